@@ -1,0 +1,52 @@
+# make demo | test | lint | bench — each installs first; `make install` takes no time when it is up to date.
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+EXTRAS := dev,eval,slurm,export
+
+.DELETE_ON_ERROR:
+.PHONY: install demo test lint bench clean
+
+install: $(STAMP)
+
+# The environment is made with python3.11 where there is one that runs, else with python3; `make install PYTHON=…` chooses another.
+$(BIN)/python:
+	@for candidate in $(or $(PYTHON),python3.11 python3); do \
+	  if $$candidate -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	    echo "$$candidate -m venv $(VENV)"; \
+	    $$candidate -m venv $(VENV) || rm -rf $(VENV); \
+	    break; \
+	  fi; \
+	done; \
+	if [ ! -x $@ ]; then \
+	  echo "sinkscope needs Python 3.11 or newer, with venv. Tried: $(or $(PYTHON),python3.11 python3)" \
+	    "(python3 is $$(python3 --version 2>&1 || true)). Install one, or name it: make install PYTHON=/path/to/python" >&2; \
+	  exit 1; \
+	fi
+
+# One pip call, so that the exact versions in constraints.txt bind torch too.
+$(STAMP): pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	@touch $@
+
+demo: install
+	$(BIN)/sinkscope demo --out demo-output
+
+# make test ARGS='-k sinks -x'
+test: export HF_HUB_OFFLINE = 1
+test: export TOKENIZERS_PARALLELISM = false
+test: install
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: install
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+	$(BIN)/python -m pyright
+
+bench: install
+	$(BIN)/sinkscope bench
+
+clean:
+	rm -rf $(VENV) demo-output build dist .pytest_cache .ruff_cache .hypothesis
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,61 @@
+"""See, test and fix the attention sinks of diffusion language models.
+
+    model = sinkscope.load("lab-diffusion")
+    with sinkscope.recording(model, out="run.trace"):
+        answer = sinkscope.generate(model, "Q: Tom has 7 apples and buys 5 more. How many apples does Tom have now?\\nA:", length=64, block=16)
+    sinks = sinkscope.find_sinks(sinkscope.open_trace("run.trace"), excess=3.0)
+    tracks = sinkscope.track(sinks)
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sinkscope.decoding import Generation, generate
+    from sinkscope.models import Model, load
+    from sinkscope.recorder import recording
+    from sinkscope.sinks import Sinks, Track, Tracks, find_sinks, track
+    from sinkscope.traces import Trace, open_trace, open_traces
+
+_HOME = {
+    "Generation": "decoding",
+    "Model": "models",
+    "Sinks": "sinks",
+    "Trace": "traces",
+    "Track": "sinks",
+    "Tracks": "sinks",
+    "find_sinks": "sinks",
+    "generate": "decoding",
+    "load": "models",
+    "open_trace": "traces",
+    "open_traces": "traces",
+    "recording": "recorder",
+    "track": "sinks",
+}
+
+__all__ = [
+    "Generation",
+    "Model",
+    "Sinks",
+    "Trace",
+    "Track",
+    "Tracks",
+    "find_sinks",
+    "generate",
+    "load",
+    "open_trace",
+    "open_traces",
+    "recording",
+    "track",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Public names are imported when first used, so that ``import sinkscope`` is instant."""
+    if name not in _HOME:
+        raise AttributeError(f"sinkscope has no {name!r}; it has {', '.join(__all__)}")
+    return getattr(import_module(f"sinkscope.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

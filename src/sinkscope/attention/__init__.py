@@ -1,0 +1,23 @@
+"""Attention with column sums, and the seam through which a model uses it."""
+
+from sinkscope.attention.records import GenerationStart, LayerCall, StepContext, StepResult
+from sinkscope.attention.session import Session, current_session, subscribed
+from sinkscope.attention.subscribers import Hider, Prepender, Subscriber, Watcher
+from sinkscope.attention.sweep import Columns, Prefix, attend
+
+__all__ = [
+    "Columns",
+    "GenerationStart",
+    "Hider",
+    "LayerCall",
+    "Prefix",
+    "Prepender",
+    "Session",
+    "StepContext",
+    "StepResult",
+    "Subscriber",
+    "Watcher",
+    "attend",
+    "current_session",
+    "subscribed",
+]

@@ -1,0 +1,89 @@
+"""The records that cross the seam: what decoding publishes, and what a layer's attention shows to who watches."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class GenerationStart:
+    """A generation begins; state from an earlier one is void.
+
+    Attributes:
+        prompt_lengths: tokens of each prompt, without padding; one entry per recorded row.
+        final_length: positions of the longest canvas once it is written.
+        causal: columns are running sums over the queries so far.
+        sampler: name of the sampler, and its settings as plain values.
+        prompts: the texts, where the prompts came as text.
+        mask_id: the mask token, None for autoregressive models.
+    """
+
+    prompt_lengths: tuple[int, ...]
+    final_length: int
+    causal: bool
+    sampler: Mapping[str, Any]
+    prompts: tuple[str | None, ...]
+    mask_id: int | None = None
+
+
+@dataclass(frozen=True)
+class StepContext:
+    """What goes into one forward call.
+
+    Attributes:
+        tokens: int64 [batch, position], the canvas, left padding included; behind a cache all tokens so far.
+        masked: bool [batch, position], where the canvas holds the mask token.
+        lengths: int64 [batch], real tokens of each row; they stand at the right end.
+        rows: which rows of the batch are to be recorded, one per prompt still being written.
+        prompts: for each of these rows, the number of its prompt in `GenerationStart`.
+    """
+
+    tokens: Tensor
+    masked: Tensor
+    lengths: Tensor
+    rows: tuple[int, ...]
+    prompts: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one step led to, in the coordinates of `StepContext.tokens` (left padding included), all rows of it.
+
+    An autoregressive step writes one position beyond the tokens it read.
+
+    Attributes:
+        written: int64 [batch, position], the token committed in this step, −1 elsewhere.
+        predicted: int64 [batch, position], what would be committed, −1 where not computed.
+        confidence: float32 [batch, position], NaN where not computed.
+    """
+
+    written: Tensor
+    predicted: Tensor | None = None
+    confidence: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class LayerCall:
+    """One call of the attention of one layer.
+
+    Attributes:
+        name: module path of the attention module.
+        index: its place among the layers of its stack.
+        query: [batch, head, query, dim], after rotation.
+        key: [batch, kv_head, key, dim], after rotation.
+        value: [batch, kv_head, key, dim].
+        hidden_states: [batch, query, width], what entered the layer; None where the model does not show it.
+        groups: names of the query groups, in the order of `Columns.sums`.
+        membership: float32 [batch, group, query].
+    """
+
+    name: str
+    index: int
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    hidden_states: Tensor | None
+    groups: tuple[str, ...] = ()
+    membership: Tensor | None = field(default=None)

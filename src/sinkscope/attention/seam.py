@@ -1,0 +1,92 @@
+"""The attention function that transformers calls: hide keys before the softmax, watch columns after it, prepend.
+
+With none of the three in force it is transformers' own ``sdpa_attention_forward``, bit for bit.
+"""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from sinkscope.attention.session import Call, Stack
+from sinkscope.attention.sweep import attend
+from sinkscope.errors import AttentionError
+
+NAME = "sinkscope"
+REFUSED = ("softcap", "s_aux", "position_bias", "cache")
+
+
+def attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    sinkscope_call: Call | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Attention of one layer: query [batch, head, query, dim] → output [batch, query, head, dim].
+
+    Raises:
+        AttentionError: an argument this function does not model, or dropout while something watches or hides.
+    """
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    _refuse(others)
+    call = None if sinkscope_call is None else sinkscope_call.layer(module, query, key, value)
+    if call is not None and sinkscope_call is not None:
+        hidden, prefix = sinkscope_call.hidden(call), sinkscope_call.prefix(call)
+        if sinkscope_call.watched or hidden is not None or prefix is not None:
+            if dropout:
+                raise AttentionError(f"expected no attention dropout while watching or hiding, found {dropout}; call network.eval()")
+            causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
+            causal = bool(causal) and attention_mask is None and query.shape[2] > 1
+            if causal and key.shape[2] > query.shape[2]:  # sdpa's rule: upper-left, keys beyond the queries unseen
+                key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
+                call = sinkscope_call.layer(module, query, key, value)
+                assert call is not None
+                hidden = None if hidden is None else hidden[..., : query.shape[2]]
+            assert call.membership is not None
+            output, columns = attend(
+                query, key, value, groups=call.membership, scale=scaling, mask=attention_mask, causal=causal, hidden=hidden, prefix=prefix
+            )
+            sinkscope_call.show(call, columns)
+            return output.transpose(1, 2), None
+    return sdpa_attention_forward(
+        module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=is_causal, **others
+    )
+
+
+def _refuse(others: dict[str, Any]) -> None:
+    found = [name for name in REFUSED if others.get(name) is not None]
+    if found:
+        raise AttentionError(f"attention arguments {', '.join(found)} are not modelled by sinkscope; use another attention implementation")
+
+
+def use_seam(network: nn.Module, stacks: list[Stack]) -> list[tuple[Any, Any]]:
+    """Registers the function and its mask function, and sets both on one network.
+
+    Returns:
+        (config, implementation before) of every configuration that was changed.
+
+    Raises:
+        AttentionError: the model does not go through transformers' attention interface.
+    """
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    AttentionInterface.register(NAME, attention_forward)
+    AttentionMaskInterface.register(NAME, sdpa_mask)  # without one, padding is lost without a word
+    configs = {id(module.config): module.config for module in network.modules() if hasattr(module, "config")}
+    before = [(config, config._attn_implementation_internal) for config in configs.values() if hasattr(config, "_attn_implementation_internal")]
+    network.set_attn_implementation(NAME)  # type: ignore[operator]
+    for stack in stacks:
+        for attention, (path, _) in stack.layers.items():
+            found = getattr(getattr(attention, "config", None), "_attn_implementation", None)
+            if found != NAME:
+                for config, implementation in before:
+                    config._attn_implementation_internal = implementation
+                raise AttentionError(f"expected {path} to take its attention from transformers' interface, found {found!r}; this model cannot be watched")
+    return before

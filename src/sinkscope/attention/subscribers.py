@@ -1,0 +1,54 @@
+"""What can be hung into a model's attention: things that watch, hide or prepend, told of every step.
+
+A subscriber sees the events of a generation in this order: ``begin_generation``, then for each step ``begin_step``,
+one ``hide``, ``prepend`` and ``watch`` per layer, ``end_step``; then ``end_generation``.
+"""
+
+from abc import ABC, abstractmethod
+
+from torch import Tensor
+
+from sinkscope.attention.records import GenerationStart, LayerCall, StepContext, StepResult
+from sinkscope.attention.sweep import Columns, Prefix
+
+
+class Subscriber(ABC):  # noqa: B024 - the verbs are on the three kinds below
+    """Events every kind of subscriber may care about."""
+
+    def begin_generation(self, start: GenerationStart) -> None:  # noqa: B027
+        """A generation begins."""
+
+    def begin_step(self, context: StepContext) -> None:  # noqa: B027
+        """A forward call is about to run."""
+
+    def end_step(self, result: StepResult | None) -> None:  # noqa: B027
+        """The step is over; None where nobody published what it led to (a foreign ``generate``)."""
+
+    def end_generation(self, failed: bool) -> None:  # noqa: B027
+        """The generation is over, or was given up."""
+
+
+class Watcher(Subscriber):
+    """Sees the columns of every layer."""
+
+    groups: tuple[str, ...] = ("all",)
+
+    @abstractmethod
+    def watch(self, call: LayerCall, columns: Columns) -> None:
+        """One layer has run."""
+
+
+class Hider(Subscriber):
+    """Takes keys away before the softmax."""
+
+    @abstractmethod
+    def hide(self, call: LayerCall) -> Tensor | None:
+        """Bool [1 or batch, 1 or head, key], True where a key is taken away; None hides nothing."""
+
+
+class Prepender(Subscriber):
+    """Puts constant keys in front; at most one per model."""
+
+    @abstractmethod
+    def prepend(self, call: LayerCall) -> Prefix | None:
+        """The constant keys of this layer."""

@@ -1,0 +1,222 @@
+"""Attention and the sums of its columns in one pass over query blocks, without ever holding an S×S map.
+
+For every block of queries the scores against all keys exist once, for one softmax, one product with the values and
+one product with the query groups. Scores and sums are fp32 whatever the inputs are.
+
+What it does not do: dropout, soft-capping, attention sinks of other makers, paged caches. The seam refuses those.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Float32
+from torch import Tensor
+
+from sinkscope.errors import AttentionError
+
+BLOCK_ELEMENTS = 1 << 19  # scores per block and head: at 512 keys 64…128 queries, small enough for the cache
+LARGEST_BLOCK = 128
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """Constant keys in front of all others, seen by every query (a folded sink token, or a learned logit).
+
+    Attributes:
+        keys: [kv_head, count, dim], already rotated; None when ``logits`` says the scores directly.
+        values: [kv_head, count, dim]; None is a value of zero.
+        logits: [head, count], scores that do not depend on the query.
+    """
+
+    keys: Tensor | None = None
+    values: Tensor | None = None
+    logits: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if (self.keys is None) == (self.logits is None):
+            raise AttentionError("a prefix has either keys or logits; found both or neither")
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What a sweep saw besides its output; all fp32, in queries' worth of attention.
+
+    Attributes:
+        sums: [batch, head, group, key], column sums as they took effect.
+        local: [batch, head, group, key], the same queries and keys normalised without the hiding; None when
+            nothing was hidden.
+        diagonal: [batch, head, query], each query's attention on itself.
+        last_row: [batch, head, key], the newest query's own attention, without the hiding.
+        prefix: [batch, head, group, count], what the constant keys in front received.
+    """
+
+    sums: Tensor
+    local: Tensor | None
+    diagonal: Tensor
+    last_row: Tensor
+    prefix: Tensor | None
+
+
+def attend(
+    query: Float[Tensor, "batch head query dim"],
+    key: Float[Tensor, "batch kv_head key dim"],
+    value: Float[Tensor, "batch kv_head key value_dim"],
+    *,
+    groups: Float32[Tensor, "batch group query"],
+    scale: float | None = None,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    hidden: Bool[Tensor, "#batch #head key"] | None = None,
+    prefix: Prefix | None = None,
+    block: int | None = None,
+) -> tuple[Float[Tensor, "batch head query value_dim"], Columns]:
+    """Attention output and column sums.
+
+    Args:
+        groups: weight of each query in each group's sums: 1 for members, 0 for others and for padding.
+        scale: factor on the scores; 1/√dim when None.
+        mask: [1 or batch, 1 or head, query, key], boolean (True is visible) or additive.
+        causal: query i sees keys 0…i (upper-left, as sdpa has it); only without a mask.
+        hidden: keys taken away before the softmax. A query that would lose its last visible key keeps all of them.
+        block: queries per block; chosen from the number of keys when None.
+
+    Raises:
+        AttentionError: causal together with a mask, or heads that do not divide.
+    """
+    batch, heads, queries, dim = query.shape
+    kv_heads, keys = key.shape[1], key.shape[2]
+    if causal and mask is not None:
+        raise AttentionError("expected either a mask or causal=True, found both; fold causality into the mask")
+    if heads % kv_heads:
+        raise AttentionError(f"expected query heads to be a multiple of key heads, found {heads} and {kv_heads}")
+    repeat = heads // kv_heads
+    scale = 1 / math.sqrt(dim) if scale is None else scale
+    block = block or max(16, min(LARGEST_BLOCK, BLOCK_ELEMENTS // (8 * keys)))
+    count = groups.shape[1]
+    front = _Front.of(prefix, batch, heads, kv_heads, query, value)
+    output = query.new_empty(batch, heads, queries, value.shape[-1])
+    sums = torch.zeros(batch, heads, count, keys + front.count, dtype=torch.float32, device=query.device)
+    local = torch.zeros_like(sums) if hidden is not None else None
+    diagonal = sums.new_zeros(batch, heads, queries)
+    last_row = sums.new_zeros(batch, heads, keys)
+    transposed = key.transpose(-1, -2)
+    for start in range(0, queries, block):
+        rows = slice(start, min(start + block, queries))
+        part = query[:, :, rows]
+        length = part.shape[2]
+        scores = torch.matmul(part.reshape(batch, kv_heads, repeat * length, dim), transposed)
+        scores = _in_float32(scores.view(batch, heads, length, keys), scale)
+        visible = _show(scores, mask, causal, rows)
+        scores = front.scores(scores, part, scale)
+        weights = torch.softmax(scores, dim=-1)
+        if visible is not None:
+            weights = _empty_rows_to_zero(weights, visible, front.count)
+        membership = groups[:, None, :, rows]
+        if rows.stop == queries:
+            last_row = weights[:, :, -1, front.count :]
+        if hidden is not None:
+            assert local is not None
+            local += membership @ weights
+            weights = _without(scores, weights, hidden, front.count)
+        sums += membership @ weights
+        diagonal[:, :, rows] = _diagonal(weights, keys - queries + start, front.count)
+        weights = weights.to(value.dtype)
+        body = weights[..., front.count :].reshape(batch, kv_heads, repeat * length, keys)
+        output[:, :, rows] = torch.matmul(body, value).view(batch, heads, length, -1)
+        if front.values is not None:
+            output[:, :, rows] += weights[..., : front.count] @ front.values
+    cut = front.count
+    return output, Columns(
+        sums=sums[..., cut:],
+        local=None if local is None else local[..., cut:],
+        diagonal=diagonal,
+        last_row=last_row,
+        prefix=sums[..., :cut] if cut else None,
+    )
+
+
+def _in_float32(scores: Tensor, scale: float) -> Tensor:
+    if torch.is_grad_enabled() and scores.requires_grad:
+        return scores.float() * scale
+    return scores.float().mul_(scale)
+
+
+def _show(scores: Tensor, mask: Tensor | None, causal: bool, rows: slice) -> Tensor | None:
+    """Applies the mask to a block in place; returns which keys are visible, or None when all are."""
+    if causal:
+        length, keys = scores.shape[-2:]
+        position = torch.arange(rows.start, rows.stop, device=scores.device)
+        visible = position[:, None] >= torch.arange(keys, device=scores.device)
+    elif mask is None:
+        return None
+    else:
+        here = mask[..., rows, :]
+        if here.dtype != torch.bool:
+            scores += here
+            # A finite stand-in for −∞, as transformers' eager masks have it, hides as well.
+            visible = here > torch.finfo(here.dtype).min / 2
+        else:
+            visible = here
+    scores.masked_fill_(~visible, -torch.inf)
+    return visible
+
+
+def _empty_rows_to_zero(weights: Tensor, visible: Tensor, front: int) -> Tensor:
+    """A query that sees nothing gives nothing (sdpa's convention), where softmax gives NaN."""
+    if front:
+        return weights
+    empty = ~visible.any(dim=-1, keepdim=True)
+    return weights.masked_fill(empty, 0.0) if bool(empty.any()) else weights
+
+
+def _without(scores: Tensor, weights: Tensor, hidden: Tensor, front: int) -> Tensor:
+    """The softmax again without the hidden keys; queries left with nothing keep their old weights."""
+    taken = hidden[:, :, None, :]
+    if front:
+        taken = torch.nn.functional.pad(taken, (front, 0), value=False)
+    kept = scores.masked_fill(taken, -torch.inf)
+    lost = torch.isneginf(kept.amax(dim=-1, keepdim=True))
+    return torch.where(lost, weights, torch.softmax(kept, dim=-1))
+
+
+def _diagonal(weights: Tensor, offset: int, front: int) -> Tensor:
+    """Query i of the call stands at key ``offset + i``: the newest queries are the newest keys."""
+    if offset < 0:
+        return weights.new_zeros(weights.shape[:-1])
+    return torch.diagonal(weights[..., front:], offset=offset, dim1=-2, dim2=-1)
+
+
+@dataclass(frozen=True)
+class _Front:
+    """A prefix, brought to the shapes of one call."""
+
+    count: int
+    keys: Tensor | None
+    values: Tensor | None
+    logits: Tensor | None
+
+    @classmethod
+    def of(cls, prefix: Prefix | None, batch: int, heads: int, kv_heads: int, query: Tensor, value: Tensor) -> "_Front":
+        if prefix is None:
+            return cls(0, None, None, None)
+
+        def per_head(constant: Tensor | None) -> Tensor | None:
+            if constant is None:
+                return None
+            return constant.to(query).repeat_interleave(heads // kv_heads, dim=0)[None].expand(batch, -1, -1, -1)
+
+        logits = None if prefix.logits is None else prefix.logits.to(query.device).float()
+        source = prefix.keys if prefix.keys is not None else prefix.logits
+        assert source is not None
+        return cls(source.shape[1], per_head(prefix.keys), per_head(prefix.values), logits)
+
+    def scores(self, scores: Tensor, part: Tensor, scale: float) -> Tensor:
+        if not self.count:
+            return scores
+        if self.keys is not None:
+            mine = (part @ self.keys.transpose(-1, -2)).float() * scale
+        else:
+            assert self.logits is not None
+            mine = self.logits[None, :, None, :].expand(*scores.shape[:3], -1)
+        return torch.cat([mine, scores], dim=-1)

@@ -1,0 +1,46 @@
+"""One vocabulary of shapes, used in every signature and in every trace.
+
+batch      rows of one forward call; with guidance the conditional half comes first
+step       one call of the network while it writes, from 0
+layer      attention modules in the order they run, named by module path
+head       query heads; ``kv_head`` where keys and values have fewer
+query      tokens that look, in this call
+key        tokens that can be looked at; as many as queries, or more behind a cache
+position   tokens of the canvas of one prompt, left padding stripped
+group      sets of queries whose columns are kept apart: all, masked, prompt
+dim        components of one head's vectors
+"""
+
+STEP, LAYER, HEAD, KV_HEAD, KEY, POSITION = "step", "layer", "head", "kv_head", "key", "position"
+
+TRACE_AXES: dict[str, tuple[str, ...]] = {
+    "tokens": (STEP, POSITION),
+    "masked": (STEP, POSITION),
+    "written": (STEP, POSITION),
+    "predicted": (STEP, POSITION),
+    "confidence": (STEP, POSITION),
+    "lengths": (STEP,),
+    "column_sums": (STEP, LAYER, HEAD, KEY),
+    "column_sums_masked": (STEP, LAYER, HEAD, KEY),
+    "self_attention": (STEP, LAYER, HEAD, POSITION),
+    "last_query": (STEP, LAYER, HEAD, KEY),
+    "value_norms": (STEP, LAYER, KV_HEAD, POSITION),
+    "key_norms": (STEP, LAYER, KV_HEAD, POSITION),
+    "hidden_norms": (STEP, LAYER, POSITION),
+}
+
+TRACE_UNITS: dict[str, str] = {
+    "tokens": "token id, -1 beyond lengths",
+    "masked": "1 where the canvas holds the mask token",
+    "written": "token id committed there in this step, -1 where none",
+    "predicted": "token id that would be committed, -1 where not computed",
+    "confidence": "share of probability, NaN where not computed",
+    "lengths": "tokens",
+    "column_sums": "queries' worth of attention; sums to the number of queries",
+    "column_sums_masked": "queries' worth of attention, from masked queries only",
+    "self_attention": "share of a query's attention on itself",
+    "last_query": "share of the newest query's attention",
+    "value_norms": "Euclidean norm",
+    "key_norms": "Euclidean norm",
+    "hidden_norms": "Euclidean norm of what enters the layer",
+}

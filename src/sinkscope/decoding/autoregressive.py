@@ -1,0 +1,75 @@
+"""Autoregressive sampling as a generator of steps: a cache of keys and values, one token a step, stop at EOS."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from sinkscope.decoding.canvas import Batch, Step, publishing, row_generators
+from sinkscope.decoding.settings import AutoregressiveSettings
+from sinkscope.models import Model
+
+
+@torch.no_grad()
+def autoregressive_steps(model: Model, batch: Batch, settings: AutoregressiveSettings) -> Iterator[Step]:
+    """Writes up to ``settings.length`` tokens behind each prompt; rows that have met EOS are no longer published."""
+    from transformers import DynamicCache
+
+    tokens, real = batch.tokens, batch.real
+    rows = len(tokens)
+    eos = model.card.eos_id
+    cache = DynamicCache(config=model.network.config)
+    finished = torch.zeros(rows, dtype=torch.bool, device=tokens.device)
+    sources = row_generators(settings.seed, rows, tokens.device)
+    fresh = tokens
+    with publishing(model, batch, settings) as publisher:
+        for number in range(settings.length):
+            writing = (~finished).nonzero().squeeze(-1).tolist()
+            publisher.before(tokens, torch.zeros_like(tokens, dtype=torch.bool), real.sum(-1), writing)
+            positions = (real.long().cumsum(-1) - 1).clamp(min=0)
+            hidden = model.network.model(  # type: ignore[operator]
+                input_ids=fresh,
+                attention_mask=None if bool(real.all()) else real.long(),
+                position_ids=positions[:, -fresh.shape[1] :],
+                past_key_values=cache,
+                use_cache=True,
+            ).last_hidden_state
+            logits = model.network.lm_head(hidden[:, -1:])[:, 0].float()  # type: ignore[operator]
+            token, sure = _choose(logits, settings, sources)
+            if eos is not None:
+                token = torch.where(finished, eos, token)
+            written = torch.full((rows, tokens.shape[1] + 1), -1, dtype=torch.long, device=tokens.device)
+            written[:, -1] = torch.where(finished, -1, token)
+            confidence = torch.full(written.shape, torch.nan, device=tokens.device)
+            confidence[:, -1] = sure
+            publisher.after(written, written, confidence)
+            fresh = token[:, None]
+            tokens = torch.cat([tokens, fresh], dim=1)
+            real = torch.cat([real, torch.ones_like(fresh, dtype=torch.bool)], dim=1)
+            yield Step(number, tokens, written, confidence)
+            if eos is not None:
+                finished = finished | (token == eos)
+                if bool(finished.all()):
+                    return
+
+
+def _choose(logits: Tensor, settings: AutoregressiveSettings, sources: list[torch.Generator]) -> tuple[Tensor, Tensor]:
+    if settings.temperature == 0:
+        token = logits.argmax(-1)
+        return token, torch.softmax(logits, -1).gather(-1, token[:, None]).squeeze(-1)
+    probabilities = torch.softmax(_restrict(logits / settings.temperature, settings), dim=-1)
+    token = torch.stack([torch.multinomial(row, 1, generator=source)[0] for row, source in zip(probabilities, sources, strict=True)])
+    return token, probabilities.gather(-1, token[:, None]).squeeze(-1)
+
+
+def _restrict(logits: Tensor, settings: AutoregressiveSettings) -> Tensor:
+    """Top-k, then the least set whose probabilities reach top-p."""
+    if 0 < settings.top_k < logits.shape[-1]:
+        least = logits.topk(settings.top_k, dim=-1).values[:, -1:]
+        logits = logits.masked_fill(logits < least, -torch.inf)
+    if settings.top_p < 1:
+        ordered, order = logits.sort(dim=-1, descending=True)
+        share = torch.softmax(ordered, dim=-1)
+        beyond = share.cumsum(-1) - share >= settings.top_p
+        logits = logits.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), -torch.inf)
+    return logits

@@ -1,0 +1,125 @@
+"""A batch of prompts as one left-padded canvas, and how its steps are published to who watches."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor
+
+from sinkscope.attention import GenerationStart, Session, StepContext, StepResult, current_session
+from sinkscope.decoding.settings import Settings
+from sinkscope.errors import CallError
+from sinkscope.models import Model
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a sampler, all rows of the batch, left padding included.
+
+    Attributes:
+        number: from 0.
+        tokens: int64 [batch, position], the canvas after the step.
+        written: int64 [batch, position], the token committed in this step, −1 elsewhere.
+        confidence: float32 [batch, position], of what was or could be committed; NaN elsewhere.
+    """
+
+    number: int
+    tokens: Tensor
+    written: Tensor
+    confidence: Tensor
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Prompts side by side.
+
+    Attributes:
+        tokens: int64 [batch, prompt position], left-padded.
+        real: bool of the same shape, False on padding.
+        texts: the prompts as text where they came as text.
+    """
+
+    tokens: Tensor
+    real: Tensor
+    texts: tuple[str | None, ...]
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens of each prompt."""
+        return tuple(self.real.sum(-1).tolist())
+
+
+def make_batch(model: Model, prompts: Sequence[Sequence[int]], texts: Sequence[str | None], length: int) -> Batch:
+    """Left-pads prompts to one width.
+
+    Raises:
+        CallError: no prompt, or a canvas longer than the model's maximum.
+    """
+    if not prompts:
+        raise CallError("expected at least one prompt, found none")
+    width = max(map(len, prompts))
+    if width + length > model.card.max_positions:
+        raise CallError(
+            f"the canvas does not fit: a prompt of {width} tokens and {length} to write make {width + length}, "
+            f"{model.card.name} was made for {model.card.max_positions}; shorten the prompt or --length"
+        )
+    padding = model.card.eos_id if model.card.eos_id is not None else 0
+    tokens = torch.full((len(prompts), width), padding, dtype=torch.long)
+    real = torch.zeros(len(prompts), width, dtype=torch.bool)
+    for row, prompt in enumerate(prompts):
+        tokens[row, width - len(prompt) :] = torch.tensor(prompt, dtype=torch.long)
+        real[row, width - len(prompt) :] = True
+    return Batch(tokens.to(model.device), real.to(model.device), tuple(texts))
+
+
+class Publisher:
+    """Tells the model's session of a generation and its steps; silent when there is none."""
+
+    def __init__(self, session: Session | None) -> None:
+        self._session = session
+
+    @property
+    def listened(self) -> bool:
+        """Whether anybody wants to know."""
+        return self._session is not None
+
+    def before(self, tokens: Tensor, masked: Tensor, lengths: Tensor, rows: Sequence[int], prompts: Sequence[int] | None = None) -> None:
+        """A forward call is about to run."""
+        if self._session is not None:
+            self._session.begin_step(StepContext(tokens, masked, lengths, tuple(rows), tuple(rows if prompts is None else prompts)))
+
+    def after(self, written: Tensor, predicted: Tensor | None, confidence: Tensor | None) -> None:
+        """A step has committed."""
+        if self._session is not None:
+            self._session.end_step(StepResult(written, predicted, confidence))
+
+
+@contextmanager
+def publishing(model: Model, batch: Batch, settings: Settings) -> Iterator[Publisher]:
+    """Opens and closes a generation for who watches; an exception closes it as failed."""
+    session = current_session(model.network)
+    if session is None:
+        yield Publisher(None)
+        return
+    session.begin_generation(
+        GenerationStart(
+            prompt_lengths=batch.lengths,
+            final_length=max(batch.lengths) + settings.length,
+            causal=model.family.causal,
+            sampler={"name": model.family.sampler, **asdict(settings)},
+            prompts=batch.texts,
+            mask_id=model.card.mask_id,
+        )
+    )
+    try:
+        yield Publisher(session)
+    except BaseException:
+        session.end_generation(failed=True)
+        raise
+    session.end_generation(failed=False)
+
+
+def row_generators(seed: int, rows: int, device: torch.device) -> list[torch.Generator]:
+    """A source of randomness for each row, so that a row does not depend on its neighbours."""
+    return [torch.Generator(device).manual_seed(seed + row) for row in range(rows)]

@@ -1,0 +1,109 @@
+"""`generate`: prompts in, what the model wrote out."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+import torch
+
+from sinkscope.decoding.autoregressive import autoregressive_steps
+from sinkscope.decoding.canvas import Batch, Step, make_batch
+from sinkscope.decoding.llada import llada_steps
+from sinkscope.decoding.settings import Settings, resolve_settings
+from sinkscope.errors import CallError
+from sinkscope.models import Model
+
+SAMPLERS: dict[str, Callable[[Model, Batch, Any], Iterator[Step]]] = {"llada": llada_steps, "autoregressive": autoregressive_steps}
+
+Prompt = str | Sequence[int] | torch.Tensor
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What a model wrote.
+
+    Attributes:
+        tokens: int64 [position], the final canvas with the prompt, without padding.
+        text: the answer: up to the first EOS, special tokens left out.
+        steps: forward calls that went into it.
+        prompt_length: tokens of the prompt.
+    """
+
+    tokens: torch.Tensor
+    text: str
+    steps: int
+    prompt_length: int
+
+
+@overload
+def generate(model: Model, prompt: str | torch.Tensor, *, on_step: Callable[[Step], None] | None = None, **settings: Any) -> Generation: ...
+@overload
+def generate(model: Model, prompt: Sequence[Any] | None = None, *, messages: Any = None, on_step: Callable[[Step], None] | None = None, **settings: Any) -> Any: ...
+def generate(
+    model: Model, prompt: Any = None, *, messages: Any = None, on_step: Callable[[Step], None] | None = None, **settings: Any
+) -> Generation | list[Generation]:
+    """Writes with a model, by its family's published sampler.
+
+    Args:
+        prompt: raw text or 1-D token ids, or a list of either, which is written as one left-padded batch.
+        messages: a conversation (list of ``{"role", "content"}``) or a list of them, through the chat template;
+            instead of ``prompt``.
+        on_step: called after every step.
+        settings: of the family's sampler; unknown ones are a TypeError that names the right one.
+
+    Returns:
+        A `Generation`, or a list of them for a list of prompts.
+
+    Raises:
+        CallError: a prompt or settings that do not fit.
+    """
+    prompts, texts, single = _read_prompts(model, prompt, messages)
+    resolved = resolve_settings(model.family, **settings)
+    batch = make_batch(model, prompts, texts, resolved.length)
+    canvas = batch.tokens
+    counts = [0] * len(prompts)
+    for step in SAMPLERS[model.family.sampler](model, batch, resolved):
+        canvas = step.tokens
+        wrote = (step.written >= 0).any(-1).tolist()
+        counts = [count + 1 if wrote[row] or not model.family.causal else count for row, count in enumerate(counts)]
+        if on_step is not None:
+            on_step(step)
+    width = batch.tokens.shape[1]
+    generations = []
+    for row, own in enumerate(prompts):
+        tokens = canvas[row, width - len(own) :].cpu()
+        if model.family.causal:
+            tokens = tokens[: len(own) + counts[row]]
+        generations.append(Generation(tokens, answer_text(model, tokens[len(own) :]), counts[row], len(own)))
+    return generations[0] if single else generations
+
+
+def answer_text(model: Model, answer: torch.Tensor) -> str:
+    """Text of an answer up to its first EOS."""
+    ends = (answer == model.card.eos_id).nonzero() if model.card.eos_id is not None else torch.empty(0)
+    return model.decode(answer[: int(ends[0])] if len(ends) else answer).strip()
+
+
+def _read_prompts(model: Model, prompt: Any, messages: Any) -> tuple[list[list[int]], list[str | None], bool]:
+    if (prompt is None) == (messages is None):
+        raise CallError("expected either prompt or messages, found both or neither")
+    if messages is not None:
+        single = not messages or isinstance(messages[0], dict)
+        conversations = [messages] if single else messages
+        encoded = [model.chat(conversation) for conversation in conversations]
+        return encoded, [model.decode(ids) for ids in encoded], single
+    if isinstance(prompt, str | torch.Tensor):
+        single = isinstance(prompt, str) or prompt.ndim < 2
+        prompts = [prompt] if single else list(prompt)
+    else:
+        prompts = list(prompt)
+        single = bool(prompts) and all(isinstance(token, int) for token in prompts)
+        prompts = [prompts] if single else prompts
+    if not prompts:
+        raise CallError("expected at least one prompt, found an empty list")
+    return [model.encode(one) for one in prompts], [one if isinstance(one, str) else None for one in prompts], single
+
+
+def step_count(settings: Settings) -> int:
+    """The most forward calls these settings make."""
+    return getattr(settings, "steps", settings.length)

@@ -1,0 +1,137 @@
+"""Sampling settings, one frozen record a sampler. Defaults are those of the published sampling function."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sinkscope.errors import CallError
+from sinkscope.models import Family
+
+
+class SettingsError(CallError, TypeError):
+    """A setting the sampler does not have; a TypeError, as for any unknown keyword."""
+
+
+@dataclass(frozen=True)
+class LLaDASettings:
+    """LLaDA's semi-autoregressive low-confidence remasking (ML-GSAI/LLaDA, generate.py).
+
+    Attributes:
+        length: tokens to write (published: ``gen_length``).
+        steps: forward calls, shared evenly among the blocks.
+        block: tokens of a block; blocks are finished from left to right (published: ``block_length``).
+        temperature: of the Gumbel noise; 0 takes the arg-max.
+        guidance: unsupervised classifier-free guidance (published: ``cfg_scale``); 0 is none.
+        remasking: which masked tokens are committed: the most confident ones, or random ones.
+        logits_eos_inf: EOS is never predicted.
+        confidence_eos_eot_inf: EOS and EoT are committed last (see the quirk in `llada`).
+        seed: of the noise; row i of a batch draws from seed + i.
+    """
+
+    length: int = 128
+    steps: int = 128
+    block: int = 128
+    temperature: float = 0.0
+    guidance: float = 0.0
+    remasking: Literal["low_confidence", "random"] = "low_confidence"
+    logits_eos_inf: bool = False
+    confidence_eos_eot_inf: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _positive(self, "length", "steps", "block")
+        _not_negative(self, "temperature", "guidance")
+        if self.length % self.block:
+            raise CallError(f"length must be a multiple of block: {self.length} tokens do not split into blocks of {self.block}; try --block {_divisor(self.length, self.block)}")
+        blocks = self.length // self.block
+        if self.steps % blocks:
+            raise CallError(f"steps must be a multiple of the number of blocks: {self.steps} steps do not share out among {blocks} blocks; try --steps {max(1, round(self.steps / blocks)) * blocks}")
+        if self.steps > self.length:
+            raise CallError(f"steps must not exceed length: {self.steps} steps for {self.length} tokens would leave steps without a token")
+        if self.remasking not in ("low_confidence", "random"):
+            raise CallError(f"remasking: expected low_confidence or random, found {self.remasking!r}")
+
+
+@dataclass(frozen=True)
+class AutoregressiveSettings:
+    """One token a step from the left, with a cache of keys and values.
+
+    Attributes:
+        length: most tokens to write; writing stops at EOS.
+        temperature: divides the logits; 0 takes the arg-max.
+        top_p: least set of tokens whose probabilities reach it; 1 is all.
+        top_k: number of tokens to choose among; 0 is all.
+        seed: of the draws; row i of a batch draws from seed + i.
+    """
+
+    length: int = 128
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _positive(self, "length")
+        _not_negative(self, "temperature", "top_k")
+        if not 0 < self.top_p <= 1:
+            raise CallError(f"top_p: expected a number above 0 and up to 1, found {self.top_p}")
+
+
+Settings = LLaDASettings | AutoregressiveSettings
+SETTINGS: dict[str, type[LLaDASettings] | type[AutoregressiveSettings]] = {"llada": LLaDASettings, "autoregressive": AutoregressiveSettings}
+
+OTHER_NAMES = {
+    "max_new_tokens": "length",
+    "max_length": "length",
+    "gen_length": "length",
+    "block_length": "block",
+    "block_size": "block",
+    "cfg_scale": "guidance",
+    "cfg": "guidance",
+    "do_sample": "temperature",
+    "diffusion_steps": "steps",
+    "num_steps": "steps",
+}
+
+
+def resolve_settings(family: Family, **given: Any) -> Settings:
+    """The settings of a family's sampler, with its defaults; for diffusion, ``length`` alone sets ``steps`` and ``block`` to fit.
+
+    Raises:
+        SettingsError: an unknown setting, with the right name where there is one.
+        CallError: values that do not fit together.
+    """
+    kind = SETTINGS[family.sampler]
+    names = [field.name for field in dataclasses.fields(kind)]
+    for name in given:
+        if name not in names:
+            other = OTHER_NAMES.get(name)
+            hint = f"; here it is called {other}" if other in names else ""
+            raise SettingsError(f"{family.name} has no setting {name!r}{hint}. Its settings are {', '.join(names)}")
+    for field in dataclasses.fields(kind):
+        _check_type(field.name, given.get(field.name, field.default), field.default)
+    if kind is LLaDASettings and "length" in given:
+        given = {"steps": given["length"], "block": given["length"], **given}
+    return kind(**given)
+
+
+def _check_type(name: str, value: Any, default: Any) -> None:
+    fits = {bool: (bool,), int: (int,), float: (int, float), str: (str,)}[type(default)]
+    if not isinstance(value, fits) or (isinstance(value, bool) and not isinstance(default, bool)):
+        raise SettingsError(f"{name}: expected {type(default).__name__}, found {value!r}")
+
+
+def _positive(settings: Any, *names: str) -> None:
+    for name in names:
+        if getattr(settings, name) < 1:
+            raise CallError(f"{name}: expected at least 1, found {getattr(settings, name)}")
+
+
+def _not_negative(settings: Any, *names: str) -> None:
+    for name in names:
+        if not 0 <= getattr(settings, name) < float("inf"):
+            raise CallError(f"{name}: expected a finite number from 0 upwards, found {getattr(settings, name)}")
+
+
+def _divisor(length: int, near: int) -> int:
+    return min((n for n in range(1, length + 1) if length % n == 0), key=lambda n: (abs(n - near), n))

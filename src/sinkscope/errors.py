@@ -1,0 +1,38 @@
+"""The exceptions of sinkscope.
+
+SinkscopeError
+├── CallError (ValueError)     the call was wrong: an argument, a name, a setting (exit status 2)
+├── ModelError                 a model folder that cannot be used
+├── AttentionError             attention that the seam does not model
+├── TraceError                 a trace that cannot be read or written
+├── TrainingError              a training run that cannot go on
+└── EvaluationError            an evaluation that cannot go on
+"""
+
+
+class SinkscopeError(Exception):
+    """Base of all; its message names what was expected, what was found and what to do."""
+
+
+class CallError(SinkscopeError, ValueError):
+    """An argument, name or setting that does not fit."""
+
+
+class ModelError(SinkscopeError):
+    """A model that cannot be used."""
+
+
+class AttentionError(SinkscopeError):
+    """Attention arguments that the seam does not model."""
+
+
+class TraceError(SinkscopeError):
+    """A trace that cannot be read or written."""
+
+
+class TrainingError(SinkscopeError):
+    """A training run that cannot start or go on."""
+
+
+class EvaluationError(SinkscopeError):
+    """An evaluation that cannot start or go on."""

@@ -1,0 +1,83 @@
+"""Training canvases: several problems packed behind each other, the last answer padded with EOS.
+
+Batch number n is a pure function of (seed, n), so a resumed run sees exactly the batches an uninterrupted one does.
+A canvas reads ``<bos>Q: …\nA: …\n\nQ: …\nA: …<eos><eos>…``: the few-shot prompt of evaluation, with its answer.
+"""
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sinkscope.lab.code_tasks import training_code_tasks
+from sinkscope.lab.problems import Problem, training_problems
+from sinkscope.lab.vocabulary import question_text
+
+PROMPT = -1
+
+
+@dataclass(frozen=True)
+class CanvasMix:
+    """Which canvas lengths a recipe trains on.
+
+    Attributes:
+        tokens: tokens per update; a batch has ``tokens // length`` rows.
+        lengths: canvas lengths in tokens.
+        weights: how often each length is drawn, relative to the others.
+        code_share: share of rows that hold code tasks instead of word problems.
+    """
+
+    tokens: int = 6144
+    lengths: tuple[int, ...] = (80, 144, 288, 384, 1024)
+    weights: tuple[float, ...] = (0.45, 0.25, 0.20, 0.07, 0.03)
+    code_share: float = 0.15
+
+
+@dataclass(frozen=True)
+class Canvases:
+    """A batch.
+
+    Attributes:
+        tokens: int64 [row, position].
+        answers: int64 [row, position], the number of the problem whose answer stands there, −1 (`PROMPT`) elsewhere.
+    """
+
+    tokens: torch.Tensor
+    answers: torch.Tensor
+
+
+def draw_canvases(mix: CanvasMix, tokenizer: Any, seed: int, update: int) -> Canvases:
+    """Batch number ``update`` of the stream ``seed``."""
+    rng = random.Random(f"canvases {seed} {update}")
+    length = rng.choices(mix.lengths, mix.weights)[0]
+    streams = {False: training_problems(rng), True: training_code_tasks(rng)}
+    rows = [_fill_row(length, streams[rng.random() < mix.code_share], tokenizer, rng) for _ in range(mix.tokens // length)]
+    return Canvases(torch.tensor([tokens for tokens, _ in rows]), torch.tensor([answers for _, answers in rows]))
+
+
+def _fill_row(length: int, stream: Any, tokenizer: Any, rng: random.Random) -> tuple[list[int], list[int]]:
+    separator = tokenizer("\n\n", add_special_tokens=False).input_ids
+    tokens: list[int] = [tokenizer.bos_token_id]
+    answers: list[int] = [PROMPT]
+    spare = rng.randint(0, min(128, length // 3))  # EOS padding: what a generation length beyond the answer asks for
+    count = 0
+    while True:
+        question, answer = _pieces(next(stream), tokenizer)
+        needed = len(question) + len(answer) + (len(separator) if count else 0)
+        if len(tokens) + needed + 1 + (spare if count else 0) > length:
+            break
+        if count:
+            tokens += separator
+            answers += [PROMPT] * len(separator)
+        tokens += question + answer
+        answers += [PROMPT] * len(question) + [count] * len(answer)
+        count += 1
+    padding = length - len(tokens)
+    return tokens + [tokenizer.eos_token_id] * padding, answers + [count - 1] * padding
+
+
+def _pieces(problem: Problem, tokenizer: Any) -> tuple[list[int], list[int]]:
+    question = tokenizer(question_text(problem), add_special_tokens=False).input_ids
+    answer = tokenizer(" " + problem.worked, add_special_tokens=False).input_ids
+    return question, answer

@@ -1,0 +1,89 @@
+"""Small code tasks: a sentence asks for a Python function, and its answer is checked by running it.
+
+Same shape as `problems`: a seeded, endless stream and a fixed held-out set of 164 (as many as HumanEval has).
+"""
+
+import functools
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from sinkscope.lab.problems import Problem
+
+HELD_OUT_SEED = 20251016
+HELD_OUT_COUNT = 164
+
+FUNCTIONS = "f g h solve compute apply run work make find get calc step count check value answer result change process".split()
+ARGUMENTS = "x y z n m k a b p q".split()
+
+
+@dataclass(frozen=True)
+class CodeTemplate:
+    """What is asked, the body that answers it, and the arguments it is tried on."""
+
+    name: str
+    request: str
+    body: str
+    trials: tuple[str, ...]
+
+
+_NUMBERS = ("0", "1", "7", "-4", "12")
+_PAIRS = ("1, 2", "5, 3", "-2, 4", "6, 6")
+_LISTS = ("[3, 1, 2]", "[5]", "[4, 4, 9, 0]")
+_TEXTS = ("'abc'", "'a'", "'level up'")
+
+CODE_TEMPLATES = (
+    CodeTemplate("add", "returns {x} plus {c}", "return {x} + {c}", _NUMBERS),
+    CodeTemplate("subtract", "returns {x} minus {c}", "return {x} - {c}", _NUMBERS),
+    CodeTemplate("multiply", "returns {x} times {c}", "return {x} * {c}", _NUMBERS),
+    CodeTemplate("affine", "returns {x} times {c} plus {d}", "return {x} * {c} + {d}", _NUMBERS),
+    CodeTemplate("greater", "tells whether {x} is greater than {c}", "return {x} > {c}", _NUMBERS),
+    CodeTemplate("even", "tells whether {x} is even", "return {x} % 2 == 0", _NUMBERS),
+    CodeTemplate("sum", "returns the sum of {x} and {y}", "return {x} + {y}", _PAIRS),
+    CodeTemplate("largest", "returns the larger of {x} and {y}", "if {x} > {y}:\n        return {x}\n    return {y}", _PAIRS),
+    CodeTemplate("total", "returns the sum of the list {x}", "return sum({x})", _LISTS),
+    CodeTemplate("length", "returns the length of the list {x} plus {c}", "return len({x}) + {c}", _LISTS),
+    CodeTemplate("last", "returns the last element of the list {x}", "return {x}[-1]", _LISTS),
+    CodeTemplate("repeat", "repeats the string {x} {c} times", "return {x} * {c}", _TEXTS),
+    CodeTemplate("reverse", "reverses the string {x}", "return {x}[::-1]", _TEXTS),
+)
+
+
+def make_code_task(rng: random.Random) -> Problem:
+    """Draws one task; ``result`` holds the program's tests, assertions against values computed here."""
+    template = rng.choice(CODE_TEMPLATES)
+    function = rng.choice(FUNCTIONS)
+    x, y = rng.sample([argument for argument in ARGUMENTS if argument != function], 2)
+    slots = {"x": x, "y": y, "c": rng.randint(2, 9), "d": rng.randint(1, 9)}
+    arguments = f"{x}, {y}" if "{y}" in template.request else x
+    worked = f"def {function}({arguments}):\n    {template.body.format(**slots)}"
+    question = f"Write a function {function}({arguments}) that {template.request.format(**slots)}."
+    scope: dict[str, object] = {}
+    exec(worked, scope)  # our own template, not a model's answer
+    tests = "\n".join(f"assert {function}({trial}) == {scope[function](*eval(f'({trial},)'))!r}" for trial in template.trials)  # type: ignore[operator]
+    return Problem("lab-code", question, worked, tests, template.name)
+
+
+@functools.cache
+def held_out_code_tasks() -> tuple[Problem, ...]:
+    """The fixed held-out set: 164 different tasks, always the same ones in the same order."""
+    rng = random.Random(HELD_OUT_SEED)
+    tasks: dict[str, Problem] = {}
+    while len(tasks) < HELD_OUT_COUNT:
+        task = make_code_task(rng)
+        tasks.setdefault(task.question, task)
+    return tuple(tasks.values())
+
+
+@functools.cache
+def _held_out_questions() -> frozenset[str]:
+    return frozenset(task.question for task in held_out_code_tasks())
+
+
+def training_code_tasks(rng: random.Random) -> Iterator[Problem]:
+    """An endless stream without any held-out question."""
+    held_out = _held_out_questions()
+    while True:
+        task = make_code_task(rng)
+        if task.question not in held_out:
+            yield task

@@ -1,0 +1,61 @@
+"""The two training objectives: masked diffusion (paper 2's schedule) and next-token prediction."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from sinkscope.lab.canvases import PROMPT, Canvases
+
+LEAST_MASKED = 1e-3
+
+
+def mask_canvases(canvases: Canvases, mask_id: int, whole_canvas_share: float, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Masks each answer of a canvas at its own rate p = (1 − 1e-3)·t + 1e-3 with t ~ U(0, 1) (paper 2, §4.1).
+
+    Each packed problem counts as a sequence of its own. The t of a batch are stratified: one in each of as many
+    equal strata, in random order, which leaves every single t uniform and steadies the sum of the 1/t weights.
+    Questions stay visible, as in LLaDA's supervised fine-tuning, except in a ``whole_canvas_share`` of the rows,
+    where everything but the first token can be masked at one rate.
+
+    Returns:
+        noisy: int64 [row, position], with masks.
+        weights: float32 [row, position], 1/p where masked, 0 elsewhere.
+        maskable: how many tokens could have been masked.
+    """
+    tokens, answers = canvases.tokens, canvases.answers
+    rows, length = tokens.shape
+    whole = torch.rand(rows, 1, generator=generator) < whole_canvas_share
+    groups = torch.where(whole, 0, answers)
+    groups[:, 0] = PROMPT
+    slots = int(groups.max()) + 1
+    count = rows * slots
+    t = (torch.randperm(count, generator=generator) + torch.rand(count, generator=generator)) / count
+    rates = ((1 - LEAST_MASKED) * t + LEAST_MASKED).view(rows, slots)
+    rate = rates.gather(1, groups.clamp(min=0))
+    maskable = groups != PROMPT
+    masked = (torch.rand(rows, length, generator=generator) < rate) & maskable
+    return tokens.masked_fill(masked, mask_id), torch.where(masked, 1 / rate, 0.0), int(maskable.sum())
+
+
+def masked_diffusion_loss(network: nn.Module, canvases: Canvases, *, mask_id: int, whole_canvas_share: float, generator: torch.Generator) -> torch.Tensor:
+    """Cross-entropy on masked tokens, weighted 1/p, per maskable token; a scalar in nats."""
+    noisy, weights, maskable = mask_canvases(canvases, mask_id, whole_canvas_share, generator)
+    hidden = network.model(input_ids=noisy, use_cache=False).last_hidden_state
+    chosen = weights > 0
+    logits = network.lm_head(hidden[chosen]).float()
+    losses = F.cross_entropy(logits, canvases.tokens[chosen], reduction="none")
+    return (losses * weights[chosen]).sum() / maskable
+
+
+def next_token_loss(network: nn.Module, canvases: Canvases, *, eos_id: int) -> torch.Tensor:
+    """Cross-entropy of each token given those before it, over the whole canvas; a scalar in nats.
+
+    Behind a finished answer the target is EOS, also where the next problem of the canvas follows: a model that is
+    asked one question should stop after its answer.
+    """
+    targets = canvases.tokens[:, 1:].clone()
+    finished = (canvases.answers[:, :-1] != PROMPT) & (canvases.answers[:, 1:] == PROMPT)
+    targets[finished] = eos_id
+    hidden = network.model(input_ids=canvases.tokens, use_cache=False).last_hidden_state
+    logits = network.lm_head(hidden[:, :-1]).float()
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())

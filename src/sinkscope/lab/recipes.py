@@ -1,0 +1,60 @@
+"""What the lab can train, as frozen values; the resolved recipe is stored with every checkpoint."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from sinkscope.lab.canvases import CanvasMix
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """The shape of a `transformers` Llama."""
+
+    layers: int = 6
+    hidden_size: int = 192
+    heads: int = 6
+    kv_heads: int = 6
+    intermediate_size: int = 512
+    max_positions: int = 1024
+    rope_theta: float = 10000.0
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that decides what a training run produces.
+
+    Attributes:
+        objective: ``masked_diffusion`` trains a bidirectional network, ``next_token`` a causal one.
+        updates: optimiser steps.
+        learning_rate: peak; linear warm-up over ``warmup_share`` of the updates, then cosine to ``final_share`` of it.
+        whole_canvas_share: share of rows in which questions are masked too (masked diffusion only).
+        compile: compile the layers with `torch.compile`; faster, and rounds differently.
+    """
+
+    name: str
+    objective: Literal["masked_diffusion", "next_token"]
+    updates: int
+    architecture: Architecture = field(default_factory=Architecture)
+    canvases: CanvasMix = field(default_factory=CanvasMix)
+    learning_rate: float = 2e-3
+    warmup_share: float = 0.02
+    final_share: float = 0.1
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = 0.1
+    clip: float = 1.0
+    whole_canvas_share: float = 0.1
+    seed: int = 0
+    autocast: bool = True
+    compile: bool = False
+    log_every: int = 10
+    validate_every: int = 500
+    save_every: int = 250
+
+
+RECIPES = {
+    recipe.name: recipe
+    for recipe in (
+        Recipe("lab-diffusion", "masked_diffusion", updates=8000),
+        Recipe("lab-autoregressive", "next_token", updates=2500),
+    )
+}

@@ -1,0 +1,184 @@
+"""The training loop: AdamW, warm-up and cosine, bf16 autocast, clipping, exact resume after a kill.
+
+Every random draw of update n comes from a generator seeded with (seed, n), so the state of a run is its weights,
+its optimiser moments and n. They go into one safetensors file, written beside the old one and renamed.
+"""
+
+import json
+import math
+import os
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from sinkscope.errors import TrainingError
+from sinkscope.lab.canvases import Canvases, draw_canvases
+from sinkscope.lab.objectives import masked_diffusion_loss, next_token_loss
+from sinkscope.lab.recipes import Recipe
+from sinkscope.lab.vocabulary import build_tokenizer
+
+STATE, LOG, RECIPE = "training-state.safetensors", "training.jsonl", "recipe.json"
+VALIDATION_BATCHES = 8
+
+
+def build_network(recipe: Recipe, tokenizer: Any) -> nn.Module:
+    """A freshly initialised network: transformers' Llama, bidirectional for masked diffusion."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    shape = recipe.architecture
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        max_position_embeddings=shape.max_positions,
+        rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        # No pad_token_id: padding is EOS, and transformers would freeze that embedding at zero.
+        pad_token_id=None,
+    )
+    if recipe.objective == "masked_diffusion":
+        config.is_causal = False
+        config.mask_token_id = tokenizer.mask_token_id
+    torch.manual_seed(recipe.seed)
+    # On short canvases plain matrix products beat the CPU's flash kernel, backward above all.
+    config._attn_implementation = "eager"
+    return LlamaForCausalLM(config)
+
+
+def learning_rate(recipe: Recipe, update: int) -> float:
+    """Linear warm-up, then cosine to ``final_share`` of the peak."""
+    warmup = max(1, round(recipe.warmup_share * recipe.updates))
+    if update < warmup:
+        return recipe.learning_rate * (update + 1) / warmup
+    progress = (update - warmup) / max(1, recipe.updates - warmup)
+    return recipe.learning_rate * (recipe.final_share + (1 - recipe.final_share) * 0.5 * (1 + math.cos(math.pi * progress)))
+
+
+def train(recipe: Recipe, out: Path, *, device: str = "cpu", progress: bool = True) -> nn.Module:
+    """Trains a recipe into the folder ``out``, going on from its last saved state; returns the network.
+
+    Raises:
+        TrainingError: the folder holds a run of another recipe.
+    """
+    from tqdm import tqdm
+
+    out.mkdir(parents=True, exist_ok=True)
+    _claim_folder(recipe, out)
+    tokenizer = build_tokenizer()
+    network = build_network(recipe, tokenizer).to(device)
+    optimiser = torch.optim.AdamW(_parameter_groups(network, recipe.weight_decay), lr=recipe.learning_rate, betas=recipe.betas)
+    start = _load_state(out / STATE, network, optimiser)
+    _cut_log(out / LOG, start)
+    objective = _objective(recipe, network, tokenizer, device)
+    network.train()
+    with (out / LOG).open("a") as log, tqdm(total=recipe.updates, initial=start, desc=recipe.name, unit="update", disable=not progress) as bar:
+        for update in range(start, recipe.updates):
+            rate = learning_rate(recipe, update)
+            for group in optimiser.param_groups:
+                group["lr"] = rate
+            loss = objective(draw_canvases(recipe.canvases, tokenizer, recipe.seed, update), update)
+            loss.backward()
+            norm = nn.utils.clip_grad_norm_(network.parameters(), recipe.clip)
+            optimiser.step()
+            optimiser.zero_grad(set_to_none=True)
+            done = update + 1
+            bar.update()
+            if done % recipe.log_every == 0 or done == recipe.updates:
+                row = {"update": done, "loss": loss.item(), "gradient_norm": float(norm), "learning_rate": rate}
+                if done % recipe.validate_every == 0 or done == recipe.updates:
+                    row["validation_loss"] = _validate(recipe, objective, tokenizer)
+                log.write(json.dumps(row) + "\n")
+                log.flush()
+                bar.set_postfix(loss=f"{row['loss']:.3f}")
+            if done % recipe.save_every == 0 or done == recipe.updates:
+                _save_state(out / STATE, network, optimiser, done)
+    return network
+
+
+def _claim_folder(recipe: Recipe, out: Path) -> None:
+    mine, path = json.loads(json.dumps(asdict(recipe))), out / RECIPE
+    if not path.exists():
+        path.write_text(json.dumps(mine, indent=2) + "\n")
+        return
+    theirs = json.loads(path.read_text())
+    different = [key for key in mine if mine[key] != theirs.get(key)]
+    if different:
+        changes = ", ".join(f"{key} {theirs.get(key)!r} → {mine[key]!r}" for key in different)
+        raise TrainingError(f"{out} holds a run of another recipe ({changes}); train into another folder or delete this one")
+
+
+def _parameter_groups(network: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    return [
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
+
+
+def _objective(recipe: Recipe, network: nn.Module, tokenizer: Any, device: str) -> Callable[[Canvases, int], torch.Tensor]:
+    if recipe.compile:
+        network.model.compile(dynamic=False)  # type: ignore[operator]
+
+    def objective(canvases: Canvases, update: int) -> torch.Tensor:
+        canvases = Canvases(canvases.tokens.to(device), canvases.answers.to(device))
+        with torch.autocast(torch.device(device).type, dtype=torch.bfloat16) if recipe.autocast else nullcontext():
+            if recipe.objective == "next_token":
+                return next_token_loss(network, canvases, eos_id=tokenizer.eos_token_id)
+            generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + update)
+            return masked_diffusion_loss(
+                network, canvases, mask_id=tokenizer.mask_token_id, whole_canvas_share=recipe.whole_canvas_share, generator=generator
+            )
+
+    return objective
+
+
+@torch.no_grad()
+def _validate(recipe: Recipe, objective: Callable[[Canvases, int], torch.Tensor], tokenizer: Any) -> float:
+    """Mean loss over fixed batches of the training distribution that no run trains on (negative numbers)."""
+    losses = [objective(draw_canvases(recipe.canvases, tokenizer, -1, -1 - n), -1 - n).item() for n in range(VALIDATION_BATCHES)]
+    return sum(losses) / len(losses)
+
+
+def _save_state(path: Path, network: nn.Module, optimiser: torch.optim.Optimizer, update: int) -> None:
+    from safetensors.torch import save_file
+
+    tensors = {f"weight.{name}": parameter.detach().contiguous() for name, parameter in network.named_parameters()}
+    for name, parameter in network.named_parameters():
+        for key, value in optimiser.state[parameter].items():
+            tensors[f"{key}.{name}"] = value
+    beside = path.with_suffix(".writing")
+    save_file(tensors, beside, metadata={"update": str(update)})
+    os.replace(beside, path)
+
+
+def _load_state(path: Path, network: nn.Module, optimiser: torch.optim.Optimizer) -> int:
+    from safetensors import safe_open
+
+    if not path.exists():
+        return 0
+    with safe_open(path, "pt") as state, torch.no_grad():
+        update = int(state.metadata()["update"])
+        for name, parameter in network.named_parameters():
+            parameter.copy_(state.get_tensor(f"weight.{name}"))
+            optimiser.state[parameter] = {
+                "step": state.get_tensor(f"step.{name}"),
+                "exp_avg": state.get_tensor(f"exp_avg.{name}").to(parameter.device),
+                "exp_avg_sq": state.get_tensor(f"exp_avg_sq.{name}").to(parameter.device),
+            }
+    return update
+
+
+def _cut_log(path: Path, update: int) -> None:
+    """Drops what was logged after the state that the run goes on from."""
+    if path.exists():
+        kept = [line for line in path.read_text().splitlines() if line.endswith("}") and json.loads(line)["update"] <= update]
+        path.write_text("".join(line + "\n" for line in kept))

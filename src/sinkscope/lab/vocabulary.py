@@ -1,0 +1,75 @@
+"""A word-level tokenizer for the lab's texts: digits apart, punctuation and newline as tokens, lossless on ASCII.
+
+A token carries the space before it, written ``▁``, so decoding gives back the text. Words outside the vocabulary
+become ``<|unk|>``; `sinkscope.models` refuses prompts that contain one.
+"""
+
+import functools
+import random
+import string
+from typing import Any
+
+from sinkscope.lab import code_tasks, problems
+
+BOS, EOS, MASK, UNKNOWN = SPECIAL_TOKENS = ("<|bos|>", "<|eos|>", "<|mask|>", "<|unk|>")
+SPACE = "▁"
+_PIECES = rf"{SPACE}{{4}}|{SPACE}?[A-Za-z]+|{SPACE}?[0-9]|{SPACE}?#+|\n|{SPACE}?[^{SPACE}A-Za-z0-9\n]|{SPACE}"
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}Q: {{ message['content'] }}\nA:"
+    "{% else %} {{ message['content'] }}\n\n{% endif %}{% endfor %}"
+)
+
+
+def words() -> list[str]:
+    """Every token a lab text can hold, sorted; single characters of printable ASCII too."""
+    import tokenizers
+
+    lists = (problems.NAMES, problems.ITEMS, problems.PLACES, problems.DAYS, code_tasks.FUNCTIONS, code_tasks.ARGUMENTS)
+    texts = [f"{word} {word}" for group in lists for word in group]
+    texts += [template.question for template in problems.TEMPLATES]
+    texts += [f"{template.request} {template.body}" for template in code_tasks.CODE_TEMPLATES]
+    rng = random.Random(0)
+    texts += [render(task) for make in (problems.make_problem, code_tasks.make_code_task) for task in (make(rng) for _ in range(2000))]
+    texts += [f"{character} {character}" for character in string.printable if character.isprintable() and character != " "]
+    split = tokenizers.pre_tokenizers.Split(tokenizers.Regex(_PIECES), "isolated")
+    found = {"\n", SPACE, SPACE * 4}
+    for text in texts:
+        found.update(piece for piece, _ in split.pre_tokenize_str(text.replace(" ", SPACE)))
+    return sorted(found)
+
+
+@functools.cache
+def build_tokenizer() -> Any:
+    """A `transformers.PreTrainedTokenizerFast`, which `AutoTokenizer` reads back from a folder."""
+    import tokenizers
+    import transformers
+    from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+
+    vocabulary = {token: index for index, token in enumerate([*SPECIAL_TOKENS, *words()])}
+    tokenizer = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
+    tokenizer.normalizer = normalizers.Replace(" ", SPACE)
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(_PIECES), "isolated")
+    tokenizer.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.Fuse()])
+    tokenizer.post_processor = processors.TemplateProcessing(single=f"{BOS} $A", special_tokens=[(BOS, vocabulary[BOS])])
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=BOS,
+        eos_token=EOS,
+        pad_token=EOS,
+        mask_token=MASK,
+        unk_token=UNKNOWN,
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+    )
+    fast.chat_template = CHAT_TEMPLATE
+    return fast
+
+
+def render(problem: problems.Problem) -> str:
+    """A problem with its worked answer, as it stands among the shots of a prompt."""
+    return f"{question_text(problem)} {problem.worked}"
+
+
+def question_text(problem: problems.Problem) -> str:
+    """A problem up to where the answer begins."""
+    return f"Q: {problem.question}\nA:"

@@ -1,0 +1,54 @@
+"""What sinkscope knows about a family of checkpoints, as one frozen record each.
+
+A record says how the network attends, how it is sampled and which special tokens it uses; nothing here runs.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sinkscope.errors import ModelError
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family of checkpoints.
+
+    Attributes:
+        name: as the field calls it.
+        causal: each token sees only those before it.
+        sampler: which loop of `sinkscope.decoding` writes with it.
+        recognised: ``model_type`` of the config.json files it claims.
+        source: where its settings were read.
+    """
+
+    name: str
+    causal: bool
+    sampler: Literal["llada", "autoregressive"]
+    recognised: tuple[str, ...]
+    source: str
+
+
+LLADA = Family("llada", causal=False, sampler="llada", recognised=("llama",), source="ML-GSAI/LLaDA, generate.py")
+LLAMA = Family("llama", causal=True, sampler="autoregressive", recognised=("llama", "qwen2"), source="transformers, LlamaForCausalLM")
+
+
+def recognise(config: Mapping[str, Any], where: str) -> Family:
+    """The family of a ``config.json``.
+
+    Raises:
+        ModelError: no family claims it.
+    """
+    model_type = config.get("model_type")
+    causal = bool(config.get("is_causal", True))
+    if causal and model_type in LLAMA.recognised:
+        return LLAMA
+    if not causal and model_type in LLADA.recognised:
+        if not isinstance(config.get("mask_token_id"), int):
+            raise ModelError(f"{where}: a bidirectional model needs mask_token_id in its config.json, found {config.get('mask_token_id')!r}")
+        return LLADA
+    code = " Its config.json names remote code (auto_map), which sinkscope never runs." if "auto_map" in config else ""
+    raise ModelError(
+        f"{where}: expected model_type llama or qwen2 (causal), or llama with is_causal false and a mask_token_id; "
+        f"found model_type {model_type!r}, is_causal {causal}.{code}"
+    )

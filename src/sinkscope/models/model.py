@@ -1,0 +1,117 @@
+"""A loaded model: the network, its tokenizer, its family and its card."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from sinkscope.errors import CallError, ModelError
+from sinkscope.models.family import Family
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """What identifies a model in every artefact.
+
+    Attributes:
+        name: as it was asked for.
+        family: name of its family.
+        weight_hash: sha256 over its safetensors files, in order of their names.
+        parameters: how many numbers.
+        layers, heads, kv_heads, hidden_size, vocabulary: its shape.
+        stored_dtype, dtype: on disk, and in memory.
+        mask_id, eos_id: special tokens, None where it has none.
+        max_positions: the longest canvas it was made for.
+    """
+
+    name: str
+    family: str
+    weight_hash: str
+    parameters: int
+    layers: int
+    heads: int
+    kv_heads: int
+    hidden_size: int
+    vocabulary: int
+    stored_dtype: str
+    dtype: str
+    mask_id: int | None
+    eos_id: int | None
+    max_positions: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for manifests."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model that sinkscope can write with, watch and change.
+
+    Attributes:
+        network: the transformers module; ``network(input_ids).logits`` is what the network says.
+        tokenizer: a transformers tokenizer.
+        family: what is known of its kind.
+        card: what identifies it.
+    """
+
+    network: nn.Module
+    tokenizer: Any
+    family: Family
+    card: ModelCard
+
+    @property
+    def device(self) -> torch.device:
+        """Where its embeddings lie."""
+        return next(self.network.parameters()).device
+
+    def encode(self, prompt: str | Sequence[int] | torch.Tensor) -> list[int]:
+        """Token ids of a raw text, or the ids as they are.
+
+        Raises:
+            CallError: an empty prompt, a token outside the vocabulary, or a mask token in the prompt.
+        """
+        if isinstance(prompt, str):
+            ids = list(self.tokenizer(prompt).input_ids)
+            self._refuse_unknown(prompt, ids)
+        else:
+            tensor = torch.as_tensor(prompt)
+            if tensor.ndim != 1 or tensor.is_floating_point():
+                raise CallError(f"expected a prompt as text or as 1-D token ids, found shape {tuple(tensor.shape)} of {tensor.dtype}")
+            ids = [int(token) for token in tensor]
+            beyond = [token for token in ids if not 0 <= token < self.card.vocabulary]
+            if beyond:
+                raise CallError(f"prompt: token ids lie in 0…{self.card.vocabulary - 1}, found {beyond[:5]}")
+        if not [token for token in ids if token != self.tokenizer.bos_token_id]:
+            raise CallError("expected a prompt with at least one token, found an empty one")
+        if self.card.mask_id is not None and self.card.mask_id in ids:
+            raise CallError(f"prompt: holds the mask token {self.card.mask_id} at position {ids.index(self.card.mask_id)}; a prompt must be without masks")
+        return ids
+
+    def _refuse_unknown(self, prompt: str, ids: list[int]) -> None:
+        unknown = getattr(self.tokenizer, "unk_token_id", None)
+        if unknown is None or unknown not in ids:
+            return
+        pieces = self.tokenizer(prompt, return_offsets_mapping=True)
+        words = [prompt[a:b].strip() for token, (a, b) in zip(pieces.input_ids, pieces.offset_mapping, strict=True) if token == unknown]
+        shown = ", ".join(repr(word) for word in dict.fromkeys(words))
+        raise CallError(f"prompt: {self.card.name} does not know {shown}; its vocabulary has {len(self.tokenizer)} words (`sinkscope problems` prints prompts it knows)")
+
+    def decode(self, ids: Sequence[int] | torch.Tensor) -> str:
+        """Text of token ids, special tokens left out."""
+        return self.tokenizer.decode([int(token) for token in ids], skip_special_tokens=True)
+
+    def chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """Token ids of a conversation by the tokenizer's chat template.
+
+        Raises:
+            ModelError: the tokenizer has none.
+        """
+        if not getattr(self.tokenizer, "chat_template", None):
+            raise ModelError(f"{self.card.name}: its tokenizer has no chat template; pass the prompt as text")
+        text = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        ids = list(self.tokenizer(text, add_special_tokens=False).input_ids)
+        self._refuse_unknown(text, ids)
+        return ids

@@ -1,0 +1,38 @@
+"""Sinks: what counts as one, where they are in a trace, and how they move."""
+
+from sinkscope.sinks.definition import (
+    SinkRates,
+    Unit,
+    excess_of,
+    in_unit,
+    is_outlier,
+    is_sink,
+    is_top,
+    last_query_window,
+    sink_rates,
+    visible_query_mean,
+)
+from sinkscope.sinks.finding import Sinks, find_sinks
+from sinkscope.sinks.tracking import HeadMovement, MovementTest, Track, Tracks, main_sinks, movement_test, track
+
+__all__ = [
+    "HeadMovement",
+    "MovementTest",
+    "SinkRates",
+    "Sinks",
+    "Track",
+    "Tracks",
+    "Unit",
+    "excess_of",
+    "find_sinks",
+    "in_unit",
+    "is_outlier",
+    "is_sink",
+    "is_top",
+    "last_query_window",
+    "main_sinks",
+    "movement_test",
+    "sink_rates",
+    "track",
+    "visible_query_mean",
+]

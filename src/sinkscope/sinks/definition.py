@@ -1,0 +1,142 @@
+"""What a sink is: Eq. 3 of paper 1 in two units, and the other published rules, on column sums.
+
+c_j = Σ_i A_ij is the attention key j receives, in queries' worth. Its excess is c_j − mean of the other columns.
+
+Quirk: paper 1's text divides by the number of queries, with which Eq. 3 and ε = 3 can never hold; its figures have
+axes up to 50. Sums (``queries``) and percent of all attention are offered, and the mean form is refused for ε ≥ 1.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from sinkscope.errors import CallError
+
+Unit = Literal["queries", "percent", "mean"]
+UNITS: tuple[Unit, ...] = ("queries", "percent", "mean")
+
+
+def in_unit(columns: Float[np.ndarray, "*step layer head key"], unit: Unit) -> Float[np.ndarray, "*step layer head key"]:
+    """Column sums in another unit: as they are, in percent of all attention, or as a share of it (mean)."""
+    if unit == "queries":
+        return columns
+    total = np.nansum(columns, axis=-1, keepdims=True)
+    share = np.divide(columns, total, out=np.zeros_like(columns), where=total > 0)
+    share[np.isnan(columns)] = np.nan
+    return share * 100 if unit == "percent" else share
+
+
+def excess_of(columns: Float[np.ndarray, "*step layer head key"]) -> Float[np.ndarray, "*step layer head key"]:
+    """c_j − mean over k ≠ j of c_k (paper 1, Eq. 3), over the positions that are not NaN; NaN stays NaN."""
+    total = np.nansum(columns, axis=-1, keepdims=True)
+    count = (~np.isnan(columns)).sum(axis=-1, keepdims=True)
+    others = np.maximum(count - 1, 1)
+    return columns - (total - columns) / others
+
+
+def check_excess(excess: float, unit: str) -> None:
+    """Refuses thresholds that cannot mean what was asked.
+
+    Raises:
+        CallError: an unknown unit, a threshold that is no number, or ε ≥ 1 on means.
+    """
+    if unit not in UNITS:
+        raise CallError(f"unit: expected one of {', '.join(UNITS)}, found {unit!r}")
+    if not np.isfinite(excess) or excess < 0:
+        raise CallError(f"excess: expected a finite number from 0 upwards, found {excess}")
+    if unit == "mean" and excess >= 1:
+        raise CallError(
+            f"excess {excess:g} on means can never hold: a column mean is a share of attention, at most 1. "
+            "Paper 1's epsilon = 3 is meant in sums: use unit='queries' (or 'percent')"
+        )
+
+
+def is_sink(columns: Float[np.ndarray, "*step layer head key"], excess: float = 3.0, unit: Unit = "queries") -> Bool[np.ndarray, "*step layer head key"]:
+    """Eq. 3: which keys exceed the mean of the others by more than ``excess``.
+
+    Args:
+        columns: column sums in queries' worth, NaN where there is no token.
+        excess: ε, in the unit named.
+
+    Raises:
+        CallError: see `check_excess`.
+    """
+    check_excess(excess, unit)
+    with np.errstate(invalid="ignore"):
+        return excess_of(in_unit(columns, unit)) > excess
+
+
+def largest_excess(length: int, unit: Unit = "queries") -> float:
+    """The excess of a key that receives everything: above it nothing can be a sink."""
+    return {"queries": float(length), "percent": 100.0, "mean": 1.0}[unit]
+
+
+def is_top(columns: Float[np.ndarray, "*step layer head key"], k: int) -> Bool[np.ndarray, "*step layer head key"]:
+    """The k keys with the largest columns of each head, ties to the lower position.
+
+    Raises:
+        CallError: k below 1 or above the number of keys.
+    """
+    if not 1 <= k <= columns.shape[-1]:
+        raise CallError(f"k: expected 1 to {columns.shape[-1]} (the canvas), found {k}")
+    order = np.argsort(np.where(np.isnan(columns), np.inf, -columns), axis=-1, kind="stable")[..., :k]
+    chosen = np.zeros(columns.shape, dtype=bool)
+    np.put_along_axis(chosen, order, True, axis=-1)
+    return chosen & ~np.isnan(columns)
+
+
+def is_outlier(columns: Float[np.ndarray, "step layer head key"], deviations: float = 2.0) -> Bool[np.ndarray, "step key"]:
+    """Tokens whose attention, summed over layers, heads and queries, exceeds mean + deviations·std (arXiv 2602.17664)."""
+    mass = columns.sum(axis=(1, 2))
+    with np.errstate(invalid="ignore"):
+        return mass > np.nanmean(mass, axis=-1, keepdims=True) + deviations * np.nanstd(mass, axis=-1, keepdims=True)
+
+
+def visible_query_mean(columns: Float[np.ndarray, "*step layer head key"], causal: bool) -> Float[np.ndarray, "*step layer head key"]:
+    """Column sums over the number of queries that may see the key: S − j for causal models, else S."""
+    length = (~np.isnan(columns)).sum(axis=-1, keepdims=True)
+    position = np.arange(columns.shape[-1])
+    queries = np.maximum(length - position, 1) if causal else np.maximum(length, 1)
+    return columns / queries
+
+
+@dataclass(frozen=True)
+class SinkRates:
+    """Shares of layers × heads whose mean α exceeds a threshold (Gu et al., ICLR 2025).
+
+    Attributes:
+        per_key: [step, key], Sink_k; any_key: [step], Sink_*.
+        threshold: on α.
+        normaliser: what α was divided by, ``visible queries`` (as published) or ``all queries`` (bidirectional).
+    """
+
+    per_key: Float[np.ndarray, "step key"]
+    any_key: Float[np.ndarray, " step"]
+    threshold: float
+    normaliser: str
+
+
+def sink_rates(columns: Float[np.ndarray, "step layer head key"], causal: bool, threshold: float = 0.3) -> SinkRates:
+    """Sink_k and Sink_* of Gu et al. (2410.10781), defined for causal models; bidirectional ones divide by S."""
+    with np.errstate(invalid="ignore"):
+        over = visible_query_mean(columns, causal) > threshold
+    return SinkRates(over.mean(axis=(1, 2)), over.any(axis=-1).mean(axis=(1, 2)), threshold, "visible queries" if causal else "all queries")
+
+
+def last_query_window(last_query: Float[np.ndarray, "step layer head key"], window: int = 16) -> Float[np.ndarray, "step layer head key"]:
+    """Column sums over the newest ``window`` queries of an autoregressive trace, one a step.
+
+    A running sum over all steps can hardly move; these can. Steps with fewer rows behind them sum fewer. A key that
+    came later counts 0 for the rows before it.
+    """
+    rows = np.nan_to_num(last_query)
+    summed = np.cumsum(rows, axis=0, dtype=np.float64)
+    summed[window:] = summed[window:] - summed[:-window].copy() if len(summed) > window else summed[window:]
+    return np.where(np.isnan(last_query), np.nan, summed).astype(np.float32)
+
+
+def positions_of(selected: Bool[np.ndarray, "step layer head key"]) -> Int[np.ndarray, "sink 4"]:
+    """(step, layer, head, position) of every selected key, in that order."""
+    return np.argwhere(selected)

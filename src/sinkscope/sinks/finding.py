@@ -1,0 +1,116 @@
+"""Finding the sinks of a trace: which tokens, where, how strong."""
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from sinkscope.errors import SinkscopeError
+from sinkscope.sinks.definition import Unit, check_excess, excess_of, in_unit, is_sink, last_query_window
+
+WINDOW = 16
+
+
+class Recorded(Protocol):
+    """What of a trace is read here; `sinkscope.traces.Trace` is one."""
+
+    @property
+    def steps(self) -> int: ...  # noqa: D102
+    @property
+    def causal(self) -> bool: ...  # noqa: D102
+    def __getattr__(self, name: str) -> Any: ...  # noqa: D105
+
+
+@dataclass(frozen=True)
+class Sinks:
+    """The sinks of one trace by Eq. 3, a row each, ordered by step, layer, head, position.
+
+    Attributes:
+        step, layer, head, position, token: int arrays.
+        column_sum: in queries' worth of attention, whatever the unit of the threshold.
+        excess: over the mean of the other columns, in ``unit``.
+        threshold, unit: what was asked.
+        shape: (steps, layers, heads, positions) of the trace.
+        selected_share: sinks over all step × layer × head × position within ``lengths``.
+        columns: [step, layer, head, key], what movement is read from: column sums, or for autoregressive traces the
+            rows of the last queries.
+        source: which of the two.
+        moving: bool [step, layer, head, key], Eq. 3 on ``columns``.
+    """
+
+    step: Int[np.ndarray, " sink"]
+    layer: Int[np.ndarray, " sink"]
+    head: Int[np.ndarray, " sink"]
+    position: Int[np.ndarray, " sink"]
+    token: Int[np.ndarray, " sink"]
+    column_sum: Float[np.ndarray, " sink"]
+    excess: Float[np.ndarray, " sink"]
+    threshold: float
+    unit: Unit
+    shape: tuple[int, int, int, int]
+    selected_share: float
+    source: str
+    columns: np.ndarray = field(repr=False)
+    moving: np.ndarray = field(repr=False)
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One plain record a sink, as ``sinkscope sinks --json`` prints them."""
+        return [
+            {"step": s, "layer": layer, "head": h, "position": p, "token": t, "column_sum": round(c, 4), "excess": round(e, 4)}
+            for s, layer, h, p, t, c, e in zip(
+                self.step.tolist(),
+                self.layer.tolist(),
+                self.head.tolist(),
+                self.position.tolist(),
+                self.token.tolist(),
+                self.column_sum.tolist(),
+                self.excess.tolist(),
+                strict=True,
+            )
+        ]
+
+
+def find_sinks(trace: Recorded, excess: float = 3.0, unit: Unit = "queries") -> Sinks:
+    """Eq. 3 on every step, layer and head of a trace.
+
+    Args:
+        excess: ε, in ``unit``.
+        unit: ``queries`` (column sums), ``percent`` of all attention, or ``mean``.
+
+    Raises:
+        CallError: a threshold that cannot hold in that unit.
+        SinkscopeError: a trace without a whole step.
+    """
+    check_excess(excess, unit)
+    if not trace.steps:
+        raise SinkscopeError("the trace holds no whole step yet; there is nothing to find sinks in")
+    columns = np.asarray(trace.column_sums[:], dtype=np.float32)
+    tokens = trace.tokens[:]
+    selected = is_sink(columns, excess, unit)
+    where = np.argwhere(selected)
+    step, layer, head, position = where.T
+    source, moving_columns = "column_sums", columns
+    if trace.causal:
+        source = f"last_query, window of {WINDOW}"
+        moving_columns = last_query_window(trace.last_query[:], WINDOW)
+    excesses = excess_of(in_unit(columns, unit))
+    return Sinks(
+        step=step,
+        layer=layer,
+        head=head,
+        position=position,
+        token=tokens[step, position],
+        column_sum=columns[selected],
+        excess=excesses[selected],
+        threshold=excess,
+        unit=unit,
+        shape=columns.shape,  # type: ignore[arg-type]
+        selected_share=float(selected.sum() / max(1, (~np.isnan(columns)).sum())),
+        source=source,
+        columns=moving_columns,
+        moving=selected if moving_columns is columns else is_sink(moving_columns, excess, unit),
+    )

@@ -1,0 +1,7 @@
+"""Traces: the folder a generation leaves behind, written part by part and read lazily."""
+
+from sinkscope.traces.format import FORMAT
+from sinkscope.traces.reading import Trace, TraceArray, open_trace, open_traces
+from sinkscope.traces.writing import TraceWriter, claim_folder, move_trace
+
+__all__ = ["FORMAT", "Trace", "TraceArray", "TraceWriter", "claim_folder", "move_trace", "open_trace", "open_traces"]

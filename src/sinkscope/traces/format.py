@@ -1,0 +1,50 @@
+"""The format of a trace folder, and how its files get onto the disk whole.
+
+manifest.json          written first, replaced at the end: what made the trace, axes, units, parts, ``complete``
+steps-000000.safetensors …   parts of up to 16 steps, written under another name and renamed
+"""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from sinkscope.errors import TraceError
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+PART = "steps-{:06d}.safetensors"
+PART_GLOB = "steps-??????.safetensors"
+UNFINISHED = ".writing"
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Writes a file so that a reader sees all of it or nothing.
+
+    Raises:
+        TraceError: no permission, no space.
+    """
+    beside = path.with_name(path.name + UNFINISHED)
+    try:
+        with beside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except OSError as error:
+        try:
+            beside.unlink(missing_ok=True)
+        except OSError:
+            pass
+        raise TraceError(f"{path} cannot be written ({error.strerror or error}); make room or choose another folder") from error
+
+
+def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+    """Replaces the manifest of a trace."""
+    write_whole(folder / MANIFEST, (json.dumps(manifest, indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def checksum(content: bytes) -> str:
+    """What a manifest says of a part: sha256, hexadecimal."""
+    return hashlib.sha256(content).hexdigest()

@@ -1,0 +1,76 @@
+"""Small random models that every test shares, and shape checks in the core while tests run."""
+
+import dataclasses
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import pytest
+from jaxtyping import install_import_hook
+
+install_import_hook(["sinkscope.attention.sweep", "sinkscope.sinks.definition", "sinkscope.sinks.tracking"], "beartype.beartype")
+
+import torch
+
+import sinkscope
+from sinkscope.lab.recipes import RECIPES, Architecture
+from sinkscope.lab.training import build_network
+from sinkscope.lab.vocabulary import build_tokenizer
+
+torch.set_num_threads(1)
+
+TINY = Architecture(layers=3, hidden_size=40, heads=5, kv_heads=5, intermediate_size=56, max_positions=256)
+
+
+def save_random_model(folder, recipe_name, architecture=TINY, seed=0):
+    """A folder with a random network that attends sharply enough for sinks to show, and the lab's tokenizer."""
+    recipe = dataclasses.replace(RECIPES[recipe_name], architecture=architecture, seed=seed)
+    tokenizer = build_tokenizer()
+    network = build_network(recipe, tokenizer)
+    with torch.no_grad():
+        for name, parameter in network.named_parameters():
+            if parameter.ndim == 2 and "embed" not in name:
+                parameter.mul_(6)
+            if "embed" in name:
+                parameter.mul_(20)
+    network.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def diffusion_folder(tmp_path_factory):
+    return save_random_model(tmp_path_factory.mktemp("models") / "diffusion", "lab-diffusion")
+
+
+@pytest.fixture(scope="session")
+def autoregressive_folder(tmp_path_factory):
+    grouped = dataclasses.replace(TINY, heads=6, kv_heads=2, hidden_size=48)
+    return save_random_model(tmp_path_factory.mktemp("models") / "autoregressive", "lab-autoregressive", grouped)
+
+
+@pytest.fixture(scope="session")
+def diffusion(diffusion_folder):
+    """Random bidirectional model: 3 layers, 5 heads, fp32."""
+    return sinkscope.load(str(diffusion_folder))
+
+
+@pytest.fixture(scope="session")
+def autoregressive(autoregressive_folder):
+    """Random causal model with grouped queries: 3 layers, 6 heads, 2 kv heads, fp32."""
+    return sinkscope.load(str(autoregressive_folder))
+
+
+QUESTION = "Q: Tom has 7 apples and buys 5 more. How many apples does Tom have now?\nA:"
+SHORT = "Q: Write a function f(x) that returns x plus 3.\nA:"
+
+
+@pytest.fixture
+def question():
+    return QUESTION
+
+
+@pytest.fixture
+def short():
+    return SHORT
