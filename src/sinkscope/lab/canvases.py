@@ -28,9 +28,9 @@ class CanvasMix:
         code_share: share of rows that hold code tasks instead of word problems.
     """
 
-    tokens: int = 6144
-    lengths: tuple[int, ...] = (80, 144, 288, 384, 1024)
-    weights: tuple[float, ...] = (0.45, 0.25, 0.20, 0.07, 0.03)
+    tokens: int = 3072
+    lengths: tuple[int, ...] = (72, 144, 288, 384, 1024)
+    weights: tuple[float, ...] = (0.50, 0.25, 0.18, 0.06, 0.01)
     code_share: float = 0.15
 
 
@@ -60,7 +60,7 @@ def _fill_row(length: int, stream: Any, tokenizer: Any, rng: random.Random) -> t
     separator = tokenizer("\n\n", add_special_tokens=False).input_ids
     tokens: list[int] = [tokenizer.bos_token_id]
     answers: list[int] = [PROMPT]
-    spare = rng.randint(0, min(128, length // 3))  # EOS padding: what a generation length beyond the answer asks for
+    spare = rng.randint(0, min(128, length // 4))  # EOS padding: what a generation length beyond the answer asks for
     count = 0
     while True:
         question, answer = _pieces(next(stream), tokenizer)

@@ -1,6 +1,6 @@
 """Word problems with worked answers: a seeded, endless stream and a fixed held-out set.
 
-Every problem has one to three operations on numbers up to 20, so that a model of a few million parameters can
+Every problem has one to three operations on numbers up to 12, so that a model of a few million parameters can
 learn it on two CPU cores. The last line of a worked answer is ``#### result``, as in GSM8K.
 
 What this module does not claim: held-out problems are new *texts*. Their numbers, names and templates were all
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 HELD_OUT_SEED = 20251015
 HELD_OUT_COUNT = 1319
-LARGEST = 20
+LARGEST = 12
 
 NAMES = (
     "Tom Anna Ben Mia Leo Zoe Max Eva Sam Lily Jack Nora Omar Ruth Paul Ines Finn Rosa Hugo Clara Ivan Maya Noah Ada Carl Jane Otto Vera Alan Kim"
@@ -74,14 +74,14 @@ _SYMBOLS = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
 
 
 def make_problem(rng: random.Random) -> Problem:
-    """Draws one problem; every number in it and every result so far lies in 1…20."""
+    """Draws one problem; every number in it and every result so far lies in 1…12."""
     template = rng.choice(TEMPLATES)
     letters = sorted({letter for operation in template.operations for letter in operation if letter.isalpha()})
     while True:
         numbers = {letter: rng.randint(1, 9) for letter in letters}
         first = template.operations[0]
         if "*" in first:
-            numbers["a"], numbers["b"] = rng.randint(2, 5), rng.randint(2, 5)
+            numbers["a"], numbers["b"] = rng.randint(2, 6), rng.randint(2, 6)
         elif "-" in first:
             numbers["a"] = rng.randint(2, LARGEST)
         elif template.operations[-1] == "c-#":

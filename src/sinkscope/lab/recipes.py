@@ -36,13 +36,13 @@ class Recipe:
     updates: int
     architecture: Architecture = field(default_factory=Architecture)
     canvases: CanvasMix = field(default_factory=CanvasMix)
-    learning_rate: float = 2e-3
+    learning_rate: float = 1.5e-3
     warmup_share: float = 0.02
     final_share: float = 0.1
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.1
     clip: float = 1.0
-    whole_canvas_share: float = 0.1
+    whole_canvas_share: float = 0.05
     seed: int = 0
     autocast: bool = True
     compile: bool = False
@@ -54,7 +54,7 @@ class Recipe:
 RECIPES = {
     recipe.name: recipe
     for recipe in (
-        Recipe("lab-diffusion", "masked_diffusion", updates=8000),
+        Recipe("lab-diffusion", "masked_diffusion", updates=9000),
         Recipe("lab-autoregressive", "next_token", updates=2500),
     )
 }

@@ -63,7 +63,7 @@ def learning_rate(recipe: Recipe, update: int) -> float:
     return recipe.learning_rate * (recipe.final_share + (1 - recipe.final_share) * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
-def train(recipe: Recipe, out: Path, *, device: str = "cpu", progress: bool = True) -> nn.Module:
+def train(recipe: Recipe, out: Path, *, device: str = "cpu", progress: bool | None = None) -> nn.Module:
     """Trains a recipe into the folder ``out``, going on from its last saved state; returns the network.
 
     Raises:
@@ -72,7 +72,7 @@ def train(recipe: Recipe, out: Path, *, device: str = "cpu", progress: bool = Tr
     from tqdm import tqdm
 
     out.mkdir(parents=True, exist_ok=True)
-    _claim_folder(recipe, out)
+    claim_recipe(recipe, out)
     tokenizer = build_tokenizer()
     network = build_network(recipe, tokenizer).to(device)
     optimiser = torch.optim.AdamW(_parameter_groups(network, recipe.weight_decay), lr=recipe.learning_rate, betas=recipe.betas)
@@ -80,7 +80,7 @@ def train(recipe: Recipe, out: Path, *, device: str = "cpu", progress: bool = Tr
     _cut_log(out / LOG, start)
     objective = _objective(recipe, network, tokenizer, device)
     network.train()
-    with (out / LOG).open("a") as log, tqdm(total=recipe.updates, initial=start, desc=recipe.name, unit="update", disable=not progress) as bar:
+    with (out / LOG).open("a") as log, tqdm(total=recipe.updates, initial=start, desc=recipe.name, unit="update", disable=progress if progress is None else not progress) as bar:
         for update in range(start, recipe.updates):
             rate = learning_rate(recipe, update)
             for group in optimiser.param_groups:
@@ -104,7 +104,12 @@ def train(recipe: Recipe, out: Path, *, device: str = "cpu", progress: bool = Tr
     return network
 
 
-def _claim_folder(recipe: Recipe, out: Path) -> None:
+def claim_recipe(recipe: Recipe, out: Path) -> None:
+    """Writes the resolved recipe into a folder, or compares it with the one there.
+
+    Raises:
+        TrainingError: the folder holds a run of another recipe.
+    """
     mine, path = json.loads(json.dumps(asdict(recipe))), out / RECIPE
     if not path.exists():
         path.write_text(json.dumps(mine, indent=2) + "\n")

@@ -1,0 +1,60 @@
+"""What the benchmarks share: interleaved timing, peak memory of a process of its own, printing."""
+
+import argparse
+import json
+import multiprocessing
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+
+def interleaved(runs: dict[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
+    """Seconds of each run, A B C A B C …, after one uncounted round: the machine's drift hits all alike."""
+    for run in runs.values():
+        run()
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(repeats):
+        for name, run in runs.items():
+            started = time.perf_counter()
+            run()
+            seconds[name].append(time.perf_counter() - started)
+    return seconds
+
+
+def ratio(seconds: dict[str, list[float]], name: str, base: str) -> float:
+    """Median of the ratios, round by round."""
+    return round(statistics.median(a / b for a, b in zip(seconds[name], seconds[base], strict=True)), 3)
+
+
+def _peak(connection: Any, target: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    run = target(*arguments)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    run()
+    connection.send(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+
+
+def extra_memory(prepare: Callable[..., Callable[[], Any]], *arguments: Any) -> float:
+    """MiB by which a run raises the peak memory of a fresh process that has everything loaded."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=_peak, args=(there, prepare, arguments))
+    process.start()
+    grown = here.recv()
+    process.join()
+    return grown / 1024
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    """Prints the rows as a table, or as JSON when --json was given."""
+    parser = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__)
+    parser.add_argument("--json", action="store_true", help="print a list of rows as JSON")
+    if parser.parse_args().json:
+        print(json.dumps(rows))
+        return
+    names = list(rows[0])
+    print("  ".join(names))
+    for row in rows:
+        print("  ".join(str(row[name]).rjust(len(name)) for name in names))

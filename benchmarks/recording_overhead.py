@@ -1,0 +1,120 @@
+"""The same generation plain, recorded, and with transformers' output_attentions: time and peak memory as ratios, in one run.
+
+A bidirectional Llama of about 100 M parameters with random weights, fp32, four steps of LLaDA's sampler on a canvas of S tokens.
+Extra memory is how far a run raises the peak of a fresh process that has the model loaded and has run one plain step.
+"""
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from _measuring import extra_memory, interleaved, ratio, show
+
+LENGTHS = (256, 512, 1024)
+STEPS = 4
+REPEATS = 7
+
+
+def random_model(max_positions: int = 1024) -> Any:
+    """12 layers, width 768, 12 heads, the lab's tokenizer with its ids inside a vocabulary of 8,192."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from sinkscope.lab.vocabulary import build_tokenizer
+    from sinkscope.models import LLADA, Model, ModelCard
+
+    torch.manual_seed(0)
+    tokenizer = build_tokenizer()
+    config = LlamaConfig(
+        vocab_size=8192,
+        hidden_size=768,
+        intermediate_size=2048,
+        num_hidden_layers=12,
+        num_attention_heads=12,
+        max_position_embeddings=max_positions,
+        pad_token_id=None,
+    )
+    config.is_causal = False
+    network = LlamaForCausalLM(config).eval()
+    network.set_attn_implementation("sdpa")
+    parameters = sum(parameter.numel() for parameter in network.parameters())
+    card = ModelCard(
+        "random-100M", "llada", "random", parameters, 12, 12, 12, 768, 8192, "float32", "float32", tokenizer.mask_token_id, tokenizer.eos_token_id, max_positions
+    )
+    return Model(network, tokenizer, LLADA, card)
+
+
+def plain(model: Any, length: int) -> Callable[[], None]:
+    """Four steps, nobody watching."""
+    import sinkscope
+
+    prompt = torch.arange(4, 4 + length - 64) % 400 + 4
+    return lambda: sinkscope.generate(model, prompt, length=64, steps=STEPS, block=64)
+
+
+def recorded(model: Any, length: int) -> Callable[[], None]:
+    """The same, written to disk as a trace."""
+    import sinkscope
+
+    run = plain(model, length)
+
+    def record() -> None:
+        with tempfile.TemporaryDirectory() as folder, sinkscope.recording(model, out=Path(folder) / "trace"):
+            run()
+
+    return record
+
+
+def output_attentions(model: Any, length: int) -> Callable[[], None]:
+    """The same forward calls on eager attention, maps returned; what a user would sum and keep is the columns."""
+    tokens = torch.cat([torch.arange(4, 4 + length - 64) % 400 + 4, torch.full((64,), model.card.mask_id)])[None]
+
+    @torch.no_grad()
+    def run() -> None:
+        model.network.set_attn_implementation("eager")
+        for _ in range(STEPS):
+            outputs = model.network.model(input_ids=tokens, use_cache=False, output_attentions=True)
+            torch.stack([attention.sum(dim=-2) for attention in outputs.attentions])
+            model.network.lm_head(outputs.last_hidden_state[:, -64:])
+        model.network.set_attn_implementation("sdpa")
+
+    return run
+
+
+KINDS = {"plain": plain, "recorded": recorded, "output_attentions": output_attentions}
+
+
+def prepare(kind: str, length: int) -> Callable[[], None]:
+    """For a fresh process: the model loaded, one tiny canvas behind it."""
+    torch.set_num_threads(2)
+    model = random_model()
+    plain(model, 80)()
+    return KINDS[kind](model, length)
+
+
+def main() -> None:
+    torch.set_num_threads(2)
+    model = random_model()
+    rows = []
+    for length in LENGTHS:
+        seconds = interleaved({name: kind(model, length) for name, kind in KINDS.items()}, REPEATS)
+        memory = {name: extra_memory(prepare, name, length) for name in KINDS}
+        rows.append(
+            {
+                "length": length,
+                "parameters": model.card.parameters,
+                "recorded_over_plain_time": ratio(seconds, "recorded", "plain"),
+                "output_attentions_over_plain_time": ratio(seconds, "output_attentions", "plain"),
+                "recorded_over_plain_memory": round(memory["recorded"] / memory["plain"], 2),
+                "output_attentions_over_plain_memory": round(memory["output_attentions"] / memory["plain"], 2),
+                "plain_extra_mib": round(memory["plain"], 1),
+                "recorded_more_mib": round(memory["recorded"] - memory["plain"], 1),
+                "output_attentions_more_mib": round(memory["output_attentions"] - memory["plain"], 1),
+            }
+        )
+    show(rows)
+
+
+if __name__ == "__main__":
+    main()

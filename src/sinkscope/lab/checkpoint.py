@@ -1,0 +1,49 @@
+"""From a recipe to a stock Hugging Face folder: weights in bf16, tokenizer, recipe, log and command."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from sinkscope.errors import TrainingError
+from sinkscope.lab.recipes import Recipe
+from sinkscope.lab.training import RECIPE, STATE, claim_recipe, train
+from sinkscope.lab.vocabulary import build_tokenizer
+
+WEIGHTS = "model.safetensors"
+
+
+def train_checkpoint(recipe: Recipe, out: Path, *, device: str = "cpu", command: str = "") -> Path:
+    """Trains a recipe, going on where an earlier run was killed, and leaves a checkpoint that `sinkscope.load` reads.
+
+    The weights appear last and by a rename: a folder with weights is finished.
+
+    Raises:
+        TrainingError: the folder holds a run of another recipe, or cannot be written.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        claim_recipe(recipe, out)
+        if not (out / WEIGHTS).exists():
+            network = train(recipe, out, device=device)
+            _save(network, build_tokenizer(), recipe, out, command)
+            (out / STATE).unlink()
+    except OSError as error:
+        raise TrainingError(f"{out} cannot be written ({error.strerror or error}); make room or choose another folder, the same command goes on") from error
+    return out
+
+
+def _save(network: nn.Module, tokenizer: Any, recipe: Recipe, out: Path, command: str) -> None:
+    beside = out / "checkpoint.writing"
+    shutil.rmtree(beside, ignore_errors=True)
+    network.to("cpu", torch.bfloat16).save_pretrained(beside)  # type: ignore[operator]
+    tokenizer.save_pretrained(beside)
+    described = json.loads((out / RECIPE).read_text()) | {"command": command, "torch": torch.__version__}
+    (out / RECIPE).write_text(json.dumps(described, indent=2) + "\n")
+    for path in sorted(beside.iterdir(), key=lambda path: path.name == WEIGHTS):
+        os.replace(path, out / path.name)
+    beside.rmdir()

@@ -1,0 +1,227 @@
+"""What figures, page and summary need of a trace, read in one pass, a layer at a time.
+
+What is followed over steps: the column sums; for autoregressive traces the columns of the 16 newest queries, because
+a running sum over all queries can hardly move (`sinks.last_query_window`).
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from sinkscope.errors import CallError, TraceError
+from sinkscope.sinks import HeadMovement, MovementTest, find_sinks, is_sink, last_query_window, movement_test, sink_rates, track
+from sinkscope.traces import Trace
+
+BINS_PER_QUERY = 4
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """One layer of a trace, in memory; `find_sinks` takes it for a trace of one layer."""
+
+    steps: int
+    causal: bool
+    tokens: np.ndarray
+    column_sums: np.ndarray
+    last_query: np.ndarray | None
+
+
+@dataclass(frozen=True)
+class Digest:
+    """One trace, reduced.
+
+    Attributes:
+        label: what the model is called.
+        excess: ε of Eq. 3, in queries' worth.
+        main: [step, layer, head], position of the main sink, −1 where Eq. 3 does not hold.
+        main_columns: its column, in queries' worth; NaN where there is none.
+        strongest: [layer, head], mean over steps of the largest column, sink or not.
+        mean: [step, key], mean over layers and heads of the columns followed; NaN beyond ``lengths``.
+        counts: columns of all steps, layers and heads in bins of a quarter of a query's worth, from 0 upwards.
+        sinks, sinks_percent: how many columns are sinks, with ε in queries' worth and in percent of all attention.
+        columns: how many columns there are.
+        sink_tokens, canvas_tokens: {token: count} over sinks, and over steps × positions.
+        kinds: tracks of each kind.
+        heads: how their main sinks move, by layer and head.
+        over_third: share of steps × layers × heads in which some key's mean α exceeds 0.3 (Gu et al., Sink_*).
+    """
+
+    trace: Trace
+    label: str
+    excess: float
+    tokens: Int[np.ndarray, "step position"]
+    lengths: Int[np.ndarray, " step"]
+    main: Int[np.ndarray, "step layer head"]
+    main_columns: Float[np.ndarray, "step layer head"]
+    strongest: Float[np.ndarray, "layer head"]
+    mean: Float[np.ndarray, "step key"]
+    counts: Int[np.ndarray, " bin"]
+    sinks: int
+    sinks_percent: int
+    columns: int
+    sink_tokens: Counter[int] = field(repr=False)
+    canvas_tokens: Counter[int] = field(repr=False)
+    kinds: dict[str, int]
+    heads: tuple[HeadMovement, ...] = field(repr=False)
+    over_third: float
+
+    @property
+    def steps(self) -> int:
+        """Whole steps."""
+        return len(self.main)
+
+    @property
+    def causal(self) -> bool:
+        """Whether the model is autoregressive."""
+        return self.trace.causal
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens of the prompt; 0 where the trace does not say."""
+        return int(self.trace.manifest.get("prompt_length") or 0)
+
+    @property
+    def threshold(self) -> float:
+        """Eq. 3 on a column sum, 1 + ε(1 − 1/S), at the longest canvas."""
+        return 1 + self.excess * (1 - 1 / float(self.lengths.max()))
+
+    @cached_property
+    def rows(self) -> Float[np.ndarray, " step"]:
+        """How many queries the followed columns add up over: what they sum to."""
+        return np.nansum(self.mean, axis=-1)
+
+    @cached_property
+    def written(self) -> Int[np.ndarray, "commit 3"]:
+        """(step, position, token) of every commit, as far as recorded."""
+        if "written" not in self.trace.tensors:
+            return np.zeros((0, 3), int)
+        written = self.trace.written[:]
+        step, position = np.nonzero(written >= 0)
+        return np.stack([step, position, written[step, position]], axis=-1).astype(int)
+
+    @cached_property
+    def canvas(self) -> Int[np.ndarray, " position"]:
+        """The last canvas, with everything that was committed."""
+        width = max(self.tokens.shape[1], int(self.written[:, 1].max(initial=-1)) + 1)
+        canvas = np.full(width, -1)
+        canvas[: self.tokens.shape[1]] = self.tokens[-1]
+        for _, position, token in self.written:
+            canvas[position] = token
+        return canvas
+
+    @cached_property
+    def movement(self) -> MovementTest:
+        """Moves and drift beside the same steps shuffled."""
+        return movement_test(self.main)
+
+    def head_columns(self, layer: int, head: int) -> Float[np.ndarray, "step key"]:
+        """The columns followed, of one head, read now."""
+        if not self.causal:
+            return self.trace.column_sums[:, layer, head]
+        return last_query_window(self.trace.last_query[:, layer, head][:, None, None])[:, 0, 0]
+
+    def _best(self, merit: Callable[[HeadMovement], Any]) -> HeadMovement | None:
+        with_sinks = [head for head in self.heads if head.steps_with_sink]
+        return max(with_sinks, key=lambda head: (merit(head), -head.layer, -head.head), default=None)
+
+    def positions(self, head: HeadMovement) -> int:
+        """At how many different positions the main sink of a head stands."""
+        main = self.main[:, head.layer, head.head]
+        return len(np.unique(main[main >= 0]))
+
+    def residence(self, head: HeadMovement) -> int:
+        """In how many steps the main sink of a head stands where it stands most often."""
+        main = self.main[:, head.layer, head.head]
+        return int(np.bincount(main[main >= 0]).max(initial=0))
+
+    @cached_property
+    def most_moves(self) -> HeadMovement | None:
+        """The head whose main sink moves most often; ties to more positions."""
+        return self._best(lambda head: (head.moves, self.positions(head)))
+
+    @cached_property
+    def most_positions(self) -> HeadMovement | None:
+        """The head whose main sink stands at most different positions; ties to more moves."""
+        return self._best(lambda head: (self.positions(head), head.moves))
+
+    @cached_property
+    def most_static(self) -> HeadMovement | None:
+        """The head whose main sink stands longest at one position; ties to the stronger sink."""
+        return self._best(lambda head: (self.residence(head), float(np.nanmean(self.main_columns[:, head.layer, head.head]))))
+
+
+def digest(trace: Trace, excess: float = 3.0, label: str | None = None) -> Digest:
+    """Reads a trace, a layer at a time.
+
+    Raises:
+        TraceError: no whole step, or not every column was kept.
+        CallError: a threshold that cannot hold.
+    """
+    from sinkscope.report.labels import model_label
+
+    if not trace.steps:
+        raise TraceError(f"{trace.folder} holds no whole step yet; there is nothing to draw or to sum up")
+    if not np.isfinite(excess) or excess < 0:
+        raise CallError(f"excess: expected a finite number from 0 upwards, found {excess}")
+    tokens, lengths = trace.tokens[:], trace.lengths[:]
+    layers = trace.column_sums.shape[1]
+    counts = np.zeros(BINS_PER_QUERY * (int(lengths.max()) + 1), np.int64)
+    main, main_columns, strongest, heads, over_third = [], [], [], [], []
+    kinds: Counter[str] = Counter()
+    sink_tokens: Counter[int] = Counter()
+    total: Any = 0.0
+    sinks = sinks_percent = columns = 0
+    for layer in range(layers):
+        view = _Layer(
+            trace.steps,
+            trace.causal,
+            tokens,
+            trace.column_sums[:, layer][:, None],
+            trace.last_query[:, layer][:, None] if trace.causal else None,
+        )
+        found = find_sinks(view, excess)  # type: ignore[arg-type]  # a layer has what find_sinks reads
+        tracks = track(found)
+        sums = view.column_sums[~np.isnan(view.column_sums)]
+        counts += np.bincount(np.clip((sums * BINS_PER_QUERY).astype(np.int64), 0, len(counts) - 1), minlength=len(counts))
+        sinks, columns = sinks + len(found), columns + len(sums)
+        sinks_percent += int(is_sink(view.column_sums, excess, "percent").sum())
+        sink_tokens.update(_tally(found.token))
+        kinds.update(tracks.kinds)
+        heads += [HeadMovement(layer, head.head, head.moves, head.drift_per_step, head.steps_with_sink) for head in tracks.heads]
+        place = np.maximum(tracks.main, 0)[..., None]
+        followed = np.take_along_axis(found.columns, place, axis=-1)[..., 0]
+        main.append(tracks.main[:, 0])
+        main_columns.append(np.where(tracks.main < 0, np.nan, followed)[:, 0])
+        strongest.append(np.nanmax(found.columns[:, 0], axis=-1).mean(axis=0))
+        over_third.append(float(sink_rates(view.column_sums, trace.causal).any_key.mean()))
+        total = total + found.columns[:, 0].mean(axis=1, dtype=np.float64)
+    return Digest(
+        trace=trace,
+        label=model_label(trace) if label is None else label,
+        excess=excess,
+        tokens=tokens,
+        lengths=lengths,
+        main=np.stack(main, axis=1),
+        main_columns=np.stack(main_columns, axis=1),
+        strongest=np.stack(strongest),
+        mean=total / layers,
+        counts=counts,
+        sinks=sinks,
+        sinks_percent=sinks_percent,
+        columns=columns,
+        sink_tokens=sink_tokens,
+        canvas_tokens=_tally(tokens[tokens >= 0]),
+        kinds=dict(kinds),
+        heads=tuple(heads),
+        over_third=float(np.mean(over_third)),
+    )
+
+
+def _tally(tokens: np.ndarray) -> Counter[int]:
+    values, counts = np.unique(tokens, return_counts=True)
+    return Counter(dict(zip(values.tolist(), counts.tolist(), strict=True)))

@@ -1,0 +1,120 @@
+import pytest
+import torch
+
+from sinkscope.lab.canvases import PROMPT, CanvasMix, draw_canvases
+from sinkscope.lab.code_tasks import held_out_code_tasks
+from sinkscope.lab.problems import held_out_problems
+from sinkscope.lab.vocabulary import build_tokenizer
+
+MIX = CanvasMix(tokens=1200, lengths=(72, 150, 300), weights=(0.5, 0.3, 0.2), code_share=0.3)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return build_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def batches(tokenizer):
+    return [draw_canvases(MIX, tokenizer, seed=4, update=update) for update in range(25)]
+
+
+def rows_of(batches):
+    return [(tokens.tolist(), answers.tolist()) for batch in batches for tokens, answers in zip(batch.tokens, batch.answers, strict=True)]
+
+
+def shots(tokens, tokenizer):
+    """What a canvas reads as: (question with "Q: " and "A:", answer with its leading space), and how many EOS follow."""
+    assert tokens[0] == tokenizer.bos_token_id
+    padding = len(tokens) - tokens.index(tokenizer.eos_token_id)
+    assert tokens[-padding:] == [tokenizer.eos_token_id] * padding
+    text = tokenizer.decode(tokens[1:-padding])
+    pairs = [shot.split("\nA:") for shot in text.split("\n\n")]
+    return [(f"{question}\nA:", answer) for question, answer in pairs], padding
+
+
+def test_a_batch_is_a_function_of_seed_and_update(tokenizer):
+    one, same = draw_canvases(MIX, tokenizer, 4, 9), draw_canvases(MIX, tokenizer, 4, 9)
+    assert torch.equal(one.tokens, same.tokens) and torch.equal(one.answers, same.answers)
+    for seed, update in ((4, 10), (5, 9), (49, 4)):
+        other = draw_canvases(MIX, tokenizer, seed, update)
+        assert other.tokens.shape != one.tokens.shape or not torch.equal(other.tokens, one.tokens)
+
+
+def test_lengths_and_rows(batches):
+    for batch in batches:
+        rows, length = batch.tokens.shape
+        assert length in MIX.lengths
+        assert rows == MIX.tokens // length
+        assert batch.answers.shape == batch.tokens.shape
+    assert {batch.tokens.shape[1] for batch in batches} == set(MIX.lengths)
+
+
+def test_lengths_are_drawn_by_weight(tokenizer):
+    mix = CanvasMix(tokens=72, lengths=(72, 73), weights=(0.8, 0.2))
+    short = sum(draw_canvases(mix, tokenizer, 0, update).tokens.shape[1] == 72 for update in range(300))
+    assert 210 <= short <= 270  # 240 ± 4.3 standard deviations
+
+
+def test_answers_mark_exactly_the_answer_tokens(batches, tokenizer):
+    for tokens, answers in rows_of(batches):
+        pairs, padding = shots(tokens, tokenizer)
+        expected = [PROMPT]
+        for number, (question, answer) in enumerate(pairs):
+            assert question.startswith("Q: ") and answer.startswith(" ")
+            before = ("\n\n" if number else "") + question
+            expected += [PROMPT] * len(tokenizer(before, add_special_tokens=False).input_ids)
+            expected += [number] * len(tokenizer(answer, add_special_tokens=False).input_ids)
+        assert answers == expected + [len(pairs) - 1] * padding
+
+
+def test_a_canvas_reads_token_by_token_as_its_text(batches, tokenizer):
+    """Pieces were put side by side as ids; a prompt at evaluation comes as one text."""
+    for tokens, _ in rows_of(batches)[::5]:
+        body = tokens[: tokens.index(tokenizer.eos_token_id)]
+        assert tokenizer(tokenizer.decode(body[1:])).input_ids == body
+
+
+def test_padding_is_maskable_and_of_varied_length(tokenizer):
+    mix = CanvasMix(tokens=3000, lengths=(150,), weights=(1.0,))
+    paddings = []
+    for tokens, answers in rows_of(draw_canvases(mix, tokenizer, 1, update) for update in range(10)):
+        _, padding = shots(tokens, tokenizer)
+        paddings.append(padding)
+        assert min(answers[-padding:]) == max(answers[-padding:]) == max(answers) >= 0
+    assert min(paddings) >= 1
+    assert len(set(paddings)) >= 30
+    assert max(paddings) >= 50
+
+
+def test_long_canvases_hold_several_problems_and_short_ones_at_least_one(batches):
+    for batch in batches:
+        most = batch.answers.amax(-1) + 1
+        assert int(most.min()) >= 1
+        if batch.tokens.shape[1] == 300:
+            assert int(most.max()) >= 4
+
+
+@pytest.mark.parametrize(("share", "heads"), [(0.0, {"number"}), (1.0, {"code"})])
+def test_code_share(tokenizer, share, heads):
+    mix = CanvasMix(tokens=720, lengths=(72,), weights=(1.0,), code_share=share)
+    found = {
+        "code" if question.startswith("Q: Write a function") else "number"
+        for tokens, _ in rows_of([draw_canvases(mix, tokenizer, 0, 0)])
+        for question, _ in shots(tokens, tokenizer)[0]
+    }
+    assert found == heads
+
+
+def test_no_held_out_question_is_trained_on(batches, tokenizer):
+    held_out = {f"Q: {task.question}\nA:" for task in (*held_out_problems(), *held_out_code_tasks())}
+    trained = {question for tokens, _ in rows_of(batches) for question, _ in shots(tokens, tokenizer)[0]}
+    assert len(trained) > 500
+    assert trained.isdisjoint(held_out)
+
+
+def test_the_shipped_mix_fits_every_problem(tokenizer):
+    """A problem longer than the shortest canvas would leave a canvas of nothing but EOS."""
+    mix = CanvasMix(lengths=CanvasMix().lengths[:1], weights=(1.0,))
+    for update in range(20):
+        assert int(draw_canvases(mix, tokenizer, 0, update).answers.amax(-1).min()) >= 0
