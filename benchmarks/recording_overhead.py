@@ -40,7 +40,20 @@ def random_model(max_positions: int = 1024) -> Any:
     network.set_attn_implementation("sdpa")
     parameters = sum(parameter.numel() for parameter in network.parameters())
     card = ModelCard(
-        "random-100M", "llada", "random", parameters, 12, 12, 12, 768, 8192, "float32", "float32", tokenizer.mask_token_id, tokenizer.eos_token_id, max_positions
+        "random-100M",
+        "llada",
+        "random",
+        parameters,
+        12,
+        12,
+        12,
+        768,
+        8192,
+        "float32",
+        "float32",
+        tokenizer.mask_token_id,
+        tokenizer.eos_token_id,
+        max_positions,
     )
     return Model(network, tokenizer, LLADA, card)
 

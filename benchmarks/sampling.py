@@ -11,6 +11,7 @@ from _measuring import interleaved, ratio, show
 
 VOCABULARY = 126_464
 SHAPES = ((192, 64), (448, 64), (448, 256))
+STEPS = 16
 REPEATS = 3
 
 
@@ -35,7 +36,9 @@ def random_model() -> Any:
     config.is_causal = False
     network = LlamaForCausalLM(config).eval()
     parameters = sum(parameter.numel() for parameter in network.parameters())
-    card = ModelCard("random", "llada", "random", parameters, 4, 8, 8, 512, VOCABULARY, "float32", "float32", tokenizer.mask_token_id, None, 1024)
+    card = ModelCard(
+        "random", "llada", "random", parameters, 4, 8, 8, 512, VOCABULARY, "float32", "float32", tokenizer.mask_token_id, None, 1024
+    )
     return Model(network, tokenizer, LLADA, card)
 
 
@@ -62,15 +65,14 @@ def main() -> None:
     model = random_model()
     rows = []
     for prompt_length, length in SHAPES:
-        steps = 16
         prompt = torch.arange(prompt_length) % 400 + 4
         wrote: dict[str, torch.Tensor] = {}
 
         def ours(prompt: torch.Tensor = prompt, length: int = length, wrote: dict[str, torch.Tensor] = wrote) -> None:
-            wrote["ours"] = sinkscope.generate(model, prompt, length=length, steps=steps, block=length).tokens
+            wrote["ours"] = sinkscope.generate(model, prompt, length=length, steps=STEPS, block=length).tokens
 
         def theirs(prompt: torch.Tensor = prompt, length: int = length, wrote: dict[str, torch.Tensor] = wrote) -> None:
-            wrote["plain"] = plain_loop(model, prompt, length, steps)
+            wrote["plain"] = plain_loop(model, prompt, length, STEPS)
 
         seconds = interleaved({"ours": ours, "plain": theirs}, REPEATS)
         shape = model.network.config
@@ -79,7 +81,7 @@ def main() -> None:
             {
                 "prompt": prompt_length,
                 "length": length,
-                "steps": steps,
+                "steps": STEPS,
                 "plain_over_ours_time": ratio(seconds, "plain", "ours"),
                 "same_tokens": bool(torch.equal(wrote["ours"], wrote["plain"])),
                 "projection_share": round(VOCABULARY * shape.hidden_size / (VOCABULARY * shape.hidden_size + layers), 2),

@@ -1,10 +1,10 @@
-"""See, test and fix the attention sinks of diffusion language models.
+r"""See, test and fix the attention sinks of diffusion language models.
 
-    model = sinkscope.load("lab-diffusion")
-    with sinkscope.recording(model, out="run.trace"):
-        answer = sinkscope.generate(model, "Q: Tom has 7 apples and buys 5 more. How many apples does Tom have now?\\nA:", length=64, block=16)
-    sinks = sinkscope.find_sinks(sinkscope.open_trace("run.trace"), excess=3.0)
-    tracks = sinkscope.track(sinks)
+model = sinkscope.load("lab-diffusion")
+with sinkscope.recording(model, out="run.trace"):
+    answer = sinkscope.generate(model, "Q: Tom has 7 apples and buys 5 more. How many apples are left?\nA:", length=64)
+sinks = sinkscope.find_sinks(sinkscope.open_trace("run.trace"), excess=3.0)
+tracks = sinkscope.track(sinks)
 """
 
 from importlib import import_module

@@ -67,7 +67,13 @@ def _overview() -> str:
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {(command.__doc__ or '').splitlines()[0]}" for name, command in COMMANDS.items()]
     return "\n".join(
-        ["sinkscope: see, test and fix the attention sinks of diffusion language models", "", *lines, "", "`sinkscope COMMAND --help` shows its options."]
+        [
+            "sinkscope: see, test and fix the attention sinks of diffusion language models",
+            "",
+            *lines,
+            "",
+            "`sinkscope COMMAND --help` shows its options.",
+        ]
     )
 
 
@@ -114,7 +120,7 @@ def demo(out: Path = Path("demo-output"), problems: int = 3, length: int = 64, b
         length: tokens to write.
         block: of the diffusion sampler.
     """
-    from sinkscope.report.demo import run_demo
+    from sinkscope.demo import run_demo
 
     page = run_demo(out, problems=problems, length=length, block=block, say=_note)
     print(page)
@@ -227,7 +233,15 @@ def sinks(trace: Positional[Path], excess: float = 3.0, unit: Unit = "queries", 
     for one in _open(trace):
         found = find_sinks(one, excess, unit)
         steps, layers, heads, _ = found.shape
-        document = {"trace": str(one.folder), "complete": one.complete, "excess": excess, "unit": unit, "steps": steps, "layers": layers, "heads": heads}
+        document = {
+            "trace": str(one.folder),
+            "complete": one.complete,
+            "excess": excess,
+            "unit": unit,
+            "steps": steps,
+            "layers": layers,
+            "heads": heads,
+        }
         if as_json:
             documents.append({**document, "sinks": found.rows(), "selected_share": found.selected_share})
         else:
@@ -268,10 +282,10 @@ def tracks(trace: Positional[Path], excess: float = 3.0, unit: Unit = "queries",
             continue
         print(f"{one.folder}: {len(followed.tracks)} tracks, followed in {followed.source}")
         print("  " + ", ".join(f"{count} {kind}" for kind, count in followed.kinds.items()))
-        low, high = test.null_moves[1:]
-        print(f"  moves per head {test.moves_per_head:.2f}; with steps shuffled {test.null_moves[0]:.2f} ({low:.2f} to {high:.2f})")
-        low, high = test.null_drift[1:]
-        print(f"  drift {test.drift_per_step:+.3f} positions a step; with steps shuffled {test.null_drift[0]:+.3f} ({low:+.3f} to {high:+.3f})")
+        mean, low, high = test.null_moves
+        print(f"  moves per head {test.moves_per_head:.2f}; with steps shuffled {mean:.2f} ({low:.2f} to {high:.2f})")
+        mean, low, high = test.null_drift
+        print(f"  drift {test.drift_per_step:+.3f} positions a step; with steps shuffled {mean:+.3f} ({low:+.3f} to {high:+.3f})")
     if as_json:
         _print_json(documents[0] if len(documents) == 1 else {"traces": documents})
 
@@ -306,7 +320,9 @@ def problems(task: str = "lab-arith", count: int = 10) -> None:
         _print_json(row)
 
 
-def train(recipe: Positional[str], out: Path, updates: int | None = None, seed: int | None = None, device: str = "cpu", compile: bool = False) -> None:
+def train(
+    recipe: Positional[str], out: Path, updates: int | None = None, seed: int | None = None, device: str = "cpu", compile: bool = False
+) -> None:
     """Trains one of the lab's recipes; the same command goes on after a kill.
 
     Args:
@@ -432,7 +448,9 @@ def bench(names: Positional[tuple[str, ...]] = (), as_json: Json = False) -> Non
     rows = {}
     for name in names or scripts:
         _note(f"{name} …")
-        done = subprocess.run([sys.executable, scripts[name], *(["--json"] if as_json else [])], stdout=subprocess.PIPE if as_json else None)
+        done = subprocess.run(
+            [sys.executable, scripts[name], *(["--json"] if as_json else [])], stdout=subprocess.PIPE if as_json else None
+        )
         if done.returncode:
             raise SinkscopeError(f"{scripts[name].name} failed with status {done.returncode}")
         if as_json:

@@ -41,13 +41,13 @@ def test_digits_stand_apart(tokenizer):
 
 
 def test_newline_and_punctuation_are_tokens(tokenizer):
-    assert pieces(tokenizer, "How many? Tom, 7.\n\n#### 7") == ["How", "▁many", "?", "▁Tom", ",", "▁7", ".", "\n", "\n", "####", "▁7"]
+    assert pieces(tokenizer, "Q: How many? Tom, 7.\n\n#### 7") == ["Q", ":", "▁How", "▁many", "?", "▁Tom", ",", "▁7", ".", "\n", "\n", "####", "▁7"]
     assert pieces(tokenizer, "f(x):\n    return x") == ["f", "(", "x", ")", ":", "\n", "▁▁▁▁", "return", "▁x"]
 
 
 def test_spaces_survive_in_any_number(tokenizer):
     for count in range(1, 10):
-        text = "Tom" + " " * count + "has"
+        text = "Tom" + " " * count + "Anna"
         assert tokenizer.decode(tokenizer(text, add_special_tokens=False).input_ids) == text
 
 

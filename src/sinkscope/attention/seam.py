@@ -80,7 +80,9 @@ def use_seam(network: nn.Module, stacks: list[Stack]) -> list[tuple[Any, Any]]:
     AttentionInterface.register(NAME, attention_forward)
     AttentionMaskInterface.register(NAME, sdpa_mask)  # without one, padding is lost without a word
     configs = {id(module.config): module.config for module in network.modules() if hasattr(module, "config")}
-    before = [(config, config._attn_implementation_internal) for config in configs.values() if hasattr(config, "_attn_implementation_internal")]
+    before = [
+        (config, config._attn_implementation_internal) for config in configs.values() if hasattr(config, "_attn_implementation_internal")
+    ]
     network.set_attn_implementation(NAME)  # type: ignore[operator]
     for stack in stacks:
         for attention, (path, _) in stack.layers.items():
@@ -88,5 +90,7 @@ def use_seam(network: nn.Module, stacks: list[Stack]) -> list[tuple[Any, Any]]:
             if found != NAME:
                 for config, implementation in before:
                     config._attn_implementation_internal = implementation
-                raise AttentionError(f"expected {path} to take its attention from transformers' interface, found {found!r}; this model cannot be watched")
+                raise AttentionError(
+                    f"expected {path} to take its attention from transformers' interface, found {found!r}; this model cannot be watched"
+                )
     return before

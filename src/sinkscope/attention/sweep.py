@@ -15,8 +15,8 @@ from torch import Tensor
 
 from sinkscope.errors import AttentionError
 
-BLOCK_ELEMENTS = 1 << 19  # scores per block and head: at 512 keys 64…128 queries, small enough for the cache
-LARGEST_BLOCK = 128
+BLOCK = 128  # queries at a time
+CPU_SCORES, GPU_SCORES = 1 << 18, 1 << 26  # scores that exist at once; on a CPU they should stay in a core's cache
 
 
 @dataclass(frozen=True)
@@ -92,40 +92,38 @@ def attend(
         raise AttentionError(f"expected query heads to be a multiple of key heads, found {heads} and {kv_heads}")
     repeat = heads // kv_heads
     scale = 1 / math.sqrt(dim) if scale is None else scale
-    block = block or max(16, min(LARGEST_BLOCK, BLOCK_ELEMENTS // (8 * keys)))
-    count = groups.shape[1]
+    block = min(block or BLOCK, queries)
     front = _Front.of(prefix, batch, heads, kv_heads, query, value)
     output = query.new_empty(batch, heads, queries, value.shape[-1])
-    sums = torch.zeros(batch, heads, count, keys + front.count, dtype=torch.float32, device=query.device)
+    sums = torch.zeros(batch, heads, groups.shape[1], keys + front.count, dtype=torch.float32, device=query.device)
     local = torch.zeros_like(sums) if hidden is not None else None
     diagonal = sums.new_zeros(batch, heads, queries)
     last_row = sums.new_zeros(batch, heads, keys)
     transposed = key.transpose(-1, -2)
-    for start in range(0, queries, block):
-        rows = slice(start, min(start + block, queries))
-        part = query[:, :, rows]
-        length = part.shape[2]
-        scores = torch.matmul(part.reshape(batch, kv_heads, repeat * length, dim), transposed)
-        scores = _in_float32(scores.view(batch, heads, length, keys), scale)
-        visible = _show(scores, mask, causal, rows)
-        scores = front.scores(scores, part, scale)
-        weights = torch.softmax(scores, dim=-1)
-        if visible is not None:
-            weights = _empty_rows_to_zero(weights, visible, front.count)
-        membership = groups[:, None, :, rows]
-        if rows.stop == queries:
-            last_row = weights[:, :, -1, front.count :]
-        if hidden is not None:
-            assert local is not None
-            local += membership @ weights
-            weights = _without(scores, weights, hidden, front.count)
-        sums += membership @ weights
-        diagonal[:, :, rows] = _diagonal(weights, keys - queries + start, front.count)
-        weights = weights.to(value.dtype)
-        body = weights[..., front.count :].reshape(batch, kv_heads, repeat * length, keys)
-        output[:, :, rows] = torch.matmul(body, value).view(batch, heads, length, -1)
-        if front.values is not None:
-            output[:, :, rows] += weights[..., : front.count] @ front.values
+    scratch = _Scratch(query, key, value)
+    limit = CPU_SCORES * torch.get_num_threads() if query.device.type == "cpu" else GPU_SCORES
+    chunk = max(1, min(kv_heads, limit // max(1, batch * repeat * block * keys)))
+    for first in range(0, kv_heads, chunk):
+        shared = slice(first, min(first + chunk, kv_heads))
+        own = slice(shared.start * repeat, shared.stop * repeat)
+        for start in range(0, queries, block):
+            rows = slice(start, min(start + block, queries))
+            part = query[:, own, rows]
+            scores = scratch.scores(part, transposed[:, shared], scale)
+            visible = _show(scores, _of_heads(mask, own), causal, rows)
+            scores = front.scores(scores, part, scale, own)
+            weights = scratch.softmax(scores, keep_scores=hidden is not None)
+            if visible is not None:
+                weights = _empty_rows_to_zero(weights, visible, front.count)
+            membership = groups[:, None, :, rows]
+            if rows.stop == queries:
+                last_row[:, own] = weights[:, :, -1, front.count :].detach()
+            if hidden is not None and local is not None:
+                local[:, own] += membership @ weights.detach()
+                weights = _without(scores, weights, hidden if hidden.shape[1] == 1 else hidden[:, own], front.count)
+            sums[:, own] += membership @ weights.detach()
+            diagonal[:, own, rows] = _diagonal(weights.detach(), keys - queries + start, front.count)
+            output[:, own, rows] = _mix(weights.to(value.dtype), value[:, shared], front, own)
     cut = front.count
     return output, Columns(
         sums=sums[..., cut:],
@@ -136,16 +134,53 @@ def attend(
     )
 
 
-def _in_float32(scores: Tensor, scale: float) -> Tensor:
-    if torch.is_grad_enabled() and scores.requires_grad:
-        return scores.float() * scale
-    return scores.float().mul_(scale)
+class _Scratch:
+    """One buffer for the scores of every block, where nothing needs a gradient; else fresh tensors."""
+
+    def __init__(self, query: Tensor, key: Tensor, value: Tensor) -> None:
+        wants_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
+        self._reuse = not wants_gradient and query.dtype == torch.float32
+        self._in_place = not wants_gradient
+        self._buffer = query.new_empty(0)
+
+    def scores(self, part: Tensor, keys: Tensor, scale: float) -> Tensor:
+        """Scaled scores [batch, head, query, key] in fp32; query heads that share a key head go into one product."""
+        batch, heads, length, dim = part.shape
+        shared = keys.shape[1]
+        rows = heads // shared * length
+        if not self._reuse:
+            return torch.matmul(part.reshape(batch, shared, rows, dim), keys).view(batch, heads, length, -1).float() * scale
+        size = batch * heads * length * keys.shape[-1]
+        if len(self._buffer) < size:
+            self._buffer = part.new_empty(size)
+        scores = self._buffer[:size].view(batch, shared, rows, keys.shape[-1])
+        torch.matmul((part * scale).reshape(batch, shared, rows, dim), keys, out=scores)
+        return scores.view(batch, heads, length, -1)
+
+    def softmax(self, scores: Tensor, keep_scores: bool) -> Tensor:
+        """Softmax over the keys, in place where nobody needs the scores again."""
+        if keep_scores or not self._in_place:
+            return torch.softmax(scores, dim=-1)
+        return torch.softmax(scores, dim=-1, out=scores)
+
+
+def _of_heads(mask: Tensor | None, heads: slice) -> Tensor | None:
+    return mask if mask is None or mask.shape[1] == 1 else mask[:, heads]
+
+
+def _mix(weights: Tensor, value: Tensor, front: "_Front", heads: slice) -> Tensor:
+    """Weights times values, the constant ones in front included."""
+    batch, own, length, _ = weights.shape
+    shared = value.shape[1]
+    body = weights[..., front.count :].reshape(batch, shared, own // shared * length, -1)
+    mixed = torch.matmul(body, value).view(batch, own, length, -1)
+    return mixed if front.values is None else mixed + weights[..., : front.count] @ front.values[:, heads]
 
 
 def _show(scores: Tensor, mask: Tensor | None, causal: bool, rows: slice) -> Tensor | None:
     """Applies the mask to a block in place; returns which keys are visible, or None when all are."""
     if causal:
-        length, keys = scores.shape[-2:]
+        keys = scores.shape[-1]
         position = torch.arange(rows.start, rows.stop, device=scores.device)
         visible = position[:, None] >= torch.arange(keys, device=scores.device)
     elif mask is None:
@@ -211,12 +246,12 @@ class _Front:
         assert source is not None
         return cls(source.shape[1], per_head(prefix.keys), per_head(prefix.values), logits)
 
-    def scores(self, scores: Tensor, part: Tensor, scale: float) -> Tensor:
+    def scores(self, scores: Tensor, part: Tensor, scale: float, heads: slice) -> Tensor:
         if not self.count:
             return scores
         if self.keys is not None:
-            mine = (part @ self.keys.transpose(-1, -2)).float() * scale
+            mine = (part @ self.keys[:, heads].transpose(-1, -2)).float() * scale
         else:
             assert self.logits is not None
-            mine = self.logits[None, :, None, :].expand(*scores.shape[:3], -1)
+            mine = self.logits[None, heads, None, :].expand(*scores.shape[:3], -1)
         return torch.cat([mine, scores], dim=-1)

@@ -27,14 +27,14 @@ def autoregressive_steps(model: Model, batch: Batch, settings: AutoregressiveSet
             writing = (~finished).nonzero().squeeze(-1).tolist()
             publisher.before(tokens, torch.zeros_like(tokens, dtype=torch.bool), real.sum(-1), writing)
             positions = (real.long().cumsum(-1) - 1).clamp(min=0)
-            hidden = model.network.model(  # type: ignore[operator]
+            hidden = model.network.model(
                 input_ids=fresh,
                 attention_mask=None if bool(real.all()) else real.long(),
                 position_ids=positions[:, -fresh.shape[1] :],
                 past_key_values=cache,
                 use_cache=True,
             ).last_hidden_state
-            logits = model.network.lm_head(hidden[:, -1:])[:, 0].float()  # type: ignore[operator]
+            logits = model.network.lm_head(hidden[:, -1:])[:, 0].float()
             token, sure = _choose(logits, settings, sources)
             if eos is not None:
                 token = torch.where(finished, eos, token)

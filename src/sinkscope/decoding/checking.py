@@ -95,10 +95,12 @@ def _parameters(model: Model) -> Check:
 def _rotations(model: Model) -> Check:
     config = model.network.config
     rope = getattr(config, "rope_parameters", None) or {}
-    rotary = model.network.model.rotary_emb  # type: ignore[union-attr]
-    found = rotary.inv_freq.double().cpu()  # type: ignore[union-attr, operator]
+    rotary = model.network.model.rotary_emb
+    found = rotary.inv_freq.double().cpu()
     if rope.get("rope_type", "default") != "default":
-        return Check("rotation frequencies", f"scaled ({rope['rope_type']}), {len(found)} of them, finite", bool(torch.isfinite(found).all()))
+        return Check(
+            "rotation frequencies", f"scaled ({rope['rope_type']}), {len(found)} of them, finite", bool(torch.isfinite(found).all())
+        )
     expected = 1 / float(rope["rope_theta"]) ** (torch.arange(len(found), dtype=torch.float64) / len(found))
     error = float((found / expected - 1).abs().max())
     return Check("rotation frequencies recomputed", f"theta {rope['rope_theta']:g}, largest relative error {error:.1e}", error < 1e-5)
@@ -119,7 +121,11 @@ def _columns(model: Model, tokens: Tensor, logits: Tensor) -> list[Check]:
         watched = _logits(model, tokens)
     change = float((watched - logits).abs().max())
     return [
-        Check("columns add up", f"{adder.layers} layers, {adder.queries} queries, off by at most {adder.worst:.1e}", adder.worst < 1e-2 and adder.layers == model.card.layers),
+        Check(
+            "columns add up",
+            f"{adder.layers} layers, {adder.queries} queries, off by at most {adder.worst:.1e}",
+            adder.worst < 1e-2 and adder.layers == model.card.layers,
+        ),
         Check("watching changes nothing", f"logits differ by at most {change:.1e}", change < _tolerance(model) * float(logits.abs().max())),
     ]
 
@@ -147,4 +153,6 @@ def _round_trip(model: Model, tokens: Tensor) -> Check:
     one, two = (generate(model, tokens[0], length=length) for _ in range(2))
     kept = bool((one.tokens[: tokens.shape[1]] == tokens[0].cpu()).all())
     same = torch.equal(one.tokens, two.tokens)
-    return Check("a generation keeps its prompt and repeats", f"{len(one.tokens) - tokens.shape[1]} tokens in {one.steps} steps", kept and same)
+    return Check(
+        "a generation keeps its prompt and repeats", f"{len(one.tokens) - tokens.shape[1]} tokens in {one.steps} steps", kept and same
+    )

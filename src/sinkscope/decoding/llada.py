@@ -60,7 +60,7 @@ def llada_steps(model: Model, batch: Batch, settings: LLaDASettings) -> Iterator
                 if settings.guidance > 0:
                     inputs, halves = torch.cat([canvas, canvas.masked_fill(prompt, mask_id)]), 2
                 publisher.before(inputs, inputs == mask_id, lengths.repeat(halves), range(rows))
-                hidden = model.network.model(  # type: ignore[operator]
+                hidden = model.network.model(
                     input_ids=inputs,
                     attention_mask=None if padding is None else padding.repeat(halves, 1),
                     position_ids=positions.repeat(halves, 1),
@@ -89,9 +89,9 @@ def _project(model: Model, hidden: Tensor, candidates: Tensor, settings: LLaDASe
         others = (~candidates.flatten()).nonzero().squeeze(-1)
         needed = torch.cat([needed, others[: LEAST_ROWS - len(needed)]])
     flat = hidden[:rows].flatten(0, 1)
-    logits = model.network.lm_head(flat[needed])  # type: ignore[operator]
+    logits = model.network.lm_head(flat[needed])
     if settings.guidance > 0:
-        unconditional = model.network.lm_head(hidden[rows:].flatten(0, 1)[needed])  # type: ignore[operator]
+        unconditional = model.network.lm_head(hidden[rows:].flatten(0, 1)[needed])
         logits = unconditional + (settings.guidance + 1) * (logits - unconditional)
     return logits[: int(candidates.sum())]
 
@@ -106,7 +106,10 @@ def _choose(
     counts = candidates.sum(-1).tolist()
     if settings.temperature > 0:
         noise = torch.cat(
-            [torch.rand(count, logits.shape[-1], dtype=torch.float64, device=logits.device, generator=source) for count, source in zip(counts, sources, strict=True)]
+            [
+                torch.rand(count, logits.shape[-1], dtype=torch.float64, device=logits.device, generator=source)
+                for count, source in zip(counts, sources, strict=True)
+            ]
         )
         # Gumbel-max in float64 (arXiv 2409.02908), in the published form exp(logits) / (−log u)^T.
         token = (logits.double().exp() / (-noise.log()) ** settings.temperature).argmax(-1)

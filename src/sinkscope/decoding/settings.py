@@ -42,10 +42,16 @@ class LLaDASettings:
         _positive(self, "length", "steps", "block")
         _not_negative(self, "temperature", "guidance")
         if self.length % self.block:
-            raise CallError(f"length must be a multiple of block: {self.length} tokens do not split into blocks of {self.block}; try --block {_divisor(self.length, self.block)}")
+            raise CallError(
+                f"length must be a multiple of block: {self.length} tokens do not split into blocks of {self.block}; "
+                f"try --block {_divisor(self.length, self.block)}"
+            )
         blocks = self.length // self.block
         if self.steps % blocks:
-            raise CallError(f"steps must be a multiple of the number of blocks: {self.steps} steps do not share out among {blocks} blocks; try --steps {max(1, round(self.steps / blocks)) * blocks}")
+            raise CallError(
+                f"steps must be a multiple of the number of blocks: {self.steps} steps do not share out among {blocks} blocks; "
+                f"try --steps {max(1, round(self.steps / blocks)) * blocks}"
+            )
         if self.steps > self.length:
             raise CallError(f"steps must not exceed length: {self.steps} steps for {self.length} tokens would leave steps without a token")
         if self.remasking not in ("low_confidence", "random"):

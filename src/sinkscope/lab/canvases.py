@@ -1,4 +1,4 @@
-"""Training canvases: several problems packed behind each other, the last answer padded with EOS.
+r"""Training canvases: several problems packed behind each other, the last answer padded with EOS.
 
 Batch number n is a pure function of (seed, n), so a resumed run sees exactly the batches an uninterrupted one does.
 A canvas reads ``<bos>Q: …\nA: …\n\nQ: …\nA: …<eos><eos>…``: the few-shot prompt of evaluation, with its answer.

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from sinkscope.errors import TrainingError
 from sinkscope.lab.recipes import Recipe
@@ -33,14 +32,16 @@ def train_checkpoint(recipe: Recipe, out: Path, *, device: str = "cpu", command:
             _save(network, build_tokenizer(), recipe, out, command)
             (out / STATE).unlink()
     except OSError as error:
-        raise TrainingError(f"{out} cannot be written ({error.strerror or error}); make room or choose another folder, the same command goes on") from error
+        raise TrainingError(
+            f"{out} cannot be written ({error.strerror or error}); make room or choose another folder, the same command goes on"
+        ) from error
     return out
 
 
-def _save(network: nn.Module, tokenizer: Any, recipe: Recipe, out: Path, command: str) -> None:
+def _save(network: Any, tokenizer: Any, recipe: Recipe, out: Path, command: str) -> None:
     beside = out / "checkpoint.writing"
     shutil.rmtree(beside, ignore_errors=True)
-    network.to("cpu", torch.bfloat16).save_pretrained(beside)  # type: ignore[operator]
+    network.to("cpu", torch.bfloat16).save_pretrained(beside)
     tokenizer.save_pretrained(beside)
     described = json.loads((out / RECIPE).read_text()) | {"command": command, "torch": torch.__version__}
     (out / RECIPE).write_text(json.dumps(described, indent=2) + "\n")

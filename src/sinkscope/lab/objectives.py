@@ -1,15 +1,18 @@
 """The two training objectives: masked diffusion (paper 2's schedule) and next-token prediction."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from sinkscope.lab.canvases import PROMPT, Canvases
 
 LEAST_MASKED = 1e-3
 
 
-def mask_canvases(canvases: Canvases, mask_id: int, whole_canvas_share: float, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor, int]:
+def mask_canvases(
+    canvases: Canvases, mask_id: int, whole_canvas_share: float, generator: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor, int]:
     """Masks each answer of a canvas at its own rate p = (1 − 1e-3)·t + 1e-3 with t ~ U(0, 1) (paper 2, §4.1).
 
     Each packed problem counts as a sequence of its own. The t of a batch are stratified: one in each of as many
@@ -37,7 +40,9 @@ def mask_canvases(canvases: Canvases, mask_id: int, whole_canvas_share: float, g
     return tokens.masked_fill(masked, mask_id), torch.where(masked, 1 / rate, 0.0), int(maskable.sum())
 
 
-def masked_diffusion_loss(network: nn.Module, canvases: Canvases, *, mask_id: int, whole_canvas_share: float, generator: torch.Generator) -> torch.Tensor:
+def masked_diffusion_loss(
+    network: Any, canvases: Canvases, *, mask_id: int, whole_canvas_share: float, generator: torch.Generator
+) -> torch.Tensor:
     """Cross-entropy on masked tokens, weighted 1/p, per maskable token; a scalar in nats."""
     noisy, weights, maskable = mask_canvases(canvases, mask_id, whole_canvas_share, generator)
     hidden = network.model(input_ids=noisy, use_cache=False).last_hidden_state
@@ -47,7 +52,7 @@ def masked_diffusion_loss(network: nn.Module, canvases: Canvases, *, mask_id: in
     return (losses * weights[chosen]).sum() / maskable
 
 
-def next_token_loss(network: nn.Module, canvases: Canvases, *, eos_id: int) -> torch.Tensor:
+def next_token_loss(network: Any, canvases: Canvases, *, eos_id: int) -> torch.Tensor:
     """Cross-entropy of each token given those before it, over the whole canvas; a scalar in nats.
 
     Behind a finished answer the target is EOS, also where the next problem of the canvas follows: a model that is

@@ -18,9 +18,12 @@ HELD_OUT_COUNT = 1319
 LARGEST = 12
 
 NAMES = (
-    "Tom Anna Ben Mia Leo Zoe Max Eva Sam Lily Jack Nora Omar Ruth Paul Ines Finn Rosa Hugo Clara Ivan Maya Noah Ada Carl Jane Otto Vera Alan Kim"
+    "Tom Anna Ben Mia Leo Zoe Max Eva Sam Lily Jack Nora Omar Ruth Paul Ines "
+    "Finn Rosa Hugo Clara Ivan Maya Noah Ada Carl Jane Otto Vera Alan Kim"
 ).split()
-ITEMS = "apples books pens cards shells stamps coins cookies marbles eggs balls plums stickers candles flowers keys cups hats toys stones".split()
+ITEMS = (
+    "apples books pens cards shells stamps coins cookies marbles eggs balls plums stickers candles flowers keys cups hats toys stones"
+).split()
 PLACES = "garden kitchen park school office forest yard shop".split()
 DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
 
@@ -58,16 +61,40 @@ TEMPLATES = (
     Template("give", "{name} had {a} {item} and gave {b} to {other}. How many {item} are left?", ("a-b",)),
     Template("boxes", "There are {a} boxes with {b} {item} in each box. How many {item} are there?", ("a*b",)),
     Template("find", "{name} found {a} {item} in the {place} and {b} in the {place2}. How many {item} did {name} find?", ("a+b",)),
-    Template("gift", "{name} has {a} {item}. {other} gives {name} {b} more, and then {name} loses {c}. How many {item} does {name} have?", ("a+b", "#-c")),
+    Template(
+        "gift",
+        "{name} has {a} {item}. {other} gives {name} {b} more, and then {name} loses {c}. How many {item} does {name} have?",
+        ("a+b", "#-c"),
+    ),
     Template("days", "{name} picked {a} {item} on {day}, {b} on {day2} and {c} on {day3}. How many {item} is that?", ("a+b", "#+c")),
     Template("bags", "{name} buys {a} bags with {b} {item} in each and breaks {c}. How many {item} are left?", ("a*b", "#-c")),
     Template("together", "{name} has {a} {item}. {other} has {b} more than {name}. How many {item} do they have together?", ("a+b", "#+a")),
     Template("shop", "A shop had {a} {item}. It sold {b} in the morning and {c} in the evening. How many {item} are left?", ("a-b", "#-c")),
-    Template("share", "{name} has {a} {item} and {other} has {b}. They need {c} {item} for the {place}. How many {item} are missing?", ("a+b", "c-#")),
-    Template("chain", "{name} has {a} {item}, finds {b}, gives {c} to {other} and buys {d} more. How many {item} does {name} have?", ("a+b", "#-c", "#+d")),
-    Template("week", "{name} made {a} {item} on {day}, {b} on {day2}, {c} on {day3} and sold {d}. How many {item} are left?", ("a+b", "#+c", "#-d")),
-    Template("crates", "A truck brings {a} crates with {b} {item} in each. {c} are broken and {d} are sold. How many {item} are left?", ("a*b", "#-c", "#-d")),
-    Template("class", "Each of {a} children brings {b} {item}. The teacher adds {c} and hands out {d}. How many {item} are there now?", ("a*b", "#+c", "#-d")),
+    Template(
+        "share",
+        "{name} has {a} {item} and {other} has {b}. They need {c} {item} for the {place}. How many {item} are missing?",
+        ("a+b", "c-#"),
+    ),
+    Template(
+        "chain",
+        "{name} has {a} {item}, finds {b}, gives {c} to {other} and buys {d} more. How many {item} does {name} have?",
+        ("a+b", "#-c", "#+d"),
+    ),
+    Template(
+        "week",
+        "{name} made {a} {item} on {day}, {b} on {day2}, {c} on {day3} and sold {d}. How many {item} are left?",
+        ("a+b", "#+c", "#-d"),
+    ),
+    Template(
+        "crates",
+        "A truck brings {a} crates with {b} {item} in each. {c} are broken and {d} are sold. How many {item} are left?",
+        ("a*b", "#-c", "#-d"),
+    ),
+    Template(
+        "class",
+        "Each of {a} children brings {b} {item}. The teacher adds {c} and hands out {d}. How many {item} are there now?",
+        ("a*b", "#+c", "#-d"),
+    ),
 )
 
 _SYMBOLS = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}

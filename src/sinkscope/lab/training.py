@@ -26,7 +26,7 @@ STATE, LOG, RECIPE = "training-state.safetensors", "training.jsonl", "recipe.jso
 VALIDATION_BATCHES = 8
 
 
-def build_network(recipe: Recipe, tokenizer: Any) -> nn.Module:
+def build_network(recipe: Recipe, tokenizer: Any) -> Any:
     """A freshly initialised network: transformers' Llama, bidirectional for masked diffusion."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -63,7 +63,7 @@ def learning_rate(recipe: Recipe, update: int) -> float:
     return recipe.learning_rate * (recipe.final_share + (1 - recipe.final_share) * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
-def train(recipe: Recipe, out: Path, *, device: str = "cpu", progress: bool | None = None) -> nn.Module:
+def train(recipe: Recipe, out: Path, *, device: str = "cpu", progress: bool | None = None) -> Any:
     """Trains a recipe into the folder ``out``, going on from its last saved state; returns the network.
 
     Raises:
@@ -80,7 +80,12 @@ def train(recipe: Recipe, out: Path, *, device: str = "cpu", progress: bool | No
     _cut_log(out / LOG, start)
     objective = _objective(recipe, network, tokenizer, device)
     network.train()
-    with (out / LOG).open("a") as log, tqdm(total=recipe.updates, initial=start, desc=recipe.name, unit="update", disable=progress if progress is None else not progress) as bar:
+    with (
+        (out / LOG).open("a") as log,
+        tqdm(
+            total=recipe.updates, initial=start, desc=recipe.name, unit="update", disable=progress if progress is None else not progress
+        ) as bar,
+    ):
         for update in range(start, recipe.updates):
             rate = learning_rate(recipe, update)
             for group in optimiser.param_groups:
@@ -121,7 +126,7 @@ def claim_recipe(recipe: Recipe, out: Path) -> None:
         raise TrainingError(f"{out} holds a run of another recipe ({changes}); train into another folder or delete this one")
 
 
-def _parameter_groups(network: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+def _parameter_groups(network: Any, weight_decay: float) -> list[dict[str, Any]]:
     parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
     return [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": weight_decay},
@@ -129,9 +134,9 @@ def _parameter_groups(network: nn.Module, weight_decay: float) -> list[dict[str,
     ]
 
 
-def _objective(recipe: Recipe, network: nn.Module, tokenizer: Any, device: str) -> Callable[[Canvases, int], torch.Tensor]:
+def _objective(recipe: Recipe, network: Any, tokenizer: Any, device: str) -> Callable[[Canvases, int], torch.Tensor]:
     if recipe.compile:
-        network.model.compile(dynamic=False)  # type: ignore[operator]
+        network.model.compile(dynamic=False)
 
     def objective(canvases: Canvases, update: int) -> torch.Tensor:
         canvases = Canvases(canvases.tokens.to(device), canvases.answers.to(device))
@@ -153,7 +158,7 @@ def _validate(recipe: Recipe, objective: Callable[[Canvases, int], torch.Tensor]
     return sum(losses) / len(losses)
 
 
-def _save_state(path: Path, network: nn.Module, optimiser: torch.optim.Optimizer, update: int) -> None:
+def _save_state(path: Path, network: Any, optimiser: torch.optim.Optimizer, update: int) -> None:
     from safetensors.torch import save_file
 
     tensors = {f"weight.{name}": parameter.detach().contiguous() for name, parameter in network.named_parameters()}
@@ -165,7 +170,7 @@ def _save_state(path: Path, network: nn.Module, optimiser: torch.optim.Optimizer
     os.replace(beside, path)
 
 
-def _load_state(path: Path, network: nn.Module, optimiser: torch.optim.Optimizer) -> int:
+def _load_state(path: Path, network: Any, optimiser: torch.optim.Optimizer) -> int:
     from safetensors import safe_open
 
     if not path.exists():

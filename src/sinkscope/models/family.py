@@ -45,7 +45,9 @@ def recognise(config: Mapping[str, Any], where: str) -> Family:
         return LLAMA
     if not causal and model_type in LLADA.recognised:
         if not isinstance(config.get("mask_token_id"), int):
-            raise ModelError(f"{where}: a bidirectional model needs mask_token_id in its config.json, found {config.get('mask_token_id')!r}")
+            raise ModelError(
+                f"{where}: a bidirectional model needs mask_token_id in its config.json, found {config.get('mask_token_id')!r}"
+            )
         return LLADA
     code = " Its config.json names remote code (auto_map), which sinkscope never runs." if "auto_map" in config else ""
     raise ModelError(

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from sinkscope.errors import CallError, ModelError
-from sinkscope.models.family import Family, recognise
+from sinkscope.models.family import recognise
 from sinkscope.models.model import Model, ModelCard
 
 BUNDLED = ("lab-diffusion", "lab-autoregressive")
@@ -25,7 +24,12 @@ def bundled_folder(name: str) -> Path:
 
 
 def load(
-    name: str | Path, *, dtype: torch.dtype | str | None = None, device: str | torch.device = "cpu", device_map: Any = None, revision: str | None = None
+    name: str | Path,
+    *,
+    dtype: torch.dtype | str | None = None,
+    device: str | torch.device = "cpu",
+    device_map: Any = None,
+    revision: str | None = None,
 ) -> Model:
     """Loads a model.
 
@@ -46,14 +50,14 @@ def load(
     files = _weight_files(folder)
     stored = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
     wanted = _dtype(dtype, "float32" if str(name) in BUNDLED else stored)
-    network = _network(folder, config, family, wanted, device_map)
+    network = _network(folder, config, wanted, device_map)
     if device_map is None:
         network = _to_device(network, device)
     network.eval()
     tokenizer = _tokenizer(folder)
     _check_tokenizer(tokenizer, config, folder)
     if not family.causal:
-        network.generate = _refuse_generate  # type: ignore[method-assign]
+        network.generate = _refuse_generate
     shape = network.config
     eos = shape.eos_token_id if isinstance(shape.eos_token_id, int) else tokenizer.eos_token_id
     card = ModelCard(
@@ -79,7 +83,9 @@ def _find(name: str, revision: str | None) -> Path:
     if name in BUNDLED:
         folder = bundled_folder(name)
         if not (folder / "config.json").exists():
-            raise ModelError(f"{name} is a bundled model, but {folder} holds no config.json; reinstall sinkscope, or `sinkscope train {name} --out DIR`")
+            raise ModelError(
+                f"{name} is a bundled model, but {folder} holds no config.json; reinstall sinkscope, or `sinkscope train {name} --out DIR`"
+            )
         return folder
     folder = Path(name).expanduser()
     if folder.exists():
@@ -144,7 +150,7 @@ def _dtype(dtype: torch.dtype | str | None, stored: str) -> torch.dtype:
     return wanted
 
 
-def _network(folder: Path, config: dict[str, Any], family: Family, dtype: torch.dtype, device_map: Any) -> nn.Module:
+def _network(folder: Path, config: dict[str, Any], dtype: torch.dtype, device_map: Any) -> Any:
     import transformers
     from safetensors import SafetensorError
 
@@ -197,7 +203,7 @@ def _quiet() -> Any:
     return quiet()
 
 
-def _to_device(network: nn.Module, device: str | torch.device) -> nn.Module:
+def _to_device(network: Any, device: str | torch.device) -> Any:
     try:
         return network.to(device)
     except (RuntimeError, AssertionError) as error:
@@ -210,13 +216,17 @@ def _tokenizer(folder: Path) -> Any:
     try:
         return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"{folder}: expected tokenizer.json and tokenizer_config.json, found no tokenizer that loads ({str(error).splitlines()[0]})") from error
+        raise ModelError(
+            f"{folder}: expected tokenizer.json and tokenizer_config.json, found no tokenizer that loads ({str(error).splitlines()[0]})"
+        ) from error
 
 
 def _check_tokenizer(tokenizer: Any, config: dict[str, Any], folder: Path) -> None:
     mask, theirs = config.get("mask_token_id"), getattr(tokenizer, "mask_token_id", None)
     if mask is not None and theirs is not None and mask != theirs:
-        raise ModelError(f"{folder}: config.json says mask_token_id {mask}, its tokenizer says {theirs}; one of them belongs to another model")
+        raise ModelError(
+            f"{folder}: config.json says mask_token_id {mask}, its tokenizer says {theirs}; one of them belongs to another model"
+        )
 
 
 def _hash(files: list[Path]) -> str:
@@ -229,4 +239,6 @@ def _hash(files: list[Path]) -> str:
 
 
 def _refuse_generate(*_: Any, **__: Any) -> None:
-    raise CallError("this network attends in both directions; its own generate() would write nonsense. Use sinkscope.generate(model, prompt)")
+    raise CallError(
+        "this network attends in both directions; its own generate() would write nonsense. Use sinkscope.generate(model, prompt)"
+    )

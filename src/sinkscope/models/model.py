@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
 from sinkscope.errors import CallError, ModelError
 from sinkscope.models.family import Family
@@ -51,13 +50,14 @@ class Model:
     """A model that sinkscope can write with, watch and change.
 
     Attributes:
-        network: the transformers module; ``network(input_ids).logits`` is what the network says.
+        network: the transformers module, typed Any because its attributes depend on the family;
+            ``network(input_ids).logits`` is what the network says.
         tokenizer: a transformers tokenizer.
         family: what is known of its kind.
         card: what identifies it.
     """
 
-    network: nn.Module
+    network: Any
     tokenizer: Any
     family: Family
     card: ModelCard
@@ -87,7 +87,8 @@ class Model:
         if not [token for token in ids if token != self.tokenizer.bos_token_id]:
             raise CallError("expected a prompt with at least one token, found an empty one")
         if self.card.mask_id is not None and self.card.mask_id in ids:
-            raise CallError(f"prompt: holds the mask token {self.card.mask_id} at position {ids.index(self.card.mask_id)}; a prompt must be without masks")
+            place = ids.index(self.card.mask_id)
+            raise CallError(f"prompt: holds the mask token {self.card.mask_id} at position {place}; a prompt must be without masks")
         return ids
 
     def _refuse_unknown(self, prompt: str, ids: list[int]) -> None:
@@ -97,7 +98,10 @@ class Model:
         pieces = self.tokenizer(prompt, return_offsets_mapping=True)
         words = [prompt[a:b].strip() for token, (a, b) in zip(pieces.input_ids, pieces.offset_mapping, strict=True) if token == unknown]
         shown = ", ".join(repr(word) for word in dict.fromkeys(words))
-        raise CallError(f"prompt: {self.card.name} does not know {shown}; its vocabulary has {len(self.tokenizer)} words (`sinkscope problems` prints prompts it knows)")
+        raise CallError(
+            f"prompt: {self.card.name} does not know {shown}; its vocabulary has {len(self.tokenizer)} words "
+            "(`sinkscope problems` prints prompts it knows)"
+        )
 
     def decode(self, ids: Sequence[int] | torch.Tensor) -> str:
         """Text of token ids, special tokens left out."""

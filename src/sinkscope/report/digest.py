@@ -5,7 +5,7 @@ a running sum over all queries can hardly move (`sinks.last_query_window`).
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -39,8 +39,8 @@ class Digest:
         label: what the model is called.
         excess: ε of Eq. 3, in queries' worth.
         main: [step, layer, head], position of the main sink, −1 where Eq. 3 does not hold.
-        main_columns: its column, in queries' worth; NaN where there is none.
-        strongest: [layer, head], mean over steps of the largest column, sink or not.
+        strength: [step, layer, head], column sum of the strongest sink over all queries; NaN where Eq. 3 does not hold.
+        largest: [layer, head], mean over steps of the largest column followed, sink or not.
         mean: [step, key], mean over layers and heads of the columns followed; NaN beyond ``lengths``.
         counts: columns of all steps, layers and heads in bins of a quarter of a query's worth, from 0 upwards.
         sinks, sinks_percent: how many columns are sinks, with ε in queries' worth and in percent of all attention.
@@ -57,8 +57,8 @@ class Digest:
     tokens: Int[np.ndarray, "step position"]
     lengths: Int[np.ndarray, " step"]
     main: Int[np.ndarray, "step layer head"]
-    main_columns: Float[np.ndarray, "step layer head"]
-    strongest: Float[np.ndarray, "layer head"]
+    strength: Float[np.ndarray, "step layer head"]
+    largest: Float[np.ndarray, "layer head"]
     mean: Float[np.ndarray, "step key"]
     counts: Int[np.ndarray, " bin"]
     sinks: int
@@ -79,6 +79,11 @@ class Digest:
     def causal(self) -> bool:
         """Whether the model is autoregressive."""
         return self.trace.causal
+
+    @property
+    def heading(self) -> str:
+        """What panels are called."""
+        return f"{self.label}{'' if self.trace.complete else ' (incomplete)'}, prompt of {self.prompt_length} tokens"
 
     @property
     def prompt_length(self) -> int:
@@ -152,7 +157,7 @@ class Digest:
     @cached_property
     def most_static(self) -> HeadMovement | None:
         """The head whose main sink stands longest at one position; ties to the stronger sink."""
-        return self._best(lambda head: (self.residence(head), float(np.nanmean(self.main_columns[:, head.layer, head.head]))))
+        return self._best(lambda head: (self.residence(head), float(self.largest[head.layer, head.head])))
 
 
 def digest(trace: Trace, excess: float = 3.0, label: str | None = None) -> Digest:
@@ -171,7 +176,7 @@ def digest(trace: Trace, excess: float = 3.0, label: str | None = None) -> Diges
     tokens, lengths = trace.tokens[:], trace.lengths[:]
     layers = trace.column_sums.shape[1]
     counts = np.zeros(BINS_PER_QUERY * (int(lengths.max()) + 1), np.int64)
-    main, main_columns, strongest, heads, over_third = [], [], [], [], []
+    main, strength, largest, heads, over_third = [], [], [], [], []
     kinds: Counter[str] = Counter()
     sink_tokens: Counter[int] = Counter()
     total: Any = 0.0
@@ -193,11 +198,9 @@ def digest(trace: Trace, excess: float = 3.0, label: str | None = None) -> Diges
         sink_tokens.update(_tally(found.token))
         kinds.update(tracks.kinds)
         heads += [HeadMovement(layer, head.head, head.moves, head.drift_per_step, head.steps_with_sink) for head in tracks.heads]
-        place = np.maximum(tracks.main, 0)[..., None]
-        followed = np.take_along_axis(found.columns, place, axis=-1)[..., 0]
         main.append(tracks.main[:, 0])
-        main_columns.append(np.where(tracks.main < 0, np.nan, followed)[:, 0])
-        strongest.append(np.nanmax(found.columns[:, 0], axis=-1).mean(axis=0))
+        strength.append(_strongest(view.column_sums[:, 0], excess))
+        largest.append(np.nanmax(found.columns[:, 0], axis=-1).mean(axis=0))
         over_third.append(float(sink_rates(view.column_sums, trace.causal).any_key.mean()))
         total = total + found.columns[:, 0].mean(axis=1, dtype=np.float64)
     return Digest(
@@ -207,8 +210,8 @@ def digest(trace: Trace, excess: float = 3.0, label: str | None = None) -> Diges
         tokens=tokens,
         lengths=lengths,
         main=np.stack(main, axis=1),
-        main_columns=np.stack(main_columns, axis=1),
-        strongest=np.stack(strongest),
+        strength=np.stack(strength, axis=1),
+        largest=np.stack(largest),
         mean=total / layers,
         counts=counts,
         sinks=sinks,
@@ -220,6 +223,16 @@ def digest(trace: Trace, excess: float = 3.0, label: str | None = None) -> Diges
         heads=tuple(heads),
         over_third=float(np.mean(over_third)),
     )
+
+
+def titled(what: str, digests: Sequence[Digest]) -> str:
+    """A title that names the models; figure numbers are those of paper 1."""
+    return f"{what} ({', '.join(one.label for one in digests)})"
+
+
+def _strongest(columns: Float[np.ndarray, "step head key"], excess: float) -> Float[np.ndarray, "step head"]:
+    largest = np.where(is_sink(columns, excess), columns, -np.inf).max(axis=-1)
+    return np.where(np.isinf(largest), np.nan, largest)
 
 
 def _tally(tokens: np.ndarray) -> Counter[int]:

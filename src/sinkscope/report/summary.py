@@ -83,7 +83,14 @@ def _sink_tokens(one: Digest) -> list[dict[str, Any]]:
         share, of_canvas = count / one.sinks, one.canvas_tokens[token] / canvas
         label = token_label(one.trace, token)
         rows.append(
-            {"token": token, "text": label, "sinks": count, "share_of_sinks": share, "share_of_canvas": of_canvas, "times_expected": share / of_canvas}
+            {
+                "token": token,
+                "text": label,
+                "sinks": count,
+                "share_of_sinks": share,
+                "share_of_canvas": of_canvas,
+                "times_expected": share / of_canvas,
+            }
         )
     return rows
 

@@ -9,6 +9,7 @@ from sinkscope.sinks.definition import (
     is_sink,
     is_top,
     last_query_window,
+    running_mean,
     sink_rates,
     visible_query_mean,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "last_query_window",
     "main_sinks",
     "movement_test",
+    "running_mean",
     "sink_rates",
     "track",
     "visible_query_mean",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 
 from sinkscope.errors import CallError
 
@@ -53,7 +53,9 @@ def check_excess(excess: float, unit: str) -> None:
         )
 
 
-def is_sink(columns: Float[np.ndarray, "*step layer head key"], excess: float = 3.0, unit: Unit = "queries") -> Bool[np.ndarray, "*step layer head key"]:
+def is_sink(
+    columns: Float[np.ndarray, "*step layer head key"], excess: float = 3.0, unit: Unit = "queries"
+) -> Bool[np.ndarray, "*step layer head key"]:
     """Eq. 3: which keys exceed the mean of the others by more than ``excess``.
 
     Args:
@@ -137,6 +139,7 @@ def last_query_window(last_query: Float[np.ndarray, "step layer head key"], wind
     return np.where(np.isnan(last_query), np.nan, summed).astype(np.float32)
 
 
-def positions_of(selected: Bool[np.ndarray, "step layer head key"]) -> Int[np.ndarray, "sink 4"]:
-    """(step, layer, head, position) of every selected key, in that order."""
-    return np.argwhere(selected)
+def running_mean(columns: Float[np.ndarray, "step layer head key"]) -> Float[np.ndarray, "step layer head key"]:
+    """Columns averaged over all steps so far: a diffusion model seen as an autoregressive one's running sums show it."""
+    steps = np.arange(1, len(columns) + 1).reshape(-1, 1, 1, 1)
+    return (np.cumsum(columns, axis=0, dtype=np.float64) / steps).astype(columns.dtype)

@@ -16,10 +16,10 @@ class Recorded(Protocol):
     """What of a trace is read here; `sinkscope.traces.Trace` is one."""
 
     @property
-    def steps(self) -> int: ...  # noqa: D102
+    def steps(self) -> int: ...
     @property
-    def causal(self) -> bool: ...  # noqa: D102
-    def __getattr__(self, name: str) -> Any: ...  # noqa: D105
+    def causal(self) -> bool: ...
+    def __getattr__(self, name: str) -> Any: ...
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,9 @@ class Tracks:
         }
 
 
-def main_sinks(columns: Float[np.ndarray, "step layer head key"], selected: Bool[np.ndarray, "step layer head key"]) -> Int[np.ndarray, "step layer head"]:
+def main_sinks(
+    columns: Float[np.ndarray, "step layer head key"], selected: Bool[np.ndarray, "step layer head key"]
+) -> Int[np.ndarray, "step layer head"]:
     """Position of the strongest sink, ties to the lower position; −1 where Eq. 3 does not hold."""
     strongest = np.where(selected, columns, -np.inf).argmax(axis=-1)
     return np.where(selected.any(axis=-1), strongest, -1)
@@ -224,9 +226,9 @@ def movement_test(main: Int[np.ndarray, "step layer head"], shuffles: int = 200,
     )
 
 
-
 def _summary(main: np.ndarray) -> tuple[float, float, int]:
-    heads = [head for head in head_movement(main) if head.drift_per_step is not None]
+    heads = [(head.moves, head.drift_per_step) for head in head_movement(main) if head.drift_per_step is not None]
     if not heads:
         return 0.0, 0.0, 0
-    return float(np.mean([head.moves for head in heads])), float(np.mean([head.drift_per_step for head in heads])), len(heads)
+    moves, drifts = zip(*heads, strict=True)
+    return float(np.mean(moves)), float(np.mean(drifts)), len(heads)

@@ -4,6 +4,7 @@ manifest.json          written first, replaced at the end: what made the trace, 
 steps-000000.safetensors …   parts of up to 16 steps, written under another name and renamed
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -33,10 +34,8 @@ def write_whole(path: Path, content: bytes) -> None:
             os.fsync(file.fileno())
         os.replace(beside, path)
     except OSError as error:
-        try:
+        with contextlib.suppress(OSError):
             beside.unlink(missing_ok=True)
-        except OSError:
-            pass
         raise TraceError(f"{path} cannot be written ({error.strerror or error}); make room or choose another folder") from error
 
 

@@ -90,8 +90,14 @@ class TraceArray:
                     pieces.append(file.get_slice(self.name)[(here, *leading)])
         if len(self.shape) == 1:
             return np.concatenate(pieces) if pieces else np.zeros(0, np.int32)
-        kept = [size for size, one in zip(self.shape[1:], (*leading, *[slice(None)] * len(self.shape)), strict=False) if not isinstance(one, int)]
-        whole = np.concatenate([widen(self.name, piece, self.shape[-1]) for piece in pieces]) if pieces else np.zeros((0, *kept), np.float32)
+        kept = [
+            size
+            for size, one in zip(self.shape[1:], (*leading, *[slice(None)] * len(self.shape)), strict=False)
+            if not isinstance(one, int)
+        ]
+        whole = (
+            np.concatenate([widen(self.name, piece, self.shape[-1]) for piece in pieces]) if pieces else np.zeros((0, *kept), np.float32)
+        )
         pending = [one for number, one in enumerate(rest) if number >= len(leading) or not isinstance(leading[number], int)]
         return whole[(slice(None), *pending)]
 
@@ -129,8 +135,8 @@ class Trace:
         """Every whole part on disk, listed in the manifest or not."""
         listed = {part["file"] for part in self.manifest["parts"]}
         found = {path.name for path in self.folder.glob(PART_GLOB)}
-        if listed - found:
-            raise TraceError(f"{self.folder}: its manifest lists {sorted(listed - found)[0]}, which is not there; the trace was damaged after it was written")
+        if lost := sorted(listed - found):
+            raise TraceError(f"{self.folder}: its manifest lists {lost[0]}, which is not there; the trace was damaged after it was written")
         parts: list[Part] = []
         for name in sorted(found):
             part = _read_part(self.folder / name)
@@ -204,14 +210,18 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if not folder.exists():
         raise TraceError(f"no trace at {folder}: the folder does not exist")
     if not path.exists():
-        raise TraceError(f"no trace at {folder}: expected {MANIFEST} in it; `sinkscope trace MODEL --out {folder}` makes one in a new folder")
+        raise TraceError(
+            f"no trace at {folder}: expected {MANIFEST} in it; `sinkscope trace MODEL --out {folder}` makes one in a new folder"
+        )
     try:
         manifest = json.loads(path.read_text())
     except (json.JSONDecodeError, UnicodeDecodeError, OSError) as error:
         raise TraceError(f"{path} cannot be read ({error}); the trace is damaged") from error
     version = manifest.get("format") if isinstance(manifest, dict) else None
     if version != FORMAT:
-        raise TraceError(f"{folder}: a trace of format {version!r}; this sinkscope reads format {FORMAT}. Use the version that wrote it, or record again")
+        raise TraceError(
+            f"{folder}: a trace of format {version!r}; this sinkscope reads format {FORMAT}. Use the version that wrote it, or record again"
+        )
     return manifest
 
 

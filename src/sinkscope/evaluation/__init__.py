@@ -1,0 +1,32 @@
+"""Accuracy on held-out tasks, with intervals; a sandbox for programs that models write."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sinkscope.evaluation.results import Result, markdown, read_results, table
+    from sinkscope.evaluation.running import evaluate
+    from sinkscope.evaluation.sandbox import ProgramResult, run_program
+    from sinkscope.evaluation.tasks import TASKS, Score, Task
+
+_HOME = {
+    "ProgramResult": "sandbox",
+    "Result": "results",
+    "Score": "tasks",
+    "TASKS": "tasks",
+    "Task": "tasks",
+    "evaluate": "running",
+    "markdown": "results",
+    "read_results": "results",
+    "run_program": "sandbox",
+    "table": "results",
+}
+
+__all__ = ["ProgramResult", "Result", "Score", "TASKS", "Task", "evaluate", "markdown", "read_results", "run_program", "table"]
+
+
+def __getattr__(name: str) -> Any:
+    """Imported when first used: the sandbox's processes and the report need neither torch nor transformers."""
+    if name not in _HOME:
+        raise AttributeError(f"sinkscope.evaluation has no {name!r}; it has {', '.join(__all__)}")
+    return getattr(import_module(f"sinkscope.evaluation.{_HOME[name]}"), name)

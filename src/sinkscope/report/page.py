@@ -1,0 +1,200 @@
+"""`write_page`: one file that opens anywhere: the texts, the numbers and the figures, nothing fetched from elsewhere."""
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sinkscope.errors import CallError
+from sinkscope.report.digest import Digest, digest
+from sinkscope.report.figures import make_folder
+from sinkscope.report.labels import model_labels, token_label
+from sinkscope.report.summary import summary_of
+from sinkscope.traces import Trace
+from sinkscope.traces.format import write_whole
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table for the page, cells as they are to be read.
+
+    Attributes:
+        caption: what is seen and what it does not show.
+    """
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+    caption: str = ""
+
+
+def write_page(
+    traces: Sequence[Trace],
+    out: Path,
+    *,
+    figures: Sequence[Path] = (),
+    tables: Sequence[Table] = (),
+    excess: float = 3.0,
+    command: str | None = None,
+) -> Path:
+    """Writes a self-contained page about traces.
+
+    Args:
+        out: an ``.html`` file, or a folder, which gets a ``report.html``.
+        figures: what `draw_figures` returned; the PNG files among them are embedded with their captions.
+        tables: further tables, before the figures.
+        excess: ε of Eq. 3, in queries' worth.
+        command: what was typed to make it, for the footer.
+
+    Returns:
+        The file.
+
+    Raises:
+        CallError: no traces, a figure that is not there, or a threshold that cannot hold.
+        TraceError: a file that cannot be written or read.
+    """
+    import jinja2
+
+    if not traces:
+        raise CallError("expected at least one trace for the page, found none")
+    path = Path(out) if Path(out).suffix == ".html" else Path(out) / "report.html"
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters.update(thousands=_thousands, percent=_percent, decimals=_decimals, interval=_interval)
+    template = environment.from_string((files("sinkscope.report") / "page.html").read_text(encoding="utf-8"))
+    models = [_model(trace, label, excess, command) for trace, label in zip(traces, model_labels(list(traces)), strict=True)]
+    html = template.render(
+        models=models,
+        lead=_lead(models, excess),
+        excess=f"{excess:g}",
+        tables=tables,
+        figures=[_figure(Path(figure)) for figure in figures if Path(figure).suffix == ".png"],
+    )
+    make_folder(path.parent)
+    write_whole(path, html.encode())
+    return path
+
+
+def _model(trace: Trace, label: str, excess: float, command: str | None) -> dict[str, Any]:
+    one = digest(trace, excess, label) if trace.steps else None
+    sampler = trace.manifest.get("sampler") or {}
+    name = sampler.get("name")
+    return {
+        "label": label,
+        "kind": ", ".join(
+            str(part) for part in ("autoregressive" if trace.causal else "diffusion", trace.manifest["model"].get("family")) if part
+        ),
+        "complete": trace.complete,
+        "steps": trace.steps,
+        "prompt": _prompt(trace, one),
+        "prompt_length": trace.manifest.get("prompt_length", 0),
+        "text": _text(trace, one),
+        "summary": None if one is None else summary_of(one),
+        "canvas": [] if one is None else _canvas(one),
+        "provenance": _provenance(trace, name, sampler, command),
+    }
+
+
+def _lead(models: Sequence[dict[str, Any]], excess: float) -> str:
+    """What was done, in one plain sentence."""
+    who = " and ".join(f"{model['label']} ({model['steps']} steps)" for model in models)
+    each = " each" if len(models) > 1 else ""
+    return (
+        f"We let {who} write one answer{each}, recorded at every step how much attention every token received in every layer and head, "
+        f"and marked as sinks the tokens that received more than {excess:g} queries’ worth above what the others received on average."
+    )
+
+
+def _prompt(trace: Trace, one: Digest | None) -> str:
+    if trace.manifest.get("prompt") is not None:
+        return str(trace.manifest["prompt"])
+    return "" if one is None else _read(trace, one.canvas[: one.prompt_length])
+
+
+def _text(trace: Trace, one: Digest | None) -> str:
+    if trace.manifest.get("text") is not None:
+        return str(trace.manifest["text"])
+    return "" if one is None else _read(trace, one.canvas[one.prompt_length :])
+
+
+def _read(trace: Trace, tokens: np.ndarray) -> str:
+    mask = trace.manifest.get("mask_id")
+    return "".join("[M]" if token == mask else trace.token_text(token) for token in tokens.tolist() if token >= 0)
+
+
+def _canvas(one: Digest) -> list[dict[str, Any]]:
+    """The tokens of the last canvas, each with its share of the main sinks of all steps, layers and heads."""
+    stood = np.bincount(one.main[one.main >= 0], minlength=len(one.canvas))
+    shades = np.sqrt(stood / max(1, stood.max(initial=0)))
+    when = {position: step for step, position, _ in one.written.tolist()}
+    tokens = []
+    for position, token in enumerate(one.canvas.tolist()):
+        title = f"position {position}: main sink in {stood[position] / one.main.size:.2%} of steps × heads"
+        title += f"; written in step {when[position]}" if position in when else ""
+        text = "↵\n" if token_label(one.trace, token) == "↵" else _read(one.trace, np.array([token]))
+        tokens.append(
+            {
+                "text": text,
+                "prompt": position < one.prompt_length,
+                "shade": f"{shades[position]:.2f}" if stood[position] else "",
+                "title": title,
+            }
+        )
+    return tokens
+
+
+def _provenance(trace: Trace, sampler_name: Any, sampler: dict[str, Any], command: str | None) -> list[tuple[str, str]]:
+    manifest = trace.manifest
+    card = manifest["model"]
+    settings = ", ".join(f"{key} {value}" for key, value in sampler.items() if key != "name")
+    versions = ", ".join(f"{key} {value}" for key, value in (manifest.get("versions") or {}).items())
+    rows = [
+        ("Model", str(card["name"])),
+        ("Weights, sha256", card.get("weight_hash")),
+        ("Parameters", f"{card['parameters']:,}" if card.get("parameters") else None),
+        ("Computed in", " on ".join(str(manifest[key]) for key in ("dtype", "device") if manifest.get(key)) or None),
+        ("Sampler", f"{sampler_name}: {settings}" if sampler_name else settings or None),
+        ("Versions", versions or None),
+        ("Trace", f"{trace.folder.name}, {trace.steps} steps, {'complete' if trace.complete else 'incomplete'}"),
+        ("Command", command or manifest.get("command")),
+    ]
+    return [(name, str(value)) for name, value in rows if value]
+
+
+def _figure(path: Path) -> dict[str, Any]:
+    """A PNG with the title and caption it carries."""
+    from PIL import Image
+
+    if not path.exists():
+        raise CallError(f"no figure at {path}: expected the files that draw_figures wrote")
+    with Image.open(path) as image:
+        texts = dict(image.info)
+        natural = 100 / float(texts.get("dpi", (200, 200))[0])  # 100 CSS pixels an inch
+        width, height = (round(size * natural) for size in image.size)
+    return {
+        "data": base64.b64encode(path.read_bytes()).decode(),
+        "width": width,
+        "height": height,
+        "title": str(texts.get("Title", path.stem)),
+        "caption": str(texts.get("Description", "")),
+        "file": path.name,
+    }
+
+
+def _thousands(value: int) -> str:
+    return f"{value:,}"
+
+
+def _percent(value: float, digits: int = 2) -> str:
+    return f"{value:.{digits}%}"
+
+
+def _decimals(value: float | None, digits: int = 2) -> str:
+    return "–" if value is None else f"{value:.{digits}f}".replace("-", "−")
+
+
+def _interval(value: dict[str, float]) -> str:
+    return f"{_decimals(value['mean'])} ({_decimals(value['low'])} … {_decimals(value['high'])})"

@@ -1,0 +1,447 @@
+"""`attend` against dense attention in float64, which holds the whole map."""
+
+import math
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sinkscope.attention import Columns, Prefix, attend
+from sinkscope.errors import AttentionError
+
+BATCH, HEADS, KV_HEADS, QUERIES, KEYS, DIM, VALUE_DIM, GROUPS = 2, 6, 3, 11, 13, 5, 7, 4
+
+
+@dataclass(frozen=True)
+class Inputs:
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    groups: Tensor
+
+
+def draw(seed=0, batch=BATCH, heads=HEADS, kv_heads=KV_HEADS, queries=QUERIES, keys=KEYS, dim=DIM, value_dim=VALUE_DIM, groups=GROUPS):
+    source = torch.Generator().manual_seed(seed)
+    query = 2 * torch.randn(batch, heads, queries, dim, generator=source)
+    key = 2 * torch.randn(batch, kv_heads, keys, dim, generator=source)
+    value = torch.randn(batch, kv_heads, keys, value_dim, generator=source)
+    return Inputs(query, key, value, torch.randint(0, 2, (batch, groups, queries), generator=source).float())
+
+
+def dense(inputs: Inputs, bias: Tensor | float = 0.0, scale: float | None = None) -> tuple[Tensor, Tensor]:
+    """Output and weights; a query that sees nothing gives nothing."""
+    repeat = inputs.query.shape[1] // inputs.key.shape[1]
+    key, value = (tensor.double().repeat_interleave(repeat, dim=1) for tensor in (inputs.key, inputs.value))
+    scores = inputs.query.double() @ key.mT * (inputs.query.shape[-1] ** -0.5 if scale is None else scale) + bias
+    weights = torch.softmax(scores, dim=-1).nan_to_num(0.0)
+    return weights @ value, weights
+
+
+def dense_sums(inputs: Inputs, weights: Tensor) -> Tensor:
+    return torch.einsum("bgq,bhqk->bhgk", inputs.groups.to(weights), weights)
+
+
+def without(bias: Tensor, hidden: Tensor) -> Tensor:
+    """The bias with the hidden keys taken away, but not from a query that would see nothing."""
+    taken = bias.masked_fill(hidden[:, :, None], -torch.inf)
+    return torch.where(taken.isneginf().all(-1, keepdim=True), bias, taken)
+
+
+def as_bias(visible: Tensor) -> Tensor:
+    return torch.zeros(visible.shape, dtype=torch.float64).masked_fill(~visible, -torch.inf)
+
+
+def triangle(queries: int, keys: int) -> Tensor:
+    return torch.ones(queries, keys, dtype=torch.bool).tril()
+
+
+def draw_mask(kind: str, inputs: Inputs, seed: int = 1) -> tuple[dict, Tensor]:
+    """Arguments for `attend`, and the same as an additive float64 mask [batch, 1, query, key]."""
+    source = torch.Generator().manual_seed(seed)
+    batch, queries, keys = len(inputs.query), inputs.query.shape[2], inputs.key.shape[2]
+    visible = torch.rand(batch, 1, queries, keys, generator=source) < 0.7
+    slope = torch.randn(batch, 1, queries, keys, generator=source)
+    if kind == "causal":
+        return {"causal": True}, as_bias(triangle(queries, keys)[None, None].expand_as(visible))
+    if kind == "boolean":
+        return {"mask": visible}, as_bias(visible)
+    if kind == "additive":
+        return {"mask": slope.masked_fill(~visible, -torch.inf)}, slope.double() + as_bias(visible)
+    if kind == "finite minimum":
+        return {"mask": slope.masked_fill(~visible, torch.finfo(torch.float32).min)}, slope.double() + as_bias(visible)
+    return {}, as_bias(torch.ones_like(visible))
+
+
+MASKS = ("none", "causal", "boolean", "additive", "finite minimum")
+
+
+def close(found: Tensor | None, expected: Tensor, within: float = 1e-5) -> None:
+    assert found is not None
+    torch.testing.assert_close(found.double(), expected.double(), atol=within, rtol=within)
+
+
+# Output and columns
+
+
+@pytest.mark.parametrize("block", [None, 1, 4, 11, 64])
+@pytest.mark.parametrize("kind", MASKS)
+def test_output_and_columns_equal_dense(kind, block):
+    inputs = draw()
+    arguments, bias = draw_mask(kind, inputs)
+    output, columns = attend(**vars(inputs), **arguments, block=block)
+    expected, weights = dense(inputs, bias)
+    close(output, expected)
+    close(columns.sums, dense_sums(inputs, weights))
+    close(columns.last_row, weights[:, :, -1])
+    assert columns.local is None and columns.prefix is None
+
+
+@pytest.mark.parametrize("queries", [1, 200])
+def test_chosen_block_equals_dense(queries):
+    """With 200 queries the block chosen by itself is smaller than the whole."""
+    inputs = draw(queries=queries, keys=210)
+    output, columns = attend(**vars(inputs))
+    expected, weights = dense(inputs)
+    close(output, expected)
+    close(columns.sums, dense_sums(inputs, weights), 2e-5)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 3, 6])
+def test_each_query_head_takes_its_own_key_head(kv_heads):
+    inputs = draw(kv_heads=kv_heads)
+    output, columns = attend(**vars(inputs))
+    expected, weights = dense(inputs)
+    close(output, expected)
+    close(columns.sums, dense_sums(inputs, weights))
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(1, 9), (9, 1), (4, 12), (12, 4)])
+@pytest.mark.parametrize("kind", MASKS)
+def test_queries_and_keys_may_differ_in_number(kind, queries, keys):
+    inputs = draw(queries=queries, keys=keys)
+    arguments, bias = draw_mask(kind, inputs)
+    output, columns = attend(**vars(inputs), **arguments, block=5)
+    expected, weights = dense(inputs, bias)
+    close(output, expected)
+    close(columns.sums, dense_sums(inputs, weights))
+
+
+def test_scale_is_used_as_given():
+    inputs = draw()
+    output, _ = attend(**vars(inputs), scale=0.3)
+    close(output, dense(inputs, scale=0.3)[0])
+
+
+def test_a_mask_for_every_head_of_its_own():
+    inputs = draw()
+    visible = torch.rand(BATCH, HEADS, QUERIES, KEYS, generator=torch.Generator().manual_seed(2)) < 0.7
+    output, columns = attend(**vars(inputs), mask=visible, block=4)
+    expected, weights = dense(inputs, as_bias(visible))
+    close(output, expected)
+    close(columns.sums, dense_sums(inputs, weights))
+
+
+@pytest.mark.parametrize("block", [4, 64])
+def test_a_mask_with_one_row_holds_for_all_queries(block):
+    inputs = draw()
+    visible = torch.rand(BATCH, 1, 1, KEYS, generator=torch.Generator().manual_seed(2)) < 0.7
+    output, _ = attend(**vars(inputs), mask=visible, block=block)
+    close(output, dense(inputs, as_bias(visible))[0])
+
+
+def test_fully_masked_rows_give_nothing_as_sdpa():
+    inputs = draw()
+    visible = torch.ones(BATCH, 1, QUERIES, KEYS, dtype=torch.bool)
+    visible[1, :, 3] = False
+    output, columns = attend(**vars(inputs), mask=visible, block=4)
+    repeated = (tensor.repeat_interleave(HEADS // KV_HEADS, dim=1) for tensor in (inputs.key, inputs.value))
+    close(output, torch.nn.functional.scaled_dot_product_attention(inputs.query, *repeated, attn_mask=visible))
+    assert torch.equal(output[1, :, 3], torch.zeros(HEADS, VALUE_DIM))
+    everything = inputs.groups.sum(-1)
+    everything[1] -= inputs.groups[1, :, 3]
+    close(columns.sums.sum(-1), everything[:, None].expand(-1, HEADS, -1))
+
+
+def test_left_padding_counts_for_nothing():
+    """A padded row of a batch equals the same row alone, by mask and membership."""
+    inputs, padding = draw(queries=KEYS), 4
+    real = torch.ones(BATCH, KEYS, dtype=torch.bool)
+    real[0, :padding] = False
+    groups = real[:, None].float()
+    output, columns = attend(**vars(replace(inputs, groups=groups)), mask=real[:, None, None].expand(-1, 1, KEYS, -1), block=5)
+    own = slice(padding, None)
+    alone = Inputs(inputs.query[:1, :, own], inputs.key[:1, :, own], inputs.value[:1, :, own], torch.ones(1, 1, KEYS - padding))
+    expected, expected_columns = attend(**vars(alone))
+    close(output[:1, :, own], expected)
+    close(columns.sums[:1, :, :, own], expected_columns.sums)
+    assert torch.equal(columns.sums[0, :, :, :padding], torch.zeros(HEADS, 1, padding))
+    close(columns.sums.sum(-1), torch.tensor([KEYS - padding, KEYS])[:, None, None].expand(-1, HEADS, -1))
+
+
+# The diagonal and the last row
+
+
+@pytest.mark.parametrize("block", [1, 3, 64])
+@pytest.mark.parametrize(("queries", "keys"), [(7, 7), (4, 9), (9, 4), (1, 6)])
+def test_diagonal_is_the_newest_queries_on_the_newest_keys(queries, keys, block):
+    inputs = draw(queries=queries, keys=keys)
+    _, columns = attend(**vars(inputs), block=block)
+    weights, expected = dense(inputs)[1], torch.zeros(BATCH, HEADS, queries)
+    for query in range(queries):
+        if query + keys - queries >= 0:
+            expected[:, :, query] = weights[:, :, query, query + keys - queries]
+    close(columns.diagonal, expected)
+
+
+def test_diagonal_of_a_causal_call_is_upper_left():
+    inputs = draw(queries=6, keys=9)
+    _, columns = attend(**vars(inputs), causal=True, block=4)
+    weights = dense(inputs, as_bias(triangle(6, 9)))[1]
+    close(columns.diagonal, weights.diagonal(dim1=-2, dim2=-1))
+
+
+def test_last_row_holds_no_other_rows_in_memory():
+    _, columns = attend(**vars(draw()), block=4)
+    assert columns.last_row.untyped_storage().nbytes() == 4 * BATCH * HEADS * KEYS
+
+
+# Hiding
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (BATCH, 1), (1, HEADS), (BATCH, HEADS)])
+@pytest.mark.parametrize("kind", MASKS)
+def test_hiding_equals_dense_without_the_keys(kind, shape):
+    inputs = draw()
+    arguments, bias = draw_mask(kind, inputs)
+    hidden = torch.rand(*shape, KEYS, generator=torch.Generator().manual_seed(3)) < 0.4
+    output, columns = attend(**vars(inputs), **arguments, hidden=hidden, block=4)
+    clean_output, clean = attend(**vars(inputs), **arguments, block=4)
+    expected, weights = dense(inputs, without(bias.expand(-1, HEADS, -1, -1), hidden))
+    close(output, expected)
+    close(columns.sums, dense_sums(inputs, weights))
+    close(
+        columns.diagonal,
+        weights.diagonal(offset=KEYS - QUERIES, dim1=-2, dim2=-1) if kind != "causal" else weights.diagonal(dim1=-2, dim2=-1),
+    )
+    assert columns.local is not None
+    assert torch.equal(columns.local, clean.sums), "local columns are those of the run without hiding"
+    assert torch.equal(columns.last_row, clean.last_row), "the last row is the one without hiding"
+    assert not torch.equal(output, clean_output)
+
+
+def test_hidden_keys_get_exactly_nothing():
+    inputs = draw()
+    hidden = torch.zeros(BATCH, HEADS, KEYS, dtype=torch.bool)
+    hidden[0, 1, 4] = hidden[1, 5, :6] = True
+    _, columns = attend(**vars(inputs), hidden=hidden)
+    assert torch.equal(columns.sums.masked_select(hidden[:, :, None]), torch.zeros(GROUPS * 7))
+    close(columns.sums.sum(-1), inputs.groups.sum(-1)[:, None].expand(-1, HEADS, -1))
+
+
+def test_a_query_keeps_its_keys_where_only_hidden_ones_are_visible():
+    """Causal query 0 sees key 0 alone; queries 1 and later lose it."""
+    inputs = draw()
+    hidden = torch.zeros(1, 1, KEYS, dtype=torch.bool)
+    hidden[..., 0] = True
+    output, columns = attend(**vars(inputs), causal=True, hidden=hidden, block=4)
+    close(output[:, :, 0], inputs.value.repeat_interleave(HEADS // KV_HEADS, dim=1)[:, :, 0])
+    close(columns.sums[..., 0], inputs.groups[:, None, :, 0].expand(-1, HEADS, -1))
+
+
+def test_hiding_every_key_changes_nothing():
+    inputs = draw()
+    output, columns = attend(**vars(inputs), hidden=torch.ones(1, 1, KEYS, dtype=torch.bool))
+    clean, clean_columns = attend(**vars(inputs))
+    assert torch.equal(output, clean) and torch.equal(columns.sums, clean_columns.sums)
+
+
+# The prefix
+
+
+@pytest.mark.parametrize("hide", [False, True])
+@pytest.mark.parametrize("kind", MASKS)
+def test_prefix_equals_dense_with_the_keys_in_front(kind, hide):
+    inputs, count = draw(), 2
+    arguments, bias = draw_mask(kind, inputs)
+    front = draw(seed=5, batch=1, keys=count)
+    prefix = Prefix(keys=front.key[0], values=front.value[0])
+    hidden = torch.rand(BATCH, HEADS, KEYS, generator=torch.Generator().manual_seed(3)) < 0.4 if hide else None
+    output, columns = attend(**vars(inputs), **arguments, prefix=prefix, hidden=hidden, block=4)
+    longer = replace(
+        inputs,
+        key=torch.cat([front.key.expand(BATCH, -1, -1, -1), inputs.key], dim=2),
+        value=torch.cat([front.value.expand(BATCH, -1, -1, -1), inputs.value], dim=2),
+    )
+    taken = bias.expand(-1, HEADS, -1, -1) if hidden is None else bias.masked_fill(hidden[:, :, None], -torch.inf)
+    expected, weights = dense(longer, torch.nn.functional.pad(taken, (count, 0)))
+    close(output, expected)
+    close(columns.sums, dense_sums(inputs, weights)[..., count:])
+    close(columns.prefix, dense_sums(inputs, weights)[..., :count])
+    close(columns.last_row, dense(longer, torch.nn.functional.pad(bias, (count, 0)))[1][:, :, -1, count:])
+
+
+@pytest.mark.parametrize("dressed", ["keys", "logits"])
+def test_prefix_without_values_only_takes_attention(dressed):
+    inputs, count = draw(), 2
+    keys, logits = draw(seed=5, batch=1, keys=count).key[0], torch.randn(HEADS, count, generator=torch.Generator().manual_seed(6))
+    output, columns = attend(**vars(inputs), prefix=Prefix(keys=keys) if dressed == "keys" else Prefix(logits=logits), block=4)
+    repeat = HEADS // KV_HEADS
+    mine = (
+        inputs.query @ keys.repeat_interleave(repeat, 0).mT / math.sqrt(DIM)
+        if dressed == "keys"
+        else logits[:, None].expand(-1, QUERIES, -1)
+    )
+    scores = inputs.query @ inputs.key.repeat_interleave(repeat, 1).mT / math.sqrt(DIM)
+    weights = torch.softmax(torch.cat([mine.expand(BATCH, -1, -1, -1), scores], dim=-1), dim=-1)
+    close(output, weights[..., count:] @ inputs.value.repeat_interleave(repeat, 1))
+    close(columns.prefix, dense_sums(inputs, weights)[..., :count])
+    close(columns.sums, dense_sums(inputs, weights)[..., count:])
+
+
+# Precision
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision_inputs_have_fp32_columns(dtype):
+    """Scores reach ±60 here, where a score rounded to bfloat16 would already be off by a tenth."""
+    inputs = draw(queries=300, keys=310, dim=16, groups=1)
+    inputs = Inputs(*(2 * tensor.to(dtype) for tensor in (inputs.query, inputs.key, inputs.value)), torch.ones(BATCH, 1, 300))
+    output, columns = attend(**vars(inputs))
+    expected, weights = dense(inputs)
+    assert columns.sums.dtype == columns.diagonal.dtype == columns.last_row.dtype == torch.float32
+    assert output.dtype == dtype
+    close(columns.sums, dense_sums(inputs, weights), 1e-4)
+    close(columns.sums.sum(-1), torch.full((BATCH, HEADS, 1), 300.0), 1e-5)
+    close(output, expected, 0.03)
+
+
+def test_autocast_leaves_the_sums_in_fp32():
+    inputs = draw(queries=300, keys=310)
+    with torch.autocast("cpu", torch.bfloat16):
+        _, columns = attend(**vars(inputs))
+    close(columns.sums.sum(-1), inputs.groups.sum(-1)[:, None].expand(-1, HEADS, -1), 1e-5)
+
+
+# Gradients, memory, inputs
+
+
+@pytest.mark.parametrize("kind", MASKS)
+def test_gradients_equal_dense(kind):
+    """With a fully masked row, a hidden key and a prefix, which all could turn gradients into NaN."""
+    inputs = draw()
+    arguments, bias = draw_mask(kind, inputs)
+    for mask in (bias, *arguments.values()):
+        if isinstance(mask, Tensor) and kind == "boolean":
+            mask[0, 0, 2] = False if mask.dtype == torch.bool else -torch.inf
+    hidden = torch.zeros(1, 1, KEYS, dtype=torch.bool)
+    hidden[..., :2] = True
+    direction = torch.randn(BATCH, HEADS, QUERIES, VALUE_DIM, generator=torch.Generator().manual_seed(7))
+
+    def gradients(fast: bool) -> tuple[Tensor, ...]:
+        leaves = [tensor.clone().requires_grad_() for tensor in (inputs.query, inputs.key, inputs.value)]
+        mine = Inputs(*leaves, inputs.groups)
+        if fast:
+            output, columns = attend(**vars(mine), **arguments, hidden=hidden, block=4)
+            assert not columns.sums.requires_grad
+        else:
+            empty = bias.isneginf().all(-1, keepdim=True)
+            output, _ = dense(mine, without(bias.expand(-1, HEADS, -1, -1), hidden).masked_fill(empty, 0))
+            output = output.masked_fill(empty, 0)
+        return torch.autograd.grad((output * direction).sum(), leaves)
+
+    for found, expected in zip(gradients(fast=True), gradients(fast=False), strict=True):
+        assert found.abs().sum() > 0
+        close(found, expected, 1e-4)
+
+
+def test_gradients_reach_the_prefix():
+    inputs = draw()
+    logits = torch.zeros(HEADS, 1, requires_grad=True)
+    output, _ = attend(**vars(inputs), prefix=Prefix(logits=logits))
+    output.square().sum().backward()
+    assert logits.grad is not None and (logits.grad < 0).all(), "more attention on a value of zero makes outputs smaller"
+
+
+class LargestTensor(TorchDispatchMode):
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(tensor, Tensor):
+                self.elements = max(self.elements, tensor.numel())
+        return result
+
+
+def test_no_map_is_ever_held():
+    inputs = draw(batch=1, heads=6, kv_heads=2, queries=600, keys=620, groups=1)
+    hidden = torch.zeros(1, 1, 620, dtype=torch.bool)
+    hidden[..., 3] = True
+    with LargestTensor() as largest, torch.no_grad():
+        attend(**vars(inputs), mask=torch.ones(1, 1, 600, 620, dtype=torch.bool), hidden=hidden)
+    assert 0 < largest.elements <= 6 * 128 * 620
+    with LargestTensor() as whole:
+        dense(inputs)
+    assert whole.elements >= 6 * 600 * 620, "the measure sees a map where there is one"
+
+
+@pytest.mark.parametrize("kind", MASKS)
+def test_inputs_are_left_as_they_are(kind):
+    inputs = draw()
+    arguments, _ = draw_mask(kind, inputs)
+    hidden = torch.rand(BATCH, HEADS, KEYS, generator=torch.Generator().manual_seed(3)) < 0.4
+    given_in = [*vars(inputs).values(), *(value for value in arguments.values() if isinstance(value, Tensor)), hidden]
+    before = [tensor.clone() for tensor in given_in]
+    attend(**vars(inputs), **arguments, hidden=hidden)
+    assert all(torch.equal(now, then) for now, then in zip(given_in, before, strict=True))
+
+
+# Any shape
+
+
+@settings(max_examples=40, deadline=None, derandomize=True, database=None)
+@given(st.data())
+def test_any_shape_equals_dense(data):
+    size = st.integers(1, 9)
+    kv_heads, repeat = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))
+    batch, queries, keys, groups = (data.draw(size) for _ in range(4))
+    inputs = draw(
+        data.draw(st.integers(0, 99)), batch, kv_heads * repeat, kv_heads, queries, keys, data.draw(size), data.draw(size), groups
+    )
+    arguments, bias = draw_mask(data.draw(st.sampled_from(MASKS)), inputs)
+    hidden = torch.rand(batch, kv_heads * repeat, keys, generator=torch.Generator().manual_seed(9)) < data.draw(
+        st.sampled_from([0.0, 0.3, 1.0])
+    )
+    output, columns = attend(**vars(inputs), **arguments, hidden=hidden, block=data.draw(st.integers(1, 10)))
+    bias = bias.expand(-1, kv_heads * repeat, -1, -1)
+    expected, weights = dense(inputs, without(bias, hidden))
+    close(output, expected)
+    close(columns.sums, dense_sums(inputs, weights))
+    close(columns.local, dense_sums(inputs, dense(inputs, bias)[1]))
+    close(columns.last_row, dense(inputs, bias)[1][:, :, -1])
+    assert isinstance(columns, Columns)
+
+
+# Messages
+
+
+def test_causal_with_a_mask_is_refused():
+    inputs = draw()
+    with pytest.raises(AttentionError, match="either a mask or causal=True, found both; fold causality into the mask"):
+        attend(**vars(inputs), causal=True, mask=torch.ones(1, 1, QUERIES, KEYS, dtype=torch.bool))
+
+
+def test_heads_that_do_not_divide_are_refused():
+    inputs = draw(heads=7)
+    with pytest.raises(AttentionError, match="multiple of key heads, found 7 and 3"):
+        attend(**vars(inputs))
+
+
+@pytest.mark.parametrize("given_in", [{}, {"keys": torch.ones(KV_HEADS, 1, DIM), "logits": torch.ones(HEADS, 1)}])
+def test_a_prefix_has_keys_or_logits(given_in):
+    with pytest.raises(AttentionError, match="either keys or logits; found both or neither"):
+        Prefix(**given_in)

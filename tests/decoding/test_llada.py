@@ -1,0 +1,337 @@
+"""LLaDA's sampler against a plain loop: the whole canvas through the vocabulary projection, one row, every step."""
+
+import dataclasses
+import types
+from contextlib import contextmanager
+
+import pytest
+import scipy.stats
+import torch
+
+from sinkscope.decoding import LLaDASettings, llada_steps, make_batch, quotas
+
+MORE = "Q: There are 3 boxes with 4 pens in each box. How many pens are there?\nA:"
+EOT = 57  # an ordinary word that a test declares to be the end of a turn
+
+
+@torch.no_grad()
+def dense_llada(model, prompt, *, length, steps, block, guidance=0.0, logits_eos_inf=False, no_confidence=()):
+    """REFERENCE.md §3 at temperature 0: the canvas after every step, confidences of the last.
+
+    ``no_confidence``: tokens that lose their confidence once the candidates are chosen.
+    """
+    mask = model.card.mask_id
+    canvas = torch.tensor([*prompt, *[mask] * length])
+    is_prompt = torch.arange(len(canvas)) < len(prompt)
+    blocks, canvases = length // block, []
+    for number in range(blocks):
+        begin, end = len(prompt) + number * block, len(prompt) + (number + 1) * block
+        masks = int((canvas[begin:end] == mask).sum())
+        per_block = steps // blocks
+        for step in range(per_block):
+            logits = model.network(canvas[None]).logits[0]
+            if guidance > 0:
+                pair = model.network(torch.stack([canvas, torch.where(is_prompt, mask, canvas)])).logits
+                logits = pair[1] + (guidance + 1) * (pair[0] - pair[1])
+            if logits_eos_inf:
+                logits[:, model.card.eos_id] = -torch.inf
+            candidate = logits.argmax(-1)
+            for token in no_confidence:
+                logits[:, token] = -torch.inf
+            confidence = logits.softmax(-1)[torch.arange(len(canvas)), candidate]
+            confidence[end:] = -torch.inf
+            confidence[canvas != mask] = -torch.inf
+            chosen = confidence.topk(masks // per_block + (step < masks % per_block)).indices
+            canvas = canvas.clone()
+            canvas[chosen] = candidate[chosen]
+            canvases.append(canvas)
+    return torch.stack(canvases)
+
+
+def written_by(model, prompts, **settings):
+    """All steps of the sampler for prompts given as ids."""
+    resolved = LLaDASettings(**settings)
+    return list(llada_steps(model, make_batch(model, prompts, [None] * len(prompts), resolved.length), resolved))
+
+
+def canvases_of(steps, row=0):
+    return torch.stack([step.tokens[row] for step in steps])
+
+
+@contextmanager
+def biased(model, **tokens):
+    """Adds to the logits of some tokens, wherever the head is applied: ``biased(model, mask=9.0)``."""
+    ids = {"mask": model.card.mask_id, "eos": model.card.eos_id, "eot": EOT}
+
+    def add(module, args, logits):
+        logits = logits.clone()
+        for name, amount in tokens.items():
+            logits[..., ids[name]] += amount
+        return logits
+
+    handle = model.network.lm_head.register_forward_hook(add)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@pytest.fixture
+def diffusion(varied_diffusion):
+    return varied_diffusion
+
+
+@pytest.fixture
+def prompt(diffusion, question):
+    return diffusion.encode(question)
+
+
+@pytest.fixture
+def prompts(diffusion, question, short):
+    return [diffusion.encode(text) for text in (question, short, MORE)]
+
+
+SHAPES = [
+    {"length": 32, "steps": 32, "block": 32},
+    {"length": 32, "steps": 32, "block": 8},
+    {"length": 32, "steps": 16, "block": 8},
+    {"length": 32, "steps": 12, "block": 8},
+    {"length": 30, "steps": 10, "block": 15},
+    {"length": 7, "steps": 3, "block": 7},
+    {"length": 12, "steps": 12, "block": 1},
+    {"length": 1, "steps": 1, "block": 1},
+    {"length": 90, "steps": 9, "block": 30},
+]
+
+
+def name_of(settings):
+    return "-".join(f"{name}{value}" for name, value in settings.items())
+
+
+@pytest.mark.parametrize("settings", SHAPES, ids=name_of)
+def test_token_for_token_as_the_plain_loop(diffusion, prompt, settings):
+    steps = written_by(diffusion, [prompt], **settings)
+    dense = dense_llada(diffusion, prompt, **settings)
+    assert len(steps) == settings["steps"]
+    assert torch.equal(canvases_of(steps), dense)
+    if settings["length"] >= 30:
+        assert len(dense[-1, len(prompt) :].unique()) >= 8  # a network that writes one word would prove nothing
+
+
+@pytest.mark.parametrize("settings", SHAPES[1:4], ids=name_of)
+@pytest.mark.parametrize("guidance", [0.5, 2.0])
+def test_guidance_as_the_plain_loop(diffusion, prompt, settings, guidance):
+    steps = canvases_of(written_by(diffusion, [prompt], guidance=guidance, **settings))
+    assert torch.equal(steps, dense_llada(diffusion, prompt, guidance=guidance, **settings))
+    assert not torch.equal(steps, dense_llada(diffusion, prompt, **settings))
+
+
+def test_confidences_that_tie_break_as_in_the_plain_loop(diffusion, prompt):
+    """A saturated network, as trained ones are: many confidences are exactly 1."""
+    settings = {"length": 48, "steps": 16, "block": 24}
+    with torch.no_grad():
+        diffusion.network.lm_head.weight.mul_(50)
+        try:
+            steps = written_by(diffusion, [prompt], **settings)
+            dense = dense_llada(diffusion, prompt, **settings)
+        finally:
+            diffusion.network.lm_head.weight.div_(50)
+    first = steps[0].confidence[0]
+    assert int((first == first.nan_to_num(0).max()).sum()) > 3  # more ties than places
+    assert torch.equal(canvases_of(steps), dense)
+
+
+def test_eos_is_never_predicted_under_logits_eos_inf(diffusion, prompt):
+    settings = {"length": 24, "steps": 12, "block": 12}
+    with biased(diffusion, eos=100.0):
+        plain = canvases_of(written_by(diffusion, [prompt], **settings))
+        without = canvases_of(written_by(diffusion, [prompt], logits_eos_inf=True, **settings))
+        assert torch.equal(without, dense_llada(diffusion, prompt, logits_eos_inf=True, **settings))
+    assert bool((plain[-1, len(prompt) :] == diffusion.card.eos_id).all())
+    assert not bool((without[-1, len(prompt) :] == diffusion.card.eos_id).any())
+
+
+def with_end_of_turn(model):
+    tokenizer = types.SimpleNamespace(get_vocab=lambda: {"<|eot_id|>": EOT}, convert_tokens_to_ids=lambda token: EOT)
+    return dataclasses.replace(model, tokenizer=tokenizer)
+
+
+# How much must be added to EOS and EoT for each to be predicted at some places of this random network, and not at others.
+LIKELY = {"eos": 14.0, "eot": 14.0}
+
+
+def test_at_temperature_0_eos_and_eot_lose_their_confidence(diffusion, prompt):
+    """Quirk of the published code: a chained assignment hits one and the same tensor."""
+    model, settings = with_end_of_turn(diffusion), {"length": 24, "steps": 12, "block": 24}
+    lost = (model.card.eos_id, EOT)
+    with biased(model, **LIKELY):
+        plain = dense_llada(model, prompt, **settings)
+        late = canvases_of(written_by(model, [prompt], confidence_eos_eot_inf=True, **settings))
+        assert torch.equal(late, dense_llada(model, prompt, no_confidence=lost, **settings))
+    assert all(bool((plain[-1, len(prompt) :] == token).any()) for token in lost)
+    assert not torch.equal(late, plain)
+
+
+def test_above_temperature_0_only_eot_loses_its_confidence(diffusion, prompt):
+    """The same quirk with noise too weak to change a candidate."""
+    model, settings = with_end_of_turn(diffusion), {"length": 24, "steps": 12, "block": 24}
+    with biased(model, **LIKELY):
+        late = canvases_of(written_by(model, [prompt], confidence_eos_eot_inf=True, temperature=1e-6, **settings))
+        assert torch.equal(late, dense_llada(model, prompt, no_confidence=(EOT,), **settings))
+        assert not torch.equal(late, dense_llada(model, prompt, no_confidence=(EOT, model.card.eos_id), **settings))
+
+
+def test_a_tokenizer_without_an_end_of_turn_loses_only_eos(diffusion, prompt):
+    settings = {"length": 24, "steps": 12, "block": 24}
+    with biased(diffusion, **LIKELY):
+        late = canvases_of(written_by(diffusion, [prompt], confidence_eos_eot_inf=True, **settings))
+        assert torch.equal(late, dense_llada(diffusion, prompt, no_confidence=(diffusion.card.eos_id,), **settings))
+
+
+@pytest.mark.parametrize(("masks", "steps", "expected"), [(8, 8, [1] * 8), (8, 3, [3, 3, 2]), (7, 2, [4, 3]), (2, 4, [1, 1, 0, 0]), (0, 2, [0, 0])])
+def test_quotas(masks, steps, expected):
+    assert quotas(masks, steps) == expected
+
+
+def test_quotas_add_up_and_fall():
+    for masks in range(40):
+        for steps in range(1, 12):
+            shares = quotas(masks, steps)
+            assert sum(shares) == masks and len(shares) == steps
+            assert shares == sorted(shares, reverse=True) and shares[0] - shares[-1] <= 1
+
+
+@pytest.mark.parametrize("remasking", ["low_confidence", "random"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_every_step_commits_its_quota_in_its_block_and_takes_nothing_back(diffusion, prompts, remasking, temperature):
+    with biased(diffusion, mask=-1e4):  # a committed mask would be written once more
+        steps = written_by(diffusion, prompts, length=24, steps=8, block=12, remasking=remasking, temperature=temperature)
+    mask, width = diffusion.card.mask_id, steps[0].tokens.shape[1] - 24
+    before = torch.cat([make_batch(diffusion, prompts, [None] * 3, 24).tokens, torch.full((3, 24), mask)], dim=1)
+    assert [step.number for step in steps] == list(range(8))
+    for number, step in enumerate(steps):
+        committed = step.written >= 0
+        begin = width + 12 * (number // 4)
+        assert committed.sum(-1).tolist() == [3, 3, 3]
+        assert not bool(committed[:, :begin].any()) and not bool(committed[:, begin + 12 :].any())
+        assert bool((before[committed] == mask).all())
+        assert torch.equal(step.tokens, torch.where(committed, step.written, before))
+        before = step.tokens
+    assert not bool((before == mask).any())
+
+
+def test_random_remasking_commits_the_arg_max_at_random_places(diffusion, prompt):
+    one, same, other = (written_by(diffusion, [prompt], length=16, steps=16, block=16, remasking="random", seed=seed) for seed in (0, 0, 1))
+    places = [torch.cat([step.written[0].nonzero() for step in run if (step.written >= 0).any()]) for run in (one, same, other)]
+    orders = [[int((step.written[0] >= 0).nonzero()) for step in run] for run in (one, same, other)]
+    assert len(places[0]) > 0
+    assert orders[0] == orders[1] != orders[2]
+    assert sorted(orders[0]) == sorted(orders[2])
+    canvas = torch.tensor([*prompt, *[diffusion.card.mask_id] * 16])
+    for step in one:
+        committed = step.written[0] >= 0
+        with torch.no_grad():
+            candidate = diffusion.network(canvas[None]).logits[0].argmax(-1)
+        assert torch.equal(step.written[0][committed], candidate[committed])
+        canvas = step.tokens[0]
+
+
+def test_random_remasking_prefers_no_place(diffusion):
+    rows, length = 1600, 8
+    step = written_by(diffusion, [[0, 40, 41, 42]] * rows, length=length, steps=length, block=length, remasking="random")[0]
+    counts = (step.written[:, 4:] >= 0).sum(0)
+    assert int(counts.sum()) == rows
+    assert scipy.stats.chisquare(counts.numpy()).pvalue > 1e-3
+
+
+def softmax_at(model, prompt, temperature):
+    """Distribution of the first token to be written."""
+    with torch.no_grad():
+        logits = model.network(torch.tensor([[*prompt, model.card.mask_id]])).logits[0, -1]
+    return torch.softmax(logits.double() / temperature, -1)
+
+
+def chi_square(drawn, probabilities):
+    """p-value of draws against a distribution; tokens expected fewer than five times are one class."""
+    expected = probabilities * len(drawn)
+    counts = torch.bincount(drawn, minlength=len(probabilities)).double()
+    often = expected >= 5
+    assert int(often.sum()) >= 8, "too sharp a distribution to test a sampler on"
+    observed = [*counts[often].tolist(), float(counts[~often].sum())]
+    return scipy.stats.chisquare(observed, [*expected[often].tolist(), float(expected[~often].sum())]).pvalue
+
+
+@contextmanager
+def softened(model, factor):
+    """A less certain network, for distributions worth sampling from."""
+    head = model.network.lm_head.weight
+    with torch.no_grad():
+        kept = head.clone()
+        head.div_(factor)
+        try:
+            yield
+        finally:
+            head.copy_(kept)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_tokens_are_drawn_from_the_softmax(diffusion, prompt, temperature):
+    with softened(diffusion, 2):
+        step = written_by(diffusion, [prompt] * 3000, length=1, steps=1, block=1, temperature=temperature)[0]
+        right, wrong = (softmax_at(diffusion, prompt, at) for at in (temperature, temperature * 1.5))
+    drawn = step.tokens[:, -1]
+    assert chi_square(drawn, right) > 1e-3
+    assert chi_square(drawn, wrong) < 1e-6
+
+
+def test_confidence_is_read_without_the_noise(diffusion, prompt):
+    with softened(diffusion, 2):
+        step = written_by(diffusion, [prompt] * 50, length=1, steps=1, block=1, temperature=1.0)[0]
+        expected = softmax_at(diffusion, prompt, 1.0)
+    assert torch.allclose(step.confidence[:, -1].double(), expected[step.tokens[:, -1]], atol=1e-6)
+    assert bool(step.confidence[:, :-1].isnan().all())
+
+
+def test_confidence_stands_where_a_token_could_be_committed(diffusion, prompt):
+    steps = written_by(diffusion, [prompt], length=12, steps=6, block=6)
+    mask = diffusion.card.mask_id
+    before = torch.tensor([*prompt, *[mask] * 12])
+    for number, step in enumerate(steps):
+        within = torch.arange(len(before)) < len(prompt) + 6 * (number // 3 + 1)
+        assert torch.equal(~step.confidence[0].isnan(), (before == mask) & within)
+        before = step.tokens[0]
+
+
+@pytest.mark.parametrize("settings", [{"temperature": 1.0}, {"remasking": "random"}, {"temperature": 0.7, "remasking": "random"}], ids=name_of)
+def test_seeds_reproduce(diffusion, prompt, settings):
+    one, same, other = (canvases_of(written_by(diffusion, [prompt], length=16, steps=8, block=8, seed=seed, **settings)) for seed in (3, 3, 4))
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+
+
+def test_sampling_leaves_the_global_random_state_alone(diffusion, prompt):
+    before = torch.get_rng_state()
+    written_by(diffusion, [prompt], length=8, steps=8, block=8, temperature=1.0, remasking="random")
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_model_that_writes_only_masks_finishes_with_masks(diffusion, prompt):
+    settings = {"length": 12, "steps": 12, "block": 4}
+    with biased(diffusion, mask=1e4):
+        steps = written_by(diffusion, [prompt], **settings)
+        assert torch.equal(canvases_of(steps), dense_llada(diffusion, prompt, **settings))
+    assert len(steps) == 12
+    assert steps[-1].tokens[0].tolist() == [*prompt, *[diffusion.card.mask_id] * 12]
+    assert all(int((step.written == diffusion.card.mask_id).sum()) == 1 for step in steps)
+
+
+def test_a_model_that_writes_some_masks_goes_on_with_them_in_the_next_block(diffusion, prompt):
+    """A committed mask stays a candidate: an unfinished block is still written on in later ones."""
+    settings = {"length": 24, "steps": 8, "block": 6}
+    with biased(diffusion, mask=8.5):
+        steps = written_by(diffusion, [prompt], **settings)
+        assert torch.equal(canvases_of(steps), dense_llada(diffusion, prompt, **settings))
+    masks = (steps[-1].tokens == diffusion.card.mask_id).sum()
+    assert 0 < int(masks) < 24
+    late = [step for step in steps if bool((step.written[0, : len(prompt) + 6 * (step.number // 2)] >= 0).any())]
+    assert late, "no step wrote into an earlier block: another bias is needed"

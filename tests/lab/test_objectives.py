@@ -1,0 +1,192 @@
+import math
+
+import pytest
+import scipy.stats
+import torch
+
+from sinkscope.lab.canvases import PROMPT, Canvases, CanvasMix, draw_canvases
+from sinkscope.lab.objectives import mask_canvases, masked_diffusion_loss, next_token_loss
+from sinkscope.lab.recipes import Architecture, Recipe
+from sinkscope.lab.training import build_network
+from sinkscope.lab.vocabulary import build_tokenizer
+
+MASK, LEAST = 2, 1e-3
+SMALL = Recipe("small", "masked_diffusion", updates=1, architecture=Architecture(2, 24, 3, 3, 40, 96))
+
+
+def seeded(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def block_canvases(rows, answers, width):
+    """Rows of a first token, then ``answers`` answers of ``width`` tokens each, a question token before every one."""
+    numbers = [PROMPT] + [label for number in range(answers) for label in [PROMPT, *[number] * width]]
+    tokens = torch.randint(5, 400, (rows, len(numbers)), generator=seeded(99))
+    return Canvases(tokens, torch.tensor([numbers] * rows))
+
+
+def rates_of(weights, canvases, answers):
+    """p of each (row, answer), read off the weights; NaN where nothing of the answer is masked."""
+    return torch.stack(
+        [1 / weights.masked_fill((canvases.answers != number) | (weights == 0), torch.nan).nanmean(-1) for number in range(answers)], dim=-1
+    )
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return build_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def canvases(tokenizer):
+    return draw_canvases(CanvasMix(tokens=480, lengths=(96,), weights=(1.0,)), tokenizer, seed=0, update=0)
+
+
+@pytest.fixture(scope="module")
+def networks(tokenizer):
+    causal = Recipe("small", "next_token", updates=1, architecture=SMALL.architecture)
+    return build_network(SMALL, tokenizer), build_network(causal, tokenizer)
+
+
+def test_only_masks_change_and_weights_stand_only_on_masks(canvases):
+    noisy, weights, _ = mask_canvases(canvases, MASK, 0.2, seeded(1))
+    changed = weights > 0
+    assert 0.1 < changed.float().mean() < 0.9
+    assert bool((noisy[changed] == MASK).all())
+    assert torch.equal(noisy[~changed], canvases.tokens[~changed])
+    assert bool((weights[~changed] == 0).all())
+
+
+def test_the_rate_of_an_answer_is_one_over_its_weight():
+    canvases = block_canvases(rows=16, answers=4, width=2000)
+    noisy, weights, _ = mask_canvases(canvases, MASK, 0.0, seeded(0))
+    rates = rates_of(weights, canvases, 4)
+    for row, number in torch.cartesian_prod(torch.arange(16), torch.arange(4)).tolist():
+        mine = canvases.answers[row] == number
+        p = float(rates[row, number])
+        if math.isnan(p):
+            continue
+        assert len(weights[row][mine].unique()) == 2  # 0 and 1/p
+        count = int((noisy[row][mine] == MASK).sum())
+        assert abs(count - 2000 * p) < 5 * math.sqrt(2000 * p * (1 - p)) + 1, (p, count)
+
+
+def test_t_is_stratified_over_the_answers_of_a_batch():
+    canvases = block_canvases(rows=12, answers=5, width=800)
+    _, weights, _ = mask_canvases(canvases, MASK, 0.0, seeded(3))
+    t = (rates_of(weights, canvases, 5).flatten() - LEAST) / (1 - LEAST)
+    t = t[~t.isnan()]
+    assert len(t) >= 58  # an answer with t near 0 may hold no mask
+    assert len(set((t * 60).floor().int().tolist())) == len(t)
+    assert not torch.equal(t, t.sort().values)
+
+
+def test_t_of_one_answer_is_uniform_over_updates():
+    canvases = block_canvases(rows=2, answers=2, width=300)
+    t = []
+    for seed in range(500):
+        _, weights, _ = mask_canvases(canvases, MASK, 0.0, seeded(seed))
+        t.append(float((rates_of(weights, canvases, 2)[0, 0] - LEAST) / (1 - LEAST)))
+    t = [0.0 if math.isnan(one) else one for one in t]
+    assert scipy.stats.kstest(t, "uniform").pvalue > 1e-3
+
+
+def test_rates_reach_down_to_the_least_and_not_below():
+    canvases = block_canvases(rows=1, answers=1, width=20_000)
+    rates = [float(rates_of(mask_canvases(canvases, MASK, 0.0, seeded(seed))[1], canvases, 1)) for seed in range(200)]
+    assert all(math.isnan(rate) or rate >= LEAST - 1e-7 for rate in rates)
+    assert min(rate for rate in rates if not math.isnan(rate)) < 0.02
+    assert max(rates) > 0.98
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_the_first_token_is_never_masked(share):
+    rows, length = 40, 30
+    canvases = Canvases(torch.full((rows, length), 7), torch.zeros(rows, length, dtype=torch.long))
+    for seed in range(20):
+        noisy, weights, maskable = mask_canvases(canvases, MASK, share, seeded(seed))
+        assert bool((noisy[:, 0] == 7).all()) and bool((weights[:, 0] == 0).all())
+        assert maskable == rows * (length - 1)
+
+
+def test_questions_are_never_masked_without_whole_canvases(canvases):
+    questions = canvases.answers == PROMPT
+    for seed in range(50):
+        noisy, weights, maskable = mask_canvases(canvases, MASK, 0.0, seeded(seed))
+        assert torch.equal(noisy[questions], canvases.tokens[questions])
+        assert maskable == int((~questions).sum())
+
+
+def test_whole_canvases_mask_questions_at_one_rate_a_row():
+    canvases = block_canvases(rows=30, answers=3, width=40)
+    noisy, weights, maskable = mask_canvases(canvases, MASK, 1.0, seeded(5))
+    assert maskable == canvases.tokens[:, 1:].numel()
+    assert bool((noisy[:, 1:][canvases.answers[:, 1:] == PROMPT] == MASK).any())
+    for row in weights:
+        assert len(row[row > 0].unique()) <= 1
+
+
+def test_the_share_of_whole_canvases():
+    canvases = Canvases(torch.full((4000, 60), 7), torch.full((4000, 60), PROMPT))
+    canvases.answers[:, -1] = 0
+    _, weights, _ = mask_canvases(canvases, MASK, 0.3, seeded(0))
+    whole = float((weights[:, 1:-1] > 0).any(-1).float().mean())
+    assert abs(whole - 0.3 * 0.98) < 0.03  # a whole row with t near 0 may show no mask
+
+
+def test_padding_behind_the_last_answer_is_masked_too(canvases, tokenizer):
+    noisy, _, _ = mask_canvases(canvases, MASK, 0.0, seeded(2))
+    assert bool((noisy[canvases.tokens == tokenizer.eos_token_id] == MASK).any())
+
+
+def test_masking_is_a_function_of_its_generator(canvases):
+    one, same, other = (mask_canvases(canvases, MASK, 0.1, seeded(seed))[0] for seed in (1, 1, 2))
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.6])
+def test_the_diffusion_loss_equals_a_dense_one(networks, canvases, share):
+    network, _ = networks
+    loss = masked_diffusion_loss(network, canvases, mask_id=MASK, whole_canvas_share=share, generator=seeded(8)).item()
+    noisy, weights, maskable = mask_canvases(canvases, MASK, share, seeded(8))
+    logs = network(noisy).logits.detach().log_softmax(-1)
+    total = 0.0
+    for row, position in (noisy == MASK).nonzero().tolist():
+        total -= float(weights[row, position] * logs[row, position, canvases.tokens[row, position]])
+    assert loss == pytest.approx(total / maskable, rel=1e-5)
+
+
+def test_the_diffusion_loss_of_a_uniform_network_is_the_entropy_of_the_vocabulary(networks, canvases, tokenizer):
+    """Weights 1/p make the estimate unbiased: its mean over masks is the loss of every maskable token."""
+    network, _ = networks
+    head = network.lm_head.weight.detach().clone()
+    with torch.no_grad():
+        network.lm_head.weight.zero_()
+        losses = [
+            masked_diffusion_loss(network, canvases, mask_id=MASK, whole_canvas_share=0.0, generator=seeded(seed)).item() for seed in range(150)
+        ]
+        network.lm_head.weight.copy_(head)
+    assert sum(losses) / len(losses) == pytest.approx(math.log(len(tokenizer)), rel=0.05)
+
+
+def test_the_next_token_loss_equals_a_dense_one(networks, canvases, tokenizer):
+    _, network = networks
+    logs = network(canvases.tokens).logits.detach().log_softmax(-1)
+    total, finished = 0.0, 0
+    rows, length = canvases.tokens.shape
+    for row in range(rows):
+        for position in range(length - 1):
+            target = int(canvases.tokens[row, position + 1])
+            if canvases.answers[row, position] >= 0 and canvases.answers[row, position + 1] == PROMPT:
+                target, finished = tokenizer.eos_token_id, finished + 1
+            total -= float(logs[row, position, target])
+    assert finished > 0
+    loss = next_token_loss(network, canvases, eos_id=tokenizer.eos_token_id).item()
+    assert loss == pytest.approx(total / (rows * (length - 1)), rel=1e-5)
+
+
+def test_the_next_token_loss_leaves_the_canvas_as_it_was(networks, canvases, tokenizer):
+    before = canvases.tokens.clone()
+    next_token_loss(networks[1], canvases, eos_id=tokenizer.eos_token_id)
+    assert torch.equal(canvases.tokens, before)

@@ -1,0 +1,286 @@
+"""Every stored tensor against a dense recomputation: transformers' eager attention on the stored canvas."""
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import sinkscope
+from sinkscope.axes import TRACE_AXES
+
+LENGTH, BLOCK, STEPS = 12, 6, 8
+CLOSE = {"rtol": 2e-4, "atol": 2e-4}
+
+
+@dataclass(frozen=True)
+class Dense:
+    """What a network does with one canvas, no cache, whole maps."""
+
+    attention: np.ndarray  # [layer, head, query, key]
+    hidden_norms: np.ndarray  # [layer, position]
+    value_norms: np.ndarray  # [layer, kv head, position]
+    key_norms: np.ndarray
+    logits: torch.Tensor  # [position, vocabulary]
+
+
+@torch.no_grad()
+def recompute(network, canvas):
+    kv_heads, seen = network.config.num_key_value_heads, {}
+
+    def keep(name, layer):
+        def hook(module, args, output):
+            # Rotation turns a key and leaves its length.
+            seen[name, layer] = output[0].unflatten(-1, (kv_heads, -1)).norm(dim=-1).T.numpy()
+
+        return hook
+
+    layers = network.model.layers
+    handles = [
+        getattr(layer.self_attn, name).register_forward_hook(keep(name, number))
+        for number, layer in enumerate(layers)
+        for name in ("v_proj", "k_proj")
+    ]
+    tokens = torch.from_numpy(canvas.astype(np.int64))[None]
+    answer = network(tokens, output_attentions=True, output_hidden_states=True, use_cache=False)
+    for handle in handles:
+        handle.remove()
+    return Dense(
+        torch.stack(answer.attentions)[:, 0].numpy(),
+        torch.stack(answer.hidden_states[: len(layers)])[:, 0].norm(dim=-1).numpy(),
+        np.stack([seen["v_proj", number] for number in range(len(layers))]),
+        np.stack([seen["k_proj", number] for number in range(len(layers))]),
+        answer.logits[0],
+    )
+
+
+def eager(folder):
+    return transformers.LlamaForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A trace, what its generation returned, and the dense recomputation of each of its steps."""
+
+    trace: sinkscope.Trace
+    generation: sinkscope.Generation
+    dense: list[Dense]
+    model: sinkscope.Model
+
+
+def record(model, network, out, prompts, **settings):
+    with sinkscope.recording(model, out=out):
+        answers = sinkscope.generate(model, prompts, **settings)
+    recorded = []
+    for trace, answer in zip(sinkscope.open_traces(out), answers, strict=True):
+        dense = [recompute(network, trace.tokens[step, : trace.lengths[step]]) for step in range(trace.steps)]
+        recorded.append(Recorded(trace, answer, dense, model))
+    return recorded
+
+
+PROMPTS = [
+    "Q: Tom has 7 apples and buys 5 more. How many apples does Tom have now?\nA:",
+    "Q: Write a function f(x) that returns x plus 3.\nA:",
+]
+
+
+@pytest.fixture(scope="module")
+def diffused(diffusion, diffusion_folder, tmp_path_factory):
+    """Two prompts in one left-padded batch, fewer steps than tokens, two blocks."""
+    settings = {"length": LENGTH, "block": BLOCK, "steps": STEPS}
+    return record(diffusion, eager(diffusion_folder), tmp_path_factory.mktemp("traces") / "diffused", PROMPTS, **settings)
+
+
+@pytest.fixture(scope="module")
+def guided(diffusion, diffusion_folder, tmp_path_factory):
+    settings = {"length": LENGTH, "block": BLOCK, "steps": STEPS, "guidance": 1.5}
+    return record(diffusion, eager(diffusion_folder), tmp_path_factory.mktemp("traces") / "guided", PROMPTS, **settings)
+
+
+@pytest.fixture(scope="module")
+def written(autoregressive, autoregressive_folder, tmp_path_factory):
+    return record(autoregressive, eager(autoregressive_folder), tmp_path_factory.mktemp("traces") / "written", PROMPTS, length=LENGTH)
+
+
+@pytest.fixture(params=["diffused", "guided", "written"])
+def both_rows(request):
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture(params=[0, 1], ids=["longer", "shorter"])
+def recorded(request, both_rows):
+    return both_rows[request.param]
+
+
+def each_step(recorded, name):
+    """(values of the step within its length, the dense step, the canvas) of every step."""
+    trace = recorded.trace
+    array = getattr(trace, name)[:]
+    for step in range(trace.steps):
+        length = trace.lengths[step]
+        beyond = array[step, ..., length:]
+        assert np.isnan(beyond).all()
+        yield array[step, ..., :length], recorded.dense[step], trace.tokens[step, :length]
+
+
+def test_column_sums(recorded):
+    for found, dense, _ in each_step(recorded, "column_sums"):
+        np.testing.assert_allclose(found, dense.attention.sum(axis=2), **CLOSE)
+
+
+def test_self_attention(recorded):
+    for found, dense, _ in each_step(recorded, "self_attention"):
+        np.testing.assert_allclose(found, np.diagonal(dense.attention, axis1=2, axis2=3), **CLOSE)
+
+
+def test_value_norms(recorded):
+    for found, dense, _ in each_step(recorded, "value_norms"):
+        np.testing.assert_allclose(found, dense.value_norms, **CLOSE)
+
+
+def test_key_norms(recorded):
+    for found, dense, _ in each_step(recorded, "key_norms"):
+        np.testing.assert_allclose(found, dense.key_norms, **CLOSE)
+
+
+def test_hidden_norms_are_of_what_enters_the_layer(recorded):
+    for found, dense, _ in each_step(recorded, "hidden_norms"):
+        np.testing.assert_allclose(found, dense.hidden_norms, **CLOSE)
+
+
+@pytest.mark.parametrize("both_rows", ["diffused", "guided"], indirect=True)
+def test_column_sums_of_masked_queries(recorded):
+    mask = recorded.model.card.mask_id
+    for found, dense, canvas in each_step(recorded, "column_sums_masked"):
+        np.testing.assert_allclose(found, dense.attention[:, :, canvas == mask].sum(axis=2), **CLOSE)
+        np.testing.assert_allclose(found.sum(axis=-1), (canvas == mask).sum(), rtol=1e-4)
+
+
+@pytest.mark.parametrize("both_rows", ["written"], indirect=True)
+def test_last_query_is_the_newest_row(recorded):
+    for found, dense, _ in each_step(recorded, "last_query"):
+        np.testing.assert_allclose(found, dense.attention[:, :, -1], **CLOSE)
+        np.testing.assert_allclose(found.sum(axis=-1), 1, rtol=1e-4)
+
+
+def test_columns_add_up_to_the_number_of_queries(recorded):
+    trace = recorded.trace
+    total = np.nansum(trace.column_sums[:], axis=-1)
+    np.testing.assert_allclose(total, np.broadcast_to(trace.lengths[:][:, None, None], total.shape), rtol=1e-4)
+
+
+def test_attention_is_uneven_enough_for_these_tests_to_mean_something(recorded):
+    sums = recorded.trace.column_sums[:]
+    assert np.nanmax(sums) > 2
+    assert np.nanmin(sums) < 0.8
+
+
+def test_every_tensor_of_the_family_is_there_with_its_shape(recorded):
+    trace = recorded.trace
+    other = "column_sums_masked" if trace.causal else "last_query"
+    assert trace.tensors == tuple(name for name in TRACE_AXES if name != other)
+    sizes = {"step": trace.steps, "layer": 3, "head": trace.heads, "kv_head": trace.manifest["kv_heads"]}
+    for name in trace.tensors:
+        for axis, size in zip(getattr(trace, name).axes, getattr(trace, name).shape, strict=True):
+            assert size == sizes.get(axis, trace.lengths[-1] + (trace.causal and name in ("written", "predicted", "confidence")))
+
+
+# The canvas
+
+
+def test_lengths_are_those_of_the_canvas_without_padding(both_rows):
+    for recorded, prompt in zip(both_rows, PROMPTS, strict=True):
+        trace, ids = recorded.trace, recorded.model.encode(prompt)
+        if trace.causal:
+            assert trace.lengths[:].tolist() == [len(ids) + step for step in range(trace.steps)]
+        else:
+            assert trace.lengths[:].tolist() == [len(ids) + LENGTH] * STEPS
+        assert (trace.tokens[:, : len(ids)] == ids).all()
+    assert both_rows[0].trace.lengths[0] != both_rows[1].trace.lengths[0]
+
+
+def test_each_canvas_is_the_one_before_with_what_was_written(recorded):
+    trace = recorded.trace
+    canvas = trace.tokens[0, : trace.lengths[0]]
+    for step in range(trace.steps):
+        length = trace.lengths[step]
+        assert trace.tokens[step, :length].tolist() == canvas.tolist()
+        fresh = trace.written[step, : length + trace.causal]
+        canvas = np.where(fresh >= 0, fresh, np.append(canvas, -1)[: len(fresh)])
+    assert canvas.tolist() == recorded.generation.tokens.tolist()
+
+
+@pytest.mark.parametrize("both_rows", ["diffused", "guided"], indirect=True)
+def test_masked_is_where_the_canvas_holds_the_mask(recorded):
+    trace, mask = recorded.trace, recorded.model.card.mask_id
+    np.testing.assert_array_equal(trace.masked[:], trace.tokens[:] == mask)
+    assert trace.masked[0].sum() == LENGTH
+    assert (trace.masked[:][trace.written[:] >= 0] == 1).all()
+
+
+@pytest.mark.parametrize("both_rows", ["diffused"], indirect=True)
+def test_predicted_and_confidence_are_what_the_network_says_of_open_positions(recorded):
+    trace, mask = recorded.trace, recorded.model.card.mask_id
+    start = recorded.generation.prompt_length
+    for step, dense in enumerate(recorded.dense):
+        stop = start + BLOCK * (1 + step // (STEPS // 2))
+        candidates = (trace.tokens[step] == mask) & (np.arange(trace.tokens.shape[1]) < stop)
+        predicted, confidence, written = trace.predicted[step], trace.confidence[step], trace.written[step]
+        probability = torch.softmax(dense.logits, dim=-1).max(dim=-1)
+        assert (predicted[~candidates] == -1).all()
+        assert np.isnan(confidence[~candidates]).all()
+        assert predicted[candidates].tolist() == probability.indices.numpy()[candidates].tolist()
+        np.testing.assert_allclose(confidence[candidates], probability.values.numpy()[candidates], **CLOSE)
+        chosen = written >= 0
+        assert chosen.sum() == (2, 2, 1, 1)[step % 4]
+        assert (written[chosen] == predicted[chosen]).all()
+        assert confidence[chosen].min() >= confidence[candidates & ~chosen].max(initial=0)
+
+
+@pytest.mark.parametrize("both_rows", ["written"], indirect=True)
+def test_an_autoregressive_step_writes_the_position_behind_its_canvas(recorded):
+    trace = recorded.trace
+    assert not trace.masked[:].any()
+    for step, dense in enumerate(recorded.dense):
+        length = trace.lengths[step]
+        probability = torch.softmax(dense.logits[-1], dim=-1).max(dim=-1)
+        for name, expected in (("written", probability.indices), ("predicted", probability.indices), ("confidence", probability.values)):
+            array = getattr(trace, name)[step]
+            assert array[length] == pytest.approx(expected.item(), rel=2e-4)
+            others = np.delete(array, length)
+            assert np.isnan(others).all() if name == "confidence" else (others == -1).all()
+
+
+def test_a_row_of_a_batch_is_recorded_as_if_it_were_alone(diffused, diffusion, tmp_path):
+    with sinkscope.recording(diffusion, out=tmp_path / "alone"):
+        sinkscope.generate(diffusion, PROMPTS[1], length=LENGTH, block=BLOCK, steps=STEPS)
+    alone, row = sinkscope.open_trace(tmp_path / "alone"), diffused[1].trace
+    for name in alone.tensors:
+        np.testing.assert_allclose(getattr(row, name)[:], getattr(alone, name)[:], **CLOSE)
+
+
+def test_guidance_records_the_conditional_half(guided, diffused):
+    for recorded, plain in zip(guided, diffused, strict=True):
+        trace = recorded.trace
+        prompt = slice(0, recorded.generation.prompt_length)
+        assert not trace.masked[:, prompt].any()  # the other half's prompt is all masks
+        assert trace.manifest["sampler"]["guidance"] == 1.5
+        np.testing.assert_allclose(trace.column_sums[0], plain.trace.column_sums[0], **CLOSE)  # the same first canvas
+
+
+def test_rows_that_have_met_eos_are_no_longer_recorded(autoregressive, tmp_path):
+    plain = sinkscope.generate(autoregressive, PROMPTS, length=LENGTH)
+    answers = [answer.tokens[answer.prompt_length :].tolist() for answer in plain]
+    # Play that a token which the first row writes early, and the second never, were EOS.
+    end = next(token for token in answers[0][1:-3] if token not in answers[1])
+    stops = dataclasses.replace(autoregressive, card=dataclasses.replace(autoregressive.card, eos_id=end))
+    with sinkscope.recording(stops, out=tmp_path / "stops"):
+        sinkscope.generate(stops, PROMPTS, length=LENGTH)
+    short, long = sinkscope.open_traces(tmp_path / "stops")
+    assert short.steps == answers[0].index(end) + 1
+    assert long.steps == LENGTH
+    for trace, answer in ((short, answers[0]), (long, answers[1])):
+        assert trace.written[:].max(axis=1).tolist() == answer[: trace.steps]
+        assert np.nansum(trace.column_sums[-1, 0, 0]) == pytest.approx(trace.lengths[-1], rel=1e-4)

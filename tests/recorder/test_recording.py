@@ -1,0 +1,520 @@
+import errno
+import itertools
+import os
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from torch import nn
+
+import sinkscope
+from sinkscope.attention import Watcher, current_session, subscribed
+from sinkscope.errors import AttentionError, CallError, TraceError
+from sinkscope.traces import writing
+
+QUESTION = "Q: Tom has 7 apples and buys 5 more. How many apples does Tom have now?\nA:"
+SHORT = "Q: Write a function f(x) that returns x plus 3.\nA:"
+DIFFUSION = {"length": 12, "block": 6, "steps": 12}
+AUTOREGRESSIVE = {"length": 10}
+
+
+@pytest.fixture(params=["diffusion", "autoregressive"])
+def family(request):
+    """A model and settings for a short generation."""
+    return request.getfixturevalue(request.param), DIFFUSION if request.param == "diffusion" else AUTOREGRESSIVE
+
+
+@pytest.fixture
+def out(tmp_path):
+    return tmp_path / "run.trace"
+
+
+class Stop(Exception):
+    """What a body or a hook raises in these tests."""
+
+
+def stop(*_):
+    raise Stop
+
+
+def stop_at(number):
+    def on_step(step):
+        if step.number == number:
+            raise Stop
+
+    return on_step
+
+
+# Nothing changes
+
+
+SAMPLED = {"temperature": 0.9, "seed": 3}
+
+
+@pytest.mark.parametrize("prompts", [QUESTION, [QUESTION, SHORT]], ids=["one", "batch"])
+@pytest.mark.parametrize(
+    ("family", "more"),
+    [("diffusion", {}), ("diffusion", SAMPLED), ("diffusion", {"guidance": 1.0}), ("autoregressive", {}), ("autoregressive", SAMPLED)],
+    indirect=["family"],
+)
+def test_recording_changes_no_token(family, out, prompts, more):
+    model, settings = family
+    plain = sinkscope.generate(model, prompts, **settings, **more)
+    with sinkscope.recording(model, out=out):
+        recorded = sinkscope.generate(model, prompts, **settings, **more)
+    for one, other in zip(plain, recorded, strict=True) if isinstance(plain, list) else [(plain, recorded)]:
+        assert one.tokens.tolist() == other.tokens.tolist()
+        assert (one.text, one.steps) == (other.text, other.steps)
+
+
+def state_of(network):
+    """Everything a session could leave behind, and what the network says."""
+    state = {}
+    for name, module in network.named_modules():
+        state[name] = {key: list(value) if isinstance(value, Mapping | list) else None for key, value in vars(module).items()}
+        if hasattr(module, "config"):
+            state[name]["attention"] = module.config._attn_implementation
+    with torch.no_grad():
+        logits = network(torch.arange(5, 22)[None]).logits
+    return state, {name: value.clone() for name, value in network.state_dict().items()}, logits
+
+
+def assert_same(before, after):
+    assert after[0] == before[0]
+    for one, other in itertools.chain(zip(before[1].values(), after[1].values(), strict=True), [(before[2], after[2])]):
+        assert torch.equal(one, other)
+
+
+def generate(model, settings):
+    sinkscope.generate(model, QUESTION, **settings)
+
+
+def body_raises(model, settings):
+    generate(model, settings)
+    raise Stop
+
+
+def sampler_raises(model, settings):
+    sinkscope.generate(model, QUESTION, **settings, on_step=stop_at(3))
+
+
+def layer_raises(model, settings):
+    handle = model.network.model.layers[1].mlp.register_forward_pre_hook(stop)
+    try:
+        generate(model, settings)
+    finally:
+        handle.remove()
+
+
+def forward_raises(model, settings):
+    handle = model.network.model.layers[1].mlp.register_forward_pre_hook(stop)
+    try:
+        model.network(torch.arange(5, 22)[None])
+    finally:
+        handle.remove()
+
+
+def body_raises_between_forwards(model, settings):
+    model.network(torch.arange(5, 22)[None])
+    raise Stop
+
+
+@pytest.mark.parametrize("body", [generate, body_raises, sampler_raises, layer_raises, forward_raises, body_raises_between_forwards])
+def test_recording_leaves_no_trace_on_the_model(family, out, body):
+    model, settings = family
+    before = state_of(model.network)
+    try:
+        with sinkscope.recording(model, out=out):
+            body(model, settings)
+    except Stop:
+        assert body is not generate
+    assert_same(before, state_of(model.network))
+    assert current_session(model.network) is None
+
+
+def test_a_trace_left_on_the_model_would_be_seen(diffusion):
+    network = diffusion.network
+    before = state_of(network)
+    handle = network.model.layers[0].register_forward_hook(lambda *_: None)
+    with pytest.raises(AssertionError):
+        assert_same(before, state_of(network))
+    handle.remove()
+    network.set_attn_implementation("eager")
+    with pytest.raises(AssertionError):
+        assert_same(before, state_of(network))
+    network.set_attn_implementation("sdpa")
+    network.model.left_behind = 1
+    with pytest.raises(AssertionError):
+        assert_same(before, state_of(network))
+    del network.model.left_behind
+    assert_same(before, state_of(network))
+
+
+# What ends early
+
+
+def test_a_sampler_that_raises_leaves_its_steps_and_says_incomplete(family, out):
+    model, settings = family
+    with pytest.raises(Stop), sinkscope.recording(model, out=out):
+        sampler_raises(model, settings)
+    trace = sinkscope.open_trace(out)
+    assert not trace.complete
+    assert trace.steps == 4
+    np.testing.assert_allclose(np.nansum(trace.column_sums[:, 0, 0], axis=-1), trace.lengths[:], rtol=1e-4)
+
+
+def test_a_body_that_raises_after_its_generation_keeps_it_complete(family, out):
+    model, settings = family
+    with pytest.raises(Stop), sinkscope.recording(model, out=out):
+        body_raises(model, settings)
+    assert sinkscope.open_trace(out).complete
+
+
+def test_a_body_that_raises_between_forward_calls_leaves_an_incomplete_trace(family, out):
+    model, settings = family
+    with pytest.raises(Stop), sinkscope.recording(model, out=out):
+        body_raises_between_forwards(model, settings)
+    trace = sinkscope.open_trace(out)
+    assert not trace.complete
+    assert trace.steps == 1
+
+
+def test_a_forward_call_that_raises_is_no_step(family, out):
+    model, _ = family
+    with sinkscope.recording(model, out=out):
+        with pytest.raises(Stop):
+            forward_raises(model, {})
+        model.network(torch.arange(5, 25)[None])
+    trace = sinkscope.open_trace(out)
+    assert len(trace.layers) == 3
+    assert trace.lengths[:].tolist() == [20]
+
+
+def full(*_):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_disk_that_fills_up_is_one_clear_message_and_leaves_no_trace_on_the_model(family, out, monkeypatch):
+    model, settings = family
+    before = state_of(model.network)
+    monkeypatch.setattr(writing, "time", SimpleNamespace(monotonic=lambda: 0.0))  # one part, however slow the machine
+    with pytest.raises(TraceError) as caught, sinkscope.recording(model, out=out), monkeypatch.context() as patch:
+        sinkscope.generate(model, SHORT, **settings, on_step=lambda step: patch.setattr(os, "fsync", full) if step.number == 5 else None)
+    assert "steps-000000.safetensors cannot be written (No space left on device)" in str(caught.value)
+    assert [path.name for path in out.iterdir()] == ["manifest.json"]
+    assert not sinkscope.open_trace(out).complete
+    assert_same(before, state_of(model.network))
+
+
+def test_a_disk_that_is_full_when_the_body_ends_leaves_no_trace_on_the_model(diffusion, out, monkeypatch):
+    before = state_of(diffusion.network)
+    with (
+        pytest.raises(TraceError, match="No space left on device"),
+        monkeypatch.context() as patch,
+        sinkscope.recording(diffusion, out=out),
+    ):
+        diffusion.network(torch.arange(5, 22)[None])
+        patch.setattr(os, "fsync", full)
+    assert current_session(diffusion.network) is None
+    assert_same(before, state_of(diffusion.network))
+
+
+def test_a_numbered_folder_that_cannot_be_made_is_one_clear_message(diffusion, out, monkeypatch):
+    make = Path.mkdir
+
+    def refuse(self, *args, **options):
+        if self.parent == out:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        make(self, *args, **options)
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(TraceError, match=r"000000 cannot be made \(Permission denied\)"), sinkscope.recording(diffusion, out=out):
+        sinkscope.generate(diffusion, [QUESTION, SHORT], **DIFFUSION)
+
+
+# What is refused
+
+
+@pytest.mark.parametrize("module", [nn.Sequential(nn.Linear(3, 4)), nn.TransformerEncoderLayer(8, 2)], ids=["linear", "encoder layer"])
+def test_a_foreign_torch_module_is_refused(module, out):
+    with (
+        pytest.raises(AttentionError, match=rf"whose layers have a layer_idx, found none in {type(module).__name__}"),
+        sinkscope.recording(module, out=out),
+    ):
+        pass
+    assert not module._forward_hooks
+
+
+def test_what_is_no_model_is_refused_before_anything_is_made(out):
+    with (
+        pytest.raises(CallError, match="expected a sinkscope Model or a transformers module, found str"),
+        sinkscope.recording("lab-diffusion", out=out),
+    ):
+        pass
+    assert not out.exists()
+
+
+def test_an_occupied_folder_is_refused_before_the_model_is_touched(diffusion, out):
+    out.mkdir()
+    (out / "notes.txt").write_text("mine")
+    with pytest.raises(CallError, match="already holds files"), sinkscope.recording(diffusion, out=out):
+        pass
+    assert current_session(diffusion.network) is None
+    assert [path.name for path in out.iterdir()] == ["notes.txt"]
+
+
+# The manifest
+
+
+def test_the_manifest_says_what_made_the_trace(family, out):
+    model, settings = family
+    with sinkscope.recording(model, out=out):
+        answer = sinkscope.generate(model, QUESTION, seed=11, **settings)
+    manifest = sinkscope.open_trace(out).manifest
+    assert manifest["complete"] is True
+    assert manifest["steps"] == answer.steps
+    assert manifest["model"] == model.card.as_dict()
+    assert len(manifest["model"]["weight_hash"]) == 64
+    assert manifest["sampler"].items() >= {"name": model.family.sampler, "temperature": 0.0, "seed": 11, **settings}.items()
+    assert (manifest["seed"], manifest["causal"], manifest["level"]) == (11, model.family.causal, "columns")
+    assert manifest["prompt"] == QUESTION
+    assert manifest["prompt_length"] == answer.prompt_length == len(model.encode(QUESTION))
+    assert manifest["layers"] == [f"model.layers.{number}.self_attn" for number in range(3)]
+    assert (manifest["heads"], manifest["kv_heads"]) == (model.card.heads, model.card.kv_heads)
+    assert (manifest["mask_id"], manifest["eos_id"]) == (model.card.mask_id, model.card.eos_id)
+    assert (manifest["device"], manifest["dtype"]) == ("cpu", "float32")
+    assert manifest["versions"]["torch"] == torch.__version__
+    assert manifest["versions"]["sinkscope"] == version("sinkscope")
+    assert manifest["text"] == answer.text != ""
+
+
+def test_the_vocabulary_reads_every_token_of_the_canvas(family, out):
+    model, settings = family
+    with sinkscope.recording(model, out=out):
+        answer = sinkscope.generate(model, QUESTION, **settings)
+    trace = sinkscope.open_trace(out)
+    special = {token for token in (model.card.mask_id, model.card.eos_id) if token is not None}
+    assert {int(token) for token in trace.manifest["vocabulary"]} == set(answer.tokens.tolist()) | special
+    body = "".join(trace.token_text(token) for token in answer.tokens[1 : answer.prompt_length])
+    assert body == QUESTION
+    assert trace.token_text(model.card.eos_id) == "<|eos|>"
+
+
+def test_before_the_first_part_the_manifest_reads_the_prompt_already(diffusion, out):
+    seen = []
+    with sinkscope.recording(diffusion, out=out):
+        sinkscope.generate(diffusion, SHORT, **DIFFUSION, on_step=lambda step: seen.append(sinkscope.open_trace(out)))
+    assert not seen[0].complete
+    assert seen[0].manifest["prompt"] == SHORT
+    assert seen[0].token_text(diffusion.encode(SHORT)[1]) == "Q"
+    assert seen[0].token_text(diffusion.card.mask_id) == "<|mask|>"
+
+
+def test_prompts_given_as_ids_have_no_text(autoregressive, out):
+    with sinkscope.recording(autoregressive, out=out):
+        sinkscope.generate(autoregressive, torch.tensor(autoregressive.encode(SHORT)), length=2)
+    assert sinkscope.open_trace(out).manifest["prompt"] is None
+
+
+# Several generations
+
+
+def test_a_batch_makes_numbered_traces_with_their_own_prompts_and_seeds(family, out):
+    model, settings = family
+    with sinkscope.recording(model, out=out):
+        answers = sinkscope.generate(model, [SHORT, QUESTION], temperature=0.7, seed=20, **settings)
+    traces = sinkscope.open_traces(out)
+    assert [trace.folder.name for trace in traces] == ["000000", "000001"]
+    assert [trace.manifest["prompt"] for trace in traces] == [SHORT, QUESTION]
+    assert [trace.manifest["seed"] for trace in traces] == [20, 21]
+    assert [trace.manifest["sampler"]["seed"] for trace in traces] == [20, 21]
+    assert [trace.manifest["text"] for trace in traces] == [answer.text for answer in answers]
+    assert [path.name for path in sorted(out.iterdir())] == ["000000", "000001"]
+
+
+def test_a_second_generation_makes_the_first_a_numbered_trace(family, out):
+    model, settings = family
+    with sinkscope.recording(model, out=out):
+        answers = [sinkscope.generate(model, QUESTION, **settings)]
+        assert sinkscope.open_trace(out).complete
+        answers.append(sinkscope.generate(model, SHORT, **settings))
+        answers += sinkscope.generate(model, [SHORT, QUESTION], **settings)
+    traces = sinkscope.open_traces(out)
+    assert [trace.folder.name for trace in traces] == [f"{number:06d}" for number in range(4)]
+    assert [trace.manifest["prompt"] for trace in traces] == [QUESTION, SHORT, SHORT, QUESTION]
+    assert [trace.manifest["text"] for trace in traces] == [answer.text for answer in answers]
+    assert all(trace.complete for trace in traces)
+    assert sorted(path.name for path in out.iterdir()) == [trace.folder.name for trace in traces]
+    np.testing.assert_allclose(traces[1].column_sums[:], traces[2].column_sums[:], atol=2e-4)
+
+
+def test_what_comes_after_the_body_is_not_recorded(family, out):
+    model, settings = family
+    with sinkscope.recording(model, out=out):
+        sinkscope.generate(model, QUESTION, **settings)
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    sinkscope.generate(model, SHORT, **settings)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+
+
+def test_nothing_generated_is_nothing_written(diffusion, out):
+    with sinkscope.recording(diffusion, out=out):
+        pass
+    assert list(out.iterdir()) == []
+
+
+# Beside other watchers
+
+
+class Other(Watcher):
+    groups = ("unmasked", "masked")
+
+    def watch(self, call, columns):
+        pass
+
+
+def test_another_watcher_changes_nothing_in_the_trace(diffusion, tmp_path):
+    with sinkscope.recording(diffusion, out=tmp_path / "alone"):
+        sinkscope.generate(diffusion, QUESTION, **DIFFUSION)
+    with subscribed(diffusion.network, Other()), sinkscope.recording(diffusion, out=tmp_path / "beside"):
+        sinkscope.generate(diffusion, QUESTION, **DIFFUSION)
+    alone, beside = sinkscope.open_trace(tmp_path / "alone"), sinkscope.open_trace(tmp_path / "beside")
+    for name in alone.tensors:
+        np.testing.assert_allclose(getattr(beside, name)[:], getattr(alone, name)[:], rtol=1e-5, atol=1e-5)
+
+
+def test_two_recordings_of_one_model_write_the_same(autoregressive, tmp_path):
+    with sinkscope.recording(autoregressive, out=tmp_path / "one"), sinkscope.recording(autoregressive, out=tmp_path / "two"):
+        sinkscope.generate(autoregressive, SHORT, **AUTOREGRESSIVE)
+    one, two = sinkscope.open_trace(tmp_path / "one"), sinkscope.open_trace(tmp_path / "two")
+    assert one.complete
+    assert two.complete
+    np.testing.assert_array_equal(one.column_sums[:], two.column_sums[:])
+
+
+# Calls that no sampler of ours publishes
+
+
+def ids_of(model, *prompts):
+    """Left-padded ids and their attention mask."""
+    encoded = [model.encode(prompt) for prompt in prompts]
+    width = max(map(len, encoded))
+    ids = torch.tensor([[0] * (width - len(one)) + one for one in encoded])
+    mask = torch.tensor([[0] * (width - len(one)) + [1] * len(one) for one in encoded])
+    return ids, mask
+
+
+def eager_columns(network, canvas):
+    """Column sums of one canvas by transformers' eager attention: [layer, head, key]."""
+    before = network.config._attn_implementation
+    network.set_attn_implementation("eager")
+    with torch.no_grad():
+        maps = network(torch.as_tensor(np.asarray(canvas), dtype=torch.long)[None], output_attentions=True, use_cache=False).attentions
+    network.set_attn_implementation(before)
+    return torch.stack(maps)[:, 0].sum(dim=2).numpy()
+
+
+def test_transformers_own_generate_is_recorded(autoregressive, tmp_path):
+    ids, mask = ids_of(autoregressive, QUESTION)
+    options = {"attention_mask": mask, "max_new_tokens": 6, "do_sample": False}
+    plain = autoregressive.network.generate(ids, **options)
+    with sinkscope.recording(autoregressive, out=tmp_path / "theirs"):
+        answer = autoregressive.network.generate(ids, **options)
+    assert answer.tolist() == plain.tolist()
+    with sinkscope.recording(autoregressive, out=tmp_path / "ours"):
+        sinkscope.generate(autoregressive, QUESTION, length=6)
+    theirs, ours = sinkscope.open_trace(tmp_path / "theirs"), sinkscope.open_trace(tmp_path / "ours")
+    assert theirs.complete
+    assert theirs.manifest["sampler"] == {"name": "foreign"}
+    assert theirs.manifest["prompt_length"] == ids.shape[1]
+    for name in ("tokens", "masked", "lengths", "column_sums", "last_query", "self_attention", "value_norms", "key_norms", "hidden_norms"):
+        np.testing.assert_allclose(getattr(theirs, name)[:], getattr(ours, name)[:], atol=2e-4, rtol=2e-4)
+    with pytest.raises(TraceError, match="holds no written"):
+        _ = theirs.written
+
+
+def test_transformers_own_generate_of_a_batch_is_recorded_without_padding(autoregressive, out):
+    ids, mask = ids_of(autoregressive, QUESTION, SHORT)
+    with sinkscope.recording(autoregressive, out=out):
+        answer = autoregressive.network.generate(ids, attention_mask=mask, max_new_tokens=3, do_sample=False)
+    for row, trace in enumerate(sinkscope.open_traces(out)):
+        length = int(mask[row].sum())
+        assert trace.lengths[:].tolist() == [length, length + 1, length + 2]
+        canvas = answer[row, ids.shape[1] - length :][: length + 2]
+        assert trace.tokens[2].tolist() == canvas.tolist()
+        np.testing.assert_allclose(trace.column_sums[2], eager_columns(autoregressive.network, canvas), atol=2e-4)
+
+
+def test_a_second_call_of_transformers_generate_is_a_trace_of_its_own(autoregressive, out):
+    with sinkscope.recording(autoregressive, out=out):
+        for prompt in (QUESTION, SHORT):
+            ids, mask = ids_of(autoregressive, prompt)
+            autoregressive.network.generate(ids, attention_mask=mask, max_new_tokens=3, do_sample=False)
+    assert [trace.steps for trace in sinkscope.open_traces(out)] == [3, 3]
+    assert all(trace.complete for trace in sinkscope.open_traces(out))
+
+
+def test_plain_forward_calls_are_steps_of_one_trace(family, out):
+    model, _ = family
+    canvases = [model.encode(QUESTION), model.encode(SHORT), model.encode(QUESTION)[:9]]
+    with sinkscope.recording(model, out=out), torch.no_grad():
+        for canvas in canvases:
+            model.network(torch.tensor([canvas]))
+    trace = sinkscope.open_trace(out)
+    assert trace.complete
+    assert trace.lengths[:].tolist() == [len(canvas) for canvas in canvases]
+    for step, canvas in enumerate(canvases):
+        assert trace.tokens[step, : len(canvas)].tolist() == canvas
+        np.testing.assert_allclose(trace.column_sums[step, ..., : len(canvas)], eager_columns(model.network, canvas), atol=2e-4)
+        assert not np.isnan(trace.self_attention[step, ..., : len(canvas)]).any()
+
+
+def test_a_plain_forward_call_of_another_batch_begins_new_traces(family, out):
+    model, _ = family
+    ids, _ = ids_of(model, SHORT)
+    with sinkscope.recording(model, out=out), torch.no_grad():
+        model.network(ids)
+        model.network(ids.repeat(2, 1))
+    assert [trace.steps for trace in sinkscope.open_traces(out)] == [1, 1, 1]
+
+
+def test_masks_in_a_plain_forward_call_are_seen(diffusion, out):
+    canvas = [*diffusion.encode(SHORT), *[diffusion.card.mask_id] * 5]
+    with sinkscope.recording(diffusion, out=out), torch.no_grad():
+        diffusion.network(torch.tensor([canvas]))
+    trace = sinkscope.open_trace(out)
+    assert trace.manifest["mask_id"] == diffusion.card.mask_id
+    assert trace.masked[0].tolist() == [0] * (len(canvas) - 5) + [1] * 5
+    assert trace.column_sums_masked[0, 0, 0].sum() == pytest.approx(5, rel=1e-4)
+
+
+def test_padding_on_the_right_is_refused(diffusion, out):
+    ids, mask = ids_of(diffusion, QUESTION, SHORT)
+    with (
+        pytest.raises(AttentionError, match="expected padding on the left, found an attention_mask with padding behind"),
+        sinkscope.recording(diffusion, out=out),
+    ):
+        diffusion.network(ids, attention_mask=mask.flip(-1))
+    assert current_session(diffusion.network) is None
+
+
+def test_a_module_of_another_architecture_is_recorded_by_itself(out):
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        vocab_size=50, n_positions=32, n_embd=24, n_layer=2, n_head=4, initializer_range=0.5, bos_token_id=0, eos_token_id=0
+    )
+    network = transformers.GPT2LMHeadModel(config).eval()
+    canvas = list(range(3, 20))
+    with sinkscope.recording(network, out=out), torch.no_grad():
+        network(torch.tensor([canvas]))
+    trace = sinkscope.open_trace(out)
+    assert trace.layers == ("transformer.h.0.attn", "transformer.h.1.attn")
+    assert trace.manifest["model"] == {"name": "GPT2LMHeadModel"}
+    assert trace.token_text(3) == "<3>"
+    np.testing.assert_allclose(trace.column_sums[0], eager_columns(network, canvas), atol=2e-4)
+    assert len(sinkscope.find_sinks(trace, excess=1.0)) > 0

@@ -1,0 +1,108 @@
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from sinkscope.errors import CallError, SinkscopeError
+from sinkscope.sinks import excess_of, find_sinks, in_unit, is_sink, last_query_window
+
+STEPS, LAYERS, HEADS, KEYS = 5, 2, 3, 14
+
+
+def make_trace(causal=False, lengths=(14, 14, 12, 13, 14), seed=0):
+    """What `find_sinks` reads of a trace, with NaN and −1 beyond each step's length."""
+    rng = np.random.default_rng(seed)
+    columns = np.full((STEPS, LAYERS, HEADS, KEYS), np.nan, np.float32)
+    tokens = np.full((STEPS, KEYS), -1, np.int32)
+    for step, length in enumerate(lengths):
+        share = rng.random((LAYERS, HEADS, length)) ** 8
+        columns[step, ..., :length] = length * share / share.sum(axis=-1, keepdims=True)
+        tokens[step, :length] = rng.integers(0, 500, length)
+    last_query = columns / np.nansum(columns, axis=-1, keepdims=True)
+    return SimpleNamespace(steps=STEPS, causal=causal, column_sums=columns, tokens=tokens, last_query=last_query)
+
+
+@pytest.mark.parametrize(("epsilon", "unit"), [(1.0, "queries"), (3.0, "queries"), (25.0, "percent"), (0.2, "mean")])
+def test_every_sink_of_every_step_layer_and_head_is_found_in_order(epsilon, unit):
+    trace = make_trace()
+    sinks = find_sinks(trace, excess=epsilon, unit=unit)
+    expected = []
+    for step in range(STEPS):
+        for layer in range(LAYERS):
+            for head in range(HEADS):
+                columns = trace.column_sums[step, layer, head]
+                total = np.nansum(columns)
+                share = columns * {"queries": 1, "percent": 100 / total, "mean": 1 / total}[unit]
+                for j in np.flatnonzero(~np.isnan(columns)):
+                    excess = share[j] - np.nanmean(np.delete(share, j))
+                    if excess > epsilon:
+                        expected.append((step, layer, head, j, trace.tokens[step, j], columns[j], excess))
+    assert 0 < len(expected) < STEPS * LAYERS * HEADS * 3
+    assert len(sinks) == len(expected)
+    whole = np.array([row[:5] for row in expected])
+    for number, name in enumerate(("step", "layer", "head", "position", "token")):
+        assert getattr(sinks, name).tolist() == whole[:, number].tolist()
+    np.testing.assert_allclose(sinks.column_sum, [row[5] for row in expected], rtol=1e-6)  # in queries, whatever the unit
+    np.testing.assert_allclose(sinks.excess, [row[6] for row in expected], rtol=1e-4)
+    assert sinks.selected_share == pytest.approx(len(expected) / ((14 + 14 + 12 + 13 + 14) * LAYERS * HEADS))
+    assert (sinks.threshold, sinks.unit) == (epsilon, unit)
+    assert sinks.shape == (STEPS, LAYERS, HEADS, KEYS)
+
+
+def test_three_queries_worth_is_the_default():
+    trace = make_trace()
+    sinks = find_sinks(trace)
+    assert (sinks.threshold, sinks.unit) == (3.0, "queries")
+    assert len(sinks) == is_sink(trace.column_sums, 3.0).sum()
+
+
+def test_rows_are_plain_values_under_the_names_of_the_command():
+    trace = make_trace()
+    sinks = find_sinks(trace)
+    rows = json.loads(json.dumps(sinks.rows()))
+    assert len(rows) == len(sinks)
+    assert list(rows[0]) == ["step", "layer", "head", "position", "token", "column_sum", "excess"]
+    for row in rows:
+        place = (row["step"], row["layer"], row["head"], row["position"])
+        assert row["token"] == trace.tokens[row["step"], row["position"]]
+        assert row["column_sum"] == pytest.approx(trace.column_sums[place], abs=1e-4)
+        assert row["excess"] == pytest.approx(excess_of(trace.column_sums)[place], abs=1e-4)
+
+
+def test_a_trace_without_sinks_has_none():
+    sinks = find_sinks(make_trace(), excess=14.0)
+    assert len(sinks) == 0
+    assert sinks.rows() == []
+    assert sinks.selected_share == 0.0
+
+
+def test_movement_of_a_bidirectional_trace_is_read_from_its_column_sums():
+    trace = make_trace()
+    sinks = find_sinks(trace, excess=1.0)
+    assert sinks.source == "column_sums"
+    np.testing.assert_array_equal(sinks.columns, trace.column_sums)
+    np.testing.assert_array_equal(sinks.moving, is_sink(trace.column_sums, 1.0))
+
+
+@pytest.mark.parametrize(("epsilon", "unit"), [(1.0, "queries"), (30.0, "percent")])
+def test_movement_of_a_causal_trace_is_read_from_its_last_queries(epsilon, unit):
+    trace = make_trace(causal=True)
+    sinks = find_sinks(trace, epsilon, unit)
+    window = last_query_window(trace.last_query, 16)
+    assert sinks.source == "last_query, window of 16"
+    np.testing.assert_array_equal(sinks.columns, window)
+    np.testing.assert_array_equal(sinks.moving, is_sink(window, epsilon, unit))
+    assert (sinks.moving != is_sink(trace.column_sums, epsilon, unit)).any()
+    assert len(sinks) == is_sink(trace.column_sums, epsilon, unit).sum()  # the sinks themselves stay those of the column sums
+    np.testing.assert_allclose(sinks.excess, excess_of(in_unit(trace.column_sums, unit))[is_sink(trace.column_sums, epsilon, unit)])
+
+
+def test_a_threshold_that_cannot_hold_is_refused_before_anything_is_read():
+    with pytest.raises(CallError, match="excess 3 on means can never hold"):
+        find_sinks(SimpleNamespace(), unit="mean")
+
+
+def test_a_trace_without_a_whole_step_is_refused():
+    with pytest.raises(SinkscopeError, match="the trace holds no whole step yet"):
+        find_sinks(SimpleNamespace(steps=0))

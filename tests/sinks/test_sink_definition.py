@@ -1,0 +1,254 @@
+import warnings
+
+import numpy as np
+import pytest
+
+from sinkscope.errors import CallError
+from sinkscope.sinks import excess_of, in_unit, is_outlier, is_sink, is_top, last_query_window, sink_rates, visible_query_mean
+from sinkscope.sinks.definition import largest_excess
+
+STEPS, LAYERS, HEADS, KEYS = 4, 2, 3, 11
+
+
+def make_columns(lengths=(11, 9, 6, 10), seed=0):
+    """Column sums with a few strong ones; each head's sum to the number of queries; NaN beyond the lengths."""
+    rng = np.random.default_rng(seed)
+    columns = np.full((STEPS, LAYERS, HEADS, KEYS), np.nan, np.float32)
+    for step, length in enumerate(lengths):
+        share = rng.random((LAYERS, HEADS, length)) ** 6
+        columns[step, ..., :length] = length * share / share.sum(axis=-1, keepdims=True)
+    return columns
+
+
+def dense_excess(columns):
+    excess = np.full(columns.shape, np.nan)
+    for *head, j in np.argwhere(~np.isnan(columns)):
+        others = [c for k, c in enumerate(columns[tuple(head)]) if k != j and not np.isnan(c)]
+        excess[(*head, j)] = columns[(*head, j)] - np.mean(others)
+    return excess
+
+
+def dense_percent(columns):
+    percent = np.full(columns.shape, np.nan)
+    for *head, j in np.argwhere(~np.isnan(columns)):
+        percent[(*head, j)] = 100 * columns[(*head, j)] / sum(c for c in columns[tuple(head)] if not np.isnan(c))
+    return percent
+
+
+# Eq. 3
+
+
+def test_excess_is_over_the_mean_of_the_other_columns():
+    columns = make_columns()
+    np.testing.assert_allclose(excess_of(columns), dense_excess(columns), atol=1e-5)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 1.5, 3.0])
+def test_sinks_in_queries_are_those_of_the_dense_loop(epsilon):
+    columns = make_columns()
+    expected = dense_excess(columns) > epsilon
+    assert 0 < expected.sum() < expected.size
+    np.testing.assert_array_equal(is_sink(columns, epsilon), expected)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 3.0, 30.0])
+def test_sinks_in_percent_are_those_of_the_dense_loop(epsilon):
+    columns = make_columns()
+    np.testing.assert_allclose(in_unit(columns, "percent"), dense_percent(columns), rtol=1e-5)
+    expected = dense_excess(dense_percent(columns)) > epsilon
+    assert 0 < expected.sum() < expected.size
+    np.testing.assert_array_equal(is_sink(columns, epsilon, "percent"), expected)
+
+
+def test_means_are_shares_of_all_attention():
+    columns = make_columns()
+    np.testing.assert_allclose(in_unit(columns, "mean"), dense_percent(columns) / 100, rtol=1e-5)
+    np.testing.assert_array_equal(is_sink(columns, 0.25, "mean"), dense_excess(dense_percent(columns) / 100) > 0.25)
+
+
+@pytest.mark.parametrize(("length", "published"), [(64, 3.953), (512, 3.994)])
+def test_in_sums_the_rule_reads_c_above_one_plus_epsilon(length, published):
+    threshold = 1 + 3 * (1 - 1 / length)
+    assert round(threshold, 3) == published
+    for column, expected in ((threshold - 1e-3, False), (threshold + 1e-3, True)):
+        columns = np.full((1, 1, length), (length - column) / (length - 1))
+        columns[..., 5] = column
+        found = is_sink(columns, 3.0)
+        assert found[0, 0, 5] == expected
+        assert found.sum() == expected
+
+
+def test_in_percent_the_threshold_moves_with_the_length():
+    # at 64 positions a column of 2.89 queries is a sink by 3 percent, at 512 it is not
+    for length, expected in ((64, True), (512, False)):
+        columns = np.full((1, 1, length), (length - 2.9) / (length - 1))
+        columns[..., 5] = 2.9
+        assert is_sink(columns, 3.0, "percent").sum() == expected
+
+
+def test_a_column_beyond_the_length_is_no_sink_and_counts_for_nothing():
+    columns = make_columns()
+    short = columns[2:3, ..., :6]
+    np.testing.assert_allclose(excess_of(columns)[2:3, ..., :6], excess_of(short), atol=1e-5)
+    assert np.isnan(excess_of(columns)[2, ..., 6:]).all()
+    assert not is_sink(columns, 0.0)[2, ..., 6:].any()
+
+
+def test_one_token_alone_is_measured_without_a_division_by_zero():
+    columns = np.array([[[1.0, np.nan]]])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert excess_of(columns)[0, 0, 0] == 1.0
+        assert is_sink(np.zeros((1, 1, 2)), 3.0, "percent").sum() == 0
+
+
+def test_the_mean_form_is_refused_from_one_upwards_with_the_reason():
+    for epsilon in (1.0, 3.0):
+        with pytest.raises(CallError) as caught:
+            is_sink(make_columns(), epsilon, "mean")
+        assert f"excess {epsilon:g} on means can never hold" in str(caught.value)
+        assert "at most 1" in str(caught.value)
+        assert "use unit='queries' (or 'percent')" in str(caught.value)
+    is_sink(make_columns(), 0.999, "mean")
+
+
+@pytest.mark.parametrize("epsilon", [-0.1, np.nan, np.inf])
+def test_a_threshold_that_is_no_finite_number_is_refused(epsilon):
+    with pytest.raises(CallError, match="excess: expected a finite number from 0 upwards, found"):
+        is_sink(make_columns(), epsilon)
+
+
+def test_an_unknown_unit_is_refused_with_the_units_there_are():
+    from sinkscope.sinks.definition import check_excess
+
+    with pytest.raises(CallError, match="unit: expected one of queries, percent, mean, found 'sums'"):
+        check_excess(3.0, "sums")
+
+
+@pytest.mark.parametrize(("unit", "most"), [("queries", 9.0), ("percent", 100.0), ("mean", 1.0)])
+def test_nothing_exceeds_the_largest_excess(unit, most):
+    columns = np.zeros((1, 1, 9))
+    columns[..., 4] = 9
+    assert largest_excess(9, unit) == most
+    assert excess_of(in_unit(columns, unit)).max() == most
+
+
+# Top k
+
+
+@pytest.mark.parametrize("k", [1, 2, 5])
+def test_top_k_are_the_largest_columns_of_each_head(k):
+    columns = make_columns()
+    found = is_top(columns, k)
+    for *head, j in np.argwhere(~np.isnan(columns)):
+        larger = np.sum(columns[tuple(head)] > columns[(*head, j)])
+        assert found[(*head, j)] == (larger < k)
+    assert (found.sum(axis=-1) == k).all()
+
+
+def test_ties_go_to_the_lower_position():
+    columns = np.array([[[1.0, 3.0, 2.0, 3.0, 2.0, 3.0]]])
+    assert np.flatnonzero(is_top(columns, 1)).tolist() == [1]
+    assert np.flatnonzero(is_top(columns, 2)).tolist() == [1, 3]
+    assert np.flatnonzero(is_top(columns, 4)).tolist() == [1, 2, 3, 5]
+
+
+def test_top_k_takes_no_position_beyond_the_length():
+    columns = make_columns()
+    assert is_top(columns, 8)[2].sum() == LAYERS * HEADS * 6
+    assert not is_top(columns, KEYS)[np.isnan(columns)].any()
+
+
+@pytest.mark.parametrize("k", [0, -1, KEYS + 1])
+def test_a_k_that_does_not_fit_is_refused(k):
+    with pytest.raises(CallError) as caught:
+        is_top(make_columns(), k)
+    assert f"k: expected 1 to {KEYS} (the canvas), found {k}" in str(caught.value)
+
+
+# Other published rules
+
+
+@pytest.mark.parametrize("deviations", [1.0, 2.0])
+def test_outliers_exceed_mean_and_deviations_of_the_tokens_mass(deviations):
+    columns = make_columns()
+    columns[:, :, :, 3] = 40
+    found = is_outlier(columns, deviations)
+    for step in range(STEPS):
+        mass = [sum(columns[step, layer, head, j] for layer in range(LAYERS) for head in range(HEADS)) for j in range(KEYS)]
+        real = [m for m in mass if not np.isnan(m)]
+        mean = sum(real) / len(real)
+        std = (sum((m - mean) ** 2 for m in real) / len(real)) ** 0.5
+        assert found[step].tolist() == [bool(m > mean + deviations * std) for m in mass]
+    assert found[0].tolist() == [j == 3 for j in range(KEYS)]
+
+
+def test_the_causal_mean_is_over_the_queries_that_can_see_the_key():
+    columns = make_columns()
+    for causal in (True, False):
+        found = visible_query_mean(columns, causal)
+        for step, layer, head, j in np.argwhere(~np.isnan(columns)):
+            length = np.sum(~np.isnan(columns[step, layer, head]))
+            visible = sum(1 for query in range(length) if query >= j or not causal)
+            np.testing.assert_allclose(found[step, layer, head, j], columns[step, layer, head, j] / visible, rtol=1e-6)
+
+
+def test_uniform_causal_attention_has_the_mean_of_the_harmonic_tail():
+    length = 7
+    attention = np.tril(np.ones((length, length))) / np.arange(1, length + 1)[:, None]
+    columns = attention.sum(axis=0)[None, None]
+    expected = [attention[j:, j].mean() for j in range(length)]
+    np.testing.assert_allclose(visible_query_mean(columns, causal=True)[0, 0], expected)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("threshold", [0.2, 0.3])
+def test_sink_rates_count_layers_and_heads(causal, threshold):
+    columns = make_columns(seed=3)
+    rates = sink_rates(columns, causal, threshold)
+    per_key, any_key = np.zeros((STEPS, KEYS)), np.zeros(STEPS)
+    for step in range(STEPS):
+        for layer in range(LAYERS):
+            for head in range(HEADS):
+                length = np.sum(~np.isnan(columns[step, layer, head]))
+                alpha = [columns[step, layer, head, j] / (length - j if causal else length) for j in range(length)]
+                per_key[step, :length] += [a > threshold for a in alpha]
+                any_key[step] += max(alpha) > threshold
+    np.testing.assert_allclose(rates.per_key, per_key / (LAYERS * HEADS))
+    np.testing.assert_allclose(rates.any_key, any_key / (LAYERS * HEADS))
+    assert 0 < rates.any_key.mean() <= 1
+    assert (rates.threshold, rates.normaliser) == (threshold, "visible queries" if causal else "all queries")
+
+
+def test_sink_rates_use_the_published_threshold():
+    columns = np.array([[[[0.29, 0.31, 0.4]], [[0.1, 0.35, 0.55]]]]) * 3
+    rates = sink_rates(columns, causal=False)
+    assert rates.threshold == 0.3
+    assert rates.per_key.tolist() == [[0.0, 1.0, 1.0]]
+    assert rates.any_key.tolist() == [1.0]
+
+
+# The last queries' rows
+
+
+@pytest.mark.parametrize("window", [1, 4, 16])
+def test_the_window_sums_the_newest_rows(window):
+    rng = np.random.default_rng(5)
+    steps, first = 20, 6
+    rows = np.full((steps, LAYERS, HEADS, first + steps - 1), np.nan, np.float32)
+    for step in range(steps):
+        rows[step, ..., : first + step] = rng.random((LAYERS, HEADS, first + step))
+    found = last_query_window(rows, window)
+    assert found.dtype == np.float32
+    for step in range(steps):
+        length = first + step
+        expected = np.zeros((LAYERS, HEADS, length))
+        for back in range(max(0, step - window + 1), step + 1):
+            expected[..., : first + back] += rows[back, ..., : first + back]
+        np.testing.assert_allclose(found[step, ..., :length], expected, rtol=1e-5)
+        assert np.isnan(found[step, ..., length:]).all()
+
+
+def test_the_window_is_16_queries_unless_told():
+    rows = np.ones((30, 1, 2, 3), np.float32)
+    assert last_query_window(rows)[:, 0, 0, 0].tolist() == [*range(1, 17), *[16] * 14]

@@ -1,0 +1,239 @@
+import errno
+import hashlib
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from sinkscope.axes import TRACE_AXES, TRACE_UNITS
+from sinkscope.errors import CallError, TraceError
+from sinkscope.traces import FORMAT, TraceWriter, claim_folder, move_trace, open_trace, writing
+
+LAYERS, HEADS = 2, 3
+MANIFEST = {"layers": ["a", "b"], "heads": HEADS, "causal": False, "prompt": "Ċ"}
+
+
+def make_step(number, length=7):
+    tokens = np.full(length, number, np.int32)
+    return {"tokens": tokens, "lengths": np.asarray(length, np.int32), "column_sums": np.full((LAYERS, HEADS, length), number, np.float32)}
+
+
+def manifest_of(folder):
+    return json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+
+
+def parts_in(folder):
+    return sorted(path.name for path in folder.iterdir() if path.name != "manifest.json")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def still_clock():
+    """Parts are closed by their number of steps alone, however slow the machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(writing, "time", SimpleNamespace(monotonic=lambda: 0.0))
+        yield
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(writing, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    return clock
+
+
+# Parts
+
+
+def test_the_manifest_is_there_first_and_says_incomplete(tmp_path):
+    TraceWriter(tmp_path, MANIFEST)
+    assert parts_in(tmp_path) == []
+    manifest = manifest_of(tmp_path)
+    assert manifest["complete"] is False
+    assert (manifest["format"], manifest["parts"], manifest["steps"]) == (FORMAT, [], 0)
+    assert manifest["prompt"] == "Ċ"
+    assert manifest["axes"] == {name: list(axes) for name, axes in TRACE_AXES.items()}
+    assert manifest["units"].keys() == manifest["axes"].keys()
+    assert manifest["units"] == TRACE_UNITS
+
+
+def test_a_part_holds_at_most_16_steps(tmp_path):
+    writer = TraceWriter(tmp_path, MANIFEST)
+    for number in range(37):
+        writer.add(make_step(number))
+        assert len(parts_in(tmp_path)) == (number + 1) // 16
+    writer.close(complete=True)
+    assert [(part["first_step"], part["steps"]) for part in manifest_of(tmp_path)["parts"]] == [(0, 16), (16, 16), (32, 5)]
+    assert parts_in(tmp_path) == [f"steps-00000{number}.safetensors" for number in range(3)]
+    assert open_trace(tmp_path).tokens[:, 0].tolist() == list(range(37))
+
+
+def test_a_part_is_closed_after_2_seconds(tmp_path, clock):
+    writer = TraceWriter(tmp_path, MANIFEST)
+    for number in range(4):
+        writer.add(make_step(number))
+    assert parts_in(tmp_path) == []
+    clock.now += 1.9
+    writer.add(make_step(4))
+    assert parts_in(tmp_path) == []
+    clock.now += 0.1
+    writer.add(make_step(5))
+    assert parts_in(tmp_path) == ["steps-000000.safetensors"]
+    writer.add(make_step(6))
+    assert len(parts_in(tmp_path)) == 1  # the two seconds begin anew
+    writer.close(complete=True)
+    assert [part["steps"] for part in manifest_of(tmp_path)["parts"]] == [6, 1]
+
+
+def test_a_step_that_took_2_seconds_is_on_disk_at_once(tmp_path, clock):
+    writer = TraceWriter(tmp_path, MANIFEST)
+    for number in range(3):
+        clock.now += 10
+        writer.add(make_step(number))
+        assert open_trace(tmp_path).steps == number + 1
+
+
+def test_closing_lists_every_part_with_its_checksum(tmp_path):
+    writer = TraceWriter(tmp_path, MANIFEST)
+    for number in range(20):
+        writer.add(make_step(number))
+    writer.close(complete=True, text="an answer")
+    manifest = manifest_of(tmp_path)
+    assert manifest["complete"] is True
+    assert manifest["text"] == "an answer"
+    assert manifest["steps"] == 20
+    assert [part["file"] for part in manifest["parts"]] == parts_in(tmp_path)
+    for part in manifest["parts"]:
+        assert part["sha256"] == hashlib.sha256((tmp_path / part["file"]).read_bytes()).hexdigest()
+
+
+def test_a_generation_given_up_keeps_its_steps_and_stays_incomplete(tmp_path):
+    writer = TraceWriter(tmp_path, MANIFEST)
+    writer.add(make_step(0))
+    writer.close(complete=False)
+    assert manifest_of(tmp_path)["complete"] is False
+    assert open_trace(tmp_path).steps == 1
+
+
+def test_a_trace_without_steps_can_be_closed(tmp_path):
+    TraceWriter(tmp_path, MANIFEST).close(complete=True)
+    assert parts_in(tmp_path) == []
+    assert open_trace(tmp_path).steps == 0
+
+
+# A disk that fails
+
+
+def full(*_):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_full_disk_leaves_nothing_half_written_under_a_parts_name(tmp_path, monkeypatch, call):
+    writer = TraceWriter(tmp_path, MANIFEST)
+    for number in range(20):
+        writer.add(make_step(number))
+    with monkeypatch.context() as patch, pytest.raises(TraceError) as caught:
+        patch.setattr(os, call, full)
+        writer.flush()
+    assert f"{tmp_path / 'steps-000001.safetensors'} cannot be written (No space left on device)" in str(caught.value)
+    assert parts_in(tmp_path) == ["steps-000000.safetensors"]
+    trace = open_trace(tmp_path)
+    assert (trace.steps, trace.complete) == (16, False)
+
+
+def test_a_disk_that_is_full_from_the_start_is_one_clear_message(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(
+        TraceError, match=r"manifest\.json cannot be written \(No space left on device\); make room or choose another folder"
+    ):
+        TraceWriter(tmp_path, MANIFEST)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_at_the_end_leaves_the_first_manifest(tmp_path, monkeypatch):
+    writer = TraceWriter(tmp_path, MANIFEST)
+    for number in range(16):
+        writer.add(make_step(number))
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(TraceError, match=r"manifest\.json cannot be written"):
+        writer.close(complete=True)
+    trace = open_trace(tmp_path)
+    assert (trace.steps, trace.complete) == (16, False)
+    assert parts_in(tmp_path) == ["steps-000000.safetensors"]
+
+
+def test_a_folder_without_write_permission_is_one_clear_message(tmp_path, monkeypatch):
+    def refuse(self, *_):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)  # root may write anywhere, so the refusal is staged
+    with pytest.raises(TraceError, match=r"manifest\.json cannot be written \(Permission denied\)"):
+        TraceWriter(tmp_path, MANIFEST)
+
+
+# The folder
+
+
+def test_a_new_or_empty_folder_is_claimed(tmp_path):
+    claim_folder(tmp_path / "some" / "where")
+    assert (tmp_path / "some" / "where").is_dir()
+    claim_folder(tmp_path / "some" / "where")
+
+
+@pytest.mark.parametrize(
+    ("inside", "what"),
+    [("manifest.json", "a trace"), ("000000/manifest.json", "a trace"), ("notes.txt", r"files \(notes\.txt …\)")],
+)
+def test_an_occupied_folder_is_refused(tmp_path, inside, what):
+    (tmp_path / inside).parent.mkdir(exist_ok=True)
+    (tmp_path / inside).write_text("{}")
+    with pytest.raises(CallError, match=f"already holds {what}; choose another folder or delete this one"):
+        claim_folder(tmp_path)
+    assert (tmp_path / inside).read_text() == "{}"
+
+
+def test_a_file_on_the_way_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CallError, match="expected a folder for the trace, found a file on the way"):
+        claim_folder(tmp_path / "file" / "trace")
+
+
+def test_a_file_is_refused(tmp_path):
+    (tmp_path / "file").write_text("kept")
+    with pytest.raises(CallError, match="file is a file; a trace is a folder, choose another name"):
+        claim_folder(tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+def test_a_folder_that_cannot_be_made_is_one_clear_message(tmp_path, monkeypatch):
+    def refuse(self, *_, **__):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(TraceError, match=r"trace cannot be made \(Permission denied\); choose another folder"):
+        claim_folder(tmp_path / "trace")
+
+
+def test_a_trace_moves_into_a_numbered_folder_whole(tmp_path):
+    writer = TraceWriter(tmp_path, MANIFEST)
+    for number in range(18):
+        writer.add(make_step(number))
+    writer.close(complete=True)
+    move_trace(tmp_path, tmp_path / "000000")
+    assert [path.name for path in tmp_path.iterdir()] == ["000000"]
+    trace = open_trace(tmp_path / "000000")
+    assert (trace.steps, trace.complete) == (18, True)
+
+
+def test_a_trace_that_cannot_be_moved_is_one_clear_message(tmp_path, monkeypatch):
+    TraceWriter(tmp_path, MANIFEST).close(complete=True)
+
+    def refuse(self, *_, **__):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(TraceError, match=r"its trace cannot be moved to .*000000 \(Permission denied\)"):
+        move_trace(tmp_path, tmp_path / "000000")
