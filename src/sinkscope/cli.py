@@ -167,7 +167,7 @@ def trace(
         make_batch(loaded, [loaded.encode(text)], [text], settings.length)
     generations = []
     total = step_count(settings) * len(texts)
-    with tqdm(total=total, desc="steps", unit="step", disable=None) as bar, sinkscope.recording(loaded, out=out) as recorder:
+    with tqdm(total=total, desc="steps", unit="step", disable=None) as bar, sinkscope.recording(loaded, out=out, numbered=prompts is not None) as recorder:
         for text in texts:
             generations.append(sinkscope.generate(loaded, text, on_step=lambda _: bar.update(), **dataclasses.asdict(settings)))
     folders = [str(folder) for folder in recorder.folders]

@@ -40,7 +40,7 @@ def run_demo(out: Path, *, problems: int = 3, length: int = 64, block: int = 16,
         )
         answers = []
         folder = out / "traces" / name
-        with sinkscope.recording(model, out=folder):
+        with sinkscope.recording(model, out=folder, numbered=True):
             for row in rows:
                 answers.append(sinkscope.generate(model, row["prompt"], **settings).text)
         recorded = sinkscope.open_traces(folder)
@@ -60,11 +60,12 @@ def run_demo(out: Path, *, problems: int = 3, length: int = 64, block: int = 16,
         "Does the main sink move? Every problem on its own",
         ["model", "problem", "answer", *numbers],
         movement,
-        "Moves: how often the main sink of a head stands elsewhere than one step before, mean over heads that have one. Drift: slope of its "
-        "position, in positions a step. Shuffled: the same with the order of the steps drawn at random, mean and the range of 95 % of 200 draws. "
-        "Averaged: the diffusion model's columns averaged over all steps so far, which is what a running sum shows: a control for the "
-        "autoregressive model, whose columns can only be sums (its moves are read from the newest 16 queries). "
-        "What this does not show: whether a drift only follows the tokens that are being committed, or what holds for other models.",
+        "Moves: how often the main sink of a head stands elsewhere than one step before, mean over heads that have one. "
+        "Drift: slope of its position, in positions a step. Shuffled: the same with the order of the steps drawn at random, "
+        "mean and the range of 95 % of 200 draws. Averaged: the diffusion model's columns averaged over all steps so far, "
+        "which is what a running sum shows: a control for the autoregressive model, whose columns can only be sums "
+        "(its moves are read from the newest 16 queries). What this does not show: whether a drift only follows the "
+        "tokens that are being committed, or what holds for other models.",
     )
     page = write_page(traces, out, figures=figures, tables=[table], command=f"sinkscope demo --out {out}")
     say(f"{time.monotonic() - started:.0f} s; the page, the figures and the traces are in {out}")

@@ -136,6 +136,14 @@ class Session:
         for subscriber in self.subscribers:
             subscriber.end_generation(failed)
 
+    def leave(self, subscriber: Subscriber, failed: bool) -> None:
+        """Takes a subscriber out; a generation that is still running ends for it, unfinished if a sampler published it."""
+        if self._in_generation:
+            subscriber.end_generation(failed or self._published)
+        self.subscribers.remove(subscriber)
+        if not self.subscribers:
+            self._in_generation = self._published = False
+
     # What a stack call does
 
     def begin_call(self, stack: Stack, arguments: dict[str, Any]) -> "Call | None":
@@ -292,12 +300,12 @@ def subscribed(network: nn.Module, subscriber: Subscriber) -> Iterator[Session]:
         session.open()
         _sessions[network] = session
     session.subscribers.append(subscriber)
+    failed = True
     try:
         yield session
+        failed = False
     finally:
-        if not session._published:
-            session.end_generation(failed=False)
-        session.subscribers.remove(subscriber)
+        session.leave(subscriber, failed)
         if not session.subscribers:
             session.close()
             _sessions.pop(network, None)

@@ -45,8 +45,8 @@ class Recorder(Watcher):
 
     groups = ("all", "masked")
 
-    def __init__(self, out: Path, model: Model | None, network: nn.Module) -> None:
-        self.out, self.model, self.network = out, model, network
+    def __init__(self, out: Path, model: Model | None, network: nn.Module, numbered: bool) -> None:
+        self.out, self.model, self.network, self.numbered = out, model, network, numbered
         self.folders: list[Path] = []
         self._rows: dict[int, _Row] = {}
         self._start: GenerationStart | None = None
@@ -64,6 +64,8 @@ class Recorder(Watcher):
 
     def watch(self, call: LayerCall, columns: Columns) -> None:
         """Keeps a layer's columns and norms until the step ends."""
+        if self._context is None:  # a call between two steps of a sampler: nobody's step
+            return
         hidden = call.hidden_states
         self._seen[call.name] = _Seen(
             columns.sums,
@@ -105,7 +107,7 @@ class Recorder(Watcher):
             move_trace(self.out, self.out / "000000")  # a second generation makes the first a numbered one
             self.folders[0] = self.out / "000000"
         for prompt in range(count):
-            alone = count == 1 and not self.folders
+            alone = count == 1 and not self.folders and not self.numbered
             folder = self.out if alone else self.out / f"{len(self.folders):06d}"
             if not alone:
                 folder.mkdir()
@@ -245,13 +247,14 @@ def _canvas_after(step: dict[str, np.ndarray]) -> np.ndarray:
 
 
 @contextmanager
-def recording(model: Model | nn.Module, out: str | Path) -> Iterator[Recorder]:
+def recording(model: Model | nn.Module, out: str | Path, *, numbered: bool = False) -> Iterator[Recorder]:
     """Records every generation of a model while the body runs.
 
     Args:
         model: a `Model`, or any transformers module that uses the attention interface.
         out: a new or empty folder. One generation of one prompt makes it a trace; a batch, or a second generation,
             makes numbered traces in it.
+        numbered: numbers the traces from the first on, also when there is only one.
 
     Raises:
         CallError: the folder holds something already.
@@ -263,6 +266,6 @@ def recording(model: Model | nn.Module, out: str | Path) -> Iterator[Recorder]:
         raise CallError(f"expected a sinkscope Model or a transformers module, found {type(model).__name__}")
     folder = Path(out)
     claim_folder(folder)
-    recorder = Recorder(folder, model if isinstance(model, Model) else None, network)
+    recorder = Recorder(folder, model if isinstance(model, Model) else None, network, numbered)
     with subscribed(network, recorder):
         yield recorder

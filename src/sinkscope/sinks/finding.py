@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from sinkscope.errors import SinkscopeError
-from sinkscope.sinks.definition import Unit, check_excess, excess_of, in_unit, is_sink, last_query_window
+from sinkscope.sinks.definition import Unit, check_excess, excess_of, in_unit, is_sink, last_query_window, visible_query_mean
 
 WINDOW = 16
 
@@ -29,6 +29,8 @@ class Sinks:
     Attributes:
         step, layer, head, position, token: int arrays.
         column_sum: in queries' worth of attention, whatever the unit of the threshold.
+        visible_query_mean: the column over the number of queries that may see the key; for causal models, whose
+            early keys are seen by more queries, the fairer number.
         excess: over the mean of the other columns, in ``unit``.
         threshold, unit: what was asked.
         shape: (steps, layers, heads, positions) of the trace.
@@ -45,6 +47,7 @@ class Sinks:
     position: Int[np.ndarray, " sink"]
     token: Int[np.ndarray, " sink"]
     column_sum: Float[np.ndarray, " sink"]
+    visible_query_mean: Float[np.ndarray, " sink"]
     excess: Float[np.ndarray, " sink"]
     threshold: float
     unit: Unit
@@ -59,19 +62,17 @@ class Sinks:
 
     def rows(self) -> list[dict[str, Any]]:
         """One plain record a sink, as ``sinkscope sinks --json`` prints them."""
-        return [
-            {"step": s, "layer": layer, "head": h, "position": p, "token": t, "column_sum": round(c, 4), "excess": round(e, 4)}
-            for s, layer, h, p, t, c, e in zip(
-                self.step.tolist(),
-                self.layer.tolist(),
-                self.head.tolist(),
-                self.position.tolist(),
-                self.token.tolist(),
-                self.column_sum.tolist(),
-                self.excess.tolist(),
-                strict=True,
-            )
-        ]
+        columns = {
+            "step": self.step,
+            "layer": self.layer,
+            "head": self.head,
+            "position": self.position,
+            "token": self.token,
+            "column_sum": self.column_sum.astype(float).round(4),
+            "excess": self.excess.astype(float).round(4),
+            "visible_query_mean": self.visible_query_mean.astype(float).round(4),
+        }
+        return [dict(zip(columns, row, strict=True)) for row in zip(*(column.tolist() for column in columns.values()), strict=True)]
 
 
 def find_sinks(trace: Recorded, excess: float = 3.0, unit: Unit = "queries") -> Sinks:
@@ -105,6 +106,7 @@ def find_sinks(trace: Recorded, excess: float = 3.0, unit: Unit = "queries") -> 
         position=position,
         token=tokens[step, position],
         column_sum=columns[selected],
+        visible_query_mean=visible_query_mean(columns, trace.causal)[selected],
         excess=excesses[selected],
         threshold=excess,
         unit=unit,

@@ -1,0 +1,277 @@
+"""Every command, as a person types it: what it prints, its exit status, and what bad input gets."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from sinkscope import cli
+
+PROMPT = "Q: Tom has 7 apples and buys 5 more. How many apples does Tom have now?\nA:"
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Runs a command in this process: (exit status, standard output, standard error)."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["sinkscope", *map(str, arguments)])
+        status = 0
+        try:
+            cli.main()
+        except SystemExit as stop:
+            status = stop.code or 0
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def trace_folder(tmp_path_factory, diffusion):
+    import sinkscope
+
+    folder = tmp_path_factory.mktemp("traces") / "one"
+    with sinkscope.recording(diffusion, out=folder):
+        sinkscope.generate(diffusion, PROMPT, length=24, block=8, steps=24)
+    return folder
+
+
+def test_overview_names_every_command(run):
+    status, out, _ = run()
+    assert status == 0
+    for name in cli.COMMANDS:
+        assert f"\n  {name} " in out
+
+
+@pytest.mark.parametrize("name", list(cli.COMMANDS))
+def test_every_command_has_help(run, name):
+    status, out, _ = run(name, "--help")
+    assert status == 0
+    assert f"sinkscope {name}" in out
+
+
+def test_trace_then_sinks_then_tracks(run, diffusion_folder, tmp_path):
+    status, out, _ = run("trace", diffusion_folder, "--prompt", PROMPT, "--out", tmp_path / "t", "--length", 16, "--block", 8, "--json")
+    assert status == 0
+    assert json.loads(out)["traces"][0] == {"trace": str(tmp_path / "t"), "text": json.loads(out)["traces"][0]["text"], "steps": 16}
+    status, out, _ = run("sinks", tmp_path / "t", "--excess", "0.2", "--json")
+    document = json.loads(out)
+    assert status == 0
+    assert {key: document[key] for key in ("complete", "excess", "unit", "steps", "layers", "heads")} == {
+        "complete": True,
+        "excess": 0.2,
+        "unit": "queries",
+        "steps": 16,
+        "layers": 3,
+        "heads": 5,
+    }
+    assert document["sinks"]
+    assert set(document["sinks"][0]) >= {"step", "layer", "head", "position", "token", "column_sum", "excess"}
+    assert 0 < document["selected_share"] < 1
+    status, out, _ = run("tracks", tmp_path / "t", "--excess", "0.2", "--json")
+    document = json.loads(out)
+    assert status == 0
+    assert sum(document["kinds"].values()) == len(document["tracks"]) > 0
+    assert set(document["tracks"][0]) == {"layer", "head", "position", "first_step", "last_step", "kind", "successor", "distance"}
+    assert len(document["heads"]) == 15
+    assert {"layer", "head", "moves", "drift_per_step"} <= set(document["heads"][0])
+
+
+def test_trace_of_a_prompt_file_makes_numbered_traces(run, autoregressive_folder, tmp_path):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"prompt": PROMPT}) + "\n\n" + json.dumps({"prompt": "Q: Tom has 3 pens.\nA:"}) + "\n")
+    status, out, _ = run("trace", autoregressive_folder, "--prompts", prompts, "--out", tmp_path / "t", "--length", 4, "--json")
+    assert status == 0
+    assert [row["trace"] for row in json.loads(out)["traces"]] == [str(tmp_path / "t" / "000000"), str(tmp_path / "t" / "000001")]
+    status, out, _ = run("sinks", tmp_path / "t", "--json")
+    assert [one["trace"] for one in json.loads(out)["traces"]] == [str(tmp_path / "t" / "000000"), str(tmp_path / "t" / "000001")]
+
+
+def test_a_prompt_file_of_one_line_is_numbered_too(run, autoregressive_folder, tmp_path):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"prompt": PROMPT}))
+    status, out, _ = run("trace", autoregressive_folder, "--prompts", prompts, "--out", tmp_path / "t", "--length", 3, "--json")
+    assert status == 0
+    assert json.loads(out)["traces"][0]["trace"] == str(tmp_path / "t" / "000000")
+
+
+def test_check_passes_on_a_sound_model(run, diffusion_folder, autoregressive_folder):
+    for folder in (diffusion_folder, autoregressive_folder):
+        status, out, err = run("check", folder, "--json")
+        assert status == 0, err
+        assert all(one["passed"] for one in json.loads(out)["checks"])
+
+
+def test_check_fails_when_hiding_does_not_bite(run, diffusion_folder, monkeypatch):
+    from sinkscope.attention.session import Call
+
+    monkeypatch.setattr(Call, "hidden", lambda self, call: None)
+    status, out, err = run("check", diffusion_folder)
+    assert status == 1
+    assert "FAILED  hiding a key bites" in out
+    assert "1 checks failed" in err
+
+
+def test_problems_are_json_lines(run):
+    status, out, _ = run("problems", "--count", 3)
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert status == 0
+    assert len(rows) == 3
+    assert all(row["prompt"].endswith("\nA:") and row["answer"] for row in rows)
+
+
+def test_train_a_recipe_then_load_it(run, tmp_path, monkeypatch):
+    import dataclasses
+
+    import sinkscope
+    from sinkscope.lab.canvases import CanvasMix
+    from sinkscope.lab.recipes import RECIPES, Architecture
+
+    small = Architecture(layers=2, hidden_size=32, heads=2, kv_heads=2, intermediate_size=48, max_positions=128)
+    mix = CanvasMix(tokens=288, lengths=(72, 96), weights=(0.5, 0.5))
+    recipe = dataclasses.replace(RECIPES["lab-diffusion"], architecture=small, canvases=mix, validate_every=5)
+    monkeypatch.setitem(RECIPES, "lab-diffusion", recipe)
+    status, out, _ = run("train", "lab-diffusion", "--out", tmp_path / "m", "--updates", 6)
+    assert status == 0
+    assert out.strip() == str(tmp_path / "m")
+    model = sinkscope.load(str(tmp_path / "m"))
+    assert (model.family.name, model.card.stored_dtype, model.card.layers) == ("llada", "bfloat16", 2)
+    assert sorted(path.name for path in (tmp_path / "m").iterdir() if path.name.startswith(("train", "recipe"))) == [
+        "recipe.json",
+        "training.jsonl",
+    ]
+    assert [json.loads(line)["update"] for line in (tmp_path / "m" / "training.jsonl").read_text().splitlines()] == [6]
+    status, _, err = run("train", "lab-diffusion", "--out", tmp_path / "m", "--updates", 7)
+    assert status == 1
+    assert "updates 6 → 7" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "says"),
+    [
+        (["no-such-command"], 2, "no command 'no-such-command'; expected one of demo, trace"),
+        (["sinks", "{tmp}/nothing"], 1, "the folder does not exist"),
+        (["sinks", "{tmp}"], 1, "expected manifest.json in it"),
+        (["sinks", "{trace}", "--excess", "3", "--unit", "mean"], 2, "can never hold"),
+        (["sinks", "{trace}", "--excess", "-1"], 2, "expected a finite number from 0 upwards"),
+        (["sinks", "{trace}", "--unit", "metres"], 2, "metres"),
+        (["trace", "no-such-model", "--prompt", "x", "--out", "{tmp}/t"], 2, "expected a bundled name (lab-diffusion, lab-autoregressive)"),
+        (["trace", "{tmp}", "--prompt", "x", "--out", "{tmp}/t"], 1, "is no model: expected config.json"),
+        (["trace", "{model}", "--out", "{tmp}/t"], 2, "expected --prompt TEXT"),
+        (["trace", "{model}", "--prompt", "Q: Tom", "--problem", "1", "--out", "{tmp}/t"], 2, "found --prompt and --problem"),
+        (["trace", "{model}", "--prompt", "", "--out", "{tmp}/t"], 2, "found an empty one"),
+        (["trace", "{model}", "--prompt", "Tom likes aardvarks", "--out", "{tmp}/t"], 2, "does not know 'likes', 'aardvarks'"),
+        (["trace", "{model}", "--problem", "99999", "--out", "{tmp}/t"], 2, "0…1318"),
+        (
+            ["trace", "{model}", "--prompt", "Q: Tom", "--length", "20", "--block", "8", "--out", "{tmp}/t"],
+            2,
+            "length must be a multiple of block",
+        ),
+        (
+            ["trace", "{model}", "--prompt", "Q: Tom", "--length", "16", "--block", "4", "--steps", "6", "--out", "{tmp}/t"],
+            2,
+            "steps must be a multiple",
+        ),
+        (["trace", "{model}", "--prompt", "Q: Tom", "--length", "1024", "--out", "{tmp}/t"], 2, "the canvas does not fit"),
+        (["trace", "{model}", "--prompt", "Q: Tom", "--top-k", "3", "--out", "{tmp}/t"], 2, "llada has no setting 'top_k'"),
+        (["trace", "{causal}", "--prompt", "Q: Tom", "--steps", "3", "--out", "{tmp}/t"], 2, "llama has no setting 'steps'"),
+        (["trace", "{model}", "--prompt", "Q: Tom", "--length", "8", "--out", "{trace}"], 2, "already holds a trace"),
+        (["trace", "{model}", "--prompt", "Q: Tom", "--length", "8", "--out", "{file}"], 2, "is a file"),
+        (["trace", "{model}", "--prompts", "{empty}", "--out", "{tmp}/t"], 2, "found none"),
+        (["trace", "{model}", "--prompts", "{file}", "--out", "{tmp}/t"], 2, "line 1: expected JSON"),
+        (["trace", "{model}", "--prompts", "{tmp}/none", "--out", "{tmp}/t"], 2, "cannot be read"),
+        (["trace", "{model}", "--prompt", "Q: Tom", "--device", "warp", "--out", "{tmp}/t"], 2, "cannot be used here"),
+        (["trace", "{model}", "--prompt", "Q: Tom", "--dtype", "int8", "--out", "{tmp}/t"], 2, "expected float32, bfloat16 or float16"),
+        (["train", "lab-nothing", "--out", "{tmp}/t"], 2, "no recipe 'lab-nothing'"),
+        (["problems", "--task", "gsm9k"], 2, "no task 'gsm9k'"),
+        (["problems", "--count", "99999"], 2, "1319"),
+        (["bench", "no-such-bench"], 2, "no benchmark 'no-such-bench'"),
+        (["table", "{tmp}/none"], 2, "none"),
+        (["figures", "{tmp}/none", "--out", "{tmp}/f"], 1, "the folder does not exist"),
+    ],
+)
+def test_bad_input_gets_one_message(run, tmp_path, diffusion_folder, autoregressive_folder, trace_folder, arguments, status, says):
+    (tmp_path / "file").write_text("no json\n")
+    (tmp_path / "empty").write_text("\n")
+    places = {
+        "tmp": tmp_path,
+        "model": diffusion_folder,
+        "causal": autoregressive_folder,
+        "trace": trace_folder,
+        "file": tmp_path / "file",
+        "empty": tmp_path / "empty",
+    }
+    found, out, err = run(*(one.format(**places) for one in arguments))
+    assert says in err.replace("\n", " "), err
+    assert found == status
+    assert out == ""
+    assert "Traceback" not in err
+    assert not (tmp_path / "t" / "manifest.json").exists()
+
+
+def test_debug_shows_the_traceback(run, tmp_path):
+    status, _, err = run("sinks", tmp_path, "--debug")
+    assert status == 1
+    assert "Traceback" in err
+
+
+def test_an_incomplete_trace_says_so_on_standard_error(run, tmp_path, diffusion):
+    import sinkscope
+
+    class Stop(Exception):
+        pass
+
+    def stop(step):
+        if step.number == 17:
+            raise Stop
+
+    with pytest.raises(Stop), sinkscope.recording(diffusion, out=tmp_path / "t"):
+        sinkscope.generate(diffusion, PROMPT, length=24, on_step=stop)
+    status, out, err = run("sinks", tmp_path / "t", "--json")
+    assert status == 0
+    assert json.loads(out)["complete"] is False
+    assert "incomplete, 18 whole steps" in err
+
+
+def test_kill_nine_while_tracing_leaves_a_trace_that_opens(diffusion_folder, tmp_path):
+    import sinkscope
+
+    folder = tmp_path / "t"
+    command = [
+        sys.executable,
+        "-m",
+        "sinkscope",
+        "trace",
+        str(diffusion_folder),
+        "--prompt",
+        PROMPT,
+        "--out",
+        str(folder),
+        "--length",
+        "192",
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    deadline = time.monotonic() + 120
+    while not list(folder.glob("steps-*.safetensors")):
+        assert process.poll() is None, "the trace ended before it could be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    trace = sinkscope.open_trace(folder)
+    assert not trace.complete
+    assert trace.steps >= 1
+    assert trace.column_sums[:].shape[0] == trace.steps
+    assert trace.steps % 16 == 0 or len(trace.parts) > 0
+
+
+def test_sinks_does_not_load_torch(trace_folder):
+    code = "import sys; from sinkscope import cli; sys.argv[1:1] = ['sinks']; cli.main(); assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code, str(trace_folder)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "sinks in 24 steps" in done.stdout
