@@ -116,7 +116,7 @@ def demo(out: Path = Path("demo-output"), problems: int = 3, length: int = 64, b
 
     Args:
         out: a new or empty folder.
-        problems: held-out problems each model is traced on.
+        problems: held-out problems each model is traced on: the first ones with three operations.
         length: tokens to write.
         block: of the diffusion sampler.
     """

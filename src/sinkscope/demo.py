@@ -7,6 +7,7 @@ from typing import Any
 
 from sinkscope.errors import CallError
 
+OPERATIONS = 3
 MODELS = {"lab-diffusion": "diffusion", "lab-autoregressive": "autoregressive"}
 
 
@@ -15,7 +16,7 @@ def run_demo(out: Path, *, problems: int = 3, length: int = 64, block: int = 16,
 
     Args:
         out: a new or empty folder: ``traces/``, ``figures/`` and ``report.html`` go there.
-        problems: held-out problems each model writes, from the first.
+        problems: held-out problems each model writes: the first ones with three operations, whose answers are longest.
         length: tokens to write.
         block: of the diffusion sampler.
         say: gets one line per thing done.
@@ -25,11 +26,14 @@ def run_demo(out: Path, *, problems: int = 3, length: int = 64, block: int = 16,
     """
     import sinkscope
     from sinkscope.lab.problems import read_result
-    from sinkscope.lab.prompts import problem_prompts
+    from sinkscope.lab.prompts import held_out, problem_prompt
     from sinkscope.report import Table, draw_figures, write_page
     from sinkscope.traces import claim_folder
 
-    rows = problem_prompts("lab-arith", problems)
+    long = [index for index, problem in enumerate(held_out("lab-arith")) if problem.worked.count("=") == OPERATIONS]
+    if not 1 <= problems <= len(long):
+        raise CallError(f"problems: expected 1 to {len(long)}, found {problems}")
+    rows = [{"number": index, **problem_prompt("lab-arith", index)} for index in long[:problems]]
     claim_folder(out)
     started = time.monotonic()
     traces, movement = [], []
@@ -45,7 +49,8 @@ def run_demo(out: Path, *, problems: int = 3, length: int = 64, block: int = 16,
                 answers.append(sinkscope.generate(model, row["prompt"], **settings).text)
         recorded = sinkscope.open_traces(folder)
         traces.append(recorded[0])
-        for number, (trace, row, answer) in enumerate(zip(recorded, rows, answers, strict=True)):
+        for trace, row, answer in zip(recorded, rows, answers, strict=True):
+            number = row["number"]
             right = read_result(answer) == row["answer"]
             numbers = _movement(trace)
             movement.append([name, number, "right" if right else f"wrong ({row['answer']} expected)", *numbers.values()])
@@ -53,8 +58,6 @@ def run_demo(out: Path, *, problems: int = 3, length: int = 64, block: int = 16,
                 f"{name}, problem {number}: {'right' if right else 'wrong'} answer; {numbers['sinks']} sinks; "
                 f"{numbers['moves']} moves a head, {numbers['moves, shuffled']} with the steps shuffled"
             )
-    if not movement:
-        raise CallError(f"problems: expected at least 1, found {problems}")
     figures = draw_figures(traces, out / "figures", compare=True)
     table = Table(
         "Does the main sink move? Every problem on its own",
