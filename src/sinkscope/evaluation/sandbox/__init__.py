@@ -108,7 +108,10 @@ def _supervise(limits: list[str], job: str, timeout_s: float) -> tuple[list[dict
             _kill_group(process.pid)
         if not output and process.returncode is None:
             output, errors = process.communicate()
-    return [json.loads(line) for line in output.splitlines()], errors.decode(errors="replace")
+    try:
+        return [json.loads(line) for line in output.splitlines()], errors.decode(errors="replace")
+    except ValueError:
+        return [], f"{output[:80]!r} is not what a sandbox says"
 
 
 def _kill_group(group: int) -> None:

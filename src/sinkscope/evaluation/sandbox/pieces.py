@@ -63,10 +63,15 @@ def split_program(source: str) -> Iterator[Piece]:
         if statements:
             yield Piece("run", compile(ast.Module(statements, []), "<program>", "exec", flags, dont_inherit=True))
             statements = []
-        if node is not None:
-            asked, holds = _condition(node.test)
+        for condition in [] if node is None else _conditions(node.test):
+            asked, holds = _condition(condition)
             code = None if asked is None else compile(ast.Expression(asked), "<program>", "eval", flags, dont_inherit=True)
-            yield Piece("value", code, shorten(ast.unparse(node.test)), holds)
+            yield Piece("value", code, shorten(ast.unparse(condition)), holds)
+
+
+def _conditions(test: ast.expr) -> list[ast.expr]:
+    """The conditions that ``and`` joins; the first that fails ends the program, as it does in Python."""
+    return test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test]
 
 
 def _condition(test: ast.expr) -> tuple[ast.expr | None, Callable[[Any], bool]]:
@@ -74,6 +79,9 @@ def _condition(test: ast.expr) -> tuple[ast.expr | None, Callable[[Any], bool]]:
     known, value = _literal(test)
     if known:
         return None, lambda _: bool(value)
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        asked, holds = _condition(test.operand)
+        return asked, lambda found: not holds(found)
     if isinstance(test, ast.Compare) and len(test.ops) == 1:
         compare = _COMPARISONS[type(test.ops[0])]
         left_known, left = _literal(test.left)

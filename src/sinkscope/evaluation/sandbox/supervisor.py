@@ -41,8 +41,8 @@ def main(box: str, memory_mb: str, cpu_s: str, timeout_s: str, without: str) -> 
         os.close(1)
         _, status = os.waitpid(child, 0)
         os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
-    die_with_parent()
     isolation.give_up_rights()
+    die_with_parent()  # after it: a change of user forgets the wish
     worker = Worker(isolation, int(memory_mb), int(cpu_s), float(timeout_s))
     _say({"not_enforced": worker.not_enforced})
     set_limit(resource.RLIMIT_AS, 1 << 30)  # of this process, which reads and compiles a stranger's text
