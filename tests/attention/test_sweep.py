@@ -1,87 +1,41 @@
-"""`attend` against dense attention in float64, which holds the whole map."""
+"""`attend` against dense attention: output, columns, diagonal, hiding, prefix, any shape."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
+from dense import (
+    BATCH,
+    DIM,
+    GROUPS,
+    HEADS,
+    KEYS,
+    KV_HEADS,
+    MASKS,
+    QUERIES,
+    VALUE_DIM,
+    Inputs,
+    as_bias,
+    close,
+    dense,
+    dense_sums,
+    draw,
+    draw_mask,
+    triangle,
+    without,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from sinkscope.attention import Columns, Prefix, attend
-from sinkscope.errors import AttentionError
-
-BATCH, HEADS, KV_HEADS, QUERIES, KEYS, DIM, VALUE_DIM, GROUPS = 2, 6, 3, 11, 13, 5, 7, 4
 
 
-@dataclass(frozen=True)
-class Inputs:
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    groups: Tensor
-
-
-def draw(seed=0, batch=BATCH, heads=HEADS, kv_heads=KV_HEADS, queries=QUERIES, keys=KEYS, dim=DIM, value_dim=VALUE_DIM, groups=GROUPS):
-    source = torch.Generator().manual_seed(seed)
-    query = 2 * torch.randn(batch, heads, queries, dim, generator=source)
-    key = 2 * torch.randn(batch, kv_heads, keys, dim, generator=source)
-    value = torch.randn(batch, kv_heads, keys, value_dim, generator=source)
-    return Inputs(query, key, value, torch.randint(0, 2, (batch, groups, queries), generator=source).float())
-
-
-def dense(inputs: Inputs, bias: Tensor | float = 0.0, scale: float | None = None) -> tuple[Tensor, Tensor]:
-    """Output and weights; a query that sees nothing gives nothing."""
-    repeat = inputs.query.shape[1] // inputs.key.shape[1]
-    key, value = (tensor.double().repeat_interleave(repeat, dim=1) for tensor in (inputs.key, inputs.value))
-    scores = inputs.query.double() @ key.mT * (inputs.query.shape[-1] ** -0.5 if scale is None else scale) + bias
-    weights = torch.softmax(scores, dim=-1).nan_to_num(0.0)
-    return weights @ value, weights
-
-
-def dense_sums(inputs: Inputs, weights: Tensor) -> Tensor:
-    return torch.einsum("bgq,bhqk->bhgk", inputs.groups.to(weights), weights)
-
-
-def without(bias: Tensor, hidden: Tensor) -> Tensor:
-    """The bias with the hidden keys taken away, but not from a query that would see nothing."""
-    taken = bias.masked_fill(hidden[:, :, None], -torch.inf)
-    return torch.where(taken.isneginf().all(-1, keepdim=True), bias, taken)
-
-
-def as_bias(visible: Tensor) -> Tensor:
-    return torch.zeros(visible.shape, dtype=torch.float64).masked_fill(~visible, -torch.inf)
-
-
-def triangle(queries: int, keys: int) -> Tensor:
-    return torch.ones(queries, keys, dtype=torch.bool).tril()
-
-
-def draw_mask(kind: str, inputs: Inputs, seed: int = 1) -> tuple[dict, Tensor]:
-    """Arguments for `attend`, and the same as an additive float64 mask [batch, 1, query, key]."""
-    source = torch.Generator().manual_seed(seed)
-    batch, queries, keys = len(inputs.query), inputs.query.shape[2], inputs.key.shape[2]
-    visible = torch.rand(batch, 1, queries, keys, generator=source) < 0.7
-    slope = torch.randn(batch, 1, queries, keys, generator=source)
-    if kind == "causal":
-        return {"causal": True}, as_bias(triangle(queries, keys)[None, None].expand_as(visible))
-    if kind == "boolean":
-        return {"mask": visible}, as_bias(visible)
-    if kind == "additive":
-        return {"mask": slope.masked_fill(~visible, -torch.inf)}, slope.double() + as_bias(visible)
-    if kind == "finite minimum":
-        return {"mask": slope.masked_fill(~visible, torch.finfo(torch.float32).min)}, slope.double() + as_bias(visible)
-    return {}, as_bias(torch.ones_like(visible))
-
-
-MASKS = ("none", "causal", "boolean", "additive", "finite minimum")
-
-
-def close(found: Tensor | None, expected: Tensor, within: float = 1e-5) -> None:
-    assert found is not None
-    torch.testing.assert_close(found.double(), expected.double(), atol=within, rtol=within)
+@pytest.fixture(params=["heads together", "heads apart"])
+def chunks(request, monkeypatch):
+    """On long sequences heads are taken a few at a time."""
+    if request.param == "heads apart":
+        monkeypatch.setattr("sinkscope.attention.sweep.CPU_SCORES", 1)
 
 
 # Output and columns
@@ -136,7 +90,7 @@ def test_scale_is_used_as_given():
     close(output, dense(inputs, scale=0.3)[0])
 
 
-def test_a_mask_for_every_head_of_its_own():
+def test_a_mask_for_every_head_of_its_own(chunks):
     inputs = draw()
     visible = torch.rand(BATCH, HEADS, QUERIES, KEYS, generator=torch.Generator().manual_seed(2)) < 0.7
     output, columns = attend(**vars(inputs), mask=visible, block=4)
@@ -214,7 +168,7 @@ def test_last_row_holds_no_other_rows_in_memory():
 
 @pytest.mark.parametrize("shape", [(1, 1), (BATCH, 1), (1, HEADS), (BATCH, HEADS)])
 @pytest.mark.parametrize("kind", MASKS)
-def test_hiding_equals_dense_without_the_keys(kind, shape):
+def test_hiding_equals_dense_without_the_keys(kind, shape, chunks):
     inputs = draw()
     arguments, bias = draw_mask(kind, inputs)
     hidden = torch.rand(*shape, KEYS, generator=torch.Generator().manual_seed(3)) < 0.4
@@ -264,7 +218,7 @@ def test_hiding_every_key_changes_nothing():
 
 @pytest.mark.parametrize("hide", [False, True])
 @pytest.mark.parametrize("kind", MASKS)
-def test_prefix_equals_dense_with_the_keys_in_front(kind, hide):
+def test_prefix_equals_dense_with_the_keys_in_front(kind, hide, chunks):
     inputs, count = draw(), 2
     arguments, bias = draw_mask(kind, inputs)
     front = draw(seed=5, batch=1, keys=count)
@@ -284,8 +238,19 @@ def test_prefix_equals_dense_with_the_keys_in_front(kind, hide):
     close(columns.last_row, dense(longer, torch.nn.functional.pad(bias, (count, 0)))[1][:, :, -1, count:])
 
 
+def test_a_query_that_sees_nothing_sees_the_prefix():
+    inputs = draw()
+    front = draw(seed=5, batch=1, keys=1)
+    visible = torch.ones(BATCH, 1, QUERIES, KEYS, dtype=torch.bool)
+    visible[1, :, 3] = False
+    output, columns = attend(**vars(inputs), mask=visible, prefix=Prefix(keys=front.key[0], values=front.value[0]))
+    close(output[1, :, 3], front.value[0, :, 0].repeat_interleave(HEADS // KV_HEADS, dim=0))
+    assert columns.prefix is not None
+    close(columns.sums.sum(-1) + columns.prefix.sum(-1), inputs.groups.sum(-1)[:, None].expand(-1, HEADS, -1))
+
+
 @pytest.mark.parametrize("dressed", ["keys", "logits"])
-def test_prefix_without_values_only_takes_attention(dressed):
+def test_prefix_without_values_only_takes_attention(dressed, chunks):
     inputs, count = draw(), 2
     keys, logits = draw(seed=5, batch=1, keys=count).key[0], torch.randn(HEADS, count, generator=torch.Generator().manual_seed(6))
     output, columns = attend(**vars(inputs), prefix=Prefix(keys=keys) if dressed == "keys" else Prefix(logits=logits), block=4)
@@ -300,104 +265,6 @@ def test_prefix_without_values_only_takes_attention(dressed):
     close(output, weights[..., count:] @ inputs.value.repeat_interleave(repeat, 1))
     close(columns.prefix, dense_sums(inputs, weights)[..., :count])
     close(columns.sums, dense_sums(inputs, weights)[..., count:])
-
-
-# Precision
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_low_precision_inputs_have_fp32_columns(dtype):
-    """Scores reach ±60 here, where a score rounded to bfloat16 would already be off by a tenth."""
-    inputs = draw(queries=300, keys=310, dim=16, groups=1)
-    inputs = Inputs(*(2 * tensor.to(dtype) for tensor in (inputs.query, inputs.key, inputs.value)), torch.ones(BATCH, 1, 300))
-    output, columns = attend(**vars(inputs))
-    expected, weights = dense(inputs)
-    assert columns.sums.dtype == columns.diagonal.dtype == columns.last_row.dtype == torch.float32
-    assert output.dtype == dtype
-    close(columns.sums, dense_sums(inputs, weights), 1e-4)
-    close(columns.sums.sum(-1), torch.full((BATCH, HEADS, 1), 300.0), 1e-5)
-    close(output, expected, 0.03)
-
-
-def test_autocast_leaves_the_sums_in_fp32():
-    inputs = draw(queries=300, keys=310)
-    with torch.autocast("cpu", torch.bfloat16):
-        _, columns = attend(**vars(inputs))
-    close(columns.sums.sum(-1), inputs.groups.sum(-1)[:, None].expand(-1, HEADS, -1), 1e-5)
-
-
-# Gradients, memory, inputs
-
-
-@pytest.mark.parametrize("kind", MASKS)
-def test_gradients_equal_dense(kind):
-    """With a fully masked row, a hidden key and a prefix, which all could turn gradients into NaN."""
-    inputs = draw()
-    arguments, bias = draw_mask(kind, inputs)
-    for mask in (bias, *arguments.values()):
-        if isinstance(mask, Tensor) and kind == "boolean":
-            mask[0, 0, 2] = False if mask.dtype == torch.bool else -torch.inf
-    hidden = torch.zeros(1, 1, KEYS, dtype=torch.bool)
-    hidden[..., :2] = True
-    direction = torch.randn(BATCH, HEADS, QUERIES, VALUE_DIM, generator=torch.Generator().manual_seed(7))
-
-    def gradients(fast: bool) -> tuple[Tensor, ...]:
-        leaves = [tensor.clone().requires_grad_() for tensor in (inputs.query, inputs.key, inputs.value)]
-        mine = Inputs(*leaves, inputs.groups)
-        if fast:
-            output, columns = attend(**vars(mine), **arguments, hidden=hidden, block=4)
-            assert not columns.sums.requires_grad
-        else:
-            empty = bias.isneginf().all(-1, keepdim=True)
-            output, _ = dense(mine, without(bias.expand(-1, HEADS, -1, -1), hidden).masked_fill(empty, 0))
-            output = output.masked_fill(empty, 0)
-        return torch.autograd.grad((output * direction).sum(), leaves)
-
-    for found, expected in zip(gradients(fast=True), gradients(fast=False), strict=True):
-        assert found.abs().sum() > 0
-        close(found, expected, 1e-4)
-
-
-def test_gradients_reach_the_prefix():
-    inputs = draw()
-    logits = torch.zeros(HEADS, 1, requires_grad=True)
-    output, _ = attend(**vars(inputs), prefix=Prefix(logits=logits))
-    output.square().sum().backward()
-    assert logits.grad is not None and (logits.grad < 0).all(), "more attention on a value of zero makes outputs smaller"
-
-
-class LargestTensor(TorchDispatchMode):
-    elements = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        for tensor in result if isinstance(result, tuple | list) else [result]:
-            if isinstance(tensor, Tensor):
-                self.elements = max(self.elements, tensor.numel())
-        return result
-
-
-def test_no_map_is_ever_held():
-    inputs = draw(batch=1, heads=6, kv_heads=2, queries=600, keys=620, groups=1)
-    hidden = torch.zeros(1, 1, 620, dtype=torch.bool)
-    hidden[..., 3] = True
-    with LargestTensor() as largest, torch.no_grad():
-        attend(**vars(inputs), mask=torch.ones(1, 1, 600, 620, dtype=torch.bool), hidden=hidden)
-    assert 0 < largest.elements <= 6 * 128 * 620
-    with LargestTensor() as whole:
-        dense(inputs)
-    assert whole.elements >= 6 * 600 * 620, "the measure sees a map where there is one"
-
-
-@pytest.mark.parametrize("kind", MASKS)
-def test_inputs_are_left_as_they_are(kind):
-    inputs = draw()
-    arguments, _ = draw_mask(kind, inputs)
-    hidden = torch.rand(BATCH, HEADS, KEYS, generator=torch.Generator().manual_seed(3)) < 0.4
-    given_in = [*vars(inputs).values(), *(value for value in arguments.values() if isinstance(value, Tensor)), hidden]
-    before = [tensor.clone() for tensor in given_in]
-    attend(**vars(inputs), **arguments, hidden=hidden)
-    assert all(torch.equal(now, then) for now, then in zip(given_in, before, strict=True))
 
 
 # Any shape
@@ -416,7 +283,9 @@ def test_any_shape_equals_dense(data):
     hidden = torch.rand(batch, kv_heads * repeat, keys, generator=torch.Generator().manual_seed(9)) < data.draw(
         st.sampled_from([0.0, 0.3, 1.0])
     )
-    output, columns = attend(**vars(inputs), **arguments, hidden=hidden, block=data.draw(st.integers(1, 10)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sinkscope.attention.sweep.CPU_SCORES", data.draw(st.sampled_from([1, 200, 1 << 18])))
+        output, columns = attend(**vars(inputs), **arguments, hidden=hidden, block=data.draw(st.integers(1, 10)))
     bias = bias.expand(-1, kv_heads * repeat, -1, -1)
     expected, weights = dense(inputs, without(bias, hidden))
     close(output, expected)
@@ -424,24 +293,3 @@ def test_any_shape_equals_dense(data):
     close(columns.local, dense_sums(inputs, dense(inputs, bias)[1]))
     close(columns.last_row, dense(inputs, bias)[1][:, :, -1])
     assert isinstance(columns, Columns)
-
-
-# Messages
-
-
-def test_causal_with_a_mask_is_refused():
-    inputs = draw()
-    with pytest.raises(AttentionError, match="either a mask or causal=True, found both; fold causality into the mask"):
-        attend(**vars(inputs), causal=True, mask=torch.ones(1, 1, QUERIES, KEYS, dtype=torch.bool))
-
-
-def test_heads_that_do_not_divide_are_refused():
-    inputs = draw(heads=7)
-    with pytest.raises(AttentionError, match="multiple of key heads, found 7 and 3"):
-        attend(**vars(inputs))
-
-
-@pytest.mark.parametrize("given_in", [{}, {"keys": torch.ones(KV_HEADS, 1, DIM), "logits": torch.ones(HEADS, 1)}])
-def test_a_prefix_has_keys_or_logits(given_in):
-    with pytest.raises(AttentionError, match="either keys or logits; found both or neither"):
-        Prefix(**given_in)

@@ -35,7 +35,12 @@ def stock_generate(model, prompts, length):
     real = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
     with torch.no_grad():
         written = model.network.generate(
-            tokens, attention_mask=real, do_sample=False, max_new_tokens=length, eos_token_id=model.card.eos_id, pad_token_id=model.card.eos_id
+            tokens,
+            attention_mask=real,
+            do_sample=False,
+            max_new_tokens=length,
+            eos_token_id=model.card.eos_id,
+            pad_token_id=model.card.eos_id,
         )
     answers = written[:, width:].tolist()
     return [answer[: answer.index(model.card.eos_id) + 1] if model.card.eos_id in answer else answer for answer in answers]
@@ -127,7 +132,7 @@ def test_confidence_is_the_probability_of_the_token(model):
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_tokens_are_drawn_from_the_softmax(model, temperature):
     prompt = model.encode(PROMPTS[0])
-    drawn = draw(model, prompt, 2000, temperature=temperature)
+    drawn = draw(model, prompt, 1500, temperature=temperature)
 
     def p_value(probabilities):
         expected, counts = probabilities * len(drawn), torch.bincount(drawn, minlength=len(probabilities)).double()
@@ -142,7 +147,7 @@ def test_tokens_are_drawn_from_the_softmax(model, temperature):
 @pytest.mark.parametrize("top_k", [1, 3, 10])
 def test_top_k_draws_the_k_likeliest_and_no_other(model, top_k):
     prompt = model.encode(PROMPTS[0])
-    drawn = draw(model, prompt, 3000, temperature=3.0, top_k=top_k)
+    drawn = draw(model, prompt, 1500, temperature=3.0, top_k=top_k)
     assert set(drawn.tolist()) == set(next_distribution(model, prompt).topk(top_k).indices.tolist())
 
 
@@ -152,7 +157,7 @@ def test_top_p_draws_the_least_set_that_reaches_p_and_no_other(model, top_p):
     ordered, order = next_distribution(model, prompt, temperature=0.8).sort(descending=True)
     size = int((ordered.cumsum(-1) < top_p).sum()) + 1
     assert size < 100
-    drawn = set(draw(model, prompt, 3000, temperature=0.8, top_p=top_p).tolist())
+    drawn = set(draw(model, prompt, 1500, temperature=0.8, top_p=top_p).tolist())
     nucleus = order[:size].tolist()
     assert drawn <= set(nucleus)
     assert drawn >= {token for token in nucleus if float(next_distribution(model, prompt, 0.8)[token]) > 0.005}

@@ -21,7 +21,12 @@ REFUSED = [
     (LLAMA, {"num_steps": 8}, TypeError, ["llama has no setting 'num_steps'. Its settings"]),
     (LLAMA, {"do_sample": True}, TypeError, ["'do_sample'", "it is called temperature"]),
     (LLADA, {"length": 30, "block": 8}, ValueError, ["length must be a multiple of block", "30", "8", "try --block 6"]),
-    (LLADA, {"length": 32, "block": 8, "steps": 10}, ValueError, ["steps must be a multiple of the number of blocks", "10", "4 blocks", "try --steps 8"]),
+    (
+        LLADA,
+        {"length": 32, "block": 8, "steps": 10},
+        ValueError,
+        ["steps must be a multiple of the number of blocks", "10", "4 blocks", "try --steps 8"],
+    ),
     (LLADA, {"length": 32, "block": 8, "steps": 64}, ValueError, ["steps must not exceed length", "64", "32"]),
     (LLADA, {"length": 0}, ValueError, ["length: expected at least 1, found 0"]),
     (LLADA, {"length": 8, "block": 0}, ValueError, ["block: expected at least 1, found 0"]),
@@ -50,7 +55,9 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("family", "given", "kind", "fragments"), REFUSED, ids=lambda value: None if not isinstance(value, dict) else str(value))
+@pytest.mark.parametrize(
+    ("family", "given", "kind", "fragments"), REFUSED, ids=lambda value: None if not isinstance(value, dict) else str(value)
+)
 def test_what_does_not_fit_is_refused_by_name(family, given, kind, fragments):
     with pytest.raises(kind) as caught:
         resolve_settings(family, **given)

@@ -24,7 +24,11 @@ DIFFUSION = [
     {"length": 16, "steps": 8, "block": 8, "guidance": 1.5},
     {"length": 16, "steps": 8, "block": 8, "logits_eos_inf": True, "confidence_eos_eot_inf": True},
 ]
-AUTOREGRESSIVE = [{"length": 12}, {"length": 12, "temperature": 0.9, "seed": 5}, {"length": 12, "temperature": 1.2, "top_k": 5, "top_p": 0.8, "seed": 5}]
+AUTOREGRESSIVE = [
+    {"length": 12},
+    {"length": 12, "temperature": 0.9, "seed": 5},
+    {"length": 12, "temperature": 1.2, "top_k": 5, "top_p": 0.8, "seed": 5},
+]
 CASES = [("varied_diffusion", settings) for settings in DIFFUSION] + [("varied_autoregressive", settings) for settings in AUTOREGRESSIVE]
 
 

@@ -112,7 +112,7 @@ def test_the_first_token_is_never_masked(share):
 def test_questions_are_never_masked_without_whole_canvases(canvases):
     questions = canvases.answers == PROMPT
     for seed in range(50):
-        noisy, weights, maskable = mask_canvases(canvases, MASK, 0.0, seeded(seed))
+        noisy, _, maskable = mask_canvases(canvases, MASK, 0.0, seeded(seed))
         assert torch.equal(noisy[questions], canvases.tokens[questions])
         assert maskable == int((~questions).sum())
 
@@ -164,7 +164,8 @@ def test_the_diffusion_loss_of_a_uniform_network_is_the_entropy_of_the_vocabular
     with torch.no_grad():
         network.lm_head.weight.zero_()
         losses = [
-            masked_diffusion_loss(network, canvases, mask_id=MASK, whole_canvas_share=0.0, generator=seeded(seed)).item() for seed in range(150)
+            masked_diffusion_loss(network, canvases, mask_id=MASK, whole_canvas_share=0.0, generator=seeded(seed)).item()
+            for seed in range(150)
         ]
         network.lm_head.weight.copy_(head)
     assert sum(losses) / len(losses) == pytest.approx(math.log(len(tokenizer)), rel=0.05)

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import pairwise
 
 import pytest
 import torch
@@ -174,8 +175,8 @@ def test_the_learning_rate_rises_peaks_and_ends_at_its_final_share():
     assert rates[0] == pytest.approx(2e-3 / 50)
     assert rates[24] == pytest.approx(1e-3)
     assert rates[49] == rates[50] == max(rates) == pytest.approx(2e-3)
-    assert all(before < after for before, after in zip(rates[:50], rates[1:50], strict=False))
-    assert all(before > after for before, after in zip(rates[50:], rates[51:], strict=False))
+    assert all(before < after for before, after in pairwise(rates[:50]))
+    assert all(before > after for before, after in pairwise(rates[50:]))
     middle = 50 + 950 // 2
     assert rates[middle] == pytest.approx((2e-3 + 2e-4) / 2)
     assert rates[-1] == pytest.approx(2e-4, rel=1e-3)
@@ -206,13 +207,15 @@ def test_norms_do_not_decay(tmp_path):
     recipe = dataclasses.replace(TINY, updates=2, clip=0.0, weight_decay=0.5)
     network, fresh = train(recipe, tmp_path, progress=False), build_network(TINY, build_tokenizer())
     assert torch.equal(network.model.norm.weight, fresh.model.norm.weight)
-    assert float(network.lm_head.weight.norm()) < float(fresh.lm_head.weight.norm())
+    assert bool(network.lm_head.weight.norm() < fresh.lm_head.weight.norm())
 
 
 @pytest.mark.parametrize("name", sorted(RECIPES))
 def test_shipped_recipes_build_what_they_say(name):
     recipe = RECIPES[name]
-    network = build_network(dataclasses.replace(recipe, architecture=dataclasses.replace(TINY.architecture, max_positions=1024)), build_tokenizer())
+    network = build_network(
+        dataclasses.replace(recipe, architecture=dataclasses.replace(TINY.architecture, max_positions=1024)), build_tokenizer()
+    )
     assert recipe.name == name
     assert recipe.architecture.max_positions >= max(1024, *recipe.canvases.lengths)
     assert getattr(network.config, "is_causal", True) is (recipe.objective == "next_token")

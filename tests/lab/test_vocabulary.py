@@ -41,7 +41,21 @@ def test_digits_stand_apart(tokenizer):
 
 
 def test_newline_and_punctuation_are_tokens(tokenizer):
-    assert pieces(tokenizer, "Q: How many? Tom, 7.\n\n#### 7") == ["Q", ":", "▁How", "▁many", "?", "▁Tom", ",", "▁7", ".", "\n", "\n", "####", "▁7"]
+    assert pieces(tokenizer, "Q: How many? Tom, 7.\n\n#### 7") == [
+        "Q",
+        ":",
+        "▁How",
+        "▁many",
+        "?",
+        "▁Tom",
+        ",",
+        "▁7",
+        ".",
+        "\n",
+        "\n",
+        "####",
+        "▁7",
+    ]
     assert pieces(tokenizer, "f(x):\n    return x") == ["f", "(", "x", ")", ":", "\n", "▁▁▁▁", "return", "▁x"]
 
 
@@ -72,7 +86,11 @@ def test_auto_tokenizer_reads_it_from_a_folder(tokenizer, texts, tmp_path):
     for text in texts[::40]:
         assert loaded(text).input_ids == tokenizer(text).input_ids
         assert loaded.decode(loaded(text).input_ids, skip_special_tokens=True) == text
-    assert (loaded.mask_token_id, loaded.eos_token_id, loaded.unk_token_id) == (tokenizer.mask_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id)
+    assert (loaded.mask_token_id, loaded.eos_token_id, loaded.unk_token_id) == (
+        tokenizer.mask_token_id,
+        tokenizer.eos_token_id,
+        tokenizer.unk_token_id,
+    )
     batch = loaded(["Tom", "Tom has 7"], padding=True)
     assert batch.attention_mask == [[0, 0, 1, 1], [1, 1, 1, 1]]
     assert loaded.chat_template == tokenizer.chat_template

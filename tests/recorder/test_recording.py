@@ -14,6 +14,7 @@ from torch import nn
 
 import sinkscope
 from sinkscope.attention import Watcher, current_session, subscribed
+from sinkscope.decoding import autoregressive_steps, llada_steps, make_batch, resolve_settings
 from sinkscope.errors import AttentionError, CallError, TraceError
 from sinkscope.traces import writing
 
@@ -353,6 +354,13 @@ def test_a_second_generation_makes_the_first_a_numbered_trace(family, out):
     np.testing.assert_allclose(traces[1].column_sums[:], traces[2].column_sums[:], atol=2e-4)
 
 
+def test_one_trace_is_numbered_from_the_first_on_where_asked(diffusion, out):
+    with sinkscope.recording(diffusion, out=out, numbered=True):
+        sinkscope.generate(diffusion, SHORT, **DIFFUSION)
+    assert [path.name for path in out.iterdir()] == ["000000"]
+    assert sinkscope.open_trace(out).manifest["prompt"] == SHORT
+
+
 def test_what_comes_after_the_body_is_not_recorded(family, out):
     model, settings = family
     with sinkscope.recording(model, out=out):
@@ -366,6 +374,30 @@ def test_nothing_generated_is_nothing_written(diffusion, out):
     with sinkscope.recording(diffusion, out=out):
         pass
     assert list(out.iterdir()) == []
+
+
+def test_a_forward_call_between_two_steps_of_a_sampler_is_nobodys_step(family, tmp_path):
+    model, settings = family
+    for name, call in (("plain", lambda step: None), ("disturbed", lambda step: model.network(torch.arange(5, 22)[None]))):
+        with sinkscope.recording(model, out=tmp_path / name), torch.no_grad():
+            sinkscope.generate(model, SHORT, **settings, on_step=call)
+    plain, disturbed = sinkscope.open_trace(tmp_path / "plain"), sinkscope.open_trace(tmp_path / "disturbed")
+    assert disturbed.steps == plain.steps
+    np.testing.assert_array_equal(disturbed.column_sums[:], plain.column_sums[:])
+
+
+def test_leaving_before_the_sampler_has_ended_keeps_the_steps_so_far_and_says_incomplete(family, out):
+    model, settings = family
+    resolved = resolve_settings(model.family, **settings)
+    batch = make_batch(model, [model.encode(SHORT)], [SHORT], resolved.length)
+    sampler = (autoregressive_steps if model.family.causal else llada_steps)(model, batch, resolved)
+    with sinkscope.recording(model, out=out):
+        for _ in range(3):
+            next(sampler)
+    trace = sinkscope.open_trace(out)
+    assert (trace.steps, trace.complete) == (3, False)
+    sampler.close()
+    assert current_session(model.network) is None
 
 
 # Beside other watchers

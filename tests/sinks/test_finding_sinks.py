@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from sinkscope.errors import CallError, SinkscopeError
-from sinkscope.sinks import excess_of, find_sinks, in_unit, is_sink, last_query_window
+from sinkscope.sinks import excess_of, find_sinks, in_unit, is_sink, last_query_window, visible_query_mean
 
 STEPS, LAYERS, HEADS, KEYS = 5, 2, 3, 14
 
@@ -50,6 +50,17 @@ def test_every_sink_of_every_step_layer_and_head_is_found_in_order(epsilon, unit
     assert sinks.shape == (STEPS, LAYERS, HEADS, KEYS)
 
 
+@pytest.mark.parametrize("causal", [True, False])
+def test_beside_the_sum_stands_the_mean_over_the_queries_that_see_the_key(causal):
+    trace = make_trace(causal)
+    sinks = find_sinks(trace, excess=1.0)
+    lengths = (~np.isnan(trace.column_sums[:, 0, 0])).sum(axis=-1)
+    expected = [
+        c / (lengths[t] - j if causal else lengths[t]) for c, t, j in zip(sinks.column_sum, sinks.step, sinks.position, strict=True)
+    ]
+    np.testing.assert_allclose(sinks.visible_query_mean, expected, rtol=1e-6)
+
+
 def test_three_queries_worth_is_the_default():
     trace = make_trace()
     sinks = find_sinks(trace)
@@ -62,12 +73,13 @@ def test_rows_are_plain_values_under_the_names_of_the_command():
     sinks = find_sinks(trace)
     rows = json.loads(json.dumps(sinks.rows()))
     assert len(rows) == len(sinks)
-    assert list(rows[0]) == ["step", "layer", "head", "position", "token", "column_sum", "excess"]
+    assert list(rows[0]) == ["step", "layer", "head", "position", "token", "column_sum", "excess", "visible_query_mean"]
     for row in rows:
         place = (row["step"], row["layer"], row["head"], row["position"])
         assert row["token"] == trace.tokens[row["step"], row["position"]]
         assert row["column_sum"] == pytest.approx(trace.column_sums[place], abs=1e-4)
         assert row["excess"] == pytest.approx(excess_of(trace.column_sums)[place], abs=1e-4)
+        assert row["visible_query_mean"] == pytest.approx(visible_query_mean(trace.column_sums, causal=False)[place], abs=1e-4)
 
 
 def test_a_trace_without_sinks_has_none():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sinkscope.errors import CallError
-from sinkscope.sinks import excess_of, in_unit, is_outlier, is_sink, is_top, last_query_window, sink_rates, visible_query_mean
+from sinkscope.sinks import excess_of, in_unit, is_outlier, is_sink, is_top, last_query_window, running_mean, sink_rates, visible_query_mean
 from sinkscope.sinks.definition import largest_excess
 
 STEPS, LAYERS, HEADS, KEYS = 4, 2, 3, 11
@@ -252,3 +252,11 @@ def test_the_window_sums_the_newest_rows(window):
 def test_the_window_is_16_queries_unless_told():
     rows = np.ones((30, 1, 2, 3), np.float32)
     assert last_query_window(rows)[:, 0, 0, 0].tolist() == [*range(1, 17), *[16] * 14]
+
+
+def test_the_running_mean_is_over_all_steps_so_far():
+    columns = make_columns(lengths=(KEYS,) * STEPS)
+    found = running_mean(columns)
+    assert found.dtype == np.float32
+    for step in range(STEPS):
+        np.testing.assert_allclose(found[step], sum(columns[: step + 1]) / (step + 1), rtol=1e-5)

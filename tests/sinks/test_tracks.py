@@ -28,11 +28,10 @@ def only(planted, **shape):
 
 def sinks_of(moving, columns):
     """Sinks that stand exactly where ``moving`` says."""
-    step, layer, head, position = np.argwhere(moving).T
-    strength = columns[moving]
-    return Sinks(
-        step, layer, head, position, position, strength, strength, 3.0, "queries", moving.shape, 0.0, "column_sums", columns, moving
-    )
+    rows = dict(zip(("step", "layer", "head", "position"), np.argwhere(moving).T, strict=True))
+    rows |= dict.fromkeys(("column_sum", "visible_query_mean", "excess"), columns[moving])
+    asked = {"threshold": 3.0, "unit": "queries", "shape": moving.shape, "selected_share": 0.0, "source": "column_sums"}
+    return Sinks(**rows, **asked, token=rows["position"], columns=columns, moving=moving)
 
 
 def runs_of(tracks):

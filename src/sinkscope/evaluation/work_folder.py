@@ -7,7 +7,6 @@ results.json                     written at the end
 """
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import logging
@@ -33,6 +32,8 @@ def locked(folder: Path) -> Iterator[None]:
         CallError: the folder is a file, holds something else, or another process is at work in it.
         EvaluationError: it cannot be made.
     """
+    import fcntl  # not on Windows, where results can still be read
+
     try:
         folder.mkdir(parents=True, exist_ok=True)
         ours = {RUN, LOCK, RESULTS, RUN + UNFINISHED}

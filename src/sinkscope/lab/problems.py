@@ -123,7 +123,7 @@ def make_problem(rng: random.Random) -> Problem:
     question = template.question.format(
         name=name, other=other, place=place, place2=place2, day=day, day2=day2, day3=day3, item=item, **numbers
     )
-    lines = [f"{left} {symbol} {right} = {result} {item}.\n" for left, symbol, right, result in steps]
+    lines = [f"{left} {symbol} {right} = {result}.\n" for left, symbol, right, result in steps]
     result = str(steps[-1][-1])
     return Problem("lab-arith", question, "Then ".join(lines) + f"#### {result}", result, template.name)
 

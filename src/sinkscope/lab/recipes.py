@@ -42,7 +42,7 @@ class Recipe:
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.1
     clip: float = 1.0
-    whole_canvas_share: float = 0.05
+    whole_canvas_share: float = 0.02
     seed: int = 0
     autocast: bool = True
     compile: bool = False
@@ -54,7 +54,7 @@ class Recipe:
 RECIPES = {
     recipe.name: recipe
     for recipe in (
-        Recipe("lab-diffusion", "masked_diffusion", updates=10000),
+        Recipe("lab-diffusion", "masked_diffusion", updates=5500),
         Recipe("lab-autoregressive", "next_token", updates=1500),
     )
 }

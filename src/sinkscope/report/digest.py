@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from sinkscope.errors import CallError, TraceError
+from sinkscope.errors import TraceError
+from sinkscope.report.labels import model_label
 from sinkscope.sinks import HeadMovement, MovementTest, find_sinks, is_sink, last_query_window, movement_test, sink_rates, track
 from sinkscope.traces import Trace
 
@@ -167,12 +168,8 @@ def digest(trace: Trace, excess: float = 3.0, label: str | None = None) -> Diges
         TraceError: no whole step, or not every column was kept.
         CallError: a threshold that cannot hold.
     """
-    from sinkscope.report.labels import model_label
-
     if not trace.steps:
         raise TraceError(f"{trace.folder} holds no whole step yet; there is nothing to draw or to sum up")
-    if not np.isfinite(excess) or excess < 0:
-        raise CallError(f"excess: expected a finite number from 0 upwards, found {excess}")
     tokens, lengths = trace.tokens[:], trace.lengths[:]
     layers = trace.column_sums.shape[1]
     counts = np.zeros(BINS_PER_QUERY * (int(lengths.max()) + 1), np.int64)

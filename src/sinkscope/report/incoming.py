@@ -213,6 +213,8 @@ def _caption(digests: Sequence[Digest]) -> str:
         if any(one.causal for one in digests)
         else ""
     )
+    if len({one.causal for one in digests}) > 1:
+        causal += " A few queries agree with each other more easily than hundreds do: compare places and movement, not strengths."
     return (
         "Columns of the attention map, one row a step: how much attention each token of the canvas receives. Above, the head whose "
         f"main sink stands at most different positions ({'; '.join(parts)}); below, the mean over all heads and layers, where heads "

@@ -1,0 +1,146 @@
+"""What a session tells its subscribers, in order: of a published generation, and of a foreign one."""
+
+import pytest
+import torch
+from diary import IDS, SMALL, Diary, forward, step_events, tiny_llama
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig, StaticCache
+
+import sinkscope
+from sinkscope.attention import subscribed
+from sinkscope.errors import AttentionError
+
+# What a published generation tells
+
+
+def test_a_diffusion_generation_is_told_in_order(diffusion, question):
+    with subscribed(diffusion.network, diary := Diary()):
+        answer = sinkscope.generate(diffusion, question, length=6, block=3, steps=4)
+    assert diary.events == ["begin_generation", *(step_events(3) * 4), "end_generation"]
+    (start,) = diary.starts
+    assert start.prompt_lengths == (answer.prompt_length,) and start.prompts == (question,) and not start.causal
+    assert start.final_length == len(answer.tokens) and start.mask_id == diffusion.card.mask_id
+    assert [int(context.masked.sum()) for context in diary.steps] == [6, 4, 3, 1]
+    last, result = diary.steps[-1], diary.results[-1]
+    assert torch.equal(torch.where(result.written >= 0, result.written, last.tokens)[0], answer.tokens)
+
+
+def test_an_autoregressive_generation_is_told_in_order(autoregressive, question, short):
+    with subscribed(autoregressive.network, diary := Diary()):
+        answers = sinkscope.generate(autoregressive, [question, short], length=5)
+    steps = len(diary.steps)
+    assert steps == max(answer.steps for answer in answers) >= 2
+    assert diary.events == ["begin_generation", *(step_events(3) * steps), "end_generation"]
+    assert diary.starts[0].prompt_lengths == tuple(answer.prompt_length for answer in answers)
+    width = max(diary.starts[0].prompt_lengths)
+    assert [columns.sums.shape[-1] for columns in diary.columns[::3]] == [width + step for step in range(steps)]
+    for number, columns in enumerate(diary.columns):
+        fresh = torch.tensor(diary.starts[0].prompt_lengths if number < 3 else (1, 1), dtype=torch.float32)
+        torch.testing.assert_close(columns.sums[:, :, 0].sum(-1), fresh[:, None].expand(-1, 6))
+
+
+def test_guidance_records_the_conditional_half(diffusion, question, short):
+    """A batch of two halves, of which the first is to be recorded; its first step equals the one without guidance."""
+    plain, guided = Diary("all", "prompt"), Diary("all", "prompt")
+    for diary, guidance in ((plain, 0.0), (guided, 1.5)):
+        with subscribed(diffusion.network, diary):
+            sinkscope.generate(diffusion, [question, short], length=4, steps=2, guidance=guidance)
+    context = guided.steps[0]
+    assert context.rows == context.prompts == (0, 1)
+    assert context.tokens.shape[0] == 4 and context.lengths.tolist() == 2 * plain.steps[0].lengths.tolist()
+    assert torch.equal(context.tokens[:2], plain.steps[0].tokens) and context.masked.sum(-1)[:2].tolist() == [4, 4]
+    assert context.masked[2:].all(), "the unconditional half sees no prompt"
+    for mine, theirs in zip(guided.columns[:3], plain.columns[:3], strict=True):
+        torch.testing.assert_close(mine.sums[:2], theirs.sums, atol=1e-4, rtol=1e-4)
+        assert (mine.sums[2:] - theirs.sums).abs().amax() > 1e-2
+        torch.testing.assert_close(mine.sums[:, :, 0].sum(-1), context.lengths.float()[:, None].expand(-1, 5))
+        prompts = torch.tensor(2 * guided.starts[0].prompt_lengths, dtype=torch.float32)
+        torch.testing.assert_close(mine.sums[:, :, 1].sum(-1), prompts[:, None].expand(-1, 5))
+
+
+def test_a_generation_that_is_given_up_is_told_as_failed(diffusion, question):
+    def interrupt(step):
+        raise KeyboardInterrupt
+
+    diary = Diary()
+    with pytest.raises(KeyboardInterrupt), subscribed(diffusion.network, diary):
+        sinkscope.generate(diffusion, question, length=6, on_step=interrupt)
+    assert diary.events == ["begin_generation", *step_events(3), "failed"]
+
+
+# What a foreign generation tells
+
+
+@pytest.fixture
+def padded():
+    attention_mask = torch.ones_like(IDS)
+    attention_mask[0, :3] = 0
+    return attention_mask
+
+
+def test_plain_calls_are_steps_of_one_generation(diffusion):
+    ids = IDS.masked_fill(IDS < 20, diffusion.card.mask_id)
+    with subscribed(diffusion.network, diary := Diary()):
+        forward(diffusion.network, ids)
+        forward(diffusion.network, ids)
+    assert diary.events == ["begin_generation", *(step_events(3) * 2), "end_generation"]
+    assert diary.results == [None, None]
+    assert not diary.starts[0].causal and diary.starts[0].sampler == {"name": "foreign"}
+    assert diary.starts[0].mask_id == diffusion.card.mask_id
+    assert torch.equal(diary.steps[1].tokens, ids) and torch.equal(diary.steps[1].masked, ids == diffusion.card.mask_id)
+
+
+def test_a_foreign_generate_is_told_step_by_step(padded):
+    """Three steps behind a cache; the second generation starts anew with an empty one."""
+    network = tiny_llama()
+    expected = network.generate(IDS, attention_mask=padded, max_new_tokens=3, do_sample=False)
+    with subscribed(network, diary := Diary()):
+        found = network.generate(IDS, attention_mask=padded, max_new_tokens=3, do_sample=False)
+        network.generate(IDS[1:], max_new_tokens=2, do_sample=False)
+    assert torch.equal(found, expected)
+    first = ["begin_generation", *(step_events(2) * 3), "end_generation"]
+    assert diary.events == [*first, "begin_generation", *(step_events(2) * 2), "end_generation"]
+    assert [start.prompt_lengths for start in diary.starts] == [(4, 7), (7,)]
+    assert all(start.causal for start in diary.starts)
+    assert [context.lengths.tolist() for context in diary.steps] == [[4, 7], [5, 8], [6, 9], [7], [8]]
+    for step, context in enumerate(diary.steps[:3]):
+        assert torch.equal(context.tokens, expected[:, : 7 + step]), "behind a cache all tokens so far, not the fresh ones alone"
+    for number, columns in enumerate(diary.columns[:6]):
+        fresh = torch.tensor([4.0, 7.0] if number < 2 else [1.0, 1.0])
+        torch.testing.assert_close(columns.sums[:, :, 0].sum(-1), fresh[:, None].expand(-1, 3))
+
+
+def test_foreign_columns_equal_ours(autoregressive, question):
+    """transformers' own loop and our sampler lead to the same columns."""
+    ids = torch.tensor([autoregressive.encode(question)])
+    ours, theirs = Diary(), Diary()
+    with subscribed(autoregressive.network, ours):
+        answer = sinkscope.generate(autoregressive, question, length=4)
+    with subscribed(autoregressive.network, theirs):
+        tokens = autoregressive.network.generate(ids, max_new_tokens=4, do_sample=False)
+    assert torch.equal(tokens[0, : len(answer.tokens)], answer.tokens)
+    assert len(ours.columns) == 3 * answer.steps
+    for mine, other in zip(ours.columns, theirs.columns, strict=False):
+        torch.testing.assert_close(mine.sums, other.sums, atol=1e-4, rtol=1e-4)
+
+
+def test_right_padding_is_refused(padded):
+    network = tiny_llama()
+    with pytest.raises(AttentionError, match="expected padding on the left, found it on the right"), subscribed(network, Diary()):
+        forward(network, IDS, attention_mask=padded.flip(1))
+
+
+def test_caches_that_drop_or_preallocate_keys_are_refused():
+    network = tiny_llama()
+    windowed = Gemma3ForCausalLM(Gemma3TextConfig(**SMALL, num_key_value_heads=1, head_dim=8, sliding_window=4)).eval()
+    with pytest.raises(AttentionError, match="static caches are not modelled"), subscribed(network, Diary()):
+        forward(network, IDS, past_key_values=StaticCache(config=network.config, max_cache_len=16))
+    with pytest.raises(AttentionError, match="sliding-window caches are not modelled"), subscribed(windowed, Diary()):
+        windowed.generate(IDS, max_new_tokens=2, do_sample=False)
+
+
+@pytest.mark.parametrize("settings", [{"num_beams": 2}, {"prompt_lookup_num_tokens": 2}])
+def test_a_generate_that_reorders_or_guesses_is_refused(settings):
+    network, name = tiny_llama(), next(iter(settings))
+    with pytest.raises(AttentionError, match=f"generate with {name} is not modelled"), subscribed(network, Diary()):
+        network.generate(IDS[:1], max_new_tokens=2, do_sample=False, **settings)
+    assert "generate" not in vars(network)

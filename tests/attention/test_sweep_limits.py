@@ -1,0 +1,128 @@
+"""`attend` at its limits: low precision, gradients, memory, wrong arguments."""
+
+import pytest
+import torch
+from dense import BATCH, DIM, HEADS, KEYS, KV_HEADS, MASKS, QUERIES, VALUE_DIM, Inputs, close, dense, dense_sums, draw, draw_mask, without
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sinkscope.attention import Prefix, attend
+from sinkscope.errors import AttentionError
+
+# Precision
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision_inputs_have_fp32_columns(dtype):
+    """Scores reach ±60 here, where a score rounded to bfloat16 would already be off by a tenth."""
+    inputs = draw(queries=300, keys=310, dim=16, groups=1)
+    inputs = Inputs(*(2 * tensor.to(dtype) for tensor in (inputs.query, inputs.key, inputs.value)), torch.ones(BATCH, 1, 300))
+    output, columns = attend(**vars(inputs))
+    expected, weights = dense(inputs)
+    assert columns.sums.dtype == columns.diagonal.dtype == columns.last_row.dtype == torch.float32
+    assert output.dtype == dtype
+    close(columns.sums, dense_sums(inputs, weights), 1e-4)
+    close(columns.sums.sum(-1), torch.full((BATCH, HEADS, 1), 300.0), 1e-5)
+    close(output, expected, 0.03)
+
+
+def test_autocast_leaves_the_sums_in_fp32():
+    inputs = draw(queries=300, keys=310)
+    with torch.autocast("cpu", torch.bfloat16):
+        _, columns = attend(**vars(inputs))
+    close(columns.sums.sum(-1), inputs.groups.sum(-1)[:, None].expand(-1, HEADS, -1), 1e-5)
+
+
+# Gradients, memory, inputs
+
+
+@pytest.mark.parametrize("kind", MASKS)
+def test_gradients_equal_dense(kind):
+    """With a row that sees nothing and a query that would lose all it sees, both of which could turn gradients into NaN."""
+    inputs = draw()
+    arguments, bias = draw_mask(kind, inputs)
+    if "mask" in arguments:
+        nothing = {"boolean": False, "additive": -torch.inf, "finite minimum": torch.finfo(torch.float32).min}[kind]
+        arguments["mask"][0, 0, 2], bias[0, 0, 2] = nothing, -torch.inf
+    hidden = torch.zeros(1, 1, KEYS, dtype=torch.bool)
+    hidden[..., :2] = True
+    direction = torch.randn(BATCH, HEADS, QUERIES, VALUE_DIM, generator=torch.Generator().manual_seed(7))
+
+    def gradients(fast: bool) -> tuple[Tensor, ...]:
+        leaves = [tensor.clone().requires_grad_() for tensor in (inputs.query, inputs.key, inputs.value)]
+        mine = Inputs(*leaves, inputs.groups)
+        if fast:
+            output, columns = attend(**vars(mine), **arguments, hidden=hidden, block=4)
+            assert not columns.sums.requires_grad
+        else:
+            empty = bias.isneginf().all(-1, keepdim=True)
+            output, _ = dense(mine, without(bias.expand(-1, HEADS, -1, -1), hidden).masked_fill(empty, 0))
+            output = output.masked_fill(empty, 0)
+        return torch.autograd.grad((output * direction).sum(), leaves)
+
+    for found, expected in zip(gradients(fast=True), gradients(fast=False), strict=True):
+        assert found.abs().sum() > 0
+        close(found, expected, 1e-4)
+
+
+def test_gradients_reach_the_prefix():
+    inputs = draw()
+    logits = torch.zeros(HEADS, 1, requires_grad=True)
+    output, _ = attend(**vars(inputs), prefix=Prefix(logits=logits))
+    output.square().sum().backward()
+    assert logits.grad is not None and (logits.grad < 0).all(), "more attention on a value of zero makes outputs smaller"
+
+
+class LargestTensor(TorchDispatchMode):
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(tensor, Tensor):
+                self.elements = max(self.elements, tensor.numel())
+        return result
+
+
+def test_no_map_is_ever_held():
+    inputs = draw(batch=1, heads=6, kv_heads=2, queries=600, keys=620, groups=1)
+    hidden = torch.zeros(1, 1, 620, dtype=torch.bool)
+    hidden[..., 3] = True
+    with LargestTensor() as largest, torch.no_grad():
+        attend(**vars(inputs), mask=torch.ones(1, 1, 600, 620, dtype=torch.bool), hidden=hidden)
+    assert 0 < largest.elements <= 6 * 128 * 620
+    with LargestTensor() as whole:
+        dense(inputs)
+    assert whole.elements >= 6 * 600 * 620, "the measure sees a map where there is one"
+
+
+@pytest.mark.parametrize("kind", MASKS)
+def test_inputs_are_left_as_they_are(kind):
+    inputs = draw()
+    arguments, _ = draw_mask(kind, inputs)
+    hidden = torch.rand(BATCH, HEADS, KEYS, generator=torch.Generator().manual_seed(3)) < 0.4
+    given_in = [*vars(inputs).values(), *(value for value in arguments.values() if isinstance(value, Tensor)), hidden]
+    before = [tensor.clone() for tensor in given_in]
+    attend(**vars(inputs), **arguments, hidden=hidden)
+    assert all(torch.equal(now, then) for now, then in zip(given_in, before, strict=True))
+
+
+# Messages
+
+
+def test_causal_with_a_mask_is_refused():
+    inputs = draw()
+    with pytest.raises(AttentionError, match="either a mask or causal=True, found both; fold causality into the mask"):
+        attend(**vars(inputs), causal=True, mask=torch.ones(1, 1, QUERIES, KEYS, dtype=torch.bool))
+
+
+def test_heads_that_do_not_divide_are_refused():
+    inputs = draw(heads=7)
+    with pytest.raises(AttentionError, match="multiple of key heads, found 7 and 3"):
+        attend(**vars(inputs))
+
+
+@pytest.mark.parametrize("given_in", [{}, {"keys": torch.ones(KV_HEADS, 1, DIM), "logits": torch.ones(HEADS, 1)}])
+def test_a_prefix_has_keys_or_logits(given_in):
+    with pytest.raises(AttentionError, match="either keys or logits; found both or neither"):
+        Prefix(**given_in)

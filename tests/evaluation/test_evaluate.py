@@ -1,0 +1,258 @@
+"""`evaluate` on tiny random models: what is asked, what is kept, what goes on after a kill, and every refusal."""
+
+import json
+import logging
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+import sinkscope
+from sinkscope.decoding import Generation
+from sinkscope.errors import CallError, EvaluationError
+from sinkscope.evaluation import evaluate, read_results, running
+from sinkscope.lab.prompts import few_shot_prompt, held_out
+
+SMALL = {"tasks": ["lab-arith"], "limit": 6, "shots": 1, "batch": 4, "settings": {"length": 8}, "progress": False}
+
+
+@pytest.fixture
+def answers(monkeypatch):
+    """Replaces the model: the worked answer for every third problem, nonsense else; returns the prompts it was asked."""
+    asked, worked = [], {}
+    for task in ("lab-arith", "lab-code"):
+        for index, problem in enumerate(held_out(task)[:40]):
+            for shots in (0, 1):
+                worked[few_shot_prompt(problem, index, shots)] = "I do not know" if index % 3 else problem.worked
+
+    def generate(model, prompts, **settings):
+        texts = [model.decode(prompt) for prompt in prompts]
+        asked.append(texts)
+        return [
+            Generation(torch.tensor([*prompt, 1, 2]), worked[text], 2, len(prompt)) for prompt, text in zip(prompts, texts, strict=True)
+        ]
+
+    monkeypatch.setattr(running, "generate", generate)
+    return asked
+
+
+def without_times(content):
+    if isinstance(content, dict):
+        return {key: without_times(value) for key, value in content.items() if key not in ("seconds", "checksum")}
+    return [without_times(value) for value in content] if isinstance(content, list) else content
+
+
+def contents(folder):
+    """Every file of an evaluation but for times: results.json byte by byte."""
+    files = {}
+    for path in sorted(folder.rglob("*.json")):
+        content = json.loads(path.read_text())
+        text = json.dumps(content, ensure_ascii=False, indent=1) + "\n"
+        assert path.read_text() == text  # so that comparing what is left compares bytes
+        files[str(path.relative_to(folder))] = json.dumps(without_times(content))
+    return files
+
+
+@pytest.mark.parametrize("fixture", ["diffusion", "autoregressive"])
+def test_texts_are_those_of_the_batches(fixture, request, tmp_path):
+    model = request.getfixturevalue(fixture)
+    (result,) = evaluate(model, out=tmp_path, **SMALL)
+    settings = {"length": 8} | ({"block": 8} if fixture == "diffusion" else {})
+    problems = held_out("lab-arith")
+    for batch in ([0, 1, 2, 3], [4, 5]):
+        prompts = [few_shot_prompt(problems[index], index, 1) for index in batch]
+        for index, prompt, generation in zip(batch, prompts, sinkscope.generate(model, prompts, **settings), strict=True):
+            item = json.loads((tmp_path / "lab-arith" / "none" / f"{index:06d}.json").read_text())
+            assert (item["index"], item["prompt"], item["gold"]) == (index, prompt, problems[index].result)
+            assert (item["text"], item["steps"]) == (generation.text, generation.steps)
+            assert item["tokens"] == generation.tokens[generation.prompt_length :].tolist()
+    assert (result.model, result.weight_hash, result.dtype, result.device) == (model.card.name, model.card.weight_hash, "float32", "cpu")
+    assert set(result.versions) == {"python", "sinkscope", "torch", "transformers"}
+    assert result.seconds > 0
+    assert read_results(tmp_path) == [result]
+
+
+def test_scores(diffusion, tmp_path, answers):
+    (result,) = evaluate(diffusion, out=tmp_path, **{**SMALL, "limit": 10})
+    assert (result.outcomes, result.n, result.correct, result.accuracy) == ("1001001001", 10, 4, 0.4)
+    assert [len(prompts) for prompts in answers] == [4, 4, 2]
+
+
+def test_programs_are_run(diffusion, tmp_path, answers):
+    (result,) = evaluate(diffusion, out=tmp_path, **{**SMALL, "tasks": ["lab-code"]}, allow_code_execution=True)
+    assert result.outcomes == "100100"
+    item = json.loads((tmp_path / "lab-code" / "none" / "000000.json").read_text())
+    assert item["reason"].startswith("ran to its end, ")
+    assert item["read"] == held_out("lab-code")[0].worked
+
+
+def test_defaults(diffusion, autoregressive, tmp_path, answers):
+    arguments = {"tasks": ["lab-arith"], "limit": 1, "shots": 0, "progress": False}
+    (result,) = evaluate(diffusion, out=tmp_path / "d", **arguments)
+    assert {key: result.settings[key] for key in ("length", "steps", "block", "shots", "batch", "temperature")} == {
+        "length": 64,
+        "steps": 64,
+        "block": 16,
+        "shots": 0,
+        "batch": 16,
+        "temperature": 0.0,
+    }
+    (result,) = evaluate(autoregressive, out=tmp_path / "a", **arguments)
+    assert (result.settings["length"], "steps" in result.settings) == (64, False)
+    (result,) = evaluate(diffusion, out=tmp_path / "s", **arguments, settings={"length": 24, "block": 12, "steps": 4})
+    assert (result.settings["length"], result.settings["steps"], result.settings["block"]) == (24, 4, 12)
+
+
+def test_the_tasks_own_shots(diffusion, tmp_path, answers, monkeypatch):
+    monkeypatch.setattr(running, "make_batch", lambda *_: None)  # these prompts are longer than the tiny model's canvas
+    monkeypatch.setattr(running, "generate", lambda model, prompts, **_: [Generation(torch.tensor([1]), "", 1, 0) for _ in prompts])
+    (result,) = evaluate(diffusion, out=tmp_path, tasks=["lab-arith"], limit=1, progress=False)
+    assert result.settings["shots"] == 5
+
+
+def test_the_seed_of_a_problem_is_its_own(diffusion, tmp_path, monkeypatch):
+    seeds = []
+
+    def generate(model, prompts, *, seed, **settings):
+        seeds.append(seed)
+        return [Generation(torch.tensor([1]), "", 1, 0) for _ in prompts]
+
+    monkeypatch.setattr(running, "generate", generate)
+    evaluate(diffusion, out=tmp_path, **{**SMALL, "settings": {"length": 8, "seed": 7}})
+    assert seeds == [7, 11]
+
+
+def test_a_finished_run_asks_nothing_again(diffusion, tmp_path, answers):
+    first = evaluate(diffusion, out=tmp_path, **SMALL)
+    asked = len(answers)
+    assert evaluate(diffusion, out=tmp_path, **SMALL) == first
+    assert len(answers) == asked
+
+
+def test_a_missing_item_has_its_batch_written_again_and_the_rest_kept(diffusion, tmp_path, answers):
+    evaluate(diffusion, out=tmp_path, **{**SMALL, "limit": 10})
+    folder = tmp_path / "lab-arith" / "none"
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    (folder / "000005.json").unlink()
+    evaluate(diffusion, out=tmp_path, **{**SMALL, "limit": 10})
+    assert answers[3] == answers[1]
+    assert len(answers) == 4
+    after = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert [name for name in before if before[name] != after[name]] in ([], ["000005.json"])
+
+
+def test_a_corrupted_item_is_redone_and_reported(diffusion, tmp_path, answers, caplog):
+    (first,) = evaluate(diffusion, out=tmp_path, **SMALL)
+    path = tmp_path / "lab-arith" / "none" / "000001.json"
+    path.write_text(path.read_text().replace("false", "true"))
+    (tmp_path / "results.json").write_text("{")
+    with caplog.at_level(logging.WARNING):
+        (second,) = evaluate(diffusion, out=tmp_path, **SMALL)
+    assert (second.outcomes, second.n) == (first.outcomes, 6) == ("100100", 6)
+    assert caplog.messages == [f"{path} is damaged or of another run; it is kept as 000001.json.damaged and the problem is done again"]
+    assert read_results(tmp_path) == [second]
+
+
+def test_tasks_can_be_added_to_a_folder(diffusion, tmp_path, answers):
+    evaluate(diffusion, out=tmp_path, **SMALL)
+    evaluate(diffusion, out=tmp_path, **{**SMALL, "tasks": ["lab-code", "lab-arith", "lab-code"]}, allow_code_execution=True)
+    assert [result.task for result in read_results(tmp_path)] == ["lab-arith", "lab-code"]
+
+
+KILLED = """
+import sys, time, torch
+torch.set_num_threads(1)
+import sinkscope
+from pathlib import Path
+from sinkscope.evaluation import evaluate, running
+plain = running.generate
+def slowly(*arguments, **settings):
+    time.sleep(0.2)
+    return plain(*arguments, **settings)
+running.generate = slowly
+arguments = {"tasks": ["lab-arith"], "limit": 20, "shots": 1, "batch": 2, "settings": {"length": 8}, "progress": False}
+evaluate(sinkscope.load(sys.argv[1]), out=Path(sys.argv[2]), **arguments)
+"""
+
+
+def test_kill_9_then_the_same_command_is_an_uninterrupted_run(diffusion_folder, diffusion, tmp_path):
+    arguments = {**SMALL, "limit": 20, "batch": 2}
+    evaluate(diffusion, out=tmp_path / "whole", **arguments)
+    folder = tmp_path / "killed"
+    with subprocess.Popen([sys.executable, "-c", KILLED, str(diffusion_folder), str(folder)]) as process:
+        deadline = time.monotonic() + 120
+        while len(list(folder.glob("*/*/??????.json"))) < 3 and time.monotonic() < deadline and process.poll() is None:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+    done = len(list(folder.glob("*/*/??????.json")))
+    assert 3 <= done < 20
+    with pytest.raises(EvaluationError, match=rf"is unfinished \({done} problems done\); run the same"):
+        read_results(folder)
+    evaluate(diffusion, out=folder, **arguments)
+    assert contents(folder) == contents(tmp_path / "whole")
+    assert len(contents(folder)) == 22
+
+
+def test_changed_settings_under_the_same_folder_are_refused(diffusion, tmp_path, answers):
+    evaluate(diffusion, out=tmp_path, **SMALL)
+    for change, named in (
+        ({"batch": 2}, "batch: 4 → 2"),
+        ({"limit": 5}, "limit: 6 → 5"),
+        ({"shots": 0}, "shots: 1 → 0"),
+        ({"settings": {"length": 8, "temperature": 0.5}}, "sampler.temperature: 0.0 → 0.5"),
+    ):
+        with pytest.raises(CallError) as error:
+            evaluate(diffusion, out=tmp_path, **{**SMALL, **change})
+        assert str(error.value) == f"{tmp_path} holds another run ({named}); choose another folder, or go on with its settings"
+
+
+def test_another_model_in_the_same_folder_is_refused(diffusion, autoregressive, tmp_path, answers):
+    evaluate(diffusion, out=tmp_path, **SMALL)
+    with pytest.raises(CallError, match=r"holds another run \(model\.family: llada → llama; model\.weight_hash: "):
+        evaluate(autoregressive, out=tmp_path, **SMALL)
+
+
+REFUSED = {
+    "task": ({"tasks": ["gsm8k"]}, "no task 'gsm8k': expected lab-arith or lab-code"),
+    "no task": ({"tasks": []}, "tasks: expected a list of names, found []"),
+    "text as tasks": ({"tasks": "lab-arith"}, "tasks: expected a list of names, found 'lab-arith'"),
+    "rule": ({"hide": ["none", "top:1"]}, "hide: 'top:1' cannot be evaluated yet; the only rule so far is none, which hides nothing"),
+    "no rule": ({"hide": []}, 'hide: expected a list of rules such as ["none"], found []'),
+    "text as rules": ({"hide": "none"}, "hide: expected a list of rules such as [\"none\"], found 'none'"),
+    "limit": ({"limit": 0}, "limit: expected at least 1 problem, found 0"),
+    "batch": ({"batch": 0}, "batch: expected at least 1, found 0"),
+    "shots": ({"shots": -1}, "shots: expected 0 or more, found -1"),
+    "code": (
+        {"tasks": ["lab-code"]},
+        "lab-code runs programs that the model wrote; they run in a sandbox without network or your files, as far as the system allows. "
+        "Pass allow_code_execution=True (--allow-code-execution) to do so",
+    ),
+    "setting": ({"settings": {"gen_length": 8}}, "llada has no setting 'gen_length'; here it is called length."),
+    "length": ({"settings": {"length": "8"}}, "length: expected int, found '8'"),
+    "block": ({"settings": {"length": 24}}, "length must be a multiple of block: 24 tokens do not split into blocks of 16"),
+    "canvas": ({"settings": {"length": 256}}, "the canvas does not fit: "),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), REFUSED.values(), ids=REFUSED)
+def test_refusals_leave_nothing_behind(diffusion, tmp_path, change, message):
+    with pytest.raises(CallError) as error:
+        evaluate(diffusion, out=tmp_path / "out", **{**SMALL, **change})
+    assert str(error.value).startswith(message)
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_the_sandbox_lacks_is_said_before_and_kept(diffusion, tmp_path, answers, caplog, monkeypatch):
+    from sinkscope.evaluation import tasks
+    from sinkscope.evaluation.sandbox import run_program
+
+    for module in (running, tasks):
+        monkeypatch.setattr(module, "run_program", lambda source: run_program(source, without=("namespaces", "seccomp", "landlock")))
+    (result,) = evaluate(diffusion, out=tmp_path, **{**SMALL, "tasks": ["lab-code"], "limit": 1}, allow_code_execution=True)
+    assert any(line.startswith("network: the program can open sockets (") for line in result.not_enforced)
+    said = "the sandbox cannot enforce everything on this system. "
+    assert sorted(caplog.messages) == [said + line for line in sorted(result.not_enforced)]

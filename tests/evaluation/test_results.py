@@ -1,0 +1,152 @@
+import dataclasses
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+
+from sinkscope.errors import CallError, EvaluationError
+from sinkscope.evaluation import Result, markdown, read_results, table
+from sinkscope.evaluation.results import summarise, wilson_interval, write_results
+
+RESULT = Result(
+    model="m",
+    task="lab-arith",
+    hide="none",
+    n=4,
+    correct=3,
+    accuracy=0.75,
+    interval=(0.30, 0.95),
+    settings={"length": 64, "shots": 5},
+    weight_hash="f0",
+    versions={"torch": "2"},
+    device="cpu",
+    dtype="float32",
+    outcomes="1101",
+    seconds=1.5,
+)
+
+
+def wilson_by_hand(correct, n, z=1.959963984540054):
+    """Wilson (1927), as in any textbook."""
+    share = correct / n
+    middle = (share + z * z / (2 * n)) / (1 + z * z / n)
+    reach = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    return middle - reach, middle + reach
+
+
+@pytest.mark.parametrize(("correct", "n"), [(0, 5), (3, 7), (1200, 1319), (164, 164)])
+def test_the_interval_is_wilsons(correct, n):
+    assert wilson_interval(correct, n) == pytest.approx(wilson_by_hand(correct, n), abs=1e-12)
+
+
+def test_a_result_counts_its_items():
+    items = [
+        {"correct": True, "seconds": 1.25, "not_enforced": []},
+        {"correct": False, "seconds": 0.5, "not_enforced": ["b", "a"]},
+        {"correct": True, "seconds": 0.25, "not_enforced": ["a"]},
+    ]
+    fields = ("model", "task", "hide", "settings", "weight_hash", "versions", "device", "dtype")
+    result = summarise(items, **{name: getattr(RESULT, name) for name in fields})
+    assert (result.n, result.correct, result.accuracy, result.outcomes, result.seconds) == (3, 2, 2 / 3, "101", 2.0)
+    assert result.interval == pytest.approx(wilson_by_hand(2, 3))
+    assert (result.not_enforced, result.published) == (("a", "b"), None)
+
+
+def test_results_come_back_as_they_were_written(tmp_path):
+    write_results(tmp_path / "a", [RESULT])
+    write_results(tmp_path / "b", [dataclasses.replace(RESULT, model="n", not_enforced=("files: x",))])
+    assert read_results(tmp_path / "a", str(tmp_path / "b")) == [RESULT, dataclasses.replace(RESULT, model="n", not_enforced=("files: x",))]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        RESULT.n = 5
+
+
+def test_other_tasks_of_the_folder_are_kept_and_the_same_one_replaced(tmp_path):
+    code = dataclasses.replace(RESULT, task="lab-code")
+    write_results(tmp_path, [RESULT])
+    write_results(tmp_path, [code])
+    write_results(tmp_path, [dataclasses.replace(RESULT, correct=4)])
+    assert read_results(tmp_path) == [dataclasses.replace(RESULT, correct=4), code]
+
+
+def test_the_table_is_plain_json():
+    document = json.loads(json.dumps(table([RESULT])))
+    (row,) = document["rows"]
+    assert {key: row[key] for key in ("model", "task", "hide", "n", "correct", "accuracy", "interval", "published")} == {
+        "model": "m",
+        "task": "lab-arith",
+        "hide": "none",
+        "n": 4,
+        "correct": 3,
+        "accuracy": 0.75,
+        "interval": [0.30, 0.95],
+        "published": None,
+    }
+    assert set(row) == {field.name for field in dataclasses.fields(Result)} - {"outcomes"}
+
+
+def test_markdown_has_models_across():
+    other = dataclasses.replace(RESULT, model="o", task="lab-code", accuracy=0.5, interval=(0.1, 0.9))
+    assert markdown([RESULT, other]).splitlines() == [
+        "| task | hidden | m | o |",
+        "|---|---|---|---|",
+        "| lab-arith | none | 0.750 (0.300–0.950), n = 4 | – |",
+        "| lab-code | none | – | 0.500 (0.100–0.900), n = 4 |",
+    ]
+
+
+def broken(path, text):
+    path.mkdir()
+    (path / "results.json").write_text(text)
+    return path
+
+
+def test_messages(tmp_path):
+    again = "the same `sinkscope evaluate` makes it again from its items"
+    (tmp_path / "file").touch()
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "half" / "lab-arith" / "none").mkdir(parents=True)
+    (tmp_path / "half" / "run.json").write_text("{}")
+    for index in range(3):
+        (tmp_path / "half" / "lab-arith" / "none" / f"{index:06d}.json").touch()
+    expected = {
+        tmp_path / "nowhere": (CallError, "{}: expected a folder that `sinkscope evaluate` wrote, found nothing"),
+        tmp_path / "file": (CallError, "{}: expected a folder that `sinkscope evaluate` wrote, found a file"),
+        tmp_path / "empty": (CallError, "{} holds no evaluation: expected results.json in it"),
+        tmp_path / "half": (EvaluationError, "{} is unfinished (3 problems done); run the same `sinkscope evaluate` again"),
+        broken(tmp_path / "cut", '{"format": 1,'): (EvaluationError, "{}/results.json is damaged ("),
+        broken(tmp_path / "new", '{"format": 2}'): (
+            EvaluationError,
+            "{}/results.json: expected results of format 1, found 2; read them with the sinkscope that wrote them",
+        ),
+        broken(tmp_path / "list", "[]"): (
+            EvaluationError,
+            "{}/results.json: expected results of format 1, found None; read them with the sinkscope that wrote them",
+        ),
+        broken(tmp_path / "bare", '{"format": 1}'): (EvaluationError, f"{{}}/results.json is damaged ('results'); {again}"),
+        broken(tmp_path / "row", '{"format": 1, "results": [{"interval": [1]}]}'): (EvaluationError, "{}/results.json is damaged ("),
+    }
+    for folder, (kind, message) in expected.items():
+        with pytest.raises(kind) as error:
+            read_results(folder)
+        assert str(error.value).startswith(message.format(folder))
+        assert str(error.value) == message.format(folder) or str(error.value).endswith(again)
+    with pytest.raises(CallError, match="expected at least one folder that `sinkscope evaluate` wrote, found none"):
+        read_results()
+
+
+@pytest.mark.parametrize("module", ["sinkscope.evaluation", "sinkscope.evaluation.results", "sinkscope.evaluation.sandbox"])
+def test_the_report_and_the_sandbox_load_no_torch(module):
+    code = f"import sys, {module}\nprint(sorted({{'torch', 'transformers', 'scipy', 'tokenizers'}} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
+
+
+def test_public_names():
+    import sinkscope.evaluation as evaluation
+
+    for name in evaluation.__all__:
+        assert getattr(evaluation, name) is not None
+    assert sorted(evaluation.__all__) == sorted(evaluation._HOME)
+    with pytest.raises(AttributeError, match=r"sinkscope\.evaluation has no 'nothing'; it has ProgramResult, "):
+        evaluation.nothing  # noqa: B018

@@ -1,0 +1,199 @@
+"""Honest programs, programs that end early, and forged success."""
+
+import sys
+
+import pytest
+
+from sinkscope.errors import CallError, EvaluationError
+from sinkscope.evaluation import run_program
+
+
+def test_an_honest_program_passes():
+    result = run_program("def f(x):\n    return x + 3\nassert f(4) == 7\nassert f(-3) == 0\nprint('hello')\n")
+    assert (result.passed, result.reason, result.output) == (True, "ran to its end, 2 assertions held", "hello\n")
+
+
+def test_a_wrong_answer_fails_with_what_was_found():
+    result = run_program("def f(x):\n    return x + 3\nassert f(4) == 8\n")
+    assert (result.passed, result.reason) == (False, "AssertionError: f(4) == 8 does not hold, found 7")
+
+
+def test_the_standard_library_and_the_own_folder_can_be_used():
+    program = (
+        "import json, math, re, collections, decimal, sqlite3\nopen('note', 'w').write('kept')\nassert open('note').read() == 'kept'\n"
+    )
+    result = run_program(program)
+    assert result.passed, result.reason
+
+
+def test_the_folder_is_gone_afterwards(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert run_program("open('note', 'w').write('kept')", without=("namespaces",)).passed
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_program_is_the_main_module():
+    program = "from dataclasses import dataclass\n@dataclass\nclass P:\n    x: int\nassert P(3).x == 3\nassert __name__ == '__main__'\n"
+    assert run_program(program).passed
+
+
+def test_future_statements_reach_every_piece():
+    program = "from __future__ import annotations\nassert 1\ndef f(x: nowhere): return x\nassert f(2) == 2\n"
+    assert run_program(program).passed
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        ("import sys\nsys.exit(0)\nassert False", "left before its end (SystemExit: 0)"),
+        ("raise SystemExit\nassert False", "left before its end (SystemExit)"),
+        ("import os\nprint('all tests passed')\nos._exit(0)\nassert False", "left before its end (exit status 0)"),
+        ("exit()", "NameError: name 'exit' is not defined"),
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("x = (", "SyntaxError: '(' was never closed (<unknown>, line 1)"),
+        ("return 3", "SyntaxError: 'return' outside function (<program>, line 1)"),
+        ("x = '\0'", ""),
+        ("(" * 250 + ")" * 250, "SyntaxError: "),
+        ("-" * 100_000 + "1", ""),
+        ("import ctypes\nctypes.string_at(0)", "ended by signal 11 (SIGSEGV)"),
+        ("def f(): f()\nf()", "RecursionError: maximum recursion depth exceeded"),
+        ("import sys\nsys.stdin.readline().upper()[0]", "IndexError: string index out of range"),
+    ],
+)
+def test_programs_that_end_early(program, reason):
+    result = run_program(program)
+    assert not result.passed
+    assert result.reason.startswith(reason)
+
+
+FORGERIES = {
+    "printed success": """
+print("2 assertions held")
+print('{"passed": true}')
+""",
+    "success on every descriptor": """
+import os
+for n in range(64):
+    try: os.write(n, b'{"passed": true, "value": 8, "token": ""}\\n')
+    except OSError: pass
+""",
+    "echo on every descriptor": """
+import os
+for n in range(3, 64):
+    try:
+        os.set_blocking(n, False)
+        said = os.read(n, 1 << 20)
+    except OSError: continue
+    for m in range(3, 64):
+        try: os.write(m, said)
+        except OSError: pass
+""",
+    "equal to everything": """
+class A:
+    def __eq__(s, o): return True
+    def __bool__(s): return True
+    def __index__(s): return 8
+def f(x): return A()
+""",
+    "an int equal to everything": """
+class A(int):
+    def __eq__(s, o): return True
+def f(x): return A(7)
+""",
+    "another AssertionError": """
+import builtins
+class AssertionError(Warning): pass
+builtins.AssertionError = AssertionError
+""",
+    "patched builtins": """
+import builtins
+for name in ("eval", "exec", "compile", "isinstance", "bool", "type"):
+    setattr(builtins, name, lambda *a, **k: True)
+""",
+    "patched marshal": "import marshal\nmarshal.loads = lambda b: compile('True', '', 'eval')",
+    "patched operators": "import operator\noperator.eq = lambda a, b: True",
+    "jump over assertions": """
+import sys
+def jump(frame, event, arg):
+    try: frame.f_lineno = 99
+    except Exception: pass
+    return jump
+sys.settrace(jump)
+""",
+    "left inside the test": "import os\ndef f(x): os._exit(0)",
+    "exit inside the test": "import sys\ndef f(x): sys.exit(0)",
+    "at exit": "import atexit, os\natexit.register(os._exit, 0)",
+    "patched sandbox": """
+import sys
+for name, module in list(sys.modules.items()):
+    if "sandbox" in name:
+        for key, value in list(vars(module).items()):
+            if callable(value): setattr(module, key, lambda *a, **k: True)
+""",
+}
+
+
+@pytest.mark.parametrize("forgery", FORGERIES.values(), ids=FORGERIES)
+def test_forged_success_is_a_failure(forgery):
+    program = "def f(x):\n    return x + 3\n" + forgery + "\nassert f(4) == 8\nassert [1] == [2]\n"
+    assert not run_program(program, timeout_s=1).passed
+
+
+@pytest.mark.parametrize("test", ["assert False", "assert 0, 'no'", "assert 1 == 2", "assert not True", "assert None", "assert 3 in [4]"])
+def test_assertions_without_a_name_are_not_asked_for(test):
+    lie = "import builtins, sys\nsys.modules['sinkscope.evaluation.sandbox.worker'].pack = lambda value: True\n"
+    assert not run_program(lie + test).passed
+
+
+def test_what_a_test_expects_is_nowhere_in_the_programs_memory():
+    program = """
+import gc, sys
+seen = []
+frame = sys._getframe()
+while frame:
+    seen += [repr(frame.f_locals), repr(frame.f_code.co_consts)]
+    frame = frame.f_back
+seen += [repr(thing) for thing in gc.get_objects() if isinstance(thing, (list, dict, tuple))]
+wanted = "".join(reversed("123456789"))
+print(any(wanted in text for text in seen))
+def f(): return 0
+assert f() == 987654321
+"""
+    assert run_program(program, timeout_s=20).output == "False\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"source": b"1"}, "source: expected a program as text, found bytes"),
+        ({"source": "1", "timeout_s": 0}, "timeout_s: expected seconds above 0, found 0"),
+        ({"source": "1", "timeout_s": float("nan")}, "timeout_s: expected seconds above 0, found nan"),
+        ({"source": "1", "memory_mb": 3}, "memory_mb: expected at least 64, since Python itself needs some, found 3"),
+    ],
+)
+def test_calls_that_make_no_sense(arguments, message):
+    with pytest.raises(CallError) as error:
+        run_program(**arguments)
+    assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+    ("python", "message"),
+    [
+        ("/nowhere/python", "the sandbox did not start: No such file or directory; programs cannot be run here"),
+        ("/bin/true", "the sandbox did not start: it said nothing; programs cannot be run here"),
+    ],
+)
+def test_a_sandbox_that_does_not_start_is_no_wrong_answer(monkeypatch, python, message):
+    monkeypatch.setattr(sys, "executable", python)
+    with pytest.raises(EvaluationError) as error:
+        run_program("assert True")
+    assert str(error.value) == message
+
+
+def test_a_python_that_is_none_is_no_wrong_answer(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/bin/echo")
+    with pytest.raises(
+        EvaluationError, match=r"^the sandbox did not start: b'-I -S .* is not what a sandbox says; programs cannot be run here$"
+    ):
+        run_program("assert True")

@@ -1,0 +1,209 @@
+"""Hostile programs against the sandbox, with all of its layers and with some switched off: each must hold, and each must bite."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sinkscope.evaluation import run_program
+
+FILES = ("namespaces", "landlock", "other user")
+NETWORK = ("namespaces", "landlock", "seccomp")
+SIGNALS = ("namespaces", "landlock", "seccomp", "other user")
+PROCESSES = ("seccomp", "process limit")
+
+
+def refused(protection, without=()):
+    return [line for line in run_program("", without=without).not_enforced if line.startswith(protection + ":")]
+
+
+@pytest.fixture(scope="module")
+def granted():
+    """Skips a test whose protection this system does not grant, with what the system said."""
+    missing = {line.split(":")[0]: line for line in run_program("").not_enforced}
+
+    def need(protection):
+        if protection in missing:
+            pytest.skip(missing[protection])
+
+    return need
+
+
+@pytest.mark.parametrize(
+    "program", ["while True: pass", "import time\ntime.sleep(60)", "while True:\n    try: f()\n    except BaseException: pass"]
+)
+def test_time(program):
+    began = time.monotonic()
+    assert run_program(program, timeout_s=0.5).reason == "ran past 0.5 s"
+    assert time.monotonic() - began < 10
+
+
+def test_cpu_time_is_limited_as_well(granted):
+    granted("time")
+    program = "import resource\nassert resource.getrlimit(resource.RLIMIT_CPU) == (3, 4)"
+    assert run_program(program, timeout_s=2.5).passed
+
+
+def test_endless_output(granted):
+    granted("output")
+    result = run_program("while True: print('x' * 1000)", timeout_s=20)
+    assert (result.passed, result.reason, len(result.output)) == (False, "wrote more than 1 MB", 2000)
+
+
+def test_a_value_too_large_to_compare():
+    assert run_program("def f(): return [0] * 3_000_000\nassert f() == 1", timeout_s=20).reason == "a value is larger than 4 MB"
+
+
+def test_memory(granted):
+    granted("memory")
+    program = "x = bytearray(200 << 20)"
+    assert run_program(program, memory_mb=150).reason == "MemoryError"
+    assert run_program(program, memory_mb=512).passed
+
+
+FORK_BOMB = "import os\nfor _ in range(6):\n    os.fork()\n    print('forked', flush=True)"  # 64 processes at most
+
+
+@pytest.mark.parametrize("without", [(), ("seccomp",), ("process limit",), ("namespaces", "process limit")])
+def test_fork_bomb(granted, without):
+    granted("processes")
+    if refused("processes", without):
+        pytest.skip(f"without {without} this system cannot stop it")
+    result = run_program(FORK_BOMB, without=without, timeout_s=10)
+    assert result.reason.startswith(("PermissionError", "BlockingIOError"))
+    assert result.output == ""
+
+
+def test_without_its_layers_a_program_can_fork():
+    program = "import os\nchild = os.fork()\nif not child: os._exit(0)\nos.waitpid(child, 0)"
+    assert run_program(program, without=PROCESSES).passed
+    assert refused("processes", PROCESSES)
+
+
+@pytest.mark.parametrize("without", [(), ("namespaces",), ("own root",), ("landlock",)])
+def test_reading_and_writing_elsewhere(granted, without, tmp_path):
+    granted("files")
+    if refused("files", without):
+        pytest.skip(f"without {without} this system cannot stop it")
+    (tmp_path / "secret").write_text("secret")
+    reads = run_program(f"print(open({str(tmp_path / 'secret')!r}).read())", without=without)
+    writes = run_program(f"open({str(tmp_path / 'made')!r}, 'w')", without=without)
+    assert (reads.passed, writes.passed) == (False, False)
+    assert "secret" not in reads.output
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("without", [(), ("namespaces",), ("landlock",)])
+def test_the_home_folder(granted, without):
+    """Nothing of it is seen but the way to Python, where Python lies in it."""
+    granted("files")
+    if refused("files", without):
+        pytest.skip(f"without {without} this system cannot stop it")
+    home = os.path.expanduser("~")
+    hidden = [name for name in os.listdir(home) if not sys.base_prefix.startswith(os.path.join(home, name))]
+    result = run_program(f"import os\nprint(os.listdir({home!r}))", without=without)
+    assert not [name for name in hidden if repr(name) in result.output]
+    assert run_program("import os\nassert os.path.expanduser('~') != " + repr(home), without=without).passed
+
+
+def test_without_its_layers_a_program_can_read(tmp_path):
+    (tmp_path / "secret").write_text("secret")
+    result = run_program(f"print(open({str(tmp_path / 'secret')!r}).read())", without=FILES)
+    assert result.output == "secret\n"
+    assert refused("files", FILES)
+
+
+@pytest.fixture
+def server():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield listening.getsockname()
+
+
+@pytest.mark.parametrize("without", [(), ("namespaces",), ("seccomp",)])
+def test_sockets(granted, without, server):
+    granted("network")
+    if refused("network", without):
+        pytest.skip(f"without {without} this system cannot stop it")
+    result = run_program(f"import socket\nsocket.create_connection({server!r})", without=without)
+    assert result.reason.startswith(("PermissionError", "OSError", "ConnectionRefusedError"))
+
+
+def test_without_its_layers_a_program_can_connect(server):
+    assert run_program(f"import socket\nsocket.create_connection({server!r})", without=NETWORK).passed
+    assert refused("network", NETWORK)
+
+
+@pytest.fixture
+def victim():
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
+        yield process
+        process.kill()
+
+
+@pytest.mark.parametrize("without", [(), ("namespaces",), ("seccomp",)])
+def test_killing_others(granted, without, victim):
+    granted("signals")
+    if refused("signals", without):
+        pytest.skip(f"without {without} this system cannot stop it")
+    for target in (str(victim.pid), str(os.getpid()), "os.getppid()"):
+        assert not run_program(f"import os\nos.kill({target}, 9)\nassert f() == 8", without=without).passed
+    assert victim.poll() is None
+
+
+def test_without_its_layers_a_program_can_kill(victim):
+    assert run_program(f"import os\nos.kill({victim.pid}, 9)", without=SIGNALS).passed
+    assert victim.wait(10) == -signal.SIGKILL
+    assert refused("signals", SIGNALS)
+
+
+def test_killing_the_supervisor_is_a_failure():
+    result = run_program("import os\nos.kill(os.getppid(), 9)\nimport time\ntime.sleep(60)", without=SIGNALS, timeout_s=20)
+    assert (result.passed, result.reason) == (
+        False,
+        "the sandbox ended without a verdict: the program broke it, or is too large to compile",
+    )
+
+
+def test_nothing_of_the_environment_gets_in(monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    program = (
+        "import os, sys\nprint(dict(os.environ), sys.argv[1:], [p for p in sys.path if 'site-packages' in p])\nassert os.getuid() != 0"
+    )
+    result = run_program(program)
+    assert result.output.startswith("{} ")
+    assert result.output.rstrip().endswith(" []")
+
+
+def test_another_user_without_rights(granted):
+    granted("user")
+    program = "import os\nassert os.getuid() == 65534\nassert os.geteuid() == 65534\nassert os.getgroups() in ([], [65534])"
+    assert run_program(program, without=("landlock",)).passed
+
+
+def test_no_process_survives_its_parent():
+    code = "from sinkscope.evaluation import run_program\nrun_program('while True: pass', timeout_s=60)"
+    with subprocess.Popen([sys.executable, "-c", code]) as process:
+        deadline = time.monotonic() + 30
+        while len(family := descendants(process.pid)) < 3 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert len(family) == 3  # made the world, judges, runs the program
+        process.kill()
+    while any(os.path.exists(f"/proc/{pid}") for pid in family) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not [pid for pid in family if os.path.exists(f"/proc/{pid}")]
+
+
+def descendants(pid):
+    found = []
+    for entry in os.listdir("/proc"):
+        try:
+            if entry.isdigit() and int(Path(f"/proc/{entry}/stat").read_text().rsplit(")", 1)[1].split()[1]) == pid:
+                found += [int(entry), *descendants(int(entry))]
+        except (FileNotFoundError, ProcessLookupError):
+            pass
+    return found

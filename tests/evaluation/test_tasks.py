@@ -1,0 +1,69 @@
+import pytest
+
+from sinkscope.evaluation.tasks import TASKS, first_answer, score_number, score_program
+from sinkscope.lab.code_tasks import held_out_code_tasks
+from sinkscope.lab.problems import held_out_problems
+
+PROBLEM = next(problem for problem in held_out_problems() if problem.result == "7")
+CODE = next(task for task in held_out_code_tasks() if task.template == "add")
+
+
+def test_only_the_first_answer_counts():
+    assert first_answer("#### 7\n\nQ: Again?\nA: #### 8") == "#### 7"
+    assert first_answer("a\n\nb\nQ: c") == "a\n\nb\nQ: c"
+
+
+@pytest.mark.parametrize(
+    ("text", "correct", "read"),
+    [
+        ("3 + 4 = 7 pens.\n#### 7", True, "7"),
+        ("#### 7\n\nQ: Tom?\nA: #### 8", True, "7"),
+        ("#### 8\n\nQ: Tom?\nA: #### 7", False, "8"),
+        ("#### 17", False, "17"),
+        ("#### 70", False, "70"),
+        ("7", False, None),
+        ("", False, None),
+    ],
+)
+def test_numbers(text, correct, read):
+    score = score_number(PROBLEM, text)
+    assert (score.correct, score.read) == (correct, read)
+    assert score.reason == (f"{read}, expected 7" if read else "no number after ####")
+
+
+@pytest.mark.parametrize(
+    ("text", "correct"),
+    [
+        (CODE.worked, True),
+        (CODE.worked + "\n\nQ: Write a function f(", True),
+        (CODE.worked.replace("+", "-"), False),
+        (CODE.worked + "\nimport sys\nsys.exit(0)", False),
+        (CODE.worked.split("\n")[0], False),
+        ('x = """', False),
+        ("if False:", False),
+        ("", False),
+    ],
+)
+def test_programs(text, correct):
+    score = score_program(CODE, text)
+    assert score.correct is correct
+    assert score.read == text.split("\n\nQ:")[0]
+
+
+def test_a_right_program_passes_all_its_tests():
+    assert score_program(CODE, CODE.worked).reason == f"ran to its end, {CODE.result.count('assert')} assertions held"
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_worked_answer_scores(name):
+    task = TASKS[name]
+    for problem in task.problems()[:: 1 if name == "lab-arith" else 20]:
+        assert task.score(problem, problem.worked).correct
+        assert task.gold(problem) == problem.result
+
+
+def test_what_the_tasks_are():
+    assert [(task.name, len(task.problems()), task.shots, task.runs_programs) for task in TASKS.values()] == [
+        ("lab-arith", 1319, 5, False),
+        ("lab-code", 164, 7, True),
+    ]

@@ -1,0 +1,162 @@
+import errno
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from sinkscope.errors import CallError, EvaluationError
+from sinkscope.evaluation.work_folder import WorkItems, claim_run, find_items, locked, write_json
+
+RUN = {"format": 1, "model": {"name": "a", "weight_hash": "f0"}, "sampler": {"length": 8, "seed": 0}, "limit": None}
+
+
+@pytest.fixture
+def items(tmp_path):
+    return WorkItems(tmp_path, "lab-arith", "none", "hash")
+
+
+def test_an_item_comes_back_as_it_went_in(items, tmp_path):
+    committed = items.commit(17, {"text": "ä", "tokens": (1, 2), "correct": True})
+    assert items.read(17) == committed == {"run": items.run, "index": 17, "text": "ä", "tokens": [1, 2], "correct": True}
+    assert items.read(16) is None
+    assert find_items(tmp_path) == [tmp_path / "lab-arith" / "none" / "000017.json"]
+
+
+DAMAGE = {
+    "cut short": lambda content: content[:-20],
+    "empty": lambda content: b"",
+    "no text": lambda content: b"\xff\xfe",
+    "no object": lambda content: b"[1]",
+    "changed": lambda content: content.replace(b"false", b"true"),
+    "no checksum": lambda content: content.replace(b"checksum", b"sum"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_item_is_set_aside_and_reported(items, caplog, damage):
+    items.commit(3, {"correct": False})
+    path = items.folder / "000003.json"
+    path.write_bytes(damage(path.read_bytes()))
+    with caplog.at_level(logging.WARNING):
+        assert items.read(3) is None
+    assert caplog.messages == [f"{path} is damaged or of another run; it is kept as 000003.json.damaged and the problem is done again"]
+    assert items.read(3) is None
+    assert [file.name for file in items.folder.iterdir()] == ["000003.json.damaged"]
+
+
+def test_an_item_in_another_items_place_or_of_another_run_does_not_count(items, tmp_path):
+    items.commit(3, {"correct": True})
+    os.rename(items.folder / "000003.json", items.folder / "000004.json")
+    assert items.read(4) is None
+    items.commit(5, {"correct": True})
+    assert WorkItems(tmp_path, "lab-arith", "none", "other").read(5) is None
+
+
+def test_rules_get_folders_of_their_own(tmp_path):
+    one, other = WorkItems(tmp_path, "lab-arith", "top:1@current", "h"), WorkItems(tmp_path, "lab-arith", "top:1", "h")
+    assert (one.folder.name, other.folder.name) == ("top-1-current", "top-1")
+    assert one.run != other.run
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    path = tmp_path / "a.json"
+    write_json(path, {"a": 1})
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(EvaluationError) as error:
+        write_json(path, {"a": 2})
+    kept = "what was done before is kept: make room and run the same command again"
+    assert str(error.value) == f"{path} cannot be written (No space left on device); {kept}"
+    assert json.loads(path.read_text()) == {"a": 1}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_same_run_goes_on_under_another_name_of_the_model(tmp_path):
+    first = claim_run(tmp_path, RUN)
+    assert claim_run(tmp_path, RUN) == first
+    assert claim_run(tmp_path, {**RUN, "model": {"name": "b", "weight_hash": "f0"}}) == first
+
+
+def test_another_run_is_refused_by_what_differs(tmp_path):
+    claim_run(tmp_path, RUN)
+    other = {**RUN, "model": {"name": "b", "weight_hash": "f1"}, "sampler": {"length": 16}, "limit": 5}
+    with pytest.raises(CallError) as error:
+        claim_run(tmp_path, other)
+    changes = "model.weight_hash: f0 → f1; sampler.length: 8 → 16; sampler.seed: 0 → None; limit: None → 5"
+    assert str(error.value) == f"{tmp_path} holds another run ({changes}); choose another folder, or go on with its settings"
+
+
+def test_a_damaged_description_is_written_anew(tmp_path, caplog):
+    first = claim_run(tmp_path, RUN)
+    (tmp_path / "run.json").write_text("{")
+    assert claim_run(tmp_path, RUN) == first
+    assert caplog.messages == [f"{tmp_path / 'run.json'} is damaged and is written anew; items of another run will be redone"]
+    assert json.loads((tmp_path / "run.json").read_text()) == RUN
+
+
+def test_two_processes_cannot_work_in_one_folder_and_a_killed_one_leaves_no_lock(tmp_path):
+    code = f"""
+import time
+from pathlib import Path
+from sinkscope.evaluation.work_folder import locked
+with locked(Path({str(tmp_path)!r})):
+    print("locked", flush=True)
+    time.sleep(60)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "locked\n"
+        with pytest.raises(CallError) as error, locked(tmp_path):
+            pass
+        expected = f"{tmp_path}: another process is evaluating into it (process {other.pid}); wait for it or choose another folder"
+        assert str(error.value) == expected
+        other.send_signal(signal.SIGKILL)
+    with locked(tmp_path):
+        pass
+
+
+def test_the_lock_goes_with_an_exception(tmp_path):
+    with pytest.raises(KeyError), locked(tmp_path):
+        raise KeyError
+    with locked(tmp_path):
+        pass
+
+
+def test_what_a_killed_start_leaves_behind_is_no_obstacle(tmp_path):
+    (tmp_path / "lock").touch()
+    (tmp_path / "run.json.writing").write_text("{")
+    with locked(tmp_path):
+        claim_run(tmp_path, RUN)
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path):
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(CallError) as error, locked(tmp_path):
+        pass
+    assert str(error.value) == f"{tmp_path} holds files of something else (thesis.tex …); choose another folder or an empty one"
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.parametrize("below", ["", "deeper"])
+def test_a_file_in_place_of_the_folder(tmp_path, below):
+    (tmp_path / "file").touch()
+    folder = tmp_path / "file" / below
+    with pytest.raises(CallError) as error, locked(folder):
+        pass
+    assert str(error.value) == f"{folder}: expected a folder for the results, found a file on the way; choose another name"
+
+
+def test_a_folder_that_cannot_be_made(tmp_path, monkeypatch):
+    def denied(*_, **__):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(os, "mkdir", denied)
+    with pytest.raises(EvaluationError) as error, locked(tmp_path / "new"):
+        pass
+    assert str(error.value) == f"{tmp_path / 'new'} cannot be written (Permission denied); choose another folder"

@@ -1,0 +1,125 @@
+import hashlib
+import json
+
+import pytest
+import torch
+from damage import CONFIG, WEIGHTS, configure, reweigh, shard
+from safetensors.torch import load_file
+
+import sinkscope
+from sinkscope.errors import CallError
+from sinkscope.models import loading
+
+
+@pytest.mark.parametrize("as_path", [False, True])
+def test_a_folder_loads(folder, as_path):
+    model = sinkscope.load(folder if as_path else str(folder))
+    expected = load_file(folder / WEIGHTS)
+    assert model.family.name == "llada" and not model.family.causal
+    assert model.card.name == str(folder)
+    assert not model.network.training
+    for name, parameter in model.network.named_parameters():
+        assert torch.equal(parameter, expected[name]), name
+
+
+def test_the_card(folder, causal_folder):
+    config, weights = json.loads((causal_folder / CONFIG).read_text()), load_file(causal_folder / WEIGHTS)
+    card = sinkscope.load(str(causal_folder)).card
+    assert card.as_dict() == {
+        "name": str(causal_folder),
+        "family": "llama",
+        "weight_hash": hashlib.sha256((causal_folder / WEIGHTS).read_bytes()).hexdigest(),
+        "parameters": sum(tensor.numel() for tensor in weights.values()),
+        "layers": 3,
+        "heads": 6,
+        "kv_heads": 2,
+        "hidden_size": 48,
+        "vocabulary": config["vocab_size"],
+        "stored_dtype": "float32",
+        "dtype": "float32",
+        "mask_id": None,
+        "eos_id": 1,
+        "max_positions": 256,
+    }
+    diffusion = sinkscope.load(str(folder)).card
+    assert (diffusion.family, diffusion.mask_id, diffusion.heads, diffusion.kv_heads) == ("llada", 2, 5, 5)
+
+
+def test_the_hash_is_of_the_weights_and_nothing_else(folder):
+    before = sinkscope.load(str(folder)).card.weight_hash
+    configure(folder, rms_norm_eps=1e-5)
+    assert sinkscope.load(str(folder)).card.weight_hash == before
+    reweigh(folder, lambda weights: weights["model.norm.weight"].add_(1e-6))
+    assert sinkscope.load(str(folder)).card.weight_hash != before
+
+
+def test_shards_load_and_are_hashed_in_order_of_their_names(folder, diffusion):
+    shard(folder)
+    model = sinkscope.load(str(folder))
+    for (name, mine), (_, theirs) in zip(model.network.named_parameters(), diffusion.network.named_parameters(), strict=True):
+        assert torch.equal(mine, theirs), name
+    both = b"".join((folder / f"model-0000{number}.safetensors").read_bytes() for number in (1, 2))
+    assert model.card.weight_hash == hashlib.sha256(both).hexdigest()
+
+
+def store_as_bfloat16(folder):
+    network = sinkscope.load(str(folder)).network.to(torch.bfloat16)
+    network.save_pretrained(folder)
+
+
+def test_the_stored_dtype_is_kept(folder):
+    store_as_bfloat16(folder)
+    model = sinkscope.load(str(folder))
+    assert {parameter.dtype for parameter in model.network.parameters()} == {torch.bfloat16}
+    assert (model.card.stored_dtype, model.card.dtype) == ("bfloat16", "bfloat16")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, "float32", torch.float16])
+def test_a_dtype_asked_for_is_given(folder, dtype):
+    store_as_bfloat16(folder)
+    model = sinkscope.load(str(folder), dtype=dtype)
+    wanted = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+    assert {parameter.dtype for parameter in model.network.parameters()} == {wanted}
+    assert (model.card.stored_dtype, model.card.dtype) == ("bfloat16", str(wanted).removeprefix("torch."))
+
+
+def test_bundled_models_come_as_float32(folder, monkeypatch):
+    store_as_bfloat16(folder)
+    monkeypatch.setattr(loading, "bundled_folder", lambda name: folder)
+    model = sinkscope.load("lab-diffusion")
+    assert {parameter.dtype for parameter in model.network.parameters()} == {torch.float32}
+    assert (model.card.name, model.card.stored_dtype, model.card.dtype) == ("lab-diffusion", "bfloat16", "float32")
+    assert sinkscope.load("lab-diffusion", dtype="bfloat16").card.dtype == "bfloat16"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("causal", [False, True])
+def test_is_causal_is_honoured(diffusion, autoregressive, causal):
+    """A later token changes the logits of an earlier place exactly when the network looks both ways."""
+    model = autoregressive if causal else diffusion
+    tokens = torch.tensor([[0, 40, 41, 42, 43, 44]])
+    changed = tokens.clone()
+    changed[0, -1] = 99
+    before, after = model.network(tokens).logits, model.network(changed).logits
+    assert torch.equal(before[0, :-1], after[0, :-1]) is causal
+    assert model.family.causal is causal
+
+
+@torch.no_grad()
+def test_is_causal_of_the_config_decides_not_the_weights(folder):
+    configure(folder, is_causal=True)
+    model = sinkscope.load(str(folder))
+    tokens = torch.tensor([[0, 40, 41, 42]])
+    assert model.family.name == "llama" and model.card.mask_id is None
+    assert torch.equal(model.network(tokens).logits[0, 0], model.network(torch.tensor([[0, 40, 41, 99]])).logits[0, 0])
+
+
+def test_the_generate_of_a_bidirectional_network_is_refused(diffusion, autoregressive):
+    with pytest.raises(CallError, match=r"both directions.*sinkscope\.generate"):
+        diffusion.network.generate(torch.tensor([[0, 40]]), max_new_tokens=2)
+    assert autoregressive.network.generate(torch.tensor([[0, 40]]), max_new_tokens=2, do_sample=False, pad_token_id=1).shape == (1, 4)
+
+
+def test_loading_says_nothing(folder, capfd):
+    sinkscope.load(str(folder))
+    assert capfd.readouterr() == ("", "")

@@ -1,0 +1,283 @@
+"""The shape of the source: who may import whom, what an import loads, how long a file gets, what is never used.
+
+Every rule is a function from source text to complaints; each has a test of itself that feeds it a violation.
+"""
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import sinkscope
+
+ROOT = Path(__file__).parents[1]
+SOURCE = Path(sinkscope.__file__).parent
+FILES = sorted(SOURCE.rglob("*.py"))
+
+EVERYWHERE = {"axes", "errors"}
+ENTRIES = {"__init__", "__main__", "cli", "demo"}
+"""These may import everything; all but ``__init__`` only inside a function, so that each command starts quickly."""
+
+MAY_IMPORT: dict[str, set[str]] = {
+    "axes": set(),
+    "errors": set(),
+    "attention": set(),
+    "sinks": set(),
+    "traces": set(),
+    "checkpoints": set(),
+    "models": {"attention"},
+    "decoding": {"attention", "models"},
+    "recorder": {"attention", "models", "traces", "sinks", "decoding"},
+    "interventions": {"attention", "models", "sinks"},
+    "lab": {"models", "decoding"},
+    "evaluation": {"lab", "models", "decoding", "interventions", "recorder"},
+    "report": {"traces", "sinks", "evaluation.results"},
+}
+
+
+@dataclass(frozen=True)
+class Import:
+    """One import of ours: ``target`` is the path within the package, names included; ``""`` is the package itself."""
+
+    line: int
+    target: str
+    inside: bool
+
+
+def imports_of_ours(source: str, module: str, package: bool) -> Iterator[Import]:
+    """Every import of sinkscope in a file: absolute or relative, at the top or inside, by statement or by import_module."""
+    tree = ast.parse(source)
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)]
+    deferred = {id(node) for function in functions for node in ast.walk(function)}
+    for node in ast.walk(tree):
+        for name in _imported(node, module, package):
+            if name == "sinkscope" or name.startswith("sinkscope."):
+                yield Import(node.lineno, name.removeprefix("sinkscope").strip("."), id(node) in deferred)
+
+
+def _imported(node: ast.AST, module: str, package: bool) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        base = node.module or ""
+        if node.level:
+            parents = module.split(".")[: len(module.split(".")) - node.level + package]
+            base = ".".join([*parents, *([base] if base else [])])
+        return [f"{base}.{alias.name}" for alias in node.names]
+    if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in ("import_module", "__import__") and node.args:
+        first = node.args[0].values[0] if isinstance(node.args[0], ast.JoinedStr) else node.args[0]
+        return [str(first.value)] if isinstance(first, ast.Constant) else []
+    return []
+
+
+def forbidden_imports(source: str, module: str, package: bool = False) -> list[str]:
+    """Imports of a file that the table does not allow; ``module`` is its path from ``sinkscope``."""
+    part = [*module.split("."), "__init__"][1]
+    if part not in MAY_IMPORT and part not in ENTRIES:
+        return [f"{module} has no row in the import table"]
+    complaints = []
+    for one in imports_of_ours(source, module, package):
+        home = sinkscope._HOME.get(one.target)
+        target = f"{home}.{one.target}" if home else one.target
+        if part in ENTRIES:
+            allowed = one.inside or part == "__init__" or target.split(".")[0] in EVERYWHERE
+            allowed = allowed or (part == "__main__" and target.split(".")[0] == "cli")
+        else:
+            mine = {part} | EVERYWHERE | MAY_IMPORT[part]
+            allowed = any(target == name or target.startswith(f"{name}.") for name in mine)
+        if not allowed:
+            complaints.append(f"{module}:{one.line} imports {target or 'sinkscope itself'}")
+    return complaints
+
+
+def _module(path: Path) -> str:
+    parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@pytest.mark.parametrize("path", FILES, ids=_module)
+def test_imports_keep_to_the_table(path):
+    assert not forbidden_imports(path.read_text(), _module(path), path.name == "__init__.py")
+
+
+def test_all_of_the_source_is_walked():
+    found = {_module(path) for path in FILES}
+    assert {"sinkscope", "sinkscope.attention", "sinkscope.attention.sweep", "sinkscope.recorder.trace_recorder"} <= found
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("sinkscope.attention.sweep", "from sinkscope.models import Model"),
+        ("sinkscope.attention.sweep", "import sinkscope.models.loading as loading"),
+        ("sinkscope.attention.sweep", "import torch, sinkscope.models"),
+        ("sinkscope.attention.sweep", "from ..models import Model"),
+        ("sinkscope.attention.sweep", "from .. import models"),
+        ("sinkscope.attention.sweep", "from sinkscope import models"),
+        ("sinkscope.attention.sweep", "from sinkscope import load"),
+        ("sinkscope.attention.sweep", "import sinkscope"),
+        ("sinkscope.attention.sweep", "def late():\n    from sinkscope.models import Model"),
+        ("sinkscope.attention.sweep", "if TYPE_CHECKING:\n    from sinkscope.models import Model"),
+        ("sinkscope.attention.sweep", "importlib.import_module('sinkscope.models')"),
+        ("sinkscope.attention.sweep", "import_module(f'sinkscope.models.{name}')"),
+        ("sinkscope.sinks.finding", "from sinkscope.traces import Trace"),
+        ("sinkscope.traces.reading", "from sinkscope.sinks import find_sinks"),
+        ("sinkscope.models.model", "from sinkscope.decoding import generate"),
+        ("sinkscope.decoding.llada", "from sinkscope.recorder import recording"),
+        ("sinkscope.interventions.window", "from sinkscope.recorder import recording"),
+        ("sinkscope.lab.training", "from sinkscope.attention import attend"),
+        ("sinkscope.evaluation.running", "from sinkscope.sinks import find_sinks"),
+        ("sinkscope.report.page", "from sinkscope.evaluation import evaluate"),
+        ("sinkscope.report.page", "from sinkscope.evaluation.running import evaluate"),
+        ("sinkscope.report.page", "from sinkscope.evaluation.results_of_others import table"),
+        ("sinkscope.errors", "from sinkscope.attention import attend"),
+        ("sinkscope.cli", "from sinkscope.sinks import find_sinks"),
+        ("sinkscope.demo", "import sinkscope"),
+        ("sinkscope.novelty", ""),
+        ("sinkscope.novelty.thing", ""),
+    ],
+)
+def test_a_forbidden_import_is_found(module, source):
+    assert len(forbidden_imports(source, module)) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "package"),
+    [
+        ("sinkscope.attention", "from .sweep import attend", True),
+        ("sinkscope.attention.sweep", "from ..errors import AttentionError\nfrom . import records", False),
+        ("sinkscope.attention.sweep", "import torch\nfrom sinkscope_extras import models\nimport_module(name)", False),
+        ("sinkscope.recorder.trace_recorder", "from sinkscope.decoding.generation import answer_text", False),
+        ("sinkscope.decoding.llada", "from sinkscope import Model", False),
+        ("sinkscope.report.page", "from sinkscope.evaluation.results import table\nfrom sinkscope.evaluation import results", False),
+        ("sinkscope.cli", "from sinkscope.errors import CallError\ndef sinks():\n    import sinkscope", False),
+        ("sinkscope.__main__", "from sinkscope.cli import main", False),
+        ("sinkscope", "from sinkscope.traces import Trace\nimport_module(f'sinkscope.{home}')", True),
+    ],
+)
+def test_an_allowed_import_passes(module, source, package):
+    assert not forbidden_imports(source, module, package)
+
+
+# What an import loads
+
+MAY_LOAD = {
+    "sinkscope": {"typing_extensions"},
+    "sinkscope.traces, sinkscope.sinks": {"numpy", "safetensors", "jaxtyping", "wadler_lindig", "typing_extensions", "tqdm"},
+    "sinkscope.report": {"numpy", "safetensors", "jaxtyping", "wadler_lindig", "typing_extensions", "tqdm", "jinja2", "markupsafe"},
+    "sinkscope.cli": {"tyro", "docstring_parser", "typeguard", "rich", "pygments", "markdown_it", "mdurl", "typing_extensions"},
+}
+
+
+def loaded_by(statement: str) -> set[str]:
+    """Packages that a statement loads in a fresh interpreter, those of the standard library left out."""
+    program = f"import json, sys\nbefore = set(sys.modules)\n{statement}\nprint(json.dumps(sorted(set(sys.modules) - before)))"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    packages = {name.partition(".")[0] for name in json.loads(result.stdout)}
+    return packages - sys.stdlib_module_names - {"sinkscope"}
+
+
+@pytest.mark.parametrize("modules", MAY_LOAD)
+def test_an_import_loads_little(modules):
+    assert not loaded_by(f"import {modules}") - MAY_LOAD[modules]
+
+
+@pytest.mark.parametrize("module", ["sinkscope", "sinkscope.traces, sinkscope.sinks", "sinkscope.report", "sinkscope.cli"])
+def test_torch_and_transformers_stay_unloaded(module):
+    assert not loaded_by(f"import {module}") & {"torch", "transformers"}
+
+
+def test_what_an_import_loads_is_seen():
+    assert "torch" in loaded_by("import sinkscope.attention")
+    assert loaded_by("import safetensors, json") == {"safetensors"}
+
+
+# Files
+
+LONGEST = 400
+NO_NOUNS = {"utils", "util", "helpers", "helper", "common", "misc"}
+CODE = [path for folder in ("benchmarks", "experiments") for path in sorted((ROOT / folder).rglob("*.py"))] + FILES
+
+
+def file_complaints(path: Path, source: str) -> list[str]:
+    """House rule 12: a file is named after the noun it defines, and is never over 400 lines."""
+    lines = len(source.splitlines())
+    long = [f"{path.name} has {lines} lines, at most {LONGEST} are allowed"] if lines > LONGEST else []
+    vague = [part for part in (path.stem, *path.parts[:-1]) if part.strip("_") in NO_NOUNS]
+    return long + [f"{path}: {part} is no noun that a file defines" for part in vague]
+
+
+@pytest.mark.parametrize("path", CODE, ids=lambda path: path.name)
+def test_files_are_short_and_named_after_nouns(path):
+    own = path.relative_to(SOURCE if path.is_relative_to(SOURCE) else ROOT)
+    assert not file_complaints(own, path.read_text())
+
+
+@pytest.mark.parametrize("name", ["sinks/utils.py", "helpers.py", "traces/common.py", "sinks/_utils.py", "utils/norms.py"])
+def test_a_vague_name_is_found(name):
+    assert len(file_complaints(Path(name), "")) == 1
+
+
+def test_a_long_file_is_found():
+    assert file_complaints(Path("sinks/finding.py"), "\n" * 401) == ["finding.py has 401 lines, at most 400 are allowed"]
+    assert not file_complaints(Path("sinks/finding.py"), "\n" * 400)
+
+
+# What is never used
+
+PICKLES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve"}
+
+
+def unsafe_uses(source: str) -> list[str]:
+    """Remote code and pickles: both run whatever a checkpoint holds."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+            found += [name for name in names if name.split(".")[0] in PICKLES]
+            if isinstance(node, ast.ImportFrom) and node.module in ("torch", "torch.serialization"):
+                found += [f"torch.{alias.name}" for alias in node.names if alias.name == "load"]
+        elif isinstance(node, ast.Attribute) and ast.unparse(node) in ("torch.load", "torch.serialization.load"):
+            found.append("torch.load")
+        elif isinstance(node, ast.keyword) and node.arg in ("trust_remote_code", "allow_pickle"):
+            if not (isinstance(node.value, ast.Constant) and node.value.value is False):
+                found.append(ast.unparse(node))
+        elif isinstance(node, ast.Dict):
+            keys = [key.value for key in node.keys if isinstance(key, ast.Constant)]
+            found += [str(key) for key in keys if key in ("trust_remote_code", "allow_pickle")]
+    return found
+
+
+@pytest.mark.parametrize("path", CODE, ids=lambda path: path.name)
+def test_nothing_of_a_checkpoint_is_executed(path):
+    assert not unsafe_uses(path.read_text())
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "AutoTokenizer.from_pretrained(folder, trust_remote_code=True)",
+        "AutoTokenizer.from_pretrained(folder, trust_remote_code=None)",
+        "AutoTokenizer.from_pretrained(folder, trust_remote_code=trusted)",
+        "options = {'trust_remote_code': True}",
+        "weights = torch.load(path)",
+        "read = torch.load",
+        "from torch import load",
+        "import pickle",
+        "import os, pickle as p",
+        "from pickle import loads",
+        "def late():\n    import dill",
+        "numpy.load(path, allow_pickle=True)",
+    ],
+)
+def test_an_unsafe_use_is_found(source):
+    assert len(unsafe_uses(source)) == 1
+
+
+def test_a_safe_use_passes():
+    assert not unsafe_uses("from_pretrained(folder, trust_remote_code=False)\njson.load(file)\nfrom safetensors.torch import load_file")
