@@ -93,6 +93,8 @@ def test_markdown_has_models_across():
         "|---|---|---|---|",
         "| lab-arith | none | 0.750 (0.300–0.950), n = 4 | – |",
         "| lab-code | none | – | 0.500 (0.100–0.900), n = 4 |",
+        "",
+        "Accuracy with Wilson's 95 % interval over problems; it speaks of one checkpoint, not of a way to train.",
     ]
 
 

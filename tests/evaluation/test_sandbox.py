@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from sinkscope.errors import CallError, EvaluationError
-from sinkscope.evaluation import run_program
+from sinkscope.evaluation import run_program, sandbox
 
 
 def test_an_honest_program_passes():
@@ -197,3 +197,18 @@ def test_a_python_that_is_none_is_no_wrong_answer(monkeypatch):
         EvaluationError, match=r"^the sandbox did not start: b'-I -S .* is not what a sandbox says; programs cannot be run here$"
     ):
         run_program("assert True")
+
+
+def test_a_supervisor_that_hangs_is_ended(monkeypatch):
+    monkeypatch.setattr(sandbox, "GRACE_S", 2.0 - 60)
+    result = run_program("import time\ntime.sleep(60)", timeout_s=60)
+    assert not result.passed
+    assert result.reason == "the sandbox ended without a verdict: the program broke it, or is too large to compile"
+
+
+def test_a_verdict_without_the_nonce_does_not_count(monkeypatch, tmp_path):
+    forger = tmp_path / "python"
+    forger.write_text("""#!/bin/sh\necho '{"not_enforced": []}'\necho '{"nonce": "0", "passed": true, "reason": "", "output": ""}'\n""")
+    forger.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(forger))
+    assert not run_program("assert False").passed

@@ -9,9 +9,9 @@ from sinkscope.lab import problems
 from sinkscope.lab.problems import HELD_OUT_COUNT, LARGEST, TEMPLATES, held_out_problems, make_problem, read_result, training_problems
 
 # Held-out problems are fixed: a change of the generator moves every published number, so it must be made on purpose.
-HELD_OUT_SHA256 = "6239d5078767add949e19804a3bded85522494ec5708ef4b2b890ba638f5dc44"
+HELD_OUT_SHA256 = "82661fa1c9f07005fe5edfb016bc1059e3ed63749735f44ef1fe350b576488bb"
 
-LINE = re.compile(r"(?:Then )?(\d+) ([+*-]) (\d+) = (\d+) (\w+)\.")
+LINE = re.compile(r"(?:Then )?(\d+) ([+*-]) (\d+) = (\d+)\.")
 
 
 def draw(count, seed=7):
@@ -24,7 +24,7 @@ def work_out(problem):
     *lines, last = problem.worked.split("\n")
     found = []
     for number, line in enumerate(lines):
-        left, symbol, right, result, _ = LINE.fullmatch(line).groups()
+        left, symbol, right, result = LINE.fullmatch(line).groups()
         assert line.startswith("Then ") == (number > 0)
         left, right, result = int(left), int(right), int(result)
         assert result == {"+": left + right, "-": left - right, "*": left * right}[symbol], line
@@ -68,12 +68,6 @@ def test_a_worked_answer_uses_the_numbers_of_its_question_and_its_own_results_in
                 assert before[2] in (left, right)
                 assert left in given or right in given
         assert {number for left, right, _ in operations for number in (left, right)} >= set(given)
-
-
-def test_the_item_of_the_answer_is_the_one_asked_for():
-    for problem in draw(500):
-        items = {LINE.fullmatch(line)[5] for line in problem.worked.split("\n")[:-1]}
-        assert items == {re.search(r"[Hh]ow many (\w+)", problem.question)[1]}
 
 
 def test_the_held_out_set_is_fixed():
@@ -125,7 +119,7 @@ def test_the_stream_is_a_function_of_its_seed():
 @pytest.mark.parametrize(
     ("answer", "result"),
     [
-        ("7 + 5 = 12 apples.\n#### 12", "12"),
+        ("7 + 5 = 12.\n#### 12", "12"),
         ("#### 3 and then #### 4", "4"),
         ("####12", "12"),
         ("#### -3", "-3"),

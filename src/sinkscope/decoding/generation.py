@@ -81,14 +81,8 @@ def generate(
         tokens = canvas[row, width - len(own) :].cpu()
         if model.family.causal:
             tokens = tokens[: len(own) + counts[row]]
-        generations.append(Generation(tokens, answer_text(model, tokens[len(own) :]), counts[row], len(own)))
+        generations.append(Generation(tokens, model.answer_text(tokens[len(own) :]), counts[row], len(own)))
     return generations[0] if single else generations
-
-
-def answer_text(model: Model, answer: torch.Tensor) -> str:
-    """Text of an answer up to its first EOS."""
-    ends = (answer == model.card.eos_id).nonzero() if model.card.eos_id is not None else torch.empty(0)
-    return model.decode(answer[: int(ends[0])] if len(ends) else answer).strip()
 
 
 def _read_prompts(model: Model, prompt: Any, messages: Any) -> tuple[list[list[int]], list[str | None], bool]:

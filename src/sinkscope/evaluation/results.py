@@ -11,6 +11,7 @@ from sinkscope.evaluation.work_folder import RESULTS, RUN, find_items, write_jso
 
 FORMAT = 1
 CONFIDENCE = 0.95
+NOTE = "Accuracy with Wilson's 95 % interval over problems; it speaks of one checkpoint, not of a way to train."
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ def table(results: Iterable[Result]) -> dict[str, list[dict[str, Any]]]:
 
 
 def markdown(results: Sequence[Result]) -> str:
-    """Results laid out as in paper 1's Table 1: tasks and rules down, models across; 95 % Wilson intervals over problems."""
+    """Results laid out as in paper 1's Table 1: tasks and rules down, models across."""
     models = list(dict.fromkeys(result.model for result in results))
     places = dict.fromkeys((result.task, result.hide) for result in results)
     lines = [f"| task | hidden | {' | '.join(models)} |", "|---|---|" + "---|" * len(models)]
@@ -150,7 +151,7 @@ def markdown(results: Sequence[Result]) -> str:
             found = [result for result in results if (result.model, result.task, result.hide) == (model, task, hide)]
             cells.append("; ".join(map(_cell, found)) or "–")
         lines.append(f"| {task} | {hide} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    return "\n".join([*lines, "", NOTE])
 
 
 def _cell(result: Result) -> str:

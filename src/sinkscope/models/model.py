@@ -107,6 +107,12 @@ class Model:
         """Text of token ids, special tokens left out."""
         return self.tokenizer.decode([int(token) for token in ids], skip_special_tokens=True)
 
+    def answer_text(self, answer: torch.Tensor) -> str:
+        """Text of an answer up to its first EOS, without masks."""
+        ends = (answer == self.card.eos_id).nonzero() if self.card.eos_id is not None else torch.empty(0)
+        answer = answer[: int(ends[0])] if len(ends) else answer
+        return self.decode(answer if self.card.mask_id is None else answer[answer != self.card.mask_id]).strip()
+
     def chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """Token ids of a conversation by the tokenizer's chat template.
 

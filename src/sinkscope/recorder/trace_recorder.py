@@ -186,12 +186,9 @@ class Recorder(Watcher):
     def _texts(self, row: _Row) -> dict[str, Any]:
         if self.model is None:
             return {}
-        from sinkscope.decoding.generation import answer_text
-
         tokens = row.last_tokens
         answer = torch.from_numpy(tokens[row.writer.manifest["prompt_length"] :].astype(np.int64))
-        mask = -1 if self.model.card.mask_id is None else self.model.card.mask_id
-        return {"text": answer_text(self.model, answer[answer != mask]), **self._words(tokens)}
+        return {"text": self.model.answer_text(answer), **self._words(tokens)}
 
     def _words(self, tokens: np.ndarray) -> dict[str, Any]:
         """How the tokens of a canvas read, so that a trace is legible without its model."""

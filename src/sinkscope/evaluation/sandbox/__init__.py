@@ -101,13 +101,13 @@ def _supervise(limits: list[str], job: str, timeout_s: float) -> tuple[list[dict
         raise EvaluationError(f"the sandbox did not start: {error.strerror}; programs cannot be run here") from error
     with process:
         try:
-            output, errors = process.communicate(job.encode("utf-8", "surrogatepass"), timeout=timeout_s + GRACE_S)
+            output, errors = process.communicate(job.encode(), timeout=timeout_s + GRACE_S)
         except subprocess.TimeoutExpired:
-            output, errors = b"", b""
-        finally:
             _kill_group(process.pid)
-        if not output and process.returncode is None:
             output, errors = process.communicate()
+        except BaseException:
+            _kill_group(process.pid)
+            raise
     try:
         return [json.loads(line) for line in output.splitlines()], errors.decode(errors="replace")
     except ValueError:

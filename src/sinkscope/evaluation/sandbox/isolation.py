@@ -5,6 +5,7 @@ measures protect the same thing on purpose, because containers, kernels and user
 Standard library only: this runs inside the sandbox, before `sinkscope` could be seen from there.
 """
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -93,8 +94,9 @@ class Isolation:
 
 
 def die_with_parent() -> None:
-    """The kernel kills this process when the one that started it is gone."""
-    call_c("prctl", 1, 9, 0, 0, 0)
+    """The kernel kills this process when the one that started it is gone; only Linux can do so."""
+    with contextlib.suppress(OSError):
+        call_c("prctl", 1, 9, 0, 0, 0)
 
 
 def namespaces() -> None:

@@ -45,7 +45,7 @@ def main(box: str, memory_mb: str, cpu_s: str, timeout_s: str, without: str) -> 
     die_with_parent()  # after it: a change of user forgets the wish
     worker = Worker(isolation, int(memory_mb), int(cpu_s), float(timeout_s))
     _say({"not_enforced": worker.not_enforced})
-    set_limit(resource.RLIMIT_AS, 1 << 30)  # of this process, which reads and compiles a stranger's text
+    isolation.attempt("own memory limit", set_limit, resource.RLIMIT_AS, 1 << 30)  # it reads and compiles a stranger's text
     job = json.loads(_read_all(0))
     try:
         count = judge(job["source"], worker)
