@@ -3,6 +3,7 @@
 With none of the three in force it is transformers' own ``sdpa_attention_forward``, bit for bit.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
@@ -83,14 +84,33 @@ def use_seam(network: nn.Module, stacks: list[Stack]) -> list[tuple[Any, Any]]:
     before = [
         (config, config._attn_implementation_internal) for config in configs.values() if hasattr(config, "_attn_implementation_internal")
     ]
-    network.set_attn_implementation(NAME)  # type: ignore[operator]
-    for stack in stacks:
-        for attention, (path, _) in stack.layers.items():
-            found = getattr(getattr(attention, "config", None), "_attn_implementation", None)
-            if found != NAME:
-                for config, implementation in before:
-                    config._attn_implementation_internal = implementation
-                raise AttentionError(
-                    f"expected {path} to take its attention from transformers' interface, found {found!r}; this model cannot be watched"
-                )
+    try:
+        network.set_attn_implementation(NAME)  # type: ignore[operator]
+        for stack in stacks:
+            for attention, (path, _) in stack.layers.items():
+                found = getattr(getattr(attention, "config", None), "_attn_implementation", None)
+                if found != NAME:
+                    raise AttentionError(
+                        f"expected {path} of {type(network).__name__} to take its attention from transformers' interface, "
+                        f"found {found!r}; this model cannot be watched"
+                    )
+    except BaseException:
+        for config, implementation in before:
+            config._attn_implementation_internal = implementation
+        raise
     return before
+
+
+def check_generate(network: nn.Module) -> Callable[..., Any]:
+    """The network's own ``generate``, refusing what reorders rows or runs other networks."""
+    generate = network.generate
+
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        config = kwargs.get("generation_config") or network.generation_config
+        names = ("num_beams", "assistant_model", "prompt_lookup_num_tokens")
+        found = [name for name in names if kwargs.get(name, getattr(config, name, None)) not in (None, 1)]
+        if found:
+            raise AttentionError(f"generate with {', '.join(found)} is not modelled; leave it out while something watches or hides")
+        return generate(*args, **kwargs)
+
+    return checked

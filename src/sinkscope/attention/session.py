@@ -7,7 +7,7 @@ keyword; on exit, also after an exception, hooks and the attention setting are a
 
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,18 +74,25 @@ class Session:
         self._handles: list[Any] = []
         self._implementations: list[tuple[Any, Any]] = []
         self._context: StepContext | None = None
+        self._start: GenerationStart | None = None
         self._in_generation = False
         self._published = False
+        self._tokens: Tensor | None = None  # of the last inferred step; behind a cache only the fresh ones are passed
+        self._call: Call | None = None
         self._hidden_states: dict[nn.Module, Tensor] = {}
+        self._wraps_generate = False
 
     # Life
 
     def open(self) -> None:
         """Hangs the hooks in and turns the model's attention to the seam."""
-        from sinkscope.attention.seam import use_seam
+        from sinkscope.attention.seam import check_generate, use_seam
 
         try:
             self._implementations = use_seam(self.network, self.stacks)
+            if "generate" not in vars(self.network) and hasattr(self.network, "generate"):
+                self.network.generate = check_generate(self.network)  # type: ignore[assignment]
+                self._wraps_generate = True
             for stack in self.stacks:
                 self._handles.append(stack.module.register_forward_pre_hook(_BeforeStack(self, stack), with_kwargs=True))
                 self._handles.append(stack.module.register_forward_hook(_AfterStack(self), with_kwargs=True, always_call=True))
@@ -101,8 +108,10 @@ class Session:
             handle.remove()
         for config, implementation in self._implementations:
             config._attn_implementation_internal = implementation
-        self._handles, self._implementations = [], []
-        self._context = None
+        if self._wraps_generate:
+            del self.network.generate  # type: ignore[attr-defined]
+        self._handles, self._implementations, self._wraps_generate = [], [], False
+        self._context = self._tokens = self._call = None
         self._hidden_states = {}
 
     # What decoding publishes
@@ -112,6 +121,7 @@ class Session:
         if self._in_generation:
             self.end_generation(failed=False)
         self._in_generation = self._published = True
+        self._start = start
         for subscriber in self.subscribers:
             subscriber.begin_generation(start)
 
@@ -132,17 +142,29 @@ class Session:
         if not self._in_generation:
             return
         self._in_generation = self._published = False
-        self._context = None
-        for subscriber in self.subscribers:
-            subscriber.end_generation(failed)
+        self._context = self._tokens = None
+        with ExitStack() as everybody:  # one that raises does not keep the others from knowing
+            for subscriber in reversed(self.subscribers):
+                everybody.callback(subscriber.end_generation, failed)
 
     def leave(self, subscriber: Subscriber, failed: bool) -> None:
         """Takes a subscriber out; a generation that is still running ends for it, unfinished if a sampler published it."""
-        if self._in_generation:
-            subscriber.end_generation(failed or self._published)
-        self.subscribers.remove(subscriber)
-        if not self.subscribers:
-            self._in_generation = self._published = False
+        try:
+            if self._in_generation:
+                subscriber.end_generation(failed or self._published)
+        finally:  # whatever the farewell raises
+            at = max(place for place, one in enumerate(self.subscribers) if one is subscriber)
+            del self.subscribers[at]  # not remove(): subscribers may be equal without being the same
+            if not self.subscribers:
+                self._in_generation = self._published = False
+                self.close()
+                _sessions.pop(self.network, None)
+
+    def join(self, subscriber: Subscriber) -> None:
+        """Adds a subscriber; one that comes in the middle of a generation is told of its start."""
+        self.subscribers.append(subscriber)
+        if self._in_generation and self._start is not None:
+            subscriber.begin_generation(self._start)
 
     # What a stack call does
 
@@ -150,13 +172,26 @@ class Session:
         """The running step as the attention function needs it; None when nobody asks for anything."""
         if not self.subscribers:
             return None
-        if self._context is None and not self._published:
+        check_cache(arguments.get("past_key_values"))
+        if not self._published:
+            self._context = None  # one that an interrupt has left behind
             self._infer_step(arguments)
-        return Call(self, stack, self._context)
+        self._call = Call(self, stack, self._context, () if self._start is None else self._start.prompt_lengths)
+        return self._call
 
-    def end_call(self) -> None:
-        """A stack has returned; a step that no sampler published ends here."""
+    def end_call(self, failed: bool) -> None:
+        """A stack has returned or raised; a step that no sampler published ends here."""
+        call, self._call = self._call, None
         self._hidden_states.clear()
+        if failed:
+            if not self._published:
+                self.end_generation(failed=True)
+            return
+        if call is not None and not call.reported:
+            raise AttentionError(
+                f"expected the layers of {type(self.network).__name__} to ask sinkscope for their attention, found that none did; "
+                "leave the attention implementation alone while something watches or hides"
+            )
         if not self._published and self._context is not None:
             self.end_step(None)
 
@@ -171,27 +206,38 @@ class Session:
         padding = arguments.get("attention_mask")
         total = seen + fresh
         tokens = torch.full((batch, total), -1, dtype=torch.long, device=shape.device)
+        if seen and self._tokens is not None and self._tokens.shape == (batch, seen):
+            tokens[:, :seen] = self._tokens
         if ids is not None:
             tokens[:, seen:] = ids
         two_dimensional = isinstance(padding, Tensor) and padding.ndim == 2 and padding.shape[1] == total
+        if two_dimensional and bool((padding.long().diff(dim=-1) < 0).any()):  # type: ignore[union-attr]
+            raise AttentionError("expected padding on the left, found it on the right; set tokenizer.padding_side = 'left'")
         lengths = padding.long().sum(-1) if two_dimensional else torch.full((batch,), total)  # type: ignore[union-attr]
-        if not self._in_generation or (cache is not None and seen == 0):
+        same_rows = self._tokens is not None and len(self._tokens) == batch
+        if not self._in_generation or not same_rows or (cache is not None and seen == 0):
             if self._in_generation:
                 self.end_generation(failed=False)
             causal = bool(getattr(self.network.config, "is_causal", True))
+            mask_id = None if causal else getattr(self.network.config, "mask_token_id", None)
             self._in_generation = True
-            start = GenerationStart(tuple(lengths.tolist()), total, causal, {"name": "foreign"}, (None,) * batch)
+            start = GenerationStart(tuple(lengths.tolist()), total, causal, {"name": "foreign"}, (None,) * batch, mask_id)
+            self._start = start
             for subscriber in self.subscribers:
                 subscriber.begin_generation(start)
+        self._tokens = tokens
         rows = tuple(range(batch))
-        self.begin_step(StepContext(tokens, torch.zeros_like(tokens, dtype=torch.bool), lengths, rows, rows))
+        mask_id = None if self._start is None else self._start.mask_id
+        masked = torch.zeros_like(tokens, dtype=torch.bool) if mask_id is None else tokens == mask_id
+        self.begin_step(StepContext(tokens, masked, lengths, rows, rows))
 
 
 class Call:
     """One running call of a stack: what `seam.attention_forward` receives."""
 
-    def __init__(self, session: Session, stack: Stack, context: StepContext | None) -> None:
-        self._session, self._stack, self._context = session, stack, context
+    def __init__(self, session: Session, stack: Stack, context: StepContext | None, prompt_lengths: tuple[int, ...]) -> None:
+        self._session, self._stack, self._context, self._prompt_lengths = session, stack, context, prompt_lengths
+        self.reported = False
         subscribers = session.subscribers
         self._watchers = [one for one in subscribers if isinstance(one, Watcher)]
         self._hiders = [one for one in subscribers if isinstance(one, Hider)]
@@ -206,6 +252,7 @@ class Call:
         """The record of this layer, None for attention that does not belong to the stack."""
         if module not in self._stack.layers:
             return None
+        self.reported = True
         name, index = self._stack.layers[module]
         hidden_states = self._session._hidden_states.get(module)
         return LayerCall(name, index, query, key, value, hidden_states, self.groups, self._members(query))
@@ -241,17 +288,29 @@ class Call:
             if self._context is None:
                 self._membership = torch.ones(batch, len(self.groups), queries, device=query.device)
             else:
-                self._membership = _membership(self._context, self.groups, queries, query.device)
-        return self._membership
+                self._membership = _membership(self._context, self._prompt_lengths, self.groups, queries, query.device)
+        return self._membership.to(query.device)  # a model may be spread over devices
 
 
-def _membership(context: StepContext, groups: tuple[str, ...], queries: int, device: torch.device) -> Tensor:
-    length = context.tokens.shape[1]
-    position = torch.arange(length, device=device)
-    real = position[None] >= length - context.lengths.to(device)[:, None]
-    masked = context.masked.to(device)
-    members = {"all": real, "masked": real & masked, "unmasked": real & ~masked}
+def _membership(
+    context: StepContext, prompt_lengths: tuple[int, ...], groups: tuple[str, ...], queries: int, device: torch.device
+) -> Tensor:
+    batch, length = context.tokens.shape
+    position, first = torch.arange(length, device=device)[None], length - context.lengths.to(device)[:, None]
+    prompts = torch.tensor([prompt_lengths[row % len(prompt_lengths)] for row in range(batch)], device=device)[:, None]
+    real, masked = position >= first, context.masked.to(device)
+    members = {"all": real, "masked": real & masked, "unmasked": real & ~masked, "prompt": real & (position < first + prompts)}
+    unknown = [group for group in groups if group not in members]
+    if unknown:
+        raise AttentionError(f"expected query groups among {', '.join(members)}, found {', '.join(unknown)}")
     return torch.stack([members[group] for group in groups], dim=1)[..., length - queries :].float()
+
+
+def check_cache(cache: Any) -> None:
+    """Caches whose keys are not simply all tokens so far are refused until they are right."""
+    found = "static" if getattr(cache, "is_compileable", False) else "sliding-window" if any(getattr(cache, "is_sliding", ())) else None
+    if found:
+        raise AttentionError(f"{found} caches are not modelled by sinkscope; use a DynamicCache without a window")
 
 
 class _BeforeStack:
@@ -260,8 +319,8 @@ class _BeforeStack:
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         arguments = dict(kwargs)
-        if args and "input_ids" not in arguments:
-            arguments["input_ids"] = args[0]
+        if args and "input_ids" not in arguments and isinstance(args[0], Tensor):
+            arguments["inputs_embeds" if args[0].is_floating_point() else "input_ids"] = args[0]
         call = self.session.begin_call(self.stack, arguments)
         return args, kwargs if call is None else {**kwargs, "sinkscope_call": call}
 
@@ -271,7 +330,7 @@ class _AfterStack:
         self.session = session
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        self.session.end_call()
+        self.session.end_call(failed=output is None)  # torch calls this hook with None after an exception
 
 
 class _BeforeBlock:
@@ -299,13 +358,10 @@ def subscribed(network: nn.Module, subscriber: Subscriber) -> Iterator[Session]:
         session = Session(network)
         session.open()
         _sessions[network] = session
-    session.subscribers.append(subscriber)
     failed = True
     try:
+        session.join(subscriber)
         yield session
         failed = False
     finally:
         session.leave(subscriber, failed)
-        if not session.subscribers:
-            session.close()
-            _sessions.pop(network, None)

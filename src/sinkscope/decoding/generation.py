@@ -1,9 +1,11 @@
 """`generate`: prompts in, what the model wrote out."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, overload
 
+import numpy as np
 import torch
 
 from sinkscope.decoding.autoregressive import autoregressive_steps
@@ -89,17 +91,21 @@ def _read_prompts(model: Model, prompt: Any, messages: Any) -> tuple[list[list[i
     if (prompt is None) == (messages is None):
         raise CallError("expected either prompt or messages, found both or neither")
     if messages is not None:
-        single = not messages or isinstance(messages[0], dict)
+        single = isinstance(messages, Sequence) and all(isinstance(message, Mapping) for message in messages)
         conversations = [messages] if single else messages
         encoded = [model.chat(conversation) for conversation in conversations]
         return encoded, [model.decode(ids) for ids in encoded], single
+    if isinstance(prompt, np.ndarray):
+        prompt = torch.from_numpy(prompt)
     if isinstance(prompt, str | torch.Tensor):
         single = isinstance(prompt, str) or prompt.ndim < 2
         prompts = [prompt] if single else list(prompt)
-    else:
+    elif isinstance(prompt, Iterable):
         prompts = list(prompt)
-        single = bool(prompts) and all(isinstance(token, int) for token in prompts)
+        single = bool(prompts) and all(isinstance(token, Integral) for token in prompts)
         prompts = [prompts] if single else prompts
+    else:
+        raise CallError(f"expected a prompt as text or as 1-D token ids, or a list of either, found {type(prompt).__name__}")
     if not prompts:
         raise CallError("expected at least one prompt, found an empty list")
     return [model.encode(one) for one in prompts], [one if isinstance(one, str) else None for one in prompts], single

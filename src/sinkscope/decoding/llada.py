@@ -121,9 +121,9 @@ def _choose(
             if index is not None:
                 logits[:, index] = -torch.inf
     if settings.remasking == "random":
-        width = candidates.shape[1]
-        uniform = torch.stack([torch.rand(width, device=logits.device, generator=source) for source in sources])
-        return token, uniform[candidates]
+        # One draw a candidate, none for the padding, so that a row draws what it draws alone.
+        uniform = [torch.rand(count, device=logits.device, generator=source) for count, source in zip(counts, sources, strict=True)]
+        return token, torch.cat(uniform)
     return token, torch.softmax(logits, dim=-1).gather(-1, token[:, None]).squeeze(-1)
 
 

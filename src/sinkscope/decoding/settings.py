@@ -41,6 +41,7 @@ class LLaDASettings:
     def __post_init__(self) -> None:
         _positive(self, "length", "steps", "block")
         _not_negative(self, "temperature", "guidance")
+        _seed(self)
         if self.length % self.block:
             raise CallError(
                 f"length must be a multiple of block: {self.length} tokens do not split into blocks of {self.block}; "
@@ -79,6 +80,7 @@ class AutoregressiveSettings:
     def __post_init__(self) -> None:
         _positive(self, "length")
         _not_negative(self, "temperature", "top_k")
+        _seed(self)
         if not 0 < self.top_p <= 1:
             raise CallError(f"top_p: expected a number above 0 and up to 1, found {self.top_p}")
 
@@ -137,6 +139,11 @@ def _not_negative(settings: Any, *names: str) -> None:
     for name in names:
         if not 0 <= getattr(settings, name) < float("inf"):
             raise CallError(f"{name}: expected a finite number from 0 upwards, found {getattr(settings, name)}")
+
+
+def _seed(settings: Any) -> None:
+    if not -(2**62) <= settings.seed < 2**62:  # 64 bits, with room for the rows of a batch
+        raise CallError(f"seed: expected a number between −2^62 and 2^62, found {settings.seed}")
 
 
 def _divisor(length: int, near: int) -> int:

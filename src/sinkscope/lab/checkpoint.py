@@ -30,7 +30,7 @@ def train_checkpoint(recipe: Recipe, out: Path, *, device: str = "cpu", command:
         if not (out / WEIGHTS).exists():
             network = train(recipe, out, device=device)
             _save(network, build_tokenizer(), recipe, out, command)
-            (out / STATE).unlink()
+        (out / STATE).unlink(missing_ok=True)  # a kill may have come between the last rename and this
     except OSError as error:
         raise TrainingError(
             f"{out} cannot be written ({error.strerror or error}); make room or choose another folder, the same command goes on"

@@ -19,7 +19,7 @@ ARGUMENTS = "x y z n m k a b p q".split()
 
 @dataclass(frozen=True)
 class CodeTemplate:
-    """What is asked, the body that answers it, and the arguments it is tried on."""
+    """What is asked, the body that answers it, and the arguments it is tried on, as code that may hold the slots too."""
 
     name: str
     request: str
@@ -37,7 +37,7 @@ CODE_TEMPLATES = (
     CodeTemplate("subtract", "returns {x} minus {c}", "return {x} - {c}", _NUMBERS),
     CodeTemplate("multiply", "returns {x} times {c}", "return {x} * {c}", _NUMBERS),
     CodeTemplate("affine", "returns {x} times {c} plus {d}", "return {x} * {c} + {d}", _NUMBERS),
-    CodeTemplate("greater", "tells whether {x} is greater than {c}", "return {x} > {c}", _NUMBERS),
+    CodeTemplate("greater", "tells whether {x} is greater than {c}", "return {x} > {c}", (*_NUMBERS, "{c}", "{c} + 1")),
     CodeTemplate("even", "tells whether {x} is even", "return {x} % 2 == 0", _NUMBERS),
     CodeTemplate("sum", "returns the sum of {x} and {y}", "return {x} + {y}", _PAIRS),
     CodeTemplate("largest", "returns the larger of {x} and {y}", "if {x} > {y}:\n        return {x}\n    return {y}", _PAIRS),
@@ -60,7 +60,8 @@ def make_code_task(rng: random.Random) -> Problem:
     question = f"Write a function {function}({arguments}) that {template.request.format(**slots)}."
     scope: dict[str, object] = {}
     exec(worked, scope)  # our own template, not a model's answer
-    tests = "\n".join(f"assert {function}({trial}) == {scope[function](*eval(f'({trial},)'))!r}" for trial in template.trials)  # type: ignore[operator]
+    trials = [trial.format(**slots) for trial in template.trials]
+    tests = "\n".join(f"assert {function}({trial}) == {scope[function](*eval(f'({trial},)'))!r}" for trial in trials)  # type: ignore[operator]
     return Problem("lab-code", question, worked, tests, template.name)
 
 

@@ -117,9 +117,14 @@ def claim_recipe(recipe: Recipe, out: Path) -> None:
     """
     mine, path = json.loads(json.dumps(asdict(recipe))), out / RECIPE
     if not path.exists():
-        path.write_text(json.dumps(mine, indent=2) + "\n")
+        _write_whole(path, json.dumps(mine, indent=2) + "\n")
         return
-    theirs = json.loads(path.read_text())
+    try:
+        theirs = json.loads(path.read_text())
+    except ValueError as error:
+        raise TrainingError(
+            f"{path}: expected the recipe of a run, found something else ({error}); delete the folder or choose another"
+        ) from error
     different = [key for key in mine if mine[key] != theirs.get(key)]
     if different:
         changes = ", ".join(f"{key} {theirs.get(key)!r} → {mine[key]!r}" for key in different)
@@ -191,4 +196,10 @@ def _cut_log(path: Path, update: int) -> None:
     """Drops what was logged after the state that the run goes on from."""
     if path.exists():
         kept = [line for line in path.read_text().splitlines() if line.endswith("}") and json.loads(line)["update"] <= update]
-        path.write_text("".join(line + "\n" for line in kept))
+        _write_whole(path, "".join(line + "\n" for line in kept))
+
+
+def _write_whole(path: Path, text: str) -> None:
+    beside = path.with_name(path.name + ".writing")
+    beside.write_text(text)
+    os.replace(beside, path)

@@ -40,7 +40,11 @@ def recognise(config: Mapping[str, Any], where: str) -> Family:
         ModelError: no family claims it.
     """
     model_type = config.get("model_type")
-    causal = bool(config.get("is_causal", True))
+    causal = config.get("is_causal", True)
+    if not isinstance(causal, bool):
+        raise ModelError(f"{where}: is_causal in config.json is true or false, found {causal!r}")
+    if config.get("quantization_config") is not None:
+        raise ModelError(f"{where}: expected plain weights, found quantization_config in its config.json; convert them to bf16 first")
     if causal and model_type in LLAMA.recognised:
         return LLAMA
     if not causal and model_type in LLADA.recognised:

@@ -88,7 +88,7 @@ def _find(name: str, revision: str | None) -> Path:
             )
         return folder
     folder = Path(name).expanduser()
-    if folder.exists():
+    if name and folder.exists():
         if not folder.is_dir():
             raise CallError(f"{name} is a file; expected a folder with config.json and safetensors weights")
         return folder
@@ -131,7 +131,12 @@ def _listing(folder: Path) -> str:
 def _weight_files(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
     if index.exists():
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        try:
+            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ModelError(f"{index}: expected JSON with a weight_map, found something else ({error!r})") from error
+        if "model.safetensors" not in names and (folder / "model.safetensors").exists():
+            raise ModelError(f"{folder}: found two sets of weights, model.safetensors and those of {index.name}; remove one of them")
         files = [folder / name for name in names]
     else:
         files = [folder / "model.safetensors"]
@@ -144,7 +149,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _dtype(dtype: torch.dtype | str | None, stored: str) -> torch.dtype:
-    wanted = dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype or stored, None)
+    wanted = dtype if isinstance(dtype, torch.dtype) else getattr(torch, str(dtype or stored), None)
     if wanted not in (torch.float32, torch.bfloat16, torch.float16):
         raise CallError(f"dtype: expected float32, bfloat16 or float16, found {dtype or stored!r}")
     return wanted
@@ -152,6 +157,7 @@ def _dtype(dtype: torch.dtype | str | None, stored: str) -> torch.dtype:
 
 def _network(folder: Path, config: dict[str, Any], dtype: torch.dtype, device_map: Any) -> Any:
     import transformers
+    from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
 
     classes = {"llama": transformers.LlamaForCausalLM, "qwen2": transformers.Qwen2ForCausalLM}
@@ -165,16 +171,21 @@ def _network(folder: Path, config: dict[str, Any], dtype: torch.dtype, device_ma
                 use_safetensors=True,
                 trust_remote_code=False,
                 local_files_only=True,
+                ignore_mismatched_sizes=True,  # they are refused below, by name
                 output_loading_info=True,
             )
     except SafetensorError as error:
         raise ModelError(f"{folder}: its weights cannot be read ({error}); the file is damaged or cut short, fetch it again") from error
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
+    except StrictDataclassError as error:
+        raise ModelError(
+            f"{folder}/config.json: expected the shape of a model, found a value that does not fit ({str(error).splitlines()[-1].strip()})"
+        ) from error
+    except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
         raise ModelError(f"{folder}: its weights do not fit its config.json ({str(error).splitlines()[0]})") from error
     problems = {
         "missing": sorted(report["missing_keys"]),
         "unused": sorted(report["unexpected_keys"]),
-        "of another shape": sorted(str(key) for key in report["mismatched_keys"]),
+        "of another shape": sorted(f"{key} {tuple(stored)} instead of {tuple(asked)}" for key, stored, asked in report["mismatched_keys"]),
     }
     found = "; ".join(f"{len(keys)} {what}: {', '.join(keys[:3])}" for what, keys in problems.items() if keys)
     if found:
@@ -222,7 +233,9 @@ def _tokenizer(folder: Path) -> Any:
 
 
 def _check_tokenizer(tokenizer: Any, config: dict[str, Any], folder: Path) -> None:
-    mask, theirs = config.get("mask_token_id"), getattr(tokenizer, "mask_token_id", None)
+    mask, theirs, rows = config.get("mask_token_id"), getattr(tokenizer, "mask_token_id", None), config.get("vocab_size")
+    if mask is not None and isinstance(rows, int) and not 0 <= mask < rows:
+        raise ModelError(f"{folder}: config.json says mask_token_id {mask}, but its vocabulary has {rows} rows")
     if mask is not None and theirs is not None and mask != theirs:
         raise ModelError(
             f"{folder}: config.json says mask_token_id {mask}, its tokenizer says {theirs}; one of them belongs to another model"

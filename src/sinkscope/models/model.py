@@ -1,9 +1,11 @@
 """A loaded model: the network, its tokenizer, its family and its card."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from numbers import Integral
 from typing import Any
 
+import numpy as np
 import torch
 
 from sinkscope.errors import CallError, ModelError
@@ -77,26 +79,30 @@ class Model:
             ids = list(self.tokenizer(prompt).input_ids)
             self._refuse_unknown(prompt, ids)
         else:
-            tensor = torch.as_tensor(prompt)
-            if tensor.ndim != 1 or tensor.is_floating_point():
-                raise CallError(f"expected a prompt as text or as 1-D token ids, found shape {tuple(tensor.shape)} of {tensor.dtype}")
-            ids = [int(token) for token in tensor]
+            ids = _read_ids(prompt)
             beyond = [token for token in ids if not 0 <= token < self.card.vocabulary]
             if beyond:
                 raise CallError(f"prompt: token ids lie in 0…{self.card.vocabulary - 1}, found {beyond[:5]}")
         if not [token for token in ids if token != self.tokenizer.bos_token_id]:
             raise CallError("expected a prompt with at least one token, found an empty one")
+        self._refuse_masks(ids)
+        return ids
+
+    def _refuse_masks(self, ids: list[int]) -> None:
         if self.card.mask_id is not None and self.card.mask_id in ids:
             place = ids.index(self.card.mask_id)
             raise CallError(f"prompt: holds the mask token {self.card.mask_id} at position {place}; a prompt must be without masks")
-        return ids
 
     def _refuse_unknown(self, prompt: str, ids: list[int]) -> None:
         unknown = getattr(self.tokenizer, "unk_token_id", None)
         if unknown is None or unknown not in ids:
             return
         pieces = self.tokenizer(prompt, return_offsets_mapping=True)
-        words = [prompt[a:b].strip() for token, (a, b) in zip(pieces.input_ids, pieces.offset_mapping, strict=True) if token == unknown]
+        words = [
+            prompt[a:b].strip() or prompt[a:b]
+            for token, (a, b) in zip(pieces.input_ids, pieces.offset_mapping, strict=True)
+            if token == unknown
+        ]
         shown = ", ".join(repr(word) for word in dict.fromkeys(words))
         raise CallError(
             f"prompt: {self.card.name} does not know {shown}; its vocabulary has {len(self.tokenizer)} words "
@@ -118,10 +124,30 @@ class Model:
 
         Raises:
             ModelError: the tokenizer has none.
+            CallError: no conversation, an unknown word, or a mask token in it.
         """
+        if (
+            isinstance(messages, str)
+            or not messages
+            or not all(isinstance(one, Mapping) and "role" in one and "content" in one for one in messages)
+        ):
+            raise CallError(f'expected messages as a list of {{"role": …, "content": …}}, found {messages!r}')
         if not getattr(self.tokenizer, "chat_template", None):
             raise ModelError(f"{self.card.name}: its tokenizer has no chat template; pass the prompt as text")
         text = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
         ids = list(self.tokenizer(text, add_special_tokens=False).input_ids)
         self._refuse_unknown(text, ids)
+        self._refuse_masks(ids)
         return ids
+
+
+def _read_ids(prompt: Any) -> list[int]:
+    if isinstance(prompt, torch.Tensor | np.ndarray):
+        found = f"shape {tuple(prompt.shape)} of {prompt.dtype}"
+        fits = prompt.ndim == 1 and str(prompt.dtype).removeprefix("torch.") in ("uint8", "int8", "int16", "int32", "int64")
+    else:
+        found = repr(prompt)
+        fits = isinstance(prompt, Sequence) and all(isinstance(token, Integral) for token in prompt)
+    if not fits:
+        raise CallError(f"expected a prompt as text or as 1-D token ids, found {found}")
+    return [int(token) for token in prompt]

@@ -68,7 +68,7 @@ class Recorder(Watcher):
             return
         hidden = call.hidden_states
         self._seen[call.name] = _Seen(
-            columns.sums,
+            columns.sums[:, :, [call.groups.index(group) for group in self.groups]],
             columns.diagonal,
             columns.last_row,
             torch.linalg.vector_norm(call.value, dim=-1, dtype=torch.float32),
@@ -110,7 +110,7 @@ class Recorder(Watcher):
             alone = count == 1 and not self.folders and not self.numbered
             folder = self.out if alone else self.out / f"{len(self.folders):06d}"
             if not alone:
-                folder.mkdir()
+                claim_folder(folder)
             self.folders.append(folder)
             tokens = context.tokens[context.rows[context.prompts.index(prompt)]] if prompt in context.prompts else context.tokens[0]
             manifest = self._manifest(start, prompt) | self._words(tokens.cpu().numpy())
@@ -222,7 +222,9 @@ def _stack(layers: list[_Seen]) -> dict[str, Tensor]:
 
 
 def _accumulate(running: dict[str, Tensor], arrays: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Behind a cache a step has one new query: columns add up, per-query values are appended."""
+    """Behind a cache a step has one new query: columns add up, per-query values are appended. A step of all queries begins anew."""
+    if arrays["self_attention"].shape[-1] == arrays["column_sums"].shape[-1]:
+        running.clear()
     columns = arrays["column_sums"].clone()
     if "column_sums" in running:
         before = running["column_sums"]

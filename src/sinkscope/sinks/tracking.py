@@ -208,7 +208,9 @@ def movement_test(main: Int[np.ndarray, "step layer head"], shuffles: int = 200,
     """
     observed = _summary(main)
     rng = np.random.default_rng(seed)
-    null = np.array([_summary(main[rng.permutation(len(main))])[:2] for _ in range(shuffles)]) if len(main) > 1 else np.full((1, 2), np.nan)
+    null = (
+        np.array([_summary(main[rng.permutation(len(main))])[:2] for _ in range(shuffles)]) if len(main) > 1 else np.array([observed[:2]])
+    )
     moves, drift, heads = observed
 
     def spread(values: np.ndarray) -> tuple[float, float, float]:

@@ -15,6 +15,9 @@ from sinkscope.errors import CallError, TraceError
 from sinkscope.traces.format import FORMAT, MANIFEST, PART_GLOB
 from sinkscope.traces.writing import widen
 
+_DTYPES = {"I32": np.dtype(np.int32), "U8": np.dtype(np.uint8), "F32": np.dtype(np.float32)}
+_REQUIRED = ("complete", "parts", "layers", "heads", "causal")
+
 
 @dataclass(frozen=True)
 class Part:
@@ -40,6 +43,7 @@ class TraceArray:
         self.axes = TRACE_AXES[name]
         rest = tuple(max(sizes) for sizes in zip(*(shape[1:] for shape in shapes), strict=True))
         self.shape = (sum(part.steps for part in parts), *rest)
+        self.dtype = _DTYPES[parts[0].dtypes[name]]
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -53,12 +57,12 @@ class TraceArray:
 
     def __getitem__(self, index: Any) -> np.ndarray:
         index = index if isinstance(index, tuple) else (index,)
-        if Ellipsis in index:
-            at = index.index(Ellipsis)
+        at = next((number for number, one in enumerate(index) if one is Ellipsis), None)
+        if at is not None:
             index = (*index[:at], *([slice(None)] * (len(self.shape) - len(index) + 1)), *index[at + 1 :])
         if len(index) > len(self.shape):
             raise IndexError(f"{self.name} has axes {', '.join(self.axes)}; found {len(index)} indices")
-        if not all(isinstance(one, int | np.integer | slice) for one in index):
+        if not all(isinstance(one, int | np.integer | slice) and not isinstance(one, bool) for one in index):
             raise IndexError(f"{self.name} takes whole numbers and slices; for anything else load it first: trace.{self.name}[:][...]")
         step, rest = index[0], index[1:]
         for axis, size, one in zip(self.axes[1:], self.shape[1:], rest, strict=False):
@@ -89,14 +93,14 @@ class TraceArray:
                 with _opened(part.path) as file:
                     pieces.append(file.get_slice(self.name)[(here, *leading)])
         if len(self.shape) == 1:
-            return np.concatenate(pieces) if pieces else np.zeros(0, np.int32)
+            return np.concatenate(pieces) if pieces else np.zeros(0, self.dtype)
         kept = [
             size
             for size, one in zip(self.shape[1:], (*leading, *[slice(None)] * len(self.shape)), strict=False)
             if not isinstance(one, int)
         ]
         whole = (
-            np.concatenate([widen(self.name, piece, self.shape[-1]) for piece in pieces]) if pieces else np.zeros((0, *kept), np.float32)
+            np.concatenate([widen(self.name, piece, self.shape[-1]) for piece in pieces]) if pieces else np.zeros((0, *kept), self.dtype)
         )
         pending = [one for number, one in enumerate(rest) if number >= len(leading) or not isinstance(leading[number], int)]
         return whole[(slice(None), *pending)]
@@ -195,8 +199,8 @@ def _read_part(path: Path) -> Part:
         slices = {name: file.get_slice(name) for name in names}
         shapes = {name: tuple(one.get_shape()) for name, one in slices.items()}
         dtypes = {name: one.get_dtype() for name, one in slices.items()}
-    if "first_step" not in metadata:
-        raise TraceError(f"{path}: expected a part of a trace, found a safetensors file without first_step")
+    if not {"first_step", "steps"} <= metadata.keys():
+        raise TraceError(f"{path}: expected a part of a trace, found a safetensors file without first_step and steps")
     return Part(path, int(metadata["first_step"]), int(metadata["steps"]), shapes, dtypes)
 
 
@@ -214,7 +218,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             f"no trace at {folder}: expected {MANIFEST} in it; `sinkscope trace MODEL --out {folder}` makes one in a new folder"
         )
     try:
-        manifest = json.loads(path.read_text())
+        manifest = json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError, OSError) as error:
         raise TraceError(f"{path} cannot be read ({error}); the trace is damaged") from error
     version = manifest.get("format") if isinstance(manifest, dict) else None
@@ -222,6 +226,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise TraceError(
             f"{folder}: a trace of format {version!r}; this sinkscope reads format {FORMAT}. Use the version that wrote it, or record again"
         )
+    missing = [key for key in _REQUIRED if key not in manifest]
+    if missing:
+        raise TraceError(f"{path}: expected {', '.join(missing)} in it, found none; the trace is damaged")
     return manifest
 
 

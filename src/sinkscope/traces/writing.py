@@ -58,13 +58,11 @@ class TraceWriter:
             "parts": [],
         }
         self._steps: list[dict[str, np.ndarray]] = []
-        self._opened = 0.0
+        self._opened = time.monotonic()
         write_manifest(folder, self.manifest)
 
     def add(self, step: dict[str, np.ndarray]) -> None:
         """Adds a step: arrays as in `axes.TRACE_AXES`, without the step axis; position and key axes may grow."""
-        if not self._steps:
-            self._opened = time.monotonic()
         self._steps.append(step)
         if len(self._steps) >= STEPS_PER_PART or time.monotonic() - self._opened >= SECONDS_PER_PART:
             self.flush()
@@ -79,7 +77,7 @@ class TraceWriter:
         write_whole(self.folder / name, content)
         self.manifest["parts"].append({"file": name, "first_step": first, "steps": len(self._steps), "sha256": checksum(content)})
         self.manifest["steps"] += len(self._steps)
-        self._steps = []
+        self._steps, self._opened = [], time.monotonic()
 
     def close(self, complete: bool, **more: Any) -> None:
         """Writes what is left and the final manifest."""
@@ -89,10 +87,17 @@ class TraceWriter:
 
 
 def move_trace(source: Path, target: Path) -> None:
-    """Moves the files of a trace into a new folder."""
-    target.mkdir()
-    for path in [*sorted(source.glob(PART_GLOB)), source / MANIFEST]:
-        path.rename(target / path.name)
+    """Moves the files of a trace into a new folder.
+
+    Raises:
+        TraceError: they cannot be moved.
+    """
+    try:
+        target.mkdir()
+        for path in [*sorted(source.glob(PART_GLOB)), source / MANIFEST]:
+            path.rename(target / path.name)
+    except OSError as error:
+        raise TraceError(f"{source}: its trace cannot be moved to {target} ({error.strerror or error})") from error
 
 
 def _stack(name: str, arrays: list[np.ndarray]) -> np.ndarray:
