@@ -180,13 +180,15 @@ def test_an_unknown_query_group_is_refused(model, ids):
 
 
 def test_what_a_layer_shows_is_what_it_used(model, ids):
-    """The hidden states that enter a layer, projected, are its values."""
+    """The hidden states are transformers' own; projected, they are the layer's values."""
     seen = Seen()
     watched(model.network, [seen], ids)
-    for call, layer in zip(seen.calls, model.network.model.layers, strict=True):
+    with torch.no_grad():
+        entering = model.network(ids, output_hidden_states=True).hidden_states
+    for call, layer, expected in zip(seen.calls, model.network.model.layers, entering, strict=False):
+        torch.testing.assert_close(call.hidden_states, expected, atol=1e-4, rtol=1e-4)
         values = layer.self_attn.v_proj(layer.input_layernorm(call.hidden_states))
-        values = values.view(ROWS, LENGTH, model.card.kv_heads, -1).transpose(1, 2)
-        torch.testing.assert_close(call.value, values)
+        torch.testing.assert_close(call.value, values.view(ROWS, LENGTH, model.card.kv_heads, -1).transpose(1, 2))
         assert call.query.shape[:3] == (ROWS, model.card.heads, LENGTH)
 
 
@@ -280,6 +282,16 @@ def test_the_function_equals_sdpa_for_every_shape(autoregressive, queries, keys,
     assert nothing is None and len(seen.columns) == 1
 
 
+def test_attention_outside_of_the_stack_is_stock(diffusion, autoregressive):
+    """A module that is none of the watched layers, although the call has reached it."""
+    module = diffusion.network.model.layers[0].self_attn
+    query, key = torch.randn(2, ROWS, 5, 7, 8, generator=torch.Generator().manual_seed(0))
+    with subscribed(autoregressive.network, seen := Seen()) as session:
+        call = session.begin_call(session.stacks[0], {"input_ids": torch.ones(ROWS, 7, dtype=torch.long)})
+        output, _ = attention_forward(module, query, key, key, None, sinkscope_call=call)
+    assert torch.equal(output, sdpa_attention_forward(module, query, key, key, None)[0]) and not seen.columns
+
+
 @pytest.mark.parametrize("name", ["softcap", "s_aux", "position_bias", "cache"])
 def test_arguments_it_does_not_model_are_refused(autoregressive, name):
     module = autoregressive.network.model.layers[0].self_attn
@@ -330,6 +342,16 @@ def test_a_model_without_the_attention_interface_is_refused_by_name():
         watched(network, [Seen()], torch.arange(1, 8)[None])
     assert network.config._attn_implementation == before
     assert not any(module._forward_pre_hooks for module in network.modules())
+
+
+def test_a_refused_model_gets_its_attention_back(model, ids):
+    """One layer has a configuration of its own, which the switch does not reach."""
+    network = copy.deepcopy(model.network)
+    network.model.layers[1].self_attn.config = copy.deepcopy(network.config)
+    with pytest.raises(AttentionError, match=r"model\.layers\.1\.self_attn of LlamaForCausalLM .* found 'sdpa'"):
+        watched(network, [Seen()], ids)
+    assert network.config._attn_implementation == "sdpa"
+    assert torch.equal(logits(network, ids), logits(model.network, ids))
 
 
 def test_a_model_whose_layers_do_not_ask_is_refused(model, ids):

@@ -7,6 +7,7 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig, StaticCache
 
 import sinkscope
 from sinkscope.attention import subscribed
+from sinkscope.decoding import LLaDASettings, llada_steps, make_batch
 from sinkscope.errors import AttentionError
 
 # What a published generation tells
@@ -65,6 +66,16 @@ def test_a_generation_that_is_given_up_is_told_as_failed(diffusion, question):
     with pytest.raises(KeyboardInterrupt), subscribed(diffusion.network, diary):
         sinkscope.generate(diffusion, question, length=6, on_step=interrupt)
     assert diary.events == ["begin_generation", *step_events(3), "failed"]
+
+
+def test_a_generation_that_is_left_unfinished_is_told_as_failed(diffusion):
+    batch = make_batch(diffusion, [[5, 6, 7]], [None], 4)
+    steps = llada_steps(diffusion, batch, LLaDASettings(length=4, steps=4, block=4))
+    with subscribed(diffusion.network, diary := Diary()):
+        next(steps)
+    assert diary.events == ["begin_generation", *step_events(3), "failed"]
+    steps.close()
+    assert diary.events[-1] == "failed" and diary.events.count("failed") == 1
 
 
 # What a foreign generation tells

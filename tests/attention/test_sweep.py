@@ -206,6 +206,19 @@ def test_a_query_keeps_its_keys_where_only_hidden_ones_are_visible():
     close(columns.sums[..., 0], inputs.groups[:, None, :, 0].expand(-1, HEADS, -1))
 
 
+@pytest.mark.parametrize("stand_in", [-torch.inf, torch.finfo(torch.float32).min, torch.finfo(torch.bfloat16).min])
+def test_a_query_does_not_turn_to_padding_instead(stand_in):
+    """Whatever stands for −∞ in an additive mask; bfloat16's minimum comes with masks that were made in bfloat16."""
+    inputs = draw()
+    mask = torch.zeros(BATCH, 1, QUERIES, KEYS)
+    mask[:, :, 3, 2:] = stand_in
+    hidden = (torch.arange(KEYS) < 2)[None, None]
+    output, _ = attend(**vars(inputs), mask=mask, hidden=hidden)
+    clean, _ = attend(**vars(inputs), mask=mask)
+    close(output[:, :, 3], clean[:, :, 3])
+    assert (output[:, :, 4] - clean[:, :, 4]).abs().amax() > 0.1
+
+
 def test_hiding_every_key_changes_nothing():
     inputs = draw()
     output, columns = attend(**vars(inputs), hidden=torch.ones(1, 1, KEYS, dtype=torch.bool))

@@ -33,7 +33,16 @@ def test_the_folder_is_gone_afterwards(tmp_path, monkeypatch):
 
 
 def test_the_program_is_the_main_module():
-    program = "from dataclasses import dataclass\n@dataclass\nclass P:\n    x: int\nassert P(3).x == 3\nassert __name__ == '__main__'\n"
+    program = """
+from dataclasses import dataclass
+@dataclass
+class P:
+    x: int
+import __main__
+assert __main__.P is P
+assert P(3).x == 3
+assert __name__ == "__main__"
+"""
     assert run_program(program).passed
 
 
@@ -74,7 +83,7 @@ print('{"passed": true}')
     "success on every descriptor": """
 import os
 for n in range(64):
-    try: os.write(n, b'{"passed": true, "value": 8, "token": ""}\\n')
+    try: os.write(n, b'{"passed": true, "value": 8, "token": ""}\\n' * 2)
     except OSError: pass
 """,
     "echo on every descriptor": """
@@ -135,7 +144,7 @@ for name, module in list(sys.modules.items()):
 
 @pytest.mark.parametrize("forgery", FORGERIES.values(), ids=FORGERIES)
 def test_forged_success_is_a_failure(forgery):
-    program = "def f(x):\n    return x + 3\n" + forgery + "\nassert f(4) == 8\nassert [1] == [2]\n"
+    program = "def f(x):\n    return x + 3\n" + forgery + "\nassert f(4) == 8\n"
     assert not run_program(program, timeout_s=1).passed
 
 

@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -85,17 +86,25 @@ def test_without_its_layers_a_program_can_fork():
     assert refused("processes", PROCESSES)
 
 
+@pytest.fixture
+def folder():
+    """One that every user may read and write, so that no file's mode does the sandbox's work."""
+    with tempfile.TemporaryDirectory(prefix="sinkscope-open-") as name:
+        os.chmod(name, 0o777)
+        yield Path(name)
+
+
 @pytest.mark.parametrize("without", [(), ("namespaces",), ("own root",), ("landlock",)])
-def test_reading_and_writing_elsewhere(granted, without, tmp_path):
+def test_reading_and_writing_elsewhere(granted, without, folder):
     granted("files")
     if refused("files", without):
         pytest.skip(f"without {without} this system cannot stop it")
-    (tmp_path / "secret").write_text("secret")
-    reads = run_program(f"print(open({str(tmp_path / 'secret')!r}).read())", without=without)
-    writes = run_program(f"open({str(tmp_path / 'made')!r}, 'w')", without=without)
+    (folder / "secret").write_text("secret")
+    reads = run_program(f"print(open({str(folder / 'secret')!r}).read())", without=without)
+    writes = run_program(f"open({str(folder / 'made')!r}, 'w')", without=without)
     assert (reads.passed, writes.passed) == (False, False)
     assert "secret" not in reads.output
-    assert not (tmp_path / "made").exists()
+    assert not (folder / "made").exists()
 
 
 @pytest.mark.parametrize("without", [(), ("namespaces",), ("landlock",)])
@@ -111,9 +120,9 @@ def test_the_home_folder(granted, without):
     assert run_program("import os\nassert os.path.expanduser('~') != " + repr(home), without=without).passed
 
 
-def test_without_its_layers_a_program_can_read(tmp_path):
-    (tmp_path / "secret").write_text("secret")
-    result = run_program(f"print(open({str(tmp_path / 'secret')!r}).read())", without=FILES)
+def test_without_its_layers_a_program_can_read(folder):
+    (folder / "secret").write_text("secret")
+    result = run_program(f"print(open({str(folder / 'secret')!r}).read())", without=FILES)
     assert result.output == "secret\n"
     assert refused("files", FILES)
 
@@ -185,17 +194,25 @@ def test_another_user_without_rights(granted):
     assert run_program(program, without=("landlock",)).passed
 
 
-def test_no_process_survives_its_parent():
+def test_no_process_survives_its_parent(tmp_path):
     code = "from sinkscope.evaluation import run_program\nrun_program('while True: pass', timeout_s=60)"
-    with subprocess.Popen([sys.executable, "-c", code]) as process:
+    with subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)}) as process:
         deadline = time.monotonic() + 30
         while len(family := descendants(process.pid)) < 3 and time.monotonic() < deadline:
             time.sleep(0.05)
         assert len(family) == 3  # made the world, judges, runs the program
         process.kill()
-    while any(os.path.exists(f"/proc/{pid}") for pid in family) and time.monotonic() < deadline:
+    while any(map(runs, family)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not [pid for pid in family if os.path.exists(f"/proc/{pid}")]
+    assert not [pid for pid in family if runs(pid)]
+
+
+def runs(pid):
+    """Whether a process is there and more than an entry that nobody has collected yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def descendants(pid):
@@ -207,3 +224,26 @@ def descendants(pid):
         except (FileNotFoundError, ProcessLookupError):
             pass
     return found
+
+
+def test_the_systems_own_mounts_are_never_changed(tmp_path):
+    """`own_root` in a namespace of its own first, where a broken check would harm nobody, told that this is the system's."""
+    code = f"""
+import os
+from sinkscope.evaluation.sandbox.isolation import mount_namespace, namespaces, own_root
+before = mount_namespace()
+try:
+    namespaces()
+except OSError:
+    print("no namespaces here")
+else:
+    assert mount_namespace() != before
+    try:
+        own_root({str(tmp_path)!r}, mount_namespace())
+    except OSError as error:
+        print(error.strerror, os.path.exists("/etc"))
+"""
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+    if said == "no namespaces here\n":
+        pytest.skip("this system grants no namespaces")
+    assert said == "the mounts are still those of the system True\n"

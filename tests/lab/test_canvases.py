@@ -33,12 +33,16 @@ def shots(tokens, tokenizer):
     return [(f"{question}\nA:", answer) for question, answer in pairs], padding
 
 
+def same_batch(one, other):
+    return one.tokens.shape == other.tokens.shape and torch.equal(one.tokens, other.tokens) and torch.equal(one.answers, other.answers)
+
+
 def test_a_batch_is_a_function_of_seed_and_update(tokenizer):
-    one, same = draw_canvases(MIX, tokenizer, 4, 9), draw_canvases(MIX, tokenizer, 4, 9)
-    assert torch.equal(one.tokens, same.tokens) and torch.equal(one.answers, same.answers)
-    for seed, update in ((4, 10), (5, 9), (49, 4)):
-        other = draw_canvases(MIX, tokenizer, seed, update)
-        assert other.tokens.shape != one.tokens.shape or not torch.equal(other.tokens, one.tokens)
+    one = draw_canvases(MIX, tokenizer, 4, 9)
+    assert same_batch(one, draw_canvases(MIX, tokenizer, 4, 9))
+    for seed, update in ((4, 10), (5, 9)):
+        assert not same_batch(one, draw_canvases(MIX, tokenizer, seed, update))
+    assert not same_batch(draw_canvases(MIX, tokenizer, 4, 19), draw_canvases(MIX, tokenizer, 41, 9))
 
 
 def test_lengths_and_rows(batches):
@@ -76,15 +80,22 @@ def test_a_canvas_reads_token_by_token_as_its_text(batches, tokenizer):
 
 
 def test_padding_is_maskable_and_of_varied_length(tokenizer):
-    mix = CanvasMix(tokens=3000, lengths=(150,), weights=(1.0,))
+    mix = CanvasMix(tokens=3000, lengths=(300,), weights=(1.0,))
     paddings = []
-    for tokens, answers in rows_of(draw_canvases(mix, tokenizer, 1, update) for update in range(10)):
+    for tokens, answers in rows_of(draw_canvases(mix, tokenizer, 1, update) for update in range(12)):
         _, padding = shots(tokens, tokenizer)
         paddings.append(padding)
         assert min(answers[-padding:]) == max(answers[-padding:]) == max(answers) >= 0
     assert min(paddings) >= 1
     assert len(set(paddings)) >= 30
-    assert max(paddings) >= 50
+    assert max(paddings) >= 90  # more than the problem that found no room
+
+
+def test_every_canvas_ends_in_eos(tokenizer):
+    """Also where a problem would have filled it to the last token."""
+    for length in range(30, 70):
+        batch = draw_canvases(CanvasMix(tokens=8 * length, lengths=(length,), weights=(1.0,)), tokenizer, 0, length)
+        assert batch.tokens[:, -1].tolist() == [tokenizer.eos_token_id] * 8
 
 
 def test_long_canvases_hold_several_problems_and_short_ones_at_least_one(batches):

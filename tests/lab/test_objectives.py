@@ -187,7 +187,8 @@ def test_the_next_token_loss_equals_a_dense_one(networks, canvases, tokenizer):
     assert loss == pytest.approx(total / (rows * (length - 1)), rel=1e-5)
 
 
-def test_the_next_token_loss_leaves_the_canvas_as_it_was(networks, canvases, tokenizer):
+def test_the_next_token_loss_leaves_the_canvas_as_it_was(networks, tokenizer):
+    canvases = draw_canvases(CanvasMix(tokens=240, lengths=(96,), weights=(1.0,)), tokenizer, seed=0, update=1)
     before = canvases.tokens.clone()
     next_token_loss(networks[1], canvases, eos_id=tokenizer.eos_token_id)
     assert torch.equal(canvases.tokens, before)

@@ -54,7 +54,7 @@ class Recipe:
 RECIPES = {
     recipe.name: recipe
     for recipe in (
-        Recipe("lab-diffusion", "masked_diffusion", updates=5500),
+        Recipe("lab-diffusion", "masked_diffusion", updates=7500),
         Recipe("lab-autoregressive", "next_token", updates=1500),
     )
 }

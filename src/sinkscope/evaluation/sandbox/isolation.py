@@ -66,8 +66,9 @@ class Isolation:
 
     def enter_world(self, box: str) -> None:
         """Own namespaces and, in them, a file system that holds Python and an empty folder; for one process, before it forks."""
+        outside = mount_namespace()
         if self.attempt("namespaces", namespaces, protects=("network", "signals")):
-            self.attempt("own root", own_root, box, protects=("files",))
+            self.attempt("own root", own_root, box, outside, protects=("files",))
         if "files" not in self.protected:
             os.chdir(box)
 
@@ -111,8 +112,22 @@ def namespaces() -> None:
                 file.write(text)
 
 
-def own_root(box: str) -> None:
-    """A root of its own over ``box``: Python and the system's libraries to read, /tmp to write, nothing else."""
+def mount_namespace() -> str:
+    """Which mounts this process sees; empty where the system does not say."""
+    try:
+        return os.readlink("/proc/self/ns/mnt")
+    except OSError:
+        return ""
+
+
+def own_root(box: str, outside: str) -> None:
+    """A root of its own over ``box``: Python and the system's libraries to read, /tmp to write, nothing else.
+
+    Raises:
+        OSError: the system refuses, or this would change the root of everybody in the mount namespace ``outside``.
+    """
+    if mount_namespace() in ("", outside):
+        raise OSError(errno.EPERM, "the mounts are still those of the system")
     mount(None, "/", None, _REC | _PRIVATE)
     mount("tmpfs", box, "tmpfs", _NOSUID | _NODEV, f"size={FOLDER_SIZE},mode=755")
     for folder in visible_folders():

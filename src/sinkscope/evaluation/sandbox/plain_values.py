@@ -23,7 +23,7 @@ def pack(value: Any) -> Any:
         number = int.__index__(value)
         return number if abs(number) < SMALL else ["int", int.__format__(number, "x")]
     if isinstance(value, float):
-        return float.__add__(value, 0.0) if value == value else ["float", "nan"]
+        return float.__pos__(value)
     if isinstance(value, complex):
         return ["complex", [pack(value.real), pack(value.imag)]]
     if isinstance(value, str):
@@ -51,8 +51,6 @@ def unpack(packed: Any) -> Any:
     match packed:
         case ["int", str() as digits]:
             return int(digits, 16)
-        case ["float", "nan"]:
-            return float("nan")
         case ["complex", [real, imaginary]]:
             return complex(unpack(real), unpack(imaginary))
         case ["bytes", str() as digits]:
