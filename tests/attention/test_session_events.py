@@ -106,18 +106,26 @@ def test_a_foreign_generate_is_told_step_by_step(padded):
     expected = network.generate(IDS, attention_mask=padded, max_new_tokens=3, do_sample=False)
     with subscribed(network, diary := Diary()):
         found = network.generate(IDS, attention_mask=padded, max_new_tokens=3, do_sample=False)
-        network.generate(IDS[1:], max_new_tokens=2, do_sample=False)
+        network.generate(IDS, max_new_tokens=2, do_sample=False)
     assert torch.equal(found, expected)
     first = ["begin_generation", *(step_events(2) * 3), "end_generation"]
     assert diary.events == [*first, "begin_generation", *(step_events(2) * 2), "end_generation"]
-    assert [start.prompt_lengths for start in diary.starts] == [(4, 7), (7,)]
+    assert [start.prompt_lengths for start in diary.starts] == [(4, 7), (7, 7)]
     assert all(start.causal for start in diary.starts)
-    assert [context.lengths.tolist() for context in diary.steps] == [[4, 7], [5, 8], [6, 9], [7], [8]]
+    assert [context.lengths.tolist() for context in diary.steps] == [[4, 7], [5, 8], [6, 9], [7, 7], [8, 8]]
     for step, context in enumerate(diary.steps[:3]):
         assert torch.equal(context.tokens, expected[:, : 7 + step]), "behind a cache all tokens so far, not the fresh ones alone"
     for number, columns in enumerate(diary.columns[:6]):
         fresh = torch.tensor([4.0, 7.0] if number < 2 else [1.0, 1.0])
         torch.testing.assert_close(columns.sums[:, :, 0].sum(-1), fresh[:, None].expand(-1, 3))
+
+
+def test_a_call_with_other_rows_is_another_generation(diffusion):
+    with subscribed(diffusion.network, diary := Diary()):
+        forward(diffusion.network, IDS)
+        forward(diffusion.network, IDS[:1])
+    assert diary.events == 2 * ["begin_generation", *step_events(3), "end_generation"]
+    assert [start.prompt_lengths for start in diary.starts] == [(7, 7), (7,)]
 
 
 def test_foreign_columns_equal_ours(autoregressive, question):
