@@ -85,7 +85,7 @@ def forbidden_imports(source: str, module: str, package: bool = False) -> list[s
         home = sinkscope._HOME.get(one.target)
         target = f"{home}.{one.target}" if home else one.target
         if part in ENTRIES:
-            allowed = one.inside or part == "__init__" or target.split(".")[0] in EVERYWHERE
+            allowed = one.inside or part == "__init__" or target.split(".")[0] in EVERYWHERE | {part}
             allowed = allowed or (part, target.split(".")[0]) in {("__main__", "cli"), ("cli", "commands")}
         else:
             mine = {part} | EVERYWHERE | MAY_IMPORT[part]

@@ -44,11 +44,6 @@ def attention_forward(
                 raise AttentionError(f"expected no attention dropout while watching or hiding, found {dropout}; call network.eval()")
             causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
             causal = bool(causal) and attention_mask is None and query.shape[2] > 1
-            if causal and key.shape[2] > query.shape[2]:  # sdpa's rule: upper-left, keys beyond the queries unseen
-                key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
-                call = sinkscope_call.layer(module, query, key, value)
-                assert call is not None
-                hidden = None if hidden is None else hidden[..., : query.shape[2]]
             assert call.membership is not None
             output, columns = attend(
                 query, key, value, groups=call.membership, scale=scaling, mask=attention_mask, causal=causal, hidden=hidden, prefix=prefix
@@ -106,7 +101,7 @@ def check_generate(network: nn.Module) -> Callable[..., Any]:
     generate = network.generate
 
     def checked(*args: Any, **kwargs: Any) -> Any:
-        config = kwargs.get("generation_config") or network.generation_config
+        config = kwargs.get("generation_config") or (args[1] if len(args) > 1 else None) or network.generation_config
         names = ("num_beams", "assistant_model", "prompt_lookup_num_tokens")
         found = [name for name in names if kwargs.get(name, getattr(config, name, None)) not in (None, 1)]
         if found:

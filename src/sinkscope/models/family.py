@@ -18,15 +18,17 @@ class Family:
         name: as the field calls it.
         causal: each token sees only those before it.
         sampler: which loop of `sinkscope.decoding` writes with it.
+        shift: the logits of a position predict the token after it, as in a causal model (Dream).
         recognised: ``model_type`` of the config.json files it claims.
         source: where its settings were read.
     """
 
     name: str
     causal: bool
-    sampler: Literal["llada", "autoregressive"]
+    sampler: Literal["llada", "mmada", "dream", "autoregressive"]
     recognised: tuple[str, ...]
     source: str
+    shift: bool = False
 
 
 LLADA = Family("llada", causal=False, sampler="llada", recognised=("llama",), source="ML-GSAI/LLaDA, generate.py")

@@ -1,0 +1,37 @@
+"""What commands share: how they print, and how they open traces."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+Unit = Literal["queries", "percent", "mean"]
+Json = Annotated[bool, tyro.conf.arg(name="json", help="Prints one JSON document to standard output.")]
+
+
+def note(text: str) -> None:
+    """Progress goes to standard error."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def print_json(document: Any) -> None:
+    """One document to standard output, and nothing else there."""
+    print(json.dumps(document, ensure_ascii=False))
+
+
+def given_flags(flags: Any) -> dict[str, Any]:
+    """The flags that were given, by name."""
+    return {name: value for name, value in vars(flags).items() if value is not None}
+
+
+def opened(path: Path) -> list[Any]:
+    """The traces at a path; incomplete ones are named on standard error."""
+    from sinkscope.traces import open_traces
+
+    traces = open_traces(path)
+    for one in traces:
+        if not one.complete:
+            note(f"{one.folder}: incomplete, {one.steps} whole steps")
+    return traces

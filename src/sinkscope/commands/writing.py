@@ -1,0 +1,112 @@
+"""`demo`, `trace`: a model writes, and is recorded."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from tyro.conf import Positional
+
+from sinkscope.commands.shown import Json, given_flags, note, print_json
+from sinkscope.errors import CallError
+
+
+def demo(out: Path = Path("demo-output"), problems: int = 3, length: int = 64, block: int = 16) -> None:
+    """Bundled models: trace, sinks, tracks, figures and a page.
+
+    Args:
+        out: a new or empty folder.
+        problems: held-out problems each model is traced on: the first ones with three operations.
+        length: tokens to write.
+        block: of the diffusion sampler.
+    """
+    from sinkscope.demo import run_demo
+
+    page = run_demo(out, problems=problems, length=length, block=block, say=_note)
+    print(page)
+
+
+def trace(
+    model: Positional[str],
+    out: Path,
+    prompt: str | None = None,
+    prompts: Path | None = None,
+    problem: int | None = None,
+    device: str = "cpu",
+    dtype: str | None = None,
+    as_json: Json = False,
+    sampler: Any = None,
+) -> None:
+    """Writes with a model and records where attention goes at every step, layer and head.
+
+    Args:
+        model: a bundled name, a folder, or a hub id.
+        out: a new or empty folder for the trace.
+        prompt: raw text.
+        prompts: a file of JSON lines with a "prompt" each; makes numbered traces.
+        problem: number of a held-out problem of the lab, with its shots (0 when no prompt is given to a bundled model).
+        device: cpu, cuda, cuda:1 …
+        dtype: float32, bfloat16 or float16; the stored one when not given.
+    """
+    import sinkscope
+    from sinkscope.models import BUNDLED
+
+    given = [name for name, value in (("--prompt", prompt), ("--prompts", prompts), ("--problem", problem)) if value is not None]
+    if len(given) > 1:
+        raise CallError(f"expected one of --prompt, --prompts and --problem, found {' and '.join(given)}")
+    if not given and model not in BUNDLED:
+        raise CallError(f"expected --prompt TEXT, --prompts FILE or --problem N for {model}")
+    texts = _prompts(prompt, prompts, problem)
+    loaded = sinkscope.load(model, dtype=dtype, device=device)
+    from tqdm import tqdm
+
+    from sinkscope.decoding import make_batch, resolve_settings, step_count
+
+    settings = resolve_settings(loaded.family, **given_flags(sampler))
+    for text in texts:  # every prompt is checked before the first is written
+        make_batch(loaded, [loaded.encode(text)], [text], settings.length)
+    generations = []
+    total = step_count(settings) * len(texts)
+    with (
+        tqdm(total=total, desc="steps", unit="step", disable=None) as bar,
+        sinkscope.recording(loaded, out=out, numbered=prompts is not None) as recorder,
+    ):
+        for text in texts:
+            generations.append(sinkscope.generate(loaded, text, on_step=lambda _: bar.update(), **dataclasses.asdict(settings)))
+    folders = [str(folder) for folder in recorder.folders]
+    if as_json:
+        print_json({"traces": [{"trace": f, "text": g.text, "steps": g.steps} for f, g in zip(folders, generations, strict=True)]})
+    else:
+        for folder, generation in zip(folders, generations, strict=True):
+            print(f"{folder}: {generation.steps} steps\n{generation.text}")
+
+
+def _prompts(prompt: str | None, prompts: Path | None, problem: int | None) -> list[str]:
+    if prompt is not None:
+        return [prompt]
+    if prompts is not None:
+        return _read_prompts(prompts)
+    from sinkscope.lab.prompts import problem_prompt
+
+    return [problem_prompt("lab-arith", problem or 0)["prompt"]]
+
+
+def _read_prompts(path: Path) -> list[str]:
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CallError(f"--prompts {path}: cannot be read ({error})") from error
+    found = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise CallError(f"--prompts {path}, line {number}: expected JSON, found {line[:60]!r}") from error
+        if not isinstance(row, dict) or not isinstance(row.get("prompt"), str):
+            raise CallError(f'--prompts {path}, line {number}: expected an object with a "prompt" text, found {line[:60]!r}')
+        found.append(row["prompt"])
+    if not found:
+        raise CallError(f'--prompts {path}: expected lines like {{"prompt": "…"}}, found none')
+    return found
