@@ -75,7 +75,7 @@ def use_seam(network: nn.Module, stacks: list[Stack]) -> list[tuple[Any, Any]]:
 
     AttentionInterface.register(NAME, attention_forward)
     AttentionMaskInterface.register(NAME, sdpa_mask)  # without one, padding is lost without a word
-    configs = {id(module.config): module.config for module in network.modules() if hasattr(module, "config")}
+    configs: dict[int, Any] = {id(module.config): module.config for module in network.modules() if hasattr(module, "config")}
     before = [
         (config, config._attn_implementation_internal) for config in configs.values() if hasattr(config, "_attn_implementation_internal")
     ]
@@ -98,7 +98,7 @@ def use_seam(network: nn.Module, stacks: list[Stack]) -> list[tuple[Any, Any]]:
 
 def check_generate(network: nn.Module) -> Callable[..., Any]:
     """The network's own ``generate``, refusing what reorders rows or runs other networks."""
-    generate = network.generate
+    generate: Any = network.generate
 
     def checked(*args: Any, **kwargs: Any) -> Any:
         config = kwargs.get("generation_config") or (args[1] if len(args) > 1 else None) or network.generation_config

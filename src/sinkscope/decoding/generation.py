@@ -38,18 +38,20 @@ class Generation:
 
 
 @overload
-def generate(model: Model, prompt: str | torch.Tensor, *, on_step: Callable[[Step], None] | None = None, **settings: Any) -> Generation: ...
+def generate(
+    model: Model, prompt: str | torch.Tensor, *, on_step: Callable[[Step], object] | None = None, **settings: Any
+) -> Generation: ...
 @overload
 def generate(
     model: Model,
     prompt: Sequence[Any] | None = None,
     *,
     messages: Any = None,
-    on_step: Callable[[Step], None] | None = None,
+    on_step: Callable[[Step], object] | None = None,
     **settings: Any,
 ) -> Any: ...
 def generate(
-    model: Model, prompt: Any = None, *, messages: Any = None, on_step: Callable[[Step], None] | None = None, **settings: Any
+    model: Model, prompt: Any = None, *, messages: Any = None, on_step: Callable[[Step], object] | None = None, **settings: Any
 ) -> Generation | list[Generation]:
     """Writes with a model, by its family's published sampler.
 
