@@ -168,7 +168,10 @@ def _encode(model: Model, context: Any, continuation: Any) -> tuple[list[int], l
     else:
         prefix = model.encode(context)
         ids = model.tokenizer(continuation, add_special_tokens=False).input_ids if isinstance(continuation, str) else continuation
-        target = model.encode(ids)
+        try:
+            target = model.encode(ids)
+        except CallError as error:
+            raise CallError(f"continuation: {str(error).removeprefix('prompt: ')}") from error
     if not target:
         raise CallError(f"expected a continuation with at least one token, found {continuation!r}, which adds none to its context")
     return prefix, target
