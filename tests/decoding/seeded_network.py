@@ -12,23 +12,16 @@ def seeded_network(kind, seed, layers=2):
     """A random bidirectional (`llama`, `qwen2`) or causal (`causal`) network of 61 tokens that writes something else at every place."""
     import transformers
 
-    shape = {
-        "is_causal": kind == "causal",
-        "num_hidden_layers": layers,
-        "vocab_size": VOCABULARY,
-        "max_position_embeddings": 128,
-        "tie_word_embeddings": False,
-    }
+    shape = {"num_hidden_layers": layers, "vocab_size": VOCABULARY, "max_position_embeddings": 128, "tie_word_embeddings": False}
     if kind == "qwen2":
-        config = transformers.Qwen2Config(
-            hidden_size=48, num_attention_heads=6, num_key_value_heads=2, intermediate_size=64, attn_implementation="sdpa", **shape
-        )
-        network = transformers.Qwen2ForCausalLM(config)
+        family = transformers.Qwen2Config, transformers.Qwen2ForCausalLM
+        shape |= {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 2, "intermediate_size": 64}
     else:
-        config = transformers.LlamaConfig(
-            hidden_size=40, num_attention_heads=5, num_key_value_heads=5, intermediate_size=56, attn_implementation="sdpa", **shape
-        )
-        network = transformers.LlamaForCausalLM(config)
+        family = transformers.LlamaConfig, transformers.LlamaForCausalLM
+        shape |= {"hidden_size": 40, "num_attention_heads": 5, "num_key_value_heads": 5, "intermediate_size": 56}
+    config = family[0](attn_implementation="sdpa", **shape)
+    config.is_causal = kind == "causal"
+    network = family[1](config)
     with torch.no_grad():
         for name, weight in network.named_parameters():
             weight.copy_(_weight(name, weight.shape, seed))
