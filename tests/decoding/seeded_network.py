@@ -35,7 +35,9 @@ def _weight(name, shape, seed):
         return 1 + 0.1 * drawn
     if "bias" in name:
         return 0.5 * drawn
-    gain = next((gain for part, gain in {"q_proj": 2, "k_proj": 2, "lm_head": 3}.items() if part in name), 1)
+    gain = next((gain for part, gain in {"q_proj": 3, "k_proj": 3, "o_proj": 3, "lm_head": 3}.items() if part in name), 1)
+    if "lm_head" in name:
+        drawn[MASK] = 0  # a network that predicts masks is made by `leaning`
     return drawn if "embed" in name else gain * drawn / shape[1] ** 0.5
 
 

@@ -50,7 +50,7 @@ def test_token_for_token_as_the_plain_loop(algorithm, length, steps):
     found = canvases_of(steps_of(MODEL, [PROMPT], length=length, steps=steps, algorithm=algorithm))
     assert torch.equal(found, dense_dream(PROMPT, length=length, steps=steps, algorithm=algorithm))
     if length > 20:
-        assert len(found[-1, len(PROMPT) :].unique()) >= 8
+        assert len(found[-1, len(PROMPT) :].unique()) >= 5
 
 
 def test_the_logits_are_read_one_place_to_the_left():
@@ -75,7 +75,7 @@ def test_more_steps_than_tokens_commit_now_and_then():
 def test_shares_of_the_masks(steps, eps):
     shares = commit_shares(steps, eps)
     times = [1 - (1 - eps) * step / steps for step in range(steps + 1)]
-    expected = [1 - times[step + 1] / times[step] for step in range(steps - 1)] + [1]
+    expected = [1 - times[step + 1] / times[step] for step in range(steps - 1)] + [1.0]
     assert torch.allclose(shares, torch.tensor(expected), atol=1e-6)
 
 
@@ -162,8 +162,8 @@ ROWS = 1500
 @pytest.mark.parametrize("restriction", [{}, {"top_p": 0.8}, {"top_k": 7}, {"top_p": 0.9, "top_k": 9}])
 def test_tokens_are_drawn_from_what_the_restrictions_leave(restriction):
     """Rows have sources of their own, so a batch cannot draw what the published loop draws; its distribution is the same."""
-    step = steps_of(MODEL, [PROMPT] * ROWS, length=1, steps=1, temperature=0.8, algorithm="maskgit_plus", **restriction)[0]
-    shares, order = (logits_at(torch.tensor([*PROMPT, MASK]))[-1] / 0.8).softmax(-1).sort(descending=True)
+    step = steps_of(MODEL, [PROMPT] * ROWS, length=1, steps=1, temperature=2.5, algorithm="maskgit_plus", **restriction)[0]
+    shares, order = (logits_at(torch.tensor([*PROMPT, MASK]))[-1] / 2.5).softmax(-1).sort(descending=True)
     kept = min(int((shares.cumsum(-1) <= restriction.get("top_p", 1.0)).sum()) + 1, restriction.get("top_k", VOCABULARY))
     shares = torch.zeros(VOCABULARY).index_copy(0, order[:kept], shares[:kept])
     counts = torch.bincount(step.tokens[:, -1], minlength=VOCABULARY)
@@ -173,7 +173,8 @@ def test_tokens_are_drawn_from_what_the_restrictions_leave(restriction):
 
 
 def test_origin_commits_each_mask_with_the_share_of_its_step():
-    steps = steps_of(MODEL, [PROMPT[:1]] * 300, length=10, steps=4, algorithm="origin")
+    with leaning(MODEL.network, {MASK: -1e4}):
+        steps = steps_of(MODEL, [PROMPT[:1]] * 300, length=10, steps=4, algorithm="origin")
     left = torch.full((300,), 10)
     for number, step in enumerate(steps):
         commits = (step.written >= 0).sum(-1)

@@ -73,6 +73,8 @@ def test_the_published_runs_say_something(sampler):
     assert sum(len(found) >= 4 for found in words) > 0.8 * len(words)
     runs = {json.dumps(case["steps"]) for case in cases(sampler)}
     assert len(runs) > 0.85 * len(cases(sampler))
+    leaning_to_masks = [case for case in cases(sampler) if str(MASK) in case.get("lean", {})]
+    assert any(sum(map(len, case["steps"][0])) < 2 * case["settings"]["length"] for case in leaning_to_masks)  # some stay
     settings = [{**case["settings"], "lean": "lean" in case, "batch": len(case["prompts"]) > 1} for case in cases(sampler)]
     varied = {"dream": ["top_p", "top_k", "alg_temp", "eps", "temperature"], "mmada": ["guidance", "temperature", "remasking"]}
     varied["llada"] = [*varied["mmada"], "logits_eos_inf", "confidence_eos_eot_inf"]
@@ -82,10 +84,10 @@ def test_the_published_runs_say_something(sampler):
         assert {one["algorithm"] for one in settings} == {"origin", "maskgit_plus", "topk_margin", "entropy"}
 
 
-def test_another_seed_writes_something_else():
+@pytest.mark.parametrize("sampler", ["llada", "mmada", "dream"])
+def test_another_seed_writes_something_else(sampler):
     """What is drawn decides: the comparison above could not pass with another source of randomness."""
-    for sampler in ("llada", "mmada", "dream"):
-        for case in cases(sampler):
-            if case["settings"].get("temperature", 0) > 0.5 and "logits" not in case and case["settings"].get("top_k") is None:
-                other = {**case, "settings": {**case["settings"], "seed": case["settings"]["seed"] + 1}}
-                assert written(other, sampler) != case["steps"]
+    warm = [case for case in cases(sampler) if case["settings"].get("temperature", 0) > 0.5 and "logits" not in case]
+    others = [{**case, "settings": {**case["settings"], "seed": case["settings"]["seed"] + 1}} for case in warm]
+    differ = [written(other, sampler) != case["steps"] for case, other in zip(warm, others, strict=True)]
+    assert len(warm) >= 6 and sum(differ) >= 0.8 * len(warm)

@@ -10,11 +10,11 @@ ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "quirks.md").read_text()
 
 
-def tests_named(text):
+def named_tests(text):
     return re.findall(r"`(test_\w+)`", text)
 
 
-def tests_there_are():
+def existing_tests():
     trees = [ast.parse(path.read_text()) for path in sorted((ROOT / "tests").rglob("test_*.py"))]
     return {node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")}
 
@@ -26,18 +26,18 @@ def rows_of(text):
 
 
 def test_every_test_that_is_named_exists():
-    named = tests_named(DOCUMENT)
+    named = named_tests(DOCUMENT)
     assert len(named) >= 20
-    assert not set(named) - tests_there_are()
+    assert not set(named) - existing_tests()
 
 
-@pytest.mark.parametrize("row", rows_of(DOCUMENT), ids=lambda row: (tests_named(row) or ["none"])[0])
+@pytest.mark.parametrize("row", rows_of(DOCUMENT), ids=lambda row: (named_tests(row) or ["none"])[0])
 def test_every_quirk_names_its_test(row):
-    assert len(tests_named(row)) == 1
+    assert len(named_tests(row)) == 1
 
 
 def test_a_test_that_does_not_exist_is_noticed():
-    assert set(tests_named("| x | y | `test_of_nothing_at_all` |")) - tests_there_are() == {"test_of_nothing_at_all"}
+    assert set(named_tests("| x | y | `test_of_nothing_at_all` |")) - existing_tests() == {"test_of_nothing_at_all"}
     assert rows_of("| a | b |\n|---|---|\n| c | d |") == ["| c | d |"]
 
 

@@ -85,7 +85,7 @@ def log_likelihood(
     if method == "chain_rule":
         hidden = torch.ones(length, length, dtype=torch.bool).triu()
         found, best = _score(model, prefix, target, hidden, torch.eye(length, dtype=torch.bool), guidance, batch)
-        return Likelihood(float(found.sum()), 0.0, 1, length, bool(best.all()), method)
+        return Likelihood(float(found.sum()), 0.0, 1, length, bool(best.diagonal().all()), method)
     groups = quotas(samples, max(min(2, samples), -(-samples // GROUP)))
     masks = mask_patterns(length, groups, seed)
     distinct, which = torch.unique(masks, dim=0, return_inverse=True)
