@@ -71,14 +71,11 @@ def test_many_samples_come_close():
 @pytest.mark.parametrize("length", [1, 2, 3, 5, 8, 13])
 @pytest.mark.parametrize("size", [1, 5, 16])
 def test_every_number_of_masks_is_as_likely_as_the_others(length, size):
-    """Over all offsets; the published rounding of halves to even would favour some (length 8, groups of 16: the even ones)."""
-    for number in range(size):
-        counts = {(offset - 1 + (2 * number * length + size) // (2 * size)) % length + 1 for offset in range(1, length + 1)}
-        assert counts == set(range(1, length + 1))
+    """The published rounding of halves to even favours some: of 8 tokens in groups of 16, the even numbers three times over."""
     drawn = torch.cat([mask_patterns(length, [size], seed) for seed in range(400)])
     shares = torch.bincount(drawn.sum(-1), minlength=length + 1)[1:] / len(drawn)
-    assert float((shares - 1 / length).abs().max()) < 5 * (length / 400) ** 0.5 / length
-    assert float((drawn.float().mean(0) - (length + 1) / (2 * length)).abs().max()) < 0.15
+    assert float((shares - 1 / length).abs().max()) <= 4 * ((1 - 1 / length) / length / len(drawn)) ** 0.5
+    assert float((drawn.float().mean(0) - (length + 1) / (2 * length)).abs().max()) < 0.1
 
 
 def test_a_group_spreads_its_numbers_of_masks_evenly():
