@@ -11,6 +11,7 @@ import sinkscope
 # The names the documentation promises; scripts rely on them.
 DOCUMENTED = {
     "Generation",
+    "Likelihood",
     "Model",
     "Sinks",
     "Trace",
@@ -19,6 +20,7 @@ DOCUMENTED = {
     "find_sinks",
     "generate",
     "load",
+    "log_likelihood",
     "open_trace",
     "open_traces",
     "recording",
@@ -66,7 +68,7 @@ def test_the_docstring_of_the_package_uses_only_names_that_exist():
 
 
 def test_an_unknown_name_is_refused_with_the_names_there_are():
-    with pytest.raises(AttributeError, match=r"sinkscope has no 'tracks'; it has Generation, Model, .*, track"):
+    with pytest.raises(AttributeError, match=r"sinkscope has no 'tracks'; it has Generation, Likelihood, Model, .*, track"):
         _ = sinkscope.tracks
     with pytest.raises(ImportError):
         exec("from sinkscope import nonsense")

@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sinkscope.decoding import Generation, generate
+    from sinkscope.decoding import Generation, Likelihood, generate, log_likelihood
     from sinkscope.models import Model, load
     from sinkscope.recorder import recording
     from sinkscope.sinks import Sinks, Track, Tracks, find_sinks, track
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Generation": "decoding",
+    "Likelihood": "decoding",
     "Model": "models",
     "Sinks": "sinks",
     "Trace": "traces",
@@ -27,6 +28,7 @@ _HOME = {
     "find_sinks": "sinks",
     "generate": "decoding",
     "load": "models",
+    "log_likelihood": "decoding",
     "open_trace": "traces",
     "open_traces": "traces",
     "recording": "recorder",
@@ -35,6 +37,7 @@ _HOME = {
 
 __all__ = [
     "Generation",
+    "Likelihood",
     "Model",
     "Sinks",
     "Trace",
@@ -43,6 +46,7 @@ __all__ = [
     "find_sinks",
     "generate",
     "load",
+    "log_likelihood",
     "open_trace",
     "open_traces",
     "recording",
