@@ -20,7 +20,7 @@ from transformers import (
 
 import sinkscope
 from sinkscope.attention import Hider, current_session, subscribed
-from sinkscope.attention.session import find_stacks
+from sinkscope.attention.stacks import find_stacks
 from sinkscope.errors import AttentionError
 
 
@@ -81,7 +81,7 @@ def test_an_encoder_and_a_decoder_are_two_stacks():
 
 def test_a_module_without_layer_numbers_is_refused():
     network = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(8, 2, batch_first=True), 1)
-    with pytest.raises(AttentionError, match="a layer_idx, found none in TransformerEncoder; a foreign torch module cannot be watched"):
+    with pytest.raises(AttentionError, match="a layer_idx, found none in TransformerEncoder; watch a foreign torch module inside"):
         find_stacks(network)
 
 
