@@ -190,9 +190,11 @@ def test_what_is_hidden_behind_a_window_is_hidden_in_its_absolute_place():
 
 def test_a_hider_that_counts_the_held_keys_only_is_refused():
     network = tiny_gemma()
-    with pytest.raises(AttentionError, match="over 8 tokens, found 4; a layer with a sliding window holds fewer keys"):
-        with subscribed(network, HideKey(2, lambda call: call.key.shape[2])):
-            network.generate(IDS, max_new_tokens=3, do_sample=False)
+    with (
+        pytest.raises(AttentionError, match="over 8 tokens, found 4; a layer with a sliding window holds fewer keys"),
+        subscribed(network, HideKey(2, lambda call: call.key.shape[2])),
+    ):
+        network.generate(IDS, max_new_tokens=3, do_sample=False)
 
 
 def test_keys_that_are_not_the_tokens_so_far_are_refused():

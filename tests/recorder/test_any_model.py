@@ -103,7 +103,7 @@ def test_a_model_under_its_own_generate_equals_its_eager_maps(name, cached, tmp_
 
 def test_gemma_slides_in_two_layers_of_three():
     """Or the test above would show nothing."""
-    network, dense = build("gemma3")
+    _, dense = build("gemma3")
     dense.network.generate(IDS, max_new_tokens=3, do_sample=False)
     assert [layer.maps[-1].shape[-1] for layer in dense.layers.values()] == [5, 11, 5]
 

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from sinkscope.attention.call import Call
 from sinkscope.attention.session import Session, current_session
-from sinkscope.attention.stack_input import StackInput, seen_keys
+from sinkscope.attention.stack_input import StackInput, real_tokens
 from sinkscope.attention.stacks import Stack
 from sinkscope.attention.sweep import attend
 from sinkscope.attention.wiring import Wiring
@@ -156,9 +156,9 @@ class _Forward:
             with _Mode(step):
                 output = self.forward(*args, **kwargs)
             if step.call is None:
+                name = type(self.wiring.network).__name__
                 raise AttentionError(
-                    f"expected {type(self.wiring.network).__name__} to call F.scaled_dot_product_attention in its layers, found that it did not; "
-                    "this model cannot be watched"
+                    f"expected {name} to call F.scaled_dot_product_attention in its layers, found that it did not; it cannot be watched"
                 )
             failed = False
         finally:
@@ -271,7 +271,7 @@ class _Step:
         if queries == keys:
             if before is not None and before.behind_cache and self.wiring.stacks[0].causal:
                 self.session.end_generation(failed=False)  # from here on another text
-            real = None if mask is None else seen_keys(mask).expand(batch, -1)
+            real = None if mask is None else real_tokens(mask).expand(batch, -1)
         elif before is not None and before.real.shape == (batch, keys - queries):
             real = functional.pad(before.real, (0, queries), value=True)
         return StackInput(batch, queries, keys - queries, ids, real, None, query.device)

@@ -92,20 +92,24 @@ def _first(arguments: Mapping[str, Any], names: Iterable[str], axes: int) -> Ten
 
 
 def _real(mask: Any, batch: int, total: int) -> Tensor | None:
-    """Which tokens are no padding; of a mapping of ready masks (transformers' own generate), what any query sees."""
+    """Which tokens are no padding; of a mapping of ready masks (transformers' own generate), what queries see."""
     if isinstance(mask, Mapping):
         ready = [mask.get("full_attention"), *mask.values()]
         fitting = (one for one in ready if isinstance(one, Tensor) and one.ndim == 4 and one.shape[-1] == total)
-        return None if (found := next(fitting, None)) is None else seen_keys(found).expand(batch, -1)
+        return None if (found := next(fitting, None)) is None else real_tokens(found).expand(batch, -1)
     if isinstance(mask, Tensor) and mask.ndim == 2 and mask.shape == (batch, total):
         return mask.bool()
     return None
 
 
-def seen_keys(mask: Tensor) -> Tensor:
-    """Keys that any query sees, bool [batch, key], of a boolean or additive mask [batch, head, query, key]."""
+def real_tokens(mask: Tensor) -> Tensor:
+    """Tokens that are no padding, bool [batch, key], by a boolean or additive mask [batch, head, query, key].
+
+    Padding is what no query sees at either end; a key in between that nobody sees is one that was taken away.
+    """
     visible = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
-    return visible.any(dim=2).any(dim=1)
+    seen = visible.any(dim=2).any(dim=1).long()
+    return (seen.cummax(dim=-1).values & seen.flip(-1).cummax(dim=-1).values.flip(-1)).bool()
 
 
 def check_cache(cache: Any) -> None:
