@@ -63,6 +63,19 @@ def test_feed_forward_networks_with_a_number_are_no_layers():
     assert [path for path, _ in stack.layers.values()] == ["model.layers.0.self_attn", "model.layers.1.self_attn"]
 
 
+class InnerAttention(torch.nn.Module):
+    def __init__(self, number):
+        super().__init__()
+        self.layer_idx = number
+
+
+def test_a_list_within_a_layer_is_no_stack_of_its_own():
+    network = torch.nn.Module()
+    network.layers = torch.nn.ModuleList(torch.nn.ModuleDict({"parts": torch.nn.ModuleList([InnerAttention(n)])}) for n in range(2))
+    (stack,) = find_stacks(network)
+    assert [path for path, _ in stack.layers.values()] == ["layers.0.parts.0", "layers.1.parts.0"]
+
+
 def test_whether_a_stack_is_causal_is_said_by_its_config_or_its_attention():
     assert [stack.causal for stack in find_stacks(tiny_llama())] == [True]
     assert [stack.causal for stack in find_stacks(tiny_llama(is_causal=False))] == [False]

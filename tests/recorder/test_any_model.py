@@ -7,6 +7,7 @@ import transformers
 from eager_run import DENSE, EagerRun, columns, so_far
 
 import sinkscope
+from sinkscope.report import summarise
 
 TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
 CLOSE = {"rtol": 2e-4, "atol": 2e-4}
@@ -274,6 +275,16 @@ def test_an_encoder_and_a_decoder_make_traces_of_their_own(tmp_path):
         assert cross.lengths[:].tolist() == [length] * 3
         assert cross.tokens[2].tolist() == IDS[row, padding:].tolist() and decoder.tokens[0, 0] == 7
         assert "self_attention" in decoder.tensors and "self_attention" not in cross.tensors
+
+
+def test_traces_of_an_encoder_and_a_decoder_can_be_read_for_sinks(tmp_path):
+    network = diffusion_gemma()
+    with sinkscope.recording(network, out=tmp_path / "t"):
+        network.generate(IDS[1:], max_new_tokens=10, max_denoising_steps=2)
+    for trace in sinkscope.open_traces(tmp_path / "t"):
+        sinks = sinkscope.find_sinks(trace, excess=0.1)
+        assert len(sinks) > 0 and sinkscope.track(sinks)
+        assert summarise(trace)["complete"]
 
 
 def test_a_second_generate_makes_further_traces(tmp_path):

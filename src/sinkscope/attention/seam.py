@@ -90,7 +90,7 @@ def use_seam(network: nn.Module, stacks: list[Stack]) -> list[Any]:
 
     AttentionInterface.register(NAME, attention_forward)
     AttentionMaskInterface.register(NAME, sdpa_mask)  # without one, padding is lost without a word
-    found = {id(module.config): module.config for module in network.modules() if hasattr(module, "config")}
+    found: dict[int, Any] = {id(module.config): module.config for module in network.modules() if hasattr(module, "config")}
     configs = [config for config in found.values() if hasattr(config, "_attn_implementation_internal")]
     for config in configs:
         held = _held.setdefault(id(config), _Held(config, config._attn_implementation_internal, 0))
@@ -123,7 +123,7 @@ def leave_seam(configs: list[Any]) -> None:
 
 def check_generate(network: nn.Module, session: Session) -> Callable[..., Any]:
     """The network's own ``generate`` as one generation, refusing what reorders rows or runs other networks."""
-    generate = network.generate
+    generate: Any = network.generate
 
     def checked(*args: Any, **kwargs: Any) -> Any:
         config = kwargs.get("generation_config") or (args[1] if len(args) > 1 else None) or network.generation_config

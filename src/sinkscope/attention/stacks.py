@@ -45,7 +45,7 @@ def find_stacks(network: nn.Module) -> list[Stack]:
                         path = ".".join(part for part in (name, child_name, str(number), inner_name) if part)
                         layers[inner] = (path, len(layers))
                         blocks[inner] = block
-        if layers:
+        if layers and not any(layers.keys() <= stack.layers.keys() for stack in stacks):  # a list within a layer is no stack of its own
             stacks.append(Stack(name, module, layers, blocks, _is_causal(network, module, next(iter(layers)))))
     if not stacks:
         raise AttentionError(

@@ -264,9 +264,10 @@ def recording(model: Model | nn.Module, out: str | Path, *, numbered: bool = Fal
     """Records every generation of a model while the body runs.
 
     Args:
-        model: a `Model`, or any transformers module that uses the attention interface.
-        out: a new or empty folder. One generation of one prompt makes it a trace; a batch, or a second generation,
-            makes numbered traces in it.
+        model: a `Model`, any transformers module that uses the attention interface, or any torch module inside
+            `sinkscope.attention.foreign`.
+        out: a new or empty folder. One generation of one prompt makes it a trace; a batch, a second generation, or a
+            network of several stacks (encoder and decoder) makes numbered traces in it.
         numbered: numbers the traces from the first on, also when there is only one.
 
     Raises:
