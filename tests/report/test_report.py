@@ -393,6 +393,16 @@ def test_page_shows_the_numbers_and_where_they_come_from(page, trace):
     assert "Incomplete" not in text
 
 
+def test_a_page_calls_a_local_model_by_its_folder_and_says_the_command(tmp_path):
+    trace = write_trace(tmp_path / "local", planted_columns()[:3], name="/home/somebody/models/my-llama")
+    manifest = json.loads((tmp_path / "local" / "manifest.json").read_text())
+    (tmp_path / "local" / "manifest.json").write_text(json.dumps(manifest | {"command": "sinkscope trace my-llama --out local"}))
+    page = Page(write_page([open_trace(tmp_path / "local")], tmp_path / "out").read_text())
+    assert "my-llama" in page.text and "/home/somebody" not in page.text
+    assert "sinkscope trace my-llama --out local" in page.text
+    assert trace.manifest["model"]["name"] == "/home/somebody/models/my-llama", "the card keeps the whole"
+
+
 def test_incomplete_traces_are_marked(tmp_path):
     trace = write_trace(tmp_path / "cut", planted_columns()[:5], complete=False)
     page = Page(write_page([trace], tmp_path / "out" / "cut.html").read_text())

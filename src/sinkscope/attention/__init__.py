@@ -1,5 +1,6 @@
 """Attention with column sums, and the seam through which a model uses it."""
 
+from sinkscope.attention.foreign_network import foreign
 from sinkscope.attention.records import GenerationStart, LayerCall, StepContext, StepResult
 from sinkscope.attention.session import Session, current_session, subscribed
 from sinkscope.attention.subscribers import Hider, Prepender, Subscriber, Watcher
@@ -19,5 +20,6 @@ __all__ = [
     "Watcher",
     "attend",
     "current_session",
+    "foreign",
     "subscribed",
 ]
