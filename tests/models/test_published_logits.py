@@ -87,7 +87,7 @@ def test_queries_and_keys_are_rotated_in_full_precision(tmp_path):
     expected = layer.o_proj(torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(1, 9, 48))
     positions = network.model.rotary_emb(hidden, torch.arange(9)[None])
     assert positions[0].dtype == torch.float32
-    assert torch.equal(layer(hidden, position_embeddings=positions)[0], expected)
+    assert torch.equal(layer(hidden, position_embeddings=positions, is_causal=False)[0], expected)
 
 
 def test_rotary_buffers_are_filled_and_stay_in_full_precision(tmp_path):

@@ -140,7 +140,7 @@ class Tiny:
 
     config: dict
     seed: int
-    length: int = 24
+    length: int = 12
     padding: int = 0
     shapes: dict = field(default_factory=dict)
 
@@ -209,10 +209,10 @@ def stock_shapes(config, biases):
 
 TINY = {
     "llada": Tiny(LLADA_CONFIG, 1, shapes=llada_shapes(LLADA_CONFIG)),
-    "llada-padded": Tiny(LLADA_CONFIG, 1, padding=7, shapes=llada_shapes(LLADA_CONFIG)),
+    "llada-padded": Tiny(LLADA_CONFIG, 1, padding=4, shapes=llada_shapes(LLADA_CONFIG)),
     "mmada": Tiny(MMADA_CONFIG, 2, shapes=llada_shapes(MMADA_CONFIG)),
     "dream": Tiny(DREAM_CONFIG, 3, shapes=stock_shapes(DREAM_CONFIG, biases=True)),
-    "dream-padded": Tiny(DREAM_CONFIG, 3, padding=5, shapes=stock_shapes(DREAM_CONFIG, biases=True)),
+    "dream-padded": Tiny(DREAM_CONFIG, 3, padding=3, shapes=stock_shapes(DREAM_CONFIG, biases=True)),
     "llama": Tiny(LLAMA_CONFIG, 4, shapes=stock_shapes(LLAMA_CONFIG, biases=False)),
 }
 
@@ -223,7 +223,7 @@ def weights(tiny):
     for name in sorted(tiny.shapes):
         shape = tiny.shapes[name]
         values = source.standard_normal(shape).astype(np.float32)
-        scale = 1.0 if len(shape) == 1 or "wte" in name or "embed" in name else 1.6 / np.sqrt(shape[-1])
+        scale = 1.0 if len(shape) == 1 or "wte" in name or "embed" in name else float(1.6 / np.sqrt(shape[-1]))
         drawn[name] = torch.from_numpy(1 + 0.2 * values if len(shape) == 1 and "bias" not in name else scale * values)
     return drawn
 
