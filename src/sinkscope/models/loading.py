@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from sinkscope.errors import CallError, ModelError
-from sinkscope.models.conversion import Converted, convert_config, tensor_renamings
+from sinkscope.models.conversion import Converted, convert_config, rename_tensor, tensor_renamings
 from sinkscope.models.families import recognise
 from sinkscope.models.model import Model, ModelCard
 from sinkscope.models.quiet import quiet
@@ -130,7 +130,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def _widest(tensors: Mapping[str, StoredTensor]) -> str:
-    """The float type of a folder whose config.json names none (LLaDA's does not)."""
+    """The float type that holds every tensor of a folder; a config.json need not name one (LLaDA's does not)."""
     found = {DTYPES[tensor.dtype] for tensor in tensors.values()}
     return found.pop() if len(found) == 1 else "float32"
 
@@ -159,7 +159,7 @@ def _network(
                 folder,
                 config=asked,
                 key_mapping=tensor_renamings(layout) or None,
-                dtype=dtype,
+                dtype=dtype if device_map is not None else getattr(torch, _widest(tensors)),
                 device_map=device_map,
                 attn_implementation="sdpa",
                 use_safetensors=True,
@@ -180,7 +180,19 @@ def _network(
         raise ModelError(f"{folder}: expected every stored tensor in its place, found {left}")
     if hasattr(network, "_weight_conversions"):
         del network._weight_conversions  # saved again, its tensors have the names of its config
+    if device_map is None:
+        _cast(network, dtype, {rename_tensor(name, layout): tensor.file for name, tensor in tensors.items()})
     return network, used
+
+
+def _cast(network: Any, dtype: torch.dtype, files: Mapping[str, Path]) -> None:
+    """Casts the parameters file by file, so that the pages of each file are given back before the next is read.
+
+    Buffers stay as they are: the frequencies of the rotations are fp32 whatever the dtype.
+    """
+    for _, parameter in sorted(network.named_parameters(), key=lambda one: files[one[0]]):
+        parameter.data = parameter.data.to(dtype)
+    network.config.dtype = dtype
 
 
 def network_class(converted: Converted) -> Any:
