@@ -1,12 +1,13 @@
 """What a family is: how it is recognised, counted, and spoken to."""
 
+import dataclasses
 import math
 
 import pytest
 import torch
 from damage import refusal
 from tiny import EOS, LLADA_CONFIG, LLAMA_CONFIG, MASK, MMADA_CONFIG, TINY, save_tiny
-from tiny_tokenizers import SAVE, save_llada_tokenizer
+from tiny_tokenizers import SAVE, save_llada_tokenizer, save_llama_tokenizer
 
 import sinkscope
 from sinkscope.decoding.checking import check_model
@@ -36,6 +37,39 @@ def test_a_folder_as_published_loads_as_its_family(name, tmp_path):
     assert model.card.max_positions == config.get("max_sequence_length", config.get("max_position_embeddings"))
     assert model.card.stored_dtype == "float32"
     assert model.tokenizer.mask_token_id == config.get("mask_token_id")
+
+
+def test_every_end_of_an_answer_ends_it(tmp_path):
+    """Llama 3.1 Instruct has three; the answer stops at the first of any of them."""
+    model = load_tiny("llama", tmp_path)
+    assert set(model.card.ends) == {EOS, EOS + 1} and model.card.eos_id == EOS + 1
+    assert model.answer_text(torch.tensor([3, 4, EOS, 5, EOS + 1])) == "w3 w4"
+    prompt = [3, 4, 5]
+    first = int(sinkscope.generate(model, prompt, length=1).tokens[-1])
+    for ends in [(first,), (1, first), (first, 1)]:
+        stopping = dataclasses.replace(model, card=dataclasses.replace(model.card, eos_ids=ends, eos_id=1))
+        assert sinkscope.generate(stopping, prompt, length=5).tokens.tolist() == [*prompt, first]
+    going_on = dataclasses.replace(model, card=dataclasses.replace(model.card, eos_ids=(), eos_id=None))
+    assert sinkscope.generate(going_on, prompt, length=5).steps == 5
+
+
+@torch.no_grad()
+def test_a_causal_qwen2_with_tied_embeddings(tmp_path):
+    """One table for both ends, biases on queries, keys and values, as in Qwen2.5-0.5B."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    sizes = {"vocab_size": 59, "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 6}
+    config = Qwen2Config(**sizes, num_key_value_heads=2, tie_word_embeddings=True, max_position_embeddings=64, eos_token_id=57)
+    torch.manual_seed(0)
+    network = Qwen2ForCausalLM(config).eval()
+    for parameter in network.parameters():
+        parameter.add_(torch.randn_like(parameter), alpha=0.3)
+    network.save_pretrained(tmp_path)
+    model = sinkscope.load(str(save_llama_tokenizer(tmp_path)))
+    tokens = torch.tensor([[3, 4, 5, 6, 7]])
+    assert torch.equal(model.network(tokens).logits, network(tokens).logits)
+    assert model.family is LLAMA
+    assert [check for check in check_model(model) if not check.passed] == []
 
 
 def test_the_dtype_of_the_tensors_counts_where_the_config_is_silent(tmp_path):

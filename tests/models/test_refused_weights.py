@@ -212,7 +212,7 @@ def test_the_code_of_a_folder_is_ignored_for_the_families_we_know(name, tmp_path
     assert proof.exists(), "the code would not have shown that it ran"
 
 
-@pytest.mark.parametrize("name", ["llada", "mmada"])
+@pytest.mark.parametrize("name", ["llada", "mmada", "dream"])
 def test_a_tokenizer_that_only_code_of_the_folder_could_run(name, tmp_path):
     folder, proof = save_tiny(name, tmp_path / "model"), tmp_path / "was-run"
     save_llada_tokenizer(folder, tokenizer_class="EvilTokenizer", auto_map={"AutoTokenizer": ["evil.Evil", None]})

@@ -81,6 +81,7 @@ def load(
         mask_id=converted.mask_id,
         eos_id=converted.eos_ids[0] if len(converted.eos_ids) == 1 else tokenizer.eos_token_id,
         max_positions=shape.max_position_embeddings,
+        eos_ids=converted.eos_ids if len(converted.eos_ids) > 1 else (),
     )
     return Model(network, tokenizer, family, card, used)
 

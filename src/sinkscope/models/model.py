@@ -26,6 +26,7 @@ class ModelCard:
         stored_dtype, dtype: on disk, and in memory.
         mask_id, eos_id: special tokens, None where it has none.
         max_positions: the longest canvas it was made for.
+        eos_ids: all tokens that end an answer, where there are several (Llama 3.1 Instruct has three).
     """
 
     name: str
@@ -42,6 +43,12 @@ class ModelCard:
     mask_id: int | None
     eos_id: int | None
     max_positions: int
+    eos_ids: tuple[int, ...] = ()
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Tokens that end an answer."""
+        return tuple(dict.fromkeys([*([] if self.eos_id is None else [self.eos_id]), *self.eos_ids]))
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for manifests."""
@@ -118,7 +125,7 @@ class Model:
 
     def answer_text(self, answer: torch.Tensor) -> str:
         """Text of an answer up to its first EOS, without masks."""
-        ends = (answer == self.card.eos_id).nonzero() if self.card.eos_id is not None else torch.empty(0)
+        ends = torch.isin(answer, torch.tensor(self.card.ends, device=answer.device, dtype=answer.dtype)).nonzero()
         answer = answer[: int(ends[0])] if len(ends) else answer
         return self.decode(answer if self.card.mask_id is None else answer[answer != self.card.mask_id]).strip()
 

@@ -7,9 +7,11 @@ from typing import Any
 
 from sinkscope.errors import ModelError
 from sinkscope.models.family import Family
+from sinkscope.models.layouts import STOCK
 from sinkscope.models.quiet import quiet
 
-_DATA_CLASSES = (None, "PreTrainedTokenizerFast", "TokenizersBackend")
+_DATA_CLASSES = (None, "PreTrainedTokenizerFast", "TokenizersBackend")  # all there is lies in tokenizer.json
+_BYTE_PAIR_CLASSES = ("DreamTokenizer", "Qwen2Tokenizer", "Qwen2TokenizerFast")
 
 
 def load_tokenizer(folder: Path, family: Family, config: Mapping[str, Any]) -> Any:
@@ -49,18 +51,18 @@ def _build(folder: Path, family: Family, config: Mapping[str, Any], settings: Ma
     import transformers
 
     kind = settings.get("tokenizer_class")
-    if kind == "DreamTokenizer":  # Qwen2's byte pairs under another name; the folder's own class is remote code
+    if family.name == "dream" and kind in _BYTE_PAIR_CLASSES:  # Dream's own class is remote code; it is Qwen2's byte pairs
         return transformers.Qwen2Tokenizer.from_pretrained(folder, local_files_only=True)
-    if config.get("model_type") not in ("llama", "qwen2") and family.name != "dream":
-        if kind not in _DATA_CLASSES:
-            raise ModelError(
-                f"{folder}/tokenizer_config.json: tokenizer_class: expected PreTrainedTokenizerFast for {family.name}, found {kind!r}; "
-                "it may need code of the folder, which sinkscope never runs"
-            )
-        if not (folder / "tokenizer.json").exists():
-            raise OSError("tokenizer.json is missing")
-        return transformers.PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
-    return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    if config.get("model_type") in STOCK:
+        return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    if kind not in _DATA_CLASSES:
+        raise ModelError(
+            f"{folder}/tokenizer_config.json: tokenizer_class: expected PreTrainedTokenizerFast for {family.name}, found {kind!r}; "
+            "it may need code of the folder, which sinkscope never runs"
+        )
+    if not (folder / "tokenizer.json").exists():
+        raise OSError("tokenizer.json is missing")
+    return transformers.PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
 
 
 def _check_ids(tokenizer: Any, settings: Mapping[str, Any], folder: Path) -> None:
