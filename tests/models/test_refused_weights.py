@@ -1,5 +1,6 @@
 """Files that are cut short, contradict each other or hold something else: one message with file, key, expected and found."""
 
+import importlib.util
 import json
 import shutil
 import struct
@@ -138,6 +139,15 @@ def test_both_names_of_one_tensor(tmp_path):
 def test_a_device_map_without_accelerate(sharded, device_map, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert "needs accelerate, which is not installed: pip install accelerate" in refusal(sharded, CallError, device_map=device_map)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("accelerate") is None, reason="device_map needs accelerate, which is no dependency")
+@pytest.mark.parametrize("device_map", ["auto", {"": "cpu"}])
+def test_a_device_map_gives_the_same_network(sharded, device_map):
+    plain, mapped = (sinkscope.load(str(sharded), dtype="bfloat16", device_map=one) for one in (None, device_map))
+    tokens = TINY["llada"].tokens
+    assert torch.equal(plain.network(tokens).logits, mapped.network(tokens).logits)
+    assert mapped.network.model.rotary_emb.inv_freq.dtype == torch.float32
 
 
 # Tokenizers

@@ -58,7 +58,7 @@ _ALWAYS_IGNORED = frozenset(
     "model_type architectures auto_map dtype torch_dtype transformers_version _name_or_path name_or_path use_cache return_dict "
     "output_hidden_states output_attentions id2label label2id problem_type finetuning_task task_specific_params tokenizer_class prefix "
     "torchscript use_bfloat16 gradient_checkpointing attention_dropout initializer_range pretraining_tp _attn_implementation "
-    "attn_implementation _attn_implementation_autoset quantization_config".split()
+    "attn_implementation _attn_implementation_autoset quantization_config unsloth_fixed unsloth_version".split()
 )
 _NEVER = {  # keys of every transformers config that would make it another network
     "is_encoder_decoder": Fixed((False,), False),
@@ -104,7 +104,7 @@ _LLADA = Layout(
     },
     fallbacks={"n_kv_heads": "n_heads", "embedding_size": "vocab_size"},
     numbers={"rms_norm_eps": "rms_norm_eps", "rope_theta": "rope_theta"},
-    flags={"weight_tying": "tie_word_embeddings"},
+    flags={"weight_tying": "tie_word_embeddings", "tie_word_embeddings": "tie_word_embeddings"},
     fixed={
         "block_type": Fixed(("llama",), "sequential"),
         "activation_type": Fixed(("silu",), "swiglu"),
@@ -139,7 +139,7 @@ _MMADA = Layout(
     sizes=_LLADA.sizes,
     fallbacks=_LLADA.fallbacks,
     numbers=_LLADA.numbers,
-    flags={**_LLADA.flags, "tie_word_embeddings": "tie_word_embeddings"},
+    flags=_LLADA.flags,
     fixed={**_LLADA.fixed, "w_clip_vit": Fixed((False,), False)},
     ignored=_LLADA.ignored | MMADA_KEYS | {"pretrained_model_path", "tokenizer_path"},
     full_precision_rotary=_LLADA.full_precision_rotary,

@@ -58,11 +58,11 @@ def load(
     tensors = read_headers(files)
     stored = str(config.get("dtype") or config.get("torch_dtype") or _widest(tensors)).removeprefix("torch.")
     wanted = _dtype(dtype, "float32" if str(name) in BUNDLED else stored)
+    tokenizer = load_tokenizer(folder, family, config)
     network, used = _network(folder, config, converted, tensors, wanted, device_map)
     if device_map is None:
         network = _to_device(network, device)
     network.eval()
-    tokenizer = load_tokenizer(folder, family, config)
     if not family.causal:
         network.generate = _refuse_generate
     shape = network.config

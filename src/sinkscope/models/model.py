@@ -159,8 +159,8 @@ class Model:
         lacking = [token for token in self.family.chat_tokens if token not in self.tokenizer.get_vocab()]
         if lacking:
             raise ModelError(
-                f"{self.card.name}: its tokenizer has no chat template, and lacks {', '.join(lacking)} of {self.family.name}'s; "
-                "this is a base model, pass the prompt as text"
+                f"{self.card.name}: its tokenizer has no chat template; pass the prompt as text "
+                f"(for {self.family.name}'s own template it lacks {', '.join(lacking)}: this is a base model)"
             )
         return self.family.chat_template
 
