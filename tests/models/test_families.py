@@ -213,6 +213,12 @@ def test_a_base_model_has_no_conversation(tmp_path):
     with pytest.raises(
         ModelError, match=r"no chat template; pass .* it lacks <\|start_header_id\|>, <\|end_header_id\|>, <\|eot_id\|>: this is a base"
     ):
+        sinkscope.load(str(tmp_path)).chat(CHAT)
+
+
+def test_a_prompt_that_holds_masks_is_refused(tmp_path):
+    model = load_tiny("llada", tmp_path)
+    with pytest.raises(CallError, match="holds the mask token 60 at position 1"):
         sinkscope.generate(model, torch.tensor([3, MASK]), length=4)
     with pytest.raises(CallError, match="holds the mask token 60 at position 1"):
         sinkscope.generate(model, "w3 <|mdm_mask|>", length=4)
