@@ -47,7 +47,7 @@ class FullPrecisionAttention(LlamaAttention):
         query, key = (one.to(value.dtype) for one in rotated)
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, self.layer_idx)
-        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation or "eager", eager_attention_forward)
         dropout = self.attention_dropout if self.training else 0.0
         output, weights = attend(self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs)
         return self.o_proj(output.reshape(*hidden_states.shape[:-1], -1).contiguous()), weights
