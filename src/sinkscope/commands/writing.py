@@ -7,7 +7,7 @@ from typing import Any
 
 from tyro.conf import Positional
 
-from sinkscope.commands.shown import Json, given_flags, print_json
+from sinkscope.commands.shown import Json, given_flags, note, print_json
 from sinkscope.errors import CallError
 
 

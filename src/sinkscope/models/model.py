@@ -52,7 +52,7 @@ class ModelCard:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for manifests."""
-        return asdict(self)
+        return asdict(self) | {"eos_ids": list(self.eos_ids)}
 
 
 @dataclass(frozen=True)
