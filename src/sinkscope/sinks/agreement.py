@@ -60,7 +60,9 @@ def pattern_of(profile: "Profile", point: Point) -> Pattern:
     step, head = places = np.nonzero(main >= 0)
     position = main[places]
     tenth = np.minimum(position * TENTHS // np.maximum(profile.canvas.lengths[step], 1), TENTHS - 1)
-    kinds = classes_of(profile.canvas, profile.token_ids)[profile.token_indices[step, np.minimum(position, profile.token_indices.shape[1] - 1)]]
+    kinds = classes_of(profile.canvas, profile.token_ids)[
+        profile.token_indices[step, np.minimum(position, profile.token_indices.shape[1] - 1)]
+    ]
     return Pattern(_by_head(head, tenth, main.shape[1], TENTHS), _by_head(head, kinds, main.shape[1], len(CLASSES)))
 
 

@@ -63,7 +63,9 @@ def choices_of(profile: "Profile", points: Sequence[Point]) -> Choices:
     return Choices(features.astype(np.float32), tokens >= 0, np.array(chosen, dtype=np.float32))
 
 
-def choice_features(classes: np.ndarray, masked: np.ndarray, lengths: np.ndarray, prompt_length: int) -> Float[np.ndarray, "step position feature"]:
+def choice_features(
+    classes: np.ndarray, masked: np.ndarray, lengths: np.ndarray, prompt_length: int
+) -> Float[np.ndarray, "step position feature"]:
     """Features of every position, in the order of `BLOCKS`; distances as log(1 + positions), scaled to at most 1."""
     steps, width = masked.shape
     here = np.arange(width)
@@ -83,7 +85,10 @@ def choice_features(classes: np.ndarray, masked: np.ndarray, lengths: np.ndarray
 
 
 def fit_choices(
-    features: Float[np.ndarray, "set position feature"], there: np.ndarray, chosen: Float[np.ndarray, "set position"], start: np.ndarray | None = None
+    features: Float[np.ndarray, "set position feature"],
+    there: np.ndarray,
+    chosen: Float[np.ndarray, "set position"],
+    start: np.ndarray | None = None,
 ) -> Float[np.ndarray, " feature"]:
     """Penalised maximum likelihood by Newton's method with step halving; the problem is convex."""
     weight = chosen.sum(axis=1)
@@ -115,7 +120,9 @@ def fit_choices(
     return beta
 
 
-def _objective(beta: np.ndarray, features: np.ndarray, there: np.ndarray, chosen: np.ndarray, weight: np.ndarray, penalty: float) -> tuple[float, np.ndarray]:
+def _objective(
+    beta: np.ndarray, features: np.ndarray, there: np.ndarray, chosen: np.ndarray, weight: np.ndarray, penalty: float
+) -> tuple[float, np.ndarray]:
     scores = np.where(there, features @ beta, -np.inf)
     top = scores.max(axis=1, keepdims=True)
     powers = np.exp(scores - top)

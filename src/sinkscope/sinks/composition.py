@@ -95,7 +95,9 @@ def composition_values(profile: "Profile", point: Point, training: Mapping[int, 
         if corpus is not None:
             values["composition.times_training", at] = _ratio(of_sinks[number], corpus[number], any_sink)
     if training is not None:
-        values["composition.frequency_correlation", ()] = _rank_correlation(sinks / np.maximum(counts, 1), trained, ids != profile.canvas.mask_id)
+        values["composition.frequency_correlation", ()] = _rank_correlation(
+            sinks / np.maximum(counts, 1), trained, ids != profile.canvas.mask_id
+        )
     return values
 
 

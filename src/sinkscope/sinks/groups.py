@@ -15,7 +15,6 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from sinkscope.sinks.concentration import thirds
-from sinkscope.sinks.drift import slopes
 from sinkscope.sinks.layers import Canvas, Layer
 from sinkscope.sinks.points import Point, Values
 

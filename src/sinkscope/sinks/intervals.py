@@ -129,7 +129,8 @@ def _corrected(drawn: np.ndarray, mean: np.ndarray, acceleration: np.ndarray, le
 
     drawn = np.sort(drawn, axis=0)  # NaN, where no prompt with a value was drawn, goes last
     count = (~np.isnan(drawn)).sum(axis=0)
-    below = ((drawn < mean).sum(axis=0) + 0.5 * (drawn == mean).sum(axis=0)) / count
+    rounding = 1e-10 * np.maximum(np.abs(mean), np.nanmax(np.abs(drawn), axis=0))  # ties are ties whatever the order of summing
+    below = ((drawn < mean - rounding).sum(axis=0) + 0.5 * (np.abs(drawn - mean) <= rounding).sum(axis=0)) / count
     bias = ndtri(np.clip(below, 1 / (2 * count), 1 - 1 / (2 * count)))
     ends = []
     for tail in ((1 - level) / 2, (1 + level) / 2):
@@ -140,5 +141,5 @@ def _corrected(drawn: np.ndarray, mean: np.ndarray, acceleration: np.ndarray, le
         upper = np.minimum(lower + 1, count - 1)
         columns = np.arange(drawn.shape[1])
         ends.append(drawn[lower, columns] + (place - lower) * (drawn[upper, columns] - drawn[lower, columns]))
-    flat = drawn[0] == drawn[count - 1, np.arange(drawn.shape[1])]
+    flat = drawn[count - 1, np.arange(drawn.shape[1])] - drawn[0] <= rounding
     return np.where(flat, mean, ends[0]), np.where(flat, mean, ends[1])

@@ -96,7 +96,9 @@ def norm_values(profile: "Profile", point: Point) -> Values:
             values[f"norms.{short}_effect_in", at] = effect
             values[f"norms.{short}_auc_in", at] = _mean(found.above[kind][:, layer], present[:, layer])
         values[f"norms.{short}_auc", ()] = _mean(found.above[kind], present)
-        values[f"norms.{short}_effect", ()] = _mean_of([values[f"norms.{short}_effect_in", (("layer", one),)] for one in range(len(sums[0]))])
+        values[f"norms.{short}_effect", ()] = _mean_of(
+            [values[f"norms.{short}_effect_in", (("layer", one),)] for one in range(len(sums[0]))]
+        )
     contribution = _mean(found.noop[number], present)
     values["norms.contribution", ()] = contribution
     values["norms.contribution_over_attention", ()] = contribution / max(_mean(profile.concentration.shares[number], present), 1e-12)

@@ -110,7 +110,7 @@ def track(sinks: Sinks, tolerance: int = 0) -> Tracks:
     """
     check_tolerance(tolerance)
     moving = close_dips(sinks.moving, tolerance) if tolerance else sinks.moving
-    steps, layers, heads = moving.shape[:3]
+    steps, _, heads = moving.shape[:3]
     step, layer, head, position = np.nonzero(moving)
     runs = find_runs(step, layer * heads + head, position, steps)
     found = []

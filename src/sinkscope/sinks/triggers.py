@@ -3,7 +3,8 @@
 A move at step t is seen beside the commits of step t − 1, which is what changed on the canvas in between. The null
 shifts the commit times of a prompt circularly, block changes with them: the rhythm of the commits and of the moves
 stay as they are, only their alignment is lost. All shifts are counted at once: a move is triggered under exactly one
-shift by each commit.
+shift by each commit. Shifts go around the transitions between steps, of which there is one less than steps: a commit
+in the last step can trigger nothing and is left out.
 """
 
 from dataclasses import dataclass, field
@@ -29,23 +30,23 @@ def trigger_shares(
 
     None where nothing moves.
     """
-    steps = len(main)
+    transitions = len(main) - 1
     step, layer, head = np.nonzero((main[1:] >= 0) & (main[:-1] >= 0) & (main[1:] != main[:-1]))
     if not len(step):
         return None
-    committed = written >= 0
+    committed = written[:transitions] >= 0
     commit = np.where(committed.any(axis=0), committed.argmax(axis=0), -1)
     commit = np.append(commit, np.full(max(0, int(main.max()) + 1 - len(commit)), -1))
     left, entered = commit[main[step, layer, head]], commit[main[step + 1, layer, head]]
-    shift_left = np.where(left >= 0, (step - left) % steps, -1)
-    shift_entered = np.where(entered >= 0, (step - entered) % steps, -2)
-    counts = {name: np.bincount(one[one >= 0], minlength=steps) for name, one in (("left", shift_left), ("entered", shift_entered))}
-    own = counts["left"] + counts["entered"] - np.bincount(shift_left[shift_left == shift_entered], minlength=steps)
-    block = np.zeros(steps, dtype=np.int64)
+    shift_left = np.where(left >= 0, (step - left) % transitions, -1)
+    shift_entered = np.where(entered >= 0, (step - entered) % transitions, -2)
+    counts = {name: np.bincount(one[one >= 0], minlength=transitions) for name, one in (("left", shift_left), ("entered", shift_entered))}
+    own = counts["left"] + counts["entered"] - np.bincount(shift_left[shift_left == shift_entered], minlength=transitions)
+    block = np.zeros(transitions, dtype=np.int64)
     if blocks is not None:
         for change in np.flatnonzero((np.diff(blocks) != 0) & (blocks[:-1] >= 0)):
-            shift = (step - change) % steps
-            block += np.bincount(shift[(shift != shift_left) & (shift != shift_entered)], minlength=steps)
+            shift = (step - change) % transitions
+            block += np.bincount(shift[(shift != shift_left) & (shift != shift_entered)], minlength=transitions)
     found = {**counts, "own": own, "block": block, "neither": len(step) - own - block}
     return np.array([found[name] for name in TRIGGERS]) / len(step)
 
