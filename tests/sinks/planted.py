@@ -62,11 +62,11 @@ def sink_at(position, layers=2, heads=3, width=30, strength=12.0, noise=0.0, see
     columns = 1 + noise * rng.random((*position.shape, width))
     there = position >= 0
     share = strength / width
-    columns = columns / columns.sum(axis=-1, keepdims=True)
-    planted = columns * (1 - share)
+    planted = columns.copy()
+    np.put_along_axis(planted, np.maximum(position, 0)[..., None], 0.0, axis=-1)
+    planted *= (1 - share) / planted.sum(axis=-1, keepdims=True)
     np.put_along_axis(planted, np.maximum(position, 0)[..., None], share, axis=-1)
-    columns = np.where(there[..., None], planted, columns)
-    return width * columns / columns.sum(axis=-1, keepdims=True)
+    return width * np.where(there[..., None], planted, columns / columns.sum(axis=-1, keepdims=True))
 
 
 def random_columns(seed, steps=12, layers=2, heads=3, width=30, sharpness=0.1):
