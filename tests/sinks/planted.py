@@ -77,7 +77,7 @@ def random_columns(seed, steps=12, layers=2, heads=3, width=30, sharpness=0.1):
 def extras(columns, seed=0, kv_heads=1):
     """The other tensors of a trace, random."""
     rng = np.random.default_rng([seed, 5])
-    steps, layers, heads, width = columns.shape
+    steps, layers, _, width = columns.shape
     return {
         "column_sums_masked": (columns * rng.random(columns.shape)).astype(np.float32),
         "self_attention": (0.05 * rng.random(columns.shape)).astype(np.float32),

@@ -5,13 +5,16 @@ from sinkscope.sinks.intervals import LEAST_PROMPTS, draws_of_prompts, interval_
 
 
 def test_the_interval_is_that_of_scipys_bca():
-    from scipy.stats import bootstrap
+    from scipy.stats import bootstrap, norm, t
 
+    level = 1 - 2 * norm.cdf(-np.sqrt(40 / 39) * t.ppf(0.975, 39))  # further out, as few prompts need it
     rng = np.random.default_rng(0)
     values = np.stack([rng.exponential(size=40), rng.normal(3, 1, 40), rng.binomial(1, 0.2, 40)], axis=1)
     found = interval_of_means(values, resamples=10000)
     for number, column in enumerate(values.T):
-        theirs = bootstrap((column,), np.mean, method="BCa", n_resamples=10000, rng=np.random.default_rng(1)).confidence_interval
+        theirs = bootstrap(
+            (column,), np.mean, method="BCa", confidence_level=level, n_resamples=10000, rng=np.random.default_rng(1)
+        ).confidence_interval
         assert found.mean[number] == pytest.approx(column.mean())
         near = max(0.03 * (theirs.high - theirs.low), 1.01 / 40 if number == 2 else 0)  # shares of 40 come in steps
         assert found.low[number] == pytest.approx(theirs.low, abs=near)
@@ -53,12 +56,12 @@ def test_the_same_seed_gives_the_same_interval_and_all_statistics_share_the_draw
     assert abs(interval_of_means(values, seed=5).low[0] - twice.low[0]) > 1e-6
 
 
-@pytest.mark.parametrize(("prompts", "least"), [(10, 0.86), (30, 0.92)])
+@pytest.mark.parametrize(("prompts", "least"), [(5, 0.88), (10, 0.92), (30, 0.93)])
 def test_coverage_is_near_what_is_stated(prompts, least):
     rng = np.random.default_rng(6)
-    found = interval_of_means(rng.normal(1.0, 2.0, (prompts, 1000)), resamples=1000)
+    found = interval_of_means(rng.normal(1.0, 2.0, (prompts, 1000)))
     covered = ((found.low <= 1.0) & (found.high >= 1.0)).mean()
-    assert least <= covered <= 0.97
+    assert least <= covered <= 0.98
 
 
 def test_pairs_are_weighted_and_never_a_prompt_with_itself():
@@ -100,4 +103,4 @@ def test_a_difference_of_paired_prompts_is_narrower_than_of_unpaired_ones():
 def test_a_difference_of_unpaired_prompts_covers_zero_at_the_stated_rate():
     rng = np.random.default_rng(9)
     found = interval_of_difference(rng.normal(size=(25, 500)), rng.normal(size=(30, 500)), paired=False)
-    assert 0.9 <= ((found.low <= 0) & (found.high >= 0)).mean() <= 0.975
+    assert 0.92 <= ((found.low <= 0) & (found.high >= 0)).mean() <= 0.98

@@ -229,7 +229,7 @@ def _trigger_values(profile: Profile, point: Point, test: TriggerTest) -> Values
 def _add_tokens(
     rows: list[Values], point: Point, shares: Sequence[Mapping[int, tuple[float, float]]], vocabulary: Mapping[int, str]
 ) -> None:
-    """The ten tokens that are sinks most often, over all prompts."""
+    """The ten tokens that are sinks most often, each prompt counting alike."""
     total: dict[int, float] = defaultdict(float)
     for one in shares:
         for token, (of_sinks, _) in one.items():

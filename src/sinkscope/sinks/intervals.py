@@ -2,6 +2,9 @@
 
 The unit of evidence is the prompt: steps follow each other and all heads see the same commits, so neither counts as
 a repetition. All statistics are resampled with the same draws of prompts.
+
+A bootstrap of few values is too narrow. Percentiles are therefore taken further out, at Φ(√(n/(n−1))·t) of Student's t
+with n − 1 degrees of freedom instead of at 2.5 % (Hesterberg, arXiv 1411.5279): what is reached is in docs/statistics.md.
 """
 
 from dataclasses import dataclass
@@ -40,7 +43,7 @@ def interval_of_means(
     Args:
         values: one row a prompt; NaN where a prompt has no value, which leaves it out of that mean.
         resamples: draws of prompts with replacement.
-        level: coverage asked for; what is reached with few prompts is in docs/statistics.md.
+        level: coverage asked for.
 
     A statistic that is the same in every prompt gets an interval of width 0.
     """
@@ -58,8 +61,24 @@ def interval_of_means(
             block = np.flatnonzero(enough[start : start + 512]) + start
             with np.errstate(invalid="ignore"):
                 drawn = (weights @ filled[:, block]) / (weights @ there[:, block].astype(np.float64))
-            low[block], high[block] = _corrected(drawn, mean[block], _acceleration(values[:, block], mean[block]), level)
+            acceleration = _acceleration(values[:, block], mean[block])
+            low[block], high[block] = _corrected(drawn, mean[block], acceleration, outward(prompts[block], level))
     return Means(mean, low, high, prompts)
+
+
+def outward(prompts: np.ndarray, level: float = LEVEL) -> Float[np.ndarray, "..."]:
+    """Normal quantile of the upper end of an interval over so many prompts, as a bootstrap should take it."""
+    from scipy.special import stdtrit
+
+    prompts = np.asarray(prompts, dtype=np.float64)
+    return np.sqrt(prompts / (prompts - 1)) * stdtrit(prompts - 1, (1 + level) / 2)
+
+
+def _percentiles(prompts: float) -> list[float]:
+    from scipy.special import ndtr
+
+    upper = 100 * float(ndtr(outward(np.array(prompts))))
+    return [100 - upper, upper]
 
 
 def draws_of_prompts(prompts: int, resamples: int, seed: int) -> Float[np.ndarray, "resample prompt"]:
@@ -84,7 +103,7 @@ def interval_of_pairs(
         return mean, float("nan"), float("nan")
     draws = draws_of_prompts(prompts, resamples, seed)
     above, below = ((draws @ one * draws).sum(axis=1) for one in (agreement, weight))
-    low, high = np.percentile(above[below > 0] / below[below > 0], [50 * (1 - LEVEL), 50 * (1 + LEVEL)])
+    low, high = np.percentile(above[below > 0] / below[below > 0], _percentiles(prompts))
     return mean, float(low), float(high)
 
 
@@ -105,7 +124,8 @@ def interval_of_difference(
     enough = prompts >= LEAST_PROMPTS
     if enough.any():
         drawn = [_drawn_means(np.asarray(one)[:, enough], seed + number) for number, one in enumerate((first, second))]
-        low[enough], high[enough] = np.nanpercentile(drawn[1] - drawn[0], [50 * (1 - LEVEL), 50 * (1 + LEVEL)], axis=0)
+        for place, number in enumerate(np.flatnonzero(enough)):
+            low[number], high[number] = np.nanpercentile(drawn[1][:, place] - drawn[0][:, place], _percentiles(prompts[number]))
     return Means(theirs.mean - ours.mean, low, high, prompts)
 
 
@@ -123,7 +143,7 @@ def _acceleration(values: np.ndarray, mean: np.ndarray) -> np.ndarray:
     return np.divide((centred**3).sum(axis=0), 6 * squares**1.5, out=np.zeros_like(mean), where=squares > 0)
 
 
-def _corrected(drawn: np.ndarray, mean: np.ndarray, acceleration: np.ndarray, level: float) -> tuple[np.ndarray, np.ndarray]:
+def _corrected(drawn: np.ndarray, mean: np.ndarray, acceleration: np.ndarray, quantile: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Bias-corrected and accelerated percentiles of the drawn means, [resample, statistic]."""
     from scipy.special import ndtr, ndtri
 
@@ -133,8 +153,8 @@ def _corrected(drawn: np.ndarray, mean: np.ndarray, acceleration: np.ndarray, le
     below = ((drawn < mean - rounding).sum(axis=0) + 0.5 * (np.abs(drawn - mean) <= rounding).sum(axis=0)) / count
     bias = ndtri(np.clip(below, 1 / (2 * count), 1 - 1 / (2 * count)))
     ends = []
-    for tail in ((1 - level) / 2, (1 + level) / 2):
-        normal = bias + ndtri(tail)
+    for tail in (-quantile, quantile):
+        normal = bias + tail
         share = ndtr(bias + normal / (1 - acceleration * normal))
         place = np.clip(share, 0, 1) * (count - 1)
         lower = np.floor(place).astype(int)
