@@ -6,12 +6,12 @@ attention: one that stays and one that moves with the commits in every head. ``-
 The choice model is left out: it compares prompts, and here is one.
 """
 
+import json
 import multiprocessing
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -73,14 +73,20 @@ def write_trace(folder: Path, steps: int, layers: int, heads: int, width: int) -
 
 
 def prepare(folder: str) -> Callable[[], Any]:
-    """For a fresh process: everything imported, nothing read."""
+    """For a fresh process: everything imported, nothing read. What it took goes beside the trace."""
     import scipy.special
     import scipy.stats  # noqa: F401
 
     from sinkscope.sinks import analyse
     from sinkscope.traces import open_trace
 
-    return partial(analyse, [open_trace(folder)], choice=False)
+    def run() -> None:
+        started, used = time.perf_counter(), time.process_time()
+        found = analyse([open_trace(folder)], choice=False)
+        took = {"seconds": round(time.perf_counter() - started, 1), "cpu_seconds": round(time.process_time() - used, 1)}
+        Path(folder).with_name("took.json").write_text(json.dumps({**took, "statistics": len(found.statistics)}))
+
+    return run
 
 
 def main() -> None:
@@ -90,13 +96,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace"
         writer = multiprocessing.get_context("spawn").Process(target=write_trace, args=(trace, steps, layers, heads, width))
-        writer.start()
+        writer.start()  # a process of its own: a child's peak memory starts at its parent's
         writer.join()
-        extra = extra_memory(prepare, str(trace))  # while this process is small: a child's peak starts at its parent's
-        run = prepare(str(trace))
-        started, used = time.perf_counter(), time.process_time()
-        found = run()
-        seconds, processor = time.perf_counter() - started, time.process_time() - used
         row = {
             "steps": steps,
             "layers": layers,
@@ -104,10 +105,8 @@ def main() -> None:
             "tokens": width,
             "column_sums_mb": round(steps * layers * heads * width * 4 / 1e6),
             "on_disk_mb": round(sum(path.stat().st_size for path in trace.iterdir()) / 1e6),
-            "seconds": round(seconds, 1),
-            "cpu_seconds": round(processor, 1),
-            "extra_mib": round(extra),
-            "statistics": len(found.statistics),
+            "extra_mib": round(extra_memory(prepare, str(trace))),
+            **json.loads((Path(folder) / "took.json").read_text()),
         }
     show([row])
 

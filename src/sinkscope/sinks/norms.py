@@ -109,9 +109,9 @@ def _compared(sinks: np.ndarray, others: np.ndarray) -> tuple[float, float, floa
     """Two means and Cohen's d (sinks − others over the pooled standard deviation), from sum, squares and number."""
     if not (sinks[2] >= 1 and others[2] >= 1):
         return float("nan"), float("nan"), float("nan")
-    means = [float(one[0] / one[2]) for one in (sinks, others)]
+    sink, other = (float(one[0] / one[2]) for one in (sinks, others))
     spread = sum(max(0.0, one[1] - one[0] ** 2 / one[2]) for one in (sinks, others)) / max(1.0, sinks[2] + others[2] - 2)
-    return *means, (means[0] - means[1]) / float(np.sqrt(spread)) if spread > 0 else float("nan")
+    return sink, other, (sink - other) / float(np.sqrt(spread)) if spread > 0 else float("nan")
 
 
 def _mean(array: np.ndarray, where: np.ndarray) -> float:
