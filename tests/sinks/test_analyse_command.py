@@ -1,6 +1,7 @@
 """`sinkscope analyse` on traces on disk, as a person types it."""
 
 import json
+import shutil
 import sys
 
 import numpy as np
@@ -100,6 +101,30 @@ def test_training_counts_are_read_and_checked(run, folders, tmp_path):
     status, _, err = run("analyse", folders, "--training-counts", counts)
     assert status == 2
     assert "expected a JSON object of token ids and counts" in err
+    status, _, err = run("analyse", folders, "--training-counts", "lab")
+    assert status == 2
+    assert "is of None, expected a model of the lab (lab-diffusion, " in err
+
+
+def test_the_labs_corpus_is_known(run, folders, tmp_path, monkeypatch):
+    from sinkscope.commands import analysing
+    from sinkscope.lab.canvases import draw_canvases
+    from sinkscope.lab.recipes import RECIPES
+    from sinkscope.lab.vocabulary import build_tokenizer
+
+    monkeypatch.setattr(analysing, "LAB_BATCHES", 3)
+    shutil.copytree(folders / "000000", tmp_path / "t")
+    manifest = json.loads((tmp_path / "t" / "manifest.json").read_text())
+    (tmp_path / "t" / "manifest.json").write_text(json.dumps({**manifest, "model": {"name": "lab-diffusion"}}))
+    status, out, _ = run("analyse", tmp_path / "t", "--training-counts", "lab", "--no-sweep", "--no-choice", "--json")
+    rows = {row["at"].get("class"): row["value"] for row in json.loads(out)["statistics"] if row["name"].startswith("composition.times_t")}
+    assert status == 0
+    assert None not in (rows["word"], rows["digit"])
+    recipe, tokenizer = RECIPES["lab-diffusion"], build_tokenizer()
+    drawn = np.concatenate([draw_canvases(recipe.canvases, tokenizer, recipe.seed, one).tokens.numpy().ravel() for one in range(3)])
+    counts = analysing._lab_counts(open_traces(tmp_path / "t")[0])
+    assert counts == {token: int((drawn == token).sum()) for token in np.unique(drawn).tolist()}
+    assert tokenizer.mask_token_id not in counts
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ import pytest
 from planted import make_trace, random_columns, sink_at
 
 from sinkscope.sinks import Point, is_sink, profile_of, sink_rates
-from sinkscope.sinks.concentration import CURVE, concentration_values, depth_slope, evenness_values, thirds
+from sinkscope.sinks.concentration import CURVE, concentration_values, depth_slope, evenness_values, length_class, thirds
 
 POINTS = [Point(3.0), Point(5.0, "percent")]
 
@@ -59,8 +59,9 @@ def test_the_curve_counts_columns_that_do_not_exceed_epsilon():
     for unit in ("queries", "percent"):
         for epsilon in CURVE:
             expected = 1 - is_sink(trace.column_sums, epsilon, unit).sum() / columns
-            at = (("positions", 40), ("unit", unit), ("excess", epsilon))
-            assert values["epsilon.not_sinks", at] == pytest.approx(expected, abs=1e-9)
+            for positions in ("any", "up to 64"):
+                at = (("positions", positions), ("unit", unit), ("excess", epsilon))
+                assert values["epsilon.not_sinks", at] == pytest.approx(expected, abs=1e-9)
     assert CURVE[0] == 0
     assert CURVE[-1] == 10
 
@@ -69,7 +70,9 @@ def test_an_excess_that_is_epsilon_itself_is_no_sink():
     columns = np.full((1, 1, 1, 5), 0.5)
     columns[..., 2] = 3.0  # an excess of 2.5 exactly
     values = evenness_values(profile_of(make_trace(columns, prompt_length=1, block=4), POINTS))
-    at = {excess: values["epsilon.not_sinks", (("positions", 5), ("unit", "queries"), ("excess", excess))] for excess in (2.0, 2.5, 3.0)}
+    at = {
+        excess: values["epsilon.not_sinks", (("positions", "any"), ("unit", "queries"), ("excess", excess))] for excess in (2.0, 2.5, 3.0)
+    }
     assert at == {2.0: pytest.approx(0.8), 2.5: 1.0, 3.0: 1.0}
 
 
@@ -119,3 +122,8 @@ def test_without_structure_nothing_falls_or_rises_with_depth():
     found = interval_of_means(np.array(slopes).T, resamples=1000)
     outside = ((found.low > 0) | (found.high < 0)).sum()
     assert outside <= 120 * 0.05 + 3 * np.sqrt(120 * 0.05 * 0.95) + 4  # 12 prompts: coverage is some 92 %
+
+
+@pytest.mark.parametrize(("positions", "name"), [(1, 64), (64, 64), (65, 128), (128, 128), (129, 256), (512, 512)])
+def test_canvases_are_classed_by_the_next_power_of_two(positions, name):
+    assert length_class(positions) == f"up to {name}"

@@ -1,6 +1,7 @@
 """`analyse`: every statistic of sinks, with intervals over prompts."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,8 @@ from tyro.conf import Positional
 
 from sinkscope.commands.shown import Json, Unit, opened, print_json
 from sinkscope.errors import CallError
+
+LAB_BATCHES = 100
 
 
 def analyse(
@@ -17,7 +20,7 @@ def analyse(
     unit: Unit = "queries",
     sweep: bool = True,
     tolerance: int = 0,
-    training_counts: Path | None = None,
+    training_counts: str | None = None,
     choice: bool = True,
     as_json: Json = False,
 ) -> None:
@@ -30,7 +33,7 @@ def analyse(
         unit: of the excess: queries or percent.
         sweep: --no-sweep leaves out all points but --excess and --unit.
         tolerance: steps without a sink that a track survives.
-        training_counts: a JSON object {token id: count} of the training corpus.
+        training_counts: a file with a JSON object {token id: count} of the training corpus; or lab, for the lab's own models.
         choice: --no-choice leaves out the model of which candidate is the main sink, the longest part.
     """
     from sinkscope.sinks import POINTS, Point, compare
@@ -40,7 +43,7 @@ def analyse(
         raise CallError("expected at least one trace")
     asked = Point(excess, unit)
     points = (asked, *(point for point in POINTS if point != asked)) if sweep else (asked,)
-    training = None if training_counts is None else _read_counts(training_counts)
+    training = None if training_counts is None else _counts(training_counts, traces)
 
     def analysis(folders: tuple[Path, ...]) -> Any:
         found = (one for folder in folders for one in opened(folder))
@@ -59,11 +62,30 @@ def analyse(
         _print_table(statistics, asked)
 
 
-def _read_counts(path: Path) -> dict[int, int]:
+def _counts(source: str, traces: tuple[Path, ...]) -> dict[int, int]:
+    if source == "lab":
+        return _lab_counts(opened(traces[0])[0])
+    path = Path(source)
     try:
         return {int(token): int(count) for token, count in json.loads(path.read_text()).items()}
     except (OSError, ValueError, AttributeError, TypeError) as error:
         raise CallError(f"--training-counts {path}: expected a JSON object of token ids and counts ({error})") from error
+
+
+def _lab_counts(trace: Any) -> dict[int, int]:
+    """The first batches of the stream that a model of the lab was trained on."""
+    from sinkscope.lab.canvases import draw_canvases
+    from sinkscope.lab.recipes import RECIPES
+    from sinkscope.lab.vocabulary import build_tokenizer
+
+    name = trace.manifest.get("model", {}).get("name")
+    if name not in RECIPES:
+        raise CallError(f"--training-counts lab: {trace.folder} is of {name}, expected a model of the lab ({', '.join(RECIPES)})")
+    recipe, tokenizer = RECIPES[name], build_tokenizer()
+    counts: Counter[int] = Counter()
+    for update in range(LAB_BATCHES):
+        counts.update(draw_canvases(recipe.canvases, tokenizer, recipe.seed, update).tokens.flatten().tolist())
+    return dict(counts)
 
 
 def _heading(found: Any, asked: Any, versus: tuple[Path, ...]) -> str:
@@ -85,9 +107,10 @@ def _print_table(statistics: Any, asked: Any) -> None:
         if part != last:
             print(f"\n{part}")
             last = part
-        place.pop("positions", None)
         if "text" in place:
             place = {"token": repr(place["text"] if place["text"] is not None else place["token"])}
+        if "positions" in place:
+            place["positions"] = f"{place['positions']} positions"
         label = f"{short.replace('_', ' ')}{''.join(f', {value}' for value in place.values())}"
         interval = "" if one.low is None else f"[{one.low:.4g}, {one.high:.4g}]"
         p = "" if one.p is None else f"p {one.p:.3f}"

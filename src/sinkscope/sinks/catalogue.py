@@ -100,7 +100,9 @@ DEFINITIONS: dict[str, Definition] = {
     "concentration.gini": Definition("Gini coefficient of the columns", "0 to 1", FEW),
     "concentration.gu_rate": Definition("steps × layers × heads in which a key's mean α exceeds 0.3 (Gu et al., Sink_*)", "share", FEW),
     "epsilon.not_sinks": Definition(
-        "tokens × heads × steps that are not sinks at ε, by the longest canvas", "share", "≥ 96 % at ε = 3 (Fig. 10)"
+        "tokens × heads × steps that are not sinks at ε = 0, ½, … 10, for all canvases and by their length",
+        "share",
+        "≥ 96 % at ε = 3 (Fig. 10)",
     ),
     "norms.contribution": Definition("part of Σ_j c_j·‖v_j‖ that comes from sinks, in heads with one", "share", NOOP),
     "norms.contribution_over_attention": Definition(

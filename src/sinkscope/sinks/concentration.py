@@ -141,9 +141,14 @@ def evenness_values(profile: "Profile") -> Values:
     columns = profile.canvas.lengths.sum() * found.top.shape[1] * found.top.shape[2]
     for unit, over in zip(("queries", "percent"), found.curve.sum(axis=1), strict=True):
         for excess, count in zip(CURVE, over.tolist(), strict=True):
-            at = (("positions", int(profile.canvas.lengths.max())), ("unit", unit), ("excess", excess))
-            values["epsilon.not_sinks", at] = 1 - count / columns
+            for positions in ("any", length_class(int(profile.canvas.lengths.max()))):
+                values["epsilon.not_sinks", (("positions", positions), ("unit", unit), ("excess", excess))] = 1 - count / columns
     return values
+
+
+def length_class(positions: int) -> str:
+    """Canvases up to 64, 128, 256 … tokens."""
+    return f"up to {max(64, 1 << (positions - 1).bit_length())}"
 
 
 def depth_slope(by_layer: Float[np.ndarray, " layer"]) -> float:
