@@ -11,6 +11,7 @@ from sinkscope.errors import CallError
 from sinkscope.sinks import DEFINITIONS, POINTS, Point, analyse, compare, profile_of
 from sinkscope.sinks.analysis import prompt_values
 from sinkscope.sinks.catalogue import definition_of
+from sinkscope.sinks.table import PromptTable
 
 FEW = [Point(3.0), Point(5.0, "percent")]
 
@@ -125,3 +126,13 @@ def test_the_page_of_statistics_names_each_of_them():
     assert named == set(DEFINITIONS)
     for name, definition in DEFINITIONS.items():
         assert f"| `{name}` | {definition.text.replace('|', chr(92) + '|')}" in page.read_text()
+
+
+def test_a_table_keeps_rows_apart_and_knows_what_a_prompt_lacks():
+    table = PromptTable()
+    table.add({("a", ()): 1.0, ("b", ()): 2.0})
+    table.add({("c", ()): 3.0, ("a", ()): 4.0})
+    table.add({("b", ()): 5.0})
+    keys, values = table.whole({("late", ()): np.array([7.0, 8.0])})
+    assert keys == (("a", ()), ("b", ()), ("c", ()), ("late", ()))
+    np.testing.assert_array_equal(values, [[1, 2, np.nan, 7], [4, np.nan, 3, 8], [np.nan, 5, np.nan, np.nan]])

@@ -3,7 +3,16 @@ import pytest
 from planted import DOT, END, MASK, NEWLINE, SEVEN, SPACE, THE, make_trace, random_columns, sink_at
 
 from sinkscope.sinks import Point, find_sinks, profile_of
-from sinkscope.sinks.composition import CLASSES, canvas_tally, class_of, classes_of, composition_values, token_shares
+from sinkscope.sinks.composition import (
+    CLASSES,
+    TokenShares,
+    canvas_tally,
+    class_of,
+    classes_of,
+    composition_values,
+    leading_tokens,
+    token_shares,
+)
 from sinkscope.sinks.layers import canvas_of
 
 POINTS = [Point(3.0), Point(5.0, "percent")]
@@ -59,7 +68,8 @@ def test_shares_by_class_and_token_are_those_of_a_count(number):
         assert values["composition.times_expected", at] == pytest.approx(of_sinks / of_canvas)
         if token in training:
             assert values["composition.times_training", at] == pytest.approx(of_sinks / (training[token] / 200))
-        assert token_shares(profile, point)[token] == pytest.approx((of_sinks, of_canvas))
+        shares = leading_tokens([token_shares(profile)], number)[token]
+        assert [one.item() for one in shares] == pytest.approx((of_sinks, of_canvas))
     assert np.isnan(values["composition.times_training", (("class", "mask"),)])  # no training text holds a mask
     ids, counts, indices = canvas_tally(profile.canvas)
     np.testing.assert_array_equal(ids[indices], trace.tokens)
@@ -115,4 +125,16 @@ def test_without_sinks_there_are_no_shares_of_them():
     values = composition_values(profile, POINTS[0])
     assert np.isnan(values["composition.share_of_sinks", (("class", "mask"),)])
     assert values["composition.share_of_canvas", (("class", "mask"),)] > 0
-    assert token_shares(profile, POINTS[0]) == {}
+    assert leading_tokens([token_shares(profile)], 0) == {}
+
+
+def test_the_leading_tokens_are_those_of_the_mean_over_prompts():
+    shares = [
+        TokenShares(np.array([3, 5, 9]), np.array([[0.5, 0.5, 0.0]]), np.array([0.2, 0.2, 0.6])),
+        TokenShares(np.array([3, 7]), np.array([[0.2, 0.8]]), np.array([0.9, 0.1])),
+        TokenShares(np.array([3, 7]), np.zeros((1, 2)), np.array([0.9, 0.1])),  # no sink
+    ]
+    found = leading_tokens(shares, 0)
+    assert list(found) == [7, 3, 5]
+    np.testing.assert_allclose(found[7], [[0, 0.8, np.nan], [0, 0.1, np.nan]])
+    np.testing.assert_allclose(found[3], [[0.5, 0.2, np.nan], [0.2, 0.9, np.nan]])

@@ -1,7 +1,6 @@
 """The analysis of a set of traces: every statistic at every point, as a mean over prompts with its interval."""
 
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,7 +12,7 @@ from sinkscope.errors import CallError
 from sinkscope.sinks.agreement import PromptAgreement, agreement_values, pattern_of
 from sinkscope.sinks.catalogue import DEFINITIONS, Definition, definition_of
 from sinkscope.sinks.choice import ChoiceModel, choices_of
-from sinkscope.sinks.composition import TOKENS, composition_values, token_shares
+from sinkscope.sinks.composition import TokenShares, composition_values, leading_tokens, token_shares
 from sinkscope.sinks.concentration import concentration_values, evenness_values
 from sinkscope.sinks.drift import blocks_of
 from sinkscope.sinks.finding import Recorded
@@ -23,6 +22,7 @@ from sinkscope.sinks.movement import movement_values
 from sinkscope.sinks.norms import norm_values
 from sinkscope.sinks.points import POINTS, Place, Point, Values, sweep
 from sinkscope.sinks.profile import Profile, profile_of
+from sinkscope.sinks.table import Key, PromptTable
 from sinkscope.sinks.triggers import TRIGGERS, TriggerTest, trigger_shares
 
 
@@ -71,7 +71,7 @@ class Analysis:
     heads: int
     tolerance: int
     prompt_texts: tuple[Any, ...] = field(repr=False)
-    keys: tuple[tuple[str, Place], ...] = field(repr=False)
+    keys: tuple[Key, ...] = field(repr=False)
     values: np.ndarray = field(repr=False)
 
     def find(self, name: str, **place: Any) -> list[Statistic]:
@@ -133,13 +133,13 @@ def analyse(
         CallError: no trace, traces of different shapes, or points that cannot be told.
         SinkscopeError: a trace without a whole step.
     """
-    rows: list[Values] = []
+    table = PromptTable()
     shape: tuple[int, int] | None = None
     texts: list[Any] = []
     tests = {point: TriggerTest(seed=seed) for point in points}
     agreements = {point: PromptAgreement() for point in points}
     model = ChoiceModel()
-    tokens: dict[Point, list[dict[int, tuple[float, float]]]] = defaultdict(list)
+    tokens: list[TokenShares] = []
     vocabulary: dict[int, str] = {}
     for trace in traces:
         profile = profile_of(trace, points, tolerance)
@@ -150,30 +150,30 @@ def analyse(
                 f"found {found[0]} × {found[1]}. Analyse each model by itself"
             )
         shape = (int(found[0]), int(found[1]))
-        rows.append(prompt_values(profile, training))
+        values = prompt_values(profile, training)
         for point in points:
-            rows[-1] |= _trigger_values(profile, point, tests[point])
+            values |= _trigger_values(profile, point, tests[point])
             agreements[point].add(pattern_of(profile, point))
-            tokens[point].append(token_shares(profile, point))
+        table.add(values)
+        tokens.append(token_shares(profile))
         if choice and not profile.canvas.causal:
             model.add(choices_of(profile, points))
         vocabulary |= profile.canvas.vocabulary
         texts.append((getattr(trace, "manifest", None) or {}).get("prompt"))
     if shape is None:
         raise CallError("expected at least one trace, found none")
-    for point in points:
-        _add_tokens(rows, point, tokens[point], vocabulary)
-    if model.prompts:
-        for number, point in enumerate(points):
-            for name, gains in model.result(number).items():
-                for row, gain in zip(rows, gains.tolist(), strict=False):
-                    row[f"choice.{name}", _at(point)] = gain
-    keys = tuple(dict.fromkeys(key for row in rows for key in row))
-    values = np.array([[row.get(key, math.nan) for key in keys] for row in rows])
-    statistics = [*_means(keys, values, tests, seed), *_agreements(agreements, seed)]
+    late: dict[Key, np.ndarray] = {}
+    for number, point in enumerate(points):
+        for token, (of_sinks, of_canvas) in leading_tokens(tokens, number).items():
+            place = (*_at(point), ("token", token), ("text", vocabulary.get(token)))
+            late["composition.token", place], late["composition.token_on_canvas", place] = of_sinks, of_canvas
+        if model.prompts:
+            late |= {(f"choice.{name}", _at(point)): gains for name, gains in model.result(number).items()}
+    keys, whole = table.whole(late)
+    statistics = [*_means(keys, whole, tests, seed), *_agreements(agreements, seed)]
     order = {name: number for number, name in enumerate(DEFINITIONS)}
     statistics.sort(key=lambda one: order[one.name.removesuffix("_over_steps").removesuffix("_in")])
-    return Analysis(tuple(statistics), len(rows), *shape, tolerance, tuple(texts), keys, values)
+    return Analysis(tuple(statistics), len(whole), *shape, tolerance, tuple(texts), keys, whole)
 
 
 def compare(first: Analysis, second: Analysis, seed: int = 0) -> tuple[Statistic, ...]:
@@ -181,14 +181,15 @@ def compare(first: Analysis, second: Analysis, seed: int = 0) -> tuple[Statistic
 
     Where both hold the same prompts in the same order the prompts are paired, which makes the interval narrower.
     """
-    both = [key for key in first.keys if key in set(second.keys)]
-    ours, theirs = (one.values[:, [one.keys.index(key) for key in both]] for one in (first, second))
+    numbers = [{key: number for number, key in enumerate(one.keys)} for one in (first, second)]
+    both = [key for key in numbers[0] if key in numbers[1]]
+    ours, theirs = (one.values[:, [at[key] for key in both]] for one, at in zip((first, second), numbers, strict=True))
     paired = first.prompt_texts == second.prompt_texts and None not in first.prompt_texts
     means = interval_of_difference(ours, theirs, paired, seed)
     return tuple(_statistics(both, means))
 
 
-def _means(keys: Sequence[tuple[str, Place]], values: np.ndarray, tests: Mapping[Point, TriggerTest], seed: int) -> Iterator[Statistic]:
+def _means(keys: Sequence[Key], values: np.ndarray, tests: Mapping[Point, TriggerTest], seed: int) -> Iterator[Statistic]:
     p_values = {(_at(point), name): p for point, test in tests.items() for name, p in test.p_values().items()}
     for one in _statistics(keys, interval_of_means(values, seed=seed)):
         p = None
@@ -197,7 +198,7 @@ def _means(keys: Sequence[tuple[str, Place]], values: np.ndarray, tests: Mapping
         yield one if p is None else Statistic(one.name, one.place, one.value, one.low, one.high, one.prompts, p)
 
 
-def _statistics(keys: Sequence[tuple[str, Place]], means: Any) -> Iterator[Statistic]:
+def _statistics(keys: Sequence[Key], means: Any) -> Iterator[Statistic]:
     columns = (one.tolist() for one in (means.mean, means.low, means.high, means.prompts))
     for (name, place), mean, low, high, prompts in zip(keys, *columns, strict=True):
         yield Statistic(name, dict(place), _plain(mean), _plain(low), _plain(high), prompts)
@@ -224,21 +225,6 @@ def _trigger_values(profile: Profile, point: Point, test: TriggerTest) -> Values
         values["triggers.share", place] = float(by_shift[0])
         values["triggers.over_chance", place] = float(by_shift[0] - by_shift.mean())
     return values
-
-
-def _add_tokens(
-    rows: list[Values], point: Point, shares: Sequence[Mapping[int, tuple[float, float]]], vocabulary: Mapping[int, str]
-) -> None:
-    """The ten tokens that are sinks most often, each prompt counting alike."""
-    total: dict[int, float] = defaultdict(float)
-    for one in shares:
-        for token, (of_sinks, _) in one.items():
-            total[token] += of_sinks
-    for token in sorted(total, key=lambda token: (-total[token], token))[:TOKENS]:
-        place = (*_at(point), ("token", token), ("text", vocabulary.get(token)))
-        for row, one in zip(rows, shares, strict=True):
-            if one:
-                row["composition.token", place], row["composition.token_on_canvas", place] = one.get(token, (0.0, 0.0))
 
 
 def _at(point: Point) -> Place:

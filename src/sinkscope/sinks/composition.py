@@ -7,7 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
 from sinkscope.sinks.candidates import Candidates
 from sinkscope.sinks.layers import Canvas
@@ -101,13 +101,44 @@ def composition_values(profile: "Profile", point: Point, training: Mapping[int, 
     return values
 
 
-def token_shares(profile: "Profile", point: Point) -> dict[int, tuple[float, float]]:
-    """{token id: (share of the sinks, share of the canvas)} of one prompt; empty without sinks."""
-    sinks = profile.composition.tally[profile.points.index(point)].sum(axis=0)
-    if not sinks.any():
-        return {}
-    shares = zip(sinks / sinks.sum(), profile.token_counts / profile.token_counts.sum(), strict=True)
-    return {token: (float(a), float(b)) for token, (a, b) in zip(profile.token_ids.tolist(), shares, strict=True)}
+@dataclass(frozen=True)
+class TokenShares:
+    """One prompt's tokens.
+
+    Attributes:
+        ids: the tokens of its canvas.
+        of_sinks: [point, token], share of the sinks, 0 throughout without sinks; of_canvas: [token].
+    """
+
+    ids: Int[np.ndarray, " token"]
+    of_sinks: Float[np.ndarray, "point token"]
+    of_canvas: Float[np.ndarray, " token"]
+
+
+def token_shares(profile: "Profile") -> TokenShares:
+    """Shares of every token of one prompt."""
+    tally = profile.composition.tally.sum(axis=1)
+    shares = tally / np.maximum(tally.sum(axis=1, keepdims=True), 1)
+    return TokenShares(profile.token_ids, shares.astype(np.float32), (profile.token_counts / profile.token_counts.sum()).astype(np.float32))
+
+
+def leading_tokens(prompts: Sequence[TokenShares], number: int) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+    """The ten tokens that are sinks most often at a point, each prompt counting alike: shares of sinks and canvas, [prompt].
+
+    A prompt that lacks the token counts 0, one without any sink is NaN.
+    """
+    ids = np.concatenate([one.ids for one in prompts])
+    distinct, place = np.unique(ids, return_inverse=True)
+    total = np.bincount(place, weights=np.concatenate([one.of_sinks[number] for one in prompts]))
+    found = {}
+    for token in distinct[np.lexsort((distinct, -total))][:TOKENS][: np.count_nonzero(total)].tolist():
+        shares = np.full((2, len(prompts)), np.nan)
+        for prompt, one in enumerate(prompts):
+            if one.of_sinks[number].any():
+                at = one.ids == token
+                shares[:, prompt] = one.of_sinks[number][at].sum(), one.of_canvas[at].sum()
+        found[token] = (shares[0], shares[1])
+    return found
 
 
 def _ratio(part: float, expected: float, defined: bool) -> float:

@@ -71,10 +71,10 @@ def outward(prompts: np.ndarray, level: float = LEVEL) -> Float[np.ndarray, "...
     from scipy.special import stdtrit
 
     prompts = np.asarray(prompts, dtype=np.float64)
-    return np.sqrt(prompts / (prompts - 1)) * stdtrit(prompts - 1, (1 + level) / 2)
+    return np.asarray(np.sqrt(prompts / (prompts - 1)) * stdtrit(prompts - 1, (1 + level) / 2))
 
 
-def _percentiles(prompts: float) -> list[float]:
+def _percentiles(prompts: int) -> list[float]:
     from scipy.special import ndtr
 
     upper = 100 * float(ndtr(outward(np.array(prompts))))
@@ -125,7 +125,7 @@ def interval_of_difference(
     if enough.any():
         drawn = [_drawn_means(np.asarray(one)[:, enough], seed + number) for number, one in enumerate((first, second))]
         for place, number in enumerate(np.flatnonzero(enough)):
-            low[number], high[number] = np.nanpercentile(drawn[1][:, place] - drawn[0][:, place], _percentiles(prompts[number]))
+            low[number], high[number] = np.nanpercentile(drawn[1][:, place] - drawn[0][:, place], _percentiles(int(prompts[number])))
     return Means(theirs.mean - ours.mean, low, high, prompts)
 
 

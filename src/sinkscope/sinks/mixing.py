@@ -21,7 +21,7 @@ def effective_rank(hidden: Float[np.ndarray, "*layer position dim"], centred: bo
     total = values.sum(axis=-1, keepdims=True)
     share = np.divide(values, total, out=np.zeros_like(values), where=total > 0)
     logs = np.log(np.where(share > 0, share, 1.0))
-    return np.exp(-(share * logs).sum(axis=-1))
+    return np.asarray(np.exp(-(share * logs).sum(axis=-1)))
 
 
 def mean_cosine(hidden: Float[np.ndarray, "*layer position dim"], centred: bool = False) -> Float[np.ndarray, "*layer"]:
@@ -33,7 +33,7 @@ def mean_cosine(hidden: Float[np.ndarray, "*layer position dim"], centred: bool 
     if tokens < 2:
         return np.full(hidden.shape[:-2], np.nan)
     together = (direction.sum(axis=-2) ** 2).sum(axis=-1) - (direction**2).sum(axis=(-2, -1))
-    return together / (tokens * (tokens - 1))
+    return np.asarray(together / (tokens * (tokens - 1)))
 
 
 def perturbation_spread(
@@ -61,7 +61,7 @@ def attention_variance(attention: Float[np.ndarray, "*head query key"]) -> Float
     does not shrink with the length of the canvas. Rows of one query each, such as `sinkscope.attention` gives them.
     """
     attention = np.asarray(attention, dtype=np.float64)
-    return attention.var(axis=-2).mean(axis=-1) * attention.shape[-1] ** 2
+    return np.asarray(attention.var(axis=-2).mean(axis=-1) * attention.shape[-1] ** 2)
 
 
 def _prepared(hidden: np.ndarray, centred: bool) -> np.ndarray:
