@@ -62,6 +62,7 @@ def test_heads_that_keep_their_place_from_prompt_to_prompt_are_found():
     for seed in range(6):
         position = np.array([[2, 8, 14], [20, 26, 26]]) + np.zeros((10, 1, 1), int)
         collected.add(pattern_of(profile(position, seed=seed), POINT))
+    collected.add(pattern_of(profile(np.full((10, 2, 3), -1)), POINT))  # a prompt without a sink is no evidence
     found = collected.result()
     assert found["agreement.prompts_place"][:3] == pytest.approx((1, 1, 1))
     mean, low, _, prompts = found["agreement.prompts_place_over_other_heads"]

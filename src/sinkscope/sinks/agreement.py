@@ -90,12 +90,13 @@ class PromptAgreement:
             self.tokens.append(pattern.token)
 
     def result(self, seed: int = 0) -> dict[str, tuple[float, float, float, int]]:
-        """{name: (mean over pairs of prompts, low, high, prompts)}."""
+        """{name: (mean over pairs of prompts, low, high, prompts that have a sink)}."""
         found = {}
         for name, patterns in (("place", self.places), ("class", self.tokens)):
             own, weight, over = head_agreement(np.array(patterns))
-            found[f"agreement.prompts_{name}"] = (*interval_of_pairs(own * weight, weight, seed=seed), len(patterns))
-            found[f"agreement.prompts_{name}_over_other_heads"] = (*interval_of_pairs(over * weight, weight, seed=seed), len(patterns))
+            having = sum(bool(one.any()) for one in patterns)
+            found[f"agreement.prompts_{name}"] = (*interval_of_pairs(own * weight, weight, seed=seed), having)
+            found[f"agreement.prompts_{name}_over_other_heads"] = (*interval_of_pairs(over * weight, weight, seed=seed), having)
         return found
 
 
