@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from sinkscope.commands.analysing import analyse
 from sinkscope.commands.measuring import bench, evaluate, problems, table
 from sinkscope.commands.models import check, train
 from sinkscope.commands.reading import figures, sinks, tracks
@@ -12,6 +13,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "trace": trace,
     "sinks": sinks,
     "tracks": tracks,
+    "analyse": analyse,
     "figures": figures,
     "problems": problems,
     "evaluate": evaluate,

@@ -54,19 +54,20 @@ def _print_sinks(trace: Any, found: Any) -> None:
         print(f"{position:>8}  {trace.token_text(token)!r:<14}{count:>12}{mean:>13.1f}")
 
 
-def tracks(trace: Positional[Path], excess: float = 3.0, unit: Unit = "queries", as_json: Json = False) -> None:
+def tracks(trace: Positional[Path], excess: float = 3.0, unit: Unit = "queries", tolerance: int = 0, as_json: Json = False) -> None:
     """How sinks move: tracks, their kinds, moves and drift beside a null of shuffled steps.
 
     Args:
         trace: folder of a trace, or of numbered traces.
         excess: see `sinkscope sinks`.
         unit: see `sinkscope sinks`.
+        tolerance: steps below the threshold that do not end a track.
     """
     from sinkscope.sinks import find_sinks, movement_test, track
 
     documents = []
     for one in opened(trace):
-        followed = track(find_sinks(one, excess, unit))
+        followed = track(find_sinks(one, excess, unit), tolerance)
         test = movement_test(followed.main)
         if as_json:
             documents.append({"trace": str(one.folder), "complete": one.complete, **followed.as_dict(), "null": dataclasses.asdict(test)})
