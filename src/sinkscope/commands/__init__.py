@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from sinkscope.commands.exporting import export
 from sinkscope.commands.measuring import bench, evaluate, problems, table
 from sinkscope.commands.models import check, train
 from sinkscope.commands.reading import figures, sinks, tracks
@@ -13,6 +14,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "sinks": sinks,
     "tracks": tracks,
     "figures": figures,
+    "export": export,
     "problems": problems,
     "evaluate": evaluate,
     "table": table,
