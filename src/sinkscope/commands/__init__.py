@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from sinkscope.commands.exporting import export
+from sinkscope.commands.mapping import attention_map
 from sinkscope.commands.measuring import bench, evaluate, problems, table
 from sinkscope.commands.models import check, train
 from sinkscope.commands.reading import figures, sinks, tracks
@@ -14,6 +15,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "sinks": sinks,
     "tracks": tracks,
     "figures": figures,
+    "map": attention_map,
     "export": export,
     "problems": problems,
     "evaluate": evaluate,

@@ -92,11 +92,12 @@ def to_xarray(trace: Trace) -> Any:
     """
     check_installed("xarray")
     import xarray
+    from xarray.backends import BackendArray
     from xarray.core import indexing
 
     sizes = axis_sizes(trace)
 
-    class Lazy(xarray.backends.BackendArray):  # xarray's own way in for arrays that are read when indexed
+    class Lazy(BackendArray):  # xarray's own way in for arrays that are read when indexed
         def __init__(self, name: str) -> None:
             self.name = name
             self.shape = tuple(sizes[axis] for axis in TRACE_AXES[name])
@@ -143,10 +144,10 @@ def _attributes(trace: Trace) -> dict[str, Any]:
 def _blocks(trace: Trace, name: str, width: int | None = None) -> Iterator[tuple[int, int, np.ndarray]]:
     """(first step, last + 1, steps) of a tensor, part by part, its last axis ``width`` long."""
     array = getattr(trace, name)
-    width = array.shape[-1] if width is None else width
+    room: int = array.shape[-1] if width is None else width
     for first, stop in trace.step_parts():
         block = array[first:stop]
-        yield first, stop, block if block.ndim == 1 else widen(name, block, width)
+        yield first, stop, block if block.ndim == 1 else widen(name, block, room)
 
 
 def _write_numpy(trace: Trace, path: Path) -> None:
@@ -168,7 +169,7 @@ def _write_zarr(trace: Trace, path: Path) -> None:
     group = zarr.open_group(str(path), mode="w", attributes=_attributes(trace))
     for name in trace.tensors:
         axes = TRACE_AXES[name]
-        shape = tuple(sizes[axis] for axis in axes)
+        shape = [sizes[axis] for axis in axes]
         steps = min(STEPS_PER_PART, shape[0])
         chunks = (steps, 1, *shape[2:]) if len(shape) > 2 else (steps, *shape[1:])
         array = group.create_array(

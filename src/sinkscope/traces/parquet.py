@@ -41,7 +41,7 @@ def write_parquet(trace: Trace, path: Path) -> None:
     names = [name for name in COLUMNS if name in trace.tensors]
     schema = _schema(trace, names)
     texts = trace.manifest.get("vocabulary", {})
-    with pyarrow.parquet.ParquetWriter(path, schema, compression="zstd", use_dictionary=["text"]) as writer:
+    with pyarrow.parquet.ParquetWriter(path, schema, compression="zstd") as writer:
         for first, stop in trace.step_parts():
             lengths = trace.lengths[first:stop]
             held = {name: getattr(trace, name)[first:stop] for name in names}

@@ -1,0 +1,74 @@
+"""How one attention map is drawn, and the figure of a single one."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Float
+
+from sinkscope.report.labels import model_label, tick_label
+from sinkscope.report.plate import HEAT, VERMILLION, new_figure, plain, plate_style, spread_out, whole_numbers
+from sinkscope.traces import Trace
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+GAMMA = 0.4  # on it an equal share of 1/256 still stands a tenth up the scale
+NAMED = 9
+LABEL = f"share of a query's attention (colours by power {GAMMA})"
+
+
+def draw_map(axes: Any, trace: Trace, step: int, attention: Float[np.ndarray, "query key"], title: str) -> Any:
+    """Draws a map, queries downwards, keys to the right, the strongest columns named above; returns the image."""
+    from matplotlib.colors import PowerNorm
+
+    keys = attention.shape[1]
+    image = axes.imshow(attention, cmap=HEAT, norm=PowerNorm(GAMMA, 0, 1), interpolation="nearest", aspect="equal")
+    prompt = int(trace.manifest.get("prompt_length") or 0)
+    if 0 < prompt < keys:
+        style = {"color": "white", "linewidth": 0.6, "linestyle": (0, (4, 3))}
+        axes.axvline(prompt - 0.5, **style)
+        axes.axhline(prompt - 0.5, **style)
+    axes.spines[:].set_visible(False)
+    whole_numbers(axes.xaxis, axes.yaxis)
+    axes.set_xlabel("key (position)")
+    axes.set_title(title, pad=4)
+    columns = attention.sum(axis=0)
+    excess = columns - (columns.sum() - columns) / max(1, keys - 1)
+    strongest = [key for key in np.argsort(-columns, kind="stable")[:NAMED].tolist() if excess[key] > 1]
+    places = spread_out(strongest, keys / 16, NAMED)
+    if places:
+        above = axes.secondary_xaxis("top")
+        tokens = trace.tokens[step]
+        names = [f"{plain(tick_label(trace, int(tokens[int(place)])))} {int(place)}" for place in places]
+        above.set_xticks(places, names, rotation=90, fontsize="x-small")
+        above.tick_params(length=2, pad=1)
+        above.spines[:].set_visible(False)
+    return image
+
+
+def mark_column(axes: Any, key: int, queries: int, colour: str = VERMILLION) -> None:
+    """An arrow below the map at a key."""
+    axes.plot(
+        [key],
+        [queries - 0.5],
+        marker="^",
+        markersize=5,
+        color=colour,
+        markeredgecolor="white",
+        markeredgewidth=0.4,
+        clip_on=False,
+        zorder=5,
+    )
+
+
+def single_map(trace: Trace, attention: Float[np.ndarray, "query key"], step: int, layer: int, head: int) -> "Figure":
+    """The figure of one map."""
+    with plate_style():
+        figure = new_figure(5.2, 5.2)
+        axes = figure.subplots()
+        title = f"{plain(model_label(trace))}: attention in step {step}, layer {layer}, head {head}"
+        image = draw_map(axes, trace, step, attention, title)
+        axes.set_ylabel("query (position; dashed: end of the prompt)")
+        figure.colorbar(image, ax=axes, aspect=30, pad=0.02, shrink=0.85).set_label(LABEL)
+        figure.draw_without_rendering()
+    return figure
