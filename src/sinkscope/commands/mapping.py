@@ -104,7 +104,7 @@ def maps_of(name: str | None = None, device: str = "cpu") -> Callable[[Any, int,
     return give
 
 
-def keep_maps(model: Any, folders: list[Path], places: list[tuple[int, int, int]]) -> None:
+def write_maps(model: Any, folders: list[Path], places: list[tuple[int, int, int]]) -> None:
     """Stores single maps with the traces that were just written."""
     from sinkscope.recorder.maps import check_place, recompute_map
     from sinkscope.traces import open_trace

@@ -14,12 +14,18 @@ def sinks(trace: Positional[Path], excess: float = 3.0, unit: Unit = "queries", 
     """Which tokens are sinks, where, and how strong.
 
     Args:
-        trace: folder of a trace, or of numbered traces.
+        trace: folder of a trace, of numbered traces, or of statistics (which have their own threshold).
         excess: how far a column must exceed the mean of the others (Eq. 3).
         unit: of the excess: queries' worth of attention, percent of all attention, or mean (share).
     """
     from sinkscope.sinks import find_sinks
+    from sinkscope.traces import is_statistics
 
+    if is_statistics(trace):
+        from sinkscope.commands.counting import show_statistics
+
+        show_statistics(trace, as_json)
+        return
     documents = []
     for one in opened(trace):
         found = find_sinks(one, excess, unit)

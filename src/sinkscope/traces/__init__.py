@@ -3,6 +3,7 @@
 from sinkscope.traces.exporting import export_trace, to_xarray
 from sinkscope.traces.format import FORMAT
 from sinkscope.traces.reading import Trace, TraceArray, open_trace, open_traces
+from sinkscope.traces.statistics_folder import is_statistics, read_statistics
 from sinkscope.traces.writing import TraceWriter, claim_folder, move_trace
 
 __all__ = [
@@ -12,8 +13,10 @@ __all__ = [
     "TraceWriter",
     "claim_folder",
     "export_trace",
+    "is_statistics",
     "move_trace",
     "open_trace",
     "open_traces",
+    "read_statistics",
     "to_xarray",
 ]
