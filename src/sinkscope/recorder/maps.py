@@ -15,6 +15,7 @@ from sinkscope.attention import Columns, LayerCall, Watcher, subscribed
 from sinkscope.errors import CallError, TraceError
 from sinkscope.models import Model
 from sinkscope.traces import Trace
+from sinkscope.traces.top import kept_columns
 
 TOLERANCE = {"float32": 0.02, "bfloat16": 0.25, "float16": 0.1}
 """How far a column of the map may stand from the recorded one, per unit of 1 + the column, by what the model computes in."""
@@ -76,9 +77,9 @@ def recompute_map(model: Model, trace: Trace, step: int, layer: int, head: int) 
     if watcher.attention is None:
         raise TraceError(f"{trace.folder}: its layer {trace.layers[layer]} is none of {model.card.name}; the trace is of another model")
     attention = watcher.attention.cpu().numpy()
-    recorded = trace.column_sums[step, layer, head, :length]
-    difference = np.abs(attention.sum(axis=0) - recorded)
-    if (difference > TOLERANCE[model.card.dtype] * (1 + recorded)).any():
+    recorded = kept_columns(trace)[step, layer, head, :length]
+    difference = np.nan_to_num(np.abs(attention.sum(axis=0) - recorded))  # columns that were not kept cannot be compared
+    if (difference > TOLERANCE[model.card.dtype] * (1 + np.nan_to_num(recorded))).any():
         worst = int(difference.argmax())
         raise TraceError(
             f"{trace.folder}: expected the map's columns to be those recorded; key {worst} has {attention[:, worst].sum():.3f} in the map "

@@ -1,13 +1,19 @@
 """How one attention map is drawn, and the figure of a single one."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float
 
 from sinkscope.report.labels import model_label, tick_label
-from sinkscope.report.plate import HEAT, VERMILLION, new_figure, plain, plate_style, spread_out, whole_numbers
+from sinkscope.report.plate import HEAT, VERMILLION, new_figure, number, plain, plate_style, spread_out, whole_numbers
 from sinkscope.traces import Trace
+
+Maps = Callable[[Trace, int, int, int], np.ndarray]
+"""Gives the map of a step, layer and head: float32 [query, key]. It may raise what stops a map from being computed."""
+
+MAP_HEADER = ("model", "panel", "step", "layer", "head", "query", "key", "attention")
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -72,3 +78,10 @@ def single_map(trace: Trace, attention: Float[np.ndarray, "query key"], step: in
         figure.colorbar(image, ax=axes, aspect=30, pad=0.02, shrink=0.85).set_label(LABEL)
         figure.draw_without_rendering()
     return figure
+
+
+def map_lines(label: str, panel: str, place: tuple[int, int, int], attention: Float[np.ndarray, "query key"]) -> list[tuple[Any, ...]]:
+    """Rows of a map for a CSV file, as `MAP_HEADER` names them; zeros of a causal map are left out."""
+    query, key = np.nonzero(attention)
+    values = attention[query, key]
+    return [(label, panel, *place, i, j, number(value)) for i, j, value in zip(query.tolist(), key.tolist(), values.tolist(), strict=True)]

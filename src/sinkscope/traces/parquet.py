@@ -13,7 +13,7 @@ import numpy as np
 
 from sinkscope.axes import HEAD, KV_HEAD, LAYER, POSITION, STEP, TRACE_AXES, TRACE_UNITS
 from sinkscope.traces.reading import Trace
-from sinkscope.traces.top import TopArray
+from sinkscope.traces.top import kept_columns
 from sinkscope.traces.writing import widen
 
 ROWS_AT_ONCE = 1 << 19
@@ -45,17 +45,12 @@ def write_parquet(trace: Trace, path: Path) -> None:
     with pyarrow.parquet.ParquetWriter(path, schema, compression="zstd") as writer:
         for first, stop in trace.step_parts():
             lengths = trace.lengths[first:stop]
-            held = {name: _source(trace, name)[first:stop] for name in names}
+            held = {name: kept_columns(trace, name)[first:stop] for name in names}
             for step in range(first, stop):
                 length = int(lengths[step - first])
                 arrays = {name: widen(name, block[step - first], length)[..., :length] for name, block in held.items()}
                 for layers in _layers_at_once(trace, length):
                     writer.write_table(pyarrow.table(_rows(trace, step, layers, arrays, length, texts), schema=schema))
-
-
-def _source(trace: Trace, name: str) -> Any:
-    """A tensor; of the largest columns only these, NaN elsewhere."""
-    return getattr(trace, name) if name in trace.tensors else TopArray(name, trace, spread=False)
 
 
 def _layers_at_once(trace: Trace, length: int) -> list[range]:

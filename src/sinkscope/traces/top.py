@@ -34,6 +34,11 @@ def keep_top(step: dict[str, np.ndarray], count: int) -> dict[str, np.ndarray]:
     return kept
 
 
+def kept_columns(trace: Any, name: str = "column_sums") -> Any:
+    """Columns as they were kept: whole, or the largest with NaN at all others."""
+    return getattr(trace, name) if name in trace.tensors else TopArray(name, trace, spread=False)
+
+
 class TopArray:
     """Columns of which only the largest were kept: these as they were, all others at their mean.
 
@@ -71,7 +76,7 @@ class TopArray:
         leading, last = index[:3], index[3:]
         values, keys, rest = self._values[leading], self._keys[leading], self._rest[leading]
         lengths = np.asarray(self._lengths[index[0]])
-        return self._whole(values, keys, rest, lengths.reshape(*lengths.shape, *[1] * (rest.ndim - lengths.ndim)))[(..., *last)]
+        return self._whole(values, keys, rest, lengths.reshape((*lengths.shape, *[1] * (rest.ndim - lengths.ndim))))[(..., *last)]
 
     def _whole(self, values: np.ndarray, keys: np.ndarray, rest: np.ndarray, lengths: np.ndarray) -> Float[np.ndarray, "... key"]:
         width = self.shape[-1]

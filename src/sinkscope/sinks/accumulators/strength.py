@@ -30,6 +30,13 @@ def _tally(bins: np.ndarray, count: int) -> np.ndarray:
     return np.bincount(shifted.ravel(), minlength=layers * count).reshape(layers, count)
 
 
+def count_above(excess: np.ndarray) -> np.ndarray:
+    """How many columns of each layer exceed each threshold of the ε-curve; [layer, …] → int64 [layer, ε], NaN exceeds none."""
+    # a column exceeds the first ceil(excess / 0.25) thresholds
+    exceeded = np.clip(np.ceil(np.nan_to_num(excess, nan=-1) * (1 / EPSILON_STEP)), 0, EPSILON_BINS).astype(np.int32)
+    return _tally(exceeded, EPSILON_BINS + 1)[:, ::-1].cumsum(axis=1)[:, -2::-1]
+
+
 class ColumnHistogram(Accumulator):
     """Column sums of every layer in bins."""
 
@@ -66,10 +73,7 @@ class EpsilonCurve(Accumulator):
 
     def update(self, step: SeenStep) -> None:
         for unit, excess in enumerate((step.excess, step.percent_excess)):
-            # a column exceeds the first ceil(excess / 0.25) thresholds
-            exceeded = np.clip(np.ceil(excess * (1 / EPSILON_STEP)), 0, EPSILON_BINS).astype(np.int32)
-            counts = _tally(exceeded, EPSILON_BINS + 1)
-            self.arrays["above"][unit] += counts[:, ::-1].cumsum(axis=1)[:, -2::-1]
+            self.arrays["above"][unit] += count_above(excess)
         self.arrays["columns"] += step.columns[0].size
 
     def result(self) -> dict[str, Any]:
