@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from sinkscope.report.digest import Digest, titled
 from sinkscope.report.maps import LABEL, MAP_HEADER, Maps, draw_map, map_lines, mark_column
 from sinkscope.report.plate import WIDE, Plate, new_figure, plain
@@ -33,7 +31,7 @@ def first_and_last_maps(digests: Sequence[Digest], maps: Maps) -> Plate | str:
                     mark_column(axes, main, len(attention))
                 rows += map_lines(one.label, why, (step, head.layer, head.head), attention)
             grid[row, 0].set_ylabel(f"{why}\nquery (position)")
-        part.colorbar(image, ax=list(grid.flat), aspect=40, pad=0.01).set_label(LABEL)
+        part.colorbar(image, ax=list(grid.flat), aspect=40, pad=0.01, shrink=0.6).set_label(LABEL)
         part.suptitle(plain(one.heading), x=0.01, ha="left")
     return Plate(
         "figure8-first-and-last",
@@ -64,6 +62,6 @@ def _caption(chosen: Sequence[tuple[Digest, list[tuple[str, HeadMovement]]]]) ->
     return (
         "Attention maps of the first and of the last step, recomputed from the recorded canvas: above, the head whose main sink stands "
         "longest at one position; below, the one whose main sink drifts left the fastest (least-squares slope over all steps that have "
-        f"one, at least half of them). Triangles: the main sink of that step, where Eq. 3 holds.{none_left} What it does not show: the heads "
-        "between these extremes, and the way from the first step to the last."
+        f"one, at least half of them). Triangles: the main sink of that step, where Eq. 3 holds.{none_left} What it does not show: the "
+        "heads between these extremes, and the way from the first step to the last."
     )

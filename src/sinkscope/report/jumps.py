@@ -7,7 +7,7 @@ import numpy as np
 
 from sinkscope.report.digest import Digest, titled
 from sinkscope.report.maps import LABEL, MAP_HEADER, Maps, draw_map, map_lines, mark_column
-from sinkscope.report.plate import BLUE, INK, VERMILLION, WIDE, Plate, new_figure, plain, whole_numbers
+from sinkscope.report.plate import BLUE, INK, VERMILLION, WIDE, Plate, new_figure, number, plain, whole_numbers
 
 
 def sink_jump(digests: Sequence[Digest], maps: Maps) -> Plate | str:
@@ -36,7 +36,7 @@ def _draw(part: Any, one: Digest, maps: Maps) -> list[tuple[Any, ...]]:
         rows += map_lines(one.label, name, (step, jump.layer, jump.head), attention)
     panels["before"].set_ylabel("query (position)")
     part.colorbar(image, ax=[panels["before"], panels["after"]], aspect=30, pad=0.01).set_label(LABEL.replace(" (", "\n("))
-    _draw_over(panels["over"], one)
+    rows += _draw_over(panels["over"], one)
     part.suptitle(
         f"{plain(one.heading)}\nlayer {jump.layer}, head {jump.head}: the main sink goes from {jump.before} to {jump.after}",
         x=0.01,
@@ -45,22 +45,27 @@ def _draw(part: Any, one: Digest, maps: Maps) -> list[tuple[Any, ...]]:
     return rows
 
 
-def _draw_over(axes: Any, one: Digest) -> None:
+def _draw_over(axes: Any, one: Digest) -> list[tuple[Any, ...]]:
     jump = one.jump
     assert jump is not None
     columns = one.head_columns(jump.layer, jump.head)
     share = columns / np.nansum(columns, axis=-1, keepdims=True)
+    rows: list[tuple[Any, ...]] = []
+    place = (jump.layer, jump.head)
     for key, colour, marker in ((jump.before, VERMILLION, "o"), (jump.after, BLUE, "s")):
+        rows += [(one.label, "share of all attention", at, *place, "all", key, number(value)) for at, value in enumerate(share[:, key])]
         axes.plot(share[:, key], color=colour, marker=marker, markersize=2.5, linewidth=1, label=f"key {key}: share of all attention")
     if (mean := self_attention(one)) is not None:
+        rows += [(one.label, "self-attention", at, *place, "mean", "itself", number(value)) for at, value in enumerate(mean)]
         axes.plot(mean, color=INK, linestyle="--", linewidth=1, label="self-attention, mean over queries")
     axes.axvspan(jump.step, jump.step + 1, color="#e8e8e8", linewidth=0, zorder=0)
     axes.set_ylim(bottom=0)
-    axes.set_xlim(0, one.steps - 1)
+    axes.set_xlim(-0.5, one.steps - 0.5)
     whole_numbers(axes.xaxis)
     axes.set_xlabel("step (grey: the jump)")
     axes.set_ylabel("share of attention")
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.32), ncols=3, columnspacing=1, handlelength=1.5)
+    return rows
 
 
 def self_attention(one: Digest) -> np.ndarray | None:

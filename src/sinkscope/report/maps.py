@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float
 
 from sinkscope.report.labels import model_label, tick_label
-from sinkscope.report.plate import HEAT, VERMILLION, new_figure, number, plain, plate_style, spread_out, whole_numbers
+from sinkscope.report.plate import HEAT, VERMILLION, new_figure, plain, plate_style, spread_out, whole_numbers
 from sinkscope.traces import Trace
 
 Maps = Callable[[Trace, int, int, int], np.ndarray]
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 GAMMA = 0.4  # on it an equal share of 1/256 still stands a tenth up the scale
 NAMED = 9
+ROOM_FOR_TOKENS = 42  # points above a map
+LEAST_SHARE = 1e-4  # smaller shares are left out of CSV files
 LABEL = f"share of a query's attention (colours by power {GAMMA})"
 
 
@@ -37,15 +39,15 @@ def draw_map(axes: Any, trace: Trace, step: int, attention: Float[np.ndarray, "q
     axes.spines[:].set_visible(False)
     whole_numbers(axes.xaxis, axes.yaxis)
     axes.set_xlabel("key (position)")
-    axes.set_title(title, pad=4)
     columns = attention.sum(axis=0)
     excess = columns - (columns.sum() - columns) / max(1, keys - 1)
     strongest = [key for key in np.argsort(-columns, kind="stable")[:NAMED].tolist() if excess[key] > 1]
     places = spread_out(strongest, keys / 16, NAMED)
+    axes.set_title(title, y=1, pad=ROOM_FOR_TOKENS if places else 4)  # placed by hand: the layout does not see the names
     if places:
         above = axes.secondary_xaxis("top")
         tokens = trace.tokens[step]
-        names = [f"{plain(tick_label(trace, int(tokens[int(place)])))} {int(place)}" for place in places]
+        names = [f"{plain(tick_label(trace, int(tokens[int(place)]), 6))} {int(place)}" for place in places]
         above.set_xticks(places, names, rotation=90, fontsize="x-small")
         above.tick_params(length=2, pad=1)
         above.spines[:].set_visible(False)
@@ -81,7 +83,10 @@ def single_map(trace: Trace, attention: Float[np.ndarray, "query key"], step: in
 
 
 def map_lines(label: str, panel: str, place: tuple[int, int, int], attention: Float[np.ndarray, "query key"]) -> list[tuple[Any, ...]]:
-    """Rows of a map for a CSV file, as `MAP_HEADER` names them; zeros of a causal map are left out."""
-    query, key = np.nonzero(attention)
+    """Rows of a map for a CSV file, as `MAP_HEADER` names them; shares below `LEAST_SHARE` are left out."""
+    query, key = np.nonzero(attention >= LEAST_SHARE)
     values = attention[query, key]
-    return [(label, panel, *place, i, j, number(value)) for i, j, value in zip(query.tolist(), key.tolist(), values.tolist(), strict=True)]
+    return [
+        (label, panel, *place, i, j, format(value, ".5g"))
+        for i, j, value in zip(query.tolist(), key.tolist(), values.tolist(), strict=True)
+    ]
