@@ -37,6 +37,7 @@ def _draw(part: Any, one: Digest, maps: Maps) -> list[tuple[Any, ...]]:
     panels["before"].set_ylabel("query (position)")
     part.colorbar(image, ax=[panels["before"], panels["after"]], aspect=30, pad=0.01).set_label(LABEL.replace(" (", "\n("))
     rows += _draw_over(panels["over"], one)
+    part.legend(*panels["over"].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     part.suptitle(
         f"{plain(one.heading)}\nlayer {jump.layer}, head {jump.head}: the main sink goes from {jump.before} to {jump.after}",
         x=0.01,
@@ -64,7 +65,6 @@ def _draw_over(axes: Any, one: Digest) -> list[tuple[Any, ...]]:
     whole_numbers(axes.xaxis)
     axes.set_xlabel("step (grey: the jump)")
     axes.set_ylabel("share of attention")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.32), ncols=3, columnspacing=1, handlelength=1.5)
     return rows
 
 

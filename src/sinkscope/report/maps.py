@@ -18,7 +18,7 @@ MAP_HEADER = ("model", "panel", "step", "layer", "head", "query", "key", "attent
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-GAMMA = 0.4  # on it an equal share of 1/256 still stands a tenth up the scale
+GAMMA = 0.3  # on it an equal share of 1/256 still stands a fifth up the scale
 NAMED = 9
 ROOM_FOR_TOKENS = 42  # points above a map
 LEAST_SHARE = 1e-4  # smaller shares are left out of CSV files
@@ -27,10 +27,14 @@ LABEL = f"share of a query's attention (colours by power {GAMMA})"
 
 def draw_map(axes: Any, trace: Trace, step: int, attention: Float[np.ndarray, "query key"], title: str) -> Any:
     """Draws a map, queries downwards, keys to the right, the strongest columns named above; returns the image."""
+    from matplotlib import colormaps
     from matplotlib.colors import PowerNorm
 
     keys = attention.shape[1]
-    image = axes.imshow(attention, cmap=HEAT, norm=PowerNorm(GAMMA, 0, 1), interpolation="nearest", aspect="equal")
+    seen = np.where(np.tri(*attention.shape, dtype=bool), attention, np.nan) if trace.causal else attention
+    image = axes.imshow(
+        seen, cmap=colormaps[HEAT].with_extremes(bad="#e8e8e8"), norm=PowerNorm(GAMMA, 0, 1), interpolation="nearest", aspect="equal"
+    )
     prompt = int(trace.manifest.get("prompt_length") or 0)
     if 0 < prompt < keys:
         style = {"color": "white", "linewidth": 0.6, "linestyle": (0, (4, 3))}

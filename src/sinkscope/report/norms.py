@@ -40,6 +40,10 @@ def sink_norms(digests: Sequence[Digest]) -> Plate | str:
                 grid[row, column].set_xlabel("layer")
             if many and row == 0:
                 grid[row, column].set_title(plain(one.heading))
+    for kind, panels in zip(kinds, grid, strict=True):
+        tops = [np.nanmax(one.norms[kind].sum(axis=0)) for one in with_norms if kind in one.norms and not np.isnan(one.norms[kind]).all()]
+        for axes in panels:
+            axes.set_ylim(0, 1.05 * max(tops, default=1.0))
     handles, labels = grid[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2)
     name = "" if many else f": {plain(with_norms[0].heading)}"
@@ -72,7 +76,6 @@ def _draw(axes: Any, one: Digest, kind: str) -> None:
             capsize=2,
             label=f"{label}: mean ± standard deviation",
         )
-    axes.set_ylim(bottom=0)
     axes.set_xticks(layers[:: 1 if len(layers) <= 16 else 4])
     axes.grid(axis="y", color="#e4e4e4", linewidth=0.5)
 
