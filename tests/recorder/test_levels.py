@@ -230,6 +230,21 @@ def test_a_folder_with_other_files_is_refused(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(CallError, match=r"already holds files \(notes.txt …\)"):
         fold(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_trace_is_no_place_for_statistics(kept):
+    trace = kept / "columns" / "000000"
+    before = sorted(trace.iterdir())
+    with pytest.raises(TraceError, match="expected statistics of format 1, found format and level"):
+        fold(trace)
+    assert sorted(trace.iterdir()) == before
+
+
+def test_a_file_in_the_way_is_refused(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(TraceError, match=r"cannot be made .*; choose another folder"):
+        fold(tmp_path / "file" / "s")
 
 
 def test_a_folder_without_a_whole_prompt(tmp_path):

@@ -44,30 +44,32 @@ class StatisticsFolder:
         self, folder: Path, identity: dict[str, Any], merge: Callable[[Arrays, Arrays], Arrays], expected: int | None = None
     ) -> None:
         self.folder, self.identity, self.expected, self._merge = folder, json.loads(json.dumps(identity)), expected, merge
+        begun = self._check()  # before anything is made in a folder that may be somebody else's
         try:
             (folder / ITEMS).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise TraceError(f"{folder} cannot be made ({error.strerror}); choose another folder") from error
-        with self._locked():
-            self._claim()
+        if not begun:
+            with self._locked():
+                if not self._check():
+                    write_manifest(folder, self._manifest(0, {}, False))
 
-    def _claim(self) -> None:
-        path = self.folder / MANIFEST
-        if path.exists():
-            manifest = read_statistics_manifest(self.folder)
-            found = manifest.get("run", {})
-            different = [key for key in {**self.identity, **found} if found.get(key) != self.identity.get(key)]
-            if different:
-                key = different[0]
-                raise CallError(
-                    f"{self.folder} holds statistics of another run: expected {key} {self.identity.get(key)!r}, found {found.get(key)!r}; "
-                    "choose another folder or delete this one"
-                )
-            return
-        others = [one.name for one in self.folder.iterdir() if one.name not in (ITEMS, LOCK) and not one.name.endswith(UNFINISHED)]
-        if others:
-            raise CallError(f"{self.folder} already holds files ({others[0]} …); choose another folder or delete this one")
-        write_manifest(self.folder, self._manifest(0, {}, False))
+    def _check(self) -> bool:
+        """Whether the same run has begun here; refuses what is not ours."""
+        if (self.folder / MANIFEST).exists():
+            found = read_statistics_manifest(self.folder).get("run", {})
+            for key in {**self.identity, **found}:
+                if found.get(key) != self.identity.get(key):
+                    raise CallError(
+                        f"{self.folder} holds statistics of another run: expected {key} {self.identity.get(key)!r}, found "
+                        f"{found.get(key)!r}; choose another folder or delete this one"
+                    )
+            return True
+        if self.folder.is_dir():
+            others = [one.name for one in self.folder.iterdir() if one.name not in (ITEMS, LOCK) and not one.name.endswith(UNFINISHED)]
+            if others:
+                raise CallError(f"{self.folder} already holds files ({others[0]} …); choose another folder or delete this one")
+        return False
 
     def _manifest(self, prompts: int, about: dict[str, Any], complete: bool) -> dict[str, Any]:
         return {
