@@ -2,13 +2,15 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from tyro.conf import Positional
 
 from sinkscope.commands.shown import Json, note, print_json
 from sinkscope.errors import CallError, ModelError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 KINDS = (".npy", ".csv", ".png", ".pdf")
 
@@ -85,14 +87,14 @@ def model_of(trace: Any, name: str | None = None, device: str = "cpu") -> Any:
         raise CallError(f"the model that wrote {trace.folder} cannot be loaded: {error}. Pass --model") from error
 
 
-def maps_of(name: str | None = None, device: str = "cpu") -> Callable[[Any, int, int, int], np.ndarray]:
+def maps_of(name: str | None = None, device: str = "cpu") -> Callable[[Any, int, int, int], "np.ndarray"]:
     """A function that gives maps of traces, stored or recomputed; models are loaded once, when first needed."""
     from sinkscope.recorder.maps import recompute_map
     from sinkscope.traces.maps import kept_map
 
     models: dict[Any, Any] = {}
 
-    def give(trace: Any, step: int, layer: int, head: int) -> np.ndarray:
+    def give(trace: Any, step: int, layer: int, head: int) -> "np.ndarray":
         found = kept_map(trace, step, layer, head)
         if found is not None:
             return found
@@ -138,8 +140,10 @@ def read_places(text: str, layers: int, heads: int) -> list[tuple[int, int, int]
     return places
 
 
-def _write(trace: Any, attention: np.ndarray, place: tuple[int, int, int], out: Path) -> None:
+def _write(trace: Any, attention: "np.ndarray", place: tuple[int, int, int], out: Path) -> None:
     import io
+
+    import numpy as np
 
     from sinkscope.report import make_folder
     from sinkscope.traces.format import write_whole
@@ -159,7 +163,9 @@ def _write(trace: Any, attention: np.ndarray, place: tuple[int, int, int], out: 
     write_whole(out, content.getvalue())
 
 
-def _print(trace: Any, attention: np.ndarray, document: dict[str, Any], out: Path | None) -> None:
+def _print(trace: Any, attention: "np.ndarray", document: dict[str, Any], out: Path | None) -> None:
+    import numpy as np
+
     difference = document["largest_difference"]
     how = "stored" if difference is None else f"recomputed; its columns are within {difference:.2g} queries' worth of those recorded"
     print(f"{trace.folder}: step {document['step']}, layer {document['layer']}, head {document['head']}, {how}")
