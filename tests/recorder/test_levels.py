@@ -113,6 +113,16 @@ def test_parquet_of_a_top_trace_has_only_what_was_kept(kept, tmp_path):
     assert (~np.isnan(found)).sum() == TOP * top.steps * len(top.layers) * top.heads
 
 
+def test_arrays_of_a_top_trace_go_out_with_a_rank_axis(kept, tmp_path):
+    import xarray
+
+    top = sinkscope.open_traces(kept / "top")[0]
+    with xarray.open_zarr(export_trace(top, "zarr", tmp_path / "top"), consolidated=False) as dataset:
+        assert dataset.top_column_sums.dims == ("step", "layer", "head", "rank")
+        np.testing.assert_array_equal(dataset.top_column_sums_key.values, top.top_column_sums_key[:])
+        np.testing.assert_array_equal(dataset.rest_column_sums.values, top.rest_column_sums[:])
+
+
 # Statistics
 
 

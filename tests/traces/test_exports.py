@@ -23,7 +23,7 @@ INTEGERS = {"masked": np.uint8} | dict.fromkeys(("tokens", "written", "predicted
 NOTHING = {"tokens": -1, "written": -1, "predicted": -1, "masked": 0, "lengths": 0}
 WIDER = ("written", "predicted", "confidence")
 SIZES = {"layer": LAYERS, "head": HEADS, "kv_head": KV_HEADS}
-NAMES = [name for name, axes in TRACE_AXES.items() if "rank" not in axes]
+NAMES = [name for name in TRACE_AXES if not name.startswith(("top_", "rest_"))]
 
 
 def write_trace(folder, steps=STEPS, complete=True):

@@ -124,9 +124,9 @@ class Trace:
 
     def __getattr__(self, name: str) -> Any:
         if name in TRACE_AXES:
-            if name in TOPPED and f"top_{name}" in self.tensors:
-                return TopArray(name, self)
             if name not in self.tensors:
+                if name in TOPPED and f"top_{name}" in self.tensors:
+                    return TopArray(name, self)
                 held = ", ".join(self.tensors) or "no whole step"
                 raise TraceError(f"{self.folder} holds no {name}; it holds {held}")
             return TraceArray(name, self.parts)
