@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 GAMMA = 0.3  # on it an equal share of 1/256 still stands a fifth up the scale
 NAMED = 9
-ROOM_FOR_TOKENS = 42  # points above a map
+ROOM_FOR_TOKENS = 5.6  # lines of text above a map
 LEAST_SHARE = 1e-4  # smaller shares are left out of CSV files
 LABEL = f"share of a query's attention (colours by power {GAMMA})"
 
 
 def draw_map(axes: Any, trace: Trace, step: int, attention: Float[np.ndarray, "query key"], title: str) -> Any:
     """Draws a map, queries downwards, keys to the right, the strongest columns named above; returns the image."""
-    from matplotlib import colormaps
+    from matplotlib import colormaps, rcParams
     from matplotlib.colors import PowerNorm
 
     keys = attention.shape[1]
@@ -47,7 +47,9 @@ def draw_map(axes: Any, trace: Trace, step: int, attention: Float[np.ndarray, "q
     excess = columns - (columns.sum() - columns) / max(1, keys - 1)
     strongest = [key for key in np.argsort(-columns, kind="stable")[:NAMED].tolist() if excess[key] > 1]
     places = spread_out(strongest, keys / 16, NAMED)
-    axes.set_title(title, y=1, pad=ROOM_FOR_TOKENS if places else 4)  # placed by hand: the layout does not see the names
+    axes.set_title(
+        title, y=1, pad=ROOM_FOR_TOKENS * rcParams["font.size"] if places else 4
+    )  # placed by hand: the layout does not see the names
     if places:
         above = axes.secondary_xaxis("top")
         tokens = trace.tokens[step]
