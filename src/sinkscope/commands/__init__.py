@@ -3,6 +3,8 @@
 from collections.abc import Callable
 
 from sinkscope.commands.analysing import analyse
+from sinkscope.commands.exporting import export
+from sinkscope.commands.mapping import attention_map
 from sinkscope.commands.measuring import bench, evaluate, problems, table
 from sinkscope.commands.models import check, train
 from sinkscope.commands.reading import figures, sinks, tracks
@@ -15,6 +17,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "tracks": tracks,
     "analyse": analyse,
     "figures": figures,
+    "map": attention_map,
+    "export": export,
     "problems": problems,
     "evaluate": evaluate,
     "table": table,

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -19,6 +19,9 @@ from sinkscope.models import Model
 from sinkscope.recorder.command_line import command_line
 from sinkscope.recorder.step_tensors import LayerSeen, accumulate, at_the_end, stack_layers
 from sinkscope.traces import TraceWriter, claim_folder, move_trace
+from sinkscope.traces.top import keep_top
+
+Level = Literal["columns", "top", "statistics"]
 
 
 @dataclass
@@ -69,8 +72,8 @@ class Recorder(Watcher):
 
     groups = ("all", "masked")
 
-    def __init__(self, out: Path, model: Model | None, network: nn.Module, numbered: bool) -> None:
-        self.out, self.model, self.network, self.numbered = out, model, network, numbered
+    def __init__(self, out: Path, model: Model | None, network: nn.Module, numbered: bool, top: int | None = None) -> None:
+        self.out, self.model, self.network, self.numbered, self.top = out, model, network, numbered, top
         self.folders: list[Path] = []
         self._rows: dict[_View, dict[int, _Row]] = {}
         self._start: GenerationStart | None = None
@@ -152,15 +155,8 @@ class Recorder(Watcher):
                 claim_folder(folder)
             self.folders.append(folder)
             tokens = context.tokens[context.rows[context.prompts.index(prompt)]] if prompt in context.prompts else context.tokens[0]
-            manifest = self._manifest(start, prompt, looked) | self._words(tokens.cpu().numpy())
-            shape = {
-                "layers": layers,
-                "heads": stacked["sums"].shape[2],
-                "kv_heads": stacked["value_norms"].shape[2],
-                "stack": view.stack,
-                "attends_to": looked.source if view.crossing else view.stack,
-            }
-            rows[prompt] = _Row(TraceWriter(folder, manifest | shape))
+            manifest = self._manifest(start, prompt, looked) | self._words(tokens.cpu().numpy()) | _shape(view, layers, stacked, looked)
+            rows[prompt] = _Row(TraceWriter(folder, manifest))
         return rows
 
     def _manifest(self, start: GenerationStart, prompt: int, looked: _Looked) -> dict[str, Any]:
@@ -179,7 +175,7 @@ class Recorder(Watcher):
             "prompt_length": (looked.context.prompt_lengths or start.prompt_lengths)[prompt],
             "mask_id": start.mask_id,
             "eos_id": model.card.eos_id if model is not None else None,
-            "level": "columns",
+            "level": "columns" if self.top is None else "top",
             "device": str(parameter.device),
             "dtype": str(parameter.dtype).removeprefix("torch."),
             "versions": {
@@ -225,7 +221,7 @@ class Recorder(Watcher):
                 arrays["confidence"] = result.confidence[row, padding:].float()
         plain = {name: value.detach().cpu().contiguous().numpy() for name, value in arrays.items()}
         target.last_tokens = _canvas_after(plain)
-        target.writer.add(plain)
+        target.writer.add(plain if self.top is None else keep_top(plain, self.top))
 
     def _texts(self, row: _Row) -> dict[str, Any]:
         if self.model is None:
@@ -250,6 +246,16 @@ class Recorder(Watcher):
         return text if text else str(name)
 
 
+def _shape(view: _View, layers: list[str], stacked: dict[str, Tensor], looked: _Looked) -> dict[str, Any]:
+    return {
+        "layers": layers,
+        "heads": stacked["sums"].shape[2],
+        "kv_heads": stacked["value_norms"].shape[2],
+        "stack": view.stack,
+        "attends_to": looked.source if view.crossing else view.stack,
+    }
+
+
 def _canvas_after(step: dict[str, np.ndarray]) -> np.ndarray:
     tokens, written = step["tokens"], step.get("written")
     if written is None:
@@ -260,7 +266,9 @@ def _canvas_after(step: dict[str, np.ndarray]) -> np.ndarray:
 
 
 @contextmanager
-def recording(model: Model | nn.Module, out: str | Path, *, numbered: bool = False) -> Iterator[Recorder]:
+def recording(
+    model: Model | nn.Module, out: str | Path, *, numbered: bool = False, keep: Level = "columns", top: int = 8
+) -> Iterator[Recorder]:
     """Records every generation of a model while the body runs.
 
     Args:
@@ -269,17 +277,30 @@ def recording(model: Model | nn.Module, out: str | Path, *, numbered: bool = Fal
         out: a new or empty folder. One generation of one prompt makes it a trace; a batch, a second generation, or a
             network of several stacks (encoder and decoder) makes numbered traces in it.
         numbered: numbers the traces from the first on, also when there is only one.
+        keep: ``columns`` (everything), ``top`` (the largest columns of each head and where they are), or ``statistics``
+            (counts and means over all prompts, in one small folder; see `sinks.accumulators.Statistics`).
+        top: how many columns of each head ``top`` keeps.
 
     Raises:
-        CallError: the folder holds something already.
+        CallError: the folder holds something already, or an unknown level.
         TraceError: the folder cannot be written.
         AttentionError: the model's attention cannot be watched.
     """
     network = model.network if isinstance(model, Model) else model
     if not isinstance(network, nn.Module):
         raise CallError(f"expected a sinkscope Model or a transformers module, found {type(model).__name__}")
+    if keep not in get_args(Level):
+        raise CallError(f"keep: expected one of {', '.join(get_args(Level))}, found {keep!r}")
+    if keep == "top" and top < 1:
+        raise CallError(f"top: expected at least 1 column of each head, found {top}")
     folder = Path(out)
     claim_folder(folder)
-    recorder = Recorder(folder, model if isinstance(model, Model) else None, network, numbered)
+    if keep == "statistics":
+        from sinkscope.recorder.statistics_recorder import recording_into
+
+        with recording_into(model, folder) as counting:
+            yield counting
+        return
+    recorder = Recorder(folder, model if isinstance(model, Model) else None, network, numbered, top if keep == "top" else None)
     with subscribed(network, recorder):
         yield recorder
