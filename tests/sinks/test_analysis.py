@@ -136,3 +136,10 @@ def test_a_table_keeps_rows_apart_and_knows_what_a_prompt_lacks():
     keys, values = table.whole({("late", ()): np.array([7.0, 8.0])})
     assert keys == (("a", ()), ("b", ()), ("c", ()), ("late", ()))
     np.testing.assert_array_equal(values, [[1, 2, np.nan, 7], [4, np.nan, 3, 8], [np.nan, 5, np.nan, np.nan]])
+
+
+@pytest.mark.parametrize("columns", [random_columns(0, steps=1), random_columns(0, steps=2), np.ones((3, 1, 1, 30))])
+def test_the_shortest_and_the_emptiest_trace_are_analysed_without_a_warning(columns):
+    found = analyse([make_trace(columns, **extras(columns))] * 2, FEW)
+    json.dumps(found.as_dict(), allow_nan=False)
+    assert found.prompts == 2
