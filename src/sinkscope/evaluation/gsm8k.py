@@ -103,7 +103,9 @@ def worked_examples(shots: int) -> tuple[_Turn, ...]:
 
     found = find_spec("lm_eval")
     if found is None or found.origin is None:
-        message = "the worked examples of gsm8k_cot are read from lm-eval, which is not installed: pip install 'sinkscope[eval]', or --shots 0"
+        message = (
+            "the worked examples of gsm8k_cot are read from lm-eval, which is not installed: pip install 'sinkscope[eval]', or --shots 0"
+        )
         raise CallError(message)
     import yaml
 

@@ -83,7 +83,9 @@ class Source:
         try:
             from datasets import load_dataset
         except ImportError as error:
-            raise CallError(f"{name} comes from the hub through the package datasets, which is not installed; install it, {local}") from error
+            raise CallError(
+                f"{name} comes from the hub through the package datasets, which is not installed; install it, {local}"
+            ) from error
         try:
             return list(load_dataset(name, configuration, split=split))
         except Exception as error:  # whatever the hub, the network or its cache raise
