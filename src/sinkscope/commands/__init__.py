@@ -5,6 +5,7 @@ from collections.abc import Callable
 from sinkscope.commands.measuring import bench, evaluate, problems, table
 from sinkscope.commands.models import check, train
 from sinkscope.commands.reading import figures, sinks, tracks
+from sinkscope.commands.reproducing import reproduce
 from sinkscope.commands.writing import demo, trace
 
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -16,6 +17,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "problems": problems,
     "evaluate": evaluate,
     "table": table,
+    "reproduce": reproduce,
     "train": train,
     "check": check,
     "bench": bench,

@@ -25,7 +25,7 @@ from sinkscope.evaluation.plans import Request, TaskPlan, make_plans
 from sinkscope.evaluation.protocols import AUTO
 from sinkscope.evaluation.results import FORMAT, Result, collect
 from sinkscope.evaluation.sandbox import run_program
-from sinkscope.evaluation.work_folder import RUN, TASK, Share, WorkItems, claim, is_working, locked, share_of_process
+from sinkscope.evaluation.work_folder import RUN, TASK, Share, WorkItems, claim, is_working, locked, share_of_process, started_at
 from sinkscope.models import Model
 
 STARTING_S = 1800.0  # for another process to load its model
@@ -95,6 +95,8 @@ def evaluate(
         _announce(plans)
     out = Path(out)
     with locked(out, mine):
+        others = [Share(index, mine.count) for index in range(mine.count) if index != mine.index]
+        before = {other: None if is_working(out, other) else started_at(out, other) for other in others}
         run = claim(out / RUN, _describe(model, batch, limit))
         batches = []
         for plan in plans:
@@ -106,7 +108,7 @@ def evaluate(
         _work_through(model, batches[mine.index :: mine.count], progress and mine.index == 0)
         if share is not None or mine.index > 0:
             return []
-        _wait_for_others(out, mine, batches)
+        _wait_for_others(out, before, batches)
         return collect(out, [(plan.task.name, text) for plan in plans for text in rules])
 
 
@@ -174,24 +176,27 @@ def _work(model: Model, batch: _Batch, missing: Sequence[int]) -> Iterator[tuple
         )
 
 
-def _wait_for_others(out: Path, mine: Share, batches: Sequence[_Batch]) -> None:
+def _wait_for_others(out: Path, before: Mapping[Share, int | None], batches: Sequence[_Batch]) -> None:
     """Until the other shares have committed all of theirs.
+
+    Args:
+        out: the folder.
+        before: when each of them was last taken, as this process began.
+        batches: all of them.
 
     Raises:
         EvaluationError: one of them ended without.
     """
     started = time.monotonic()
-    others = [Share(index, mine.count) for index in range(mine.count) if index != mine.index]
-    seen: set[Share] = set()
+    others = list(before)
     while others:
         for other in list(others):
             if is_working(out, other):
-                seen.add(other)
                 continue
             missing = sum(not batch.items.is_done(index) for batch in batches[other.index :: other.count] for index in batch.indices)
             if not missing:
                 others.remove(other)
-            elif other in seen or time.monotonic() - started > STARTING_S:
+            elif started_at(out, other) != before[other] or time.monotonic() - started > STARTING_S:
                 what = f"process {other.index} of {other.count} ended with {missing} problems missing"
                 raise EvaluationError(f"{out}: {what}; run the same command again, what was done is kept")
         if others:

@@ -115,6 +115,12 @@ def is_working(folder: Path, share: Share) -> bool:
     return False
 
 
+def started_at(folder: Path, share: Share) -> int | None:
+    """When a process last took that share, in nanoseconds; None when none ever did."""
+    path = _lock_path(folder, share)
+    return path.stat().st_mtime_ns if path.exists() else None
+
+
 def _lock_path(folder: Path, share: Share) -> Path:
     return folder / f"{LOCK}.{share.index}-of-{share.count}"
 
