@@ -98,16 +98,18 @@ def test_a_worker_killed_9_is_noticed_and_the_same_command_goes_on(diffusion_fol
     assert items(out) == whole
 
 
-def test_two_commands_on_one_folder(diffusion_folder, whole, tmp_path):
+def test_two_commands_on_one_folder(diffusion, diffusion_folder, whole, tmp_path):
     out = tmp_path / "r"
-    with start(0, 1, diffusion_folder, out, 0.3) as first:
+    with start(0, 1, diffusion_folder, out, 600) as first:
         while not (out / "run.json").exists():
             assert first.poll() is None
             time.sleep(0.02)
-        with start(0, 1, diffusion_folder, out, 0) as second:
-            error = second.communicate(timeout=120)[1]
-    assert (first.returncode, second.returncode) == (0, 1)
-    assert f"another process is evaluating into it (process {first.pid}); wait for it or choose another folder" in error
+        with pytest.raises(CallError) as error:
+            evaluate(diffusion, out=out, progress=False, **ARGUMENTS)
+        first.send_signal(signal.SIGKILL)
+    busy = f"{out}: another process is evaluating into it (process {first.pid}); wait for it or choose another folder"
+    assert str(error.value) == busy
+    evaluate(diffusion, out=out, progress=False, **ARGUMENTS)
     assert items(out) == whole
 
 

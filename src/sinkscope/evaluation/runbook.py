@@ -30,7 +30,7 @@ ASSUMPTIONS = (
     f"{TFLOPS:g} TFLOP/s reached in bf16 (40 % of an A100), weights read at {BYTES_PER_S / 1e12:g} TB/s at most; --tflops says otherwise.",
     "A forward call of S tokens: 2 S (parameters − embeddings) + 4 S² × layers × width, and the vocabulary where a token can be committed.",
     "A diffusion model makes one call a step on the whole canvas; an autoregressive one reads the prompt once, then writes to the end.",
-    f"Watching or hiding costs {RECORDED - 1:.0%}. Prompts: GSM8K 80 tokens and 155 a shot (75 of gsm8k_cot), HumanEval 150 (instruct 320).",
+    f"Watching or hiding costs {RECORDED - 1:.0%}. Prompts: GSM8K 80 tokens and 155 a shot (75 of gsm8k_cot), HumanEval 150 or 320.",
     "Memory: weights in 2 bytes, one layer's activations, 128 queries' attention in 4 bytes, three copies of the logits, the cache of an "
     f"autoregressive model; {1 - USABLE:.0%} kept free. Disk: three sums a key and four norms a token in 4 bytes; 12 kB an answer.",
 )
