@@ -12,15 +12,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sinkscope.errors import CallError
 
-if TYPE_CHECKING:
-    from sinkscope.evaluation.runbook import Part
-    from sinkscope.traces import Trace
-
 TOP = 5
+Part, Trace = Any, Any  # of evaluation.runbook and traces, which are loaded inside functions so that the command starts quickly
 
 
 @dataclass(frozen=True)
@@ -45,7 +42,7 @@ class Options:
     excess: float = 3.0
 
 
-def dry_run(parts: Sequence["Part"], tflops: float) -> dict[str, Any]:
+def dry_run(parts: Sequence[Part], tflops: float) -> dict[str, Any]:
     """What the parts cost, in plain values: a row each, their sum, and what the estimate assumes."""
     from sinkscope.evaluation.runbook import ASSUMPTIONS, CARD_GIB, estimate
 
@@ -83,7 +80,7 @@ def show_dry_run(found: Mapping[str, Any]) -> str:
     return "\n".join([*lines, "", f"A card of {found['card_gib']} GB {answer}.", *(f"Assumed: {line}" for line in found["assumptions"])])
 
 
-def reproduce(parts: Sequence["Part"], options: Options, say: Callable[[str], None] = print) -> list[Path]:
+def reproduce(parts: Sequence[Part], options: Options, say: Callable[[str], None] = print) -> list[Path]:
     """Runs what is not done yet, model by model, then writes all tables and figures.
 
     Args:
@@ -122,7 +119,7 @@ def _folder(options: Options, kind: str, model: str) -> Path:
     return options.out / kind / model.replace("/", "--")
 
 
-def _evaluate(model: Any, part: "Part", options: Options, say: Callable[[str], None]) -> bool:
+def _evaluate(model: Any, part: Part, options: Options, say: Callable[[str], None]) -> bool:
     from sinkscope.evaluation import evaluate
     from sinkscope.evaluation.tasks import find_task
 
@@ -146,7 +143,7 @@ def _evaluate(model: Any, part: "Part", options: Options, say: Callable[[str], N
     return True
 
 
-def _record(model: Any, part: "Part", options: Options, say: Callable[[str], None]) -> list["Trace"]:
+def _record(model: Any, part: Part, options: Options, say: Callable[[str], None]) -> list[Trace]:
     """The recorded generations, one folder a prompt; whole ones of the same weights and settings are kept."""
     from sinkscope.decoding import generate, resolve_settings
     from sinkscope.evaluation.tasks import find_task
@@ -173,17 +170,18 @@ def _record(model: Any, part: "Part", options: Options, say: Callable[[str], Non
 
 
 def _write_tables(results: Any, out: Path) -> list[Path]:
-    from sinkscope.evaluation.tables import write_table
+    from sinkscope.evaluation.tables import Format, write_table
 
     written = []
-    for form, suffix in (("markdown", "md"), ("latex", "tex"), ("csv", "csv"), ("json", "json")):
+    suffixes: dict[Format, str] = {"markdown": "md", "latex": "tex", "csv": "csv", "json": "json"}
+    for form, suffix in suffixes.items():
         path = out / f"table1.{suffix}"
         path.write_text(write_table(results, form) + "\n", encoding="utf-8")
         written.append(path)
     return written
 
 
-def _write_traces(traces: Mapping[str, list["Trace"]], options: Options) -> list[Path]:
+def _write_traces(traces: Mapping[str, list[Trace]], options: Options) -> list[Path]:
     from sinkscope.report import draw_figures
 
     written = draw_figures([one[0] for one in traces.values()], options.out / "figures", excess=options.excess, compare=True)
@@ -198,7 +196,7 @@ def _write_traces(traces: Mapping[str, list["Trace"]], options: Options) -> list
     return [*written, path, options.out / "table2.md"]
 
 
-def sink_tokens(traces: Sequence["Trace"], excess: float) -> dict[str, float]:
+def sink_tokens(traces: Sequence[Trace], excess: float) -> dict[str, float]:
     """Share of all sinks that each token is, over steps, layers, heads and traces, the most frequent first."""
     from sinkscope.sinks import find_sinks
 

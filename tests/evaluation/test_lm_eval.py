@@ -14,6 +14,7 @@ pytest.importorskip("lm_eval")
 import sinkscope
 from sinkscope.errors import CallError
 from sinkscope.evaluation.answers import answer_until
+from sinkscope.evaluation.tasks import find_task
 from sinkscope.lab.prompts import problem_prompts
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning", "ignore::FutureWarning")
@@ -135,6 +136,45 @@ def test_answers_end_at_the_first_stop_string(diffusion, text, stops, expected):
     ids = [token for token in ids if token not in (diffusion.card.eos_id,)]
     tail = [diffusion.card.mask_id, diffusion.card.eos_id, *ids]
     assert answer_until(diffusion, torch.tensor([*ids, *tail]), stops) == expected
+
+
+def humaneval_task(name, tmp_path, repeats, k):
+    """Our task for lm-eval, its data replaced by a local file."""
+    from lm_eval.api.task import ConfigurableTask
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    from sinkscope.evaluation.lm_eval import TASKS
+
+    row = {
+        "task_id": "HumanEval/0",
+        "prompt": "def f(x):\n",
+        "entry_point": "f",
+        "canonical_solution": "",
+        "test": "def check(g):\n    assert g(2) == 3\n",
+    }
+    file = tmp_path / "HumanEval.jsonl"
+    file.write_text(json.dumps(row) + "\n")
+    config = load_yaml(TASKS / f"{name}.yaml", resolve_func=True)
+    config = {**config, "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(file)}, "cache_dir": str(tmp_path / "c")}}
+    config["repeats"] = repeats
+    config["metric_list"] = [{**config["metric_list"][0], "k": k}]
+    return ConfigurableTask(config=config)
+
+
+@pytest.mark.parametrize(("name", "tail"), [("sinkscope_humaneval", ""), ("sinkscope_humaneval_instruct", "\n```\nDone")])
+def test_pass_at_k_of_humaneval_inside_lm_eval(name, tail, tmp_path):
+    from lm_eval.api.instance import Instance
+
+    task = humaneval_task(name, tmp_path, 3, [1, 2])
+    (doc,) = task.test_docs()
+    task._instances = [Instance("generate_until", doc, ("", {}), 0, doc_id=0)]
+    task._instances[0].resps = ["    return x + 1" + tail, "    return x" + tail, "    return 3" + tail]
+    task.apply_filters()
+    assert task.process_results(doc, [task._instances[0].filtered_resps["create_test"]]) == pytest.approx({"pass@1": 2 / 3, "pass@2": 1.0})
+    context = task.fewshot_context(doc, 0, gen_prefix=task.doc_to_prefix(doc))
+    ours = find_task(name.removeprefix("sinkscope_"), {"humaneval": tmp_path / "HumanEval.jsonl"})
+    assert context == ours.prompt(ours.problems()[0], 0, 0)
+    assert task.config.unsafe_code
 
 
 @pytest.fixture

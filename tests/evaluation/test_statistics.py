@@ -8,7 +8,7 @@ import pytest
 import scipy.stats
 
 from sinkscope.errors import CallError
-from sinkscope.evaluation.statistics import LEAST, MARGIN, Difference, against_controls, holm, paired_difference, wilson_interval
+from sinkscope.evaluation.statistics import LEAST, MARGIN, Difference, against_controls, holm, paired_difference, pass_at_k, wilson_interval
 
 
 def wilson_by_hand(correct, n, z=1.959963984540054):
@@ -22,6 +22,18 @@ def wilson_by_hand(correct, n, z=1.959963984540054):
 @pytest.mark.parametrize(("correct", "n"), [(0, 5), (3, 7), (1200, 1319), (164, 164)])
 def test_the_interval_is_wilsons(correct, n):
     assert wilson_interval(correct, n) == pytest.approx(wilson_by_hand(correct, n), abs=1e-12)
+
+
+@pytest.mark.parametrize(("n", "correct", "k"), [(1, 1, 1), (5, 0, 2), (5, 2, 1), (6, 2, 3), (6, 5, 3), (4, 4, 4)])
+def test_pass_at_k_is_the_share_of_draws_with_a_correct_one(n, correct, k):
+    draws = list(itertools.combinations([True] * correct + [False] * (n - correct), k))
+    assert pass_at_k(n, correct, k) == pytest.approx(sum(map(any, draws)) / len(draws))
+
+
+def test_pass_at_k_needs_k_answers():
+    for k in (0, 4):
+        with pytest.raises(CallError, match=f"pass@{k}: expected k from 1 to 3, the number of answers"):
+            pass_at_k(3, 1, k)
 
 
 def outcomes(lost, gained, both, neither):

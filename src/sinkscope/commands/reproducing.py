@@ -18,6 +18,7 @@ def reproduce(
     limit: int | None = None,
     ks: str = "1,5,10",
     seeds: int = 3,
+    controls: str = "random,ranks",
     traces: int = 30,
     data: tyro.conf.UseAppendAction[tuple[str, ...]] = (),
     batch: int = 8,
@@ -36,7 +37,8 @@ def reproduce(
         dry_run: only says how many forward calls, how much memory and disk, and how many GPU hours each part takes.
         limit: problems of each task; all when not given.
         ks: how many sinks are hidden, separated by commas.
-        seeds: of the random control.
+        seeds: of each control that draws at random.
+        controls: what else is hidden for comparison: some of random, ranks, mass, persistent, class.
         traces: recorded generations a model.
         data: TASK=PATH, a local file of a task; may be given several times.
         batch: prompts written side by side.
@@ -57,7 +59,8 @@ def reproduce(
         raise CallError(f"--ks: expected whole numbers from 1 upwards, separated by commas, found {ks!r}")
     if (limit is not None and limit < 1) or traces < 1 or seeds < 0:
         raise CallError(f"expected --limit and --traces from 1, --seeds from 0 upwards, found {limit}, {traces}, {seeds}")
-    parts = paper1(names, ks=[int(part) for part in counts], seeds=seeds, limit=limit, traces=traces)
+    against = [part.strip() for part in controls.split(",") if part.strip()]
+    parts = paper1(names, ks=[int(part) for part in counts], seeds=seeds, controls=against, limit=limit, traces=traces)
     if dry_run:
         found = estimate(parts, tflops)
         print_json(found) if as_json else print(show_dry_run(found))

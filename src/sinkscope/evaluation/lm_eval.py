@@ -5,7 +5,8 @@
 
 Under torchrun every process is given all requests and does its share of the batches, which are fixed by the order of
 the requests; answers are then exchanged. So prompts and batches do not depend on the number of processes. lm-eval
-0.4.13 does not read the entry point we declare, which is why this module is run in its place.
+0.4.13 does not read the entry point we declare, which is why this module is run in its place. It also brings the tasks
+``sinkscope_humaneval`` and ``sinkscope_humaneval_instruct``, with pass@k in our sandbox.
 """
 
 import json
@@ -14,6 +15,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,6 +33,7 @@ from sinkscope.models import Model, load
 
 LENGTH = 256
 LENGTH_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+TASKS = Path(__file__).parent / "lm_eval_tasks"
 METHODS = ("monte_carlo", "chain_rule")
 _log = logging.getLogger(__name__)
 
@@ -106,15 +109,16 @@ class SinkscopeLM(TemplateLM):
         return list(self.tokenizer(string, add_special_tokens=add_special_tokens).input_ids)
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        arguments: list[tuple[str, dict[str, Any]]] = [tuple(request.args) for request in requests]
         groups: dict[str, list[int]] = {}
-        for index, request in enumerate(requests):
-            groups.setdefault(json.dumps(request.args[1], sort_keys=True, default=str), []).append(index)
+        for index, (_, asked) in enumerate(arguments):
+            groups.setdefault(json.dumps(asked, sort_keys=True, default=str), []).append(index)
         batches = [indices[at : at + self.batch] for indices in groups.values() for at in range(0, len(indices), self.batch)]
 
         def write(indices: Sequence[int]) -> list[str]:
-            settings, stops = self._settings(requests[indices[0]].args[1])
+            settings, stops = self._settings(arguments[indices[0]][1])
             settings = replace(settings, seed=settings.seed + indices[0])
-            prompts = [self.model.encode(self.tok_encode(requests[index].args[0])) for index in indices]
+            prompts = [self.model.encode(self.tok_encode(arguments[index][0])) for index in indices]
             with hiding(self.rule, self.model) as effect:
                 generations = generate(self.model, prompts, **asdict(settings))
                 self._note(effect(row) for row in range(len(prompts)))
@@ -208,6 +212,7 @@ class SinkscopeLM(TemplateLM):
             raise failed
         if self._removed and self.share.index == 0:
             _log.warning("%s removed %.2f %% of all attention", self.hide, 100 * sum(self._removed) / len(self._removed))
+            self._removed.clear()
         return [found[index] for index in sorted(found)]
 
 
@@ -231,6 +236,8 @@ def main() -> None:
     """lm-eval's command line with the model ``sinkscope`` known to it."""
     from lm_eval.__main__ import cli_evaluate
 
+    if "--tasks" in sys.argv and "--include_path" not in sys.argv:
+        sys.argv += ["--include_path", str(TASKS)]
     try:
         cli_evaluate()
     except SinkscopeError as error:

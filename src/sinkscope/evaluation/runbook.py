@@ -5,7 +5,7 @@ What the estimate assumes is in `ASSUMPTIONS`; it counts forward calls exactly, 
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sinkscope.errors import CallError
@@ -55,16 +55,17 @@ class Shape:
     causal: bool = False
 
 
-_LAB = {"layers": 6, "heads": 6, "kv_heads": 6, "hidden": 192, "ffn": 512, "vocabulary": 456, "parameters": 2_831_808}
+_LAB = Shape(6, 6, 6, 192, 512, 456, 2_831_808)
 MODELS: dict[str, tuple[str, Shape]] = {
     "Dream-org/Dream-v0-Instruct-7B": ("dream", Shape(28, 28, 4, 3584, 18944, 152064, 7_615_616_512)),
     "GSAI-ML/LLaDA-8B-Instruct": ("llada", Shape(32, 32, 32, 4096, 12288, 126464, 8_015_581_184)),
     "Gen-Verse/MMaDA-8B-MixCoT": ("mmada", Shape(32, 32, 32, 4096, 12288, 134656, 8_082_690_048)),
     "meta-llama/Llama-3.1-8B-Instruct": ("llama", Shape(32, 32, 8, 4096, 14336, 128256, 8_030_261_248, causal=True)),
-    "lab-diffusion": ("llada", Shape(**_LAB)),
-    "lab-autoregressive": ("llama", Shape(**_LAB, causal=True)),
+    "lab-diffusion": ("llada", _LAB),
+    "lab-autoregressive": ("llama", replace(_LAB, causal=True)),
 }
 """Family and shape of the checkpoints of a runbook, by name."""
+CONTROLS = ("random", "ranks", "mass", "persistent", "class")
 PUBLISHED = tuple(name for name in MODELS if "/" in name)
 LAB = tuple(name for name in MODELS if "/" not in name)
 
@@ -113,29 +114,45 @@ class Cost:
     disk_gib: float
 
 
-def rules_for(model: str, ks: Sequence[int], seeds: int) -> tuple[str, ...]:
-    """Paper 1's rules and the controls it lacks: as many random keys with several seeds, and the ranks behind the sinks."""
+def rules_for(model: str, ks: Sequence[int], seeds: int, controls: Sequence[str] = CONTROLS[:2]) -> tuple[str, ...]:
+    """Paper 1's rules and the controls it lacks, with several seeds where they draw at random.
+
+    Raises:
+        CallError: an unknown control.
+    """
+    unknown = [control for control in controls if control not in CONTROLS]
+    if unknown:
+        raise CallError(f"controls: expected some of {', '.join(CONTROLS)}, found {unknown[0]!r}")
     decide = "@last_row" if MODELS[model][1].causal else ""
     rules = ["none"]
     for k in ks:
-        rules += [f"top:{k}{decide}", *(f"random:{k}@seed={seed}" for seed in range(seeds)), f"ranks:{k}{decide}"]
+        rules.append(f"top:{k}{decide}")
+        for control in controls:
+            rules += [f"ranks:{k}{decide}"] if control == "ranks" else [f"{control}:{k}@seed={seed}" for seed in range(seeds)]
     return tuple(rules)
 
 
 def paper1(
-    models: Sequence[str] = PUBLISHED, *, ks: Sequence[int] = (1, 5, 10), seeds: int = 3, limit: int | None = None, traces: int = 30
+    models: Sequence[str] = PUBLISHED,
+    *,
+    ks: Sequence[int] = (1, 5, 10),
+    seeds: int = 3,
+    controls: Sequence[str] = CONTROLS[:2],
+    limit: int | None = None,
+    traces: int = 30,
 ) -> tuple[Part, ...]:
     """Every table and figure of arXiv 2510.15731.
 
     Args:
         models: names of `MODELS`.
         ks: how many sinks are hidden.
-        seeds: of the random control.
+        seeds: of each control that draws at random.
+        controls: some of `CONTROLS`.
         limit: problems of each task; all when None.
         traces: recorded generations a model (the paper's Table 2: 30).
 
     Raises:
-        CallError: a model that is not one of these.
+        CallError: a model or a control that is not one of these.
     """
     parts = []
     for model in models:
@@ -149,7 +166,7 @@ def paper1(
             settings = protocol.settings if protocol else {"length": 64} if shape.causal else length
             shots = protocol.shots if protocol else {"lab-arith": 5, "lab-code": 7}[task]
             prompts = min(limit or PROBLEMS[task], PROBLEMS[task])
-            parts.append(Part("Table 1", model, task, rules_for(model, ks, seeds), prompts, shots, settings))
+            parts.append(Part("Table 1", model, task, rules_for(model, ks, seeds, controls), prompts, shots, settings))
         length = 64 if lab else 128
         settings = {"length": length} if shape.causal else {"length": length, "steps": length}
         if not shape.causal and family != "dream":

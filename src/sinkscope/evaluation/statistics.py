@@ -33,6 +33,17 @@ def wilson_interval(correct: int, n: int) -> tuple[float, float]:
     return float(interval.low), float(interval.high)
 
 
+def pass_at_k(n: int, correct: int, k: int) -> float:
+    """Unbiased estimate of how often one of k answers is correct, from n of which some are (Chen et al. 2021, eq. 1).
+
+    Raises:
+        CallError: k above n, or below 1.
+    """
+    if not 1 <= k <= n:
+        raise CallError(f"pass@{k}: expected k from 1 to {n}, the number of answers")
+    return 1 - math.comb(n - correct, k) / math.comb(n, k)
+
+
 @dataclass(frozen=True)
 class Difference:
     """A mean of paired differences.
