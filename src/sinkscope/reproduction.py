@@ -17,7 +17,8 @@ from typing import Any
 from sinkscope.errors import CallError
 
 TOP = 5
-Part, Trace = Any, Any  # of evaluation.runbook and traces, which are loaded inside functions so that the command starts quickly
+Part = Any  # of evaluation.runbook, which is loaded inside functions so that the command starts quickly
+Trace = Any
 
 
 @dataclass(frozen=True)

@@ -122,9 +122,9 @@ def remarks(rows: Sequence[Row]) -> list[str]:
         result, change = row.result, row.change
         where = f"{result.model}, {result.task}, {result.hide}"
         if change is not None and change.too_small:
-            reach = 100 * (change.mean - change.low)
+            reach = 50 * (change.high - change.low)
             unseen = f"a loss of 2 points could go unseen in {change.n}"
-            why = f"the interval reaches {reach:.1f} points down" if change.n >= LEAST else unseen
+            why = f"the interval is ±{reach:.1f} points" if change.n >= LEAST else unseen
             said.append(f"{where}: n is too small for a verdict ({why}); about {change.needed} problems are needed")
         elif result.hide != "none" and change is None:
             said.append(f"{where}: no unhidden run of the same weights and settings to compare with")

@@ -109,7 +109,7 @@ class SinkscopeLM(TemplateLM):
         return list(self.tokenizer(string, add_special_tokens=add_special_tokens).input_ids)
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        arguments: list[tuple[str, dict[str, Any]]] = [tuple(request.args) for request in requests]
+        arguments: list[Any] = [request.args for request in requests]
         groups: dict[str, list[int]] = {}
         for index, (_, asked) in enumerate(arguments):
             groups.setdefault(json.dumps(asked, sort_keys=True, default=str), []).append(index)

@@ -71,8 +71,8 @@ class Difference:
 
     @property
     def needed(self) -> int:
-        """Problems at which an interval of this spread around no difference would lie above −2 points."""
-        return max(LEAST, math.ceil(self.n * ((self.mean - self.low) / MARGIN) ** 2))
+        """Problems at which an interval of this width around no difference would lie above −2 points."""
+        return max(LEAST, math.ceil(self.n * ((self.high - self.low) / 2 / MARGIN) ** 2))
 
     @property
     def too_small(self) -> bool:
