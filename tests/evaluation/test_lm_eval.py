@@ -247,6 +247,29 @@ def test_refused_arguments(diffusion, arguments, message):
         language_model(diffusion, **arguments)
 
 
+@pytest.mark.parametrize(
+    ("error", "status"), [(None, None), (CallError("a wrong call"), 2), (sinkscope.errors.EvaluationError("a broken folder"), 1)]
+)
+def test_the_command_line_knows_our_tasks_and_reports_in_one_line(monkeypatch, capsys, error, status):
+    import lm_eval.__main__
+
+    from sinkscope.evaluation import lm_eval as ours
+
+    def cli_evaluate():
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(lm_eval.__main__, "cli_evaluate", cli_evaluate)
+    monkeypatch.setattr(sys, "argv", ["lm_eval", "--model", "sinkscope", "--tasks", "sinkscope_humaneval"])
+    try:
+        ours.main()
+    except SystemExit as stop:
+        assert stop.code == status
+    assert sys.argv[-2:] == ["--include_path", str(ours.TASKS)]
+    assert (ours.TASKS / "sinkscope_humaneval.yaml").exists()
+    assert capsys.readouterr().err == ("" if error is None else f"sinkscope: error: {error}\n")
+
+
 def test_the_command_line_under_torchrun_gives_what_one_process_gives(diffusion_folder, diffusion, task_folder, harness, tmp_path):
     expected = [sample["resps"] for sample in harness(language_model(diffusion, batch_size=2), "tiny_arith")]
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

@@ -64,6 +64,11 @@ def test_a_rule_is_compared_with_the_unhidden_run_and_with_its_controls():
     assert rows[1].change.verdict == "degraded"
 
 
+def test_of_several_unhidden_runs_the_longest_is_taken():
+    rows = compare([result("none", NONE[:90]), *RESULTS[:2]])
+    assert rows[2].change == paired_difference(bits(TOP), bits(NONE))
+
+
 def test_only_the_same_weights_settings_task_and_model_are_compared():
     others = [{"weight_hash": "f1"}, {"settings": {"length": 8}}, {"task": "humaneval"}, {"model": "m"}]
     for other in others:

@@ -19,7 +19,7 @@ def answer_until(model: Model, answer: torch.Tensor, stops: Sequence[str]) -> st
         stops: strings.
     """
     known = model.tokenizer.get_added_vocab()
-    ends = {known[stop] for stop in stops if stop in known} | {model.card.eos_id}
+    ends = {known[stop] for stop in stops if stop in known} | {model.card.eos_id, *getattr(model.card, "eos_ids", ())}
     ids: list[int] = answer.tolist()
     length = next((place for place, token in enumerate(ids) if token in ends), len(ids))
     text = model.decode([token for token in ids[:length] if token != model.card.mask_id])

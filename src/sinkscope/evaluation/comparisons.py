@@ -73,7 +73,7 @@ def compare(results: Sequence[Result]) -> list[Row]:
 def _change(result: Result, results: Sequence[Result]) -> Difference | None:
     if result.hide == "none":
         return None
-    base = next((one for one in results if one.hide == "none" and _comparable(one, result)), None)
+    base = max((one for one in results if one.hide == "none" and _comparable(one, result)), key=lambda one: one.n, default=None)
     return None if base is None else paired_difference(*_common([_outcomes(result), _outcomes(base)]))
 
 
