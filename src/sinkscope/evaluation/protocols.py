@@ -47,8 +47,8 @@ class Protocol:
         return f"{self.task}: {self.name} ({self.shots} shots, {chat}, {settings}{published}); source: {self.source}"
 
 
-def _blocks(length: int, block: int) -> dict[str, Any]:
-    return {"length": length, "steps": length, "block": block, "temperature": 0.0}
+def _blocks(length: int, block: int, **more: Any) -> dict[str, Any]:
+    return {"length": length, "steps": length, "block": block, "temperature": 0.0, **more}
 
 
 def _dream(length: int, temperature: float, top_p: float) -> dict[str, Any]:
@@ -56,27 +56,31 @@ def _dream(length: int, temperature: float, top_p: float) -> dict[str, Any]:
 
 
 _EVAL = "ML-GSAI/LLaDA, EVAL.md"
+_LATE_EOS = {"confidence_eos_eot_inf": True}
 _DREAM = "DreamLM/Dream, eval"
+_UNCUT = "; its answers are not cut at lm-eval's stop strings but cleaned by a script, ours are cut"
 _PAPER1 = "arXiv 2510.15731, appendix; steps = length, lm-eval's shots and the chat template are assumed"
 _LLAMA = "Llama 3.1 evaluation details; greedy, length assumed"
-_INSTRUCT = "; shots and prompt assumed to be lm-eval's"
+_INSTRUCT = " (their own toolkit; OpenCompass gives nearly the same); shots and prompt assumed to be lm-eval's"
 
 PROTOCOLS = (
     Protocol("llada", "base", "gsm8k", "authors", 5, False, _blocks(1024, 1024), _EVAL, 0.703),
     Protocol("llada", "base", "humaneval", "authors", 0, False, _blocks(1024, 1024), _EVAL, 0.354),
     Protocol("llada", "instruct", "gsm8k", "paper1", 5, True, _blocks(256, 32), _PAPER1, 0.76),
     Protocol("llada", "instruct", "humaneval", "paper1", 0, False, _blocks(512, 32), _PAPER1, 0.37),
-    Protocol("llada", "instruct", "gsm8k", "authors", 5, True, _blocks(512, 512), _EVAL + " (OpenCompass)" + _INSTRUCT, 0.694),
-    Protocol("llada", "instruct", "humaneval_instruct", "authors", 0, True, _blocks(512, 512), _EVAL + " (OpenCompass)" + _INSTRUCT, 0.494),
+    Protocol("llada", "instruct", "gsm8k", "authors", 5, True, _blocks(512, 512, **_LATE_EOS), _EVAL + _INSTRUCT, 0.694),
+    Protocol(
+        "llada", "instruct", "humaneval_instruct", "authors", 0, True, _blocks(512, 512, logits_eos_inf=True), _EVAL + _INSTRUCT, 0.494
+    ),
     Protocol("llada", "instruct", "gsm8k", "semi-autoregressive", 5, True, _blocks(256, 8), _EVAL + _INSTRUCT, 0.786),
-    Protocol("llada", "1.5", "gsm8k", "authors", 5, True, _blocks(256, 16), _EVAL + _INSTRUCT, 0.838),
-    Protocol("llada", "1.5", "humaneval_instruct", "authors", 0, True, _blocks(512, 32), _EVAL + _INSTRUCT, 0.524),
+    Protocol("llada", "1.5", "gsm8k", "authors", 5, True, _blocks(256, 16, **_LATE_EOS), _EVAL + _INSTRUCT, 0.838),
+    Protocol("llada", "1.5", "humaneval_instruct", "authors", 0, True, _blocks(512, 32, **_LATE_EOS), _EVAL + _INSTRUCT, 0.524),
     Protocol("mmada", "mixcot", "gsm8k", "authors", 5, True, _blocks(256, 64), "Gen-Verse/MMaDA; others measured 40 to 54 %", 0.734),
     Protocol(
         "mmada", "mixcot", "humaneval", "paper1", 0, False, _blocks(512, 32), "not published; LLaDA's of arXiv 2510.15731 is assumed", 0.16
     ),
     Protocol("dream", "base", "gsm8k_cot", "authors", 8, False, _dream(256, 0.0, 0.95), _DREAM, 0.772),
-    Protocol("dream", "base", "humaneval", "authors", 0, False, _dream(512, 0.2, 0.95), _DREAM, 0.579),
+    Protocol("dream", "base", "humaneval", "authors", 0, False, _dream(512, 0.2, 0.95), _DREAM + _UNCUT, 0.579),
     Protocol("dream", "instruct", "gsm8k_cot", "authors", 0, True, _dream(256, 0.1, 0.9), _DREAM + "_instruct", 0.81),
     Protocol("dream", "instruct", "humaneval_instruct", "authors", 0, True, _dream(768, 0.1, 0.9), _DREAM + "_instruct", 0.555),
     Protocol("llama", "instruct", "gsm8k_cot", "authors", 8, True, {"length": 512, "temperature": 0.0}, _LLAMA, 0.845),
