@@ -59,7 +59,7 @@ _EVAL = "ML-GSAI/LLaDA, EVAL.md"
 _LATE_EOS = {"confidence_eos_eot_inf": True}
 _DREAM = "DreamLM/Dream, eval"
 _UNCUT = "; its answers are not cut at lm-eval's stop strings but cleaned by a script, ours are cut"
-_PAPER1 = "arXiv 2510.15731, appendix; steps = length, lm-eval's shots and the chat template are assumed"
+_PAPER1 = "arXiv 2510.15731, appendix; steps = length, lm-eval's shots and, for GSM8K, the chat template are assumed"
 _LLAMA = "Llama 3.1 evaluation details; greedy, length assumed"
 _INSTRUCT = " (their own toolkit; OpenCompass gives nearly the same); shots and prompt assumed to be lm-eval's"
 
