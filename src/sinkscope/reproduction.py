@@ -90,26 +90,31 @@ def reproduce(parts: Sequence[Part], options: Options, say: Callable[[str], None
         say: gets a line for each thing done.
 
     Returns:
-        The files written.
+        The files written; none from the processes of torchrun but the first.
 
     Raises:
         CallError, EvaluationError, TraceError: see `evaluate` and `recording`.
     """
     from sinkscope.evaluation.results import read_results
+    from sinkscope.evaluation.work_folder import share_of_process
     from sinkscope.models import load
 
     if not parts:
         raise CallError("expected at least one part to reproduce, found none")
+    first = share_of_process().index == 0  # the others only share in the evaluations
     traces: dict[str, list[Trace]] = {}
     evaluations = []
     for name in dict.fromkeys(part.model for part in parts):
         model = load(name, dtype=options.dtype, device=options.device)
         for part in (part for part in parts if part.model == name):
             if part.recorded:
-                traces[name] = _record(model, part, options, say)
+                if first:
+                    traces[name] = _record(model, part, options, say)
             elif _evaluate(model, part, options, say):
                 evaluations.append(_folder(options, "evaluations", name) / part.task)
         del model
+    if not first:
+        return []
     written = _write_tables(read_results(*evaluations), options.out) if evaluations else []
     if traces:
         written += _write_traces(traces, options)

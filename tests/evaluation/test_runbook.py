@@ -193,6 +193,16 @@ def test_every_table_and_figure_and_nothing_is_done_twice(lab, tmp_path):
     assert [line for line in said if "recorded" in line] == ["lab-diffusion: generation 2 of 2 recorded"]
 
 
+def test_other_processes_of_torchrun_only_share_in_the_evaluations(lab, tmp_path, monkeypatch):
+    from sinkscope.reproduction import Options, reproduce
+
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert reproduce(small(paper1(LAB[:1], limit=3, traces=1)), Options(tmp_path, {}, batch=2), lambda line: None) == []
+    found = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.json") if path.name != "task.json")
+    assert found == [f"evaluations/lab-diffusion/lab-arith/{name}" for name in ("lab-arith/none/000002.json", "run.json")]
+
+
 def test_table_2_counts_tokens(diffusion, tmp_path):
     from sinkscope.reproduction import sink_tokens
 

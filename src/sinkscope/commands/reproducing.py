@@ -63,9 +63,16 @@ def reproduce(
     parts = paper1(names, ks=[int(part) for part in counts], seeds=seeds, controls=against, limit=limit, traces=traces)
     if dry_run:
         found = estimate(parts, tflops)
-        print_json(found) if as_json else print(show_dry_run(found))
+        if as_json:
+            print_json(found)
+        else:
+            print(show_dry_run(found))
         return
     if out is None:
         raise CallError("expected --out FOLDER, or --dry-run")
     written = run(parts, Options(out, read_data_flags(data), batch, device, dtype, allow_code_execution), note)
-    print_json({"files": [str(path) for path in written]}) if as_json else print("\n".join(map(str, written)))
+    if as_json:
+        print_json({"files": [str(path) for path in written]})
+    else:
+        for path in written:
+            print(path)
