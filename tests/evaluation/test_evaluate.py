@@ -6,6 +6,10 @@ import signal
 import subprocess
 import sys
 import time
+import types
+from contextlib import contextmanager
+from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -13,7 +17,8 @@ import torch
 import sinkscope
 from sinkscope.decoding import Generation
 from sinkscope.errors import CallError, EvaluationError
-from sinkscope.evaluation import evaluate, read_results, running
+from sinkscope.evaluation import evaluate, plans, read_results, running
+from sinkscope.evaluation.hiding import split_rules
 from sinkscope.lab.prompts import few_shot_prompt, held_out
 
 SMALL = {"tasks": ["lab-arith"], "limit": 6, "shots": 1, "batch": 4, "settings": {"length": 8}, "progress": False}
@@ -37,6 +42,34 @@ def answers(monkeypatch):
 
     monkeypatch.setattr(running, "generate", generate)
     return asked
+
+
+class Stand:
+    """A stand-in for a rule: says how often it was entered, and which row is asked about."""
+
+    entered: ClassVar[list[str]] = []
+
+    def __init__(self, text):
+        if text.partition(":")[0] not in ("top", "ranks"):
+            raise CallError(f"no rule {text!r}")
+        self.text = text
+
+    @contextmanager
+    def __call__(self, model):
+        self.entered.append(self.text)
+        yield types.SimpleNamespace(effect=self)
+        self.entered.append("off")
+
+    def of(self, row):
+        removed = 0.25 * len(self.entered) + row / 8
+        return types.SimpleNamespace(as_dict=lambda: {"removed_share": removed, "hit_rate": None, "keys_per_head": 1.0})
+
+
+@pytest.fixture
+def rules(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sinkscope.interventions", types.SimpleNamespace(parse_rule=Stand))
+    Stand.entered.clear()
+    return Stand.entered
 
 
 def without_times(content):
@@ -107,7 +140,7 @@ def test_defaults(diffusion, autoregressive, tmp_path, answers):
 
 
 def test_the_tasks_own_shots(diffusion, tmp_path, answers, monkeypatch):
-    monkeypatch.setattr(running, "make_batch", lambda *_: None)  # these prompts are longer than the tiny model's canvas
+    monkeypatch.setattr(plans, "make_batch", lambda *_: None)  # these prompts are longer than the tiny model's canvas
     monkeypatch.setattr(running, "generate", lambda model, prompts, **_: [Generation(torch.tensor([1]), "", 1, 0) for _ in prompts])
     (result,) = evaluate(diffusion, out=tmp_path, tasks=["lab-arith"], limit=1, progress=False)
     assert result.settings["shots"] == 5
@@ -123,6 +156,27 @@ def test_the_seed_of_a_problem_is_its_own(diffusion, tmp_path, monkeypatch):
     monkeypatch.setattr(running, "generate", generate)
     evaluate(diffusion, out=tmp_path, **{**SMALL, "settings": {"length": 8, "seed": 7}})
     assert seeds == [7, 11]
+
+
+def test_a_rule_is_on_while_its_batches_are_written_and_says_what_it_did(diffusion, tmp_path, answers, rules):
+    results = evaluate(diffusion, out=tmp_path, **{**SMALL, "hide": ["none", "top:1", "none"]})
+    assert [result.hide for result in results] == ["none", "top:1"]
+    assert rules == ["top:1", "off", "top:1", "off"]
+    removed = [0.25, 0.375, 0.5, 0.625, 0.75, 0.875]
+    assert [(result.removed_share, result.hit_rate) for result in results] == [(None, None), (sum(removed) / 6, None)]
+    item = json.loads((tmp_path / "lab-arith" / "top-1" / "000005.json").read_text())
+    assert item["effect"] == {"removed_share": 0.875, "hit_rate": None, "keys_per_head": 1.0}
+    assert json.loads((tmp_path / "lab-arith" / "none" / "000005.json").read_text())["effect"] is None
+
+
+def test_rules_on_the_command_line():
+    assert split_rules("none, top:1@current,last_row,random:1@seed=2,top:5") == [
+        "none",
+        "top:1@current,last_row",
+        "random:1@seed=2",
+        "top:5",
+    ]
+    assert split_rules("top:1,none,top:1,") == ["top:1", "none"]
 
 
 def test_a_finished_run_asks_nothing_again(diffusion, tmp_path, answers):
@@ -194,20 +248,20 @@ def test_kill_9_then_the_same_command_is_an_uninterrupted_run(diffusion_folder, 
         read_results(folder)
     evaluate(diffusion, out=folder, **arguments)
     assert contents(folder) == contents(tmp_path / "whole")
-    assert len(contents(folder)) == 22
+    assert len(contents(folder)) == 23
 
 
 def test_changed_settings_under_the_same_folder_are_refused(diffusion, tmp_path, answers):
     evaluate(diffusion, out=tmp_path, **SMALL)
-    for change, named in (
-        ({"batch": 2}, "batch: 4 → 2"),
-        ({"limit": 5}, "limit: 6 → 5"),
-        ({"shots": 0}, "shots: 1 → 0"),
-        ({"settings": {"length": 8, "temperature": 0.5}}, "sampler.temperature: 0.0 → 0.5"),
+    for change, where, named in (
+        ({"batch": 2}, tmp_path, "batch: 4 → 2"),
+        ({"limit": 5}, tmp_path, "limit: 6 → 5"),
+        ({"shots": 0}, tmp_path / "lab-arith", "shots: 1 → 0"),
+        ({"settings": {"length": 8, "temperature": 0.5}}, tmp_path / "lab-arith", "sampler.temperature: 0.0 → 0.5"),
     ):
         with pytest.raises(CallError) as error:
             evaluate(diffusion, out=tmp_path, **{**SMALL, **change})
-        assert str(error.value) == f"{tmp_path} holds another run ({named}); choose another folder, or go on with its settings"
+        assert str(error.value) == f"{where} holds another run ({named}); choose another folder, or go on with its settings"
 
 
 def test_another_model_in_the_same_folder_is_refused(diffusion, autoregressive, tmp_path, answers):
@@ -217,10 +271,14 @@ def test_another_model_in_the_same_folder_is_refused(diffusion, autoregressive, 
 
 
 REFUSED = {
-    "task": ({"tasks": ["gsm8k"]}, "no task 'gsm8k': expected lab-arith or lab-code"),
+    "task": ({"tasks": ["gsm9k"]}, "no task 'gsm9k': expected one of lab-arith, lab-code, gsm8k, gsm8k_cot, humaneval, humaneval_instruct"),
     "no task": ({"tasks": []}, "tasks: expected a list of names, found []"),
     "text as tasks": ({"tasks": "lab-arith"}, "tasks: expected a list of names, found 'lab-arith'"),
-    "rule": ({"hide": ["none", "top:1"]}, "hide: 'top:1' cannot be evaluated yet; the only rule so far is none, which hides nothing"),
+    "rule": ({"hide": ["none", "bottom:1"]}, "no rule 'bottom:1'"),
+    "as many keys as the canvas has": ({"hide": ["top:500"]}, "hide: top:500 takes more keys than a canvas leaves: that of problem "),
+    "twice as many": ({"hide": ["ranks:50"]}, "hide: ranks:50 takes more keys than a canvas leaves: that of problem "),
+    "chat": ({"chat": True}, "chat: lab-arith is asked as raw text only"),
+    "data": ({"tasks": ["gsm8k"], "data": {"gsm8k": Path("/nowhere")}}, "--data gsm8k=/nowhere: expected a JSON-lines file or a folder"),
     "no rule": ({"hide": []}, 'hide: expected a list of rules such as ["none"], found []'),
     "text as rules": ({"hide": "none"}, "hide: expected a list of rules such as [\"none\"], found 'none'"),
     "limit": ({"limit": 0}, "limit: expected at least 1 problem, found 0"),
@@ -239,7 +297,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("change", "message"), REFUSED.values(), ids=REFUSED)
-def test_refusals_leave_nothing_behind(diffusion, tmp_path, change, message):
+def test_refusals_leave_nothing_behind(diffusion, tmp_path, rules, change, message):
     with pytest.raises(CallError) as error:
         evaluate(diffusion, out=tmp_path / "out", **{**SMALL, **change})
     assert str(error.value).startswith(message)

@@ -8,6 +8,7 @@ from sinkscope.commands.mapping import attention_map
 from sinkscope.commands.measuring import bench, evaluate, problems, table
 from sinkscope.commands.models import check, train
 from sinkscope.commands.reading import figures, sinks, tracks
+from sinkscope.commands.reproducing import reproduce
 from sinkscope.commands.writing import demo, trace
 
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -22,6 +23,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "problems": problems,
     "evaluate": evaluate,
     "table": table,
+    "reproduce": reproduce,
     "train": train,
     "check": check,
     "bench": bench,
