@@ -1,7 +1,7 @@
 """Models: families as data, loading, and what a loaded model is."""
 
 from sinkscope.models.families import DREAM, FAMILIES, LLADA, LLAMA, MMADA, recognise
-from sinkscope.models.family import Family, Protocol, PublishedShape, SpecialTokens
+from sinkscope.models.family import Family, PublishedShape, SpecialTokens
 from sinkscope.models.loading import BUNDLED, bundled_folder, load
 from sinkscope.models.model import Model, ModelCard
 
@@ -15,7 +15,6 @@ __all__ = [
     "Family",
     "Model",
     "ModelCard",
-    "Protocol",
     "PublishedShape",
     "SpecialTokens",
     "bundled_folder",

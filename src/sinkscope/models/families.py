@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sinkscope.errors import ModelError
-from sinkscope.models.family import Family, Protocol, PublishedShape, SpecialTokens
+from sinkscope.models.family import Family, PublishedShape, SpecialTokens
 from sinkscope.models.layouts import MARK, MMADA_KEYS
 
 _HEADERS = ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
@@ -24,20 +24,6 @@ _CHATML = (
 )
 
 
-def _blocks(length: int, block: int, **more: Any) -> dict[str, Any]:
-    return {"length": length, "steps": length, "block": block, "temperature": 0.0, **more}
-
-
-def _whole(length: int, temperature: float, top_p: float) -> dict[str, Any]:
-    return {"length": length, "steps": length, "temperature": temperature, "top_p": top_p, "algorithm": "entropy"}
-
-
-_PAPER_1 = "arXiv 2510.15731, Table 1 (steps, shots and the HumanEval prompt are not stated)"
-_LLADA_EVAL = "ML-GSAI/LLaDA, EVAL.md"
-_LLADA_EXAMPLES = "ML-GSAI/LLaDA, opencompass/examples"
-_DREAM_EVAL = "DreamLM/Dream, eval/eval_dream_gen.sh"
-_DREAM_INSTRUCT_EVAL = "DreamLM/Dream, eval_instruct/eval.sh"
-
 LLADA = Family(
     "llada",
     causal=False,
@@ -48,23 +34,10 @@ LLADA = Family(
     tokens=SpecialTokens(mask=126336, eos=126081, pad=126081, bos=126080, end_of_turn=126348, mask_text="<|mdm_mask|>"),
     chat_template=_header_template("\n\n"),
     chat_tokens=_HEADERS,
-    sampling=_blocks(128, 128, guidance=0.0, remasking="low_confidence"),
     shapes=(
         PublishedShape(
             ("GSAI-ML/LLaDA-8B-Base", "GSAI-ML/LLaDA-8B-Instruct", "GSAI-ML/LLaDA-1.5"), 8_015_581_184, 32, 4096, vocabulary=126464
         ),
-    ),
-    protocols=(
-        Protocol("LLaDA-8B-Base", "gsm8k", 5, _blocks(1024, 1024), 70.3, _LLADA_EVAL),
-        Protocol("LLaDA-8B-Base", "humaneval", 0, _blocks(1024, 1024), 35.4, _LLADA_EVAL),
-        Protocol("LLaDA-8B-Instruct", "gsm8k", None, _blocks(256, 32), 76.0, _PAPER_1),
-        Protocol("LLaDA-8B-Instruct", "humaneval", None, _blocks(512, 32), 37.0, _PAPER_1),
-        Protocol("LLaDA-8B-Instruct", "gsm8k (OpenCompass)", None, _blocks(512, 512, confidence_eos_eot_inf=True), 69.4, _LLADA_EVAL),
-        Protocol("LLaDA-8B-Instruct", "humaneval (OpenCompass)", None, _blocks(512, 512, logits_eos_inf=True), 49.4, _LLADA_EVAL),
-        Protocol("LLaDA-8B-Instruct", "gsm8k (semi-autoregressive)", None, _blocks(256, 8), 78.6, _LLADA_EVAL),
-        Protocol("LLaDA-8B-Instruct", "humaneval (semi-autoregressive)", None, _blocks(512, 32), None, _LLADA_EXAMPLES),
-        Protocol("LLaDA-1.5", "gsm8k", None, _blocks(256, 16, confidence_eos_eot_inf=True), 83.8, _LLADA_EVAL),
-        Protocol("LLaDA-1.5", "humaneval", None, _blocks(512, 32, confidence_eos_eot_inf=True), 52.4, _LLADA_EVAL),
     ),
 )
 
@@ -78,12 +51,7 @@ MMADA = Family(
     tokens=SpecialTokens(mask=126336, eos=126081, pad=126081, bos=126080, end_of_turn=126348, mask_text="<|mdm_mask|>"),
     chat_template=_header_template("\n"),
     chat_tokens=_HEADERS,
-    sampling={"length": 128, "steps": 128, "block": 128, "temperature": 0.0, "guidance": 0.0, "remasking": "low_confidence"},
     shapes=(PublishedShape(("Gen-Verse/MMaDA-8B-Base", "Gen-Verse/MMaDA-8B-MixCoT"), 8_082_690_048, 32, 4096, vocabulary=134656),),
-    protocols=(
-        Protocol("MMaDA-8B-MixCoT", "gsm8k", 5, _blocks(256, 64), 73.4, "Gen-Verse/MMaDA (others measured 40–54: issues 29, 36, 40)"),
-        Protocol("MMaDA-8B", "gsm8k", None, {}, 54.0, "arXiv 2510.15731, Table 1 (settings are not stated)"),
-    ),
 )
 
 DREAM = Family(
@@ -97,14 +65,7 @@ DREAM = Family(
     tokens=SpecialTokens(mask=151666, eos=151643, pad=151643, end_of_turn=151645, mask_text="<|mask|>"),
     chat_template=_CHATML,
     chat_tokens=("<|im_start|>", "<|im_end|>"),
-    sampling={"steps": 512, "temperature": 0.0, "algorithm": "origin", "eps": 1e-3},
     shapes=(PublishedShape(("Dream-org/Dream-v0-Base-7B", "Dream-org/Dream-v0-Instruct-7B"), 7_615_616_512, 28, 3584, vocabulary=152064),),
-    protocols=(
-        Protocol("Dream-v0-Base-7B", "gsm8k_cot", 8, _whole(256, 0.0, 0.95), 77.2, _DREAM_EVAL),
-        Protocol("Dream-v0-Base-7B", "humaneval", 0, _whole(512, 0.2, 0.95), 57.9, _DREAM_EVAL),
-        Protocol("Dream-v0-Instruct-7B", "gsm8k_cot", 0, _whole(256, 0.1, 0.9), 81.0, _DREAM_INSTRUCT_EVAL),
-        Protocol("Dream-v0-Instruct-7B", "humaneval_instruct", 0, _whole(768, 0.1, 0.9), 55.5, _DREAM_INSTRUCT_EVAL),
-    ),
 )
 
 LLAMA = Family(
@@ -114,12 +75,7 @@ LLAMA = Family(
     recognised=("llama", "qwen2"),
     source="transformers, LlamaForCausalLM",
     tokens=SpecialTokens(eos=128001, bos=128000, end_of_turn=128009),
-    sampling={"temperature": 0.0, "top_p": 1.0, "top_k": 0},
     shapes=(PublishedShape(("meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-8B-Instruct"), 8_030_261_248, 32, 4096, vocabulary=128256),),
-    protocols=(
-        Protocol("Llama-3.1-8B-Instruct", "gsm8k_cot", 8, {"temperature": 0.0}, 84.5, "Llama 3.1 model card"),
-        Protocol("Llama-3.1-8B-Instruct", "humaneval", 0, {"temperature": 0.0}, 72.6, "Llama 3.1 model card"),
-    ),
 )
 
 FAMILIES = (LLADA, MMADA, DREAM, LLAMA)

@@ -3,9 +3,8 @@
 The records themselves are in `families`, how their folders are written is in `layouts`.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -44,27 +43,6 @@ class PublishedShape:
 
 
 @dataclass(frozen=True)
-class Protocol:
-    """Settings under which a result was published.
-
-    Attributes:
-        checkpoint: as the source calls it.
-        task: of lm-evaluation-harness, or as the source calls it.
-        shots: examples in the prompt; None where the source does not say.
-        settings: of the family's sampler, as `generate` takes them.
-        published: accuracy in percent, None where none is given.
-        source: where it was read.
-    """
-
-    checkpoint: str
-    task: str
-    shots: int | None
-    settings: Mapping[str, Any] = field(hash=False)
-    published: float | None
-    source: str
-
-
-@dataclass(frozen=True)
 class Family:
     """A family of checkpoints.
 
@@ -79,9 +57,7 @@ class Family:
         tokens: special tokens of the published checkpoints.
         chat_template: Jinja, used where the tokenizer brings none.
         chat_tokens: control tokens the template needs; a tokenizer without them belongs to a base model.
-        sampling: defaults of the published sampling function, as `generate` takes them.
         shapes: sizes of the published checkpoints.
-        protocols: settings of published results.
     """
 
     name: str
@@ -94,6 +70,4 @@ class Family:
     tokens: SpecialTokens = SpecialTokens()
     chat_template: str | None = None
     chat_tokens: tuple[str, ...] = ()
-    sampling: Mapping[str, Any] = field(default_factory=dict, hash=False)
     shapes: tuple[PublishedShape, ...] = ()
-    protocols: tuple[Protocol, ...] = ()
