@@ -4,6 +4,7 @@ import argparse
 import gc
 import json
 import multiprocessing
+import os
 import statistics
 import sys
 import time
@@ -46,10 +47,14 @@ def _status(name: str) -> float:
 
 
 def extra_memory(prepare: Callable[..., Callable[[], Any]], *arguments: Any) -> float:
-    """MiB by which the peak memory during a run exceeds what a fresh process with everything loaded holds. Linux only."""
+    """MiB by which the peak memory during a run exceeds what a fresh process with everything loaded holds. Linux only.
+
+    Its allocator gives freed memory back at once; otherwise the peak says more about fragments than about the run.
+    """
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=_peak, args=(there, prepare, arguments))
+    os.environ |= {"MALLOC_MMAP_THRESHOLD_": str(1 << 17), "MALLOC_TRIM_THRESHOLD_": "0"}
     process.start()
     grown = here.recv()
     process.join()

@@ -77,7 +77,7 @@ class Call:
                     f"expected {name} to look at the {self._context.tokens.shape[1]} tokens so far, found {key.shape[2]} keys; "
                     "this kind of attention is not modelled by sinkscope"
                 )
-        hidden_states = self._notes.hidden_states.get(module)
+        hidden_states = self._notes.hidden_states.pop(module, None)  # the norms are all that is wanted of them
         members = self._members(query)
         return LayerCall(name, index, query, key, value, hidden_states, self.groups, members, self._stack.name, first_key, crossing)
 
