@@ -1,10 +1,12 @@
 """The records that cross the seam: what decoding publishes, and what a layer's attention shows to who watches."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
+
+from sinkscope.attention.sweep import Columns
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,8 @@ class LayerCall:
         hidden_states: [batch, query, width], what entered the layer; None where the model does not show it.
         groups: names of the query groups, in the order of `Columns.sums`.
         membership: float32 [batch, group, query].
+        measure: the columns of this layer with nothing hidden, by a sweep of their own; for who needs them before
+            the layer has run.
     """
 
     name: str
@@ -87,3 +91,4 @@ class LayerCall:
     hidden_states: Tensor | None
     groups: tuple[str, ...] = ()
     membership: Tensor | None = field(default=None)
+    measure: Callable[[], Columns] | None = None

@@ -4,12 +4,14 @@ With none of the three in force it is transformers' own ``sdpa_attention_forward
 """
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
 from sinkscope.attention.session import Call, Stack
-from sinkscope.attention.sweep import attend
+from sinkscope.attention.sweep import Prefix, attend
 from sinkscope.errors import AttentionError
 
 NAME = "sinkscope"
@@ -38,21 +40,25 @@ def attention_forward(
     _refuse(others)
     call = None if sinkscope_call is None else sinkscope_call.layer(module, query, key, value)
     if call is not None and sinkscope_call is not None:
-        hidden, prefix = sinkscope_call.hidden(call), sinkscope_call.prefix(call)
-        if sinkscope_call.watched or hidden is not None or prefix is not None:
+        prefix = sinkscope_call.prefix(call)
+        causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
+        causal = bool(causal) and attention_mask is None and query.shape[2] > 1
+        assert call.membership is not None
+        sweep = partial(attend, query, key, groups=call.membership, scale=scaling, mask=attention_mask, causal=causal)
+        hidden = sinkscope_call.hidden(replace(call, measure=lambda: sweep(value[..., :1], prefix=_without_values(prefix))[1]))
+        if sinkscope_call.watched(call) or hidden or prefix is not None:
             if dropout:
                 raise AttentionError(f"expected no attention dropout while watching or hiding, found {dropout}; call network.eval()")
-            causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
-            causal = bool(causal) and attention_mask is None and query.shape[2] > 1
-            assert call.membership is not None
-            output, columns = attend(
-                query, key, value, groups=call.membership, scale=scaling, mask=attention_mask, causal=causal, hidden=hidden, prefix=prefix
-            )
+            output, columns = sweep(value, hidden=hidden or None, prefix=prefix)
             sinkscope_call.show(call, columns)
             return output.transpose(1, 2), None
     return sdpa_attention_forward(
         module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=is_causal, **others
     )
+
+
+def _without_values(prefix: Prefix | None) -> Prefix | None:
+    return None if prefix is None else replace(prefix, values=None)
 
 
 def _refuse(others: dict[str, Any]) -> None:

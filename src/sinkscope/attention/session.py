@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sinkscope.attention.hidden import Hidden
 from sinkscope.attention.records import GenerationStart, LayerCall, StepContext, StepResult
 from sinkscope.attention.subscribers import Hider, Prepender, Subscriber, Watcher
 from sinkscope.attention.sweep import Columns, Prefix
@@ -81,6 +82,7 @@ class Session:
         self._call: Call | None = None
         self._hidden_states: dict[nn.Module, Tensor] = {}
         self._wraps_generate = False
+        self._aside = False
 
     # Life
 
@@ -173,7 +175,7 @@ class Session:
         if not self.subscribers:
             return None
         check_cache(arguments.get("past_key_values"))
-        if not self._published:
+        if not self._published and not self._aside:
             self._context = None  # one that an interrupt has left behind
             self._infer_step(arguments)
         self._call = Call(self, stack, self._context, () if self._start is None else self._start.prompt_lengths)
@@ -184,7 +186,7 @@ class Session:
         call, self._call = self._call, None
         self._hidden_states.clear()
         if failed:
-            if not self._published:
+            if not self._published and not self._aside:
                 self.end_generation(failed=True)
             return
         if call is not None and not call.reported:
@@ -192,8 +194,36 @@ class Session:
                 f"expected the layers of {type(self.network).__name__} to ask sinkscope for their attention, found that none did; "
                 "leave the attention implementation alone while something watches or hides"
             )
-        if not self._published and self._context is not None:
+        if not self._published and not self._aside and self._context is not None:
             self.end_step(None)
+
+    @torch.no_grad()
+    def look_aside(self, watcher: Watcher) -> None:
+        """Runs the canvas of the step that has just begun through the network once more, for one watcher alone.
+
+        Nothing is hidden, nobody else is told, and no cache is read or written: a causal model reads all tokens so far.
+
+        Raises:
+            AttentionError: no step has begun, its tokens are not known, or the network has several stacks.
+        """
+        context = self._context
+        if context is None or len(self.stacks) > 1 or bool((context.tokens < 0).any()):
+            raise AttentionError(
+                "expected a step whose tokens are known, in a network with one stack, for an extra forward call without hiding; "
+                f"found {'no step' if context is None else f'{len(self.stacks)} stacks, tokens {tuple(context.tokens.shape)}'}"
+            )
+        tokens, length = context.tokens, context.tokens.shape[1]
+        real = torch.arange(length, device=tokens.device) >= length - context.lengths.to(tokens.device)[:, None]
+        subscribers, self.subscribers, self._aside = self.subscribers, [watcher], True
+        try:
+            self.stacks[0].module(
+                input_ids=tokens,
+                attention_mask=None if bool(real.all()) else real.long(),
+                position_ids=(real.long().cumsum(-1) - 1).clamp(min=0),
+                use_cache=False,
+            )
+        finally:
+            self.subscribers, self._aside = subscribers, False
 
     def _infer_step(self, arguments: dict[str, Any]) -> None:
         """A plain forward call, or a foreign ``generate``: the step is what the arguments say."""
@@ -257,14 +287,14 @@ class Call:
         hidden_states = self._session._hidden_states.get(module)
         return LayerCall(name, index, query, key, value, hidden_states, self.groups, self._members(query))
 
-    def hidden(self, call: LayerCall) -> Tensor | None:
-        """The union of what every hider takes away."""
-        union: Tensor | None = None
+    def hidden(self, call: LayerCall) -> list[Hidden]:
+        """What every hider takes away."""
+        found: list[Hidden] = []
         for hider in self._hiders:
             mine = hider.hide(call)
-            if mine is not None and bool(mine.any()):
-                union = mine if union is None else union | mine
-        return union
+            mine = [] if mine is None else [Hidden(mine[:, :, None])] if isinstance(mine, Tensor) else mine
+            found += [one for one in mine if bool(one.keys.any())]
+        return found
 
     def prefix(self, call: LayerCall) -> Prefix | None:
         """The constant keys in front, from the only prepender."""
@@ -272,15 +302,16 @@ class Call:
             raise AttentionError(f"expected at most one prepender on a model, found {len(self._prependers)}")
         return self._prependers[0].prepend(call) if self._prependers else None
 
-    @property
-    def watched(self) -> bool:
-        """Whether anybody wants columns."""
-        return bool(self._watchers)
+    def watched(self, call: LayerCall) -> bool:
+        """Whether anybody wants columns of this layer."""
+        return bool(self._watchers) or any([hider.observes(call) for hider in self._hiders])
 
     def show(self, call: LayerCall, columns: Columns) -> None:
-        """Tells every watcher."""
+        """Tells everybody what the layer saw."""
         for watcher in self._watchers:
             watcher.watch(call, columns)
+        for hider in self._hiders:
+            hider.observe(call, columns)
 
     def _members(self, query: Tensor) -> Tensor:
         if self._membership is None:

@@ -22,7 +22,7 @@ def demo(out: Path = Path("demo-output"), problems: int = 3, length: int = 64, b
     """
     from sinkscope.demo import run_demo
 
-    page = run_demo(out, problems=problems, length=length, block=block, say=_note)
+    page = run_demo(out, problems=problems, length=length, block=block, say=note)
     print(page)
 
 
