@@ -32,6 +32,7 @@ def trace(
     prompt: str | None = None,
     prompts: Path | None = None,
     problem: int | None = None,
+    hide: str = "none",
     device: str = "cpu",
     dtype: str | None = None,
     as_json: Json = False,
@@ -45,6 +46,7 @@ def trace(
         prompt: raw text.
         prompts: a file of JSON lines with a "prompt" each; makes numbered traces.
         problem: number of a held-out problem of the lab, with its shots (0 when no prompt is given to a bundled model).
+        hide: a rule such as top:1, random:1@seed=2, above:3, window:4+64; options behind @ as in top:1@current,last_row.
         device: cpu, cuda, cuda:1 …
         dtype: float32, bfloat16 or float16; the stored one when not given.
     """
@@ -56,6 +58,7 @@ def trace(
         raise CallError(f"expected one of --prompt, --prompts and --problem, found {' and '.join(given)}")
     if not given and model not in BUNDLED:
         raise CallError(f"expected --prompt TEXT, --prompts FILE or --problem N for {model}")
+    rule = sinkscope.parse_rule(hide)
     texts = _prompts(prompt, prompts, problem)
     loaded = sinkscope.load(model, dtype=dtype, device=device)
     from tqdm import tqdm
@@ -70,15 +73,19 @@ def trace(
     with (
         tqdm(total=total, desc="steps", unit="step", disable=None) as bar,
         sinkscope.recording(loaded, out=out, numbered=prompts is not None) as recorder,
+        rule(loaded) as hiding,
     ):
         for text in texts:
             generations.append(sinkscope.generate(loaded, text, on_step=lambda _: bar.update(), **dataclasses.asdict(settings)))
     folders = [str(folder) for folder in recorder.folders]
     if as_json:
-        print_json({"traces": [{"trace": f, "text": g.text, "steps": g.steps} for f, g in zip(folders, generations, strict=True)]})
-    else:
-        for folder, generation in zip(folders, generations, strict=True):
-            print(f"{folder}: {generation.steps} steps\n{generation.text}")
+        rows = [{"trace": f, "text": g.text, "steps": g.steps} for f, g in zip(folders, generations, strict=True)]
+        print_json({"traces": rows} if rule.idle else {"traces": rows, "hide": hide, **hiding.effect.as_dict()})
+        return
+    for folder, generation in zip(folders, generations, strict=True):
+        print(f"{folder}: {generation.steps} steps\n{generation.text}")
+    if not rule.idle:
+        note(hiding.effect.sentence(hide))
 
 
 def _prompts(prompt: str | None, prompts: Path | None, problem: int | None) -> list[str]:

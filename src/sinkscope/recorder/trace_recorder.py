@@ -13,7 +13,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sinkscope.attention import Columns, GenerationStart, LayerCall, StepContext, StepResult, Watcher, subscribed
+from sinkscope.attention import (
+    Columns,
+    GenerationStart,
+    Hider,
+    LayerCall,
+    StepContext,
+    StepResult,
+    Watcher,
+    current_session,
+    subscribed,
+)
 from sinkscope.errors import CallError
 from sinkscope.models import Model
 from sinkscope.traces import TraceWriter, claim_folder, move_trace
@@ -91,8 +101,8 @@ class Recorder(Watcher):
     def end_generation(self, failed: bool) -> None:
         """Closes the traces; one that was given up says ``complete: false``."""
         rows, self._rows = self._rows, {}
-        for row in rows.values():
-            more = self._texts(row)
+        for prompt, row in rows.items():
+            more = self._texts(row) | {"hidden": self._hidden(prompt)}
             if failed:
                 with contextlib.suppress(Exception):  # the reason of the failure is on its way already
                     row.writer.close(complete=False, **more)
@@ -136,6 +146,7 @@ class Recorder(Watcher):
             "heads": seen.sums.shape[1],
             "kv_heads": seen.value_norms.shape[1],
             "level": "columns",
+            "hidden": self._hidden(prompt),
             "device": str(parameter.device),
             "dtype": str(parameter.dtype).removeprefix("torch."),
             "versions": {
@@ -145,6 +156,11 @@ class Recorder(Watcher):
                 "python": platform.python_version(),
             },
         }
+
+    def _hidden(self, prompt: int) -> list[dict[str, Any]]:
+        """What is being hidden from the model, and what came of it so far."""
+        session = current_session(self.network)
+        return [] if session is None else [one.describe(prompt) for one in session.subscribers if isinstance(one, Hider)]
 
     def _write(
         self, target: _Row, row: int, context: StepContext, start: GenerationStart, stacked: dict[str, Tensor], result: StepResult | None
