@@ -92,11 +92,10 @@ def test_it_leaves_no_trace(model, rule):
 
 
 @each_rule
-@pytest.mark.parametrize("guidance", [0.0, 1.0])
-def test_a_row_of_a_batch_equals_the_prompt_alone(model, settings, question, short, rule, guidance):
-    if guidance and model.family.causal:
-        pytest.skip("autoregressive models have no guidance here")
-    more = settings | ({"guidance": guidance} if guidance else {})
+@pytest.mark.parametrize("kind", ["diffusion", "diffusion with guidance", "autoregressive"])
+def test_a_row_of_a_batch_equals_the_prompt_alone(request, question, short, rule, kind):
+    model = request.getfixturevalue(kind.split()[0])
+    more = {"length": 6} | ({"guidance": 1.0} if "guidance" in kind else {})
     together, _, both = confidences(model, rule, [question, short], **more)
     for row, prompt in enumerate([question, short]):
         alone, _, own = confidences(model, rule, prompt, **more)
@@ -110,7 +109,7 @@ def test_a_row_of_a_batch_equals_the_prompt_alone(model, settings, question, sho
 
 @each_rule
 def test_a_second_generation_begins_anew(model, settings, question, rule):
-    first, expected, once = confidences(model, rule, question, **settings)
+    first, _, once = confidences(model, rule, question, **settings)
     with rule(model) as running:
         sinkscope.generate(model, question, **settings)
         again = sinkscope.generate(model, question, **settings)

@@ -36,17 +36,46 @@ class Taken:
         self._masked = [one for one in given if not one.zeroed]
         self._zeroed = [one for one in given if one.zeroed]
         self._front = front
-        self._for_all: tuple[Tensor, Tensor, Tensor] | None = None
+        self._kept: Tensor | None = None
         if all(one.queries is None and one.keys.shape[2] == 1 for one in given):
             whole = slice(None)
             masked, zeroed = self._union(self._masked, whole, whole), self._union(self._zeroed, whole, whole)
             gone = zeroed if masked is None else masked if zeroed is None else masked | zeroed
-            if gone is not None:
-                unmasked = torch.ones_like(gone) if masked is None else ~masked
-                self._for_all = tuple(one.to(device).float() for one in (~gone, gone, unmasked))  # type: ignore[assignment]
+            assert gone is not None
+            gone = gone.to(device)
+            self._kept = (~gone).float()
+            self._unmasked = None if masked is None or zeroed is None else (~masked.to(device)).float()
 
-    def apply(self, scores: Tensor, weights: Tensor, unseeing: Tensor | None, heads: slice, rows: slice) -> tuple[Tensor, Tensor]:
-        """What the weights of a block become, and the attention each query loses.
+    def values(self, value: Tensor, heads: slice) -> Tensor | None:
+        """Values [batch, head, key, dim] with those of hidden keys 0; None where queries lose different keys."""
+        if self._kept is None:
+            return None
+        kept = _heads(self._kept, heads)[..., self._front :].mT.to(value.dtype)
+        count = kept.shape[1]
+        return value * kept if count in (1, value.shape[1]) else value.repeat_interleave(count // value.shape[1], dim=1) * kept
+
+    def quickly(self, weights: Tensor, unseeing: Tensor | None, heads: slice) -> tuple[Tensor, Tensor, Tensor] | None:
+        """What the weights of a block become where all queries lose the same keys: themselves, without the keys, scaled up.
+
+        Softmax without a key is the softmax with it over what is left: no second one is needed.
+
+        Returns:
+            1 for kept keys [1 or batch, 1 or head, 1, key], a factor per query [batch, head, query, 1], and the share
+            taken away [batch, head, query]; None where a query keeps too little for that to be exact.
+        """
+        if self._kept is None:
+            return None
+        kept = _heads(self._kept, heads)
+        left = weights @ kept.mT
+        blind = 0.0 if unseeing is None else unseeing.to(left)
+        if bool((left + blind < LEAST_KEPT).any()):
+            return None
+        unmasked = left if self._unmasked is None else weights @ _heads(self._unmasked, heads).mT
+        factor = 1 / (unmasked + blind) if self._masked else torch.ones_like(left)
+        return kept, factor, (1 - blind - left).clamp(min=0)[..., 0].detach()
+
+    def exactly(self, scores: Tensor, weights: Tensor, unseeing: Tensor | None, heads: slice, rows: slice) -> tuple[Tensor, Tensor]:
+        """What the weights of a block become, by a softmax of their own, and the attention each query loses.
 
         Args:
             scores: [batch, head, query, key], the prefix in front.
@@ -55,19 +84,6 @@ class Taken:
         Returns:
             weights in force [batch, head, query, key], and the share taken away [batch, head, query].
         """
-        if self._for_all is not None:
-            # Softmax without a key is the softmax with it, scaled up: no second one is needed.
-            kept, gone, unmasked = (_heads(one, heads) for one in self._for_all)
-            lost = (weights @ gone.mT)[..., 0]
-            left = weights @ kept.mT
-            divisor = left if not self._zeroed else weights @ unmasked.mT if self._masked else None
-            blind = torch.zeros_like(left, dtype=torch.bool) if unseeing is None else unseeing
-            if not bool(((left < LEAST_KEPT) & ~blind).any()):
-                in_force = weights * kept
-                if divisor is not None:
-                    divisor = divisor.masked_fill(blind, 1.0)
-                    in_force = in_force / divisor if in_force.requires_grad else in_force.div_(divisor)
-                return in_force, lost.detach()
         masked, zeroed = self._union(self._masked, heads, rows), self._union(self._zeroed, heads, rows)
         gone = zeroed if masked is None else masked if zeroed is None else masked | zeroed
         assert gone is not None

@@ -134,29 +134,48 @@ def _attend(
     for first in range(0, kv_heads, chunk):
         shared = slice(first, min(first + chunk, kv_heads))
         own = slice(shared.start * repeat, shared.stop * repeat)
+        bare = None if taken is None else taken.values(value[:, shared], own)
         for start in range(0, queries, block):
             rows = slice(start, min(start + block, queries))
             part = query[:, own, rows]
-            scores = scratch.scores(part, transposed[:, shared], scale)
-            if causal:
-                scores += _causal_bias(rows, keys, query.device)
-            elif bias is not None:
-                scores += _part(bias, own, rows)
-            scores = front.scores(scores, part, scale, own)
-            weights = scratch.softmax(scores, keep_scores=taken is not None)
+
+            def scored(rows: slice = rows, part: Tensor = part, shared: slice = shared, own: slice = own) -> Tensor:
+                scores = scratch.scores(part, transposed[:, shared], scale)
+                if causal:
+                    scores += _causal_bias(rows, keys, query.device)
+                elif bias is not None:
+                    scores += _part(bias, own, rows)
+                return front.scores(scores, part, scale, own)
+
+            weights = scratch.softmax(scored())
             unseeing = None if blind is None else _part(blind, own, rows)
             if unseeing is not None:
                 weights = weights.masked_fill(unseeing, 0.0)
-            membership = groups[:, None, :, rows]
+            membership, shift = groups[:, None, :, rows], start + (0 if causal else keys - queries)
             if rows.stop == queries:
                 last_row[:, own] = weights[:, :, -1, front.count :].detach()
             if taken is not None and local is not None and removed is not None:
+                quick = taken.quickly(weights, unseeing, own)
+                if quick is not None and bare is not None:
+                    # In force, a weight is itself times (kept key) times (query's factor): neither needs a map of its own.
+                    kept, factor, removed[:, own, rows] = quick
+                    plain, seen = weights.detach(), factor.detach()
+                    both = torch.cat([membership.expand(-1, weights.shape[1], -1, -1), membership * seen.mT], dim=2) @ plain
+                    local[:, own] += both[:, :, : groups.shape[1]]
+                    sums[:, own] += both[:, :, groups.shape[1] :] * kept
+                    if rows.stop == queries:
+                        in_force[:, own] = (plain[:, :, -1:] * kept * seen[:, :, -1:])[:, :, 0, front.count :]
+                    on_itself = _diagonal(plain, shift, front.count) * _diagonal(kept.expand_as(plain), shift, front.count)
+                    diagonal[:, own, rows] = on_itself * seen[..., 0]
+                    output[:, own, rows] = _mix(weights.to(value.dtype), bare, front, own) * factor.to(value.dtype)
+                    continue
                 local[:, own] += membership @ weights.detach()
-                weights, removed[:, own, rows] = taken.apply(scores, weights, unseeing, own, rows)
+                weights = weights.clone()  # its place is needed for the scores once more
+                weights, removed[:, own, rows] = taken.exactly(scored(), weights, unseeing, own, rows)
                 if rows.stop == queries:
                     in_force[:, own] = weights[:, :, -1, front.count :].detach()
             sums[:, own] += membership @ weights.detach()
-            diagonal[:, own, rows] = _diagonal(weights.detach(), start + (0 if causal else keys - queries), front.count)
+            diagonal[:, own, rows] = _diagonal(weights.detach(), shift, front.count)
             output[:, own, rows] = _mix(weights.to(value.dtype), value[:, shared], front, own)
     cut = front.count
     return output, Columns(
@@ -193,9 +212,9 @@ class _Scratch:
         torch.matmul(scaled, keys, out=scores)
         return scores.view(batch, heads, length, -1)
 
-    def softmax(self, scores: Tensor, keep_scores: bool) -> Tensor:
-        """Softmax over the keys, in place where nobody needs the scores again."""
-        if keep_scores or not self._reuse:
+    def softmax(self, scores: Tensor) -> Tensor:
+        """Softmax over the keys, in place where nothing needs a gradient."""
+        if not self._reuse:
             return torch.softmax(scores, dim=-1)
         return torch.softmax(scores, dim=-1, out=scores)
 
