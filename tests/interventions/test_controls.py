@@ -103,7 +103,7 @@ def test_mass_is_matched_in_what_the_new_query_loses(autoregressive, run, questi
 
 def test_persistent_keys_stay_as_long_as_their_sinks(lab_diffusion, run, question):
     _, seen, _ = run(lab_diffusion, PersistentRandomKeys(K), question, **WRITE)
-    stayed = changed = 0
+    stayed = changed = moved = 0
     for step, layer, columns, hidden in each(seen):
         assert (hidden.sum(-1) == K).all() and not (hidden & top(columns, K)).any()
         if step < 2:
@@ -117,8 +117,8 @@ def test_persistent_keys_stay_as_long_as_their_sinks(lab_diffusion, run, questio
         gone = (sinks_before & ~sinks).sum(-1)
         assert ((hidden & before).sum(-1) >= K - gone)[usable].all()
         stayed, changed = stayed + int(same.sum()), changed + int((gone > 0).sum())
-        assert ((hidden & before).sum(-1) <= K - gone + 1)[usable & (gone > 0)].float().mean() > 0.9 or not (gone > 0).any()
-    assert stayed > 20 and changed > 20
+        moved += int((hidden & ~before).sum(-1)[gone > 0].sum())
+    assert stayed > 20 and changed > 20 and moved >= changed
 
 
 @pytest.mark.parametrize("only_sinks", [False, True])
@@ -157,7 +157,7 @@ def test_classes_can_be_given(diffusion, run, question):
 
 
 def test_token_classes(diffusion):
-    ids = {text: diffusion.encode(text)[-1] for text in ("\n", " ", "7", ".", "apples", "##")}
+    ids = {text: diffusion.encode(text)[-1] for text in ("\n", " ", "7", ".", "apples", "####")}
     assert [token_class(diffusion, ids[text]) for text in ids] == ["newline", "space", "digit", "punctuation", "word", "punctuation"]
     special = [diffusion.card.mask_id, diffusion.card.eos_id, diffusion.tokenizer.bos_token_id, 10_000, -1]
     assert [token_class(diffusion, token) for token in special] == ["mask", "special", "special", "special", "special"]
