@@ -275,3 +275,22 @@ def test_sinks_does_not_load_torch(trace_folder):
     done = subprocess.run([sys.executable, "-c", code, str(trace_folder)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "sinks in 24 steps" in done.stdout
+
+
+def test_trace_with_a_rule_says_what_came_of_it(run, diffusion_folder, tmp_path):
+    call = ("trace", diffusion_folder, "--prompt", PROMPT, "--length", 8, "--hide", "top:2@last_row,zero")
+    status, out, err = run(*call, "--out", tmp_path / "a", "--json")
+    document = json.loads(out)
+    assert status == 0
+    assert document["hide"] == "top:2@last_row,zero" and 0 < document["removed_share"] < 1 and 0 < document["hit_rate"] <= 1
+    status, out, err = run(*call, "--out", tmp_path / "b")
+    assert status == 0
+    assert "top:2@last_row,zero took away" in err and "of the attention, 2 keys per head and step" in err
+    assert "took away" not in out
+
+
+def test_trace_with_an_unknown_rule_writes_nothing(run, diffusion_folder, tmp_path):
+    status, out, err = run("trace", diffusion_folder, "--prompt", PROMPT, "--out", tmp_path / "t", "--hide", "bottom:1")
+    assert (status, out) == (2, "")
+    assert "no rule 'bottom:1'; expected one of none, top:K" in err
+    assert not (tmp_path / "t").exists()
