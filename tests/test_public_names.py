@@ -78,7 +78,7 @@ def test_the_docstring_of_the_package_uses_only_names_that_exist():
 
 
 def test_an_unknown_name_is_refused_with_the_names_there_are():
-    with pytest.raises(AttributeError, match=r"sinkscope has no 'tracks'; it has Generation, Model, .*, track"):
+    with pytest.raises(AttributeError, match=r"sinkscope has no 'tracks'; it has Generation, .*, track"):
         _ = sinkscope.tracks
     with pytest.raises(ImportError):
         exec("from sinkscope import nonsense")

@@ -108,3 +108,16 @@ def test_what_is_removed_beside_a_prefix_is_a_share_of_everything(queries):
     repeat = inputs.key.double().repeat_interleave(2, dim=1)
     scores = torch.cat([logits.double()[None, :, None].expand(BATCH, -1, QUERIES, -1), inputs.query.double() @ repeat.mT * DIM**-0.5], -1)
     close(columns.removed, torch.softmax(scores, -1)[..., 2:].sum(-1) * everybody[:, None])
+
+
+@pytest.mark.parametrize("zeroed", [False, True])
+def test_bfloat16_is_hidden_with_sums_in_float32(zeroed):
+    inputs = draw(queries=KEYS)
+    rounded = type(inputs)(*(getattr(inputs, name).bfloat16() for name in ("query", "key", "value")), inputs.groups)
+    exact = type(inputs)(*(getattr(rounded, name).float() for name in ("query", "key", "value")), inputs.groups)
+    output, columns = attend(**vars(rounded), hidden=[Hidden(KEYS_OF_HEADS, zeroed=zeroed)], block=4)
+    expected, expected_columns = attend(**vars(exact), hidden=[Hidden(KEYS_OF_HEADS, zeroed=zeroed)], block=4)
+    assert output.dtype == torch.bfloat16
+    close(output, expected, 3e-2)
+    close(columns.sums, expected_columns.sums)
+    close(columns.removed, expected_columns.removed)

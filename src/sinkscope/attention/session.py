@@ -214,7 +214,8 @@ class Session:
             )
         tokens, length = context.tokens, context.tokens.shape[1]
         real = torch.arange(length, device=tokens.device) >= length - context.lengths.to(tokens.device)[:, None]
-        subscribers, self.subscribers, self._aside = self.subscribers, [watcher], True
+        alone: list[Subscriber] = [watcher]
+        subscribers, self.subscribers, self._aside = self.subscribers, alone, True
         try:
             self.stacks[0].module(
                 input_ids=tokens,

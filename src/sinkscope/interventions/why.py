@@ -55,7 +55,7 @@ class Reliance:
         for step in np.unique(self.step):
             rows = self.step == step
             if rows.sum() >= 3 and np.ptp(self.attention[rows]) > 0 and np.ptp(change[rows]) > 0:
-                found.append(spearmanr(self.attention[rows], change[rows]).statistic)
+                found.append(spearmanr(self.attention[rows], change[rows])[0])
         return float(np.mean(found)) if found else float("nan")
 
 
