@@ -134,6 +134,19 @@ def test_values_are_frozen_equal_and_hashable():
         HideTopSinks(1).k = 2
 
 
+@pytest.mark.parametrize(
+    ("text", "waits"),
+    [("top:1", True), ("top:1@current", False), ("random:2", True), ("above:3@current", False), ("window:1+2", False), ("none", False)],
+)
+def test_a_rule_says_whether_it_waits_for_a_step(text, waits, diffusion):
+    rule = parse_rule(text)
+    assert rule.waits == waits == compose(HidePositions((1,)), rule).waits
+    ids = torch.arange(5, 25)[None]
+    with rule(diffusion) as running, torch.no_grad():
+        diffusion.network(ids)
+    assert (running.effect.steps.sum() > 0) == (not waits and text != "none")
+
+
 def enter(rule, model):
     with rule(model):
         pass

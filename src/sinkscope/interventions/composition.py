@@ -29,6 +29,11 @@ class Composed:
         """Whether none of them hides anything."""
         return all(part.idle for part in self.parts)
 
+    @property
+    def waits(self) -> bool:
+        """Whether any of them goes by the step before; see `Intervention.waits`."""
+        return any(part.waits for part in self.parts)
+
     @contextmanager
     def __call__(self, model: Model | nn.Module) -> Iterator[Hiding]:
         """Hides while the body runs; see `Intervention`."""

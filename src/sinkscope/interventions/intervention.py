@@ -64,6 +64,11 @@ class Intervention(ABC):
         return False
 
     @property
+    def waits(self) -> bool:
+        """Whether it goes by the step before, and so does nothing where there is only one step, as in a likelihood."""
+        return False
+
+    @property
     def looking_aside(self) -> bool:
         """Whether every step needs an extra forward call without hiding."""
         return False

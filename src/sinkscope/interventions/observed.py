@@ -72,6 +72,10 @@ class Observed(Intervention, ABC):
         return True
 
     @property
+    def waits(self) -> bool:
+        return self.observe == "previous"
+
+    @property
     def looking_aside(self) -> bool:
         return self.measured == "clean"
 
