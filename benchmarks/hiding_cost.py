@@ -14,8 +14,21 @@ from _measuring import interleaved, ratio, show
 from recording_overhead import STEPS, plain, random_model
 
 LENGTHS = (256, 512, 1024)
-REPEATS = 5
-RULES = {"previous": "top:1", "zero": "top:1@zero", "random": "random:1", "current": "top:1@current", "clean": "top:1@clean"}
+REPEATS = 3
+RULES = {
+    "previous": "top:1",
+    "zero": "top:1@zero",
+    "last_row": "top:1@last_row",
+    "above": "above:3",
+    "random": "random:1",
+    "mass": "mass:1",
+    "persistent": "persistent:1",
+    "ranks": "ranks:1",
+    "class": "class:1",
+    "window": "window:4+64",
+    "current": "top:1@current",
+    "clean": "top:1@clean",
+}
 
 
 def recorded(model: Any, length: int, rule: str) -> Callable[[], None]:

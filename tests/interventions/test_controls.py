@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sinkscope.interventions import HideTopSinks, MassMatchedKeys, NextRanks, PersistentRandomKeys, RandomKeys, SameClassKeys
+from sinkscope.interventions import HideTopSinks, MassMatchedKeys, NextRanks, PersistentRandomKeys, RandomKeys, SameClassKeys, compose
 from sinkscope.interventions.token_classes import CLASSES, token_class
 from sinkscope.sinks import is_sink
 
@@ -154,6 +154,18 @@ def test_classes_can_be_given(diffusion, run, question):
     even = seen.canvases[1][0] % 2 == 0
     sinks = top(columns_before(seen, 1, 0), 2)
     assert torch.equal((seen.hidden(1, 0) & even).sum(-1), (sinks & even).sum(-1))
+
+
+def test_two_ways_to_tell_classes_do_not_mix(diffusion, run, question):
+    ways = (lambda token: "even" if token % 2 == 0 else "odd", lambda token: "all")
+    alone = [run(diffusion, SameClassKeys(2, classify=way, layers=(layer,)), question, length=2)[1] for layer, way in enumerate(ways)]
+    rules = [SameClassKeys(2, classify=way, layers=(layer,)) for layer, way in enumerate(ways)]
+    _, together, _ = run(diffusion, compose(*rules), question, length=2)
+    assert torch.equal(together.hidden(1, 0), alone[0].hidden(1, 0))
+    expected = columns_before(together, 1, 1)
+    assert (together.hidden(1, 1).sum(-1) == 2).all() and not (together.hidden(1, 1) & top(expected, 2)).any()
+    even = together.canvases[1][0] % 2 == 0
+    assert ((together.hidden(1, 1) & even).sum(-1) != (top(expected, 2) & even).sum(-1)).any(), "of one class all are alike"
 
 
 def test_token_classes(diffusion):

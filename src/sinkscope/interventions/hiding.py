@@ -14,6 +14,7 @@ from sinkscope.attention import Columns, GenerationStart, Hidden, Hider, LayerCa
 from sinkscope.errors import AttentionError, CallError
 from sinkscope.interventions.effect import Effect, Tally, joined
 from sinkscope.interventions.ranking import pool, rank_of, spread
+from sinkscope.interventions.token_classes import token_class
 from sinkscope.models import Model
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ class Hiding(Hider):
         self._finished: list[Effect] = []
         self._tally: Tally | None = None
         self._layers, self._heads = 0, 0
-        self._classes: dict[int, int] = {}
+        self._classes: dict[Callable[[int], str], dict[int, int]] = {}
         self._class_names: dict[str, int] = {}
         self._forget()
 
@@ -262,18 +263,19 @@ class Hiding(Hider):
         if classify is None:
             if self.model is None:
                 raise CallError("classify: expected a function from token id to class, as a bare network has no tokenizer")
-            from sinkscope.interventions.token_classes import token_class
-
-            model = self.model
-            classify = lambda token: token_class(model, token)  # noqa: E731
+            classify = self._classify_by_tokenizer
+        known = self._classes.setdefault(classify, {})
         unique, places = tokens.unique(return_inverse=True)
         for token in unique.tolist():
-            if token not in self._classes:
-                name = classify(token)
-                self._classes[token] = self._class_names.setdefault(name, len(self._class_names))
-        return torch.tensor([self._classes[token] for token in unique.tolist()], device=tokens.device)[places]
+            if token not in known:
+                known[token] = self._class_names.setdefault(classify(token), len(self._class_names))
+        return torch.tensor([known[token] for token in unique.tolist()], device=tokens.device)[places]
 
     # How it is done
+
+    def _classify_by_tokenizer(self, token: int) -> str:
+        assert self.model is not None
+        return token_class(self.model, token)
 
     def _add_up(self, call: LayerCall, measured: str, seen: Seen) -> Seen:
         """Behind a cache a causal model's columns add up; a step of all queries begins anew."""
