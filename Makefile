@@ -3,7 +3,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-EXTRAS := dev,eval,slurm,export
+EXTRAS := dev,eval,slurm,export,spread
 
 .DELETE_ON_ERROR:
 .PHONY: install demo test lint bench clean

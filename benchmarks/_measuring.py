@@ -1,13 +1,14 @@
 """What the benchmarks share: interleaved timing, peak memory of a process of its own, printing."""
 
 import argparse
+import gc
 import json
 import multiprocessing
-import resource
 import statistics
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 
@@ -31,13 +32,21 @@ def ratio(seconds: dict[str, list[float]], name: str, base: str) -> float:
 
 def _peak(connection: Any, target: Callable[..., None], arguments: tuple[Any, ...]) -> None:
     run = target(*arguments)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak so far, of loading, is forgotten
+    before = _status("VmRSS")
     run()
-    connection.send(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+    connection.send(_status("VmHWM") - before)
+
+
+def _status(name: str) -> float:
+    """A figure of this process in KiB; Linux only."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
 
 
 def extra_memory(prepare: Callable[..., Callable[[], Any]], *arguments: Any) -> float:
-    """MiB by which a run raises the peak memory of a fresh process that has everything loaded."""
+    """MiB by which the peak memory during a run exceeds what a fresh process with everything loaded holds. Linux only."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=_peak, args=(there, prepare, arguments))

@@ -9,7 +9,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import pytest
 from jaxtyping import install_import_hook
 
-install_import_hook(["sinkscope.attention.sweep", "sinkscope.sinks.definition", "sinkscope.sinks.tracking"], "beartype.beartype")
+SINKS = ("definition", "tracking", "drift", "runs", "intervals", "candidates", "mixing", "triggers")
+install_import_hook(["sinkscope.attention.sweep", *(f"sinkscope.sinks.{name}" for name in SINKS)], "beartype.beartype")
 
 import torch
 

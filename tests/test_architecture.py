@@ -20,7 +20,7 @@ SOURCE = Path(sinkscope.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 
 EVERYWHERE = {"axes", "errors"}
-ENTRIES = {"__init__", "__main__", "cli", "commands", "demo"}
+ENTRIES = {"__init__", "__main__", "cli", "commands", "demo", "reproduction"}
 """These may import everything; all but ``__init__`` only inside a function, so that each command starts quickly."""
 
 MAY_IMPORT: dict[str, set[str]] = {

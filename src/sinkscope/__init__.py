@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sinkscope.decoding import Generation, generate
+    from sinkscope.decoding import Generation, Likelihood, generate, log_likelihood
     from sinkscope.interventions import (
         HidePositions,
         HideSinksAbove,
@@ -38,6 +38,7 @@ _HOME = {
     "HideTopSinks": "interventions",
     "KeepWindow": "interventions",
     "MassMatchedKeys": "interventions",
+    "Likelihood": "decoding",
     "Model": "models",
     "NextRanks": "interventions",
     "PersistentRandomKeys": "interventions",
@@ -52,6 +53,7 @@ _HOME = {
     "find_sinks": "sinks",
     "generate": "decoding",
     "load": "models",
+    "log_likelihood": "decoding",
     "open_trace": "traces",
     "open_traces": "traces",
     "parse_rule": "interventions",
@@ -66,6 +68,7 @@ __all__ = [
     "HideTopSinks",
     "KeepWindow",
     "MassMatchedKeys",
+    "Likelihood",
     "Model",
     "NextRanks",
     "PersistentRandomKeys",
@@ -80,6 +83,7 @@ __all__ = [
     "find_sinks",
     "generate",
     "load",
+    "log_likelihood",
     "open_trace",
     "open_traces",
     "parse_rule",

@@ -8,10 +8,11 @@ query      tokens that look, in this call
 key        tokens that can be looked at; as many as queries, or more behind a cache
 position   tokens of the canvas of one prompt, left padding stripped
 group      sets of queries whose columns are kept apart: all, masked, prompt
+rank       largest columns of a head, from 0, the largest
 dim        components of one head's vectors
 """
 
-STEP, LAYER, HEAD, KV_HEAD, KEY, POSITION = "step", "layer", "head", "kv_head", "key", "position"
+STEP, LAYER, HEAD, KV_HEAD, KEY, POSITION, RANK = "step", "layer", "head", "kv_head", "key", "position", "rank"
 
 TRACE_AXES: dict[str, tuple[str, ...]] = {
     "tokens": (STEP, POSITION),
@@ -27,6 +28,12 @@ TRACE_AXES: dict[str, tuple[str, ...]] = {
     "value_norms": (STEP, LAYER, KV_HEAD, POSITION),
     "key_norms": (STEP, LAYER, KV_HEAD, POSITION),
     "hidden_norms": (STEP, LAYER, POSITION),
+    "top_column_sums": (STEP, LAYER, HEAD, RANK),
+    "top_column_sums_key": (STEP, LAYER, HEAD, RANK),
+    "rest_column_sums": (STEP, LAYER, HEAD),
+    "top_last_query": (STEP, LAYER, HEAD, RANK),
+    "top_last_query_key": (STEP, LAYER, HEAD, RANK),
+    "rest_last_query": (STEP, LAYER, HEAD),
 }
 
 TRACE_UNITS: dict[str, str] = {
@@ -43,4 +50,10 @@ TRACE_UNITS: dict[str, str] = {
     "value_norms": "Euclidean norm",
     "key_norms": "Euclidean norm",
     "hidden_norms": "Euclidean norm of what enters the layer",
+    "top_column_sums": "queries' worth of attention, the largest columns of a head",
+    "top_column_sums_key": "position, -1 where the canvas has fewer tokens",
+    "rest_column_sums": "queries' worth of attention, mean of the other columns, NaN where there is none",
+    "top_last_query": "share of the newest query's attention, the largest of a head",
+    "top_last_query_key": "position, -1 where the canvas has fewer tokens",
+    "rest_last_query": "share of the newest query's attention, mean of the others, NaN where there is none",
 }

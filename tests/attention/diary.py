@@ -19,7 +19,7 @@ class Diary(Watcher):
 
     def __init__(self, *groups):
         self.groups = groups or ("all",)
-        self.events, self.starts, self.steps, self.results, self.columns, self.names = [], [], [], [], [], []
+        self.events, self.starts, self.steps, self.results, self.columns, self.names, self.calls = [], [], [], [], [], [], []
 
     def begin_generation(self, start):
         self.events.append("begin_generation")
@@ -33,6 +33,7 @@ class Diary(Watcher):
         self.events.append(f"watch {call.index}")
         self.names.append(call.name)
         self.columns.append(columns)
+        self.calls.append(call)
 
     def end_step(self, result):
         self.events.append("end_step")

@@ -20,7 +20,7 @@ from transformers import (
 
 import sinkscope
 from sinkscope.attention import Hider, current_session, subscribed
-from sinkscope.attention.session import find_stacks
+from sinkscope.attention.stacks import find_stacks
 from sinkscope.errors import AttentionError
 
 
@@ -54,6 +54,35 @@ def tiny_gpt2():
     return GPT2LMHeadModel(GPT2Config(vocab_size=50, n_positions=16, n_embd=24, n_layer=2, n_head=3, **TOKENS)).eval()
 
 
+def test_feed_forward_networks_with_a_number_are_no_layers():
+    """As in Hunyuan, whose MLPs carry a layer_idx."""
+    network = tiny_llama()
+    for number, layer in enumerate(network.model.layers):
+        layer.mlp.layer_idx = number
+    (stack,) = find_stacks(network)
+    assert [path for path, _ in stack.layers.values()] == ["model.layers.0.self_attn", "model.layers.1.self_attn"]
+
+
+class InnerAttention(torch.nn.Module):
+    def __init__(self, number):
+        super().__init__()
+        self.layer_idx = number
+
+
+def test_a_list_within_a_layer_is_no_stack_of_its_own():
+    network = torch.nn.Module()
+    network.layers = torch.nn.ModuleList(torch.nn.ModuleDict({"parts": torch.nn.ModuleList([InnerAttention(n)])}) for n in range(2))
+    (stack,) = find_stacks(network)
+    assert [path for path, _ in stack.layers.values()] == ["layers.0.parts.0", "layers.1.parts.0"]
+
+
+def test_whether_a_stack_is_causal_is_said_by_its_config_or_its_attention():
+    assert [stack.causal for stack in find_stacks(tiny_llama())] == [True]
+    assert [stack.causal for stack in find_stacks(tiny_llama(is_causal=False))] == [False]
+    shape = {"vocab_size": 50, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 16}
+    assert [stack.causal for stack in find_stacks(BertForMaskedLM(BertConfig(**shape)))] == [False]
+
+
 def test_the_stack_of_a_gpt2():
     network = tiny_gpt2()
     (stack,) = find_stacks(network)
@@ -81,7 +110,7 @@ def test_an_encoder_and_a_decoder_are_two_stacks():
 
 def test_a_module_without_layer_numbers_is_refused():
     network = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(8, 2, batch_first=True), 1)
-    with pytest.raises(AttentionError, match="a layer_idx, found none in TransformerEncoder; a foreign torch module cannot be watched"):
+    with pytest.raises(AttentionError, match="a layer_idx, found none in TransformerEncoder; watch a foreign torch module inside"):
         find_stacks(network)
 
 
@@ -101,6 +130,12 @@ def test_a_stack_that_is_called_with_hidden_states_can_be_watched():
     with subscribed(network, diary := Diary()), torch.no_grad():
         network(IDS)
     torch.testing.assert_close(diary.columns[1].sums.sum(-1), torch.full((2, 3, 1), 7.0))
+    assert torch.equal(diary.steps[0].tokens, IDS), "from the module around the stack, which gets hidden states only"
+    padded = torch.ones_like(IDS)
+    padded[0, :3] = 0
+    with subscribed(network, diary := Diary()), torch.no_grad():
+        network(IDS, attention_mask=padded)
+    assert diary.steps[0].lengths.tolist() == [4, 7]
 
 
 # Several subscribers, several models
@@ -165,6 +200,65 @@ def test_models_that_share_a_config_are_left_alone():
         assert torch.equal(forward(twin, IDS), expected)
         assert not diary.events and not hider.seen
     assert torch.equal(forward(twin, IDS), expected)
+
+
+def test_models_that_share_a_config_may_be_left_in_any_order():
+    """The one that is still watched keeps the seam; the last one gives the attention back."""
+    network = tiny_llama()
+    twin = LlamaForCausalLM(network.config).eval()
+    one, other = Diary(), Diary()
+    with ExitStack() as first, ExitStack() as second:
+        first.enter_context(subscribed(network, one))
+        second.enter_context(subscribed(twin, other))
+        first.close()
+        forward(twin, IDS)
+        forward(network, IDS)
+    assert not one.events and other.events == ["begin_generation", *step_events(2), "end_generation"]
+    assert network.config._attn_implementation == "sdpa"
+
+
+def test_a_refused_twin_leaves_the_other_watched():
+    network = tiny_llama()
+    twin = LlamaForCausalLM(network.config).eval()
+    twin.model.layers[1].self_attn.config = copy.deepcopy(network.config)
+    with subscribed(network, diary := Diary()):
+        with pytest.raises(AttentionError, match="this model cannot be watched"), subscribed(twin, Diary()):
+            pass
+        forward(network, IDS)
+    assert diary.events == ["begin_generation", *step_events(2), "end_generation"]
+    assert network.config._attn_implementation == "sdpa"
+
+
+# Gradient checkpointing: the layers run once more, in the backward pass
+
+
+class HideOnce(Hider):
+    """Hides key 2 when first asked in a layer, key 3 from then on; a second run has to get the first answer."""
+
+    def __init__(self):
+        self.asked = []
+
+    def hide(self, call):
+        self.asked.append(call.name)
+        return (torch.arange(call.keys) == 1 + self.asked.count(call.name))[None, None]
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_with_gradient_checkpointing_each_layer_is_told_once_and_gradients_are_right(reentrant):
+    def gradients(checkpointing):
+        network = tiny_llama().train()
+        if checkpointing:
+            network.activation_checkpointing_enable({"use_reentrant": reentrant})
+            network.enable_input_require_grads()
+        with subscribed(network, diary := Diary()), subscribed(network, hider := HideOnce()):
+            network(IDS, use_cache=False).logits.square().sum().backward()
+        assert diary.events == ["begin_generation", *step_events(2), "end_generation"]
+        assert hider.asked == ["model.layers.0.self_attn", "model.layers.1.self_attn"]
+        assert all(not columns.sums[..., 2].any() for columns in diary.columns)
+        return [parameter.grad for parameter in network.model.layers.parameters()]
+
+    for found, expected in zip(gradients(True), gradients(False), strict=True):
+        torch.testing.assert_close(found, expected, atol=1e-4 * float(expected.abs().amax()), rtol=1e-4)
 
 
 # Exceptions and traces

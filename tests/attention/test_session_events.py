@@ -3,10 +3,10 @@
 import pytest
 import torch
 from diary import IDS, SMALL, Diary, forward, step_events, tiny_llama
-from transformers import Gemma3ForCausalLM, Gemma3TextConfig, StaticCache
+from transformers import DynamicCache, Gemma3ForCausalLM, Gemma3TextConfig, StaticCache
 
 import sinkscope
-from sinkscope.attention import subscribed
+from sinkscope.attention import Hider, subscribed
 from sinkscope.decoding import LLaDASettings, llada_steps, make_batch
 from sinkscope.errors import AttentionError
 
@@ -148,13 +148,67 @@ def test_right_padding_is_refused(padded):
         forward(network, IDS, attention_mask=padded.flip(1))
 
 
-def test_caches_that_drop_or_preallocate_keys_are_refused():
+def tiny_gemma():
+    torch.manual_seed(0)
+    return Gemma3ForCausalLM(Gemma3TextConfig(**SMALL, num_key_value_heads=1, head_dim=8, sliding_window=4)).eval()
+
+
+def test_caches_that_preallocate_keys_are_refused():
     network = tiny_llama()
-    windowed = Gemma3ForCausalLM(Gemma3TextConfig(**SMALL, num_key_value_heads=1, head_dim=8, sliding_window=4)).eval()
     with pytest.raises(AttentionError, match="static caches are not modelled"), subscribed(network, Diary()):
         forward(network, IDS, past_key_values=StaticCache(config=network.config, max_cache_len=16))
-    with pytest.raises(AttentionError, match="sliding-window caches are not modelled"), subscribed(windowed, Diary()):
-        windowed.generate(IDS, max_new_tokens=2, do_sample=False)
+
+
+def test_a_sliding_layer_shows_its_keys_in_their_absolute_place():
+    """Four keys of nine behind a cache: columns go over all nine tokens, 0 where the window has moved on."""
+    network = tiny_gemma()
+    with subscribed(network, diary := Diary()):
+        network.generate(IDS, max_new_tokens=3, do_sample=False)
+    last = diary.calls[-2:]
+    assert [(call.first_key, call.key.shape[2], call.keys) for call in last] == 2 * [(5, 4, 9)]
+    for columns in diary.columns[-2:]:
+        assert columns.sums.shape[-1] == columns.last_row.shape[-1] == 9 and not columns.sums[..., :5].any()
+        torch.testing.assert_close(columns.sums.sum(-1), torch.ones(2, 3, 1))
+
+
+class HideKey(Hider):
+    def __init__(self, key, count):
+        self.key, self.count = key, count
+
+    def hide(self, call):
+        return (torch.arange(self.count(call)) == self.key)[None, None]
+
+
+def test_what_is_hidden_behind_a_window_is_hidden_in_its_absolute_place():
+    network = tiny_gemma()
+    with subscribed(network, HideKey(6, lambda call: call.keys)), subscribed(network, diary := Diary()):
+        network.generate(IDS, max_new_tokens=3, do_sample=False)
+    assert diary.calls[-1].first_key == 5
+    for columns in diary.columns[-2:]:
+        assert not columns.sums[..., 6].any() and (columns.local[..., 6] > 0).all() and (columns.sums[..., [5, 7, 8]] > 0).all()
+
+
+def test_a_hider_that_counts_the_held_keys_only_is_refused():
+    network = tiny_gemma()
+    with (
+        pytest.raises(AttentionError, match="over 8 tokens, found 4; a layer with a sliding window holds fewer keys"),
+        subscribed(network, HideKey(2, lambda call: call.key.shape[2])),
+    ):
+        network.generate(IDS, max_new_tokens=3, do_sample=False)
+
+
+def test_keys_that_are_not_the_tokens_so_far_are_refused():
+    """As with a cache that was filled, or cut, behind the session's back."""
+    network = tiny_llama()
+
+    class Shrunk(DynamicCache):
+        def get_seq_length(self, layer_idx=0):
+            return max(0, super().get_seq_length(layer_idx) - 2)
+
+    cache = Shrunk(config=network.config)
+    forward(network, IDS, past_key_values=cache)
+    with pytest.raises(AttentionError, match="to look at the 12 tokens so far, found 14 keys"), subscribed(network, Diary()):
+        forward(network, IDS, past_key_values=cache)
 
 
 @pytest.mark.parametrize("settings", [{"num_beams": 2}, {"prompt_lookup_num_tokens": 2}])

@@ -1,11 +1,13 @@
 import dataclasses
+import json
+import shutil
 
 import pytest
 import torch
 
 import sinkscope
 from sinkscope.decoding.checking import check_model
-from sinkscope.models import LLADA, LLAMA
+from sinkscope.models import LLADA, LLAMA, PublishedShape
 
 
 def failed(model):
@@ -75,3 +77,53 @@ def test_attention_that_ignores_keys_fails(model):
             if "v_proj" in name:
                 weight.zero_()
     assert "hiding a key bites" in failed(model)
+
+
+SCALINGS = {
+    "linear": {"rope_type": "linear", "factor": 4.0},
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+}
+
+
+def scaled(folder, tmp_path, scaling):
+    copy = shutil.copytree(folder, tmp_path / "scaled")
+    config = json.loads((copy / "config.json").read_text())
+    config["rope_parameters"] = {**scaling, "rope_theta": 10000.0}
+    (copy / "config.json").write_text(json.dumps(config))
+    return sinkscope.load(str(copy))
+
+
+@pytest.mark.parametrize("kind", SCALINGS)
+def test_scaled_rotations_are_recomputed(autoregressive_folder, tmp_path, kind):
+    model = scaled(autoregressive_folder, tmp_path, SCALINGS[kind])
+    name = "rotation frequencies are finite" if kind == "yarn" else "rotation frequencies recomputed"
+    assert failed(model) == []
+    assert kind in next(check.found for check in check_model(model) if check.name == name)
+    model.network.model.rotary_emb.inv_freq[1] *= torch.inf if kind == "yarn" else 1.001
+    assert name in failed(model)
+
+
+def test_a_count_that_is_not_the_published_one_fails(model):
+    """A shape of the table with another number of parameters."""
+    card = model.card
+    shape = PublishedShape(("somebody/something",), card.parameters + 1, card.layers, card.hidden_size, card.vocabulary)
+    published = dataclasses.replace(model, family=dataclasses.replace(model.family, shapes=(shape,)))
+    assert failed(published) == ["parameters are those of the published checkpoint"]
+    others = dataclasses.replace(shape, layers=card.layers + 1), dataclasses.replace(shape, vocabulary=card.vocabulary + 1)
+    assert failed(dataclasses.replace(model, family=dataclasses.replace(model.family, shapes=others))) == []
+
+
+def test_a_stored_tensor_that_was_not_used_fails(model):
+    unused = dataclasses.replace(model.tensors, stored=model.tensors.stored + 1)
+    assert failed(dataclasses.replace(model, tensors=unused)) == ["every stored tensor is used, none is missing"]
+
+
+def test_a_network_that_came_from_no_files_is_checked_too(model):
+    assert failed(dataclasses.replace(model, tensors=None)) == []

@@ -16,7 +16,7 @@ EOT = 57  # an ordinary word that a test declares to be the end of a turn
 
 @torch.no_grad()
 def dense_llada(model, prompt, *, length, steps, block, guidance=0.0, logits_eos_inf=False, no_confidence=()):
-    """REFERENCE.md §3 at temperature 0: the canvas after every step, confidences of the last.
+    """The published loop at temperature 0: the canvas after every step, confidences of the last.
 
     ``no_confidence``: tokens that lose their confidence once the candidates are chosen.
     """

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +14,8 @@ import torch
 import sinkscope
 from sinkscope.decoding import Generation
 from sinkscope.errors import CallError, EvaluationError
-from sinkscope.evaluation import evaluate, read_results, running
+from sinkscope.evaluation import evaluate, plans, read_results, running
+from sinkscope.interventions import split_rules
 from sinkscope.lab.prompts import few_shot_prompt, held_out
 
 SMALL = {"tasks": ["lab-arith"], "limit": 6, "shots": 1, "batch": 4, "settings": {"length": 8}, "progress": False}
@@ -107,7 +109,7 @@ def test_defaults(diffusion, autoregressive, tmp_path, answers):
 
 
 def test_the_tasks_own_shots(diffusion, tmp_path, answers, monkeypatch):
-    monkeypatch.setattr(running, "make_batch", lambda *_: None)  # these prompts are longer than the tiny model's canvas
+    monkeypatch.setattr(plans, "make_batch", lambda *_: None)  # these prompts are longer than the tiny model's canvas
     monkeypatch.setattr(running, "generate", lambda model, prompts, **_: [Generation(torch.tensor([1]), "", 1, 0) for _ in prompts])
     (result,) = evaluate(diffusion, out=tmp_path, tasks=["lab-arith"], limit=1, progress=False)
     assert result.settings["shots"] == 5
@@ -123,6 +125,43 @@ def test_the_seed_of_a_problem_is_its_own(diffusion, tmp_path, monkeypatch):
     monkeypatch.setattr(running, "generate", generate)
     evaluate(diffusion, out=tmp_path, **{**SMALL, "settings": {"length": 8, "seed": 7}})
     assert seeds == [7, 11]
+
+
+@pytest.mark.parametrize("rule", ["top:1", "random:2@seed=3"])
+@pytest.mark.parametrize("fixture", ["diffusion", "autoregressive"])
+def test_a_rule_is_on_while_its_batches_are_written_and_says_what_it_did(fixture, rule, request, tmp_path):
+    model = request.getfixturevalue(fixture)
+    unhidden, hidden = evaluate(model, out=tmp_path, **{**SMALL, "hide": ["none", rule, "none"]})
+    assert (unhidden.hide, unhidden.removed_share, unhidden.hit_rate, hidden.hide) == ("none", None, None, rule)
+    items = {
+        text: [
+            json.loads((tmp_path / "lab-arith" / text.translate({58: "-", 64: "-", 61: "-"}) / f"{n:06d}.json").read_text())
+            for n in range(6)
+        ]
+        for text in ("none", rule)
+    }
+    assert all(item["effect"] is None for item in items["none"])
+    assert [item["tokens"] for item in items["none"]] != [item["tokens"] for item in items[rule]]
+    settings = {"length": 8} | ({"block": 8} if fixture == "diffusion" else {})
+    shares = []
+    for batch in ([0, 1, 2, 3], [4, 5]):
+        with sinkscope.parse_rule(rule)(model) as running:
+            generations = sinkscope.generate(model, [items[rule][index]["prompt"] for index in batch], **settings, seed=batch[0])
+        for row, index in enumerate(batch):
+            assert items[rule][index]["tokens"] == generations[row].tokens[generations[row].prompt_length :].tolist()
+            assert items[rule][index]["effect"] == running.effect.of(row).as_dict()
+            shares.append(running.effect.of(row).removed_share)
+    assert hidden.removed_share == pytest.approx(sum(shares) / 6) and min(shares) > 0
+
+
+def test_rules_on_the_command_line():
+    assert split_rules("none, top:1@current,last_row,random:1@seed=2,top:5") == [
+        "none",
+        "top:1@current,last_row",
+        "random:1@seed=2",
+        "top:5",
+    ]
+    assert split_rules("top:1,none,top:1,") == ["top:1", "none"]
 
 
 def test_a_finished_run_asks_nothing_again(diffusion, tmp_path, answers):
@@ -194,20 +233,20 @@ def test_kill_9_then_the_same_command_is_an_uninterrupted_run(diffusion_folder, 
         read_results(folder)
     evaluate(diffusion, out=folder, **arguments)
     assert contents(folder) == contents(tmp_path / "whole")
-    assert len(contents(folder)) == 22
+    assert len(contents(folder)) == 23
 
 
 def test_changed_settings_under_the_same_folder_are_refused(diffusion, tmp_path, answers):
     evaluate(diffusion, out=tmp_path, **SMALL)
-    for change, named in (
-        ({"batch": 2}, "batch: 4 → 2"),
-        ({"limit": 5}, "limit: 6 → 5"),
-        ({"shots": 0}, "shots: 1 → 0"),
-        ({"settings": {"length": 8, "temperature": 0.5}}, "sampler.temperature: 0.0 → 0.5"),
+    for change, where, named in (
+        ({"batch": 2}, tmp_path, "batch: 4 → 2"),
+        ({"limit": 5}, tmp_path, "limit: 6 → 5"),
+        ({"shots": 0}, tmp_path / "lab-arith", "shots: 1 → 0"),
+        ({"settings": {"length": 8, "temperature": 0.5}}, tmp_path / "lab-arith", "sampler.temperature: 0.0 → 0.5"),
     ):
         with pytest.raises(CallError) as error:
             evaluate(diffusion, out=tmp_path, **{**SMALL, **change})
-        assert str(error.value) == f"{tmp_path} holds another run ({named}); choose another folder, or go on with its settings"
+        assert str(error.value) == f"{where} holds another run ({named}); choose another folder, or go on with its settings"
 
 
 def test_another_model_in_the_same_folder_is_refused(diffusion, autoregressive, tmp_path, answers):
@@ -217,10 +256,14 @@ def test_another_model_in_the_same_folder_is_refused(diffusion, autoregressive, 
 
 
 REFUSED = {
-    "task": ({"tasks": ["gsm8k"]}, "no task 'gsm8k': expected lab-arith or lab-code"),
+    "task": ({"tasks": ["gsm9k"]}, "no task 'gsm9k': expected one of lab-arith, lab-code, gsm8k, gsm8k_cot, humaneval, humaneval_instruct"),
     "no task": ({"tasks": []}, "tasks: expected a list of names, found []"),
     "text as tasks": ({"tasks": "lab-arith"}, "tasks: expected a list of names, found 'lab-arith'"),
-    "rule": ({"hide": ["none", "top:1"]}, "hide: 'top:1' cannot be evaluated yet; the only rule so far is none, which hides nothing"),
+    "rule": ({"hide": ["none", "bottom:1"]}, "no rule 'bottom:1'"),
+    "as many keys as the canvas has": ({"hide": ["top:500"]}, "hide: top:500 takes more keys than a canvas leaves: that of problem "),
+    "twice as many": ({"hide": ["ranks:50"]}, "hide: ranks:50 takes more keys than a canvas leaves: that of problem "),
+    "chat": ({"chat": True}, "chat: lab-arith is asked as raw text only"),
+    "data": ({"tasks": ["gsm8k"], "data": {"gsm8k": Path("/nowhere")}}, "--data gsm8k=/nowhere: expected a JSON-lines file or a folder"),
     "no rule": ({"hide": []}, 'hide: expected a list of rules such as ["none"], found []'),
     "text as rules": ({"hide": "none"}, "hide: expected a list of rules such as [\"none\"], found 'none'"),
     "limit": ({"limit": 0}, "limit: expected at least 1 problem, found 0"),

@@ -1,14 +1,13 @@
 import dataclasses
-import json
-import math
 import subprocess
 import sys
 
 import pytest
 
 from sinkscope.errors import CallError, EvaluationError
-from sinkscope.evaluation import Result, markdown, read_results, table
-from sinkscope.evaluation.results import summarise, wilson_interval, write_results
+from sinkscope.evaluation import Result, read_results
+from sinkscope.evaluation.results import collect, summarise, write_results
+from sinkscope.evaluation.statistics import wilson_interval
 
 RESULT = Result(
     model="m",
@@ -28,30 +27,18 @@ RESULT = Result(
 )
 
 
-def wilson_by_hand(correct, n, z=1.959963984540054):
-    """Wilson (1927), as in any textbook."""
-    share = correct / n
-    middle = (share + z * z / (2 * n)) / (1 + z * z / n)
-    reach = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    return middle - reach, middle + reach
-
-
-@pytest.mark.parametrize(("correct", "n"), [(0, 5), (3, 7), (1200, 1319), (164, 164)])
-def test_the_interval_is_wilsons(correct, n):
-    assert wilson_interval(correct, n) == pytest.approx(wilson_by_hand(correct, n), abs=1e-12)
-
-
 def test_a_result_counts_its_items():
     items = [
-        {"correct": True, "seconds": 1.25, "not_enforced": []},
-        {"correct": False, "seconds": 0.5, "not_enforced": ["b", "a"]},
-        {"correct": True, "seconds": 0.25, "not_enforced": ["a"]},
+        {"correct": True, "seconds": 1.25, "not_enforced": [], "measures": {"strict": False}, "effect": {"removed_share": 0.5}},
+        {"correct": False, "seconds": 0.5, "not_enforced": ["b", "a"], "measures": {"strict": False}, "effect": {"removed_share": 0.0}},
+        {"correct": True, "seconds": 0.25, "not_enforced": ["a"], "measures": {"strict": True}, "effect": {"removed_share": None}},
     ]
     fields = ("model", "task", "hide", "settings", "weight_hash", "versions", "device", "dtype")
     result = summarise(items, **{name: getattr(RESULT, name) for name in fields})
     assert (result.n, result.correct, result.accuracy, result.outcomes, result.seconds) == (3, 2, 2 / 3, "101", 2.0)
-    assert result.interval == pytest.approx(wilson_by_hand(2, 3))
-    assert (result.not_enforced, result.published) == (("a", "b"), None)
+    assert result.interval == wilson_interval(2, 3)
+    assert (result.not_enforced, result.measures) == (("a", "b"), {"strict": pytest.approx(1 / 3)})
+    assert (result.removed_share, result.hit_rate) == (0.25, None)
 
 
 def test_results_come_back_as_they_were_written(tmp_path):
@@ -68,34 +55,6 @@ def test_other_tasks_of_the_folder_are_kept_and_the_same_one_replaced(tmp_path):
     write_results(tmp_path, [code])
     write_results(tmp_path, [dataclasses.replace(RESULT, correct=4)])
     assert read_results(tmp_path) == [dataclasses.replace(RESULT, correct=4), code]
-
-
-def test_the_table_is_plain_json():
-    document = json.loads(json.dumps(table([RESULT])))
-    (row,) = document["rows"]
-    assert {key: row[key] for key in ("model", "task", "hide", "n", "correct", "accuracy", "interval", "published")} == {
-        "model": "m",
-        "task": "lab-arith",
-        "hide": "none",
-        "n": 4,
-        "correct": 3,
-        "accuracy": 0.75,
-        "interval": [0.30, 0.95],
-        "published": None,
-    }
-    assert set(row) == {field.name for field in dataclasses.fields(Result)} - {"outcomes"}
-
-
-def test_markdown_has_models_across():
-    other = dataclasses.replace(RESULT, model="o", task="lab-code", accuracy=0.5, interval=(0.1, 0.9))
-    assert markdown([RESULT, other]).splitlines() == [
-        "| task | hidden | m | o |",
-        "|---|---|---|---|",
-        "| lab-arith | none | 0.750 (0.300–0.950), n = 4 | – |",
-        "| lab-code | none | – | 0.500 (0.100–0.900), n = 4 |",
-        "",
-        "Accuracy with Wilson's 95 % interval over problems; it speaks of one checkpoint, not of a way to train.",
-    ]
 
 
 def broken(path, text):
@@ -152,3 +111,8 @@ def test_public_names():
     assert sorted(evaluation.__all__) == sorted(evaluation._HOME)
     with pytest.raises(AttributeError, match=r"sinkscope\.evaluation has no 'nothing'; it has ProgramResult, "):
         evaluation.nothing  # noqa: B018
+
+
+def test_a_folder_that_cannot_be_summed_up(tmp_path):
+    with pytest.raises(EvaluationError, match=r"is damaged or not begun \(run.json, lab-arith/task.json\); run the same"):
+        collect(tmp_path, [("lab-arith", "none")])

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from sinkscope.errors import CallError, EvaluationError
-from sinkscope.evaluation.work_folder import WorkItems, claim_run, find_items, locked, write_json
+from sinkscope.evaluation.work_folder import Share, WorkItems, claim, find_items, is_working, locked, share_of_process, write_json
 
 RUN = {"format": 1, "model": {"name": "a", "weight_hash": "f0"}, "sampler": {"length": 8, "seed": 0}, "limit": None}
 
@@ -79,24 +79,24 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
 
 
 def test_the_same_run_goes_on_under_another_name_of_the_model(tmp_path):
-    first = claim_run(tmp_path, RUN)
-    assert claim_run(tmp_path, RUN) == first
-    assert claim_run(tmp_path, {**RUN, "model": {"name": "b", "weight_hash": "f0"}}) == first
+    first = claim(tmp_path / "run.json", RUN)
+    assert claim(tmp_path / "run.json", RUN) == first
+    assert claim(tmp_path / "run.json", {**RUN, "model": {"name": "b", "weight_hash": "f0"}}) == first
 
 
 def test_another_run_is_refused_by_what_differs(tmp_path):
-    claim_run(tmp_path, RUN)
+    claim(tmp_path / "run.json", RUN)
     other = {**RUN, "model": {"name": "b", "weight_hash": "f1"}, "sampler": {"length": 16}, "limit": 5}
     with pytest.raises(CallError) as error:
-        claim_run(tmp_path, other)
+        claim(tmp_path / "run.json", other)
     changes = "model.weight_hash: f0 → f1; sampler.length: 8 → 16; sampler.seed: 0 → None; limit: None → 5"
     assert str(error.value) == f"{tmp_path} holds another run ({changes}); choose another folder, or go on with its settings"
 
 
 def test_a_damaged_description_is_written_anew(tmp_path, caplog):
-    first = claim_run(tmp_path, RUN)
+    first = claim(tmp_path / "run.json", RUN)
     (tmp_path / "run.json").write_text("{")
-    assert claim_run(tmp_path, RUN) == first
+    assert claim(tmp_path / "run.json", RUN) == first
     assert caplog.messages == [f"{tmp_path / 'run.json'} is damaged and is written anew; items of another run will be redone"]
     assert json.loads((tmp_path / "run.json").read_text()) == RUN
 
@@ -132,7 +132,7 @@ def test_what_a_killed_start_leaves_behind_is_no_obstacle(tmp_path):
     (tmp_path / "lock").touch()
     (tmp_path / "run.json.writing").write_text("{")
     with locked(tmp_path):
-        claim_run(tmp_path, RUN)
+        claim(tmp_path / "run.json", RUN)
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path):
@@ -160,3 +160,32 @@ def test_a_folder_that_cannot_be_made(tmp_path, monkeypatch):
     with pytest.raises(EvaluationError) as error, locked(tmp_path / "new"):
         pass
     assert str(error.value) == f"{tmp_path / 'new'} cannot be written (Permission denied); choose another folder"
+
+
+def test_shares_of_the_same_work_go_together_and_nothing_else(tmp_path):
+    busy = f"{tmp_path}: another process is evaluating into it \\(process {os.getpid()}\\); wait for it or choose another folder"
+    with locked(tmp_path, Share(0, 2)):
+        assert is_working(tmp_path, Share(0, 2))
+        assert not is_working(tmp_path, Share(1, 2))
+        for other in (Share(0, 2), Share(0, 1), Share(1, 3)):
+            with pytest.raises(CallError, match=busy), locked(tmp_path, other):
+                pass
+        with locked(tmp_path, Share(1, 2)):
+            assert is_working(tmp_path, Share(1, 2))
+    with locked(tmp_path), pytest.raises(CallError, match=busy), locked(tmp_path, Share(1, 2)):
+        pass
+    with locked(tmp_path, Share(1, 3)):
+        pass
+
+
+def test_the_share_is_torchruns(monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert share_of_process() == Share(0, 1)
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("RANK", "3")
+    assert share_of_process() == Share(3, 4)
+    for rank in ("4", "x"):
+        monkeypatch.setenv("RANK", rank)
+        with pytest.raises(CallError, match=f"expected RANK below WORLD_SIZE in the environment, .* found RANK={rank}, WORLD_SIZE=4"):
+            share_of_process()

@@ -66,7 +66,7 @@ def test_a_config_that_is_no_json(folder, text, fragment):
 def test_an_unknown_model_type(folder):
     configure(folder, model_type="mamba")
     message = refusal(folder)
-    assert "expected model_type llama or qwen2" in message
+    assert "expected model_type llada, mmada, Dream, llama or qwen2" in message
     assert "found model_type 'mamba', is_causal False" in message
     assert "remote code" not in message
 
@@ -105,7 +105,8 @@ def test_code_of_a_folder_is_never_run(folder, tmp_path, model_type):
         ({"model_type": "qwen2"}, ["found model_type 'qwen2', is_causal False"]),
         ({"is_causal": "false"}, ["is_causal", "found 'false'"]),
         ({"hidden_size": "wide"}, ["config.json", "hidden_size", "wide"]),
-        ({"num_attention_heads": 7}, ["config.json", "7"]),
+        ({"num_attention_heads": 7}, ["config.json: num_key_value_heads: expected a divisor of num_attention_heads 7, found 5"]),
+        ({"soft_cap": 3}, ["config.json: soft_cap: expected a key known for model_type 'llama', found soft_cap = 3"]),
         ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}}, ["quantization_config"]),
         ({"hidden_act": "nonsense"}, ["do not fit", "nonsense"]),
     ],
@@ -210,12 +211,12 @@ def test_weights_that_are_something_else(folder):
 @pytest.mark.parametrize("name", ["model.layers.1.mlp.up_proj.weight", "lm_head.weight", "model.norm.weight"])
 def test_a_tensor_that_is_missing(folder, name):
     reweigh(folder, lambda weights: weights.pop(name))
-    assert f"expected exactly the weights of llama, found 1 missing: {name}" in refusal(folder)
+    assert f"expected exactly the weights of llama in the shapes of config.json, found 1 missing: {name} (" in refusal(folder)
 
 
 def test_a_tensor_too_many(folder):
     reweigh(folder, lambda weights: weights.update({"model.layers.9.extra.weight": torch.ones(3)}))
-    assert "found 1 unused: model.layers.9.extra.weight" in refusal(folder)
+    assert "found 1 unused: model.layers.9.extra.weight (3,) in model.safetensors" in refusal(folder)
 
 
 def test_a_layer_too_many_or_too_few(folder):

@@ -322,6 +322,30 @@ def test_prompts_given_as_ids_have_no_text(autoregressive, out):
     assert sinkscope.open_trace(out).manifest["prompt"] is None
 
 
+# The command line
+
+
+@pytest.mark.parametrize(
+    ("argv", "command"),
+    [
+        (
+            ["/somewhere/bin/sinkscope", "trace", "lab-diffusion", "--prompt", "two words"],
+            "sinkscope trace lab-diffusion --prompt 'two words'",
+        ),
+        (["/somewhere/sinkscope/__main__.py", "demo"], "sinkscope demo"),
+        (["/somewhere/bin/pytest", "-q"], None),
+        (["/somewhere/my/__main__.py", "demo"], None),
+        ([""], None),
+        ([], None),
+    ],
+)
+def test_the_manifest_says_the_command_where_there_is_one(diffusion, out, monkeypatch, argv, command):
+    monkeypatch.setattr("sys.argv", argv)
+    with sinkscope.recording(diffusion, out=out), torch.no_grad():
+        diffusion.network(torch.arange(5, 22)[None])
+    assert sinkscope.open_trace(out).manifest["command"] == command
+
+
 # Several generations
 
 

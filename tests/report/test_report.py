@@ -31,6 +31,7 @@ MASK = 0
 VOCABULARY = ["<|mask|>", "\n", "<script>alert('x')</script>", " Tom", "$x$", "漢", "a very long token"]
 STATIC, MOVING, FLIPPING, EMPTY = (0, 1), (1, 2), (1, 0), (0, 2)
 FILES = ["figure1-incoming-attention", "figure3-column-sums", "figure5-main-sink-strength", "figure7-main-sink-position"]
+OLDER = ("1", "3", "5", "7")  # the figures of this file; the others have one of their own
 
 
 def planted_columns(seed=0):
@@ -106,13 +107,13 @@ def causal_trace(tmp_path_factory):
 @pytest.fixture(scope="module")
 def drawn(trace, tmp_path_factory):
     folder = tmp_path_factory.mktemp("figures")
-    return SimpleNamespace(folder=folder, paths=draw_figures([trace], folder))
+    return SimpleNamespace(folder=folder, paths=draw_figures([trace], folder, only=OLDER))
 
 
 @pytest.fixture(scope="module")
 def compared(trace, causal_trace, tmp_path_factory):
     folder = tmp_path_factory.mktemp("compared")
-    return SimpleNamespace(folder=folder, paths=draw_figures([trace, causal_trace], folder, compare=True))
+    return SimpleNamespace(folder=folder, paths=draw_figures([trace, causal_trace], folder, compare=True, only=OLDER))
 
 
 def rows_of(folder, name, **where):
@@ -226,7 +227,7 @@ def test_comparison_has_a_common_scale(trace, causal_trace):
 
 
 def test_several_traces_without_compare_get_figures_of_their_own(trace, causal_trace, tmp_path):
-    names = [path.name for path in draw_figures([trace, causal_trace], tmp_path) if path.suffix == ".png"]
+    names = [path.name for path in draw_figures([trace, causal_trace], tmp_path, only=OLDER) if path.suffix == ".png"]
     assert names == [f"{name}-{model}.png" for model in ("org-planted", "my-llama") for name in FILES]
 
 
@@ -248,7 +249,7 @@ def mean_rows(trace):
 
 def test_one_step_without_a_sink_is_drawn_and_says_so(tmp_path):
     trace = write_trace(tmp_path / "flat", np.ones((1, LAYERS, HEADS, POSITIONS), np.float32))
-    figures = draw_figures([trace], tmp_path / "out")
+    figures = draw_figures([trace], tmp_path / "out", only=OLDER)
     assert {row["series"] for row in rows_of(tmp_path / "out", FILES[3])} == {"committed"}
     page = write_page([trace], tmp_path / "out", figures=figures).read_text()
     assert "nothing to follow" in page
@@ -301,7 +302,7 @@ def test_reading_is_a_layer_at_a_time(trace, tmp_path, monkeypatch):
         return array
 
     monkeypatch.setattr(TraceArray, "__getitem__", spy)
-    for draw in FIGURES:
+    for draw in FIGURES.values():
         draw([digest(trace)])
     write_page([trace], tmp_path)
     assert max(read) == STEPS * HEADS * POSITIONS
@@ -391,6 +392,16 @@ def test_page_shows_the_numbers_and_where_they_come_from(page, trace):
         assert f"({name}.png; the numbers drawn are in the CSV file of the same name)" in text
     assert text.count("What it does not show:") == len(FILES)
     assert "Incomplete" not in text
+
+
+def test_a_page_calls_a_local_model_by_its_folder_and_says_the_command(tmp_path):
+    trace = write_trace(tmp_path / "local", planted_columns()[:3], name="/home/somebody/models/my-llama")
+    manifest = json.loads((tmp_path / "local" / "manifest.json").read_text())
+    (tmp_path / "local" / "manifest.json").write_text(json.dumps(manifest | {"command": "sinkscope trace my-llama --out local"}))
+    page = Page(write_page([open_trace(tmp_path / "local")], tmp_path / "out").read_text())
+    assert "my-llama" in page.text and "/home/somebody" not in page.text
+    assert "sinkscope trace my-llama --out local" in page.text
+    assert trace.manifest["model"]["name"] == "/home/somebody/models/my-llama", "the card keeps the whole"
 
 
 def test_incomplete_traces_are_marked(tmp_path):

@@ -15,8 +15,9 @@ from sinkscope.traces import FORMAT, TraceWriter, open_trace, open_traces, readi
 
 LAYERS, HEADS, KV_HEADS, FIRST_LENGTH, STEPS = 2, 5, 3, 4, 37
 WIDER = ("written", "predicted", "confidence")  # as in autoregressive traces: one position beyond what was read
-DTYPES = {"masked": np.uint8} | dict.fromkeys(("tokens", "written", "predicted", "lengths"), np.int32)
-NOTHING = {"tokens": -1, "written": -1, "predicted": -1, "masked": 0, "lengths": 0}
+KEYS = ("top_column_sums_key", "top_last_query_key")
+DTYPES = {"masked": np.uint8} | dict.fromkeys(("tokens", "written", "predicted", "lengths", *KEYS), np.int32)
+NOTHING = {"masked": 0, "lengths": 0} | dict.fromkeys(("tokens", "written", "predicted", *KEYS), -1)
 PATHS = ["model.layers.0.self_attn", "model.layers.1.self_attn"]
 MANIFEST = {"layers": PATHS, "heads": HEADS, "causal": True, "vocabulary": {"7": " seven"}}
 

@@ -1,5 +1,6 @@
 """Attention with column sums, and the seam through which a model uses it."""
 
+from sinkscope.attention.foreign_network import foreign
 from sinkscope.attention.hidden import Hidden
 from sinkscope.attention.records import GenerationStart, LayerCall, StepContext, StepResult
 from sinkscope.attention.session import Session, current_session, subscribed
@@ -21,5 +22,6 @@ __all__ = [
     "Watcher",
     "attend",
     "current_session",
+    "foreign",
     "subscribed",
 ]

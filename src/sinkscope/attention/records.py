@@ -40,6 +40,9 @@ class StepContext:
         lengths: int64 [batch], real tokens of each row; they stand at the right end.
         rows: which rows of the batch are to be recorded, one per prompt still being written.
         prompts: for each of these rows, the number of its prompt in `GenerationStart`.
+        stack: module path of the stack that is called, None where a sampler published the step.
+        causal: whether queries see only what stands before them; None is as `GenerationStart` says.
+        prompt_lengths: of this stack, where it reads other prompts than the generation (a decoder beside an encoder).
     """
 
     tokens: Tensor
@@ -47,6 +50,9 @@ class StepContext:
     lengths: Tensor
     rows: tuple[int, ...]
     prompts: tuple[int, ...]
+    stack: str | None = None
+    causal: bool | None = None
+    prompt_lengths: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -70,6 +76,9 @@ class StepResult:
 class LayerCall:
     """One call of the attention of one layer.
 
+    Keys stand at `first_key`, `first_key` + 1 …: a layer with a sliding window holds the newest tokens only. Columns
+    and hidden keys go over all tokens so far, `keys` of them.
+
     Attributes:
         name: module path of the attention module.
         index: its place among the layers of its stack.
@@ -79,6 +88,9 @@ class LayerCall:
         hidden_states: [batch, query, width], what entered the layer; None where the model does not show it.
         groups: names of the query groups, in the order of `Columns.sums`.
         membership: float32 [batch, group, query].
+        stack: module path of the stack the layer belongs to.
+        first_key: place of the first of these keys among the tokens so far.
+        crossing: whether the keys are another stack's tokens (cross-attention).
         measure: the columns of this layer with nothing hidden, by a sweep of their own; for who needs them before
             the layer has run.
     """
@@ -91,4 +103,12 @@ class LayerCall:
     hidden_states: Tensor | None
     groups: tuple[str, ...] = ()
     membership: Tensor | None = field(default=None)
+    stack: str = ""
+    first_key: int = 0
+    crossing: bool = False
     measure: Callable[[], Columns] | None = None
+
+    @property
+    def keys(self) -> int:
+        """How many tokens columns go over, those no longer held included."""
+        return self.first_key + self.key.shape[2]

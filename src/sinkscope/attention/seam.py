@@ -4,14 +4,16 @@ With none of the three in force it is transformers' own ``sdpa_attention_forward
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
-from sinkscope.attention.session import Call, Stack
-from sinkscope.attention.sweep import Prefix, attend
+from sinkscope.attention.call import Call
+from sinkscope.attention.session import Session
+from sinkscope.attention.stacks import Stack
+from sinkscope.attention.sweep import attend
 from sinkscope.errors import AttentionError
 
 NAME = "sinkscope"
@@ -40,25 +42,20 @@ def attention_forward(
     _refuse(others)
     call = None if sinkscope_call is None else sinkscope_call.layer(module, query, key, value)
     if call is not None and sinkscope_call is not None:
-        prefix = sinkscope_call.prefix(call)
         causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
         causal = bool(causal) and attention_mask is None and query.shape[2] > 1
         assert call.membership is not None
         sweep = partial(attend, query, key, groups=call.membership, scale=scaling, mask=attention_mask, causal=causal)
-        hidden = sinkscope_call.hidden(replace(call, measure=lambda: sweep(value[..., :1], prefix=_without_values(prefix))[1]))
-        if sinkscope_call.watched(call) or hidden or prefix is not None:
+        answers = sinkscope_call.answers(call, sweep)
+        if answers.in_force:
             if dropout:
                 raise AttentionError(f"expected no attention dropout while watching or hiding, found {dropout}; call network.eval()")
-            output, columns = sweep(value, hidden=hidden or None, prefix=prefix)
+            output, columns = sweep(value, hidden=answers.hidden or None, prefix=answers.prefix)
             sinkscope_call.show(call, columns)
             return output.transpose(1, 2), None
     return sdpa_attention_forward(
         module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=is_causal, **others
     )
-
-
-def _without_values(prefix: Prefix | None) -> Prefix | None:
-    return None if prefix is None else replace(prefix, values=None)
 
 
 def _refuse(others: dict[str, Any]) -> None:
@@ -67,11 +64,23 @@ def _refuse(others: dict[str, Any]) -> None:
         raise AttentionError(f"attention arguments {', '.join(found)} are not modelled by sinkscope; use another attention implementation")
 
 
-def use_seam(network: nn.Module, stacks: list[Stack]) -> list[tuple[Any, Any]]:
+@dataclass
+class _Held:
+    """A configuration that is turned to the seam: how it was set before, and for how many sessions."""
+
+    config: Any
+    before: Any
+    sessions: int
+
+
+_held: dict[int, _Held] = {}  # models may share a configuration; the last session gives it back
+
+
+def use_seam(network: nn.Module, stacks: list[Stack]) -> list[Any]:
     """Registers the function and its mask function, and sets both on one network.
 
     Returns:
-        (config, implementation before) of every configuration that was changed.
+        Every configuration that was changed, for `leave_seam`.
 
     Raises:
         AttentionError: the model does not go through transformers' attention interface.
@@ -81,30 +90,40 @@ def use_seam(network: nn.Module, stacks: list[Stack]) -> list[tuple[Any, Any]]:
 
     AttentionInterface.register(NAME, attention_forward)
     AttentionMaskInterface.register(NAME, sdpa_mask)  # without one, padding is lost without a word
-    configs = {id(module.config): module.config for module in network.modules() if hasattr(module, "config")}
-    before = [
-        (config, config._attn_implementation_internal) for config in configs.values() if hasattr(config, "_attn_implementation_internal")
-    ]
+    found: dict[int, Any] = {id(module.config): module.config for module in network.modules() if hasattr(module, "config")}
+    configs = [config for config in found.values() if hasattr(config, "_attn_implementation_internal")]
+    for config in configs:
+        held = _held.setdefault(id(config), _Held(config, config._attn_implementation_internal, 0))
+        held.sessions += 1
     try:
         network.set_attn_implementation(NAME)  # type: ignore[operator]
         for stack in stacks:
             for attention, (path, _) in stack.layers.items():
-                found = getattr(getattr(attention, "config", None), "_attn_implementation", None)
-                if found != NAME:
+                set_to = getattr(getattr(attention, "config", None), "_attn_implementation", None)
+                if set_to != NAME:
                     raise AttentionError(
                         f"expected {path} of {type(network).__name__} to take its attention from transformers' interface, "
-                        f"found {found!r}; this model cannot be watched"
+                        f"found {set_to!r}; this model cannot be watched"
                     )
     except BaseException:
-        for config, implementation in before:
-            config._attn_implementation_internal = implementation
+        leave_seam(configs)
         raise
-    return before
+    return configs
 
 
-def check_generate(network: nn.Module) -> Callable[..., Any]:
-    """The network's own ``generate``, refusing what reorders rows or runs other networks."""
-    generate = network.generate
+def leave_seam(configs: list[Any]) -> None:
+    """Gives configurations back as they were, those that another session still uses left alone."""
+    for config in configs:
+        held = _held[id(config)]
+        held.sessions -= 1
+        if not held.sessions:
+            config._attn_implementation_internal = held.before
+            del _held[id(config)]
+
+
+def check_generate(network: nn.Module, session: Session) -> Callable[..., Any]:
+    """The network's own ``generate`` as one generation, refusing what reorders rows or runs other networks."""
+    generate: Any = network.generate
 
     def checked(*args: Any, **kwargs: Any) -> Any:
         config = kwargs.get("generation_config") or (args[1] if len(args) > 1 else None) or network.generation_config
@@ -112,6 +131,7 @@ def check_generate(network: nn.Module) -> Callable[..., Any]:
         found = [name for name in names if kwargs.get(name, getattr(config, name, None)) not in (None, 1)]
         if found:
             raise AttentionError(f"generate with {', '.join(found)} is not modelled; leave it out while something watches or hides")
-        return generate(*args, **kwargs)
+        with session.foreign_generation():
+            return generate(*args, **kwargs)
 
     return checked

@@ -2,9 +2,13 @@
 
 from collections.abc import Callable
 
+from sinkscope.commands.analysing import analyse
+from sinkscope.commands.exporting import export
+from sinkscope.commands.mapping import attention_map
 from sinkscope.commands.measuring import bench, evaluate, problems, table
 from sinkscope.commands.models import check, train
 from sinkscope.commands.reading import figures, sinks, tracks
+from sinkscope.commands.reproducing import reproduce
 from sinkscope.commands.writing import demo, trace
 
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -12,10 +16,14 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "trace": trace,
     "sinks": sinks,
     "tracks": tracks,
+    "analyse": analyse,
     "figures": figures,
+    "map": attention_map,
+    "export": export,
     "problems": problems,
     "evaluate": evaluate,
     "table": table,
+    "reproduce": reproduce,
     "train": train,
     "check": check,
     "bench": bench,

@@ -4,12 +4,15 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import tyro
 from tyro.conf import Positional
 
 from sinkscope.commands.shown import Json, given_flags, note, print_json
 from sinkscope.errors import CallError, SinkscopeError
+
+Format = Literal["markdown", "latex", "csv", "json"]
 
 
 def problems(task: str = "lab-arith", count: int = 10) -> None:
@@ -32,63 +35,81 @@ def evaluate(
     hide: str = "none",
     limit: int | None = None,
     shots: int | None = None,
+    chat: bool = False,
+    protocol: str = "auto",
+    data: tyro.conf.UseAppendAction[tuple[str, ...]] = (),
     batch: int = 16,
     allow_code_execution: bool = False,
     device: str = "cpu",
     dtype: str | None = None,
+    jobs: int = 0,
+    cluster: Literal["slurm", "local"] = "slurm",
+    job_options: str = "",
     as_json: Json = False,
     sampler: Any = None,
 ) -> None:
-    """Scores a model on held-out tasks; the same command resumes.
+    """Accuracy on tasks, with intervals; the same command goes on after a kill, torchrun and --jobs spread it.
 
     Args:
         model: a bundled name, a folder, or a hub id.
         out: folder for the results.
-        tasks: separated by commas: lab-arith, lab-code.
-        hide: rules separated by commas; so far only none.
+        tasks: separated by commas: lab-arith, lab-code, gsm8k, gsm8k_cot, humaneval, humaneval_instruct.
+        hide: rules separated by commas, none for the unchanged model: none,top:1@current,random:1@seed=2 …
         limit: problems of each task, from the first; all when not given.
-        shots: solved problems in each prompt; the task's own number when not given.
+        shots: solved problems in each prompt; the protocol's or the task's own number when not given.
+        chat: prompts go through the chat template, where a protocol does not say so itself.
+        protocol: published settings for published tasks: auto, none, or a name.
+        data: TASK=PATH, a local JSON-lines file or folder of a published task; may be given several times.
         batch: prompts written side by side.
         allow_code_execution: runs the programs that a model writes, in a sandbox.
-        device: cpu, cuda …
+        device: cpu, cuda …; with torchrun, cuda is each process's own.
         dtype: float32, bfloat16 or float16.
+        jobs: submits that many jobs and waits for them; 0 works here.
+        cluster: where jobs run: slurm, or local processes.
+        job_options: name=value separated by commas, for submitit: slurm_partition=gpu,gpus_per_node=1,timeout_min=600 …
     """
-    import sinkscope
-    from sinkscope.evaluation import evaluate as run
-    from sinkscope.evaluation.results import markdown, table
+    from sinkscope.evaluation.jobs import run_in_jobs, run_share
+    from sinkscope.evaluation.results import collect
+    from sinkscope.evaluation.tables import write_table
+    from sinkscope.evaluation.tasks import read_data_flags
+    from sinkscope.interventions import split_rules
 
-    loaded = sinkscope.load(model, dtype=dtype, device=device)
-    results = run(
-        loaded,
-        tasks=[one.strip() for one in tasks.split(",") if one.strip()],
-        out=out,
-        hide=[one.strip() for one in hide.split(",") if one.strip()],
-        limit=limit,
-        shots=shots,
-        batch=batch,
-        settings=given_flags(sampler),
-        allow_code_execution=allow_code_execution,
-    )
-    if as_json:
-        print_json(table(results))
+    names, rules = list(dict.fromkeys(part.strip() for part in tasks.split(",") if part.strip())), split_rules(hide)
+    arguments = {
+        "tasks": names,
+        "out": out,
+        "hide": rules,
+        "limit": limit,
+        "shots": shots,
+        "chat": chat,
+        "protocol": protocol,
+        "data": read_data_flags(data),
+        "batch": batch,
+        "settings": given_flags(sampler),
+        "allow_code_execution": allow_code_execution,
+    }
+    if jobs:
+        run_in_jobs(model, device, dtype, arguments, jobs, cluster, job_options)
+        results = collect(out, [(task, rule) for task in names for rule in rules])
     else:
-        print(markdown(results))
+        results = run_share(model, device, dtype, arguments)
+    if results:
+        print(write_table(results, "json" if as_json else "markdown"))
 
 
-def table(results: Positional[tuple[Path, ...]], as_json: Json = False) -> None:
-    """Accuracies of one or several evaluations, with intervals.
+def table(
+    results: Positional[tuple[Path, ...]], form: Annotated[Format, tyro.conf.arg(name="format")] = "markdown", as_json: Json = False
+) -> None:
+    """Accuracies of one or several evaluations: paper 1's layout, intervals, paired tests, controls, verdicts.
 
     Args:
         results: folders that `sinkscope evaluate` wrote.
+        form: markdown, latex, csv or json.
     """
-    from sinkscope.evaluation.results import markdown, read_results
-    from sinkscope.evaluation.results import table as make_table
+    from sinkscope.evaluation.results import read_results
+    from sinkscope.evaluation.tables import write_table
 
-    found = read_results(*results)
-    if as_json:
-        print_json(make_table(found))
-    else:
-        print(markdown(found))
+    print(write_table(read_results(*results), "json" if as_json else form))
 
 
 def bench(names: Positional[tuple[str, ...]] = (), as_json: Json = False) -> None:

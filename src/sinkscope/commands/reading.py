@@ -6,7 +6,7 @@ from typing import Any
 
 from tyro.conf import Positional
 
-from sinkscope.commands.shown import Json, Unit, opened, print_json
+from sinkscope.commands.shown import Json, Unit, note, opened, print_json
 from sinkscope.errors import CallError
 
 
@@ -14,12 +14,18 @@ def sinks(trace: Positional[Path], excess: float = 3.0, unit: Unit = "queries", 
     """Which tokens are sinks, where, and how strong.
 
     Args:
-        trace: folder of a trace, or of numbered traces.
+        trace: folder of a trace, of numbered traces, or of statistics (which have their own threshold).
         excess: how far a column must exceed the mean of the others (Eq. 3).
         unit: of the excess: queries' worth of attention, percent of all attention, or mean (share).
     """
     from sinkscope.sinks import find_sinks
+    from sinkscope.traces import is_statistics
 
+    if is_statistics(trace):
+        from sinkscope.commands.counting import show_statistics
+
+        show_statistics(trace, as_json)
+        return
     documents = []
     for one in opened(trace):
         found = find_sinks(one, excess, unit)
@@ -54,19 +60,20 @@ def _print_sinks(trace: Any, found: Any) -> None:
         print(f"{position:>8}  {trace.token_text(token)!r:<14}{count:>12}{mean:>13.1f}")
 
 
-def tracks(trace: Positional[Path], excess: float = 3.0, unit: Unit = "queries", as_json: Json = False) -> None:
+def tracks(trace: Positional[Path], excess: float = 3.0, unit: Unit = "queries", tolerance: int = 0, as_json: Json = False) -> None:
     """How sinks move: tracks, their kinds, moves and drift beside a null of shuffled steps.
 
     Args:
         trace: folder of a trace, or of numbered traces.
         excess: see `sinkscope sinks`.
         unit: see `sinkscope sinks`.
+        tolerance: steps below the threshold that do not end a track.
     """
     from sinkscope.sinks import find_sinks, movement_test, track
 
     documents = []
     for one in opened(trace):
-        followed = track(find_sinks(one, excess, unit))
+        followed = track(find_sinks(one, excess, unit), tolerance)
         test = movement_test(followed.main)
         if as_json:
             documents.append({"trace": str(one.folder), "complete": one.complete, **followed.as_dict(), "null": dataclasses.asdict(test)})
@@ -81,18 +88,32 @@ def tracks(trace: Positional[Path], excess: float = 3.0, unit: Unit = "queries",
         print_json(documents[0] if len(documents) == 1 else {"traces": documents})
 
 
-def figures(traces: Positional[tuple[Path, ...]], out: Path, excess: float = 3.0, compare: bool = False) -> None:
-    """Paper 1's Figures 1, 3, 5 and 7 from your own traces: PNG, PDF and CSV each.
+def figures(
+    traces: Positional[tuple[Path, ...]],
+    out: Path,
+    excess: float = 3.0,
+    compare: bool = False,
+    only: str | None = None,
+    model: str | None = None,
+    device: str = "cpu",
+) -> None:
+    """Paper 1's Figures 1 to 10 and paper 2's norms from your own traces: PNG, PDF and CSV each.
 
     Args:
         traces: folders of traces.
         out: folder for the files.
         excess: see `sinkscope sinks`.
         compare: puts the traces side by side.
+        only: figures to draw, separated by commas: 1 to 10, norms; all when not given.
+        model: the model that wrote the traces, where it has moved; it recomputes the maps of Figures 4, 6 and 8.
+        device: of that model: cpu, cuda …
     """
+    from sinkscope.commands.mapping import maps_of
     from sinkscope.report import draw_figures
 
     if not traces:
         raise CallError("expected at least one trace")
-    for path in draw_figures([one for folder in traces for one in opened(folder)], out, excess=excess, compare=compare):
+    names = None if only is None else [one.strip() for one in only.split(",")]
+    opened_traces = [one for folder in traces for one in opened(folder)]
+    for path in draw_figures(opened_traces, out, excess=excess, compare=compare, only=names, maps=maps_of(model, device), say=note):
         print(path)

@@ -34,4 +34,7 @@ def opened(path: Path) -> list[Any]:
     for one in traces:
         if not one.complete:
             note(f"{one.folder}: incomplete, {one.steps} whole steps")
+        if one.manifest.get("level") == "top" and one.steps:
+            kept = one.top_column_sums.shape[-1]
+            note(f"{one.folder}: only the {kept} largest columns of each head were kept; a head with more sinks shows {kept} of them")
     return traces

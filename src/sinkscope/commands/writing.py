@@ -3,10 +3,11 @@
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tyro.conf import Positional
 
+from sinkscope.commands.mapping import read_places, write_maps
 from sinkscope.commands.shown import Json, given_flags, note, print_json
 from sinkscope.errors import CallError
 
@@ -35,6 +36,9 @@ def trace(
     hide: str = "none",
     device: str = "cpu",
     dtype: str | None = None,
+    keep: Literal["columns", "top", "statistics"] = "columns",
+    top: int = 8,
+    keep_maps: str | None = None,
     as_json: Json = False,
     sampler: Any = None,
 ) -> None:
@@ -49,6 +53,10 @@ def trace(
         hide: a rule such as top:1, random:1@seed=2, above:3, window:4+64; options behind @ as in top:1@current,last_row.
         device: cpu, cuda, cuda:1 …
         dtype: float32, bfloat16 or float16; the stored one when not given.
+        keep: columns (everything), top (the largest columns of each head), or statistics (counts and means over all prompts; the
+            same command goes on after a kill, and several processes under torchrun share the prompts).
+        top: how many columns of each head are kept with --keep top.
+        keep_maps: single attention maps to store as well, as step:layer:head, separated by commas.
     """
     import sinkscope
     from sinkscope.models import BUNDLED
@@ -58,7 +66,11 @@ def trace(
         raise CallError(f"expected one of --prompt, --prompts and --problem, found {' and '.join(given)}")
     if not given and model not in BUNDLED:
         raise CallError(f"expected --prompt TEXT, --prompts FILE or --problem N for {model}")
+    if keep_maps is not None and keep == "statistics":
+        raise CallError("--keep-maps needs a trace: use --keep columns or --keep top")
     rule = sinkscope.parse_rule(hide)
+    if keep_maps is not None and not rule.idle:
+        raise CallError(f"--keep-maps with --hide {hide}: maps are recomputed without hiding; leave one of the two out")
     texts = _prompts(prompt, prompts, problem)
     loaded = sinkscope.load(model, dtype=dtype, device=device)
     from tqdm import tqdm
@@ -68,15 +80,22 @@ def trace(
     settings = resolve_settings(loaded.family, **given_flags(sampler))
     for text in texts:  # every prompt is checked before the first is written
         make_batch(loaded, [loaded.encode(text)], [text], settings.length)
+    if keep == "statistics":
+        from sinkscope.commands.counting import count_prompts
+
+        count_prompts(loaded, texts, out, settings, as_json, hide)
+        return
+    places = [] if keep_maps is None else read_places(keep_maps, loaded.card.layers, loaded.card.heads)
     generations = []
     total = step_count(settings) * len(texts)
     with (
         tqdm(total=total, desc="steps", unit="step", disable=None) as bar,
-        sinkscope.recording(loaded, out=out, numbered=prompts is not None) as recorder,
+        sinkscope.recording(loaded, out=out, numbered=prompts is not None, keep=keep, top=top) as recorder,
         rule(loaded) as hiding,
     ):
         for text in texts:
             generations.append(sinkscope.generate(loaded, text, on_step=lambda _: bar.update(), **dataclasses.asdict(settings)))
+    write_maps(loaded, recorder.folders, places)
     folders = [str(folder) for folder in recorder.folders]
     if as_json:
         rows = [{"trace": f, "text": g.text, "steps": g.steps} for f, g in zip(folders, generations, strict=True)]

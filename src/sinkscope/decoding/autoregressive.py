@@ -17,7 +17,7 @@ def autoregressive_steps(model: Model, batch: Batch, settings: AutoregressiveSet
 
     tokens, real = batch.tokens, batch.real
     rows = len(tokens)
-    eos = model.card.eos_id
+    eos, ends = model.card.eos_id, torch.tensor(model.card.ends, device=tokens.device, dtype=torch.long)
     cache = DynamicCache(config=model.network.config)
     finished = torch.zeros(rows, dtype=torch.bool, device=tokens.device)
     sources = row_generators(settings.seed, rows, tokens.device)
@@ -47,10 +47,9 @@ def autoregressive_steps(model: Model, batch: Batch, settings: AutoregressiveSet
             tokens = torch.cat([tokens, fresh], dim=1)
             real = torch.cat([real, torch.ones_like(fresh, dtype=torch.bool)], dim=1)
             yield Step(number, tokens, written, confidence)
-            if eos is not None:
-                finished = finished | (token == eos)
-                if bool(finished.all()):
-                    return
+            finished = finished | torch.isin(token, ends)
+            if bool(finished.all()):
+                return
 
 
 def _choose(logits: Tensor, settings: AutoregressiveSettings, sources: list[torch.Generator]) -> tuple[Tensor, Tensor]:

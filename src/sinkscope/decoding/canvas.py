@@ -73,6 +73,40 @@ def make_batch(model: Model, prompts: Sequence[Sequence[int]], texts: Sequence[s
     return Batch(tokens.to(model.device), real.to(model.device), tuple(texts))
 
 
+@dataclass(frozen=True)
+class Layout:
+    """Where the real tokens of a batch of canvases stand; they are at the right end.
+
+    Attributes:
+        padding: int64 [batch, position], 0 on padding; None when there is none.
+        positions: int64 [batch, position], from 0 at the first real token.
+        lengths: int64 [batch], real tokens.
+        starts: where each row begins.
+    """
+
+    padding: Tensor | None
+    positions: Tensor
+    lengths: Tensor
+    starts: tuple[int, ...]
+
+
+def lay_out(real: Tensor) -> Layout:
+    """The layout of canvases whose real tokens are marked: bool [batch, position]."""
+    lengths = real.sum(-1)
+    return Layout(
+        padding=None if bool(real.all()) else real.long(),
+        positions=(real.long().cumsum(-1) - 1).clamp(min=0),
+        lengths=lengths,
+        starts=tuple((real.shape[1] - lengths).tolist()),
+    )
+
+
+def masked_canvas(batch: Batch, length: int, mask_id: int) -> tuple[Tensor, Layout]:
+    """The canvas a diffusion sampler begins with, int64 [batch, position]: the prompts, and masks behind them."""
+    masks = batch.tokens.new_full((len(batch.tokens), length), mask_id)
+    return torch.cat([batch.tokens, masks], dim=1), lay_out(torch.cat([batch.real, torch.ones_like(masks, dtype=torch.bool)], dim=1))
+
+
 class Publisher:
     """Tells the model's session of a generation and its steps; silent when there is none."""
 

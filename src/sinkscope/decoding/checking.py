@@ -1,6 +1,9 @@
 """The proof that a loaded checkpoint is what it says: each check states what it found and whether that is right."""
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,7 +54,7 @@ def check_model(model: Model) -> list[Check]:
     tokens = _canvas(model)
     logits = _logits(model, tokens)
     return [
-        _parameters(model),
+        *_parameters(model),
         _rotations(model),
         Check("logits are finite", f"largest {float(logits.abs().max()):.3g}", bool(torch.isfinite(logits).all())),
         _direction(model, tokens, logits),
@@ -80,30 +83,72 @@ def _tolerance(model: Model) -> float:
     return TOLERANCE[next(model.network.parameters()).dtype]
 
 
-def _parameters(model: Model) -> Check:
-    config = model.network.config
-    width, head = config.hidden_size, getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+def _parameters(model: Model) -> list[Check]:
+    """By the shape of its config, by the table of published checkpoints, and by the tensors in its files."""
+    card, config = model.card, model.network.config
+    expected = _count(config)
+    checks = [Check("parameters add up to the shape", f"{card.parameters:,}, expected {expected:,}", card.parameters == expected)]
+    for shape in model.family.shapes:
+        if (shape.layers, shape.hidden_size, shape.vocabulary) == (card.layers, card.hidden_size, card.vocabulary):
+            found = f"{card.parameters:,}, {shape.checkpoints[0]} has {shape.parameters:,}"
+            checks.append(Check("parameters are those of the published checkpoint", found, card.parameters == shape.parameters))
+    tensors = model.tensors
+    if tensors is not None:
+        parameters = sum(1 for _ in model.network.parameters())
+        found = f"{tensors.stored} stored in {len(tensors.files)} files, {parameters} parameters, {tensors.renamed} under another name"
+        checks.append(Check("every stored tensor is used, none is missing", found, tensors.stored == tensors.used == parameters))
+    return checks
+
+
+def _count(config: Any) -> int:
+    width, inner, head = config.hidden_size, config.intermediate_size, _head_dim(config)
     queries, keys = config.num_attention_heads * head, config.num_key_value_heads * head
-    attention = width * (queries + 2 * keys) + queries * width
-    biases = (queries + 2 * keys) if config.model_type == "qwen2" else 0
-    layer = attention + biases + 3 * width * config.intermediate_size + 2 * width
-    heads = 1 if config.tie_word_embeddings else 2
-    expected = heads * config.vocab_size * width + config.num_hidden_layers * layer + width
-    return Check("parameters add up to the shape", f"{model.card.parameters:,}, expected {expected:,}", model.card.parameters == expected)
+    biases = queries + 2 * keys if config.model_type == "qwen2" else 0
+    if getattr(config, "attention_bias", False):
+        biases += queries + 2 * keys + width
+    if getattr(config, "mlp_bias", False):
+        biases += 2 * inner + width
+    layer = 2 * width * queries + 2 * width * keys + biases + 3 * width * inner + 2 * width
+    tables = 1 if config.tie_word_embeddings else 2
+    return tables * config.vocab_size * width + config.num_hidden_layers * layer + width
+
+
+def _head_dim(config: Any) -> int:
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 def _rotations(model: Model) -> Check:
+    """Frequencies of the rotations, recomputed in float64 from the config; a buffer that was never filled shows here."""
     config = model.network.config
-    rope = getattr(config, "rope_parameters", None) or {}
-    rotary = model.network.model.rotary_emb
-    found = rotary.inv_freq.double().cpu()
-    if rope.get("rope_type", "default") != "default":
-        return Check(
-            "rotation frequencies", f"scaled ({rope['rope_type']}), {len(found)} of them, finite", bool(torch.isfinite(found).all())
-        )
-    expected = 1 / float(rope["rope_theta"]) ** (torch.arange(len(found), dtype=torch.float64) / len(found))
-    error = float((found / expected - 1).abs().max())
-    return Check("rotation frequencies recomputed", f"theta {rope['rope_theta']:g}, largest relative error {error:.1e}", error < 1e-5)
+    rope = config.rope_parameters
+    found = model.network.model.rotary_emb.inv_freq.double().cpu()
+    kind = rope.get("rope_type", "default")
+    told = f"theta {rope['rope_theta']:g}, {kind}"
+    expected = _frequencies(_head_dim(config), rope)
+    if expected is None:
+        return Check("rotation frequencies are finite", f"{told}, {len(found)} of them, not recomputed", bool(torch.isfinite(found).all()))
+    error = float((found / expected - 1).abs().max()) if len(found) == len(expected) else math.inf
+    return Check("rotation frequencies recomputed", f"{told}, largest relative error {error:.1e}", error < 1e-5)
+
+
+def _frequencies(dim: int, rope: Mapping[str, Any]) -> Tensor | None:
+    """float64 [dim / 2]; None for a kind of scaling that is not recomputed.
+
+    Source of the llama3 scaling: meta-llama/llama-models, ``apply_scaling``: slow rotations are divided by ``factor``, fast
+    ones are kept, those between are blended by how many turns they make in the original length.
+    """
+    plain = 1 / float(rope["rope_theta"]) ** (torch.arange(0, dim, 2, dtype=torch.float64) / dim)
+    kind = rope.get("rope_type", "default")
+    if kind == "default":
+        return plain
+    if kind == "linear":
+        return plain / rope["factor"]
+    if kind == "llama3":
+        turns = rope["original_max_position_embeddings"] * plain / (2 * math.pi)
+        low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+        kept = ((turns - low) / (high - low)).clamp(0, 1)
+        return plain * (kept + (1 - kept) / rope["factor"])
+    return None
 
 
 def _direction(model: Model, tokens: Tensor, logits: Tensor) -> Check:

@@ -10,12 +10,19 @@ import torch
 
 from sinkscope.decoding.autoregressive import autoregressive_steps
 from sinkscope.decoding.canvas import Batch, Step, make_batch
+from sinkscope.decoding.dream import dream_steps
 from sinkscope.decoding.llada import llada_steps
+from sinkscope.decoding.mmada import mmada_steps
 from sinkscope.decoding.settings import Settings, resolve_settings
 from sinkscope.errors import CallError
 from sinkscope.models import Model
 
-SAMPLERS: dict[str, Callable[[Model, Batch, Any], Iterator[Step]]] = {"llada": llada_steps, "autoregressive": autoregressive_steps}
+SAMPLERS: dict[str, Callable[[Model, Batch, Any], Iterator[Step]]] = {
+    "llada": llada_steps,
+    "mmada": mmada_steps,
+    "dream": dream_steps,
+    "autoregressive": autoregressive_steps,
+}
 
 Prompt = str | Sequence[int] | torch.Tensor
 
@@ -38,18 +45,20 @@ class Generation:
 
 
 @overload
-def generate(model: Model, prompt: str | torch.Tensor, *, on_step: Callable[[Step], None] | None = None, **settings: Any) -> Generation: ...
+def generate(
+    model: Model, prompt: str | torch.Tensor, *, on_step: Callable[[Step], object] | None = None, **settings: Any
+) -> Generation: ...
 @overload
 def generate(
     model: Model,
     prompt: Sequence[Any] | None = None,
     *,
     messages: Any = None,
-    on_step: Callable[[Step], None] | None = None,
+    on_step: Callable[[Step], object] | None = None,
     **settings: Any,
 ) -> Any: ...
 def generate(
-    model: Model, prompt: Any = None, *, messages: Any = None, on_step: Callable[[Step], None] | None = None, **settings: Any
+    model: Model, prompt: Any = None, *, messages: Any = None, on_step: Callable[[Step], object] | None = None, **settings: Any
 ) -> Generation | list[Generation]:
     """Writes with a model, by its family's published sampler.
 
@@ -57,7 +66,7 @@ def generate(
         prompt: raw text or 1-D token ids, or a list of either, which is written as one left-padded batch.
         messages: a conversation (list of ``{"role", "content"}``) or a list of them, through the chat template;
             instead of ``prompt``.
-        on_step: called after every step.
+        on_step: called after every step, with the canvas as it then is (the published ``output_history``).
         settings: of the family's sampler; unknown ones are a TypeError that names the right one.
 
     Returns:

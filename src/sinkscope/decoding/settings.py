@@ -7,6 +7,8 @@ from typing import Any, Literal
 from sinkscope.errors import CallError
 from sinkscope.models import Family
 
+ALGORITHMS = ("origin", "maskgit_plus", "topk_margin", "entropy")
+
 
 class SettingsError(CallError, TypeError):
     """A setting the sampler does not have; a TypeError, as for any unknown keyword."""
@@ -39,24 +41,73 @@ class LLaDASettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _positive(self, "length", "steps", "block")
-        _not_negative(self, "temperature", "guidance")
+        _blocks(self)
+
+
+@dataclass(frozen=True)
+class MMaDASettings:
+    """MMaDA's text sampler: LLaDA's loop with confidences in float64, without the EOS switches (Gen-Verse/MMaDA, generate.py).
+
+    Attributes:
+        length: tokens to write (published: ``gen_length``).
+        steps: forward calls, shared evenly among the blocks.
+        block: tokens of a block; blocks are finished from left to right (published: ``block_length``).
+        temperature: of the Gumbel noise; 0 takes the arg-max.
+        guidance: unsupervised classifier-free guidance (published: ``cfg_scale``); 0 is none.
+        remasking: which masked tokens are committed: the most confident ones, or random ones.
+        seed: of the noise; row i of a batch draws from seed + i.
+    """
+
+    length: int = 128
+    steps: int = 128
+    block: int = 128
+    temperature: float = 0.0
+    guidance: float = 0.0
+    remasking: Literal["low_confidence", "random"] = "low_confidence"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _blocks(self)
+
+
+@dataclass(frozen=True)
+class DreamSettings:
+    """Dream's sampler over the whole canvas (Dream-org/Dream-v0-Instruct-7B, generation_utils.py).
+
+    The published function writes 20 tokens in 512 steps unless told otherwise, and so does this one.
+
+    Attributes:
+        length: tokens to write (published: ``max_new_tokens``).
+        steps: forward calls; more than tokens are allowed, some then commit nothing.
+        temperature: divides the logits before a token is drawn; 0 takes the arg-max.
+        top_p: least set of tokens whose probabilities reach it; 1 is all. It changes confidences also at temperature 0.
+        top_k: number of tokens to choose among; 0 is all. It changes confidences also at temperature 0.
+        algorithm: who is committed first: by chance (origin), the most probable token (maskgit_plus), the largest distance
+            between the two best (topk_margin), the least entropy (entropy) (published: ``alg``).
+        alg_temp: draws positions from softmax(confidence / alg_temp); 0 takes the surest ones. Not used by origin.
+        eps: the last of the time steps, which run evenly from 1.
+        seed: of the draws; row i of a batch draws from seed + i.
+    """
+
+    length: int = 20
+    steps: int = 512
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    algorithm: Literal["origin", "maskgit_plus", "topk_margin", "entropy"] = "origin"
+    alg_temp: float = 0.0
+    eps: float = 1e-3
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _positive(self, "length", "steps")
+        _not_negative(self, "temperature", "top_k", "alg_temp")
         _seed(self)
-        if self.length % self.block:
-            raise CallError(
-                f"length must be a multiple of block: {self.length} tokens do not split into blocks of {self.block}; "
-                f"try --block {_divisor(self.length, self.block)}"
-            )
-        blocks = self.length // self.block
-        if self.steps % blocks:
-            raise CallError(
-                f"steps must be a multiple of the number of blocks: {self.steps} steps do not share out among {blocks} blocks; "
-                f"try --steps {max(1, round(self.steps / blocks)) * blocks}"
-            )
-        if self.steps > self.length:
-            raise CallError(f"steps must not exceed length: {self.steps} steps for {self.length} tokens would leave steps without a token")
-        if self.remasking not in ("low_confidence", "random"):
-            raise CallError(f"remasking: expected low_confidence or random, found {self.remasking!r}")
+        _top_p(self)
+        if self.algorithm not in ALGORITHMS:
+            raise CallError(f"algorithm: expected {', '.join(ALGORITHMS[:-1])} or {ALGORITHMS[-1]}, found {self.algorithm!r}")
+        if not 0 <= self.eps < 1:
+            raise CallError(f"eps: expected a number from 0 to below 1, found {self.eps}")
 
 
 @dataclass(frozen=True)
@@ -81,12 +132,17 @@ class AutoregressiveSettings:
         _positive(self, "length")
         _not_negative(self, "temperature", "top_k")
         _seed(self)
-        if not 0 < self.top_p <= 1:
-            raise CallError(f"top_p: expected a number above 0 and up to 1, found {self.top_p}")
+        _top_p(self)
 
 
-Settings = LLaDASettings | AutoregressiveSettings
-SETTINGS: dict[str, type[LLaDASettings] | type[AutoregressiveSettings]] = {"llada": LLaDASettings, "autoregressive": AutoregressiveSettings}
+BlockSettings = LLaDASettings | MMaDASettings
+Settings = LLaDASettings | MMaDASettings | DreamSettings | AutoregressiveSettings
+SETTINGS: dict[str, type[Settings]] = {
+    "llada": LLaDASettings,
+    "mmada": MMaDASettings,
+    "dream": DreamSettings,
+    "autoregressive": AutoregressiveSettings,
+}
 
 OTHER_NAMES = {
     "max_new_tokens": "length",
@@ -99,11 +155,15 @@ OTHER_NAMES = {
     "do_sample": "temperature",
     "diffusion_steps": "steps",
     "num_steps": "steps",
+    "alg": "algorithm",
+    "algorithm_temp": "alg_temp",
+    "algorithm_temperature": "alg_temp",
+    "sampling_eps": "eps",
 }
 
 
 def resolve_settings(family: Family, **given: Any) -> Settings:
-    """The settings of a family's sampler, with its defaults; for diffusion, ``length`` alone sets ``steps`` and ``block`` to fit.
+    """The settings of a family's sampler, with its defaults; for diffusion, ``length`` alone sets ``steps`` and ``block`` to it.
 
     Raises:
         SettingsError: an unknown setting, with the right name where there is one.
@@ -118,8 +178,8 @@ def resolve_settings(family: Family, **given: Any) -> Settings:
             raise SettingsError(f"{family.name} has no setting {name!r}{hint}. Its settings are {', '.join(names)}")
     for field in dataclasses.fields(kind):
         _check_type(field.name, given.get(field.name, field.default), field.default)
-    if kind is LLaDASettings and "length" in given:
-        given = {"steps": given["length"], "block": given["length"], **given}
+    if "length" in given:
+        given = {**{name: given["length"] for name in ("steps", "block") if name in names}, **given}
     return kind(**given)
 
 
@@ -127,6 +187,35 @@ def _check_type(name: str, value: Any, default: Any) -> None:
     fits = {bool: (bool,), int: (int,), float: (int, float), str: (str,)}[type(default)]
     if not isinstance(value, fits) or (isinstance(value, bool) and not isinstance(default, bool)):
         raise SettingsError(f"{name}: expected {type(default).__name__}, found {value!r}")
+
+
+def _blocks(settings: BlockSettings) -> None:
+    """What LLaDA's and MMaDA's settings must satisfy."""
+    _positive(settings, "length", "steps", "block")
+    _not_negative(settings, "temperature", "guidance")
+    _seed(settings)
+    if settings.length % settings.block:
+        raise CallError(
+            f"length must be a multiple of block: {settings.length} tokens do not split into blocks of {settings.block}; "
+            f"try --block {_divisor(settings.length, settings.block)}"
+        )
+    blocks = settings.length // settings.block
+    if settings.steps % blocks:
+        raise CallError(
+            f"steps must be a multiple of the number of blocks: {settings.steps} steps do not share out among {blocks} blocks; "
+            f"try --steps {max(1, round(settings.steps / blocks)) * blocks}"
+        )
+    if settings.steps > settings.length:
+        raise CallError(
+            f"steps must not exceed length: {settings.steps} steps for {settings.length} tokens would leave steps without a token"
+        )
+    if settings.remasking not in ("low_confidence", "random"):
+        raise CallError(f"remasking: expected low_confidence or random, found {settings.remasking!r}")
+
+
+def _top_p(settings: Any) -> None:
+    if not 0 < settings.top_p <= 1:
+        raise CallError(f"top_p: expected a number above 0 and up to 1, found {settings.top_p}")
 
 
 def _positive(settings: Any, *names: str) -> None:

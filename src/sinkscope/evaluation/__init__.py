@@ -4,9 +4,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sinkscope.evaluation.results import Result, markdown, read_results, table
+    from sinkscope.evaluation.results import Result, read_results
     from sinkscope.evaluation.running import evaluate
     from sinkscope.evaluation.sandbox import ProgramResult, run_program
+    from sinkscope.evaluation.tables import table, write_table
     from sinkscope.evaluation.tasks import TASKS, Score, Task
 
 _HOME = {
@@ -16,13 +17,13 @@ _HOME = {
     "TASKS": "tasks",
     "Task": "tasks",
     "evaluate": "running",
-    "markdown": "results",
     "read_results": "results",
     "run_program": "sandbox",
-    "table": "results",
+    "table": "tables",
+    "write_table": "tables",
 }
 
-__all__ = ["ProgramResult", "Result", "Score", "TASKS", "Task", "evaluate", "markdown", "read_results", "run_program", "table"]
+__all__ = ["ProgramResult", "Result", "Score", "TASKS", "Task", "evaluate", "read_results", "run_program", "table", "write_table"]
 
 
 def __getattr__(name: str) -> Any:

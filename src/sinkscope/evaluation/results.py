@@ -1,17 +1,16 @@
-"""Results: frozen records, their file, and the table. Needs neither torch nor transformers."""
+"""Results: frozen records and their file. Needs neither torch nor transformers."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sinkscope.errors import CallError, EvaluationError
-from sinkscope.evaluation.work_folder import RESULTS, RUN, find_items, write_json
+from sinkscope.evaluation.statistics import wilson_interval
+from sinkscope.evaluation.work_folder import RESULTS, RUN, TASK, WorkItems, find_items, hash_claim, read_object, write_json
 
 FORMAT = 1
-CONFIDENCE = 0.95
-NOTE = "Accuracy with Wilson's 95 % interval over problems; it speaks of one checkpoint, not of a way to train."
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,10 @@ class Result:
         versions: of Python and the libraries.
         device: what it ran on; accuracies differ between kinds of device.
         dtype: of the weights in memory.
-        published: what the paper reports for this model, task and rule, or None.
+        protocol: name and source of the published settings that were used; None where settings were given or are the lab's.
+        measures: accuracy by every published measure of the task; empty for the lab's.
+        removed_share: share of all attention that the hidden keys would have had, mean over problems; None for ``none``.
+        hit_rate: share of the hidden keys that were still among the top, mean over problems; None where it means nothing.
         outcomes: one character a problem, in order: 1 correct, 0 not; for comparing runs problem by problem.
         not_enforced: limits on programs that the system did not grant, see `sandbox.ProgramResult`.
         seconds: spent writing and scoring, summed over problems.
@@ -49,7 +51,10 @@ class Result:
     versions: Mapping[str, str]
     device: str
     dtype: str
-    published: float | None = None
+    protocol: str | None = None
+    measures: Mapping[str, float] = field(default_factory=dict)
+    removed_share: float | None = None
+    hit_rate: float | None = None
     outcomes: str = ""
     not_enforced: tuple[str, ...] = ()
     seconds: float = 0.0
@@ -63,6 +68,9 @@ def summarise(items: Sequence[Mapping[str, Any]], **known: Any) -> Result:
         correct=correct,
         accuracy=correct / len(items),
         interval=wilson_interval(correct, len(items)),
+        measures={name: sum(item["measures"][name] for item in items) / len(items) for name in items[0].get("measures", {})},
+        removed_share=_mean(items, "removed_share"),
+        hit_rate=_mean(items, "hit_rate"),
         outcomes="".join("01"[item["correct"]] for item in items),
         not_enforced=tuple(sorted({line for item in items for line in item["not_enforced"]})),
         seconds=round(sum(item["seconds"] for item in items), 3),
@@ -70,12 +78,51 @@ def summarise(items: Sequence[Mapping[str, Any]], **known: Any) -> Result:
     )
 
 
-def wilson_interval(correct: int, n: int) -> tuple[float, float]:
-    """Wilson's score interval of a share, 95 %; sensible also at 0 and n."""
-    from scipy.stats import binomtest
+def _mean(items: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    found = [item["effect"][name] for item in items if (item.get("effect") or {}).get(name) is not None]
+    return sum(found) / len(found) if found else None
 
-    interval = binomtest(correct, n).proportion_ci(CONFIDENCE, method="wilson")
-    return float(interval.low), float(interval.high)
+
+def collect(folder: Path, wanted: Sequence[tuple[str, str]]) -> list[Result]:
+    """Results of tasks and rules, from the folder alone, once all their items are done; they are kept in ``results.json``.
+
+    Args:
+        folder: of an evaluation.
+        wanted: (task, rule) each.
+
+    Raises:
+        EvaluationError: items are missing or damaged, or the folder's own files are.
+    """
+    run = read_object(folder / RUN)
+    results, missing = [], 0
+    for task, hide in wanted:
+        asked = read_object(folder / task / TASK)
+        if run is None or asked is None:
+            raise EvaluationError(f"{folder} is damaged or not begun ({RUN}, {task}/{TASK}); run the same `sinkscope evaluate` again")
+        stored = WorkItems(folder, task, hide, hash_claim(run), hash_claim(asked))
+        items = [stored.read(index) for index in range(asked["problems"])]
+        missing += items.count(None)
+        if not missing:
+            results.append(_from_items([item for item in items if item is not None], run, asked, hide))
+    if missing:
+        raise EvaluationError(f"{folder} is unfinished ({missing} problems missing); run the same `sinkscope evaluate` again")
+    write_results(folder, results)
+    return results
+
+
+def _from_items(items: Sequence[Mapping[str, Any]], run: Mapping[str, Any], asked: Mapping[str, Any], hide: str) -> Result:
+    return summarise(
+        items,
+        model=run["model"]["name"],
+        task=asked["task"],
+        hide=hide,
+        settings={**asked["sampler"], "shots": asked["shots"], "chat": asked["chat"], "batch": run["batch"]},
+        protocol=asked["protocol"],
+        weight_hash=run["model"]["weight_hash"],
+        versions=run["versions"],
+        device=run["device"],
+        dtype=run["model"]["dtype"],
+    )
 
 
 def write_results(folder: Path, results: Sequence[Result]) -> None:
@@ -128,32 +175,3 @@ def _read_folder(folder: Path) -> list[Result]:
 def _result(row: dict[str, Any]) -> Result:
     low, high = row["interval"]
     return Result(**{**row, "interval": (low, high), "not_enforced": tuple(row["not_enforced"])})
-
-
-def table(results: Iterable[Result]) -> dict[str, list[dict[str, Any]]]:
-    """Results as ``{"rows": [...]}``, one row each: every field but ``outcomes``."""
-    names = [field.name for field in fields(Result) if field.name != "outcomes"]
-    rows = []
-    for result in results:
-        values = asdict(result)
-        rows.append({name: values[name] for name in names} | {"interval": list(result.interval), "not_enforced": list(result.not_enforced)})
-    return {"rows": rows}
-
-
-def markdown(results: Sequence[Result]) -> str:
-    """Results laid out as in paper 1's Table 1: tasks and rules down, models across."""
-    models = list(dict.fromkeys(result.model for result in results))
-    places = dict.fromkeys((result.task, result.hide) for result in results)
-    lines = [f"| task | hidden | {' | '.join(models)} |", "|---|---|" + "---|" * len(models)]
-    for task, hide in places:
-        cells = []
-        for model in models:
-            found = [result for result in results if (result.model, result.task, result.hide) == (model, task, hide)]
-            cells.append("; ".join(map(_cell, found)) or "–")
-        lines.append(f"| {task} | {hide} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", NOTE])
-
-
-def _cell(result: Result) -> str:
-    low, high = result.interval
-    return f"{result.accuracy:.3f} ({low:.3f}–{high:.3f}), n = {result.n}"

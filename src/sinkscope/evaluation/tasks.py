@@ -1,7 +1,8 @@
 """What is asked and how an answer is scored, one frozen `Task` each."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from sinkscope.errors import CallError
@@ -10,6 +11,7 @@ from sinkscope.lab.problems import Problem, read_result
 from sinkscope.lab.prompts import SHOTS, few_shot_prompt, held_out
 
 NEXT_QUESTION = "\n\nQ:"
+Message = dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -21,12 +23,14 @@ class Score:
         read: what was compared: the number that was read, or the program that was run; None where there was none.
         reason: in one line.
         not_enforced: see `sandbox.ProgramResult`; empty for tasks that run nothing.
+        measures: every published measure of the task, ``correct`` among them; empty for the lab's tasks.
     """
 
     correct: bool
     read: str | None
     reason: str
     not_enforced: tuple[str, ...] = ()
+    measures: Mapping[str, bool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,10 @@ class Task:
         prompt: the text for a problem, its number and a number of shots.
         gold: what an answer is held against.
         score: a problem and a model's text.
+        messages: the same as a conversation, a pair of turns a shot; a last turn of the assistant is gone on with.
+            None where the task is only asked as raw text.
+        stops: an answer ends before the first of these; None leaves answers as they are.
+        fingerprint: of the data that prompts with a number of shots are made of.
     """
 
     name: str
@@ -50,6 +58,9 @@ class Task:
     prompt: Callable[[Any, int, int], str]
     gold: Callable[[Any], str]
     score: Callable[[Any, str], Score]
+    messages: Callable[[Any, int, int], list[Message]] | None = None
+    stops: tuple[str, ...] | None = None
+    fingerprint: Callable[[int], str] = lambda shots: "lab"
 
 
 def first_answer(text: str) -> str:
@@ -79,12 +90,48 @@ def _lab_task(name: str, score: Callable[[Problem, str], Score], runs_programs: 
 TASKS = {task.name: task for task in (_lab_task("lab-arith", score_number, False), _lab_task("lab-code", score_program, True))}
 
 
-def find_task(name: str) -> Task:
+PUBLISHED = {"gsm8k": "gsm8k", "gsm8k_cot": "gsm8k", "humaneval": "humaneval", "humaneval_instruct": "humaneval"}
+"""Published tasks and the key of their data in ``--data``."""
+
+
+def find_task(name: str, data: Mapping[str, Path] | None = None) -> Task:
     """A task by its name.
+
+    Args:
+        name: of the lab, or published.
+        data: local files of published tasks, by task or by the key of their data.
 
     Raises:
         CallError: there is none.
     """
-    if name not in TASKS:
-        raise CallError(f"no task {name!r}: expected {' or '.join(TASKS)}")
-    return TASKS[name]
+    if name in TASKS:
+        return TASKS[name]
+    if name not in PUBLISHED:
+        raise CallError(f"no task {name!r}: expected one of {', '.join([*TASKS, *PUBLISHED])}")
+    from sinkscope.evaluation import gsm8k, humaneval
+
+    given = data or {}
+    build = {
+        "gsm8k": gsm8k.gsm8k,
+        "gsm8k_cot": gsm8k.gsm8k_cot,
+        "humaneval": humaneval.humaneval,
+        "humaneval_instruct": humaneval.humaneval_instruct,
+    }
+    return build[name](given.get(name, given.get(PUBLISHED[name])))
+
+
+def read_data_flags(flags: Sequence[str]) -> dict[str, Path]:
+    """``TASK=PATH`` each, as in ``--data``.
+
+    Raises:
+        CallError: no ``=``, a task without data of its own, a task given twice.
+    """
+    found: dict[str, Path] = {}
+    for flag in flags:
+        name, separator, path = flag.partition("=")
+        if not separator or not path or name not in PUBLISHED:
+            raise CallError(f"--data: expected TASK=PATH with a task of {', '.join(PUBLISHED)}, found {flag!r}")
+        if name in found:
+            raise CallError(f"--data: {name} is given twice")
+        found[name] = Path(path)
+    return found

@@ -1,7 +1,8 @@
 """The folder of an evaluation: one JSON file a problem, each written whole, so that a killed run loses one batch at most.
 
-run.json                         what is evaluated and how; another run is refused
-lock                             held by the process at work; the system drops it when that process dies, however it dies
+run.json                         what is evaluated, and with which libraries; another run is refused
+lock, lock.0-of-4 …              held by the processes at work; the system drops them when a process dies, however it dies
+lab-arith/task.json              how the task is asked: sampler, shots, data; another one is refused
 lab-arith/none/000017.json       one problem under one rule, with everything needed to audit it, and a checksum
 results.json                     written at the end
 """
@@ -12,21 +13,43 @@ import json
 import logging
 import os
 import re
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from sinkscope.errors import CallError, EvaluationError
 
-RUN, LOCK, RESULTS = "run.json", "lock", "results.json"
+RUN, TASK, LOCK, RESULTS = "run.json", "task.json", "lock", "results.json"
 UNFINISHED, DAMAGED = ".writing", ".damaged"
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class Share:
+    """Which part of the work a process does: every ``count``-th batch from number ``index``."""
+
+    index: int = 0
+    count: int = 1
+
+
+def share_of_process() -> Share:
+    """What torchrun says in ``RANK`` and ``WORLD_SIZE``; all of the work without it.
+
+    Raises:
+        CallError: numbers that make no sense.
+    """
+    rank, count = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
+    if not (rank.isdigit() and count.isdigit() and int(rank) < int(count)):
+        raise CallError(f"expected RANK below WORLD_SIZE in the environment, as torchrun sets them, found RANK={rank}, WORLD_SIZE={count}")
+    return Share(int(rank), int(count))
+
+
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Makes the folder and keeps other processes out of it.
+def locked(folder: Path, share: Share = Share()) -> Iterator[None]:
+    """Makes the folder and keeps other processes out of it, but for the other shares of the same work.
 
     Raises:
         CallError: the folder is a file, holds something else, or another process is at work in it.
@@ -34,51 +57,111 @@ def locked(folder: Path) -> Iterator[None]:
     """
     import fcntl  # not on Windows, where results can still be read
 
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        ours = {RUN, LOCK, RESULTS, RUN + UNFINISHED}
-        names = sorted(path.name for path in folder.iterdir())
-        if RUN not in names and not ours.issuperset(names):
-            strange = next(name for name in names if name not in ours)
-            raise CallError(f"{folder} holds files of something else ({strange} …); choose another folder or an empty one")
-        file = (folder / LOCK).open("a+")
-    except (FileExistsError, NotADirectoryError) as error:
-        raise CallError(f"{folder}: expected a folder for the results, found a file on the way; choose another name") from error
-    except OSError as error:
-        raise EvaluationError(f"{folder} cannot be written ({error.strerror}); choose another folder") from error
-    with file:
+    with contextlib.ExitStack() as stack:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            folder.mkdir(parents=True, exist_ok=True)
+            ours = {RUN, RESULTS, RUN + UNFINISHED, RESULTS + UNFINISHED}
+            names = sorted(path.name for path in folder.iterdir())
+            strange = next((name for name in names if name not in ours and not name.startswith(LOCK)), None)
+            if RUN not in names and strange is not None:
+                raise CallError(f"{folder} holds files of something else ({strange} …); choose another folder or an empty one")
+            shared = stack.enter_context((folder / LOCK).open("a+"))
+            own = shared if share.count == 1 else stack.enter_context(_lock_path(folder, share).open("a+"))
+        except (FileExistsError, NotADirectoryError) as error:
+            raise CallError(f"{folder}: expected a folder for the results, found a file on the way; choose another name") from error
+        except OSError as error:
+            raise EvaluationError(f"{folder} cannot be written ({error.strerror}); choose another folder") from error
+        busy = next((other for other in _other_shares(folder, share.count) if is_working(folder, other)), None)
+        try:
+            if busy is not None:
+                own = stack.enter_context(_lock_path(folder, busy).open())
+                raise BlockingIOError
+            fcntl.flock(shared, (fcntl.LOCK_EX if share.count == 1 else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+            if share.count > 1:
+                _take(own)
         except BlockingIOError as error:
-            file.seek(0)
-            owner = file.read().strip() or "unknown"
+            own.seek(0)
+            owner = own.read().strip() or "unknown"
             message = f"{folder}: another process is evaluating into it (process {owner}); wait for it or choose another folder"
             raise CallError(message) from error
-        file.truncate(0)
-        file.write(f"{os.getpid()}\n")
-        file.flush()
+        own.truncate(0)
+        own.write(f"{os.getpid()}\n")
+        own.flush()
         yield
 
 
-def claim_run(folder: Path, run: Mapping[str, Any]) -> str:
-    """Writes what is evaluated, or compares it with what the folder holds; returns a hash for `WorkItems`.
+def _take(file: IO[str]) -> None:
+    """Takes a lock that others may probe for a moment."""
+    import fcntl
+
+    for attempt in range(20):
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if attempt == 19:
+                raise
+            time.sleep(0.05)
+
+
+def is_working(folder: Path, share: Share) -> bool:
+    """Whether a process holds that share."""
+    import fcntl
+
+    try:
+        with _lock_path(folder, share).open("a+") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
+
+
+def started_at(folder: Path, share: Share) -> int | None:
+    """When a process last took that share, in nanoseconds; None when none ever did."""
+    path = _lock_path(folder, share)
+    return path.stat().st_mtime_ns if path.exists() else None
+
+
+def _lock_path(folder: Path, share: Share) -> Path:
+    return folder / f"{LOCK}.{share.index}-of-{share.count}"
+
+
+def _other_shares(folder: Path, count: int) -> list[Share]:
+    """Shares of a division into another number of processes that have left their names here."""
+    found = [re.fullmatch(r"(\d+)-of-(\d+)", path.name.removeprefix(f"{LOCK}.")) for path in folder.glob(f"{LOCK}.*")]
+    return [Share(int(match[1]), int(match[2])) for match in found if match and int(match[2]) != count]
+
+
+def claim(path: Path, content: Mapping[str, Any]) -> str:
+    """Writes what is evaluated, or compares it with what is there; returns a hash for `WorkItems`.
 
     Raises:
-        CallError: the folder holds another run.
+        CallError: another run is there.
+        EvaluationError: it cannot be written.
     """
-    path = folder / RUN
-    mine = json.loads(json.dumps(run))
-    theirs = _read_object(path)
-    if theirs is None:
-        if path.exists():
-            _log.warning("%s is damaged and is written anew; items of another run will be redone", path)
-        write_json(path, mine)
-    else:
-        changes = list(_changes(theirs, mine))
-        if changes:
-            raise CallError(f"{folder} holds another run ({'; '.join(changes)}); choose another folder, or go on with its settings")
-    mine["model"] = {key: value for key, value in mine["model"].items() if key != "name"}
-    return _checksum(mine)
+    import fcntl
+
+    folder = path.parent
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f"{LOCK}.claim").open("a+") as one_at_a_time:
+        fcntl.flock(one_at_a_time, fcntl.LOCK_EX)
+        mine = json.loads(json.dumps(content))
+        theirs = read_object(path)
+        if theirs is None:
+            if path.exists():
+                _log.warning("%s is damaged and is written anew; items of another run will be redone", path)
+            write_json(path, mine)
+        else:
+            changes = list(_changes(theirs, mine))
+            if changes:
+                raise CallError(f"{folder} holds another run ({'; '.join(changes)}); choose another folder, or go on with its settings")
+    return hash_claim(mine)
+
+
+def hash_claim(content: Mapping[str, Any]) -> str:
+    """The hash that `claim` returns; the same weights under another path are the same model."""
+    model = content.get("model")
+    plain = dict(content) if model is None else {**content, "model": {key: value for key, value in model.items() if key != "name"}}
+    return _checksum(plain)
 
 
 def _changes(theirs: dict[str, Any], mine: dict[str, Any], where: str = "") -> Iterator[str]:
@@ -96,10 +179,10 @@ class WorkItems:
     Args:
         folder: of the evaluation.
         task, hide: which.
-        run: from `claim_run`; items of another run do not count.
+        run: from `claim`, for the folder and for the task; items of another run do not count.
     """
 
-    def __init__(self, folder: Path, task: str, hide: str, run: str) -> None:
+    def __init__(self, folder: Path, task: str, hide: str, *run: str) -> None:
         self.folder = folder / task / re.sub(r"[^\w.+-]", "-", hide)
         self.run = _checksum({"run": run, "task": task, "hide": hide})
 
@@ -108,11 +191,12 @@ class WorkItems:
         path = self._path(index)
         if not path.exists():
             return None
-        item = _read_object(path)
+        item = read_object(path)
         if item is not None and item.pop("checksum", None) == _checksum(item) and (item["run"], item["index"]) == (self.run, index):
             return item
         aside = path.with_name(path.name + DAMAGED)
-        os.replace(path, aside)
+        with contextlib.suppress(FileNotFoundError):  # another process was quicker
+            os.replace(path, aside)
         _log.warning("%s is damaged or of another run; it is kept as %s and the problem is done again", path, aside.name)
         return None
 
@@ -125,6 +209,10 @@ class WorkItems:
         content = json.loads(json.dumps({"run": self.run, "index": index, **item}))
         write_json(self._path(index), {**content, "checksum": _checksum(content)})
         return content
+
+    def is_done(self, index: int) -> bool:
+        """Whether an item is committed, damaged or not."""
+        return self._path(index).exists()
 
     def _path(self, index: int) -> Path:
         return self.folder / f"{index:06d}.json"
@@ -156,7 +244,8 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
         raise EvaluationError(f"{path} cannot be written ({error.strerror}); {kept}") from error
 
 
-def _read_object(path: Path) -> dict[str, Any] | None:
+def read_object(path: Path) -> dict[str, Any] | None:
+    """A file's JSON object, or None where there is none that can be read."""
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError):

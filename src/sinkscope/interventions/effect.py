@@ -80,30 +80,37 @@ def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
 class Tally:
     """Adds up an `Effect` on the device, a layer and step at a time."""
 
-    def __init__(self, prompts: int, layers: int, heads: int) -> None:
-        self._shape = (prompts, layers, heads)
+    def __init__(self, prompts: int) -> None:
+        self._prompts = prompts
         self._sums: dict[tuple[int, str], Tensor] = {}
 
     def add(self, layer: int, prompts: Sequence[int], **values: Tensor) -> None:
         """``values`` are [row, head] or [row], for the prompts that the rows write."""
         for name, found in values.items():
             if (layer, name) not in self._sums:
-                self._sums[layer, name] = torch.zeros(self._shape[0], *found.shape[1:], dtype=torch.float64, device=found.device)
+                self._sums[layer, name] = torch.zeros(self._prompts, *found.shape[1:], dtype=torch.float64, device=found.device)
             place = torch.tensor(prompts, device=found.device, dtype=torch.long)
             self._sums[layer, name].index_add_(0, place, found.double())
 
-    def effect(self) -> Effect:
-        """What has come together so far."""
+    def effect(self, layers: int, heads: int) -> Effect:
+        """What has come together so far, in a network of so many layers and query heads."""
         arrays = {
-            name: np.zeros(self._shape if per_head else self._shape[:2])
+            name: np.zeros((self._prompts, layers, heads) if per_head else (self._prompts, layers))
             for name, per_head in (("removed", 1), ("queries", 0), ("hidden", 1), ("hits", 1), ("ranked", 1), ("steps", 0))
         }
         for (layer, name), values in self._sums.items():
-            arrays[name][:, layer] = values.cpu().numpy()
+            found = values.cpu().numpy()
+            arrays[name][(slice(None), layer, *map(slice, found.shape[1:]))] = found
         return Effect(**arrays)
 
 
 def joined(effects: Sequence[Effect], layers: int, heads: int) -> Effect:
     """Effects of several generations, their prompts one after the other."""
-    every = [Tally(0, layers, heads).effect(), *effects]
-    return Effect(*(np.concatenate(values) for values in zip(*(vars(one).values() for one in every), strict=True)))
+    every = [Tally(0).effect(layers, heads), *effects]
+    kinds = zip(*(vars(one).values() for one in every), strict=True)
+    return Effect(*(np.concatenate([_widened(one, layers, heads) for one in kind]) for kind in kinds))
+
+
+def _widened(values: np.ndarray, layers: int, heads: int) -> np.ndarray:
+    """With zeros for layers and heads that have shown up since: [prompt, layer] or [prompt, layer, head]."""
+    return np.pad(values, [(0, 0), *((0, size - found) for size, found in zip((layers, heads), values.shape[1:], strict=False))])

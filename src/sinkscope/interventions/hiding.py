@@ -49,7 +49,7 @@ class _Clean(Watcher):
         self.seen: dict[str, Seen] = {}
 
     def watch(self, call: LayerCall, columns: Columns) -> None:
-        self.seen[call.name] = Seen(columns.sums[:, :, call.groups.index("all")], columns.last_row, call.key.shape[2])
+        self.seen[call.name] = Seen(columns.sums[:, :, call.groups.index("all")], columns.last_row, call.keys)
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Look:
         call: the layer's queries and keys.
         tokens: int64 [batch, key].
         real: bool [batch, key], False on padding.
-        candidates: bool [batch, key], the keys that may be chosen.
+        candidates: bool [batch, key], the keys that may be chosen; behind a sliding window those it still holds.
         causal: columns are running sums over the queries so far.
         memory: what the rule kept for this layer since the generation began; empty at first.
     """
@@ -84,7 +84,7 @@ class Look:
                 current step ``hidden`` is ``local``.
         """
         found = self.hiding.look_back(self.call, measured) if observe == "previous" else self.hiding.look_now(self.call, measured)
-        keys = self.call.key.shape[2]
+        keys = self.call.keys
         return None if found is None or found.keys > keys else found.widened(keys)
 
     def draw(self, seed: int, groups: int) -> Tensor:
@@ -109,12 +109,14 @@ class Hiding(Hider):
         self.session: Session | None = None
         self._finished: list[Effect] = []
         self._tally: Tally | None = None
+        self._places: dict[str, int] = {}  # stack → place of its first layer among those of the network
         self._layers, self._heads = 0, 0
         self._classes: dict[Callable[[int], str], dict[int, int]] = {}
         self._class_names: dict[str, int] = {}
         self._forget()
 
     def _forget(self) -> None:
+        self._steps: dict[str | None, int] = {}  # stack → steps so far
         self._step, self._causal = -1, False
         self._start: GenerationStart | None = None
         self._context: StepContext | None = None
@@ -129,7 +131,7 @@ class Hiding(Hider):
     @property
     def effect(self) -> Effect:
         """What came of it so far, all generations of the context."""
-        running = [self._tally.effect()] if self._tally is not None else []
+        running = [self._tally.effect(self._layers, self._heads)] if self._tally is not None else []
         return joined([*self._finished, *running], self._layers, self._heads)
 
     def attach(self, session: Session) -> None:
@@ -139,11 +141,14 @@ class Hiding(Hider):
             CallError: a rule is limited to layers that the model does not have.
         """
         self.session = session
-        self._layers = max(len(stack.layers) for stack in session.stacks)
-        for part in self.parts:
-            beyond = [layer for layer in part.layers or () if layer >= self._layers]
+        for stack in session.stacks:
+            self._places[stack.name] = self._layers
+            self._layers += len(stack.layers)
+        longest = max(len(stack.layers) for stack in session.stacks)
+        for part in self.parts if longest else ():  # a foreign network shows its layers only as they run
+            beyond = [layer for layer in part.layers or () if layer >= longest]
             if beyond:
-                raise CallError(f"layers: the model has the layers 0…{self._layers - 1}, found {beyond[0]}")
+                raise CallError(f"layers: the model has the layers 0…{longest - 1}, found {beyond[0]}")
 
     # What the session tells
 
@@ -152,12 +157,14 @@ class Hiding(Hider):
         self._forget()
         self._start, self._causal = start, start.causal
         if self._tally is not None:
-            self._finished.append(self._tally.effect())
+            self._finished.append(self._tally.effect(self._layers, self._heads))
             self._tally = None
 
     def begin_step(self, context: StepContext) -> None:
         """Keeps the canvas; looks aside where a rule asks for attention without any hiding."""
-        self._step += 1
+        self._step = self._steps[context.stack] = self._steps.get(context.stack, -1) + 1
+        if context.causal is not None:
+            self._causal = context.causal
         self._context, self._chosen = context, {}
         length = context.tokens.shape[1]
         device = context.tokens.device
@@ -182,17 +189,22 @@ class Hiding(Hider):
         context = self._context
         if context is None or self._real is None:
             return None
-        if call.key.shape[2] != context.tokens.shape[1]:
+        parts = [
+            (number, part)
+            for number, part in enumerate(self.parts)
+            if _allowed(part.layers, call.index) and _allowed(part.steps, self._step)
+        ]
+        if parts and (call.crossing or call.keys != context.tokens.shape[1]):
             raise AttentionError(
-                f"expected {call.name} to attend to the {context.tokens.shape[1]} tokens of the canvas, found {call.key.shape[2]} keys; "
-                "cross-attention and shortened caches cannot be hidden from"
+                f"expected {call.name} to attend to the {context.tokens.shape[1]} tokens of the canvas, found {call.keys} keys"
+                f"{' of another stack' if call.crossing else ''}; cross-attention and shortened caches cannot be hidden from, "
+                "limit the rule by layers="
             )
         found, chosen = [], []
         real = self._real.to(call.key.device)
-        for number, part in enumerate(self.parts):
-            if not _allowed(part.layers, call.index) or not _allowed(part.steps, self._step):
-                continue
-            candidates = real if part.keys is None else real & self._among(part.keys, call.key.device)
+        held = _held(call, real)
+        for number, part in parts:
+            candidates = held if part.keys is None else held & self._among(part.keys, call.key.device)
             memory = self._memory.setdefault((number, call.name), {})
             tokens = context.tokens.to(call.key.device)
             keys = part.choose(Look(self._step, call, tokens, real, candidates, self._causal, memory, self))
@@ -206,7 +218,7 @@ class Hiding(Hider):
             self._chosen[call.name] = chosen
             rows = list(context.rows)
             queries = _everybody(call)[rows]
-            self._count(call).add(call.index, context.prompts, queries=queries, steps=torch.ones_like(queries))
+            self._count(call).add(self._place(call), context.prompts, queries=queries, steps=torch.ones_like(queries))
         return found
 
     def observes(self, call: LayerCall) -> bool:
@@ -220,8 +232,8 @@ class Hiding(Hider):
         everybody = call.groups.index("all")
         local = columns.sums if columns.local is None else columns.local
         seen = {
-            "local": self._add_up(call, "local", Seen(local[:, :, everybody], columns.last_row, call.key.shape[2])),
-            "hidden": self._add_up(call, "hidden", Seen(columns.sums[:, :, everybody], columns.last_row_in_force, call.key.shape[2])),
+            "local": self._add_up(call, "local", Seen(local[:, :, everybody], columns.last_row, call.keys)),
+            "hidden": self._add_up(call, "hidden", Seen(columns.sums[:, :, everybody], columns.last_row_in_force, call.keys)),
         }
         chosen = self._chosen.pop(call.name, [])
         if chosen and columns.removed is not None:
@@ -231,7 +243,7 @@ class Hiding(Hider):
     def describe(self, prompt: int) -> dict[str, Any]:
         """The rules, and what came of them for one prompt of the running generation."""
         rules = [repr(part) for part in self.parts]
-        return {"rules": rules, **({} if self._tally is None else self._tally.effect().of(prompt).as_dict())}
+        return {"rules": rules, **({} if self._tally is None else self._tally.effect(self._layers, self._heads).of(prompt).as_dict())}
 
     # What rules ask for
 
@@ -245,12 +257,12 @@ class Hiding(Hider):
             return self._clean[call.name]
         assert call.measure is not None
         columns = call.measure()
-        return self._add_up(call, "local", Seen(columns.sums[:, :, call.groups.index("all")], columns.last_row, call.key.shape[2]))
+        return self._add_up(call, "local", Seen(columns.sums[:, :, call.groups.index("all")], columns.last_row, call.keys))
 
     def draw(self, call: LayerCall, seed: int, groups: int) -> Tensor:
         """See `Look.draw`."""
         assert self._context is not None
-        keys = call.key.shape[2]
+        keys = call.keys
         drawn = torch.zeros(len(self._rows), groups, keys)
         for row, (digest, length) in enumerate(zip(self._rows, self._context.lengths.tolist(), strict=True)):
             key = blake2b(digest + f"{seed} {self._step} {call.index}".encode(), digest_size=7).digest()
@@ -280,7 +292,7 @@ class Hiding(Hider):
     def _add_up(self, call: LayerCall, measured: str, seen: Seen) -> Seen:
         """Behind a cache a causal model's columns add up; a step of all queries begins anew."""
         before = self._before.get(call.name, {}).get(measured)
-        if not self._causal or before is None or call.query.shape[2] == call.key.shape[2]:
+        if not self._causal or before is None or call.query.shape[2] == call.keys:
             return seen
         return Seen(seen.columns + before.widened(seen.keys).columns, seen.last_row, seen.keys)
 
@@ -291,21 +303,24 @@ class Hiding(Hider):
         position = real.long().cumsum(-1) - 1
         if not isinstance(where, str):
             return real & torch.isin(position, torch.tensor(list(where), dtype=torch.long, device=device))
-        lengths = self._start.prompt_lengths
+        lengths = self._context.prompt_lengths or self._start.prompt_lengths
         prompts = torch.tensor([lengths[row % len(lengths)] for row in range(len(real))], device=device)
         in_prompt = position < prompts[:, None]
         return real & {"masked": masked, "unmasked": ~masked, "prompt": in_prompt, "answer": ~in_prompt}[where]
 
     def _count(self, call: LayerCall) -> Tally:
+        self._layers, self._heads = max(self._layers, self._place(call) + 1), max(self._heads, call.query.shape[1])
         if self._tally is None:
             assert self._start is not None
-            self._heads = call.query.shape[1]
-            self._tally = Tally(len(self._start.prompt_lengths), self._layers, self._heads)
+            self._tally = Tally(len(self._start.prompt_lengths))
         return self._tally
+
+    def _place(self, call: LayerCall) -> int:
+        return self._places.get(call.stack, 0) + call.index
 
     def _count_effect(self, call: LayerCall, removed: Tensor, chosen: list[tuple["Intervention", Tensor]], seen: Seen) -> None:
         assert self._context is not None and self._real is not None
-        rows, real = list(self._context.rows), self._real.to(call.key.device)
+        rows, held = list(self._context.rows), _held(call, self._real.to(call.key.device))
         membership = _everybody(call, per_query=True)
         counts = {"removed": (removed * membership[:, None]).sum(-1)}
         union = torch.zeros(1, dtype=torch.bool, device=call.key.device)
@@ -314,18 +329,23 @@ class Hiding(Hider):
             if keys.shape[2] == 1:
                 mine = keys[:, :, 0].expand(-1, call.query.shape[1], -1)
                 values, scope = part.criterion(seen, self._causal)
-                ranks = spread(rank_of(pool(values, scope, call.key.shape[1]), real[:, None]), call.query.shape[1])
+                ranks = spread(rank_of(pool(values, scope, call.key.shape[1]), held[:, None]), call.query.shape[1])
                 top = ranks < mine.sum(-1, keepdim=True)
                 counts["hits"] = counts.get("hits", 0) + (mine & top).sum(-1)
                 counts["ranked"] = counts.get("ranked", 0) + mine.sum(-1)
         hidden = union.float().sum(-1).expand(-1, call.query.shape[1], -1)
         weight = membership if hidden.shape[-1] > 1 else torch.ones_like(membership[:, :1])
         counts["hidden"] = (hidden * weight[:, None]).sum(-1) / weight.sum(-1).clamp(min=1)[:, None]
-        self._count(call).add(call.index, self._context.prompts, **{name: values[rows] for name, values in counts.items()})
+        self._count(call).add(self._place(call), self._context.prompts, **{name: values[rows] for name, values in counts.items()})
 
 
 def _allowed(numbers: Any, number: int) -> bool:
     return numbers is None or number in numbers
+
+
+def _held(call: LayerCall, real: Tensor) -> Tensor:
+    """Bool [batch, key]: no padding, and not fallen out of the layer's sliding window."""
+    return real & (torch.arange(real.shape[1], device=real.device) >= call.first_key)
 
 
 def _everybody(call: LayerCall, per_query: bool = False) -> Tensor:

@@ -71,14 +71,14 @@ def parse_rule(text: str) -> Intervention | Composed:
 
 
 def split_rules(text: str) -> list[str]:
-    """Rules separated by commas, each with its options: ``none,top:1@current,last_row`` → ``none`` and ``top:1@current,last_row``."""
+    """Rules separated by commas, each once and with its options: ``none,top:1@current,last_row`` → ``none``, ``top:1@current,last_row``."""
     rules: list[str] = []
     for piece in filter(None, map(str.strip, text.split(","))):
         if rules and "@" in rules[-1] and ":" not in piece and piece != "none":
             rules[-1] += f",{piece}"
         else:
             rules.append(piece)
-    return rules
+    return list(dict.fromkeys(rules))
 
 
 def _amounts(text: str, name: str, shape: str, amount: str) -> list[Any]:

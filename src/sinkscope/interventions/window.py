@@ -34,7 +34,7 @@ class KeepWindow(Intervention):
             raise CallError("recent: expected at least 1, a query sees itself, found 0")
 
     def choose(self, look: Look) -> Tensor:
-        queries, keys = look.call.query.shape[2], look.call.key.shape[2]
+        queries, keys = look.call.query.shape[2], look.call.keys
         place = torch.arange(keys, device=look.real.device)
         beyond = (place[keys - queries :, None] - place).abs() >= self.recent
         first = (look.real.long().cumsum(-1) - 1) < self.sinks

@@ -1,13 +1,45 @@
-"""What sinkscope knows about a family of checkpoints, as one frozen record each.
+"""What sinkscope knows about a family of checkpoints, as one frozen record each; nothing here runs.
 
-A record says how the network attends, how it is sampled and which special tokens it uses; nothing here runs.
+The records themselves are in `families`, how their folders are written is in `layouts`.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from sinkscope.errors import ModelError
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """Ids of the published checkpoints; None where there is none. A checkpoint's own config.json decides.
+
+    Attributes:
+        mask, eos, pad, bos: ids.
+        end_of_turn: token that ends a turn of a conversation.
+        mask_text: text of the mask token in the tokenizer.
+    """
+
+    mask: int | None = None
+    eos: int | None = None
+    pad: int | None = None
+    bos: int | None = None
+    end_of_turn: int | None = None
+    mask_text: str | None = None
+
+
+@dataclass(frozen=True)
+class PublishedShape:
+    """Size of a published checkpoint: the table that `sinkscope check` counts against.
+
+    Attributes:
+        checkpoints: hub ids.
+        parameters: how many numbers.
+        layers, hidden_size, vocabulary: by which a loaded model is known to be one of them.
+    """
+
+    checkpoints: tuple[str, ...]
+    parameters: int
+    layers: int
+    hidden_size: int
+    vocabulary: int
 
 
 @dataclass(frozen=True)
@@ -18,9 +50,14 @@ class Family:
         name: as the field calls it.
         causal: each token sees only those before it.
         sampler: which loop of `sinkscope.decoding` writes with it.
-        shift: the logits of a position predict the token after it, as in a causal model (Dream).
         recognised: ``model_type`` of the config.json files it claims.
         source: where its settings were read.
+        shift: the logits of a position predict the token after it, as in a causal model (Dream).
+        architectures: of its published config.json files; another one is refused.
+        tokens: special tokens of the published checkpoints.
+        chat_template: Jinja, used where the tokenizer brings none.
+        chat_tokens: control tokens the template needs; a tokenizer without them belongs to a base model.
+        shapes: sizes of the published checkpoints.
     """
 
     name: str
@@ -29,34 +66,8 @@ class Family:
     recognised: tuple[str, ...]
     source: str
     shift: bool = False
-
-
-LLADA = Family("llada", causal=False, sampler="llada", recognised=("llama",), source="ML-GSAI/LLaDA, generate.py")
-LLAMA = Family("llama", causal=True, sampler="autoregressive", recognised=("llama", "qwen2"), source="transformers, LlamaForCausalLM")
-
-
-def recognise(config: Mapping[str, Any], where: str) -> Family:
-    """The family of a ``config.json``.
-
-    Raises:
-        ModelError: no family claims it.
-    """
-    model_type = config.get("model_type")
-    causal = config.get("is_causal", True)
-    if not isinstance(causal, bool):
-        raise ModelError(f"{where}: is_causal in config.json is true or false, found {causal!r}")
-    if config.get("quantization_config") is not None:
-        raise ModelError(f"{where}: expected plain weights, found quantization_config in its config.json; convert them to bf16 first")
-    if causal and model_type in LLAMA.recognised:
-        return LLAMA
-    if not causal and model_type in LLADA.recognised:
-        if not isinstance(config.get("mask_token_id"), int):
-            raise ModelError(
-                f"{where}: a bidirectional model needs mask_token_id in its config.json, found {config.get('mask_token_id')!r}"
-            )
-        return LLADA
-    code = " Its config.json names remote code (auto_map), which sinkscope never runs." if "auto_map" in config else ""
-    raise ModelError(
-        f"{where}: expected model_type llama or qwen2 (causal), or llama with is_causal false and a mask_token_id; "
-        f"found model_type {model_type!r}, is_causal {causal}.{code}"
-    )
+    architectures: tuple[str, ...] = ()
+    tokens: SpecialTokens = SpecialTokens()
+    chat_template: str | None = None
+    chat_tokens: tuple[str, ...] = ()
+    shapes: tuple[PublishedShape, ...] = ()

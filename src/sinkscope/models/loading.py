@@ -4,7 +4,9 @@ Only safetensors are read, remote code is never run, and every weight must be ac
 """
 
 import hashlib
+import importlib.util
 import json
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,12 @@ from typing import Any
 import torch
 
 from sinkscope.errors import CallError, ModelError
-from sinkscope.models.family import recognise
+from sinkscope.models.conversion import Converted, convert_config, rename_tensor, tensor_renamings
+from sinkscope.models.families import recognise
 from sinkscope.models.model import Model, ModelCard
+from sinkscope.models.quiet import quiet
+from sinkscope.models.tokenization import load_tokenizer
+from sinkscope.models.weights import DTYPES, StoredTensor, UsedTensors, listing, match_tensors, read_headers, weight_files
 
 BUNDLED = ("lab-diffusion", "lab-autoregressive")
 
@@ -47,19 +53,19 @@ def load(
     folder = _find(str(name), revision)
     config = _read_config(folder)
     family = recognise(config, str(folder))
-    files = _weight_files(folder)
-    stored = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
+    converted = convert_config(config, family, str(folder))
+    files = weight_files(folder)
+    tensors = read_headers(files)
+    stored = str(config.get("dtype") or config.get("torch_dtype") or _widest(tensors)).removeprefix("torch.")
     wanted = _dtype(dtype, "float32" if str(name) in BUNDLED else stored)
-    network = _network(folder, config, wanted, device_map)
+    tokenizer = load_tokenizer(folder, family, config)
+    network, used = _network(folder, config, converted, tensors, wanted, device_map)
     if device_map is None:
         network = _to_device(network, device)
     network.eval()
-    tokenizer = _tokenizer(folder)
-    _check_tokenizer(tokenizer, config, folder)
     if not family.causal:
         network.generate = _refuse_generate
     shape = network.config
-    eos = shape.eos_token_id if isinstance(shape.eos_token_id, int) else tokenizer.eos_token_id
     card = ModelCard(
         name=str(name),
         family=family.name,
@@ -72,11 +78,12 @@ def load(
         vocabulary=shape.vocab_size,
         stored_dtype=stored,
         dtype=str(wanted).removeprefix("torch."),
-        mask_id=config.get("mask_token_id") if not family.causal else None,
-        eos_id=eos,
+        mask_id=converted.mask_id,
+        eos_id=converted.eos_ids[0] if len(converted.eos_ids) == 1 else tokenizer.eos_token_id,
         max_positions=shape.max_position_embeddings,
+        eos_ids=converted.eos_ids if len(converted.eos_ids) > 1 else (),
     )
-    return Model(network, tokenizer, family, card)
+    return Model(network, tokenizer, family, card, used)
 
 
 def _find(name: str, revision: str | None) -> Path:
@@ -113,7 +120,7 @@ def _from_hub(name: str, revision: str | None) -> Path:
 def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.exists():
-        raise ModelError(f"{folder} is no model: expected config.json in it, found {_listing(folder)}")
+        raise ModelError(f"{folder} is no model: expected config.json in it, found {listing(folder)}")
     try:
         config = json.loads(path.read_text())
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
@@ -123,29 +130,10 @@ def _read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _listing(folder: Path) -> str:
-    names = sorted(path.name for path in folder.iterdir())
-    return ", ".join(names[:8]) + (" …" if len(names) > 8 else "") if names else "an empty folder"
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    index = folder / "model.safetensors.index.json"
-    if index.exists():
-        try:
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ModelError(f"{index}: expected JSON with a weight_map, found something else ({error!r})") from error
-        if "model.safetensors" not in names and (folder / "model.safetensors").exists():
-            raise ModelError(f"{folder}: found two sets of weights, model.safetensors and those of {index.name}; remove one of them")
-        files = [folder / name for name in names]
-    else:
-        files = [folder / "model.safetensors"]
-    missing = [path.name for path in files if not path.exists()]
-    if missing:
-        pickled = sorted(path.name for path in folder.iterdir() if path.suffix in {".bin", ".pt", ".pth"})
-        advice = f"; {pickled[0]} is a pickle, which can run code: convert it to safetensors first" if pickled else ""
-        raise ModelError(f"{folder}: expected weights in {', '.join(missing)}, found {_listing(folder)}{advice}")
-    return files
+def _widest(tensors: Mapping[str, StoredTensor]) -> str:
+    """The float type that holds every tensor of a folder; a config.json need not name one (LLaDA's does not)."""
+    found = {DTYPES[tensor.dtype] for tensor in tensors.values()}
+    return found.pop() if len(found) == 1 else "float32"
 
 
 def _dtype(dtype: torch.dtype | str | None, stored: str) -> torch.dtype:
@@ -155,23 +143,29 @@ def _dtype(dtype: torch.dtype | str | None, stored: str) -> torch.dtype:
     return wanted
 
 
-def _network(folder: Path, config: dict[str, Any], dtype: torch.dtype, device_map: Any) -> Any:
-    import transformers
+def _network(
+    folder: Path, config: Mapping[str, Any], converted: Converted, tensors: Mapping[str, StoredTensor], dtype: torch.dtype, device_map: Any
+) -> tuple[Any, UsedTensors]:
     from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
 
-    classes = {"llama": transformers.LlamaForCausalLM, "qwen2": transformers.Qwen2ForCausalLM}
+    layout = converted.layout
+    if device_map is not None and importlib.util.find_spec("accelerate") is None:
+        raise CallError(f"device_map {device_map!r} needs accelerate, which is not installed: pip install accelerate")
     try:
-        with _quiet():
-            network, report = classes[config["model_type"]].from_pretrained(
+        with quiet():
+            asked = build_config(converted)
+            used = match_tensors(tensors, parameter_shapes(converted, asked), layout, config["model_type"], folder)
+            network, report = network_class(converted).from_pretrained(
                 folder,
-                dtype=dtype,
+                config=asked,
+                key_mapping=tensor_renamings(layout) or None,
+                dtype=dtype if device_map is not None else getattr(torch, _widest(tensors)),
                 device_map=device_map,
                 attn_implementation="sdpa",
                 use_safetensors=True,
                 trust_remote_code=False,
                 local_files_only=True,
-                ignore_mismatched_sizes=True,  # they are refused below, by name
                 output_loading_info=True,
             )
     except SafetensorError as error:
@@ -182,36 +176,53 @@ def _network(folder: Path, config: dict[str, Any], dtype: torch.dtype, device_ma
         ) from error
     except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
         raise ModelError(f"{folder}: its weights do not fit its config.json ({str(error).splitlines()[0]})") from error
-    problems = {
-        "missing": sorted(report["missing_keys"]),
-        "unused": sorted(report["unexpected_keys"]),
-        "of another shape": sorted(f"{key} {tuple(stored)} instead of {tuple(asked)}" for key, stored, asked in report["mismatched_keys"]),
-    }
-    found = "; ".join(f"{len(keys)} {what}: {', '.join(keys[:3])}" for what, keys in problems.items() if keys)
-    if found:
-        raise ModelError(f"{folder}: expected exactly the weights of {config['model_type']}, found {found}")
-    return network
+    left = {what: sorted(map(str, report[what])) for what in ("missing_keys", "unexpected_keys", "mismatched_keys") if report[what]}
+    if left:
+        raise ModelError(f"{folder}: expected every stored tensor in its place, found {left}")
+    if hasattr(network, "_weight_conversions"):
+        del network._weight_conversions  # saved again, its tensors have the names of its config
+    if device_map is None:
+        _cast(network, dtype, {rename_tensor(name, layout): tensor.file for name, tensor in tensors.items()})
+    return network, used
 
 
-def _quiet() -> Any:
-    """Keeps transformers' loading bar off the terminal, for the duration."""
-    from contextlib import contextmanager
+def _cast(network: Any, dtype: torch.dtype, files: Mapping[str, Path]) -> None:
+    """Casts the parameters file by file, so that the pages of each file are given back before the next is read.
 
-    from transformers.utils import logging
+    Buffers stay as they are: the frequencies of the rotations are fp32 whatever the dtype.
+    """
+    for _, parameter in sorted(network.named_parameters(), key=lambda one: files[one[0]]):
+        parameter.data = parameter.data.to(dtype)
+    network.config.dtype = dtype
 
-    @contextmanager
-    def quiet() -> Any:
-        shown, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
-        logging.disable_progress_bar()
-        logging.set_verbosity_error()
-        try:
-            yield
-        finally:
-            logging.set_verbosity(level)
-            if shown:
-                logging.enable_progress_bar()
 
-    return quiet()
+def network_class(converted: Converted) -> Any:
+    """The transformers class that computes what a checkpoint's published code does."""
+    import transformers
+
+    if converted.layout.body == "qwen2":
+        return transformers.Qwen2ForCausalLM
+    if converted.full_precision_rotary:
+        from sinkscope.models.rotary import FullPrecisionLlama
+
+        return FullPrecisionLlama
+    return transformers.LlamaForCausalLM
+
+
+def build_config(converted: Converted) -> Any:
+    """A transformers config from converted fields."""
+    import transformers
+
+    kinds = {"llama": transformers.LlamaConfig, "qwen2": transformers.Qwen2Config}
+    return kinds[converted.layout.body](**converted.fields)
+
+
+def parameter_shapes(converted: Converted, config: Any) -> dict[str, tuple[int, ...]]:
+    """Name → shape of every parameter, tied ones once, without allocating any."""
+    with torch.device("meta"):
+        network = network_class(converted)(config)
+    network.tie_weights()
+    return {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
 
 
 def _to_device(network: Any, device: str | torch.device) -> Any:
@@ -219,27 +230,6 @@ def _to_device(network: Any, device: str | torch.device) -> Any:
         return network.to(device)
     except (RuntimeError, AssertionError) as error:
         raise CallError(f"device {device!r} cannot be used here ({str(error).splitlines()[0]}); pass device='cpu'") from error
-
-
-def _tokenizer(folder: Path) -> Any:
-    import transformers
-
-    try:
-        return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(
-            f"{folder}: expected tokenizer.json and tokenizer_config.json, found no tokenizer that loads ({str(error).splitlines()[0]})"
-        ) from error
-
-
-def _check_tokenizer(tokenizer: Any, config: dict[str, Any], folder: Path) -> None:
-    mask, theirs, rows = config.get("mask_token_id"), getattr(tokenizer, "mask_token_id", None), config.get("vocab_size")
-    if mask is not None and isinstance(rows, int) and not 0 <= mask < rows:
-        raise ModelError(f"{folder}: config.json says mask_token_id {mask}, but its vocabulary has {rows} rows")
-    if mask is not None and theirs is not None and mask != theirs:
-        raise ModelError(
-            f"{folder}: config.json says mask_token_id {mask}, its tokenizer says {theirs}; one of them belongs to another model"
-        )
 
 
 def _hash(files: list[Path]) -> str:

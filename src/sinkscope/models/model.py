@@ -10,6 +10,7 @@ import torch
 
 from sinkscope.errors import CallError, ModelError
 from sinkscope.models.family import Family
+from sinkscope.models.weights import UsedTensors
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class ModelCard:
         stored_dtype, dtype: on disk, and in memory.
         mask_id, eos_id: special tokens, None where it has none.
         max_positions: the longest canvas it was made for.
+        eos_ids: all tokens that end an answer, where there are several (Llama 3.1 Instruct has three).
     """
 
     name: str
@@ -41,10 +43,16 @@ class ModelCard:
     mask_id: int | None
     eos_id: int | None
     max_positions: int
+    eos_ids: tuple[int, ...] = ()
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Tokens that end an answer."""
+        return tuple(dict.fromkeys([*([] if self.eos_id is None else [self.eos_id]), *self.eos_ids]))
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for manifests."""
-        return asdict(self)
+        return asdict(self) | {"eos_ids": list(self.eos_ids)}
 
 
 @dataclass(frozen=True)
@@ -57,12 +65,14 @@ class Model:
         tokenizer: a transformers tokenizer.
         family: what is known of its kind.
         card: what identifies it.
+        tensors: what came from its files; None for a network that came from none.
     """
 
     network: Any
     tokenizer: Any
     family: Family
     card: ModelCard
+    tensors: UsedTensors | None = None
 
     @property
     def device(self) -> torch.device:
@@ -115,15 +125,15 @@ class Model:
 
     def answer_text(self, answer: torch.Tensor) -> str:
         """Text of an answer up to its first EOS, without masks."""
-        ends = (answer == self.card.eos_id).nonzero() if self.card.eos_id is not None else torch.empty(0)
+        ends = torch.isin(answer, torch.tensor(self.card.ends, device=answer.device, dtype=answer.dtype)).nonzero()
         answer = answer[: int(ends[0])] if len(ends) else answer
         return self.decode(answer if self.card.mask_id is None else answer[answer != self.card.mask_id]).strip()
 
     def chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """Token ids of a conversation by the tokenizer's chat template.
+        """Token ids of a conversation by the tokenizer's chat template, or by the family's where it has none.
 
         Raises:
-            ModelError: the tokenizer has none.
+            ModelError: neither has one, or the tokenizer lacks the control tokens of the family's.
             CallError: no conversation, an unknown word, or a mask token in it.
         """
         if (
@@ -132,13 +142,27 @@ class Model:
             or not all(isinstance(one, Mapping) and "role" in one and "content" in one for one in messages)
         ):
             raise CallError(f'expected messages as a list of {{"role": …, "content": …}}, found {messages!r}')
-        if not getattr(self.tokenizer, "chat_template", None):
-            raise ModelError(f"{self.card.name}: its tokenizer has no chat template; pass the prompt as text")
-        text = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        text = self.tokenizer.apply_chat_template(
+            list(messages), chat_template=self._template(), tokenize=False, add_generation_prompt=True
+        )
         ids = list(self.tokenizer(text, add_special_tokens=False).input_ids)
         self._refuse_unknown(text, ids)
         self._refuse_masks(ids)
         return ids
+
+    def _template(self) -> str | None:
+        """None where the tokenizer brings its own."""
+        if getattr(self.tokenizer, "chat_template", None):
+            return None
+        if self.family.chat_template is None:
+            raise ModelError(f"{self.card.name}: its tokenizer has no chat template; pass the prompt as text")
+        lacking = [token for token in self.family.chat_tokens if token not in self.tokenizer.get_vocab()]
+        if lacking:
+            raise ModelError(
+                f"{self.card.name}: its tokenizer has no chat template; pass the prompt as text "
+                f"(for {self.family.name}'s own template it lacks {', '.join(lacking)}: this is a base model)"
+            )
+        return self.family.chat_template
 
 
 def _read_ids(prompt: Any) -> list[int]:

@@ -4,10 +4,10 @@ import contextlib
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -26,7 +26,12 @@ from sinkscope.attention import (
 )
 from sinkscope.errors import CallError
 from sinkscope.models import Model
+from sinkscope.recorder.command_line import command_line
+from sinkscope.recorder.step_tensors import LayerSeen, accumulate, at_the_end, stack_layers
 from sinkscope.traces import TraceWriter, claim_folder, move_trace
+from sinkscope.traces.top import keep_top
+
+Level = Literal["columns", "top", "statistics"]
 
 
 @dataclass
@@ -39,15 +44,37 @@ class _Row:
 
 
 @dataclass(frozen=True)
-class _Seen:
-    """What one layer showed in the running step, all recorded rows."""
+class _View:
+    """The layers of one stack that look at the same tokens; each has traces of its own.
 
-    sums: Tensor  # [batch, head, group, key]
-    diagonal: Tensor
-    last_row: Tensor
-    value_norms: Tensor
-    key_norms: Tensor
-    hidden_norms: Tensor | None
+    Attributes:
+        stack: module path of the stack.
+        crossing: whether they look at another stack's tokens.
+    """
+
+    stack: str
+    crossing: bool
+
+
+@dataclass(frozen=True)
+class _Looked:
+    """A step as one view has it.
+
+    Attributes:
+        context: the step; of a crossing view with the tokens that are looked at, and the lengths of their rows.
+        queries: tokens that look, left padding included.
+        anew: whether these are all queries, so that nothing is behind a cache.
+        causal: whether columns are running sums.
+        crossing: whether the tokens are another stack's.
+        source: module path of that stack, None where nobody knows.
+    """
+
+    context: StepContext
+    queries: int
+    anew: bool
+    causal: bool
+    crossing: bool = False
+    source: str | None = None
 
 
 class Recorder(Watcher):
@@ -55,53 +82,53 @@ class Recorder(Watcher):
 
     groups = ("all", "masked")
 
-    def __init__(self, out: Path, model: Model | None, network: nn.Module, numbered: bool) -> None:
-        self.out, self.model, self.network, self.numbered = out, model, network, numbered
+    def __init__(self, out: Path, model: Model | None, network: nn.Module, numbered: bool, top: int | None = None) -> None:
+        self.out, self.model, self.network, self.numbered, self.top = out, model, network, numbered, top
         self.folders: list[Path] = []
-        self._rows: dict[int, _Row] = {}
+        self._rows: dict[_View, dict[int, _Row]] = {}
         self._start: GenerationStart | None = None
         self._context: StepContext | None = None
-        self._seen: dict[str, _Seen] = {}
-        self._layers: list[str] = []
+        self._contexts: dict[str, StepContext] = {}
+        self._seen: dict[_View, dict[str, LayerSeen]] = {}
+        self._hiders: dict[int, Hider] = {}  # by identity: those that were there in a step of this generation
 
     def begin_generation(self, start: GenerationStart) -> None:
-        """Prepares a trace per prompt; they appear on disk with their first step."""
-        self._start, self._rows = start, {}
+        """Prepares a trace per prompt and stack; they appear on disk with their first step."""
+        self._start, self._rows, self._contexts, self._hiders = start, {}, {}, {}
 
     def begin_step(self, context: StepContext) -> None:
-        """Keeps the canvas that goes in."""
+        """Keeps the canvas that goes in, and who hides."""
         self._context, self._seen = context, {}
+        session = current_session(self.network)
+        if session is not None:
+            self._hiders.update((id(one), one) for one in session.subscribers if isinstance(one, Hider))
 
     def watch(self, call: LayerCall, columns: Columns) -> None:
         """Keeps a layer's columns and norms until the step ends."""
         if self._context is None:  # a call between two steps of a sampler: nobody's step
             return
-        hidden = call.hidden_states
-        self._seen[call.name] = _Seen(
-            columns.sums[:, :, [call.groups.index(group) for group in self.groups]],
-            columns.diagonal,
-            columns.last_row,
-            torch.linalg.vector_norm(call.value, dim=-1, dtype=torch.float32),
-            torch.linalg.vector_norm(call.key, dim=-1, dtype=torch.float32),
-            None if hidden is None else torch.linalg.vector_norm(hidden, dim=-1, dtype=torch.float32),
-        )
+        view = self._seen.setdefault(_View(call.stack, call.crossing), {})
+        view[call.name] = LayerSeen.of(call, columns, self.groups)
 
     def end_step(self, result: StepResult | None) -> None:
         """Hands the step to the writers, one row at a time, left padding stripped."""
         context, start = self._context, self._start
-        if context is None or start is None or not self._seen:
+        if context is None or start is None:
             return
-        if not self._rows:
-            self._open(start, context)
-        stacked = _stack(list(self._seen.values()))
-        for row, prompt in zip(context.rows, context.prompts, strict=True):
-            self._write(self._rows[prompt], row, context, start, stacked, result)
+        for view, seen in self._seen.items():
+            looked = self._look(view, seen, context, start)
+            stacked = stack_layers(list(seen.values()))
+            if view not in self._rows:
+                self._rows[view] = self._open(view, list(seen), stacked, looked, start)
+            for row, prompt in zip(context.rows, context.prompts, strict=True):
+                self._write(self._rows[view][prompt], row, looked, stacked, None if view.crossing else result)
+            self._contexts[view.stack] = context
         self._context, self._seen = None, {}
 
     def end_generation(self, failed: bool) -> None:
         """Closes the traces; one that was given up says ``complete: false``."""
-        rows, self._rows = self._rows, {}
-        for prompt, row in rows.items():
+        rows, self._rows = [row for view in self._rows.values() for row in view.items()], {}
+        for prompt, row in rows:
             more = self._texts(row) | {"hidden": self._hidden(prompt)}
             if failed:
                 with contextlib.suppress(Exception):  # the reason of the failure is on its way already
@@ -110,42 +137,59 @@ class Recorder(Watcher):
                 row.writer.close(complete=True, **more)
         self._start = self._context = None
 
-    def _open(self, start: GenerationStart, context: StepContext) -> None:
-        self._layers = list(self._seen)
-        count = len(start.prompt_lengths)
+    def _look(self, view: _View, seen: dict[str, LayerSeen], context: StepContext, start: GenerationStart) -> _Looked:
+        layer = next(iter(seen.values()))
+        queries, causal = layer.diagonal.shape[-1], start.causal if context.causal is None else context.causal
+        anew = queries == context.tokens.shape[1]
+        if not view.crossing:
+            return _Looked(context, queries, anew, causal)
+        batch, keys = layer.sums.shape[0], layer.sums.shape[-1]
+        fitting = {name: one for name, one in self._contexts.items() if name != view.stack and one.tokens.shape == (batch, keys)}
+        source = next(reversed(fitting), None)
+        if source is None:  # states that came ready-made: nobody knows their tokens
+            tokens, lengths = context.tokens.new_full((batch, keys), -1), torch.full((batch,), keys)
+        else:
+            tokens, lengths = fitting[source].tokens, fitting[source].lengths
+        looked_at = replace(context, tokens=tokens, masked=torch.zeros_like(tokens, dtype=torch.bool), lengths=lengths)
+        return _Looked(replace(looked_at, prompt_lengths=tuple(lengths.tolist())), queries, anew, causal, True, source)
+
+    def _open(self, view: _View, layers: list[str], stacked: dict[str, Tensor], looked: _Looked, start: GenerationStart) -> dict[int, _Row]:
+        context, count, rows = looked.context, len(start.prompt_lengths), {}
+        session = current_session(self.network)
+        several = session is not None and len(session.stacks) > 1
         if len(self.folders) == 1 and self.folders[0] == self.out:
             move_trace(self.out, self.out / "000000")  # a second generation makes the first a numbered one
             self.folders[0] = self.out / "000000"
+            for row in (row for others in self._rows.values() for row in others.values()):
+                row.writer.folder = self.folders[0]
         for prompt in range(count):
-            alone = count == 1 and not self.folders and not self.numbered
+            alone = count == 1 and not self.folders and not self.numbered and not several
             folder = self.out if alone else self.out / f"{len(self.folders):06d}"
             if not alone:
                 claim_folder(folder)
             self.folders.append(folder)
             tokens = context.tokens[context.rows[context.prompts.index(prompt)]] if prompt in context.prompts else context.tokens[0]
-            manifest = self._manifest(start, prompt) | self._words(tokens.cpu().numpy())
-            self._rows[prompt] = _Row(TraceWriter(folder, manifest))
+            manifest = self._manifest(start, prompt, looked) | self._words(tokens.cpu().numpy()) | _shape(view, layers, stacked, looked)
+            rows[prompt] = _Row(TraceWriter(folder, manifest))
+        return rows
 
-    def _manifest(self, start: GenerationStart, prompt: int) -> dict[str, Any]:
+    def _manifest(self, start: GenerationStart, prompt: int, looked: _Looked) -> dict[str, Any]:
         model = self.model
         sampler = dict(start.sampler)
         if "seed" in sampler:
             sampler["seed"] += prompt
-        seen = next(iter(self._seen.values()))
-        parameter = next(self.network.parameters())
+        parameter = next(self.network.parameters(), torch.empty(0))
         return {
             "model": model.card.as_dict() if model is not None else {"name": type(self.network).__name__},
-            "causal": start.causal,
+            "command": command_line(),
+            "causal": looked.causal,
             "sampler": sampler,
             "seed": sampler.get("seed"),
             "prompt": start.prompts[prompt],
-            "prompt_length": start.prompt_lengths[prompt],
+            "prompt_length": (looked.context.prompt_lengths or start.prompt_lengths)[prompt],
             "mask_id": start.mask_id,
             "eos_id": model.card.eos_id if model is not None else None,
-            "layers": self._layers,
-            "heads": seen.sums.shape[1],
-            "kv_heads": seen.value_norms.shape[1],
-            "level": "columns",
+            "level": "columns" if self.top is None else "top",
             "hidden": self._hidden(prompt),
             "device": str(parameter.device),
             "dtype": str(parameter.dtype).removeprefix("torch."),
@@ -158,13 +202,11 @@ class Recorder(Watcher):
         }
 
     def _hidden(self, prompt: int) -> list[dict[str, Any]]:
-        """What is being hidden from the model, and what came of it so far."""
-        session = current_session(self.network)
-        return [] if session is None else [one.describe(prompt) for one in session.subscribers if isinstance(one, Hider)]
+        """What is hidden from the model in this generation, and what came of it so far."""
+        return [one.describe(prompt) for one in self._hiders.values()]
 
-    def _write(
-        self, target: _Row, row: int, context: StepContext, start: GenerationStart, stacked: dict[str, Tensor], result: StepResult | None
-    ) -> None:
+    def _write(self, target: _Row, row: int, looked: _Looked, stacked: dict[str, Tensor], result: StepResult | None) -> None:
+        context = looked.context
         width, length = context.tokens.shape[1], int(context.lengths[row])
         padding = width - length
         step: dict[str, Any] = {name: tensor[:, row] for name, tensor in stacked.items()}
@@ -179,16 +221,17 @@ class Recorder(Watcher):
             "value_norms": step["value_norms"][..., own],
             "key_norms": step["key_norms"][..., own],
         }
-        queries = step["diagonal"].shape[-1]
-        fresh = slice(max(0, padding - (width - queries)), None)
-        arrays["self_attention"] = step["diagonal"][..., fresh]
-        if "hidden_norms" in step:
-            arrays["hidden_norms"] = step["hidden_norms"][..., fresh]
-        if start.causal:
+        if not looked.crossing:  # the queries stand on the same canvas
+            fresh = slice(max(0, padding - (width - looked.queries)), None)
+            arrays["self_attention"] = step["diagonal"][..., fresh]
+            if "hidden_norms" in step:
+                arrays["hidden_norms"] = step["hidden_norms"][..., fresh]
+        if looked.causal:
             arrays["last_query"] = step["last_row"][..., own]
-            arrays.update(_accumulate(target.running, arrays))
+            arrays.update(accumulate(target.running, arrays, looked.anew))
         else:
             arrays["column_sums_masked"] = sums[:, :, 1]
+        at_the_end(arrays, length)
         if result is not None:
             arrays["written"] = result.written[row, padding:].to(torch.int32)
             if result.predicted is not None:
@@ -197,7 +240,7 @@ class Recorder(Watcher):
                 arrays["confidence"] = result.confidence[row, padding:].float()
         plain = {name: value.detach().cpu().contiguous().numpy() for name, value in arrays.items()}
         target.last_tokens = _canvas_after(plain)
-        target.writer.add(plain)
+        target.writer.add(plain if self.top is None else keep_top(plain, self.top))
 
     def _texts(self, row: _Row) -> dict[str, Any]:
         if self.model is None:
@@ -222,34 +265,14 @@ class Recorder(Watcher):
         return text if text else str(name)
 
 
-def _stack(layers: list[_Seen]) -> dict[str, Tensor]:
-    """Layers of one step side by side: [layer, batch, …]."""
-    hidden = [layer.hidden_norms for layer in layers]
-    stacked = {
-        "sums": torch.stack([layer.sums for layer in layers]),
-        "diagonal": torch.stack([layer.diagonal for layer in layers]),
-        "last_row": torch.stack([layer.last_row for layer in layers]),
-        "value_norms": torch.stack([layer.value_norms for layer in layers]),
-        "key_norms": torch.stack([layer.key_norms for layer in layers]),
+def _shape(view: _View, layers: list[str], stacked: dict[str, Tensor], looked: _Looked) -> dict[str, Any]:
+    return {
+        "layers": layers,
+        "heads": stacked["sums"].shape[2],
+        "kv_heads": stacked["value_norms"].shape[2],
+        "stack": view.stack,
+        "attends_to": looked.source if view.crossing else view.stack,
     }
-    if all(one is not None for one in hidden):
-        stacked["hidden_norms"] = torch.stack([one for one in hidden if one is not None])
-    return stacked
-
-
-def _accumulate(running: dict[str, Tensor], arrays: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Behind a cache a step has one new query: columns add up, per-query values are appended. A step of all queries begins anew."""
-    if arrays["self_attention"].shape[-1] == arrays["column_sums"].shape[-1]:
-        running.clear()
-    columns = arrays["column_sums"].clone()
-    if "column_sums" in running:
-        before = running["column_sums"]
-        columns[..., : before.shape[-1]] += before
-    running["column_sums"] = columns
-    for name in ("self_attention", "hidden_norms"):
-        if name in arrays:
-            running[name] = torch.cat([running[name], arrays[name]], dim=-1) if name in running else arrays[name]
-    return dict(running)
 
 
 def _canvas_after(step: dict[str, np.ndarray]) -> np.ndarray:
@@ -262,25 +285,41 @@ def _canvas_after(step: dict[str, np.ndarray]) -> np.ndarray:
 
 
 @contextmanager
-def recording(model: Model | nn.Module, out: str | Path, *, numbered: bool = False) -> Iterator[Recorder]:
+def recording(
+    model: Model | nn.Module, out: str | Path, *, numbered: bool = False, keep: Level = "columns", top: int = 8
+) -> Iterator[Recorder]:
     """Records every generation of a model while the body runs.
 
     Args:
-        model: a `Model`, or any transformers module that uses the attention interface.
-        out: a new or empty folder. One generation of one prompt makes it a trace; a batch, or a second generation,
-            makes numbered traces in it.
+        model: a `Model`, any transformers module that uses the attention interface, or any torch module inside
+            `sinkscope.attention.foreign`.
+        out: a new or empty folder. One generation of one prompt makes it a trace; a batch, a second generation, or a
+            network of several stacks (encoder and decoder) makes numbered traces in it.
         numbered: numbers the traces from the first on, also when there is only one.
+        keep: ``columns`` (everything), ``top`` (the largest columns of each head and where they are), or ``statistics``
+            (counts and means over all prompts, in one small folder; see `sinks.accumulators.Statistics`).
+        top: how many columns of each head ``top`` keeps.
 
     Raises:
-        CallError: the folder holds something already.
+        CallError: the folder holds something already, or an unknown level.
         TraceError: the folder cannot be written.
         AttentionError: the model's attention cannot be watched.
     """
     network = model.network if isinstance(model, Model) else model
     if not isinstance(network, nn.Module):
         raise CallError(f"expected a sinkscope Model or a transformers module, found {type(model).__name__}")
+    if keep not in get_args(Level):
+        raise CallError(f"keep: expected one of {', '.join(get_args(Level))}, found {keep!r}")
+    if keep == "top" and top < 1:
+        raise CallError(f"top: expected at least 1 column of each head, found {top}")
     folder = Path(out)
     claim_folder(folder)
-    recorder = Recorder(folder, model if isinstance(model, Model) else None, network, numbered)
+    if keep == "statistics":
+        from sinkscope.recorder.statistics_recorder import recording_into
+
+        with recording_into(model, folder) as counting:
+            yield counting
+        return
+    recorder = Recorder(folder, model if isinstance(model, Model) else None, network, numbered, top if keep == "top" else None)
     with subscribed(network, recorder):
         yield recorder

@@ -15,7 +15,20 @@ from jaxtyping import Float, Int
 
 from sinkscope.errors import TraceError
 from sinkscope.report.labels import model_label
-from sinkscope.sinks import HeadMovement, MovementTest, find_sinks, is_sink, last_query_window, movement_test, sink_rates, track
+from sinkscope.report.telling import Flash, Jump, Split, clearest_split, largest_jump, leftmost_drift, strongest_flash
+from sinkscope.sinks import (
+    HeadMovement,
+    MovementTest,
+    excess_of,
+    find_sinks,
+    in_unit,
+    is_sink,
+    last_query_window,
+    movement_test,
+    sink_rates,
+    track,
+)
+from sinkscope.sinks.accumulators import count_above
 from sinkscope.traces import Trace
 
 BINS_PER_QUERY = 4
@@ -49,6 +62,10 @@ class Digest:
         sink_tokens, canvas_tokens: {token: count} over sinks, and over steps × positions.
         kinds: tracks of each kind.
         heads: how their main sinks move, by layer and head.
+        layer_counts: the same counts for each layer.
+        above: how many columns exceed the mean of the others by more than ε = 0, 0.25 … 10, in queries' worth and in percent.
+        norms: of every kind that was recorded, [layer, sinks or others] means and standard deviations; see `layer_norms`.
+        jumps, splits, flashes: the most telling one of each layer that has one.
         over_third: share of steps × layers × heads in which some key's mean α exceeds 0.3 (Gu et al., Sink_*).
     """
 
@@ -70,6 +87,12 @@ class Digest:
     kinds: dict[str, int]
     heads: tuple[HeadMovement, ...] = field(repr=False)
     over_third: float
+    layer_counts: Int[np.ndarray, "layer bin"] = field(repr=False)
+    above: Int[np.ndarray, "unit epsilon"] = field(repr=False)
+    norms: dict[str, Float[np.ndarray, "moment layer group"]] = field(repr=False)
+    jumps: tuple[Jump, ...] = field(repr=False)
+    splits: tuple[Split, ...] = field(repr=False)
+    flashes: tuple[Flash, ...] = field(repr=False)
 
     @property
     def steps(self) -> int:
@@ -156,6 +179,26 @@ class Digest:
         return self._best(lambda head: (self.positions(head), head.moves))
 
     @cached_property
+    def jump(self) -> Jump | None:
+        """The longest jump of a main sink, clean ones before others."""
+        return max(self.jumps, key=lambda jump: (jump.clean, abs(jump.distance), -jump.layer), default=None)
+
+    @cached_property
+    def split(self) -> Split | None:
+        """The clearest split between masked and unmasked queries."""
+        return max(self.splits, key=lambda split: (split.clarity, -split.layer), default=None)
+
+    @cached_property
+    def flash(self) -> Flash | None:
+        """The strongest sink that lives for one step."""
+        return max(self.flashes, key=lambda flash: (flash.column_sum, -flash.layer), default=None)
+
+    @cached_property
+    def leftmost(self) -> HeadMovement | None:
+        """The head whose main sink drifts left the fastest; where none does, right."""
+        return leftmost_drift(self.heads, self.steps)
+
+    @cached_property
     def most_static(self) -> HeadMovement | None:
         """The head whose main sink stands longest at one position; ties to the stronger sink."""
         return self._best(lambda head: (self.residence(head), float(self.largest[head.layer, head.head])))
@@ -172,7 +215,11 @@ def digest(trace: Trace, excess: float = 3.0, label: str | None = None) -> Diges
         raise TraceError(f"{trace.folder} holds no whole step yet; there is nothing to draw or to sum up")
     tokens, lengths = trace.tokens[:], trace.lengths[:]
     layers = trace.column_sums.shape[1]
-    counts = np.zeros(BINS_PER_QUERY * (int(lengths.max()) + 1), np.int64)
+    layer_counts = np.zeros((layers, BINS_PER_QUERY * (int(lengths.max()) + 1)), np.int64)
+    masked = trace.masked[:].astype(bool) if "masked" in trace.tensors else np.zeros(tokens.shape, bool)
+    above: Any = 0
+    norms: list[dict[str, np.ndarray]] = []
+    jumps, splits, flashes = [], [], []
     main, strength, largest, heads, over_third = [], [], [], [], []
     kinds: Counter[str] = Counter()
     sink_tokens: Counter[int] = Counter()
@@ -189,7 +236,14 @@ def digest(trace: Trace, excess: float = 3.0, label: str | None = None) -> Diges
         found = find_sinks(view, excess)  # type: ignore[arg-type]  # a layer has what find_sinks reads
         tracks = track(found)
         sums = view.column_sums[~np.isnan(view.column_sums)]
-        counts += np.bincount(np.clip((sums * BINS_PER_QUERY).astype(np.int64), 0, len(counts) - 1), minlength=len(counts))
+        bins = layer_counts.shape[1]
+        layer_counts[layer] = np.bincount(np.clip((sums * BINS_PER_QUERY).astype(np.int64), 0, bins - 1), minlength=bins)
+        above = above + np.stack([count_above(excess_of(in_unit(view.column_sums, unit))[None])[0] for unit in ("queries", "percent")])
+        norms.append(layer_norms(trace, layer, view.column_sums[:, 0], excess))
+        jumps.append(largest_jump(tracks.main[:, 0], found.moving[:, 0], layer))
+        flashes.append(strongest_flash(tracks.tracks, found.columns[:, 0], layer))
+        if "column_sums_masked" in trace.tensors:
+            splits.append(clearest_split(view.column_sums[:, 0], trace.column_sums_masked[:, layer], masked, lengths, layer))
         sinks, columns = sinks + len(found), columns + len(sums)
         sinks_percent += int(is_sink(view.column_sums, excess, "percent").sum())
         sink_tokens.update(_tally(found.token))
@@ -210,7 +264,7 @@ def digest(trace: Trace, excess: float = 3.0, label: str | None = None) -> Diges
         strength=np.stack(strength, axis=1),
         largest=np.stack(largest),
         mean=total / layers,
-        counts=counts,
+        counts=layer_counts.sum(axis=0),
         sinks=sinks,
         sinks_percent=sinks_percent,
         columns=columns,
@@ -219,7 +273,34 @@ def digest(trace: Trace, excess: float = 3.0, label: str | None = None) -> Diges
         kinds=dict(kinds),
         heads=tuple(heads),
         over_third=float(np.mean(over_third)),
+        layer_counts=layer_counts,
+        above=above,
+        norms={kind: np.stack([one[kind] for one in norms], axis=1) for kind in norms[0]},
+        jumps=tuple(one for one in jumps if one is not None),
+        splits=tuple(one for one in splits if one is not None),
+        flashes=tuple(one for one in flashes if one is not None),
     )
+
+
+def layer_norms(trace: Trace, layer: int, columns: Float[np.ndarray, "step head key"], excess: float) -> dict[str, np.ndarray]:
+    """Norms of one layer, [mean and standard deviation, sinks and others], over steps × heads × positions.
+
+    ``value`` and ``key`` are those of each head's key head, ``hidden`` what enters the layer, ``contribution`` is c_j · ‖v_j‖.
+    """
+    selected, present = is_sink(columns, excess), ~np.isnan(columns)
+    found = {}
+    for kind in ("value", "key", "hidden", "contribution"):
+        name = f"{'value' if kind == 'contribution' else kind}_norms"
+        if name not in trace.tensors:
+            continue
+        norms = getattr(trace, name)[:, layer]
+        norms = norms[:, None] if kind == "hidden" else np.repeat(norms, columns.shape[1] // norms.shape[1], axis=1)
+        norms = np.broadcast_to(norms, columns.shape)
+        values = norms * columns if kind == "contribution" else norms
+        groups = [values[selected], values[present & ~selected]]
+        moments = [[one.mean(dtype=np.float64), one.std(dtype=np.float64)] if one.size else [np.nan, np.nan] for one in groups]
+        found[kind] = np.array(moments).T
+    return found
 
 
 def titled(what: str, digests: Sequence[Digest]) -> str:

@@ -1,40 +1,78 @@
 """`draw_figures`: the papers' figures from your own traces, each as PNG, PDF and CSV."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-from sinkscope.errors import CallError, TraceError
+from sinkscope.errors import CallError, SinkscopeError, TraceError
+from sinkscope.report.decoding import decoding_order
+from sinkscope.report.depths import column_sums_by_layer
 from sinkscope.report.digest import Digest, digest
+from sinkscope.report.first_and_last import first_and_last_maps
 from sinkscope.report.histogram import column_sum_histogram
 from sinkscope.report.incoming import incoming_attention
+from sinkscope.report.jumps import sink_jump
 from sinkscope.report.labels import model_labels
+from sinkscope.report.maps import Maps
+from sinkscope.report.norms import sink_norms
 from sinkscope.report.plate import Plate, plate_style
 from sinkscope.report.positions import main_sink_positions
+from sinkscope.report.query_groups import query_groups
 from sinkscope.report.strengths import sink_strengths
+from sinkscope.report.thresholds import share_not_sinks
 from sinkscope.traces import Trace
 
-FIGURES: tuple[Callable[[Sequence[Digest]], Plate], ...] = (incoming_attention, column_sum_histogram, sink_strengths, main_sink_positions)
+FIGURES: dict[str, Callable[[Sequence[Digest]], Plate | str]] = {
+    "1": incoming_attention,
+    "2": decoding_order,
+    "3": column_sum_histogram,
+    "5": sink_strengths,
+    "7": main_sink_positions,
+    "9": column_sums_by_layer,
+    "10": share_not_sinks,
+    "norms": sink_norms,
+}
+"""Figures that a trace alone draws; a function that cannot says why."""
+
+MAP_FIGURES: dict[str, Callable[[Sequence[Digest], Maps], Plate | str]] = {"4": sink_jump, "6": query_groups, "8": first_and_last_maps}
+"""Figures that need attention maps, and so the model or maps that were stored."""
+
+ORDER = ("1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "norms")
 
 
-def draw_figures(traces: Sequence[Trace], out: Path, *, excess: float = 3.0, compare: bool = False) -> list[Path]:
-    """Draws paper 1's Figures 1, 3, 5 and 7.
+def draw_figures(
+    traces: Sequence[Trace],
+    out: Path,
+    *,
+    excess: float = 3.0,
+    compare: bool = False,
+    only: Collection[str] | None = None,
+    maps: Maps | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> list[Path]:
+    """Draws paper 1's Figures 1 to 10 and paper 2's figure of norms.
 
     Args:
         traces: one or more; without ``compare`` each gets its own figures, named after its model.
         out: a folder, made if need be.
         excess: ε of Eq. 3, in queries' worth.
         compare: one figure for all traces, panels side by side on a common scale.
+        only: names of figures, such as ``"3"`` or ``"norms"``; all when not given.
+        maps: gives single attention maps; without it Figures 4, 6 and 8 are not drawn.
+        say: gets one line for each figure that a trace cannot draw, with the reason.
 
     Returns:
         The files written: PNG, PDF and CSV of each figure, in order.
 
     Raises:
-        CallError: no traces, or a threshold that cannot hold.
+        CallError: no traces, an unknown figure, or a threshold that cannot hold.
         TraceError: a trace without a whole step, or a file that cannot be written.
     """
     if not traces:
         raise CallError("expected at least one trace to draw, found none")
+    wanted = [name for name in ORDER if only is None or name in only]
+    if unknown := [name for name in only or () if name not in ORDER]:
+        raise CallError(f"no figure {unknown[0]!r}; expected one of {', '.join(ORDER)}")
     out = make_folder(Path(out))
     digests = [digest(trace, excess, label) for trace, label in zip(traces, model_labels(list(traces)), strict=True)]
     groups = [digests] if compare else [[one] for one in digests]
@@ -42,9 +80,25 @@ def draw_figures(traces: Sequence[Trace], out: Path, *, excess: float = 3.0, com
     for group in groups:
         suffix = f"-{_file_name(group[0].label)}" if len(groups) > 1 else ""
         with plate_style(wide=len(group) > 1):
-            for draw in FIGURES:
-                paths += draw(group).save(out, suffix)
+            for name in wanted:
+                plate = _draw(name, group, maps)
+                if isinstance(plate, Plate):
+                    paths += plate.save(out, suffix)
+                elif maps is not None or name not in MAP_FIGURES or only is not None:
+                    say(f"not drawn for {', '.join(one.label for one in group)}: {plate}")
     return paths
+
+
+def _draw(name: str, group: Sequence[Digest], maps: Maps | None) -> Plate | str:
+    """A figure, or why there is none."""
+    if name in FIGURES:
+        return FIGURES[name](group)
+    if maps is None:
+        return f"Figure {name} needs attention maps; `sinkscope figures` recomputes them"
+    try:
+        return MAP_FIGURES[name](group, maps)
+    except SinkscopeError as error:  # the model may be gone; all other figures stand without it
+        return f"Figure {name}: {error}"
 
 
 def make_folder(folder: Path) -> Path:

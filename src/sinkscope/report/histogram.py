@@ -70,7 +70,7 @@ def _draw(axes: Any, one: Digest, counts: np.ndarray, edges: np.ndarray) -> None
         fontsize="small",
     )
     queries = ", running sum over queries" if one.causal else ""
-    axes.set_title(f"{plain(one.heading)}, S = {_lengths(one)}{queries}")
+    axes.set_title(f"{plain(one.heading)},\nS = {_lengths(one)}{queries}")
     axes.set_xlabel("column sum, queries' worth of attention")
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from sinkscope.errors import CallError
 from sinkscope.report.digest import Digest, digest
 from sinkscope.report.figures import make_folder
-from sinkscope.report.labels import model_labels, token_label
+from sinkscope.report.labels import model_label, model_labels, token_label
 from sinkscope.report.summary import summary_of
 from sinkscope.traces import Trace
 from sinkscope.traces.format import write_whole
@@ -152,7 +152,7 @@ def _provenance(trace: Trace, sampler_name: Any, sampler: dict[str, Any], comman
     settings = ", ".join(f"{key} {value}" for key, value in sampler.items() if key != "name")
     versions = ", ".join(f"{key} {value}" for key, value in (manifest.get("versions") or {}).items())
     rows = [
-        ("Model", str(card["name"])),
+        ("Model", model_label(trace)),
         ("Weights, sha256", card.get("weight_hash")),
         ("Parameters", f"{card['parameters']:,}" if card.get("parameters") else None),
         ("Computed in", " on ".join(str(manifest[key]) for key in ("dtype", "device") if manifest.get(key)) or None),

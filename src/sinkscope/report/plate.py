@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BLUE, VERMILLION, GREEN, INK = "#0072B2", "#D55E00", "#009E73", "#3a3a3a"
+ORANGE, PURPLE, SKY = "#E69F00", "#CC79A7", "#56B4E9"
 HEAT = "viridis"
 WIDE, WIDER = 7.2, 11.0
 

@@ -74,7 +74,14 @@ def _draw(axes: Any, one: Digest, series: Sequence[_Series], highest: int) -> No
     if one.prompt_length:
         axes.axhspan(0, one.prompt_length - 0.5, color="#f0f0f0", linewidth=0, zorder=0)
         axes.text(
-            0.01, one.prompt_length - 0.5, " prompt", transform=axes.get_yaxis_transform(), va="top", fontsize="x-small", color="#555555"
+            0.99,
+            one.prompt_length / 2,
+            "prompt",
+            transform=axes.get_yaxis_transform(),
+            ha="right",
+            va="center",
+            fontsize="small",
+            color="#555555",
         )
     axes.plot(
         one.written[:, 0],

@@ -10,17 +10,17 @@ vanished    none of these, and it ends before the last step
 lasting     none of these, and it is still a sink in the last step
 """
 
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from sinkscope.errors import CallError
+from sinkscope.sinks.drift import as_positions, slopes
 from sinkscope.sinks.finding import Sinks
-
-STATIC_SHARE = 0.95
-KINDS = ("static", "moved", "vanished", "reappeared", "one_step", "lasting")
+from sinkscope.sinks.runs import KINDS, find_runs
 
 
 @dataclass(frozen=True)
@@ -98,84 +98,64 @@ def main_sinks(
     return np.where(selected.any(axis=-1), strongest, -1)
 
 
-def track(sinks: Sinks) -> Tracks:
-    """Follows the sinks of a trace."""
-    steps = sinks.moving.shape[0]
-    found: list[Track] = []
-    for layer in range(sinks.moving.shape[1]):
-        for head in range(sinks.moving.shape[2]):
-            found += _head_tracks(sinks.moving[:, layer, head], layer, head, steps, len(found))
-    main = main_sinks(sinks.columns, sinks.moving)
+def track(sinks: Sinks, tolerance: int = 0) -> Tracks:
+    """Follows the sinks of a trace.
+
+    Args:
+        tolerance: a dip below the threshold of at most so many steps does not end a track. In a dip the position
+            counts as a sink, so it can also be the main sink there.
+
+    Raises:
+        CallError: a tolerance below 0.
+    """
+    check_tolerance(tolerance)
+    moving = close_dips(sinks.moving, tolerance) if tolerance else sinks.moving
+    steps, _, heads = moving.shape[:3]
+    step, layer, head, position = np.nonzero(moving)
+    runs = find_runs(step, layer * heads + head, position, steps)
+    found = []
+    columns = (runs.head, runs.position, runs.first, runs.last, runs.kind, runs.successor)
+    for row in zip(*(column.tolist() for column in columns), strict=True):
+        number, at, first, last, kind, successor = row
+        moved = successor >= 0
+        distance = int(runs.position[successor]) - at if moved else None
+        found.append(Track(number // heads, number % heads, at, first, last, KINDS[kind], successor if moved else None, distance))
+    main = main_sinks(sinks.columns, moving)
     return Tracks(tuple(found), tuple(head_movement(main)), main, sinks.source)
 
 
-def _head_tracks(selected: Bool[np.ndarray, "step key"], layer: int, head: int, steps: int, offset: int) -> list[Track]:
-    runs = sorted(_runs(selected), key=lambda run: (run[1], run[0]))
-    starts: dict[int, list[int]] = defaultdict(list)
-    for number, (_, first, _) in enumerate(runs):
-        starts[first].append(number)
-    again = defaultdict(list)
-    for position, first, _ in runs:
-        again[position].append(first)
-    tracks = []
-    for number, (position, first, last) in enumerate(runs):
-        static = last - first + 1 >= STATIC_SHARE * steps
-        successor = None if static or last == steps - 1 else _successor(runs, starts, number)
-        distance = None if successor is None else runs[successor][0] - position
-        if static:
-            kind = "static"
-        elif first == last:
-            kind = "one_step"
-        elif successor is not None:
-            kind = "moved"
-        elif any(start > last for start in again[position]):
-            kind = "reappeared"
-        else:
-            kind = "vanished" if last < steps - 1 else "lasting"
-        tracks.append(Track(layer, head, position, first, last, kind, None if successor is None else successor + offset, distance))
-    return tracks
+def check_tolerance(tolerance: int) -> None:
+    """Refuses a tolerance that is no number of steps.
+
+    Raises:
+        CallError: below 0.
+    """
+    if tolerance < 0:
+        raise CallError(f"tolerance: expected a number of steps from 0 upwards, found {tolerance}")
 
 
-def _runs(selected: Bool[np.ndarray, "step key"]) -> list[tuple[int, int, int]]:
-    """(position, first step, last step) of every maximal run."""
-    edges = np.diff(np.pad(selected.astype(np.int8), ((1, 1), (0, 0))), axis=0)
-    runs = []
-    for position in np.flatnonzero(selected.any(axis=0)).tolist():
-        first = np.flatnonzero(edges[:, position] == 1).tolist()
-        last = (np.flatnonzero(edges[:, position] == -1) - 1).tolist()
-        runs += [(position, a, b) for a, b in zip(first, last, strict=True)]
-    return runs
-
-
-def _successor(runs: list[tuple[int, int, int]], starts: dict[int, list[int]], number: int) -> int | None:
-    """The nearest track of another position that starts within one step of this one's end."""
-    position, first, last = runs[number]
-    near = [
-        other
-        for step in (last - 1, last, last + 1)
-        for other in starts.get(step, ())
-        if runs[other][0] != position and runs[other][1] > first and runs[other][2] > last
-    ]
-    return min(near, key=lambda other: (abs(runs[other][0] - position), other), default=None)
+def close_dips(selected: Bool[np.ndarray, "step *place"], tolerance: int) -> Bool[np.ndarray, "step *place"]:
+    """Fills gaps of at most ``tolerance`` steps between two steps of one place."""
+    steps = np.arange(len(selected)).reshape(-1, *[1] * (selected.ndim - 1))
+    before = np.maximum.accumulate(np.where(selected, steps, -len(selected) - tolerance - 2), axis=0)
+    after = np.minimum.accumulate(np.where(selected, steps, 2 * len(selected) + tolerance + 2)[::-1], axis=0)[::-1]
+    return selected | (after - before <= tolerance + 1)
 
 
 def head_movement(main: Int[np.ndarray, "step layer head"]) -> list[HeadMovement]:
     """Moves and drift of every head."""
+    moves, drift, with_sink = _movement(main)
+    return [
+        HeadMovement(layer, head, int(moves[layer, head]), None if np.isnan(drift[layer, head]) else float(drift[layer, head]), count)
+        for layer in range(main.shape[1])
+        for head, count in enumerate(with_sink[layer].tolist())
+    ]
+
+
+def _movement(main: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Moves, slope (NaN with fewer than two steps that have a sink) and steps with a sink, each [layer, head]."""
     moves = ((main[1:] != main[:-1]) & (main[1:] >= 0) & (main[:-1] >= 0)).sum(axis=0)
-    heads = []
-    for layer in range(main.shape[1]):
-        for head in range(main.shape[2]):
-            step = np.flatnonzero(main[:, layer, head] >= 0)
-            drift = _slope(step, main[step, layer, head])
-            heads.append(HeadMovement(layer, head, int(moves[layer, head]), drift, len(step)))
-    return heads
-
-
-def _slope(step: np.ndarray, position: np.ndarray) -> float | None:
-    if len(step) < 2:
-        return None
-    centred = step - step.mean()
-    return float((centred * (position - position.mean())).sum() / (centred**2).sum())
+    return moves, slopes(as_positions(main)), (main >= 0).sum(axis=0)
 
 
 @dataclass(frozen=True)
@@ -229,8 +209,8 @@ def movement_test(main: Int[np.ndarray, "step layer head"], shuffles: int = 200,
 
 
 def _summary(main: np.ndarray) -> tuple[float, float, int]:
-    heads = [(head.moves, head.drift_per_step) for head in head_movement(main) if head.drift_per_step is not None]
-    if not heads:
+    moves, drift, _ = _movement(main)
+    counted = ~np.isnan(drift)
+    if not counted.any():
         return 0.0, 0.0, 0
-    moves, drifts = zip(*heads, strict=True)
-    return float(np.mean(moves)), float(np.mean(drifts)), len(heads)
+    return float(moves[counted].mean()), float(drift[counted].mean()), int(counted.sum())

@@ -1,7 +1,22 @@
 """Traces: the folder a generation leaves behind, written part by part and read lazily."""
 
+from sinkscope.traces.exporting import export_trace, to_xarray
 from sinkscope.traces.format import FORMAT
 from sinkscope.traces.reading import Trace, TraceArray, open_trace, open_traces
+from sinkscope.traces.statistics_folder import is_statistics, read_statistics
 from sinkscope.traces.writing import TraceWriter, claim_folder, move_trace
 
-__all__ = ["FORMAT", "Trace", "TraceArray", "TraceWriter", "claim_folder", "move_trace", "open_trace", "open_traces"]
+__all__ = [
+    "FORMAT",
+    "Trace",
+    "TraceArray",
+    "TraceWriter",
+    "claim_folder",
+    "export_trace",
+    "is_statistics",
+    "move_trace",
+    "open_trace",
+    "open_traces",
+    "read_statistics",
+    "to_xarray",
+]

@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from sinkscope.axes import TRACE_AXES
 from sinkscope.errors import CallError, TraceError
 from sinkscope.traces.format import FORMAT, MANIFEST, PART_GLOB
+from sinkscope.traces.top import TOPPED, TopArray
 from sinkscope.traces.writing import widen
 
 _DTYPES = {"I32": np.dtype(np.int32), "U8": np.dtype(np.uint8), "F32": np.dtype(np.float32)}
@@ -121,9 +122,11 @@ class Trace:
         state = "" if self.complete else ", incomplete"
         return f"Trace({self.folder}, {self.steps} steps, {len(self.layers)} layers, {self.heads} heads{state})"
 
-    def __getattr__(self, name: str) -> TraceArray:
+    def __getattr__(self, name: str) -> Any:
         if name in TRACE_AXES:
             if name not in self.tensors:
+                if name in TOPPED and f"top_{name}" in self.tensors:
+                    return TopArray(name, self)
                 held = ", ".join(self.tensors) or "no whole step"
                 raise TraceError(f"{self.folder} holds no {name}; it holds {held}")
             return TraceArray(name, self.parts)
@@ -226,6 +229,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise TraceError(
             f"{folder}: a trace of format {version!r}; this sinkscope reads format {FORMAT}. Use the version that wrote it, or record again"
         )
+    if manifest.get("level") == "statistics":
+        raise TraceError(f"{folder} holds statistics, not a trace; `sinkscope sinks {folder}` shows them, `sinkscope trace` makes traces")
     missing = [key for key in _REQUIRED if key not in manifest]
     if missing:
         raise TraceError(f"{path}: expected {', '.join(missing)} in it, found none; the trace is damaged")

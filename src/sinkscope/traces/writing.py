@@ -14,7 +14,15 @@ from sinkscope.traces.format import FORMAT, MANIFEST, PART, PART_GLOB, checksum,
 STEPS_PER_PART = 16
 SECONDS_PER_PART = 2.0
 
-_FILL: dict[str, Any] = {"tokens": -1, "written": -1, "predicted": -1, "masked": 0, "lengths": 0}
+_FILL: dict[str, Any] = {
+    "tokens": -1,
+    "written": -1,
+    "predicted": -1,
+    "masked": 0,
+    "lengths": 0,
+    "top_column_sums_key": -1,
+    "top_last_query_key": -1,
+}
 
 
 def claim_folder(folder: Path) -> None:

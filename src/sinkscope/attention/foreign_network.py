@@ -1,0 +1,308 @@
+"""Watching a torch module that is none of transformers': every ``F.scaled_dot_product_attention`` it calls is seen.
+
+While the network's forward runs, a `TorchFunctionMode` sees the calls, and hooks say which module makes them. The mode
+is local to the thread and to the call; outside of it nothing is different.
+"""
+
+import inspect
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from sinkscope.attention.call import Call
+from sinkscope.attention.session import Session, current_session
+from sinkscope.attention.stack_input import StackInput, real_tokens
+from sinkscope.attention.stacks import Stack
+from sinkscope.attention.sweep import attend
+from sinkscope.attention.wiring import Wiring
+from sinkscope.errors import AttentionError, CallError
+
+stock_attention = functional.scaled_dot_product_attention
+
+
+@contextmanager
+def foreign(network: nn.Module, layers: Sequence[str] | None = None, *, causal: bool = False) -> Iterator[None]:
+    """Inside, a torch module that calls ``F.scaled_dot_product_attention`` can be recorded, hidden in and prepended to.
+
+    A layer is the innermost module that makes the call, named by its path; a second call of one module in one forward
+    is ``path:1``. A step is one forward call of the network. Its tokens are read from an integer argument
+    [batch, query], its padding (on the left) from the mask of its first layer.
+
+    Args:
+        network: the module whose forward is a step.
+        layers: paths of the modules whose attention is meant; others run as ever. All that call it when None.
+        causal: whether it writes from left to right, so that columns are running sums over the queries so far.
+
+    Raises:
+        CallError: no torch module, or a path it does not have.
+        AttentionError: somebody watches it already.
+    """
+    if not isinstance(network, nn.Module):
+        raise CallError(f"expected a torch module, found {type(network).__name__}")
+    paths = {path for path, _ in network.named_modules()}
+    if unknown := [path for path in layers or () if path not in paths]:
+        raise CallError(
+            f"layers: {type(network).__name__} has no module {', '.join(unknown)}; it has {', '.join(sorted(paths - {''})[:8])} …"
+        )
+    if current_session(network) is not None:
+        raise AttentionError(f"{type(network).__name__} is watched already; open foreign() before recording")
+    session = Session(network, ForeignWiring(network, None if layers is None else frozenset(layers), causal), kept=True)
+    session.open()
+    try:
+        yield
+    finally:
+        session.close()
+
+
+class ForeignWiring(Wiring):
+    """Wraps the network's forward and follows which of its modules run."""
+
+    def __init__(self, network: nn.Module, layers: frozenset[str] | None, causal: bool) -> None:
+        self.network, self.layers = network, layers
+        self.stacks = [Stack("", network, {}, {}, causal)]
+        self.parents = {path: network.get_submodule(path.rpartition(".")[0]) for path, _ in network.named_modules() if path}
+        self.running: list[tuple[str, nn.Module, Tensor | None]] = []  # outermost first, with what entered
+        self._wrapped: dict[str, Any] = {}
+        self._handles: list[Any] = []
+
+    def open(self, session: Session) -> None:
+        for path, module in self.network.named_modules():
+            self._handles.append(module.register_forward_pre_hook(_Enter(self, session, path), with_kwargs=True))
+            self._handles.append(module.register_forward_hook(_Leave(self), always_call=True))
+        self._wrap("forward", _Forward(self, session, self.network.forward))
+        if callable(getattr(self.network, "generate", None)):
+            self._wrap("generate", _one_generation(session, self.network.generate))  # type: ignore[arg-type]
+
+    def _wrap(self, name: str, ours: Callable[..., Any]) -> None:
+        self._wrapped[name] = vars(self.network).get(name)
+        setattr(self.network, name, ours)
+
+    def close(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        for name, before in self._wrapped.items():
+            delattr(self.network, name)
+            if before is not None:
+                setattr(self.network, name, before)
+        self._handles, self._wrapped, self.running = [], {}, []
+
+    def run_again(self, tokens: Tensor, real: Tensor) -> None:
+        raise AttentionError(
+            f"expected a transformers model for an extra forward call without hiding, found {type(self.network).__name__}, "
+            "whose arguments nobody knows; measure in the same sweep"
+        )
+
+    def layer(self) -> tuple[str, nn.Module] | None:
+        """The layer that is running: path and module."""
+        for path, module, _ in reversed(self.running):
+            if self.layers is None or path in self.layers:
+                return path, module
+        return None
+
+    def entering(self, module: nn.Module, batch: int, queries: int) -> Tensor | None:
+        """What entered the block that holds a layer: the innermost running entry of a `ModuleList`, or of a `Sequential`."""
+        for kind in (nn.ModuleList, nn.Sequential):
+            for path, _, hidden in reversed(self.running):
+                if path and isinstance(self.parents[path], kind) and hidden is not None:
+                    hidden = hidden.transpose(0, 1) if getattr(module, "batch_first", True) is False else hidden
+                    return hidden if hidden.shape[:2] == (batch, queries) else None
+        return None
+
+
+class _Enter:
+    def __init__(self, wiring: ForeignWiring, session: Session, path: str) -> None:
+        self.wiring, self.session, self.path = wiring, session, path
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        if self.path == "":
+            self.wiring.running.clear()  # what an interrupt has left behind
+        elif not self.wiring.running and self.session.subscribers and torch._C._current_graph_task_id() != -1:
+            raise AttentionError(f"gradient checkpointing runs {self.path} once more, unseen; turn it off while something watches or hides")
+        hidden = next(
+            (one for one in (*args, *kwargs.values()) if isinstance(one, Tensor) and one.ndim == 3 and one.is_floating_point()), None
+        )
+        self.wiring.running.append((self.path, module, hidden))
+
+
+class _Leave:
+    def __init__(self, wiring: ForeignWiring) -> None:
+        self.wiring = wiring
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self.wiring.running:
+            self.wiring.running.pop()
+
+
+def _one_generation(session: Session, generate: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        with session.foreign_generation():
+            return generate(*args, **kwargs)
+
+    return wrapped
+
+
+class _Forward:
+    """The network's forward as one step."""
+
+    def __init__(self, wiring: ForeignWiring, session: Session, forward: Callable[..., Any]) -> None:
+        self.wiring, self.session, self.forward = wiring, session, forward
+        self.within = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.within or not self.session.subscribers:
+            return self.forward(*args, **kwargs)
+        step, failed, self.within = _Step(self.wiring, self.session, args, kwargs), True, True
+        try:
+            with _Mode(step):
+                output = self.forward(*args, **kwargs)
+            if step.call is None:
+                name = type(self.wiring.network).__name__
+                raise AttentionError(
+                    f"expected {name} to call F.scaled_dot_product_attention in its layers, found that it did not; it cannot be watched"
+                )
+            failed = False
+        finally:
+            self.within = False
+            self.session.end_call(failed=failed)
+        return output
+
+
+class _Mode(TorchFunctionMode):
+    def __init__(self, step: "_Step") -> None:
+        super().__init__()
+        self.step = step
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        if func is stock_attention:
+            return self.step.attention(*args, **kwargs)
+        if func is functional.multi_head_attention_forward:
+            return self.step.multi_head(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+class _Step:
+    """One forward call of a foreign network, read from the attention it asks for."""
+
+    def __init__(self, wiring: ForeignWiring, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.wiring, self.session = wiring, session
+        self.whole = [
+            one
+            for one in (*args, *kwargs.values())
+            if isinstance(one, Tensor) and one.ndim == 2 and one.dtype in (torch.int64, torch.int32)
+        ]
+        self.call: Call | None = None
+        self.shape = (0, 0)
+        self.names: dict[str, int] = {}
+
+    def attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        """What stands for ``F.scaled_dot_product_attention``."""
+        layer = self.wiring.layer()
+        if layer is None:
+            return stock_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        name = self._name(layer[0])
+        q, k, v, mask = _four_axes(name, query, key, value, attn_mask, enable_gqa)
+        if self.call is None:
+            self.call = self.session.begin_read_call(self.wiring.stacks[0], self._read(name, q, k, mask))
+        if (q.shape[2], k.shape[2]) != self.shape:
+            raise AttentionError(
+                f"expected {name} to have {self.shape[0]} queries on {self.shape[1]} keys as the layers before it, found {q.shape[2]} on "
+                f"{k.shape[2]}; choose the layers that belong together: foreign(network, layers=[…]), or watch encoder and decoder apart"
+            )
+        hidden_states = self.wiring.entering(layer[1], q.shape[0], q.shape[2])
+        if hidden_states is None:
+            self.session.notes.hidden_states.pop(layer[1], None)
+        else:
+            self.session.notes.hidden_states[layer[1]] = hidden_states
+        record = self.call.named_layer(layer[1], name, len(self.names) - 1, q, k, v)
+        assert record.membership is not None
+        sweep = partial(attend, q, k, groups=record.membership, scale=scale, mask=mask, causal=is_causal)
+        answers = self.call.answers(record, sweep)
+        if not answers.in_force:
+            return stock_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        if dropout_p:
+            raise AttentionError(
+                f"expected no attention dropout while watching or hiding, found {dropout_p} in {name}; call network.eval()"
+            )
+        output, columns = sweep(v, hidden=answers.hidden or None, prefix=answers.prefix)
+        self.call.show(record, columns)
+        return output[:, 0] if query.ndim == 3 else output
+
+    def multi_head(self, *args: Any, **kwargs: Any) -> Any:
+        """``nn.MultiheadAttention``, which torch shows as one function: its own code, with `attention` for the attention inside."""
+        stock = functional.multi_head_attention_forward
+        given = inspect.signature(stock).bind(*args, **kwargs)
+        given.apply_defaults()
+        if self.wiring.layer() is None:
+            return stock(*args, **kwargs)
+        if given.arguments["need_weights"]:
+            path = (self.wiring.layer() or ("",))[0]
+            raise AttentionError(
+                f"{path}: nn.MultiheadAttention with need_weights=True computes its attention itself; pass need_weights=False"
+            )
+        names = {**stock.__globals__, "has_torch_function": lambda _: False, "scaled_dot_product_attention": self.attention}
+        ours = types.FunctionType(stock.__code__, names, stock.__name__, stock.__defaults__, stock.__closure__)
+        return ours(*args, **kwargs)
+
+    def _name(self, path: str) -> str:
+        base, again = path or "attention", 0
+        while (name := base if not again else f"{base}:{again}") in self.names:
+            again += 1
+        self.names[name] = len(self.names)
+        return name
+
+    def _read(self, name: str, query: Tensor, key: Tensor, mask: Tensor | None) -> StackInput:
+        """The step as its first layer shows it."""
+        batch, queries, keys = query.shape[0], query.shape[2], key.shape[2]
+        if keys < queries:
+            raise AttentionError(f"expected {name}, the first layer, to look at all tokens so far, found {queries} queries on {keys} keys")
+        before, self.shape = self.session.last_step(), (queries, keys)
+        ids = next((one[:, -queries:] for one in self.whole if one.shape in ((batch, queries), (batch, keys))), None)
+        real = None
+        if queries == keys:
+            if before is not None and before.behind_cache and self.wiring.stacks[0].causal:
+                self.session.end_generation(failed=False)  # from here on another text
+            real = None if mask is None else real_tokens(mask).expand(batch, -1)
+        elif before is not None and before.real.shape == (batch, keys - queries):
+            real = functional.pad(before.real, (0, queries), value=True)
+        return StackInput(batch, queries, keys - queries, ids, real, None, query.device)
+
+
+def _four_axes(
+    name: str, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, grouped: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Queries, keys, values [batch, head, …, dim] and mask [batch, head, query, key], as `attend` has them."""
+    if query.is_nested or query.ndim not in (3, 4) or key.ndim != query.ndim or value.ndim != query.ndim:
+        found = "nested tensors" if query.is_nested else f"{query.ndim}, {key.ndim} and {value.ndim} axes"
+        raise AttentionError(
+            f"expected queries, keys and values of {name} as [batch, head, token, dim] or [batch, token, dim], found {found}"
+        )
+    if query.ndim == 3:
+        query, key, value = query[:, None], key[:, None], value[:, None]
+        mask = mask[:, None] if mask is not None and mask.ndim == 3 else mask
+    batch = max(query.shape[0], key.shape[0], value.shape[0])
+    query, key, value = (one.expand(batch, -1, -1, -1) for one in (query, key, value))
+    heads = query.shape[1]
+    if not grouped and key.shape[1] not in (1, heads):
+        raise AttentionError(f"expected as many key heads as query heads in {name}, found {key.shape[1]} and {heads}; pass enable_gqa=True")
+    if mask is not None:
+        mask = mask[(None,) * (4 - mask.ndim)]
+        mask = mask.expand(*mask.shape[:3], key.shape[2])
+    return query, key, value, mask

@@ -1,0 +1,95 @@
+"""The loop that LLaDA and MMaDA share: blocks from left to right, in each step the surest tokens of a block are committed."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sinkscope.decoding.canvas import Batch, Layout, Step, masked_canvas, publishing, row_generators
+from sinkscope.decoding.projection import hidden_states, project, with_unconditional
+from sinkscope.decoding.settings import BlockSettings
+from sinkscope.models import Model
+
+
+@dataclass(frozen=True)
+class BlockRule:
+    """Where the two differ.
+
+    Attributes:
+        precision: dtype in which the softmax of a confidence is taken; None is that of the logits.
+        never: tokens that are not predicted at all.
+        late: tokens that lose their confidence once the candidates are chosen.
+    """
+
+    precision: torch.dtype | None = None
+    never: tuple[int, ...] = ()
+    late: tuple[int, ...] = ()
+
+
+def quotas(masks: int, steps: int) -> list[int]:
+    """How many tokens each step of a block commits: evenly, the first steps one more."""
+    base, more = divmod(masks, steps)
+    return [base + (step < more) for step in range(steps)]
+
+
+@torch.no_grad()
+def block_steps(model: Model, batch: Batch, settings: BlockSettings, rule: BlockRule) -> Iterator[Step]:
+    """Writes ``settings.length`` tokens behind each prompt, one `Step` a forward call."""
+    mask_id = model.card.mask_id
+    assert mask_id is not None
+    canvas, layout = masked_canvas(batch, settings.length, mask_id)
+    rows, width = batch.tokens.shape
+    prompt = canvas != mask_id
+    sources = row_generators(settings.seed, rows, canvas.device)
+    blocks = settings.length // settings.block
+    steps = settings.steps // blocks
+    number = 0
+    with publishing(model, batch, settings) as publisher:
+        for block in range(blocks):
+            start, stop = width + block * settings.block, width + (block + 1) * settings.block
+            quota = [quotas(count, steps) for count in (canvas[:, start:stop] == mask_id).sum(-1).tolist()]
+            for step in range(steps):
+                candidates = canvas == mask_id
+                candidates[:, stop:] = False
+                inputs = with_unconditional(canvas, prompt, mask_id, settings.guidance)
+                publisher.before(inputs, inputs == mask_id, layout.lengths.repeat(len(inputs) // rows), range(rows))
+                logits = project(model, hidden_states(model, inputs, layout), candidates, layout, settings.guidance)
+                token, sure = _choose(logits, candidates, layout, settings, rule, sources)
+                predicted = torch.full_like(canvas, -1).masked_scatter_(candidates, token)
+                confidence = torch.full(canvas.shape, -torch.inf, dtype=sure.dtype, device=canvas.device).masked_scatter_(candidates, sure)
+                written = torch.full_like(canvas, -1)
+                for row, first in enumerate(layout.starts):
+                    chosen = first + torch.topk(confidence[row, first:], k=quota[row][step]).indices
+                    written[row, chosen] = predicted[row, chosen]
+                canvas = torch.where(written >= 0, written, canvas)
+                shown = confidence.float().masked_fill(~candidates, torch.nan)
+                publisher.after(written, predicted, shown)
+                yield Step(number, canvas, written, shown)
+                number += 1
+
+
+def _choose(
+    logits: Tensor, candidates: Tensor, layout: Layout, settings: BlockSettings, rule: BlockRule, sources: list[torch.Generator]
+) -> tuple[Tensor, Tensor]:
+    """The token each candidate position would take, and its confidence."""
+    logits[:, list(rule.never)] = -torch.inf
+    if settings.temperature > 0:
+        noise = _uniform(candidates, layout, sources, (logits.shape[-1],), torch.float64)
+        # Gumbel-max in float64 (arXiv 2409.02908), in the published form exp(logits) / (−log u)^T.
+        token = (logits.double().exp() / (-noise.log()) ** settings.temperature).argmax(-1)
+    else:
+        token = logits.argmax(-1)
+    if settings.remasking == "random":
+        return token, _uniform(candidates, layout, sources, (), torch.float32)
+    logits[:, list(rule.late)] = -torch.inf
+    return token, torch.softmax(logits, dim=-1, dtype=rule.precision).gather(-1, token[:, None]).squeeze(-1)
+
+
+def _uniform(candidates: Tensor, layout: Layout, sources: list[torch.Generator], shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Draws [candidate, …] in the published order: each row for its whole canvas, without its padding, in one call."""
+    drawn = []
+    for row, (first, source) in enumerate(zip(layout.starts, sources, strict=True)):
+        own = candidates[row, first:]
+        drawn.append(torch.rand(len(own), *shape, dtype=dtype, device=own.device, generator=source)[own])
+    return torch.cat(drawn)

@@ -1,0 +1,119 @@
+"""Dream's sampler as a generator of steps, over the whole canvas; token for token the published loop, and draw for draw.
+
+Each row draws, from its own seed, what the published loop draws for it alone under that seed. In a published batch all rows share
+one source and commit one common number of tokens; here a row does not depend on its neighbours. The quirks are described in
+docs/quirks.md.
+
+Quirk: int(masks · (1 − s/t)) rounds down, so with as many steps as tokens the first commits nothing and the last one two.
+Quirk: top_p and top_k change confidences, hence the order, also at temperature 0.
+Quirk: when the probabilities of a step do not add up to 1 within 1e-6, as in bf16, nothing is drawn and the arg-max is taken.
+Quirk: with a small alg_temp the softmax underflows at unsure masks; places outside them may then be drawn, and are masked.
+Quirk: a model may predict the mask token itself; it is committed and stays a mask.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.distributions import constraints
+
+from sinkscope.decoding.canvas import Batch, Step, masked_canvas, publishing, row_generators
+from sinkscope.decoding.projection import hidden_states, project
+from sinkscope.decoding.settings import DreamSettings
+from sinkscope.models import Model
+
+
+@torch.no_grad()
+def dream_steps(model: Model, batch: Batch, settings: DreamSettings) -> Iterator[Step]:
+    """Writes ``settings.length`` tokens behind each prompt, one `Step` a forward call; a step may commit nothing."""
+    mask_id = model.card.mask_id
+    assert mask_id is not None
+    canvas, layout = masked_canvas(batch, settings.length, mask_id)
+    sources = row_generators(settings.seed, len(canvas), canvas.device)
+    shares = commit_shares(settings.steps, settings.eps, canvas.device)
+    by_chance = settings.algorithm == "origin"
+    with publishing(model, batch, settings) as publisher:
+        for number, share in enumerate(shares):
+            masked = canvas == mask_id
+            counts = masked.sum(-1)
+            candidates = _by_chance(masked, counts.tolist(), share, sources) if by_chance else masked
+            publisher.before(canvas, masked, layout.lengths, range(len(canvas)))
+            logits = project(model, hidden_states(model, canvas, layout), candidates, layout)
+            token, sure = _choose(logits, candidates.sum(-1).tolist(), settings, sources)
+            predicted = torch.full_like(canvas, -1).masked_scatter_(candidates, token)
+            confidence = torch.full(canvas.shape, -torch.inf, dtype=sure.dtype, device=canvas.device).masked_scatter_(candidates, sure)
+            if by_chance:
+                written = predicted
+            else:
+                written = torch.full_like(canvas, -1)
+                commits = (counts.cpu().float() * share).int().tolist()
+                for row, first in enumerate(layout.starts):
+                    chosen = first + _places(confidence[row, first:], commits[row], settings, sources[row])
+                    written[row, chosen] = torch.where(candidates, predicted, mask_id)[row, chosen]
+            canvas = torch.where(written >= 0, written, canvas)
+            shown = confidence.float().masked_fill(~candidates, torch.nan)
+            publisher.after(written, predicted, shown)
+            yield Step(number, canvas, written, shown)
+
+
+def commit_shares(steps: int, eps: float, device: torch.device | str = "cpu") -> Tensor:
+    """Share of the masks each step commits, float32 [step] on the CPU: 1 − s/t over time steps from 1 to eps, all in the last."""
+    times = torch.linspace(1, eps, steps + 1, device=device).cpu()
+    shares = 1 - times[1:] / times[:-1]
+    shares[-1] = 1
+    return shares
+
+
+def _by_chance(masked: Tensor, counts: list[int], share: Tensor, sources: list[torch.Generator]) -> Tensor:
+    """The masks that a step of ``origin`` unmasks; ``counts`` of them in each row."""
+    drawn = [torch.rand(count, device=masked.device, generator=source) for count, source in zip(counts, sources, strict=True)]
+    return torch.zeros_like(masked).masked_scatter_(masked, torch.cat(drawn) < share.item())
+
+
+def _choose(logits: Tensor, counts: list[int], settings: DreamSettings, sources: list[torch.Generator]) -> tuple[Tensor, Tensor]:
+    """The token each candidate would take, and its confidence; ``counts`` candidates belong to each row."""
+    if settings.temperature > 0:
+        logits = logits / settings.temperature
+    probabilities = torch.softmax(_restrict(logits, settings), dim=-1)
+    sure, token = probabilities.max(dim=-1)
+    if settings.temperature > 0:
+        rows = zip(probabilities.split(counts), token.split(counts), sources, strict=True)
+        token = torch.cat([_draw(own, best, source) for own, best, source in rows])
+        sure = probabilities.gather(-1, token[:, None]).squeeze(-1)
+    if settings.algorithm == "topk_margin":
+        best = probabilities.topk(2, dim=-1).values
+        sure = best[:, 0] - best[:, 1]
+    elif settings.algorithm == "entropy":
+        sure = (probabilities * torch.log(probabilities + 1e-10)).sum(-1)
+    return token, sure
+
+
+def _draw(probabilities: Tensor, best: Tensor, source: torch.Generator) -> Tensor:
+    """One token for each candidate of a row, as `torch.distributions.Categorical` draws; where that refuses, ``best``."""
+    if not len(probabilities):
+        return best
+    shares = probabilities / probabilities.sum(-1, keepdim=True)
+    if not bool(constraints.simplex.check(shares).all()):
+        return best
+    return torch.multinomial(shares, 1, replacement=True, generator=source).squeeze(-1)
+
+
+def _restrict(logits: Tensor, settings: DreamSettings) -> Tensor:
+    """The least set of tokens whose probabilities exceed top_p, then the top_k of them; the others get the least finite number."""
+    least = torch.finfo(logits.dtype).min
+    if settings.top_p < 1:
+        ordered, order = logits.sort(dim=-1, descending=True)
+        beyond = (torch.softmax(ordered, dim=-1).cumsum(-1) > settings.top_p).roll(1, dims=-1)
+        beyond[:, 0] = False
+        logits = logits.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), least)
+    if settings.top_k > 0:
+        worst = logits.topk(min(settings.top_k, logits.shape[-1]), dim=-1).values[:, -1:]
+        logits = logits.masked_fill(logits < worst, least)
+    return logits
+
+
+def _places(confidence: Tensor, count: int, settings: DreamSettings, source: torch.Generator) -> Tensor:
+    """Which positions of one row are committed; ``confidence`` [position] is −∞ where there is no mask."""
+    if settings.alg_temp == 0 or count == 0:
+        return confidence.topk(count).indices
+    return torch.multinomial(torch.softmax(confidence / settings.alg_temp, dim=-1), count, generator=source)

@@ -1,0 +1,191 @@
+"""How likely a model finds a continuation: by Monte Carlo or by the chain rule for diffusion, exactly for autoregressive models.
+
+Monte Carlo (LLaDA, arXiv 2502.09992, eq. 14; published: get_log_likelihood.py): mask l of the L tokens of the continuation, l uniform
+from 1 to L, the places uniform; (L/l) Σ log p(masked token) is an unbiased estimate of a lower bound of the log-likelihood.
+The l of one group of samples are spread evenly from one random offset, as published; groups are independent.
+Chain rule (published: SMDM and Dream, nll_type ar_ftb): tokens are revealed one at a time from the left, Σ log p(next token).
+
+Quirk: the published l are rounded half to even, so that for most lengths some l are drawn too often, and the estimate is biased.
+Not kept: halves are rounded up. For lengths that are multiples of 16 the draws are the published ones.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from sinkscope.decoding.blocks import quotas
+from sinkscope.decoding.canvas import lay_out
+from sinkscope.decoding.projection import hidden_states, project, with_unconditional
+from sinkscope.errors import CallError
+from sinkscope.models import Model
+
+GROUP = 16  # samples whose numbers of masks are spread evenly (published: batch_size)
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """How likely a continuation is.
+
+    Attributes:
+        total: log-likelihood in nats, of the whole continuation.
+        standard_error: of ``total``; 0 where it is exact, NaN for a single Monte-Carlo sample.
+        samples: masked canvases that were averaged; 1 where it is exact.
+        tokens: of the continuation.
+        greedy: whether each token is the most likely one given those before it; None for Monte Carlo, which does not ask.
+        method: ``monte_carlo``, ``chain_rule``, or ``exact`` for autoregressive models.
+    """
+
+    total: float
+    standard_error: float
+    samples: int
+    tokens: int
+    greedy: bool | None
+    method: str
+
+
+@torch.no_grad()
+def log_likelihood(
+    model: Model,
+    context: Any,
+    continuation: Any,
+    *,
+    method: Literal["monte_carlo", "chain_rule"] = "monte_carlo",
+    samples: int = 128,
+    guidance: float = 0.0,
+    seed: int = 0,
+    batch: int = 16,
+) -> Likelihood:
+    """The log-likelihood of a continuation given its context.
+
+    Args:
+        context: text or 1-D token ids.
+        continuation: likewise. Two texts are encoded together and split, the spaces between them in the continuation.
+        method: for a diffusion model; an autoregressive one is summed exactly, whatever is asked.
+        samples: masked canvases of the Monte-Carlo estimate.
+        guidance: unsupervised classifier-free guidance (published: ``cfg_scale``); 0 is none.
+        seed: of the masks.
+        batch: canvases in one forward call; changes nothing else.
+
+    Raises:
+        CallError: an empty text, an argument that does not fit, or more tokens than the model was made for.
+    """
+    _check(model, method, samples, guidance, seed, batch)
+    prefix, target = _encode(model, context, continuation)
+    if len(prefix) + len(target) > model.card.max_positions:
+        raise CallError(
+            f"the canvas does not fit: a context of {len(prefix)} tokens and a continuation of {len(target)}, "
+            f"{model.card.name} was made for {model.card.max_positions}"
+        )
+    length = len(target)
+    if model.family.causal:
+        found, best = _causal(model, prefix, target)
+        return Likelihood(float(found.double().sum()), 0.0, 1, length, best, "exact")
+    if method == "chain_rule":
+        hidden = torch.ones(length, length, dtype=torch.bool).triu()
+        found, best = _score(model, prefix, target, hidden, torch.eye(length, dtype=torch.bool), guidance, batch)
+        return Likelihood(float(found.sum()), 0.0, 1, length, bool(best.diagonal().all()), method)
+    groups = quotas(samples, max(min(2, samples), -(-samples // GROUP)))
+    masks = mask_patterns(length, groups, seed)
+    distinct, which = torch.unique(masks, dim=0, return_inverse=True)
+    found, _ = _score(model, prefix, target, distinct, distinct, guidance, batch)
+    values = (found.sum(-1) * length / distinct.sum(-1))[which]
+    return Likelihood(float(values.mean()), _standard_error(values, groups, length), samples, length, None, method)
+
+
+def mask_patterns(length: int, groups: list[int], seed: int) -> Tensor:
+    """Which tokens are masked, bool [sample, token]: within a group the number of masks is spread evenly from a random offset."""
+    source = torch.Generator().manual_seed(seed)
+    patterns = []
+    for size in groups:
+        offset = int(torch.randint(1, length + 1, (), generator=source))
+        for number in range(size):
+            masks = (offset - 1 + (2 * number * length + size) // (2 * size)) % length + 1
+            patterns.append((torch.arange(length) < masks)[torch.randperm(length, generator=source)])
+    return torch.stack(patterns)
+
+
+def _standard_error(values: Tensor, groups: list[int], length: int) -> float:
+    """From the spread of the groups' sums, since samples of one group depend on each other."""
+    if length == 1:
+        return 0.0  # there is only one way to mask one token
+    if len(groups) < 2:
+        return float("nan")
+    sizes = torch.tensor(groups, dtype=torch.float64)
+    sums = torch.stack([group.sum() for group in values.split(groups)])
+    spread = ((sums - sizes * values.mean()) ** 2).sum() * len(groups) / (len(groups) - 1)
+    return float(spread.sqrt() / sizes.sum())
+
+
+def _score(
+    model: Model, prefix: list[int], target: list[int], hidden: Tensor, asked: Tensor, guidance: float, batch: int
+) -> tuple[Tensor, Tensor]:
+    """Log p of the asked tokens, float64 [canvas, token], 0 elsewhere; and whether each asked token is the most likely one.
+
+    ``hidden`` and ``asked``, bool [canvas, token], say which tokens of the continuation are masked and which are scored.
+    """
+    mask_id = model.card.mask_id
+    assert mask_id is not None
+    device = model.device
+    whole = torch.tensor([*prefix, *target], device=device)
+    before = len(prefix)
+    found = torch.zeros(hidden.shape, dtype=torch.float64)
+    best = torch.zeros(hidden.shape, dtype=torch.bool)
+    for begin in range(0, len(hidden), batch):
+        places = asked[begin : begin + batch].to(device)
+        canvas = whole.repeat(len(places), 1)
+        canvas[:, before:].masked_fill_(hidden[begin : begin + batch].to(device), mask_id)
+        layout = lay_out(torch.ones_like(canvas, dtype=torch.bool))
+        prompt = (torch.arange(len(whole), device=device) < before).expand_as(canvas)
+        chosen = torch.cat([torch.zeros_like(prompt[:, :before]), places], dim=1)
+        states = hidden_states(model, with_unconditional(canvas, prompt, mask_id, guidance), layout)
+        logits = project(model, states, chosen, layout, guidance).float()
+        tokens = whole.expand_as(canvas)[chosen]
+        scores = logits.log_softmax(-1).gather(-1, tokens[:, None]).squeeze(-1)
+        rows = slice(begin, begin + len(places))
+        found[rows].masked_scatter_(asked[rows], scores.double().cpu())
+        best[rows].masked_scatter_(asked[rows], (logits.argmax(-1) == tokens).cpu())
+    return found, best
+
+
+def _causal(model: Model, prefix: list[int], target: list[int]) -> tuple[Tensor, bool]:
+    """Log p of every token of the continuation [token], and whether all are the most likely ones."""
+    whole = torch.tensor([[*prefix, *target]], device=model.device)
+    hidden = hidden_states(model, whole, lay_out(torch.ones_like(whole, dtype=torch.bool)))
+    logits = model.network.lm_head(hidden[0, len(prefix) - 1 : -1]).float().to(whole.device)
+    tokens = whole[0, len(prefix) :]
+    return logits.log_softmax(-1).gather(-1, tokens[:, None]).squeeze(-1), bool((logits.argmax(-1) == tokens).all())
+
+
+def _encode(model: Model, context: Any, continuation: Any) -> tuple[list[int], list[int]]:
+    if len(continuation) == 0:
+        raise CallError("expected a continuation with at least one token, found an empty one")
+    if isinstance(context, str) and isinstance(continuation, str):
+        bare = context.rstrip()
+        prefix = model.encode(bare)
+        target = model.encode(bare + context[len(bare) :] + continuation)[len(prefix) :]
+    else:
+        prefix = model.encode(context)
+        ids = model.tokenizer(continuation, add_special_tokens=False).input_ids if isinstance(continuation, str) else continuation
+        try:
+            target = model.encode(ids)
+        except CallError as error:
+            raise CallError(f"continuation: {str(error).removeprefix('prompt: ')}") from error
+    if not target:
+        raise CallError(f"expected a continuation with at least one token, found {continuation!r}, which adds none to its context")
+    return prefix, target
+
+
+def _check(model: Model, method: str, samples: int, guidance: float, seed: int, batch: int) -> None:
+    if method not in ("monte_carlo", "chain_rule"):
+        raise CallError(f"method: expected monte_carlo or chain_rule, found {method!r}")
+    for name, value in (("samples", samples), ("batch", batch)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise CallError(f"{name}: expected a whole number from 1 upwards, found {value!r}")
+    if not 0 <= guidance < float("inf"):
+        raise CallError(f"guidance: expected a finite number from 0 upwards, found {guidance}")
+    if guidance > 0 and model.family.causal:
+        raise CallError(f"guidance: {model.card.name} is autoregressive and has no mask token to hide its context with; leave it at 0")
+    if not -(2**62) <= seed < 2**62:
+        raise CallError(f"seed: expected a number between −2^62 and 2^62, found {seed}")

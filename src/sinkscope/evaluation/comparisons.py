@@ -1,0 +1,136 @@
+"""Each result against its unhidden run and against its controls, as frozen rows that tables print."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sinkscope.evaluation.published import published_accuracy
+from sinkscope.evaluation.results import Result
+from sinkscope.evaluation.statistics import LEAST, Difference, against_controls, holm, paired_difference
+
+SEEDS = 3
+_RULE = re.compile(r"([a-z]+):(\d+)(?:@(.*))?")
+_CONTROLS = {"random", "mass", "persistent", "ranks", "class"}
+_SEEDED = {"random", "mass", "persistent", "class"}
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """Hiding sinks against hiding something else as often.
+
+    Attributes:
+        control: rule of the control, its seed left out.
+        seeds: how many runs of it were averaged.
+        difference: see `against_controls`.
+        adjusted: p-value after Holm, over all contrasts of the table.
+    """
+
+    control: str
+    seeds: int
+    difference: Difference
+    adjusted: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """A result and what it is compared with.
+
+    Attributes:
+        result: the run.
+        published: what paper 1 reports, accuracy and standard error; None where it has nothing to match.
+        change: accuracy minus that of the unhidden run of the same weights, settings and problems; None without one.
+        adjusted: p-value of the change after Holm, over all models, tasks and rules of the table.
+        contrasts: for a rule that hides the top sinks: each kind of control with the same K.
+    """
+
+    result: Result
+    published: tuple[float, float] | None
+    change: Difference | None
+    adjusted: float | None
+    contrasts: tuple[Contrast, ...]
+
+
+def compare(results: Sequence[Result]) -> list[Row]:
+    """Rows in the order of the results; runs are paired over the problems that both have, from the first."""
+    changes = [_change(result, results) for result in results]
+    contrasts = [_contrasts(result, results) for result in results]
+    adjusted = iter(holm([change.p_value for change in changes if change is not None]))
+    against = iter(holm([one.p_value for found in contrasts for _, _, one in found]))
+    rows = []
+    for result, change, found in zip(results, changes, contrasts, strict=True):
+        rows.append(
+            Row(
+                result,
+                published_accuracy(result.model, result.task, result.hide),
+                change,
+                None if change is None else next(adjusted),
+                tuple(Contrast(control, seeds, one, next(against)) for control, seeds, one in found),
+            )
+        )
+    return rows
+
+
+def _change(result: Result, results: Sequence[Result]) -> Difference | None:
+    if result.hide == "none":
+        return None
+    base = max((one for one in results if one.hide == "none" and _comparable(one, result)), key=lambda one: one.n, default=None)
+    return None if base is None else paired_difference(*_common([_outcomes(result), _outcomes(base)]))
+
+
+def _contrasts(result: Result, results: Sequence[Result]) -> list[tuple[str, int, Difference]]:
+    """(control, seeds, difference); where controls have other options than the sinks' rule, those with the same are taken alone."""
+    rule = _RULE.fullmatch(result.hide)
+    if rule is None or rule[1] != "top":
+        return []
+    kinds: dict[str, dict[str, list[Result]]] = {}
+    for one in results:
+        other = _RULE.fullmatch(one.hide)
+        if other is not None and other[1] in _CONTROLS and other[2] == rule[2] and _comparable(one, result):
+            kinds.setdefault(other[1], {}).setdefault(_options(other[3]), []).append(one)
+    found = []
+    for kind, by_options in kinds.items():
+        own = {options: runs for options, runs in by_options.items() if options == _options(rule[3])} or by_options
+        for options, runs in own.items():
+            sink, *controls = _common([_outcomes(result), *map(_outcomes, runs)])
+            found.append((f"{kind}:{rule[2]}" + (f"@{options}" if options else ""), len(runs), against_controls(sink, controls)))
+    return found
+
+
+def _options(text: str | None) -> str:
+    """A rule's options in one order, its seed left out."""
+    return ",".join(sorted(option for option in (text or "").split(",") if option and not option.startswith("seed=")))
+
+
+def _comparable(one: Result, other: Result) -> bool:
+    keys = ("model", "task", "weight_hash", "settings")
+    return all(getattr(one, key) == getattr(other, key) for key in keys) and bool(one.outcomes and other.outcomes)
+
+
+def _outcomes(result: Result) -> list[int]:
+    return [int(outcome) for outcome in result.outcomes]
+
+
+def _common(outcomes: Sequence[list[int]]) -> list[list[int]]:
+    shortest = min(map(len, outcomes))
+    return [one[:shortest] for one in outcomes]
+
+
+def remarks(rows: Sequence[Row]) -> list[str]:
+    """What a reader must know about these rows: too few problems, too few seeds, nothing to compare with."""
+    said = []
+    for row in rows:
+        result, change = row.result, row.change
+        where = f"{result.model}, {result.task}, {result.hide}"
+        if change is not None and change.too_small:
+            reach = 50 * (change.high - change.low)
+            unseen = f"a loss of 2 points could go unseen in {change.n}"
+            why = f"the interval is ±{reach:.1f} points" if change.n >= LEAST else unseen
+            said.append(f"{where}: n is too small for a verdict ({why}); about {change.needed} problems are needed")
+        elif result.hide != "none" and change is None:
+            said.append(f"{where}: no unhidden run of the same weights and settings to compare with")
+        for contrast in row.contrasts:
+            if contrast.seeds < SEEDS and contrast.control.partition(":")[0] in _SEEDED:
+                said.append(f"{where}: {contrast.seeds} of at least {SEEDS} seeds of {contrast.control}")
+        if result.hide.startswith("top:") and not row.contrasts:
+            said.append(f"{where}: no control; hiding any keys may hurt as much")
+    return said

@@ -1,0 +1,175 @@
+"""GSM8K as lm-evaluation-harness asks and scores it: tasks ``gsm8k`` (version 3) and ``gsm8k_cot`` (version 3).
+
+Shots of ``gsm8k`` are drawn from the training rows as lm-eval draws them in one process with its default seed, one
+draw a problem in order; so a prompt depends on the number of the problem and not on how many processes there are.
+The eight worked examples of ``gsm8k_cot`` (Wei et al. 2022) are read from the installed lm-eval.
+"""
+
+import functools
+import random
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sinkscope.errors import CallError
+from sinkscope.evaluation.task_data import Row, Source, hash_rows
+from sinkscope.evaluation.tasks import Message, Score, Task
+
+HUB = ("openai/gsm8k", "main")
+FEWSHOT_SEED = 1234  # lm-eval's default --seed for shots
+FILES = {"test": ("test.jsonl", "gsm8k.jsonl"), "train": ("train.jsonl",)}
+IGNORED = (",", r"\$", r"(?s).*#### ", r"\.$")
+NUMBER = re.compile(r"(-?[$0-9.,]{2,})|(-?[0-9]+)")
+HASHES = re.compile(r"#### (\-?[0-9\.\,]+)")
+THE_ANSWER_IS = re.compile(r"The answer is (\-?[0-9\.\,]+).")
+INVALID = "[invalid]"
+HEADLINE = "flexible-extract"
+
+
+def gsm8k(data: Path | None = None) -> Task:
+    """Five shots by default; strict-match reads the number after ``####``.
+
+    Args:
+        data: a file of test rows with ``train.jsonl`` beside it, or a folder with both; the hub when None.
+
+    Raises:
+        CallError, EvaluationError: see `Source.rows`; training rows are only read when shots are asked for.
+    """
+    source = Source("gsm8k", data, HUB, ("question", "answer"), FILES)
+    test = functools.cache(lambda: _with_answers(source, "test"))
+    train = functools.cache(lambda: _with_answers(source, "train"))
+
+    @functools.cache
+    def draws(shots: int) -> tuple[tuple[int, ...], ...]:
+        if shots > len(train()):
+            raise CallError(f"shots: expected at most {len(train())}, the training rows of gsm8k, found {shots}")
+        rng = random.Random(FEWSHOT_SEED)
+        return tuple(tuple(rng.sample(range(len(train())), shots)) for _ in test())
+
+    def shown(index: int, shots: int) -> list[_Turn]:
+        rows = [train()[number] for number in draws(shots)[index]] if shots else []
+        return [_Turn(f"Question: {row['question']}\nAnswer:", row["answer"]) for row in rows]
+
+    def question(row: Row) -> str:
+        return f"Question: {row['question']}\nAnswer:"
+
+    def fingerprint(shots: int) -> str:
+        return hash_rows(test(), train() if shots else ())
+
+    return _task("gsm8k", 5, ("Question:", "</s>", "<|im_end|>"), test, question, shown, fingerprint, HASHES)
+
+
+def gsm8k_cot(data: Path | None = None) -> Task:
+    """Eight fixed shots by default, the first ones when fewer are asked for; strict-match reads "The answer is …".
+
+    Args:
+        data: as for `gsm8k`; training rows are not needed.
+
+    Raises:
+        CallError, EvaluationError: see `Source.rows`; more than eight shots; shots without lm-eval.
+    """
+    source = Source("gsm8k", data, HUB, ("question", "answer"), FILES)
+    test = functools.cache(lambda: _with_answers(source, "test"))
+
+    def shown(index: int, shots: int) -> list[_Turn]:
+        return list(worked_examples(shots)) if shots else []
+
+    def question(row: Row) -> str:
+        return f"Q: {row['question']}\nA:"
+
+    return _task("gsm8k_cot", 8, ("Q:", "</s>", "<|im_end|>"), test, question, shown, lambda shots: hash_rows(test()), THE_ANSWER_IS)
+
+
+@dataclass(frozen=True)
+class _Turn:
+    question: str
+    answer: str
+
+
+def _with_answers(source: Source, split: str) -> tuple[Row, ...]:
+    rows = source.rows(split)
+    for number, row in enumerate(rows, 1):
+        if "####" not in row["answer"]:
+            where = source.hub[0] if source.path is None else f"--data gsm8k={source.path}"
+            raise CallError(f"{where}, {split} row {number}: expected an answer that ends in '#### NUMBER', found {row['answer'][-60:]!r}")
+    return rows
+
+
+@functools.cache
+def worked_examples(shots: int) -> tuple[_Turn, ...]:
+    """The first worked examples of lm-eval's ``gsm8k_cot``."""
+    from importlib.util import find_spec
+
+    found = find_spec("lm_eval")
+    if found is None or found.origin is None:
+        message = (
+            "the worked examples of gsm8k_cot are read from lm-eval, which is not installed: pip install 'sinkscope[eval]', or --shots 0"
+        )
+        raise CallError(message)
+    import yaml
+
+    config = yaml.safe_load((Path(found.origin).parent / "tasks" / "gsm8k" / "gsm8k-cot.yaml").read_text(encoding="utf-8"))
+    samples = config["fewshot_config"]["samples"]
+    if shots > len(samples):
+        raise CallError(f"shots: gsm8k_cot has {len(samples)} worked examples, found {shots}")
+    return tuple(_Turn(f"Q: {sample['question']}\nA:", sample["target"]) for sample in samples[:shots])
+
+
+def _task(
+    name: str,
+    shots: int,
+    stops: tuple[str, ...],
+    test: Callable[[], Sequence[Row]],
+    question: Callable[[Row], str],
+    shown: Callable[[int, int], list[_Turn]],
+    fingerprint: Callable[[int], str],
+    strict: re.Pattern[str],
+) -> Task:
+    def prompt(row: Row, index: int, count: int) -> str:
+        return "".join(f"{turn.question} {turn.answer}\n\n" for turn in shown(index, count)) + question(row)
+
+    def messages(row: Row, index: int, count: int) -> list[Message]:
+        turns = [(turn.question, turn.answer) for turn in shown(index, count)]
+        talk = [{"role": role, "content": text} for turn in turns for role, text in zip(("user", "assistant"), turn, strict=True)]
+        return [*talk, {"role": "user", "content": question(row)}]
+
+    return Task(
+        name,
+        shots,
+        runs_programs=False,
+        problems=test,
+        prompt=prompt,
+        gold=lambda row: row["answer"],
+        score=lambda row, text: score_answer(row["answer"], text, strict),
+        messages=messages,
+        stops=stops,
+        fingerprint=fingerprint,
+    )
+
+
+def score_answer(gold: str, text: str, strict: re.Pattern[str] = HASHES) -> Score:
+    """Both of lm-eval's measures for one answer; ``correct`` is flexible-extract, the last number of the answer."""
+    read = {"strict-match": _extract(strict, text, first=True), HEADLINE: _extract(NUMBER, text, first=False)}
+    measures = {name: _normal(found) == _normal(gold) for name, found in read.items()}
+    found = None if read[HEADLINE] == INVALID else read[HEADLINE]
+    reason = "no number" if found is None else f"{found}, expected {_normal(gold)}"
+    return Score(measures[HEADLINE], found, reason, measures=measures)
+
+
+def _extract(pattern: re.Pattern[str], text: str, *, first: bool) -> str:
+    """lm-eval's regex filter: the first or the last match, its first group that is not empty."""
+    matches = pattern.findall(text)
+    if not matches:
+        return INVALID
+    match = matches[0 if first else -1]
+    if isinstance(match, tuple):
+        match = next((group for group in match if group), INVALID)
+    return match.strip()
+
+
+def _normal(text: str) -> str:
+    """What lm-eval's exact match compares."""
+    for pattern in IGNORED:
+        text = re.sub(pattern, "", text)
+    return text.lower()

@@ -1,0 +1,251 @@
+"""sinkscope's models in lm-evaluation-harness, as its model ``sinkscope``, with lm-eval's own options:
+
+    python -m sinkscope.evaluation.lm_eval --model sinkscope \
+        --model_args pretrained=GSAI-ML/LLaDA-8B-Instruct,length=256,block=32,hide=top:1 --tasks gsm8k --apply_chat_template
+
+Under torchrun every process is given all requests and does its share of the batches, which are fixed by the order of
+the requests; answers are then exchanged. So prompts and batches do not depend on the number of processes. lm-eval
+0.4.13 does not read the entry point we declare, which is why this module is run in its place. It also brings the tasks
+``sinkscope_humaneval`` and ``sinkscope_humaneval_instruct``, with pass@k in our sandbox.
+"""
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import TemplateLM
+from lm_eval.api.registry import register_model
+
+from sinkscope.decoding import Settings, generate, resolve_settings
+from sinkscope.errors import CallError, SinkscopeError
+from sinkscope.evaluation.answers import answer_until
+from sinkscope.evaluation.hiding import find_rules, hiding
+from sinkscope.evaluation.plans import chat_text
+from sinkscope.evaluation.work_folder import share_of_process
+from sinkscope.models import Model, load
+
+LENGTH = 256
+LENGTH_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+TASKS = Path(__file__).parent / "lm_eval_tasks"
+METHODS = ("monte_carlo", "chain_rule")
+_log = logging.getLogger(__name__)
+
+
+@register_model("sinkscope")
+class SinkscopeLM(TemplateLM):
+    """A model of sinkscope's, with keys hidden or not, for lm-eval.
+
+    Args:
+        pretrained: a bundled name, a folder, a hub id, or a loaded `Model`.
+        hide: a rule; commas between its options are written as semicolons, since lm-eval splits arguments at commas.
+        device, dtype: for `load`; with torchrun, ``cuda`` is each process's own.
+        batch_size: prompts, or masked canvases, side by side.
+        max_batch_size: of lm-eval's automatic batches, which there are none of; not used.
+        method: of likelihoods of diffusion models: ``monte_carlo`` or ``chain_rule``.
+        samples: of Monte Carlo.
+        likelihood_guidance: of likelihoods; ``guidance`` is the sampler's.
+        settings: of the family's sampler; they override a task's own, ``length`` its ``max_gen_toks``.
+
+    Raises:
+        CallError: arguments that do not fit.
+    """
+
+    def __init__(
+        self,
+        pretrained: str | Model,
+        *,
+        hide: str = "none",
+        device: str | None = None,
+        dtype: str | None = None,
+        batch_size: int | str = 1,
+        max_batch_size: int | None = None,
+        method: str = "monte_carlo",
+        samples: int = 128,
+        likelihood_guidance: float = 0.0,
+        **settings: Any,
+    ) -> None:
+        super().__init__()
+        if not str(batch_size).isdigit() or int(batch_size) < 1:
+            raise CallError(f"batch_size: expected a whole number from 1 upwards, found {batch_size!r}")
+        if method not in METHODS:
+            raise CallError(f"method: expected {' or '.join(METHODS)}, found {method!r}")
+        self.share = share_of_process()
+        self.model = pretrained if isinstance(pretrained, Model) else load(pretrained, dtype=dtype, device=_own_device(device))
+        self.tokenizer = self.model.tokenizer
+        self.hide = hide.replace(";", ",")
+        self.rule = find_rules([self.hide])[self.hide]
+        self.batch = int(batch_size)
+        self.likelihood = {"method": method, "samples": samples, "guidance": likelihood_guidance, "seed": int(settings.get("seed", 0))}
+        self.settings = settings
+        resolve_settings(self.model.family, **settings)
+        self._device = self.model.device
+        self._removed: list[float] = []
+
+    @property
+    def eot_token_id(self) -> int:
+        """The token that ends a text; lm-eval also puts it in front of a text without context."""
+        if self.model.card.eos_id is None:
+            raise CallError(f"{self.model.card.name} has no EOS token; texts without context cannot be scored")
+        return self.model.card.eos_id
+
+    @property
+    def tokenizer_name(self) -> str:
+        return self.model.card.name.replace("/", "__")
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        return chat_text(self.model, chat_history)
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
+        bos = self.tokenizer.bos_token
+        if add_special_tokens is None:
+            add_special_tokens = not (bos and string.startswith(bos))
+        return list(self.tokenizer(string, add_special_tokens=add_special_tokens).input_ids)
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        arguments: list[Any] = [request.args for request in requests]
+        groups: dict[str, list[int]] = {}
+        for index, (_, asked) in enumerate(arguments):
+            groups.setdefault(json.dumps(asked, sort_keys=True, default=str), []).append(index)
+        batches = [indices[at : at + self.batch] for indices in groups.values() for at in range(0, len(indices), self.batch)]
+
+        def write(indices: Sequence[int]) -> list[str]:
+            settings, stops = self._settings(arguments[indices[0]][1])
+            settings = replace(settings, seed=settings.seed + indices[0])
+            prompts = [self.model.encode(self.tok_encode(arguments[index][0])) for index in indices]
+            with hiding(self.rule, self.model) as effect:
+                generations = generate(self.model, prompts, **asdict(settings))
+                self._note(effect(row) for row in range(len(prompts)))
+            return [answer_until(self.model, one.tokens[one.prompt_length :], stops) for one in generations]
+
+        answers = self._spread(batches, write, "generate_until", disable_tqdm)
+        for request, answer in zip(requests, answers, strict=True):
+            self.cache_hook.add_partial("generate_until", request.args, answer)
+        return answers
+
+    def _settings(self, asked: dict[str, Any]) -> tuple[Settings, list[str]]:
+        """A task's generation arguments in our words, and its stop strings."""
+        asked = dict(asked)
+        until = asked.pop("until", [])
+        lengths = [asked.pop(name, None) for name in LENGTH_NAMES]
+        sampling = asked.pop("do_sample", None)
+        temperature = float(asked.pop("temperature", 0.0)) if sampling is not False else 0.0 * float(asked.pop("temperature", 0.0))
+        length = next((int(found) for found in lengths if found is not None), LENGTH)
+        settings = resolve_settings(self.model.family, **{"length": length, "temperature": temperature, **asked, **self.settings})
+        return settings, [until] if isinstance(until, str) else list(until)
+
+    def _loglikelihood_tokens(self, requests: list[Any], disable_tqdm: bool = False, **kwargs: Any) -> list[tuple[float, bool]]:
+        self._refuse_previous()
+        found = self._spread(
+            [[index] for index in range(len(requests))], lambda one: [self._score(*requests[one[0]][1:])], "likelihood", disable_tqdm
+        )
+        for request, (total, greedy) in zip(requests, found, strict=True):
+            self.cache_hook.add_partial("loglikelihood", request[0], (total, greedy))
+        return found
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+        self._refuse_previous()
+        texts = [self.tok_encode(request.args[0], add_special_tokens=False) for request in requests]
+        batches = [[index] for index in range(len(texts))]
+        found = self._spread(batches, lambda one: [self._score([self.eot_token_id], texts[one[0]])[0]], "likelihood", disable_tqdm)
+        for request, total in zip(requests, found, strict=True):
+            self.cache_hook.add_partial("loglikelihood_rolling", request.args, total)
+        return found
+
+    def _score(self, context: list[int], continuation: list[int]) -> tuple[float, bool]:
+        from sinkscope.decoding.likelihood import log_likelihood
+
+        with hiding(self.rule, self.model) as effect:
+            found = log_likelihood(self.model, context, continuation, **self.likelihood, batch=self.batch)
+            self._note([effect(None)])
+        if found.greedy is None and not self._said_greedy:
+            self._said_greedy = True
+            _log.warning("Monte Carlo does not say whether a text is the greedy one; measures of that need method=chain_rule")
+        return found.total, bool(found.greedy)
+
+    _said_greedy = False
+
+    def _refuse_previous(self) -> None:
+        """One forward call a text has no step before it.
+
+        Raises:
+            CallError: the rule observes the step before.
+        """
+        if self.rule.waits:
+            raise CallError(
+                f"hide: {self.hide} decides by the step before, and a likelihood has one step a text; "
+                f"expected observe=current, as in {self.hide.partition('@')[0]}@current"
+            )
+
+    def _note(self, effects: Any) -> None:
+        self._removed += [effect["removed_share"] for effect in effects if effect is not None]
+
+    def _spread(self, batches: list[list[int]], work: Callable[[Sequence[int]], list[Any]], name: str, quiet: bool) -> list[Any]:
+        """Results by request; each process does every ``count``-th batch, and all get all results.
+
+        Raises:
+            SinkscopeError: a batch failed, here or in another process.
+        """
+        from tqdm import tqdm
+
+        found: dict[int, Any] = {}
+        failed: Exception | None = None
+        mine = batches[self.share.index :: self.share.count]
+        try:
+            for indices in tqdm(mine, desc=name, unit="batch", disable=True if quiet or self.share.index else None):
+                found.update(zip(indices, work(indices), strict=True))
+        except Exception as error:
+            failed = error
+        if self.share.count > 1:
+            for other, message in _exchanged((found, None if failed is None else str(failed)), self.share.count):
+                found.update(other)
+                if message is not None and failed is None:
+                    failed = SinkscopeError(f"another process failed: {message}")
+        if failed is not None:
+            raise failed
+        if self._removed and self.share.index == 0:
+            _log.warning("%s removed %.2f %% of all attention", self.hide, 100 * sum(self._removed) / len(self._removed))
+            self._removed.clear()
+        return [found[index] for index in sorted(found)]
+
+
+def _exchanged(mine: Any, count: int) -> Iterator[Any]:
+    """What every process has, in order of rank."""
+    if not torch.distributed.is_initialized():
+        torch.distributed.init_process_group("gloo")
+    every: list[Any] = [None] * count
+    torch.distributed.all_gather_object(every, mine)
+    yield from every
+
+
+def _own_device(device: str | None) -> str:
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    local = os.environ.get("LOCAL_RANK")
+    return f"cuda:{local}" if device == "cuda" and local is not None else device
+
+
+def main() -> None:
+    """lm-eval's command line with the model ``sinkscope`` known to it."""
+    from lm_eval.__main__ import cli_evaluate
+
+    if "--tasks" in sys.argv and "--include_path" not in sys.argv:
+        sys.argv += ["--include_path", str(TASKS)]
+    try:
+        cli_evaluate()
+    except SinkscopeError as error:
+        print(f"sinkscope: error: {error}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, CallError) else 1)
+    finally:
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

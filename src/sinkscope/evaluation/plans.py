@@ -1,0 +1,152 @@
+"""What an evaluation is going to ask: tasks, rules, settings and encoded prompts, all checked before the first is written."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sinkscope.decoding import SETTINGS, Settings, make_batch, resolve_settings
+from sinkscope.errors import CallError, ModelError
+from sinkscope.evaluation.hiding import Rule, check_count, find_rules
+from sinkscope.evaluation.protocols import AUTO, find_protocol
+from sinkscope.evaluation.tasks import PUBLISHED, Message, Task, find_task
+from sinkscope.models import Model
+
+LENGTH, BLOCK = 64, 16
+PUBLISHED_LENGTHS = {"gsm8k": 256, "gsm8k_cot": 256, "humaneval": 512, "humaneval_instruct": 512}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked for, as `evaluate` was called; see there."""
+
+    tasks: Sequence[str]
+    hide: Sequence[str] = ("none",)
+    limit: int | None = None
+    shots: int | None = None
+    chat: bool = False
+    protocol: str = AUTO
+    data: Mapping[str, Path] = dataclasses.field(default_factory=dict)
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    allow_code_execution: bool = False
+
+
+@dataclass(frozen=True)
+class TaskPlan:
+    """One task as it is asked.
+
+    Attributes:
+        task: which.
+        sampler: resolved settings.
+        shots: in each prompt.
+        chat: whether prompts went through the chat template.
+        protocol: the published settings that were used, and what of them was changed; None without any.
+        problems: all of them.
+        prompts: texts, as the model reads them.
+        encoded: token ids.
+    """
+
+    task: Task
+    sampler: Settings
+    shots: int
+    chat: bool
+    protocol: str | None
+    problems: Sequence[Any]
+    prompts: Sequence[str]
+    encoded: Sequence[list[int]]
+
+    def describe(self) -> dict[str, Any]:
+        """What decides the answers, kept beside them; a resumed run must agree in all of it."""
+        return {
+            "task": self.task.name,
+            "problems": len(self.problems),
+            "shots": self.shots,
+            "chat": self.chat,
+            "sampler": dataclasses.asdict(self.sampler),
+            "protocol": self.protocol,
+            "data": self.task.fingerprint(self.shots),
+        }
+
+
+def make_plans(model: Model, request: Request) -> tuple[list[TaskPlan], dict[str, Rule]]:
+    """Plans, one a task, and the rules by their text.
+
+    Raises:
+        CallError: an argument, a data file or a rule that does not fit the model or the tasks.
+        EvaluationError: data that cannot be had.
+        ModelError: a chat is asked for, but the tokenizer has no template.
+    """
+    for name, value, example in (("tasks", request.tasks, "names"), ("hide", request.hide, 'rules such as ["none"]')):
+        if not value or isinstance(value, str):
+            raise CallError(f"{name}: expected a list of {example}, found {value!r}")
+    if request.limit is not None and request.limit < 1:
+        raise CallError(f"limit: expected at least 1 problem, found {request.limit}")
+    rules = find_rules(request.hide)
+    tasks = [find_task(name, request.data) for name in dict.fromkeys(request.tasks)]
+    for task in tasks:
+        if task.runs_programs and not request.allow_code_execution:
+            raise CallError(
+                f"{task.name} runs programs that the model wrote; they run in a sandbox without network or your files, "
+                f"as far as the system allows. Pass allow_code_execution=True (--allow-code-execution) to do so"
+            )
+    plans = [_plan(model, task, request) for task in tasks]
+    for plan in plans:
+        make_batch(model, [max(plan.encoded, key=len)], [None], plan.sampler.length)
+        written = 1 if model.family.causal else plan.sampler.length
+        for text in rules:
+            check_count(text, [len(ids) + written for ids in plan.encoded])
+    return plans, rules
+
+
+def _plan(model: Model, task: Task, request: Request) -> TaskPlan:
+    protocol = find_protocol(model.family.name, model.card.name, task.name, request.protocol)
+    settings = dict(request.settings)
+    shots, chat, used = task.shots, request.chat, None
+    if protocol is None:
+        sampler = _resolve(model, task, settings)
+    else:
+        sampler = resolve_settings(model.family, **{**protocol.settings, **settings})
+        shots, chat = protocol.shots, protocol.chat or request.chat
+        changed = [f"{name} {value}" for name, value in settings.items() if protocol.settings.get(name) != value]
+        changed += [f"shots {request.shots}"] if request.shots not in (None, shots) else []
+        changed += ["chat"] if chat != protocol.chat else []
+        used = protocol.line() + (f"; changed: {', '.join(changed)}" if changed else "")
+    shots = shots if request.shots is None else request.shots
+    problems = task.problems()[: request.limit]
+    texts, encoded = _encode(model, task, problems, shots, chat)
+    return TaskPlan(task, sampler, shots, chat, used, problems, texts, encoded)
+
+
+def _resolve(model: Model, task: Task, settings: Mapping[str, Any]) -> Settings:
+    published = task.name in PUBLISHED
+    given = {"length": PUBLISHED_LENGTHS[task.name] if published else LENGTH, **settings}
+    names = {field.name for field in dataclasses.fields(SETTINGS[model.family.sampler])}
+    if "steps" in names and isinstance(given["length"], int):
+        given.setdefault("steps", given["length"])
+        if "block" in names:
+            given.setdefault("block", min(2 * BLOCK if published else BLOCK, given["length"]))
+    return resolve_settings(model.family, **given)
+
+
+def _encode(model: Model, task: Task, problems: Sequence[Any], shots: int, chat: bool) -> tuple[list[str], list[list[int]]]:
+    if not chat:
+        texts = [task.prompt(problem, index, shots) for index, problem in enumerate(problems)]
+        return texts, [model.encode(text) for text in texts]
+    if task.messages is None:
+        raise CallError(f"chat: {task.name} is asked as raw text only")
+    talks = [task.messages(problem, index, shots) for index, problem in enumerate(problems)]
+    texts = [chat_text(model, talk) for talk in talks]
+    return texts, [model.encode(model.tokenizer(text, add_special_tokens=False).input_ids) for text in texts]
+
+
+def chat_text(model: Model, talk: list[Message]) -> str:
+    """A conversation by the tokenizer's template: a last turn of the assistant is left open, else its turn is begun.
+
+    Raises:
+        ModelError: the tokenizer has no template.
+    """
+    if not getattr(model.tokenizer, "chat_template", None):
+        raise ModelError(f"{model.card.name}: its tokenizer has no chat template; evaluate it on raw text, with --protocol none")
+    begun = talk[-1]["role"] == "assistant"
+    return model.tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=not begun, continue_final_message=begun)

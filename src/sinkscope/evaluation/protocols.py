@@ -1,0 +1,122 @@
+"""Settings under which published models were evaluated, one frozen `Protocol` each, and which of them a model gets.
+
+A protocol applies to published tasks only, and to models it recognises by family and name. What its source does not say
+is said to be assumed. Flags of the call override it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sinkscope.errors import CallError
+from sinkscope.evaluation.tasks import PUBLISHED
+
+AUTO, NONE = "auto", "none"
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How one kind of checkpoint is evaluated on one task.
+
+    Attributes:
+        family, variant: of the models it is for; see `variant_of`.
+        task: of `find_task`.
+        name: tells it from others for the same models and task; the first one is the default.
+        shots: examples in the prompt.
+        chat: whether the prompt goes through the chat template, each shot as a pair of turns.
+        settings: of the sampler.
+        source: where it was read, and what is assumed.
+        published: accuracy the source reports, 0…1.
+    """
+
+    family: str
+    variant: str
+    task: str
+    name: str
+    shots: int
+    chat: bool
+    settings: Mapping[str, Any] = field(hash=False)
+    source: str
+    published: float | None = None
+
+    def line(self) -> str:
+        """One line for people."""
+        settings = ", ".join(f"{key} {value}" for key, value in self.settings.items())
+        chat = "chat template" if self.chat else "raw text"
+        published = "" if self.published is None else f"; published {100 * self.published:.1f} %"
+        return f"{self.task}: {self.name} ({self.shots} shots, {chat}, {settings}{published}); source: {self.source}"
+
+
+def _blocks(length: int, block: int, **more: Any) -> dict[str, Any]:
+    return {"length": length, "steps": length, "block": block, "temperature": 0.0, **more}
+
+
+def _dream(length: int, temperature: float, top_p: float) -> dict[str, Any]:
+    return {"length": length, "steps": length, "algorithm": "entropy", "temperature": temperature, "top_p": top_p}
+
+
+_EVAL = "ML-GSAI/LLaDA, EVAL.md"
+_LATE_EOS = {"confidence_eos_eot_inf": True}
+_DREAM = "DreamLM/Dream, eval"
+_UNCUT = "; its answers are not cut at lm-eval's stop strings but cleaned by a script, ours are cut"
+_PAPER1 = "arXiv 2510.15731, appendix; steps = length, lm-eval's shots and, for GSM8K, the chat template are assumed"
+_LLAMA = "Llama 3.1 evaluation details; greedy, length assumed"
+_INSTRUCT = " (their own toolkit; OpenCompass gives nearly the same); shots and prompt assumed to be lm-eval's"
+
+PROTOCOLS = (
+    Protocol("llada", "base", "gsm8k", "authors", 5, False, _blocks(1024, 1024), _EVAL, 0.703),
+    Protocol("llada", "base", "humaneval", "authors", 0, False, _blocks(1024, 1024), _EVAL, 0.354),
+    Protocol("llada", "instruct", "gsm8k", "paper1", 5, True, _blocks(256, 32), _PAPER1, 0.76),
+    Protocol("llada", "instruct", "humaneval", "paper1", 0, False, _blocks(512, 32), _PAPER1, 0.37),
+    Protocol("llada", "instruct", "gsm8k", "authors", 5, True, _blocks(512, 512, **_LATE_EOS), _EVAL + _INSTRUCT, 0.694),
+    Protocol(
+        "llada", "instruct", "humaneval_instruct", "authors", 0, True, _blocks(512, 512, logits_eos_inf=True), _EVAL + _INSTRUCT, 0.494
+    ),
+    Protocol("llada", "instruct", "gsm8k", "semi-autoregressive", 5, True, _blocks(256, 8), _EVAL + _INSTRUCT, 0.786),
+    Protocol("llada", "1.5", "gsm8k", "authors", 5, True, _blocks(256, 16, **_LATE_EOS), _EVAL + _INSTRUCT, 0.838),
+    Protocol("llada", "1.5", "humaneval_instruct", "authors", 0, True, _blocks(512, 32, **_LATE_EOS), _EVAL + _INSTRUCT, 0.524),
+    Protocol("mmada", "mixcot", "gsm8k", "authors", 5, True, _blocks(256, 64), "Gen-Verse/MMaDA; others measured 40 to 54 %", 0.734),
+    Protocol(
+        "mmada", "mixcot", "humaneval", "paper1", 0, False, _blocks(512, 32), "not published; LLaDA's of arXiv 2510.15731 is assumed", 0.16
+    ),
+    Protocol("dream", "base", "gsm8k_cot", "authors", 8, False, _dream(256, 0.0, 0.95), _DREAM, 0.772),
+    Protocol("dream", "base", "humaneval", "authors", 0, False, _dream(512, 0.2, 0.95), _DREAM + _UNCUT, 0.579),
+    Protocol("dream", "instruct", "gsm8k_cot", "authors", 0, True, _dream(256, 0.1, 0.9), _DREAM + "_instruct", 0.81),
+    Protocol("dream", "instruct", "humaneval_instruct", "authors", 0, True, _dream(768, 0.1, 0.9), _DREAM + "_instruct", 0.555),
+    Protocol("llama", "instruct", "gsm8k_cot", "authors", 8, True, {"length": 512, "temperature": 0.0}, _LLAMA, 0.845),
+    Protocol("llama", "instruct", "humaneval_instruct", "authors", 0, True, {"length": 512, "temperature": 0.0}, _LLAMA, 0.726),
+)
+
+
+def variant_of(family: str, model: str) -> str:
+    """``base``, ``instruct``, ``1.5`` or ``mixcot``, read from the last part of a model's name; empty when it does not say."""
+    name = model.rstrip("/").split("/")[-1].lower()
+    if family == "llada" and "1.5" in name:
+        return "1.5"
+    return next((variant for variant in ("mixcot", "instruct", "base") if variant in name), "")
+
+
+def find_protocol(family: str, model: str, task: str, wanted: str = AUTO) -> Protocol | None:
+    """The protocol of a model on a task; None for the lab's tasks, for models nobody published, and for ``none``.
+
+    Args:
+        family, model: of the card.
+        task: of `find_task`.
+        wanted: ``auto`` for the first one, ``none``, or a name.
+
+    Raises:
+        CallError: a name that these models have not for the task.
+    """
+    if wanted == NONE:
+        return None
+    variant = variant_of(family, model)
+    found = [one for one in PROTOCOLS if (one.family, one.variant, one.task) == (family, variant, task)]
+    if wanted == AUTO:
+        return found[0] if found else None
+    if task not in PUBLISHED:
+        return None
+    for one in found:
+        if one.name == wanted:
+            return one
+    names = ", ".join([AUTO, NONE, *(one.name for one in found)])
+    raise CallError(f"protocol: {model} has no protocol {wanted!r} for {task}; expected one of {names}")

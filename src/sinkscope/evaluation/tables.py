@@ -1,0 +1,165 @@
+"""Tables of results: paper 1's layout as Markdown and LaTeX, one line a result as CSV and JSON."""
+
+import csv
+import io
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, fields
+from typing import Any, Literal
+
+from sinkscope.evaluation.comparisons import Row, compare, remarks
+from sinkscope.evaluation.results import Result
+from sinkscope.evaluation.statistics import Difference
+
+Format = Literal["markdown", "latex", "csv", "json"]
+NOTES = (
+    "Accuracy with Wilson's 95 % interval over problems; it speaks of one checkpoint, not of a way to train.",
+    "Change: hidden minus unhidden in points, paired by problem, BCa bootstrap 95 %; p: exact McNemar, Holm over all rows.",
+    "Verdict, fixed beforehand: robust when the lower bound is above −2 points, degraded when the upper bound is below −2, else undecided.",
+    "Against controls: what hiding sinks changes beyond hiding the control's keys, averaged over its seeds; p after Holm over them all.",
+)
+
+
+def table(results: Sequence[Result]) -> dict[str, Any]:
+    """``{"rows": [...], "remarks": [...]}``: every field of each result but its outcomes, and what it is compared with."""
+    rows = compare(results)
+    return {"rows": [_document(row) for row in rows], "remarks": remarks(rows)}
+
+
+def _document(row: Row) -> dict[str, Any]:
+    values = {name: value for name, value in asdict(row.result).items() if name != "outcomes"}
+    published, error = row.published or (None, None)
+    return values | {
+        "interval": list(row.result.interval),
+        "not_enforced": list(row.result.not_enforced),
+        "published": published,
+        "published_error": error,
+        "change": _difference(row.change, row.adjusted),
+        "controls": [{"control": one.control, "seeds": one.seeds} | _difference(one.difference, one.adjusted) for one in row.contrasts],
+    }
+
+
+def _difference(change: Difference | None, adjusted: float | None) -> Any:
+    if change is None:
+        return None
+    return asdict(change) | {"p_holm": adjusted, "verdict": change.verdict, "needed": change.needed, "too_small": change.too_small}
+
+
+def write_table(results: Sequence[Result], form: Format = "markdown") -> str:
+    """A table as text, without a last line break."""
+    writers: dict[str, Callable[[Sequence[Result]], str]] = {
+        "markdown": _markdown,
+        "latex": _latex,
+        "csv": _csv,
+        "json": lambda given: json.dumps(table(given), ensure_ascii=False),
+    }
+    return writers[form](results)
+
+
+def _layout(rows: Sequence[Row], cell: Callable[[Row], str]) -> tuple[list[str], list[tuple[str, str, list[str]]]]:
+    """Paper 1's layout: models across; for each task and rule the cells of the models, "–" where there is none."""
+    models = list(dict.fromkeys(row.result.model for row in rows))
+    places = dict.fromkeys((row.result.task, row.result.hide) for row in rows)
+    lines = []
+    for task, hide in places:
+        found = [[row for row in rows if (row.result.model, row.result.task, row.result.hide) == (model, task, hide)] for model in models]
+        lines.append((task, hide, ["; ".join(map(cell, one)) or "–" for one in found]))
+    return models, lines
+
+
+def _markdown(results: Sequence[Result]) -> str:
+    rows = compare(results)
+    models, layout = _layout(rows, _cell)
+    lines = [f"| task | hidden | {' | '.join(models)} |", "|---|---|" + "---|" * len(models)]
+    lines += [f"| {task} | {hide} | {' | '.join(cells)} |" for task, hide, cells in layout]
+    changed = [row for row in rows if row.change is not None]
+    if changed:
+        lines += ["", "| model | task | hidden | n | change | p | verdict | removed | hit rate | against controls |", "|---" * 10 + "|"]
+        lines += ["| " + " | ".join(_comparison(row)) + " |" for row in changed]
+    return "\n".join([*lines, "", *NOTES[: None if changed else 1], *remarks(rows)])
+
+
+def _cell(row: Row) -> str:
+    result = row.result
+    low, high = result.interval
+    paper = "" if row.published is None else f" [paper {row.published[0]:.2f} ± {row.published[1]:.2f}]"
+    return f"{result.accuracy:.3f} ({low:.3f}–{high:.3f}), n = {result.n}{paper}"
+
+
+def _comparison(row: Row) -> list[str]:
+    result, change = row.result, row.change
+    assert change is not None
+    against = [f"{one.control} ×{one.seeds}: {_points(one.difference)}, p {one.adjusted:.2g}" for one in row.contrasts]
+    verdict = change.verdict + (" (n too small)" if change.too_small else "")
+    shares = [_share(result.removed_share), _share(result.hit_rate)]
+    return [
+        result.model,
+        result.task,
+        result.hide,
+        str(change.n),
+        _points(change),
+        f"{row.adjusted:.2g}",
+        verdict,
+        *shares,
+        "; ".join(against) or "–",
+    ]
+
+
+def _points(change: Difference) -> str:
+    return f"{100 * change.mean:+.1f} ({100 * change.low:+.1f} to {100 * change.high:+.1f})"
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.1f} %"
+
+
+def _latex(results: Sequence[Result]) -> str:
+    rows = compare(results)
+    models, layout = _layout(rows, _latex_cell)
+    lines = [r"\begin{tabular}{ll" + "l" * len(models) + "}", r"\hline"]
+    lines += [" & ".join(["task", "hidden", *map(_escaped, models)]) + r" \\", r"\hline"]
+    lines += [
+        " & ".join([_escaped(task), _escaped(hide), *(cell.replace("–", "--") for cell in cells)]) + r" \\" for task, hide, cells in layout
+    ]
+    lines += [r"\hline", r"\end{tabular}"]
+    return "\n".join([*lines, *(f"% {line}" for line in (*NOTES, *remarks(rows)))])
+
+
+def _latex_cell(row: Row) -> str:
+    low, high = row.result.interval
+    mark = (
+        "" if row.change is None else {"robust": r"$^{\circ}$", "degraded": r"$^{\downarrow}$", "undecided": "$^{?}$"}[row.change.verdict]
+    )
+    paper = "" if row.published is None else f" [{row.published[0]:.2f} $\\pm$ {row.published[1]:.2f}]"
+    return f"{row.result.accuracy:.3f} ({low:.3f}--{high:.3f}){mark}{paper}"
+
+
+def _escaped(text: str) -> str:
+    return "".join({"_": r"\_", "&": r"\&", "%": r"\%", "#": r"\#", "$": r"\$"}.get(one, one) for one in text)
+
+
+_FLAT = ("model", "task", "hide", "n", "correct", "accuracy")
+_MORE = ("removed_share", "hit_rate", "weight_hash", "device", "dtype", "seconds")
+
+
+def _csv(results: Sequence[Result]) -> str:
+    out = io.StringIO()
+    tests = [field.name for field in fields(Difference)]
+    header = [*_FLAT, "low", "high", "published", "published_error"]
+    header += [*(f"change_{name}" for name in tests), "change_p_holm", "verdict", "too_small", "controls", *_MORE]
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(header)
+    for row in table(results)["rows"]:
+        change = row["change"] or {}
+        writer.writerow(
+            [
+                *(row[name] for name in _FLAT),
+                *row["interval"],
+                row["published"],
+                row["published_error"],
+                *(change.get(name) for name in (*tests, "p_holm", "verdict", "too_small")),
+                json.dumps(row["controls"]) if row["controls"] else None,
+                *(row[name] for name in _MORE),
+            ]
+        )
+    return out.getvalue().rstrip("\n")

@@ -1,0 +1,112 @@
+"""Rows of published tasks: from a local JSON-lines file or folder, else from the Hugging Face hub."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sinkscope.errors import CallError, EvaluationError
+
+Row = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a task's rows come from.
+
+    Attributes:
+        key: name in ``--data KEY=PATH``.
+        path: a JSON-lines file, or a folder with one of ``files``; None asks the hub.
+        hub: repository and configuration on the hub.
+        fields: every row has these as text.
+        files: names to look for in a folder, by split.
+    """
+
+    key: str
+    path: Path | None
+    hub: tuple[str, str | None]
+    fields: tuple[str, ...]
+    files: Mapping[str, tuple[str, ...]]
+
+    def rows(self, split: str) -> tuple[Row, ...]:
+        """All rows of a split, in order.
+
+        Raises:
+            CallError: no such file, a wrong one, or a row without a field.
+            EvaluationError: the hub cannot be reached.
+        """
+        if self.path is None:
+            rows, where = self._from_hub(split), f"{self.hub[0]} ({split})"
+        else:
+            file = self._file(split)
+            rows, where = _read_lines(self.key, file), f"--data {self.key}={file}"
+        for number, row in enumerate(rows, 1):
+            self._check(row, f"{where}, row {number}")
+        if not rows:
+            raise CallError(f"{where}: expected rows like {self._example()}, found none")
+        return tuple({field: row[field] for field in self.fields} for row in rows)
+
+    def _file(self, split: str) -> Path:
+        """The file of a split: the given one is the test split; another lies beside it or in the folder."""
+        path = self.path
+        assert path is not None
+        if not path.exists():
+            raise CallError(f"--data {self.key}={path}: expected a JSON-lines file or a folder with {self._names('test')}, found nothing")
+        if path.is_file() and split == "test":
+            return path
+        folder = path if path.is_dir() else path.parent
+        for name in self.files[split]:
+            if (folder / name).is_file():
+                return folder / name
+        why = "; few-shot prompts are drawn from it, --shots 0 does without" if split == "train" else ""
+        raise CallError(f"--data {self.key}={path}: expected {self._names(split)} in {folder}, found none{why}")
+
+    def _names(self, split: str) -> str:
+        return " or ".join(self.files[split])
+
+    def _example(self) -> str:
+        return "{" + ", ".join(f'"{field}": "…"' for field in self.fields) + "}"
+
+    def _check(self, row: Any, where: str) -> None:
+        if not isinstance(row, Mapping):
+            raise CallError(f"{where}: expected an object like {self._example()}, found {type(row).__name__}")
+        for field in self.fields:
+            if not isinstance(row.get(field), str):
+                found = f"{type(row[field]).__name__}" if field in row else f"only {', '.join(map(str, row)) or 'nothing'}"
+                raise CallError(f"{where}: expected the field {field!r} as text, found {found}; is this the file of {self.key}?")
+
+    def _from_hub(self, split: str) -> Sequence[Any]:
+        name, configuration = self.hub
+        local = f"or pass a local file: --data {self.key}=FILE"
+        try:
+            from datasets import load_dataset
+        except ImportError as error:
+            raise CallError(
+                f"{name} comes from the hub through the package datasets, which is not installed; install it, {local}"
+            ) from error
+        try:
+            return list(load_dataset(name, configuration, split=split))
+        except Exception as error:  # whatever the hub, the network or its cache raise
+            raise EvaluationError(f"{name} could not be had from the hub ({type(error).__name__}: {error}); go online, {local}") from error
+
+
+def hash_rows(*splits: Sequence[Row]) -> str:
+    """sha256 over rows, so that another data file under the same results is noticed."""
+    return hashlib.sha256(json.dumps(splits, sort_keys=True).encode()).hexdigest()
+
+
+def _read_lines(key: str, path: Path) -> list[Any]:
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CallError(f"--data {key}={path}: cannot be read as text ({error}); expected JSON lines") from error
+    rows = []
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                rows.append(json.loads(line))
+            except json.JSONDecodeError as error:
+                raise CallError(f"--data {key}={path}, line {number}: expected JSON, found {line[:60]!r}") from error
+    return rows

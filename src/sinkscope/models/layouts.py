@@ -1,0 +1,209 @@
+"""How the folders of each kind of checkpoint are written, as data: what every key of config.json does, and tensor names.
+
+Each key is handled, knowingly ignored, or held to the values that are modelled; any other key is refused by `conversion`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+MARK = "sinkscope_family"
+"""Key of config.json by which a family is known again once it was saved in transformers' own layout."""
+MARK_ROTARY = "sinkscope_full_precision_rotary"
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """A key that is modelled for some values only; ``default`` is what the published code takes where the key is missing."""
+
+    allowed: tuple[Any, ...]
+    default: Any
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One kind of checkpoint folder.
+
+    Attributes:
+        body: transformers' network that computes the same.
+        sizes: whole numbers above 0: key → transformers' name.
+        fallbacks: a size that is missing or null is that of another key.
+        numbers: other numbers above 0: key → transformers' name.
+        flags: true or false: key → transformers' name.
+        passed: keys that transformers' config takes as they are.
+        tokens: special tokens: an id, null, or a list of ids.
+        fixed: keys with the only values that are modelled.
+        ignored: keys without effect on what a forward pass computes.
+        full_precision_rotary: queries and keys are rotated in fp32 whatever the dtype, unless this key says otherwise.
+        tensors: published name → transformers' name, ``{N}`` is the number of a layer; empty where they are the same.
+        bidirectional: whether its networks look both ways; None where the key ``is_causal`` decides.
+    """
+
+    body: Literal["llama", "qwen2"]
+    sizes: Mapping[str, str]
+    numbers: Mapping[str, str]
+    flags: Mapping[str, str]
+    fixed: Mapping[str, Fixed]
+    ignored: frozenset[str]
+    fallbacks: Mapping[str, str] = field(default_factory=dict)
+    passed: frozenset[str] = frozenset()
+    tokens: frozenset[str] = frozenset({"mask_token_id", "eos_token_id", "pad_token_id", "bos_token_id"})
+    full_precision_rotary: str | None = None
+    tensors: Mapping[str, str] = field(default_factory=dict)
+    bidirectional: bool | None = None
+
+
+# What transformers writes into any config.json, and what speaks of training, storage or the library only.
+_ALWAYS_IGNORED = frozenset(
+    "model_type architectures auto_map dtype torch_dtype transformers_version _name_or_path name_or_path use_cache return_dict "
+    "output_hidden_states output_attentions id2label label2id problem_type finetuning_task task_specific_params tokenizer_class prefix "
+    "torchscript use_bfloat16 gradient_checkpointing attention_dropout initializer_range pretraining_tp _attn_implementation "
+    "attn_implementation _attn_implementation_autoset quantization_config unsloth_fixed unsloth_version".split()
+)
+_NEVER = {  # keys of every transformers config that would make it another network
+    "is_encoder_decoder": Fixed((False,), False),
+    "is_decoder": Fixed((False,), False),
+    "add_cross_attention": Fixed((False,), False),
+    "pruned_heads": Fixed(({}, None), None),
+    "chunk_size_feed_forward": Fixed((0,), 0),
+    "cross_attention_hidden_size": Fixed((None,), None),
+    "tie_encoder_decoder": Fixed((False,), False),
+}
+
+_LLADA_BLOCK = {
+    "attn_norm": "input_layernorm",
+    "ff_norm": "post_attention_layernorm",
+    "q_proj": "self_attn.q_proj",
+    "k_proj": "self_attn.k_proj",
+    "v_proj": "self_attn.v_proj",
+    "attn_out": "self_attn.o_proj",
+    "ff_proj": "mlp.gate_proj",  # the one that goes through SiLU
+    "up_proj": "mlp.up_proj",
+    "ff_out": "mlp.down_proj",
+}
+_LLADA_TENSORS = {
+    "model.transformer.ff_out.weight": "lm_head.weight",
+    "model.transformer.wte.weight": "model.embed_tokens.weight",
+    "model.transformer.ln_f.weight": "model.norm.weight",
+    **{f"model.transformer.blocks.{{N}}.{theirs}.weight": f"model.layers.{{N}}.{ours}.weight" for theirs, ours in _LLADA_BLOCK.items()},
+}
+
+MMADA_KEYS = frozenset("llm_vocab_size llm_model_path codebook_size num_vq_tokens num_new_special_tokens new_vocab_size".split())
+"""Of MMaDA's images; text does not use them."""
+
+_LLADA = Layout(
+    body="llama",
+    sizes={
+        "d_model": "hidden_size",
+        "n_layers": "num_hidden_layers",
+        "n_heads": "num_attention_heads",
+        "n_kv_heads": "num_key_value_heads",
+        "mlp_hidden_size": "intermediate_size",
+        "embedding_size": "vocab_size",
+        "max_sequence_length": "max_position_embeddings",
+    },
+    fallbacks={"n_kv_heads": "n_heads", "embedding_size": "vocab_size"},
+    numbers={"rms_norm_eps": "rms_norm_eps", "rope_theta": "rope_theta"},
+    flags={"weight_tying": "tie_word_embeddings", "tie_word_embeddings": "tie_word_embeddings"},
+    fixed={
+        "block_type": Fixed(("llama",), "sequential"),
+        "activation_type": Fixed(("silu",), "swiglu"),
+        "layer_norm_type": Fixed(("rms",), "default"),
+        "layer_norm_with_affine": Fixed((True,), True),
+        "bias_for_layer_norm": Fixed((False, None), None),
+        "rope": Fixed((True,), False),
+        "rope_scaling": Fixed((None,), None),
+        "alibi": Fixed((False,), False),
+        "include_bias": Fixed((False,), False),
+        "include_qkv_bias": Fixed((False, None), False),
+        "attention_layer_norm": Fixed((False,), False),
+        "input_emb_norm": Fixed((False,), False),
+        "scale_logits": Fixed((False,), False),
+        "multi_query_attention": Fixed((False, None), None),
+        "block_group_size": Fixed((1,), 1),
+        "clip_qkv": Fixed((None,), None),
+        **_NEVER,
+    },
+    ignored=_ALWAYS_IGNORED
+    | set(
+        "vocab_size mlp_ratio attention_layer_norm_with_affine residual_dropout embedding_dropout flash_attention alibi_bias_max "
+        "init_fn init_device init_std init_cutoff_factor precision".split()
+    ),
+    full_precision_rotary="rope_full_precision",
+    tensors=_LLADA_TENSORS,
+    bidirectional=True,
+)
+
+_MMADA = Layout(
+    body="llama",
+    sizes=_LLADA.sizes,
+    fallbacks=_LLADA.fallbacks,
+    numbers=_LLADA.numbers,
+    flags=_LLADA.flags,
+    fixed={**_LLADA.fixed, "w_clip_vit": Fixed((False,), False)},
+    ignored=_LLADA.ignored | MMADA_KEYS | {"pretrained_model_path", "tokenizer_path"},
+    full_precision_rotary=_LLADA.full_precision_rotary,
+    tensors=_LLADA_TENSORS,
+    bidirectional=True,
+)
+
+_STOCK_SIZES = {
+    name: name
+    for name in (
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "intermediate_size",
+        "vocab_size",
+        "max_position_embeddings",
+    )
+}
+_QWEN2_FIXED = {"use_sliding_window": Fixed((False,), False), "use_mrope": Fixed((False,), False), **_NEVER}
+# Only used with use_sliding_window.
+_QWEN2_IGNORED = frozenset({"sliding_window", "max_window_layers", "layer_types"})
+
+_DREAM = Layout(
+    body="qwen2",
+    sizes=_STOCK_SIZES,
+    fallbacks={"num_key_value_heads": "num_attention_heads"},
+    numbers={"rms_norm_eps": "rms_norm_eps", "rope_theta": "rope_theta"},
+    flags={"tie_word_embeddings": "tie_word_embeddings"},
+    fixed={
+        "hidden_act": Fixed(("silu",), "silu"),
+        "rope_scaling": Fixed((None,), None),
+        "attention_bias": Fixed((True,), True),  # its code has biases on queries, keys and values whatever the config says
+        **_QWEN2_FIXED,
+    },
+    ignored=_ALWAYS_IGNORED | _QWEN2_IGNORED,
+    bidirectional=True,
+)
+
+_STOCK = {"rms_norm_eps": "rms_norm_eps"}
+_MARKS = frozenset({MARK, MARK_ROTARY, "is_causal"})
+_ROPE = frozenset({"rope_theta", "rope_scaling", "rope_parameters"})
+
+_LLAMA = Layout(
+    body="llama",
+    sizes={**_STOCK_SIZES, "head_dim": "head_dim"},
+    fallbacks={"num_key_value_heads": "num_attention_heads"},
+    numbers=_STOCK,
+    flags={"tie_word_embeddings": "tie_word_embeddings", "attention_bias": "attention_bias", "mlp_bias": "mlp_bias"},
+    passed=frozenset({"hidden_act"}) | _MARKS | _ROPE,
+    fixed=_NEVER,
+    ignored=_ALWAYS_IGNORED,
+)
+
+_QWEN2 = Layout(
+    body="qwen2",
+    sizes={**_STOCK_SIZES, "head_dim": "head_dim"},
+    fallbacks={"num_key_value_heads": "num_attention_heads"},
+    numbers=_STOCK,
+    flags={"tie_word_embeddings": "tie_word_embeddings"},
+    passed=frozenset({"hidden_act"}) | _MARKS | _ROPE,
+    fixed=_QWEN2_FIXED,
+    ignored=_ALWAYS_IGNORED | _QWEN2_IGNORED,
+)
+
+PUBLISHED = {"llada": _LLADA, "mmada": _MMADA, "dream": _DREAM}
+STOCK = {"llama": _LLAMA, "qwen2": _QWEN2}

@@ -1,0 +1,174 @@
+"""The weights of a checkpoint folder as their files describe them: names, shapes, sizes, and whether they are all there.
+
+Only the headers of safetensors files are read here, so that a folder that does not fit is refused before anything is loaded.
+"""
+
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sinkscope.errors import ModelError
+from sinkscope.models.conversion import published_name, rename_tensor
+from sinkscope.models.layouts import Layout
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+_LONGEST_HEADER = 100_000_000  # the format's own limit, in bytes
+_DAMAGED = "the file is damaged or cut short, fetch it again"
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor as a file's header describes it."""
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class UsedTensors:
+    """The proof that a network's weights are a folder's, all of them and nothing else.
+
+    Attributes:
+        files: names of the files, in order.
+        stored: tensors in them.
+        used: parameters of the network that came from them.
+        renamed: of these, under another name than stored.
+        dtypes: float types found, by name.
+    """
+
+    files: tuple[str, ...]
+    stored: int
+    used: int
+    renamed: int
+    dtypes: tuple[str, ...]
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that hold a folder's weights: those the index names, else ``model.safetensors``; others are ignored.
+
+    Raises:
+        ModelError: none, too many, only pickles, only an adapter, or one that is missing.
+    """
+    index = folder / INDEX
+    if index.exists():
+        names = sorted(set(_weight_map(index).values()))
+        if SINGLE not in names and (folder / SINGLE).exists():
+            raise ModelError(f"{folder}: found two sets of weights, {SINGLE} and those of {index.name}; remove one of them")
+        files = [folder / name for name in names]
+    else:
+        files = [folder / SINGLE]
+    missing = [path.name for path in files if not path.is_file()]
+    if missing:
+        pickled = sorted(path.name for path in folder.iterdir() if path.suffix in {".bin", ".pt", ".pth", ".ckpt"})
+        advice = f"; {pickled[0]} is a pickle, which can run code: convert it to safetensors first" if pickled else ""
+        raise ModelError(f"{folder}: expected weights in {', '.join(missing)}, found {listing(folder)}{advice}")
+    if (folder / "adapter_config.json").exists():
+        raise ModelError(f"{folder}: expected whole weights, found adapter_config.json; merge the adapter into its model first")
+    return files
+
+
+def listing(folder: Path) -> str:
+    """What lies in a folder, for an error."""
+    names = sorted(path.name for path in folder.iterdir())
+    return ", ".join(names[:8]) + (" …" if len(names) > 8 else "") if names else "an empty folder"
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    try:
+        found = json.loads(index.read_text())["weight_map"]
+        names = {str(key): str(file) for key, file in found.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"{index}: expected JSON with a weight_map, found something else ({error!r})") from error
+    outside = [file for file in names.values() if Path(file).name != file or not file.endswith(".safetensors")]
+    if outside or not names:
+        raise ModelError(f"{index}: weight_map: expected safetensors files of this folder, found {outside[0] if outside else 'no entry'!r}")
+    return names
+
+
+def read_headers(files: list[Path]) -> dict[str, StoredTensor]:
+    """Every tensor of the files by its stored name, checked against the index where there is one.
+
+    Raises:
+        ModelError: a file that is cut short or no safetensors, or an index that tells another story.
+    """
+    stored: dict[str, StoredTensor] = {}
+    for file in files:
+        for name, tensor in _read_header(file).items():
+            if name in stored:
+                raise ModelError(f"{file}: {name}: expected once, found it in {stored[name].file.name} as well")
+            stored[name] = tensor
+    index = files[0].parent / INDEX
+    if index.exists():
+        promised = _weight_map(index)
+        for name, tensor in stored.items():
+            if promised.get(name) != tensor.file.name:
+                raise ModelError(f"{index}: {name}: expected an entry for {tensor.file.name}, which holds it, found {promised.get(name)}")
+        for name, file_name in promised.items():
+            if name not in stored:
+                raise ModelError(f"{index.parent / file_name}: {name}: expected in this file, as {index.name} says; found it nowhere")
+    return stored
+
+
+def _read_header(path: Path) -> dict[str, StoredTensor]:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        first = file.read(8)
+        length = struct.unpack("<Q", first)[0] if len(first) == 8 else size
+        if 8 + length > size or length > _LONGEST_HEADER:
+            raise ModelError(
+                f"{path}: its weights cannot be read: expected a header of {length} bytes, found {max(0, size - 8)} bytes; {_DAMAGED}"
+            )
+        text = file.read(length)
+    try:
+        header = json.loads(text)
+        header.pop("__metadata__", None)
+        tensors = {name: StoredTensor(path, str(one["dtype"]), tuple(one["shape"])) for name, one in header.items()}
+        end = 8 + length + max((int(one["data_offsets"][1]) for one in header.values()), default=0)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise ModelError(f"{path}: its weights cannot be read: expected a safetensors header ({error!r}); {_DAMAGED}") from error
+    if end != size:
+        raise ModelError(f"{path}: its weights cannot be read: expected {end} bytes by its header, found {size}; {_DAMAGED}")
+    for name, tensor in tensors.items():
+        if tensor.dtype not in DTYPES:
+            raise ModelError(f"{path}: {name}: expected {', '.join(DTYPES)}, found {tensor.dtype}; quantised weights are not read")
+    return tensors
+
+
+def match_tensors(
+    stored: Mapping[str, StoredTensor], shapes: Mapping[str, tuple[int, ...]], layout: Layout, model_type: Any, folder: Path
+) -> UsedTensors:
+    """Holds the stored tensors against the parameters of the network that the config asks for.
+
+    Args:
+        shapes: name → shape of every parameter of the network, tied ones once.
+
+    Raises:
+        ModelError: missing, unused or mis-shaped tensors, by their stored names.
+    """
+    renamed = {rename_tensor(name, layout): name for name in stored}
+    missing = [name for name in shapes if name not in renamed]
+    unused = [theirs for ours, theirs in renamed.items() if ours not in shapes]
+    if len(renamed) != len(stored):
+        unused += sorted(set(stored) - set(renamed.values()))
+    wrong = [name for name in shapes if name in renamed and stored[renamed[name]].shape != shapes[name]]
+    theirs = [renamed[name] for name in wrong]
+    problems = {
+        "missing": [f"{published_name(name, layout)} {shapes[name]}" for name in missing],
+        "unused": [f"{name} {stored[name].shape} in {stored[name].file.name}" for name in sorted(unused)],
+        "of another shape": [
+            f"{one} {stored[one].shape} instead of {shapes[name]} in {stored[one].file.name}"
+            for name, one in zip(wrong, theirs, strict=True)
+        ],
+    }
+    found = "; ".join(f"{len(names)} {what}: {', '.join(names[:3])}" for what, names in problems.items() if names)
+    if found:
+        raise ModelError(f"{folder}: expected exactly the weights of {model_type} in the shapes of config.json, found {found}")
+    changed = sum(ours != theirs for ours, theirs in renamed.items())
+    files = tuple(dict.fromkeys(tensor.file.name for tensor in stored.values()))
+    return UsedTensors(files, len(stored), len(shapes), changed, tuple(sorted({DTYPES[tensor.dtype] for tensor in stored.values()})))

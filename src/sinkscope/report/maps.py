@@ -1,0 +1,98 @@
+"""How one attention map is drawn, and the figure of a single one."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Float
+
+from sinkscope.report.labels import model_label, tick_label
+from sinkscope.report.plate import HEAT, VERMILLION, new_figure, plain, plate_style, spread_out, whole_numbers
+from sinkscope.traces import Trace
+
+Maps = Callable[[Trace, int, int, int], np.ndarray]
+"""Gives the map of a step, layer and head: float32 [query, key]. It may raise what stops a map from being computed."""
+
+MAP_HEADER = ("model", "panel", "step", "layer", "head", "query", "key", "attention")
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+GAMMA = 0.3  # on it an equal share of 1/256 still stands a fifth up the scale
+NAMED = 9
+ROOM_FOR_TOKENS = 5.6  # lines of text above a map
+LEAST_SHARE = 1e-4  # smaller shares are left out of CSV files
+LABEL = f"share of a query's attention (colours by power {GAMMA})"
+
+
+def draw_map(axes: Any, trace: Trace, step: int, attention: Float[np.ndarray, "query key"], title: str) -> Any:
+    """Draws a map, queries downwards, keys to the right, the strongest columns named above; returns the image."""
+    from matplotlib import colormaps, rcParams
+    from matplotlib.colors import PowerNorm
+
+    keys = attention.shape[1]
+    seen = np.where(np.tri(*attention.shape, dtype=bool), attention, np.nan) if trace.causal else attention
+    image = axes.imshow(
+        seen, cmap=colormaps[HEAT].with_extremes(bad="#e8e8e8"), norm=PowerNorm(GAMMA, 0, 1), interpolation="nearest", aspect="equal"
+    )
+    prompt = int(trace.manifest.get("prompt_length") or 0)
+    if 0 < prompt < keys:
+        style = {"color": "white", "linewidth": 0.6, "linestyle": (0, (4, 3))}
+        axes.axvline(prompt - 0.5, **style)
+        axes.axhline(prompt - 0.5, **style)
+    axes.spines[:].set_visible(False)
+    whole_numbers(axes.xaxis, axes.yaxis)
+    axes.set_xlabel("key (position)")
+    columns = attention.sum(axis=0)
+    excess = columns - (columns.sum() - columns) / max(1, keys - 1)
+    strongest = [key for key in np.argsort(-columns, kind="stable")[:NAMED].tolist() if excess[key] > 1]
+    places = spread_out(strongest, keys / 16, NAMED)
+    axes.set_title(
+        title, y=1, pad=ROOM_FOR_TOKENS * rcParams["font.size"] if places else 4
+    )  # placed by hand: the layout does not see the names
+    if places:
+        above = axes.secondary_xaxis("top")
+        tokens = trace.tokens[step]
+        names = [f"{plain(tick_label(trace, int(tokens[int(place)]), 6))} {int(place)}" for place in places]
+        above.set_xticks(places, names, rotation=90, fontsize="x-small")
+        above.tick_params(length=2, pad=1)
+        above.spines[:].set_visible(False)
+    return image
+
+
+def mark_column(axes: Any, key: int, queries: int, colour: str = VERMILLION) -> None:
+    """An arrow below the map at a key."""
+    axes.plot(
+        [key],
+        [queries - 0.5],
+        marker="^",
+        markersize=5,
+        color=colour,
+        markeredgecolor="white",
+        markeredgewidth=0.4,
+        clip_on=False,
+        zorder=5,
+    )
+
+
+def single_map(trace: Trace, attention: Float[np.ndarray, "query key"], step: int, layer: int, head: int) -> "Figure":
+    """The figure of one map."""
+    with plate_style():
+        figure = new_figure(5.2, 5.2)
+        axes = figure.subplots()
+        title = f"{plain(model_label(trace))}: attention in step {step}, layer {layer}, head {head}"
+        image = draw_map(axes, trace, step, attention, title)
+        axes.set_ylabel("query (position; dashed: end of the prompt)")
+        figure.colorbar(image, ax=axes, aspect=30, pad=0.02, shrink=0.85).set_label(LABEL)
+        figure.draw_without_rendering()
+    return figure
+
+
+def map_lines(label: str, panel: str, place: tuple[int, int, int], attention: Float[np.ndarray, "query key"]) -> list[tuple[Any, ...]]:
+    """Rows of a map for a CSV file, as `MAP_HEADER` names them; shares below `LEAST_SHARE` are left out."""
+    query, key = np.nonzero(attention >= LEAST_SHARE)
+    values = attention[query, key]
+    return [
+        (label, panel, *place, i, j, format(value, ".5g"))
+        for i, j, value in zip(query.tolist(), key.tolist(), values.tolist(), strict=True)
+    ]

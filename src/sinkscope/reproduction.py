@@ -1,0 +1,214 @@
+"""`sinkscope reproduce paper1`: every table and figure of arXiv 2510.15731 from named checkpoints, in one resumable run.
+
+table1.md, .tex, .csv, .json     accuracy with sinks hidden, with intervals, tests, controls, and the paper's own numbers
+table2.md, .json                 the tokens that are sinks most often
+figures/                         from the recorded generations
+evaluations/, traces/            what they are made of; finished pieces are kept
+"""
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from sinkscope.errors import CallError
+
+TOP = 5
+Part = Any  # of evaluation.runbook, which is loaded inside functions so that the command starts quickly
+Trace = Any
+
+
+@dataclass(frozen=True)
+class Options:
+    """How the runbook is run.
+
+    Attributes:
+        out: folder for everything.
+        data: local files of the tasks.
+        batch: prompts side by side.
+        device, dtype: for `load`.
+        allow_code_execution: needed for HumanEval and lab-code, which are left out without it.
+        excess: ε of Eq. 3 for figures and Table 2.
+    """
+
+    out: Path
+    data: Mapping[str, Path]
+    batch: int = 8
+    device: str = "cpu"
+    dtype: str | None = None
+    allow_code_execution: bool = False
+    excess: float = 3.0
+
+
+def dry_run(parts: Sequence[Part], tflops: float) -> dict[str, Any]:
+    """What the parts cost, in plain values: a row each, their sum, and what the estimate assumes."""
+    from sinkscope.evaluation.runbook import ASSUMPTIONS, CARD_GIB, estimate
+
+    costs = [estimate(part, tflops) for part in parts]
+    rows = [
+        {"part": part.name, "model": part.model, "task": part.task, "prompts": part.prompts, "rules": len(part.rules)} | asdict(cost)
+        for part, cost in zip(parts, costs, strict=True)
+    ]
+    total = {
+        "forwards": sum(cost.forwards for cost in costs),
+        "gpu_hours": sum(cost.gpu_hours for cost in costs),
+        "memory_gib": max((cost.memory_gib for cost in costs), default=0.0),
+        "disk_gib": sum(cost.disk_gib for cost in costs),
+    }
+    suffices = all(cost.batch_on_card >= 1 for cost in costs)
+    return {"parts": rows, "total": total, "card_gib": CARD_GIB, "card_suffices": suffices, "assumptions": list(ASSUMPTIONS)}
+
+
+def show_dry_run(found: Mapping[str, Any]) -> str:
+    """`dry_run` for people."""
+    lines = [
+        "| part | model | task | prompts | rules | forwards | GPU hours | memory, GiB | batch on 24 GB | disk, GiB |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in found["parts"]:
+        lines.append(
+            f"| {row['part']} | {row['model']} | {row['task']} | {row['prompts']} | {row['rules']} | {row['forwards']:,} "
+            f"| {row['gpu_hours']:.2f} | {row['memory_gib']:.2f} | {row['batch_on_card']} | {row['disk_gib']:.2f} |"
+        )
+    total = found["total"]
+    lines.append(
+        f"| all | | | | | {total['forwards']:,} | {total['gpu_hours']:.2f} | {total['memory_gib']:.2f} | | {total['disk_gib']:.2f} |"
+    )
+    answer = "suffices for every part" if found["card_suffices"] else "does not suffice for the parts with a batch of 0"
+    return "\n".join([*lines, "", f"A card of {found['card_gib']} GB {answer}.", *(f"Assumed: {line}" for line in found["assumptions"])])
+
+
+def reproduce(parts: Sequence[Part], options: Options, say: Callable[[str], None] = print) -> list[Path]:
+    """Runs what is not done yet, model by model, then writes all tables and figures.
+
+    Args:
+        parts: of a runbook.
+        options: see there.
+        say: gets a line for each thing done.
+
+    Returns:
+        The files written; none from the processes of torchrun but the first.
+
+    Raises:
+        CallError, EvaluationError, TraceError: see `evaluate` and `recording`.
+    """
+    from sinkscope.evaluation.results import read_results
+    from sinkscope.evaluation.work_folder import share_of_process
+    from sinkscope.models import load
+
+    if not parts:
+        raise CallError("expected at least one part to reproduce, found none")
+    first = share_of_process().index == 0  # the others only share in the evaluations
+    traces: dict[str, list[Trace]] = {}
+    evaluations = []
+    for name in dict.fromkeys(part.model for part in parts):
+        model = load(name, dtype=options.dtype, device=options.device)
+        for part in (part for part in parts if part.model == name):
+            if part.recorded:
+                if first:
+                    traces[name] = _record(model, part, options, say)
+            elif _evaluate(model, part, options, say):
+                evaluations.append(_folder(options, "evaluations", name) / part.task)
+        del model
+    if not first:
+        return []
+    written = _write_tables(read_results(*evaluations), options.out) if evaluations else []
+    if traces:
+        written += _write_traces(traces, options)
+    return written
+
+
+def _folder(options: Options, kind: str, model: str) -> Path:
+    return options.out / kind / model.replace("/", "--")
+
+
+def _evaluate(model: Any, part: Part, options: Options, say: Callable[[str], None]) -> bool:
+    from sinkscope.evaluation import evaluate
+    from sinkscope.evaluation.tasks import find_task
+
+    if find_task(part.task).runs_programs and not options.allow_code_execution:
+        say(f"{part.model}, {part.task}: left out; --allow-code-execution lets the programs run that the model writes")
+        return False
+    results = evaluate(
+        model,
+        tasks=[part.task],
+        out=_folder(options, "evaluations", part.model) / part.task,
+        hide=part.rules,
+        limit=part.prompts,
+        shots=part.shots,
+        data=options.data,
+        batch=options.batch,
+        settings=part.settings,
+        allow_code_execution=options.allow_code_execution,
+    )
+    for result in results:
+        say(f"{part.model}, {part.task}, {result.hide}: {result.accuracy:.3f} of {result.n}")
+    return True
+
+
+def _record(model: Any, part: Part, options: Options, say: Callable[[str], None]) -> list[Trace]:
+    """The recorded generations, one folder a prompt; whole ones of the same weights and settings are kept."""
+    from sinkscope.decoding import generate, resolve_settings
+    from sinkscope.evaluation.tasks import find_task
+    from sinkscope.recorder import recording
+    from sinkscope.traces import open_trace
+
+    task = find_task(part.task, options.data)
+    problems = task.problems()[: part.prompts]
+    settings = asdict(resolve_settings(model.family, **part.settings))
+    traces = []
+    for index, problem in enumerate(problems):
+        folder = _folder(options, "traces", part.model) / f"{index:06d}"
+        wanted = {"weight_hash": model.card.weight_hash, "prompt": task.prompt(problem, index, part.shots), "settings": settings}
+        stamp = folder.with_suffix(".json")
+        if not (stamp.exists() and json.loads(stamp.read_text()) == wanted):
+            if (folder / "manifest.json").exists():
+                shutil.rmtree(folder)  # cut short, or of other settings; it is ours
+            with recording(model, out=folder):
+                generate(model, wanted["prompt"], **settings)
+            stamp.write_text(json.dumps(wanted))
+            say(f"{part.model}: generation {index + 1} of {len(problems)} recorded")
+        traces.append(open_trace(folder))
+    return traces
+
+
+def _write_tables(results: Any, out: Path) -> list[Path]:
+    from sinkscope.evaluation.tables import Format, write_table
+
+    written = []
+    suffixes: dict[Format, str] = {"markdown": "md", "latex": "tex", "csv": "csv", "json": "json"}
+    for form, suffix in suffixes.items():
+        path = out / f"table1.{suffix}"
+        path.write_text(write_table(results, form) + "\n", encoding="utf-8")
+        written.append(path)
+    return written
+
+
+def _write_traces(traces: Mapping[str, list[Trace]], options: Options) -> list[Path]:
+    from sinkscope.report import draw_figures
+
+    written = draw_figures([one[0] for one in traces.values()], options.out / "figures", excess=options.excess, compare=True)
+    tallies = {name: sink_tokens(found, options.excess) for name, found in traces.items()}
+    path = options.out / "table2.json"
+    path.write_text(json.dumps(tallies, ensure_ascii=False) + "\n", encoding="utf-8")
+    lines = [f"| model | generations | {' | '.join(f'{rank + 1}.' for rank in range(TOP))} |", "|---|---|" + "---|" * TOP]
+    for name, tokens in tallies.items():
+        cells = [f"`{text!r}` {share:.3f}".replace("|", "\\|") for text, share in list(tokens.items())[:TOP]]
+        lines.append(f"| {name} | {len(traces[name])} | {' | '.join([*cells, *['–'] * (TOP - len(cells))])} |")
+    (options.out / "table2.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return [*written, path, options.out / "table2.md"]
+
+
+def sink_tokens(traces: Sequence[Trace], excess: float) -> dict[str, float]:
+    """Share of all sinks that each token is, over steps, layers, heads and traces, the most frequent first."""
+    from sinkscope.sinks import find_sinks
+
+    tally: Counter[str] = Counter()
+    for trace in traces:
+        for token, count in Counter(find_sinks(trace, excess).token.tolist()).items():
+            tally[trace.token_text(token)] += count
+    total = tally.total()
+    return {text: count / total for text, count in tally.most_common()}

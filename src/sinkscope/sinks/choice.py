@@ -1,0 +1,196 @@
+"""Semantic or positional: a conditional-logit model of which position of the canvas is the main sink.
+
+    P(main sink at j in step t) = exp(β·x_tj) / Σ_k exp(β·x_tk)
+
+with three blocks of features: the class of an unmasked token; its place (left, right, frontier); whether it is masked.
+What a block is worth is the bits per choice that held-out prompts lose when the model is fitted without it: "class
+given position", "position given class". Nothing is gained on held-out prompts by a block that says nothing.
+Heads share the coefficients: the model describes where sinks stand on the canvas, not which head puts them where.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+from jaxtyping import Float
+
+from sinkscope.sinks.composition import CLASSES, classes_of
+from sinkscope.sinks.points import Point
+
+if TYPE_CHECKING:
+    from sinkscope.sinks.profile import Profile
+
+MOST_PROMPTS = 32
+MOST_STEPS = 16
+FOLDS = 5
+RIDGE = 1e-3
+"""Penalty on β²/2 per choice, so that a class that is never chosen keeps a finite coefficient."""
+
+_UNMASKED = [name for name in CLASSES if name not in ("mask", "word")]
+CLASS, POSITION, MASKED = range(3)
+BLOCKS = np.array([CLASS] * len(_UNMASKED) + [POSITION] * 7 + [MASKED])
+MODELS = {"all": (), "class": (CLASS,), "position": (POSITION,), "mask_state": (MASKED,)}
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Choice sets of one prompt: the canvases of up to 16 steps.
+
+    Attributes:
+        features: [step, position, feature]; there: bool [step, position], which positions can be chosen.
+        chosen: [point, step, position], how many heads have their main sink there.
+    """
+
+    features: Float[np.ndarray, "step position feature"]
+    there: np.ndarray
+    chosen: Float[np.ndarray, "point step position"]
+
+
+def choices_of(profile: "Profile", points: Sequence[Point]) -> Choices:
+    """Choice sets of one prompt, from steps spread evenly over the denoising."""
+    canvas = profile.canvas
+    steps = np.unique(np.linspace(0, profile.steps - 1, min(MOST_STEPS, profile.steps)).round().astype(int))
+    tokens, masked = canvas.tokens[steps], canvas.masked[steps]
+    width = tokens.shape[1]
+    chosen = []
+    for point in points:
+        main = profile.main_at(point)[steps].reshape(len(steps), -1)
+        step, _ = places = np.nonzero((main >= 0) & (main < width))
+        chosen.append(np.bincount(step * width + main[places], minlength=len(steps) * width).reshape(len(steps), width))
+    classes = np.where(tokens >= 0, classes_of(canvas, profile.token_ids)[profile.token_indices[steps]], -1)
+    features = choice_features(classes, masked, canvas.lengths[steps], canvas.prompt_length)
+    return Choices(features.astype(np.float32), tokens >= 0, np.array(chosen, dtype=np.float32))
+
+
+def choice_features(
+    classes: np.ndarray, masked: np.ndarray, lengths: np.ndarray, prompt_length: int
+) -> Float[np.ndarray, "step position feature"]:
+    """Features of every position, in the order of `BLOCKS`; distances as log(1 + positions), scaled to at most 1."""
+    steps, width = masked.shape
+    here = np.arange(width)
+    right = np.maximum(lengths[:, None] - 1 - here, 0)
+    frontier = np.where(masked.any(axis=1), masked.argmax(axis=1), lengths)[:, None]
+    place = [
+        np.broadcast_to(here == 0, (steps, width)),
+        right == 0,
+        np.broadcast_to(np.log1p(here), (steps, width)) / np.log1p(width),
+        np.log1p(right) / np.log1p(width),
+        np.log1p(np.abs(here - frontier)) / np.log1p(width),
+        here >= frontier,
+        np.broadcast_to(here < prompt_length, (steps, width)),
+    ]
+    words = [(classes == CLASSES.index(name)) & ~masked for name in _UNMASKED]
+    return np.stack([*words, *place, masked], axis=-1).astype(np.float64)
+
+
+def fit_choices(
+    features: Float[np.ndarray, "set position feature"],
+    there: np.ndarray,
+    chosen: Float[np.ndarray, "set position"],
+    start: np.ndarray | None = None,
+) -> Float[np.ndarray, " feature"]:
+    """Penalised maximum likelihood by Newton's method with step halving; the problem is convex."""
+    weight = chosen.sum(axis=1)
+    used = weight > 0
+    features, there, chosen, weight = features[used], there[used], chosen[used], weight[used]
+    beta = np.zeros(features.shape[-1]) if start is None else start.copy()
+    penalty = RIDGE * weight.sum()
+    value, shares = _objective(beta, features, there, chosen, weight, penalty)
+    observed = np.einsum("sp,spf->f", chosen, features)
+    for _ in range(50):
+        weighted = shares * weight[:, None]
+        means = np.einsum("sp,spf->sf", shares, features)
+        gradient = np.einsum("sp,spf->f", weighted, features) - observed + penalty * beta
+        flat = features.reshape(-1, features.shape[-1])
+        curvature = flat.T @ (flat * weighted.reshape(-1, 1)) - means.T @ (means * weight[:, None]) + penalty * np.eye(len(beta))
+        move = np.linalg.solve(curvature, gradient)
+        size = 1.0
+        while size > 1e-6:
+            tried, tried_shares = _objective(beta - size * move, features, there, chosen, weight, penalty)
+            if tried <= value:
+                break
+            size /= 2
+        else:
+            return beta
+        beta, gained = beta - size * move, value - tried
+        value, shares = tried, tried_shares
+        if gained <= 1e-7 * weight.sum():
+            break
+    return beta
+
+
+def _objective(
+    beta: np.ndarray, features: np.ndarray, there: np.ndarray, chosen: np.ndarray, weight: np.ndarray, penalty: float
+) -> tuple[float, np.ndarray]:
+    scores = np.where(there, features @ beta, -np.inf)
+    top = scores.max(axis=1, keepdims=True)
+    powers = np.exp(scores - top)
+    total = powers.sum(axis=1, keepdims=True)
+    log_total = np.log(total[:, 0]) + top[:, 0]
+    likelihood = (chosen * np.where(there, scores, 0.0)).sum() - weight @ log_total
+    return float(-likelihood + penalty * (beta @ beta) / 2), powers / total
+
+
+def bits_per_choice(beta: np.ndarray, choices: Choices, number: int, kept: np.ndarray) -> float:
+    """Mean −log₂ P of the main sinks of one prompt at the point of that number; NaN without a sink."""
+    chosen = choices.chosen[number].astype(np.float64)
+    weight = chosen.sum(axis=1)
+    if not weight.any():
+        return float("nan")
+    value, _ = _objective(beta, choices.features[..., kept].astype(np.float64), choices.there, chosen, weight, 0.0)
+    return value / weight.sum() / np.log(2)
+
+
+@dataclass
+class ChoiceModel:
+    """Collects the choice sets of the first 32 prompts and cross-validates over prompts, in five folds."""
+
+    prompts: list[Choices] = field(default_factory=list)
+
+    def add(self, choices: Choices) -> None:
+        """One prompt's choice sets."""
+        if len(self.prompts) < MOST_PROMPTS:
+            self.prompts.append(choices)
+
+    def result(self, number: int) -> dict[str, np.ndarray]:
+        """Held-out bits per choice of every prompt at the point of that number.
+
+        ``all``: what the whole model gains over equal probabilities; ``class``, ``position``, ``mask_state``: what is
+        lost without the block. NaN without a sink, or with fewer than two prompts that have one.
+        """
+        gains = {name: np.full(len(self.prompts), np.nan) for name in MODELS}
+        having = [one for one, choices in enumerate(self.prompts) if choices.chosen[number].any()]
+        folds = [having[fold::FOLDS] for fold in range(min(FOLDS, len(having)))]
+        for fold in folds if len(having) > 1 else []:
+            data = _stacked([self.prompts[one] for one in having if one not in fold], number)
+            bits = {}
+            for name, without in MODELS.items():
+                kept = ~np.isin(BLOCKS, without)
+                beta = fit_choices(data[0][..., kept], data[1], data[2])
+                bits[name] = [bits_per_choice(beta, self.prompts[one], number, kept) for one in fold]
+            for place, one in enumerate(fold):
+                gains["all"][one] = _uniform_bits(self.prompts[one], number) - bits["all"][place]
+                for name in list(MODELS)[1:]:
+                    gains[name][one] = bits[name][place] - bits["all"][place]
+        return gains
+
+
+def _uniform_bits(choices: Choices, number: int) -> float:
+    weight = choices.chosen[number].sum(axis=1)
+    return float((weight * np.log2(choices.there.sum(axis=1))).sum() / weight.sum())
+
+
+def _stacked(prompts: Sequence[Choices], number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Prompts below each other, padded to the widest canvas; each prompt weighs the same."""
+    width = max(one.there.shape[1] for one in prompts)
+
+    def padded(array: np.ndarray, axis: int) -> np.ndarray:
+        room = [(0, 0)] * array.ndim
+        room[axis] = (0, width - array.shape[axis])
+        return np.pad(array, room)
+
+    features = np.concatenate([padded(one.features, 1) for one in prompts]).astype(np.float64)
+    there = np.concatenate([padded(one.there, 1) for one in prompts])
+    chosen = np.concatenate([padded(one.chosen[number] / one.chosen[number].sum(), 1) for one in prompts]).astype(np.float64)
+    return features, there, chosen

@@ -1,0 +1,86 @@
+"""Drift: how fast main sinks travel, in absolute positions and relative to the frontier of what is still masked.
+
+A diffusion sampler that finishes blocks from left to right moves its masks to the right by design. A sink that only
+keeps its distance to the masks therefore drifts in absolute positions and stands still relative to a frontier:
+
+nearest_mask     the masked position nearest to the sink, ties to the left
+leftmost_mask    the first masked position of the canvas
+rightmost_mask   the last one
+block_edge       the right edge of the block in which tokens are being committed
+"""
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+FRONTIERS = ("nearest_mask", "leftmost_mask", "rightmost_mask", "block_edge")
+
+
+def slopes(position: Float[np.ndarray, "step *head"]) -> Float[np.ndarray, "*head"]:
+    """Least-squares slope of a position against the step, in positions per step.
+
+    NaN steps are left out; NaN where fewer than two are left.
+    """
+    position = np.asarray(position, dtype=np.float64)
+    there = ~np.isnan(position)
+    step = np.arange(len(position), dtype=np.float64).reshape(-1, *[1] * (position.ndim - 1))
+    count = there.sum(axis=0)
+    several = np.maximum(count, 1)
+    centred = np.where(there, step - (there * step).sum(axis=0) / several, 0.0)
+    middle = np.where(there, position, 0.0).sum(axis=0) / several
+    squares = (centred**2).sum(axis=0)
+    products = (centred * np.where(there, position - middle, 0.0)).sum(axis=0)
+    return np.divide(products, squares, out=np.full(squares.shape, np.nan), where=(count > 1) & (squares > 0))
+
+
+def as_positions(main: Int[np.ndarray, "step layer head"]) -> Float[np.ndarray, "step layer head"]:
+    """Main sinks with NaN instead of −1."""
+    return np.where(main >= 0, main, np.nan).astype(np.float64)
+
+
+def relative_positions(
+    main: Int[np.ndarray, "step layer head"], frontier: str, masked: Bool[np.ndarray, "step position"], edges: Float[np.ndarray, " step"]
+) -> Float[np.ndarray, "step layer head"]:
+    """Positions of the main sinks minus that of a frontier; NaN where there is no sink or no frontier.
+
+    Args:
+        frontier: one of `FRONTIERS`.
+        edges: see `block_edges`.
+    """
+    steps, width = masked.shape
+    position = as_positions(main)
+    if frontier == "nearest_mask":
+        near = nearest_masks(masked)
+        return position - np.take_along_axis(near, np.maximum(main, 0).reshape(steps, -1), axis=1).reshape(main.shape)
+    if frontier == "block_edge":
+        at = edges
+    else:
+        ordered = masked if frontier == "leftmost_mask" else masked[:, ::-1]
+        at = ordered.argmax(axis=1).astype(np.float64)
+        at = at if frontier == "leftmost_mask" else width - 1 - at
+        at = np.where(masked.any(axis=1), at, np.nan)
+    return position - at[:, None, None]
+
+
+def nearest_masks(masked: Bool[np.ndarray, "step position"]) -> Float[np.ndarray, "step position"]:
+    """The masked position nearest to each position, ties to the left; NaN where none is masked."""
+    here = np.arange(masked.shape[1], dtype=np.float64)
+    left = np.maximum.accumulate(np.where(masked, here, -np.inf), axis=1)
+    right = np.minimum.accumulate(np.where(masked, here, np.inf)[:, ::-1], axis=1)[:, ::-1]
+    near = np.where(here - left <= right - here, left, right)
+    return np.where(np.isinf(near), np.nan, near)
+
+
+def blocks_of(written: Int[np.ndarray, "step position"], prompt_length: int, block: int) -> Int[np.ndarray, " step"]:
+    """Number of the block in which each step commits: that of its first commit; −1 before the first.
+
+    A step without a commit counts to the block of the step before.
+    """
+    committed = written >= 0
+    found = np.where(committed.any(axis=1), (committed.argmax(axis=1) - prompt_length) // block, -1)
+    latest = np.maximum.accumulate(np.where(found >= 0, np.arange(len(found)), -1))
+    return np.where(latest >= 0, found[np.maximum(latest, 0)], -1)
+
+
+def block_edges(blocks: Int[np.ndarray, " step"], prompt_length: int, block: int) -> Float[np.ndarray, " step"]:
+    """Last position of the block of each step; NaN where there is none."""
+    return np.where(blocks >= 0, prompt_length + (blocks + 1) * block - 1, np.nan).astype(np.float64)

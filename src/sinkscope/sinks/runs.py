@@ -1,0 +1,100 @@
+"""Runs: the maximal stretches of steps in which a position is a sink in a head, all heads at once.
+
+The kinds are those of `tracking`; a successor is the nearest run of another position of the head that starts within one
+step of this one's end, began after it and lasts longer; ties to the run that comes first.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Int
+
+STATIC_SHARE = 0.95
+KINDS = ("static", "moved", "vanished", "reappeared", "one_step", "lasting")
+STATIC, MOVED, VANISHED, REAPPEARED, ONE_STEP, LASTING = range(len(KINDS))
+PAIRS = 2_000_000
+NONE = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Every run, ordered by head, first step, position.
+
+    Attributes:
+        head, position, first, last: int arrays; steps are inclusive.
+        kind: number in `KINDS`.
+        successor: number of the run it moved to, −1 where it did not.
+    """
+
+    head: Int[np.ndarray, " run"]
+    position: Int[np.ndarray, " run"]
+    first: Int[np.ndarray, " run"]
+    last: Int[np.ndarray, " run"]
+    kind: Int[np.ndarray, " run"]
+    successor: Int[np.ndarray, " run"]
+
+    def __len__(self) -> int:
+        return len(self.head)
+
+    @property
+    def durations(self) -> Int[np.ndarray, " run"]:
+        """Steps from the first to the last."""
+        return self.last - self.first + 1
+
+
+def find_runs(
+    step: Int[np.ndarray, " sink"],
+    head: Int[np.ndarray, " sink"],
+    position: Int[np.ndarray, " sink"],
+    steps: int,
+    tolerance: int = 0,
+    short_too: bool = True,
+) -> Runs:
+    """Runs of sinks that are given one by one, in any order.
+
+    Args:
+        steps: how many the trace has.
+        tolerance: a gap of at most so many steps does not end a run.
+        short_too: looks for successors also of runs of one step, whose kind does not depend on it.
+    """
+    order = np.lexsort((step, position, head))
+    step, head, position = (np.asarray(one, dtype=np.int64)[order] for one in (step, head, position))
+    fresh = np.ones(len(step), dtype=bool)
+    fresh[1:] = (head[1:] != head[:-1]) | (position[1:] != position[:-1]) | (step[1:] - step[:-1] > 1 + tolerance)
+    start = np.flatnonzero(fresh)
+    end = np.append(start[1:], len(step))[: len(start)] - 1
+    head, position, first, last = head[start], position[start], step[start], step[end]
+    again = np.zeros(len(start), dtype=bool)
+    again[:-1] = (head[1:] == head[:-1]) & (position[1:] == position[:-1])
+    order = np.lexsort((position, first, head))
+    head, position, first, last, again = (one[order] for one in (head, position, first, last, again))
+    static = last - first + 1 >= STATIC_SHARE * steps
+    asked = ~static & (last < steps - 1) & (short_too | (last > first))
+    successor = _successors(head, position, first, last, np.flatnonzero(asked), steps)
+    kind = np.where(last < steps - 1, VANISHED, LASTING)
+    kind[again] = REAPPEARED
+    kind[successor >= 0] = MOVED
+    kind[first == last] = ONE_STEP
+    kind[static] = STATIC
+    return Runs(head, position, first, last, kind, successor)
+
+
+def _successors(head: np.ndarray, position: np.ndarray, first: np.ndarray, last: np.ndarray, asked: np.ndarray, steps: int) -> np.ndarray:
+    """Numbers of the successors, −1 where there is none; runs are ordered by head and first step."""
+    successor = np.full(len(head), -1)
+    start = head * (steps + 2) + first
+    low = np.searchsorted(start, head[asked] * (steps + 2) + last[asked] - 1)
+    counts = np.searchsorted(start, head[asked] * (steps + 2) + last[asked] + 1, side="right") - low
+    asked, low, counts = asked[counts > 0], low[counts > 0], counts[counts > 0]
+    for piece in np.split(np.arange(len(asked)), np.flatnonzero(np.diff(np.cumsum(counts) // PAIRS)) + 1):
+        if not len(piece):
+            continue
+        begin = np.cumsum(counts[piece]) - counts[piece]
+        number = np.repeat(asked[piece], counts[piece])
+        other = np.arange(len(number)) + np.repeat(low[piece] - begin, counts[piece])
+        distance = np.abs(position[other] - position[number])
+        fits = (distance > 0) & (first[other] > first[number]) & (last[other] > last[number])
+        nearest = np.minimum.reduceat(np.where(fits, distance * len(head) + other, NONE), begin)
+        found = nearest < NONE
+        successor[asked[piece][found]] = nearest[found] % len(head)
+    return successor

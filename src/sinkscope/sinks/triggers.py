@@ -1,0 +1,86 @@
+"""What triggers a move: a commit at the position left or entered, a block change, or neither, against shifted commits.
+
+A move at step t is seen beside the commits of step t − 1, which is what changed on the canvas in between. The null
+shifts the commit times of a prompt circularly, block changes with them: the rhythm of the commits and of the moves
+stay as they are, only their alignment is lost. All shifts are counted at once: a move is triggered under exactly one
+shift by each commit. Shifts go around the transitions between steps, of which there is one less than steps: a commit
+in the last step can trigger nothing and is left out.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from jaxtyping import Float, Int
+
+TRIGGERS = ("own", "left", "entered", "block", "neither")
+
+
+def trigger_shares(
+    main: Int[np.ndarray, "step layer head"], written: Int[np.ndarray, "step position"], blocks: Int[np.ndarray, " step"] | None
+) -> Float[np.ndarray, "trigger shift"] | None:
+    """Share of the moves with each trigger of `TRIGGERS` under every circular shift of the commits; shift 0 is as it was.
+
+    own      the position left or the position entered was committed in the step before
+    left     the position left was; entered: the position entered was
+    block    not own, and the block in which tokens are committed changed with the step
+    neither  none of these
+
+    Args:
+        blocks: number of the block of each step; None without blocks.
+
+    None where nothing moves.
+    """
+    transitions = len(main) - 1
+    step, layer, head = np.nonzero((main[1:] >= 0) & (main[:-1] >= 0) & (main[1:] != main[:-1]))
+    if not len(step):
+        return None
+    committed = written[:transitions] >= 0
+    commit = np.where(committed.any(axis=0), committed.argmax(axis=0), -1)
+    commit = np.append(commit, np.full(max(0, int(main.max()) + 1 - len(commit)), -1))
+    left, entered = commit[main[step, layer, head]], commit[main[step + 1, layer, head]]
+    shift_left = np.where(left >= 0, (step - left) % transitions, -1)
+    shift_entered = np.where(entered >= 0, (step - entered) % transitions, -2)
+    counts = {name: np.bincount(one[one >= 0], minlength=transitions) for name, one in (("left", shift_left), ("entered", shift_entered))}
+    own = counts["left"] + counts["entered"] - np.bincount(shift_left[shift_left == shift_entered], minlength=transitions)
+    block = np.zeros(transitions, dtype=np.int64)
+    if blocks is not None:
+        for change in np.flatnonzero((np.diff(blocks) != 0) & (blocks[:-1] >= 0)):
+            shift = (step - change) % transitions
+            block += np.bincount(shift[(shift != shift_left) & (shift != shift_entered)], minlength=transitions)
+    found = {**counts, "own": own, "block": block, "neither": len(step) - own - block}
+    return np.array([found[name] for name in TRIGGERS]) / len(step)
+
+
+@dataclass
+class TriggerTest:
+    """Collects prompts; is a trigger commoner than with commits shifted in every prompt on its own?
+
+    Shift 0 is among the draws, so under the null the observed mean is one draw like the others and p is exact.
+    """
+
+    draws: int = 999
+    seed: int = 0
+    prompts: int = 0
+    observed: np.ndarray = field(default_factory=lambda: np.zeros(len(TRIGGERS)))
+    null: np.ndarray = field(default_factory=lambda: np.zeros((len(TRIGGERS), 0)))
+
+    def add(self, shares: Float[np.ndarray, "trigger shift"]) -> None:
+        """One prompt's `trigger_shares`."""
+        if not self.prompts:
+            self.null = np.zeros((len(TRIGGERS), self.draws))
+        rng = np.random.default_rng([self.seed, self.prompts])
+        self.null += shares[:, rng.integers(0, shares.shape[1], self.draws)]
+        self.observed = self.observed + shares[:, 0]
+        self.prompts += 1
+
+    def p_values(self) -> dict[str, float]:
+        """One-sided, {trigger: share of draws at least as common}; for ``neither``: at most as common. 1 without prompts."""
+        if not self.prompts:
+            return dict.fromkeys(TRIGGERS, 1.0)
+        rounding = 1e-9
+        found = {}
+        for number, name in enumerate(TRIGGERS):
+            sign = -1 if name == "neither" else 1
+            as_far = (sign * self.null[number] >= sign * self.observed[number] - rounding).sum()
+            found[name] = float((1 + as_far) / (1 + self.draws))
+        return found

@@ -1,0 +1,212 @@
+"""Exports of a trace, with named axes and units: NumPy, Parquet, zarr and xarray.
+
+numpy     one ``.npz`` file: the tensors as they are, and ``manifest.json`` as bytes
+zarr      one group with dimension names, a chunk per 16 steps and layer; `xarray.open_zarr` reads it
+xarray    one NetCDF file for `xarray.open_dataset`; written from memory, so it is refused where a tensor is too large
+parquet   long form, one row per step × layer × head × position (see `parquet`)
+
+All but xarray are written part by part, whatever the length of the trace. A file appears under its name once it is whole.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from sinkscope.axes import KEY, POSITION, TRACE_AXES, TRACE_UNITS
+from sinkscope.errors import CallError, TraceError
+from sinkscope.traces.format import UNFINISHED
+from sinkscope.traces.parquet import write_parquet
+from sinkscope.traces.reading import Trace
+from sinkscope.traces.writing import STEPS_PER_PART, widen
+
+Target = Literal["xarray", "zarr", "parquet", "numpy"]
+SUFFIXES: dict[str, str] = {"xarray": ".nc", "zarr": ".zarr", "parquet": ".parquet", "numpy": ".npz"}
+NEEDS: dict[str, tuple[str, ...]] = {"xarray": ("xarray",), "zarr": ("zarr",), "parquet": ("pyarrow",), "numpy": ()}
+LARGEST_NETCDF = 1 << 31  # bytes of one variable in NetCDF 3
+
+
+def export_trace(trace: Trace, target: Target, out: str | Path) -> Path:
+    """Writes a trace in another format.
+
+    Args:
+        target: ``xarray`` (NetCDF), ``zarr``, ``parquet`` or ``numpy``.
+        out: the file, or for zarr the folder; it must not exist. The usual suffix is added where there is none.
+
+    Returns:
+        What was written.
+
+    Raises:
+        CallError: an unknown target, something at ``out`` already, or a package that is not installed.
+        TraceError: no whole step, or a file that cannot be written.
+    """
+    if target not in get_args(Target):
+        raise CallError(f"target: expected one of {', '.join(get_args(Target))}, found {target!r}")
+    check_installed(target)
+    if not trace.steps:
+        raise TraceError(f"{trace.folder} holds no whole step yet; there is nothing to export")
+    path = Path(out)
+    path = path if path.suffix else path.with_name(path.name + SUFFIXES[target])
+    if path.exists():
+        raise CallError(f"{path} is there already; choose another name or delete it")
+    beside = path.with_name(path.name + UNFINISHED)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _remove(beside)
+        _WRITERS[target](trace, beside)
+        os.replace(beside, path)
+    except OSError as error:
+        raise TraceError(f"{path} cannot be written ({error.strerror or error}); make room or choose another folder") from error
+    finally:
+        with contextlib.suppress(OSError):
+            _remove(beside)
+    return path
+
+
+def check_installed(target: str) -> None:
+    """Refuses a target whose package is missing, and says how to get it.
+
+    Raises:
+        CallError: a package is missing.
+    """
+    from importlib.util import find_spec
+
+    missing = [name for name in NEEDS[target] if find_spec(name) is None]
+    if missing:
+        raise CallError(f"export to {target} needs {' and '.join(missing)}, which is not installed: pip install 'sinkscope[export]'")
+
+
+def to_xarray(trace: Trace) -> Any:
+    """An `xarray.Dataset` of a trace, read when indexed: dimensions as in `axes.TRACE_AXES`, units as attributes.
+
+    An axis has one size in a dataset: tensors are filled up with −1 or NaN where another one is longer.
+
+    Raises:
+        CallError: xarray is not installed.
+    """
+    check_installed("xarray")
+    import xarray
+    from xarray.backends import BackendArray
+    from xarray.core import indexing
+
+    sizes = axis_sizes(trace)
+
+    class Lazy(BackendArray):  # xarray's own way in for arrays that are read when indexed
+        def __init__(self, name: str) -> None:
+            self.name = name
+            self.shape = tuple(sizes[axis] for axis in TRACE_AXES[name])
+            self.dtype = getattr(trace, name).dtype
+
+        def __getitem__(self, key: Any) -> np.ndarray:
+            return indexing.explicit_indexing_adapter(key, self.shape, indexing.IndexingSupport.BASIC, self._read)
+
+        def _read(self, key: tuple[Any, ...]) -> np.ndarray:
+            if len(key) == 1:
+                return getattr(trace, self.name)[key]
+            return widen(self.name, getattr(trace, self.name)[key[:-1]], self.shape[-1])[..., key[-1]]
+
+    variables = {
+        name: xarray.Variable(TRACE_AXES[name], indexing.LazilyIndexedArray(Lazy(name)), {"units": TRACE_UNITS[name]})
+        for name in trace.tensors
+    }
+    return xarray.Dataset(variables, attrs=_attributes(trace))
+
+
+def axis_sizes(trace: Trace) -> dict[str, int]:
+    """The longest size of every axis among the tensors of a trace."""
+    sizes: dict[str, int] = {}
+    for name in trace.tensors:
+        for axis, size in zip(TRACE_AXES[name], getattr(trace, name).shape, strict=True):
+            sizes[axis] = max(size, sizes.get(axis, 0))
+    if KEY in sizes and POSITION in sizes:  # both count tokens of the canvas
+        sizes[KEY] = sizes[POSITION] = max(sizes[KEY], sizes[POSITION])
+    return sizes
+
+
+def _attributes(trace: Trace) -> dict[str, Any]:
+    """What a group or file says of itself; nested values as JSON, because NetCDF knows only text and numbers."""
+    manifest = trace.manifest
+    return {
+        "layers": list(trace.layers),
+        "model": str(manifest.get("model", {}).get("name", "")),
+        "complete": int(trace.complete),
+        "causal": int(trace.causal),
+        "manifest": json.dumps(manifest, ensure_ascii=False),
+    }
+
+
+def _blocks(trace: Trace, name: str, width: int | None = None) -> Iterator[tuple[int, int, np.ndarray]]:
+    """(first step, last + 1, steps) of a tensor, part by part, its last axis ``width`` long."""
+    array = getattr(trace, name)
+    room: int = array.shape[-1] if width is None else width
+    for first, stop in trace.step_parts():
+        block = array[first:stop]
+        yield first, stop, block if block.ndim == 1 else widen(name, block, room)
+
+
+def _write_numpy(trace: Trace, path: Path) -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
+        archive.writestr("manifest.json", json.dumps(trace.manifest, ensure_ascii=False))
+        for name in trace.tensors:
+            array = getattr(trace, name)
+            header = {"descr": np.lib.format.dtype_to_descr(array.dtype), "fortran_order": False, "shape": array.shape}
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array_header_1_0(file, header)  # type: ignore[arg-type]
+                for _, _, block in _blocks(trace, name):
+                    file.write(np.ascontiguousarray(block).tobytes())
+
+
+def _write_zarr(trace: Trace, path: Path) -> None:
+    import zarr
+
+    sizes = axis_sizes(trace)
+    group = zarr.open_group(str(path), mode="w", attributes=_attributes(trace))
+    for name in trace.tensors:
+        axes = TRACE_AXES[name]
+        shape = [sizes[axis] for axis in axes]
+        steps = min(STEPS_PER_PART, shape[0])
+        chunks = (steps, 1, *shape[2:]) if len(shape) > 2 else (steps, *shape[1:])
+        array = group.create_array(
+            name,
+            shape=shape,
+            chunks=chunks,
+            dtype=getattr(trace, name).dtype,
+            dimension_names=axes,
+            attributes={"units": TRACE_UNITS[name]},
+        )
+        for first, stop, block in _blocks(trace, name, shape[-1]):
+            array[first:stop] = block
+
+
+def _write_netcdf(trace: Trace, path: Path) -> None:
+    dataset = to_xarray(trace)
+    for name, variable in dataset.variables.items():
+        if variable.nbytes >= LARGEST_NETCDF:
+            raise CallError(
+                f"{name} takes {variable.nbytes / 1e9:.1f} GB, a NetCDF file holds at most {LARGEST_NETCDF / 1e9:.1f} GB of one tensor; "
+                "export to zarr, which xarray reads as well"
+            )
+    dataset.attrs["layers"] = "\n".join(dataset.attrs["layers"])
+    encoding = {name: {"_FillValue": None} for name in dataset.variables}
+    dataset.to_netcdf(path, engine="scipy", format="NETCDF3_64BIT", encoding=encoding)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+_WRITERS: dict[str, Callable[[Trace, Path], None]] = {
+    "numpy": _write_numpy,
+    "zarr": _write_zarr,
+    "xarray": _write_netcdf,
+    "parquet": write_parquet,
+}

@@ -1,0 +1,105 @@
+"""A trace as one long Parquet table: a row per step × layer × head × position, streamed a step at a time.
+
+What belongs to the canvas (``token``, ``text``, ``masked``, ``written`` …) is repeated for every layer and head;
+what belongs to a key head for every query head that shares it. Units are in the metadata of the columns, the manifest
+in the metadata of the file. Positions beyond ``lengths`` have no row.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sinkscope.axes import HEAD, KV_HEAD, LAYER, POSITION, STEP, TRACE_AXES, TRACE_UNITS
+from sinkscope.traces.reading import Trace
+from sinkscope.traces.top import kept_columns
+from sinkscope.traces.writing import widen
+
+ROWS_AT_ONCE = 1 << 19
+COLUMNS = {
+    "tokens": "token",
+    "masked": "masked",
+    "written": "written",
+    "predicted": "predicted",
+    "confidence": "confidence",
+    "column_sums": "column_sum",
+    "column_sums_masked": "column_sum_masked",
+    "self_attention": "self_attention",
+    "last_query": "last_query",
+    "value_norms": "value_norm",
+    "key_norms": "key_norm",
+    "hidden_norms": "hidden_norm",
+}
+"""Tensor → column. Tensors of other axes (``lengths``, the kept largest columns) have none."""
+
+
+def write_parquet(trace: Trace, path: Path) -> None:
+    """Writes the table; needs pyarrow."""
+    import pyarrow
+    import pyarrow.parquet
+
+    names = [name for name in COLUMNS if name in trace.tensors or f"top_{name}" in trace.tensors]
+    schema = _schema(trace, names)
+    texts = trace.manifest.get("vocabulary", {})
+    with pyarrow.parquet.ParquetWriter(path, schema, compression="zstd") as writer:
+        for first, stop in trace.step_parts():
+            lengths = trace.lengths[first:stop]
+            held = {name: kept_columns(trace, name)[first:stop] for name in names}
+            for step in range(first, stop):
+                length = int(lengths[step - first])
+                arrays = {name: widen(name, block[step - first], length)[..., :length] for name, block in held.items()}
+                for layers in _layers_at_once(trace, length):
+                    writer.write_table(pyarrow.table(_rows(trace, step, layers, arrays, length, texts), schema=schema))
+
+
+def _layers_at_once(trace: Trace, length: int) -> list[range]:
+    count = len(trace.layers)
+    size = max(1, ROWS_AT_ONCE // max(1, trace.heads * length))
+    return [range(first, min(first + size, count)) for first in range(0, count, size)]
+
+
+def _rows(trace: Trace, step: int, layers: range, arrays: dict[str, np.ndarray], length: int, texts: dict[str, str]) -> dict[str, Any]:
+    import pyarrow
+
+    shape = (len(layers), trace.heads, length)
+    layer, head, position = (np.broadcast_to(axis, shape).ravel() for axis in np.ogrid[layers.start : layers.stop, : trace.heads, :length])
+    table: dict[str, Any] = {
+        "step": np.full(layer.size, step, np.int32),
+        "layer": layer.astype(np.int32),
+        "head": head.astype(np.int32),
+        "position": position.astype(np.int32),
+    }
+    for name, array in arrays.items():
+        axes = TRACE_AXES[name][1:]
+        if LAYER in axes:
+            array = array[layers.start : layers.stop]
+        if KV_HEAD in axes:
+            array = np.repeat(array, trace.heads // array.shape[1], axis=1)
+        elif LAYER in axes and HEAD not in axes:
+            array = array[:, None]
+        flat = np.broadcast_to(array, shape).ravel()
+        table[COLUMNS[name]] = flat.astype(bool) if name == "masked" else flat
+        if name == "tokens":
+            tokens, codes = np.unique(array, return_inverse=True)
+            words = pyarrow.array([texts.get(str(token)) for token in tokens.tolist()], pyarrow.string())
+            indices = np.broadcast_to(codes.reshape(array.shape), shape).ravel().astype(np.int32)
+            table["text"] = pyarrow.DictionaryArray.from_arrays(pyarrow.array(indices), words).cast(pyarrow.string())
+    return table
+
+
+def _schema(trace: Trace, names: list[str]) -> Any:
+    import pyarrow
+
+    units = {"step": "forward call, from 0", "layer": "from 0, next to the embedding", "head": "query head, from 0"}
+    fields = [
+        pyarrow.field(name, pyarrow.int32(), False, {"units": units.get(name, "tokens, from 0")}) for name in (STEP, LAYER, HEAD, POSITION)
+    ]
+    for name in names:
+        kind = pyarrow.bool_() if name == "masked" else pyarrow.from_numpy_dtype(getattr(trace, name).dtype)
+        fields.append(pyarrow.field(COLUMNS[name], kind, metadata={"units": TRACE_UNITS[name]}))
+        if name == "tokens":
+            fields.append(
+                pyarrow.field("text", pyarrow.string(), metadata={"units": "the token as text, null where the trace does not say"})
+            )
+    return pyarrow.schema(fields, {"manifest": json.dumps(trace.manifest, ensure_ascii=False), "layers": json.dumps(list(trace.layers))})

@@ -1,0 +1,201 @@
+"""A folder of statistics: one prompt at a time, folded in the order of their numbers, by as many processes as there are.
+
+manifest.json               what made them, how many prompts are in, ``complete``
+statistics.safetensors      the prompts 0 … n−1 merged in this order; it says n itself
+items/000123.safetensors    prompts that wait for an earlier one
+
+A prompt is committed by an atomic rename and folded under a lock that the system releases when its holder dies, so a
+run that was killed goes on by the same command, and the result does not depend on how many processes there were.
+"""
+
+import contextlib
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from sinkscope.errors import CallError, TraceError
+from sinkscope.traces.format import FORMAT, MANIFEST, UNFINISHED, write_manifest, write_whole
+
+STATISTICS, ITEMS, LOCK = "statistics.safetensors", "items", ".lock"
+Arrays = dict[str, np.ndarray]
+
+
+class StatisticsFolder:
+    """Where the prompts of one run go.
+
+    Args:
+        folder: new or empty, or one that the same run has begun.
+        identity: plain values that say which run it is; a folder of another run is refused.
+        merge: two prompts' arrays, the earlier one first, to those of both.
+        expected: how many prompts there will be; None when nobody knows yet.
+
+    Raises:
+        CallError: the folder holds something else.
+        TraceError: it cannot be made.
+    """
+
+    def __init__(
+        self, folder: Path, identity: dict[str, Any], merge: Callable[[Arrays, Arrays], Arrays], expected: int | None = None
+    ) -> None:
+        self.folder, self.identity, self.expected, self._merge = folder, json.loads(json.dumps(identity)), expected, merge
+        begun = self._check()  # before anything is made in a folder that may be somebody else's
+        try:
+            (folder / ITEMS).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise TraceError(f"{folder} cannot be made ({error.strerror}); choose another folder") from error
+        if not begun:
+            with self._locked():
+                if not self._check():
+                    write_manifest(folder, self._manifest(0, {}, False))
+
+    def _check(self) -> bool:
+        """Whether the same run has begun here; refuses what is not ours."""
+        if (self.folder / MANIFEST).exists():
+            found = read_statistics_manifest(self.folder).get("run", {})
+            for key in {**self.identity, **found}:
+                if found.get(key) != self.identity.get(key):
+                    raise CallError(
+                        f"{self.folder} holds statistics of another run: expected {key} {self.identity.get(key)!r}, found "
+                        f"{found.get(key)!r}; choose another folder or delete this one"
+                    )
+            return True
+        if self.folder.is_dir():
+            others = [one.name for one in self.folder.iterdir() if one.name not in (ITEMS, LOCK) and not one.name.endswith(UNFINISHED)]
+            if others:
+                raise CallError(f"{self.folder} already holds files ({others[0]} …); choose another folder or delete this one")
+        return False
+
+    def _manifest(self, prompts: int, about: dict[str, Any], complete: bool) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "level": "statistics",
+            "complete": complete,
+            "prompts": prompts,
+            "expected": self.expected,
+            "run": self.identity,
+            **about,
+        }
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        import fcntl
+
+        with (self.folder / LOCK).open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield  # closing the file gives the lock back, and so does dying
+
+    @property
+    def prompts(self) -> int:
+        """How many prompts are merged."""
+        path = self.folder / STATISTICS
+        return int(_read(path)[1]["prompts"]) if path.exists() else 0
+
+    def done(self, index: int) -> bool:
+        """Whether a prompt is in, or waits."""
+        return self._item(index).exists() or index < self.prompts
+
+    def _item(self, index: int) -> Path:
+        return self.folder / ITEMS / f"{index:06d}.safetensors"
+
+    def commit(self, index: int, arrays: Arrays, about: dict[str, Any], texts: dict[str, str]) -> bool:
+        """Puts a prompt in, and folds what can be folded; returns whether this call brought the last one in.
+
+        Args:
+            about: what the manifest shall say of the model; the first prompt's counts.
+            texts: how tokens read.
+
+        Raises:
+            TraceError: it cannot be written.
+        """
+        metadata = {"about": json.dumps(about, ensure_ascii=False), "texts": json.dumps(texts, ensure_ascii=False)}
+        write_whole(self._item(index), save(arrays, metadata))
+        return self.fold()
+
+    def fold(self) -> bool:
+        """Merges the prompts whose turn it is; returns whether this call brought the last one in."""
+        with self._locked():
+            path = self.folder / STATISTICS
+            merged, metadata = _read(path) if path.exists() else ({}, {"prompts": "0", "about": "{}", "texts": "{}"})
+            first = count = int(metadata["prompts"])
+            texts = json.loads(metadata["texts"])
+            while self._item(count).exists():
+                arrays, own = _read(self._item(count))
+                merged = self._merge(merged, arrays) if count else arrays
+                texts.update(json.loads(own["texts"]))
+                metadata["about"] = own["about"] if not count else metadata["about"]
+                count += 1
+            if count > first:
+                metadata.update(
+                    prompts=str(count), texts=json.dumps(dict(sorted(texts.items())), ensure_ascii=False, separators=(",", ":"))
+                )
+                write_whole(path, save(merged, metadata))
+            for item in (self.folder / ITEMS).glob("*.safetensors"):  # also what a kill left between the two
+                if int(item.stem) < count:
+                    item.unlink()
+            before = read_statistics_manifest(self.folder)
+            complete = count == self.expected
+            if count != before["prompts"] or complete != before["complete"]:
+                write_manifest(self.folder, self._manifest(count, json.loads(metadata["about"]), complete))
+            if complete:
+                shutil.rmtree(self.folder / ITEMS, ignore_errors=True)
+            return complete and not before["complete"]
+
+    def close(self) -> None:
+        """No more prompts come: what is in is all."""
+        self.expected = self.prompts
+        self.fold()
+        (self.folder / LOCK).unlink(missing_ok=True)
+
+
+def is_statistics(path: Path) -> bool:
+    """Whether a folder holds statistics rather than a trace."""
+    try:
+        return json.loads((path / MANIFEST).read_text(encoding="utf-8")).get("level") == "statistics"
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def read_statistics_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a folder of statistics.
+
+    Raises:
+        TraceError: not there, not readable, of another format, or of a trace.
+    """
+    path = folder / MANIFEST
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise TraceError(f"{path} cannot be read ({error}); expected the manifest of a folder of statistics") from error
+    found = (manifest.get("format"), manifest.get("level")) if isinstance(manifest, dict) else None
+    if found != (FORMAT, "statistics"):
+        raise TraceError(f"{folder}: expected statistics of format {FORMAT}, found format and level {found}")
+    return manifest
+
+
+def read_statistics(folder: str | Path) -> tuple[dict[str, Any], Arrays, dict[int, str]]:
+    """The manifest, the merged arrays and how tokens read.
+
+    Raises:
+        TraceError: not there, damaged, or without a whole prompt.
+    """
+    folder = Path(folder)
+    manifest = read_statistics_manifest(folder)
+    path = folder / STATISTICS
+    if not path.exists():
+        raise TraceError(f"{folder} holds no whole prompt yet; the same command that began it goes on")
+    arrays, metadata = _read(path)
+    return manifest, arrays, {int(token): text for token, text in json.loads(metadata["texts"]).items()}
+
+
+def _read(path: Path) -> tuple[Arrays, dict[str, str]]:
+    try:
+        with safe_open(path, framework="np") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118 - no dict
+    except (SafetensorError, OSError) as error:
+        raise TraceError(f"{path} cannot be read ({error}); the file is damaged") from error

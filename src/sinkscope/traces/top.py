@@ -1,0 +1,88 @@
+"""Traces that keep only the largest columns: what is taken from a step, and how it reads as whole columns again."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Float
+
+from sinkscope.axes import KEY, TRACE_AXES
+
+if TYPE_CHECKING:
+    from sinkscope.traces.reading import TraceArray
+
+TOPPED = ("column_sums", "last_query")
+KEPT = ("tokens", "masked", "written", "predicted", "confidence", "lengths")
+
+
+def keep_top(step: dict[str, np.ndarray], count: int) -> dict[str, np.ndarray]:
+    """Of a step only the canvas, and of each head the ``count`` largest columns, their positions and the mean of the rest.
+
+    Ties go to the lower position.
+    """
+    kept = {name: step[name] for name in KEPT if name in step}
+    for name in TOPPED:
+        if name in step:
+            columns, keys = step[name], min(count, step[name].shape[-1])
+            order = np.argsort(-columns, axis=-1, kind="stable")[..., :keys]
+            values = np.take_along_axis(columns, order, axis=-1)
+            others = columns.shape[-1] - keys
+            rest = columns.sum(axis=-1, dtype=np.float64) - values.sum(axis=-1, dtype=np.float64)
+            room = [(0, 0)] * (columns.ndim - 1) + [(0, count - keys)]
+            kept[f"top_{name}"] = np.pad(values, room, constant_values=np.nan)
+            kept[f"top_{name}_key"] = np.pad(order.astype(np.int32), room, constant_values=-1)
+            kept[f"rest_{name}"] = np.where(others > 0, np.maximum(rest, 0) / max(1, others), np.nan).astype(np.float32)
+    return kept
+
+
+def kept_columns(trace: Any, name: str = "column_sums") -> Any:
+    """Columns as they were kept: whole, or the largest with NaN at all others."""
+    return getattr(trace, name) if name in trace.tensors else TopArray(name, trace, spread=False)
+
+
+class TopArray:
+    """Columns of which only the largest were kept: these as they were, all others at their mean.
+
+    The mean of the others is therefore exact for every key, and so is Eq. 3 for every key that was kept. Indexed like a
+    `TraceArray`.
+
+    Args:
+        spread: False leaves NaN at the keys that were not kept.
+    """
+
+    def __init__(self, name: str, trace: Any, spread: bool = True) -> None:
+        self.name, self.spread = name, spread
+        self._values: TraceArray = getattr(trace, f"top_{name}")
+        self._keys: TraceArray = getattr(trace, f"top_{name}_key")
+        self._rest: TraceArray = getattr(trace, f"rest_{name}")
+        self._lengths = trace.lengths[:]
+        self.axes = (*TRACE_AXES[name][:-1], KEY)
+        self.shape = (*self._values.shape[:-1], int(self._lengths.max(initial=0)))
+        self.dtype = self._values.dtype
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        array = self[:]
+        return array if dtype is None else array.astype(dtype)
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        index = index if isinstance(index, tuple) else (index,)
+        at = next((number for number, one in enumerate(index) if one is Ellipsis), None)
+        if at is not None:
+            index = (*index[:at], *([slice(None)] * (len(self.shape) - len(index) + 1)), *index[at + 1 :])
+        if len(index) > len(self.shape):
+            raise IndexError(f"{self.name} has axes {', '.join(self.axes)}; found {len(index)} indices")
+        leading, last = index[:3], index[3:]
+        values, keys, rest = self._values[leading], self._keys[leading], self._rest[leading]
+        lengths = np.asarray(self._lengths[index[0]])
+        return self._whole(values, keys, rest, lengths.reshape((*lengths.shape, *[1] * (rest.ndim - lengths.ndim))))[(..., *last)]
+
+    def _whole(self, values: np.ndarray, keys: np.ndarray, rest: np.ndarray, lengths: np.ndarray) -> Float[np.ndarray, "... key"]:
+        width = self.shape[-1]
+        fill = rest if self.spread else np.full_like(rest, np.nan)
+        whole = np.repeat(fill[..., None], width + 1, axis=-1)
+        np.put_along_axis(whole, np.where(keys < 0, width, keys).astype(np.intp), values, axis=-1)  # what is not there goes behind the end
+        whole = whole[..., :width]
+        whole[np.broadcast_to(np.arange(width) >= lengths[..., None], whole.shape)] = np.nan
+        return whole

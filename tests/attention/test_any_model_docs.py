@@ -1,0 +1,25 @@
+"""The example of docs/any-model.md runs as it stands, and does what it says."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import sinkscope
+
+PAGE = Path(__file__).parents[2] / "docs" / "any-model.md"
+
+
+def test_the_example_of_a_foreign_module_runs(tmp_path, monkeypatch, capsys):
+    (block,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    said = re.findall(r"^print\(.*\) +# (.*?)(?:: .*)?$", block, re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    exec(compile(block, str(PAGE), "exec"), {"__name__": "example"})
+    assert capsys.readouterr().out.splitlines() == said and len(said) == 2
+    plain, hidden = sinkscope.open_trace("plain.trace"), sinkscope.open_trace("hidden.trace")
+    assert plain.causal and plain.layers == hidden.layers
+    np.testing.assert_allclose(plain.column_sums[0].sum(-1), 17, rtol=1e-4)
+    np.testing.assert_allclose(hidden.column_sums[0, :, :, 0], 1, rtol=1e-5)  # the first query keeps its only key
+    assert (plain.column_sums[0, :, :, 0] > 1.5).all()

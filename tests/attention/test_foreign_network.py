@@ -1,0 +1,481 @@
+"""Foreign torch modules: what they ask of ``F.scaled_dot_product_attention`` is watched, hidden in and prepended to."""
+
+import numpy as np
+import pytest
+import torch
+from diary import Diary, step_events
+from leaves_no_trace import check_leaves_no_trace
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+import sinkscope
+from sinkscope.attention import Hider, Prefix, Prepender, current_session, foreign, subscribed
+from sinkscope.errors import AttentionError, CallError
+
+ROWS, LENGTH, HEADS, KV_HEADS, DIM, WIDTH = 2, 7, 6, 3, 5, 24
+IDS = torch.randint(1, 50, (ROWS, LENGTH), generator=torch.Generator().manual_seed(0))
+
+
+class Attention(nn.Module):
+    """Calls F.scaled_dot_product_attention with whatever ``arguments`` says, and keeps a dense map of the same."""
+
+    def __init__(self, value_dim=4, **arguments):
+        super().__init__()
+        self.query, self.key = nn.Linear(WIDTH, HEADS * DIM), nn.Linear(WIDTH, KV_HEADS * DIM)
+        self.value, self.out = nn.Linear(WIDTH, KV_HEADS * value_dim), nn.Linear(HEADS * value_dim, WIDTH)
+        self.arguments = {"enable_gqa": True, **arguments}
+        self.cache = None
+        self.maps, self.values = [], []
+
+    def forward(self, x, attn_mask=None, cached=False):
+        heads = (("query", HEADS), ("key", KV_HEADS), ("value", KV_HEADS))
+        query, key, value = (getattr(self, name)(x).unflatten(-1, (count, -1)).transpose(1, 2) for name, count in heads)
+        if cached:
+            key, value = (
+                (torch.cat([old, new], dim=2) for old, new in zip(self.cache, (key, value), strict=True)) if self.cache else (key, value)
+            )
+            self.cache = (key, value)
+        self.maps.append(self.dense(query, key, attn_mask).detach())
+        self.values.append(value.detach())
+        mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=attn_mask, **self.arguments)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+    def dense(self, query, key, mask):
+        scale = self.arguments.get("scale") or query.shape[-1] ** -0.5
+        scores = query @ key.repeat_interleave(HEADS // KV_HEADS, dim=1).mT * scale
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+        if self.arguments.get("is_causal"):
+            scores = scores.masked_fill(~torch.ones(scores.shape[-2:], dtype=torch.bool).tril(), -torch.inf)
+        return torch.softmax(scores, dim=-1).nan_to_num(0.0)
+
+
+class Block(nn.Module):
+    def __init__(self, **arguments):
+        super().__init__()
+        self.attention, self.feed = Attention(**arguments), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x, **more):
+        x = x + self.attention(x, **more)
+        return x + self.feed(x).tanh()
+
+
+class Said:
+    def __init__(self, logits):
+        self.logits = logits
+
+
+class Foreign(nn.Module):
+    """Nobody's model: no config, no layer_idx."""
+
+    def __init__(self, **arguments):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.head = nn.Embedding(50, WIDTH), nn.Linear(WIDTH, 50)
+        self.blocks = nn.ModuleList(Block(**arguments) for _ in range(3))
+        self.checkpointed = False
+
+    def forward(self, ids, **more):
+        x = self.embed(ids)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=True) if self.checkpointed else block(x, **more)
+        return Said(self.head(x))
+
+    def attentions(self):
+        return [block.attention for block in self.blocks]
+
+
+def build(**arguments):
+    return Foreign(**arguments).eval()
+
+
+def logits(network, ids=IDS, **more):
+    with torch.no_grad():
+        return network(ids, **more).logits
+
+
+class HideOne(Hider):
+    def __init__(self, place):
+        self.place = place
+
+    def hide(self, call):
+        return (torch.arange(call.keys) == self.place)[None, None]
+
+
+class Front(Prepender):
+    def __init__(self, prefix):
+        self.prefix = prefix
+
+    def prepend(self, call):
+        return self.prefix
+
+
+# Watching
+
+SOME = torch.rand(ROWS, 1, LENGTH, LENGTH, generator=torch.Generator().manual_seed(1)) < 0.7
+SOME[..., [0, -1]] = True
+SLOPE = torch.randn(HEADS, LENGTH, LENGTH, generator=torch.Generator().manual_seed(2))
+CALLS = {
+    "plain": ({}, {}),
+    "causal": ({"is_causal": True}, {}),
+    "scale": ({"scale": 0.9}, {}),
+    "boolean mask": ({}, {"attn_mask": SOME}),
+    "mask for all rows": ({}, {"attn_mask": SOME[0, 0]}),
+    "mask of keys": ({}, {"attn_mask": SOME[:, :, :1]}),
+    "additive mask of three axes": ({}, {"attn_mask": SLOPE}),
+    "value as wide as key": ({"value_dim": DIM}, {}),
+}
+
+
+@pytest.mark.parametrize(("arguments", "more"), CALLS.values(), ids=CALLS)
+def test_columns_equal_the_dense_maps(arguments, more):
+    network = build(**arguments)
+    expected = logits(network, **more)
+    for attention in network.attentions():
+        attention.maps.clear()
+    with foreign(network), subscribed(network, diary := Diary()):
+        torch.testing.assert_close(logits(network, **more), expected, atol=1e-5, rtol=1e-5)
+    assert diary.events == ["begin_generation", *step_events(3), "end_generation"]
+    assert diary.names == [f"blocks.{number}.attention" for number in range(3)]
+    for call, columns, attention in zip(diary.calls, diary.columns, network.attentions(), strict=True):
+        torch.testing.assert_close(columns.sums[:, :, 0], attention.maps[0].sum(dim=2), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(columns.diagonal, attention.maps[0].diagonal(0, -2, -1), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(call.value, attention.values[0])
+    assert torch.equal(diary.steps[0].tokens, IDS)
+
+
+def test_with_no_verb_in_force_it_is_the_stock_network():
+    network = build()
+    expected = logits(network)
+    with foreign(network):
+        assert torch.equal(logits(network), expected)
+        with subscribed(network, HideOne(99)):
+            assert torch.equal(logits(network), expected)
+
+
+def test_inputs_of_three_axes_are_one_head():
+    class Headless(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Identity()
+
+        def forward(self, x):
+            return functional.scaled_dot_product_attention(x, x, x[..., :3], is_causal=True)
+
+    network, x = Headless(), torch.randn(ROWS, LENGTH, DIM, generator=torch.Generator().manual_seed(0))
+    with foreign(network), subscribed(network, diary := Diary()):
+        found = network(x)
+    torch.testing.assert_close(found, network(x), atol=1e-5, rtol=1e-5)
+    visible = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
+    dense = torch.softmax((x @ x.mT * DIM**-0.5).masked_fill(~visible, -torch.inf), dim=-1)
+    torch.testing.assert_close(diary.columns[0].sums[:, 0, 0], dense.sum(dim=1), atol=1e-5, rtol=1e-5)
+    assert diary.names == ["attention"] and (diary.steps[0].tokens == -1).all()
+
+
+def test_padding_on_the_left_counts_for_nothing():
+    mask = torch.ones(ROWS, 1, 1, LENGTH, dtype=torch.bool)
+    mask[0, ..., :3] = False
+    network = build()
+    with foreign(network), subscribed(network, diary := Diary()):
+        logits(network, attn_mask=mask)
+    assert diary.steps[0].lengths.tolist() == [4, 7]
+    for columns, attention in zip(diary.columns, network.attentions(), strict=True):
+        torch.testing.assert_close(columns.sums[0, :, 0], attention.maps[0][0, :, 3:].sum(dim=1), atol=1e-5, rtol=1e-5)
+    with (
+        pytest.raises(AttentionError, match="expected padding on the left, found it on the right"),
+        foreign(network),
+        subscribed(network, Diary()),
+    ):
+        logits(network, attn_mask=mask.flip(-1))
+
+
+# Hiding and prepending
+
+
+def test_hiding_equals_a_mask_given_to_the_stock_network():
+    network, visible = build(), torch.ones(LENGTH, LENGTH, dtype=torch.bool)
+    visible[:, 2] = False
+    with foreign(network), subscribed(network, HideOne(2)), subscribed(network, diary := Diary()):
+        found = logits(network)
+    torch.testing.assert_close(found, logits(network, attn_mask=visible), atol=1e-5, rtol=1e-5)
+    assert (found - logits(network)).abs().amax() > 1e-3
+    assert all(not columns.sums[..., 2].any() and (columns.local[..., 2] > 0).all() for columns in diary.columns)
+
+
+def test_a_prefix_equals_a_key_in_front():
+    """One layer, by hand: keys and values with one more in front."""
+    network = build(value_dim=DIM).blocks[0]
+    source = torch.Generator().manual_seed(0)
+    keys, values = torch.randn(2, KV_HEADS, 1, DIM, generator=source)
+    x = torch.randn(ROWS, LENGTH, WIDTH, generator=source)
+    attention = network.attention
+    with torch.no_grad(), foreign(attention), subscribed(attention, Front(Prefix(keys, values))):
+        found = attention(x)
+        heads = (("query", HEADS), ("key", KV_HEADS), ("value", KV_HEADS))
+        q, k, v = (getattr(attention, name)(x).unflatten(-1, (count, -1)).transpose(1, 2) for name, count in heads)
+        k, v = (torch.cat([one.expand(ROWS, -1, -1, -1), two], dim=2) for one, two in ((keys, k), (values, v)))
+        expected = attention.out(functional.scaled_dot_product_attention(q, k, v, enable_gqa=True).transpose(1, 2).flatten(2))
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+# Traces
+
+
+def test_a_foreign_network_is_recorded(tmp_path):
+    network = build()
+    with foreign(network), sinkscope.recording(network, out=tmp_path / "t"):
+        logits(network, IDS[:1])
+    trace = sinkscope.open_trace(tmp_path / "t")
+    assert trace.layers == tuple(f"blocks.{number}.attention" for number in range(3))
+    assert trace.complete and not trace.causal and (trace.heads, trace.manifest["kv_heads"]) == (HEADS, KV_HEADS)
+    assert trace.manifest["model"] == {"name": "Foreign"} and trace.tokens[0].tolist() == IDS[0].tolist()
+    x = network.embed(IDS[0])
+    for number, attention in enumerate(network.attentions()):
+        np.testing.assert_allclose(trace.column_sums[0, number], attention.maps[0][0].sum(dim=1), atol=1e-5)
+        np.testing.assert_allclose(trace.value_norms[0, number], attention.values[0][0].norm(dim=-1), rtol=1e-5)
+        np.testing.assert_allclose(trace.hidden_norms[0, number], x.norm(dim=-1).detach(), rtol=1e-5)
+        x = network.blocks[number](x[None])[0]
+
+
+def test_behind_its_own_cache_columns_run_on(tmp_path):
+    """A loop that passes the fresh token only; a call with all queries again is another text."""
+    network = build()
+    with foreign(network, causal=True), sinkscope.recording(network, out=tmp_path / "t"):
+        network.blocks[0].attention.arguments["is_causal"] = True
+        for attention in network.attentions():
+            attention.arguments["is_causal"] = True
+        logits(network, IDS[:1, :5], cached=True)
+        for attention in network.attentions():
+            attention.arguments["is_causal"] = False
+        logits(network, IDS[:1, 5:6], cached=True)
+        logits(network, IDS[:1, 6:7], cached=True)
+        for attention in network.attentions():
+            attention.cache = None
+        logits(network, IDS[1:, :5], cached=True)
+    first, second = sinkscope.open_traces(tmp_path / "t")
+    assert (first.steps, second.steps) == (3, 1) and first.tokens[2].tolist() == IDS[0].tolist()
+    for number, attention in enumerate(network.attentions()):
+        running = sum(functional.pad(each[0].sum(dim=1), (0, LENGTH - each.shape[-1])) for each in attention.maps[:3])
+        np.testing.assert_allclose(first.column_sums[2, number], running, atol=1e-5)
+        np.testing.assert_allclose(first.last_query[2, number], attention.maps[2][0, :, 0], atol=1e-5)
+        np.testing.assert_allclose(second.column_sums[0, number], attention.maps[3][0].sum(dim=1), atol=1e-5)
+
+
+def test_a_generate_of_its_own_is_one_generation(tmp_path):
+    class Writer(Foreign):
+        def generate(self, ids, count):
+            for _ in range(count):
+                ids = torch.cat([ids, self(ids).logits[:, -1:].argmax(-1)], dim=-1)
+            return ids
+
+    network = Writer(is_causal=True).eval()
+    with torch.no_grad(), foreign(network, causal=True), sinkscope.recording(network, out=tmp_path / "t"):
+        answers = [network.generate(IDS[:1, :4], 3), network.generate(IDS[:1, :5], 2)]
+    first, second = sinkscope.open_traces(tmp_path / "t")
+    assert (first.steps, second.steps) == (3, 2)
+    assert first.tokens[2].tolist() == answers[0][0, :6].tolist() and second.tokens[1].tolist() == answers[1][0, :6].tolist()
+    np.testing.assert_allclose(first.column_sums[2, 1], network.attentions()[1].maps[2][0].sum(dim=1), atol=1e-5)
+
+
+# torch's own layers
+
+
+def test_a_transformer_encoder_of_torch_is_watched_and_hidden_in():
+    """nn.MultiheadAttention: torch shows it as one function, whose code is run with our attention inside."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(WIDTH, 4, dim_feedforward=16, batch_first=True)
+    network = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+    x = torch.randn(ROWS, LENGTH, WIDTH, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = network(x)
+        _, dense = network.layers[0].self_attn(x, x, x, need_weights=True, average_attn_weights=False)
+        with foreign(network), subscribed(network, diary := Diary()):
+            found = network(x)
+            hidden = None
+            with subscribed(network, HideOne(2)):
+                hidden = network(x)
+        masked = network(x, src_key_padding_mask=(torch.arange(LENGTH) == 2).expand(ROWS, -1))
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(hidden, masked, atol=1e-5, rtol=1e-5)
+    assert diary.names[:2] == ["layers.0.self_attn", "layers.1.self_attn"]
+    torch.testing.assert_close(diary.columns[0].sums[:, :, 0], dense.sum(dim=2), atol=1e-5, rtol=1e-5)
+    assert torch.equal(diary.calls[0].hidden_states, x)
+
+
+def test_weights_that_torch_computes_itself_are_refused():
+    network = nn.ModuleDict({"inner": nn.MultiheadAttention(WIDTH, 4, batch_first=True)})
+    network.forward = lambda x: network["inner"](x, x, x)
+    x = torch.ones(ROWS, LENGTH, WIDTH)
+    with (
+        pytest.raises(AttentionError, match=r"inner: nn\.MultiheadAttention with need_weights=True"),
+        foreign(network),
+        subscribed(network, Diary()),
+    ):
+        network(x)
+
+
+# Which layers
+
+
+def test_the_layers_can_be_chosen():
+    network = build()
+    with foreign(network, layers=["blocks.1", "blocks.2.attention"]), subscribed(network, diary := Diary()):
+        logits(network)
+    assert diary.names == ["blocks.1", "blocks.2.attention"] and [call.index for call in diary.calls] == [0, 1]
+    torch.testing.assert_close(diary.columns[0].sums[:, :, 0], network.attentions()[1].maps[0].sum(dim=2), atol=1e-5, rtol=1e-5)
+
+
+def test_a_module_that_calls_twice_is_two_layers():
+    network = build()
+    network.blocks[1] = network.blocks[0]
+    with foreign(network), subscribed(network, diary := Diary()):
+        logits(network)
+    assert diary.names == ["blocks.0.attention", "blocks.0.attention:1", "blocks.2.attention"]
+
+
+def test_layers_that_look_at_other_tokens_are_refused():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = Attention(), Attention()
+
+        def forward(self, x):
+            return self.one(x), self.two(x[:, :4])
+
+    network = Two()
+    with (
+        pytest.raises(AttentionError, match=r"expected two to have 7 queries on 7 keys .* found 4 on 4; choose the layers"),
+        foreign(network),
+        subscribed(network, Diary()),
+    ):
+        network(torch.ones(ROWS, LENGTH, WIDTH))
+
+
+def test_an_unknown_layer_is_refused():
+    with pytest.raises(CallError, match=r"layers: Foreign has no module blocks\.7; it has blocks, "), foreign(build(), layers=["blocks.7"]):
+        pass
+
+
+# What is refused
+
+
+def test_what_is_no_module_is_refused():
+    with pytest.raises(CallError, match="expected a torch module, found str"), foreign("lab-diffusion"):
+        pass
+
+
+def test_dropout_is_refused():
+    network = build(dropout_p=0.25)
+    with (
+        pytest.raises(AttentionError, match=r"no attention dropout while watching or hiding, found 0\.25 in blocks\.0\.attention"),
+        foreign(network),
+        subscribed(network, Diary()),
+    ):
+        logits(network)
+
+
+def test_a_network_that_does_not_ask_is_refused():
+    network = nn.Sequential(nn.Linear(3, 3))
+    with (
+        pytest.raises(
+            AttentionError, match=r"expected Sequential to call F\.scaled_dot_product_attention in its layers, found that it did not"
+        ),
+        foreign(network),
+        subscribed(network, Diary()),
+    ):
+        network(torch.ones(1, 2, 3))
+
+
+class Odd(nn.Module):
+    def __init__(self, *tensors):
+        super().__init__()
+        self.tensors = tensors
+
+    def forward(self):
+        return functional.scaled_dot_product_attention(*self.tensors)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "match"),
+    [
+        ([torch.ones(1, 2, 3, 4, 5)] * 3, "dim] or .*, found 5, 5 and 5 axes"),
+        (
+            [torch.ones(2, 6, 4, 5), *[torch.ones(2, 3, 4, 5)] * 2],
+            "as many key heads as query heads in attention, found 3 and 6; pass enable_gqa",
+        ),
+        ([torch.ones(2, 6, 4, 5), *[torch.ones(2, 6, 3, 5)] * 2], "attention, the first layer, .* found 4 queries on 3 keys"),
+    ],
+)
+def test_shapes_it_does_not_model_are_refused(tensors, match):
+    network = Odd(*tensors)
+    with pytest.raises(AttentionError, match=match), foreign(network), subscribed(network, Diary()):
+        network()
+
+
+def test_gradient_checkpointing_is_refused():
+    network = build()
+    network.checkpointed = True
+    with foreign(network), subscribed(network, HideOne(2)):
+        loss = network(IDS).logits.sum()
+        with pytest.raises(AttentionError, match=r"gradient checkpointing runs blocks\.2.* once more, unseen; turn it off"):
+            loss.backward()
+
+
+def test_a_network_that_is_watched_already_is_refused():
+    network = build()
+    with foreign(network), pytest.raises(AttentionError, match="Foreign is watched already; open foreign"), foreign(network):
+        pass
+    assert current_session(network) is None
+
+
+# It leaves no trace
+
+
+def test_it_leaves_no_trace():
+    network = build()
+    check_leaves_no_trace(network, lambda: foreign(network), IDS)
+    assert current_session(network) is None and torch.overrides._len_torch_function_stack() == 0
+
+
+def test_watching_and_hiding_leave_no_trace():
+    network = build()
+
+    class Both:
+        def __enter__(self):
+            self.contexts = [foreign(network), subscribed(network, Diary()), subscribed(network, HideOne(2))]
+            for context in self.contexts:
+                context.__enter__()
+
+        def __exit__(self, *exception):
+            for context in self.contexts[::-1]:
+                context.__exit__(None, None, None)
+
+    check_leaves_no_trace(network, Both, IDS)
+
+
+def test_an_interrupt_within_the_network_leaves_the_next_call_right():
+    network = build()
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    expected = logits(network)
+    with foreign(network), subscribed(network, diary := Diary()):
+        broken = network.blocks[1].register_forward_pre_hook(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            logits(network)
+        assert torch.overrides._len_torch_function_stack() == 0
+        broken.remove()
+        torch.testing.assert_close(logits(network), expected, atol=1e-5, rtol=1e-5)
+    assert diary.names[-3:] == [f"blocks.{number}.attention" for number in range(3)]
+
+
+def test_contexts_that_close_out_of_order_leave_no_trace():
+    one, other = build(), build()
+    contexts = [foreign(one), foreign(other)]
+    for context in contexts:
+        context.__enter__()
+    for context in contexts:
+        context.__exit__(None, None, None)
+    assert not any(module._forward_pre_hooks or "forward" in vars(module) for network in (one, other) for module in network.modules())

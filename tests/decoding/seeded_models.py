@@ -1,0 +1,55 @@
+"""The seeded networks as models of each family, built by hand, with a tokenizer of words w0 … w57."""
+
+from functools import cache
+
+from seeded_network import EOS, MASK, VOCABULARY, seeded_network
+
+from sinkscope.decoding import SETTINGS, dream_steps, llada_steps, make_batch, mmada_steps
+from sinkscope.models import Family, Model, ModelCard
+
+NETWORKS = {"llada": "llama", "mmada": "llama", "dream": "qwen2", "autoregressive": "causal"}
+STEPS = {"llada": llada_steps, "mmada": mmada_steps, "dream": dream_steps}
+
+
+@cache
+def words():
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    names = [*(f"w{number}" for number in range(58)), "<|eot_id|>", "<eos>", "<mask>"]
+    tokenizer = Tokenizer(models.WordLevel({name: number for number, name in enumerate(names)}, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", mask_token="<mask>", unk_token=None)
+
+
+@cache
+def seeded_model(sampler, seed=0):
+    """A model that is written with by one sampler; Dream's has the logit shift and grouped queries."""
+    network = seeded_network(NETWORKS[sampler], seed)
+    config = network.config
+    causal = sampler == "autoregressive"
+    card = ModelCard(
+        name=f"seeded-{sampler}",
+        family=sampler,
+        weight_hash=f"seed {seed}",
+        parameters=sum(parameter.numel() for parameter in network.parameters()),
+        layers=config.num_hidden_layers,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads,
+        hidden_size=config.hidden_size,
+        vocabulary=VOCABULARY,
+        stored_dtype="float32",
+        dtype="float32",
+        mask_id=None if causal else MASK,
+        eos_id=EOS,
+        max_positions=config.max_position_embeddings,
+    )
+    family = Family(sampler, causal=causal, sampler=sampler, recognised=(), source="tests", shift=sampler == "dream")
+    return Model(network, words(), family, card)
+
+
+def steps_of(model, prompts, **settings):
+    """All steps of a diffusion sampler for prompts given as ids; settings as they stand, none follows from another."""
+    resolved = SETTINGS[model.family.sampler](**settings)
+    batch = make_batch(model, prompts, [None] * len(prompts), resolved.length)
+    return list(STEPS[model.family.sampler](model, batch, resolved))

@@ -1,0 +1,58 @@
+"""Tiny networks whose weights follow from a seed alone, the same under any version of transformers; it imports nothing of ours."""
+
+import zlib
+from contextlib import contextmanager
+
+import torch
+
+VOCABULARY, MASK, EOS, EOT = 61, 60, 59, 58
+
+
+def seeded_network(kind, seed, layers=2):
+    """A random bidirectional (`llama`, `qwen2`) or causal (`causal`) network of 61 tokens that writes something else at every place."""
+    import transformers
+
+    shape = {"num_hidden_layers": layers, "vocab_size": VOCABULARY, "max_position_embeddings": 128, "tie_word_embeddings": False}
+    if kind == "qwen2":
+        family = transformers.Qwen2Config, transformers.Qwen2ForCausalLM
+        shape |= {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 2, "intermediate_size": 64}
+    else:
+        family = transformers.LlamaConfig, transformers.LlamaForCausalLM
+        shape |= {"hidden_size": 40, "num_attention_heads": 5, "num_key_value_heads": 5, "intermediate_size": 56}
+    config = family[0](attn_implementation="sdpa", **shape)
+    config.is_causal = kind == "causal"
+    network = family[1](config)
+    with torch.no_grad():
+        for name, weight in network.named_parameters():
+            weight.copy_(_weight(name, weight.shape, seed))
+    return network.eval()
+
+
+def _weight(name, shape, seed):
+    source = torch.Generator().manual_seed(seed * 1_000_003 + zlib.crc32(name.encode()))
+    drawn = torch.randn(shape, generator=source)
+    if "norm" in name:
+        return 1 + 0.1 * drawn
+    if "bias" in name:
+        return 0.5 * drawn
+    gain = next((gain for part, gain in {"q_proj": 3, "k_proj": 3, "o_proj": 3, "lm_head": 3}.items() if part in name), 1)
+    if "lm_head" in name:
+        drawn[MASK] = 0  # a network that predicts masks is made by `leaning`
+    return drawn if "embed" in name else gain * drawn / shape[1] ** 0.5
+
+
+@contextmanager
+def leaning(network, amounts, dtype=None):
+    """Adds amounts to the logits of some tokens, ``{token: amount}``, and gives all logits in another dtype."""
+
+    def lean(module, args, logits):
+        logits = logits.clone()
+        for token, amount in amounts.items():
+            logits[..., int(token)] += amount
+        return logits if dtype is None else logits.to(dtype)
+
+    handle = network.lm_head.register_forward_hook(lean)
+    try:
+        yield
+    finally:
+        handle.remove()

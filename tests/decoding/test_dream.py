@@ -1,0 +1,213 @@
+"""Dream's sampler against a plain loop, its quirks, and its draws against their distributions."""
+
+import pytest
+import scipy.stats
+import torch
+from seeded_models import seeded_model, steps_of
+from seeded_network import MASK, VOCABULARY, leaning
+
+from sinkscope.decoding.dream import commit_shares
+
+PROMPT = [3, 17, 42, 8, 25]
+MODEL = seeded_model("dream")
+
+
+@torch.no_grad()
+def logits_at(canvas, model=MODEL):
+    """Logits [position, vocabulary] of a canvas [position], shifted: what stands at j was read at j − 1."""
+    logits = model.network(canvas[None]).logits[0]
+    return torch.cat([logits[:1], logits[:-1]])
+
+
+def confidence_of(logits, algorithm):
+    shares = logits.softmax(-1)
+    best = shares.sort(-1, descending=True).values
+    entropy = (shares * (shares + 1e-10).log()).sum(-1)
+    return {"maskgit_plus": best[:, 0], "topk_margin": best[:, 0] - best[:, 1], "entropy": entropy}[algorithm]
+
+
+def dense_dream(prompt, *, length, steps, algorithm, eps=1e-3):
+    """The whole canvas at temperature 0: the canvas after every step."""
+    canvas, canvases = torch.tensor([*prompt, *[MASK] * length]), []
+    times = torch.linspace(1, eps, steps + 1)
+    for step in range(steps):
+        masked = canvas == MASK
+        count = int(masked.sum() * (1 - times[step + 1] / times[step])) if step < steps - 1 else int(masked.sum())
+        logits = logits_at(canvas)
+        chosen = confidence_of(logits, algorithm).masked_fill(~masked, -torch.inf).topk(count).indices
+        canvas = canvas.index_copy(0, chosen, logits.argmax(-1)[chosen])
+        canvases.append(canvas)
+    return torch.stack(canvases)
+
+
+def canvases_of(steps, row=0):
+    return torch.stack([step.tokens[row] for step in steps])
+
+
+@pytest.mark.parametrize("algorithm", ["maskgit_plus", "topk_margin", "entropy"])
+@pytest.mark.parametrize(("length", "steps"), [(24, 24), (24, 7), (9, 30), (1, 1), (60, 5)])
+def test_token_for_token_as_the_plain_loop(algorithm, length, steps):
+    found = canvases_of(steps_of(MODEL, [PROMPT], length=length, steps=steps, algorithm=algorithm))
+    assert torch.equal(found, dense_dream(PROMPT, length=length, steps=steps, algorithm=algorithm))
+    if length > 20:
+        assert len(found[-1, len(PROMPT) :].unique()) >= 5
+
+
+def test_the_logits_are_read_one_place_to_the_left():
+    with torch.no_grad():
+        here = MODEL.network(torch.tensor([[*PROMPT, MASK]])).logits[0].argmax(-1)
+    step = steps_of(MODEL, [PROMPT], length=1, steps=1, algorithm="entropy")[0]
+    assert int(step.tokens[0, -1]) == int(here[-2]) != int(here[-1])
+
+
+def test_with_as_many_steps_as_tokens_the_first_commits_nothing_and_the_last_two():
+    steps = steps_of(MODEL, [PROMPT], length=12, steps=12, algorithm="entropy")
+    assert [int((step.written >= 0).sum()) for step in steps] == [0, *[1] * 10, 2]
+
+
+def test_more_steps_than_tokens_commit_now_and_then():
+    commits = [int((step.written >= 0).sum()) for step in steps_of(MODEL, [PROMPT], length=6, steps=20, algorithm="topk_margin")]
+    assert len(commits) == 20 and sum(commits) == 6
+    assert commits.count(0) >= 14
+
+
+@pytest.mark.parametrize(("steps", "eps"), [(12, 1e-3), (5, 0.2), (1, 1e-3), (3, 0.0)])
+def test_shares_of_the_masks(steps, eps):
+    shares = commit_shares(steps, eps)
+    times = [1 - (1 - eps) * step / steps for step in range(steps + 1)]
+    expected = [1 - times[step + 1] / times[step] for step in range(steps - 1)] + [1.0]
+    assert torch.allclose(shares, torch.tensor(expected), atol=1e-6)
+
+
+@pytest.mark.parametrize("restriction", [{"top_p": 0.3}, {"top_k": 2}])
+def test_restricting_the_tokens_changes_the_order_at_temperature_0(restriction):
+    settings = {"length": 16, "steps": 16, "algorithm": "entropy"}
+    plain, other = (steps_of(MODEL, [PROMPT], **settings, **more) for more in ({}, restriction))
+    assert not torch.equal(canvases_of(plain), canvases_of(other))
+    assert torch.equal(*(torch.stack([step.tokens for step in run]) for run in (plain, steps_of(MODEL, [PROMPT], **settings, top_p=1.0))))
+
+
+def test_top_p_keeps_the_token_that_crosses_it():
+    """The confidence of maskgit_plus is the share of the best token among those kept."""
+    canvas = torch.tensor([*PROMPT, MASK])
+    ordered = logits_at(canvas)[-1].softmax(-1).sort(descending=True).values
+    for top_p in (0.2, 0.5, 0.8, 0.95):
+        step = steps_of(MODEL, [PROMPT], length=1, steps=1, algorithm="maskgit_plus", top_p=top_p)[0]
+        kept = int((ordered.cumsum(-1) <= top_p).sum()) + 1
+        assert float(step.confidence[0, -1]) == pytest.approx(float(ordered[0] / ordered[:kept].sum()), abs=1e-5)
+
+
+def test_a_predicted_mask_is_committed_and_stays_a_mask():
+    with leaning(MODEL.network, {MASK: 1e4}):
+        steps = steps_of(MODEL, [PROMPT], length=8, steps=8, algorithm="entropy")
+    assert steps[-1].tokens[0].tolist() == [*PROMPT, *[MASK] * 8]
+    assert int((steps[-1].written == MASK).sum()) == 8
+
+
+def test_probabilities_that_do_not_add_up_are_not_drawn_from():
+    """Quirk: under bf16 the published check refuses the draw, and the arg-max is taken in its place."""
+    settings = {"length": 12, "steps": 6, "algorithm": "maskgit_plus", "seed": 4}
+    with leaning(MODEL.network, {}, torch.bfloat16):
+        cold, warm = (canvases_of(steps_of(MODEL, [PROMPT], temperature=temperature, **settings)) for temperature in (0.0, 1.0))
+    exact = canvases_of(steps_of(MODEL, [PROMPT], temperature=1.0, **settings))
+    agree = (cold == warm).all(-1)
+    assert bool(agree[0]) and not torch.equal(warm, exact)
+
+
+def test_a_small_alg_temp_may_mask_what_was_written():
+    """Quirk: the softmax over positions underflows, and the draw then falls on places that hold no mask."""
+    steps = steps_of(MODEL, [PROMPT], length=12, steps=6, algorithm="entropy", alg_temp=0.002, seed=5)
+    before = torch.tensor([*PROMPT, *[MASK] * 12])
+    lost = 0
+    for step in steps:
+        chosen = step.written[0] >= 0
+        lost += int((chosen & (before != MASK)).sum())
+        assert bool((step.written[0][chosen & (before != MASK)] == MASK).all())
+        before = step.tokens[0]
+    assert lost > 0
+
+
+def test_every_algorithm_commits_only_masks_and_takes_nothing_back():
+    for algorithm in ("origin", "maskgit_plus", "topk_margin", "entropy"):
+        with leaning(MODEL.network, {MASK: -1e4}):
+            steps = steps_of(MODEL, [PROMPT, PROMPT[:2]], length=14, steps=6, algorithm=algorithm, temperature=0.7, alg_temp=0.5)
+        before = torch.full((2, 19), MASK)
+        before[0, :5], before[1, :5] = torch.tensor(PROMPT), torch.tensor([59, 59, 59, *PROMPT[:2]])
+        for step in steps:
+            committed = step.written >= 0
+            assert bool((before[committed] == MASK).all())
+            assert torch.equal(step.tokens, torch.where(committed, step.written, before))
+            if algorithm != "origin":
+                assert torch.equal(~step.confidence.isnan(), before == MASK)
+            before = step.tokens
+        assert not bool((before == MASK).any())
+
+
+def chi_square(counts, shares):
+    """p-value of counts against shares; classes expected fewer than five times are one."""
+    expected = shares.double() / shares.double().sum() * counts.sum()
+    often = expected >= 5
+    pairs = [(counts[often], expected[often]), (counts[~often].sum()[None], expected[~often].sum()[None])]
+    observed, wanted = (torch.cat(part).tolist() for part in zip(*pairs, strict=True))
+    if wanted[-1] == 0:
+        assert observed[-1] == 0
+        observed, wanted = observed[:-1], wanted[:-1]
+    assert len(wanted) >= 4, "too sharp a distribution to test a sampler on"
+    return scipy.stats.chisquare(observed, wanted).pvalue
+
+
+ROWS = 1500
+
+
+@pytest.mark.parametrize("restriction", [{}, {"top_p": 0.8}, {"top_k": 7}, {"top_p": 0.9, "top_k": 9}])
+def test_tokens_are_drawn_from_what_the_restrictions_leave(restriction):
+    """Rows have sources of their own, so a batch cannot draw what the published loop draws; its distribution is the same."""
+    step = steps_of(MODEL, [PROMPT] * ROWS, length=1, steps=1, temperature=2.5, algorithm="maskgit_plus", **restriction)[0]
+    shares, order = (logits_at(torch.tensor([*PROMPT, MASK]))[-1] / 2.5).softmax(-1).sort(descending=True)
+    kept = min(int((shares.cumsum(-1) <= restriction.get("top_p", 1.0)).sum()) + 1, restriction.get("top_k", VOCABULARY))
+    shares = torch.zeros(VOCABULARY).index_copy(0, order[:kept], shares[:kept])
+    counts = torch.bincount(step.tokens[:, -1], minlength=VOCABULARY)
+    assert chi_square(counts, shares) > 1e-3
+    if not restriction:
+        assert chi_square(counts, shares**0.7) < 1e-6
+
+
+def test_origin_commits_each_mask_with_the_share_of_its_step():
+    with leaning(MODEL.network, {MASK: -1e4}):
+        steps = steps_of(MODEL, [PROMPT[:1]] * 300, length=10, steps=4, algorithm="origin")
+    left = torch.full((300,), 10)
+    for number, step in enumerate(steps):
+        commits = (step.written >= 0).sum(-1)
+        share = [0.24975, 0.3329, 0.4990, 1.0][number]
+        assert scipy.stats.binomtest(int(commits.sum()), int(left.sum()), share).pvalue > 1e-3
+        left = left - commits
+    assert int(left.sum()) == 0
+
+
+def test_alg_temp_draws_positions_from_the_softmax_of_the_confidences():
+    length = 8
+    step = steps_of(MODEL, [PROMPT] * ROWS, length=length, steps=6, algorithm="entropy", alg_temp=0.5)[0]
+    assert (step.written >= 0).sum(-1).tolist() == [1] * ROWS
+    counts = (step.written[:, len(PROMPT) :] >= 0).sum(0)
+    confidence = confidence_of(logits_at(torch.tensor([*PROMPT, *[MASK] * length])), "entropy")[len(PROMPT) :]
+    assert chi_square(counts, (confidence / 0.5).softmax(-1)) > 1e-3
+    assert chi_square(counts, (confidence / 0.25).softmax(-1)) < 1e-6
+
+
+def test_the_history_is_what_on_step_sees():
+    import sinkscope
+
+    seen = []
+    settings = {"length": 6, "steps": 4, "algorithm": "entropy"}
+    generation = sinkscope.generate(MODEL, PROMPT, on_step=lambda step: seen.append(step.tokens[0]), **settings)
+    assert torch.equal(torch.stack(seen), dense_dream(PROMPT, **settings))
+    assert torch.equal(seen[-1], generation.tokens) and generation.steps == 4
+
+
+def test_confidences_of_a_step_are_those_of_the_algorithm():
+    canvas = torch.tensor([*PROMPT, *[MASK] * 6])
+    for algorithm in ("maskgit_plus", "topk_margin", "entropy"):
+        step = steps_of(MODEL, [PROMPT], length=6, steps=6, algorithm=algorithm)[0]
+        expected = confidence_of(logits_at(canvas), algorithm)[len(PROMPT) :]
+        assert torch.allclose(step.confidence[0, len(PROMPT) :], expected, atol=1e-5)
+        assert bool(step.confidence[0, : len(PROMPT)].isnan().all())

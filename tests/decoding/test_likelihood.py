@@ -1,0 +1,195 @@
+"""The likelihood of a continuation against every way to mask it, the published numbers, and its own standard error."""
+
+import itertools
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from seeded_models import seeded_model
+from seeded_network import MASK
+
+import sinkscope
+from sinkscope.decoding.likelihood import GROUP, _standard_error, mask_patterns
+from sinkscope.errors import CallError
+
+CONTEXT = [3, 17, 42, 8, 25]
+TARGET = [7, 30, 30, 12]
+PUBLISHED = json.loads((Path(__file__).parent / "fixtures" / "likelihood.json").read_text())
+
+
+@torch.no_grad()
+def dense_scores(model, masks, guidance=0.0, target=TARGET):
+    """log p [token] of the whole continuation where `masks` [token] hides it; logits of the whole canvas, one row."""
+    canvas = torch.tensor([*CONTEXT, *(MASK if hidden else token for token, hidden in zip(target, masks, strict=True))])
+    logits = model.network(canvas[None]).logits[0]
+    if guidance:
+        without = torch.where(torch.arange(len(canvas)) < len(CONTEXT), MASK, canvas)
+        other = model.network(without[None]).logits[0]
+        logits = other + (guidance + 1) * (logits - other)
+    logits = torch.cat([logits[:1], logits[:-1]]) if model.family.shift else logits
+    return logits.double().log_softmax(-1)[range(len(CONTEXT), len(canvas)), target]
+
+
+def exact_bound(model, guidance=0.0, target=TARGET):
+    """The expectation that Monte Carlo estimates, over every pattern: l uniform, then the places."""
+    length, total = len(target), 0.0
+    for masks in itertools.product([False, True], repeat=length):
+        if any(masks):
+            share = 1 / length / math.comb(length, sum(masks))
+            total += share * length / sum(masks) * float(dense_scores(model, masks, guidance, target)[list(masks)].sum())
+    return total
+
+
+def monte_carlo(model, seed=0, **more):
+    return sinkscope.log_likelihood(model, CONTEXT, TARGET, seed=seed, **more)
+
+
+@pytest.mark.parametrize("sampler", ["llada", "dream"])
+@pytest.mark.parametrize("guidance", [0.0, 0.7])
+def test_monte_carlo_is_unbiased_and_knows_its_error(sampler, guidance):
+    """Sixty estimates with few samples each: their mean is exact, and their spread is what they say of themselves."""
+    model = seeded_model(sampler)
+    exact = exact_bound(model, guidance)
+    found = [monte_carlo(model, seed, samples=20, guidance=guidance) for seed in range(60)]
+    totals = torch.tensor([one.total for one in found])
+    spread = float(totals.std())
+    assert abs(float(totals.mean()) - exact) < 3.5 * spread / 60**0.5
+    stated = torch.tensor([one.standard_error for one in found])
+    assert 0.6 * spread < float((stated**2).mean().sqrt()) < 1.5 * spread
+    assert all(one.samples == 20 and one.tokens == 4 and one.greedy is None and one.method == "monte_carlo" for one in found)
+
+
+def test_many_samples_come_close():
+    model = seeded_model("llada")
+    found = monte_carlo(model, samples=4000)
+    assert abs(found.total - exact_bound(model)) < 4 * found.standard_error
+    assert found.standard_error < 0.05 * abs(found.total)
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 5, 8, 13])
+@pytest.mark.parametrize("size", [1, 5, 16])
+def test_every_number_of_masks_is_as_likely_as_the_others(length, size):
+    """The published rounding of halves to even favours some: of 8 tokens in groups of 16, the even numbers three times over."""
+    drawn = torch.cat([mask_patterns(length, [size], seed) for seed in range(400)])
+    shares = torch.bincount(drawn.sum(-1), minlength=length + 1)[1:] / len(drawn)
+    assert float((shares - 1 / length).abs().max()) <= 4 * ((1 - 1 / length) / length / len(drawn)) ** 0.5
+    assert float((drawn.float().mean(0) - (length + 1) / (2 * length)).abs().max()) < 0.1
+
+
+def test_a_group_spreads_its_numbers_of_masks_evenly():
+    for seed in range(20):
+        counts = mask_patterns(16, [GROUP, GROUP], seed).sum(-1)
+        assert sorted(counts[:GROUP].tolist()) == sorted(counts[GROUP:].tolist()) == list(range(1, 17))
+
+
+@pytest.mark.parametrize("sampler", ["llada", "dream"])
+@pytest.mark.parametrize("guidance", [0.0, 0.7])
+def test_the_chain_rule_reveals_one_token_at_a_time(sampler, guidance):
+    model = seeded_model(sampler)
+    found = sinkscope.log_likelihood(model, CONTEXT, TARGET, method="chain_rule", guidance=guidance)
+    expected = sum(float(dense_scores(model, [place >= number for place in range(4)], guidance)[number]) for number in range(4))
+    assert found.total == pytest.approx(expected, abs=1e-4)
+    assert (found.standard_error, found.samples, found.tokens, found.method) == (0.0, 1, 4, "chain_rule")
+
+
+@pytest.mark.parametrize("sampler", ["llada", "dream", "autoregressive"])
+def test_greedy_is_the_continuation_that_the_model_itself_would_choose(sampler):
+    model = seeded_model(sampler)
+    chosen = []
+    for number in range(4):
+        hidden = [] if sampler == "autoregressive" else [MASK] * (4 - number)
+        with torch.no_grad():
+            logits = model.network(torch.tensor([[*CONTEXT, *chosen, *hidden]])).logits[0]
+        shifted = sampler != "llada"
+        chosen.append(int(logits[len(CONTEXT) + number - shifted].argmax()))
+    for target, greedy in ((chosen, True), ([*chosen[:3], (chosen[3] + 1) % 57], False)):
+        assert sinkscope.log_likelihood(model, CONTEXT, target, method="chain_rule").greedy is greedy
+
+
+def test_an_autoregressive_model_is_summed_exactly():
+    model = seeded_model("autoregressive")
+    found = sinkscope.log_likelihood(model, CONTEXT, TARGET)
+    with torch.no_grad():
+        logits = model.network(torch.tensor([[*CONTEXT, *TARGET]])).logits[0].double().log_softmax(-1)
+    assert found.total == pytest.approx(float(logits[range(4, 8), TARGET].sum()), abs=1e-4)
+    assert (found.standard_error, found.samples, found.method) == (0.0, 1, "exact")
+    assert found == sinkscope.log_likelihood(model, CONTEXT, TARGET, method="chain_rule")
+
+
+@pytest.mark.parametrize("case", PUBLISHED, ids=lambda case: f"{case['method']}-{len(case['continuation'])}-{case['guidance']}")
+def test_the_published_numbers(case):
+    """Draw for draw where the length is a multiple of 16; to the last digits of a sum in fp32."""
+    model = seeded_model("llada" if case["network"] == "llama" else "dream", case["weights"])
+    names = ("method", "samples", "guidance", "seed")
+    found = sinkscope.log_likelihood(model, case["context"], case["continuation"], **{name: case[name] for name in names if name in case})
+    assert found.total == pytest.approx(case["total"], rel=1e-5)
+
+
+@pytest.mark.parametrize("sampler", ["llada", "mmada", "dream"])
+@pytest.mark.parametrize("method", ["monte_carlo", "chain_rule"])
+def test_the_batch_changes_nothing(sampler, method):
+    model = seeded_model(sampler)
+    alone, *others = (
+        sinkscope.log_likelihood(model, CONTEXT, TARGET, method=method, samples=40, guidance=0.5, batch=batch) for batch in (1, 3, 64)
+    )
+    for other in others:
+        assert other.total == pytest.approx(alone.total, abs=1e-5)
+        assert other.standard_error == pytest.approx(alone.standard_error, abs=1e-5)
+
+
+def test_seeds_reproduce_and_the_global_random_state_stays():
+    model = seeded_model("llada")
+    before = torch.get_rng_state()
+    one, same, other = (monte_carlo(model, seed, samples=7) for seed in (3, 3, 4))
+    assert one == same and one.total != other.total
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_one_token_needs_no_luck():
+    model = seeded_model("llada")
+    found = sinkscope.log_likelihood(model, CONTEXT, TARGET[:1], samples=5)
+    chain = sinkscope.log_likelihood(model, CONTEXT, TARGET[:1], method="chain_rule")
+    assert found.total == pytest.approx(chain.total, abs=1e-5)
+    assert found.standard_error == 0.0
+
+
+def test_the_standard_error_of_one_sample_is_unknown():
+    assert math.isnan(monte_carlo(seeded_model("llada"), samples=1).standard_error)
+
+
+def test_the_standard_error_of_single_samples_is_the_usual_one():
+    values = torch.tensor([1.0, 4.0, -2.0, 0.5, 3.0], dtype=torch.float64)
+    assert _standard_error(values, [1] * 5, 4) == pytest.approx(float(values.std() / 5**0.5))
+
+
+def test_texts_are_encoded_together_and_their_spaces_belong_to_the_continuation():
+    model = seeded_model("llada")
+    by_ids = sinkscope.log_likelihood(model, [3, 17], [42, 8], method="chain_rule")
+    for context, continuation in (("w3 w17", " w42 w8"), ("w3 w17 ", "w42 w8"), ([3, 17], "w42 w8"), ("w3 w17", [42, 8])):
+        assert sinkscope.log_likelihood(model, context, continuation, method="chain_rule") == by_ids
+
+
+@pytest.mark.parametrize(
+    ("sampler", "arguments", "more", "message"),
+    [
+        ("llada", (CONTEXT, []), {}, "expected a continuation with at least one token, found an empty one"),
+        ("llada", (CONTEXT, ""), {}, "expected a continuation with at least one token, found an empty one"),
+        ("llada", ("w3", "  "), {}, r"expected a continuation with at least one token, found '  ', which adds none"),
+        ("llada", ([], TARGET), {}, "expected a prompt with at least one token"),
+        ("llada", ([3, MASK], TARGET), {}, "holds the mask token 60 at position 1"),
+        ("llada", (CONTEXT, [3, MASK]), {}, "continuation: holds the mask token 60 at position 1"),
+        ("llada", (CONTEXT, [99]), {}, r"continuation: token ids lie in 0…60, found \[99\]"),
+        ("llada", ([5] * 120, [6] * 9), {}, "a context of 120 tokens and a continuation of 9, seeded-llada was made for 128"),
+        ("llada", (CONTEXT, TARGET), {"method": "mc"}, "method: expected monte_carlo or chain_rule, found 'mc'"),
+        ("llada", (CONTEXT, TARGET), {"samples": 0}, "samples: expected a whole number from 1 upwards, found 0"),
+        ("llada", (CONTEXT, TARGET), {"batch": 2.5}, "batch: expected a whole number from 1 upwards, found 2.5"),
+        ("llada", (CONTEXT, TARGET), {"guidance": -1.0}, "guidance: expected a finite number from 0 upwards, found -1.0"),
+        ("llada", (CONTEXT, TARGET), {"seed": 2**70}, "seed: expected a number between"),
+        ("autoregressive", (CONTEXT, TARGET), {"guidance": 1.0}, "guidance: seeded-autoregressive is autoregressive"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(sampler, arguments, more, message):
+    with pytest.raises(CallError, match=message):
+        sinkscope.log_likelihood(seeded_model(sampler), *arguments, **more)

@@ -1,0 +1,93 @@
+"""The samplers against the published loops: the same weights, settings and seeds, and every token of every step.
+
+The published loops were run apart from this repository; fixtures/README.md says how. Here are only the numbers they gave.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from seeded_models import seeded_model, steps_of
+from seeded_network import MASK, leaning
+
+FIXTURES = Path(__file__).parent / "fixtures"
+
+
+def cases(sampler):
+    return json.loads((FIXTURES / f"{sampler}.json").read_text())
+
+
+def name_of(case):
+    settings = "-".join(f"{name}{value}" for name, value in case["settings"].items())
+    more = "-leaning" * ("lean" in case) + "-bf16" * ("logits" in case)
+    return f"weights{case['weights']}-prompts{'+'.join(str(len(prompt)) for prompt in case['prompts'])}-{settings}{more}"
+
+
+def written(case, sampler):
+    """Row by row, step by step: positions without padding, and the tokens they changed to."""
+    model, prompts = seeded_model(sampler, case["weights"]), case["prompts"]
+    dtype = getattr(torch, case["logits"]) if "logits" in case else None
+    with leaning(model.network, case.get("lean", {}), dtype):
+        steps = steps_of(model, prompts, **case["settings"])
+    rows = []
+    for row, prompt in enumerate(prompts):
+        before = torch.tensor([*prompt, *[MASK] * case["settings"]["length"]])
+        changes = []
+        for step in steps:
+            after = step.tokens[row, -len(before) :]
+            changed = (after != before).nonzero().flatten()
+            changes.append(torch.stack([changed, after[changed]], dim=1).flatten().tolist())
+            before = after
+        rows.append(changes)
+    return rows
+
+
+def assert_as_published(case, sampler):
+    for row, (found, expected) in enumerate(zip(written(case, sampler), case["steps"], strict=True)):
+        assert len(found) == len(expected)
+        for number, (one, other) in enumerate(zip(found, expected, strict=True)):
+            assert one == other, f"row {row}, step {number}"
+
+
+@pytest.mark.parametrize("case", cases("llada"), ids=name_of)
+def test_llada_writes_what_the_published_loop_writes(case):
+    assert_as_published(case, "llada")
+
+
+@pytest.mark.parametrize("case", cases("mmada"), ids=name_of)
+def test_mmada_writes_what_the_published_loop_writes(case):
+    assert_as_published(case, "mmada")
+
+
+@pytest.mark.parametrize("case", cases("dream"), ids=name_of)
+def test_dream_writes_what_the_published_loop_writes(case):
+    assert_as_published(case, "dream")
+
+
+@pytest.mark.parametrize("sampler", ["llada", "mmada", "dream"])
+def test_the_published_runs_say_something(sampler):
+    """Networks that wrote one word, or settings that never mattered, would prove nothing."""
+    words = [{token for changes in row for token in changes[1::2]} for case in cases(sampler) for row in case["steps"]]
+    assert len(words) > 30
+    assert sum(len(found) >= 4 for found in words) > 0.8 * len(words)
+    runs = {json.dumps(case["steps"]) for case in cases(sampler)}
+    assert len(runs) > 0.85 * len(cases(sampler))
+    leaning_to_masks = [case for case in cases(sampler) if str(MASK) in case.get("lean", {})]
+    assert any(sum(map(len, case["steps"][0])) < 2 * case["settings"]["length"] for case in leaning_to_masks)  # some stay
+    settings = [{**case["settings"], "lean": "lean" in case, "batch": len(case["prompts"]) > 1} for case in cases(sampler)]
+    varied = {"dream": ["top_p", "top_k", "alg_temp", "eps", "temperature"], "mmada": ["guidance", "temperature", "remasking"]}
+    varied["llada"] = [*varied["mmada"], "logits_eos_inf", "confidence_eos_eot_inf"]
+    for name in [*varied[sampler], "lean", "batch"]:
+        assert any(one.get(name) for one in settings), name
+    if sampler == "dream":
+        assert {one["algorithm"] for one in settings} == {"origin", "maskgit_plus", "topk_margin", "entropy"}
+
+
+@pytest.mark.parametrize("sampler", ["llada", "mmada", "dream"])
+def test_another_seed_writes_something_else(sampler):
+    """What is drawn decides: the comparison above could not pass with another source of randomness."""
+    warm = [case for case in cases(sampler) if case["settings"].get("temperature", 0) > 0.5 and "logits" not in case]
+    others = [{**case, "settings": {**case["settings"], "seed": case["settings"]["seed"] + 1}} for case in warm]
+    differ = [written(other, sampler) != case["steps"] for case, other in zip(warm, others, strict=True)]
+    assert len(warm) >= 6 and sum(differ) >= 0.8 * len(warm)

@@ -1,0 +1,127 @@
+"""`evaluate`, `table` and `reproduce` as a person types them."""
+
+import json
+import sys
+
+import pytest
+
+from sinkscope import cli
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["sinkscope", *map(str, arguments)])
+        status = 0
+        try:
+            cli.main()
+        except SystemExit as stop:
+            status = stop.code or 0
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return run
+
+
+@pytest.fixture
+def data(tmp_path):
+    """Two problems in words that the lab's tokenizer knows."""
+    path = tmp_path / "gsm8k.jsonl"
+    rows = [{"question": f"Q: Tom has {n} apples and buys 1 more.", "answer": f"{n} + 1 = {n + 1}\n#### {n + 1}"} for n in (3, 4)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_evaluate_then_table(run, diffusion_folder, tmp_path):
+    flags = ("--limit", 3, "--shots", 0, "--length", 8)
+    status, out, err = run("evaluate", diffusion_folder, "--out", tmp_path / "r", *flags)
+    assert status == 0, err
+    assert out.startswith(f"| task | hidden | {diffusion_folder} |\n")
+    status, out, _ = run("table", tmp_path / "r", "--json")
+    (row,) = json.loads(out)["rows"]
+    assert (status, row["task"], row["n"], row["hide"]) == (0, "lab-arith", 3, "none")
+    for form, start in (
+        ("markdown", "| task | hidden |"),
+        ("latex", r"\begin{tabular}"),
+        ("csv", "model,task,hide,n,"),
+        ("json", '{"rows"'),
+    ):
+        status, out, _ = run("table", tmp_path / "r", "--format", form)
+        assert status == 0
+        assert out.startswith(start)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "says"),
+    [
+        (["--tasks", "gsm9k"], 2, "no task 'gsm9k': expected one of lab-arith, lab-code, gsm8k"),
+        (["--data", "gsm8k"], 2, "--data: expected TASK=PATH"),
+        (["--tasks", "gsm8k", "--shots", "0", "--data", "gsm8k={tmp}/nothing"], 2, "found nothing"),
+        (
+            ["--tasks", "humaneval", "--data", "humaneval={data}", "--allow-code-execution"],
+            2,
+            "row 1: expected the field 'task_id' as text",
+        ),
+        (["--tasks", "gsm8k", "--data", "gsm8k={data}"], 2, "expected train.jsonl in"),
+        (["--tasks", "lab-code"], 2, "Pass allow_code_execution=True (--allow-code-execution)"),
+        (["--jobs", "-1"], 2, "jobs: expected at least 1, found -1"),
+        (["--chat"], 2, "chat: lab-arith is asked as raw text only"),
+    ],
+)
+def test_bad_input_gets_one_message(run, diffusion_folder, tmp_path, data, arguments, status, says):
+    given = [one.format(tmp=tmp_path, data=data) for one in arguments]
+    found, out, err = run("evaluate", diffusion_folder, "--out", tmp_path / "r", "--limit", 2, *given)
+    assert says in err.replace("\n", " "), err
+    assert (found, out) == (status, "")
+    assert "Traceback" not in err
+    assert not (tmp_path / "r" / "run.json").exists()
+
+
+def test_a_published_task_from_a_local_file(run, monkeypatch, diffusion_folder, tmp_path, data):
+    """Prompts of GSM8K have words the lab does not know, so its opening is put in words that it does."""
+    import dataclasses
+
+    from sinkscope.evaluation import plans
+
+    plain = plans.find_task
+    monkeypatch.setattr(
+        plans, "find_task", lambda name, files: dataclasses.replace(plain(name, files), prompt=lambda row, i, n: f"{row['question']}\nA:")
+    )
+    flags = ("--tasks", "gsm8k", "--data", f"gsm8k={data}", "--shots", 0, "--length", 8, "--json")
+    status, out, err = run("evaluate", diffusion_folder, "--out", tmp_path / "r", *flags)
+    assert status == 0, err
+    (row,) = json.loads(out)["rows"]
+    assert (row["task"], row["n"], set(row["measures"])) == ("gsm8k", 2, {"strict-match", "flexible-extract"})
+    data.write_text(data.read_text().replace("4 + 1", "1 + 4"))
+    status, _, err = run("evaluate", diffusion_folder, "--out", tmp_path / "r", *flags)
+    assert status == 2
+    assert "gsm8k holds another run (data: " in err
+
+
+def test_dry_run(run):
+    status, out, _ = run("reproduce", "paper1", "--dry-run", "--json")
+    document = json.loads(out)
+    assert status == 0
+    assert len(document["parts"]) == 12
+    assert document["card_suffices"] is True
+    assert document["total"]["gpu_hours"] == pytest.approx(sum(row["gpu_hours"] for row in document["parts"]))
+    status, out, _ = run("reproduce", "paper1", "--dry-run", "--models", "lab", "--limit", 2, "--ks", 1)
+    assert status == 0
+    assert "| Table 1 | lab-diffusion | lab-arith | 2 | 6 | 768 |" in out
+    assert "A card of 24 GB suffices for every part." in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "expected --out FOLDER, or --dry-run"),
+        (["--dry-run", "--ks", "1,x"], "--ks: expected whole numbers from 1 upwards, separated by commas, found '1,x'"),
+        (["--dry-run", "--traces", "0"], "expected --limit and --traces from 1, --seeds from 0 upwards, found None, 0, 3"),
+        (["--dry-run", "--models", "gpt2"], "paper1: no checkpoint 'gpt2'; expected some of "),
+        (["--dry-run", "--tflops", "-1"], "tflops: expected a number above 0, found -1.0"),
+    ],
+)
+def test_what_reproduce_refuses(run, arguments, says):
+    status, out, err = run("reproduce", "paper1", *arguments)
+    assert (status, out) == (2, "")
+    assert says in err.replace("\n", " ")

@@ -1,0 +1,293 @@
+"""The model ``sinkscope`` inside lm-eval: its own evaluator, on tasks from small local files."""
+
+import json
+import os
+import subprocess
+import sys
+import types
+
+import pytest
+
+pytest.importorskip("lm_eval")
+
+import sinkscope
+from sinkscope.errors import CallError
+from sinkscope.evaluation.answers import answer_until
+from sinkscope.evaluation.tasks import find_task
+from sinkscope.lab.prompts import problem_prompts
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning", "ignore::FutureWarning")
+
+GENERATION = """
+task: tiny_arith
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {file}, train: {file}}}, cache_dir: {cache}}}
+test_split: test
+fewshot_split: train
+output_type: generate_until
+doc_to_text: "{{{{prompt}}}}"
+doc_to_target: "{{{{answer}}}}"
+generation_kwargs: {{until: ["\\n\\nQ:"], do_sample: false, max_gen_toks: 12}}
+metric_list: [{{metric: exact_match}}]
+"""
+CHOICE = """
+task: tiny_choice
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {file}}}, cache_dir: {cache}}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{{{prompt}}}}"
+doc_to_choice: [" #### 1", " #### 2 3", " Tom"]
+doc_to_target: 1
+metric_list: [{{metric: acc}}]
+"""
+
+
+@pytest.fixture(scope="module")
+def task_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tasks")
+    file, cache = folder / "rows.jsonl", folder / "cache"
+    file.write_text("".join(json.dumps(row) + "\n" for row in problem_prompts("lab-arith", 5, shots=0)))
+    (folder / "tiny_arith.yaml").write_text(GENERATION.format(file=file, cache=cache))
+    (folder / "tiny_choice.yaml").write_text(CHOICE.format(file=file, cache=cache))
+    return folder
+
+
+@pytest.fixture
+def harness(task_folder):
+    """lm-eval's own evaluator, by task: its samples."""
+    from lm_eval.evaluator import simple_evaluate
+    from lm_eval.tasks import TaskManager
+
+    manager = TaskManager(include_path=str(task_folder), include_defaults=False)
+
+    def run(lm, task, **options):
+        found = simple_evaluate(lm, tasks=[task], task_manager=manager, bootstrap_iters=0, log_samples=True, **options)
+        assert found is not None
+        return found["samples"][task]
+
+    return run
+
+
+def language_model(model, **arguments):
+    from sinkscope.evaluation.lm_eval import SinkscopeLM
+
+    return SinkscopeLM(model, **arguments)
+
+
+@pytest.mark.parametrize("fixture", ["diffusion", "autoregressive"])
+def test_answers_are_those_of_generate_in_the_same_batches(fixture, request, harness):
+    model = request.getfixturevalue(fixture)
+    samples = harness(language_model(model, batch_size=2), "tiny_arith")
+    prompts = [row["prompt"] for row in problem_prompts("lab-arith", 5, shots=0)]
+    expected = []
+    for at in range(0, 5, 2):
+        written = sinkscope.generate(model, prompts[at : at + 2], length=12)
+        expected += [answer_until(model, one.tokens[one.prompt_length :], ["\n\nQ:"]) for one in written]
+    assert [sample["resps"] for sample in samples] == [[[text]] for text in expected]
+    assert any(expected)
+
+
+def test_model_arguments_override_the_tasks_own(diffusion, harness):
+    samples = harness(language_model(diffusion, batch_size="5", length=8, block=4, steps=4), "tiny_arith", limit=3)
+    written = sinkscope.generate(diffusion, [row["prompt"] for row in problem_prompts("lab-arith", 3, 0)], length=8, block=4, steps=4)
+    assert [sample["resps"][0][0] for sample in samples] == [
+        answer_until(diffusion, one.tokens[one.prompt_length :], []) for one in written
+    ]
+
+
+def test_chats_and_shots_as_turns(diffusion, harness):
+    samples = harness(
+        language_model(diffusion, length=4), "tiny_arith", limit=1, num_fewshot=1, apply_chat_template=True, fewshot_as_multiturn=True
+    )
+    context = samples[0]["arguments"][0][0]
+    rows = problem_prompts("lab-arith", 5, 0)
+    rendered = []
+    for shot in rows:
+        talk = [("user", shot["prompt"]), ("assistant", shot["answer"]), ("user", rows[0]["prompt"])]
+        messages = [{"role": role, "content": content} for role, content in talk]
+        rendered.append(diffusion.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+    assert context in rendered
+
+
+def test_a_tasks_arguments_in_our_words(autoregressive):
+    lm = language_model(autoregressive, seed=3)
+    settings, stops = lm._settings({"until": "x", "do_sample": True, "temperature": 0.5, "top_p": 0.9, "max_new_tokens": 7})
+    assert (settings.length, settings.temperature, settings.top_p, settings.seed, stops) == (7, 0.5, 0.9, 3, ["x"])
+    settings, stops = lm._settings({"do_sample": False, "temperature": 0.7})
+    assert (settings.length, settings.temperature, stops) == (256, 0.0, [])
+    with pytest.raises(CallError, match="llama has no setting 'num_beams'"):
+        lm._settings({"num_beams": 4})
+
+
+@pytest.mark.parametrize(
+    ("text", "stops", "expected"),
+    [
+        ("Tom has 7 apples . Q : x", [], "Tom has 7 apples"),
+        ("Tom has 7 apples", ["7"], "Tom has "),
+        ("Tom has 7 apples", ["apples", "has", ""], "Tom "),
+    ],
+)
+def test_answers_end_at_the_first_stop_string(diffusion, text, stops, expected):
+    import torch
+
+    ids = diffusion.tokenizer("Tom has 7 apples").input_ids
+    ids = [token for token in ids if token not in (diffusion.card.eos_id,)]
+    tail = [diffusion.card.mask_id, diffusion.card.eos_id, *ids]
+    assert answer_until(diffusion, torch.tensor([*ids, *tail]), stops) == expected
+
+
+def humaneval_task(name, tmp_path, repeats, k):
+    """Our task for lm-eval, its data replaced by a local file."""
+    from lm_eval.api.task import ConfigurableTask
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    from sinkscope.evaluation.lm_eval import TASKS
+
+    row = {
+        "task_id": "HumanEval/0",
+        "prompt": "def f(x):\n",
+        "entry_point": "f",
+        "canonical_solution": "",
+        "test": "def check(g):\n    assert g(2) == 3\n",
+    }
+    file = tmp_path / "HumanEval.jsonl"
+    file.write_text(json.dumps(row) + "\n")
+    config = load_yaml(TASKS / f"{name}.yaml", resolve_func=True)
+    config = {**config, "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(file)}, "cache_dir": str(tmp_path / "c")}}
+    config["repeats"] = repeats
+    config["metric_list"] = [{**config["metric_list"][0], "k": k}]
+    return ConfigurableTask(config=config)
+
+
+@pytest.mark.parametrize(("name", "tail"), [("sinkscope_humaneval", ""), ("sinkscope_humaneval_instruct", "\n```\nDone")])
+def test_pass_at_k_of_humaneval_inside_lm_eval(name, tail, tmp_path):
+    from lm_eval.api.instance import Instance
+
+    task = humaneval_task(name, tmp_path, 3, [1, 2])
+    (doc,) = task.test_docs()
+    task._instances = [Instance("generate_until", doc, ("", {}), 0, doc_id=0)]
+    task._instances[0].resps = ["    return x + 1" + tail, "    return x" + tail, "    return 3" + tail]
+    task.apply_filters()
+    assert task.process_results(doc, [task._instances[0].filtered_resps["create_test"]]) == pytest.approx({"pass@1": 2 / 3, "pass@2": 1.0})
+    context = task.fewshot_context(doc, 0, gen_prefix=task.doc_to_prefix(doc))
+    ours = find_task(name.removeprefix("sinkscope_"), {"humaneval": tmp_path / "HumanEval.jsonl"})
+    assert context == ours.prompt(ours.problems()[0], 0, 0)
+    assert task.config.unsafe_code
+
+
+@pytest.fixture
+def likelihoods(monkeypatch):
+    """A stand-in for likelihoods: minus the number of tokens, greedy where there is one."""
+    asked = []
+
+    def log_likelihood(model, context, continuation, **arguments):
+        asked.append(arguments)
+        return types.SimpleNamespace(total=-float(len(continuation)), greedy=len(continuation) == 1 or None)
+
+    monkeypatch.setitem(sys.modules, "sinkscope.decoding.likelihood", types.SimpleNamespace(log_likelihood=log_likelihood))
+    return asked
+
+
+def test_likelihoods(diffusion, harness, likelihoods, caplog):
+    lm = language_model(diffusion, method="chain_rule", samples=4, likelihood_guidance=0.6, batch_size=3)
+    samples = harness(lm, "tiny_choice")
+    assert likelihoods[0] == {"method": "chain_rule", "samples": 4, "guidance": 0.6, "seed": 0, "batch": 3}
+    assert len(likelihoods) == 15
+    lengths = [[len(diffusion.tokenizer(choice).input_ids) for choice in ("#### 1", "#### 2 3", "Tom")]] * 5
+    assert [[-response[0][0] for response in sample["resps"]] for sample in samples] == lengths
+    assert sum("greedy" in message for message in caplog.messages) == 1
+    (total,) = lm.loglikelihood_rolling([types.SimpleNamespace(args=("Tom has 7 apples",))])
+    assert total == -4.0
+
+
+def test_likelihoods_of_hidden_keys_need_the_current_step(diffusion, harness, likelihoods):
+    with pytest.raises(CallError) as error:
+        harness(language_model(diffusion, hide="top:1"), "tiny_choice")
+    assert str(error.value) == (
+        "hide: top:1 decides by the step before, and a likelihood has one step a text; expected observe=current, as in top:1@current"
+    )
+    assert not likelihoods
+    harness(language_model(diffusion, hide="top:1@current;last_row"), "tiny_choice", limit=1)
+    assert len(likelihoods) == 3
+
+
+def test_what_a_rule_removed_is_said(diffusion, harness, caplog):
+    harness(language_model(diffusion, hide="top:1", length=4), "tiny_arith", limit=1)
+    with sinkscope.parse_rule("top:1")(diffusion) as running:
+        sinkscope.generate(diffusion, problem_prompts("lab-arith", 1, shots=0)[0]["prompt"], length=4)
+    assert f"top:1 removed {100 * running.effect.removed_share:.2f} % of all attention" in caplog.messages
+
+
+@pytest.mark.parametrize("fixture", ["diffusion", "autoregressive"])
+def test_a_likelihood_of_hidden_keys_and_what_was_removed(fixture, request, caplog):
+    model, caplog_before = request.getfixturevalue(fixture), len(caplog.messages)
+    context, continuation = model.encode("Tom has 7 apples and buys"), list(model.tokenizer(" 5 more", add_special_tokens=False).input_ids)
+    asked = [(None, context, continuation)]
+    arguments = {"method": "chain_rule", "batch_size": 2}
+    (plain,) = language_model(model, **arguments)._loglikelihood_tokens(asked, disable_tqdm=True)
+    (hidden,) = language_model(model, hide="top:1@current", **arguments)._loglikelihood_tokens(asked, disable_tqdm=True)
+    with sinkscope.parse_rule("top:1@current")(model) as running:
+        expected = sinkscope.log_likelihood(model, context, continuation, method="chain_rule", batch=2)
+    assert hidden[0] == expected.total != plain[0]
+    assert running.effect.removed_share > 0
+    said = f"top:1@current removed {100 * running.effect.removed_share:.2f} % of all attention"
+    assert caplog.messages[caplog_before:] == [said]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"batch_size": "auto"}, "batch_size: expected a whole number from 1 upwards, found 'auto'"),
+        ({"method": "magic"}, "method: expected monte_carlo or chain_rule, found 'magic'"),
+        ({"gen_length": 8}, "llada has no setting 'gen_length'; here it is called length"),
+    ],
+)
+def test_refused_arguments(diffusion, arguments, message):
+    with pytest.raises(CallError, match=message):
+        language_model(diffusion, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(None, None), (CallError("a wrong call"), 2), (sinkscope.errors.EvaluationError("a broken folder"), 1)]
+)
+def test_the_command_line_knows_our_tasks_and_reports_in_one_line(monkeypatch, capsys, error, status):
+    import lm_eval.__main__
+
+    from sinkscope.evaluation import lm_eval as ours
+
+    def cli_evaluate():
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(lm_eval.__main__, "cli_evaluate", cli_evaluate)
+    monkeypatch.setattr(sys, "argv", ["lm_eval", "--model", "sinkscope", "--tasks", "sinkscope_humaneval"])
+    try:
+        ours.main()
+    except SystemExit as stop:
+        assert stop.code == status
+    assert sys.argv[-2:] == ["--include_path", str(ours.TASKS)]
+    assert (ours.TASKS / "sinkscope_humaneval.yaml").exists()
+    assert capsys.readouterr().err == ("" if error is None else f"sinkscope: error: {error}\n")
+
+
+def test_the_command_line_under_torchrun_gives_what_one_process_gives(diffusion_folder, diffusion, task_folder, harness, tmp_path):
+    expected = [sample["resps"] for sample in harness(language_model(diffusion, batch_size=2), "tiny_arith")]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*launch, "-m", "sinkscope.evaluation.lm_eval", "--model", "sinkscope", "--tasks", "tiny_arith", "--batch_size", "2"]
+    command += ["--model_args", f"pretrained={diffusion_folder}", "--include_path", str(task_folder)]
+    command += ["--output_path", str(tmp_path), "--log_samples", "--device", "cpu"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=400, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    (file,) = tmp_path.rglob("samples_tiny_arith_*.jsonl")
+    assert [json.loads(line)["resps"] for line in file.read_text().splitlines()] == expected
+
+
+def test_the_entry_point_is_declared():
+    import tomllib
+    from pathlib import Path
+
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    module, name = project["entry-points"]["lm_eval.models"]["sinkscope"].split(":")
+    assert (module, name) == ("sinkscope.evaluation.lm_eval", "SinkscopeLM")

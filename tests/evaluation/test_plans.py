@@ -1,0 +1,78 @@
+"""What is asked: protocols and what overrides them, conversations, defaults."""
+
+import dataclasses
+
+import pytest
+
+from sinkscope.errors import CallError, ModelError
+from sinkscope.evaluation import evaluate, plans
+from sinkscope.evaluation.plans import Request, chat_text, make_plans
+from sinkscope.evaluation.protocols import Protocol
+from sinkscope.evaluation.tasks import TASKS, Task, find_task
+
+TALK = [{"role": "user", "content": "Tom has 7 apples"}, {"role": "assistant", "content": "Tom has 7"}]
+
+
+def test_a_conversation_ends_where_the_model_begins(diffusion):
+    asked = chat_text(diffusion, TALK[:1])
+    assert asked == diffusion.tokenizer.apply_chat_template(TALK[:1], tokenize=False, add_generation_prompt=True)
+    begun = chat_text(diffusion, TALK)
+    assert begun.startswith(asked)
+    assert begun.endswith("Tom has 7")
+
+
+def test_a_tokenizer_without_a_template(diffusion):
+    class Plain:
+        chat_template = None
+
+    with pytest.raises(ModelError, match="its tokenizer has no chat template; evaluate it on raw text, with --protocol none"):
+        chat_text(dataclasses.replace(diffusion, tokenizer=Plain()), TALK)
+
+
+def talking(task: Task) -> Task:
+    """A task of the lab that can be asked as a conversation."""
+
+    def messages(problem, index, shots):
+        return [{"role": "user", "content": problem.question}]
+
+    return dataclasses.replace(task, messages=messages)
+
+
+@pytest.fixture
+def protocol(monkeypatch):
+    """lab-arith as if it had been published, for every model."""
+    published = Protocol("llada", "", "lab-arith", "authors", 1, False, {"length": 12, "steps": 6, "block": 6}, "a paper", 0.5)
+    monkeypatch.setattr(plans, "find_protocol", lambda family, model, task, wanted: None if wanted == "none" else published)
+    monkeypatch.setattr(plans, "find_task", lambda name, data: talking(TASKS[name]))
+    return published
+
+
+def test_a_protocol_sets_shots_and_sampler_and_flags_override_it(diffusion, protocol, tmp_path, caplog):
+    (plan,), _ = make_plans(diffusion, Request(["lab-arith"], limit=2))
+    assert (plan.shots, plan.chat, plan.sampler.length, plan.sampler.steps) == (1, False, 12, 6)
+    assert plan.protocol == "lab-arith: authors (1 shots, raw text, length 12, steps 6, block 6; published 50.0 %); source: a paper"
+    (plan,), _ = make_plans(diffusion, Request(["lab-arith"], limit=2, shots=0, chat=True, settings={"steps": 4, "block": 6}))
+    assert (plan.shots, plan.chat, plan.sampler.steps) == (0, True, 4)
+    assert plan.protocol.endswith("; source: a paper; changed: steps 4, shots 0, chat")
+    assert plan.prompts[0] == chat_text(diffusion, [{"role": "user", "content": plan.problems[0].question}])
+    assert plan.encoded[0] == diffusion.chat([{"role": "user", "content": plan.problems[0].question}])
+    (plan,), _ = make_plans(diffusion, Request(["lab-arith"], limit=2, shots=0, protocol="none"))
+    assert (plan.sampler.length, plan.protocol) == (64, None)
+    (result,) = evaluate(diffusion, tasks=["lab-arith"], out=tmp_path, limit=1, progress=False)
+    assert result.protocol == caplog.messages[0] == protocol.line()
+
+
+@pytest.mark.parametrize("fixture", ["diffusion", "autoregressive"])
+def test_defaults_of_published_tasks(fixture, request, tmp_path):
+    model = request.getfixturevalue(fixture)
+    sampler = plans._resolve(model, find_task("humaneval"), {})
+    assert sampler.length == 512
+    if fixture == "diffusion":
+        assert (sampler.steps, sampler.block) == (512, 32)
+    assert plans._resolve(model, find_task("gsm8k"), {}).length == 256
+    assert plans._resolve(model, find_task("gsm8k"), {"length": 16}).length == 16
+
+
+def test_the_canvas_is_checked_for_every_task(diffusion):
+    with pytest.raises(CallError, match="the canvas does not fit"):
+        make_plans(diffusion, Request(["lab-arith"], limit=3, settings={"length": 240, "block": 16}))

@@ -1,0 +1,170 @@
+"""One evaluation by several processes: torchrun, jobs, a worker killed −9; and what each leaves equals a single process's run."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from sinkscope.errors import CallError, EvaluationError
+from sinkscope.evaluation import evaluate, jobs, read_results
+from sinkscope.evaluation.jobs import run_in_jobs
+from sinkscope.evaluation.work_folder import Share
+
+ARGUMENTS = {"tasks": ["lab-arith"], "limit": 11, "shots": 0, "batch": 2, "settings": {"length": 8}}
+
+
+def items(folder):
+    """Every item and the results, but for times; each item once."""
+    paths = [*sorted(folder.glob("*/*/??????.json")), folder / "results.json"]
+    documents = {str(path.relative_to(folder)): json.loads(path.read_text()) for path in paths}
+    for document in documents.values():
+        for one in [document, *document.get("results", [])]:
+            one.pop("seconds", None)
+            one.pop("checksum", None)
+    return documents
+
+
+@pytest.fixture(scope="module")
+def whole(diffusion_folder, tmp_path_factory):
+    """The same evaluation by one process."""
+    import sinkscope
+
+    folder = tmp_path_factory.mktemp("whole")
+    evaluate(sinkscope.load(str(diffusion_folder)), out=folder, progress=False, **ARGUMENTS)
+    return items(folder)
+
+
+COMMAND = ["-m", "sinkscope", "evaluate"]
+FLAGS = ["--limit", "11", "--shots", "0", "--batch", "2", "--length", "8"]
+
+
+def test_torchrun_shares_the_work_and_rank_0_sums_up(diffusion_folder, whole, tmp_path):
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [*launch, *COMMAND, str(diffusion_folder), "--out", str(tmp_path / "r"), *FLAGS, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert items(tmp_path / "r") == whole
+    (document,) = [json.loads(line) for line in done.stdout.splitlines()]  # rank 0's, once
+    assert document["rows"][0]["n"] == 11
+    assert (tmp_path / "r" / "lock.1-of-2").exists()
+
+
+SLOWLY = """
+import sys, time, torch
+torch.set_num_threads(1)
+import sinkscope
+from pathlib import Path
+from sinkscope.evaluation import evaluate, running
+plain = running.generate
+def slowly(*arguments, **settings):
+    time.sleep(float(sys.argv[3]))
+    return plain(*arguments, **settings)
+running.generate = slowly
+arguments = {"tasks": ["lab-arith"], "limit": 11, "shots": 0, "batch": 2, "settings": {"length": 8}, "progress": False}
+try:
+    evaluate(sinkscope.load(sys.argv[1]), out=Path(sys.argv[2]), **arguments)
+except sinkscope.errors.SinkscopeError as error:
+    sys.exit(str(error))
+"""
+
+
+def start(rank, count, model, out, pause):
+    environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(count)}
+    arguments = [sys.executable, "-c", SLOWLY, str(model), str(out), str(pause)]
+    return subprocess.Popen(arguments, env=environment, stderr=subprocess.PIPE, text=True)
+
+
+def test_a_worker_killed_9_is_noticed_and_the_same_command_goes_on(diffusion_folder, whole, tmp_path):
+    out = tmp_path / "r"
+    with start(0, 2, diffusion_folder, out, 0) as first, start(1, 2, diffusion_folder, out, 0.5) as second:
+        deadline = time.monotonic() + 120
+        while not (out / "lab-arith" / "none" / "000002.json").exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        second.send_signal(signal.SIGKILL)
+        error = first.communicate(timeout=120)[1]
+    assert first.returncode == 1
+    assert f"{out}: process 1 of 2 ended with " in error
+    assert "problems missing; run the same command again, what was done is kept" in error
+    with pytest.raises(EvaluationError, match="is unfinished"):
+        read_results(out)
+    with start(0, 2, diffusion_folder, out, 0) as first, start(1, 2, diffusion_folder, out, 0) as second:
+        pass
+    assert (first.returncode, second.returncode) == (0, 0)
+    assert items(out) == whole
+
+
+def test_two_commands_on_one_folder(diffusion, diffusion_folder, whole, tmp_path):
+    out = tmp_path / "r"
+    with start(0, 1, diffusion_folder, out, 600) as first:
+        while not (out / "run.json").exists():
+            assert first.poll() is None
+            time.sleep(0.02)
+        with pytest.raises(CallError) as error:
+            evaluate(diffusion, out=out, progress=False, **ARGUMENTS)
+        first.send_signal(signal.SIGKILL)
+    busy = f"{out}: another process is evaluating into it (process {first.pid}); wait for it or choose another folder"
+    assert str(error.value) == busy
+    evaluate(diffusion, out=out, progress=False, **ARGUMENTS)
+    assert items(out) == whole
+
+
+def test_shares_one_after_the_other(diffusion, whole, tmp_path):
+    for index in (2, 0, 1):
+        assert evaluate(diffusion, out=tmp_path, progress=False, **ARGUMENTS, share=Share(index, 3)) == []
+        assert not (tmp_path / "results.json").exists()
+    evaluate(diffusion, out=tmp_path, progress=False, **ARGUMENTS)
+    assert items(tmp_path) == whole
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+def test_jobs_of_submitit(diffusion_folder, whole, tmp_path):
+    pytest.importorskip("submitit")
+    from sinkscope.evaluation.results import collect
+
+    arguments = {**ARGUMENTS, "out": tmp_path / "r", "progress": False}
+    run_in_jobs(str(diffusion_folder), "cpu", None, arguments, 2, "local", "timeout_min=5")
+    assert not (tmp_path / "r" / "results.json").exists()
+    collect(tmp_path / "r", [("lab-arith", "none")])
+    assert items(tmp_path / "r") == whole
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+def test_a_job_that_fails_is_named(tmp_path):
+    pytest.importorskip("submitit")
+    arguments = {**ARGUMENTS, "out": tmp_path / "r"}
+    with pytest.raises(EvaluationError, match=r"1 of 1 jobs failed \(job \d+_?\d*: .*; logs in .*lock.jobs\); run the same command again"):
+        run_in_jobs(str(tmp_path / "no-model"), "cpu", None, arguments, 1, "local")
+
+
+def test_what_jobs_refuse(tmp_path, monkeypatch):
+    arguments = {**ARGUMENTS, "out": tmp_path}
+    with pytest.raises(CallError, match="jobs: expected at least 1, found -1"):
+        run_in_jobs("m", "cpu", None, arguments, -1)
+    with pytest.raises(CallError, match="--job-options: expected name=value separated by commas, found 'gpu'"):
+        run_in_jobs("m", "cpu", None, arguments, 1, "local", "timeout_min=5,gpu")
+    with pytest.raises(CallError, match=r"--jobs on local with \{'no_such_option': 1\}: "):
+        run_in_jobs("m", "cpu", None, arguments, 1, "local", "no_such_option=1")
+    monkeypatch.setitem(sys.modules, "submitit", None)
+    with pytest.raises(CallError, match=r"--jobs needs submitit, which is not installed: pip install 'sinkscope\[slurm\]'"):
+        run_in_jobs("m", "cpu", None, arguments, 1)
+
+
+def test_a_process_of_torchrun_takes_its_own_device(monkeypatch, tmp_path):
+    import sinkscope.models
+    from sinkscope.evaluation import running
+
+    asked = []
+    monkeypatch.setattr(sinkscope.models, "load", lambda name, dtype, device: asked.append(device))
+    monkeypatch.setattr(running, "evaluate", lambda model, **arguments: [])
+    for local, device in (("3", "cuda"), ("3", "cuda:0"), (None, "cuda"), ("3", "cpu")):
+        if local is None:
+            monkeypatch.delenv("LOCAL_RANK", raising=False)
+        else:
+            monkeypatch.setenv("LOCAL_RANK", local)
+        jobs.run_share("m", device, None, {})
+    assert asked == ["cuda:3", "cuda:0", "cuda", "cpu"]

@@ -1,0 +1,181 @@
+"""Comparisons and their tables: who is compared with whom, paper 1's own numbers, and four ways to print it."""
+
+import csv
+import dataclasses
+import io
+import json
+
+import pytest
+
+from sinkscope.evaluation import Result, table, write_table
+from sinkscope.evaluation.comparisons import compare, remarks
+from sinkscope.evaluation.published import published_accuracy
+from sinkscope.evaluation.statistics import against_controls, holm, paired_difference, wilson_interval
+
+
+def result(hide, outcomes, model="GSAI-ML/LLaDA-8B-Instruct", task="gsm8k", **more):
+    correct = outcomes.count("1")
+    return Result(
+        model=model,
+        task=task,
+        hide=hide,
+        n=len(outcomes),
+        correct=correct,
+        accuracy=correct / len(outcomes),
+        interval=wilson_interval(correct, len(outcomes)),
+        settings={"length": 64},
+        weight_hash="f0",
+        versions={"torch": "2"},
+        device="cpu",
+        dtype="float32",
+        outcomes=outcomes,
+        **more,
+    )
+
+
+NONE, TOP, RANDOM, OTHER = "1" * 150 + "0" * 50, "0" * 60 + "1" * 90 + "0" * 50, "1" * 148 + "0" * 52, "1" * 149 + "0" * 49 + "10"
+RESULTS = [
+    result("none", NONE),
+    result("top:1", TOP, removed_share=0.031, hit_rate=0.9),
+    result("random:1", RANDOM, removed_share=0.004),
+    result("random:1@seed=1", OTHER),
+    result("top:5", TOP[:120]),
+]
+
+
+def bits(text):
+    return [int(one) for one in text]
+
+
+def test_a_rule_is_compared_with_the_unhidden_run_and_with_its_controls():
+    rows = compare(RESULTS)
+    assert [row.change for row in rows] == [
+        None,
+        paired_difference(bits(TOP), bits(NONE)),
+        paired_difference(bits(RANDOM), bits(NONE)),
+        paired_difference(bits(OTHER), bits(NONE)),
+        paired_difference(bits(TOP[:120]), bits(NONE[:120])),
+    ]
+    assert [row.adjusted for row in rows[1:]] == holm([row.change.p_value for row in rows[1:]])
+    assert [len(row.contrasts) for row in rows] == [0, 1, 0, 0, 0]
+    (contrast,) = rows[1].contrasts
+    assert (contrast.control, contrast.seeds) == ("random:1", 2)
+    assert contrast.difference == against_controls(bits(TOP), [bits(RANDOM), bits(OTHER)])
+    assert rows[1].change.verdict == "degraded"
+
+
+def test_of_several_unhidden_runs_the_longest_is_taken():
+    rows = compare([result("none", NONE[:90]), *RESULTS[:2]])
+    assert rows[2].change == paired_difference(bits(TOP), bits(NONE))
+
+
+def test_only_the_same_weights_settings_task_and_model_are_compared():
+    others = [{"weight_hash": "f1"}, {"settings": {"length": 8}}, {"task": "humaneval"}, {"model": "m"}]
+    for other in others:
+        base = dataclasses.replace(RESULTS[0], **other)
+        (_, row) = compare([base, RESULTS[1]])
+        assert row.change is None
+        assert "GSAI-ML/LLaDA-8B-Instruct, gsm8k, top:1: no unhidden run of the same weights and settings to compare with" in remarks([row])
+
+
+def test_controls_with_the_rules_own_options_are_taken_alone():
+    results = [RESULTS[0], result("top:1@current", TOP), result("random:1", RANDOM), result("random:1@seed=2,current", OTHER)]
+    (contrast,) = compare(results)[1].contrasts
+    assert (contrast.control, contrast.seeds) == ("random:1@current", 1)
+    for text in ("window:1+4", "above:1", "top:2", "random:2"):
+        assert not compare([RESULTS[0], RESULTS[1], result(text, RANDOM)])[1].contrasts
+
+
+def test_remarks():
+    said = remarks(compare(RESULTS))
+    where = "GSAI-ML/LLaDA-8B-Instruct, gsm8k, "
+    assert f"{where}top:1: 2 of at least 3 seeds of random:1" in said
+    assert f"{where}top:5: no control; hiding any keys may hurt as much" in said
+    small = remarks(compare([result("none", NONE[:100]), result("random:1", NONE[:99] + "0")]))
+    (line,) = small
+    assert line.startswith(f"{where}random:1: n is too small for a verdict (a loss of 2 points could go unseen in 100); about ")
+    assert int(line.split()[-4]) > 183
+
+
+PAPER = {
+    ("Dream-org/Dream-v0-Instruct-7B", "gsm8k_cot", "none"): (0.82, 0.01),
+    ("Dream-org/Dream-v0-Instruct-7B", "humaneval_instruct", "top:1"): (0.64, 0.03),
+    ("GSAI-ML/LLaDA-8B-Instruct", "gsm8k", "top:10"): (0.55, 0.01),
+    ("/models/LLaDA-8B-Instruct/", "humaneval", "top:5"): (0.39, 0.03),
+    ("Gen-Verse/MMaDA-8B-MixCoT", "gsm8k", "top:10"): (0.37, 0.01),
+    ("meta-llama/Llama-3.1-8B-Instruct", "gsm8k_cot", "top:1@last_row"): (0.02, 0.0),
+    ("meta-llama/Llama-3.1-8B-Instruct", "gsm8k_cot", "none"): (0.85, 0.01),
+    ("meta-llama/Llama-3.1-8B-Instruct", "gsm8k_cot", "top:1"): None,
+    ("GSAI-ML/LLaDA-8B-Instruct", "gsm8k", "top:1@last_row"): None,
+    ("GSAI-ML/LLaDA-8B-Instruct", "gsm8k", "top:1@current"): None,
+    ("GSAI-ML/LLaDA-8B-Instruct", "gsm8k", "top:2"): None,
+    ("GSAI-ML/LLaDA-8B-Instruct", "gsm8k", "random:1"): None,
+    ("GSAI-ML/LLaDA-8B-Instruct", "lab-arith", "none"): None,
+    ("GSAI-ML/LLaDA-8B-Base", "gsm8k", "none"): None,
+    ("lab-diffusion", "gsm8k", "none"): None,
+}
+
+
+@pytest.mark.parametrize(("key", "expected"), PAPER.items(), ids=str)
+def test_the_papers_own_numbers_stand_where_model_task_and_rule_match(key, expected):
+    assert published_accuracy(*key) == expected
+
+
+def test_json():
+    document = json.loads(write_table(RESULTS, "json"))
+    assert document == json.loads(json.dumps(table(RESULTS)))
+    row = document["rows"][1]
+    assert {key: row[key] for key in ("model", "task", "hide", "n", "accuracy", "published", "published_error", "removed_share")} == {
+        "model": "GSAI-ML/LLaDA-8B-Instruct",
+        "task": "gsm8k",
+        "hide": "top:1",
+        "n": 200,
+        "accuracy": 0.45,
+        "published": 0.75,
+        "published_error": 0.01,
+        "removed_share": 0.031,
+    }
+    assert "outcomes" not in row
+    assert set(row) >= {field.name for field in dataclasses.fields(Result)} - {"outcomes"}
+    assert (row["change"]["mean"], row["change"]["verdict"], row["change"]["too_small"]) == (-0.3, "degraded", False)
+    assert row["controls"][0]["control"] == "random:1"
+    assert document["rows"][0]["change"] is None
+
+
+def test_markdown_has_models_across():
+    other = result("none", "1100", model="o", task="lab-code")
+    lines = write_table([RESULTS[0], other]).splitlines()
+    low, high = wilson_interval(150, 200)
+    assert lines[:4] == [
+        "| task | hidden | GSAI-ML/LLaDA-8B-Instruct | o |",
+        "|---|---|---|---|",
+        f"| gsm8k | none | 0.750 ({low:.3f}–{high:.3f}), n = 200 [paper 0.76 ± 0.01] | – |",
+        "| lab-code | none | – | 0.500 (0.150–0.850), n = 4 |",
+    ]
+    assert lines[5:] == ["Accuracy with Wilson's 95 % interval over problems; it speaks of one checkpoint, not of a way to train."]
+
+
+def test_markdown_compares():
+    change = paired_difference(bits(TOP), bits(NONE))
+    line = next(line for line in write_table(RESULTS).splitlines() if line.startswith("| GSAI-ML/LLaDA-8B-Instruct | gsm8k | top:1 |"))
+    start = f"| GSAI-ML/LLaDA-8B-Instruct | gsm8k | top:1 | 200 | -30.0 ({100 * change.low:+.1f} to {100 * change.high:+.1f}) |"
+    assert line.startswith(start)
+    assert "| degraded | 3.1 % | 90.0 % | random:1 ×2: -29." in line
+    assert "robust when the lower bound is above −2 points" in write_table(RESULTS)
+
+
+def test_latex():
+    lines = write_table(RESULTS, "latex").splitlines()
+    assert lines[:4] == [r"\begin{tabular}{lll}", r"\hline", r"task & hidden & GSAI-ML/LLaDA-8B-Instruct \\", r"\hline"]
+    assert lines[5].startswith(r"gsm8k & top:1 & 0.450 (")
+    assert lines[5].endswith(r")$^{\downarrow}$ [0.75 $\pm$ 0.01] \\")
+    assert r"\end{tabular}" in lines
+    assert r"gsm8k\_cot & " in write_table([result("none", NONE, task="gsm8k_cot")], "latex")
+
+
+def test_csv():
+    rows = list(csv.DictReader(io.StringIO(write_table(RESULTS, "csv"))))
+    assert [row["hide"] for row in rows] == [one.hide for one in RESULTS]
+    assert (rows[1]["accuracy"], rows[1]["verdict"], rows[1]["change_mean"], rows[1]["published"]) == ("0.45", "degraded", "-0.3", "0.75")
+    assert json.loads(rows[1]["controls"])[0]["seeds"] == 2
+    assert (rows[0]["change_mean"], rows[0]["controls"]) == ("", "")

@@ -1,0 +1,226 @@
+"""What a family is: how it is recognised, counted, and spoken to."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from damage import refusal
+from tiny import EOS, LLADA_CONFIG, LLAMA_CONFIG, MASK, MMADA_CONFIG, TINY, save_tiny
+from tiny_tokenizers import SAVE, save_llada_tokenizer, save_llama_tokenizer
+
+import sinkscope
+from sinkscope.decoding.checking import check_model
+from sinkscope.decoding.generation import SAMPLERS
+from sinkscope.errors import CallError, ModelError
+from sinkscope.models import DREAM, LLADA, LLAMA, MMADA, recognise
+from sinkscope.models.conversion import convert_config
+from sinkscope.models.loading import build_config, parameter_shapes
+
+KINDS = {"llada": LLADA, "mmada": MMADA, "dream": DREAM, "llama": LLAMA}
+
+
+def load_tiny(name, folder, **changes):
+    return sinkscope.load(str(SAVE[name](save_tiny(name, folder, **changes))))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_folder_as_published_loads_as_its_family(name, tmp_path):
+    model = load_tiny(name, tmp_path)
+    config = TINY[name].config
+    assert model.family is KINDS[name]
+    assert (model.family.causal, model.family.shift) == (name == "llama", name == "dream")
+    assert model.card.mask_id == config.get("mask_token_id")
+    assert model.card.eos_id == (EOS + 1 if name == "llama" else EOS)  # the tokenizer's, where the config has several
+    assert model.card.vocabulary == config.get("embedding_size", config["vocab_size"])
+    assert model.card.kv_heads == config.get("n_kv_heads", config.get("num_key_value_heads"))
+    assert model.card.max_positions == config.get("max_sequence_length", config.get("max_position_embeddings"))
+    assert model.card.stored_dtype == "float32"
+    assert model.tokenizer.mask_token_id == config.get("mask_token_id")
+
+
+def test_every_end_of_an_answer_ends_it(tmp_path):
+    """Llama 3.1 Instruct has three; the answer stops at the first of any of them."""
+    model = load_tiny("llama", tmp_path)
+    assert set(model.card.ends) == {EOS, EOS + 1} and model.card.eos_id == EOS + 1
+    assert model.answer_text(torch.tensor([3, 4, EOS, 5, EOS + 1])) == "w3 w4"
+    prompt = [3, 4, 5]
+    first = int(sinkscope.generate(model, prompt, length=1).tokens[-1])
+    for ends in [(first,), (1, first), (first, 1)]:
+        stopping = dataclasses.replace(model, card=dataclasses.replace(model.card, eos_ids=ends, eos_id=1))
+        assert sinkscope.generate(stopping, prompt, length=5).tokens.tolist() == [*prompt, first]
+    going_on = dataclasses.replace(model, card=dataclasses.replace(model.card, eos_ids=(), eos_id=None))
+    assert sinkscope.generate(going_on, prompt, length=5).steps == 5
+
+
+@torch.no_grad()
+def test_a_causal_qwen2_with_tied_embeddings(tmp_path):
+    """One table for both ends, biases on queries, keys and values, as in Qwen2.5-0.5B."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    sizes = {"vocab_size": 59, "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 6}
+    config = Qwen2Config(**sizes, num_key_value_heads=2, tie_word_embeddings=True, max_position_embeddings=64, eos_token_id=57)
+    torch.manual_seed(0)
+    network = Qwen2ForCausalLM(config).eval()
+    for parameter in network.parameters():
+        parameter.add_(torch.randn_like(parameter), alpha=0.3)
+    network.save_pretrained(tmp_path)
+    model = sinkscope.load(str(save_llama_tokenizer(tmp_path)))
+    tokens = torch.tensor([[3, 4, 5, 6, 7]])
+    assert torch.equal(model.network(tokens).logits, network(tokens).logits)
+    assert model.family is LLAMA
+    assert [check for check in check_model(model) if not check.passed] == []
+
+
+def test_the_dtype_of_the_tensors_counts_where_the_config_is_silent(tmp_path):
+    model = load_tiny("llada", tmp_path)
+    assert "torch_dtype" not in LLADA_CONFIG and "dtype" not in LLADA_CONFIG
+    assert model.card.dtype == "float32"
+
+
+@pytest.mark.parametrize(
+    ("config", "family"),
+    [
+        (LLADA_CONFIG, LLADA),
+        (LLADA_CONFIG | {"architectures": None}, LLADA),
+        (MMADA_CONFIG, MMADA),
+        (MMADA_CONFIG | {"model_type": "llada"}, MMADA),
+        (LLADA_CONFIG | {"architectures": ["MMadaModelLM"]}, MMADA),
+        (LLADA_CONFIG | {"embedding_size": 134656}, MMADA),
+        (LLADA_CONFIG | {"codebook_size": 8192}, MMADA),
+        (TINY["dream"].config, DREAM),
+        (LLAMA_CONFIG, LLAMA),
+        ({"model_type": "qwen2"}, LLAMA),
+        ({"model_type": "llama", "is_causal": False, "mask_token_id": 3}, LLADA),
+        ({"model_type": "qwen2", "is_causal": False, "mask_token_id": 3, "sinkscope_family": "dream"}, DREAM),
+        ({"model_type": "llama", "is_causal": False, "mask_token_id": 3, "sinkscope_family": "mmada"}, MMADA),
+    ],
+    ids=lambda value: value.name if hasattr(value, "name") else "config",
+)
+def test_a_config_is_recognised(config, family):
+    assert recognise(config, "here") is family
+
+
+@pytest.mark.parametrize(
+    ("config", "fragment"),
+    [
+        (LLADA_CONFIG | {"architectures": ["LLaDAMoEModelLM"]}, r"expected architectures \['LLaDAModelLM'\].*found \['LLaDAMoEModelLM'\]"),
+        (TINY["dream"].config | {"architectures": ["DreamForCausalLM"]}, r"expected architectures \['DreamModel'\].*DreamForCausalLM"),
+        ({"model_type": "sdar"}, r"expected model_type llada, mmada, Dream, llama or qwen2.*found model_type 'sdar'"),
+        ({"model_type": "sdar", "auto_map": {}}, r"names remote code \(auto_map\), which sinkscope never runs"),
+        ({"architectures": ["X"]}, r"found model_type None, is_causal True, architectures \['X'\]"),
+        (
+            {"model_type": "llama", "is_causal": False, "sinkscope_family": "sedd"},
+            "sinkscope_family to be one of llada, mmada, dream.*'sedd'",
+        ),
+        ({"model_type": "llama", "is_causal": 0}, "is_causal in config.json is true or false, found 0"),
+    ],
+    ids=lambda value: value[:24] if isinstance(value, str) else "config",
+)
+def test_a_config_that_nobody_claims_is_refused(config, fragment):
+    with pytest.raises(ModelError, match=fragment):
+        recognise(config, "here")
+
+
+EIGHT = {"d_model": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 32, "mlp_hidden_size": 12288, "max_sequence_length": 4096}
+PUBLISHED_CONFIGS = {
+    "llada": LLADA_CONFIG | EIGHT | {"embedding_size": 126464, "vocab_size": 126464, "mask_token_id": 126336},
+    "mmada": MMADA_CONFIG | EIGHT | {"embedding_size": 134656, "vocab_size": 134656, "mask_token_id": 126336},
+    "dream": TINY["dream"].config
+    | {"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4}
+    | {"vocab_size": 152064, "mask_token_id": 151666},
+    "llama": LLAMA_CONFIG
+    | {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8}
+    | {"vocab_size": 128256},
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_parameters_of_the_published_checkpoints(name):
+    """On the meta device: no number of them is ever allocated."""
+    config, family = PUBLISHED_CONFIGS[name], KINDS[name]
+    converted = convert_config(config, recognise(config, "here"), "here")
+    shapes = parameter_shapes(converted, build_config(converted))
+    expected = {"llada": 8_015_581_184, "mmada": 8_082_690_048, "dream": 7_615_616_512, "llama": 8_030_261_248}[name]
+    assert sum(math.prod(shape) for shape in shapes.values()) == expected == family.shapes[0].parameters
+    assert (converted.fields["num_hidden_layers"], converted.fields["hidden_size"]) == (
+        family.shapes[0].layers,
+        family.shapes[0].hidden_size,
+    )
+    assert converted.fields["vocab_size"] == family.shapes[0].vocabulary
+    assert converted.full_precision_rotary == (name in ("llada", "mmada"))
+
+
+@pytest.mark.parametrize("name", [name for name, family in KINDS.items() if family.sampler in SAMPLERS])
+def test_a_checkpoint_as_published_passes_every_check(name, tmp_path):
+    checks = check_model(load_tiny(name, tmp_path))
+    assert [check for check in checks if not check.passed] == []
+    found = {check.name: check.found for check in checks}
+    stored = len(TINY[name].shapes)
+    renamed = stored if name in ("llada", "mmada") else 0
+    assert found["every stored tensor is used, none is missing"] == (
+        f"{stored} stored in 1 files, {stored} parameters, {renamed} under another name"
+    )
+    assert ("llama3" in found["rotation frequencies recomputed"]) == (name == "llama")
+
+
+# Special tokens and conversations
+
+CHAT = [{"role": "user", "content": " w1 w2 "}, {"role": "assistant", "content": "w3"}, {"role": "user", "content": "w4"}]
+
+
+@pytest.mark.parametrize(("name", "newlines"), [("llada", "\n\n"), ("mmada", "\n")])
+def test_a_conversation_in_the_published_form(name, newlines, tmp_path):
+    model = load_tiny(name, tmp_path)
+    turns = [("user", "w1 w2"), ("assistant", "w3"), ("user", "w4")]
+    text = "".join(f"<|start_header_id|>{role}<|end_header_id|>{newlines}{content}<|eot_id|>" for role, content in turns)
+    text = f"<|startoftext|>{text}<|start_header_id|>assistant<|end_header_id|>{newlines}"
+    assert (
+        model.tokenizer.apply_chat_template(CHAT, chat_template=model.family.chat_template, tokenize=False, add_generation_prompt=True)
+        == text
+    )
+    assert model.chat([{"role": "w7", "content": "w1 w2"}])[:7] == [56, 58, 7, 59, 1, 2, 61]
+
+
+def test_a_dream_conversation_in_the_published_form(tmp_path):
+    model = load_tiny("dream", tmp_path)
+    expected = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\nhe<|im_end|>\n<|im_start|>assistant\n"
+    assert model.chat([{"role": "user", "content": "he"}]) == model.tokenizer(expected).input_ids
+    told = [{"role": "system", "content": "hh"}, {"role": "user", "content": "he"}]
+    assert model.tokenizer.decode(model.chat(told)).startswith("<|im_start|>system\nhh<|im_end|>\n<|im_start|>user\nhe<|im_end|>")
+
+
+def test_the_tokenizers_own_template_comes_first(tmp_path):
+    save_llada_tokenizer(save_tiny("llada", tmp_path), template="{% for message in messages %}w9 {% endfor %}")
+    assert sinkscope.load(str(tmp_path)).chat(CHAT) == [9, 9, 9]
+
+
+def test_a_base_model_has_no_conversation(tmp_path):
+    added = {56: "<|startoftext|>", 57: "<|endoftext|>", 60: "<|mdm_mask|>"}
+    save_llada_tokenizer(save_tiny("llada", tmp_path), added)
+    with pytest.raises(
+        ModelError, match=r"no chat template; pass .* it lacks <\|start_header_id\|>, <\|end_header_id\|>, <\|eot_id\|>: this is a base"
+    ):
+        sinkscope.load(str(tmp_path)).chat(CHAT)
+
+
+def test_a_prompt_that_holds_masks_is_refused(tmp_path):
+    model = load_tiny("llada", tmp_path)
+    with pytest.raises(CallError, match="holds the mask token 60 at position 1"):
+        sinkscope.generate(model, torch.tensor([3, MASK]), length=4)
+    with pytest.raises(CallError, match="holds the mask token 60 at position 1"):
+        sinkscope.generate(model, "w3 <|mdm_mask|>", length=4)
+
+
+@pytest.mark.parametrize("name", [name for name, family in KINDS.items() if family.sampler in SAMPLERS])
+def test_a_canvas_beyond_the_maximum_is_refused(name, tmp_path):
+    model = load_tiny(name, tmp_path)
+    longest = model.card.max_positions
+    with pytest.raises(CallError, match=rf"3 tokens and {longest} to write make {longest + 3}, .* was made for {longest}"):
+        sinkscope.generate(model, [3, 4, 5], length=longest)
+
+
+def test_a_checkpoint_of_another_family_is_refused(tmp_path):
+    """LLaDA's weights under MMaDA's name: the tensors' shapes tell."""
+    SAVE["llada"](save_tiny("llada", tmp_path, model_type="mmada", architectures=["MMadaModelLM"], embedding_size=80))
+    assert "model.transformer.ff_out.weight (64, 48) instead of (80, 48) in model.safetensors" in refusal(tmp_path)

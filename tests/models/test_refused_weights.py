@@ -1,0 +1,248 @@
+"""Files that are cut short, contradict each other or hold something else: one message with file, key, expected and found."""
+
+import importlib.util
+import json
+import shutil
+import struct
+
+import pytest
+import torch
+from damage import refusal
+from safetensors.torch import load_file, save_file
+from tiny import TINY, save_tiny, weights
+from tiny_tokenizers import LLADA_ADDED, SAVE, save_dream_tokenizer, save_llada_tokenizer
+
+import sinkscope
+from sinkscope.errors import CallError
+
+INDEX = "model.safetensors.index.json"
+SHARDS = [f"model-{number:05}-of-00003.safetensors" for number in (1, 2, 3)]
+QUERY = "model.transformer.blocks.1.q_proj.weight"
+
+
+@pytest.fixture
+def sharded(tmp_path):
+    return SAVE["llada"](save_tiny("llada", tmp_path / "model", shards=3))
+
+
+def reweigh(file, change):
+    stored = load_file(file)
+    change(stored)
+    save_file(stored, file, metadata={"format": "pt"})
+
+
+def holder(folder):
+    return json.loads((folder / INDEX).read_text())["weight_map"][QUERY]
+
+
+@pytest.mark.parametrize("cut", [1, 100, 2000])
+def test_a_shard_that_is_cut_short(sharded, cut):
+    file = sharded / SHARDS[1]
+    whole = file.stat().st_size
+    file.write_bytes(file.read_bytes()[:-cut])
+    message = refusal(sharded)
+    assert f"{file}: its weights cannot be read: expected {whole} bytes by its header, found {whole - cut}" in message
+    assert "damaged or cut short, fetch it again" in message
+
+
+@pytest.mark.parametrize("kept", [0, 7, 8, 60])
+def test_a_shard_without_a_whole_header(sharded, kept):
+    file = sharded / SHARDS[2]
+    file.write_bytes(file.read_bytes()[:kept])
+    assert f"{file}: its weights cannot be read: expected a header of" in refusal(sharded)
+
+
+@pytest.mark.parametrize("text", [b"[]", b'{"a": 1}', b'{"a": {"dtype": "F32", "shape": [1]}}', b"\xff\xfe"])
+def test_a_header_that_is_something_else(sharded, text):
+    (sharded / SHARDS[0]).write_bytes(struct.pack("<Q", len(text)) + text)
+    assert f"{sharded / SHARDS[0]}: its weights cannot be read: expected a safetensors header" in refusal(sharded)
+
+
+def test_a_tensor_of_another_shape(sharded):
+    file = holder(sharded)
+    reweigh(sharded / file, lambda stored: stored.update({QUERY: torch.ones(48, 47)}))
+    assert f"found 1 of another shape: {QUERY} (48, 47) instead of (48, 48) in {file}" in refusal(sharded)
+
+
+def test_a_tensor_that_is_missing_everywhere(sharded):
+    file = holder(sharded)
+    reweigh(sharded / file, lambda stored: stored.pop(QUERY))
+    assert f"{sharded / file}: {QUERY}: expected in this file, as {INDEX} says; found it nowhere" in refusal(sharded)
+    index = json.loads((sharded / INDEX).read_text())
+    del index["weight_map"][QUERY]
+    (sharded / INDEX).write_text(json.dumps(index))
+    assert f"expected exactly the weights of llada in the shapes of config.json, found 1 missing: {QUERY} (48, 48)" in refusal(sharded)
+
+
+def test_an_index_entry_that_is_missing(sharded):
+    index = json.loads((sharded / INDEX).read_text())
+    file = index["weight_map"].pop(QUERY)
+    (sharded / INDEX).write_text(json.dumps(index))
+    assert f"{sharded / INDEX}: {QUERY}: expected an entry for {file}, which holds it, found None" in refusal(sharded)
+
+
+def test_an_index_that_names_another_shard(sharded):
+    index = json.loads((sharded / INDEX).read_text())
+    file = index["weight_map"][QUERY]
+    other = next(one for one in SHARDS if one != file)
+    index["weight_map"][QUERY] = other
+    (sharded / INDEX).write_text(json.dumps(index))
+    assert f"{QUERY}: expected an entry for {file}, which holds it, found {other}" in refusal(sharded)
+
+
+@pytest.mark.parametrize("name", ["../elsewhere.safetensors", "/etc/weights.safetensors", "pytorch_model.bin"])
+def test_an_index_that_leads_out_of_the_folder(sharded, name):
+    index = json.loads((sharded / INDEX).read_text())
+    index["weight_map"][QUERY] = name
+    (sharded / INDEX).write_text(json.dumps(index))
+    assert f"weight_map: expected safetensors files of this folder, found {name!r}" in refusal(sharded)
+
+
+def test_an_index_without_entries(sharded):
+    (sharded / INDEX).write_text('{"weight_map": {}}')
+    assert "weight_map: expected safetensors files of this folder, found 'no entry'" in refusal(sharded)
+
+
+def test_a_tensor_that_is_there_twice(sharded):
+    file = holder(sharded)
+    other = next(one for one in SHARDS if one != file)
+    reweigh(sharded / other, lambda stored: stored.update({QUERY: torch.ones(48, 48)}))
+    assert f"{QUERY}: expected once, found it in" in refusal(sharded)
+
+
+def test_quantised_tensors(sharded):
+    file = holder(sharded)
+    reweigh(sharded / file, lambda stored: stored.update({QUERY: torch.ones(48, 48, dtype=torch.int8)}))
+    assert f"{sharded / file}: {QUERY}: expected F32, BF16, F16, found I8; quantised weights are not read" in refusal(sharded)
+
+
+def test_files_that_the_index_does_not_name_are_ignored(sharded, tmp_path):
+    (sharded / "consolidated.safetensors").write_bytes(b"nothing")
+    (sharded / "pytorch_model.bin").write_bytes(b"nothing")
+    assert sinkscope.load(str(sharded)).tensors.files == tuple(SHARDS)
+
+
+def test_an_adapter_is_no_model(sharded):
+    (sharded / "adapter_config.json").write_text('{"base_model_name_or_path": "elsewhere"}')
+    assert "expected whole weights, found adapter_config.json; merge the adapter" in refusal(sharded)
+
+
+def test_both_names_of_one_tensor(tmp_path):
+    """A published name and transformers' own for the same parameter."""
+    folder = SAVE["llada"](save_tiny("llada", tmp_path))
+    drawn = weights(TINY["llada"])
+    save_file(drawn | {"model.norm.weight": torch.ones(48)}, folder / "model.safetensors", metadata={"format": "pt"})
+    assert "1 unused: m" in refusal(folder)
+
+
+@pytest.mark.parametrize("device_map", ["auto", {"": "cpu"}])
+def test_a_device_map_without_accelerate(sharded, device_map, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "needs accelerate, which is not installed: pip install accelerate" in refusal(sharded, CallError, device_map=device_map)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("accelerate") is None, reason="device_map needs accelerate, which is no dependency")
+@pytest.mark.parametrize("device_map", ["auto", {"": "cpu"}])
+def test_a_device_map_gives_the_same_network(sharded, device_map):
+    plain, mapped = (sinkscope.load(str(sharded), dtype="bfloat16", device_map=one) for one in (None, device_map))
+    tokens = TINY["llada"].tokens
+    assert torch.equal(plain.network(tokens).logits, mapped.network(tokens).logits)
+    assert mapped.network.model.rotary_emb.inv_freq.dtype == torch.float32
+
+
+# Tokenizers
+
+
+def test_a_mask_that_the_tokenizer_has_elsewhere(sharded):
+    save_llada_tokenizer(sharded, {**LLADA_ADDED, 60: "<|other|>", 62: "<|mdm_mask|>"})
+    assert "config.json says mask_token_id 60, its tokenizer says 62; one of them belongs to another model" in refusal(sharded)
+
+
+def test_a_tokenizer_without_a_mask(sharded):
+    save_llada_tokenizer(sharded, {**LLADA_ADDED, 60: "<|other|>"})
+    assert "expected a tokenizer with a mask token, 60 as config.json says, found none (its token 60 is '<|other|>')" in refusal(sharded)
+    save_llada_tokenizer(sharded, {56: "<|startoftext|>", 57: "<|endoftext|>"})
+    assert "found none (it has 58 tokens)" in refusal(sharded)
+
+
+def test_a_dream_tokenizer_whose_ids_have_moved(tmp_path):
+    """A gap in the numbering: transformers would number on without it."""
+    folder = save_tiny("dream", tmp_path)
+    save_dream_tokenizer(folder, {57: "<|endoftext|>", 58: "<|im_start|>", 60: "<|mask|>"})
+    assert "tokenizer_config.json: added_tokens_decoder: expected <|mask|> to be token 60, found 59" in refusal(folder)
+
+
+@pytest.mark.parametrize("file", ["vocab.json", "merges.txt"])
+def test_a_dream_tokenizer_with_a_file_missing(tmp_path, file):
+    folder = save_dream_tokenizer(save_tiny("dream", tmp_path))
+    (folder / file).unlink()
+    assert "found no tokenizer that loads" in refusal(folder)
+
+
+@pytest.mark.parametrize("text", ['{"tokenizer_class": ', "[1]"])
+def test_tokenizer_settings_that_are_no_object(sharded, text):
+    (sharded / "tokenizer_config.json").write_text(text)
+    assert "tokenizer_config.json: expected" in refusal(sharded)
+
+
+# Code in a folder
+
+EVIL = "from pathlib import Path\nPath({path!r}).touch()\nclass Evil: pass\n"
+
+
+def lay_traps(folder, proof):
+    """Code of the folder's own in every place where transformers looks for some."""
+    names = ("modeling_llada", "configuration_llada", "modeling_dream", "configuration_dream", "tokenization_dream", "evil")
+    for name in names:
+        (folder / f"{name}.py").write_text(EVIL.format(path=str(proof)))
+    (folder / "custom_generate").mkdir()
+    (folder / "custom_generate" / "generate.py").write_text(EVIL.format(path=str(proof)))
+    config = json.loads((folder / "config.json").read_text())
+    config["auto_map"] = {
+        "AutoConfig": "evil.Evil",
+        "AutoModel": "evil.Evil",
+        "AutoModelForCausalLM": "evil.Evil",
+        "AutoTokenizer": ["evil.Evil", "evil.Evil"],
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "generation_config.json").write_text('{"custom_generate": "evil"}')
+
+
+@pytest.mark.parametrize("name", ["llada", "mmada", "dream", "llama"])
+def test_the_code_of_a_folder_is_ignored_for_the_families_we_know(name, tmp_path):
+    folder, proof = SAVE[name](save_tiny(name, tmp_path / "model")), tmp_path / "was-run"
+    plain = sinkscope.load(str(folder))
+    lay_traps(folder, proof)
+    model = sinkscope.load(str(folder))
+    assert type(model.network).__module__.startswith(("transformers.models.", "sinkscope.models."))
+    assert type(model.tokenizer).__module__.startswith("transformers.")
+    assert torch.equal(model.network(TINY[name].tokens).logits, plain.network(TINY[name].tokens).logits)
+    assert not proof.exists()
+    exec(compile((folder / "evil.py").read_text(), "evil.py", "exec"), {})
+    assert proof.exists(), "the code would not have shown that it ran"
+
+
+@pytest.mark.parametrize("name", ["llada", "mmada", "dream"])
+def test_a_tokenizer_that_only_code_of_the_folder_could_run(name, tmp_path):
+    folder, proof = save_tiny(name, tmp_path / "model"), tmp_path / "was-run"
+    save_llada_tokenizer(folder, tokenizer_class="EvilTokenizer", auto_map={"AutoTokenizer": ["evil.Evil", None]})
+    lay_traps(folder, proof)
+    message = refusal(folder)
+    assert "tokenizer_class: expected PreTrainedTokenizerFast" in message and "'EvilTokenizer'" in message
+    assert not proof.exists()
+
+
+def test_a_network_that_only_code_of_the_folder_could_run(tmp_path):
+    folder, proof = SAVE["llada"](save_tiny("llada", tmp_path / "model", model_type="sdar")), tmp_path / "was-run"
+    lay_traps(folder, proof)
+    message = refusal(folder)
+    assert "found model_type 'sdar'" in message and "remote code (auto_map), which sinkscope never runs" in message
+    assert not proof.exists()
+
+
+def test_weights_that_are_only_pickled(tmp_path):
+    folder = SAVE["dream"](save_tiny("dream", tmp_path))
+    shutil.move(folder / "model.safetensors", folder / "consolidated.pth")
+    message = refusal(folder)
+    assert "expected weights in model.safetensors" in message
+    assert "consolidated.pth is a pickle, which can run code: convert it to safetensors first" in message

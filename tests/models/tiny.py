@@ -1,0 +1,248 @@
+"""Tiny checkpoints with the published config keys and tensor names; weights from a seed, the same in every environment."""
+
+import json
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+MASK, EOS, BOS = 60, 57, 56
+
+LLADA_CONFIG = {
+    "activation_type": "silu",
+    "alibi": False,
+    "alibi_bias_max": 8.0,
+    "architectures": ["LLaDAModelLM"],
+    "attention_dropout": 0.0,
+    "attention_layer_norm": False,
+    "attention_layer_norm_with_affine": True,
+    "auto_map": {"AutoConfig": "configuration_llada.LLaDAConfig", "AutoModelForCausalLM": "modeling_llada.LLaDAModelLM"},
+    "bias_for_layer_norm": False,
+    "block_group_size": 1,
+    "block_type": "llama",
+    "d_model": 48,
+    "embedding_dropout": 0.0,
+    "embedding_size": 64,
+    "eos_token_id": EOS,
+    "flash_attention": False,
+    "include_bias": False,
+    "include_qkv_bias": False,
+    "init_cutoff_factor": None,
+    "init_device": "meta",
+    "init_fn": "mitchell",
+    "init_std": 0.02,
+    "input_emb_norm": False,
+    "layer_norm_type": "rms",
+    "layer_norm_with_affine": True,
+    "mask_token_id": MASK,
+    "max_sequence_length": 128,
+    "mlp_hidden_size": 88,
+    "mlp_ratio": 4,
+    "model_type": "llada",
+    "multi_query_attention": None,
+    "n_heads": 4,
+    "n_kv_heads": 4,
+    "n_layers": 3,
+    "pad_token_id": EOS,
+    "precision": "amp_bf16",
+    "residual_dropout": 0.0,
+    "rms_norm_eps": 1e-05,
+    "rope": True,
+    "rope_full_precision": True,
+    "rope_theta": 500000.0,
+    "scale_logits": False,
+    "transformers_version": "4.46.3",
+    "use_cache": False,
+    "vocab_size": 64,
+    "weight_tying": False,
+}
+MMADA_CONFIG = LLADA_CONFIG | {
+    "architectures": ["MMadaModelLM"],
+    "model_type": "mmada",
+    "codebook_size": 16,
+    "llm_vocab_size": 64,
+    "new_vocab_size": 80,
+    "num_new_special_tokens": 0,
+    "num_vq_tokens": 4,
+    "tie_word_embeddings": False,
+    "vocab_size": 80,
+    "embedding_size": 80,
+    "n_kv_heads": 2,
+}
+DREAM_CONFIG = {
+    "architectures": ["DreamModel"],
+    "attention_dropout": 0.0,
+    "auto_map": {"AutoConfig": "configuration_dream.DreamConfig", "AutoModel": "modeling_dream.DreamModel"},
+    "bos_token_id": EOS,
+    "eos_token_id": EOS,
+    "hidden_act": "silu",
+    "hidden_size": 56,
+    "initializer_range": 0.02,
+    "intermediate_size": 72,
+    "mask_token_id": MASK,
+    "max_position_embeddings": 128,
+    "max_window_layers": 28,
+    "model_type": "Dream",
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 2,
+    "pad_token_id": EOS,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 1000000.0,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "torch_dtype": "float32",
+    "transformers_version": "4.46.2",
+    "use_cache": True,
+    "use_mrope": False,
+    "use_sliding_window": False,
+    "vocab_size": 62,
+}
+LLAMA_CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": BOS,
+    "eos_token_id": [EOS, EOS + 1],
+    "hidden_act": "silu",
+    "hidden_size": 64,
+    "initializer_range": 0.02,
+    "intermediate_size": 72,
+    "max_position_embeddings": 512,
+    "mlp_bias": False,
+    "model_type": "llama",
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 2,
+    "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+        "rope_type": "llama3",
+    },
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": False,
+    "torch_dtype": "float32",
+    "transformers_version": "4.43.0",
+    "use_cache": True,
+    "vocab_size": 63,
+}
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """One tiny checkpoint: its config, the seed of its weights, and what it is asked."""
+
+    config: dict
+    seed: int
+    length: int = 12
+    padding: int = 0
+    shapes: dict = field(default_factory=dict)
+
+    @property
+    def tokens(self):
+        """int64 [1, length], every third a mask where there is one."""
+        tokens = np.random.RandomState(self.seed + 1).randint(0, 50, size=(1, self.length))
+        if "mask_token_id" in self.config:
+            tokens[:, ::3] = self.config["mask_token_id"]
+        return torch.from_numpy(tokens)
+
+    @property
+    def real(self):
+        """int64 [1, length], 0 on the padding in front."""
+        real = torch.ones(1, self.length, dtype=torch.long)
+        real[:, : self.padding] = 0
+        return real
+
+
+def llada_shapes(config):
+    """Published name → shape."""
+    width, inner = config["d_model"], config["mlp_hidden_size"]
+    keys = config["n_kv_heads"] * width // config["n_heads"]
+    shapes = {
+        "wte": (config["embedding_size"], width),
+        "ln_f": (width,),
+        "ff_out": (config["embedding_size"], width),
+    }
+    for number in range(config["n_layers"]):
+        block = {
+            "attn_norm": (width,),
+            "ff_norm": (width,),
+            "q_proj": (width, width),
+            "k_proj": (keys, width),
+            "v_proj": (keys, width),
+            "attn_out": (width, width),
+            "ff_proj": (inner, width),
+            "up_proj": (inner, width),
+            "ff_out": (width, inner),
+        }
+        shapes |= {f"blocks.{number}.{name}": shape for name, shape in block.items()}
+    return {f"model.transformer.{name}.weight": shape for name, shape in shapes.items()}
+
+
+def stock_shapes(config, biases):
+    width, inner, rows = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
+    keys = config["num_key_value_heads"] * width // config["num_attention_heads"]
+    shapes = {"model.embed_tokens.weight": (rows, width), "model.norm.weight": (width,), "lm_head.weight": (rows, width)}
+    for number in range(config["num_hidden_layers"]):
+        layer = {
+            "input_layernorm.weight": (width,),
+            "post_attention_layernorm.weight": (width,),
+            "self_attn.q_proj.weight": (width, width),
+            "self_attn.k_proj.weight": (keys, width),
+            "self_attn.v_proj.weight": (keys, width),
+            "self_attn.o_proj.weight": (width, width),
+            "mlp.gate_proj.weight": (inner, width),
+            "mlp.up_proj.weight": (inner, width),
+            "mlp.down_proj.weight": (width, inner),
+        }
+        if biases:
+            layer |= {f"self_attn.{name}_proj.bias": (size,) for name, size in (("q", width), ("k", keys), ("v", keys))}
+        shapes |= {f"model.layers.{number}.{name}": shape for name, shape in layer.items()}
+    return shapes
+
+
+TINY = {
+    "llada": Tiny(LLADA_CONFIG, 1, shapes=llada_shapes(LLADA_CONFIG)),
+    "llada-padded": Tiny(LLADA_CONFIG, 1, padding=4, shapes=llada_shapes(LLADA_CONFIG)),
+    "mmada": Tiny(MMADA_CONFIG, 2, shapes=llada_shapes(MMADA_CONFIG)),
+    "dream": Tiny(DREAM_CONFIG, 3, shapes=stock_shapes(DREAM_CONFIG, biases=True)),
+    "dream-padded": Tiny(DREAM_CONFIG, 3, padding=3, shapes=stock_shapes(DREAM_CONFIG, biases=True)),
+    "llama": Tiny(LLAMA_CONFIG, 4, shapes=stock_shapes(LLAMA_CONFIG, biases=False)),
+}
+
+
+def weights(tiny):
+    """Drawn with NumPy's frozen legacy generator, in order of their names, large enough for attention to be sharp."""
+    source, drawn = np.random.RandomState(tiny.seed), {}
+    for name in sorted(tiny.shapes):
+        shape = tiny.shapes[name]
+        values = source.standard_normal(shape).astype(np.float32)
+        scale = 1.0 if len(shape) == 1 or "wte" in name or "embed" in name else float(1.6 / np.sqrt(shape[-1]))
+        drawn[name] = torch.from_numpy(1 + 0.2 * values if len(shape) == 1 and "bias" not in name else scale * values)
+    return drawn
+
+
+def save_tiny(name, folder, shards=1, **changes):
+    """Writes a folder as it is published; ``changes`` are of its config, None removes a key."""
+    tiny = TINY[name]
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {key: value for key, value in (tiny.config | changes).items() if value is not None or key not in changes}
+    (folder / "config.json").write_text(json.dumps(config))
+    drawn = weights(tiny)
+    if shards == 1:
+        save_file(drawn, folder / "model.safetensors", metadata={"format": "pt"})
+        return folder
+    names, index = sorted(drawn), {}
+    for number in range(shards):
+        file = f"model-{number + 1:05}-of-{shards:05}.safetensors"
+        mine = names[number::shards]
+        save_file({one: drawn[one] for one in mine}, folder / file, metadata={"format": "pt"})
+        index |= dict.fromkeys(mine, file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    return folder

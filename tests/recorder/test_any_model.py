@@ -1,0 +1,297 @@
+"""Any transformers model that uses the attention interface, under its own generate: every number against eager maps."""
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from eager_run import DENSE, EagerRun, columns, so_far
+
+import sinkscope
+from sinkscope.report import summarise
+
+TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
+CLOSE = {"rtol": 2e-4, "atol": 2e-4}
+IDS = torch.randint(5, 50, (2, 9), generator=torch.Generator().manual_seed(0))
+PADDED = torch.ones_like(IDS)
+PADDED[0, :3] = 0
+LENGTHS = (6, 9)
+NEW = 4
+
+
+def gpt2():
+    config = transformers.GPT2Config(vocab_size=50, n_positions=32, n_embd=24, n_layer=2, n_head=4, initializer_range=0.5, **TOKENS)
+    return transformers.GPT2LMHeadModel(config)
+
+
+def gpt2_sources(attention, layer):
+    def keep(module, args, output):
+        _, key, value = output.detach().split(24, dim=-1)
+        layer.keys.append(key.unflatten(-1, (4, 6)).norm(dim=-1).transpose(1, 2))
+        layer.values.append(value.unflatten(-1, (4, 6)).norm(dim=-1).transpose(1, 2))
+
+    attention.c_attn.register_forward_hook(keep)
+
+
+GROUPED = {"vocab_size": 50, "hidden_size": 24, "intermediate_size": 16, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 8}
+
+
+def qwen3():
+    return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**GROUPED, num_hidden_layers=2, initializer_range=0.3, **TOKENS))
+
+
+def gemma3():
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    config = transformers.Gemma3TextConfig(
+        **GROUPED, num_hidden_layers=3, layer_types=kinds, sliding_window=5, initializer_range=0.3, query_pre_attn_scalar=8, **TOKENS
+    )
+    return transformers.Gemma3ForCausalLM(config)
+
+
+def normed_sources(attention, layer):
+    """Keys behind their norm (rotation turns them only), values as projected: [batch, head, token, dim] and [batch, token, width]."""
+    attention.k_norm.register_forward_hook(lambda m, a, output: layer.keys.append(by_head(output).norm(dim=-1)))
+    attention.v_proj.register_forward_hook(
+        lambda m, a, output: layer.values.append(output.detach().unflatten(-1, (3, 8)).norm(dim=-1).transpose(1, 2))
+    )
+
+
+def by_head(output):
+    """Qwen 3 norms [batch, token, head, dim], Gemma 3 [batch, head, token, dim]."""
+    return output.detach() if output.shape[1] == 3 else output.detach().transpose(1, 2)
+
+
+MODELS = {"gpt2": (gpt2, gpt2_sources), "qwen3": (qwen3, normed_sources), "gemma3": (gemma3, normed_sources)}
+
+
+def build(name):
+    torch.manual_seed(0)
+    make, sources = MODELS[name]
+    network = make().eval()
+    return network, EagerRun(network, sources)
+
+
+@pytest.mark.parametrize("cached", [True, False], ids=["cache", "no cache"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_under_its_own_generate_equals_its_eager_maps(name, cached, tmp_path):
+    """A batch padded on the left; behind a cache columns run on, without one each step has all queries again."""
+    network, dense = build(name)
+    options = {"attention_mask": PADDED, "max_new_tokens": NEW, "do_sample": False, "use_cache": cached}
+    expected = dense.network.generate(IDS, **options)
+    with sinkscope.recording(network, out=tmp_path / "t"):
+        assert torch.equal(network.generate(IDS, **options), expected)
+    traces = sinkscope.open_traces(tmp_path / "t")
+    assert [trace.manifest["prompt_length"] for trace in traces] == list(LENGTHS)
+    for row, trace in enumerate(traces):
+        padding = 9 - LENGTHS[row]
+        assert trace.layers == tuple(dense.layers) and trace.complete and trace.causal and trace.steps == NEW
+        assert trace.manifest["stack"] == trace.manifest["attends_to"] == trace.layers[0].split(".")[0]
+        for step in range(NEW):
+            width, length = 9 + step, LENGTHS[row] + step
+            assert trace.lengths[step] == length and trace.tokens[step, :length].tolist() == expected[row, padding:width].tolist()
+            for number, layer in enumerate(dense.layers.values()):
+                maps = layer.maps[: step + 1]
+                found = {key: getattr(trace, key)[step, number][..., :length] for key in ("column_sums", "last_query", "self_attention")}
+                np.testing.assert_allclose(found["column_sums"], columns(maps, row, padding, width, not cached), **CLOSE)
+                own = torch.zeros(maps[-1].shape[1], width)
+                own[:, width - maps[-1].shape[-1] :] = maps[-1][row, :, -1]
+                np.testing.assert_allclose(found["last_query"], own[:, padding:], **CLOSE)
+                diagonal = [each.diagonal(each.shape[-1] - each.shape[-2], -2, -1) for each in maps]
+                np.testing.assert_allclose(found["self_attention"], so_far(diagonal, row, padding, not cached), **CLOSE)
+                for key, pieces in (("key_norms", layer.keys), ("value_norms", layer.values), ("hidden_norms", layer.hidden)):
+                    dense_norms = so_far(pieces[: step + 1], row, padding, not cached)
+                    np.testing.assert_allclose(getattr(trace, key)[step, number][..., :length], dense_norms, **CLOSE)
+
+
+def test_gemma_slides_in_two_layers_of_three():
+    """Or the test above would show nothing."""
+    _, dense = build("gemma3")
+    dense.network.generate(IDS, max_new_tokens=3, do_sample=False)
+    assert [layer.maps[-1].shape[-1] for layer in dense.layers.values()] == [5, 11, 5]
+
+
+def test_a_plain_forward_call_of_gemma_equals_its_eager_maps(tmp_path):
+    network, dense = build("gemma3")
+    with torch.no_grad(), sinkscope.recording(network, out=tmp_path / "t"):
+        network(IDS[:1])
+    with torch.no_grad():
+        dense.network(IDS[:1])
+    trace = sinkscope.open_trace(tmp_path / "t")
+    for number, layer in enumerate(dense.layers.values()):
+        np.testing.assert_allclose(trace.column_sums[0, number], layer.maps[0][0].sum(dim=1), **CLOSE)
+
+
+# Block diffusion: an encoder that reads, a decoder that looks at what the encoder has cached and at its own canvas
+
+
+def diffusion_gemma():
+    torch.manual_seed(0)
+    text = transformers.DiffusionGemmaTextConfig(
+        vocab_size=50,
+        hidden_size=24,
+        intermediate_size=16,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        global_head_dim=16,
+        num_global_key_value_heads=1,
+        layer_types=["sliding_attention", "full_attention", "full_attention"],
+        sliding_window=6,
+        num_experts=2,
+        top_k_experts=1,
+        moe_intermediate_size=8,
+        initializer_range=0.3,
+        **TOKENS,
+    )
+    vision = transformers.Gemma4VisionConfig(
+        hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2, head_dim=4
+    )
+    config = transformers.DiffusionGemmaConfig(text_config=text, vision_config=vision, canvas_length=5)
+    return transformers.DiffusionGemmaForBlockDiffusion(config).eval()
+
+
+def cached_norm_sources(attention, layer):
+    attention.k_norm.register_forward_hook(lambda m, a, output: layer.keys.append(output.detach().norm(dim=-1).transpose(1, 2)))
+    attention.v_norm.register_forward_hook(lambda m, a, output: layer.values.append(output.detach().norm(dim=-1).transpose(1, 2)))
+
+
+def test_diffusion_gemma_under_its_own_generate_equals_its_eager_maps(tmp_path):
+    """Two canvases of five tokens, two steps each: traces of the encoder (running sums) and of the decoder (5 queries on all keys)."""
+    network = diffusion_gemma()
+    dense = EagerRun(network, cached_norm_sources, implementation=DENSE)
+    options = {"attention_mask": PADDED, "max_new_tokens": 10, "max_denoising_steps": 2}
+    torch.manual_seed(1)
+    expected = dense.network.generate(IDS, **options).sequences
+    torch.manual_seed(1)
+    with sinkscope.recording(network, out=tmp_path / "t"):
+        found = network.generate(IDS, **options).sequences
+    assert torch.equal(found, expected)
+    traces = sinkscope.open_traces(tmp_path / "t")
+    assert [trace.manifest["stack"] for trace in traces] == 2 * ["model.encoder.language_model"] + 2 * ["model.decoder"]
+    assert [trace.causal for trace in traces] == [True, True, False, False]
+    assert [trace.manifest["prompt_length"] for trace in traces] == [*LENGTHS, *LENGTHS]
+    assert [trace.steps for trace in traces] == [2, 2, 4, 4] and all(trace.complete for trace in traces)
+    for row, trace in enumerate(traces[:2]):
+        padding = 9 - LENGTHS[row]
+        for step, width in enumerate((9, 14)):
+            length = width - padding
+            assert trace.tokens[step, :length].tolist() == expected[row, padding:width].tolist()
+            for number, name in enumerate(trace.layers):
+                layer = dense.layers[name]
+                expected_columns = columns(layer.maps[: step + 1], row, padding, width, False)
+                np.testing.assert_allclose(trace.column_sums[step, number, :, :length], expected_columns, **CLOSE)
+                norms = so_far(layer.values[: step + 1], row, padding, False)
+                np.testing.assert_allclose(trace.value_norms[step, number, : len(norms), :length], norms, **CLOSE)
+                assert np.isnan(trace.value_norms[step, number, len(norms) :]).all(), "no such kv head in this layer"
+    for row, trace in enumerate(traces[2:]):
+        padding = 9 - LENGTHS[row]
+        assert trace.layers == tuple(f"model.decoder.layers.{number}.self_attn" for number in range(3))
+        for step in range(4):
+            width = 14 if step < 2 else 19
+            length = width - padding
+            assert trace.lengths[step] == length
+            assert trace.tokens[step, : length - 5].tolist() == expected[row, padding : width - 5].tolist()
+            for number, name in enumerate(trace.layers):
+                layer, encoder = dense.layers[name], dense.layers[name.replace("decoder", "encoder.language_model")]
+                each, held = layer.maps[step][row], layer.maps[step].shape[-1]
+                placed = torch.zeros(4, width)
+                placed[:, width - held :] = each.sum(dim=1)
+                np.testing.assert_allclose(trace.column_sums[step, number, :, :length], placed[:, padding:], **CLOSE)
+                np.testing.assert_allclose(np.nansum(trace.column_sums[step, number], axis=-1), 5, rtol=1e-4)
+                diagonal = trace.self_attention[step, number, :, :length]
+                np.testing.assert_allclose(diagonal[:, -5:], each.diagonal(held - 5, -2, -1), **CLOSE)
+                assert np.isnan(diagonal[:, :-5]).all()
+                np.testing.assert_allclose(trace.hidden_norms[step, number, length - 5 : length], layer.hidden[step][row], **CLOSE)
+                for key in ("key_norms", "value_norms"):
+                    pieces = getattr(encoder, key.split("_")[0] + "s")
+                    norms = torch.cat([*pieces[: 1 + step // 2], getattr(layer, key.split("_")[0] + "s")[step]], dim=-1)[row]
+                    stored = getattr(trace, key)[step, number, : len(norms), :length]
+                    first = max(0, width - held - padding)
+                    assert np.isnan(stored[:, :first]).all(), "keys the window has left behind"
+                    np.testing.assert_allclose(stored[:, first:], norms[:, padding:][:, first:], **CLOSE)
+    assert dense.layers["model.decoder.layers.0.self_attn"].maps[0].shape[-2:] == (5, 10), "the window holds five of nine"
+
+
+# An encoder, a decoder and what crosses between them
+
+
+def test_an_encoder_and_a_decoder_make_traces_of_their_own(tmp_path):
+    """Self-attention of both, and the decoder's attention to the encoder's tokens."""
+    torch.manual_seed(0)
+    config = transformers.BartConfig(
+        vocab_size=50,
+        d_model=24,
+        encoder_layers=1,
+        decoder_layers=2,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=16,
+        decoder_ffn_dim=16,
+        init_std=0.4,
+        decoder_start_token_id=7,
+        forced_eos_token_id=None,
+        **TOKENS,
+    )
+    network = transformers.BartForConditionalGeneration(config).eval()
+
+    def sources(attention, layer):
+        for name, kept in (("k_proj", layer.keys), ("v_proj", layer.values)):
+            getattr(attention, name).register_forward_hook(
+                lambda m, a, output, kept=kept: kept.append(output.detach().unflatten(-1, (4, 6)).norm(dim=-1).transpose(1, 2))
+            )
+
+    dense = EagerRun(network, sources)
+    options = {"attention_mask": PADDED, "max_new_tokens": 3, "do_sample": False, "num_beams": 1}
+    expected = dense.network.generate(IDS, **options)
+    with sinkscope.recording(network, out=tmp_path / "t"):
+        assert torch.equal(network.generate(IDS, **options), expected)
+    traces = sinkscope.open_traces(tmp_path / "t")
+    seen = [(trace.manifest["stack"], trace.manifest["attends_to"], trace.steps, trace.manifest["prompt_length"]) for trace in traces]
+    assert seen == [
+        ("model.encoder", "model.encoder", 1, 6),
+        ("model.encoder", "model.encoder", 1, 9),
+        ("model.decoder", "model.decoder", 3, 1),
+        ("model.decoder", "model.decoder", 3, 1),
+        ("model.decoder", "model.encoder", 3, 6),
+        ("model.decoder", "model.encoder", 3, 9),
+    ]
+    for row in range(2):
+        encoder, decoder, cross = traces[row], traces[2 + row], traces[4 + row]
+        padding, length = 9 - LENGTHS[row], LENGTHS[row]
+        layer = dense.layers[encoder.layers[0]]
+        assert not encoder.causal and decoder.causal and cross.causal
+        np.testing.assert_allclose(encoder.column_sums[0, 0], layer.maps[0][row][:, padding:, padding:].sum(dim=1), **CLOSE)
+        np.testing.assert_allclose(encoder.value_norms[0, 0], layer.values[0][row][:, padding:], **CLOSE)
+        for number in range(2):
+            own, other = dense.layers[decoder.layers[number]], dense.layers[cross.layers[number]]
+            assert cross.layers[number] == f"model.decoder.layers.{number}.encoder_attn"
+            for step in range(3):
+                sums = columns(own.maps[: step + 1], row, 0, step + 1, False)
+                np.testing.assert_allclose(decoder.column_sums[step, number, :, : step + 1], sums, **CLOSE)
+                crossed = sum(each[row].sum(dim=1) for each in other.maps[: step + 1])
+                np.testing.assert_allclose(cross.column_sums[step, number], crossed[:, padding:], **CLOSE)
+                np.testing.assert_allclose(cross.key_norms[step, number], other.keys[0][row][:, padding:], **CLOSE)
+                np.testing.assert_allclose(cross.value_norms[step, number], other.values[0][row][:, padding:], **CLOSE)
+        assert cross.lengths[:].tolist() == [length] * 3
+        assert cross.tokens[2].tolist() == IDS[row, padding:].tolist() and decoder.tokens[0, 0] == 7
+        assert "self_attention" in decoder.tensors and "self_attention" not in cross.tensors
+
+
+def test_traces_of_an_encoder_and_a_decoder_can_be_read_for_sinks(tmp_path):
+    network = diffusion_gemma()
+    with sinkscope.recording(network, out=tmp_path / "t"):
+        network.generate(IDS[1:], max_new_tokens=10, max_denoising_steps=2)
+    for trace in sinkscope.open_traces(tmp_path / "t"):
+        sinks = sinkscope.find_sinks(trace, excess=0.1)
+        assert len(sinks) > 0 and sinkscope.track(sinks)
+        assert summarise(trace)["complete"]
+
+
+def test_a_second_generate_makes_further_traces(tmp_path):
+    network = diffusion_gemma()
+    with sinkscope.recording(network, out=tmp_path / "t"):
+        for _ in range(2):
+            network.generate(IDS[1:], max_new_tokens=5, max_denoising_steps=1)
+    traces = sinkscope.open_traces(tmp_path / "t")
+    assert [trace.manifest["stack"].split(".")[1] for trace in traces] == ["encoder", "decoder"] * 2
+    assert [trace.steps for trace in traces] == [1, 1, 1, 1]

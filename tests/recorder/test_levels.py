@@ -1,0 +1,461 @@
+"""Levels of keeping: the largest columns read as whole ones again; statistics are those of the whole trace."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import sinkscope
+from sinkscope import cli
+from sinkscope.errors import CallError, TraceError
+from sinkscope.recorder.statistics_recorder import merge_statistics
+from sinkscope.sinks.accumulators import Statistics
+from sinkscope.traces import export_trace, is_statistics, read_statistics
+from sinkscope.traces.statistics_folder import StatisticsFolder
+from sinkscope.traces.top import keep_top
+
+QUESTION = "Q: Tom has 7 apples and buys 5 more. How many apples does Tom have now?\nA:"
+SHORT = "Q: Write a function f(x) that returns x plus 3.\nA:"
+SETTINGS = {"diffusion": {"length": 12, "block": 6, "steps": 8}, "autoregressive": {"length": 7}}
+TOP, EXCESS = 4, 0.7
+
+
+@pytest.fixture(scope="module", params=list(SETTINGS))
+def kept(request, tmp_path_factory):
+    """The same batch of two prompts kept in three ways."""
+    model, folder = request.getfixturevalue(request.param), tmp_path_factory.mktemp("levels")
+    for level in ("columns", "top", "statistics"):
+        with sinkscope.recording(model, out=folder / level, keep=level, top=TOP):
+            sinkscope.generate(model, [QUESTION, SHORT], **SETTINGS[request.param])
+    return folder
+
+
+# The largest columns
+
+
+def test_top_keeps_the_largest_columns_and_where_they_are(kept):
+    for whole, top in zip(sinkscope.open_traces(kept / "columns"), sinkscope.open_traces(kept / "top"), strict=True):
+        columns = whole.column_sums[:]
+        order = np.argsort(np.where(np.isnan(columns), np.inf, -columns), axis=-1, kind="stable")[..., :TOP]
+        np.testing.assert_array_equal(top.top_column_sums_key[:], order)
+        np.testing.assert_array_equal(top.top_column_sums[:], np.take_along_axis(columns, order, axis=-1))
+        assert top.manifest["level"] == "top"
+        assert "value_norms" not in top.tensors
+        np.testing.assert_array_equal(top.tokens[:], whole.tokens[:])
+        np.testing.assert_array_equal(top.written[:], whole.written[:])
+
+
+def test_top_reads_as_whole_columns_whose_means_are_exact(kept):
+    for whole, top in zip(sinkscope.open_traces(kept / "columns"), sinkscope.open_traces(kept / "top"), strict=True):
+        columns, found = whole.column_sums[:], top.column_sums[:]
+        assert found.shape == top.column_sums.shape == columns.shape
+        np.testing.assert_array_equal(np.isnan(found), np.isnan(columns))
+        np.testing.assert_allclose(np.nansum(found, axis=-1), np.nansum(columns, axis=-1), rtol=1e-5)
+        np.testing.assert_array_equal(np.nanmax(found, axis=-1), np.nanmax(columns, axis=-1))
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        2,
+        (1, 2),
+        (-1, 1, 3),
+        (slice(1, 5, 2), 0),
+        (slice(None), 1, 2),
+        (..., -3),
+        (0, 0, 0, 5),
+        (slice(2, 4), slice(1, 3), 0, slice(None, None, 2)),
+    ],
+)
+def test_top_is_indexed_like_a_whole_array(kept, index):
+    trace = sinkscope.open_traces(kept / "top")[0]
+    whole = np.asarray(trace.column_sums)
+    np.testing.assert_array_equal(trace.column_sums[index], whole[index])
+
+
+def test_too_many_indices_are_refused(kept):
+    with pytest.raises(IndexError, match="column_sums has axes step, layer, head, key; found 5 indices"):
+        sinkscope.open_traces(kept / "top")[0].column_sums[0, 0, 0, 0, 0]
+
+
+def test_sinks_of_a_top_trace_are_those_of_the_whole_one(kept):
+    found = 0
+    for whole, top in zip(sinkscope.open_traces(kept / "columns"), sinkscope.open_traces(kept / "top"), strict=True):
+        mine, theirs = sinkscope.find_sinks(top, excess=EXCESS), sinkscope.find_sinks(whole, excess=EXCESS)
+        dense = np.zeros(theirs.shape, bool)
+        dense[theirs.step, theirs.layer, theirs.head, theirs.position] = True
+        few = np.broadcast_to((dense.sum(axis=-1) <= TOP)[..., None], dense.shape)  # heads whose sinks were all kept
+        sparse = np.zeros(theirs.shape, bool)
+        sparse[mine.step, mine.layer, mine.head, mine.position] = True
+        np.testing.assert_array_equal(sparse & few, dense & few)
+        found += (dense & few).sum()
+        assert not (sparse & ~dense & few).any()
+    assert found > 20
+
+
+def test_fewer_tokens_than_columns_to_keep():
+    step = {"tokens": np.arange(3), "lengths": np.array(3), "column_sums": np.array([[[0.5, 2, 0.5]]], np.float32)}
+    kept = keep_top(step, 5)
+    np.testing.assert_array_equal(kept["top_column_sums"], [[[2, 0.5, 0.5, np.nan, np.nan]]])
+    np.testing.assert_array_equal(kept["top_column_sums_key"], [[[1, 0, 2, -1, -1]]])
+    assert np.isnan(kept["rest_column_sums"]).all()
+
+
+def test_parquet_of_a_top_trace_has_only_what_was_kept(kept, tmp_path):
+    import pyarrow.parquet
+
+    top = sinkscope.open_traces(kept / "top")[0]
+    found = pyarrow.parquet.read_table(export_trace(top, "parquet", tmp_path / "top")).column("column_sum").to_numpy()
+    assert (~np.isnan(found)).sum() == TOP * top.steps * len(top.layers) * top.heads
+
+
+def test_arrays_of_a_top_trace_go_out_with_a_rank_axis(kept, tmp_path):
+    import xarray
+
+    top = sinkscope.open_traces(kept / "top")[0]
+    with xarray.open_zarr(export_trace(top, "zarr", tmp_path / "top"), consolidated=False) as dataset:
+        assert dataset.top_column_sums.dims == ("step", "layer", "head", "rank")
+        np.testing.assert_array_equal(dataset.top_column_sums_key.values, top.top_column_sums_key[:])
+        np.testing.assert_array_equal(dataset.rest_column_sums.values, top.rest_column_sums[:])
+
+
+# Statistics
+
+
+def of_traces(folder, excess=3.0):
+    """The same statistics from whole traces."""
+    merged = None
+    for trace in sinkscope.open_traces(folder):
+        found = Statistics(len(trace.layers), trace.heads, excess=excess, causal=trace.causal)
+        for step in range(trace.steps):
+            length = trace.lengths[step]
+            arrays = {name: getattr(trace, name)[step] for name in trace.tensors}
+            found.update({name: array if array.ndim == 0 else array[..., :length] for name, array in arrays.items()})
+        found.finish()
+        if merged is None:
+            merged = found
+        else:
+            merged.merge(found)
+    return merged
+
+
+def test_statistics_are_those_of_the_whole_traces(kept):
+    manifest, arrays, texts = read_statistics(kept / "statistics")
+    expected = of_traces(kept / "columns").arrays()
+    assert arrays.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_array_equal(arrays[name], array, err_msg=name)
+    assert (manifest["complete"], manifest["prompts"], manifest["level"]) == (True, 2, "statistics")
+    assert {path.name for path in (kept / "statistics").iterdir()} == {"manifest.json", "statistics.safetensors"}
+    assert texts == {
+        int(token): text for trace in sinkscope.open_traces(kept / "columns") for token, text in trace.manifest["vocabulary"].items()
+    }
+
+
+def test_a_generation_that_fails_counts_for_nothing(diffusion, tmp_path):
+    def stop(step):
+        if step.number == 3:
+            raise KeyError("stopped")
+
+    with pytest.raises(KeyError), sinkscope.recording(diffusion, out=tmp_path / "s", keep="statistics"):
+        sinkscope.generate(diffusion, SHORT, length=4)
+        sinkscope.generate(diffusion, SHORT, length=6, on_step=stop)
+    manifest, arrays, _ = read_statistics(tmp_path / "s")
+    assert (manifest["complete"], manifest["prompts"]) == (False, 1)
+    assert arrays["strength.steps"].max() == 4
+
+
+def test_unknown_levels_and_numbers_are_refused(diffusion, tmp_path):
+    with (
+        pytest.raises(CallError, match="keep: expected one of columns, top, statistics, found 'maps'"),
+        sinkscope.recording(diffusion, tmp_path / "a", keep="maps"),
+    ):
+        pass
+    with (
+        pytest.raises(CallError, match="top: expected at least 1 column of each head, found 0"),
+        sinkscope.recording(diffusion, tmp_path / "b", keep="top", top=0),
+    ):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_statistics_are_no_trace_and_say_so(kept):
+    assert is_statistics(kept / "statistics")
+    assert not is_statistics(kept / "columns" / "000000")
+    with pytest.raises(TraceError, match="holds statistics, not a trace; `sinkscope sinks"):
+        sinkscope.open_trace(kept / "statistics")
+    with pytest.raises(TraceError, match="expected statistics of format 1, found format and level"):
+        read_statistics(kept / "columns" / "000000")
+
+
+# The folder
+
+
+def arrays_of(seed):
+    return {"a": np.random.default_rng(seed).random(3), "n": np.array([seed])}
+
+
+def fold(folder, expected=5):
+    return StatisticsFolder(folder, {"run": 1}, lambda one, other: {name: one[name] * 0.5 + other[name] for name in one}, expected)
+
+
+def test_prompts_are_folded_in_the_order_of_their_numbers_whoever_is_first(tmp_path):
+    for name, order in (("a", (0, 1, 2, 3, 4)), ("b", (3, 1, 4, 0, 2))):
+        one, other = fold(tmp_path / name), fold(tmp_path / name)
+        said = [(one, other)[index % 2].commit(index, arrays_of(index), {"first": index}, {str(index): "x"}) for index in order]
+        assert said == [False] * 4 + [True]
+    first, second = (read_statistics(tmp_path / name) for name in "ab")
+    expected = arrays_of(0)["a"]
+    for index in range(1, 5):
+        expected = expected * 0.5 + arrays_of(index)["a"]  # the earlier prompts first: this merge is not commutative
+    np.testing.assert_array_equal(first[1]["a"], expected)
+    np.testing.assert_array_equal(second[1]["a"], expected)
+    assert first[0] == second[0]
+    assert first[0]["first"] == 0
+    assert first[2] == second[2] == dict.fromkeys(range(5), "x")
+
+
+def test_what_a_kill_left_between_writing_and_cleaning_counts_once(tmp_path):
+    folder = fold(tmp_path / "s", expected=3)
+    folder.commit(0, arrays_of(0), {}, {})
+    item = tmp_path / "s" / "items" / "000000.safetensors"
+    folder.commit(1, arrays_of(1), {}, {})
+    before = read_statistics(tmp_path / "s")[1]["n"]
+    fold(tmp_path / "left", expected=3).commit(0, arrays_of(0), {}, {})
+    item.write_bytes((tmp_path / "left" / "statistics.safetensors").read_bytes())
+    again = fold(tmp_path / "s", expected=3)
+    again.fold()
+    assert not item.exists()
+    np.testing.assert_array_equal(read_statistics(tmp_path / "s")[1]["n"], before)
+    assert [again.done(index) for index in range(3)] == [True, True, False]
+
+
+def test_a_folder_of_another_run_is_refused(tmp_path):
+    fold(tmp_path / "s").commit(0, arrays_of(0), {}, {})
+    with pytest.raises(CallError, match="holds statistics of another run: expected run 2, found 1"):
+        StatisticsFolder(tmp_path / "s", {"run": 2}, merge_statistics, 5)
+
+
+def test_a_folder_with_other_files_is_refused(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(CallError, match=r"already holds files \(notes.txt …\)"):
+        fold(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_trace_is_no_place_for_statistics(kept):
+    trace = kept / "columns" / "000000"
+    before = sorted(trace.iterdir())
+    with pytest.raises(TraceError, match="expected statistics of format 1, found format and level"):
+        fold(trace)
+    assert sorted(trace.iterdir()) == before
+
+
+def test_a_file_in_the_way_is_refused(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(TraceError, match=r"cannot be made .*; choose another folder"):
+        fold(tmp_path / "file" / "s")
+
+
+def test_a_folder_without_a_whole_prompt(tmp_path):
+    fold(tmp_path / "s")
+    with pytest.raises(TraceError, match="holds no whole prompt yet; the same command that began it goes on"):
+        read_statistics(tmp_path / "s")
+
+
+def test_a_damaged_file_is_refused(tmp_path):
+    fold(tmp_path / "s").commit(0, arrays_of(0), {}, {})
+    (tmp_path / "s" / "statistics.safetensors").write_bytes(b"damage")
+    with pytest.raises(TraceError, match=r"statistics.safetensors cannot be read .*; the file is damaged"):
+        read_statistics(tmp_path / "s")
+
+
+# The commands
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["sinkscope", *map(str, arguments)])
+        status = 0
+        try:
+            cli.main()
+        except SystemExit as stop:
+            status = stop.code or 0
+        return (status, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory):
+    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    path.write_text(
+        "".join(
+            json.dumps({"prompt": f"Q: Tom has {n} apples and buys 5 more. How many apples does Tom have now?\nA:"}) + "\n"
+            for n in (3, 4, 7, 9, 2)
+        )
+    )
+    return path
+
+
+COUNT = ("--length", 6, "--block", 6, "--keep", "statistics", "--json")
+
+
+@pytest.fixture(scope="module")
+def alone(diffusion_folder, prompts, tmp_path_factory):
+    """What one process makes of the five prompts, in a process of its own as torchrun's workers are."""
+    out = tmp_path_factory.mktemp("alone") / "s"
+    command = [sys.executable, "-m", "sinkscope", "trace", diffusion_folder, "--prompts", prompts, "--out", out, *COUNT]
+    done = subprocess.run([str(one) for one in command], capture_output=True, text=True, check=True, env=environment())
+    assert json.loads(done.stdout) == {"statistics": str(out), "prompts": 5, "complete": True}
+    return out
+
+
+def environment(**more):
+    import os
+
+    return {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **more}
+
+
+def assert_same_statistics(one, other):
+    mine, theirs = read_statistics(one), read_statistics(other)
+    assert mine[1].keys() == theirs[1].keys()
+    for name, array in mine[1].items():
+        if array.dtype.kind == "i":
+            np.testing.assert_array_equal(array, theirs[1][name], err_msg=name)
+        else:
+            np.testing.assert_allclose(array, theirs[1][name], rtol=1e-6, atol=1e-9, err_msg=name)
+    assert mine[2] == theirs[2]
+    assert mine[0] == theirs[0]
+
+
+def test_two_processes_under_torchrun_give_what_one_gives(alone, diffusion_folder, prompts, tmp_path):
+    out = tmp_path / "s"
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", "-m", "sinkscope"]
+    command += ["trace", diffusion_folder, "--prompts", prompts, "--out", out, *COUNT]
+    done = subprocess.run([str(one) for one in command], capture_output=True, text=True, check=True, env=environment(), timeout=300)
+    assert json.loads(done.stdout)["complete"] is True  # one of them says so, once
+    assert_same_statistics(alone, out)
+
+
+def test_the_same_command_goes_on_after_kill_9(alone, diffusion_folder, prompts, tmp_path):
+    out = tmp_path / "s"
+    command = [sys.executable, "-m", "sinkscope", "trace", diffusion_folder, "--prompts", prompts, "--out", out, *COUNT]
+    process = subprocess.Popen([str(one) for one in command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment())
+    deadline = time.monotonic() + 240
+    while not (out / "statistics.safetensors").exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.005)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    manifest, _, _ = read_statistics(out)
+    assert not manifest["complete"]
+    done = subprocess.run([str(one) for one in command], capture_output=True, text=True, check=True, env=environment())
+    assert "prompts are in already" in done.stderr
+    assert json.loads(done.stdout)["prompts"] == 5
+    assert_same_statistics(alone, out)
+
+
+def test_sinks_prints_the_statistics(alone, run):
+    status, out, error = run("sinks", alone, "--json")
+    document = json.loads(out)
+    assert (status, error) == (0, "")
+    assert (document["level"], document["prompts"], document["complete"]) == ("statistics", 5, True)
+    expected = Statistics.from_arrays(read_statistics(alone)[1])
+    assert document["counts"]["sinks"] == expected.strength.arrays["sinks"].sum()
+    assert document["counts"]["steps"] == 30
+    assert set(document["means"]) == {"by_prompt", "by_layer_and_head", "norms_by_layer", "epsilon_curve"}
+    status, out, _ = run("sinks", alone)
+    assert status == 0
+    assert "5 prompts, 30 steps" in out
+    assert "entropy" in out
+
+
+def test_the_same_command_again_says_what_is_there_and_writes_nothing(alone, run, diffusion_folder, prompts, monkeypatch):
+    before = (alone / "statistics.safetensors").read_bytes()
+    monkeypatch.setattr("sinkscope.decoding.generation.SAMPLERS", {})
+    status, out, error = run("trace", diffusion_folder, "--prompts", prompts, "--out", alone, *COUNT)
+    assert status == 0, error
+    assert json.loads(out) == {"statistics": str(alone), "prompts": 5, "complete": True}
+    assert (alone / "statistics.safetensors").read_bytes() == before
+
+
+def test_other_settings_in_the_same_folder_are_refused(alone, run, diffusion_folder, prompts):
+    status, _, error = run(
+        "trace", diffusion_folder, "--prompts", prompts, "--out", alone, "--keep", "statistics", "--length", 12, "--block", 6
+    )
+    assert status == 2
+    assert "holds statistics of another run: expected sampler" in error
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK: expected 0 to 1, found 2"),
+        ({"RANK": "x"}, "expected whole numbers, as torchrun sets them"),
+    ],
+)
+def test_ranks_that_cannot_be_are_refused(run, diffusion_folder, prompts, tmp_path, monkeypatch, variables, message):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    status, _, error = run("trace", diffusion_folder, "--prompts", prompts, "--out", tmp_path / "s", *COUNT)
+    assert status == 2
+    assert message in error
+
+
+def test_trace_keeps_the_maps_it_is_asked_for(run, diffusion, diffusion_folder, tmp_path):
+    from sinkscope.recorder.maps import recompute_map
+    from sinkscope.traces.maps import kept_map
+
+    out = tmp_path / "t"
+    status, _, error = run(
+        "trace",
+        diffusion_folder,
+        "--prompt",
+        SHORT,
+        "--out",
+        out,
+        "--length",
+        4,
+        "--keep-maps",
+        "1:2:3,0:0:4,9:0:0",
+        "--keep",
+        "top",
+        "--top",
+        3,
+    )
+    assert status == 0
+    assert f"{out}: no map of step 9, the trace has 4 steps" in error
+    trace = sinkscope.open_trace(out)
+    assert trace.manifest["maps"] == [[0, 0, 4], [1, 2, 3]]
+    assert trace.top_column_sums.shape[-1] == 3
+    np.testing.assert_allclose(kept_map(trace, 1, 2, 3), recompute_map(diffusion, trace, 1, 2, 3).attention, atol=1e-6)
+    status, printed, _ = run("map", out, "--step", 1, "--layer", 2, "--head", 3, "--json")
+    assert json.loads(printed)["source"] == "stored"
+
+
+@pytest.mark.parametrize(
+    ("places", "message"),
+    [
+        ("1:2", "expected step:layer:head, separated by commas, found '1:2'"),
+        ("0:3:0", "expected a step from 0, a layer below 3 and a head below 5"),
+        ("a:b:c", "found 'a:b:c'"),
+    ],
+)
+def test_places_that_are_none_are_refused(run, diffusion_folder, tmp_path, places, message):
+    status, _, error = run("trace", diffusion_folder, "--prompt", SHORT, "--out", tmp_path / "t", "--length", 4, "--keep-maps", places)
+    assert status == 2
+    assert message in error
+    assert not (tmp_path / "t").exists()
+
+
+def test_maps_need_a_trace(run, diffusion_folder, tmp_path):
+    status, _, error = run(
+        "trace", diffusion_folder, "--prompt", SHORT, "--out", tmp_path / "t", "--keep-maps", "0:0:0", "--keep", "statistics"
+    )
+    assert status == 2
+    assert "--keep-maps needs a trace" in error

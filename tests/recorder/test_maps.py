@@ -1,0 +1,224 @@
+"""One map, recomputed from a trace: the dense softmax of transformers' eager attention on the stored canvas."""
+
+import dataclasses
+import json
+import sys
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from PIL import Image
+
+import sinkscope
+from sinkscope import cli
+from sinkscope.errors import CallError, TraceError
+from sinkscope.recorder.maps import check_place, recompute_map
+from sinkscope.traces import open_trace
+from sinkscope.traces.maps import keep_map, kept_map
+
+QUESTION = "Q: Tom has 7 apples and buys 5 more. How many apples does Tom have now?\nA:"
+SHORT = "Q: Write a function f(x) that returns x plus 3.\nA:"
+SETTINGS = {"diffusion": {"length": 12, "block": 6, "steps": 8}, "autoregressive": {"length": 7}}
+
+
+@pytest.fixture(scope="module", params=list(SETTINGS))
+def recorded(request, tmp_path_factory):
+    """Two prompts of different length in one left-padded batch."""
+    model = request.getfixturevalue(request.param)
+    folder = request.getfixturevalue(f"{request.param}_folder")
+    out = tmp_path_factory.mktemp("traces") / request.param
+    with sinkscope.recording(model, out=out):
+        sinkscope.generate(model, [QUESTION, SHORT], **SETTINGS[request.param])
+    return model, folder, sinkscope.open_traces(out)
+
+
+@torch.no_grad()
+def dense_maps(folder, causal, tokens):
+    """[layer, head, query, key] by transformers' eager attention."""
+    network = transformers.LlamaForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
+    assert network.config.is_causal is causal if hasattr(network.config, "is_causal") else causal
+    output = network(torch.from_numpy(tokens.astype(np.int64))[None], output_attentions=True, use_cache=False)
+    return torch.stack(output.attentions)[:, 0].numpy()
+
+
+@pytest.mark.parametrize("step", [0, 3, -1])
+def test_a_map_is_the_dense_one_and_adds_up_to_what_was_recorded(recorded, step):
+    model, folder, traces = recorded
+    for trace in traces:
+        number = range(trace.steps)[step]
+        length = int(trace.lengths[number])
+        dense = dense_maps(folder, trace.causal, trace.tokens[number, :length])
+        for layer, head in [(0, 0), (1, 4), (2, 2)]:
+            found = recompute_map(model, trace, step, layer, head)
+            assert (found.step, found.layer, found.head) == (number, layer, head)
+            assert found.attention.shape == (length, length)
+            np.testing.assert_allclose(found.attention, dense[layer, head], atol=2e-5)
+            np.testing.assert_allclose(found.attention.sum(axis=1), 1, atol=1e-5)
+            recorded_columns = trace.column_sums[number, layer, head, :length]
+            np.testing.assert_allclose(found.attention.sum(axis=0), recorded_columns, atol=2e-4)
+            assert found.largest_difference == pytest.approx(np.abs(found.attention.sum(axis=0) - recorded_columns).max())
+
+
+def test_negative_numbers_count_from_the_end(recorded):
+    model, _, traces = recorded
+    trace = traces[0]
+    place = (trace.steps - 1, len(trace.layers) - 2, trace.heads - 1)
+    assert check_place(trace, -1, -2, -1) == place
+    np.testing.assert_array_equal(recompute_map(model, trace, -1, -2, -1).attention, recompute_map(model, trace, *place).attention)
+
+
+def test_recomputing_leaves_the_model_as_it_was(recorded):
+    model, _, traces = recorded
+    before = sinkscope.generate(model, SHORT, length=4).tokens
+    recompute_map(model, traces[0], 1, 1, 1)
+    assert model.network.config._attn_implementation == "sdpa"
+    assert sinkscope.generate(model, SHORT, length=4).tokens.tolist() == before.tolist()
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [((99, 0, 0), "step: expected 0 to"), ((0, 3, 0), "layer: expected 0 to 2, found 3"), ((0, 0, -7), "head: expected 0 to")],
+)
+def test_what_the_trace_does_not_have_is_refused(recorded, place, message):
+    model, _, traces = recorded
+    with pytest.raises(CallError, match=message):
+        recompute_map(model, traces[0], *place)
+
+
+def edited(trace, tmp_path, change):
+    """A copy of a trace's folder with another manifest."""
+    import shutil
+
+    shutil.copytree(trace.folder, tmp_path / "edited")
+    path = tmp_path / "edited" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    change(manifest)
+    path.write_text(json.dumps(manifest))
+    return open_trace(tmp_path / "edited")
+
+
+def test_other_weights_are_refused(recorded, tmp_path):
+    model, _, traces = recorded
+    other = edited(traces[0], tmp_path, lambda manifest: manifest["model"].update(weight_hash="f" * 64))
+    with pytest.raises(CallError, match=rf"was written by weights ffffffffffff…, .* has {model.card.weight_hash[:12]}…; pass the model"):
+        recompute_map(model, other, 0, 0, 0)
+
+
+def test_a_trace_that_does_not_say_its_weights_is_refused(recorded, tmp_path):
+    model, _, traces = recorded
+    other = edited(traces[0], tmp_path, lambda manifest: manifest["model"].pop("weight_hash"))
+    with pytest.raises(TraceError, match="does not say which weights wrote it"):
+        recompute_map(model, other, 0, 0, 0)
+
+
+def test_columns_that_are_not_those_of_the_map_are_refused(recorded):
+    """As after hiding: here the same weights by name, but another network."""
+    model, folder, traces = recorded
+    network = transformers.LlamaForCausalLM.from_pretrained(folder, attn_implementation="sdpa", dtype=torch.float32).eval()
+    with torch.no_grad():
+        network.model.layers[0].self_attn.q_proj.weight.mul_(-1)
+    with pytest.raises(TraceError, match="expected the map's columns to be those recorded; key"):
+        recompute_map(dataclasses.replace(model, network=network), traces[0], 2, 0, 1)
+
+
+def test_layers_of_another_model_are_refused(recorded, tmp_path):
+    model, _, traces = recorded
+    other = edited(traces[0], tmp_path, lambda manifest: manifest.update(layers=["x.0", "x.1", "x.2"]))
+    with pytest.raises(TraceError, match=r"its layer x.1 is none of"):
+        recompute_map(model, other, 0, 1, 0)
+
+
+# Stored maps
+
+
+def test_a_stored_map_is_read_back_and_listed(recorded, tmp_path):
+    _, _, traces = recorded
+    trace = edited(traces[0], tmp_path, lambda manifest: None)
+    attention = np.random.default_rng(0).random((5, 7)).astype(np.float32)
+    assert kept_map(trace, 2, 1, 3) is None
+    path = keep_map(trace, 2, 1, 3, attention)
+    keep_map(trace, 0, 2, 1, attention.T)
+    np.testing.assert_array_equal(kept_map(trace, 2, 1, 3), attention)
+    assert open_trace(trace.folder).manifest["maps"] == [[0, 2, 1], [2, 1, 3]]
+    assert open_trace(trace.folder).steps == trace.steps
+    path.write_bytes(b"damage")
+    with pytest.raises(TraceError, match=r"cannot be read .*; the file is damaged"):
+        kept_map(trace, 2, 1, 3)
+
+
+# The commands
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["sinkscope", *map(str, arguments)])
+        status = 0
+        try:
+            cli.main()
+        except SystemExit as stop:
+            status = stop.code or 0
+        return (status, *capsys.readouterr())
+
+    return run
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".csv", ".png", ".pdf"])
+def test_map_command_writes_what_it_prints(recorded, run, tmp_path, suffix):
+    _, folder, traces = recorded
+    out = tmp_path / "maps" / f"one{suffix}"
+    status, printed, error = run(
+        "map", traces[1].folder, "--step", -2, "--layer", 1, "--head", 2, "--model", folder, "--out", out, "--json"
+    )
+    assert (status, error) == (0, "")
+    document = json.loads(printed)
+    attention = np.array(document["map"])
+    assert attention.shape == (document["queries"], document["keys"])
+    assert (document["step"], document["layer"], document["head"], document["source"]) == (traces[1].steps - 2, 1, 2, "recomputed")
+    assert 0 <= document["largest_difference"] < 1e-3
+    if suffix == ".npy":
+        np.testing.assert_allclose(np.load(out), attention, atol=1e-6)
+    elif suffix == ".csv":
+        rows = np.loadtxt(out, delimiter=",", skiprows=1)
+        np.testing.assert_allclose(rows[:, 2].reshape(attention.shape), attention, atol=1e-6)
+    elif suffix == ".png":
+        with Image.open(out) as image:
+            assert min(image.size) > 500
+    else:
+        assert out.read_bytes().startswith(b"%PDF")
+
+
+def test_map_command_names_the_strongest_keys(recorded, run):
+    model, _, traces = recorded
+    status, printed, _ = run("map", traces[0].folder, "--step", 0, "--layer", 2, "--head", 1)
+    assert status == 0
+    strongest = int(recompute_map(model, traces[0], 0, 2, 1).attention.sum(axis=0).argmax())
+    assert int(printed.splitlines()[3].split()[0]) == strongest
+
+
+def test_map_command_refuses_other_weights(recorded, run, request):
+    _, _, traces = recorded
+    other = request.getfixturevalue("autoregressive_folder" if not traces[0].causal else "diffusion_folder")
+    status, _, error = run("map", traces[0].folder, "--step", 0, "--layer", 0, "--head", 0, "--model", other)
+    assert status == 2
+    assert "was written by weights" in error
+
+
+def test_map_command_says_when_the_model_has_moved(recorded, run, tmp_path):
+    _, _, traces = recorded
+    moved = edited(traces[0], tmp_path, lambda manifest: manifest["model"].update(name=str(tmp_path / "gone")))
+    status, _, error = run("map", moved.folder, "--step", 0, "--layer", 0, "--head", 0)
+    assert status == 2
+    assert "cannot be loaded: no model" in error
+    assert "Pass --model" in error
+
+
+def test_map_command_refuses_another_kind_of_file(recorded, run, tmp_path):
+    _, _, traces = recorded
+    status, _, error = run("map", traces[0].folder, "--step", 0, "--layer", 0, "--head", 0, "--out", tmp_path / "a.txt")
+    assert status == 2
+    assert "expected a file that ends in .npy, .csv, .png, .pdf" in error

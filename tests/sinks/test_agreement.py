@@ -1,0 +1,96 @@
+import itertools
+
+import numpy as np
+import pytest
+from planted import DOT, NEWLINE, THE, make_trace, sink_at, within_binomial
+
+from sinkscope.sinks import Point, profile_of
+from sinkscope.sinks.agreement import MOST_PROMPTS, PromptAgreement, agreement_values, head_agreement, pattern_of
+
+POINT = Point(3.0)
+
+
+def profile(position, **more):
+    return profile_of(make_trace(sink_at(position), **more), [POINT])
+
+
+def test_agreement_of_heads_is_that_of_all_pairs():
+    position = np.random.default_rng(0).integers(-1, 5, (9, 2, 3))
+    values = agreement_values(profile(position), POINT)
+    same, other = [], []
+    for step in range(9):
+        for a, b in itertools.combinations(np.ndindex(2, 3), 2):
+            p, q = position[(step, *a)], position[(step, *b)]
+            if p >= 0 and q >= 0:
+                (same if a[0] == b[0] else other).append(p == q)
+    assert values["agreement.same_layer", ()] == pytest.approx(np.mean(same))
+    assert values["agreement.other_layers", ()] == pytest.approx(np.mean(other))
+
+
+def test_without_sinks_nobody_agrees():
+    values = agreement_values(profile(np.full((4, 2, 3), -1)), POINT)
+    assert np.isnan(list(values.values())).all()
+
+
+def test_a_pattern_is_the_share_of_steps_by_tenth_of_the_canvas_and_class():
+    tokens = np.full(30, THE)
+    tokens[3], tokens[8] = NEWLINE, DOT
+    position = np.full((8, 2, 3), -1)
+    position[:6, 1, 2] = [3, 3, 3, 8, 29, 29]  # 29 is masked
+    found = pattern_of(profile(position, tokens=tokens), POINT)
+    assert found.place[5].tolist() == pytest.approx([0, 0.5, 1 / 6, 0, 0, 0, 0, 0, 0, 1 / 3])
+    assert found.token[5].tolist() == pytest.approx([1 / 3, 0.5, 0, 1 / 6, 0, 0, 0])  # mask, newline, …, punctuation
+    assert not found.place[:5].any()
+
+
+def test_agreement_of_prompts_is_that_of_all_pairs_of_heads():
+    rng = np.random.default_rng(1)
+    patterns = rng.dirichlet(np.ones(4), (5, 6))
+    patterns[rng.random((5, 6)) < 0.3] = 0
+    own, weight, over = head_agreement(patterns)
+    for i, j in np.ndindex(5, 5):
+        there = [[h for h in range(6) if patterns[one, h].any()] for one in (i, j)]
+        same = [patterns[i, h] @ patterns[j, h] for h in there[0] if h in there[1]]
+        other = [patterns[i, h] @ patterns[j, k] for h in there[0] for k in there[1] if h != k]
+        assert weight[i, j] == len(same)
+        assert own[i, j] == pytest.approx(np.mean(same))
+        assert over[i, j] == pytest.approx(np.mean(same) - np.mean(other))
+
+
+def test_heads_that_keep_their_place_from_prompt_to_prompt_are_found():
+    collected = PromptAgreement()
+    for seed in range(6):
+        position = np.array([[2, 8, 14], [20, 26, 26]]) + np.zeros((10, 1, 1), int)
+        collected.add(pattern_of(profile(position, seed=seed), POINT))
+    collected.add(pattern_of(profile(np.full((10, 2, 3), -1)), POINT))  # a prompt without a sink is no evidence
+    found = collected.result()
+    assert found["agreement.prompts_place"][:3] == pytest.approx((1, 1, 1))
+    mean, low, _, prompts = found["agreement.prompts_place_over_other_heads"]
+    assert mean == pytest.approx(1 - 2 / 30)  # two of the heads share a place
+    assert low > 0.9
+    assert prompts == 6
+
+
+def test_heads_that_are_shuffled_in_every_prompt_agree_no_better_than_others_at_the_stated_rate():
+    found = []
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        collected = PromptAgreement()
+        base = rng.dirichlet(np.full(5, 0.3), 12)
+        for _ in range(8):
+            shuffled = base[rng.permutation(12)]
+            collected.places.append(shuffled)
+            collected.tokens.append(shuffled)
+        found.append(collected.result()["agreement.prompts_place_over_other_heads"])
+    low = np.array([one[1] for one in found])
+    assert within_binomial(int((low > 0).sum()), 200, rate=0.05)
+    assert np.mean([one[0] for one in found]) == pytest.approx(0, abs=0.01)
+
+
+def test_one_prompt_alone_agrees_with_nobody():
+    collected = PromptAgreement()
+    collected.add(pattern_of(profile(np.full((5, 2, 3), 4)), POINT))
+    assert np.isnan(collected.result()["agreement.prompts_place"][:3]).all()
+    for _ in range(MOST_PROMPTS + 3):
+        collected.add(pattern_of(profile(np.full((5, 2, 3), 4)), POINT))
+    assert len(collected.places) == MOST_PROMPTS

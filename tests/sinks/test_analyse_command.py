@@ -1,0 +1,141 @@
+"""`sinkscope analyse` on traces on disk, as a person types it."""
+
+import json
+import shutil
+import sys
+
+import numpy as np
+import pytest
+from planted import extras, make_trace, random_columns
+
+from sinkscope import cli
+from sinkscope.sinks import Point, analyse
+from sinkscope.traces import TraceWriter, open_traces
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["sinkscope", *map(str, arguments)])
+        status = 0
+        try:
+            cli.main()
+        except SystemExit as stop:
+            status = stop.code or 0
+        return status, *capsys.readouterr()
+
+    return run
+
+
+def write(folder, seed):
+    columns = random_columns(seed)
+    trace = make_trace(columns, seed=seed, **extras(columns))
+    folder.mkdir(parents=True)
+    manifest = {**trace.manifest, "causal": False, "layers": ["a", "b"], "heads": 3, "kv_heads": 1}
+    writer = TraceWriter(folder, manifest)
+    names = ("tokens", "written", "lengths", "masked", "column_sums", *extras(columns))
+    for step in range(trace.steps):
+        writer.add(
+            {
+                name: np.asarray(getattr(trace, name)[step], dtype=np.int32 if "to" in name or "wr" in name or "le" in name else None)
+                for name in names
+            }
+        )
+        if step == 4:
+            writer.flush()
+    writer.close(complete=True)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("analysed")
+    for one in range(6):
+        write(folder / f"{one:06d}", one)
+    return folder
+
+
+def test_the_json_is_that_of_the_function(run, folders):
+    status, out, _ = run("analyse", folders, "--json", "--no-sweep", "--no-choice")
+    document = json.loads(out)
+    assert status == 0
+    assert document["traces"] == [str(folders)]
+    expected = analyse(open_traces(folders), [Point(3.0)], choice=False).as_dict()
+    assert document["statistics"] == json.loads(json.dumps(expected["statistics"]))
+    assert document["prompts"] == 6
+
+
+def test_the_table_has_every_part_and_the_point_that_was_asked_for(run, folders):
+    status, out, _ = run("analyse", folders / "000000", folders / "000001", "--excess", 2, "--unit", "percent", "--tolerance", 1)
+    assert status == 0
+    lines = out.splitlines()
+    assert lines[0] == "2 prompts, 2 layers × 3 heads; excess > 2 percent; mean over prompts (no interval: fewer than five prompts)"
+    assert {"movement", "triggers", "agreement", "composition", "choice", "groups", "concentration", "epsilon", "norms"} <= set(lines)
+    assert sum(line.startswith("  drift  ") for line in lines) == 1
+    assert not any("nan" in line for line in lines)
+
+
+def test_the_sweep_has_all_points_and_the_one_asked_for(run, folders):
+    status, out, _ = run("analyse", folders / "000000", "--excess", 4, "--json")
+    assert status == 0
+    at = {(row["at"]["excess"], row["at"]["unit"]) for row in json.loads(out)["statistics"] if row["name"] == "movement.drift"}
+    assert at == {(e, u) for e in (1, 2, 3, 5, 8) for u in ("queries", "percent")} | {(4, "queries")}
+
+
+def test_two_sets_are_told_as_a_difference(run, folders):
+    status, out, _ = run("analyse", folders, "--versus", folders, "--no-sweep", "--no-choice", "--json")
+    document = json.loads(out)
+    assert status == 0
+    assert (document["prompts"], document["versus_prompts"]) == (6, 6)
+    assert {row["value"] for row in document["statistics"]} <= {0.0, None}
+    status, out, _ = run("analyse", folders, "--versus", folders, "--no-sweep", "--no-choice")
+    assert "second minus first (95 % interval over prompts)" in out
+
+
+def test_training_counts_are_read_and_checked(run, folders, tmp_path):
+    counts = tmp_path / "counts.json"
+    counts.write_text(json.dumps({"3": 10, "4": 5, "5": 2, "6": 1, "7": 8, "8": 3}))
+    status, out, _ = run("analyse", folders, "--training-counts", counts, "--no-sweep", "--no-choice", "--json")
+    assert status == 0
+    assert [row for row in json.loads(out)["statistics"] if row["name"] == "composition.frequency_correlation"]
+    counts.write_text("[1, 2]")
+    status, _, err = run("analyse", folders, "--training-counts", counts)
+    assert status == 2
+    assert "expected a JSON object of token ids and counts" in err
+    status, _, err = run("analyse", folders, "--training-counts", "lab")
+    assert status == 2
+    assert "is of None, expected a model of the lab (lab-diffusion, " in err
+
+
+def test_the_labs_corpus_is_known(run, folders, tmp_path, monkeypatch):
+    from sinkscope.commands import analysing
+    from sinkscope.lab.canvases import draw_canvases
+    from sinkscope.lab.recipes import RECIPES
+    from sinkscope.lab.vocabulary import build_tokenizer
+
+    monkeypatch.setattr(analysing, "LAB_BATCHES", 3)
+    shutil.copytree(folders / "000000", tmp_path / "t")
+    manifest = json.loads((tmp_path / "t" / "manifest.json").read_text())
+    (tmp_path / "t" / "manifest.json").write_text(json.dumps({**manifest, "model": {"name": "lab-diffusion"}}))
+    status, out, _ = run("analyse", tmp_path / "t", "--training-counts", "lab", "--no-sweep", "--no-choice", "--json")
+    rows = {row["at"].get("class"): row["value"] for row in json.loads(out)["statistics"] if row["name"].startswith("composition.times_t")}
+    assert status == 0
+    assert rows["word"] > 0
+    recipe, tokenizer = RECIPES["lab-diffusion"], build_tokenizer()
+    drawn = np.concatenate([draw_canvases(recipe.canvases, tokenizer, recipe.seed, one).tokens.numpy().ravel() for one in range(3)])
+    counts = analysing._lab_counts(open_traces(tmp_path / "t")[0])
+    assert counts == {token: int((drawn == token).sum()) for token in np.unique(drawn).tolist()}
+    assert tokenizer.mask_token_id not in counts
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "expected at least one trace"),
+        (("FOLDER", "--unit", "mean", "--excess", "0.5"), "unit: expected queries or percent, found 'mean'"),
+        (("FOLDER", "--tolerance", "-1"), "tolerance: expected a number of steps from 0 upwards, found -1"),
+    ],
+)
+def test_wrong_calls_are_refused(run, folders, arguments, message):
+    status, _, err = run("analyse", *(folders if one == "FOLDER" else one for one in arguments))
+    assert status == 2
+    assert message in err

@@ -1,0 +1,145 @@
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from planted import NEWLINE, extras, make_trace, random_columns, sink_at
+
+import sinkscope
+from sinkscope.errors import CallError
+from sinkscope.sinks import DEFINITIONS, POINTS, Point, analyse, compare, profile_of
+from sinkscope.sinks.analysis import prompt_values
+from sinkscope.sinks.catalogue import definition_of
+from sinkscope.sinks.table import PromptTable
+
+FEW = [Point(3.0), Point(5.0, "percent")]
+
+
+def random_traces(count, seed=0, **more):
+    for one in range(count):
+        columns = random_columns([seed, one], **more)
+        yield make_trace(columns, seed=one, **extras(columns, seed=one))
+
+
+@pytest.fixture(scope="module")
+def analysis():
+    return analyse(random_traces(6), FEW, training={NEWLINE: 3, 7: 9, 8: 1, 5: 2})
+
+
+def test_every_statistic_has_a_definition_and_every_definition_a_statistic(analysis):
+    names = {one.name for one in analysis.statistics}
+    assert all(definition_of(name) for name in names)
+    defined = {name.removesuffix("_over_steps").removesuffix("_in") for name in names}
+    assert defined == set(DEFINITIONS)
+    assert all(one.definition.text and one.definition.unit and one.definition.claim for one in analysis.statistics)
+
+
+def test_a_mean_is_that_over_prompts_with_its_interval(analysis):
+    for name in ("movement.moves_per_head", "concentration.sinks_per_head", "norms.value_norm_auc"):
+        (one,) = analysis.find(name, excess=3.0, unit="queries")
+        place = (("excess", 3.0), ("unit", "queries"))
+        each = [prompt_values(profile_of(trace, FEW))[name, place] for trace in random_traces(6)]
+        assert one.value == pytest.approx(np.mean(each))
+        assert min(each) <= one.low <= one.value <= one.high <= max(each)
+        assert one.prompts == 6
+
+
+def test_everything_is_told_at_every_point(analysis):
+    points = {(one.place.get("excess"), one.place.get("unit")) for one in analysis.find("movement.drift")}
+    assert points == {(3.0, "queries"), (5.0, "percent")}
+    assert len(POINTS) == 10
+    assert {one.place["layer"] for one in analysis.find("movement.drift_in", excess=3.0)} == {0, 1}
+    tokens = analysis.find("composition.token", excess=3.0)
+    assert sum(one.value for one in tokens) == pytest.approx(1)
+    assert {one.place["text"] for one in tokens} <= set("\n . 7".split(" ")) | {"<|mask|>", " ", " the", "apple", "\n", ".", "7"}
+
+
+def test_an_analysis_is_json_without_nan(analysis):
+    document = json.loads(json.dumps(analysis.as_dict(), allow_nan=False))
+    assert document["prompts"] == 6
+    assert (document["layers"], document["heads"], document["level"]) == (2, 3, 0.95)
+    assert {row["name"] for row in document["statistics"]} == set(document["definitions"])
+    row = next(row for row in document["statistics"] if row["name"] == "triggers.over_chance")
+    assert set(row) == {"name", "at", "value", "low", "high", "prompts", "p"}
+    assert 0 < row["p"] <= 1
+    assert document["definitions"]["movement.drift"]["unit"] == "positions per step"
+    missing = [row for row in document["statistics"] if row["name"] == "groups.split_from_prompt"]
+    assert all(row["value"] is None for row in missing)
+
+
+def test_one_prompt_has_values_and_no_interval():
+    found = analyse(random_traces(1), [Point(3.0)])
+    (drift,) = found.find("movement.drift")
+    assert drift.value is not None
+    assert (drift.low, drift.high, drift.prompts) == (None, None, 1)
+    assert found.find("agreement.prompts_place")[0].value is None
+
+
+def test_a_causal_trace_has_no_triggers_groups_or_choices():
+    columns = sink_at(np.repeat([3, 9], 6), strength=20)
+    trace = make_trace(columns)
+    trace.causal, trace.last_query = True, columns / 30
+    found = analyse([trace], [Point(3.0)])
+    names = {one.name for one in found.statistics}
+    assert not [name for name in names if name.startswith(("triggers", "choice"))]
+    assert found.find("groups.split")[0].value is None
+    assert found.find("movement.moves_per_head")[0].value is not None
+
+
+def test_what_does_not_go_together_is_refused():
+    with pytest.raises(CallError, match="expected at least one trace, found none"):
+        analyse([])
+    mixed = [*random_traces(1), *random_traces(1, heads=4)]
+    with pytest.raises(CallError, match=r"expected traces of one model, 2 layers × 3 heads as in the first; found 2 × 4"):
+        analyse(mixed, FEW)
+
+
+def test_an_unknown_statistic_is_refused_with_those_there_are(analysis):
+    with pytest.raises(CallError, match=r"no statistic 'movement.speed'; there are movement.steps_with_sink, "):
+        analysis.find("movement.speed")
+
+
+def moving(speed, seed):
+    rng = np.random.default_rng(seed)
+    position = np.clip(15 + speed * (np.arange(12) - 6) + rng.integers(-2, 3, 12), 0, 29).astype(int)
+    return make_trace(sink_at(position), seed=seed)
+
+
+def test_two_sets_are_compared_paired_where_the_prompts_are_the_same():
+    first, second = (analyse((moving(speed, seed) for seed in range(8)), [Point(3.0)], choice=False) for speed in (1, -1))
+    (drift,) = [one for one in compare(first, second) if one.name == "movement.drift"]
+    assert drift.value == pytest.approx(-2, abs=0.3)
+    assert drift.high < -1.5
+    others = analyse((moving(-1, seed) for seed in range(20, 30)), [Point(3.0)], choice=False)
+    (apart,) = [one for one in compare(first, others) if one.name == "movement.drift"]
+    assert apart.value == pytest.approx(-2, abs=0.4)
+    assert apart.low < apart.value < apart.high < -1
+    assert all(one.value in (0, None) for one in compare(first, first))
+
+
+def test_the_page_of_statistics_names_each_of_them():
+    page = Path(sinkscope.__file__).parents[2] / "docs" / "statistics.md"
+    if not page.exists():
+        pytest.skip("docs/ is not part of an installed package")
+    named = set(re.findall(r"^\| `([a-z_.]+)` \|", page.read_text(), flags=re.MULTILINE))
+    assert named == set(DEFINITIONS)
+    for name, definition in DEFINITIONS.items():
+        assert f"| `{name}` | {definition.text.replace('|', chr(92) + '|')}" in page.read_text()
+
+
+def test_a_table_keeps_rows_apart_and_knows_what_a_prompt_lacks():
+    table = PromptTable()
+    table.add({("a", ()): 1.0, ("b", ()): 2.0})
+    table.add({("c", ()): 3.0, ("a", ()): 4.0})
+    table.add({("b", ()): 5.0})
+    keys, values = table.whole({("late", ()): np.array([7.0, 8.0])})
+    assert keys == (("a", ()), ("b", ()), ("c", ()), ("late", ()))
+    np.testing.assert_array_equal(values, [[1, 2, np.nan, 7], [4, np.nan, 3, 8], [np.nan, 5, np.nan, np.nan]])
+
+
+@pytest.mark.parametrize("columns", [random_columns(0, steps=1), random_columns(0, steps=2), np.ones((3, 1, 1, 30))])
+def test_the_shortest_and_the_emptiest_trace_are_analysed_without_a_warning(columns):
+    found = analyse([make_trace(columns, **extras(columns))] * 2, FEW)
+    json.dumps(found.as_dict(), allow_nan=False)
+    assert found.prompts == 2

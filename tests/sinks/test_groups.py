@@ -1,0 +1,123 @@
+import numpy as np
+import pytest
+from planted import extras, make_trace, random_columns, sink_at
+
+from sinkscope.sinks import Point, profile_of
+from sinkscope.sinks.groups import LEAST_QUERIES, group_values
+from sinkscope.sinks.intervals import interval_of_means
+
+POINT = Point(3.0)
+
+
+def split_trace(masked_at, unmasked_at, steps=20, width=40, seed=0, strength=0.5):
+    """Masked queries give ``strength`` of their attention to one place, unmasked queries to another."""
+    trace = make_trace(np.ones((steps, 2, 3, width)), prompt_length=10, block=5, seed=seed)
+    masked = trace.masked.sum(axis=1)
+    rest = np.random.default_rng(seed).dirichlet(np.full(width, 50.0), (2, steps, 2, 3))
+    both = []
+    for number, (at, queries) in enumerate(((masked_at, masked), (unmasked_at, width - masked))):
+        share = (1 - strength) * rest[number]
+        share[..., at] += strength
+        both.append(share * queries[:, None, None, None])
+    trace.column_sums = (both[0] + both[1]).astype(np.float32)
+    trace.column_sums_masked = both[0].astype(np.float32)
+    return trace
+
+
+def test_a_planted_split_is_found_with_its_places():
+    trace = split_trace(30, 4)
+    profile = profile_of(trace, [POINT])
+    values = group_values(profile, POINT)
+    assert values["groups.both", ()] == 1
+    assert values["groups.split", ()] == 1
+    assert values["groups.persistence", ()] == 1
+    assert (profile.groups.position[0] == 30).all()
+    assert (profile.groups.position[1] == 4).all()
+    first, last = (values["groups.follows_masked_over_steps", (("third", third),)] for third in ("first", "last"))
+    assert first == 1  # most queries are masked at first …
+    assert last == 0  # … and the head switches over as they are written
+    assert values["groups.split_in", (("layer", 1),)] == 1
+
+
+def test_without_a_split_there_is_none():
+    values = group_values(profile_of(split_trace(4, 4), [POINT]), POINT)
+    assert (values["groups.both", ()], values["groups.split", ()]) == (1, 0)
+    assert values["groups.persistence", ()] == 0
+    assert np.isnan(values["groups.follows_masked", ()])
+
+
+def test_a_groups_sink_is_the_argmax_of_its_mean_column_from_eight_queries_on():
+    trace = split_trace(30, 4, steps=30)
+    found = profile_of(trace, [POINT]).groups
+    masked = trace.masked.sum(axis=1)
+    assert masked.min() < LEAST_QUERIES < masked.max()
+    for step, layer, head in np.ndindex(30, 2, 3):
+        for group, (columns, queries) in enumerate(
+            (
+                (trace.column_sums_masked[step, layer, head], masked[step]),
+                ((trace.column_sums - trace.column_sums_masked)[step, layer, head], 40 - masked[step]),
+            )
+        ):
+            place = (group, step, layer, head)
+            if queries < 8:
+                assert found.position[place] == -1
+                assert np.isnan(found.excess[place])
+                continue
+            mean = columns / queries
+            assert found.position[place] == mean.argmax()
+            scaled = 40 * mean
+            expected = scaled.max() - np.delete(scaled, scaled.argmax()).mean()
+            assert found.excess[place] == pytest.approx(expected, abs=1e-3)
+
+
+def test_prompt_queries_are_compared_where_they_were_recorded():
+    trace = split_trace(30, 4)
+    assert np.isnan(group_values(profile_of(trace, [POINT]), POINT)["groups.split_from_prompt", ()])
+    prompt = np.full(trace.column_sums.shape, 0.1, np.float32)
+    prompt[..., 30] = 6
+    trace.column_sums_prompt = prompt
+    assert group_values(profile_of(trace, [POINT]), POINT)["groups.split_from_prompt", ()] == 0
+    prompt[..., 30], prompt[..., 2] = 0.1, 6
+    assert group_values(profile_of(trace, [POINT]), POINT)["groups.split_from_prompt", ()] == 1
+
+
+def test_chance_splits_do_not_persist():
+    persistence = []
+    for seed in range(200):
+        prompts = []
+        for one in range(6):
+            share = np.random.default_rng([seed, one]).dirichlet(np.full(25, 0.1), (2, 6, 1, 2))
+            trace = make_trace(np.ones((6, 1, 2, 25)), prompt_length=12)
+            masked = trace.masked.sum(axis=1)[:, None, None, None]
+            trace.column_sums_masked = share[0] * masked
+            trace.column_sums = share[0] * masked + share[1] * (25 - masked)
+            prompts.append(group_values(profile_of(trace, [POINT]), POINT)["groups.persistence", ()])
+        persistence.append(prompts)
+    found = interval_of_means(np.array(persistence).T, resamples=500)
+    assert np.nanmean(found.mean) == pytest.approx(0, abs=0.01)
+    outside = ((found.low > 0) | (found.high < 0)).mean()
+    assert outside <= 0.05 + 0.08  # six prompts: coverage is some 92 %
+
+
+def absorbing(diagonal):
+    """A sink whose share swings from 0.2 to 0.8; ``diagonal``: (share of the sink) → self-attention of the others."""
+    share = 0.5 + 0.3 * np.sin(np.arange(24))
+    columns = np.stack([sink_at([5], strength=30 * one, layers=2, heads=3)[0] for one in share])
+    trace = make_trace(columns, **extras(columns))
+    trace.self_attention = np.broadcast_to(diagonal(share)[:, None, None, None], columns.shape).copy()
+    trace.self_attention[..., 5] = 0.5
+    return trace
+
+
+def test_a_sink_that_takes_from_all_alike_absorbs_no_self_attention_and_one_that_takes_it_first_does():
+    alike = group_values(profile_of(absorbing(lambda share: 0.1 * (1 - share)), [POINT]), POINT)
+    assert alike["groups.self_attention_absorbed", ()] == pytest.approx(0, abs=1e-3)
+    first = group_values(profile_of(absorbing(lambda share: 0.1 * (1 - share) ** 2), [POINT]), POINT)
+    assert first["groups.self_attention_absorbed", ()] == pytest.approx(-0.1, abs=0.005)
+    assert 0 < first["groups.self_share", ()] < 0.1
+
+
+def test_a_trace_without_groups_or_self_attention_has_none_of_it():
+    values = group_values(profile_of(make_trace(random_columns(0)), [POINT]), POINT)
+    assert values["groups.both", ()] == 0
+    assert np.isnan([values["groups.split", ()], values["groups.self_share", ()], values["groups.self_attention_absorbed", ()]]).all()

@@ -1,0 +1,106 @@
+import numpy as np
+import pytest
+
+from sinkscope.sinks.intervals import LEAST_PROMPTS, draws_of_prompts, interval_of_difference, interval_of_means, interval_of_pairs
+
+
+def test_the_interval_is_that_of_scipys_bca():
+    from scipy.stats import bootstrap, norm, t
+
+    level = 1 - 2 * norm.cdf(-np.sqrt(40 / 39) * t.ppf(0.975, 39))  # further out, as few prompts need it
+    rng = np.random.default_rng(0)
+    values = np.stack([rng.exponential(size=40), rng.normal(3, 1, 40), rng.binomial(1, 0.2, 40)], axis=1)
+    found = interval_of_means(values, resamples=10000)
+    for number, column in enumerate(values.T):
+        theirs = bootstrap(
+            (column,), np.mean, method="BCa", confidence_level=level, n_resamples=10000, rng=np.random.default_rng(1)
+        ).confidence_interval
+        assert found.mean[number] == pytest.approx(column.mean())
+        near = max(0.03 * (theirs.high - theirs.low), 1.01 / 40 if number == 2 else 0)  # shares of 40 come in steps
+        assert found.low[number] == pytest.approx(theirs.low, abs=near)
+        assert found.high[number] == pytest.approx(theirs.high, abs=near)
+    assert found.high[0] - found.mean[0] > found.mean[0] - found.low[0]  # a skewed sample has a skewed interval
+
+
+def test_a_missing_value_leaves_its_prompt_out_of_that_mean():
+    values = np.random.default_rng(1).normal(size=(12, 2))
+    values[[2, 7], 1] = np.nan
+    found = interval_of_means(values)
+    alone = interval_of_means(values[~np.isnan(values[:, 1]), 1:])
+    assert found.prompts.tolist() == [12, 10]
+    assert found.mean[1] == pytest.approx(np.nanmean(values[:, 1]))
+    assert found.low[1] == pytest.approx(alone.low[0], abs=0.1)
+    assert found.low[0] < found.mean[0] < found.high[0]
+
+
+def test_few_prompts_get_no_interval_and_none_no_mean():
+    values = np.random.default_rng(2).normal(size=(LEAST_PROMPTS, 2))
+    values[0, 1] = np.nan
+    found = interval_of_means(values)
+    assert np.isnan(found.low).tolist() == [False, True]
+    empty = interval_of_means(np.full((6, 1), np.nan))
+    assert np.isnan([empty.mean[0], empty.low[0], empty.high[0]]).all()
+    assert empty.prompts.tolist() == [0]
+
+
+def test_what_is_the_same_everywhere_has_an_interval_of_width_zero():
+    found = interval_of_means(np.full((9, 1), 0.1))
+    assert (found.low[0], found.high[0]) == (found.mean[0], found.mean[0])
+
+
+def test_the_same_seed_gives_the_same_interval_and_all_statistics_share_the_draws():
+    values = np.random.default_rng(3).normal(size=(10, 1))
+    twice = interval_of_means(np.hstack([values, values]), seed=4)
+    assert twice.low[0] == twice.low[1]
+    assert interval_of_means(values, seed=4).low[0] == pytest.approx(twice.low[0], rel=1e-12)
+    assert abs(interval_of_means(values, seed=5).low[0] - twice.low[0]) > 1e-6
+
+
+@pytest.mark.parametrize(("prompts", "least"), [(5, 0.88), (10, 0.92), (30, 0.93)])
+def test_coverage_is_near_what_is_stated(prompts, least):
+    rng = np.random.default_rng(6)
+    found = interval_of_means(rng.normal(1.0, 2.0, (prompts, 1000)))
+    covered = ((found.low <= 1.0) & (found.high >= 1.0)).mean()
+    assert least <= covered <= 0.98
+
+
+def test_pairs_are_weighted_and_never_a_prompt_with_itself():
+    rng = np.random.default_rng(7)
+    agreement = rng.random((7, 7))
+    agreement += agreement.T
+    weight = 1.0 * (np.arange(7)[:, None] + np.arange(7) > 3)
+    np.fill_diagonal(agreement, 1e9)
+    mean, low, high = interval_of_pairs(agreement * weight, weight)
+    pairs = [(i, j) for i in range(7) for j in range(7) if i != j and weight[i, j]]
+    assert mean == pytest.approx(np.mean([agreement[pair] for pair in pairs]))
+    assert low < mean < high < 3
+    drawn = draws_of_prompts(7, 2000, 0)
+    dense = []
+    for draw in drawn[:50]:
+        of = [(i, j) for i, j in pairs for _ in range(int(draw[i] * draw[j]))]
+        dense.append(np.mean([agreement[pair] for pair in of]))
+    assert min(dense) >= 0
+    assert low >= min(dense) - 1
+    few = interval_of_pairs(agreement[:3, :3], np.ones((3, 3)))
+    assert few[0] == pytest.approx(agreement[:3, :3][~np.eye(3, dtype=bool)].mean())
+    assert np.isnan(few[1:]).all()
+    assert np.isnan(interval_of_pairs(np.zeros((6, 6)), np.zeros((6, 6)))).all()
+
+
+def test_a_difference_of_paired_prompts_is_narrower_than_of_unpaired_ones():
+    rng = np.random.default_rng(8)
+    first = rng.normal(0, 3, (20, 1))
+    second = first + 1 + 0.1 * rng.normal(size=(20, 1))
+    paired, apart = (interval_of_difference(first, second, paired=one) for one in (True, False))
+    assert paired.mean[0] == pytest.approx(apart.mean[0])
+    assert 0.9 < paired.low[0] < 1 < paired.high[0] < 1.1
+    assert apart.low[0] < 0 < apart.high[0]
+    few = interval_of_difference(first[:4], second, paired=False)
+    assert np.isnan(few.low[0])
+    assert few.mean[0] == pytest.approx(second.mean() - first[:4].mean())
+
+
+def test_a_difference_of_unpaired_prompts_covers_zero_at_the_stated_rate():
+    rng = np.random.default_rng(9)
+    found = interval_of_difference(rng.normal(size=(25, 500)), rng.normal(size=(30, 500)), paired=False)
+    assert 0.92 <= ((found.low <= 0) & (found.high >= 0)).mean() <= 0.98

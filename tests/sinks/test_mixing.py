@@ -1,0 +1,62 @@
+import numpy as np
+import pytest
+
+from sinkscope.sinks import attention_variance, effective_rank, mean_cosine, perturbation_spread
+
+LAYERS, TOKENS, DIM = 3, 7, 5
+
+
+def hidden(seed=0):
+    return np.random.default_rng(seed).normal(size=(LAYERS, TOKENS, DIM))
+
+
+@pytest.mark.parametrize("centred", [False, True])
+def test_effective_rank_is_that_of_its_formula(centred):
+    for layer, found in zip(hidden(), effective_rank(hidden(), centred), strict=True):
+        values = np.linalg.svd(layer - layer.mean(axis=0) * centred)[1]
+        share = values / values.sum()
+        assert found == pytest.approx(np.exp(-sum(p * np.log(p) for p in share if p > 0)))
+
+
+def test_effective_rank_has_its_limits():
+    mixed = np.outer(np.arange(1, 7), np.ones(4))
+    assert effective_rank(mixed) == pytest.approx(1)
+    assert effective_rank(np.eye(4)) == pytest.approx(4)
+    assert effective_rank(np.zeros((3, 4))) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("centred", [False, True])
+def test_mean_cosine_is_that_of_all_pairs(centred):
+    for layer, found in zip(hidden(1), mean_cosine(hidden(1), centred), strict=True):
+        layer = layer - layer.mean(axis=0) * centred
+        pairs = [(a, b) for a in range(TOKENS) for b in range(TOKENS) if a != b]
+        cosines = [layer[a] @ layer[b] / np.linalg.norm(layer[a]) / np.linalg.norm(layer[b]) for a, b in pairs]
+        assert found == pytest.approx(np.mean(cosines))
+
+
+def test_mean_cosine_of_one_direction_is_one_and_of_one_token_nothing():
+    assert mean_cosine(np.outer([1, 2, 3], [1.0, 2.0])) == pytest.approx(1)
+    assert np.isnan(mean_cosine(np.ones((2, 1, 4)))).all()
+
+
+def test_a_perturbation_that_stays_spreads_0_and_one_that_reaches_all_alike_1():
+    before = hidden(2)
+    alone = before.copy()
+    alone[:, 3] *= 1.5
+    assert perturbation_spread(before, alone, 3).tolist() == [0, 0, 0]
+    np.testing.assert_allclose(perturbation_spread(before, 1.5 * before, 3), 1)
+    assert np.isnan(perturbation_spread(before, before, 3)).all()
+    half = before.copy()
+    half[:, 3] *= 1.5
+    half[:, 0] *= 1.25
+    np.testing.assert_allclose(perturbation_spread(before, half, 3), 0.5 / (TOKENS - 1))
+
+
+def test_attention_variance_is_that_between_queries():
+    attention = np.random.default_rng(3).dirichlet(np.ones(6), (2, 4))
+    found = attention_variance(attention)
+    for head in range(2):
+        expected = np.mean([np.var(attention[head, :, key]) for key in range(6)]) * 36
+        assert found[head] == pytest.approx(expected)
+    assert attention_variance(np.full((4, 6), 1 / 6)) == pytest.approx(0)
+    assert attention_variance(np.eye(6)) == pytest.approx(6 - 1)

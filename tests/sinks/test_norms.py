@@ -1,0 +1,86 @@
+import numpy as np
+import pytest
+from planted import extras, make_trace, random_columns, sink_at
+
+from sinkscope.sinks import Point, is_sink, profile_of
+from sinkscope.sinks.norms import norm_values
+
+POINTS = [Point(3.0), Point(8.0, "percent")]
+
+
+def repeated(norms, heads):
+    """By query head: a query head reads its kv head, every head the hidden state."""
+    norms = norms[:, :, None] if norms.ndim == 3 else norms
+    return np.repeat(norms, heads // norms.shape[2], axis=2).astype(np.float64)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("number", [0, 1])
+def test_means_effects_and_contributions_are_those_of_a_loop(number, kv_heads):
+    columns = random_columns(0, steps=6, layers=2, heads=4)
+    trace = make_trace(columns, **extras(columns, kv_heads=kv_heads))
+    point = POINTS[number]
+    values = norm_values(profile_of(trace, POINTS), point)
+    selected = is_sink(trace.column_sums, point.excess, point.unit)
+    for name in ("value_norm", "key_norm", "hidden_norm"):
+        norms = repeated(getattr(trace, f"{name}s"), 4)
+        for layer in range(2):
+            at = (("layer", layer),)
+            sinks, others = norms[:, layer][selected[:, layer]], norms[:, layer][~selected[:, layer]]
+            assert values[f"norms.{name}_of_sinks_in", at] == pytest.approx(sinks.mean())
+            assert values[f"norms.{name}_of_others_in", at] == pytest.approx(others.mean())
+            pooled = (((sinks - sinks.mean()) ** 2).sum() + ((others - others.mean()) ** 2).sum()) / (len(sinks) + len(others) - 2)
+            assert values[f"norms.{name}_effect_in", at] == pytest.approx((sinks.mean() - others.mean()) / np.sqrt(pooled), rel=1e-6)
+            above = []
+            for step, head in np.ndindex(6, 4):
+                if selected[step, layer, head].any():
+                    row = norms[step, layer, head]
+                    main = trace.column_sums[step, layer, head].argmax()
+                    above.append((np.delete(row, main) > row[main]).mean())
+            assert values[f"norms.{name}_auc_in", at] == pytest.approx(np.mean(above), rel=1e-5)
+    product = trace.column_sums * repeated(trace.value_norms, 4)
+    shares, attention = [], []
+    for place in np.ndindex(6, 2, 4):
+        if selected[place].any():
+            shares.append(product[place][selected[place]].sum() / product[place].sum())
+            attention.append(trace.column_sums[place][selected[place]].sum() / trace.column_sums[place].sum())
+    assert values["norms.contribution", ()] == pytest.approx(np.mean(shares), rel=1e-5)
+    assert values["norms.contribution_over_attention", ()] == pytest.approx(np.mean(shares) / np.mean(attention), rel=1e-5)
+
+
+def test_small_values_under_a_planted_sink_are_found():
+    columns = sink_at(np.full(8, 5))
+    trace = make_trace(columns, **extras(columns))
+    trace.value_norms[..., 5] = 0.05
+    values = norm_values(profile_of(trace, POINTS), POINTS[0])
+    assert values["norms.value_norm_auc", ()] == 1
+    assert values["norms.value_norm_effect", ()] < -2
+    assert values["norms.contribution_over_attention", ()] < 0.15
+    assert 0.3 < values["norms.key_norm_auc", ()] < 0.7
+
+
+def test_ties_count_half():
+    columns = sink_at(np.full(4, 5))
+    trace = make_trace(columns, **extras(columns))
+    trace.key_norms[:] = 2.0
+    values = norm_values(profile_of(trace, POINTS), POINTS[0])
+    assert values["norms.key_norm_auc", ()] == 0.5
+    assert np.isnan(values["norms.key_norm_effect", ()])  # no spread, no effect size
+
+
+def test_what_was_not_recorded_and_what_has_no_sink_is_nothing():
+    values = norm_values(profile_of(make_trace(sink_at(np.full(4, 5))), POINTS), POINTS[0])
+    assert all(np.isnan(value) for value in values.values())
+    columns = np.ones((4, 2, 3, 30))
+    values = norm_values(profile_of(make_trace(columns, **extras(columns)), POINTS), POINTS[0])
+    assert np.isnan(values["norms.value_norm_effect", ()])
+    assert np.isnan(values["norms.contribution", ()])
+
+
+def test_random_norms_show_no_effect_beyond_chance():
+    effects = []
+    for seed in range(60):
+        columns = random_columns(seed, steps=6, layers=1, heads=2)
+        trace = make_trace(columns, **extras(columns, seed=seed))
+        effects.append(norm_values(profile_of(trace, POINTS), POINTS[0])["norms.value_norm_auc", ()])
+    assert np.mean(effects) == pytest.approx(0.5, abs=4 * np.std(effects) / np.sqrt(60))

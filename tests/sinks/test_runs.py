@@ -1,0 +1,97 @@
+import numpy as np
+import pytest
+
+from sinkscope.errors import CallError
+from sinkscope.sinks import Sinks, track
+from sinkscope.sinks.runs import KINDS, ONE_STEP, find_runs
+from sinkscope.sinks.tracking import close_dips
+
+
+def dense_runs(selected, tolerance):
+    """[(head, position, first, last)] by walking along the steps."""
+    found = []
+    for head, position in np.ndindex(*selected.shape[1:]):
+        steps = np.flatnonzero(selected[:, head, position])
+        while len(steps):
+            last = next((i for i in range(len(steps) - 1) if steps[i + 1] - steps[i] > tolerance + 1), len(steps) - 1)
+            found.append((head, position, int(steps[0]), int(steps[last])))
+            steps = steps[last + 1 :]
+    return sorted(found, key=lambda run: (run[0], run[2], run[1]))
+
+
+def dense_successor(runs, number, steps):
+    head, position, first, last = runs[number]
+    if last - first + 1 >= 0.95 * steps or last == steps - 1:
+        return -1
+    near = [
+        (abs(p - position), other)
+        for other, (h, p, f, e) in enumerate(runs)
+        if h == head and p != position and abs(f - last) <= 1 and f > first and e > last
+    ]
+    return min(near)[1] if near else -1
+
+
+@pytest.mark.parametrize("tolerance", [0, 1, 3])
+@pytest.mark.parametrize("seed", range(3))
+def test_runs_and_successors_are_those_of_a_walk_along_the_steps(seed, tolerance):
+    selected = np.random.default_rng(seed).random((14, 3, 7)) < 0.35
+    step, head, position = np.nonzero(selected)
+    shuffled = np.random.default_rng(seed).permutation(len(step))
+    found = find_runs(step[shuffled], head[shuffled], position[shuffled], 14, tolerance)
+    expected = dense_runs(selected, tolerance)
+    assert list(zip(found.head, found.position, found.first, found.last, strict=True)) == expected
+    assert found.successor.tolist() == [dense_successor(expected, number, 14) for number in range(len(expected))]
+    assert (found.successor >= 0).any()
+    closed = close_dips(selected, tolerance)
+    assert dense_runs(closed, 0) == expected
+
+
+def test_pairs_are_looked_at_in_pieces_without_a_difference(monkeypatch):
+    step, head, position = np.nonzero(np.random.default_rng(1).random((20, 4, 9)) < 0.4)
+    whole = find_runs(step, head, position, 20)
+    monkeypatch.setattr("sinkscope.sinks.runs.PAIRS", 7)
+    pieces = find_runs(step, head, position, 20)
+    assert whole.successor.tolist() == pieces.successor.tolist()
+
+
+def test_without_the_short_ones_the_kinds_are_the_same():
+    step, head, position = np.nonzero(np.random.default_rng(2).random((20, 4, 9)) < 0.4)
+    every, fewer = find_runs(step, head, position, 20), find_runs(step, head, position, 20, short_too=False)
+    assert every.kind.tolist() == fewer.kind.tolist()
+    assert len(set(every.kind.tolist())) >= 4
+    short = every.kind == ONE_STEP
+    assert (every.successor[short] >= 0).any()
+    assert (fewer.successor[short] == -1).all()
+    assert every.successor[~short].tolist() == fewer.successor[~short].tolist()
+
+
+def test_no_sink_no_run():
+    nothing = np.zeros(0, int)
+    assert len(find_runs(nothing, nothing, nothing, 5)) == 0
+
+
+def follow(selected, tolerance):
+    columns = np.where(selected, 9.0, 0.5).astype(np.float32)
+    rows = dict(zip(("step", "layer", "head", "position"), np.argwhere(selected).T, strict=True))
+    rows |= dict.fromkeys(("column_sum", "visible_query_mean", "excess"), columns[selected])
+    asked = {"threshold": 3.0, "unit": "queries", "shape": selected.shape, "selected_share": 0.0, "source": "column_sums"}
+    return track(Sinks(**rows, **asked, token=rows["position"], columns=columns, moving=selected), tolerance=tolerance)
+
+
+def test_a_dip_within_the_tolerance_does_not_end_a_track():
+    selected = np.zeros((20, 1, 2, 6), bool)
+    selected[2:8, 0, 1, 4] = selected[10:15, 0, 1, 4] = True  # two steps are missing
+    assert [(one.first_step, one.last_step, one.kind) for one in follow(selected, 1).tracks] == [
+        (2, 7, "reappeared"),
+        (10, 14, "vanished"),
+    ]
+    (one,) = follow(selected, 2).tracks
+    assert (one.first_step, one.last_step, one.kind) == (2, 14, "vanished")
+    assert follow(selected, 2).main[8:10, 0, 1].tolist() == [4, 4]
+    assert follow(selected, 0).main[8:10, 0, 1].tolist() == [-1, -1]
+    assert KINDS[ONE_STEP] == "one_step"
+
+
+def test_a_tolerance_below_zero_is_refused():
+    with pytest.raises(CallError, match="tolerance: expected a number of steps from 0 upwards, found -1"):
+        follow(np.zeros((3, 1, 1, 2), bool), -1)

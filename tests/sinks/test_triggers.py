@@ -1,0 +1,130 @@
+import numpy as np
+import pytest
+from planted import within_binomial
+
+from sinkscope.sinks.triggers import TRIGGERS, TriggerTest, trigger_shares
+
+
+def commits(at, steps, width=24):
+    """written: position ``at[step]`` is committed in each step, −1 for none."""
+    written = np.full((steps, width), -1)
+    for step, position in enumerate(at):
+        if position >= 0:
+            written[step, position] = 1
+    return written
+
+
+def dense_shares(main, written, blocks, shift):
+    """One shift, move by move, around the transitions."""
+    steps, counts = len(main), dict.fromkeys(TRIGGERS, 0)
+    when = {int(p): (int(s) + shift) % (steps - 1) for s, p in zip(*np.nonzero(written >= 0), strict=True) if s < steps - 1}
+    changes = {(t + shift) % (steps - 1) for t in range(steps - 1) if blocks is not None and 0 <= blocks[t] != blocks[t + 1]}
+    moves = 0
+    for t, layer, head in np.ndindex(steps - 1, *main.shape[1:]):
+        old, new = main[t, layer, head], main[t + 1, layer, head]
+        if old < 0 or new < 0 or old == new:
+            continue
+        moves += 1
+        left, entered = when.get(int(old)) == t, when.get(int(new)) == t
+        counts["left"] += left
+        counts["entered"] += entered
+        own = left or entered
+        counts["own" if own else "block" if t in changes else "neither"] += 1
+    return [counts[name] / moves for name in TRIGGERS]
+
+
+@pytest.mark.parametrize("blocked", [True, False])
+@pytest.mark.parametrize("seed", range(3))
+def test_all_shifts_are_those_counted_move_by_move(seed, blocked):
+    rng = np.random.default_rng(seed)
+    main = rng.integers(-1, 12, (16, 2, 3))
+    written = commits(rng.permutation(12)[:12].tolist() + [-1] * 4, 16)
+    blocks = np.sort(rng.integers(-1, 4, 16)) if blocked else None
+    found = trigger_shares(main, written, blocks)
+    assert found.shape == (len(TRIGGERS), 15)
+    for shift in range(15):
+        np.testing.assert_allclose(found[:, shift], dense_shares(main, written, blocks, shift))
+    np.testing.assert_allclose(found[[0, 3, 4]].sum(axis=0), 1)  # own, block and neither share out all moves
+
+
+def own_commit_moves(seed, steps=30):
+    """The sink jumps away in the step after its own token was committed, and nowhere else."""
+    rng = np.random.default_rng(seed)
+    written = commits([step if rng.random() < 0.5 else -1 for step in range(23)] + [-1] * 7, steps)
+    committed = np.flatnonzero((written >= 0).any(axis=0))
+    main = np.empty(steps, int)
+    at = iter(committed)
+    here = next(at)
+    for step in range(steps):
+        main[step] = here
+        if written[step, here] >= 0:
+            here = next(at, here)
+    return np.broadcast_to(main[:, None, None], (steps, 2, 2)), written
+
+
+def block_moves(seed, steps=30):
+    """The sink jumps when the block changes, to positions of the prompt, which are never committed."""
+    rng = np.random.default_rng(seed)
+    blocks = np.sort(rng.integers(0, 4, steps))
+    return (blocks * 2 + 1)[:, None, None] + np.zeros((1, 2, 2), int), commits([-1] * steps, steps), blocks
+
+
+def test_planted_triggers_are_recovered():
+    test = TriggerTest()
+    for seed in range(6):
+        main, written = own_commit_moves(seed)
+        shares = trigger_shares(main, written, None)
+        assert dict(zip(TRIGGERS, shares[:, 0], strict=True)) == pytest.approx(
+            {"own": 1, "left": 1, "entered": 0, "block": 0, "neither": 0}
+        )
+        test.add(shares)
+    p = test.p_values()
+    assert p["own"] == p["left"] == p["neither"] == 1 / 1000
+    assert p["entered"] > 0.2
+    test = TriggerTest()
+    for seed in range(6):
+        shares = trigger_shares(*block_moves(seed))
+        assert shares[TRIGGERS.index("block"), 0] == 1
+        test.add(shares)
+    assert test.p_values()["block"] == 1 / 1000
+    assert test.p_values()["own"] == 1
+
+
+def test_moves_that_know_nothing_of_the_commits_are_found_at_the_stated_rate():
+    rejected, over = dict.fromkeys(TRIGGERS, 0), []
+    for seed in range(200):
+        test = TriggerTest(draws=199, seed=seed)
+        for one in range(5):
+            rng = np.random.default_rng([seed, one])
+            main = np.repeat(rng.integers(0, 24, (20, 1, 3)), 1, axis=1)
+            stay = rng.random((19, 1, 3)) < 0.5
+            for step in range(1, 20):
+                main[step] = np.where(stay[step - 1], main[step - 1], main[step])
+            written = commits(rng.permutation(24)[:20], 20)
+            shares = trigger_shares(main, written, np.arange(20) // 5)
+            over.append(shares[:, 0] - shares.mean(axis=1))
+            test.add(shares)
+        for name, p in test.p_values().items():
+            rejected[name] += p <= 0.05
+    for name, count in rejected.items():
+        assert within_binomial(count, 200), (name, rejected)
+    assert sum(rejected.values()) > 5  # nor blind
+    np.testing.assert_allclose(np.mean(over, axis=0), 0, atol=4 * np.std(over) / np.sqrt(1000))
+
+
+def test_where_nothing_moves_there_is_no_trigger():
+    still = np.full((9, 1, 2), 4)
+    assert trigger_shares(still, commits(range(9), 9), None) is None
+    assert TriggerTest().p_values() == dict.fromkeys(TRIGGERS, 1.0)
+
+
+def test_a_commit_in_the_last_step_triggers_nothing():
+    main = np.array([1, 1, 2, 2])[:, None, None]
+    written = commits([-1, -1, -1, 2], 4)
+    shares = trigger_shares(main, written, None)
+    assert shares[TRIGGERS.index("own")].tolist() == [0, 0, 0]
+
+
+def test_a_sink_beyond_the_canvas_that_was_written_is_no_error():
+    main = np.array([1, 30, 2])[:, None, None]
+    assert trigger_shares(main, commits([1, 5, 6], 3), None)[TRIGGERS.index("left"), 0] == 0.5

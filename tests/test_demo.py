@@ -1,0 +1,39 @@
+"""`sinkscope demo` at its smallest: both bundled models, one problem, a short answer."""
+
+import pytest
+
+import sinkscope
+from sinkscope.demo import run_demo
+from sinkscope.errors import CallError
+from sinkscope.sinks import find_sinks, movement_test, track
+
+
+def test_the_demo_makes_traces_figures_and_a_page_with_the_same_numbers(tmp_path):
+    said = []
+    page = run_demo(tmp_path / "out", problems=1, length=16, block=8, say=said.append)
+    html = page.read_text()
+    for name, steps in (("lab-diffusion", 16), ("lab-autoregressive", None)):
+        (trace,) = sinkscope.open_traces(tmp_path / "out" / "traces" / name)
+        assert trace.complete
+        assert steps is None or trace.steps == steps
+        sinks = find_sinks(trace)
+        test = movement_test(track(sinks).main)
+        line = next(one for one in said if one.startswith(name))
+        assert f"{len(sinks)} sinks; {test.moves_per_head:.2f} moves a head, {test.null_moves[0]:.2f}" in line
+        assert f"{test.drift_per_step:+.3f}" in html
+        assert trace.manifest["text"].splitlines()[0] in html
+    for number in (1, 3, 5, 7):
+        (drawn,) = (tmp_path / "out" / "figures").glob(f"figure{number}-*.png")
+        assert drawn.with_suffix(".pdf").stat().st_size > 1000
+        assert len(drawn.with_suffix(".csv").read_text().splitlines()) > 10
+    assert html.count("data:image/png;base64,") == 4
+    assert "http://" not in html.replace("http://www.w3.org", "")
+
+
+def test_a_folder_in_use_and_a_wrong_count_are_refused(tmp_path):
+    (tmp_path / "mine.txt").write_text("keep me")
+    with pytest.raises(CallError, match=r"mine\.txt|holds"):
+        run_demo(tmp_path)
+    with pytest.raises(CallError, match="problems: expected 1 to"):
+        run_demo(tmp_path / "out", problems=0)
+    assert not (tmp_path / "out").exists()

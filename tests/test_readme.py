@@ -1,0 +1,51 @@
+"""What the README and the documentation show is run as it stands, in an empty folder, offline."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def python_blocks(text: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+def shell_lines(text: str) -> list[str]:
+    return re.findall(r"^    (sinkscope .*)$", text, re.MULTILINE)
+
+
+def run(arguments: list[str], folder: Path) -> str:
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2"}
+    done = subprocess.run(arguments, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, f"{' '.join(arguments)}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def test_the_readme_runs_from_top_to_bottom(tmp_path):
+    blocks, lines = python_blocks(README), shell_lines(README)
+    assert len(blocks) == 1
+    assert len(lines) >= 4
+    out = run([sys.executable, "-c", blocks[0]], tmp_path)
+    assert "'static':" in out
+    (tmp_path / "run.trace").rename(tmp_path / "of-python.trace")
+    for line in lines:
+        words = line.split("  #")[0].split()
+        out = run([sys.executable, "-m", *words], tmp_path)
+        assert out.strip(), line
+
+
+def test_python_in_the_readme_is_ten_lines_or_fewer():
+    assert len([line for line in python_blocks(README)[0].splitlines() if line.strip()]) <= 10
+
+
+@pytest.mark.parametrize("page", [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"], ids=lambda path: path.name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
