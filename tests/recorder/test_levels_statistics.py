@@ -9,7 +9,7 @@ from sinkscope.errors import SinkscopeError
 from sinkscope.sinks import find_sinks, is_sink, last_query_window, main_sinks, track
 from sinkscope.sinks.accumulators import Statistics
 from sinkscope.sinks.accumulators.strength import epsilons, histogram_edges
-from sinkscope.sinks.accumulators.tallies import token_class
+from sinkscope.sinks.token_classes import token_class
 
 LAYERS, HEADS, KV_HEADS, LENGTH, STEPS = 2, 4, 2, 23, 9
 MASK = 50

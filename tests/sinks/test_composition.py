@@ -4,16 +4,15 @@ from planted import DOT, END, MASK, NEWLINE, SEVEN, SPACE, THE, make_trace, rand
 
 from sinkscope.sinks import Point, find_sinks, profile_of
 from sinkscope.sinks.composition import (
-    CLASSES,
     TokenShares,
     canvas_tally,
-    class_of,
     classes_of,
     composition_values,
     leading_tokens,
     token_shares,
 )
 from sinkscope.sinks.layers import canvas_of
+from sinkscope.sinks.token_classes import CLASSES, class_of
 
 POINTS = [Point(3.0), Point(5.0, "percent")]
 

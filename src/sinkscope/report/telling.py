@@ -7,8 +7,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from sinkscope.sinks import HeadMovement, Track
-
-LEAST_QUERIES = 8  # groups with fewer are not compared
+from sinkscope.sinks.groups import LEAST_QUERIES
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Float
 
-from sinkscope.sinks.composition import CLASSES, classes_of
+from sinkscope.sinks.composition import classes_of
 from sinkscope.sinks.intervals import interval_of_pairs
 from sinkscope.sinks.points import Point, Values
+from sinkscope.sinks.token_classes import CLASSES
 
 if TYPE_CHECKING:
     from sinkscope.sinks.profile import Profile
@@ -47,7 +48,7 @@ class Pattern:
     """Where the main sink of each head stands in one prompt, as shares of the steps that have one; 0 throughout without.
 
     Attributes:
-        place: [head, tenth of the canvas]; token: [head, class], classes as in `composition.CLASSES`. Heads of all layers.
+        place: [head, tenth of the canvas]; token: [head, class], classes as in `token_classes.CLASSES`. Heads of all layers.
     """
 
     place: Float[np.ndarray, "head tenth"]

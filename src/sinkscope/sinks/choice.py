@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Float
 
-from sinkscope.sinks.composition import CLASSES, classes_of
+from sinkscope.sinks.composition import classes_of
 from sinkscope.sinks.points import Point
+from sinkscope.sinks.token_classes import CLASSES
 
 if TYPE_CHECKING:
     from sinkscope.sinks.profile import Profile

@@ -1,9 +1,7 @@
 """What sinks are made of (Table 2): sink tokens by token and by class, against the canvas and against training."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,16 +10,12 @@ from jaxtyping import Float, Int
 from sinkscope.sinks.candidates import Candidates
 from sinkscope.sinks.layers import Canvas
 from sinkscope.sinks.points import Point, Values
+from sinkscope.sinks.token_classes import CLASSES, token_class
 
 if TYPE_CHECKING:
     from sinkscope.sinks.profile import Profile
 
-CLASSES = ("mask", "newline", "white space", "punctuation", "special", "digit", "word")
-"""A token whose text is not known counts as a word."""
-
 TOKENS = 10
-_SPECIAL = re.compile(r"<\|?/?[A-Za-z_][\w .-]*\|?>|<\|[^|]*\|>|\[[A-Z]{2,}\]")
-_BYTE_LEVEL = str.maketrans({"Ġ": " ", "Ċ": "\n", "ĉ": "\t", "▁": " "})
 
 
 @dataclass(frozen=True)
@@ -31,30 +25,9 @@ class Composition:
     tally: Int[np.ndarray, "point *layer token"]
 
 
-@cache
-def class_of(text: str) -> str:
-    """The class of a token by how it reads; masks and special tokens are better known by their ids, see `classes_of`."""
-    plain = text.translate(_BYTE_LEVEL)
-    bare = plain.strip()
-    if not bare:
-        return "newline" if "\n" in plain else "white space"
-    if _SPECIAL.fullmatch(bare):
-        return "special"
-    if bare.isdigit():
-        return "digit"
-    return "word" if any(character.isalnum() for character in bare) else "punctuation"
-
-
 def classes_of(canvas: Canvas, tokens: Int[np.ndarray, " token"]) -> Int[np.ndarray, " token"]:
     """Number in `CLASSES` of each token id."""
-    names = []
-    for token in tokens.tolist():
-        if token == canvas.mask_id:
-            names.append("mask")
-        elif token in canvas.special_ids:
-            names.append("special")
-        else:
-            names.append(class_of(canvas.vocabulary[token]) if token in canvas.vocabulary else "word")
+    names = [token_class(canvas.vocabulary.get(token), token == canvas.mask_id, token in canvas.special_ids) for token in tokens.tolist()]
     return np.array([CLASSES.index(name) for name in names], dtype=np.int64)
 
 

@@ -5,8 +5,7 @@ from typing import Any
 import numpy as np
 
 from sinkscope.sinks.accumulators.accumulator import Accumulator, Arrays, SeenStep, ratio
-
-LEAST_QUERIES = 8  # groups with fewer are not compared
+from sinkscope.sinks.groups import LEAST_QUERIES
 
 
 class Moves(Accumulator):

@@ -12,9 +12,10 @@ from sinkscope.sinks.accumulators.movement import Moves, QueryGroups
 from sinkscope.sinks.accumulators.norms import SinkNorms
 from sinkscope.sinks.accumulators.prompt_means import PromptMeans
 from sinkscope.sinks.accumulators.strength import ColumnHistogram, EpsilonCurve, HeadStrengths
-from sinkscope.sinks.accumulators.tallies import CLASSES, TokenTallies, token_class
+from sinkscope.sinks.accumulators.tallies import TokenTallies
 from sinkscope.sinks.definition import excess_of, in_unit
 from sinkscope.sinks.finding import WINDOW
+from sinkscope.sinks.token_classes import CLASSES, token_class
 
 MOST_TOKENS = 50
 

@@ -6,8 +6,6 @@ import numpy as np
 
 from sinkscope.sinks.accumulators.accumulator import Accumulator, Arrays, SeenStep
 
-CLASSES = ("mask", "special", "newline", "white space", "digit", "punctuation", "word")
-
 
 class TokenTallies(Accumulator):
     """Sparse counts by token id: as a sink, as the main sink, and on the canvas, over step × layer × head.
@@ -54,17 +52,3 @@ class TokenTallies(Accumulator):
             "token": self.arrays["ids"][order],
             **{name: counts[order, at] for at, name in enumerate(("sinks", "main_sinks", "canvas"))},
         }
-
-
-def token_class(text: str | None, is_mask: bool, is_special: bool) -> str:
-    """The class of a token as it reads: see `CLASSES`; a token without a text is a word."""
-    if is_mask:
-        return "mask"
-    if is_special or (text is not None and len(text) > 3 and text.startswith("<|") and text.endswith("|>")):
-        return "special"
-    bare = "" if text is None else text.strip()
-    if text and not bare:
-        return "newline" if "\n" in text else "white space"
-    if bare and all(character.isdigit() for character in bare):
-        return "digit"
-    return "punctuation" if bare and not any(character.isalnum() for character in bare) else "word"

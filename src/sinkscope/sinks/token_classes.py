@@ -1,0 +1,32 @@
+"""What kind of token a token is: mask, newline, white space, punctuation, special, digit or word."""
+
+import re
+from functools import cache
+
+CLASSES = ("mask", "newline", "white space", "punctuation", "special", "digit", "word")
+
+_SPECIAL = re.compile(r"<\|?/?[A-Za-z_][\w .-]*\|?>|<\|[^|]*\|>|\[[A-Z]{2,}\]")
+_BYTE_LEVEL = str.maketrans({"Ġ": " ", "Ċ": "\n", "ĉ": "\t", "▁": " "})
+
+
+@cache
+def class_of(text: str) -> str:
+    """The class of a token by how it reads; masks and special tokens are better known by their ids, see `token_class`."""
+    plain = text.translate(_BYTE_LEVEL)
+    bare = plain.strip()
+    if not bare:
+        return "newline" if "\n" in plain else "white space"
+    if _SPECIAL.fullmatch(bare):
+        return "special"
+    if bare.isdigit():
+        return "digit"
+    return "word" if any(character.isalnum() for character in bare) else "punctuation"
+
+
+def token_class(text: str | None, is_mask: bool, is_special: bool) -> str:
+    """One of `CLASSES`, by what is known of the token's id and then by how it reads; a token without a text is a word."""
+    if is_mask:
+        return "mask"
+    if is_special:
+        return "special"
+    return class_of(text) if text else "word"
