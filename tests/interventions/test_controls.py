@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from sinkscope.interventions import HideTopSinks, MassMatchedKeys, NextRanks, PersistentRandomKeys, RandomKeys, SameClassKeys, compose
-from sinkscope.interventions.token_classes import CLASSES, token_class
+from sinkscope.interventions.token_classes import class_in
 from sinkscope.sinks import is_sink
+from sinkscope.sinks.token_classes import CLASSES
 
 LENGTH, K = 12, 3
 WRITE = {"length": LENGTH}
@@ -137,7 +138,7 @@ def test_next_ranks_follow_the_top(lab_diffusion, run, question, only_sinks):
 def test_same_class_keys_are_of_the_sinks_class(lab_diffusion, run, question):
     _, seen, running = run(lab_diffusion, SameClassKeys(K, seed=2), question, **WRITE)
     for step, _, columns, hidden in each(seen):
-        names = [token_class(lab_diffusion, token) for token in seen.canvases[step][0].tolist()]
+        names = [class_in(lab_diffusion, token) for token in seen.canvases[step][0].tolist()]
         sinks = top(columns, K)[0]
         for head in range(6):
             for name in CLASSES:
@@ -170,6 +171,6 @@ def test_two_ways_to_tell_classes_do_not_mix(diffusion, run, question):
 
 def test_token_classes(diffusion):
     ids = {text: diffusion.encode(text)[-1] for text in ("\n", " ", "7", ".", "apples", "####")}
-    assert [token_class(diffusion, ids[text]) for text in ids] == ["newline", "space", "digit", "punctuation", "word", "punctuation"]
+    assert [class_in(diffusion, ids[text]) for text in ids] == ["newline", "white space", "digit", "punctuation", "word", "punctuation"]
     special = [diffusion.card.mask_id, diffusion.card.eos_id, diffusion.tokenizer.bos_token_id, 10_000, -1]
-    assert [token_class(diffusion, token) for token in special] == ["mask", "special", "special", "special", "special"]
+    assert [class_in(diffusion, token) for token in special] == ["mask", "special", "special", "special", "special"]

@@ -219,3 +219,21 @@ def test_a_trace_says_what_was_hidden(model, settings, question, short, tmp_path
     with sinkscope.recording(model, out=tmp_path / "plain"):
         sinkscope.generate(model, question, **settings)
     assert sinkscope.open_trace(tmp_path / "plain").manifest["hidden"] == []
+
+
+def test_a_trace_of_plain_calls_says_what_was_hidden_though_the_rule_has_left(diffusion, tmp_path):
+    tokens = torch.arange(5, 15)[None]
+    with sinkscope.recording(diffusion, out=tmp_path / "t"), torch.no_grad():
+        with (rule := HideTopSinks(1, observe="current"))(diffusion) as running:
+            diffusion.network(input_ids=tokens, use_cache=False)
+        diffusion.network(input_ids=tokens, use_cache=False)
+    (found,) = sinkscope.open_trace(tmp_path / "t").manifest["hidden"]
+    assert found == {"rules": [repr(rule)], **running.effect.as_dict()} and found["removed_share"] > 0
+
+
+def test_statistics_say_the_rules(diffusion, question, tmp_path):
+    from sinkscope.traces import read_statistics
+
+    with sinkscope.recording(diffusion, out=tmp_path / "s", keep="statistics"), (rule := HideTopSinks(1))(diffusion):
+        sinkscope.generate(diffusion, question, length=4)
+    assert read_statistics(tmp_path / "s")[0]["hidden"] == [{"rules": [repr(rule)]}]

@@ -14,7 +14,7 @@ from sinkscope.attention import Columns, GenerationStart, Hidden, Hider, LayerCa
 from sinkscope.errors import AttentionError, CallError
 from sinkscope.interventions.effect import Effect, Tally, joined
 from sinkscope.interventions.ranking import pool, rank_of, spread
-from sinkscope.interventions.token_classes import token_class
+from sinkscope.interventions.token_classes import class_in
 from sinkscope.models import Model
 
 if TYPE_CHECKING:
@@ -287,7 +287,7 @@ class Hiding(Hider):
 
     def _classify_by_tokenizer(self, token: int) -> str:
         assert self.model is not None
-        return token_class(self.model, token)
+        return class_in(self.model, token)
 
     def _add_up(self, call: LayerCall, measured: str, seen: Seen) -> Seen:
         """Behind a cache a causal model's columns add up; a step of all queries begins anew."""

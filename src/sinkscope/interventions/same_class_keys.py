@@ -22,7 +22,7 @@ class SameClassKeys(SinkRule):
 
     Attributes:
         seed: see `RandomKeys`.
-        classify: token id → name of its class; when None, `token_class` with the model's tokenizer.
+        classify: token id → name of its class; when None, `class_in` with the model's tokenizer.
     """
 
     _: KW_ONLY

@@ -1,20 +1,10 @@
-"""What kind of token a token is."""
+"""What kind of token a token of a model is."""
 
 from sinkscope.models import Model
+from sinkscope.sinks.token_classes import token_class
 
-CLASSES = ("special", "mask", "newline", "space", "digit", "punctuation", "word")
 
-
-def token_class(model: Model, token: int) -> str:
-    """One of `CLASSES`: the mask token, other special tokens, newlines, other white space, digits, punctuation, all else."""
-    if token == model.card.mask_id:
-        return "mask"
-    if token in model.tokenizer.all_special_ids or not 0 <= token < len(model.tokenizer):
-        return "special"
-    text = model.tokenizer.decode([token])
-    bare = text.strip()
-    if not bare:
-        return "newline" if "\n" in text else "space"
-    if bare.isdigit():
-        return "digit"
-    return "word" if any(character.isalnum() for character in bare) else "punctuation"
+def class_in(model: Model, token: int) -> str:
+    """One of `sinks.token_classes.CLASSES`, by the model's own mask token, special tokens and texts."""
+    special = token in model.tokenizer.all_special_ids or not 0 <= token < len(model.tokenizer)
+    return token_class(None if special else model.tokenizer.decode([token]), token == model.card.mask_id, special)
