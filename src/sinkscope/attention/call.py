@@ -113,6 +113,7 @@ class Call:
             prefix = self.prefix(call)
             bare = None if prefix is None else replace(prefix, values=None)
 
+            @torch.no_grad()  # what a gradient checkpoint saves has to be the same in both runs
             def measure() -> Columns:
                 return _placed(sweep(call.value[..., :1], prefix=bare)[1], call.first_key)
 
