@@ -25,6 +25,7 @@ def run_demo(out: Path, *, problems: int = 3, length: int = 64, block: int = 16,
         CallError: a folder in use, or settings that do not fit.
     """
     import sinkscope
+    from sinkscope.decoding import LLaDASettings
     from sinkscope.lab.problems import read_result
     from sinkscope.lab.prompts import held_out, problem_prompt
     from sinkscope.report import Table, draw_figures, write_page
@@ -34,6 +35,7 @@ def run_demo(out: Path, *, problems: int = 3, length: int = 64, block: int = 16,
     if not 1 <= problems <= len(long):
         raise CallError(f"problems: expected 1 to {len(long)}, found {problems}")
     rows = [{"number": index, **problem_prompt("lab-arith", index)} for index in long[:problems]]
+    LLaDASettings(length=length, steps=length, block=block)  # refused before anything is written
     claim_folder(out)
     started = time.monotonic()
     traces, movement = [], []

@@ -83,7 +83,7 @@ def test_rows_are_plain_values_under_the_names_of_the_command():
 
 
 def test_a_trace_without_sinks_has_none():
-    sinks = find_sinks(make_trace(), excess=14.0)
+    sinks = find_sinks(make_trace(), excess=13.9)
     assert len(sinks) == 0
     assert sinks.rows() == []
     assert sinks.selected_share == 0.0
@@ -118,3 +118,12 @@ def test_a_threshold_that_cannot_hold_is_refused_before_anything_is_read():
 def test_a_trace_without_a_whole_step_is_refused():
     with pytest.raises(SinkscopeError, match="the trace holds no whole step yet"):
         find_sinks(SimpleNamespace(steps=0))
+
+
+@pytest.mark.parametrize(
+    ("excess", "unit", "says"), [(14.0, "queries", "by 14"), (99999.0, "queries", "by 14"), (100.0, "percent", "by 100")]
+)
+def test_an_excess_that_can_never_hold_is_refused(excess, unit, says):
+    with pytest.raises(CallError, match=f"can never hold here.*{says}$"):
+        find_sinks(make_trace(), excess, unit)
+    find_sinks(make_trace(), excess=0.99 * min(excess, 14 if unit == "queries" else 100), unit=unit)

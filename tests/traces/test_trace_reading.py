@@ -397,3 +397,14 @@ def test_parts_are_opened_lazily_for_each_of_several(tmp_path, touched):
     assert touched.opened == []
     assert list(itertools.chain.from_iterable(trace.step_parts() for trace in traces)) == [(0, 2), (0, 2)]
     assert len(touched.opened) == 2
+
+
+def test_verify_sees_a_flipped_byte(tmp_path):
+    trace = open_trace(write_trace(tmp_path / "trace", make_steps(3)))
+    trace.verify()
+    part = trace.folder / "steps-000000.safetensors"
+    content = bytearray(part.read_bytes())
+    content[-3] ^= 1
+    part.write_bytes(content)
+    with pytest.raises(TraceError, match=r"steps-000000\.safetensors: expected the bytes whose sha256"):
+        trace.verify()

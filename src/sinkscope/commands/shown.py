@@ -32,6 +32,7 @@ def opened(path: Path) -> list[Any]:
 
     traces = open_traces(path)
     for one in traces:
+        one.verify()
         if not one.complete:
             note(f"{one.folder}: incomplete, {one.steps} whole steps")
         if one.manifest.get("level") == "top" and one.steps:

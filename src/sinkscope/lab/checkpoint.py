@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from sinkscope.errors import TrainingError
 from sinkscope.lab.recipes import Recipe
@@ -31,10 +32,9 @@ def train_checkpoint(recipe: Recipe, out: Path, *, device: str = "cpu", command:
             network = train(recipe, out, device=device)
             _save(network, build_tokenizer(), recipe, out, command)
         (out / STATE).unlink(missing_ok=True)  # a kill may have come between the last rename and this
-    except OSError as error:
-        raise TrainingError(
-            f"{out} cannot be written ({error.strerror or error}); make room or choose another folder, the same command goes on"
-        ) from error
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise TrainingError(f"{out} cannot be written ({reason}); make room or choose another folder, the same command goes on") from error
     return out
 
 
@@ -45,6 +45,7 @@ def _save(network: Any, tokenizer: Any, recipe: Recipe, out: Path, command: str)
     tokenizer.save_pretrained(beside)
     described = json.loads((out / RECIPE).read_text()) | {"command": command, "torch": torch.__version__}
     (out / RECIPE).write_text(json.dumps(described, indent=2) + "\n")
+    (beside / WEIGHTS).chmod((out / RECIPE).stat().st_mode & 0o777)  # safetensors writes files that only their owner may read
     for path in sorted(beside.iterdir(), key=lambda path: path.name == WEIGHTS):
         os.replace(path, out / path.name)
     beside.rmdir()

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from sinkscope.errors import CallError
 from sinkscope.lab.canvases import CanvasMix
 
 
@@ -49,6 +50,10 @@ class Recipe:
     log_every: int = 10
     validate_every: int = 500
     save_every: int = 250
+
+    def __post_init__(self) -> None:
+        if self.updates < 1:
+            raise CallError(f"updates: expected at least 1, found {self.updates}")
 
 
 RECIPES = {

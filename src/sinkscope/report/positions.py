@@ -62,7 +62,8 @@ def chosen_heads(one: Digest) -> list[_Series]:
     roles: dict[tuple[int, int], list[str]] = {}
     for head, why in ((one.most_moves, "most moves"), (one.most_positions, "most positions"), (one.most_static, "most static")):
         if head is not None:
-            roles.setdefault((head.layer, head.head), []).append(why)
+            role = "no head moves" if why == "most moves" and not head.moves else why
+            roles.setdefault((head.layer, head.head), []).append(role)
     looks = ((VERMILLION, "o"), (BLUE, "^"), (GREEN, "s"))
     return [
         _Series(one, layer, head, " and ".join(why), colour, marker)

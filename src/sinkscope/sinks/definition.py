@@ -70,9 +70,9 @@ def is_sink(
         return excess_of(in_unit(columns, unit)) > excess
 
 
-def largest_excess(length: int, unit: Unit = "queries") -> float:
-    """The excess of a key that receives everything: above it nothing can be a sink."""
-    return {"queries": float(length), "percent": 100.0, "mean": 1.0}[unit]
+def largest_excess(queries: int, unit: Unit = "queries") -> float:
+    """The excess of a key that receives everything: from it on nothing can be a sink."""
+    return {"queries": float(queries), "percent": 100.0, "mean": 1.0}[unit]
 
 
 def is_top(columns: Float[np.ndarray, "*step layer head key"], k: int) -> Bool[np.ndarray, "*step layer head key"]:

@@ -6,8 +6,17 @@ from typing import Any, Protocol
 import numpy as np
 from jaxtyping import Float, Int
 
-from sinkscope.errors import SinkscopeError
-from sinkscope.sinks.definition import Unit, check_excess, excess_of, in_unit, is_sink, last_query_window, visible_query_mean
+from sinkscope.errors import CallError, SinkscopeError
+from sinkscope.sinks.definition import (
+    Unit,
+    check_excess,
+    excess_of,
+    in_unit,
+    is_sink,
+    largest_excess,
+    last_query_window,
+    visible_query_mean,
+)
 
 WINDOW = 16
 
@@ -83,13 +92,18 @@ def find_sinks(trace: Recorded, excess: float = 3.0, unit: Unit = "queries") -> 
         unit: ``queries`` (column sums), ``percent`` of all attention, or ``mean``.
 
     Raises:
-        CallError: a threshold that cannot hold in that unit.
+        CallError: a threshold that cannot hold in that unit or on that canvas.
         SinkscopeError: a trace without a whole step.
     """
     check_excess(excess, unit)
     if not trace.steps:
         raise SinkscopeError("the trace holds no whole step yet; there is nothing to find sinks in")
     columns = np.asarray(trace.column_sums[:], dtype=np.float32)
+    most = largest_excess(round(float(np.nansum(columns, axis=-1).max())), unit)
+    if excess >= most:
+        raise CallError(
+            f"excess: {excess:g} in {unit} can never hold here: a key that received all attention would exceed the others by {most:g}"
+        )
     tokens = trace.tokens[:]
     selected = is_sink(columns, excess, unit)
     where = np.argwhere(selected)

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from sinkscope.axes import TRACE_AXES
 from sinkscope.errors import CallError, TraceError
-from sinkscope.traces.format import FORMAT, MANIFEST, PART_GLOB
+from sinkscope.traces.format import FORMAT, MANIFEST, PART_GLOB, checksum
 from sinkscope.traces.top import TOPPED, TopArray
 from sinkscope.traces.writing import widen
 
@@ -152,6 +152,19 @@ class Trace:
                 raise TraceError(f"{part.path}: expected it to begin at step {expected}, it begins at {part.first_step}; a part is missing")
             parts.append(part)
         return tuple(parts)
+
+    def verify(self) -> None:
+        """Compares every listed part with its checksum; reading by itself does not, so that it stays lazy.
+
+        Raises:
+            TraceError: a part is not what was written.
+        """
+        for part in self.manifest["parts"]:
+            path = self.folder / part["file"]
+            if path.exists() and checksum(path.read_bytes()) != part["sha256"]:
+                raise TraceError(
+                    f"{path}: expected the bytes whose sha256 its manifest gives, found others; the file was damaged or changed"
+                )
 
     @cached_property
     def tensors(self) -> tuple[str, ...]:
