@@ -110,7 +110,7 @@ def test_check_passes_on_a_sound_model(run, diffusion_folder, autoregressive_fol
 def test_check_fails_when_hiding_does_not_bite(run, diffusion_folder, monkeypatch):
     from sinkscope.attention.session import Call
 
-    monkeypatch.setattr(Call, "hidden", lambda self, call: None)
+    monkeypatch.setattr(Call, "hidden", lambda self, call: [])
     status, out, err = run("check", diffusion_folder)
     assert status == 1
     assert "FAILED  hiding a key bites" in out
@@ -275,3 +275,38 @@ def test_sinks_does_not_load_torch(trace_folder):
     done = subprocess.run([sys.executable, "-c", code, str(trace_folder)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "sinks in 24 steps" in done.stdout
+
+
+def test_trace_with_a_rule_says_what_came_of_it(run, diffusion_folder, tmp_path):
+    call = ("trace", diffusion_folder, "--prompt", PROMPT, "--length", 8, "--hide", "top:2@last_row,zero")
+    status, out, err = run(*call, "--out", tmp_path / "a", "--json")
+    document = json.loads(out)
+    assert status == 0
+    assert document["hide"] == "top:2@last_row,zero" and 0 < document["removed_share"] < 1 and 0 < document["hit_rate"] <= 1
+    status, out, err = run(*call, "--out", tmp_path / "b")
+    assert status == 0
+    assert "top:2@last_row,zero took away" in err and "of the attention, 2 keys per head and step" in err
+    assert "took away" not in out
+
+
+def test_statistics_under_a_rule_say_so_and_go_on_only_under_the_same(run, diffusion_folder, tmp_path):
+    call = ("trace", diffusion_folder, "--prompt", PROMPT, "--length", 8, "--keep", "statistics", "--out", tmp_path / "s")
+    status, _, err = run(*call, "--hide", "top:1")
+    assert status == 0 and "top:1 took away" in err
+    assert json.loads((tmp_path / "s" / "manifest.json").read_text())["run"]["hide"] == "top:1"
+    status, _, err = run(*call)
+    assert status == 2 and "holds statistics of another run: expected hide 'none', found 'top:1'" in err
+
+
+def test_maps_are_not_kept_of_a_hidden_run(run, diffusion_folder, tmp_path):
+    call = ("trace", diffusion_folder, "--prompt", PROMPT, "--keep-maps", "1:0:0", "--out", tmp_path / "t")
+    status, _, err = run(*call, "--hide", "top:1")
+    assert status == 2 and "--keep-maps with --hide top:1: maps are recomputed without hiding" in err
+    assert not (tmp_path / "t").exists()
+
+
+def test_trace_with_an_unknown_rule_writes_nothing(run, diffusion_folder, tmp_path):
+    status, out, err = run("trace", diffusion_folder, "--prompt", PROMPT, "--out", tmp_path / "t", "--hide", "bottom:1")
+    assert (status, out) == (2, "")
+    assert "no rule 'bottom:1'; expected one of none, top:K" in err
+    assert not (tmp_path / "t").exists()

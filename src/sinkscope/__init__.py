@@ -12,6 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sinkscope.decoding import Generation, Likelihood, generate, log_likelihood
+    from sinkscope.interventions import (
+        HidePositions,
+        HideSinksAbove,
+        HideTopSinks,
+        KeepWindow,
+        MassMatchedKeys,
+        NextRanks,
+        PersistentRandomKeys,
+        RandomKeys,
+        SameClassKeys,
+        calibrate_excess,
+        compose,
+        parse_rule,
+    )
     from sinkscope.models import Model, load
     from sinkscope.recorder import recording
     from sinkscope.sinks import Sinks, Track, Tracks, find_sinks, track
@@ -19,36 +33,60 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Generation": "decoding",
+    "HidePositions": "interventions",
+    "HideSinksAbove": "interventions",
+    "HideTopSinks": "interventions",
+    "KeepWindow": "interventions",
+    "MassMatchedKeys": "interventions",
     "Likelihood": "decoding",
     "Model": "models",
+    "NextRanks": "interventions",
+    "PersistentRandomKeys": "interventions",
+    "RandomKeys": "interventions",
+    "SameClassKeys": "interventions",
     "Sinks": "sinks",
     "Trace": "traces",
     "Track": "sinks",
     "Tracks": "sinks",
+    "calibrate_excess": "interventions",
+    "compose": "interventions",
     "find_sinks": "sinks",
     "generate": "decoding",
     "load": "models",
     "log_likelihood": "decoding",
     "open_trace": "traces",
     "open_traces": "traces",
+    "parse_rule": "interventions",
     "recording": "recorder",
     "track": "sinks",
 }
 
 __all__ = [
     "Generation",
+    "HidePositions",
+    "HideSinksAbove",
+    "HideTopSinks",
+    "KeepWindow",
+    "MassMatchedKeys",
     "Likelihood",
     "Model",
+    "NextRanks",
+    "PersistentRandomKeys",
+    "RandomKeys",
+    "SameClassKeys",
     "Sinks",
     "Trace",
     "Track",
     "Tracks",
+    "calibrate_excess",
+    "compose",
     "find_sinks",
     "generate",
     "load",
     "log_likelihood",
     "open_trace",
     "open_traces",
+    "parse_rule",
     "recording",
     "track",
 ]

@@ -261,6 +261,41 @@ def test_with_gradient_checkpointing_each_layer_is_told_once_and_gradients_are_r
         torch.testing.assert_close(found, expected, atol=1e-4 * float(expected.abs().amax()), rtol=1e-4)
 
 
+class MeasureFirst(Hider):
+    """Measures every layer, hides its largest column, and wants columns the first time only."""
+
+    def __init__(self):
+        self.measured, self.asked, self.observed = 0, [], []
+
+    def hide(self, call):
+        self.measured += 1
+        columns = call.measure().sums[:, :, 0]
+        return None if call.index == 0 else torch.zeros_like(columns, dtype=torch.bool).scatter(-1, columns.argmax(-1, keepdim=True), True)
+
+    def observes(self, call):
+        self.asked.append(call.name)
+        return self.asked.count(call.name) == 1
+
+    def observe(self, call, columns):
+        self.observed.append(call.index)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_with_gradient_checkpointing_a_hider_that_looks_is_asked_once(reentrant):
+    def gradients(checkpointing):
+        network = tiny_llama().train()
+        if checkpointing:
+            network.activation_checkpointing_enable({"use_reentrant": reentrant})
+            network.enable_input_require_grads()
+        with subscribed(network, hider := MeasureFirst()):
+            network(IDS, use_cache=False).logits.square().sum().backward()
+        assert (hider.measured, len(hider.asked), hider.observed) == (2, 2, [0, 1])
+        return [parameter.grad for parameter in network.model.layers.parameters()]
+
+    for found, expected in zip(gradients(True), gradients(False), strict=True):
+        torch.testing.assert_close(found, expected, atol=1e-4 * float(expected.abs().amax()), rtol=1e-4)
+
+
 # Exceptions and traces
 
 

@@ -6,10 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-import types
-from contextlib import contextmanager
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 import torch
@@ -18,7 +15,7 @@ import sinkscope
 from sinkscope.decoding import Generation
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.evaluation import evaluate, plans, read_results, running
-from sinkscope.evaluation.hiding import split_rules
+from sinkscope.interventions import split_rules
 from sinkscope.lab.prompts import few_shot_prompt, held_out
 
 SMALL = {"tasks": ["lab-arith"], "limit": 6, "shots": 1, "batch": 4, "settings": {"length": 8}, "progress": False}
@@ -42,34 +39,6 @@ def answers(monkeypatch):
 
     monkeypatch.setattr(running, "generate", generate)
     return asked
-
-
-class Stand:
-    """A stand-in for a rule: says how often it was entered, and which row is asked about."""
-
-    entered: ClassVar[list[str]] = []
-
-    def __init__(self, text):
-        if text.partition(":")[0] not in ("top", "ranks"):
-            raise CallError(f"no rule {text!r}")
-        self.text = text
-
-    @contextmanager
-    def __call__(self, model):
-        self.entered.append(self.text)
-        yield types.SimpleNamespace(effect=self)
-        self.entered.append("off")
-
-    def of(self, row):
-        removed = 0.25 * len(self.entered) + row / 8
-        return types.SimpleNamespace(as_dict=lambda: {"removed_share": removed, "hit_rate": None, "keys_per_head": 1.0})
-
-
-@pytest.fixture
-def rules(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sinkscope.interventions", types.SimpleNamespace(parse_rule=Stand))
-    Stand.entered.clear()
-    return Stand.entered
 
 
 def without_times(content):
@@ -158,15 +127,31 @@ def test_the_seed_of_a_problem_is_its_own(diffusion, tmp_path, monkeypatch):
     assert seeds == [7, 11]
 
 
-def test_a_rule_is_on_while_its_batches_are_written_and_says_what_it_did(diffusion, tmp_path, answers, rules):
-    results = evaluate(diffusion, out=tmp_path, **{**SMALL, "hide": ["none", "top:1", "none"]})
-    assert [result.hide for result in results] == ["none", "top:1"]
-    assert rules == ["top:1", "off", "top:1", "off"]
-    removed = [0.25, 0.375, 0.5, 0.625, 0.75, 0.875]
-    assert [(result.removed_share, result.hit_rate) for result in results] == [(None, None), (sum(removed) / 6, None)]
-    item = json.loads((tmp_path / "lab-arith" / "top-1" / "000005.json").read_text())
-    assert item["effect"] == {"removed_share": 0.875, "hit_rate": None, "keys_per_head": 1.0}
-    assert json.loads((tmp_path / "lab-arith" / "none" / "000005.json").read_text())["effect"] is None
+@pytest.mark.parametrize("rule", ["top:1", "random:2@seed=3"])
+@pytest.mark.parametrize("fixture", ["diffusion", "autoregressive"])
+def test_a_rule_is_on_while_its_batches_are_written_and_says_what_it_did(fixture, rule, request, tmp_path):
+    model = request.getfixturevalue(fixture)
+    unhidden, hidden = evaluate(model, out=tmp_path, **{**SMALL, "hide": ["none", rule, "none"]})
+    assert (unhidden.hide, unhidden.removed_share, unhidden.hit_rate, hidden.hide) == ("none", None, None, rule)
+    items = {
+        text: [
+            json.loads((tmp_path / "lab-arith" / text.translate({58: "-", 64: "-", 61: "-"}) / f"{n:06d}.json").read_text())
+            for n in range(6)
+        ]
+        for text in ("none", rule)
+    }
+    assert all(item["effect"] is None for item in items["none"])
+    assert [item["tokens"] for item in items["none"]] != [item["tokens"] for item in items[rule]]
+    settings = {"length": 8} | ({"block": 8} if fixture == "diffusion" else {})
+    shares = []
+    for batch in ([0, 1, 2, 3], [4, 5]):
+        with sinkscope.parse_rule(rule)(model) as running:
+            generations = sinkscope.generate(model, [items[rule][index]["prompt"] for index in batch], **settings, seed=batch[0])
+        for row, index in enumerate(batch):
+            assert items[rule][index]["tokens"] == generations[row].tokens[generations[row].prompt_length :].tolist()
+            assert items[rule][index]["effect"] == running.effect.of(row).as_dict()
+            shares.append(running.effect.of(row).removed_share)
+    assert hidden.removed_share == pytest.approx(sum(shares) / 6) and min(shares) > 0
 
 
 def test_rules_on_the_command_line():
@@ -297,7 +282,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("change", "message"), REFUSED.values(), ids=REFUSED)
-def test_refusals_leave_nothing_behind(diffusion, tmp_path, rules, change, message):
+def test_refusals_leave_nothing_behind(diffusion, tmp_path, change, message):
     with pytest.raises(CallError) as error:
         evaluate(diffusion, out=tmp_path / "out", **{**SMALL, **change})
     assert str(error.value).startswith(message)

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import types
-from contextlib import contextmanager
 
 import pytest
 
@@ -178,22 +177,6 @@ def test_pass_at_k_of_humaneval_inside_lm_eval(name, tail, tmp_path):
 
 
 @pytest.fixture
-def rule(monkeypatch):
-    """A stand-in for the interventions."""
-
-    class Stand:
-        def __init__(self, text):
-            self.observe = "current" if "@current" in text else "previous"
-
-        @contextmanager
-        def __call__(self, model):
-            one = types.SimpleNamespace(as_dict=lambda: {"removed_share": 0.25})
-            yield types.SimpleNamespace(effect=types.SimpleNamespace(of=lambda row: one))
-
-    monkeypatch.setitem(sys.modules, "sinkscope.interventions", types.SimpleNamespace(parse_rule=Stand))
-
-
-@pytest.fixture
 def likelihoods(monkeypatch):
     """A stand-in for likelihoods: minus the number of tokens, greedy where there is one."""
     asked = []
@@ -218,7 +201,7 @@ def test_likelihoods(diffusion, harness, likelihoods, caplog):
     assert total == -4.0
 
 
-def test_likelihoods_of_hidden_keys_need_the_current_step(diffusion, harness, likelihoods, rule):
+def test_likelihoods_of_hidden_keys_need_the_current_step(diffusion, harness, likelihoods):
     with pytest.raises(CallError) as error:
         harness(language_model(diffusion, hide="top:1"), "tiny_choice")
     assert str(error.value) == (
@@ -229,9 +212,27 @@ def test_likelihoods_of_hidden_keys_need_the_current_step(diffusion, harness, li
     assert len(likelihoods) == 3
 
 
-def test_what_a_rule_removed_is_said(diffusion, harness, rule, caplog):
+def test_what_a_rule_removed_is_said(diffusion, harness, caplog):
     harness(language_model(diffusion, hide="top:1", length=4), "tiny_arith", limit=1)
-    assert "top:1 removed 25.00 % of all attention" in caplog.messages
+    with sinkscope.parse_rule("top:1")(diffusion) as running:
+        sinkscope.generate(diffusion, problem_prompts("lab-arith", 1, shots=0)[0]["prompt"], length=4)
+    assert f"top:1 removed {100 * running.effect.removed_share:.2f} % of all attention" in caplog.messages
+
+
+@pytest.mark.parametrize("fixture", ["diffusion", "autoregressive"])
+def test_a_likelihood_of_hidden_keys_and_what_was_removed(fixture, request, caplog):
+    model, caplog_before = request.getfixturevalue(fixture), len(caplog.messages)
+    context, continuation = model.encode("Tom has 7 apples and buys"), list(model.tokenizer(" 5 more", add_special_tokens=False).input_ids)
+    asked = [(None, context, continuation)]
+    arguments = {"method": "chain_rule", "batch_size": 2}
+    (plain,) = language_model(model, **arguments)._loglikelihood_tokens(asked, disable_tqdm=True)
+    (hidden,) = language_model(model, hide="top:1@current", **arguments)._loglikelihood_tokens(asked, disable_tqdm=True)
+    with sinkscope.parse_rule("top:1@current")(model) as running:
+        expected = sinkscope.log_likelihood(model, context, continuation, method="chain_rule", batch=2)
+    assert hidden[0] == expected.total != plain[0]
+    assert running.effect.removed_share > 0
+    said = f"top:1@current removed {100 * running.effect.removed_share:.2f} % of all attention"
+    assert caplog.messages[caplog_before:] == [said]
 
 
 @pytest.mark.parametrize(

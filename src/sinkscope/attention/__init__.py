@@ -1,6 +1,7 @@
 """Attention with column sums, and the seam through which a model uses it."""
 
 from sinkscope.attention.foreign_network import foreign
+from sinkscope.attention.hidden import Hidden
 from sinkscope.attention.records import GenerationStart, LayerCall, StepContext, StepResult
 from sinkscope.attention.session import Session, current_session, subscribed
 from sinkscope.attention.subscribers import Hider, Prepender, Subscriber, Watcher
@@ -9,6 +10,7 @@ from sinkscope.attention.sweep import Columns, Prefix, attend
 __all__ = [
     "Columns",
     "GenerationStart",
+    "Hidden",
     "Hider",
     "LayerCall",
     "Prefix",

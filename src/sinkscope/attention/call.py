@@ -1,6 +1,6 @@
 """One running call of a stack: who asked for what, and the records its layers show."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from sinkscope.attention.hidden import Hidden
 from sinkscope.attention.records import LayerCall, StepContext
 from sinkscope.attention.stack_input import slides
 from sinkscope.attention.stacks import Stack
@@ -25,6 +26,26 @@ class LayerNotes:
 
     hidden_states: dict[nn.Module, Tensor] = field(default_factory=dict)
     crossing: set[nn.Module] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What the subscribers want of one layer.
+
+    Attributes:
+        hidden: what is taken away, over the layer's own keys.
+        prefix: the constant keys in front.
+        watched: whether anybody wants columns.
+    """
+
+    hidden: list[Hidden]
+    prefix: Prefix | None
+    watched: bool
+
+    @property
+    def in_force(self) -> bool:
+        """Whether the layer cannot run as ever."""
+        return self.watched or bool(self.hidden) or self.prefix is not None
 
 
 class Call:
@@ -51,7 +72,7 @@ class Call:
         self._prependers = [one for one in subscribers if isinstance(one, Prepender)]
         self.groups = tuple(dict.fromkeys(["all", *(group for watcher in self._watchers for group in watcher.groups)]))
         self._membership: Tensor | None = None
-        self._answers: dict[str, tuple[Tensor | None, Prefix | None]] = {}
+        self._answers: dict[str, Answers] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Call":
         return self
@@ -81,26 +102,39 @@ class Call:
         members = self._members(query)
         return LayerCall(name, index, query, key, value, hidden_states, self.groups, members, self._stack.name, first_key, crossing)
 
-    def answers(self, call: LayerCall) -> tuple[Tensor | None, Prefix | None]:
-        """What is hidden in this layer (over its own keys), and what stands in front; a second run gets the first one's answer."""
+    def answers(self, call: LayerCall, sweep: Callable[..., tuple[Tensor, Columns]]) -> Answers:
+        """What is asked of this layer; a second run gets the first one's answers.
+
+        Args:
+            call: the layer.
+            sweep: `attend` with the layer's queries and keys; it takes values, ``hidden`` and ``prefix``.
+        """
         if not (self.closed and call.name in self._answers):
-            hidden = self.hidden(call)
-            self._answers[call.name] = (None if hidden is None else hidden[..., call.first_key :], self.prefix(call))
+            prefix = self.prefix(call)
+            bare = None if prefix is None else replace(prefix, values=None)
+
+            @torch.no_grad()  # what a gradient checkpoint saves has to be the same in both runs
+            def measure() -> Columns:
+                return _placed(sweep(call.value[..., :1], prefix=bare)[1], call.first_key)
+
+            own = [replace(one, keys=one.keys[..., call.first_key :]) for one in self.hidden(replace(call, measure=measure))]
+            hidden = [one for one in own if bool(one.keys.any())]
+            self._answers[call.name] = Answers(hidden, prefix, self.watched(call))
         return self._answers[call.name]
 
-    def hidden(self, call: LayerCall) -> Tensor | None:
-        """The union of what every hider takes away, over all tokens so far."""
-        union: Tensor | None = None
+    def hidden(self, call: LayerCall) -> list[Hidden]:
+        """What every hider takes away, over all tokens so far."""
+        found: list[Hidden] = []
         for hider in self._hiders:
             mine = hider.hide(call)
-            if mine is not None and mine.shape[-1] != call.keys:
+            found += [] if mine is None else [Hidden(mine[:, :, None])] if isinstance(mine, Tensor) else mine
+        for one in found:
+            if one.keys.shape[-1] != call.keys:
                 raise AttentionError(
-                    f"expected hidden keys of {call.name} over {call.keys} tokens, found {mine.shape[-1]}; "
+                    f"expected hidden keys of {call.name} over {call.keys} tokens, found {one.keys.shape[-1]}; "
                     "a layer with a sliding window holds fewer keys than there are tokens, LayerCall.keys counts them all"
                 )
-            if mine is not None and bool(mine.any()):
-                union = mine if union is None else union | mine
-        return union
+        return found
 
     def prefix(self, call: LayerCall) -> Prefix | None:
         """The constant keys in front, from the only prepender."""
@@ -108,18 +142,19 @@ class Call:
             raise AttentionError(f"expected at most one prepender on a model, found {len(self._prependers)}")
         return self._prependers[0].prepend(call) if self._prependers else None
 
-    @property
-    def watched(self) -> bool:
-        """Whether anybody wants columns."""
-        return bool(self._watchers)
+    def watched(self, call: LayerCall) -> bool:
+        """Whether anybody wants columns of this layer."""
+        return bool(self._watchers) or any([hider.observes(call) for hider in self._hiders])
 
     def show(self, call: LayerCall, columns: Columns) -> None:
-        """Tells every watcher, columns in their absolute place; nobody when a layer is run once more."""
+        """Tells everybody what the layer saw, columns in their absolute place; nobody when a layer is run once more."""
         if self.closed:
             return
-        placed = _placed(columns, call.first_key) if call.first_key else columns
+        placed = _placed(columns, call.first_key)
         for watcher in self._watchers:
             watcher.watch(call, placed)
+        for hider in self._hiders:
+            hider.observe(call, placed)
 
     def _members(self, query: Tensor) -> Tensor:
         if self._membership is None:
@@ -133,11 +168,14 @@ class Call:
 
 def _placed(columns: Columns, first_key: int) -> Columns:
     """Columns over all tokens so far: those a layer no longer holds receive nothing."""
+    if not first_key:
+        return columns
     return replace(
         columns,
         sums=pad(columns.sums, (first_key, 0)),
         local=None if columns.local is None else pad(columns.local, (first_key, 0)),
         last_row=pad(columns.last_row, (first_key, 0)),
+        last_row_in_force=pad(columns.last_row_in_force, (first_key, 0)),
     )
 
 

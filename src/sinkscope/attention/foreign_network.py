@@ -8,6 +8,7 @@ import inspect
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -91,6 +92,12 @@ class ForeignWiring(Wiring):
             if before is not None:
                 setattr(self.network, name, before)
         self._handles, self._wrapped, self.running = [], {}, []
+
+    def run_again(self, tokens: Tensor, real: Tensor) -> None:
+        raise AttentionError(
+            f"expected a transformers model for an extra forward call without hiding, found {type(self.network).__name__}, "
+            "whose arguments nobody knows; measure in the same sweep"
+        )
 
     def layer(self) -> tuple[str, nn.Module] | None:
         """The layer that is running: path and module."""
@@ -225,15 +232,16 @@ class _Step:
         else:
             self.session.notes.hidden_states[layer[1]] = hidden_states
         record = self.call.named_layer(layer[1], name, len(self.names) - 1, q, k, v)
-        hidden, prefix = self.call.answers(record)
-        if not (self.call.watched or hidden is not None or prefix is not None):
+        assert record.membership is not None
+        sweep = partial(attend, q, k, groups=record.membership, scale=scale, mask=mask, causal=is_causal)
+        answers = self.call.answers(record, sweep)
+        if not answers.in_force:
             return stock_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
         if dropout_p:
             raise AttentionError(
                 f"expected no attention dropout while watching or hiding, found {dropout_p} in {name}; call network.eval()"
             )
-        assert record.membership is not None
-        output, columns = attend(q, k, v, groups=record.membership, scale=scale, mask=mask, causal=is_causal, hidden=hidden, prefix=prefix)
+        output, columns = sweep(v, hidden=answers.hidden or None, prefix=answers.prefix)
         self.call.show(record, columns)
         return output[:, 0] if query.ndim == 3 else output
 

@@ -1,10 +1,12 @@
 """The records that cross the seam: what decoding publishes, and what a layer's attention shows to who watches."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
+
+from sinkscope.attention.sweep import Columns
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,8 @@ class LayerCall:
         stack: module path of the stack the layer belongs to.
         first_key: place of the first of these keys among the tokens so far.
         crossing: whether the keys are another stack's tokens (cross-attention).
+        measure: the columns of this layer with nothing hidden, by a sweep of their own; for who needs them before
+            the layer has run.
     """
 
     name: str
@@ -102,6 +106,7 @@ class LayerCall:
     stack: str = ""
     first_key: int = 0
     crossing: bool = False
+    measure: Callable[[], Columns] | None = None
 
     @property
     def keys(self) -> int:

@@ -5,6 +5,7 @@ With none of the three in force it is transformers' own ``sdpa_attention_forward
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -41,16 +42,15 @@ def attention_forward(
     _refuse(others)
     call = None if sinkscope_call is None else sinkscope_call.layer(module, query, key, value)
     if call is not None and sinkscope_call is not None:
-        hidden, prefix = sinkscope_call.answers(call)
-        if sinkscope_call.watched or hidden is not None or prefix is not None:
+        causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
+        causal = bool(causal) and attention_mask is None and query.shape[2] > 1
+        assert call.membership is not None
+        sweep = partial(attend, query, key, groups=call.membership, scale=scaling, mask=attention_mask, causal=causal)
+        answers = sinkscope_call.answers(call, sweep)
+        if answers.in_force:
             if dropout:
                 raise AttentionError(f"expected no attention dropout while watching or hiding, found {dropout}; call network.eval()")
-            causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
-            causal = bool(causal) and attention_mask is None and query.shape[2] > 1
-            assert call.membership is not None
-            output, columns = attend(
-                query, key, value, groups=call.membership, scale=scaling, mask=attention_mask, causal=causal, hidden=hidden, prefix=prefix
-            )
+            output, columns = sweep(value, hidden=answers.hidden or None, prefix=answers.prefix)
             sinkscope_call.show(call, columns)
             return output.transpose(1, 2), None
     return sdpa_attention_forward(

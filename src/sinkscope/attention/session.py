@@ -17,7 +17,7 @@ from sinkscope.attention.call import Call, LayerNotes
 from sinkscope.attention.records import GenerationStart, StepContext, StepResult
 from sinkscope.attention.stack_input import StackInput, read_stack_input
 from sinkscope.attention.stacks import Stack
-from sinkscope.attention.subscribers import Subscriber
+from sinkscope.attention.subscribers import Subscriber, Watcher
 from sinkscope.attention.wiring import InterfaceWiring, Wiring
 from sinkscope.errors import AttentionError
 
@@ -61,6 +61,7 @@ class Session:
         self._call: Call | None = None
         self._given: StackInput | None = None
         self._last: LastStep | None = None
+        self._aside = False
 
     # Life
 
@@ -160,7 +161,7 @@ class Session:
     def begin_read_call(self, stack: Stack, given: StackInput | None) -> Call:
         """The same, once the arguments are read."""
         self._given = given
-        if not self.published:
+        if not self.published and not self._aside:
             self._context = None  # one that an interrupt has left behind
             if given is not None:
                 self._infer_step(stack, given)
@@ -180,7 +181,7 @@ class Session:
         if call is not None:
             call.closed = True
         if failed:
-            if not self.published:
+            if not self.published and not self._aside:
                 self.end_generation(failed=True)
             return
         if call is not None and not call.reported:
@@ -188,11 +189,36 @@ class Session:
                 f"expected the layers of {type(self.network).__name__} to ask sinkscope for their attention, found that none did; "
                 "leave the attention implementation alone while something watches or hides"
             )
-        if not self.published and self._context is not None:
+        if not self.published and not self._aside and self._context is not None:
             # A decoder that only reads the cache (block diffusion) leaves what stands behind it as it was.
             if given is not None and (given.cache is None or int(given.cache.get_seq_length()) == given.total):
                 self._tokens = self._context.tokens
             self.end_step(None)
+
+    @torch.no_grad()
+    def look_aside(self, watcher: Watcher) -> None:
+        """Runs the canvas of the step that has just begun through the network once more, for one watcher alone.
+
+        Nothing is hidden, nobody else is told, and no cache is read or written: a causal model reads all tokens so far.
+
+        Raises:
+            AttentionError: no step has begun, its tokens are not known, the network has several stacks, or is no
+                transformers model.
+        """
+        context = self._context
+        if context is None or len(self.stacks) > 1 or bool((context.tokens < 0).any()):
+            raise AttentionError(
+                "expected a step whose tokens are known, in a network with one stack, for an extra forward call without hiding; "
+                f"found {'no step' if context is None else f'{len(self.stacks)} stacks, tokens {tuple(context.tokens.shape)}'}"
+            )
+        tokens, length = context.tokens, context.tokens.shape[1]
+        real = torch.arange(length, device=tokens.device) >= length - context.lengths.to(tokens.device)[:, None]
+        alone: list[Subscriber] = [watcher]
+        subscribers, given, self.subscribers, self._aside = self.subscribers, self._given, alone, True
+        try:
+            self._wiring.run_again(tokens, real)
+        finally:
+            self.subscribers, self._given, self._aside = subscribers, given, False
 
     def last_step(self) -> LastStep | None:
         """The step before, in the running generation that no sampler published."""

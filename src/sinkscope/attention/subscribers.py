@@ -5,9 +5,12 @@ one ``hide``, ``prepend`` and ``watch`` per layer, ``end_step``; then ``end_gene
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
+from sinkscope.attention.hidden import Hidden
 from sinkscope.attention.records import GenerationStart, LayerCall, StepContext, StepResult
 from sinkscope.attention.sweep import Columns, Prefix
 
@@ -39,11 +42,22 @@ class Watcher(Subscriber):
 
 
 class Hider(Subscriber):
-    """Takes keys away before the softmax."""
+    """Takes keys away, before the softmax unless `Hidden` says otherwise."""
 
     @abstractmethod
-    def hide(self, call: LayerCall) -> Tensor | None:
-        """Bool [1 or batch, 1 or head, key], True where a key is taken away; None hides nothing."""
+    def hide(self, call: LayerCall) -> Tensor | Sequence[Hidden] | None:
+        """Bool [1 or batch, 1 or head, key], True where a key is taken away, or several `Hidden`; None hides nothing."""
+
+    def observes(self, call: LayerCall) -> bool:
+        """Whether the columns of this layer are needed even if nothing is hidden in it."""
+        return False
+
+    def observe(self, call: LayerCall, columns: Columns) -> None:
+        """What came of it: one layer has run, with something hidden in it or with columns that somebody needs."""
+
+    def describe(self, prompt: int) -> dict[str, Any]:
+        """Plain values for the manifest of a trace: what is hidden, and what came of it for this prompt so far."""
+        return {"rule": type(self).__name__}
 
 
 class Prepender(Subscriber):

@@ -7,12 +7,14 @@ What it does not do: dropout, soft-capping, attention sinks of other makers, pag
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Float32
 from torch import Tensor
 
+from sinkscope.attention.hidden import Hidden, Taken
 from sinkscope.errors import AttentionError
 
 BLOCK = 128  # queries at a time
@@ -48,6 +50,9 @@ class Columns:
             nothing was hidden.
         diagonal: [batch, head, query], each query's attention on itself.
         last_row: [batch, head, key], the newest query's own attention, without the hiding.
+        last_row_in_force: the same as it took effect.
+        removed: [batch, head, query], the share of each query's attention that went to keys taken from it, measured
+            without the hiding; None when nothing was hidden.
         prefix: [batch, head, group, count], what the constant keys in front received.
     """
 
@@ -55,6 +60,8 @@ class Columns:
     local: Tensor | None
     diagonal: Tensor
     last_row: Tensor
+    last_row_in_force: Tensor
+    removed: Tensor | None
     prefix: Tensor | None
 
 
@@ -67,7 +74,7 @@ def attend(
     scale: float | None = None,
     mask: Tensor | None = None,
     causal: bool = False,
-    hidden: Bool[Tensor, "#batch #head key"] | None = None,
+    hidden: Bool[Tensor, "#batch #head key"] | Sequence[Hidden] | None = None,
     prefix: Prefix | None = None,
     block: int | None = None,
 ) -> tuple[Float[Tensor, "batch head query value_dim"], Columns]:
@@ -78,7 +85,8 @@ def attend(
         scale: factor on the scores; 1/√dim when None.
         mask: [1 or batch, 1 or head, 1 or query, key], boolean (True is visible) or additive.
         causal: query i sees keys 0…i (upper-left, as sdpa has it); only without a mask.
-        hidden: keys taken away before the softmax. A query that would lose its last visible key keeps all of them.
+        hidden: keys taken away before the softmax, or any number of `Hidden`. A query that would lose its last
+            visible key keeps all of them.
         block: queries per block; chosen from the number of keys when None.
 
     Raises:
@@ -96,7 +104,7 @@ def _attend(
     scale: float | None,
     mask: Tensor | None,
     causal: bool,
-    hidden: Tensor | None,
+    hidden: Tensor | Sequence[Hidden] | None,
     prefix: Prefix | None,
     block: int | None,
 ) -> tuple[Tensor, Columns]:
@@ -115,8 +123,10 @@ def _attend(
     local = torch.zeros_like(sums) if hidden is not None else None
     diagonal = sums.new_zeros(batch, heads, queries)
     last_row = sums.new_zeros(batch, heads, keys)
+    in_force = last_row if hidden is None else torch.zeros_like(last_row)
+    removed = None if hidden is None else torch.zeros_like(diagonal)
     bias, blind = _bias(mask, alone=not front.count)
-    taken = None if hidden is None else torch.zeros(hidden.shape, device=query.device).masked_fill_(hidden, -torch.inf)[:, :, None]
+    taken = None if hidden is None else Taken(hidden, front.count, query.device)
     transposed = key.float().transpose(-1, -2)  # scores rounded to bfloat16 before the softmax would be off by a hundredth and more
     scratch = _Scratch(query, key, value, front, mask)
     limit = CPU_SCORES * torch.get_num_threads() if query.device.type == "cpu" else GPU_SCORES
@@ -124,29 +134,48 @@ def _attend(
     for first in range(0, kv_heads, chunk):
         shared = slice(first, min(first + chunk, kv_heads))
         own = slice(shared.start * repeat, shared.stop * repeat)
+        bare = None if taken is None else taken.values(value[:, shared], own)
         for start in range(0, queries, block):
             rows = slice(start, min(start + block, queries))
             part = query[:, own, rows]
-            scores = scratch.scores(part, transposed[:, shared], scale)
-            if causal:
-                scores += _causal_bias(rows, keys, query.device)
-            elif bias is not None:
-                scores += _part(bias, own, rows)
-            scores = front.scores(scores, part, scale, own)
-            weights = scratch.softmax(scores, keep_scores=taken is not None)
+
+            def scored(rows: slice = rows, part: Tensor = part, shared: slice = shared, own: slice = own) -> Tensor:
+                scores = scratch.scores(part, transposed[:, shared], scale)
+                if causal:
+                    scores += _causal_bias(rows, keys, query.device)
+                elif bias is not None:
+                    scores += _part(bias, own, rows)
+                return front.scores(scores, part, scale, own)
+
+            weights = scratch.softmax(scored())
             unseeing = None if blind is None else _part(blind, own, rows)
             if unseeing is not None:
                 weights = weights.masked_fill(unseeing, 0.0)
-            membership = groups[:, None, :, rows]
+            membership, shift = groups[:, None, :, rows], start + (0 if causal else keys - queries)
             if rows.stop == queries:
                 last_row[:, own] = weights[:, :, -1, front.count :].detach()
-            if taken is not None and local is not None:
+            if taken is not None and local is not None and removed is not None:
+                quick = taken.quickly(weights, unseeing, own)
+                if quick is not None and bare is not None:
+                    # In force, a weight is itself times (kept key) times (query's factor): neither needs a map of its own.
+                    kept, factor, removed[:, own, rows] = quick
+                    plain, seen = weights.detach(), factor.detach()
+                    both = torch.cat([membership.expand(-1, weights.shape[1], -1, -1), membership * seen.mT], dim=2) @ plain
+                    local[:, own] += both[:, :, : groups.shape[1]]
+                    sums[:, own] += both[:, :, groups.shape[1] :] * kept
+                    if rows.stop == queries:
+                        in_force[:, own] = (plain[:, :, -1:] * kept * seen[:, :, -1:])[:, :, 0, front.count :]
+                    on_itself = _diagonal(plain, shift, front.count) * _diagonal(kept.expand_as(plain), shift, front.count)
+                    diagonal[:, own, rows] = on_itself * seen[..., 0]
+                    output[:, own, rows] = _mix(weights.to(value.dtype), bare, front, own) * factor.to(value.dtype)
+                    continue
                 local[:, own] += membership @ weights.detach()
-                weights = torch.softmax(_without(scores, taken if taken.shape[1] == 1 else taken[:, own], front.count), dim=-1)
-                if unseeing is not None:
-                    weights = weights.masked_fill(unseeing, 0.0)
+                weights = weights.clone()  # its place is needed for the scores once more
+                weights, removed[:, own, rows] = taken.exactly(scored(), weights, unseeing, own, rows)
+                if rows.stop == queries:
+                    in_force[:, own] = weights[:, :, -1, front.count :].detach()
             sums[:, own] += membership @ weights.detach()
-            diagonal[:, own, rows] = _diagonal(weights.detach(), start + (0 if causal else keys - queries), front.count)
+            diagonal[:, own, rows] = _diagonal(weights.detach(), shift, front.count)
             output[:, own, rows] = _mix(weights.to(value.dtype), value[:, shared], front, own)
     cut = front.count
     return output, Columns(
@@ -154,6 +183,8 @@ def _attend(
         local=None if local is None else local[..., cut:],
         diagonal=diagonal,
         last_row=last_row,
+        last_row_in_force=in_force,
+        removed=removed,
         prefix=sums[..., :cut] if cut else None,
     )
 
@@ -181,9 +212,9 @@ class _Scratch:
         torch.matmul(scaled, keys, out=scores)
         return scores.view(batch, heads, length, -1)
 
-    def softmax(self, scores: Tensor, keep_scores: bool) -> Tensor:
-        """Softmax over the keys, in place where nobody needs the scores again."""
-        if keep_scores or not self._reuse:
+    def softmax(self, scores: Tensor) -> Tensor:
+        """Softmax over the keys, in place where nothing needs a gradient."""
+        if not self._reuse:
             return torch.softmax(scores, dim=-1)
         return torch.softmax(scores, dim=-1, out=scores)
 
@@ -227,13 +258,6 @@ def _bias(mask: Tensor | None, alone: bool) -> tuple[Tensor | None, Tensor | Non
     if not alone or not bool(blind.any()):
         return bias, None
     return bias.masked_fill(blind, 0.0), blind
-
-
-def _without(scores: Tensor, taken: Tensor, front: int) -> Tensor:
-    """The scores without the hidden keys; queries left with nothing keep theirs."""
-    kept = scores + (torch.nn.functional.pad(taken, (front, 0)) if front else taken)
-    lost = torch.isneginf(kept.amax(dim=-1, keepdim=True))
-    return torch.where(lost, scores, kept) if bool(lost.any()) else kept
 
 
 def _diagonal(weights: Tensor, offset: int, front: int) -> Tensor:

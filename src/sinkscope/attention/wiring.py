@@ -29,6 +29,15 @@ class Wiring(ABC):
     def close(self) -> None:
         """Leaves the network as it was found."""
 
+    @abstractmethod
+    def run_again(self, tokens: Tensor, real: Tensor) -> None:
+        """Runs a canvas through the network's one stack, without a cache.
+
+        Args:
+            tokens: int64 [batch, position].
+            real: bool [batch, position], False on padding, which stands on the left.
+        """
+
 
 class InterfaceWiring(Wiring):
     """Hooks on the stacks, the modules around them and their layers, and the seam as the attention implementation."""
@@ -68,6 +77,14 @@ class InterfaceWiring(Wiring):
             del self.network.generate  # type: ignore[attr-defined]
         self._handles, self._configs, self._wraps_generate = [], [], False
         self.running = {}
+
+    def run_again(self, tokens: Tensor, real: Tensor) -> None:
+        self.stacks[0].module(
+            input_ids=tokens,
+            attention_mask=None if bool(real.all()) else real.long(),
+            position_ids=(real.long().cumsum(-1) - 1).clamp(min=0),
+            use_cache=False,
+        )
 
     def _around(self) -> list[tuple[str, nn.Module]]:
         """The modules that hold a stack, the network first."""

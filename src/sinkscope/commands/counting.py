@@ -11,8 +11,8 @@ from sinkscope.commands.shown import note, print_json
 from sinkscope.errors import CallError
 
 
-def count_prompts(model: Any, texts: list[str], out: Path, settings: Any, as_json: bool) -> None:
-    """Writes the prompts of this process and counts them; the process that brings the last one in says so.
+def count_prompts(model: Any, texts: list[str], out: Path, settings: Any, as_json: bool, hide: str = "none") -> None:
+    """Writes the prompts of this process, under a rule of hiding, and counts them; the process that brings the last one in says so.
 
     Under torchrun each process takes every n-th prompt; a prompt is always written alone, so that the result does not
     depend on the number of processes.
@@ -28,16 +28,19 @@ def count_prompts(model: Any, texts: list[str], out: Path, settings: Any, as_jso
     from sinkscope.traces.statistics_folder import StatisticsFolder
 
     rank, world = _processes()
-    folder = StatisticsFolder(out, _identity(model, texts, settings), merge_statistics, len(texts))
+    folder = StatisticsFolder(out, _identity(model, texts, settings, hide), merge_statistics, len(texts))
     mine = [index for index in range(rank, len(texts), world) if not folder.done(index)]
     if len(mine) < len(range(rank, len(texts), world)):
         note(f"{out}: {len(range(rank, len(texts), world)) - len(mine)} prompts are in already")
     brought_in = folder.fold()  # what a killed process left
-    with tqdm(total=step_count(settings) * len(mine), desc="steps", unit="step", disable=None) as bar:
+    rule = sinkscope.parse_rule(hide)
+    with rule(model) as hiding, tqdm(total=step_count(settings) * len(mine), desc="steps", unit="step", disable=None) as bar:
         for index in mine:
             with recording_statistics(model, folder, [index]) as recorder:
                 sinkscope.generate(model, texts[index], on_step=lambda _: _advance(bar), **dataclasses.asdict(settings))
             brought_in = brought_in or recorder.brought_in_the_last
+    if mine and not rule.idle:
+        note(hiding.effect.sentence(hide))
     if brought_in or (not mine and rank == 0):
         _say(out, as_json)
 
@@ -57,12 +60,13 @@ def _processes() -> tuple[int, int]:
     return rank, world
 
 
-def _identity(model: Any, texts: list[str], settings: Any) -> dict[str, Any]:
+def _identity(model: Any, texts: list[str], settings: Any, hide: str) -> dict[str, Any]:
     """What must be the same for a run to go on."""
     return {
         "weight_hash": model.card.weight_hash,
         "dtype": model.card.dtype,
         "sampler": {"name": model.family.sampler, **dataclasses.asdict(settings)},
+        "hide": hide,
         "prompts_sha256": hashlib.sha256(json.dumps(texts).encode()).hexdigest(),
     }
 

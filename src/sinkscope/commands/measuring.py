@@ -68,11 +68,11 @@ def evaluate(
         cluster: where jobs run: slurm, or local processes.
         job_options: name=value separated by commas, for submitit: slurm_partition=gpu,gpus_per_node=1,timeout_min=600 …
     """
-    from sinkscope.evaluation.hiding import split_rules
     from sinkscope.evaluation.jobs import run_in_jobs, run_share
     from sinkscope.evaluation.results import collect
     from sinkscope.evaluation.tables import write_table
     from sinkscope.evaluation.tasks import read_data_flags
+    from sinkscope.interventions import split_rules
 
     names, rules = list(dict.fromkeys(part.strip() for part in tasks.split(",") if part.strip())), split_rules(hide)
     arguments = {

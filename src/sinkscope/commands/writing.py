@@ -33,6 +33,7 @@ def trace(
     prompt: str | None = None,
     prompts: Path | None = None,
     problem: int | None = None,
+    hide: str = "none",
     device: str = "cpu",
     dtype: str | None = None,
     keep: Literal["columns", "top", "statistics"] = "columns",
@@ -49,6 +50,7 @@ def trace(
         prompt: raw text.
         prompts: a file of JSON lines with a "prompt" each; makes numbered traces.
         problem: number of a held-out problem of the lab, with its shots (0 when no prompt is given to a bundled model).
+        hide: a rule such as top:1, random:1@seed=2, above:3, window:4+64; options behind @ as in top:1@current,last_row.
         device: cpu, cuda, cuda:1 …
         dtype: float32, bfloat16 or float16; the stored one when not given.
         keep: columns (everything), top (the largest columns of each head), or statistics (counts and means over all prompts; the
@@ -66,6 +68,9 @@ def trace(
         raise CallError(f"expected --prompt TEXT, --prompts FILE or --problem N for {model}")
     if keep_maps is not None and keep == "statistics":
         raise CallError("--keep-maps needs a trace: use --keep columns or --keep top")
+    rule = sinkscope.parse_rule(hide)
+    if keep_maps is not None and not rule.idle:
+        raise CallError(f"--keep-maps with --hide {hide}: maps are recomputed without hiding; leave one of the two out")
     texts = _prompts(prompt, prompts, problem)
     loaded = sinkscope.load(model, dtype=dtype, device=device)
     from tqdm import tqdm
@@ -78,7 +83,7 @@ def trace(
     if keep == "statistics":
         from sinkscope.commands.counting import count_prompts
 
-        count_prompts(loaded, texts, out, settings, as_json)
+        count_prompts(loaded, texts, out, settings, as_json, hide)
         return
     places = [] if keep_maps is None else read_places(keep_maps, loaded.card.layers, loaded.card.heads)
     generations = []
@@ -86,16 +91,20 @@ def trace(
     with (
         tqdm(total=total, desc="steps", unit="step", disable=None) as bar,
         sinkscope.recording(loaded, out=out, numbered=prompts is not None, keep=keep, top=top) as recorder,
+        rule(loaded) as hiding,
     ):
         for text in texts:
             generations.append(sinkscope.generate(loaded, text, on_step=lambda _: bar.update(), **dataclasses.asdict(settings)))
     write_maps(loaded, recorder.folders, places)
     folders = [str(folder) for folder in recorder.folders]
     if as_json:
-        print_json({"traces": [{"trace": f, "text": g.text, "steps": g.steps} for f, g in zip(folders, generations, strict=True)]})
-    else:
-        for folder, generation in zip(folders, generations, strict=True):
-            print(f"{folder}: {generation.steps} steps\n{generation.text}")
+        rows = [{"trace": f, "text": g.text, "steps": g.steps} for f, g in zip(folders, generations, strict=True)]
+        print_json({"traces": rows} if rule.idle else {"traces": rows, "hide": hide, **hiding.effect.as_dict()})
+        return
+    for folder, generation in zip(folders, generations, strict=True):
+        print(f"{folder}: {generation.steps} steps\n{generation.text}")
+    if not rule.idle:
+        note(hiding.effect.sentence(hide))
 
 
 def _prompts(prompt: str | None, prompts: Path | None, problem: int | None) -> list[str]:

@@ -6,32 +6,21 @@ from contextlib import contextmanager
 from typing import Any
 
 from sinkscope.errors import CallError
+from sinkscope.interventions import Composed, Intervention, parse_rule
 from sinkscope.models import Model
 
-Rule = Any
-Effects = Callable[[int], dict[str, Any] | None]
+Rule = Intervention | Composed
+Effects = Callable[[int | None], dict[str, Any] | None]
 _COUNT = re.compile(r"(top|random|mass|persistent|ranks|class):(\d+)(@.*)?")
 
 
-def split_rules(text: str) -> list[str]:
-    """Rules separated by commas, each with its options: ``none,top:1@current,last_row`` is ``none`` and ``top:1@current,last_row``."""
-    parts = re.split(r",(?=\s*(?:$|none\s*(?:,|$)|[a-z_]+:))", text)
-    return list(dict.fromkeys(part.strip() for part in parts if part.strip()))
-
-
-def find_rules(texts: Sequence[str]) -> dict[str, Rule | None]:
-    """Rules by their text, in order, ``none`` as None.
+def find_rules(texts: Sequence[str]) -> dict[str, Rule]:
+    """Rules by their text, in order.
 
     Raises:
         CallError: no such rule.
     """
-    return {text: None if text == "none" else _parse(text) for text in dict.fromkeys(texts)}
-
-
-def _parse(text: str) -> Rule:
-    from sinkscope.interventions import parse_rule
-
-    return parse_rule(text)
+    return {text: parse_rule(text) for text in dict.fromkeys(texts)}
 
 
 def check_count(text: str, canvases: Sequence[int]) -> None:
@@ -56,14 +45,12 @@ def check_count(text: str, canvases: Sequence[int]) -> None:
 
 
 @contextmanager
-def hiding(rule: Rule | None, model: Model) -> Iterator[Effects]:
+def hiding(rule: Rule, model: Model) -> Iterator[Effects]:
     """Applies a rule to a model while the body runs.
 
-    It gives a function that says, after a generation, what was taken from its row: ``removed_share`` of all attention,
-    ``hit_rate`` of hidden keys that were still among the top ones, ``keys_per_head``; None without a rule.
+    It gives a function that says what was taken from a row of a generation, or from all that ran (None):
+    ``removed_share`` of all attention, ``hit_rate`` of hidden keys that were still among the top ones, ``keys_per_head``;
+    None under a rule that hides nothing.
     """
-    if rule is None:
-        yield lambda row: None
-        return
     with rule(model) as running:
-        yield lambda row: running.effect.of(row).as_dict()
+        yield lambda row: None if rule.idle else (running.effect if row is None else running.effect.of(row)).as_dict()

@@ -163,7 +163,7 @@ class SinkscopeLM(TemplateLM):
 
         with hiding(self.rule, self.model) as effect:
             found = log_likelihood(self.model, context, continuation, **self.likelihood, batch=self.batch)
-            self._note([effect(0)])
+            self._note([effect(None)])
         if found.greedy is None and not self._said_greedy:
             self._said_greedy = True
             _log.warning("Monte Carlo does not say whether a text is the greedy one; measures of that need method=chain_rule")
@@ -177,8 +177,7 @@ class SinkscopeLM(TemplateLM):
         Raises:
             CallError: the rule observes the step before.
         """
-        observe = getattr(self.rule, "observe", "current")
-        if observe != "current":
+        if self.rule.waits:
             raise CallError(
                 f"hide: {self.hide} decides by the step before, and a likelihood has one step a text; "
                 f"expected observe=current, as in {self.hide.partition('@')[0]}@current"

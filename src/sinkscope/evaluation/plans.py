@@ -69,7 +69,7 @@ class TaskPlan:
         }
 
 
-def make_plans(model: Model, request: Request) -> tuple[list[TaskPlan], dict[str, Rule | None]]:
+def make_plans(model: Model, request: Request) -> tuple[list[TaskPlan], dict[str, Rule]]:
     """Plans, one a task, and the rules by their text.
 
     Raises:

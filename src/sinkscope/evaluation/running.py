@@ -38,7 +38,7 @@ class _Batch:
     """A unit of work: problems ``start … start + size`` of a task under a rule."""
 
     plan: TaskPlan
-    rule: Rule | None
+    rule: Rule
     items: WorkItems
     indices: range
 

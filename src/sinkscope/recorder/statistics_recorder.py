@@ -33,6 +33,7 @@ class _Counted:
         if complete:
             self.statistics.finish()
             about = {name: self.manifest[name] for name in ABOUT}
+            about["hidden"] = [{name: one[name] for name in ("rule", "rules") if name in one} for one in more.get("hidden", ())]
             self.brought_in_the_last = self.folder.commit(self.index, self.statistics.arrays(), about, more.get("vocabulary", {}))
 
 

@@ -13,7 +13,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sinkscope.attention import Columns, GenerationStart, LayerCall, StepContext, StepResult, Watcher, current_session, subscribed
+from sinkscope.attention import (
+    Columns,
+    GenerationStart,
+    Hider,
+    LayerCall,
+    StepContext,
+    StepResult,
+    Watcher,
+    current_session,
+    subscribed,
+)
 from sinkscope.errors import CallError
 from sinkscope.models import Model
 from sinkscope.recorder.command_line import command_line
@@ -80,14 +90,18 @@ class Recorder(Watcher):
         self._context: StepContext | None = None
         self._contexts: dict[str, StepContext] = {}
         self._seen: dict[_View, dict[str, LayerSeen]] = {}
+        self._hiders: dict[int, Hider] = {}  # by identity: those that were there in a step of this generation
 
     def begin_generation(self, start: GenerationStart) -> None:
         """Prepares a trace per prompt and stack; they appear on disk with their first step."""
-        self._start, self._rows, self._contexts = start, {}, {}
+        self._start, self._rows, self._contexts, self._hiders = start, {}, {}, {}
 
     def begin_step(self, context: StepContext) -> None:
-        """Keeps the canvas that goes in."""
+        """Keeps the canvas that goes in, and who hides."""
         self._context, self._seen = context, {}
+        session = current_session(self.network)
+        if session is not None:
+            self._hiders.update((id(one), one) for one in session.subscribers if isinstance(one, Hider))
 
     def watch(self, call: LayerCall, columns: Columns) -> None:
         """Keeps a layer's columns and norms until the step ends."""
@@ -113,9 +127,9 @@ class Recorder(Watcher):
 
     def end_generation(self, failed: bool) -> None:
         """Closes the traces; one that was given up says ``complete: false``."""
-        rows, self._rows = [row for view in self._rows.values() for row in view.values()], {}
-        for row in rows:
-            more = self._texts(row)
+        rows, self._rows = [row for view in self._rows.values() for row in view.items()], {}
+        for prompt, row in rows:
+            more = self._texts(row) | {"hidden": self._hidden(prompt)}
             if failed:
                 with contextlib.suppress(Exception):  # the reason of the failure is on its way already
                     row.writer.close(complete=False, **more)
@@ -176,6 +190,7 @@ class Recorder(Watcher):
             "mask_id": start.mask_id,
             "eos_id": model.card.eos_id if model is not None else None,
             "level": "columns" if self.top is None else "top",
+            "hidden": self._hidden(prompt),
             "device": str(parameter.device),
             "dtype": str(parameter.dtype).removeprefix("torch."),
             "versions": {
@@ -185,6 +200,10 @@ class Recorder(Watcher):
                 "python": platform.python_version(),
             },
         }
+
+    def _hidden(self, prompt: int) -> list[dict[str, Any]]:
+        """What is hidden from the model in this generation, and what came of it so far."""
+        return [one.describe(prompt) for one in self._hiders.values()]
 
     def _write(self, target: _Row, row: int, looked: _Looked, stacked: dict[str, Tensor], result: StepResult | None) -> None:
         context = looked.context

@@ -1,0 +1,116 @@
+"""What came of hiding: how much attention was removed, and how many of the hidden keys were still sinks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Effect:
+    """Sums over the steps in which a rule was in force, float64; step 0 is not one of them for a rule that waits for it.
+
+    Attributes:
+        removed: [prompt, layer, head], attention that went to keys taken away, in queries' worth, measured without the hiding.
+        queries: [prompt, layer], queries that looked.
+        hidden: [prompt, layer, head], keys taken away, a key once a step.
+        hits: [prompt, layer, head], those of them that were still in the current top K, K being how many were hidden in that head.
+        ranked: [prompt, layer, head], those of them for which that was asked; not so where every query loses other keys.
+        steps: [prompt, layer], how many.
+    """
+
+    removed: np.ndarray
+    queries: np.ndarray
+    hidden: np.ndarray
+    hits: np.ndarray
+    ranked: np.ndarray
+    steps: np.ndarray
+
+    @property
+    def removed_share(self) -> float:
+        """Share of all attention that was removed; 0 where no rule came into force."""
+        return _share(self.removed.sum(), self.queries.sum() * self.removed.shape[2])
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Share of the hidden keys that were in the current top K; None where none was hidden."""
+        return _share(self.hits.sum(), self.ranked.sum()) if self.ranked.sum() else None
+
+    @property
+    def keys_per_head(self) -> float:
+        """Keys taken away in a step, mean over layers and heads."""
+        return _share(self.hidden.sum(), self.steps.sum() * self.hidden.shape[2])
+
+    @property
+    def removed_share_by_head(self) -> np.ndarray:
+        """[layer, head], NaN for layers in which no rule came into force."""
+        return _ratio(self.removed.sum(0), self.queries.sum(0)[:, None])
+
+    @property
+    def hit_rate_by_head(self) -> np.ndarray:
+        """[layer, head], NaN where none was hidden."""
+        return _ratio(self.hits.sum(0), self.ranked.sum(0))
+
+    def of(self, prompt: int) -> "Effect":
+        """The effect on one prompt, counted from the first that was written inside the context."""
+        one = slice(prompt, prompt + 1) if prompt >= 0 else slice(prompt, prompt + 1 or None)
+        return Effect(*(values[one] for values in vars(self).values()))
+
+    def sentence(self, rule: str) -> str:
+        """What came of a rule, in words."""
+        hits = "" if self.hit_rate is None else f"; {self.hit_rate:.0%} of the hidden keys were still in the current top K"
+        return f"{rule} took away {self.removed_share:.1%} of the attention, {self.keys_per_head:.3g} keys per head and step{hits}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for manifests and results."""
+        return {"removed_share": self.removed_share, "hit_rate": self.hit_rate, "keys_per_head": self.keys_per_head}
+
+
+def _share(part: float, whole: float) -> float:
+    return float(part / whole) if whole else 0.0
+
+
+def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    return np.divide(part, whole, out=np.full(np.broadcast_shapes(part.shape, whole.shape), np.nan), where=whole > 0)
+
+
+class Tally:
+    """Adds up an `Effect` on the device, a layer and step at a time."""
+
+    def __init__(self, prompts: int) -> None:
+        self._prompts = prompts
+        self._sums: dict[tuple[int, str], Tensor] = {}
+
+    def add(self, layer: int, prompts: Sequence[int], **values: Tensor) -> None:
+        """``values`` are [row, head] or [row], for the prompts that the rows write."""
+        for name, found in values.items():
+            if (layer, name) not in self._sums:
+                self._sums[layer, name] = torch.zeros(self._prompts, *found.shape[1:], dtype=torch.float64, device=found.device)
+            place = torch.tensor(prompts, device=found.device, dtype=torch.long)
+            self._sums[layer, name].index_add_(0, place, found.double())
+
+    def effect(self, layers: int, heads: int) -> Effect:
+        """What has come together so far, in a network of so many layers and query heads."""
+        arrays = {
+            name: np.zeros((self._prompts, layers, heads) if per_head else (self._prompts, layers))
+            for name, per_head in (("removed", 1), ("queries", 0), ("hidden", 1), ("hits", 1), ("ranked", 1), ("steps", 0))
+        }
+        for (layer, name), values in self._sums.items():
+            found = values.cpu().numpy()
+            arrays[name][(slice(None), layer, *map(slice, found.shape[1:]))] = found
+        return Effect(**arrays)
+
+
+def joined(effects: Sequence[Effect], layers: int, heads: int) -> Effect:
+    """Effects of several generations, their prompts one after the other."""
+    every = [Tally(0).effect(layers, heads), *effects]
+    kinds = zip(*(vars(one).values() for one in every), strict=True)
+    return Effect(*(np.concatenate([_widened(one, layers, heads) for one in kind]) for kind in kinds))
+
+
+def _widened(values: np.ndarray, layers: int, heads: int) -> np.ndarray:
+    """With zeros for layers and heads that have shown up since: [prompt, layer] or [prompt, layer, head]."""
+    return np.pad(values, [(0, 0), *((0, size - found) for size, found in zip((layers, heads), values.shape[1:], strict=False))])

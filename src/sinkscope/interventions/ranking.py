@@ -1,0 +1,46 @@
+"""Ordering keys by how much attention they receive, on the device, for every row and head at once."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Scope = Literal["head", "kv_head", "layer"]
+SCOPES: tuple[Scope, ...] = ("head", "kv_head", "layer")
+
+
+def excess_of(columns: Tensor, real: Tensor) -> Tensor:
+    """c_j − mean over k ≠ j of c_k (paper 1, Eq. 3): columns [batch, head, key], real [batch, key] → [batch, head, key]."""
+    real = real[:, None]
+    total = (columns * real).sum(-1, keepdim=True)
+    return columns - (total - columns) / (real.sum(-1, keepdim=True) - 1).clamp(min=1)
+
+
+def rank_of(values: Tensor, candidates: Tensor) -> Tensor:
+    """Rank of every key in its head, 0 for the largest value, ties to the lower position; others behind the candidates.
+
+    Args:
+        values: [batch, head, key].
+        candidates: bool [batch, 1 or head, key].
+
+    Returns:
+        int64 [batch, head, key].
+    """
+    order = values.masked_fill(~candidates, -torch.inf).sort(dim=-1, descending=True, stable=True).indices
+    places = torch.arange(values.shape[-1], device=values.device).expand_as(order)
+    return torch.empty_like(order).scatter_(-1, order, places)
+
+
+def pool(values: Tensor, scope: Scope, kv_heads: int) -> Tensor:
+    """Mean over the heads that share a ranking: [batch, head, key] → [batch, head or kv_head or 1, key]."""
+    if scope == "head":
+        return values
+    if scope == "layer":
+        return values.mean(1, keepdim=True)
+    batch, heads, keys = values.shape
+    return values.view(batch, kv_heads, heads // kv_heads, keys).mean(2)
+
+
+def spread(chosen: Tensor, heads: int) -> Tensor:
+    """The inverse of `pool` for what was chosen: [batch, group, key] → [batch, 1 or head, key]."""
+    return chosen if chosen.shape[1] in (1, heads) else chosen.repeat_interleave(heads // chosen.shape[1], dim=1)

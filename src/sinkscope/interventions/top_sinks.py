@@ -1,0 +1,61 @@
+"""Hiding the keys that receive most attention (paper 1, Table 1)."""
+
+from abc import ABC, abstractmethod
+from dataclasses import KW_ONLY, dataclass
+
+from torch import Tensor
+
+from sinkscope.errors import CallError
+from sinkscope.interventions.hiding import Look
+from sinkscope.interventions.intervention import check_count
+from sinkscope.interventions.observed import Observed, Ranking
+from sinkscope.interventions.ranking import spread
+
+
+@dataclass(frozen=True)
+class SinkRule(Observed, ABC):
+    """The top k keys of every head, or as many others in their place: the base of the rule and of its controls.
+
+    Attributes:
+        k: how many keys per head; 0 hides nothing.
+        only_sinks: of the top k, only those that are sinks by Eq. 3 (ε = 3 on column sums). Deep heads have one or two.
+    """
+
+    k: int
+    _: KW_ONLY
+    only_sinks: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_count("k", self.k)
+
+    @property
+    def idle(self) -> bool:
+        return self.k == 0 or super().idle
+
+    def choose(self, look: Look) -> Tensor | None:
+        ranking = self.rank(look)
+        if ranking is None:
+            return None
+        shortest = int(look.real.sum(-1).min())
+        if self.k >= shortest:
+            raise CallError(f"k: expected fewer keys than the canvas holds, found {self.k} on a canvas of {shortest} tokens")
+        top = (ranking.ranks < self.k) & ranking.candidates
+        if self.only_sinks:
+            top = top & ranking.sinks
+        return spread(self.pick(look, ranking, top), look.call.query.shape[1])
+
+    @abstractmethod
+    def pick(self, look: Look, ranking: Ranking, top: Tensor) -> Tensor:
+        """The keys to hide, bool [batch, group, key], where the rule hides ``top``."""
+
+
+@dataclass(frozen=True)
+class HideTopSinks(SinkRule):
+    """Hides the k keys of every head that receive most attention; ties go to the lower position.
+
+    Source: paper 1 (arXiv 2510.15731), Table 1: from the map of the step before, per layer and head, for all queries.
+    """
+
+    def pick(self, look: Look, ranking: Ranking, top: Tensor) -> Tensor:
+        return top

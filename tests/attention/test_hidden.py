@@ -1,0 +1,123 @@
+"""`Hidden` in `attend` against dense attention: per query, zeroed, several at once; what was removed; the last row in force."""
+
+import pytest
+import torch
+from dense import BATCH, DIM, HEADS, KEYS, QUERIES, as_bias, close, dense, dense_sums, draw, draw_mask, triangle, without
+
+from sinkscope.attention import Hidden, Prefix, attend
+
+
+def some(*shape, seed=3, share=0.3):
+    return torch.rand(*shape, generator=torch.Generator().manual_seed(seed)) < share
+
+
+def everywhere(keys, queries=None):
+    """[batch, head, query, key]: who loses what."""
+    taken = keys.expand(BATCH, HEADS, QUERIES, KEYS)
+    return taken if queries is None else taken & queries[:, None, :, None]
+
+
+def dense_hidden(inputs, bias, masked, zeroed):
+    """Weights without and with the hiding; a query that would lose everything it sees loses nothing."""
+    _, before = dense(inputs, bias)
+    spared = bias.masked_fill(masked | zeroed, -torch.inf).isneginf().all(-1, keepdim=True)
+    _, after = dense(inputs, bias.masked_fill(masked & ~spared, -torch.inf))
+    return before, after.masked_fill(zeroed & ~spared, 0), (before * ((masked | zeroed) & ~spared)).sum(-1)
+
+
+NONE = torch.zeros(BATCH, HEADS, QUERIES, KEYS, dtype=torch.bool)
+KEYS_OF_HEADS, BAND = some(BATCH, HEADS, 1, KEYS), some(BATCH, 1, QUERIES, KEYS, seed=4)
+SOME_QUERIES = some(BATCH, QUERIES, seed=5, share=0.5)
+CASES = {
+    "keys": ([Hidden(KEYS_OF_HEADS)], everywhere(KEYS_OF_HEADS), NONE),
+    "keys of every query": ([Hidden(BAND)], everywhere(BAND), NONE),
+    "some queries": ([Hidden(KEYS_OF_HEADS, SOME_QUERIES)], everywhere(KEYS_OF_HEADS, SOME_QUERIES), NONE),
+    "zeroed": ([Hidden(KEYS_OF_HEADS, zeroed=True)], NONE, everywhere(KEYS_OF_HEADS)),
+    "zeroed, some queries": ([Hidden(BAND, SOME_QUERIES, zeroed=True)], NONE, everywhere(BAND, SOME_QUERIES)),
+    "masked and zeroed": (
+        [Hidden(KEYS_OF_HEADS), Hidden(some(1, 1, 1, KEYS, seed=6), zeroed=True)],
+        everywhere(KEYS_OF_HEADS),
+        everywhere(some(1, 1, 1, KEYS, seed=6)),
+    ),
+    "several": ([Hidden(KEYS_OF_HEADS), Hidden(BAND, SOME_QUERIES)], everywhere(KEYS_OF_HEADS) | everywhere(BAND, SOME_QUERIES), NONE),
+}
+
+
+@pytest.mark.parametrize("mask", ["none", "causal", "boolean", "additive"])
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("chunks", [None, 1], ids=["heads together", "heads apart"])
+def test_hiding_equals_dense(case, mask, chunks, monkeypatch):
+    if chunks:
+        monkeypatch.setattr("sinkscope.attention.sweep.CPU_SCORES", chunks)
+    hidden, masked, zeroed = CASES[case]
+    inputs = draw()
+    arguments, bias = draw_mask(mask, inputs)
+    output, columns = attend(**vars(inputs), **arguments, hidden=hidden, block=4)
+    before, after, removed = dense_hidden(inputs, bias.expand(-1, HEADS, -1, -1), masked, zeroed)
+    close(output, after @ inputs.value.double().repeat_interleave(2, dim=1))
+    close(columns.local, dense_sums(inputs, before))
+    close(columns.sums, dense_sums(inputs, after))
+    close(columns.removed, removed)
+    close(columns.last_row, before[:, :, -1])
+    close(columns.last_row_in_force, after[:, :, -1])
+
+
+def test_with_nothing_hidden_nothing_is_removed_and_the_last_row_is_in_force():
+    _, columns = attend(**vars(draw()))
+    assert columns.removed is None
+    assert torch.equal(columns.last_row_in_force, columns.last_row)
+
+
+@pytest.mark.parametrize("zeroed", [False, True])
+def test_a_key_that_takes_nearly_everything_is_hidden_exactly(zeroed):
+    """All but 1e-15 of the attention is on the hidden key; what is left has too few digits to be scaled up."""
+    inputs = draw()
+    inputs.key[:, :, 2] = 0
+    inputs.query[..., 0] = 60 * DIM**0.5
+    inputs.key[..., 0] = 0
+    inputs.key[:, :, 2, 0] = 1
+    hidden = (torch.arange(KEYS) == 2)[None, None, None]
+    output, columns = attend(**vars(inputs), hidden=[Hidden(hidden, zeroed=zeroed)], block=4)
+    _, weights = dense(inputs)
+    assert weights[..., 2].min() > 1 - 1e-6
+    if zeroed:
+        close(output, weights.masked_fill(hidden, 0) @ inputs.value.double().repeat_interleave(2, dim=1), 1e-12)
+    else:
+        expected, weights = dense(inputs, without(torch.zeros(BATCH, HEADS, QUERIES, KEYS).double(), hidden[:, :, 0]))
+        close(output, expected)
+        close(columns.sums, dense_sums(inputs, weights))
+
+
+def test_zeroing_spares_a_query_that_sees_nothing_else():
+    inputs = draw(queries=KEYS)
+    hidden = (torch.arange(KEYS) == 0)[None, None, None]
+    output, columns = attend(**vars(inputs), causal=True, hidden=[Hidden(hidden, zeroed=True)], block=4)
+    _, weights = dense(inputs, as_bias(triangle(KEYS, KEYS)))
+    close(output[:, :, 0], inputs.value[:, :, 0].repeat_interleave(2, dim=1))
+    close(columns.removed[:, :, 0], torch.zeros(BATCH, HEADS))
+    close(columns.removed[:, :, 1:], weights[:, :, 1:, 0])
+
+
+@pytest.mark.parametrize("queries", [None, SOME_QUERIES])
+def test_what_is_removed_beside_a_prefix_is_a_share_of_everything(queries):
+    inputs = draw()
+    logits = torch.randn(HEADS, 2, generator=torch.Generator().manual_seed(7))
+    hidden = torch.ones(1, 1, 1, KEYS, dtype=torch.bool)
+    _, columns = attend(**vars(inputs), prefix=Prefix(logits=logits), hidden=[Hidden(hidden, queries)], block=4)
+    everybody = torch.ones(BATCH, QUERIES, dtype=torch.bool) if queries is None else queries
+    repeat = inputs.key.double().repeat_interleave(2, dim=1)
+    scores = torch.cat([logits.double()[None, :, None].expand(BATCH, -1, QUERIES, -1), inputs.query.double() @ repeat.mT * DIM**-0.5], -1)
+    close(columns.removed, torch.softmax(scores, -1)[..., 2:].sum(-1) * everybody[:, None])
+
+
+@pytest.mark.parametrize("zeroed", [False, True])
+def test_bfloat16_is_hidden_with_sums_in_float32(zeroed):
+    inputs = draw(queries=KEYS)
+    rounded = type(inputs)(*(getattr(inputs, name).bfloat16() for name in ("query", "key", "value")), inputs.groups)
+    exact = type(inputs)(*(getattr(rounded, name).float() for name in ("query", "key", "value")), inputs.groups)
+    output, columns = attend(**vars(rounded), hidden=[Hidden(KEYS_OF_HEADS, zeroed=zeroed)], block=4)
+    expected, expected_columns = attend(**vars(exact), hidden=[Hidden(KEYS_OF_HEADS, zeroed=zeroed)], block=4)
+    assert output.dtype == torch.bfloat16
+    close(output, expected, 3e-2)
+    close(columns.sums, expected_columns.sums)
+    close(columns.removed, expected_columns.removed)

@@ -1,0 +1,123 @@
+"""Every way of observing, measuring and deciding, on random models, against whole maps; and what was removed and hit."""
+
+import pytest
+import torch
+from dense_maps import replay, top
+
+from sinkscope.interventions import HideTopSinks
+
+OBSERVE, MEASURED, DECIDE = ("previous", "current"), ("local", "hidden", "clean"), ("columns", "last_row")
+
+
+def close(found, expected):
+    torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-3)
+
+
+def check(model, rule, seen):
+    """Columns in force and without the hiding, of every step and layer."""
+    steps = replay(model, seen.canvases, rule)
+    assert len(steps) == len(seen.columns) >= 5
+    for maps, columns in zip(steps, seen.columns, strict=True):
+        assert len(columns) == len(maps.hidden) == 3
+        for layer, found in columns.items():
+            fresh = slice(-found.diagonal.shape[-1], None)  # behind a cache, the new query alone
+            close(found.sums[:, :, 0], maps.hidden[layer][:, :, fresh].sum(-2))
+            close((found.sums if found.local is None else found.local)[:, :, 0], maps.local[layer][:, :, fresh].sum(-2))
+            close(found.last_row_in_force, maps.hidden[layer][:, :, -1])
+    return steps
+
+
+@pytest.mark.parametrize("observe", OBSERVE)
+@pytest.mark.parametrize("measured", MEASURED)
+@pytest.mark.parametrize("decide", DECIDE)
+def test_top_sinks_equal_dense(model, settings, run, question, observe, measured, decide):
+    rule = HideTopSinks(2, observe=observe, measured=measured, decide=decide)
+    _, seen, running = run(model, rule, question, **settings)
+    steps = check(model, rule, seen)
+    assert (seen.columns[0][0].local is None) == (observe == "previous"), "step 0 is left alone by the previous-step rule"
+    removed = queries = hits = 0
+    for step, (maps, columns) in enumerate(zip(steps, seen.columns, strict=True)):
+        if step == 0 and observe == "previous":
+            continue
+        for layer, found in columns.items():
+            fresh = slice(-found.diagonal.shape[-1], None)
+            removed += (maps.local[layer] * maps.taken[layer])[:, :, fresh].sum()
+            queries += found.diagonal.shape[-1] * model.card.heads
+            hits += (top(maps.local[layer], rule, model.card.kv_heads)[:, :, 0] & maps.taken[layer][:, :, -1]).sum()
+    assert running.effect.removed_share == pytest.approx(float(removed / queries), rel=1e-3)
+    assert running.effect.hit_rate == pytest.approx(float(hits) / running.effect.ranked.sum(), abs=1e-6)
+    assert running.effect.keys_per_head == 2
+
+
+@pytest.mark.parametrize("scope", ["kv_head", "layer"])
+@pytest.mark.parametrize("observe", OBSERVE)
+def test_heads_that_share_a_ranking_equal_dense(model, settings, run, question, scope, observe):
+    rule = HideTopSinks(2, scope=scope, observe=observe)
+    _, seen, _ = run(model, rule, question, **settings)
+    check(model, rule, seen)
+
+
+@pytest.mark.parametrize("observe", OBSERVE)
+def test_zeroing_without_renormalising_equals_dense(model, settings, run, question, observe):
+    rule = HideTopSinks(2, effect="zero", observe=observe)
+    _, seen, running = run(model, rule, question, **settings)
+    check(model, rule, seen)
+    last = seen.columns[-1][1]
+    close(last.sums[:, :, 0].sum(-1), last.diagonal.shape[-1] - last.removed.sum(-1))
+    assert running.effect.removed_share > 0.01
+
+
+@pytest.mark.parametrize("measured", MEASURED)
+def test_each_half_of_a_guidance_batch_ranks_itself(diffusion, run, question, measured):
+    rule = HideTopSinks(1, measured=measured)
+    _, seen, running = run(diffusion, rule, question, length=6, guidance=1.5)
+    assert seen.canvases[0].shape[0] == 2
+    check(diffusion, rule, seen)
+    differ = [(seen.hidden(step, 1)[0] != seen.hidden(step, 1)[1]).any() for step in range(1, 6)]
+    assert any(differ)
+    own = sum(columns[layer].removed[0].sum() for columns in seen.columns[1:] for layer in columns)
+    queries = sum(columns[layer].removed[0].numel() for columns in seen.columns[1:] for layer in columns)
+    assert running.effect.removed_share == pytest.approx(float(own / queries), rel=1e-4), "of the half that is written"
+
+
+def test_only_sinks_hides_what_eq_3_calls_a_sink(lab_diffusion, run, question):
+    """Against columns of the step before, by Eq. 3 as the definition of `sinks` has it."""
+    from sinkscope.sinks import is_sink
+
+    rule = HideTopSinks(4, only_sinks=True)
+    _, seen, running = run(lab_diffusion, rule, question, length=8)
+    counts = set()
+    for step in range(1, 8):
+        for layer in range(6):
+            before = seen.columns[step - 1][layer]
+            columns = (before.sums if before.local is None else before.local)[:, :, 0]
+            four = torch.zeros_like(columns, dtype=torch.bool).scatter(-1, columns.topk(4).indices, True)
+            expected = torch.from_numpy(is_sink(columns.numpy(), 3.0)) & four
+            assert torch.equal(seen.hidden(step, layer), expected)
+            counts |= set(expected.sum(-1).flatten().tolist())
+    assert len(counts) > 2 and max(counts) <= 4
+    assert 0 < running.effect.keys_per_head < 4
+
+
+def test_measured_with_the_hiding_in_force_the_rule_flips_between_two_sets(diffusion, run, question):
+    """The duty cycle: on one canvas over and over, a hidden column sums to 0, so the next step spares it."""
+    ids = torch.tensor([diffusion.encode(question)])
+    seen = {}
+    for measured in ("local", "hidden"):
+        from dense_maps import Seen
+
+        from sinkscope.attention import subscribed
+
+        with subscribed(diffusion.network, seen.setdefault(measured, Seen())), HideTopSinks(1, measured=measured)(diffusion) as running:
+            for _ in range(8):
+                with torch.no_grad():
+                    diffusion.network(ids)
+        seen[f"{measured} hits"] = running.effect.hit_rate_by_head[0]
+    for step in range(2, 8):  # the first layer's queries and keys never change
+        kept, flipped = seen["local"].hidden, seen["hidden"].hidden
+        assert torch.equal(kept(step, 0), kept(step - 1, 0))
+        assert not (flipped(step, 0) & flipped(step - 1, 0)).any()
+        if step > 2:
+            assert torch.equal(flipped(step, 0), flipped(step - 2, 0))
+    assert (seen["local hits"] == 1).all()
+    assert seen["hidden hits"] == pytest.approx(4 / 7), "steps 1, 3, 5, 7 of seven"

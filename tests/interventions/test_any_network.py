@@ -1,0 +1,212 @@
+"""Rules on networks that are not loaded by sinkscope: sliding windows, an encoder beside a decoder, torch modules of nobody's kind."""
+
+import pytest
+import torch
+from dense_maps import Seen
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import BartConfig, BartForConditionalGeneration, Gemma3ForCausalLM, Gemma3TextConfig
+
+import sinkscope
+from sinkscope.attention import foreign, subscribed
+from sinkscope.errors import AttentionError
+from sinkscope.interventions import HidePositions, HideTopSinks, KeepWindow, RandomKeys
+
+TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
+IDS = torch.randint(5, 50, (2, 7), generator=torch.Generator().manual_seed(0))
+
+
+class Calls(Seen):
+    """Keeps the layers' calls beside their columns."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def begin_step(self, context):
+        super().begin_step(context)
+        self.calls.append({})
+
+    def watch(self, call, columns):
+        super().watch(call, columns)
+        self.calls[-1][call.index] = call
+
+
+def gemma():
+    """Layers 0 and 2 hold the newest four tokens only."""
+    torch.manual_seed(0)
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    shape = {"hidden_size": 24, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 16}
+    config = Gemma3TextConfig(
+        vocab_size=50,
+        num_hidden_layers=3,
+        layer_types=kinds,
+        sliding_window=4,
+        initializer_range=0.3,
+        query_pre_attn_scalar=8,
+        **shape,
+        **TOKENS,
+    )
+    return Gemma3ForCausalLM(config).eval()
+
+
+def newest_row(call):
+    """Softmax of the newest query over the keys that the layer holds, in their absolute place: [batch, head, key]."""
+    repeat = call.query.shape[1] // call.key.shape[1]
+    scores = call.query[:, :, -1:] @ call.key.repeat_interleave(repeat, 1).mT * 8**-0.5
+    return torch.nn.functional.pad(torch.softmax(scores[:, :, 0], -1), (call.first_key, 0))
+
+
+def written(network, rule):
+    with subscribed(network, seen := Calls()), rule(network) as running:
+        network.generate(IDS, max_new_tokens=4, do_sample=False)
+    return seen, running
+
+
+def test_behind_a_window_the_current_step_is_measured_and_hidden_in_its_absolute_place():
+    rule = HideTopSinks(1, observe="current", decide="last_row")
+    seen, running = written(gemma(), rule)
+    for step in (1, 2, 3):
+        for layer in range(3):
+            call, columns = seen.calls[step][layer], seen.columns[step][layer]
+            row = newest_row(call)
+            assert call.keys == row.shape[-1] == 7 + step and call.first_key == (3 + step if layer != 1 else 0)
+            best = row.argmax(-1, keepdim=True)
+            assert torch.equal(seen.hidden(step, layer).nonzero()[:, 2:].flatten(), best.flatten())
+            torch.testing.assert_close(columns.removed[:, :, 0], row.gather(-1, best)[..., 0])
+    assert running.effect.hit_rate == 1
+    assert running.effect.hidden.sum() == 4 * 3 * 2 * 4
+
+
+def test_behind_a_window_the_step_before_hides_only_what_is_still_held():
+    seen, running = written(gemma(), HideTopSinks(2, decide="last_row"))
+    for step in (2, 3):
+        for layer in range(3):
+            before, call = seen.columns[step - 1][layer], seen.calls[step][layer]
+            torch.testing.assert_close(before.last_row, newest_row(seen.calls[step - 1][layer]))
+            row = before.last_row.clone()
+            row[..., : call.first_key] = -1
+            expected = torch.zeros(2, 4, call.keys, dtype=torch.bool)
+            expected.scatter_(-1, row.topk(2, dim=-1).indices, True)
+            assert torch.equal(seen.hidden(step, layer), expected)
+    assert running.effect.keys_per_head == 2
+
+
+def test_running_sums_go_over_all_tokens_behind_a_window():
+    """The column rule ranks sums since the start; of the sliding layers only keys that are held can be chosen."""
+    seen, _ = written(gemma(), HideTopSinks(1))
+    for layer in range(3):
+        total = torch.zeros(2, 4, 0)
+        for step in range(3):
+            columns = seen.columns[step][layer]
+            fresh = (columns.sums if columns.local is None else columns.local)[:, :, 0]
+            total = torch.nn.functional.pad(total, (0, fresh.shape[-1] - total.shape[-1])) + fresh
+            held = total.clone()
+            held[..., : seen.calls[step + 1][layer].first_key] = -1
+            found = seen.hidden(step + 1, layer).nonzero()[:, 2]
+            assert torch.equal(found, held.argmax(-1).flatten())
+
+
+def test_a_window_rule_behind_a_sliding_window():
+    """Six tokens of the full layer; the sliding ones hold four, of which all are near."""
+    seen, _ = written(gemma(), KeepWindow(0, 6))
+    for step in (1, 2, 3):
+        assert seen.hidden(step, 1).nonzero()[:, 2].unique().tolist() == list(range(step + 1))
+        assert not seen.hidden(step, 0).any() and not seen.hidden(step, 2).any()
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.project, self.out = nn.Linear(12, 36), nn.Linear(12, 12)
+
+    def forward(self, x):
+        query, key, value = self.project(x).mul(2).unflatten(-1, (3, 3, 4)).permute(2, 0, 3, 1, 4)
+        self.scores = (query @ key.mT / 2).detach()
+        return x + self.out(scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2))
+
+
+class Foreign(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.blocks = nn.Embedding(50, 12), nn.ModuleList(Block() for _ in range(2))
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+@pytest.mark.parametrize("effect", ["mask", "zero"])
+def test_rules_in_a_foreign_network_equal_dense(effect, tmp_path):
+    network = Foreign().eval()
+    with foreign(network), torch.no_grad():
+        plain = network(IDS)
+        with sinkscope.recording(network, out=tmp_path / "t"), subscribed(network, seen := Seen()):
+            rule = HideTopSinks(2, observe="current", effect=effect, queries=range(3))
+            with rule(network) as running:
+                changed = network(IDS)
+    assert (changed - plain).abs().max() > 1e-3
+    total = torch.zeros(())
+    for layer, block in enumerate(network.blocks):
+        weights = torch.softmax(block.scores, -1)
+        top = torch.zeros(2, 3, 1, 7).scatter(-1, weights.sum(-2, keepdim=True).topk(2).indices, 1).bool()
+        taken = top & (torch.arange(7) < 3)[:, None]
+        removed = (weights * taken).sum(-1)
+        torch.testing.assert_close(seen.columns[0][layer].removed, removed)
+        after = weights * ~taken if effect == "zero" else torch.softmax(block.scores.masked_fill(taken, -torch.inf), -1)
+        torch.testing.assert_close(seen.columns[0][layer].sums[:, :, 0], after.sum(-2), atol=1e-5, rtol=1e-5)
+        total = total + removed.sum()
+    assert running.effect.removed.shape == (2, 2, 3)
+    assert running.effect.removed_share == pytest.approx(float(total) / (2 * 2 * 3 * 7), rel=1e-5)
+    for row, trace in enumerate(sinkscope.open_traces(tmp_path / "t")):
+        assert trace.manifest["hidden"] == [{"rules": [repr(rule)], **running.effect.of(row).as_dict()}]
+
+
+def test_a_foreign_network_remembers_the_step_before_and_draws():
+    network = Foreign().eval()
+    for rule in (HideTopSinks(1), RandomKeys(1, seed=2)):
+        with foreign(network), torch.no_grad(), subscribed(network, seen := Seen()), rule(network) as running:
+            first, second = network(IDS), network(IDS)
+        assert (first != second).any() and [columns[0].removed is None for columns in seen.columns] == [True, False]
+        best = seen.columns[0][0].sums[:, :, 0].argmax(-1)
+        found = seen.hidden(1, 0).nonzero()[:, 2].view(2, 3)
+        assert torch.equal(found, best) if isinstance(rule, HideTopSinks) else (found != best).all()
+        assert running.effect.steps.tolist() == [[1, 1], [1, 1]]
+
+
+def test_a_clean_look_at_a_foreign_network_is_refused():
+    network, rule = Foreign().eval(), HideTopSinks(1, measured="clean")
+    message = "expected a transformers model for an extra forward call without hiding, found Foreign"
+    with foreign(network), pytest.raises(AttentionError, match=message), rule(network), torch.no_grad():
+        network(IDS)
+
+
+def bart():
+    torch.manual_seed(0)
+    shape = {"encoder_layers": 2, "decoder_layers": 1, "encoder_attention_heads": 3, "decoder_attention_heads": 3}
+    return BartForConditionalGeneration(
+        BartConfig(vocab_size=50, d_model=24, encoder_ffn_dim=16, decoder_ffn_dim=16, init_std=0.5, **shape)
+    ).eval()
+
+
+def test_of_an_encoder_and_a_decoder_each_has_steps_and_prompts_of_its_own():
+    """Layer 0 of both; the decoder's cross-attention is its layer 1."""
+    network, ids = bart(), IDS[:, :3]
+    rule = HidePositions((0,), layers=(0,), steps=(0,))
+    with torch.no_grad(), subscribed(network, seen := Calls()), rule(network) as running:
+        network(input_ids=IDS, decoder_input_ids=ids)
+    encoder, decoder = seen.columns
+    assert not encoder[0].sums[:, :, 0, 0].any()
+    assert not decoder[0].sums[:, :, 0, 0].sub(1).abs().gt(1e-6).any(), "the first query keeps its only key, the others lose it"
+    assert encoder[1].removed is None and decoder[1].removed is None
+    assert running.effect.removed.shape == (2, 4, 3), "two layers of the encoder, self- and cross-attention of the decoder"
+    assert running.effect.steps.tolist() == 2 * [[1, 0, 1, 0]]
+
+
+def test_cross_attention_of_as_many_keys_as_tokens_is_refused():
+    network, message = bart(), r"encoder_attn to attend to the 7 tokens .* found 7 keys of another stack"
+    with pytest.raises(AttentionError, match=message), HidePositions((0,))(network), torch.no_grad():
+        network(input_ids=IDS, decoder_input_ids=IDS)

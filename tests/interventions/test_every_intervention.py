@@ -1,0 +1,154 @@
+"""What holds for every rule and control: it bites, it idles, it leaves no trace, a batch is its rows, it says what it took."""
+
+import math
+
+import pytest
+import torch
+from leaves_no_trace import check_leaves_no_trace
+
+import sinkscope
+from sinkscope.interventions import (
+    HidePositions,
+    HideSinksAbove,
+    HideTopSinks,
+    KeepWindow,
+    MassMatchedKeys,
+    NextRanks,
+    PersistentRandomKeys,
+    RandomKeys,
+    SameClassKeys,
+    compose,
+)
+
+RULES = {
+    "top": HideTopSinks(2),
+    "top, current": HideTopSinks(2, observe="current"),
+    "top, hidden": HideTopSinks(2, measured="hidden"),
+    "top, clean": HideTopSinks(2, measured="clean"),
+    "top, last row": HideTopSinks(2, decide="last_row"),
+    "top, layer": HideTopSinks(2, scope="layer"),
+    "top, zero": HideTopSinks(2, effect="zero"),
+    "above": HideSinksAbove(0.3),
+    "positions": HidePositions((0, 3)),
+    "window": KeepWindow(1, 5),
+    "random": RandomKeys(2, seed=1),
+    "mass": MassMatchedKeys(2, seed=1),
+    "persistent": PersistentRandomKeys(2, seed=1),
+    "ranks": NextRanks(2),
+    "class": SameClassKeys(2, seed=1),
+    "composed": compose(HideTopSinks(1), HidePositions((4,))),
+}
+IDLE = {
+    "top": HideTopSinks(0),
+    "random": RandomKeys(0),
+    "mass": MassMatchedKeys(0),
+    "persistent": PersistentRandomKeys(0),
+    "ranks": NextRanks(0),
+    "class": SameClassKeys(0),
+    "above": HideSinksAbove(math.inf),
+    "positions": HidePositions(()),
+    "positions beyond the canvas": HidePositions((400,)),
+    "window as wide as the canvas": KeepWindow(0, 400),
+    "no layer": HideTopSinks(3, layers=()),
+    "no step": KeepWindow(1, 2, steps=()),
+    "a step that never comes": KeepWindow(1, 2, steps=(900,)),
+    "composed": compose(),
+}
+each_rule = pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+
+
+def confidences(model, rule, prompts, **settings):
+    """Everything a sampler saw of the network, and what it wrote."""
+    seen = []
+    with rule(model) as running:
+        generations = sinkscope.generate(model, prompts, on_step=lambda step: seen.append(step.confidence), **settings)
+    return generations, seen, running.effect
+
+
+@each_rule
+def test_it_bites(model, settings, question, rule):
+    _, plain, _ = confidences(model, compose(), question, **settings)
+    _, found, effect = confidences(model, rule, question, **settings)
+    last = min(len(plain), len(found)) - 1
+    assert last >= 3
+    assert any((one.nan_to_num() != other.nan_to_num()).any() for one, other in zip(plain, found, strict=False) if one.shape == other.shape)
+    assert effect.removed_share > 1e-4
+    assert effect.keys_per_head > 0
+
+
+@pytest.mark.parametrize("rule", IDLE.values(), ids=IDLE)
+def test_at_strength_zero_it_is_bit_identical_to_none(model, settings, question, rule):
+    plain, expected, _ = confidences(model, compose(), question, **settings)
+    written, found, effect = confidences(model, rule, question, **settings)
+    assert torch.equal(plain.tokens, written.tokens)
+    assert all(torch.equal(one.nan_to_num(7.0), other.nan_to_num(7.0)) for one, other in zip(expected, found, strict=True))
+    assert effect.removed_share == 0 and effect.hit_rate is None and effect.keys_per_head == 0
+
+
+@each_rule
+def test_it_leaves_no_trace(model, rule):
+    ids = torch.randint(5, 300, (2, 11), generator=torch.Generator().manual_seed(0))
+    check_leaves_no_trace(model.network, lambda: rule(model), ids)
+
+
+@each_rule
+@pytest.mark.parametrize("kind", ["diffusion", "diffusion with guidance", "autoregressive"])
+def test_a_row_of_a_batch_equals_the_prompt_alone(request, question, short, rule, kind):
+    model = request.getfixturevalue(kind.split()[0])
+    more = {"length": 6} | ({"guidance": 1.0} if "guidance" in kind else {})
+    together, _, both = confidences(model, rule, [question, short], **more)
+    for row, prompt in enumerate([question, short]):
+        alone, _, own = confidences(model, rule, prompt, **more)
+        assert torch.equal(together[row].tokens, alone.tokens)
+        mine = both.of(row)
+        assert mine.removed_share == pytest.approx(own.removed_share, rel=1e-3)
+        assert mine.hit_rate == pytest.approx(own.hit_rate, abs=0.02) if own.hit_rate is not None else mine.hit_rate is None
+        assert mine.keys_per_head == pytest.approx(own.keys_per_head, rel=1e-2)
+        assert (mine.steps == own.steps).all() and (mine.queries == own.queries).all()
+
+
+@each_rule
+def test_a_second_generation_begins_anew(model, settings, question, rule):
+    first, _, once = confidences(model, rule, question, **settings)
+    with rule(model) as running:
+        sinkscope.generate(model, question, **settings)
+        again = sinkscope.generate(model, question, **settings)
+    assert torch.equal(first.tokens, again.tokens)
+    assert running.effect.removed.shape[0] == 2
+    assert running.effect.removed_share == pytest.approx(once.removed_share)
+    assert running.effect.of(-1).removed_share == pytest.approx(once.removed_share)
+
+
+def test_it_works_on_a_bare_network_and_in_foreign_generate(autoregressive, question):
+    ids = torch.tensor([autoregressive.encode(question)])
+    options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 1, "eos_token_id": None}
+    ours = confidences(autoregressive, HideTopSinks(2), question, length=6)
+    with HideTopSinks(2)(autoregressive.network) as running, torch.no_grad():
+        found = autoregressive.network.generate(ids, **options)[0]
+    assert torch.equal(found[: len(ours[0].tokens)], ours[0].tokens)
+    assert running.effect.hit_rate is not None
+
+
+def test_two_contexts_at_once_hide_as_composed(diffusion, settings, question):
+    settings = {"length": 8, "block": 4}
+    one, other = HideTopSinks(1), HidePositions((4,))
+    composed, _, effect = confidences(diffusion, compose(one, other), question, **settings)
+    with one(diffusion) as outer, other(diffusion) as inner:
+        nested = sinkscope.generate(diffusion, question, **settings)
+    assert torch.equal(composed.tokens, nested.tokens)
+    assert outer.effect.removed_share == pytest.approx(effect.removed_share, rel=0.2)
+    assert inner.effect.keys_per_head == 1
+    assert compose(compose(one), other) == compose(one, other)
+
+
+def test_the_effect_of_one_prompt_and_of_heads(diffusion, question, short):
+    _, _, effect = confidences(diffusion, HideTopSinks(1, layers=(1, 2)), [question, short], length=6)
+    assert effect.removed.shape == (2, 3, 5)
+    assert effect.removed_share_by_head.shape == effect.hit_rate_by_head.shape == (3, 5)
+    shares = effect.removed_share_by_head
+    assert (shares[0] != shares[0]).all(), "nothing is known of a layer in which no rule was in force"
+    assert shares[1:].mean() == pytest.approx(effect.removed_share)
+    assert effect.as_dict() == {"removed_share": effect.removed_share, "hit_rate": effect.hit_rate, "keys_per_head": 1.0}
+    assert effect.sentence("top:1").startswith("top:1 took away ")
+    total = effect.of(0).removed.sum() + effect.of(1).removed.sum()
+    assert total == pytest.approx(effect.removed.sum())

@@ -1,0 +1,169 @@
+"""Layers, steps, keys and queries; fixed positions, windows and thresholds, each against what it says."""
+
+import pytest
+import torch
+from dense_maps import Seen
+
+import sinkscope
+from sinkscope.attention import subscribed
+from sinkscope.interventions import HidePositions, HideSinksAbove, HideTopSinks, KeepWindow, calibrate_excess
+from sinkscope.sinks import excess_of, in_unit, is_sink
+
+POSITIONS = HidePositions((0, 3))
+
+
+def hidden_everywhere(seen, layers=3):
+    return [[seen.hidden(step, layer) for layer in range(layers)] for step in range(len(seen.columns))]
+
+
+def test_layers_and_steps(diffusion, run, question):
+    _, seen, running = run(diffusion, HidePositions((0, 3), layers=(0, 2), steps=range(1, 3)), question, length=4)
+    for step, layers in enumerate(hidden_everywhere(seen)):
+        for layer, hidden in enumerate(layers):
+            assert hidden.any() == (layer in (0, 2) and step in (1, 2))
+            assert not hidden.any() or hidden.sum(-1).unique().tolist() == [2]
+    assert running.effect.steps[0].tolist() == [2, 0, 2]
+
+
+def test_the_other_layers_run_stock_attention(diffusion, question, monkeypatch):
+    from sinkscope.attention import seam
+
+    swept, attend = [], seam.attend
+    monkeypatch.setattr(seam, "attend", lambda *args, **more: swept.append(1) or attend(*args, **more))
+    with HideTopSinks(1, layers=(1,))(diffusion):
+        sinkscope.generate(diffusion, question, length=4)
+    assert len(swept) == 4, "one layer, four steps, one sweep each"
+    swept.clear()
+    with HideTopSinks(1, observe="current")(diffusion):
+        sinkscope.generate(diffusion, question, length=4)
+    assert len(swept) == 2 * 3 * 4
+
+
+@pytest.mark.parametrize("keys", ["masked", "unmasked", "prompt", "answer", range(2, 7)])
+def test_the_top_is_taken_among_the_keys(diffusion, run, question, short, keys):
+    """In a batch with left padding: positions and groups are those of each prompt."""
+    _, seen, _ = run(diffusion, HideTopSinks(2, keys=keys), [question, short], length=8, block=4)
+    for step in range(1, 8):
+        context = seen.contexts[step]
+        for row, prompt in enumerate([question, short]):
+            padding = context.tokens.shape[1] - int(context.lengths[row])
+            position = torch.arange(context.tokens.shape[1]) - padding
+            prompt_length = len(diffusion.encode(prompt))
+            among = {
+                "masked": context.masked[row],
+                "unmasked": ~context.masked[row],
+                "prompt": position < prompt_length,
+                "answer": position >= prompt_length,
+            }.get(keys if isinstance(keys, str) else "", (position >= 2) & (position < 7)) & (position >= 0)
+            before = seen.columns[step - 1][1]
+            columns = (before.sums if before.local is None else before.local)[row, :, 0].masked_fill(~among, -1)
+            order = columns.sort(dim=-1, descending=True, stable=True).indices[..., :2]
+            expected = torch.zeros_like(columns, dtype=torch.bool).scatter(-1, order, True) & among
+            assert torch.equal(seen.hidden(step, 1)[row], expected)
+
+
+@pytest.mark.parametrize("queries", ["masked", "prompt", range(3)])
+@pytest.mark.parametrize("effect", ["mask", "zero"])
+def test_only_some_queries_lose_the_keys(diffusion, run, question, short, queries, effect):
+    _, seen, running = run(diffusion, HidePositions((1,), queries=queries, effect=effect), [question, short], length=4)
+    for step, columns in enumerate(seen.columns):
+        context = seen.contexts[step]
+        position = torch.arange(context.tokens.shape[1]) - (context.tokens.shape[1] - context.lengths[:, None])
+        lengths = torch.tensor([len(diffusion.encode(question)), len(diffusion.encode(short))])[:, None]
+        who = {"masked": context.masked, "prompt": position < lengths}.get(queries if isinstance(queries, str) else "", position < 3)
+        who = who & (position >= 0)
+        lost = columns[2].removed > 0
+        assert torch.equal(lost.any(1), who) and torch.equal(lost.all(1), who)
+    assert 0 < running.effect.removed_share < 0.2
+
+
+def test_queries_behind_a_cache_are_positions_of_the_text(autoregressive, run, question):
+    length = len(autoregressive.encode(question))
+    _, seen, _ = run(autoregressive, HidePositions((0,), queries=(5, length + 1)), question, length=4)
+    lost = [columns[0].removed is not None and (columns[0].removed > 0).all(1)[0].nonzero().flatten().tolist() for columns in seen.columns]
+    assert lost[0] == [5] and lost[2] == [0], "the prompt's sixth query, then the new query at its place"
+    assert not lost[1] and not lost[3]
+
+
+def test_positions_do_not_count_padding(diffusion, run, question, short):
+    _, seen, _ = run(diffusion, POSITIONS, [question, short], length=2)
+    padding = [seen.contexts[0].tokens.shape[1] - int(length) for length in seen.contexts[0].lengths]
+    assert max(padding) > 0
+    for row, pad in enumerate(padding):
+        assert all(head.nonzero().flatten().tolist() == [pad, pad + 3] for head in seen.hidden(0, 0)[row])
+
+
+@pytest.mark.parametrize(("sinks", "recent"), [(0, 1), (2, 4), (1, 9)])
+def test_a_window_equals_a_dense_mask(model, question, sinks, recent):
+    """Logits of one call against transformers' own attention with a mask of whole maps."""
+    ids = torch.tensor([model.encode(question)])
+    length = ids.shape[1]
+    place = torch.arange(length)
+    visible = ((place[:, None] - place).abs() < recent) | (place < sinks)
+    if model.family.causal:
+        visible &= place <= place[:, None]
+    with torch.no_grad():
+        expected = model.network(ids, attention_mask=visible[None, None]).logits
+        with KeepWindow(sinks, recent)(model):
+            found = model.network(ids).logits
+    torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-3)
+
+
+def test_a_window_behind_a_cache_equals_one_call(autoregressive, question):
+    ids = torch.tensor([autoregressive.encode(question)])
+    with torch.no_grad(), KeepWindow(2, 5)(autoregressive):
+        expected = autoregressive.network(ids, use_cache=False).logits[:, -3:]
+    with torch.no_grad(), KeepWindow(2, 5)(autoregressive):
+        first = autoregressive.network(ids[:, :-3], use_cache=True)
+        found = [
+            autoregressive.network(ids[:, at : at + 1 or None], past_key_values=first.past_key_values, use_cache=True).logits
+            for at in (-3, -2, -1)
+        ]
+    torch.testing.assert_close(torch.cat(found, 1), expected, atol=2e-4, rtol=1e-3)
+
+
+def test_a_window_keeps_each_rows_own_first_tokens(diffusion, question, short):
+    with subscribed(diffusion.network, seen := Seen()), KeepWindow(2, 1)(diffusion):
+        sinkscope.generate(diffusion, [question, short], length=2)
+    for row, length in enumerate(seen.contexts[0].lengths.tolist()):
+        sums = seen.columns[0][0].sums[row, :, 0, -length:]
+        assert (sums[:, :2].sum(-1) > sums[:, 2:].amax(-1)).all()
+        assert sums[:, 2:].amax() <= 1 + 1e-5, "only its own query sees a key beyond the first"
+
+
+@pytest.mark.parametrize(("excess", "unit"), [(3.0, "queries"), (8.0, "percent"), (0.0, "queries")])
+def test_above_hides_what_eq_3_calls_a_sink(lab_diffusion, run, question, excess, unit):
+    _, seen, running = run(lab_diffusion, HideSinksAbove(excess, unit=unit), question, length=6)
+    for step in range(1, 6):
+        for layer in range(6):
+            before = seen.columns[step - 1][layer]
+            columns = (before.sums if before.local is None else before.local)[:, :, 0]
+            expected = is_sink(columns.numpy(), excess, unit)
+            near = torch.from_numpy(abs(excess_of(in_unit(columns.numpy(), unit)) - excess) < 1e-4)
+            assert torch.equal(seen.hidden(step, layer) | near, torch.from_numpy(expected) | near)
+    assert running.effect.removed_share > 0.05
+
+
+@pytest.mark.parametrize("wanted", [1.0, 2.5])
+def test_a_calibrated_threshold_hides_k_per_head_on_average(lab_diffusion, question, short, wanted):
+    def write():
+        return sinkscope.generate(lab_diffusion, [question, short], length=8, block=8)
+
+    rule = calibrate_excess(lab_diffusion, write, wanted, unit="queries")
+    with subscribed(lab_diffusion.network, seen := Seen()):
+        write()
+    counts = []
+    for step in range(7):
+        for row, length in enumerate(seen.contexts[step].lengths.tolist()):
+            columns = torch.stack([seen.columns[step][layer].sums[row, :, 0, -length:] for layer in range(6)])
+            counts.append(is_sink(columns.numpy(), rule.excess).sum(-1).mean())
+    assert sum(counts) / len(counts) == pytest.approx(wanted, rel=0.02)
+
+
+def test_calibrating_needs_something_to_learn_from(lab_diffusion, question):
+    from sinkscope.errors import CallError
+
+    with pytest.raises(CallError, match="expected it to write at least two steps"):
+        calibrate_excess(lab_diffusion, lambda: None, 1)
+    with pytest.raises(CallError, match=r"so few that their excess is positive, found 40; .* keys per head have one"):
+        calibrate_excess(lab_diffusion, lambda: sinkscope.generate(lab_diffusion, question, length=3), 40)

@@ -1,0 +1,239 @@
+"""Rules as text, and every message that bad input gets."""
+
+import math
+
+import pytest
+import torch
+
+import sinkscope
+from sinkscope.errors import AttentionError, CallError
+from sinkscope.interventions import (
+    RULES,
+    HidePositions,
+    HideSinksAbove,
+    HideTopSinks,
+    KeepWindow,
+    MassMatchedKeys,
+    NextRanks,
+    PersistentRandomKeys,
+    RandomKeys,
+    SameClassKeys,
+    compose,
+    parse_rule,
+    split_rules,
+)
+
+TEXTS = {
+    "none": compose(),
+    "top:1": HideTopSinks(1),
+    "top:0": HideTopSinks(0),
+    " top:10@current ": HideTopSinks(10, observe="current"),
+    "top:1@current,last_row": HideTopSinks(1, observe="current", decide="last_row"),
+    "top:5@hidden,layer,only_sinks,zero": HideTopSinks(5, measured="hidden", scope="layer", only_sinks=True, effect="zero"),
+    "top:1@previous,local,columns,head,mask": HideTopSinks(1),
+    "top:1@clean,kv_head": HideTopSinks(1, measured="clean", scope="kv_head"),
+    "top:2@layers=0-2+5,steps=3": HideTopSinks(2, layers=(0, 1, 2, 5), steps=(3,)),
+    "top:2@keys=masked,queries=prompt": HideTopSinks(2, keys="masked", queries="prompt"),
+    "top:2@keys=0-1,queries=4": HideTopSinks(2, keys=(0, 1), queries=(4,)),
+    "random:1@seed=2": RandomKeys(1, seed=2),
+    "mass:1": MassMatchedKeys(1),
+    "persistent:3@seed=7,current": PersistentRandomKeys(3, seed=7, observe="current"),
+    "ranks:5": NextRanks(5),
+    "class:1@seed=1": SameClassKeys(1, seed=1),
+    "above:3": HideSinksAbove(3.0),
+    "above:2.5@percent": HideSinksAbove(2.5, unit="percent"),
+    "above:inf": HideSinksAbove(math.inf),
+    "window:4+64": KeepWindow(4, 64),
+}
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_rule_is_read(text):
+    assert parse_rule(text) == TEXTS[text]
+
+
+def test_every_rule_is_tried():
+    assert {text.strip().partition(":")[0] for text in TEXTS} == {"none", *RULES}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("bottom:1", r"no rule 'bottom:1'; expected one of none, top:K, random:K, mass:K, .*, above:E, window:SINKS\+RECENT"),
+        ("", "no rule ''; expected one of none"),
+        ("top", "no rule 'top'; expected one of none"),
+        ("none@current", "no rule 'none@current'"),
+        ("top:", "expected top:K, found '' behind the colon"),
+        ("top:-1", "expected top:K, found '-1' behind the colon"),
+        ("top:1.5", "expected top:K, found '1.5' behind the colon"),
+        ("window:4", r"expected window:SINKS\+RECENT, found '4' behind the colon"),
+        ("above:high", "expected above:E, found 'high' behind the colon"),
+        ("above:-1", "excess: expected a number from 0 upwards, found -1.0"),
+        ("above:nan", "excess: expected a number from 0 upwards, found nan"),
+        ("top:1@next", r"top has no option 'next'; expected some of previous, current, .*, layers=…, steps=…"),
+        ("top:1@seed=2", "top has no option 'seed=2'"),
+        ("window:4+8@current", "window has no option 'current'; expected some of mask, zero, layers=…"),
+        ("random:1@seed=x", "random has no option 'seed=x'"),
+        ("top:1@current,previous", "observe is given twice"),
+        ("top:1@layers=a", "expected layers as numbers such as 0-3\\+7, found 'a'"),
+        ("top:1@layers=masked", "layers: expected numbers from 0 upwards, such as range\\(4\\) or \\(0, 2\\), found 'masked'"),
+        ("window:4+0", "recent: expected at least 1, a query sees itself, found 0"),
+    ],
+)
+def test_a_bad_rule_is_refused(text, message):
+    with pytest.raises(CallError, match=message):
+        parse_rule(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "rules"),
+    [
+        ("none,top:1,random:1", ["none", "top:1", "random:1"]),
+        ("none, top:1@current,last_row ,random:1@seed=2", ["none", "top:1@current,last_row", "random:1@seed=2"]),
+        ("top:1@layers=0-3,none,above:3", ["top:1@layers=0-3", "none", "above:3"]),
+        ("nonsense,top:1", ["nonsense", "top:1"]),
+        ("", []),
+    ],
+)
+def test_rules_are_split_without_their_options(text, rules):
+    assert split_rules(text) == rules
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: HideTopSinks(-1), "k: expected a whole number from 0 upwards, found -1"),
+        (lambda: HideTopSinks(True), "k: expected a whole number from 0 upwards, found True"),
+        (lambda: HideTopSinks(1, observe="next"), "observe: expected previous or current, found 'next'"),
+        (lambda: HideTopSinks(1, measured="far"), "measured: expected local or hidden or clean, found 'far'"),
+        (lambda: HideTopSinks(1, decide="row"), "decide: expected columns or last_row, found 'row'"),
+        (lambda: HideTopSinks(1, scope="all"), "scope: expected head or kv_head or layer, found 'all'"),
+        (lambda: HideTopSinks(1, effect="drop"), "effect: expected mask or zero, found 'drop'"),
+        (lambda: HideTopSinks(1, layers=3), r"layers: expected numbers from 0 upwards, such as range\(4\) or \(0, 2\), found 3"),
+        (lambda: HideTopSinks(1, steps=(0, -1)), "steps: expected numbers from 0 upwards, .*, found -1 among them"),
+        (lambda: HideTopSinks(1, keys="mask"), "keys: expected numbers .*, or one of masked, unmasked, prompt, answer, found 'mask'"),
+        (lambda: HideTopSinks(1, queries=(0.5,)), "queries: expected numbers .*, found 0.5 among them"),
+        (lambda: RandomKeys(1, seed=-2), "seed: expected a whole number from 0 upwards, found -2"),
+        (lambda: HidePositions((0, -1)), r"positions: expected numbers from 0 upwards, such as \(0, 5\) or range\(3\), found \(0, -1\)"),
+        (lambda: HidePositions(3), "positions: expected numbers from 0 upwards"),
+        (lambda: HideSinksAbove(3, decide="last_row"), "excess 3 of one query's row can never be reached, as a row adds up to 1"),
+        (lambda: HideSinksAbove("3"), "excess: expected a number from 0 upwards, found '3'"),
+        (lambda: HideSinksAbove(3, unit="mean"), "unit: expected queries or percent, found 'mean'"),
+        (lambda: compose("top:1"), r"compose: expected interventions such as HideTopSinks\(1\), found 'top:1'"),
+    ],
+)
+def test_a_bad_value_is_refused(make, message):
+    with pytest.raises(CallError, match=message):
+        make()
+
+
+def test_values_are_frozen_equal_and_hashable():
+    assert HideTopSinks(1, layers=[2, 0]) == HideTopSinks(1, layers=(0, 2))
+    assert len({HideTopSinks(1), HideTopSinks(k=1), RandomKeys(1), RandomKeys(1, seed=1)}) == 3
+    with pytest.raises(AttributeError):
+        HideTopSinks(1).k = 2
+
+
+@pytest.mark.parametrize(
+    ("text", "waits"),
+    [("top:1", True), ("top:1@current", False), ("random:2", True), ("above:3@current", False), ("window:1+2", False), ("none", False)],
+)
+def test_a_rule_says_whether_it_waits_for_a_step(text, waits, diffusion):
+    rule = parse_rule(text)
+    assert rule.waits == waits == compose(HidePositions((1,)), rule).waits
+    ids = torch.arange(5, 25)[None]
+    with rule(diffusion) as running, torch.no_grad():
+        diffusion.network(ids)
+    assert (running.effect.steps.sum() > 0) == (not waits and text != "none")
+
+
+def enter(rule, model):
+    with rule(model):
+        pass
+
+
+def test_what_is_no_model_is_refused():
+    with pytest.raises(CallError, match="expected a sinkscope Model or a transformers module, found str"):
+        enter(HideTopSinks(1), "lab-diffusion")
+
+
+def test_layers_beyond_the_model_are_refused(diffusion):
+    with pytest.raises(CallError, match=r"layers: the model has the layers 0…2, found 3"):
+        enter(HideTopSinks(1, layers=(1, 3)), diffusion)
+    assert diffusion.network.config._attn_implementation != "sinkscope"
+
+
+def test_more_keys_than_the_canvas_holds_are_refused(model, question):
+    size = len(model.encode(question)) + (1 if model.family.causal else 4)
+    message = f"k: expected fewer keys than the canvas holds, found {size} on a canvas of {size} tokens"
+    with pytest.raises(CallError, match=message), HideTopSinks(size)(model):
+        sinkscope.generate(model, question, length=4)
+    with HideTopSinks(size - 1)(model):
+        sinkscope.generate(model, question, length=4)
+
+
+def test_classes_need_a_tokenizer_or_a_function(diffusion):
+    ids = torch.arange(5, 15)[None]
+    message = "classify: expected a function from token id to class, as a bare network has no tokenizer"
+    with pytest.raises(CallError, match=message), SameClassKeys(1)(diffusion.network), torch.no_grad():
+        diffusion.network(ids)
+        diffusion.network(ids)
+
+
+def test_a_batch_that_changes_within_a_generation_is_refused(diffusion):
+    from sinkscope.attention import StepContext
+
+    def context(rows):
+        shape = (rows, 4)
+        return StepContext(torch.ones(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.bool), torch.full((rows,), 4), (), ())
+
+    with HideTopSinks(1)(diffusion) as running:
+        running.begin_step(context(2))
+        with pytest.raises(AttentionError, match="expected the batch of 2 rows the generation began with, found 3"):
+            running.begin_step(context(3))
+
+
+def test_a_clean_look_needs_tokens(diffusion):
+    embeddings = diffusion.network.get_input_embeddings()(torch.arange(5, 15)[None]).detach()
+    message, rule = "expected a step whose tokens are known, in a network with one stack", HideTopSinks(1, measured="clean")
+    with pytest.raises(AttentionError, match=message), rule(diffusion), torch.no_grad():
+        diffusion.network(inputs_embeds=embeddings)
+
+
+def test_cross_attention_is_refused():
+    from transformers import BartConfig, BartForConditionalGeneration
+
+    shape = {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 3, "decoder_attention_heads": 3}
+    network = BartForConditionalGeneration(BartConfig(vocab_size=50, d_model=24, encoder_ffn_dim=16, decoder_ffn_dim=16, **shape)).eval()
+    message = r"expected .*encoder_attn to attend to the 4 tokens of the canvas, found 7 keys"
+    with pytest.raises(AttentionError, match=message), HidePositions((0,))(network), torch.no_grad():
+        network(input_ids=torch.ones(1, 7, dtype=torch.long), decoder_input_ids=torch.ones(1, 4, dtype=torch.long))
+
+
+def test_a_trace_says_what_was_hidden(model, settings, question, short, tmp_path):
+    with sinkscope.recording(model, out=tmp_path / "t"), HideTopSinks(2)(model) as running:
+        sinkscope.generate(model, [question, short], **settings)
+    for row in range(2):
+        (found,) = sinkscope.open_trace(tmp_path / "t" / f"{row:06d}").manifest["hidden"]
+        assert found == {"rules": [repr(HideTopSinks(2))], **running.effect.of(row).as_dict()}
+    with sinkscope.recording(model, out=tmp_path / "plain"):
+        sinkscope.generate(model, question, **settings)
+    assert sinkscope.open_trace(tmp_path / "plain").manifest["hidden"] == []
+
+
+def test_a_trace_of_plain_calls_says_what_was_hidden_though_the_rule_has_left(diffusion, tmp_path):
+    tokens = torch.arange(5, 15)[None]
+    with sinkscope.recording(diffusion, out=tmp_path / "t"), torch.no_grad():
+        with (rule := HideTopSinks(1, observe="current"))(diffusion) as running:
+            diffusion.network(input_ids=tokens, use_cache=False)
+        diffusion.network(input_ids=tokens, use_cache=False)
+    (found,) = sinkscope.open_trace(tmp_path / "t").manifest["hidden"]
+    assert found == {"rules": [repr(rule)], **running.effect.as_dict()} and found["removed_share"] > 0
+
+
+def test_statistics_say_the_rules(diffusion, question, tmp_path):
+    from sinkscope.traces import read_statistics
+
+    with sinkscope.recording(diffusion, out=tmp_path / "s", keep="statistics"), (rule := HideTopSinks(1))(diffusion):
+        sinkscope.generate(diffusion, question, length=4)
+    assert read_statistics(tmp_path / "s")[0]["hidden"] == [{"rules": [repr(rule)]}]

@@ -1,0 +1,95 @@
+"""Confidence against a query's own attention to what is hidden; dropping the past."""
+
+import numpy as np
+import pytest
+import torch
+from dense_maps import replay
+
+import sinkscope
+from sinkscope.errors import CallError
+from sinkscope.interventions import HidePositions, HideTopSinks, Reliance, compose, drop_past, reliance
+
+
+@pytest.fixture(scope="module")
+def trace(diffusion, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("why") / "t"
+    with sinkscope.recording(diffusion, out=folder):
+        sinkscope.generate(diffusion, "Q: Tom has 7 apples and buys 5 more. How many apples does Tom have now?\nA:", length=6)
+    return sinkscope.open_trace(folder)
+
+
+def test_reliance_equals_dense(diffusion, trace):
+    rule = HideTopSinks(2)
+    found = reliance(diffusion, trace.tokens[:], rule)
+    canvases = [torch.from_numpy(step[None].astype(np.int64)) for step in trace.tokens[:]]
+    maps = replay(diffusion, canvases, rule)
+    masked = [np.flatnonzero(step) for step in trace.masked[:]]
+    assert found.step.tolist() == [step for step in range(1, 6) for _ in masked[step]]
+    assert found.position.tolist() == [place for step in range(1, 6) for place in masked[step]]
+    for step in range(1, 6):
+        rows = found.step == step
+        own = torch.stack([(maps[step].local[layer] * maps[step].taken[layer]).sum(-1)[0].mean(0) for layer in range(3)]).mean(0)
+        np.testing.assert_allclose(found.attention[rows], own[masked[step]], atol=1e-5)
+        with torch.no_grad():
+            sure = torch.softmax(diffusion.network(canvases[step]).logits[0, masked[step]], -1).amax(-1).numpy()
+        np.testing.assert_allclose(found.confidence[rows], sure, atol=1e-5)
+        expected = [int((sure > one).sum() + (sure[:place] == one).sum()) for place, one in enumerate(sure)]
+        assert found.order[rows].tolist() == expected
+
+
+def test_reliance_sees_what_the_run_itself_would(diffusion, trace):
+    """Positions that are hidden from the first step on: confidences are those of a call with them hidden."""
+    rule = HidePositions((3,))
+    found = reliance(diffusion, trace.tokens[:], rule)
+    with rule(diffusion), torch.no_grad():
+        logits = diffusion.network(torch.from_numpy(trace.tokens[2][None].astype(np.int64))).logits[0]
+    best = torch.softmax(logits, -1).max(-1)
+    rows = found.step == 2
+    np.testing.assert_allclose(found.confidence_hidden[rows], best.values[found.position[rows]], atol=1e-6)
+    assert not np.allclose(found.confidence_hidden, found.confidence)
+    assert set(found.step) == set(range(6))
+
+
+def test_only_candidates_are_ordered(diffusion, trace):
+    candidates = trace.masked[:] & (np.arange(trace.tokens[:].shape[1]) % 2 == 0)
+    found = reliance(diffusion, trace.tokens[:], HidePositions((3,)), candidates.astype(bool))
+    assert (found.position % 2 == 0).all()
+    for step in set(found.step):
+        assert sorted(found.order[found.step == step]) == list(range((found.step == step).sum()))
+
+
+def test_hiding_nothing_leaves_no_row(diffusion, trace):
+    found = reliance(diffusion, trace.tokens[:], compose())
+    assert len(found.step) == 0
+    assert np.isnan(found.correlations()["confidence"])
+
+
+def test_correlations_are_within_steps():
+    step = np.repeat([1, 2], 4)
+    attention = np.array([0.1, 0.2, 0.3, 0.4, 0.01, 0.02, 0.03, 0.04])
+    confidence = np.full(8, 0.9)
+    lower = confidence - np.array([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8])  # the second step lower in all, though looked at less
+    order = np.tile(np.arange(4), 2)
+    found = Reliance(step, np.arange(8), attention, confidence, lower, order, order[::-1].copy(), np.ones(8, bool)).correlations()
+    assert found["confidence"] == pytest.approx(-1) and found["order"] == pytest.approx(-1)
+
+
+def test_what_cannot_be_looked_at_is_refused(diffusion, autoregressive):
+    with pytest.raises(CallError, match="has no mask token; confidence and order of commitment are those of a diffusion model"):
+        reliance(autoregressive, np.zeros((2, 3), int), compose())
+    with pytest.raises(CallError, match=r"canvases: expected token ids \[step, position\], .*, found \(3,\) of int64"):
+        reliance(diffusion, np.zeros(3, int), compose())
+
+
+def test_dropping_the_past(diffusion, autoregressive, run, question):
+    _, seen, _ = run(diffusion, drop_past(4, keep_first=1, hide_future_sinks=2), question, length=4)
+    masked = seen.contexts[1].masked[0]
+    hidden = seen.hidden(1, 0)[0]
+    assert all(head.nonzero().flatten().tolist()[:3] == [1, 2, 3] for head in hidden)
+    assert ((hidden & masked).sum(-1) == 2).all() and (hidden.sum(-1) == 5).all()
+    _, seen, _ = run(autoregressive, drop_past(4, hide_future_sinks=2), question, length=3)
+    assert seen.hidden(1, 0)[0, 0].nonzero().flatten().tolist() == [0, 1, 2, 3]
+    with pytest.raises(CallError, match="keep_first: expected at most count, 2, found 3"):
+        drop_past(2, keep_first=3)
+    with pytest.raises(CallError, match="count: expected a whole number"):
+        drop_past(-1)
