@@ -138,7 +138,7 @@ def test_both_names_of_one_tensor(tmp_path):
 @pytest.mark.parametrize("device_map", ["auto", {"": "cpu"}])
 def test_a_device_map_without_accelerate(sharded, device_map, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "needs accelerate, which is not installed: pip install accelerate" in refusal(sharded, CallError, device_map=device_map)
+    assert "needs accelerate, which is not installed: pip install 'sinkscope[spread]'" in refusal(sharded, CallError, device_map=device_map)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("accelerate") is None, reason="device_map needs accelerate, which is no dependency")
@@ -155,12 +155,16 @@ def test_a_device_map_gives_the_same_network(sharded, device_map):
 
 def test_a_mask_that_the_tokenizer_has_elsewhere(sharded):
     save_llada_tokenizer(sharded, {**LLADA_ADDED, 60: "<|other|>", 62: "<|mdm_mask|>"})
-    assert "config.json says mask_token_id 60, its tokenizer says 62; one of them belongs to another model" in refusal(sharded)
+    assert "as mask_token_id in config.json says, found '<|mdm_mask|>', token 62; one of the two files belongs to another model" in refusal(
+        sharded
+    )
 
 
 def test_a_tokenizer_without_a_mask(sharded):
     save_llada_tokenizer(sharded, {**LLADA_ADDED, 60: "<|other|>"})
-    assert "expected a tokenizer with a mask token, 60 as config.json says, found none (its token 60 is '<|other|>')" in refusal(sharded)
+    assert "mask_token: expected token 60, as mask_token_id in config.json says, found none (its token 60 is '<|other|>')" in refusal(
+        sharded
+    )
     save_llada_tokenizer(sharded, {56: "<|startoftext|>", 57: "<|endoftext|>"})
     assert "found none (it has 58 tokens)" in refusal(sharded)
 
