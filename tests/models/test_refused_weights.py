@@ -150,6 +150,33 @@ def test_a_device_map_gives_the_same_network(sharded, device_map):
     assert mapped.network.model.rotary_emb.inv_freq.dtype == torch.float32
 
 
+needs_accelerate = pytest.mark.skipif(importlib.util.find_spec("accelerate") is None, reason="device_map needs accelerate")
+
+
+@pytest.mark.parametrize("device_map", [{"": "abacus"}, {"": None}, "abacus", {"lm_head": "disk"}, {"": 99}, 99, -1, True], ids=str)
+def test_a_device_map_with_a_device_that_is_not_here(sharded, device_map):
+    found = next(iter(device_map.values())) if isinstance(device_map, dict) else device_map
+    assert f"device_map: expected devices that can be used here, found {found!r} (" in refusal(sharded, CallError, device_map=device_map)
+
+
+@pytest.mark.parametrize("device_map", [{}, 2.5, [1], {3: "cpu"}], ids=str)
+def test_a_device_map_that_is_none(sharded, device_map):
+    assert f"a device, or module → device, found {device_map!r}" in refusal(sharded, CallError, device_map=device_map)
+
+
+@needs_accelerate
+def test_a_device_map_that_transformers_refuses(sharded, monkeypatch):
+    """The weights fit: it is not their fault."""
+    import transformers
+
+    def refuse(*_, **__):
+        raise ValueError("no device for lm_head")
+
+    monkeypatch.setattr(transformers.LlamaForCausalLM, "from_pretrained", refuse)
+    message = refusal(sharded, CallError, device_map={"model": "cpu"})
+    assert "expected a map that gives every part of the network a device, found {'model': 'cpu'} (no device for lm_head)" in message
+
+
 # Tokenizers
 
 

@@ -44,17 +44,18 @@ class _Mapper(Watcher):
         self.rows, self.columns, self.layers = 0.0, 0.0, 0
 
     def watch(self, call: LayerCall, columns: Columns) -> None:
-        query, key = call.query.double(), call.key.double().repeat_interleave(call.query.shape[1] // call.key.shape[1], dim=1)
+        query, key = call.query.cpu().double(), call.key.cpu().double()
+        key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
         scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
         if self.causal:
             scores = scores.masked_fill(torch.ones_like(scores[0, 0], dtype=torch.bool).triu(1), -math.inf)
         dense = (scores - scores.amax(-1, keepdim=True)).exp()
         dense = dense / dense.sum(-1, keepdim=True)
-        newest = columns.last_row.double()
+        newest = columns.last_row.cpu().double()
         self.rows = max(self.rows, _off(dense.sum(-1), 1.0), _off(newest.sum(-1), 1.0), _off(newest, dense[:, :, -1]))
         seen = {"columns": columns.sums[:, :, 0], "diagonal": columns.diagonal}
         made = {"columns": dense.sum(-2), "diagonal": dense.diagonal(dim1=-2, dim2=-1)}
-        self.columns = max(self.columns, *(_off(seen[name].double(), made[name]) for name in seen))
+        self.columns = max(self.columns, *(_off(seen[name].cpu().double(), made[name]) for name in seen))
         self.layers += 1
 
 
@@ -189,7 +190,7 @@ def _direction(model: Model, tokens: Tensor, logits: Tensor) -> Check:
 
 def _columns(model: Model, tokens: Tensor, logits: Tensor) -> list[Check]:
     adder, mapper = _Adder(), _Mapper(model.family.causal)
-    with subscribed(model.network, adder, mapper):
+    with subscribed(model.network, adder), subscribed(model.network, mapper):
         watched = _logits(model, tokens)
     change = float((watched - logits).abs().max())
     return [
