@@ -127,3 +127,50 @@ def test_a_stored_tensor_that_was_not_used_fails(model):
 
 def test_a_network_that_came_from_no_files_is_checked_too(model):
     assert failed(dataclasses.replace(model, tensors=None)) == []
+
+
+@pytest.mark.parametrize("longest", [2, 3, 4, 7])
+def test_a_model_for_a_very_short_canvas_is_checked_too(folder, tmp_path, longest):
+    copy = shutil.copytree(folder, tmp_path / "short")
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"max_position_embeddings": longest}))
+    assert failed(sinkscope.load(str(copy))) == []
+
+
+def test_a_model_without_room_for_an_answer_fails(model):
+    none = dataclasses.replace(model, card=dataclasses.replace(model.card, max_positions=1))
+    assert failed(none) == ["a generation keeps its prompt and repeats"]
+
+
+def swept(change):
+    """The sweep with changed columns."""
+    from sinkscope.attention.sweep import attend
+
+    def changed(*args, **options):
+        output, columns = attend(*args, **options)
+        return output, dataclasses.replace(columns, **change(columns))
+
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        (lambda columns: {"sums": columns.sums.roll(1, -1)}, ["attention rows add up"]),
+        (lambda columns: {"last_row": columns.last_row * 1.01}, ["attention rows add up"]),
+        (lambda columns: {"diagonal": columns.diagonal.roll(1, -1)}, ["attention rows add up"]),
+        (lambda columns: {"sums": columns.sums * 1.01}, ["columns add up", "attention rows add up"]),
+        (lambda columns: {"sums": columns.sums * torch.nan}, ["columns add up", "attention rows add up"]),
+        (lambda columns: {"last_row": columns.last_row * torch.nan}, ["attention rows add up"]),
+    ],
+    ids=["moved columns", "a row over 1", "a moved diagonal", "columns over", "no columns", "no row"],
+)
+def test_columns_that_are_not_those_of_the_map_fail(model, monkeypatch, change, names):
+    """Moved columns still add up to the number of queries."""
+    monkeypatch.setattr("sinkscope.attention.seam.attend", swept(change))
+    assert failed(model) == names
+
+
+def test_every_layer_is_made_again(model):
+    found = {check.name: check.found for check in check_model(model)}["attention rows add up"]
+    assert found.startswith(f"{model.card.layers} maps made again: rows off 1 by at most ")

@@ -1,10 +1,12 @@
 """Every key of a published config is handled, ignored on purpose, or refused with file, key, expected and found."""
 
+import json
+import math
 import re
 
 import pytest
 from damage import configure, refusal
-from tiny import TINY, save_tiny
+from tiny import LLAMA_CONFIG, TINY, save_tiny
 from tiny_tokenizers import SAVE
 
 import sinkscope
@@ -111,14 +113,138 @@ def test_a_value_that_is_not_modelled_in_the_other_families(published, name, key
 
 def test_rotations_that_change_with_the_length(published):
     folder = published("llama", rope_scaling={"rope_type": "dynamic", "factor": 2.0})
-    assert "rope_type: expected one of default, linear, llama3, yarn, found 'dynamic'" in refusal(folder)
+    assert "rope_scaling: rope_type: expected one of default, linear, llama3, yarn, found 'dynamic'" in refusal(folder)
 
 
+LLAMA3 = LLAMA_CONFIG["rope_scaling"]
+LINEAR = {"rope_type": "linear", "factor": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("scaling", "fragment"),
+    [
+        ({"rope_type": "llama3"}, "factor: expected a number above 0 for rope_type 'llama3', found none"),
+        ({"type": "linear"}, "factor: expected a number above 0 for rope_type 'linear', found none"),
+        ({"type": "yarn"}, "factor: expected a number above 0 for rope_type 'yarn', found none"),
+        (LINEAR | {"factor": "a"}, "factor: expected a number above 0, found 'a'"),
+        (LINEAR | {"factor": 0}, "factor: expected a number above 0, found 0"),
+        (LINEAR | {"factor": -2}, "factor: expected a number above 0, found -2"),
+        (LINEAR | {"factor": math.nan}, "factor: expected a number above 0, found nan"),
+        (LINEAR | {"factor": math.inf}, "factor: expected a number above 0, found inf"),
+        (LINEAR | {"factor": 10**400}, "factor: expected a number above 0, found 1000"),
+        (LINEAR | {"factor": None}, "factor: expected a number above 0, found None"),
+        (LINEAR | {"foo": 1}, "foo: expected a key known for rope_type 'linear' (factor), found foo = 1"),
+        (LINEAR | {"partial_rotary_factor": 0.5}, "partial_rotary_factor: expected a key known for rope_type 'linear'"),
+        (LINEAR | {"type": "yarn"}, "rope_type: expected 'linear', found 'yarn'"),
+        (LINEAR | {"rope_theta": 7.0}, "rope_theta: expected 500000.0 as rope_theta beside it says, found 7.0"),
+        ({"type": "default", "factor": 2}, "factor: expected a key known for rope_type 'default' (none), found factor = 2"),
+        ({"type": ["linear"]}, "rope_type: expected one of default, linear, llama3, yarn, found ['linear']"),
+        ({"factor": 2.0}, "rope_type: expected one of default, linear, llama3, yarn, found only 'factor'"),
+        (LLAMA3 | {"original_max_position_embeddings": 0.5}, "original_max_position_embeddings: expected a whole number above 0"),
+        (LLAMA3 | {"high_freq_factor": 1.0}, "high_freq_factor: expected a number above low_freq_factor 1.0, found 1.0"),
+        ({"type": "yarn", "factor": 2, "truncate": 1}, "truncate: expected true or false, found 1"),
+    ],
+    ids=lambda value: value[:40] if isinstance(value, str) else "",
+)
+def test_rotations_that_cannot_be(published, scaling, fragment):
+    folder = published("llama", rope_scaling=scaling)
+    assert f"{folder}/config.json: rope_scaling: {fragment}" in refusal(folder)
+
+
+def test_rotations_told_twice(published):
+    folder = published("llama", rope_parameters=LINEAR)
+    assert "rope_scaling: expected it missing beside rope_parameters, found {'factor': 8.0" in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "expected"),
+    [
+        ({}, {"rope_type": "default"}),
+        (LINEAR | {"type": "linear", "partial_rotary_factor": 1.0}, LINEAR),
+        (
+            {"type": "yarn", "factor": 2, "original_max_position_embeddings": 256, "finetuned": True, "truncate": False},
+            {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 256, "truncate": False},
+        ),
+    ],
+)
+def test_rotations_as_they_are_published(published, scaling, expected):
+    model = sinkscope.load(str(published("llama", rope_scaling=scaling)))
+    assert model.network.config.rope_parameters == {"rope_theta": 500000.0, **expected}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "fragment"),
+    [
+        ("hidden_act", "foo", "expected 'silu' or 'swish' or .* found 'foo'"),
+        ("hidden_act", ["foo"], r"expected 'silu' or 'swish' or .* found \['foo'\]"),
+        ("head_dim", 7, "expected heads of an even size, whose halves can be rotated, found 7"),
+        ("num_attention_heads", 64, "expected heads of an even size, .* found 64, which makes heads of 1"),
+        ("vocab_size", 10**30, "expected a whole number above 0, found 1000"),
+        ("rms_norm_eps", 10**400, "expected a number above 0, found 1000"),
+        ("rope_interleaved", True, "expected False, found True"),
+        ("use_sliding_window", True, "expected False, found True"),
+        ("sliding_window", 4096, "expected None, found 4096"),
+        ("quantization", {"bits": 4}, "expected None, found {'bits': 4}"),
+        ("eos_token_id", 9999, "expected the id of one of the 63 rows of its vocabulary, found 9999"),
+        ("eos_token_id", -1, "expected the id of one of the 63 rows of its vocabulary, found -1"),
+        ("eos_token_id", [3, 63], "expected the id of one of the 63 rows of its vocabulary, found 63"),
+        ("bos_token_id", 63, "expected the id of one of the 63 rows of its vocabulary, found 63"),
+        ("architectures", 3, "expected a list of names or null, found 3"),
+        ("architectures", "LlamaForCausalLM", "expected a list of names or null, found 'LlamaForCausalLM'"),
+        ("architectures", [3], r"expected a list of names or null, found \[3\]"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_a_llama_that_is_not_modelled(published, key, value, fragment):
+    folder = published("llama", **{key: value})
+    assert re.search(rf"{folder}/config.json: {key}: {fragment}", refusal(folder))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "more", "why"),
+    [
+        ("A2DLlamaLMHeadModel", {"auto_map": {"AutoModel": "a.B"}, "mask_token_id": 60}, "a model that only remote code could run"),
+        ("LlamaForSequenceClassification", {}, "that network is another one"),
+        ("Qwen2ForCausalLM", {}, "that network is another one"),
+        ("FullPrecisionLlama", {}, "that network is another one"),
+    ],
+)
+def test_another_network_under_the_name_of_llama(published, architecture, more, why):
+    folder = published("llama", architectures=[architecture], **more)
+    expected = f"config.json: architectures: expected LlamaForCausalLM for model_type 'llama', found ['{architecture}']; {why}"
+    assert expected in refusal(folder)
+
+
+def test_a_family_that_was_saved_again_is_known(published, tmp_path):
+    model = sinkscope.load(str(published("llada")))
+    again = SAVE["llada"](tmp_path / "again") if (tmp_path / "again").mkdir() is None else None
+    model.network.save_pretrained(again)
+    assert json.loads((again / "config.json").read_text())["architectures"] == ["FullPrecisionLlama"]
+    assert sinkscope.load(str(again)).family is model.family
+
+
+PUBLIC_KEYS = {  # of SmolLM2, Vicuna, TinyLlama, the first LLaMA, unsloth's copies
+    "is_llama_config": True,
+    "rope_interleaved": False,
+    "max_sequence_length": 2048,
+    "transformers.js_config": {"dtype": "q4"},
+    "unsloth_fixed": True,
+    "pad_token_id": -1,
+    "temperature": 0.9,
+    "top_p": 0.6,
+    "max_length": 4096,
+    "do_sample": True,
+    "use_sliding_window": False,
+    "sliding_window": None,
+    "quantization": None,
+    "head_dim": 16,
+    "partial_rotary_factor": 1.0,
+}
 IGNORED = {
     "llada": {"mlp_ratio": 7, "precision": None, "init_std": 3.0, "attention_dropout": 0.5, "flash_attention": True, "alibi_bias_max": 1.0},
     "mmada": {"codebook_size": 3, "llm_vocab_size": 5, "num_vq_tokens": 9, "gradient_checkpointing": True},
     "dream": {"max_window_layers": 3, "sliding_window": 7, "attention_dropout": 0.5, "use_cache": False},
-    "llama": {"pretraining_tp": 4, "initializer_range": 0.5, "_name_or_path": "somewhere"},
+    "llama": {"pretraining_tp": 4, "initializer_range": 0.5, "_name_or_path": "somewhere"} | PUBLIC_KEYS,
 }
 
 
@@ -132,6 +258,7 @@ def test_keys_without_effect_have_none(published, name):
     assert not set(IGNORED[name]) & {"vocab_size"} and set(IGNORED[name]) - set(TINY[name].config) <= {
         "gradient_checkpointing",
         "_name_or_path",
+        *PUBLIC_KEYS,
     }
 
 

@@ -99,16 +99,19 @@ def test_code_of_a_folder_is_never_run(folder, tmp_path, model_type):
 @pytest.mark.parametrize(
     ("changes", "fragments"),
     [
-        ({"mask_token_id": 3}, ["mask_token_id 3", "its tokenizer says 2", "another model"]),
+        (
+            {"mask_token_id": 3},
+            ["tokenizer_config.json: mask_token: expected token 3, as mask_token_id in config.json says", "token 2", "another model"],
+        ),
         ({"mask_token_id": None}, ["a bidirectional model needs mask_token_id", "found None"]),
         ({"mask_token_id": "2"}, ["a bidirectional model needs mask_token_id", "found '2'"]),
-        ({"model_type": "qwen2"}, ["found model_type 'qwen2', is_causal False"]),
+        ({"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}, ["found model_type 'qwen2', is_causal False"]),
         ({"is_causal": "false"}, ["is_causal", "found 'false'"]),
         ({"hidden_size": "wide"}, ["config.json", "hidden_size", "wide"]),
         ({"num_attention_heads": 7}, ["config.json: num_key_value_heads: expected a divisor of num_attention_heads 7, found 5"]),
         ({"soft_cap": 3}, ["config.json: soft_cap: expected a key known for model_type 'llama', found soft_cap = 3"]),
         ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}}, ["quantization_config"]),
-        ({"hidden_act": "nonsense"}, ["do not fit", "nonsense"]),
+        ({"hidden_act": "nonsense"}, ["config.json: hidden_act: expected 'silu' or ", "found 'nonsense'"]),
     ],
     ids=str,
 )
@@ -127,12 +130,16 @@ def test_a_mask_beyond_the_vocabulary(folder):
             values = json.loads((folder / file).read_text())
             values.pop("mask_token", None)
             (folder / file).write_text(json.dumps(values))
-    assert re.search(r"mask_token_id 5000, but its vocabulary has \d+ rows", refusal(folder))
+    assert re.search(r"config.json: mask_token_id: expected the id of one of the \d+ rows of its vocabulary, found 5000", refusal(folder))
 
 
-def test_a_stored_dtype_that_is_none_of_ours(folder):
-    configure(folder, dtype="int8")
-    assert "expected float32, bfloat16 or float16, found 'int8'" in refusal(folder, CallError)
+@pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
+@pytest.mark.parametrize("found", ["int8", "float64", "auto", 3, ["float32"]], ids=str)
+def test_a_stored_dtype_that_is_none_of_ours(folder, key, found):
+    configure(folder, dtype=None, torch_dtype=None)
+    configure(folder, **{key: found})
+    assert f"{folder}/config.json: {key}: expected float32, bfloat16, float16 or null, found {found!r}" in refusal(folder)
+    assert f"config.json: {key}" in refusal(folder, dtype="float32")
 
 
 @pytest.mark.parametrize("dtype", ["float99", "int8", torch.int8, torch.float64, 3, "nn"], ids=str)
@@ -240,5 +247,9 @@ def test_a_tokenizer_that_does_not_load(folder, damage):
         (folder / "tokenizer.json").unlink()
     else:
         (folder / "tokenizer.json").write_text('{"version": ' if damage == "cut" else '{"a": 1}')
-    message = refusal(folder)
-    assert "expected tokenizer.json and tokenizer_config.json, found no tokenizer that loads" in message
+    fragment = {
+        "missing": f"{folder}: expected tokenizer.json and tokenizer_config.json, found no tokenizer that loads",
+        "cut": f"{folder}/tokenizer.json: expected JSON, found something else",
+        "other": f"{folder}/tokenizer.json: model: expected an object, found None",
+    }[damage]
+    assert fragment in refusal(folder)

@@ -138,7 +138,7 @@ def test_both_names_of_one_tensor(tmp_path):
 @pytest.mark.parametrize("device_map", ["auto", {"": "cpu"}])
 def test_a_device_map_without_accelerate(sharded, device_map, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "needs accelerate, which is not installed: pip install accelerate" in refusal(sharded, CallError, device_map=device_map)
+    assert "needs accelerate, which is not installed: pip install 'sinkscope[spread]'" in refusal(sharded, CallError, device_map=device_map)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("accelerate") is None, reason="device_map needs accelerate, which is no dependency")
@@ -150,17 +150,48 @@ def test_a_device_map_gives_the_same_network(sharded, device_map):
     assert mapped.network.model.rotary_emb.inv_freq.dtype == torch.float32
 
 
+needs_accelerate = pytest.mark.skipif(importlib.util.find_spec("accelerate") is None, reason="device_map needs accelerate")
+
+
+@pytest.mark.parametrize("device_map", [{"": "abacus"}, {"": None}, "abacus", {"lm_head": "disk"}, {"": 99}, 99, -1, True], ids=str)
+def test_a_device_map_with_a_device_that_is_not_here(sharded, device_map):
+    found = next(iter(device_map.values())) if isinstance(device_map, dict) else device_map
+    assert f"device_map: expected devices that can be used here, found {found!r} (" in refusal(sharded, CallError, device_map=device_map)
+
+
+@pytest.mark.parametrize("device_map", [{}, 2.5, [1], {3: "cpu"}], ids=str)
+def test_a_device_map_that_is_none(sharded, device_map):
+    assert f"a device, or module → device, found {device_map!r}" in refusal(sharded, CallError, device_map=device_map)
+
+
+@needs_accelerate
+def test_a_device_map_that_transformers_refuses(sharded, monkeypatch):
+    """The weights fit: it is not their fault."""
+    import transformers
+
+    def refuse(*_, **__):
+        raise ValueError("no device for lm_head")
+
+    monkeypatch.setattr(transformers.LlamaForCausalLM, "from_pretrained", refuse)
+    message = refusal(sharded, CallError, device_map={"model": "cpu"})
+    assert "expected a map that gives every part of the network a device, found {'model': 'cpu'} (no device for lm_head)" in message
+
+
 # Tokenizers
 
 
 def test_a_mask_that_the_tokenizer_has_elsewhere(sharded):
     save_llada_tokenizer(sharded, {**LLADA_ADDED, 60: "<|other|>", 62: "<|mdm_mask|>"})
-    assert "config.json says mask_token_id 60, its tokenizer says 62; one of them belongs to another model" in refusal(sharded)
+    assert "as mask_token_id in config.json says, found '<|mdm_mask|>', token 62; one of the two files belongs to another model" in refusal(
+        sharded
+    )
 
 
 def test_a_tokenizer_without_a_mask(sharded):
     save_llada_tokenizer(sharded, {**LLADA_ADDED, 60: "<|other|>"})
-    assert "expected a tokenizer with a mask token, 60 as config.json says, found none (its token 60 is '<|other|>')" in refusal(sharded)
+    assert "mask_token: expected token 60, as mask_token_id in config.json says, found none (its token 60 is '<|other|>')" in refusal(
+        sharded
+    )
     save_llada_tokenizer(sharded, {56: "<|startoftext|>", 57: "<|endoftext|>"})
     assert "found none (it has 58 tokens)" in refusal(sharded)
 

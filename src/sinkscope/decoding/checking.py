@@ -32,8 +32,36 @@ class _Adder(Watcher):
 
     def watch(self, call: LayerCall, columns: Columns) -> None:
         queries = call.query.shape[2]
-        self.worst = max(self.worst, float((columns.sums[:, :, 0].sum(-1) - queries).abs().max()))
+        self.worst = max(self.worst, _off(columns.sums[:, :, 0].sum(-1), queries))
         self.layers, self.queries = self.layers + 1, queries
+
+
+class _Mapper(Watcher):
+    """Holds what the sweep saw against a dense map in float64, made again from the queries and keys of every layer."""
+
+    def __init__(self, causal: bool) -> None:
+        self.causal = causal
+        self.rows, self.columns, self.layers = 0.0, 0.0, 0
+
+    def watch(self, call: LayerCall, columns: Columns) -> None:
+        query, key = call.query.cpu().double(), call.key.cpu().double()
+        key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
+        scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
+        if self.causal:
+            scores = scores.masked_fill(torch.ones_like(scores[0, 0], dtype=torch.bool).triu(1), -math.inf)
+        dense = (scores - scores.amax(-1, keepdim=True)).exp()
+        dense = dense / dense.sum(-1, keepdim=True)
+        newest = columns.last_row.cpu().double()
+        self.rows = max(self.rows, _off(dense.sum(-1), 1.0), _off(newest.sum(-1), 1.0), _off(newest, dense[:, :, -1]))
+        seen = {"columns": columns.sums[:, :, 0], "diagonal": columns.diagonal}
+        made = {"columns": dense.sum(-2), "diagonal": dense.diagonal(dim1=-2, dim2=-1)}
+        self.columns = max(self.columns, *(_off(seen[name].cpu().double(), made[name]) for name in seen))
+        self.layers += 1
+
+
+def _off(found: Tensor, expected: Tensor | float) -> float:
+    """The largest difference; infinite where one of them is no number."""
+    return float((found - expected).abs().nan_to_num(nan=math.inf).max())
 
 
 class _HideOne(Hider):
@@ -67,7 +95,7 @@ def check_model(model: Model) -> list[Check]:
 
 def _canvas(model: Model) -> Tensor:
     """A reproducible prompt of ordinary tokens, shorter than the model's maximum."""
-    length = max(4, min(24, model.card.max_positions // 2))
+    length = max(2, min(24, model.card.max_positions // 2))
     special = {model.card.mask_id, *model.tokenizer.all_special_ids}
     ordinary = [token for token in range(model.card.vocabulary) if token not in special][: 50 * length]
     generator = torch.Generator().manual_seed(0)
@@ -161,8 +189,8 @@ def _direction(model: Model, tokens: Tensor, logits: Tensor) -> Check:
 
 
 def _columns(model: Model, tokens: Tensor, logits: Tensor) -> list[Check]:
-    adder = _Adder()
-    with subscribed(model.network, adder):
+    adder, mapper = _Adder(), _Mapper(model.family.causal)
+    with subscribed(model.network, adder), subscribed(model.network, mapper):
         watched = _logits(model, tokens)
     change = float((watched - logits).abs().max())
     return [
@@ -170,6 +198,11 @@ def _columns(model: Model, tokens: Tensor, logits: Tensor) -> list[Check]:
             "columns add up",
             f"{adder.layers} layers, {adder.queries} queries, off by at most {adder.worst:.1e}",
             adder.worst < 1e-2 and adder.layers == model.card.layers,
+        ),
+        Check(
+            "attention rows add up",
+            f"{mapper.layers} maps made again: rows off 1 by at most {mapper.rows:.1e}, columns off theirs by {mapper.columns:.1e}",
+            mapper.rows < 1e-3 and mapper.columns < 1e-3 and mapper.layers == model.card.layers,
         ),
         Check("watching changes nothing", f"logits differ by at most {change:.1e}", change < _tolerance(model) * float(logits.abs().max())),
     ]
@@ -194,10 +227,12 @@ def _padding(model: Model, tokens: Tensor, logits: Tensor) -> Check:
 
 
 def _round_trip(model: Model, tokens: Tensor) -> Check:
-    length = min(8, model.card.max_positions - tokens.shape[1])
-    one, two = (generate(model, tokens[0], length=length) for _ in range(2))
-    kept = bool((one.tokens[: tokens.shape[1]] == tokens[0].cpu()).all())
+    name = "a generation keeps its prompt and repeats"
+    length = max(1, min(8, model.card.max_positions - tokens.shape[1]))
+    prompt = tokens[0, : model.card.max_positions - length]
+    if not len(prompt):
+        return Check(name, f"no room for a prompt and an answer: {model.limit}", False)
+    one, two = (generate(model, prompt, length=length) for _ in range(2))
+    kept = bool((one.tokens[: len(prompt)] == prompt.cpu()).all())
     same = torch.equal(one.tokens, two.tokens)
-    return Check(
-        "a generation keeps its prompt and repeats", f"{len(one.tokens) - tokens.shape[1]} tokens in {one.steps} steps", kept and same
-    )
+    return Check(name, f"{len(one.tokens) - len(prompt)} tokens in {one.steps} steps", kept and same)

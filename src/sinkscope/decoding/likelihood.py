@@ -74,10 +74,7 @@ def log_likelihood(
     _check(model, method, samples, guidance, seed, batch)
     prefix, target = _encode(model, context, continuation)
     if len(prefix) + len(target) > model.card.max_positions:
-        raise CallError(
-            f"the canvas does not fit: a context of {len(prefix)} tokens and a continuation of {len(target)}, "
-            f"{model.card.name} was made for {model.card.max_positions}"
-        )
+        raise CallError(f"the canvas does not fit: a context of {len(prefix)} tokens and a continuation of {len(target)}, {model.limit}")
     length = len(target)
     if model.family.causal:
         found, best = _causal(model, prefix, target)
@@ -159,7 +156,7 @@ def _causal(model: Model, prefix: list[int], target: list[int]) -> tuple[Tensor,
 
 
 def _encode(model: Model, context: Any, continuation: Any) -> tuple[list[int], list[int]]:
-    if len(continuation) == 0:
+    if isinstance(continuation, str) and not continuation:
         raise CallError("expected a continuation with at least one token, found an empty one")
     if isinstance(context, str) and isinstance(continuation, str):
         bare = context.rstrip()
@@ -171,7 +168,8 @@ def _encode(model: Model, context: Any, continuation: Any) -> tuple[list[int], l
         try:
             target = model.encode(ids)
         except CallError as error:
-            raise CallError(f"continuation: {str(error).removeprefix('prompt: ')}") from error
+            told = str(error).removeprefix("prompt: ").replace("a prompt", "a continuation", 1)
+            raise CallError(f"continuation: {told}") from error
     if not target:
         raise CallError(f"expected a continuation with at least one token, found {continuation!r}, which adds none to its context")
     return prefix, target
@@ -183,9 +181,9 @@ def _check(model: Model, method: str, samples: int, guidance: float, seed: int, 
     for name, value in (("samples", samples), ("batch", batch)):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise CallError(f"{name}: expected a whole number from 1 upwards, found {value!r}")
-    if not 0 <= guidance < float("inf"):
-        raise CallError(f"guidance: expected a finite number from 0 upwards, found {guidance}")
+    if not isinstance(guidance, int | float) or isinstance(guidance, bool) or not 0 <= guidance < float("inf"):
+        raise CallError(f"guidance: expected a finite number from 0 upwards, found {guidance!r}")
     if guidance > 0 and model.family.causal:
         raise CallError(f"guidance: {model.card.name} is autoregressive and has no mask token to hide its context with; leave it at 0")
-    if not -(2**62) <= seed < 2**62:
-        raise CallError(f"seed: expected a number between −2^62 and 2^62, found {seed}")
+    if not isinstance(seed, int) or isinstance(seed, bool) or not -(2**62) <= seed < 2**62:
+        raise CallError(f"seed: expected a whole number between −2^62 and 2^62, found {seed!r}")

@@ -3,7 +3,6 @@
 Every key is handled, knowingly ignored, or refused with its file, its value and what was expected.
 """
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +12,33 @@ from sinkscope.errors import ModelError
 from sinkscope.models.family import Family
 from sinkscope.models.layouts import MARK, MARK_ROTARY, PUBLISHED, STOCK, Fixed, Layout
 
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+LARGEST_SIZE = 1 << 40
+LARGEST = 1e300  # a number in JSON has no bound, a float has
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """What the record of one ``rope_type`` may hold besides it: whole numbers, numbers and flags; ``ignored`` has no effect."""
+
+    needed: frozenset[str] = frozenset()
+    optional: frozenset[str] = frozenset()
+    flags: frozenset[str] = frozenset()
+    ignored: frozenset[str] = frozenset()
+
+
+_ORIGINAL = "original_max_position_embeddings"
+ROPE_TYPES = {
+    "default": Scaling(),
+    "linear": Scaling(frozenset({"factor"})),
+    "llama3": Scaling(frozenset({"factor", "low_freq_factor", "high_freq_factor", _ORIGINAL})),
+    "yarn": Scaling(
+        frozenset({"factor"}),
+        frozenset({_ORIGINAL, "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"}),
+        flags=frozenset({"truncate"}),
+        ignored=frozenset({"finetuned"}),
+    ),
+}
+"""Rotations that do not change with the length, by transformers' name."""
 
 
 @dataclass(frozen=True)
@@ -105,16 +130,21 @@ def _size(key: str, config: Mapping[str, Any], layout: Layout, file: str) -> int
         return _size(layout.fallbacks[key], config, layout, file)
     if found is None and key == "head_dim":
         return None
-    if not isinstance(found, int) or isinstance(found, bool) or found < 1:
-        raise ModelError(f"{file}: {key}: expected a whole number above 0, found {found!r}")
+    if not isinstance(found, int) or isinstance(found, bool) or not 0 < found < LARGEST_SIZE:
+        raise ModelError(f"{file}: {key}: expected a whole number above 0, found {_short(found)}")
     return found
 
 
 def _number(key: str, config: Mapping[str, Any], file: str) -> float:
     found = config.get(key)
-    if not isinstance(found, int | float) or isinstance(found, bool) or not 0 < found < math.inf:
-        raise ModelError(f"{file}: {key}: expected a number above 0, found {found!r}")
+    if not isinstance(found, int | float) or isinstance(found, bool) or not 0 < found < LARGEST:
+        raise ModelError(f"{file}: {key}: expected a number above 0, found {_short(found)}")
     return float(found)
+
+
+def _short(found: Any) -> str:
+    text = repr(found)
+    return text if len(text) <= 80 else f"{text[:80]} …"
 
 
 def _check_heads(fields: Mapping[str, Any], layout: Layout, file: str) -> None:
@@ -122,9 +152,16 @@ def _check_heads(fields: Mapping[str, Any], layout: Layout, file: str) -> None:
     heads, groups, width = (fields[name] for name in ("num_attention_heads", "num_key_value_heads", "hidden_size"))
     if "head_dim" not in fields and width % heads:
         raise ModelError(f"{file}: {theirs['num_attention_heads']}: expected a divisor of {theirs['hidden_size']} {width}, found {heads}")
+    head = fields.get("head_dim", width // heads)
+    if head % 2:
+        key = "head_dim" if "head_dim" in fields else theirs["num_attention_heads"]
+        found = head if "head_dim" in fields else f"{heads}, which makes heads of {head}"
+        raise ModelError(f"{file}: {key}: expected heads of an even size, whose halves can be rotated, found {found}")
     if heads % groups:
         key, whole = theirs["num_key_value_heads"], theirs["num_attention_heads"]
         raise ModelError(f"{file}: {key}: expected a divisor of {whole} {heads}, found {groups}")
+    if layout.body == "llama" and width % heads:  # transformers' Llama wants it also where head_dim is given
+        raise ModelError(f"{file}: {theirs['num_attention_heads']}: expected a divisor of {theirs['hidden_size']} {width}, found {heads}")
 
 
 def _rope(fields: dict[str, Any], file: str) -> dict[str, Any]:
@@ -133,12 +170,55 @@ def _rope(fields: dict[str, Any], file: str) -> dict[str, Any]:
     for key, value in (("rope_scaling", scaling), ("rope_parameters", parameters)):
         if value is not None and not isinstance(value, dict):
             raise ModelError(f"{file}: {key}: expected an object or null, found {value!r}")
-    rope = {"rope_theta": 10000.0 if theta is None else theta, **(scaling or {}), **(parameters or {})}
-    rope["rope_type"] = rope.pop("type", None) or rope.get("rope_type", "default")
-    if rope["rope_type"] not in ROPE_TYPES:
-        raise ModelError(f"{file}: rope_type: expected one of {', '.join(ROPE_TYPES)}, found {rope['rope_type']!r}")
+    if scaling is not None and parameters is not None and scaling != parameters:
+        raise ModelError(f"{file}: rope_scaling: expected it missing beside rope_parameters, found {_short(scaling)}; remove one of them")
+    name = "rope_scaling" if parameters is None else "rope_parameters"
+    record = dict(scaling if parameters is None else parameters) if scaling or parameters else {}
+    where = f"{file}: {name}"
+    if theta is not None and record.get("rope_theta", theta) != theta:
+        raise ModelError(f"{where}: rope_theta: expected {theta!r} as rope_theta beside it says, found {record['rope_theta']!r}")
+    rope = {"rope_theta": record.pop("rope_theta", 10000.0 if theta is None else theta)}
+    kinds = [record.pop(key) for key in ("rope_type", "type") if key in record]
+    if not kinds and record:
+        raise ModelError(f"{where}: rope_type: expected one of {', '.join(ROPE_TYPES)}, found only {', '.join(map(repr, record))}")
+    rope["rope_type"] = kinds[0] if kinds else "default"
+    for kind in kinds:
+        if not isinstance(kind, str) or kind not in ROPE_TYPES or kind != kinds[0]:
+            expected = repr(kinds[0]) if kind != kinds[0] else f"one of {', '.join(ROPE_TYPES)}"
+            raise ModelError(f"{where}: rope_type: expected {expected}, found {_short(kind)}")
     _number("rope_theta", rope, file)
-    return rope
+    return rope | _scaling(record, rope["rope_type"], where)
+
+
+def _scaling(record: Mapping[str, Any], kind: str, where: str) -> dict[str, Any]:
+    """What a record of rotations holds besides its type and its base, every key of it known."""
+    rule = ROPE_TYPES[kind]
+    if record.get("partial_rotary_factor") in (None, 1.0):
+        record = {key: value for key, value in record.items() if key != "partial_rotary_factor"}
+    missing = sorted(rule.needed - set(record))
+    if missing:
+        raise ModelError(f"{where}: {missing[0]}: expected a number above 0 for rope_type {kind!r}, found none")
+    for key in record:
+        if key not in rule.needed | rule.optional | rule.flags | rule.ignored:
+            known = ", ".join(sorted(rule.needed | rule.optional | rule.flags)) or "none"
+            raise ModelError(
+                f"{where}: {key}: expected a key known for rope_type {kind!r} ({known}), found {key} = {_short(record[key])}; "
+                "if it has no effect on the network, remove it from the file"
+            )
+    kept = {key: value for key, value in record.items() if key not in rule.ignored and (key in rule.needed or value is not None)}
+    for key, value in kept.items():
+        if key in rule.flags:
+            if not isinstance(value, bool):
+                raise ModelError(f"{where}: {key}: expected true or false, found {_short(value)}")
+        elif key == _ORIGINAL:
+            if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < LARGEST:
+                raise ModelError(f"{where}: {key}: expected a whole number above 0, found {_short(value)}")
+        else:
+            kept[key] = _number(key, kept, where)
+    if kind == "llama3" and kept["high_freq_factor"] <= kept["low_freq_factor"]:
+        low, high = kept["low_freq_factor"], kept["high_freq_factor"]
+        raise ModelError(f"{where}: high_freq_factor: expected a number above low_freq_factor {low}, found {high}")
+    return kept
 
 
 def _token(key: str, config: Mapping[str, Any], rows: int, file: str) -> Any:
@@ -149,8 +229,8 @@ def _token(key: str, config: Mapping[str, Any], rows: int, file: str) -> Any:
     for one in ids:
         if not isinstance(one, int) or isinstance(one, bool):
             raise ModelError(f"{file}: {key}: expected the id of a token, found {found!r}")
-        if key == "mask_token_id" and not 0 <= one < rows:
-            raise ModelError(f"{file}: config.json says mask_token_id {one}, but its vocabulary has {rows} rows")
+        if key != "pad_token_id" and not 0 <= one < rows:  # the published padding is not used, and often −1
+            raise ModelError(f"{file}: {key}: expected the id of one of the {rows} rows of its vocabulary, found {_short(one)}")
     return found
 
 

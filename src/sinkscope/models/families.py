@@ -90,6 +90,9 @@ def recognise(config: Mapping[str, Any], where: str) -> Family:
     if config.get("quantization_config") is not None:
         raise ModelError(f"{where}: expected plain weights, found quantization_config in its config.json; convert them to bf16 first")
     model_type = config.get("model_type")
+    architectures = config.get("architectures")
+    if architectures is not None and not (isinstance(architectures, list) and all(isinstance(one, str) for one in architectures)):
+        raise ModelError(f"{where}/config.json: architectures: expected a list of names or null, found {architectures!r}")
     if model_type in ("llama", "qwen2"):
         return _stock(config, where)
     for family in (LLADA, MMADA, DREAM):
@@ -124,6 +127,16 @@ def _stock(config: Mapping[str, Any], where: str) -> Family:
     model_type, causal = config["model_type"], config.get("is_causal", True)
     if not isinstance(causal, bool):
         raise ModelError(f"{where}: is_causal in config.json is true or false, found {causal!r}")
+    allowed = {"llama": ["LlamaForCausalLM"], "qwen2": ["Qwen2ForCausalLM"]}[model_type]
+    allowed += ["FullPrecisionLlama"] if model_type == "llama" and MARK in config else []  # saved again by transformers
+    found = config.get("architectures") or []
+    if not set(found) <= set(allowed):
+        why = "that network is another one"
+        if "auto_map" in config:
+            why = "a model that only remote code could run, and sinkscope never runs any"
+        raise ModelError(
+            f"{where}/config.json: architectures: expected {' or '.join(allowed)} for model_type {model_type!r}, found {found}; {why}"
+        )
     if causal:
         return LLAMA
     known = {family.name: family for family in FAMILIES if not family.causal}

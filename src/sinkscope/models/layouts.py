@@ -58,7 +58,13 @@ _ALWAYS_IGNORED = frozenset(
     "model_type architectures auto_map dtype torch_dtype transformers_version _name_or_path name_or_path use_cache return_dict "
     "output_hidden_states output_attentions id2label label2id problem_type finetuning_task task_specific_params tokenizer_class prefix "
     "torchscript use_bfloat16 gradient_checkpointing attention_dropout initializer_range pretraining_tp _attn_implementation "
-    "attn_implementation _attn_implementation_autoset quantization_config unsloth_fixed unsloth_version".split()
+    "attn_implementation _attn_implementation_autoset quantization_config unsloth_fixed unsloth_version _commit_hash "
+    "transformers.js_config model_max_length use_flash_attention _flash_attn_2_enabled keys_to_ignore_at_inference "
+    # How transformers' generate() would write, which sinkscope never calls; older releases kept it in config.json.
+    "max_length min_length do_sample early_stopping num_beams temperature top_k top_p typical_p repetition_penalty length_penalty "
+    "no_repeat_ngram_size bad_words_ids num_return_sequences output_scores return_dict_in_generate forced_bos_token_id "
+    "forced_eos_token_id remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens "
+    "diversity_penalty num_beam_groups encoder_no_repeat_ngram_size sep_token_id decoder_start_token_id tf_legacy_loss".split()
 )
 _NEVER = {  # keys of every transformers config that would make it another network
     "is_encoder_decoder": Fixed((False,), False),
@@ -68,6 +74,9 @@ _NEVER = {  # keys of every transformers config that would make it another netwo
     "chunk_size_feed_forward": Fixed((0,), 0),
     "cross_attention_hidden_size": Fixed((None,), None),
     "tie_encoder_decoder": Fixed((False,), False),
+    "quantization": Fixed((None,), None),
+    "compression_config": Fixed((None,), None),
+    "partial_rotary_factor": Fixed((None, 1, 1.0), None),
 }
 
 _LLADA_BLOCK = {
@@ -182,6 +191,11 @@ _DREAM = Layout(
 _STOCK = {"rms_norm_eps": "rms_norm_eps"}
 _MARKS = frozenset({MARK, MARK_ROTARY, "is_causal"})
 _ROPE = frozenset({"rope_theta", "rope_scaling", "rope_parameters"})
+_STOCK_FIXED = {
+    "hidden_act": Fixed(("silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "relu2"), "silu"),
+    "rope_interleaved": Fixed((False,), False),
+    **_NEVER,
+}
 
 _LLAMA = Layout(
     body="llama",
@@ -190,8 +204,9 @@ _LLAMA = Layout(
     numbers=_STOCK,
     flags={"tie_word_embeddings": "tie_word_embeddings", "attention_bias": "attention_bias", "mlp_bias": "mlp_bias"},
     passed=frozenset({"hidden_act"}) | _MARKS | _ROPE,
-    fixed=_NEVER,
-    ignored=_ALWAYS_IGNORED,
+    fixed={**_STOCK_FIXED, "use_sliding_window": Fixed((False,), False), "sliding_window": Fixed((None,), None)},
+    # Left by conversions from the first LLaMA and by nanotron; the length is that of max_position_embeddings.
+    ignored=_ALWAYS_IGNORED | {"is_llama_config", "max_sequence_length"},
 )
 
 _QWEN2 = Layout(
@@ -201,7 +216,8 @@ _QWEN2 = Layout(
     numbers=_STOCK,
     flags={"tie_word_embeddings": "tie_word_embeddings"},
     passed=frozenset({"hidden_act"}) | _MARKS | _ROPE,
-    fixed=_QWEN2_FIXED,
+    # Qwen2 has biases on queries, keys and values, and no others, whatever the config says.
+    fixed={**_STOCK_FIXED, **_QWEN2_FIXED, "attention_bias": Fixed((True,), True), "mlp_bias": Fixed((False,), False)},
     ignored=_ALWAYS_IGNORED | _QWEN2_IGNORED,
 )
 

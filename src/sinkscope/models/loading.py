@@ -22,6 +22,7 @@ from sinkscope.models.tokenization import load_tokenizer
 from sinkscope.models.weights import DTYPES, StoredTensor, UsedTensors, listing, match_tensors, read_headers, weight_files
 
 BUNDLED = ("lab-diffusion", "lab-autoregressive")
+DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
 def bundled_folder(name: str) -> Path:
@@ -56,9 +57,10 @@ def load(
     converted = convert_config(config, family, str(folder))
     files = weight_files(folder)
     tensors = read_headers(files)
-    stored = str(config.get("dtype") or config.get("torch_dtype") or _widest(tensors)).removeprefix("torch.")
+    stored = _stored_dtype(config, folder) or _widest(tensors)
     wanted = _dtype(dtype, "float32" if str(name) in BUNDLED else stored)
     tokenizer = load_tokenizer(folder, family, config)
+    _check_device_map(device_map)
     network, used = _network(folder, config, converted, tensors, wanted, device_map)
     if device_map is None:
         network = _to_device(network, device)
@@ -66,6 +68,12 @@ def load(
     if not family.causal:
         network.generate = _refuse_generate
     shape = network.config
+    eos_id = converted.eos_ids[0] if len(converted.eos_ids) == 1 else tokenizer.eos_token_id
+    if eos_id is not None and not 0 <= eos_id < shape.vocab_size:
+        raise ModelError(
+            f"{folder}/tokenizer_config.json: eos_token: expected one of the {shape.vocab_size} tokens of the network, "
+            f"found {tokenizer.eos_token!r}, which is token {eos_id}; the tokenizer belongs to another model"
+        )
     card = ModelCard(
         name=str(name),
         family=family.name,
@@ -79,11 +87,12 @@ def load(
         stored_dtype=stored,
         dtype=str(wanted).removeprefix("torch."),
         mask_id=converted.mask_id,
-        eos_id=converted.eos_ids[0] if len(converted.eos_ids) == 1 else tokenizer.eos_token_id,
+        eos_id=eos_id,
         max_positions=shape.max_position_embeddings,
         eos_ids=converted.eos_ids if len(converted.eos_ids) > 1 else (),
     )
-    return Model(network, tokenizer, family, card, used)
+    longest = next(key for key, name in converted.layout.sizes.items() if name == "max_position_embeddings")
+    return Model(network, tokenizer, family, card, used, longest)
 
 
 def _find(name: str, revision: str | None) -> Path:
@@ -136,6 +145,16 @@ def _widest(tensors: Mapping[str, StoredTensor]) -> str:
     return found.pop() if len(found) == 1 else "float32"
 
 
+def _stored_dtype(config: Mapping[str, Any], folder: Path) -> str | None:
+    """What config.json says of its weights; None where it is silent."""
+    key = "dtype" if config.get("dtype") is not None else "torch_dtype"
+    found = config.get(key)
+    name = found.removeprefix("torch.") if isinstance(found, str) else found
+    if name is not None and not (isinstance(name, str) and name in DTYPES.values()):
+        raise ModelError(f"{folder}/config.json: {key}: expected float32, bfloat16, float16 or null, found {found!r}; correct the file")
+    return name
+
+
 def _dtype(dtype: torch.dtype | str | None, stored: str) -> torch.dtype:
     wanted = dtype if isinstance(dtype, torch.dtype) else getattr(torch, str(dtype or stored), None)
     if wanted not in (torch.float32, torch.bfloat16, torch.float16):
@@ -149,9 +168,7 @@ def _network(
     from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
 
-    layout = converted.layout
-    if device_map is not None and importlib.util.find_spec("accelerate") is None:
-        raise CallError(f"device_map {device_map!r} needs accelerate, which is not installed: pip install accelerate")
+    layout, used = converted.layout, None
     try:
         with quiet():
             asked = build_config(converted)
@@ -175,7 +192,11 @@ def _network(
             f"{folder}/config.json: expected the shape of a model, found a value that does not fit ({str(error).splitlines()[-1].strip()})"
         ) from error
     except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
-        raise ModelError(f"{folder}: its weights do not fit its config.json ({str(error).splitlines()[0]})") from error
+        if device_map is not None and used is not None:  # the weights fit by their headers
+            raise CallError(
+                f"device_map: expected a map that gives every part of the network a device, found {device_map!r} ({_first_line(error)})"
+            ) from error
+        raise ModelError(f"{folder}: its weights do not fit its config.json ({_first_line(error)})") from error
     left = {what: sorted(map(str, report[what])) for what in ("missing_keys", "unexpected_keys", "mismatched_keys") if report[what]}
     if left:
         raise ModelError(f"{folder}: expected every stored tensor in its place, found {left}")
@@ -225,11 +246,37 @@ def parameter_shapes(converted: Converted, config: Any) -> dict[str, tuple[int, 
     return {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
 
 
+def _check_device_map(device_map: Any) -> None:
+    """Before anything is loaded: the words of transformers, a device, or module → device; each device can be used here."""
+    if device_map is None:
+        return
+    if isinstance(device_map, Mapping) and device_map and all(isinstance(name, str) for name in device_map):
+        devices = set(device_map.values())
+    else:
+        devices = {device_map} if isinstance(device_map, str | int | torch.device) and device_map not in DEVICE_MAPS else set()
+        if not devices and device_map not in DEVICE_MAPS:
+            raise CallError(f"device_map: expected {', '.join(DEVICE_MAPS)}, a device, or module → device, found {device_map!r}")
+    for device in devices:
+        try:
+            if not isinstance(device, str | int | torch.device):
+                raise TypeError("a device is a name, a number or a torch.device")
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError, TypeError, ValueError) as error:
+            reason = _first_line(error)
+            raise CallError(f"device_map: expected devices that can be used here, found {device!r} ({reason}); try 'auto'") from error
+    if importlib.util.find_spec("accelerate") is None:
+        raise CallError(f"device_map {device_map!r} needs accelerate, which is not installed: pip install 'sinkscope[spread]'")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
 def _to_device(network: Any, device: str | torch.device) -> Any:
     try:
         return network.to(device)
     except (RuntimeError, AssertionError) as error:
-        raise CallError(f"device {device!r} cannot be used here ({str(error).splitlines()[0]}); pass device='cpu'") from error
+        raise CallError(f"device {device!r} cannot be used here ({_first_line(error)}); pass device='cpu'") from error
 
 
 def _hash(files: list[Path]) -> str:

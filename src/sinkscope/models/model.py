@@ -66,6 +66,7 @@ class Model:
         family: what is known of its kind.
         card: what identifies it.
         tensors: what came from its files; None for a network that came from none.
+        positions_key: key of its config.json that says ``card.max_positions``.
     """
 
     network: Any
@@ -73,21 +74,29 @@ class Model:
     family: Family
     card: ModelCard
     tensors: UsedTensors | None = None
+    positions_key: str = "max_position_embeddings"
 
     @property
     def device(self) -> torch.device:
         """Where its embeddings lie."""
         return next(self.network.parameters()).device
 
+    @property
+    def limit(self) -> str:
+        """The longest canvas and where that is said, for an error."""
+        return f"{self.card.name} was made for {self.card.max_positions} ({self.positions_key} in its config.json)"
+
     def encode(self, prompt: str | Sequence[int] | torch.Tensor) -> list[int]:
         """Token ids of a raw text, or the ids as they are.
 
         Raises:
             CallError: an empty prompt, a token outside the vocabulary, or a mask token in the prompt.
+            ModelError: a tokenizer whose tokens the network does not have.
         """
         if isinstance(prompt, str):
             ids = list(self.tokenizer(prompt).input_ids)
             self._refuse_unknown(prompt, ids)
+            self._refuse_foreign(ids)
         else:
             ids = _read_ids(prompt)
             beyond = [token for token in ids if not 0 <= token < self.card.vocabulary]
@@ -102,6 +111,14 @@ class Model:
         if self.card.mask_id is not None and self.card.mask_id in ids:
             place = ids.index(self.card.mask_id)
             raise CallError(f"prompt: holds the mask token {self.card.mask_id} at position {place}; a prompt must be without masks")
+
+    def _refuse_foreign(self, ids: list[int]) -> None:
+        beyond = [token for token in ids if not 0 <= token < self.card.vocabulary]
+        if beyond:
+            raise ModelError(
+                f"{self.card.name}: expected a tokenizer with the {self.card.vocabulary} tokens of the network, found that it makes "
+                f"{self.tokenizer.convert_ids_to_tokens(beyond[0])!r} token {beyond[0]}; its tokenizer belongs to another model"
+            )
 
     def _refuse_unknown(self, prompt: str, ids: list[int]) -> None:
         unknown = getattr(self.tokenizer, "unk_token_id", None)
@@ -133,7 +150,7 @@ class Model:
         """Token ids of a conversation by the tokenizer's chat template, or by the family's where it has none.
 
         Raises:
-            ModelError: neither has one, or the tokenizer lacks the control tokens of the family's.
+            ModelError: neither has one, one that is damaged, or the tokenizer lacks the control tokens of the family's.
             CallError: no conversation, an unknown word, or a mask token in it.
         """
         if (
@@ -142,13 +159,30 @@ class Model:
             or not all(isinstance(one, Mapping) and "role" in one and "content" in one for one in messages)
         ):
             raise CallError(f'expected messages as a list of {{"role": …, "content": …}}, found {messages!r}')
-        text = self.tokenizer.apply_chat_template(
-            list(messages), chat_template=self._template(), tokenize=False, add_generation_prompt=True
-        )
+        text = self._conversation(list(messages))
         ids = list(self.tokenizer(text, add_special_tokens=False).input_ids)
         self._refuse_unknown(text, ids)
+        self._refuse_foreign(ids)
         self._refuse_masks(ids)
         return ids
+
+    def _conversation(self, messages: list[dict[str, str]]) -> str:
+        from jinja2 import TemplateError, TemplateSyntaxError
+
+        template = self._template()
+        try:
+            return self.tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False, add_generation_prompt=True)
+        except TemplateSyntaxError as error:
+            raise ModelError(
+                f"{self.card.name}: chat_template of its tokenizer: expected Jinja, found a mistake in line {error.lineno} "
+                f"({error.message}); correct it or pass the prompt as text"
+            ) from error
+        except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise CallError(
+                f"messages: expected a conversation that the chat template of {self.card.name} can write, found one that it refuses "
+                f"({reason}); pass the prompt as text"
+            ) from error
 
     def _template(self) -> str | None:
         """None where the tokenizer brings its own."""

@@ -12,6 +12,9 @@ from sinkscope.models.quiet import quiet
 
 _DATA_CLASSES = (None, "PreTrainedTokenizerFast", "TokenizersBackend")  # all there is lies in tokenizer.json
 _BYTE_PAIR_CLASSES = ("DreamTokenizer", "Qwen2Tokenizer", "Qwen2TokenizerFast")
+_STOCK_CLASSES = (*_DATA_CLASSES, *_BYTE_PAIR_CLASSES, "LlamaTokenizer", "LlamaTokenizerFast", "GPT2Tokenizer", "GPT2TokenizerFast")
+CORE, SETTINGS, VOCABULARY, MERGES = "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"
+PIECES = "tokenizer.model"
 
 
 def load_tokenizer(folder: Path, family: Family, config: Mapping[str, Any]) -> Any:
@@ -20,59 +23,98 @@ def load_tokenizer(folder: Path, family: Family, config: Mapping[str, Any]) -> A
     Raises:
         ModelError: none that loads, one that needs code of the folder, or one whose mask is another.
     """
-    settings = _settings(folder)
+    settings = _read_object(folder / SETTINGS) if (folder / SETTINGS).exists() else {}
+    _check_settings(settings, family, config, folder)
+    _check_files(folder)
     try:
         with quiet():
-            tokenizer = _build(folder, family, config, settings)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+            tokenizer = _build(folder, config, settings)
+    except ModelError:
+        raise
+    except Exception as error:  # the tokenizers library raises nothing narrower
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelError(
-            f"{folder}: expected tokenizer.json and tokenizer_config.json, found no tokenizer that loads ({reason})"
-        ) from error
+        names = [CORE] if (folder / CORE).exists() else [name for name in (VOCABULARY, MERGES, PIECES) if (folder / name).exists()]
+        files = " and ".join([*names, SETTINGS])
+        raise ModelError(f"{folder}: expected a tokenizer in {files}, found none that loads ({reason}); fetch the files again") from error
     _check_ids(tokenizer, settings, folder)
     _check_mask(tokenizer, family, config, folder)
     return tokenizer
 
 
-def _settings(folder: Path) -> dict[str, Any]:
-    path = folder / "tokenizer_config.json"
-    if not path.exists():
-        return {}
+def _read_object(path: Path) -> dict[str, Any]:
     try:
-        settings = json.loads(path.read_text())
+        found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ModelError(f"{path}: expected JSON, found something else ({error})") from error
-    if not isinstance(settings, dict):
-        raise ModelError(f"{path}: expected a JSON object, found {type(settings).__name__}")
-    return settings
+        raise ModelError(f"{path}: expected JSON, found something else ({error}); fetch the file again") from error
+    if not isinstance(found, dict):
+        raise ModelError(f"{path}: expected a JSON object, found {type(found).__name__}; fetch the file again")
+    return found
 
 
-def _build(folder: Path, family: Family, config: Mapping[str, Any], settings: Mapping[str, Any]) -> Any:
-    import transformers
-
-    kind = settings.get("tokenizer_class")
+def _check_settings(settings: Mapping[str, Any], family: Family, config: Mapping[str, Any], folder: Path) -> None:
+    """No class that needs code of the folder."""
+    kind, file = settings.get("tokenizer_class"), f"{folder}/{SETTINGS}"
+    if kind is not None and not isinstance(kind, str):
+        raise ModelError(f"{file}: tokenizer_class: expected the name of a class, found {kind!r}")
+    if not isinstance(settings.get("chat_template"), str | list | None):
+        raise ModelError(f"{file}: chat_template: expected Jinja as text, found {settings['chat_template']!r}")
+    added = settings.get("added_tokens_decoder") or {}
+    if not isinstance(added, Mapping):
+        raise ModelError(f"{file}: added_tokens_decoder: expected an object from id to token, found {added!r}")
+    for number, token in added.items():
+        if not number.isdecimal() or not isinstance(token, Mapping) or not isinstance(token.get("content"), str):
+            raise ModelError(f"{file}: added_tokens_decoder: {number}: expected an id and a token with its content, found {token!r}")
     if family.name == "dream" and kind in _BYTE_PAIR_CLASSES:  # Dream's own class is remote code; it is Qwen2's byte pairs
-        return transformers.Qwen2Tokenizer.from_pretrained(folder, local_files_only=True)
-    if config.get("model_type") in STOCK:
-        return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    if kind not in _DATA_CLASSES:
+        return
+    stock = config.get("model_type") in STOCK
+    if ("auto_map" in settings and kind not in _STOCK_CLASSES) if stock else (kind not in _DATA_CLASSES):
         raise ModelError(
-            f"{folder}/tokenizer_config.json: tokenizer_class: expected PreTrainedTokenizerFast for {family.name}, found {kind!r}; "
+            f"{file}: tokenizer_class: expected PreTrainedTokenizerFast for {family.name}, found {kind!r}; "
             "it may need code of the folder, which sinkscope never runs"
         )
-    if not (folder / "tokenizer.json").exists():
-        raise OSError("tokenizer.json is missing")
-    return transformers.PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+
+
+def _check_files(folder: Path) -> None:
+    """Damage that the tokenizers library would report without the name of a file."""
+    if (folder / CORE).exists():
+        core = _read_object(folder / CORE)
+        if not isinstance(core.get("model"), dict):
+            raise ModelError(f"{folder}/{CORE}: model: expected an object, found {core.get('model')!r}; fetch the file again")
+        return
+    if (folder / VOCABULARY).exists():
+        for piece, number in _read_object(folder / VOCABULARY).items():
+            if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+                raise ModelError(f"{folder}/{VOCABULARY}: {piece}: expected the id of a token, found {number!r}; fetch the file again")
+    if (folder / MERGES).exists():
+        try:
+            lines = (folder / MERGES).read_text(encoding="utf-8").split("\n")
+        except ValueError as error:
+            raise ModelError(f"{folder}/{MERGES}: expected text, found something else ({error}); fetch the file again") from error
+        for number, line in enumerate(lines):
+            if line.strip() and not (number == 0 and line.startswith("#version")) and len(line.split(" ")) != 2:
+                raise ModelError(f"{folder}/{MERGES}: line {number + 1}: expected two pieces, found {line[:80]!r}; fetch the file again")
+
+
+def _build(folder: Path, config: Mapping[str, Any], settings: Mapping[str, Any]) -> Any:
+    """From tokenizer.json as it stands where there is one: transformers' own classes would put their rules in the place of its."""
+    import transformers
+
+    if (folder / CORE).exists():
+        return transformers.PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+    if settings.get("tokenizer_class") in _BYTE_PAIR_CLASSES and (folder / VOCABULARY).exists() and (folder / MERGES).exists():
+        return transformers.Qwen2Tokenizer.from_pretrained(folder, local_files_only=True)
+    if config.get("model_type") not in STOCK or not ((folder / VOCABULARY).exists() or (folder / PIECES).exists()):
+        raise ModelError(f"{folder}: expected {CORE} and {SETTINGS}, found no tokenizer that loads ({CORE} is missing)")
+    return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
 
 
 def _check_ids(tokenizer: Any, settings: Mapping[str, Any], folder: Path) -> None:
     """Added tokens must have kept the ids that the file gives them: a gap in the numbering moves all that follow."""
-    added = settings.get("added_tokens_decoder") or {}
-    for number, token in added.items():
-        text = token["content"] if isinstance(token, Mapping) else str(token)
+    for number, token in (settings.get("added_tokens_decoder") or {}).items():
+        text = token["content"]
         found = tokenizer.convert_tokens_to_ids(text)
         if found != int(number):
-            raise ModelError(f"{folder}/tokenizer_config.json: added_tokens_decoder: expected {text} to be token {number}, found {found}")
+            raise ModelError(f"{folder}/{SETTINGS}: added_tokens_decoder: expected {text} to be token {number}, found {found}")
 
 
 def _check_mask(tokenizer: Any, family: Family, config: Mapping[str, Any], folder: Path) -> None:
@@ -85,13 +127,12 @@ def _check_mask(tokenizer: Any, family: Family, config: Mapping[str, Any], folde
         theirs = tokenizer.convert_tokens_to_ids(family.tokens.mask_text)
         if theirs == mask:
             tokenizer.mask_token = family.tokens.mask_text
+    expected = f"{folder}/{SETTINGS}: mask_token: expected token {mask}, as mask_token_id in config.json says"
     if theirs is None:
         text = tokenizer.convert_ids_to_tokens(mask) if mask < len(tokenizer) else None
-        raise ModelError(
-            f"{folder}: expected a tokenizer with a mask token, {mask} as config.json says, found none"
-            + (f" (its token {mask} is {text!r})" if text is not None else f" (it has {len(tokenizer)} tokens)")
-        )
+        found = f"its token {mask} is {text!r}" if text is not None else f"it has {len(tokenizer)} tokens"
+        raise ModelError(f"{expected}, found none ({found}); name the mask token there")
     if theirs != mask:
         raise ModelError(
-            f"{folder}: config.json says mask_token_id {mask}, its tokenizer says {theirs}; one of them belongs to another model"
+            f"{expected}, found {tokenizer.convert_ids_to_tokens(theirs)!r}, token {theirs}; one of the two files belongs to another model"
         )

@@ -1,0 +1,182 @@
+"""Tokenizers: the file is read as it stands, and what is wrong with it is said with its name."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from damage import refusal
+from tiny import EOS, save_tiny
+from tiny_tokenizers import LLADA_ADDED, SAVE, save_llada_tokenizer, save_words
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+import sinkscope
+from sinkscope.errors import CallError, ModelError
+
+
+@pytest.fixture
+def qwen2(tmp_path):
+    """A causal Qwen2 without a tokenizer."""
+    sizes = {"vocab_size": 63, "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 6}
+    torch.manual_seed(0)
+    Qwen2ForCausalLM(Qwen2Config(**sizes, num_key_value_heads=2, eos_token_id=57)).save_pretrained(tmp_path)
+    return tmp_path
+
+
+CLASSES = ["PreTrainedTokenizerFast", "TokenizersBackend", "LlamaTokenizer", "LlamaTokenizerFast", "Qwen2Tokenizer", "GPT2Tokenizer", None]
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+@pytest.mark.parametrize("name", ["llama", "qwen2"])
+def test_a_tokenizer_file_is_read_as_it_stands(name, kind, request, tmp_path):
+    """transformers' classes would put byte pairs or their own spaces in the place of the words."""
+    folder = request.getfixturevalue("qwen2") if name == "qwen2" else save_tiny("llama", tmp_path)
+    save_words(folder, {57: "<|end|>"}, tokenizer_class=kind, eos_token="<|end|>")
+    model = sinkscope.load(str(folder))
+    text = "w3 w5 w9"
+    plain = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    assert model.encode(text) == plain(text).input_ids == [3, 5, 9]
+    assert model.decode([3, 5, 9]) == "w3 w5 w9"
+
+
+@pytest.mark.parametrize(("name", "text", "ids"), [("llada", "w3 w5", [3, 5]), ("mmada", "w3 w5", [3, 5]), ("dream", "hehe", [56, 56])])
+def test_the_other_families_read_theirs(name, text, ids, tmp_path):
+    model = sinkscope.load(str(SAVE[name](save_tiny(name, tmp_path))))
+    assert model.encode(text) == ids
+
+
+def test_a_dream_saved_as_one_file_is_read_as_it_stands(tmp_path):
+    save_llada_tokenizer(save_tiny("dream", tmp_path), LLADA_ADDED, tokenizer_class="Qwen2Tokenizer", mask_token="<|mdm_mask|>")
+    assert sinkscope.load(str(tmp_path)).encode("w3 w5 w9") == [3, 5, 9]
+
+
+# Tokens that the network does not have
+
+
+@pytest.fixture
+def foreign(tmp_path):
+    """A Llama of 63 tokens with a tokenizer that has a 70th."""
+    folder = save_words(save_tiny("llama", tmp_path), {57: "<|end|>", 58: "<|eot|>", 70: "w70"}, eos_token="<|eot|>", template="w70")
+    return sinkscope.load(str(folder))
+
+
+def test_text_beyond_the_vocabulary(foreign):
+    message = "expected a tokenizer with the 63 tokens of the network, found that it makes 'w70' token 70; its tokenizer belongs"
+    for call in (
+        lambda: foreign.encode("w3 w70"),
+        lambda: foreign.chat([{"role": "user", "content": "w3"}]),
+        lambda: sinkscope.generate(foreign, "w3 w70", length=2),
+        lambda: sinkscope.log_likelihood(foreign, "w3 w70", " w4"),
+        lambda: sinkscope.log_likelihood(foreign, "w3", " w70"),
+    ):
+        with pytest.raises(ModelError, match=message):
+            call()
+    with pytest.raises(CallError, match=r"continuation: token ids lie in 0…62, found \[70\]"):
+        sinkscope.log_likelihood(foreign, [3], "w70")
+
+
+def test_an_end_beyond_the_vocabulary(tmp_path):
+    """Batches are padded with it."""
+    save_words(save_tiny("llama", tmp_path), {57: "<|end|>", 70: "<|eot|>"}, eos_token="<|eot|>")
+    expected = "tokenizer_config.json: eos_token: expected one of the 63 tokens of the network, found '<|eot|>', which is token 70"
+    assert expected in refusal(tmp_path)
+
+
+# Files that are damaged
+
+
+@pytest.mark.parametrize("name", ["llada", "llama"])
+@pytest.mark.parametrize(
+    ("text", "fragment"),
+    [
+        ("{}", "/tokenizer.json: model: expected an object, found None"),
+        ("[]", "/tokenizer.json: expected a JSON object, found list"),
+        ("null", "/tokenizer.json: expected a JSON object, found NoneType"),
+        ("{", "/tokenizer.json: expected JSON, found something else"),
+        ('{"model": {}}', ": expected a tokenizer in tokenizer.json and tokenizer_config.json, found none that loads"),
+        (
+            '{"version": "1.0", "added_tokens": [], "model": {"type": "WordLevel", "vocab": [1]}}',
+            ": expected a tokenizer in tokenizer.json",
+        ),
+    ],
+)
+def test_a_tokenizer_file_that_is_damaged(name, text, fragment, tmp_path):
+    folder = SAVE[name](save_tiny(name, tmp_path))
+    (folder / "tokenizer.json").write_text(text)
+    assert f"{folder}{fragment}" in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "fragment"),
+    [
+        ("vocab.json", "[]", "/vocab.json: expected a JSON object, found list"),
+        ("vocab.json", "{", "/vocab.json: expected JSON, found something else"),
+        ("vocab.json", '{"a": "b"}', "/vocab.json: a: expected the id of a token, found 'b'"),
+        ("vocab.json", '{"a": -1}', "/vocab.json: a: expected the id of a token, found -1"),
+        ("vocab.json", "{}", ": expected a tokenizer in vocab.json and merges.txt and tokenizer_config.json, found none that loads"),
+        ("merges.txt", "#version: 0.2\nhe\n", "/merges.txt: line 2: expected two pieces, found 'he'"),
+        ("merges.txt", "h e x", "/merges.txt: line 1: expected two pieces, found 'h e x'"),
+        ("merges.txt", "q zz", ": expected a tokenizer in vocab.json and merges.txt and tokenizer_config.json, found none that loads"),
+    ],
+)
+def test_a_table_of_byte_pairs_that_is_damaged(file, text, fragment, tmp_path):
+    folder = SAVE["dream"](save_tiny("dream", tmp_path))
+    (folder / file).write_text(text)
+    assert f"{folder}{fragment}" in refusal(folder)
+
+
+def test_merges_that_are_no_text(tmp_path):
+    folder = SAVE["dream"](save_tiny("dream", tmp_path))
+    (folder / "merges.txt").write_bytes(b"\xff\xfe")
+    assert f"{folder}/merges.txt: expected text, found something else" in refusal(folder)
+
+
+@pytest.mark.parametrize("name", ["dream", "llama"])
+@pytest.mark.parametrize(
+    ("settings", "fragment"),
+    [
+        ({"added_tokens_decoder": [1]}, "/tokenizer_config.json: added_tokens_decoder: expected an object from id to token, found [1]"),
+        ({"added_tokens_decoder": {"x": {"content": "a"}}}, "/tokenizer_config.json: added_tokens_decoder: x: expected an id and a token"),
+        ({"added_tokens_decoder": {"57": {"content": 3}}}, "/tokenizer_config.json: added_tokens_decoder: 57: expected an id and a token"),
+        ({"tokenizer_class": 3}, "/tokenizer_config.json: tokenizer_class: expected the name of a class, found 3"),
+        ({"chat_template": 3}, "/tokenizer_config.json: chat_template: expected Jinja as text, found 3"),
+        ({"eos_token": 5}, "tokenizer_config.json, found none that loads (Special token eos_token has to be"),
+    ],
+)
+def test_settings_that_are_damaged(name, settings, fragment, tmp_path):
+    folder = SAVE[name](save_tiny(name, tmp_path))
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | settings))
+    message = refusal(folder)
+    assert fragment in message and str(folder) in message
+
+
+def test_a_stock_tokenizer_that_needs_code_of_the_folder(tmp_path):
+    save_words(save_tiny("llama", tmp_path), {57: "<|end|>"}, tokenizer_class="Own", auto_map={"AutoTokenizer": ["own.Own", None]})
+    assert "tokenizer_config.json: tokenizer_class: expected PreTrainedTokenizerFast for llama, found 'Own'" in refusal(tmp_path)
+
+
+# Conversations
+
+
+@pytest.mark.parametrize(
+    ("template", "kind", "message"),
+    [
+        ("w1 \n{% for %}", ModelError, "chat_template of its tokenizer: expected Jinja, found a mistake in line 2"),
+        ("{{ raise_exception('roles must alternate') }}", CallError, r"messages: .* found one that it refuses \(roles must alternate\)"),
+        ("{{ messages[0]['content'] + 1 }}", CallError, "messages: expected a conversation that the chat template of .* can write"),
+    ],
+)
+def test_a_conversation_that_the_template_cannot_write(template, kind, message, tmp_path):
+    save_words(save_tiny("llama", tmp_path), {EOS: "<|end|>"}, eos_token="<|end|>", template=template)
+    with pytest.raises(kind, match=message):
+        sinkscope.load(str(tmp_path)).chat([{"role": "user", "content": "w3"}])
+
+
+@pytest.mark.parametrize(("name", "key"), [("llada", "max_sequence_length"), ("dream", "max_position_embeddings")])
+def test_a_canvas_is_refused_with_the_key_that_says_so(name, key, tmp_path):
+    model = sinkscope.load(str(SAVE[name](save_tiny(name, tmp_path))))
+    assert model == dataclasses.replace(model, positions_key=key)
+    for call in (lambda: sinkscope.generate(model, [3], length=128), lambda: sinkscope.log_likelihood(model, [3] * 100, [4] * 100)):
+        with pytest.raises(CallError, match=rf"was made for 128 \({key} in its config.json\)"):
+            call()
