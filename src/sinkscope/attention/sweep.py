@@ -128,6 +128,7 @@ def _attend(
     bias, blind = _bias(mask, alone=not front.count)
     taken = None if hidden is None else Taken(hidden, front.count, query.device)
     transposed = key.float().transpose(-1, -2)  # scores rounded to bfloat16 before the softmax would be off by a hundredth and more
+    scaled = query.float() * scale
     scratch = _Scratch(query, key, value, front, mask)
     limit = CPU_SCORES * torch.get_num_threads() if query.device.type == "cpu" else GPU_SCORES
     chunk = max(1, min(kv_heads, limit // max(1, batch * repeat * block * keys)))
@@ -140,7 +141,7 @@ def _attend(
             part = query[:, own, rows]
 
             def scored(rows: slice = rows, part: Tensor = part, shared: slice = shared, own: slice = own) -> Tensor:
-                scores = scratch.scores(part, transposed[:, shared], scale)
+                scores = scratch.scores(scaled[:, own, rows], transposed[:, shared])
                 if causal:
                     scores += _causal_bias(rows, keys, query.device)
                 elif bias is not None:
@@ -197,19 +198,19 @@ class _Scratch:
         self._reuse = not (torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in given))
         self._buffer = query.new_empty(0, dtype=torch.float32)
 
-    def scores(self, part: Tensor, keys: Tensor, scale: float) -> Tensor:
-        """Scaled scores [batch, head, query, key] in fp32; query heads that share a key head go into one product."""
+    def scores(self, part: Tensor, keys: Tensor) -> Tensor:
+        """Scores [batch, head, query, key] of scaled queries; query heads that share a key head go into one product."""
         batch, heads, length, dim = part.shape
         shared = keys.shape[1]
         rows = heads // shared * length
-        scaled = (part.float() * scale).reshape(batch, shared, rows, dim)
+        part = part.reshape(batch, shared, rows, dim)
         if not self._reuse:
-            return torch.matmul(scaled, keys).view(batch, heads, length, -1)
+            return torch.matmul(part, keys).view(batch, heads, length, -1)
         size = batch * heads * length * keys.shape[-1]
         if len(self._buffer) < size:
             self._buffer = self._buffer.new_empty(size)
         scores = self._buffer[:size].view(batch, shared, rows, keys.shape[-1])
-        torch.matmul(scaled, keys, out=scores)
+        torch.matmul(part, keys, out=scores)
         return scores.view(batch, heads, length, -1)
 
     def softmax(self, scores: Tensor) -> Tensor:
