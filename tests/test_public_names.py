@@ -12,10 +12,12 @@ import sinkscope
 DOCUMENTED = {
     "Generation",
     "Model",
+    "SinkToken",
     "Sinks",
     "Trace",
     "Track",
     "Tracks",
+    "add_sink_token",
     "find_sinks",
     "generate",
     "load",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sinkscope.decoding import Generation, generate
-    from sinkscope.models import Model, load
+    from sinkscope.models import Model, SinkToken, add_sink_token, load
     from sinkscope.recorder import recording
     from sinkscope.sinks import Sinks, Track, Tracks, find_sinks, track
     from sinkscope.traces import Trace, open_trace, open_traces
@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 _HOME = {
     "Generation": "decoding",
     "Model": "models",
+    "SinkToken": "models",
     "Sinks": "sinks",
     "Trace": "traces",
     "Track": "sinks",
     "Tracks": "sinks",
+    "add_sink_token": "models",
     "find_sinks": "sinks",
     "generate": "decoding",
     "load": "models",
@@ -36,10 +38,12 @@ _HOME = {
 __all__ = [
     "Generation",
     "Model",
+    "SinkToken",
     "Sinks",
     "Trace",
     "Track",
     "Tracks",
+    "add_sink_token",
     "find_sinks",
     "generate",
     "load",

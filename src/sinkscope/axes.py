@@ -7,11 +7,12 @@ head       query heads; ``kv_head`` where keys and values have fewer
 query      tokens that look, in this call
 key        tokens that can be looked at; as many as queries, or more behind a cache
 position   tokens of the canvas of one prompt, left padding stripped
+sink       constant keys of the network's own, no token of the canvas: sink tokens, or the learned logit
 group      sets of queries whose columns are kept apart: all, masked, prompt
 dim        components of one head's vectors
 """
 
-STEP, LAYER, HEAD, KV_HEAD, KEY, POSITION = "step", "layer", "head", "kv_head", "key", "position"
+STEP, LAYER, HEAD, KV_HEAD, KEY, POSITION, SINK = "step", "layer", "head", "kv_head", "key", "position", "sink"
 
 TRACE_AXES: dict[str, tuple[str, ...]] = {
     "tokens": (STEP, POSITION),
@@ -27,6 +28,7 @@ TRACE_AXES: dict[str, tuple[str, ...]] = {
     "value_norms": (STEP, LAYER, KV_HEAD, POSITION),
     "key_norms": (STEP, LAYER, KV_HEAD, POSITION),
     "hidden_norms": (STEP, LAYER, POSITION),
+    "sink_token_columns": (STEP, LAYER, HEAD, SINK),
 }
 
 TRACE_UNITS: dict[str, str] = {
@@ -43,4 +45,5 @@ TRACE_UNITS: dict[str, str] = {
     "value_norms": "Euclidean norm",
     "key_norms": "Euclidean norm",
     "hidden_norms": "Euclidean norm of what enters the layer",
+    "sink_token_columns": "queries' worth of attention; with column_sums, sums to the number of queries",
 }

@@ -1,11 +1,13 @@
 """Attention with column sums, and the seam through which a model uses it."""
 
 from sinkscope.attention.records import GenerationStart, LayerCall, StepContext, StepResult
+from sinkscope.attention.seam import NAME, register_seam
 from sinkscope.attention.session import Session, current_session, subscribed
 from sinkscope.attention.subscribers import Hider, Prepender, Subscriber, Watcher
 from sinkscope.attention.sweep import Columns, Prefix, attend
 
 __all__ = [
+    "NAME",
     "Columns",
     "GenerationStart",
     "Hider",
@@ -19,5 +21,6 @@ __all__ = [
     "Watcher",
     "attend",
     "current_session",
+    "register_seam",
     "subscribed",
 ]

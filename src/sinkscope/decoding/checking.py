@@ -29,7 +29,8 @@ class _Adder(Watcher):
 
     def watch(self, call: LayerCall, columns: Columns) -> None:
         queries = call.query.shape[2]
-        self.worst = max(self.worst, float((columns.sums[:, :, 0].sum(-1) - queries).abs().max()))
+        found = columns.sums[:, :, 0].sum(-1) + (0 if columns.prefix is None else columns.prefix[:, :, 0].sum(-1))
+        self.worst = max(self.worst, float((found - queries).abs().max()))
         self.layers, self.queries = self.layers + 1, queries
 
 
@@ -85,10 +86,11 @@ def _parameters(model: Model) -> Check:
     width, head = config.hidden_size, getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     queries, keys = config.num_attention_heads * head, config.num_key_value_heads * head
     attention = width * (queries + 2 * keys) + queries * width
-    biases = (queries + 2 * keys) if config.model_type == "qwen2" else 0
+    biases = (queries + 2 * keys) if config.model_type.endswith("qwen2") else 0
     layer = attention + biases + 3 * width * config.intermediate_size + 2 * width
     heads = 1 if config.tie_word_embeddings else 2
     expected = heads * config.vocab_size * width + config.num_hidden_layers * layer + width
+    expected += sum(parameter.numel() for name, parameter in model.network.named_parameters() if "sink_" in name)
     return Check("parameters add up to the shape", f"{model.card.parameters:,}, expected {expected:,}", model.card.parameters == expected)
 
 

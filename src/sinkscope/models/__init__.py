@@ -3,5 +3,18 @@
 from sinkscope.models.family import LLADA, LLAMA, Family, recognise
 from sinkscope.models.loading import BUNDLED, bundled_folder, load
 from sinkscope.models.model import Model, ModelCard
+from sinkscope.models.sink_token import SinkToken, add_sink_token
 
-__all__ = ["BUNDLED", "LLADA", "LLAMA", "Family", "Model", "ModelCard", "bundled_folder", "load", "recognise"]
+__all__ = [
+    "BUNDLED",
+    "LLADA",
+    "LLAMA",
+    "Family",
+    "Model",
+    "ModelCard",
+    "SinkToken",
+    "add_sink_token",
+    "bundled_folder",
+    "load",
+    "recognise",
+]

@@ -14,6 +14,7 @@ import torch
 from sinkscope.errors import CallError, ModelError
 from sinkscope.models.family import recognise
 from sinkscope.models.model import Model, ModelCard
+from sinkscope.models.sink_token import SinkToken, check_token_id, split_config, with_sink
 
 BUNDLED = ("lab-diffusion", "lab-autoregressive")
 
@@ -45,17 +46,19 @@ def load(
         ModelError: a folder that is no model, or one whose weights do not fit.
     """
     folder = _find(str(name), revision)
-    config = _read_config(folder)
+    config, variant = split_config(_read_config(folder), str(folder))
     family = recognise(config, str(folder))
     files = _weight_files(folder)
     stored = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
     wanted = _dtype(dtype, "float32" if str(name) in BUNDLED else stored)
-    network = _network(folder, config, wanted, device_map)
+    network = _network(folder, config, variant, wanted, device_map)
     if device_map is None:
         network = _to_device(network, device)
     network.eval()
     tokenizer = _tokenizer(folder)
     _check_tokenizer(tokenizer, config, folder)
+    if variant is not None:
+        check_token_id(tokenizer, variant, f"the tokenizer of {folder}", ModelError)
     if not family.causal:
         network.generate = _refuse_generate
     shape = network.config
@@ -75,6 +78,7 @@ def load(
         mask_id=config.get("mask_token_id") if not family.causal else None,
         eos_id=eos,
         max_positions=shape.max_position_embeddings,
+        sink_token=None if variant is None else variant.name,
     )
     return Model(network, tokenizer, family, card)
 
@@ -155,7 +159,7 @@ def _dtype(dtype: torch.dtype | str | None, stored: str) -> torch.dtype:
     return wanted
 
 
-def _network(folder: Path, config: dict[str, Any], dtype: torch.dtype, device_map: Any) -> Any:
+def _network(folder: Path, config: dict[str, Any], variant: SinkToken | None, dtype: torch.dtype, device_map: Any) -> Any:
     import transformers
     from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
@@ -163,8 +167,11 @@ def _network(folder: Path, config: dict[str, Any], dtype: torch.dtype, device_ma
     classes = {"llama": transformers.LlamaForCausalLM, "qwen2": transformers.Qwen2ForCausalLM}
     try:
         with _quiet():
-            network, report = classes[config["model_type"]].from_pretrained(
+            body = classes[config["model_type"]]
+            network_class, asked = with_sink(body, body.config_class.from_dict(config), variant)
+            network, report = network_class.from_pretrained(
                 folder,
+                config=asked,
                 dtype=dtype,
                 device_map=device_map,
                 attn_implementation="sdpa",

@@ -25,6 +25,7 @@ class ModelCard:
         stored_dtype, dtype: on disk, and in memory.
         mask_id, eos_id: special tokens, None where it has none.
         max_positions: the longest canvas it was made for.
+        sink_token: name of the variant of its sink token, None without one.
     """
 
     name: str
@@ -41,6 +42,7 @@ class ModelCard:
     mask_id: int | None
     eos_id: int | None
     max_positions: int
+    sink_token: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for manifests."""

@@ -38,6 +38,7 @@ class _Seen:
     value_norms: Tensor
     key_norms: Tensor
     hidden_norms: Tensor | None
+    sink_token: Tensor | None  # [batch, head, sink]
 
 
 class Recorder(Watcher):
@@ -74,6 +75,7 @@ class Recorder(Watcher):
             torch.linalg.vector_norm(call.value, dim=-1, dtype=torch.float32),
             torch.linalg.vector_norm(call.key, dim=-1, dtype=torch.float32),
             None if hidden is None else torch.linalg.vector_norm(hidden, dim=-1, dtype=torch.float32),
+            None if columns.prefix is None else columns.prefix[:, :, call.groups.index("all")],
         )
 
     def end_step(self, result: StepResult | None) -> None:
@@ -163,6 +165,8 @@ class Recorder(Watcher):
             "value_norms": step["value_norms"][..., own],
             "key_norms": step["key_norms"][..., own],
         }
+        if "sink_token" in step:
+            arrays["sink_token_columns"] = step["sink_token"]
         queries = step["diagonal"].shape[-1]
         fresh = slice(max(0, padding - (width - queries)), None)
         arrays["self_attention"] = step["diagonal"][..., fresh]
@@ -218,6 +222,9 @@ def _stack(layers: list[_Seen]) -> dict[str, Tensor]:
     }
     if all(one is not None for one in hidden):
         stacked["hidden_norms"] = torch.stack([one for one in hidden if one is not None])
+    sinks = [layer.sink_token for layer in layers]
+    if all(one is not None for one in sinks):
+        stacked["sink_token"] = torch.stack([one for one in sinks if one is not None])
     return stacked
 
 
@@ -230,6 +237,8 @@ def _accumulate(running: dict[str, Tensor], arrays: dict[str, Tensor]) -> dict[s
         before = running["column_sums"]
         columns[..., : before.shape[-1]] += before
     running["column_sums"] = columns
+    if "sink_token_columns" in arrays:
+        running["sink_token_columns"] = arrays["sink_token_columns"] + running.get("sink_token_columns", 0)
     for name in ("self_attention", "hidden_norms"):
         if name in arrays:
             running[name] = torch.cat([running[name], arrays[name]], dim=-1) if name in running else arrays[name]
