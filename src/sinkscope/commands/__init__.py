@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from sinkscope.commands.folding import fold
 from sinkscope.commands.measuring import bench, evaluate, problems, table
 from sinkscope.commands.models import check, train
 from sinkscope.commands.reading import figures, sinks, tracks
@@ -17,6 +18,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "evaluate": evaluate,
     "table": table,
     "train": train,
+    "fold": fold,
     "check": check,
     "bench": bench,
 }
