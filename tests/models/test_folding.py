@@ -139,7 +139,7 @@ def test_shards_are_folded_where_the_embedding_was(tmp_path):
     for file in parts:
         with safe_open(out / file, "pt") as stored:
             assert {name for name, home in written["weight_map"].items() if home == file} == set(stored.keys())
-            sizes += sum(stored.get_tensor(name).nbytes for name in stored.keys())
+            sizes += sum(stored.get_tensor(name).nbytes for name in stored)
     assert written["metadata"]["total_size"] == sizes
     assert (logits(sinkscope.load(str(folder))) - logits(sinkscope.load(str(out)))).abs().max() < 1e-5
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from sinkscope.commands.folding import fold
+from sinkscope.commands.folding import convert, fold
 from sinkscope.commands.measuring import bench, evaluate, problems, table
 from sinkscope.commands.models import check, train
 from sinkscope.commands.reading import figures, sinks, tracks
@@ -19,6 +19,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "table": table,
     "train": train,
     "fold": fold,
+    "convert": convert,
     "check": check,
     "bench": bench,
 }

@@ -91,6 +91,7 @@ def _parameters(model: Model) -> Check:
     heads = 1 if config.tie_word_embeddings else 2
     expected = heads * config.vocab_size * width + config.num_hidden_layers * layer + width
     expected += sum(parameter.numel() for name, parameter in model.network.named_parameters() if "sink_" in name)
+    expected -= (config.vocab_size - model.network.lm_head.out_features) * width
     return Check("parameters add up to the shape", f"{model.card.parameters:,}, expected {expected:,}", model.card.parameters == expected)
 
 

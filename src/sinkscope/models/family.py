@@ -34,6 +34,11 @@ class Family:
 LLADA = Family("llada", causal=False, sampler="llada", recognised=("llama",), source="ML-GSAI/LLaDA, generate.py")
 LLAMA = Family("llama", causal=True, sampler="autoregressive", recognised=("llama", "qwen2"), source="transformers, LlamaForCausalLM")
 
+SMDM = Family(
+    "smdm", causal=False, sampler="llada", recognised=("llama",), source="skywalker0523/OneTokenIsEnough, lit_gpt/diffmodel_extratoken.py"
+)
+MARK = "sinkscope_family"  # in config.json, names the family of a folder in transformers' layout
+
 
 def recognise(config: Mapping[str, Any], where: str) -> Family:
     """The family of a ``config.json``.
@@ -54,7 +59,7 @@ def recognise(config: Mapping[str, Any], where: str) -> Family:
             raise ModelError(
                 f"{where}: a bidirectional model needs mask_token_id in its config.json, found {config.get('mask_token_id')!r}"
             )
-        return LLADA
+        return SMDM if config.get(MARK) == SMDM.name else LLADA
     code = " Its config.json names remote code (auto_map), which sinkscope never runs." if "auto_map" in config else ""
     raise ModelError(
         f"{where}: expected model_type llama or qwen2 (causal), or llama with is_causal false and a mask_token_id; "

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from sinkscope.errors import CallError, ModelError
-from sinkscope.models.family import recognise
+from sinkscope.models.family import MARK, SMDM, recognise
 from sinkscope.models.model import Model, ModelCard
 from sinkscope.models.sink_token import SinkToken, check_token_id, split_config, with_sink
 
@@ -165,6 +165,10 @@ def _network(folder: Path, config: dict[str, Any], variant: SinkToken | None, dt
     from safetensors import SafetensorError
 
     classes = {"llama": transformers.LlamaForCausalLM, "qwen2": transformers.Qwen2ForCausalLM}
+    if config.get(MARK) == SMDM.name:
+        from sinkscope.models.smdm_network import MasklessHeadLlama
+
+        classes["llama"] = MasklessHeadLlama
     try:
         with _quiet():
             body = classes[config["model_type"]]
