@@ -34,6 +34,7 @@ class Family:
 LLADA = Family("llada", causal=False, sampler="llada", recognised=("llama",), source="ML-GSAI/LLaDA, generate.py")
 LLAMA = Family("llama", causal=True, sampler="autoregressive", recognised=("llama", "qwen2"), source="transformers, LlamaForCausalLM")
 
+DREAM = Family("dream", causal=False, sampler="dream", recognised=("llama",), source="DreamLM/Dream, generation_utils.py", shift=True)
 SMDM = Family(
     "smdm", causal=False, sampler="llada", recognised=("llama",), source="skywalker0523/OneTokenIsEnough, lit_gpt/diffmodel_extratoken.py"
 )
@@ -59,7 +60,11 @@ def recognise(config: Mapping[str, Any], where: str) -> Family:
             raise ModelError(
                 f"{where}: a bidirectional model needs mask_token_id in its config.json, found {config.get('mask_token_id')!r}"
             )
-        return SMDM if config.get(MARK) == SMDM.name else LLADA
+        known = {family.name: family for family in (LLADA, DREAM, SMDM)}
+        name = config.get(MARK, LLADA.name)
+        if name not in known:
+            raise ModelError(f"{where}: config.json: expected {MARK} to be one of {', '.join(known)}, found {name!r}")
+        return known[name]
     code = " Its config.json names remote code (auto_map), which sinkscope never runs." if "auto_map" in config else ""
     raise ModelError(
         f"{where}: expected model_type llama or qwen2 (causal), or llama with is_causal false and a mask_token_id; "

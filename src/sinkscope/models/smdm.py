@@ -129,7 +129,8 @@ def convert_weights(weights: Mapping[str, Tensor], where: str, heads: int | None
     extra = table.shape[0] - vocabulary
     if extra not in (1, 2):
         raise ModelError(
-            f"{where}: expected an embedding with a row for the mask and at most one for a sink beyond the head's {vocabulary}, found {extra}"
+            f"{where}: expected an embedding with a row for the mask, and at most one for a sink, beyond the head's {vocabulary}, "
+            f"found {extra}"
         )
     layers = 1 + max((int(found[1]) for name in weights if (found := re.match(BLOCK, name))), default=-1)
     if not layers:
