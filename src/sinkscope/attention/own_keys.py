@@ -34,39 +34,46 @@ def attend_behind(
         scale: factor on the scores; learned logits are scores already.
         dropout: share of attention weights that are dropped.
     """
-    count = prefix.count
+    count, (batch, heads, queries, dim), kv_heads = prefix.count, query.shape, key.shape[1]
     if causal:
-        mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril_()
+        mask = torch.ones(queries, key.shape[2], dtype=torch.bool, device=query.device).tril_()
     if mask is not None:
         mask = pad(mask, (count, 0), value=True if mask.dtype == torch.bool else 0.0)
     front_keys, front_values = _expanded(prefix.keys, key), _expanded(prefix.values, value)
-    repeat = query.shape[1] // key.shape[1]
-    few = query.shape[2] <= FEW_QUERIES
+    gradients = torch.is_grad_enabled()
+    if queries <= FEW_QUERIES and not gradients:  # behind a cache: keys are not copied
+        grouped = query.reshape(batch, kv_heads, -1, dim)  # heads of one key head: one product
+        front = query.new_zeros(batch, heads, queries, count)
+        if front_keys is not None:
+            front = (grouped @ front_keys.transpose(-1, -2)).view_as(front) * scale
+        scores = torch.cat([front, (grouped @ key.transpose(-1, -2)).view(batch, heads, queries, -1) * scale], dim=-1)
+        weights = _weights(scores, prefix.logits, mask, dropout).view(batch, kv_heads, -1, scores.shape[-1])
+        output = weights[..., count:] @ value
+        if front_values is not None:
+            output = output + weights[..., :count] @ front_values
+        return output.view(batch, heads, queries, -1)
+    keys = torch.cat([key.new_zeros(batch, kv_heads, count, dim) if front_keys is None else front_keys, key], dim=2)
+    nothing = value.new_zeros(batch, kv_heads, count, value.shape[-1])
+    values = torch.cat([nothing if front_values is None else front_values, value], dim=2)
     # Plain products beat the CPU's fused kernel on short canvases, backward above all.
-    plain = prefix.logits is not None or few or (query.device.type == "cpu" and torch.is_grad_enabled())
-    if not plain:
-        assert front_keys is not None
-        if front_values is None:
-            front_values = value.new_zeros(*value.shape[:2], count, value.shape[-1])
-        keys, values = torch.cat([front_keys, key], dim=2), torch.cat([front_values, value], dim=2)
-        return scaled_dot_product_attention(query, keys, values, attn_mask=mask, dropout_p=dropout, scale=scale, enable_gqa=repeat > 1)
-    grouped = query.reshape(query.shape[0], key.shape[1], repeat * query.shape[2], query.shape[3])  # heads of one key head: one product
-    shape = (*query.shape[:3], -1)
-    scores = (grouped @ key.transpose(-1, -2) * scale).view(shape)
-    if prefix.logits is not None:
-        front = prefix.logits[None, :, None, :].to(scores).expand(*query.shape[:3], -1)
-    else:
-        assert front_keys is not None
-        front = (grouped @ front_keys.transpose(-1, -2) * scale).view(shape)
-    scores = torch.cat([front, scores], dim=-1)
+    if prefix.logits is None and not (gradients and query.device.type == "cpu"):
+        return scaled_dot_product_attention(
+            query, keys, values, attn_mask=mask, dropout_p=dropout, scale=scale, enable_gqa=heads > kv_heads
+        )
+    grouped = query.reshape(batch * kv_heads, -1, dim)
+    scores = torch.baddbmm(query.new_zeros(()), grouped, keys.flatten(0, 1).transpose(-1, -2), beta=0, alpha=scale)
+    weights = _weights(scores.view(batch, heads, queries, -1), prefix.logits, mask, dropout)
+    return torch.bmm(weights.view(*grouped.shape[:2], -1), values.flatten(0, 1)).view(batch, heads, queries, -1)
+
+
+def _weights(scores: Tensor, logits: Tensor | None, mask: Tensor | None, dropout: float) -> Tensor:
+    """Softmax of [batch, head, query, count + key], the scores of learned logits put in."""
+    if logits is not None:
+        scores = scores + pad(logits[None, :, None].to(scores), (0, scores.shape[-1] - logits.shape[-1]))
     if mask is not None:
         scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min) if mask.dtype == torch.bool else scores + mask
-    weights = drop(torch.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(query.dtype), dropout)
-    flat = weights.view(*grouped.shape[:3], -1)
-    output = flat[..., count:] @ value
-    if front_values is not None:
-        output = output + flat[..., :count] @ front_values
-    return output.view(*query.shape[:3], -1)
+    weights = torch.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(scores.dtype)
+    return drop(weights, dropout) if dropout else weights
 
 
 def _expanded(constant: Tensor | None, like: Tensor) -> Tensor | None:
