@@ -10,7 +10,7 @@ import sinkscope
 from sinkscope.attention import Hider, Watcher, subscribed
 from sinkscope.errors import AttentionError, CallError
 from sinkscope.models import SinkToken, add_sink_token
-from sinkscope.models.sink_token import VARIANTS
+from sinkscope.models.sink_token import VARIANTS, hidden_sink
 
 TOKENS = torch.randint(4, 150, (3, 21), generator=torch.Generator().manual_seed(1))
 TOKEN_VARIANTS = [SinkToken(), SinkToken(count=2), SinkToken(count=4), SinkToken(zero_value=True)]
@@ -190,6 +190,22 @@ def test_hiding_a_key_hides_that_key_of_the_users_text(name):
     expected = network(TOKENS, attention_mask=mask, use_cache=False).logits
     assert difference(hidden, expected) < 1e-5
     assert all(bool((sums[..., 6] == 0).all()) and bool((sums[..., 5] > 0).all()) for sums in watcher.sums)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["token", "token-end", "token-4", "logit"])
+def test_the_sink_itself_can_be_hidden(name):
+    """What is left is the body at the same places: RoPE knows distances alone."""
+    plain = body()
+    network = trained(add_sink_token(copy.deepcopy(plain), name))
+    before = network(TOKENS, use_cache=False).logits
+    with hidden_sink(network):
+        hidden = network(TOKENS, use_cache=False).logits
+    assert difference(hidden, plain(TOKENS, use_cache=False).logits) < 1e-5
+    assert torch.equal(network(TOKENS, use_cache=False).logits, before) and difference(hidden, before) > 1e-2
+    for without in (plain, add_sink_token(body(), "gate")):
+        with pytest.raises(CallError, match="expected a network with a sink token or a learned logit to hide, found"), hidden_sink(without):
+            pass
 
 
 def test_another_attention_that_would_leave_the_sink_out_is_refused():

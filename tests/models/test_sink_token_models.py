@@ -38,6 +38,11 @@ def test_what_is_saved_is_loaded(folders, name):
     assert model.card.sink_token == name and model.family.name == "llada" and model.card.vocabulary == len(model.tokenizer)
 
 
+def test_loading_a_sink_says_nothing(folders, capfd, caplog):
+    sinkscope.load(str(folders["token"]))
+    assert capfd.readouterr() == ("", "") and not caplog.records
+
+
 def test_a_qwen2_with_a_sink_loads(tmp_path):
     folder = save(with_sink(kind="qwen2", causal=True), tmp_path / "model")
     model = sinkscope.load(str(folder))

@@ -11,6 +11,7 @@ from smdm_weights import COLUMNS, KINDS, MASK, SHAPE, SINK, canvas, lit_gpt_weig
 
 import sinkscope
 from sinkscope.commands import COMMANDS
+from sinkscope.decoding.checking import check_model
 from sinkscope.errors import CallError, ModelError
 from sinkscope.lab.vocabulary import build_tokenizer
 from sinkscope.models import SMDM
@@ -52,6 +53,11 @@ def test_logits_are_those_of_the_published_code(converted):
     assert model.card.sink_token == (None if kind == "none" else kind)
     if kind == "token":
         assert model.network.config.sink_token["token_id"] == SINK
+
+
+def test_sinkscope_check_proves_it(converted):
+    failed = [one for one in check_model(sinkscope.load(str(converted[1]))) if not one.passed]
+    assert not failed
 
 
 @torch.no_grad()

@@ -236,7 +236,8 @@ def _tokenizer(folder: Path) -> Any:
     import transformers
 
     try:
-        return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        with _quiet():  # it wonders at a model_type that is not transformers' own
+            return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(
             f"{folder}: expected tokenizer.json and tokenizer_config.json, found no tokenizer that loads ({str(error).splitlines()[0]})"

@@ -41,7 +41,7 @@ def fold(name: str, out: Path) -> Path:
     variant = _foldable(network, name)
     with torch.no_grad():
         keys, values = constant_keys(network.model)
-    constants = {KEYS: torch.stack(keys)} | ({} if variant.zero_value else {VALUES: torch.stack(values)})
+    constants = {KEYS: keys} | ({} if values is None else {VALUES: values})
     out.mkdir(parents=True, exist_ok=True)
     index = json.loads((folder / INDEX).read_text()) if (folder / INDEX).exists() else None
     home = WEIGHTS if index is None else index["weight_map"].pop(EMBEDDING)

@@ -6,13 +6,16 @@ cache, mask or loss ever holds a row of it. The key is rotated to its position: 
 the last token of each row.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sinkscope.attention import Prefix
-from sinkscope.models.sink_token.variant import SinkToken
+from sinkscope.errors import CallError
+from sinkscope.models.sink_token.variant import KEY, SinkToken
 
 
 class SinkWeights(nn.Module):
@@ -24,7 +27,7 @@ class SinkWeights(nn.Module):
 
     def __init__(self, variant: SinkToken, config: Any) -> None:
         super().__init__()
-        self.variant, self.std = variant, float(config.initializer_range)
+        self.variant, self.std, self.hidden = variant, float(config.initializer_range), False
         layers, heads, kv_heads = config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads
         dim = getattr(config, "head_dim", None) or config.hidden_size // heads
         if variant.kind == "token" and variant.folded:
@@ -64,12 +67,12 @@ class SinkWeights(nn.Module):
         return not any(torch.equal(mine.detach().cpu(), first.to(kind).to(mine.dtype)) for mine, first in pairs for kind in types)
 
 
-def constant_keys(stack: Any) -> tuple[list[Tensor], list[Tensor]]:
-    """Key before rotation and value of the sink tokens in each layer: [kv_head, count, dim] each; no values where they are zero."""
+def constant_keys(stack: Any) -> tuple[Tensor, Tensor | None]:
+    """Keys before rotation and values of the sink tokens: [layer, kv_head, count, dim] each; None for values of zero."""
     sink: SinkWeights = stack.sink_token
     variant = sink.variant
     if variant.folded:
-        return list(sink.keys), [] if variant.zero_value else list(sink.values)
+        return sink.keys, None if variant.zero_value else sink.values
     hidden, keys, values = sink.embedding, [], []
     last = len(stack.layers) - 1
     for number, layer in enumerate(stack.layers):
@@ -84,18 +87,18 @@ def constant_keys(stack: Any) -> tuple[list[Tensor], list[Tensor]]:
                 hidden = hidden + layer.self_attn.o_proj(repeated.flatten(1))
         if number < last:
             hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
-    return keys, values
+    return torch.stack(keys), None if variant.zero_value else torch.stack(values)
 
 
-def rotate(stack: Any, key: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Keys [kv_head, count, dim] at their positions: cosines and sines [1 or batch, count, dim] → [1 or batch, kv_head, count, dim]."""
-    half = key.shape[-1] // 2
-    turned = torch.cat([-key[..., half:], key[..., :half]], dim=-1)
-    return (key * cosines[:, None] + turned * sines[:, None]).to(key.dtype)
+def rotate(keys: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Keys [layer, kv_head, count, dim] at positions of [1 or batch, count, dim] → [layer, 1 or batch, kv_head, count, dim]."""
+    half = keys.shape[-1] // 2
+    turned = torch.cat([-keys[..., half:], keys[..., :half]], dim=-1)
+    return (keys[:, None] * cosines[:, None] + turned[:, None] * sines[:, None]).to(keys.dtype)
 
 
 def prefixes(stack: Any, first: Tensor | None) -> list[Prefix] | None:
-    """The constant keys of every layer for one call.
+    """The constant keys of every layer for one call; None where there are none, or while `hidden_sink` hides them.
 
     Args:
         stack: ``network.model``, which owns ``sink_token``.
@@ -103,16 +106,34 @@ def prefixes(stack: Any, first: Tensor | None) -> list[Prefix] | None:
     """
     sink: SinkWeights = stack.sink_token
     variant = sink.variant
-    if variant.kind == "gate":
+    if variant.kind == "gate" or sink.hidden:
         return None
     if variant.kind == "logit":
         zero = next(stack.parameters()).new_zeros(sink.layers, sink.heads)
         return [Prefix(logits=row[:, None]) for row in (sink.logits if variant.learned else zero)]
     assert first is not None
-    keys, values = constant_keys(stack)
+    with torch.autocast(first.device.type, enabled=False):  # for so few rows casting the weights costs more than it saves
+        keys, values = constant_keys(stack)
     positions = first[:, None] + torch.arange(variant.count, device=first.device)
-    cosines, sines = stack.rotary_emb(keys[0], positions)
-    rotated = [rotate(stack, key, cosines, sines) for key in keys]
-    if variant.zero_value:
+    rotated = rotate(keys, *stack.rotary_emb(keys, positions))
+    if values is None:
         return [Prefix(keys=key) for key in rotated]
     return [Prefix(keys=key, values=value) for key, value in zip(rotated, values, strict=True)]
+
+
+@contextmanager
+def hidden_sink(network: Any) -> Iterator[None]:
+    """Takes the sink of a network away for the duration: the text keeps its positions, and attends to itself alone.
+
+    Raises:
+        CallError: a network without a sink to hide.
+    """
+    sink = network.model.sink_token if getattr(network.config, KEY, None) is not None else None
+    if sink is None or sink.variant.kind == "gate":
+        found = "none" if sink is None else repr(sink.variant.name)
+        raise CallError(f"expected a network with a sink token or a learned logit to hide, found {found}")
+    before, sink.hidden = sink.hidden, True
+    try:
+        yield
+    finally:
+        sink.hidden = before
