@@ -179,6 +179,22 @@ def test_columns_are_the_users_own_and_the_sinks_come_apart(name):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("name", ["token", "token-end"])
+def test_watching_padded_rows_changes_nothing(name):
+    """At the end the token of each row stands at another position."""
+    network, watcher = with_sink(VARIANTS[name]), _Sums()
+    real = torch.ones_like(TOKENS)
+    real[0, :8] = 0
+    given = {"attention_mask": real, "position_ids": (real.cumsum(-1) - 1).clamp(min=0), "use_cache": False}
+    plain = network(TOKENS, **given).logits
+    with subscribed(network, watcher):
+        watched = network(TOKENS, **given).logits
+    assert difference(watched[real.bool()], plain[real.bool()]) < 1e-5
+    received = torch.stack([sums.sum(-1) + sinks.sum(-1) for sums, sinks in zip(watcher.sums, watcher.sinks, strict=True)])
+    torch.testing.assert_close(received, torch.tensor([13.0, 21.0, 21.0])[None, :, None].expand(3, 3, 5))
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("name", ["token", "token-end", "logit"])
 def test_hiding_a_key_hides_that_key_of_the_users_text(name):
     """As if the hidden key were padding in every layer: its column is empty, nobody else's place is shifted."""

@@ -180,7 +180,7 @@ def test_attention_is_uneven_enough_for_these_tests_to_mean_something(recorded):
 def test_every_tensor_of_the_family_is_there_with_its_shape(recorded):
     trace = recorded.trace
     other = "column_sums_masked" if trace.causal else "last_query"
-    assert trace.tensors == tuple(name for name in TRACE_AXES if name != other)
+    assert trace.tensors == tuple(name for name in TRACE_AXES if name not in (other, "sink_token_columns"))
     sizes = {"step": trace.steps, "layer": 3, "head": trace.heads, "kv_head": trace.manifest["kv_heads"]}
     for name in trace.tensors:
         for axis, size in zip(getattr(trace, name).axes, getattr(trace, name).shape, strict=True):
