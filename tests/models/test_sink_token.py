@@ -152,7 +152,7 @@ class _Sums(Watcher):
 
     def watch(self, call, columns):
         self.sums.append(columns.sums[:, :, 0])
-        self.sinks.append(columns.prefix[:, :, 0])
+        self.sinks.append(columns.prefix[:, :, 0])  # type: ignore
 
 
 class _Hide(Hider):
@@ -173,7 +173,7 @@ def test_columns_are_the_users_own_and_the_sinks_come_apart(name):
     assert difference(watched, plain) < 1e-5
     assert len(watcher.sums) == 3
     for sums, sinks in zip(watcher.sums, watcher.sinks, strict=True):
-        assert sums.shape == (3, 5, 21) and sinks.shape == (3, 5, VARIANTS[name].count)
+        assert sums.shape == (3, 5, 21) and sinks.shape == (3, 5, VARIANTS[name].count)  # type: ignore
         torch.testing.assert_close(sums.sum(-1) + sinks.sum(-1), torch.full((3, 5), 21.0))
         assert bool((sinks > 0).all())
 
@@ -264,9 +264,9 @@ def test_a_token_begins_as_an_ordinary_embedding_does():
     ("make", "message"),
     [
         (lambda: SinkToken(count=3), r"count: expected one of 1, 2, 4, found 3"),
-        (lambda: SinkToken(kind="vector"), r"kind: expected one of 'token', 'logit', 'gate', found 'vector'"),
-        (lambda: SinkToken(position="middle"), r"position: expected one of 'front', 'end', found 'middle'"),
-        (lambda: SinkToken(zero_value=1), r"zero_value: expected true or false, found 1"),
+        (lambda: SinkToken(kind="vector"), r"kind: expected one of 'token', 'logit', 'gate', found 'vector'"),  # type: ignore
+        (lambda: SinkToken(position="middle"), r"position: expected one of 'front', 'end', found 'middle'"),  # type: ignore
+        (lambda: SinkToken(zero_value=1), r"zero_value: expected true or false, found 1"),  # type: ignore
         (lambda: SinkToken(token_id=-1), r"token_id: expected a whole number from 0, found -1"),
         (lambda: SinkToken(kind="logit", count=2), r"count belongs to kind 'token', found with kind 'logit'"),
         (lambda: SinkToken(learned=False), r"learned belongs to kind 'logit', found with kind 'token'"),
@@ -303,7 +303,7 @@ def test_an_id_in_use_is_refused_and_a_free_one_is_not():
 
 def test_every_named_variant_tells_its_name():
     assert [one.name for one in VARIANTS.values() if one is not None] == [name for name in VARIANTS if name != "none"]
-    assert dataclasses.replace(VARIANTS["token"], folded=True).name == "token (folded)"
+    assert dataclasses.replace(VARIANTS["token"], folded=True).name == "token (folded)"  # type: ignore
     assert SinkToken(position="end", count=2).name == "position end, count 2"
 
 

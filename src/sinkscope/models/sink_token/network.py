@@ -214,7 +214,10 @@ def add_sink_token(network: Any, variant: SinkToken | str = "token", *, tokenize
             module.config = config
     network.__class__ = made  # so that what is saved is loaded by the class that has the sink
     _install(network, wanted)
-    return network.to(device=parameter.device, dtype=parameter.dtype)
+    for module in network.modules():
+        if isinstance(module, SinkWeights | Gate):
+            module.to(device=parameter.device, dtype=parameter.dtype)
+    return network
 
 
 @torch.no_grad()
