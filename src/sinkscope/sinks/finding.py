@@ -99,7 +99,7 @@ def find_sinks(trace: Recorded, excess: float = 3.0, unit: Unit = "queries") -> 
     if not trace.steps:
         raise SinkscopeError("the trace holds no whole step yet; there is nothing to find sinks in")
     columns = np.asarray(trace.column_sums[:], dtype=np.float32)
-    most = largest_excess(round(float(np.nansum(columns, axis=-1).max())), unit)
+    most = largest_excess(max(columns.shape[-1], round(float(np.nansum(columns, axis=-1).max()))), unit)
     if excess >= most:
         raise CallError(
             f"excess: {excess:g} in {unit} can never hold here: a key that received all attention would exceed the others by {most:g}"
