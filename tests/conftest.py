@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import sys
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -15,6 +16,7 @@ install_import_hook(["sinkscope.attention.sweep", *(f"sinkscope.sinks.{name}" fo
 import torch
 
 import sinkscope
+from sinkscope import cli
 from sinkscope.lab.recipes import RECIPES, Architecture
 from sinkscope.lab.training import build_network
 from sinkscope.lab.vocabulary import build_tokenizer
@@ -75,3 +77,20 @@ def question():
 @pytest.fixture
 def short():
     return SHORT
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Runs a command in this process: (exit status, standard output, standard error)."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["sinkscope", *map(str, arguments)])
+        status = 0
+        try:
+            cli.main()
+        except SystemExit as stop:
+            status = stop.code or 0
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return run

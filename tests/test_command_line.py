@@ -14,23 +14,6 @@ from sinkscope import cli
 PROMPT = "Q: Tom has 7 apples and buys 5 more. How many apples does Tom have now?\nA:"
 
 
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """Runs a command in this process: (exit status, standard output, standard error)."""
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["sinkscope", *map(str, arguments)])
-        status = 0
-        try:
-            cli.main()
-        except SystemExit as stop:
-            status = stop.code or 0
-        out, err = capsys.readouterr()
-        return status, out, err
-
-    return run
-
-
 @pytest.fixture(scope="module")
 def trace_folder(tmp_path_factory, diffusion):
     import sinkscope

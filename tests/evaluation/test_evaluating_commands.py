@@ -1,26 +1,8 @@
 """`evaluate`, `table` and `reproduce` as a person types them."""
 
 import json
-import sys
 
 import pytest
-
-from sinkscope import cli
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["sinkscope", *map(str, arguments)])
-        status = 0
-        try:
-            cli.main()
-        except SystemExit as stop:
-            status = stop.code or 0
-        out, err = capsys.readouterr()
-        return status, out, err
-
-    return run
 
 
 @pytest.fixture

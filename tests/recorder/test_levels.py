@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import sinkscope
-from sinkscope import cli
 from sinkscope.errors import CallError, TraceError
 from sinkscope.recorder.statistics_recorder import merge_statistics
 from sinkscope.sinks.accumulators import Statistics
@@ -275,20 +274,6 @@ def test_a_damaged_file_is_refused(tmp_path):
 
 
 # The commands
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["sinkscope", *map(str, arguments)])
-        status = 0
-        try:
-            cli.main()
-        except SystemExit as stop:
-            status = stop.code or 0
-        return (status, *capsys.readouterr())
-
-    return run
 
 
 @pytest.fixture(scope="module")

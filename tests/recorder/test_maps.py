@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import sys
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ import transformers
 from PIL import Image
 
 import sinkscope
-from sinkscope import cli
 from sinkscope.errors import CallError, TraceError
 from sinkscope.recorder.maps import check_place, recompute_map
 from sinkscope.traces import open_trace
@@ -151,20 +149,6 @@ def test_a_stored_map_is_read_back_and_listed(recorded, tmp_path):
 
 
 # The commands
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["sinkscope", *map(str, arguments)])
-        status = 0
-        try:
-            cli.main()
-        except SystemExit as stop:
-            status = stop.code or 0
-        return (status, *capsys.readouterr())
-
-    return run
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".csv", ".png", ".pdf"])

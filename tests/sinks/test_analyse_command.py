@@ -2,29 +2,13 @@
 
 import json
 import shutil
-import sys
 
 import numpy as np
 import pytest
 from planted import extras, make_trace, random_columns
 
-from sinkscope import cli
 from sinkscope.sinks import Point, analyse
 from sinkscope.traces import TraceWriter, open_traces
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["sinkscope", *map(str, arguments)])
-        status = 0
-        try:
-            cli.main()
-        except SystemExit as stop:
-            status = stop.code or 0
-        return status, *capsys.readouterr()
-
-    return run
 
 
 def write(folder, seed):

@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from sinkscope.axes import TRACE_AXES
 from sinkscope.errors import CallError, TraceError
 from sinkscope.traces.format import FORMAT, MANIFEST, PART_GLOB, checksum
+from sinkscope.traces.indexing import full_index
 from sinkscope.traces.top import TOPPED, TopArray
 from sinkscope.traces.writing import widen
 
@@ -57,12 +58,7 @@ class TraceArray:
         return array if dtype is None else array.astype(dtype)
 
     def __getitem__(self, index: Any) -> np.ndarray:
-        index = index if isinstance(index, tuple) else (index,)
-        at = next((number for number, one in enumerate(index) if one is Ellipsis), None)
-        if at is not None:
-            index = (*index[:at], *([slice(None)] * (len(self.shape) - len(index) + 1)), *index[at + 1 :])
-        if len(index) > len(self.shape):
-            raise IndexError(f"{self.name} has axes {', '.join(self.axes)}; found {len(index)} indices")
+        index = full_index(index, self.name, self.axes)
         if not all(isinstance(one, int | np.integer | slice) and not isinstance(one, bool) for one in index):
             raise IndexError(f"{self.name} takes whole numbers and slices; for anything else load it first: trace.{self.name}[:][...]")
         step, rest = index[0], index[1:]

@@ -6,6 +6,7 @@ import numpy as np
 from jaxtyping import Float
 
 from sinkscope.axes import KEY, TRACE_AXES
+from sinkscope.traces.indexing import full_index
 
 if TYPE_CHECKING:
     from sinkscope.traces.reading import TraceArray
@@ -67,12 +68,7 @@ class TopArray:
         return array if dtype is None else array.astype(dtype)
 
     def __getitem__(self, index: Any) -> np.ndarray:
-        index = index if isinstance(index, tuple) else (index,)
-        at = next((number for number, one in enumerate(index) if one is Ellipsis), None)
-        if at is not None:
-            index = (*index[:at], *([slice(None)] * (len(self.shape) - len(index) + 1)), *index[at + 1 :])
-        if len(index) > len(self.shape):
-            raise IndexError(f"{self.name} has axes {', '.join(self.axes)}; found {len(index)} indices")
+        index = full_index(index, self.name, self.axes)
         leading, last = index[:3], index[3:]
         values, keys, rest = self._values[leading], self._keys[leading], self._rest[leading]
         lengths = np.asarray(self._lengths[index[0]])
