@@ -1,6 +1,6 @@
 """The same generation plain, recorded, and with transformers' output_attentions: time and peak memory as ratios, in one run.
 
-A bidirectional Llama of about 100 M parameters with random weights, fp32, four steps of LLaDA's sampler on a canvas of S tokens.
+A bidirectional Llama of about 100 M parameters with random weights, fp32, eight steps of LLaDA's sampler on a canvas of S tokens.
 Extra memory is how far a run raises the peak of a fresh process that has the model loaded and has run one plain step.
 """
 
@@ -13,8 +13,8 @@ import torch
 from _measuring import extra_memory, interleaved, ratio, show
 
 LENGTHS = (256, 512, 1024)
-STEPS = 4
-REPEATS = 7
+STEPS = 8
+REPEATS = 9
 
 
 def random_model(max_positions: int = 1024) -> Any:
@@ -59,7 +59,7 @@ def random_model(max_positions: int = 1024) -> Any:
 
 
 def plain(model: Any, length: int) -> Callable[[], None]:
-    """Four steps, nobody watching."""
+    """Eight steps, nobody watching."""
     import sinkscope
 
     prompt = torch.arange(4, 4 + length - 64) % 400 + 4

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sinkscope.attention import Prefix, attend
+from sinkscope.attention.sweep import Workspace
 from sinkscope.errors import AttentionError
 
 # Precision
@@ -85,15 +86,32 @@ class LargestTensor(TorchDispatchMode):
 
 
 def test_no_map_is_ever_held():
-    inputs = draw(batch=1, heads=6, kv_heads=2, queries=600, keys=620, groups=1)
-    hidden = torch.zeros(1, 1, 620, dtype=torch.bool)
+    inputs = draw(batch=1, heads=6, kv_heads=2, queries=1300, keys=1320, groups=1)
+    hidden = torch.zeros(1, 1, 1320, dtype=torch.bool)
     hidden[..., 3] = True
     with LargestTensor() as largest, torch.no_grad():
-        attend(**vars(inputs), mask=torch.ones(1, 1, 600, 620, dtype=torch.bool), hidden=hidden)
-    assert 0 < largest.elements <= 6 * 128 * 620
+        attend(**vars(inputs), mask=torch.ones(1, 1, 1300, 1320, dtype=torch.bool), hidden=hidden)
+    assert 0 < largest.elements <= max(3 * 512 * 1320, torch.get_num_threads() << 20)
     with LargestTensor() as whole:
         dense(inputs)
-    assert whole.elements >= 6 * 600 * 620, "the measure sees a map where there is one"
+    assert whole.elements >= 6 * 1300 * 1320, "the measure sees a map where there is one"
+
+
+def test_a_workspace_is_kept_and_nothing_that_is_returned_lies_in_it():
+    workspace, found = Workspace(), []
+    for queries in (KEYS, 5, KEYS):
+        inputs = draw(queries=queries)
+        with torch.no_grad():
+            found.append((inputs, attend(**vars(inputs), workspace=workspace, block=4)))
+    place = workspace.take(1, torch.device("cpu")).untyped_storage().data_ptr()
+    workspace.take(1, torch.device("cpu")).untyped_storage().fill_(255)  # every value becomes a NaN
+    for inputs, (output, columns) in found:
+        expected, dense_columns = attend(**vars(inputs), block=4)
+        assert torch.equal(output, expected) and torch.equal(columns.sums, dense_columns.sums)
+        assert place not in {one.untyped_storage().data_ptr() for one in (output, columns.sums, columns.diagonal, columns.last_row)}
+    with torch.no_grad():
+        again, _ = attend(**vars(found[0][0]), workspace=workspace, block=4)
+    assert torch.equal(again, found[0][1][0]), "what lies in the workspace does not matter"
 
 
 @pytest.mark.parametrize("kind", MASKS)

@@ -64,6 +64,7 @@ class Call:
     ) -> None:
         self._notes, self._stack, self._context, self._prompt_lengths = session.notes, stack, context, prompt_lengths
         self._inferred, self._cache = not session.published, cache
+        self.workspace = session.workspace
         self.reported = False
         self.closed = False  # a gradient checkpoint runs layers once more, in the backward pass
         subscribers = session.subscribers

@@ -233,7 +233,7 @@ class _Step:
             self.session.notes.hidden_states[layer[1]] = hidden_states
         record = self.call.named_layer(layer[1], name, len(self.names) - 1, q, k, v)
         assert record.membership is not None
-        sweep = partial(attend, q, k, groups=record.membership, scale=scale, mask=mask, causal=is_causal)
+        sweep = partial(attend, q, k, groups=record.membership, scale=scale, mask=mask, causal=is_causal, workspace=self.call.workspace)
         answers = self.call.answers(record, sweep)
         if not answers.in_force:
             return stock_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)

@@ -45,7 +45,8 @@ def attention_forward(
         causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
         causal = bool(causal) and attention_mask is None and query.shape[2] > 1
         assert call.membership is not None
-        sweep = partial(attend, query, key, groups=call.membership, scale=scaling, mask=attention_mask, causal=causal)
+        own = {"groups": call.membership, "workspace": sinkscope_call.workspace}
+        sweep = partial(attend, query, key, scale=scaling, mask=attention_mask, causal=causal, **own)
         answers = sinkscope_call.answers(call, sweep)
         if answers.in_force:
             if dropout:

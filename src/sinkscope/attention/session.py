@@ -18,6 +18,7 @@ from sinkscope.attention.records import GenerationStart, StepContext, StepResult
 from sinkscope.attention.stack_input import StackInput, read_stack_input
 from sinkscope.attention.stacks import Stack
 from sinkscope.attention.subscribers import Subscriber, Watcher
+from sinkscope.attention.sweep import Workspace
 from sinkscope.attention.wiring import InterfaceWiring, Wiring
 from sinkscope.errors import AttentionError
 
@@ -51,6 +52,7 @@ class Session:
         self.stacks = wiring.stacks
         self.subscribers: list[Subscriber] = []
         self.notes = LayerNotes()
+        self.workspace = Workspace()
         self.published = False
         self._wiring = wiring
         self._context: StepContext | None = None
@@ -78,7 +80,7 @@ class Session:
         """Leaves the model as it was found."""
         self._in_generation = self.published = False
         self._context = self._tokens = self._call = self._given = None
-        self.notes = LayerNotes()
+        self.notes, self.workspace = LayerNotes(), Workspace()
         if _sessions.get(self.network) is self:
             del _sessions[self.network]
         self._wiring.close()

@@ -17,8 +17,8 @@ from torch import Tensor
 from sinkscope.attention.hidden import Hidden, Taken
 from sinkscope.errors import AttentionError
 
-BLOCK = 128  # queries at a time
-CPU_SCORES, GPU_SCORES = 1 << 18, 1 << 26  # scores that exist at once; on a CPU they should stay in a core's cache
+BLOCK = 512  # queries at a time
+CPU_SCORES, GPU_SCORES = 1 << 20, 1 << 26  # scores that exist at once, for each thread of a CPU
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,24 @@ class Columns:
     prefix: Tensor | None
 
 
+class Workspace:
+    """Where the scores of a block lie. One that outlives its call spares a CPU fresh pages for every layer, which cost as much as the sums.
+
+    One call at a time; what it holds grows to the largest block (4 MiB for each thread, or one head's block if that is more).
+    """
+
+    def __init__(self) -> None:
+        self._buffer: Tensor | None = None
+
+    def take(self, size: int, device: torch.device) -> Tensor:
+        """fp32 [size], whatever lies there."""
+        if device.type != "cpu":  # whose allocator keeps its memory anyway
+            return torch.empty(size, device=device)
+        if self._buffer is None or len(self._buffer) < size:
+            self._buffer = torch.empty(size)
+        return self._buffer[:size]
+
+
 def attend(
     query: Float[Tensor, "batch head query dim"],
     key: Float[Tensor, "batch kv_head key dim"],
@@ -77,6 +95,7 @@ def attend(
     hidden: Bool[Tensor, "#batch #head key"] | Sequence[Hidden] | None = None,
     prefix: Prefix | None = None,
     block: int | None = None,
+    workspace: Workspace | None = None,
 ) -> tuple[Float[Tensor, "batch head query value_dim"], Columns]:
     """Attention output and column sums.
 
@@ -87,13 +106,14 @@ def attend(
         causal: query i sees keys 0…i (upper-left, as sdpa has it); only without a mask.
         hidden: keys taken away before the softmax, or any number of `Hidden`. A query that would lose its last
             visible key keeps all of them.
-        block: queries per block; chosen from the number of keys when None.
+        block: queries per block, 512 when None.
+        workspace: place for the scores, kept from call to call; not used where something needs a gradient.
 
     Raises:
         AttentionError: causal together with a mask, or heads that do not divide.
     """
     with torch.autocast(query.device.type, enabled=False):  # which would round scores and sums
-        return _attend(query, key, value, groups, scale, mask, causal, hidden, prefix, block)
+        return _attend(query, key, value, groups, scale, mask, causal, hidden, prefix, block, workspace or Workspace())
 
 
 def _attend(
@@ -107,6 +127,7 @@ def _attend(
     hidden: Tensor | Sequence[Hidden] | None,
     prefix: Prefix | None,
     block: int | None,
+    workspace: Workspace,
 ) -> tuple[Tensor, Columns]:
     batch, heads, queries, dim = query.shape
     kv_heads, keys = key.shape[1], key.shape[2]
@@ -118,7 +139,7 @@ def _attend(
     scale = 1 / math.sqrt(dim) if scale is None else scale
     block = min(block or BLOCK, queries)
     front = _Front.of(prefix, batch, heads, kv_heads, query, value)
-    output = query.new_empty(batch, heads, queries, value.shape[-1])
+    output = query.new_empty(batch, queries, heads, value.shape[-1]).transpose(1, 2)  # the layout the output projection reads
     sums = torch.zeros(batch, heads, groups.shape[1], keys + front.count, dtype=torch.float32, device=query.device)
     local = torch.zeros_like(sums) if hidden is not None else None
     diagonal = sums.new_zeros(batch, heads, queries)
@@ -127,28 +148,33 @@ def _attend(
     removed = None if hidden is None else torch.zeros_like(diagonal)
     bias, blind = _bias(mask, alone=not front.count)
     taken = None if hidden is None else Taken(hidden, front.count, query.device)
-    transposed = key.float().transpose(-1, -2)  # scores rounded to bfloat16 before the softmax would be off by a hundredth and more
-    scaled = query.float() * scale
-    scratch = _Scratch(query, key, value, front, mask)
+    precise = query.float()  # scores rounded to bfloat16 before the softmax would be off by a hundredth and more
+    transposed = key.float().transpose(-1, -2)
+    given = [query, key, value, front.keys, front.values, front.logits, mask]
+    place = None if torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in given) else workspace
     limit = CPU_SCORES * torch.get_num_threads() if query.device.type == "cpu" else GPU_SCORES
     chunk = max(1, min(kv_heads, limit // max(1, batch * repeat * block * keys)))
+    chunk = math.ceil(kv_heads / math.ceil(kv_heads / chunk))  # equal parts
     for first in range(0, kv_heads, chunk):
         shared = slice(first, min(first + chunk, kv_heads))
         own = slice(shared.start * repeat, shared.stop * repeat)
+        near, mixed = transposed[:, shared].flatten(0, 1), value[:, shared].flatten(0, 1)
         bare = None if taken is None else taken.values(value[:, shared], own)
+        bare = None if bare is None else bare.flatten(0, 1)
         for start in range(0, queries, block):
             rows = slice(start, min(start + block, queries))
-            part = query[:, own, rows]
+            part = precise[:, own, rows]
 
-            def scored(rows: slice = rows, part: Tensor = part, shared: slice = shared, own: slice = own) -> Tensor:
-                scores = scratch.scores(scaled[:, own, rows], transposed[:, shared])
+            def scored(rows: slice = rows, part: Tensor = part, near: Tensor = near, own: slice = own) -> Tensor:
+                scores = _scores(part, near, scale, place)
                 if causal:
                     scores += _causal_bias(rows, keys, query.device)
                 elif bias is not None:
                     scores += _part(bias, own, rows)
                 return front.scores(scores, part, scale, own)
 
-            weights = scratch.softmax(scored())
+            scores = scored()
+            weights = torch.softmax(scores, dim=-1) if place is None else torch.softmax(scores, dim=-1, out=scores)
             unseeing = None if blind is None else _part(blind, own, rows)
             if unseeing is not None:
                 weights = weights.masked_fill(unseeing, 0.0)
@@ -177,7 +203,7 @@ def _attend(
                     in_force[:, own] = weights[:, :, -1, front.count :].detach()
             sums[:, own] += membership @ weights.detach()
             diagonal[:, own, rows] = _diagonal(weights.detach(), shift, front.count)
-            output[:, own, rows] = _mix(weights.to(value.dtype), value[:, shared], front, own)
+            output[:, own, rows] = _mix(weights.to(value.dtype), mixed, front, own)
     cut = front.count
     return output, Columns(
         sums=sums[..., cut:],
@@ -190,34 +216,15 @@ def _attend(
     )
 
 
-class _Scratch:
-    """One buffer for the scores of every block, where nothing needs a gradient; else fresh tensors."""
-
-    def __init__(self, query: Tensor, key: Tensor, value: Tensor, front: "_Front", mask: Tensor | None) -> None:
-        given = [query, key, value, front.keys, front.values, front.logits, mask]
-        self._reuse = not (torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in given))
-        self._buffer = query.new_empty(0, dtype=torch.float32)
-
-    def scores(self, part: Tensor, keys: Tensor) -> Tensor:
-        """Scores [batch, head, query, key] of scaled queries; query heads that share a key head go into one product."""
-        batch, heads, length, dim = part.shape
-        shared = keys.shape[1]
-        rows = heads // shared * length
-        part = part.reshape(batch, shared, rows, dim)
-        if not self._reuse:
-            return torch.matmul(part, keys).view(batch, heads, length, -1)
-        size = batch * heads * length * keys.shape[-1]
-        if len(self._buffer) < size:
-            self._buffer = self._buffer.new_empty(size)
-        scores = self._buffer[:size].view(batch, shared, rows, keys.shape[-1])
-        torch.matmul(part, keys, out=scores)
-        return scores.view(batch, heads, length, -1)
-
-    def softmax(self, scores: Tensor) -> Tensor:
-        """Softmax over the keys, in place where nothing needs a gradient."""
-        if not self._reuse:
-            return torch.softmax(scores, dim=-1)
-        return torch.softmax(scores, dim=-1, out=scores)
+def _scores(part: Tensor, keys: Tensor, scale: float, place: Workspace | None) -> Tensor:
+    """Scores [batch, head, query, key] with keys [batch · kv_head, dim, key]; query heads that share one go into one product."""
+    batch, heads, length, dim = part.shape
+    part = part.reshape(len(keys), -1, dim)
+    if place is None:
+        return (torch.bmm(part, keys) * scale).view(batch, heads, length, -1)
+    scores = place.take(batch * heads * length * keys.shape[-1], part.device).view(len(keys), -1, keys.shape[-1])
+    torch.baddbmm(scores, part, keys, beta=0, alpha=scale, out=scores)  # a beta of 0 ignores even a NaN that lies there
+    return scores.view(batch, heads, length, -1)
 
 
 def _part(mask: Tensor, heads: slice, rows: slice) -> Tensor:
@@ -226,11 +233,10 @@ def _part(mask: Tensor, heads: slice, rows: slice) -> Tensor:
 
 
 def _mix(weights: Tensor, value: Tensor, front: "_Front", heads: slice) -> Tensor:
-    """Weights times values, the constant ones in front included."""
+    """Weights times values [batch · kv_head, key, dim], the constant ones in front included."""
     batch, own, length, _ = weights.shape
-    shared = value.shape[1]
-    body = weights[..., front.count :].reshape(batch, shared, own // shared * length, -1)
-    mixed = torch.matmul(body, value).view(batch, own, length, -1)
+    body = weights[..., front.count :].reshape(len(value), -1, value.shape[1])
+    mixed = torch.bmm(body, value).view(batch, own, length, -1)
     return mixed if front.values is None else mixed + weights[..., : front.count] @ front.values[:, heads]
 
 
@@ -265,6 +271,8 @@ def _diagonal(weights: Tensor, offset: int, front: int) -> Tensor:
     """Query i of the block stands at key ``offset + i``; 0 where there is no such key."""
     length = weights.shape[-2]
     found = torch.diagonal(weights[..., front:], offset=max(offset, -length), dim1=-2, dim2=-1)
+    if found.shape[-1] == length:
+        return found
     before = min(max(-offset, 0), length)
     return torch.nn.functional.pad(found, (before, length - before - found.shape[-1]))
 

@@ -31,7 +31,7 @@ ASSUMPTIONS = (
     "A forward call of S tokens: 2 S (parameters − embeddings) + 4 S² × layers × width, and the vocabulary where a token can be committed.",
     "A diffusion model makes one call a step on the whole canvas; an autoregressive one reads the prompt once, then writes to the end.",
     f"Watching or hiding costs {RECORDED - 1:.0%}. Prompts: GSM8K 80 tokens and 155 a shot (75 of gsm8k_cot), HumanEval 150 or 320.",
-    "Memory: weights in 2 bytes, one layer's activations, 128 queries' attention in 4 bytes, three copies of the logits, the cache of an "
+    "Memory: weights in 2 bytes, one layer's activations, 512 queries' attention in 4 bytes, three copies of the logits, the cache of an "
     f"autoregressive model; {1 - USABLE:.0%} kept free. Disk: three sums a key and four norms a token in 4 bytes; 12 kB an answer.",
 )
 
@@ -226,7 +226,7 @@ def _committable(part: Part) -> int:
 
 def _memory(shape: Shape, canvas: int, part: Part, batch: int) -> float:
     activations = canvas * (6 * shape.hidden + 3 * shape.ffn) * 2
-    scores = 2 * 4 * shape.heads * min(128, canvas) * canvas
+    scores = 2 * 4 * shape.heads * min(512, canvas) * canvas
     logits = 3 * 4 * shape.vocabulary * (1 if shape.causal else _committable(part))
     columns = 3 * 4 * shape.layers * shape.heads * canvas
     cache = 2 * 2 * shape.layers * shape.kv_heads * (shape.hidden // shape.heads) * canvas if shape.causal else 0

@@ -36,17 +36,21 @@ class LayerSeen:
         """What a watcher is told, brought to norms."""
         hidden = call.hidden_states
         return cls(
-            columns.sums[:, :, [call.groups.index(group) for group in groups]],
+            columns.sums if groups == call.groups else columns.sums[:, :, [call.groups.index(group) for group in groups]],
             columns.diagonal,
             columns.last_row,
-            pad(_norms(call.value), (call.first_key, 0), value=torch.nan),
-            pad(_norms(call.key), (call.first_key, 0), value=torch.nan),
+            _placed(_norms(call.value), call.first_key),
+            _placed(_norms(call.key), call.first_key),
             None if hidden is None else _norms(hidden),
         )
 
 
 def _norms(vectors: Tensor) -> Tensor:
     return torch.linalg.vector_norm(vectors, dim=-1, dtype=torch.float32)
+
+
+def _placed(norms: Tensor, first_key: int) -> Tensor:
+    return pad(norms, (first_key, 0), value=torch.nan) if first_key else norms
 
 
 def stack_layers(layers: list[LayerSeen]) -> dict[str, Tensor]:
@@ -75,7 +79,7 @@ def stack_layers(layers: list[LayerSeen]) -> dict[str, Tensor]:
 
 def _stack_heads(norms: list[Tensor]) -> Tensor:
     most = max(one.shape[1] for one in norms)
-    return torch.stack([pad(one, (0, 0, 0, most - one.shape[1]), value=torch.nan) for one in norms])
+    return torch.stack([pad(one, (0, 0, 0, most - one.shape[1]), value=torch.nan) if one.shape[1] < most else one for one in norms])
 
 
 def accumulate(running: dict[str, Tensor], arrays: dict[str, Tensor], anew: bool) -> dict[str, Tensor]:

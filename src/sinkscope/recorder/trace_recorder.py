@@ -90,6 +90,7 @@ class Recorder(Watcher):
         self._context: StepContext | None = None
         self._contexts: dict[str, StepContext] = {}
         self._seen: dict[_View, dict[str, LayerSeen]] = {}
+        self._token_texts: dict[int, str] = {}
         self._hiders: dict[int, Hider] = {}  # by identity: those that were there in a step of this generation
 
     def begin_generation(self, start: GenerationStart) -> None:
@@ -255,14 +256,11 @@ class Recorder(Watcher):
             return {}
         special = [token for token in (self.model.card.mask_id, self.model.card.eos_id) if token is not None]
         shown = sorted({int(token) for token in tokens if token >= 0} | set(special))
-        names = self.model.tokenizer.convert_ids_to_tokens(shown)
-        return {"vocabulary": {str(token): self._token_text(token, name) for token, name in zip(shown, names, strict=True)}}
-
-    def _token_text(self, token: int, name: str) -> str:
-        """A token as it reads in the text; special tokens by their name."""
-        assert self.model is not None
-        text = self.model.tokenizer.decode([token])
-        return text if text else str(name)
+        for token in shown:
+            if token not in self._token_texts:  # special tokens have no text, they go by their name
+                text = self.model.tokenizer.decode([token])
+                self._token_texts[token] = text if text else str(self.model.tokenizer.convert_ids_to_tokens(token))
+        return {"vocabulary": {str(token): self._token_texts[token] for token in shown}}
 
 
 def _shape(view: _View, layers: list[str], stacked: dict[str, Tensor], looked: _Looked) -> dict[str, Any]:
