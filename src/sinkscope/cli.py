@@ -23,15 +23,22 @@ def main() -> None:
     debug = "--debug" in arguments
     arguments = [one for one in arguments if one != "--debug"]
     try:
-        _run(arguments)
+        try:
+            _run(arguments)
+        except SystemExit:  # how --help ends
+            sys.stdout.flush()
+            raise
+        sys.stdout.flush()  # what is still in the buffer fails here, where it can be told
     except SinkscopeError as error:
         _fail(str(error), 2 if isinstance(error, CallError) else 1, debug)
     except KeyboardInterrupt:
         _fail("interrupted", 130, debug)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # whoever read has seen enough: nothing to say
+        _drop_output()
+        sys.exit(1)
     except OSError as error:
-        _fail(f"{error.filename or 'the system'}: {error.strerror or error}", 1, debug)
+        where = error.filename or ("standard output" if _drop_output("\n") else "the system")
+        _fail(f"{where}: {error.strerror or error}", 1, debug)
     except Exception as error:
         _fail(f"unexpected {type(error).__name__}: {error} (--debug shows where; please report it)", 1, debug)
 
@@ -39,8 +46,22 @@ def main() -> None:
 def _fail(message: str, status: int, debug: bool) -> None:
     if debug:
         traceback.print_exc()
+    _drop_output()
     print(f"sinkscope: error: {message}", file=sys.stderr)
     sys.exit(status)
+
+
+def _drop_output(probe: str = "") -> bool:
+    """Whether standard output takes nothing more; then what is in its buffer is dropped, so that the interpreter can end in peace."""
+    try:
+        sys.stdout.write(probe)
+        sys.stdout.flush()
+    except OSError:
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, sys.stdout.fileno())
+        os.close(nothing)
+        return True
+    return False
 
 
 def _run(arguments: list[str]) -> None:
@@ -85,7 +106,7 @@ def _tell_defaults(command: Callable[..., None]) -> None:
     texts = _texts(command)
     for name, parameter in inspect.signature(command).parameters.items():
         found = _DEFAULT.search(texts.get(name, ""))
-        given = {"help_behavior_hint": "(default: off)"} if isinstance(parameter.default, bool) else {}
+        given: dict[str, Any] = {"help_behavior_hint": "(default: off)"} if isinstance(parameter.default, bool) else {}
         if found:
             given = {"help": texts[name][: found.start()], "help_behavior_hint": found[1]}
         if parameter.default is None and parameter.annotation is not Any:
