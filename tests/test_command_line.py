@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -36,6 +37,48 @@ def test_every_command_has_help(run, name):
     status, out, _ = run(name, "--help")
     assert status == 0
     assert f"sinkscope {name}" in out
+
+
+def told_options(shown):
+    """The help of every option and argument, each on one line; with a frame around it or, where the output knows no such signs, without."""
+    found = []
+    for line in shown.splitlines():
+        row = line[2:].rstrip("│ ")
+        if line[:2] in ("│ ", "  ") and row:
+            if not row.startswith(" "):
+                found.append("")
+            found[-1] += " " + row
+    return [" ".join(one.split()) for one in found if "--help" not in one]
+
+
+@pytest.mark.parametrize("name", list(cli.COMMANDS))
+def test_every_option_tells_its_default_once(run, name):
+    _, shown, _ = run(name, "--help")
+    told = told_options(shown)
+    assert told
+    for one in told:
+        assert len(re.findall(r"\((?:default: .+?|required|repeatable)\)", one)) == 1, one
+        assert "None" not in one and one.count("default") == 1 - ("required" in one or "repeatable" in one), one
+        assert not re.search(r"\(default: (?:''|True)?\)", one), one
+    assert run(name, "--help")[1] == shown  # also when asked twice in one process
+
+
+def test_a_default_that_is_told_twice_would_be_found():
+    shown = "│ --length {None}|INT    │\n│      tokens (default: 3) (default: None)  │\n│ --json  prints. (default:     │\n│    off)  │"
+    assert told_options(shown) == ["--length {None}|INT tokens (default: 3) (default: None)", "--json prints. (default: off)"]
+
+
+def test_defaults_of_settings_are_told_by_sampler(run):
+    told = told_options(run("trace", "--help")[1])
+    (length,) = (one for one in told if one.startswith("--length"))
+    (block,) = (one for one in told if one.startswith("--block"))
+    (seed,) = (one for one in told if one.startswith("--seed"))
+    assert length.endswith("(default: 128 for llada, mmada, autoregressive; 20 for dream)")
+    assert block.endswith("(default: --length where given, else 128 for llada, mmada)")
+    assert seed.endswith("(default: 0)")
+    told = told_options(run("evaluate", "--help")[1])
+    (length,) = (one for one in told if one.startswith("--length"))
+    assert length.endswith("(default: the protocol's or the task's, else the sampler's)")
 
 
 def test_trace_then_sinks_then_tracks(run, diffusion_folder, tmp_path):

@@ -27,14 +27,14 @@ def analyse(
     """Every statistic of sinks: movement, composition, who attends, concentration, norms.
 
     Args:
-        traces: folders of traces, or of numbered traces, of one model; each trace is one prompt.
-        versus: a second set of traces; then each statistic is told as the second minus the first.
-        excess: at which the table is printed; JSON has ε = 1, 2, 3, 5 and 8 in both units beside.
-        unit: of the excess: queries or percent.
-        sweep: --no-sweep leaves out all points but --excess and --unit.
+        traces: folders of traces, or of numbered traces, of one model; each trace is one prompt. (required)
+        versus: a second set of traces; then each statistic is told as the second minus the first. (default: none)
+        excess: at which the table is printed, in --unit; JSON has ε = 1, 2, 3, 5 and 8 in both units beside.
+        unit: of the excess: queries' worth of attention, percent of all attention, or mean (share).
+        sweep: leaves out all points but --excess and --unit.
         tolerance: steps without a sink that a track survives.
-        training_counts: a file with a JSON object {token id: count} of the training corpus; or lab, for the lab's own models.
-        choice: --no-choice leaves out the model of which candidate is the main sink, the longest part.
+        training_counts: a JSON file {token id: count} of the training corpus; or lab, for the lab's own models. (default: none)
+        choice: leaves out the model of which candidate is the main sink, the longest part.
     """
     from sinkscope.sinks import POINTS, Point, compare
     from sinkscope.sinks import analyse as run

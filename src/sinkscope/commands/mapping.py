@@ -32,8 +32,8 @@ def attention_map(
         step: from 0; negative numbers count from the end.
         layer: from 0, next to the embedding.
         head: query head, from 0.
-        out: a file: .npy (float32 [query, key]), .csv (query, key, attention), .png or .pdf.
-        model: the model that wrote the trace, where it has moved; other weights are refused.
+        out: a file: .npy (float32 [query, key]), .csv (query, key, attention), .png or .pdf. (default: none is written)
+        model: the model that wrote the trace, where it has moved; other weights are refused. (default: the name in the trace)
         device: cpu, cuda …
     """
     from sinkscope.recorder.maps import check_place

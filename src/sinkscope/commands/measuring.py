@@ -55,18 +55,19 @@ def evaluate(
         out: folder for the results.
         tasks: separated by commas: lab-arith, lab-code, gsm8k, gsm8k_cot, humaneval, humaneval_instruct.
         hide: rules separated by commas, none for the unchanged model: none,top:1@current,random:1@seed=2 …
-        limit: problems of each task, from the first; all when not given.
-        shots: solved problems in each prompt; the protocol's or the task's own number when not given.
+        limit: problems of each task, from the first. (default: all)
+        shots: solved problems in each prompt. (default: the protocol's or the task's own number)
         chat: prompts go through the chat template, where a protocol does not say so itself.
         protocol: published settings for published tasks: auto, none, or a name.
         data: TASK=PATH, a local JSON-lines file or folder of a published task; may be given several times.
         batch: prompts written side by side.
         allow_code_execution: runs the programs that a model writes, in a sandbox.
         device: cpu, cuda …; with torchrun, cuda is each process's own.
-        dtype: float32, bfloat16 or float16.
+        dtype: float32, bfloat16 or float16. (default: the stored one)
         jobs: submits that many jobs and waits for them; 0 works here.
         cluster: where jobs run: slurm, or local processes.
-        job_options: name=value separated by commas, for submitit: slurm_partition=gpu,gpus_per_node=1,timeout_min=600 …
+        job_options: name=value separated by commas, for submitit: slurm_partition=gpu,gpus_per_node=1,timeout_min=600 … (default: none)
+        sampler: settings of the model's sampler. (default: the protocol's or the task's, else the sampler's)
     """
     from sinkscope.evaluation.jobs import run_in_jobs, run_share
     from sinkscope.evaluation.results import collect
@@ -103,7 +104,7 @@ def table(
     """Accuracies of one or several evaluations: paper 1's layout, intervals, paired tests, controls, verdicts.
 
     Args:
-        results: folders that `sinkscope evaluate` wrote.
+        results: folders that `sinkscope evaluate` wrote. (required)
         form: markdown, latex, csv or json.
     """
     from sinkscope.evaluation.results import read_results
@@ -116,7 +117,7 @@ def bench(names: Positional[tuple[str, ...]] = (), as_json: Json = False) -> Non
     """Runs the measurements of benchmarks/ in a checkout, all or the named ones.
 
     Args:
-        names: such as recording_overhead; all when not given.
+        names: such as recording_overhead. (default: all)
     """
     folder = Path(__file__).resolve().parents[3] / "benchmarks"
     scripts = {path.stem: path for path in sorted(folder.glob("[a-z]*.py"))}

@@ -18,8 +18,8 @@ def train(
     Args:
         recipe: lab-diffusion or lab-autoregressive.
         out: folder for the checkpoint.
-        updates: optimiser steps, when not the recipe's own.
-        seed: of everything random, when not the recipe's own.
+        updates: optimiser steps. (default: the recipe's)
+        seed: of everything random. (default: the recipe's)
         device: cpu, cuda …
         compile: compiles the layers: faster, needs a C++ compiler, rounds differently.
     """
@@ -40,7 +40,7 @@ def check(model: Positional[str], device: str = "cpu", dtype: str | None = None,
     Args:
         model: a bundled name, a folder, or a hub id.
         device: cpu, cuda …
-        dtype: float32, bfloat16 or float16.
+        dtype: float32, bfloat16 or float16. (default: the stored one)
     """
     import sinkscope
     from sinkscope.decoding.checking import check_model

@@ -15,7 +15,7 @@ def sinks(trace: Positional[Path], excess: float = 3.0, unit: Unit = "queries", 
 
     Args:
         trace: folder of a trace, of numbered traces, or of statistics (which have their own threshold).
-        excess: how far a column must exceed the mean of the others (Eq. 3).
+        excess: how far a column must exceed the mean of the others (Eq. 3), in --unit.
         unit: of the excess: queries' worth of attention, percent of all attention, or mean (share).
     """
     from sinkscope.sinks import find_sinks
@@ -65,8 +65,8 @@ def tracks(trace: Positional[Path], excess: float = 3.0, unit: Unit = "queries",
 
     Args:
         trace: folder of a trace, or of numbered traces.
-        excess: see `sinkscope sinks`.
-        unit: see `sinkscope sinks`.
+        excess: how far a column must exceed the mean of the others (Eq. 3), in --unit.
+        unit: of the excess: queries' worth of attention, percent of all attention, or mean (share).
         tolerance: steps below the threshold that do not end a track.
     """
     from sinkscope.sinks import find_sinks, movement_test, track
@@ -100,12 +100,12 @@ def figures(
     """Paper 1's Figures 1 to 10 and paper 2's norms from your own traces: PNG, PDF and CSV each.
 
     Args:
-        traces: folders of traces.
+        traces: folders of traces. (required)
         out: folder for the files.
-        excess: see `sinkscope sinks`.
+        excess: how far a column must exceed the mean of the others (Eq. 3), in queries' worth of attention.
         compare: puts the traces side by side.
-        only: figures to draw, separated by commas: 1 to 10, norms; all when not given.
-        model: the model that wrote the traces, where it has moved; it recomputes the maps of Figures 4, 6 and 8.
+        only: figures to draw, separated by commas: 1 to 10, norms. (default: all)
+        model: what wrote the traces, where it has moved; recomputes the maps of Figures 4, 6 and 8. (default: the name in the trace)
         device: of that model: cpu, cuda …
     """
     from sinkscope.commands.mapping import maps_of

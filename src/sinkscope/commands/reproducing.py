@@ -32,10 +32,10 @@ def reproduce(
 
     Args:
         paper: paper1 is arXiv 2510.15731, Attention Sinks in Diffusion Language Models.
-        out: folder for everything; not needed for a dry run.
+        out: folder for everything. (default: none, which only a dry run allows)
         models: published, lab, or names separated by commas.
         dry_run: only says how many forward calls, how much memory and disk, and how many GPU hours each part takes.
-        limit: problems of each task; all when not given.
+        limit: problems of each task. (default: all)
         ks: how many sinks are hidden, separated by commas.
         seeds: of each control that draws at random.
         controls: what else is hidden for comparison: some of random, ranks, mass, persistent, class.
@@ -44,8 +44,8 @@ def reproduce(
         batch: prompts written side by side.
         allow_code_execution: runs the programs that models write, in a sandbox; those tasks are left out without it.
         device: cpu, cuda …
-        dtype: float32, bfloat16 or float16.
-        tflops: speed of your card, for the dry run.
+        dtype: float32, bfloat16 or float16. (default: the stored one)
+        tflops: speed of your card in 10¹² operations a second, for the dry run.
     """
     from sinkscope.evaluation.runbook import LAB, PUBLISHED, paper1
     from sinkscope.evaluation.tasks import read_data_flags

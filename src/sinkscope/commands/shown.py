@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 Unit = Literal["queries", "percent", "mean"]
-Json = Annotated[bool, tyro.conf.arg(name="json", help="Prints one JSON document to standard output.")]
+Json = Annotated[bool, tyro.conf.arg(name="json", help="prints one JSON document to standard output.", help_behavior_hint="(default: off)")]
 
 
 def note(text: str) -> None:

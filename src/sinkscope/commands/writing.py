@@ -19,7 +19,7 @@ def demo(out: Path = Path("demo-output"), problems: int = 3, length: int = 64, b
         out: a new or empty folder.
         problems: held-out problems each model is traced on: the first ones with three operations.
         length: tokens to write.
-        block: of the diffusion sampler.
+        block: tokens of a block of the diffusion sampler.
     """
     from sinkscope.demo import run_demo
 
@@ -47,16 +47,15 @@ def trace(
     Args:
         model: a bundled name, a folder, or a hub id.
         out: a new or empty folder for the trace.
-        prompt: raw text.
-        prompts: a file of JSON lines with a "prompt" each; makes numbered traces.
-        problem: number of a held-out problem of the lab, with its shots (0 when no prompt is given to a bundled model).
+        prompt: raw text. (default: none)
+        prompts: a file of JSON lines with a "prompt" each; makes numbered traces. (default: none)
+        problem: number of a held-out problem of the lab, with its shots. (default: 0 for a bundled model without a prompt)
         hide: a rule such as top:1, random:1@seed=2, above:3, window:4+64; options behind @ as in top:1@current,last_row.
         device: cpu, cuda, cuda:1 …
-        dtype: float32, bfloat16 or float16; the stored one when not given.
-        keep: columns (everything), top (the largest columns of each head), or statistics (counts and means over all prompts; the
-            same command goes on after a kill, and several processes under torchrun share the prompts).
+        dtype: float32, bfloat16 or float16. (default: the stored one)
+        keep: columns (everything), top (the largest of each head), statistics (over all prompts; goes on after a kill, torchrun shares it).
         top: how many columns of each head are kept with --keep top.
-        keep_maps: single attention maps to store as well, as step:layer:head, separated by commas.
+        keep_maps: single attention maps to store as well, as step:layer:head, separated by commas. (default: none)
     """
     import sinkscope
     from sinkscope.models import BUNDLED

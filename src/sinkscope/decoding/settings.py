@@ -162,6 +162,10 @@ OTHER_NAMES = {
 }
 
 
+FOLLOW_LENGTH = ("steps", "block")
+"""Settings that ``length`` alone sets to itself."""
+
+
 def resolve_settings(family: Family, **given: Any) -> Settings:
     """The settings of a family's sampler, with its defaults; for diffusion, ``length`` alone sets ``steps`` and ``block`` to it.
 
@@ -179,7 +183,7 @@ def resolve_settings(family: Family, **given: Any) -> Settings:
     for field in dataclasses.fields(kind):
         _check_type(field.name, given.get(field.name, field.default), field.default)
     if "length" in given:
-        given = {**{name: given["length"] for name in ("steps", "block") if name in names}, **given}
+        given = {**{name: given["length"] for name in FOLLOW_LENGTH if name in names}, **given}
     return kind(**given)
 
 

@@ -173,11 +173,12 @@ def _rope(fields: dict[str, Any], file: str) -> dict[str, Any]:
     if scaling is not None and parameters is not None and scaling != parameters:
         raise ModelError(f"{file}: rope_scaling: expected it missing beside rope_parameters, found {_short(scaling)}; remove one of them")
     name = "rope_scaling" if parameters is None else "rope_parameters"
-    record = dict(scaling if parameters is None else parameters) if scaling or parameters else {}
+    chosen: Mapping[str, Any] | None = scaling if parameters is None else parameters
+    record = dict(chosen or {})
     where = f"{file}: {name}"
     if theta is not None and record.get("rope_theta", theta) != theta:
         raise ModelError(f"{where}: rope_theta: expected {theta!r} as rope_theta beside it says, found {record['rope_theta']!r}")
-    rope = {"rope_theta": record.pop("rope_theta", 10000.0 if theta is None else theta)}
+    rope: dict[str, Any] = {"rope_theta": record.pop("rope_theta", 10000.0 if theta is None else theta)}
     kinds = [record.pop(key) for key in ("rope_type", "type") if key in record]
     if not kinds and record:
         raise ModelError(f"{where}: rope_type: expected one of {', '.join(ROPE_TYPES)}, found only {', '.join(map(repr, record))}")
