@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         compose,
         parse_rule,
     )
-    from sinkscope.models import Model, load
+    from sinkscope.models import Model, SinkToken, add_sink_token, load
     from sinkscope.recorder import recording
     from sinkscope.sinks import Sinks, Track, Tracks, find_sinks, track
     from sinkscope.traces import Trace, open_trace, open_traces
@@ -44,12 +44,14 @@ _HOME = {
     "PersistentRandomKeys": "interventions",
     "RandomKeys": "interventions",
     "SameClassKeys": "interventions",
+    "SinkToken": "models",
     "Sinks": "sinks",
     "Trace": "traces",
     "Track": "sinks",
     "Tracks": "sinks",
     "calibrate_excess": "interventions",
     "compose": "interventions",
+    "add_sink_token": "models",
     "find_sinks": "sinks",
     "generate": "decoding",
     "load": "models",
@@ -74,12 +76,14 @@ __all__ = [
     "PersistentRandomKeys",
     "RandomKeys",
     "SameClassKeys",
+    "SinkToken",
     "Sinks",
     "Trace",
     "Track",
     "Tracks",
     "calibrate_excess",
     "compose",
+    "add_sink_token",
     "find_sinks",
     "generate",
     "load",
