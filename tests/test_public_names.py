@@ -12,6 +12,7 @@ import sinkscope
 DOCUMENTED = {
     "Generation",
     "HidePositions",
+    "HideSinkToken",
     "HideSinksAbove",
     "HideTopSinks",
     "KeepWindow",

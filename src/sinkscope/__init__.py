@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from sinkscope.interventions import (
         HidePositions,
         HideSinksAbove,
+        HideSinkToken,
         HideTopSinks,
         KeepWindow,
         MassMatchedKeys,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 _HOME = {
     "Generation": "decoding",
     "HidePositions": "interventions",
+    "HideSinkToken": "interventions",
     "HideSinksAbove": "interventions",
     "HideTopSinks": "interventions",
     "KeepWindow": "interventions",
@@ -66,6 +68,7 @@ _HOME = {
 __all__ = [
     "Generation",
     "HidePositions",
+    "HideSinkToken",
     "HideSinksAbove",
     "HideTopSinks",
     "KeepWindow",

@@ -114,7 +114,7 @@ class Call:
                 return _placed(sweep(call.value[..., :1], prefix=bare)[1], call.first_key)
 
             own = [replace(one, keys=one.keys[..., call.first_key :]) for one in self.hidden(replace(call, measure=measure))]
-            hidden = [one for one in own if bool(one.keys.any())]
+            hidden = [one for one in own if bool(one.keys.any()) or (one.front and prefix is not None)]
             self._answers[call.name] = Answers(hidden, prefix, self.watched(call) or bool(hidden) or prepended is not None)
         return self._answers[call.name]
 
