@@ -233,16 +233,19 @@ PICKLES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "she
 
 
 def unsafe_uses(source: str) -> list[str]:
-    """Remote code and pickles: both run whatever a checkpoint holds."""
+    """Remote code and pickles: both run whatever a checkpoint holds. torch.load may be called with ``weights_only=True``."""
     found = []
-    for node in ast.walk(ast.parse(source)):
+    tree = ast.parse(source)
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    safe = {id(call.func) for call in calls if any(ast.unparse(keyword) == "weights_only=True" for keyword in call.keywords)}
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
             found += [name for name in names if name.split(".")[0] in PICKLES]
             if isinstance(node, ast.ImportFrom) and node.module in ("torch", "torch.serialization"):
                 found += [f"torch.{alias.name}" for alias in node.names if alias.name == "load"]
         elif isinstance(node, ast.Attribute) and ast.unparse(node) in ("torch.load", "torch.serialization.load"):
-            found.append("torch.load")
+            found += [] if id(node) in safe else ["torch.load"]
         elif isinstance(node, ast.keyword) and node.arg in ("trust_remote_code", "allow_pickle"):
             if not (isinstance(node.value, ast.Constant) and node.value.value is False):
                 found.append(ast.unparse(node))
@@ -265,6 +268,8 @@ def test_nothing_of_a_checkpoint_is_executed(path):
         "AutoTokenizer.from_pretrained(folder, trust_remote_code=trusted)",
         "options = {'trust_remote_code': True}",
         "weights = torch.load(path)",
+        "weights = torch.load(path, weights_only=False)",
+        "weights = torch.load(path, weights_only=checked)",
         "read = torch.load",
         "from torch import load",
         "import pickle",
@@ -279,4 +284,5 @@ def test_an_unsafe_use_is_found(source):
 
 
 def test_a_safe_use_passes():
+    assert not unsafe_uses("torch.load(path, map_location='cpu', weights_only=True)")
     assert not unsafe_uses("from_pretrained(folder, trust_remote_code=False)\njson.load(file)\nfrom safetensors.torch import load_file")

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from sinkscope.interventions import (
         HidePositions,
         HideSinksAbove,
+        HideSinkToken,
         HideTopSinks,
         KeepWindow,
         MassMatchedKeys,
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
         compose,
         parse_rule,
     )
-    from sinkscope.models import Model, load
+    from sinkscope.models import Model, SinkToken, add_sink_token, load
     from sinkscope.recorder import recording
     from sinkscope.sinks import Sinks, Track, Tracks, find_sinks, track
     from sinkscope.traces import Trace, open_trace, open_traces
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 _HOME = {
     "Generation": "decoding",
     "HidePositions": "interventions",
+    "HideSinkToken": "interventions",
     "HideSinksAbove": "interventions",
     "HideTopSinks": "interventions",
     "KeepWindow": "interventions",
@@ -44,12 +46,14 @@ _HOME = {
     "PersistentRandomKeys": "interventions",
     "RandomKeys": "interventions",
     "SameClassKeys": "interventions",
+    "SinkToken": "models",
     "Sinks": "sinks",
     "Trace": "traces",
     "Track": "sinks",
     "Tracks": "sinks",
     "calibrate_excess": "interventions",
     "compose": "interventions",
+    "add_sink_token": "models",
     "find_sinks": "sinks",
     "generate": "decoding",
     "load": "models",
@@ -64,6 +68,7 @@ _HOME = {
 __all__ = [
     "Generation",
     "HidePositions",
+    "HideSinkToken",
     "HideSinksAbove",
     "HideTopSinks",
     "KeepWindow",
@@ -74,12 +79,14 @@ __all__ = [
     "PersistentRandomKeys",
     "RandomKeys",
     "SameClassKeys",
+    "SinkToken",
     "Sinks",
     "Trace",
     "Track",
     "Tracks",
     "calibrate_excess",
     "compose",
+    "add_sink_token",
     "find_sinks",
     "generate",
     "load",

@@ -7,12 +7,14 @@ head       query heads; ``kv_head`` where keys and values have fewer
 query      tokens that look, in this call
 key        tokens that can be looked at; as many as queries, or more behind a cache
 position   tokens of the canvas of one prompt, left padding stripped
+sink       constant keys of the network's own, no token of the canvas: sink tokens, or the learned logit
 group      sets of queries whose columns are kept apart: all, masked, prompt
 rank       largest columns of a head, from 0, the largest
 dim        components of one head's vectors
 """
 
-STEP, LAYER, HEAD, KV_HEAD, KEY, POSITION, RANK = "step", "layer", "head", "kv_head", "key", "position", "rank"
+STEP, LAYER, HEAD, KV_HEAD, KEY, POSITION, SINK = "step", "layer", "head", "kv_head", "key", "position", "sink"
+RANK = "rank"
 
 TRACE_AXES: dict[str, tuple[str, ...]] = {
     "tokens": (STEP, POSITION),
@@ -34,6 +36,7 @@ TRACE_AXES: dict[str, tuple[str, ...]] = {
     "top_last_query": (STEP, LAYER, HEAD, RANK),
     "top_last_query_key": (STEP, LAYER, HEAD, RANK),
     "rest_last_query": (STEP, LAYER, HEAD),
+    "sink_token_columns": (STEP, LAYER, HEAD, SINK),
 }
 
 TRACE_UNITS: dict[str, str] = {
@@ -56,4 +59,5 @@ TRACE_UNITS: dict[str, str] = {
     "top_last_query": "share of the newest query's attention, the largest of a head",
     "top_last_query_key": "position, -1 where the canvas has fewer tokens",
     "rest_last_query": "share of the newest query's attention, mean of the others, NaN where there is none",
+    "sink_token_columns": "queries' worth of attention; with column_sums, sums to the number of queries",
 }

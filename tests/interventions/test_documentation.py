@@ -23,5 +23,5 @@ def test_it_names_every_intervention_and_every_rule():
     final = {kind.__name__ for kind in vars(interventions).values() if isinstance(kind, type) and issubclass(kind, Intervention)}
     for name in final - {"Intervention", "Observed", "SinkRule"}:
         assert f"`{name}(" in PAGE
-    for name in RULES:
-        assert f"`{name}:" in PAGE
+    for name, (shape, _) in RULES.items():
+        assert f"`{name}{':' if shape else '`'}" in PAGE

@@ -1,6 +1,7 @@
 """Rules as text, and every message that bad input gets."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from sinkscope.interventions import (
     RULES,
     HidePositions,
     HideSinksAbove,
+    HideSinkToken,
     HideTopSinks,
     KeepWindow,
     MassMatchedKeys,
@@ -44,6 +46,8 @@ TEXTS = {
     "above:2.5@percent": HideSinksAbove(2.5, unit="percent"),
     "above:inf": HideSinksAbove(math.inf),
     "window:4+64": KeepWindow(4, 64),
+    "sink-token": HideSinkToken(),
+    "sink-token@layers=0-1,zero": HideSinkToken(layers=(0, 1), effect="zero"),
 }
 
 
@@ -53,7 +57,7 @@ def test_a_rule_is_read(text):
 
 
 def test_every_rule_is_tried():
-    assert {text.strip().partition(":")[0] for text in TEXTS} == {"none", *RULES}
+    assert {re.split("[:@]", text.strip())[0] for text in TEXTS} == {"none", *RULES}
 
 
 @pytest.mark.parametrize(
@@ -72,6 +76,7 @@ def test_every_rule_is_tried():
         ("above:nan", "excess: expected a number from 0 upwards, found nan"),
         ("top:1@next", r"top has no option 'next'; expected some of previous, current, .*, layers=…, steps=…"),
         ("top:1@seed=2", "top has no option 'seed=2'"),
+        ("sink-token:1", r"no rule 'sink-token:1'; expected one of none, .*, sink-token, with options"),
         ("window:4+8@current", "window has no option 'current'; expected some of mask, zero, layers=…"),
         ("random:1@seed=x", "random has no option 'seed=x'"),
         ("top:1@current,previous", "observe is given twice"),
@@ -91,6 +96,7 @@ def test_a_bad_rule_is_refused(text, message):
         ("none,top:1,random:1", ["none", "top:1", "random:1"]),
         ("none, top:1@current,last_row ,random:1@seed=2", ["none", "top:1@current,last_row", "random:1@seed=2"]),
         ("top:1@layers=0-3,none,above:3", ["top:1@layers=0-3", "none", "above:3"]),
+        ("top:1@current,sink-token,sink-token@zero", ["top:1@current", "sink-token", "sink-token@zero"]),
         ("nonsense,top:1", ["nonsense", "top:1"]),
         ("", []),
     ],

@@ -214,7 +214,8 @@ def test_norms_do_not_decay(tmp_path):
 def test_shipped_recipes_build_what_they_say(name):
     recipe = RECIPES[name]
     network = build_network(
-        dataclasses.replace(recipe, architecture=dataclasses.replace(TINY.architecture, max_positions=1024)), build_tokenizer()
+        dataclasses.replace(recipe, architecture=dataclasses.replace(TINY.architecture, max_positions=1024), start_from=None),
+        build_tokenizer(),
     )
     assert recipe.name == name
     assert recipe.architecture.max_positions >= max(1024, *recipe.canvases.lengths)

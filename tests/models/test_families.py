@@ -15,7 +15,7 @@ from sinkscope.decoding.generation import SAMPLERS
 from sinkscope.errors import CallError, ModelError
 from sinkscope.models import DREAM, LLADA, LLAMA, MMADA, recognise
 from sinkscope.models.conversion import convert_config
-from sinkscope.models.loading import build_config, parameter_shapes
+from sinkscope.models.loading import build_config, network_class, parameter_shapes
 
 KINDS = {"llada": LLADA, "mmada": MMADA, "dream": DREAM, "llama": LLAMA}
 
@@ -140,7 +140,7 @@ def test_parameters_of_the_published_checkpoints(name):
     """On the meta device: no number of them is ever allocated."""
     config, family = PUBLISHED_CONFIGS[name], KINDS[name]
     converted = convert_config(config, recognise(config, "here"), "here")
-    shapes = parameter_shapes(converted, build_config(converted))
+    shapes = parameter_shapes(network_class(converted), build_config(converted))
     expected = {"llada": 8_015_581_184, "mmada": 8_082_690_048, "dream": 7_615_616_512, "llama": 8_030_261_248}[name]
     assert sum(math.prod(shape) for shape in shapes.values()) == expected == family.shapes[0].parameters
     assert (converted.fields["num_hidden_layers"], converted.fields["hidden_size"]) == (

@@ -41,6 +41,7 @@ def test_the_card(folder, causal_folder):
         "eos_id": 1,
         "max_positions": 256,
         "eos_ids": [],
+        "sink_token": None,
     }
     diffusion = sinkscope.load(str(folder)).card
     assert (diffusion.family, diffusion.mask_id, diffusion.heads, diffusion.kv_heads) == ("llada", 2, 5, 5)

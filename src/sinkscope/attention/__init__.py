@@ -3,11 +3,13 @@
 from sinkscope.attention.foreign_network import foreign
 from sinkscope.attention.hidden import Hidden
 from sinkscope.attention.records import GenerationStart, LayerCall, StepContext, StepResult
+from sinkscope.attention.seam import NAME, register_seam
 from sinkscope.attention.session import Session, current_session, subscribed
 from sinkscope.attention.subscribers import Hider, Prepender, Subscriber, Watcher
 from sinkscope.attention.sweep import Columns, Prefix, attend
 
 __all__ = [
+    "NAME",
     "Columns",
     "GenerationStart",
     "Hidden",
@@ -23,5 +25,6 @@ __all__ = [
     "attend",
     "current_session",
     "foreign",
+    "register_seam",
     "subscribed",
 ]

@@ -34,18 +34,13 @@ class Answers:
 
     Attributes:
         hidden: what is taken away, over the layer's own keys.
-        prefix: the constant keys in front.
-        watched: whether anybody wants columns.
+        prefix: the constant keys in front, those of the network itself included.
+        in_force: whether the layer cannot run as ever.
     """
 
     hidden: list[Hidden]
     prefix: Prefix | None
-    watched: bool
-
-    @property
-    def in_force(self) -> bool:
-        """Whether the layer cannot run as ever."""
-        return self.watched or bool(self.hidden) or self.prefix is not None
+    in_force: bool
 
 
 class Call:
@@ -111,7 +106,8 @@ class Call:
             sweep: `attend` with the layer's queries and keys; it takes values, ``hidden`` and ``prefix``.
         """
         if not (self.closed and call.name in self._answers):
-            prefix = self.prefix(call)
+            prepended = self.prefix(call)
+            prefix = _only(prepended, call.own)
             bare = None if prefix is None else replace(prefix, values=None)
 
             @torch.no_grad()  # what a gradient checkpoint saves has to be the same in both runs
@@ -119,8 +115,8 @@ class Call:
                 return _placed(sweep(call.value[..., :1], prefix=bare)[1], call.first_key)
 
             own = [replace(one, keys=one.keys[..., call.first_key :]) for one in self.hidden(replace(call, measure=measure))]
-            hidden = [one for one in own if bool(one.keys.any())]
-            self._answers[call.name] = Answers(hidden, prefix, self.watched(call))
+            hidden = [one for one in own if bool(one.keys.any()) or (one.front and prefix is not None)]
+            self._answers[call.name] = Answers(hidden, prefix, self.watched(call) or bool(hidden) or prepended is not None)
         return self._answers[call.name]
 
     def hidden(self, call: LayerCall) -> list[Hidden]:
@@ -165,6 +161,12 @@ class Call:
             else:
                 self._membership = _membership(self._context, self._prompt_lengths, self.groups, queries, query.device)
         return self._membership.to(query.device)  # a model may be spread over devices
+
+
+def _only(prepended: Prefix | None, own: Prefix | None) -> Prefix | None:
+    if prepended is not None and own is not None:
+        raise AttentionError("expected one prefix, found a prepender on a network that has a sink of its own; take one of them away")
+    return own if prepended is None else prepended
 
 
 def _placed(columns: Columns, first_key: int) -> Columns:

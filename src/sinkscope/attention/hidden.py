@@ -18,11 +18,13 @@ class Hidden:
         queries: bool [1 or batch, query], which queries lose them; all of them when None.
         zeroed: their weights become 0 after the softmax and the others stay as they are (the output loses their
             share); otherwise they are −∞ before the softmax, which shares it out among the others.
+        front: the constant keys in front of them (`Prefix`) are taken away too.
     """
 
     keys: Tensor
     queries: Tensor | None = None
     zeroed: bool = False
+    front: bool = False
 
 
 class Taken:
@@ -37,7 +39,7 @@ class Taken:
         self._zeroed = [one for one in given if one.zeroed]
         self._front = front
         self._kept: Tensor | None = None
-        if all(one.queries is None and one.keys.shape[2] == 1 for one in given):
+        if all(one.queries is None and one.keys.shape[2] == 1 and not one.front for one in given):
             whole = slice(None)
             masked, zeroed = self._union(self._masked, whole, whole), self._union(self._zeroed, whole, whole)
             gone = zeroed if masked is None else masked if zeroed is None else masked | zeroed
@@ -99,15 +101,16 @@ class Taken:
         return in_force, (weights * gone).sum(-1).detach()
 
     def _union(self, hidden: Sequence[Hidden], heads: slice, rows: slice) -> Tensor | None:
-        """Bool [batch, head, query, key] of a block, the prefix in front kept."""
+        """Bool [batch, head, query, key] of a block, the prefix in front included."""
         union: Tensor | None = None
         for one in hidden:
             keys = _heads(one.keys, heads)
             keys = keys if keys.shape[2] == 1 else keys[:, :, rows]
+            keys = torch.nn.functional.pad(keys, (self._front, 0), value=one.front) if self._front else keys
             if one.queries is not None:
                 keys = keys & one.queries[:, None, rows, None]
             union = keys if union is None else union | keys
-        return union if union is None or not self._front else torch.nn.functional.pad(union, (self._front, 0))
+        return union
 
 
 def _heads(tensor: Tensor, heads: slice) -> Tensor:

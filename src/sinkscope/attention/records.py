@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from sinkscope.attention.sweep import Columns
+from sinkscope.attention.sweep import Columns, Prefix
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,7 @@ class LayerCall:
         crossing: whether the keys are another stack's tokens (cross-attention).
         measure: the columns of this layer with nothing hidden, by a sweep of their own; for who needs them before
             the layer has run.
+        own: constant keys in front that the network itself brings (a sink token, a learned logit).
     """
 
     name: str
@@ -107,6 +108,7 @@ class LayerCall:
     first_key: int = 0
     crossing: bool = False
     measure: Callable[[], Columns] | None = None
+    own: Prefix | None = None
 
     @property
     def keys(self) -> int:

@@ -3,17 +3,18 @@
 With none of the three in force it is transformers' own ``sdpa_attention_forward``, bit for bit.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
 from sinkscope.attention.call import Call
+from sinkscope.attention.own_keys import attend_behind
 from sinkscope.attention.session import Session
 from sinkscope.attention.stacks import Stack
-from sinkscope.attention.sweep import attend
+from sinkscope.attention.sweep import Prefix, attend
 from sinkscope.errors import AttentionError
 
 NAME = "sinkscope"
@@ -30,9 +31,14 @@ def attention_forward(
     scaling: float | None = None,
     is_causal: bool | None = None,
     sinkscope_call: Call | None = None,
+    sinkscope_prefixes: Sequence[Prefix] | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Attention of one layer: query [batch, head, query, dim] → output [batch, query, head, dim].
+
+    Args:
+        sinkscope_call: the step that is being watched.
+        sinkscope_prefixes: constant keys of the network's own, one entry a layer.
 
     Raises:
         AttentionError: an argument this function does not model, or dropout while something watches or hides.
@@ -40,10 +46,12 @@ def attention_forward(
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     _refuse(others)
+    own = None if sinkscope_prefixes is None else sinkscope_prefixes[module.layer_idx]  # type: ignore[index]
+    causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
+    causal = bool(causal) and attention_mask is None and query.shape[2] > 1
     call = None if sinkscope_call is None else sinkscope_call.layer(module, query, key, value)
     if call is not None and sinkscope_call is not None:
-        causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
-        causal = bool(causal) and attention_mask is None and query.shape[2] > 1
+        call = replace(call, own=own)
         assert call.membership is not None
         own = {"groups": call.membership, "workspace": sinkscope_call.workspace}
         sweep = partial(attend, query, key, scale=scaling, mask=attention_mask, causal=causal, **own)
@@ -54,6 +62,10 @@ def attention_forward(
             output, columns = sweep(value, hidden=answers.hidden or None, prefix=answers.prefix)
             sinkscope_call.show(call, columns)
             return output.transpose(1, 2), None
+    if own is not None:
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        output = attend_behind(query, key, value, own, mask=attention_mask, causal=causal, scale=scale, dropout=dropout)
+        return output.transpose(1, 2), None
     return sdpa_attention_forward(
         module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=is_causal, **others
     )
@@ -63,6 +75,15 @@ def _refuse(others: dict[str, Any]) -> None:
     found = [name for name in REFUSED if others.get(name) is not None]
     if found:
         raise AttentionError(f"attention arguments {', '.join(found)} are not modelled by sinkscope; use another attention implementation")
+
+
+def register_seam() -> None:
+    """Tells transformers of the attention function and its mask function."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    AttentionInterface.register(NAME, attention_forward)
+    AttentionMaskInterface.register(NAME, sdpa_mask)  # without one, padding is lost without a word
 
 
 @dataclass
@@ -86,11 +107,7 @@ def use_seam(network: nn.Module, stacks: list[Stack]) -> list[Any]:
     Raises:
         AttentionError: the model does not go through transformers' attention interface.
     """
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import sdpa_mask
-
-    AttentionInterface.register(NAME, attention_forward)
-    AttentionMaskInterface.register(NAME, sdpa_mask)  # without one, padding is lost without a word
+    register_seam()
     found: dict[int, Any] = {id(module.config): module.config for module in network.modules() if hasattr(module, "config")}
     configs = [config for config in found.values() if hasattr(config, "_attn_implementation_internal")]
     for config in configs:

@@ -26,8 +26,9 @@ class Prefix:
     """Constant keys in front of all others, seen by every query (a folded sink token, or a learned logit).
 
     Attributes:
-        keys: [kv_head, count, dim], already rotated; None when ``logits`` says the scores directly.
-        values: [kv_head, count, dim]; None is a value of zero.
+        keys: [kv_head, count, dim], or with a batch axis in front, already rotated; None when ``logits`` says the
+            scores directly.
+        values: as the keys; None is a value of zero.
         logits: [head, count], scores that do not depend on the query.
     """
 
@@ -38,6 +39,13 @@ class Prefix:
     def __post_init__(self) -> None:
         if (self.keys is None) == (self.logits is None):
             raise AttentionError("a prefix has either keys or logits; found both or neither")
+
+    @property
+    def count(self) -> int:
+        """How many constant keys."""
+        source = self.keys if self.keys is not None else self.logits
+        assert source is not None
+        return source.shape[-1 if self.keys is None else -2]
 
 
 @dataclass(frozen=True)
@@ -294,12 +302,11 @@ class _Front:
         def per_head(constant: Tensor | None) -> Tensor | None:
             if constant is None:
                 return None
-            return constant.to(query).repeat_interleave(heads // kv_heads, dim=0)[None].expand(batch, -1, -1, -1)
+            batched = constant if constant.ndim == 4 else constant[None]
+            return batched.to(query).repeat_interleave(heads // kv_heads, dim=1).expand(batch, -1, -1, -1)
 
         logits = None if prefix.logits is None else prefix.logits.to(query.device).float()
-        source = prefix.keys if prefix.keys is not None else prefix.logits
-        assert source is not None
-        return cls(source.shape[1], per_head(prefix.keys), per_head(prefix.values), logits)
+        return cls(prefix.count, per_head(prefix.keys), per_head(prefix.values), logits)
 
     def scores(self, scores: Tensor, part: Tensor, scale: float, heads: slice) -> Tensor:
         if not self.count:

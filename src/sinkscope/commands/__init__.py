@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from sinkscope.commands.analysing import analyse
 from sinkscope.commands.exporting import export
+from sinkscope.commands.folding import convert, fold
 from sinkscope.commands.mapping import attention_map
 from sinkscope.commands.measuring import bench, evaluate, problems, table
 from sinkscope.commands.models import check, train
@@ -25,6 +26,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "table": table,
     "reproduce": reproduce,
     "train": train,
+    "fold": fold,
+    "convert": convert,
     "check": check,
     "bench": bench,
 }

@@ -11,27 +11,40 @@ from sinkscope.errors import CallError, SinkscopeError
 
 
 def train(
-    recipe: Positional[str], out: Path, updates: int | None = None, seed: int | None = None, device: str = "cpu", compile: bool = False
+    recipe: Positional[str],
+    out: Path,
+    updates: int | None = None,
+    seed: int | None = None,
+    device: str = "cpu",
+    compile: bool = False,
+    data: Path | None = None,
+    sink_token: str | None = None,
 ) -> None:
     """Trains one of the lab's recipes; the same command goes on after a kill.
 
     Args:
-        recipe: lab-diffusion or lab-autoregressive.
+        recipe: lab-diffusion, lab-autoregressive, lab-sink-token, lab-shifted … (an unknown name lists them all).
         out: folder for the checkpoint.
         updates: optimiser steps. (default: the recipe's)
         seed: of everything random. (default: the recipe's)
         device: cpu, cuda …
         compile: compiles the layers: faster, needs a C++ compiler, rounds differently.
+        data: your own text instead of the lab's: JSON lines with "text" or "prompt" and "answer", or plain text.
+        sink_token: none, token, token-end, token-2, token-4, token-zero-value, logit, off-by-one or gate, when not the recipe's own.
     """
     from sinkscope.lab.checkpoint import train_checkpoint
     from sinkscope.lab.recipes import RECIPES
+    from sinkscope.lab.texts import read_texts
+    from sinkscope.models.sink_token import variant_of
 
     if recipe not in RECIPES:
         raise CallError(f"no recipe {recipe!r}; expected one of {', '.join(RECIPES)}")
-    changes = {"updates": updates, "seed": seed, "compile": compile or None}
+    if sink_token is not None:
+        variant_of(sink_token)
+    changes = {"updates": updates, "seed": seed, "compile": compile or None, "sink_token": sink_token}
     resolved = dataclasses.replace(RECIPES[recipe], **{name: value for name, value in changes.items() if value is not None})
     command = " ".join(["sinkscope", *sys.argv[1:]])
-    print(train_checkpoint(resolved, out, device=device, command=command))
+    print(train_checkpoint(resolved, out, texts=None if data is None else read_texts(data), device=device, command=command))
 
 
 def check(model: Positional[str], device: str = "cpu", dtype: str | None = None, as_json: Json = False) -> None:

@@ -32,7 +32,8 @@ class _Adder(Watcher):
 
     def watch(self, call: LayerCall, columns: Columns) -> None:
         queries = call.query.shape[2]
-        self.worst = max(self.worst, _off(columns.sums[:, :, 0].sum(-1), queries))
+        given = columns.sums[:, :, 0].sum(-1) + (0 if columns.prefix is None else columns.prefix[:, :, 0].sum(-1))
+        self.worst = max(self.worst, _off(given, queries))
         self.layers, self.queries = self.layers + 1, queries
 
 
@@ -49,14 +50,32 @@ class _Mapper(Watcher):
         scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
         if self.causal:
             scores = scores.masked_fill(torch.ones_like(scores[0, 0], dtype=torch.bool).triu(1), -math.inf)
+        front = _own_scores(call, query)
+        scores = torch.cat([front, scores], dim=-1)
         dense = (scores - scores.amax(-1, keepdim=True)).exp()
         dense = dense / dense.sum(-1, keepdim=True)
+        own, dense = dense[..., : front.shape[-1]], dense[..., front.shape[-1] :]
         newest = columns.last_row.cpu().double()
-        self.rows = max(self.rows, _off(dense.sum(-1), 1.0), _off(newest.sum(-1), 1.0), _off(newest, dense[:, :, -1]))
+        whole = newest.sum(-1) + own[:, :, -1].sum(-1)
+        self.rows = max(self.rows, _off(dense.sum(-1) + own.sum(-1), 1.0), _off(whole, 1.0), _off(newest, dense[:, :, -1]))
         seen = {"columns": columns.sums[:, :, 0], "diagonal": columns.diagonal}
         made = {"columns": dense.sum(-2), "diagonal": dense.diagonal(dim1=-2, dim2=-1)}
+        if columns.prefix is not None:
+            seen["own"], made["own"] = columns.prefix[:, :, 0], own.sum(-2)
         self.columns = max(self.columns, *(_off(seen[name].cpu().double(), made[name]) for name in seen))
         self.layers += 1
+
+
+def _own_scores(call: LayerCall, query: Tensor) -> Tensor:
+    """float64 [batch, head, query, sink], the scores of constant keys that the network itself brings."""
+    if call.own is None:
+        return query[..., :0]
+    if call.own.logits is not None:
+        return call.own.logits.cpu().double()[None, :, None].expand(*query.shape[:3], -1)
+    assert call.own.keys is not None
+    keys = call.own.keys.cpu().double()
+    keys = (keys if keys.ndim == 4 else keys[None]).repeat_interleave(query.shape[1] // call.key.shape[1], dim=1)
+    return query @ keys.transpose(-1, -2) / math.sqrt(query.shape[-1])
 
 
 def _off(found: Tensor, expected: Tensor | float) -> float:
@@ -114,7 +133,7 @@ def _tolerance(model: Model) -> float:
 def _parameters(model: Model) -> list[Check]:
     """By the shape of its config, by the table of published checkpoints, and by the tensors in its files."""
     card, config = model.card, model.network.config
-    expected = _count(config)
+    expected = _count(config) + _of_sinks(model.network)
     checks = [Check("parameters add up to the shape", f"{card.parameters:,}, expected {expected:,}", card.parameters == expected)]
     for shape in model.family.shapes:
         if (shape.layers, shape.hidden_size, shape.vocabulary) == (card.layers, card.hidden_size, card.vocabulary):
@@ -131,7 +150,7 @@ def _parameters(model: Model) -> list[Check]:
 def _count(config: Any) -> int:
     width, inner, head = config.hidden_size, config.intermediate_size, _head_dim(config)
     queries, keys = config.num_attention_heads * head, config.num_key_value_heads * head
-    biases = queries + 2 * keys if config.model_type == "qwen2" else 0
+    biases = queries + 2 * keys if config.model_type.endswith("qwen2") else 0
     if getattr(config, "attention_bias", False):
         biases += queries + 2 * keys + width
     if getattr(config, "mlp_bias", False):
@@ -139,6 +158,12 @@ def _count(config: Any) -> int:
     layer = 2 * width * queries + 2 * width * keys + biases + 3 * width * inner + 2 * width
     tables = 1 if config.tie_word_embeddings else 2
     return tables * config.vocab_size * width + config.num_hidden_layers * layer + width
+
+
+def _of_sinks(network: Any) -> int:
+    """What a sink adds, less the rows that a head lacks for the mask."""
+    added = sum(parameter.numel() for name, parameter in network.named_parameters() if "sink_" in name)
+    return added - (network.config.vocab_size - network.lm_head.out_features) * network.config.hidden_size
 
 
 def _head_dim(config: Any) -> int:

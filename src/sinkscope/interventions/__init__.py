@@ -13,6 +13,7 @@ from sinkscope.interventions.positions import HidePositions
 from sinkscope.interventions.random_keys import RandomKeys
 from sinkscope.interventions.rules import RULES, parse_rule, split_rules
 from sinkscope.interventions.same_class_keys import SameClassKeys
+from sinkscope.interventions.sink_token import HideSinkToken
 from sinkscope.interventions.sinks_above import HideSinksAbove
 from sinkscope.interventions.top_sinks import HideTopSinks, SinkRule
 from sinkscope.interventions.why import Reliance, reliance
@@ -23,6 +24,7 @@ __all__ = [
     "Composed",
     "Effect",
     "HidePositions",
+    "HideSinkToken",
     "HideSinksAbove",
     "HideTopSinks",
     "Hiding",

@@ -212,7 +212,7 @@ class Hiding(Hider):
                 continue
             keys = (keys if keys.ndim == 4 else keys[:, :, None]) & candidates[:, None, None]
             queries = None if part.queries is None else self._among(part.queries, call.key.device)[:, -call.query.shape[2] :]
-            found.append(Hidden(keys, queries, zeroed=part.effect == "zero"))
+            found.append(Hidden(keys, queries, zeroed=part.effect == "zero", front=part.takes_own))
             chosen.append((part, keys))
         if found:
             self._chosen[call.name] = chosen

@@ -64,6 +64,11 @@ class Intervention(ABC):
         return False
 
     @property
+    def takes_own(self) -> bool:
+        """Whether the network's own sink token or learned logit is taken away too."""
+        return False
+
+    @property
     def waits(self) -> bool:
         """Whether it goes by the step before, and so does nothing where there is only one step, as in a likelihood."""
         return False

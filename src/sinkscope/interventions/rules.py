@@ -13,6 +13,7 @@ from sinkscope.interventions.next_ranks import NextRanks
 from sinkscope.interventions.persistent_random_keys import PersistentRandomKeys
 from sinkscope.interventions.random_keys import RandomKeys
 from sinkscope.interventions.same_class_keys import SameClassKeys
+from sinkscope.interventions.sink_token import HideSinkToken
 from sinkscope.interventions.sinks_above import HideSinksAbove
 from sinkscope.interventions.top_sinks import HideTopSinks
 from sinkscope.interventions.window import KeepWindow
@@ -26,8 +27,9 @@ RULES: dict[str, tuple[str, type[Intervention]]] = {
     "class": ("K", SameClassKeys),
     "above": ("E", HideSinksAbove),
     "window": ("SINKS+RECENT", KeepWindow),
+    "sink-token": ("", HideSinkToken),
 }
-"""Name → (what stands behind the colon, the class)."""
+"""Name → (what stands behind the colon, nothing where there is none, the class)."""
 
 WORDS: dict[str, tuple[str, Any]] = {
     "previous": ("observe", "previous"),
@@ -52,7 +54,7 @@ def parse_rule(text: str) -> Intervention | Composed:
     """The intervention a rule stands for.
 
     ``none``, ``top:K``, ``random:K``, ``mass:K``, ``persistent:K``, ``ranks:K``, ``class:K``, ``above:E``,
-    ``window:SINKS+RECENT``, with options behind ``@``, separated by commas: the words of `WORDS`, ``seed=N``, and
+    ``window:SINKS+RECENT``, ``sink-token``, with options behind ``@``, separated by commas: the words of `WORDS`, ``seed=N``, and
     ``layers=``, ``steps=``, ``keys=``, ``queries=`` with numbers such as ``0-3+7`` or, for keys and queries,
     ``masked``, ``unmasked``, ``prompt``, ``answer``.
 
@@ -63,8 +65,8 @@ def parse_rule(text: str) -> Intervention | Composed:
     name, colon, amount = head.partition(":")
     if head == "none" and not tail:
         return compose()
-    if name not in RULES or not colon:
-        known = ", ".join(["none", *(f"{rule}:{shape}" for rule, (shape, _) in RULES.items())])
+    if name not in RULES or bool(colon) != bool(RULES[name][0]):
+        known = ", ".join(["none", *(f"{rule}:{shape}" if shape else rule for rule, (shape, _) in RULES.items())])
         raise CallError(f"no rule {text!r}; expected one of {known}, with options behind @ as in top:1@current")
     shape, kind = RULES[name]
     return kind(*_amounts(text, name, shape, amount), **_options(text, name, kind, tail))
@@ -74,7 +76,8 @@ def split_rules(text: str) -> list[str]:
     """Rules separated by commas, each once and with its options: ``none,top:1@current,last_row`` → ``none``, ``top:1@current,last_row``."""
     rules: list[str] = []
     for piece in filter(None, map(str.strip, text.split(","))):
-        if rules and "@" in rules[-1] and ":" not in piece and piece != "none":
+        bare = piece.partition("@")[0] in ("none", *(name for name, (shape, _) in RULES.items() if not shape))
+        if rules and "@" in rules[-1] and ":" not in piece and not bare:
             rules[-1] += f",{piece}"
         else:
             rules.append(piece)
@@ -82,6 +85,8 @@ def split_rules(text: str) -> list[str]:
 
 
 def _amounts(text: str, name: str, shape: str, amount: str) -> list[Any]:
+    if not shape:
+        return []
     try:
         if shape == "E":
             return [float(amount)]

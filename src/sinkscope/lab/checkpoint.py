@@ -1,5 +1,6 @@
 """From a recipe to a stock Hugging Face folder: weights in bf16, tokenizer, recipe, log and command."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -11,13 +12,13 @@ from safetensors import SafetensorError
 
 from sinkscope.errors import TrainingError
 from sinkscope.lab.recipes import Recipe
-from sinkscope.lab.training import RECIPE, STATE, claim_recipe, train
-from sinkscope.lab.vocabulary import build_tokenizer
+from sinkscope.lab.texts import Texts
+from sinkscope.lab.training import RECIPE, STATE, choose_tokenizer, claim_recipe, train
 
 WEIGHTS = "model.safetensors"
 
 
-def train_checkpoint(recipe: Recipe, out: Path, *, device: str = "cpu", command: str = "") -> Path:
+def train_checkpoint(recipe: Recipe, out: Path, *, texts: Texts | None = None, device: str = "cpu", command: str = "") -> Path:
     """Trains a recipe, going on where an earlier run was killed, and leaves a checkpoint that `sinkscope.load` reads.
 
     The weights appear last and by a rename: a folder with weights is finished.
@@ -27,10 +28,11 @@ def train_checkpoint(recipe: Recipe, out: Path, *, device: str = "cpu", command:
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
+        recipe = dataclasses.replace(recipe, data=None if texts is None else texts.fingerprint)
         claim_recipe(recipe, out)
         if not (out / WEIGHTS).exists():
-            network = train(recipe, out, device=device)
-            _save(network, build_tokenizer(), recipe, out, command)
+            network = train(recipe, out, texts=texts, device=device)
+            _save(network, choose_tokenizer(recipe, texts), recipe, out, command)
         (out / STATE).unlink(missing_ok=True)  # a kill may have come between the last rename and this
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error

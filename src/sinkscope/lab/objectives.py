@@ -41,13 +41,18 @@ def mask_canvases(
 
 
 def masked_diffusion_loss(
-    network: Any, canvases: Canvases, *, mask_id: int, whole_canvas_share: float, generator: torch.Generator
+    network: Any, canvases: Canvases, *, mask_id: int, whole_canvas_share: float, generator: torch.Generator, shift: bool = False
 ) -> torch.Tensor:
-    """Cross-entropy on masked tokens, weighted 1/p, per maskable token; a scalar in nats."""
+    """Cross-entropy on masked tokens, weighted 1/p, per maskable token; a scalar in nats.
+
+    With ``shift`` a token is predicted one place to its left, as a causal model predicts it, which is how one becomes a
+    diffusion model (Dream, and paper 2's Qwen2.5 set-up). The first token of a canvas is never masked.
+    """
     noisy, weights, maskable = mask_canvases(canvases, mask_id, whole_canvas_share, generator)
     hidden = network.model(input_ids=noisy, use_cache=False).last_hidden_state
     chosen = weights > 0
-    logits = network.lm_head(hidden[chosen]).float()
+    read = torch.cat([chosen[:, 1:], torch.zeros_like(chosen[:, :1])], dim=1) if shift else chosen
+    logits = network.lm_head(hidden[read]).float()
     losses = F.cross_entropy(logits, canvases.tokens[chosen], reduction="none")
     return (losses * weights[chosen]).sum() / maskable
 

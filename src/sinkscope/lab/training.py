@@ -9,7 +9,7 @@ import math
 import os
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,30 @@ from sinkscope.errors import TrainingError
 from sinkscope.lab.canvases import Canvases, draw_canvases
 from sinkscope.lab.objectives import masked_diffusion_loss, next_token_loss
 from sinkscope.lab.recipes import Recipe
+from sinkscope.lab.texts import TextCanvases, Texts, train_tokenizer
 from sinkscope.lab.vocabulary import build_tokenizer
+from sinkscope.models import add_sink_token
+from sinkscope.models.sink_token import variant_of
 
 STATE, LOG, RECIPE = "training-state.safetensors", "training.jsonl", "recipe.json"
 VALIDATION_BATCHES = 8
 
 
+def choose_tokenizer(recipe: Recipe, texts: Texts | None = None) -> Any:
+    """That of the model a recipe starts from, else one of the user's texts, else the lab's."""
+    if recipe.start_from is not None:
+        from sinkscope.models import load
+
+        return load(recipe.start_from).tokenizer
+    return build_tokenizer() if texts is None else train_tokenizer(texts)
+
+
 def build_network(recipe: Recipe, tokenizer: Any) -> Any:
-    """A freshly initialised network: transformers' Llama, bidirectional for masked diffusion."""
+    """A network at the start of its training: transformers' Llama, bidirectional for diffusion, with the sink of its recipe.
+
+    Raises:
+        TrainingError: weights to start from that do not fit, or layers to compile around a sink.
+    """
     from transformers import LlamaConfig, LlamaForCausalLM
 
     shape = recipe.architecture
@@ -45,13 +61,35 @@ def build_network(recipe: Recipe, tokenizer: Any) -> Any:
         # No pad_token_id: padding is EOS, and transformers would freeze that embedding at zero.
         pad_token_id=None,
     )
-    if recipe.objective == "masked_diffusion":
+    if recipe.objective != "next_token":
         config.is_causal = False
         config.mask_token_id = tokenizer.mask_token_id
+    if recipe.objective == "shifted_diffusion":
+        config.sinkscope_family = "dream"
     torch.manual_seed(recipe.seed)
     # On short canvases plain matrix products beat the CPU's flash kernel, backward above all.
     config._attn_implementation = "eager"
-    return LlamaForCausalLM(config)
+    network = LlamaForCausalLM(config)
+    if recipe.start_from is not None:
+        _start_from(recipe.start_from, network)
+    variant = variant_of(recipe.sink_token)
+    if variant is None:
+        return network
+    if recipe.compile:
+        raise TrainingError(f"{recipe.name}: expected plain layers around the sink {variant.name!r}, found compile; leave it out")
+    return add_sink_token(network, replace(variant, seed=recipe.seed))
+
+
+def _start_from(name: str, network: Any) -> None:
+    from sinkscope.models import load
+
+    given = load(name, dtype=torch.float32).network.state_dict()
+    mine = network.state_dict()
+    different = [key for key in mine if key not in given or given[key].shape != mine[key].shape] + sorted(set(given) - set(mine))
+    if different:
+        shapes = [tuple(weights[different[0]].shape) if different[0] in weights else "nothing" for weights in (mine, given)]
+        raise TrainingError(f"expected weights of {different[0]} {shapes[0]} to start from, found {shapes[1]} in {name}")
+    network.load_state_dict(given)
 
 
 def learning_rate(recipe: Recipe, update: int) -> float:
@@ -63,8 +101,11 @@ def learning_rate(recipe: Recipe, update: int) -> float:
     return recipe.learning_rate * (recipe.final_share + (1 - recipe.final_share) * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
-def train(recipe: Recipe, out: Path, *, device: str = "cpu", progress: bool | None = None) -> Any:
+def train(recipe: Recipe, out: Path, *, texts: Texts | None = None, device: str = "cpu", progress: bool | None = None) -> Any:
     """Trains a recipe into the folder ``out``, going on from its last saved state; returns the network.
+
+    Args:
+        texts: the user's own; their fingerprint becomes part of the recipe.
 
     Raises:
         TrainingError: the folder holds a run of another recipe.
@@ -72,8 +113,10 @@ def train(recipe: Recipe, out: Path, *, device: str = "cpu", progress: bool | No
     from tqdm import tqdm
 
     out.mkdir(parents=True, exist_ok=True)
+    recipe = replace(recipe, data=None if texts is None else texts.fingerprint)
     claim_recipe(recipe, out)
-    tokenizer = build_tokenizer()
+    tokenizer = choose_tokenizer(recipe, texts)
+    draw = _source(recipe, tokenizer, texts)
     network = build_network(recipe, tokenizer).to(device)
     optimiser = torch.optim.AdamW(_parameter_groups(network, recipe.weight_decay), lr=recipe.learning_rate, betas=recipe.betas)
     start = _load_state(out / STATE, network, optimiser)
@@ -90,7 +133,7 @@ def train(recipe: Recipe, out: Path, *, device: str = "cpu", progress: bool | No
             rate = learning_rate(recipe, update)
             for group in optimiser.param_groups:
                 group["lr"] = rate
-            loss = objective(draw_canvases(recipe.canvases, tokenizer, recipe.seed, update), update)
+            loss = objective(draw(recipe.seed, update), update)
             loss.backward()
             norm = nn.utils.clip_grad_norm_(network.parameters(), recipe.clip)
             optimiser.step()
@@ -100,7 +143,7 @@ def train(recipe: Recipe, out: Path, *, device: str = "cpu", progress: bool | No
             if done % recipe.log_every == 0 or done == recipe.updates:
                 row = {"update": done, "loss": loss.item(), "gradient_norm": float(norm), "learning_rate": rate}
                 if done % recipe.validate_every == 0 or done == recipe.updates:
-                    row["validation_loss"] = _validate(recipe, objective, tokenizer)
+                    row["validation_loss"] = _validate(objective, draw)
                 log.write(json.dumps(row) + "\n")
                 log.flush()
                 bar.set_postfix(loss=f"{row['loss']:.3f}")
@@ -125,6 +168,7 @@ def claim_recipe(recipe: Recipe, out: Path) -> None:
         raise TrainingError(
             f"{path}: expected the recipe of a run, found something else ({error}); delete the folder or choose another"
         ) from error
+    theirs = {"sink_token": "none", **theirs, "canvases": {"templates": [], **(theirs.get("canvases") or {})}}  # as earlier versions had it
     different = [key for key in mine if mine[key] != theirs.get(key)]
     if different:
         changes = ", ".join(f"{key} {theirs.get(key)!r} → {mine[key]!r}" for key in different)
@@ -139,6 +183,13 @@ def _parameter_groups(network: Any, weight_decay: float) -> list[dict[str, Any]]
     ]
 
 
+def _source(recipe: Recipe, tokenizer: Any, texts: Texts | None) -> Callable[[int, int], Canvases]:
+    """Batch number n of a stream: the lab's problems, or the user's texts."""
+    if texts is not None:
+        return TextCanvases(texts, tokenizer, recipe.canvases).draw
+    return lambda seed, update: draw_canvases(recipe.canvases, tokenizer, seed, update)
+
+
 def _objective(recipe: Recipe, network: Any, tokenizer: Any, device: str) -> Callable[[Canvases, int], torch.Tensor]:
     if recipe.compile:
         network.model.compile(dynamic=False)
@@ -150,16 +201,21 @@ def _objective(recipe: Recipe, network: Any, tokenizer: Any, device: str) -> Cal
                 return next_token_loss(network, canvases, eos_id=tokenizer.eos_token_id)
             generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + update)
             return masked_diffusion_loss(
-                network, canvases, mask_id=tokenizer.mask_token_id, whole_canvas_share=recipe.whole_canvas_share, generator=generator
+                network,
+                canvases,
+                mask_id=tokenizer.mask_token_id,
+                whole_canvas_share=recipe.whole_canvas_share,
+                generator=generator,
+                shift=recipe.objective == "shifted_diffusion",
             )
 
     return objective
 
 
 @torch.no_grad()
-def _validate(recipe: Recipe, objective: Callable[[Canvases, int], torch.Tensor], tokenizer: Any) -> float:
+def _validate(objective: Callable[[Canvases, int], torch.Tensor], draw: Callable[[int, int], Canvases]) -> float:
     """Mean loss over fixed batches of the training distribution that no run trains on (negative numbers)."""
-    losses = [objective(draw_canvases(recipe.canvases, tokenizer, -1, -1 - n), -1 - n).item() for n in range(VALIDATION_BATCHES)]
+    losses = [objective(draw(-1, -1 - n), -1 - n).item() for n in range(VALIDATION_BATCHES)]
     return sum(losses) / len(losses)
 
 

@@ -1,9 +1,10 @@
 """Models: families as data, loading, and what a loaded model is."""
 
-from sinkscope.models.families import DREAM, FAMILIES, LLADA, LLAMA, MMADA, recognise
+from sinkscope.models.families import DREAM, FAMILIES, LLADA, LLAMA, MMADA, SMDM, recognise
 from sinkscope.models.family import Family, PublishedShape, SpecialTokens
 from sinkscope.models.loading import BUNDLED, bundled_folder, load
 from sinkscope.models.model import Model, ModelCard
+from sinkscope.models.sink_token import SinkToken, add_sink_token
 
 __all__ = [
     "BUNDLED",
@@ -12,11 +13,14 @@ __all__ = [
     "LLADA",
     "LLAMA",
     "MMADA",
+    "SMDM",
     "Family",
     "Model",
     "ModelCard",
     "PublishedShape",
+    "SinkToken",
     "SpecialTokens",
+    "add_sink_token",
     "bundled_folder",
     "load",
     "recognise",

@@ -78,7 +78,17 @@ LLAMA = Family(
     shapes=(PublishedShape(("meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-8B-Instruct"), 8_030_261_248, 32, 4096, vocabulary=128256),),
 )
 
-FAMILIES = (LLADA, MMADA, DREAM, LLAMA)
+SMDM = Family(
+    "smdm",
+    causal=False,
+    sampler="llada",
+    recognised=("llama",),
+    source="skywalker0523/OneTokenIsEnough, lit_gpt/diffmodel_extratoken.py",
+    architectures=("MasklessHeadLlama",),
+    tokens=SpecialTokens(mask=32000, eos=2, bos=1),
+)
+
+FAMILIES = (LLADA, MMADA, DREAM, SMDM, LLAMA)
 
 
 def recognise(config: Mapping[str, Any], where: str) -> Family:
@@ -129,6 +139,7 @@ def _stock(config: Mapping[str, Any], where: str) -> Family:
         raise ModelError(f"{where}: is_causal in config.json is true or false, found {causal!r}")
     allowed = {"llama": ["LlamaForCausalLM"], "qwen2": ["Qwen2ForCausalLM"]}[model_type]
     allowed += ["FullPrecisionLlama"] if model_type == "llama" and MARK in config else []  # saved again by transformers
+    allowed = [*SMDM.architectures] if model_type == "llama" and config.get(MARK) == SMDM.name else allowed
     found = config.get("architectures") or []
     if not set(found) <= set(allowed):
         why = "that network is another one"

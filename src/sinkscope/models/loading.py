@@ -15,9 +15,11 @@ import torch
 
 from sinkscope.errors import CallError, ModelError
 from sinkscope.models.conversion import Converted, convert_config, rename_tensor, tensor_renamings
-from sinkscope.models.families import recognise
+from sinkscope.models.families import SMDM, recognise
+from sinkscope.models.layouts import MARK
 from sinkscope.models.model import Model, ModelCard
 from sinkscope.models.quiet import quiet
+from sinkscope.models.sink_token import SinkToken, check_token_id, split_config, with_sink
 from sinkscope.models.tokenization import load_tokenizer
 from sinkscope.models.weights import DTYPES, StoredTensor, UsedTensors, listing, match_tensors, read_headers, weight_files
 
@@ -52,7 +54,7 @@ def load(
         ModelError: a folder that is no model, or one whose weights do not fit.
     """
     folder = _find(str(name), revision)
-    config = _read_config(folder)
+    config, variant = split_config(_read_config(folder), str(folder))
     family = recognise(config, str(folder))
     converted = convert_config(config, family, str(folder))
     files = weight_files(folder)
@@ -60,8 +62,10 @@ def load(
     stored = _stored_dtype(config, folder) or _widest(tensors)
     wanted = _dtype(dtype, "float32" if str(name) in BUNDLED else stored)
     tokenizer = load_tokenizer(folder, family, config)
+    if variant is not None:
+        check_token_id(tokenizer, variant, f"the tokenizer of {folder}", ModelError)
     _check_device_map(device_map)
-    network, used = _network(folder, config, converted, tensors, wanted, device_map)
+    network, used = _network(folder, config, converted, variant, tensors, wanted, device_map)
     if device_map is None:
         network = _to_device(network, device)
     network.eval()
@@ -90,6 +94,7 @@ def load(
         eos_id=eos_id,
         max_positions=shape.max_position_embeddings,
         eos_ids=converted.eos_ids if len(converted.eos_ids) > 1 else (),
+        sink_token=None if variant is None else variant.name,
     )
     longest = next(key for key, name in converted.layout.sizes.items() if name == "max_position_embeddings")
     return Model(network, tokenizer, family, card, used, longest)
@@ -163,7 +168,13 @@ def _dtype(dtype: torch.dtype | str | None, stored: str) -> torch.dtype:
 
 
 def _network(
-    folder: Path, config: Mapping[str, Any], converted: Converted, tensors: Mapping[str, StoredTensor], dtype: torch.dtype, device_map: Any
+    folder: Path,
+    config: Mapping[str, Any],
+    converted: Converted,
+    variant: SinkToken | None,
+    tensors: Mapping[str, StoredTensor],
+    dtype: torch.dtype,
+    device_map: Any,
 ) -> tuple[Any, UsedTensors]:
     from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
@@ -171,9 +182,9 @@ def _network(
     layout, used = converted.layout, None
     try:
         with quiet():
-            asked = build_config(converted)
-            used = match_tensors(tensors, parameter_shapes(converted, asked), layout, config["model_type"], folder)
-            network, report = network_class(converted).from_pretrained(
+            kind, asked = with_sink(network_class(converted), build_config(converted), variant)
+            used = match_tensors(tensors, parameter_shapes(kind, asked), layout, config["model_type"], folder)
+            network, report = kind.from_pretrained(
                 folder,
                 config=asked,
                 key_mapping=tensor_renamings(layout) or None,
@@ -223,6 +234,10 @@ def network_class(converted: Converted) -> Any:
 
     if converted.layout.body == "qwen2":
         return transformers.Qwen2ForCausalLM
+    if converted.fields.get(MARK) == SMDM.name:
+        from sinkscope.models.smdm_network import MasklessHeadLlama
+
+        return MasklessHeadLlama
     if converted.full_precision_rotary:
         from sinkscope.models.rotary import FullPrecisionLlama
 
@@ -238,10 +253,10 @@ def build_config(converted: Converted) -> Any:
     return kinds[converted.layout.body](**converted.fields)
 
 
-def parameter_shapes(converted: Converted, config: Any) -> dict[str, tuple[int, ...]]:
+def parameter_shapes(kind: Any, config: Any) -> dict[str, tuple[int, ...]]:
     """Name → shape of every parameter, tied ones once, without allocating any."""
     with torch.device("meta"):
-        network = network_class(converted)(config)
+        network = kind(config)
     network.tie_weights()
     return {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
 

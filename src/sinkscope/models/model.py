@@ -27,6 +27,7 @@ class ModelCard:
         mask_id, eos_id: special tokens, None where it has none.
         max_positions: the longest canvas it was made for.
         eos_ids: all tokens that end an answer, where there are several (Llama 3.1 Instruct has three).
+        sink_token: name of the variant of its sink token, None without one.
     """
 
     name: str
@@ -44,6 +45,7 @@ class ModelCard:
     eos_id: int | None
     max_positions: int
     eos_ids: tuple[int, ...] = ()
+    sink_token: str | None = None
 
     @property
     def ends(self) -> tuple[int, ...]:

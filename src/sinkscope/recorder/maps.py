@@ -26,7 +26,7 @@ class AttentionMap:
     """One map.
 
     Attributes:
-        attention: float32 [query, key], rows add up to 1.
+        attention: float32 [query, key], rows add up to 1; in a network with a sink of its own, to what that leaves.
         largest_difference: between its columns and those recorded, in queries' worth of attention.
     """
 
@@ -52,7 +52,19 @@ class _OneHead(Watcher):
         scores = query @ key.T * scale
         if self.causal:
             scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf)
-        self.attention = torch.softmax(scores, dim=-1)
+        front = _own_scores(call, self.head, query, scale)
+        self.attention = torch.softmax(torch.cat([front, scores], dim=-1), dim=-1)[:, front.shape[-1] :]
+
+
+def _own_scores(call: LayerCall, head: int, query: Tensor, scale: float) -> Tensor:
+    """[query, sink], the scores of constant keys that the network itself brings."""
+    if call.own is None:
+        return query.new_zeros(len(query), 0)
+    if call.own.logits is not None:
+        return call.own.logits[head].to(query).expand(len(query), -1)
+    assert call.own.keys is not None
+    keys = call.own.keys if call.own.keys.ndim == 3 else call.own.keys[0]
+    return query @ keys[head // (call.query.shape[1] // call.key.shape[1])].to(query).T * scale
 
 
 def recompute_map(model: Model, trace: Trace, step: int, layer: int, head: int) -> AttentionMap:

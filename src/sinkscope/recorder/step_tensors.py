@@ -22,6 +22,7 @@ class LayerSeen:
         last_row: [batch, head, key].
         value_norms, key_norms: [batch, kv_head, key].
         hidden_norms: [batch, query]; None where the model does not show them.
+        sink_token: [batch, head, sink], what the network's own constant keys received; None where it has none.
     """
 
     sums: Tensor
@@ -30,6 +31,7 @@ class LayerSeen:
     value_norms: Tensor
     key_norms: Tensor
     hidden_norms: Tensor | None
+    sink_token: Tensor | None = None
 
     @classmethod
     def of(cls, call: LayerCall, columns: Columns, groups: tuple[str, ...]) -> "LayerSeen":
@@ -42,6 +44,7 @@ class LayerSeen:
             _placed(_norms(call.value), call.first_key),
             _placed(_norms(call.key), call.first_key),
             None if hidden is None else _norms(hidden),
+            None if columns.prefix is None or call.own is None else columns.prefix[:, :, call.groups.index("all")],
         )
 
 
@@ -74,6 +77,9 @@ def stack_layers(layers: list[LayerSeen]) -> dict[str, Tensor]:
     }
     if all(one is not None for one in hidden):
         stacked["hidden_norms"] = torch.stack([one for one in hidden if one is not None])
+    sinks = [layer.sink_token for layer in layers if layer.sink_token is not None]
+    if len(sinks) == len(layers):
+        stacked["sink_token"] = torch.stack(sinks)
     return stacked
 
 
@@ -97,6 +103,8 @@ def accumulate(running: dict[str, Tensor], arrays: dict[str, Tensor], anew: bool
         before = running["column_sums"]
         columns[..., : before.shape[-1]] += before
     running["column_sums"] = columns
+    if "sink_token_columns" in arrays:
+        running["sink_token_columns"] = arrays["sink_token_columns"] + running.get("sink_token_columns", 0)
     for name in PER_QUERY:
         if name in arrays:
             running[name] = torch.cat([running[name], arrays[name]], dim=-1) if name in running else arrays[name]

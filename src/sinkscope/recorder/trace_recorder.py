@@ -222,6 +222,8 @@ class Recorder(Watcher):
             "value_norms": step["value_norms"][..., own],
             "key_norms": step["key_norms"][..., own],
         }
+        if "sink_token" in step:
+            arrays["sink_token_columns"] = step["sink_token"]
         if not looked.crossing:  # the queries stand on the same canvas
             fresh = slice(max(0, padding - (width - looked.queries)), None)
             arrays["self_attention"] = step["diagonal"][..., fresh]

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from sinkscope.traces.reading import TraceArray
 
 TOPPED = ("column_sums", "last_query")
-KEPT = ("tokens", "masked", "written", "predicted", "confidence", "lengths")
+KEPT = ("tokens", "masked", "written", "predicted", "confidence", "lengths", "sink_token_columns")
 
 
 def keep_top(step: dict[str, np.ndarray], count: int) -> dict[str, np.ndarray]:

@@ -1,0 +1,156 @@
+"""A user's own text as training canvases: read, given a tokenizer, packed.
+
+A ``.jsonl`` file has a document a line, ``{"text": …}`` or ``{"prompt": …, "answer": …}``; of the latter the prompt stays
+visible. Any other file is plain text, whose documents are separated by blank lines. Every twentieth document is held out
+for validation where there are twenty; fewer validate on the text they train on.
+"""
+
+import hashlib
+import json
+import random
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sinkscope.errors import CallError, TrainingError
+from sinkscope.lab.canvases import PROMPT, Canvases, CanvasMix
+from sinkscope.lab.vocabulary import BOS, EOS, MASK
+
+HELD_OUT_EVERY = 20
+VOCABULARY = 2048
+
+
+@dataclass(frozen=True)
+class Document:
+    """A text to learn; ``prompt`` stands before it and is never masked."""
+
+    prompt: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Documents of one file.
+
+    Attributes:
+        fingerprint: name and checksum of the file, stored with a run.
+        documents: in the order of the file.
+    """
+
+    fingerprint: str
+    documents: tuple[Document, ...]
+
+
+def read_texts(path: str | Path) -> Texts:
+    """Documents of a file.
+
+    Raises:
+        CallError: a file that cannot be read, holds no text, or a line that is no document.
+    """
+    path = Path(path)
+    try:
+        content = path.read_bytes()
+        text = content.decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CallError(f"{path}: expected a file of UTF-8 text, which cannot be read ({error})") from error
+    if path.suffix == ".jsonl":
+        documents = [_document(line, f"{path}, line {number}") for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    else:
+        documents = [Document("", part.strip()) for part in re.split(r"\n\s*\n", text) if part.strip()]
+    if not documents:
+        raise CallError(f"{path}: expected text to train on, found none")
+    return Texts(f"{path.name} sha256:{hashlib.sha256(content).hexdigest()[:16]}", tuple(documents))
+
+
+def _document(line: str, where: str) -> Document:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise CallError(f"{where}: expected JSON, found {line[:60]!r}") from error
+    for keys in (("text",), ("prompt", "answer")):
+        if isinstance(row, dict) and set(keys) <= set(row) and all(isinstance(row[key], str) for key in keys) and row[keys[-1]].strip():
+            return Document(row["prompt"] if len(keys) == 2 else "", row[keys[-1]])
+    raise CallError(f'{where}: expected {{"text": "…"}} or {{"prompt": "…", "answer": "…"}}, found {line[:60]!r}')
+
+
+def train_tokenizer(texts: Texts, vocabulary: int = VOCABULARY) -> Any:
+    """A byte-level BPE tokenizer of the texts, with the lab's special tokens; the same for the same texts."""
+    import tokenizers
+    import transformers
+    from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = [BOS, EOS, MASK]
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    tokenizer.train_from_iterator([document.prompt + document.text for document in texts.documents], trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(single=f"{BOS} $A", special_tokens=[(BOS, 0)])
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=BOS,
+        eos_token=EOS,
+        pad_token=EOS,
+        mask_token=MASK,
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+    )
+
+
+class TextCanvases:
+    """Batches of a user's documents; batch number n of a stream is a pure function of (seed, n).
+
+    Args:
+        texts: what is packed.
+        tokenizer: with a BOS and an EOS.
+        mix: lengths of the canvases.
+
+    Raises:
+        TrainingError: a tokenizer that has no BOS or EOS, or does not know a word.
+    """
+
+    def __init__(self, texts: Texts, tokenizer: Any, mix: CanvasMix) -> None:
+        if tokenizer.bos_token_id is None or tokenizer.eos_token_id is None:
+            raise TrainingError(
+                f"expected a tokenizer with a BOS and an EOS, found {tokenizer.bos_token!r} and {tokenizer.eos_token!r}; set them"
+            )
+        self._first, self._last, self._mix = tokenizer.bos_token_id, tokenizer.eos_token_id, mix
+        pieces = [
+            [list(tokenizer(part, add_special_tokens=False).input_ids) for part in (document.prompt, document.text)]
+            for document in texts.documents
+        ]
+        unknown = tokenizer.unk_token_id
+        for document, (prompt, text) in zip(texts.documents, pieces, strict=True):
+            if unknown is not None and unknown != self._last and unknown in prompt + text:
+                shown = (document.prompt + document.text)[:60]
+                raise TrainingError(
+                    f"{texts.fingerprint}: expected text that the tokenizer knows, found unknown words in {shown!r}; "
+                    "train a recipe that starts from no other model"
+                )
+        few = len(pieces) < HELD_OUT_EVERY
+        self._training = [one for number, one in enumerate(pieces) if few or number % HELD_OUT_EVERY]
+        self._held_out = pieces if few else pieces[::HELD_OUT_EVERY]
+
+    def draw(self, seed: int, update: int) -> Canvases:
+        """Batch number ``update``; held-out documents where it is negative."""
+        rng = random.Random(f"texts {seed} {update}")
+        documents = self._held_out if update < 0 else self._training
+        length = rng.choices(self._mix.lengths, self._mix.weights)[0]
+        rows = [self._row(documents, length, rng) for _ in range(max(1, self._mix.tokens // length))]
+        return Canvases(torch.tensor([tokens for tokens, _ in rows]), torch.tensor([answers for _, answers in rows]))
+
+    def _row(self, documents: list[list[list[int]]], length: int, rng: random.Random) -> tuple[list[int], list[int]]:
+        tokens, answers, count = [self._first], [PROMPT], 0
+        while len(tokens) < length:
+            prompt, text = rng.choice(documents)
+            start = rng.randint(0, max(0, len(text) + 2 - length)) if not prompt else 0  # a long text is seen from anywhere
+            own = [*text[start:], self._last]
+            tokens += prompt + own
+            answers += [PROMPT] * len(prompt) + [count] * len(own)
+            count += 1
+        return tokens[:length], answers[:length]

@@ -1,0 +1,82 @@
+"""Folding: what the sink tokens of a trained model come to in each layer, stored in place of their embedding.
+
+A folded model computes no row for its tokens. Keys are stored before rotation, because at the end of the text their
+position depends on its length; constants are fp32, whatever the type of the other weights.
+"""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sinkscope.errors import CallError
+from sinkscope.models.sink_token.stream import constant_keys
+from sinkscope.models.sink_token.variant import KEY, SinkToken
+
+EMBEDDING, KEYS, VALUES = (f"model.sink_token.{name}" for name in ("embedding", "keys", "values"))
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+def fold(name: str, out: Path) -> Path:
+    """Writes a copy of a model whose sink tokens are constants.
+
+    Args:
+        name: a bundled name, a folder or a hub id, as `load` takes them.
+        out: a new or empty folder.
+
+    Raises:
+        CallError: a model whose sink is no trained, unfolded token, or a folder that holds something.
+    """
+    from safetensors.torch import load_file, save_file
+
+    from sinkscope.models.loading import _find, load
+
+    if out.exists() and (not out.is_dir() or next(out.iterdir(), None) is not None):
+        raise CallError(f"{out}: expected a new or empty folder for the folded model, found something there; choose another")
+    folder = _find(name, None)
+    network = load(folder, dtype=torch.float32).network
+    variant = _foldable(network, name)
+    with torch.no_grad():
+        keys, values = constant_keys(network.model)
+    constants = {KEYS: keys} | ({} if values is None else {VALUES: values})
+    out.mkdir(parents=True, exist_ok=True)
+    index = json.loads((folder / INDEX).read_text()) if (folder / INDEX).exists() else None
+    home = WEIGHTS if index is None else index["weight_map"].pop(EMBEDDING)
+    weights = load_file(folder / home)
+    removed = weights.pop(EMBEDDING)
+    save_file({name: tensor.contiguous() for name, tensor in (weights | constants).items()}, out / home, metadata={"format": "pt"})
+    if index is not None:
+        index["weight_map"] |= dict.fromkeys(constants, home)
+        if "total_size" in index.get("metadata", {}):
+            index["metadata"]["total_size"] += sum(one.nbytes for one in constants.values()) - removed.nbytes
+        (out / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+    config = json.loads((folder / "config.json").read_text())
+    config[KEY] = dataclasses.replace(variant, folded=True).as_config()
+    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    for path in folder.iterdir():
+        if path.is_file() and not (out / path.name).exists():
+            shutil.copy(path, out / path.name)
+    return out
+
+
+def _foldable(network: Any, name: str) -> SinkToken:
+    stored = getattr(network.config, KEY, None)
+    if stored is None:
+        raise CallError(f"{name}: expected a model with a sink token, found one without; there is nothing to fold")
+    sink = network.model.sink_token
+    variant: SinkToken = sink.variant
+    if variant.kind == "gate":
+        raise CallError(f"{name}: expected a sink token, found {variant.name!r}; a gate depends on the text and cannot be a constant")
+    if variant.kind == "logit":
+        raise CallError(f"{name}: expected a sink token, found {variant.name!r}; a score depends on nothing and costs no row already")
+    if variant.folded:
+        raise CallError(f"{name}: expected a sink token that is not folded yet, found {variant.name!r}")
+    if not sink.trained:
+        raise CallError(
+            f"{name}: expected a trained sink token, found {variant.name!r} with its initial values of seed {variant.seed}; "
+            "train the model first (`sinkscope train`)"
+        )
+    return variant

@@ -1,0 +1,240 @@
+"""transformers' Llama and Qwen2 with a sink of their own, made, trained, saved and loaded as ever.
+
+A network with a sink has a class and a ``model_type`` of its own (``sink_llama``, ``sink_qwen2``), so that whoever does
+not know it refuses its checkpoints instead of running the body without it.
+"""
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sinkscope.attention import NAME, register_seam
+from sinkscope.errors import AttentionError, CallError, ModelError
+from sinkscope.models.sink_token.stream import SinkWeights, prefixes
+from sinkscope.models.sink_token.variant import KEY, SinkToken, read_variant
+
+PREFIX = "sink_"  # of model_type
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+
+
+class _BeforeStack:
+    """Hands the constant keys to the layers, and moves the text behind those that stand in front."""
+
+    def __call__(self, stack: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if stack.config._attn_implementation != NAME:
+            raise AttentionError(
+                f"expected a network with a sink to attend through {NAME!r}, found {stack.config._attn_implementation!r}, "
+                "which would leave its sink out; do not change its attention implementation"
+            )
+        variant: SinkToken = stack.sink_token.variant
+        if variant.kind != "token":
+            return args, {**kwargs, "sinkscope_prefixes": prefixes(stack, None)}
+        inputs = dict(zip(("input_ids", "attention_mask", "position_ids", "past_key_values", "inputs_embeds"), args, strict=False)) | kwargs
+        positions = _positions(inputs)
+        if variant.position == "front":
+            inputs["position_ids"] = positions + variant.count
+            first = positions.new_zeros(1)
+        else:
+            if inputs.get("past_key_values") is not None and int(inputs["past_key_values"].get_seq_length()):
+                raise AttentionError("a sink token at the end moves with every token that is added; run without a cache (use_cache=False)")
+            first = positions.amax(-1) + 1
+        return (), {**inputs, "sinkscope_prefixes": prefixes(stack, first)}
+
+
+def _positions(inputs: Mapping[str, Any]) -> Tensor:
+    given = inputs.get("position_ids")
+    if given is not None:
+        return given
+    ids, embedded, cache = inputs.get("input_ids"), inputs.get("inputs_embeds"), inputs.get("past_key_values")
+    shape = ids if ids is not None else embedded
+    if shape is None:
+        raise CallError("expected input_ids or inputs_embeds, found neither")
+    seen = 0 if cache is None else int(cache.get_seq_length())
+    return torch.arange(seen, seen + shape.shape[1], device=shape.device)[None]
+
+
+class _BeforeAttention:
+    """Keeps what enters an attention module, for its gate."""
+
+    def __call__(self, attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        attention.sink_gate.entering = args[0] if args else kwargs["hidden_states"]
+
+
+class _BeforeProjection:
+    """Multiplies the attention output by its gate."""
+
+    def __init__(self, gate: "Gate") -> None:
+        self.gate = gate
+
+    def __call__(self, projection: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (args[0] * self.gate(), *args[1:])
+
+
+class Gate(nn.Linear):
+    """sigmoid(X W_g), element by element of the attention output (arXiv 2601.19657, baseline GA)."""
+
+    entering: Tensor | None = None
+
+    def forward(self) -> Tensor:  # type: ignore[override]
+        """[batch, query, head · dim] of what entered last."""
+        entering, self.entering = self.entering, None
+        assert entering is not None
+        return torch.sigmoid(super().forward(entering))
+
+
+def _install(network: Any, variant: SinkToken) -> None:
+    """Adds the parameters and hooks of a variant to a freshly made or the user's own network."""
+    register_seam()
+    stack, config = network.model, network.config
+    stack.sink_token = SinkWeights(variant, config)
+    stack.register_forward_pre_hook(_BeforeStack(), with_kwargs=True)
+    if variant.kind == "gate":
+        for layer in stack.layers:
+            attention = layer.self_attn
+            attention.sink_gate = Gate(config.hidden_size, attention.o_proj.in_features, bias=False)
+            attention.register_forward_pre_hook(_BeforeAttention(), with_kwargs=True)
+            attention.o_proj.register_forward_pre_hook(_BeforeProjection(attention.sink_gate))
+        _draw_gates(network, variant)
+    network.set_attn_implementation(NAME)
+
+
+def _check_body(config: Any, variant: SinkToken) -> None:
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type", "default") not in ROPE_TYPES:
+        raise CallError(
+            f"sink token {variant.name!r}: expected rotations of type {', '.join(ROPE_TYPES)}, found {rope['rope_type']!r}, "
+            "which change with the length of the text"
+        )
+    if variant.position == "end" and getattr(config, "is_causal", True):
+        raise CallError(
+            "sink token 'token-end': expected a bidirectional network (is_causal false), found a causal one, "
+            "in which the end moves with every token; use position 'front'"
+        )
+
+
+@functools.cache
+def sink_classes(network_class: Any, config_class: Any) -> tuple[Any, Any]:
+    """The subclass of a transformers body that has a sink, and of its configuration."""
+
+    class SinkConfig(config_class):
+        model_type = PREFIX + config_class.model_type
+
+    class SinkNetwork(network_class):
+        config_class = SinkConfig
+
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            variant = read_variant(getattr(config, KEY, None), "config")
+            _check_body(config, variant)
+            _install(self, variant)
+
+        def _init_weights(self, module: nn.Module) -> None:
+            if isinstance(module, SinkWeights):
+                module.draw()
+            else:
+                super()._init_weights(module)
+
+    for made, body in ((SinkConfig, config_class), (SinkNetwork, network_class)):
+        made.__name__ = made.__qualname__ = f"Sink{body.__name__}"
+    return SinkNetwork, SinkConfig
+
+
+def with_sink(network_class: Any, config: Any, variant: SinkToken | None) -> tuple[Any, Any]:
+    """The class and the configuration of a body with a sink; both as they are without one."""
+    if variant is None:
+        return network_class, config
+    made, kind = sink_classes(network_class, type(config))
+    stored = {key: value for key, value in config.to_dict().items() if key not in ("model_type", "architectures")}
+    return made, kind.from_dict({**stored, KEY: variant.as_config()})
+
+
+def split_config(config: Mapping[str, Any], where: str) -> tuple[dict[str, Any], SinkToken | None]:
+    """A config.json without its sink, as its body alone would have it, and the variant; None where it has none.
+
+    Raises:
+        ModelError: an unknown variant, or one half without the other.
+    """
+    model_type = config.get("model_type")
+    named = isinstance(model_type, str) and model_type.startswith(PREFIX)
+    if not named and KEY not in config:
+        return dict(config), None
+    if not named or KEY not in config:
+        raise ModelError(
+            f"{where}: config.json: expected {KEY} and a model_type that begins with {PREFIX!r} together, "
+            f"found model_type {model_type!r} {'without' if KEY not in config else 'with'} {KEY}"
+        )
+    body = {key: value for key, value in config.items() if key != KEY}
+    body["model_type"] = str(model_type).removeprefix(PREFIX)
+    body["architectures"] = [str(one).removeprefix("Sink") for one in config.get("architectures") or []]
+    variant = read_variant(config[KEY], where)
+    return body, variant
+
+
+def add_sink_token(network: Any, variant: SinkToken | str = "token", *, tokenizer: Any = None) -> Any:
+    """Gives a Llama or Qwen2 of yours a sink, untrained, in place; train it then as you would without.
+
+    Args:
+        network: a `transformers.LlamaForCausalLM` or `Qwen2ForCausalLM`, causal or bidirectional.
+        variant: a `SinkToken`, or a name such as ``"token"``, ``"token-zero-value"``, ``"logit"``, ``"gate"``.
+        tokenizer: in which ``variant.token_id`` must be free.
+
+    Returns:
+        The network; ``save_pretrained`` writes a folder that `sinkscope.load` reads.
+
+    Raises:
+        CallError: a network that this variant does not fit, one that has a sink already, or an id that is taken.
+    """
+    from transformers import LlamaForCausalLM, Qwen2ForCausalLM
+
+    from sinkscope.models.sink_token.variant import variant_of
+
+    wanted = variant_of(variant) if isinstance(variant, str) else variant
+    if wanted is None:
+        return network
+    if not isinstance(network, LlamaForCausalLM | Qwen2ForCausalLM):
+        raise CallError(
+            f"sink token {wanted.name!r}: expected a LlamaForCausalLM or Qwen2ForCausalLM of transformers, found {type(network).__name__}"
+        )
+    present = getattr(network.config, KEY, None)
+    if present is not None:
+        raise CallError(f"sink token {wanted.name!r}: the network has {read_variant(present, 'config').name!r} already")
+    if wanted.folded:
+        raise CallError("sink token: folded constants come from a trained token; add it unfolded, train, then `sinkscope fold`")
+    _check_body(network.config, wanted)
+    check_token_id(tokenizer, wanted, "the tokenizer", CallError)
+    parameter = next(network.parameters())
+    made, config = with_sink(type(network), network.config, wanted)
+    config._attn_implementation_internal = network.config._attn_implementation_internal
+    before = network.config
+    for module in network.modules():  # its own configuration from now on: networks may share one
+        if getattr(module, "config", None) is before:
+            module.config = config
+    network.__class__ = made  # so that what is saved is loaded by the class that has the sink
+    _install(network, wanted)
+    for module in network.modules():
+        if isinstance(module, SinkWeights | Gate):
+            module.to(device=parameter.device, dtype=parameter.dtype)
+    return network
+
+
+@torch.no_grad()
+def _draw_gates(network: Any, variant: SinkToken) -> None:
+    generator = torch.Generator().manual_seed(variant.seed)
+    for module in network.modules():
+        if isinstance(module, Gate) and not module.weight.is_meta:
+            module.weight.copy_(torch.randn(module.weight.shape, generator=generator) * network.config.initializer_range)
+
+
+def check_token_id(tokenizer: Any, variant: SinkToken, where: str, error: type[Exception]) -> None:
+    """Refuses an id of the sink that a tokenizer uses for something else."""
+    if tokenizer is None or variant.token_id is None:
+        return
+    taken = {index: text for text, index in tokenizer.get_vocab().items()}
+    if variant.token_id in taken:
+        raise error(
+            f"sink token {variant.name!r} has token_id {variant.token_id}, but {where} has {taken[variant.token_id]!r} there; "
+            f"its free ids begin at {max(taken) + 1}"
+        )

@@ -1,0 +1,139 @@
+"""What the sinks of a network are made of, and the constant keys they come to.
+
+A sink token sees only itself, so its row through the network does not depend on the text: it is computed once a call,
+beside the text and not in it. Its key and value in each layer go in front of the text's own (`Prefix`), and no canvas,
+cache, mask or loss ever holds a row of it. The key is rotated to its position: front 0 … n−1, text n …; at the end behind
+the last token of each row.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sinkscope.attention import Prefix
+from sinkscope.errors import CallError
+from sinkscope.models.sink_token.variant import KEY, SinkToken
+
+
+class SinkWeights(nn.Module):
+    """The parameters of a network's sink, ``model.sink_token``; what they are depends on the variant.
+
+    ``embedding`` [count, width] of a token; folded ``keys`` and ``values`` [layer, kv_head, count, dim], the keys before
+    rotation; ``logits`` [layer, head] of a learned logit.
+    """
+
+    def __init__(self, variant: SinkToken, config: Any) -> None:
+        super().__init__()
+        self.variant, self.std, self.hidden = variant, float(config.initializer_range), False
+        layers, heads, kv_heads = config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads
+        dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        if variant.kind == "token" and variant.folded:
+            shape = (layers, kv_heads, variant.count, dim)
+            self.keys = nn.Parameter(torch.zeros(shape), requires_grad=False)
+            if not variant.zero_value:
+                self.values = nn.Parameter(torch.zeros(shape), requires_grad=False)
+        elif variant.kind == "token":
+            self.embedding = nn.Parameter(torch.empty(variant.count, config.hidden_size))
+        elif variant.kind == "logit" and variant.learned:
+            self.logits = nn.Parameter(torch.empty(layers, heads))
+        self.layers, self.heads = layers, heads
+        self.draw()
+
+    @torch.no_grad()
+    def draw(self) -> None:
+        """Initial values, as an ordinary embedding has them."""
+        from transformers import initialization
+
+        for parameter, values in zip(self.parameters(), self.initial_values(), strict=False):
+            if not parameter.is_meta:
+                initialization.copy_(parameter, values.to(parameter))  # leaves alone what a checkpoint has filled
+
+    def initial_values(self) -> list[Tensor]:
+        """What the learned parameters are before training, reproducibly; nothing for folded ones."""
+        if self.variant.folded or not self.variant.learned or self.variant.kind == "gate":
+            return []
+        (parameter,) = self.parameters()
+        generator = torch.Generator().manual_seed(self.variant.seed)
+        return [torch.randn(parameter.shape, generator=generator) * self.std]
+
+    @property
+    def trained(self) -> bool:
+        """Whether the parameters have left their initial values, in whatever type these were stored."""
+        pairs = list(zip(self.parameters(), self.initial_values(), strict=False))
+        types = (torch.float32, torch.bfloat16, torch.float16)
+        return not any(torch.equal(mine.detach().cpu(), first.to(kind).to(mine.dtype)) for mine, first in pairs for kind in types)
+
+
+def constant_keys(stack: Any) -> tuple[Tensor, Tensor | None]:
+    """Keys before rotation and values of the sink tokens: [layer, kv_head, count, dim] each; None for values of zero."""
+    sink: SinkWeights = stack.sink_token
+    variant = sink.variant
+    if variant.folded:
+        return sink.keys, None if variant.zero_value else sink.values
+    hidden, keys, values = sink.embedding, [], []
+    last = len(stack.layers) - 1
+    for number, layer in enumerate(stack.layers):
+        entering = layer.input_layernorm(hidden)
+        split = (variant.count, -1, layer.self_attn.head_dim)
+        keys.append(layer.self_attn.k_proj(entering).view(split).transpose(0, 1))
+        if not variant.zero_value:
+            value = layer.self_attn.v_proj(entering).view(split)
+            values.append(value.transpose(0, 1))
+            if number < last:  # its attention is on itself alone: the output is its own value
+                repeated = value.repeat_interleave(layer.self_attn.num_key_value_groups, dim=1)
+                hidden = hidden + layer.self_attn.o_proj(repeated.flatten(1))
+        if number < last:
+            hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+    return torch.stack(keys), None if variant.zero_value else torch.stack(values)
+
+
+def rotate(keys: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Keys [layer, kv_head, count, dim] at positions of [1 or batch, count, dim] → [layer, 1 or batch, kv_head, count, dim]."""
+    half = keys.shape[-1] // 2
+    turned = torch.cat([-keys[..., half:], keys[..., :half]], dim=-1)
+    return (keys[:, None] * cosines[:, None] + turned[:, None] * sines[:, None]).to(keys.dtype)
+
+
+def prefixes(stack: Any, first: Tensor | None) -> list[Prefix] | None:
+    """The constant keys of every layer for one call; None where there are none, or while `hidden_sink` hides them.
+
+    Args:
+        stack: ``network.model``, which owns ``sink_token``.
+        first: int64 [1 or batch], RoPE position of the first sink token of each row; None for a logit.
+    """
+    sink: SinkWeights = stack.sink_token
+    variant = sink.variant
+    if variant.kind == "gate" or sink.hidden:
+        return None
+    if variant.kind == "logit":
+        zero = next(stack.parameters()).new_zeros(sink.layers, sink.heads)
+        return [Prefix(logits=row[:, None]) for row in (sink.logits if variant.learned else zero)]
+    assert first is not None
+    with torch.autocast(first.device.type, enabled=False):  # for so few rows casting the weights costs more than it saves
+        keys, values = constant_keys(stack)
+    positions = first[:, None] + torch.arange(variant.count, device=first.device)
+    rotated = rotate(keys, *stack.rotary_emb(keys, positions))
+    if values is None:
+        return [Prefix(keys=key) for key in rotated]
+    return [Prefix(keys=key, values=value) for key, value in zip(rotated, values, strict=True)]
+
+
+@contextmanager
+def hidden_sink(network: Any) -> Iterator[None]:
+    """Takes the sink of a network away for the duration: the text keeps its positions, and attends to itself alone.
+
+    Raises:
+        CallError: a network without a sink to hide.
+    """
+    sink = network.model.sink_token if getattr(network.config, KEY, None) is not None else None
+    if sink is None or sink.variant.kind == "gate":
+        found = "none" if sink is None else repr(sink.variant.name)
+        raise CallError(f"expected a network with a sink token or a learned logit to hide, found {found}")
+    before, sink.hidden = sink.hidden, True
+    try:
+        yield
+    finally:
+        sink.hidden = before

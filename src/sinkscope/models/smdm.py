@@ -1,0 +1,210 @@
+"""Paper 2's own models (SMDM and "One Token Is Enough"): from a lit-gpt state dict to a folder that `load` reads.
+
+Their body is Llama's under other names, with queries, keys and values in one projection, group by group of heads, and
+with a head that has no row for the mask. The rows of the embedding beyond those of the head are the mask (32000) and,
+where the model has one, the sink token (32001), which always stands in front.
+Source: skywalker0523/OneTokenIsEnough, lit_gpt/diffmodel.py, diffmodel_extratoken.py, diffmodel_gate.py, config.py.
+"""
+
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sinkscope.errors import CallError, ModelError
+from sinkscope.models.families import SMDM
+from sinkscope.models.layouts import MARK
+from sinkscope.models.sink_token import KEY, SinkToken
+
+HEADS = {256: 4, 384: 6, 512: 8, 576: 9, 640: 10, 768: 12, 896: 14, 1024: 16}
+HEADS |= {1280: 10, 1408: 11, 1536: 12, 1792: 14, 2048: 16, 2176: 17}
+"""Width → attention heads of the published shapes; the 75M model has 8 heads on a width of 640."""
+POSITIONS, ROPE_THETA, NORM_EPS = 2048, 10000.0, 1e-5
+BLOCK = r"transformer\.h\.(\d+)\."
+PLAIN = {
+    "norm_1.weight": "input_layernorm.weight",
+    "attn.proj.weight": "self_attn.o_proj.weight",
+    "attn.gate.weight": "self_attn.sink_gate.weight",
+    "norm_2.weight": "post_attention_layernorm.weight",
+    "mlp.swiglu.w1.weight": "mlp.gate_proj.weight",
+    "mlp.swiglu.w2.weight": "mlp.up_proj.weight",
+    "mlp.swiglu.w3.weight": "mlp.down_proj.weight",
+}
+"""Tensors of a block that change their names alone."""
+FUSED, PACKED = "attn.attn.weight", "mlp.swiglu.w12.weight"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model", "chat_template.jinja")
+
+
+def convert(file: Path, out: Path, *, tokenizer: Path, heads: int | None = None) -> Path:
+    """Writes a folder with safetensors and a config.json from one of paper 2's checkpoints.
+
+    Args:
+        file: a ``.pth`` that holds tensors only, or safetensors with the same names.
+        out: a new or empty folder.
+        tokenizer: folder with the tokenizer it was trained with (TinyLlama's, for the published ones).
+        heads: attention heads, where the width is none of the published ones.
+
+    Raises:
+        CallError: arguments that do not fit.
+        ModelError: a file that holds more or other than the tensors of such a model.
+    """
+    from safetensors.torch import save_file
+
+    if out.exists() and (not out.is_dir() or next(out.iterdir(), None) is not None):
+        raise CallError(f"{out}: expected a new or empty folder for the converted model, found something there; choose another")
+    if not (tokenizer / "tokenizer.json").exists() and not (tokenizer / "tokenizer.model").exists():
+        raise CallError(f"--tokenizer {tokenizer}: expected a folder with tokenizer.json, found none")
+    weights = read_tensors(file)
+    config, tensors = convert_weights(weights, str(file), heads)
+    out.mkdir(parents=True, exist_ok=True)
+    save_file({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, out / "model.safetensors", metadata={"format": "pt"})
+    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    for name in TOKENIZER_FILES:
+        if (tokenizer / name).exists():
+            shutil.copy(tokenizer / name, out / name)
+    return out
+
+
+def read_tensors(file: Path) -> dict[str, Tensor]:
+    """The tensors of a checkpoint file; nothing in it is executed.
+
+    Raises:
+        CallError: no such file.
+        ModelError: anything but tensors by name, bare or under the one key ``model``.
+    """
+    if not file.is_file():
+        raise CallError(f"{file}: expected a .pth or .safetensors file, found {'a folder' if file.is_dir() else 'nothing'}")
+    if file.suffix == ".safetensors":
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        try:
+            return load_file(file)
+        except SafetensorError as error:
+            raise ModelError(f"{file}: expected safetensors, found something else ({error})") from error
+    try:
+        found: Any = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch has no one exception for what it refuses
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ModelError(
+            f"{file}: expected tensors only, found more, which could run code when it is read ({reason}); "
+            'where you trust it, save its weights anew: torch.save(state["model"], FILE)'
+        ) from error
+    if isinstance(found, Mapping) and set(found) == {"model"} and isinstance(found["model"], Mapping):
+        found = found["model"]
+    if not isinstance(found, Mapping) or not found:
+        raise ModelError(f"{file}: expected tensors by name, found {type(found).__name__}")
+    others = {str(name): type(value).__name__ for name, value in found.items() if not isinstance(value, Tensor)}
+    if others:
+        shown = ", ".join(f"{name} ({kind})" for name, kind in list(others.items())[:4])
+        raise ModelError(
+            f'{file}: expected tensors only, found {shown} beside them; keep its weights alone: torch.save(state["model"], FILE)'
+        )
+    return dict(found)
+
+
+def convert_weights(weights: Mapping[str, Tensor], where: str, heads: int | None = None) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """A config.json and transformers' tensors from lit-gpt's.
+
+    Raises:
+        ModelError: a tensor is missing, of a shape that does not fit, or unknown.
+    """
+    left = dict(weights)
+
+    def take(name: str, *shape: int | None) -> Tensor:
+        if name not in left:
+            raise ModelError(f"{where}: expected a tensor {name}, found none; it holds {', '.join(sorted(weights)[:3])} …")
+        tensor = left.pop(name)
+        if len(shape) != tensor.ndim or any(asked not in (None, found) for asked, found in zip(shape, tensor.shape, strict=True)):
+            raise ModelError(f"{where}: {name}: expected shape {shape}, found {tuple(tensor.shape)}")
+        return tensor
+
+    head = take("lm_head.weight", None, None)
+    vocabulary, width = head.shape
+    table = take("transformer.wte.weight", None, width)
+    extra = table.shape[0] - vocabulary
+    if extra not in (1, 2):
+        raise ModelError(
+            f"{where}: expected an embedding with a row for the mask, and at most one for a sink, beyond the head's {vocabulary}, "
+            f"found {extra}"
+        )
+    layers = 1 + max((int(found[1]) for name in weights if (found := re.match(BLOCK, name))), default=-1)
+    if not layers:
+        raise ModelError(f"{where}: expected tensors transformer.h.0.…, found {', '.join(sorted(weights)[:3])} …")
+    heads = heads or _published_heads(width, layers, where)
+    if width % heads:
+        raise ModelError(f"{where}: expected a number of heads that divides the width {width}, found {heads}")
+    gated = "transformer.h.0.attn.gate.weight" in left
+    if gated and extra == 2:
+        raise ModelError(f"{where}: expected either a sink token or a gate, found both")
+    size, fused_rows = width // heads, left.get(f"transformer.h.0.{FUSED}", head).shape[0]
+    groups = (fused_rows // size - heads) // 2
+    if fused_rows % size or groups < 1 or heads % groups or (heads + 2 * groups) * size != fused_rows:
+        raise ModelError(
+            f"{where}: {FUSED}: expected the rows of {heads} heads of {size} and their keys and values, found {fused_rows}; see --heads"
+        )
+    tensors = {"lm_head.weight": head, "model.embed_tokens.weight": table[: vocabulary + 1]}
+    tensors["model.norm.weight"] = take("transformer.ln_f.weight", width)
+    inner = 0
+    for number in range(layers):
+        theirs, ours = f"transformer.h.{number}.", f"model.layers.{number}."
+        queries, keys, values = split_fused(take(theirs + FUSED, fused_rows, width), heads, groups)
+        for name, tensor in (("q", queries), ("k", keys), ("v", values)):
+            tensors[f"{ours}self_attn.{name}_proj.weight"] = tensor
+        if theirs + PACKED in left:
+            left[theirs + "mlp.swiglu.w1.weight"], left[theirs + "mlp.swiglu.w2.weight"] = take(theirs + PACKED, None, width).chunk(2)
+        inner = inner or left.get(theirs + "mlp.swiglu.w1.weight", head).shape[0]
+        shapes = {"norm": (width,), "w3": (width, inner), "w1": (inner, width), "w2": (inner, width)}
+        for name, renamed in PLAIN.items():
+            if name != "attn.gate.weight" or gated:
+                shape = next((shape for part, shape in shapes.items() if part in name), (width, width))
+                tensors[ours + renamed] = take(theirs + name, *shape)
+    if left:
+        raise ModelError(f"{where}: expected only the tensors of paper 2's models, found {', '.join(sorted(left)[:3])} beside them")
+    variant = SinkToken(token_id=vocabulary + 1) if extra == 2 else SinkToken(kind="gate") if gated else None
+    if extra == 2:
+        tensors["model.sink_token.embedding"] = table[vocabulary + 1 :]
+    shape = {"hidden_size": width, "intermediate_size": inner, "num_hidden_layers": layers}
+    shape |= {"num_attention_heads": heads, "num_key_value_heads": groups, "vocab_size": vocabulary + 1}
+    return _config(shape, variant, str(head.dtype).removeprefix("torch.")), tensors
+
+
+def split_fused(fused: Tensor, heads: int, groups: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values from one projection, in which each group has its queries, then its key, then its value."""
+    shared = heads // groups
+    parts = fused.view(groups, shared + 2, -1, fused.shape[-1])
+    return parts[:, :shared].flatten(0, 2), parts[:, shared].flatten(0, 1), parts[:, shared + 1].flatten(0, 1)
+
+
+def _published_heads(width: int, layers: int, where: str) -> int:
+    if width not in HEADS:
+        raise CallError(f"{where}: its width {width} is none of the published ones ({', '.join(map(str, HEADS))}); pass --heads")
+    return 8 if (width, layers) == (640, 16) else HEADS[width]
+
+
+def _config(shape: Mapping[str, int], variant: SinkToken | None, dtype: str) -> dict[str, Any]:
+    prefix = "" if variant is None else "Sink"
+    return {
+        "architectures": [f"{prefix}MasklessHeadLlama"],
+        "model_type": "llama" if variant is None else "sink_llama",
+        "dtype": dtype,
+        **shape,
+        "hidden_act": "silu",
+        "rms_norm_eps": NORM_EPS,
+        "rope_parameters": {"rope_type": "default", "rope_theta": ROPE_THETA},
+        "max_position_embeddings": POSITIONS,
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "is_causal": False,
+        "mask_token_id": shape["vocab_size"] - 1,
+        MARK: SMDM.name,
+        **({} if variant is None else {KEY: variant.as_config()}),
+    }

@@ -1,0 +1,144 @@
+"""The recipes that compare sinks: same batches, same body, one difference."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+import sinkscope
+from sinkscope.errors import TrainingError
+from sinkscope.lab.canvases import CanvasMix, draw_canvases
+from sinkscope.lab.checkpoint import train_checkpoint
+from sinkscope.lab.objectives import mask_canvases, masked_diffusion_loss
+from sinkscope.lab.recipes import ARMS, RECIPES, SHORT, Architecture
+from sinkscope.lab.training import LOG, RECIPE, build_network, train
+from sinkscope.lab.vocabulary import build_tokenizer
+from sinkscope.models.sink_token import VARIANTS
+from sinkscope.models.sink_token.folding import fold
+
+SMALL = Architecture(layers=2, hidden_size=24, heads=3, kv_heads=3, intermediate_size=40, max_positions=96)
+FEW = dataclasses.replace(SHORT, tokens=192)
+
+
+def tiny(name, **changes):
+    return dataclasses.replace(
+        RECIPES[name], **{"architecture": SMALL, "canvases": FEW, "updates": 20, "autocast": False, "learning_rate": 1e-2} | changes
+    )
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return build_tokenizer()
+
+
+def test_the_arms_differ_in_their_sink_alone():
+    arms = [RECIPES[f"lab-sink-{name}"] for name in ARMS]
+    assert [arm.sink_token for arm in arms] == list(VARIANTS) == list(ARMS)
+    assert len({dataclasses.replace(arm, name="", sink_token="none") for arm in arms}) == 1
+    shifted = [dataclasses.replace(RECIPES[name], name="", sink_token="none") for name in ("lab-shifted", "lab-shifted-token")]
+    assert shifted[0] == shifted[1] and shifted[0].start_from == "lab-autoregressive"
+    assert max(SHORT.lengths) <= 96
+
+
+@pytest.mark.parametrize("name", [name for name in ARMS if name != "none"])
+def test_all_arms_begin_with_the_same_body(name, tokenizer):
+    plain, mine = (build_network(tiny(f"lab-sink-{arm}", seed=3), tokenizer) for arm in ("none", name))
+    weights = dict(mine.named_parameters())
+    assert all(torch.equal(weights.pop(key), parameter) for key, parameter in plain.named_parameters())
+    assert all("sink_" in key for key in weights) and (weights or name == "off-by-one")
+
+
+def test_short_canvases_hold_easy_problems_that_fit(tokenizer):
+    for update in range(6):
+        batch = draw_canvases(SHORT, tokenizer, seed=0, update=update)
+        assert batch.tokens.shape[1] in (48, 96) and batch.tokens.numel() == 1536
+        assert bool((batch.answers >= 0).any(-1).all())
+        for row in batch.tokens:
+            text = tokenizer.decode(row, skip_special_tokens=True)
+            assert text.count(" = ") == text.count("Q:") and " * " not in text
+
+
+def test_a_logit_shift_reads_each_prediction_one_place_to_the_left(tokenizer):
+    network = build_network(tiny("lab-shifted", start_from=None), tokenizer)
+    canvases = draw_canvases(FEW, tokenizer, 0, 0)
+    common = {"mask_id": tokenizer.mask_token_id, "whole_canvas_share": 0.0}
+    loss = masked_diffusion_loss(network, canvases, **common, generator=torch.Generator().manual_seed(2), shift=True)
+    noisy, weights, maskable = mask_canvases(canvases, tokenizer.mask_token_id, 0.0, torch.Generator().manual_seed(2))
+    shifted = torch.roll(network(noisy, use_cache=False).logits, 1, dims=1)
+    each = torch.nn.functional.cross_entropy(shifted.flatten(0, 1), canvases.tokens.flatten(), reduction="none").view_as(weights)
+    torch.testing.assert_close(loss, (each * weights).sum() / maskable)
+    assert not torch.isclose(
+        loss, masked_diffusion_loss(network, canvases, **common, generator=torch.Generator().manual_seed(2)), rtol=1e-4
+    )
+
+
+def test_the_shifted_arms_start_from_the_autoregressive_model(tokenizer):
+    given = sinkscope.load("lab-autoregressive").network
+    for name in ("lab-shifted", "lab-shifted-token"):
+        network = build_network(RECIPES[name], tokenizer)
+        mine = dict(network.named_parameters())
+        assert all(torch.equal(mine[key], parameter) for key, parameter in given.named_parameters())
+        assert network.config.is_causal is False and network.config.sinkscope_family == "dream"
+
+
+def test_weights_of_another_shape_are_no_start(tokenizer):
+    with pytest.raises(
+        TrainingError, match=r"expected weights of model\.embed_tokens\.weight \(\d+, 24\) to start from, found \(\d+, 192\) in lab-auto"
+    ):
+        build_network(tiny("lab-shifted"), tokenizer)
+
+
+def test_compiled_layers_around_a_sink_are_refused(tokenizer):
+    with pytest.raises(TrainingError, match="expected plain layers around the sink 'token', found compile"):
+        build_network(tiny("lab-sink-token", compile=True), tokenizer)
+
+
+@pytest.mark.parametrize("name", ["lab-sink-token", "lab-sink-logit", "lab-sink-gate", "lab-sink-token-end"])
+def test_an_arm_trains_into_a_folder_that_loads_and_writes(name, tmp_path, short):
+    out = train_checkpoint(tiny(name, canvases=dataclasses.replace(FEW, tokens=768), log_every=1), tmp_path / "model")
+    losses = [json.loads(line)["loss"] for line in (out / LOG).read_text().splitlines()]
+    assert len(losses) == 20 and sum(losses[-5:]) < 0.8 * sum(losses[:5])
+    model = sinkscope.load(str(out))
+    assert model.card.sink_token == RECIPES[name].sink_token and model.card.stored_dtype == "bfloat16"
+    assert model.network.model.sink_token.trained
+    assert sinkscope.generate(model, short, length=8, steps=4, block=8).steps == 4
+    if "token" in model.card.sink_token:  # type: ignore
+        assert sinkscope.load(str(fold(str(out), tmp_path / "folded"))).card.sink_token.endswith("(folded)")  # type: ignore
+
+
+def test_a_run_resumed_with_another_variant_is_refused(tmp_path):
+    train(tiny("lab-sink-token", updates=2), tmp_path, progress=False)
+    with pytest.raises(TrainingError, match=r"another recipe \(name 'lab-sink-token' → 'lab-sink-gate', sink_token 'token' → 'gate'\)"):
+        train(tiny("lab-sink-gate", updates=2), tmp_path, progress=False)
+
+
+def test_a_killed_run_with_a_sink_goes_on_to_the_same_weights(tmp_path, monkeypatch):
+    from sinkscope.lab import training
+
+    recipe = tiny("lab-sink-token-2", updates=8, save_every=3, log_every=1)
+    whole = train(recipe, tmp_path / "whole", progress=False)
+
+    def draw_or_stop(mix, tokenizer, seed, update):
+        if update == 7:
+            raise InterruptedError
+        return draw_canvases(mix, tokenizer, seed, update)
+
+    monkeypatch.setattr(training, "draw_canvases", draw_or_stop)
+    with pytest.raises(InterruptedError):
+        train(recipe, tmp_path / "cut", progress=False)
+    monkeypatch.undo()
+    resumed = train(recipe, tmp_path / "cut", progress=False)
+    for (name, mine), (_, theirs) in zip(resumed.named_parameters(), whole.named_parameters(), strict=True):
+        assert torch.equal(mine, theirs), name
+
+
+def test_a_folder_of_an_earlier_version_is_gone_on_with(tmp_path):
+    recipe = dataclasses.replace(tiny("lab-sink-none", updates=2), canvases=CanvasMix(192, (48,), (1.0,)))
+    train(recipe, tmp_path, progress=False)
+    stored = json.loads((tmp_path / RECIPE).read_text())
+    for key in ("sink_token", "start_from", "data"):
+        del stored[key]
+    del stored["canvases"]["templates"]
+    (tmp_path / RECIPE).write_text(json.dumps(stored))
+    train(recipe, tmp_path, progress=False)

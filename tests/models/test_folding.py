@@ -1,0 +1,195 @@
+import json
+
+import pytest
+import torch
+from damage import configure
+from dense_sink import body, save, with_sink
+from safetensors.torch import load_file, save_file
+
+import sinkscope
+from sinkscope.attention import Hider, Watcher, subscribed
+from sinkscope.commands import COMMANDS
+from sinkscope.errors import CallError
+from sinkscope.models import SinkToken, add_sink_token
+from sinkscope.models.sink_token.folding import fold
+
+VARIANTS = [
+    SinkToken(),
+    SinkToken(count=4),
+    SinkToken(position="end", count=2),
+    SinkToken(zero_value=True),
+    SinkToken(position="end", zero_value=True),
+]
+TOKENS = torch.randint(4, 150, (3, 21), generator=torch.Generator().manual_seed(1))
+REAL = torch.ones_like(TOKENS)
+REAL[1, :6] = 0
+POSITIONS = (REAL.cumsum(-1) - 1).clamp(min=0)
+
+
+@pytest.fixture(scope="module", params=range(len(VARIANTS)), ids=lambda number: f"{VARIANTS[number].name}")
+def pair(request, tmp_path_factory):
+    """A model stored in bfloat16, as itself and folded; both in fp32."""
+    home, variant = tmp_path_factory.mktemp("folding"), VARIANTS[request.param]
+    save(with_sink(variant, kv_heads=1).to(torch.bfloat16), home / "model")
+    fold(str(home / "model"), home / "folded")
+    return variant, *(sinkscope.load(str(home / name), dtype="float32") for name in ("model", "folded"))
+
+
+class _Everything(Watcher):
+    def __init__(self):
+        self.seen = []
+
+    def watch(self, call, columns):
+        self.seen += [columns.sums, columns.prefix, columns.diagonal]
+
+
+class _Hide(Hider):
+    def hide(self, call):
+        return torch.arange(call.key.shape[2])[None, None] == 9
+
+
+def logits(model):
+    with torch.no_grad():
+        return model.network(TOKENS, attention_mask=REAL, position_ids=POSITIONS, use_cache=False).logits
+
+
+def test_folded_and_unfolded_agree(pair):
+    _, model, folded = pair
+    assert (logits(model) - logits(folded)).abs().max() < 1e-5
+
+
+def test_they_agree_recorded_and_hidden(pair):
+    _, model, folded = pair
+    found = []
+    for one in (model, folded):
+        watcher = _Everything()
+        with subscribed(one.network, watcher), subscribed(one.network, _Hide()):
+            found.append([logits(one), *watcher.seen])
+    assert len(found[0]) == 1 + 3 * 3
+    for mine, theirs in zip(*found, strict=True):
+        assert (mine - theirs).abs().max() < 1e-5
+    assert (found[0][0] - logits(model)).abs().max() > 1e-2
+
+
+def test_they_write_the_same_under_guidance(pair, question, short):
+    _, model, folded = pair
+    written = [sinkscope.generate(one, [question, short], length=8, steps=4, block=4, guidance=0.5) for one in (model, folded)]
+    assert all(torch.equal(mine.tokens, theirs.tokens) for mine, theirs in zip(*written, strict=True))
+
+
+def test_a_folded_model_computes_no_row(pair):
+    variant, _, folded = pair
+    rows = []
+    hooks = [
+        module.register_forward_hook(lambda m, i, out: rows.append(out.numel() // out.shape[-1]))
+        for module in folded.network.modules()
+        if isinstance(module, torch.nn.Linear)
+    ]
+    logits(folded)
+    for hook in hooks:
+        hook.remove()
+    assert set(rows) == {TOKENS.numel()}
+    stored = folded.network.model.sink_token
+    assert {name for name, _ in stored.named_parameters()} == ({"keys"} if variant.zero_value else {"keys", "values"})
+    assert folded.card.sink_token.startswith(variant.name.split(" ")[0])
+
+
+@torch.no_grad()
+def test_the_stored_key_is_that_of_the_tokens_row_before_rotation(pair):
+    variant, model, folded = pair
+    stack, hidden = model.network.model, model.network.model.sink_token.embedding
+    for number, layer in enumerate(stack.layers):
+        entering = layer.input_layernorm(hidden)
+        key = layer.self_attn.k_proj(entering).view(variant.count, 1, 8).transpose(0, 1)
+        torch.testing.assert_close(folded.network.model.sink_token.keys[number], key)
+        value = layer.self_attn.v_proj(entering) * (not variant.zero_value)
+        hidden = hidden + layer.self_attn.o_proj(value.repeat(1, 5))
+        hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+
+
+def test_the_constants_are_fp32_and_the_rest_is_as_it_was(tmp_path):
+    folder = save(with_sink().to(torch.bfloat16), tmp_path / "model")
+    fold(str(folder), tmp_path / "folded")
+    before, after = load_file(folder / "model.safetensors"), load_file(tmp_path / "folded" / "model.safetensors")
+    own = {name: tensor.dtype for name, tensor in after.items() if "sink" in name}
+    assert own == {"model.sink_token.keys": torch.float32, "model.sink_token.values": torch.float32}
+    del before["model.sink_token.embedding"]
+    assert set(after) - set(own) == set(before) and all(torch.equal(after[name], tensor) for name, tensor in before.items())
+    assert json.loads((tmp_path / "folded" / "config.json").read_text())["sink_token"]["folded"] is True
+
+
+def test_shards_are_folded_where_the_embedding_was(tmp_path):
+    folder = save(with_sink(), tmp_path / "model")
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    parts = {"model-00001-of-00002.safetensors": {}, "model-00002-of-00002.safetensors": {}}
+    for number, name in enumerate(sorted(weights)):
+        parts[sorted(parts)[number % 2]][name] = weights[name]
+    for file, tensors in parts.items():
+        save_file(tensors, folder / file, metadata={"format": "pt"})
+    index = {
+        "metadata": {"total_size": sum(tensor.nbytes for tensor in weights.values())},
+        "weight_map": {name: file for file, tensors in parts.items() for name in tensors},
+    }
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    out = fold(str(folder), tmp_path / "folded")
+    written = json.loads((out / "model.safetensors.index.json").read_text())
+    sizes = 0
+    for file in parts:
+        stored = load_file(out / file)
+        assert {name for name, home in written["weight_map"].items() if home == file} == set(stored)
+        sizes += sum(tensor.nbytes for tensor in stored.values())
+    assert written["metadata"]["total_size"] == sizes
+    assert (logits(sinkscope.load(str(folder))) - logits(sinkscope.load(str(out)))).abs().max() < 1e-5
+
+
+def test_a_folded_causal_model_writes_the_same(tmp_path, question):
+    folder = save(with_sink(SinkToken(count=2), causal=True), tmp_path / "model")
+    fold(str(folder), tmp_path / "folded")
+    mine, theirs = (sinkscope.generate(sinkscope.load(str(one)), question, length=6) for one in (folder, tmp_path / "folded"))
+    assert torch.equal(mine.tokens, theirs.tokens)
+
+
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [
+        (lambda: body(), r"expected a model with a sink token, found one without"),
+        (lambda: with_sink(SinkToken(kind="gate")), r"expected a sink token, found 'gate'; a gate depends on the text"),
+        (lambda: with_sink(SinkToken(kind="logit")), r"expected a sink token, found 'logit'; a score depends on nothing"),
+        (lambda: with_sink(SinkToken(kind="logit", learned=False)), r"expected a sink token, found 'off-by-one'"),
+        (
+            lambda: add_sink_token(body(), SinkToken(count=2, seed=7)),
+            r"expected a trained sink token, found 'token-2' with its initial values of seed 7",
+        ),
+    ],
+)
+def test_what_cannot_be_folded_is_refused(tmp_path, network, message):
+    folder = save(network(), tmp_path / "model")
+    with pytest.raises(CallError, match=message):
+        fold(str(folder), tmp_path / "folded")
+    assert not (tmp_path / "folded").exists()
+
+
+def test_folding_twice_and_onto_something_is_refused(tmp_path):
+    folder = save(with_sink(), tmp_path / "model")
+    fold(str(folder), tmp_path / "folded")
+    with pytest.raises(CallError, match=r"found 'token \(folded\)'"):
+        fold(str(tmp_path / "folded"), tmp_path / "again")
+    with pytest.raises(CallError, match="expected a new or empty folder for the folded model, found something there"):
+        fold(str(folder), tmp_path / "folded")
+
+
+def test_constants_of_another_shape_are_refused(tmp_path):
+    folder = save(with_sink(), tmp_path / "model")
+    out = fold(str(folder), tmp_path / "folded")
+    configure(out, sink_token=SinkToken(count=2, folded=True).as_config())
+    with pytest.raises(sinkscope.errors.ModelError, match=r"keys \(3, 5, 1, 8\) instead of \(3, 5, 2, 8\)"):
+        sinkscope.load(str(out))
+
+
+def test_the_command_folds(tmp_path, capsys):
+    folder = save(with_sink(), tmp_path / "model")
+    capsys.readouterr()
+    COMMANDS["fold"](str(folder), tmp_path / "folded")
+    assert capsys.readouterr().out == f"{tmp_path / 'folded'}\n"
+    assert sinkscope.load(str(tmp_path / "folded")).card.sink_token == "token (folded)"

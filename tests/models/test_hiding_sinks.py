@@ -1,0 +1,129 @@
+"""Rules on a network that has a sink of its own: the sink itself taken away, and others beside it."""
+
+import copy
+
+import pytest
+import torch
+from dense_sink import body, trained, with_sink
+from leaves_no_trace import check_leaves_no_trace
+
+from sinkscope.attention import Watcher, subscribed
+from sinkscope.errors import CallError
+from sinkscope.interventions import HidePositions, HideSinkToken, HideTopSinks, RandomKeys, compose
+from sinkscope.models.sink_token import VARIANTS, add_sink_token, hidden_sink
+
+TOKENS = torch.randint(4, 150, (2, 19), generator=torch.Generator().manual_seed(1))
+NAMES = ["token", "token-end", "token-4", "token-zero-value", "logit"]
+
+
+def logits(network, **more):
+    return network(TOKENS, use_cache=False, **more).logits
+
+
+class Received(Watcher):
+    """What the sink and the text received in every layer."""
+
+    def __init__(self):
+        self.sinks, self.text = [], []
+
+    def watch(self, call, columns):
+        self.sinks.append(columns.prefix[:, :, 0])
+        self.text.append(columns.sums[:, :, 0])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", NAMES)
+def test_without_its_sink_a_network_is_its_body(name):
+    plain = body()
+    network = trained(add_sink_token(copy.deepcopy(plain), name))
+    before = logits(network)
+    with HideSinkToken()(network):
+        found = logits(network)
+    with hidden_sink(network):
+        expected = logits(network)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(found, logits(plain), atol=1e-5, rtol=1e-5)
+    assert torch.equal(logits(network), before) and float((found - before).abs().max()) > 1e-2
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_removed_is_what_the_sink_received(name):
+    network, watcher = with_sink(VARIANTS[name]), Received()
+    with subscribed(network, watcher):
+        logits(network)
+    with HideSinkToken(layers=(1,))(network) as running, subscribed(network, hidden := Received()):
+        logits(network)
+    share = float(watcher.sinks[1].sum() / (watcher.sinks[1].sum() + watcher.text[1].sum()))
+    assert running.effect.removed_share == pytest.approx(share, rel=1e-4) and share > 1e-3
+    assert not hidden.sinks[1].any() and bool((hidden.sinks[0] > 0).all())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["token", "logit"])
+def test_zeroed_the_others_keep_what_they_had(name):
+    network, watcher = with_sink(VARIANTS[name]), Received()
+    with subscribed(network, watcher):
+        logits(network)
+    with HideSinkToken(layers=(0,), effect="zero")(network), subscribed(network, hidden := Received()):
+        logits(network)
+    torch.testing.assert_close(hidden.text[0], watcher.text[0])
+    assert not hidden.sinks[0].any()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["token", "token-end", "logit"])
+def test_the_sink_and_a_key_of_the_text_together(name):
+    plain = body()
+    network = trained(add_sink_token(copy.deepcopy(plain), name))
+    mask = torch.ones(1, 1, 19, 19, dtype=torch.bool)
+    mask[..., 6] = False
+    with compose(HidePositions((6,)), HideSinkToken())(network) as running:
+        found = logits(network)
+    torch.testing.assert_close(found, logits(plain, attention_mask=mask), atol=1e-5, rtol=1e-5)
+    assert running.effect.keys_per_head == 1  # the sink is no key of the canvas
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["token", "logit"])
+def test_rules_choose_among_the_text_and_leave_the_sink(name):
+    """Hiding the top key of every head is dense attention without that key, the sink still in the softmax."""
+    network, watcher = with_sink(VARIANTS[name]), Received()
+    with subscribed(network, watcher):
+        logits(network)
+    with HideTopSinks(1, observe="current", layers=(0,))(network) as running, subscribed(network, hidden := Received()):
+        logits(network)
+    top = watcher.text[0].argmax(-1, keepdim=True)
+    assert not hidden.text[0].gather(-1, top).any() and bool((hidden.sinks[0] > watcher.sinks[0]).all())
+    share = float(watcher.text[0].gather(-1, top).sum() / (2 * 5 * 19))
+    assert running.effect.removed_share == pytest.approx(share, rel=1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("rule", [HideTopSinks(0), RandomKeys(0), HideTopSinks(2, layers=()), HideSinkToken(layers=())])
+def test_at_strength_zero_it_is_bit_identical(rule):
+    network = with_sink()
+    expected = logits(network)
+    with rule(network):
+        assert torch.equal(logits(network), expected)
+
+
+@pytest.mark.parametrize("name", ["token", "token-end", "logit"])
+def test_it_leaves_no_trace(name):
+    network = with_sink(VARIANTS[name])
+    check_leaves_no_trace(network, lambda: HideSinkToken()(network), TOKENS)
+
+
+@pytest.mark.parametrize("make", [body, lambda: add_sink_token(body(), "gate")], ids=["none", "gate"])
+def test_a_network_without_a_sink_is_refused(make):
+    network = make()
+    with (
+        HideSinkToken()(network),
+        pytest.raises(CallError, match=r"expected a network with a sink token or a learned logit to hide, found none"),
+    ):
+        logits(network)
+
+
+def test_it_has_no_keys_to_choose_among():
+    with pytest.raises(CallError, match=r"keys: expected none, as a sink token is no key of the canvas, found 'masked'"):
+        HideSinkToken(keys="masked")

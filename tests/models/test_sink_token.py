@@ -1,0 +1,311 @@
+import copy
+import dataclasses
+
+import pytest
+import torch
+import transformers
+from dense_sink import body, dense_logits, trained, with_sink
+
+import sinkscope
+from sinkscope.attention import Hider, Watcher, subscribed
+from sinkscope.errors import AttentionError, CallError
+from sinkscope.models import SinkToken, add_sink_token
+from sinkscope.models.sink_token import VARIANTS, hidden_sink
+
+TOKENS = torch.randint(4, 150, (3, 21), generator=torch.Generator().manual_seed(1))
+TOKEN_VARIANTS = [SinkToken(), SinkToken(count=2), SinkToken(count=4), SinkToken(zero_value=True)]
+ENDS = [SinkToken(position="end"), SinkToken(position="end", count=4), SinkToken(position="end", count=2, zero_value=True)]
+
+
+def difference(mine, theirs):
+    return float((mine - theirs).detach().abs().max() / theirs.detach().abs().max())
+
+
+# The token beside the text is the token in the text
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+@pytest.mark.parametrize("variant", TOKEN_VARIANTS + ENDS, ids=lambda one: f"{one.position}-{one.count}-{one.zero_value}")
+@pytest.mark.parametrize("gradients", [False, True])
+def test_logits_are_those_of_rows_in_the_sequence(kind, variant, gradients):
+    plain = body(kind, kv_heads=1)
+    network = trained(add_sink_token(copy.deepcopy(plain), variant))
+    expected = dense_logits(plain, network.model.sink_token.embedding, TOKENS, end=variant.position == "end", zero_value=variant.zero_value)
+    with torch.set_grad_enabled(gradients):
+        assert difference(network(TOKENS, use_cache=False).logits, expected) < 1e-5
+    assert difference(plain(TOKENS, use_cache=False).logits, expected) > 1e-2
+
+
+@pytest.mark.parametrize("variant", TOKEN_VARIANTS, ids=lambda one: f"{one.count}-{one.zero_value}")
+def test_a_causal_network_sees_the_token_too(variant):
+    plain = body(causal=True)
+    network = trained(add_sink_token(copy.deepcopy(plain), variant))
+    expected = dense_logits(plain, network.model.sink_token.embedding, TOKENS, zero_value=variant.zero_value)
+    assert difference(network(TOKENS, use_cache=False).logits, expected) < 1e-5
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("learned", [True, False])
+def test_a_logit_takes_its_share_and_gives_nothing(learned):
+    plain = body(kv_heads=1)
+    network = trained(add_sink_token(copy.deepcopy(plain), SinkToken(kind="logit", learned=learned)))
+    plain.set_attn_implementation("eager")
+    logits = network.model.sink_token.logits if learned else torch.zeros(3, 5)
+    weights = []
+    hooks = [layer.self_attn.register_forward_hook(lambda m, i, out: weights.append(out[1])) for layer in plain.model.layers]
+
+    def attention(module, query, key, value, mask, scaling=None, **kwargs):
+        scores = query @ key.repeat_interleave(5, 1).transpose(-1, -2) * scaling
+        sink = logits[module.layer_idx][None, :, None, None].expand(*scores.shape[:3], 1)
+        shares = torch.softmax(torch.cat([scores, sink], -1), -1)[..., :-1]
+        return (shares @ value.repeat_interleave(5, 1)).transpose(1, 2), shares
+
+    transformers.AttentionInterface.register("dense_logit", attention)
+    plain.set_attn_implementation("dense_logit")
+    expected = plain(TOKENS, use_cache=False).logits
+    for hook in hooks:
+        hook.remove()
+    assert difference(network(TOKENS, use_cache=False).logits, expected) < 1e-5
+    assert all(float(one.sum(-1).max()) < 1 for one in weights)
+
+
+@torch.no_grad()
+def test_a_gate_multiplies_the_attention_output():
+    plain = body()
+    network = add_sink_token(copy.deepcopy(plain), "gate")
+    gates = [layer.self_attn.sink_gate.weight for layer in network.model.layers]
+    for gate in gates:
+        gate.normal_(std=0.5)
+    expected = plain.model.embed_tokens(TOKENS)
+    rotations = plain.model.rotary_emb(expected, position_ids=torch.arange(21)[None])
+    for layer, gate in zip(plain.model.layers, gates, strict=True):
+        entering, outputs = layer.input_layernorm(expected), []
+        layer.self_attn.o_proj.register_forward_pre_hook(lambda m, args, kept=outputs: kept.append(args[0]))
+        layer.self_attn(entering, position_embeddings=rotations, attention_mask=None, is_causal=False)
+        expected = expected + layer.self_attn.o_proj(outputs[0] * torch.sigmoid(entering @ gate.T))
+        expected = expected + layer.mlp(layer.post_attention_layernorm(expected))
+    expected = plain.lm_head(plain.model.norm(expected))
+    assert difference(network(TOKENS, use_cache=False).logits, expected) < 1e-5
+
+
+# Padding, batches, cache
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("causal", "name"),
+    [(False, "token-2"), (True, "token-2"), (False, "token-end"), (False, "logit"), (True, "logit"), (False, "gate"), (True, "gate")],
+)
+def test_a_left_padded_row_is_the_row_alone(causal, name):
+    network = with_sink(VARIANTS[name], causal=causal)
+    short = TOKENS[:1, :13]
+    tokens = torch.cat([torch.nn.functional.pad(short, (8, 0), value=1), TOKENS[1:2]])
+    real = torch.ones_like(tokens)
+    real[0, :8] = 0
+    positions = (real.cumsum(-1) - 1).clamp(min=0)
+    batch = network(tokens, attention_mask=real, position_ids=positions, use_cache=False).logits
+    assert difference(batch[:1, 8:], network(short, use_cache=False).logits) < 1e-5
+    assert difference(batch[1:], network(TOKENS[1:2], use_cache=False).logits) < 1e-5
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["token", "token-4", "token-zero-value", "logit", "off-by-one", "gate"])
+def test_a_cache_holds_the_text_alone_and_changes_nothing(name):
+    network = with_sink(VARIANTS[name], causal=True, kv_heads=1)
+    whole = network(TOKENS, use_cache=False).logits
+    cache = transformers.DynamicCache(config=network.config)
+    parts = [network(part, past_key_values=cache, use_cache=True).logits for part in (TOKENS[:, :17], TOKENS[:, 17:18], TOKENS[:, 18:19])]
+    assert cache.get_seq_length() == 19
+    assert difference(torch.cat(parts, dim=1), whole[:, :19]) < 1e-5
+
+
+# Gradients
+
+
+@pytest.mark.parametrize("name", [name for name in VARIANTS if name not in ("none", "off-by-one")])
+def test_every_parameter_of_a_sink_learns(name):
+    network = with_sink(VARIANTS[name]).train()
+    network(TOKENS, use_cache=False).logits.logsumexp(-1).sum().backward()
+    own = {key: parameter for key, parameter in network.named_parameters() if "sink_" in key}
+    assert own
+    for key, parameter in own.items():
+        assert parameter.grad is not None and bool((parameter.grad.abs().amax(-1) > 0).all()), key
+
+
+def test_the_gradient_of_the_token_is_that_of_its_rows():
+    plain = body()
+    network = trained(add_sink_token(copy.deepcopy(plain), SinkToken(count=2)))
+    embedding = network.model.sink_token.embedding
+    network(TOKENS, use_cache=False).logits.logsumexp(-1).sum().backward()
+    row = embedding.detach().clone().requires_grad_()
+    dense_logits(plain, row, TOKENS).logsumexp(-1).sum().backward()
+    assert difference(embedding.grad, row.grad) < 1e-4
+    assert difference(network.model.embed_tokens.weight.grad, plain.model.embed_tokens.weight.grad) < 1e-4
+
+
+# Watching and hiding
+
+
+class _Sums(Watcher):
+    def __init__(self):
+        self.sums, self.sinks = [], []
+
+    def watch(self, call, columns):
+        self.sums.append(columns.sums[:, :, 0])
+        self.sinks.append(columns.prefix[:, :, 0])  # type: ignore
+
+
+class _Hide(Hider):
+    def __init__(self, position):
+        self.position = position
+
+    def hide(self, call):
+        return torch.arange(call.key.shape[2])[None, None] == self.position
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["token", "token-end", "token-2", "token-zero-value", "logit", "off-by-one"])
+def test_columns_are_the_users_own_and_the_sinks_come_apart(name):
+    network, watcher = with_sink(VARIANTS[name]), _Sums()
+    plain = network(TOKENS, use_cache=False).logits
+    with subscribed(network, watcher):
+        watched = network(TOKENS, use_cache=False).logits
+    assert difference(watched, plain) < 1e-5
+    assert len(watcher.sums) == 3
+    for sums, sinks in zip(watcher.sums, watcher.sinks, strict=True):
+        assert sums.shape == (3, 5, 21) and sinks.shape == (3, 5, VARIANTS[name].count)  # type: ignore
+        torch.testing.assert_close(sums.sum(-1) + sinks.sum(-1), torch.full((3, 5), 21.0))
+        assert bool((sinks > 0).all())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["token", "token-end"])
+def test_watching_padded_rows_changes_nothing(name):
+    """At the end the token of each row stands at another position."""
+    network, watcher = with_sink(VARIANTS[name]), _Sums()
+    real = torch.ones_like(TOKENS)
+    real[0, :8] = 0
+    given = {"attention_mask": real, "position_ids": (real.cumsum(-1) - 1).clamp(min=0), "use_cache": False}
+    plain = network(TOKENS, **given).logits
+    with subscribed(network, watcher):
+        watched = network(TOKENS, **given).logits
+    assert difference(watched[real.bool()], plain[real.bool()]) < 1e-5
+    received = torch.stack([sums.sum(-1) + sinks.sum(-1) for sums, sinks in zip(watcher.sums, watcher.sinks, strict=True)])
+    torch.testing.assert_close(received, torch.tensor([13.0, 21.0, 21.0])[None, :, None].expand(3, 3, 5))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["token", "token-end", "logit"])
+def test_hiding_a_key_hides_that_key_of_the_users_text(name):
+    """As if the hidden key were padding in every layer: its column is empty, nobody else's place is shifted."""
+    network, watcher = with_sink(VARIANTS[name]), _Sums()
+    with subscribed(network, _Hide(6)), subscribed(network, watcher):
+        hidden = network(TOKENS, use_cache=False).logits
+    mask = torch.ones(1, 1, 21, 21, dtype=torch.bool)
+    mask[..., 6] = False
+    expected = network(TOKENS, attention_mask=mask, use_cache=False).logits
+    assert difference(hidden, expected) < 1e-5
+    assert all(bool((sums[..., 6] == 0).all()) and bool((sums[..., 5] > 0).all()) for sums in watcher.sums)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["token", "token-end", "token-4", "logit"])
+def test_the_sink_itself_can_be_hidden(name):
+    """What is left is the body at the same places: RoPE knows distances alone."""
+    plain = body()
+    network = trained(add_sink_token(copy.deepcopy(plain), name))
+    before = network(TOKENS, use_cache=False).logits
+    with hidden_sink(network):
+        hidden = network(TOKENS, use_cache=False).logits
+    assert difference(hidden, plain(TOKENS, use_cache=False).logits) < 1e-5
+    assert torch.equal(network(TOKENS, use_cache=False).logits, before) and difference(hidden, before) > 1e-2
+    for without in (plain, add_sink_token(body(), "gate")):
+        with pytest.raises(CallError, match="expected a network with a sink token or a learned logit to hide, found"), hidden_sink(without):
+            pass
+
+
+def test_another_attention_that_would_leave_the_sink_out_is_refused():
+    network = with_sink()
+    network.set_attn_implementation("eager")
+    with pytest.raises(AttentionError, match=r"attend through 'sinkscope', found 'eager', which would leave its sink out"):
+        network(TOKENS)
+
+
+def test_a_cache_with_the_token_at_the_end_is_refused():
+    network = with_sink(SinkToken(position="end"))
+    cache = network(TOKENS, use_cache=True).past_key_values
+    with pytest.raises(AttentionError, match="at the end moves with every token"):
+        network(TOKENS[:, :1], past_key_values=cache)
+
+
+# Adding
+
+
+def test_adding_leaves_the_body_and_a_shared_configuration_alone():
+    config = body().config
+    one, other = transformers.LlamaForCausalLM(config).eval(), transformers.LlamaForCausalLM(config).eval()
+    before = {name: parameter for name, parameter in one.named_parameters()}
+    expected = other(TOKENS, use_cache=False).logits
+    assert add_sink_token(one, "token-2") is one
+    assert {name for name, _ in one.named_parameters()} - set(before) == {"model.sink_token.embedding"}
+    assert all(parameter is dict(one.named_parameters())[name] for name, parameter in before.items())
+    assert torch.equal(other(TOKENS, use_cache=False).logits, expected)
+    assert not hasattr(config, "sink_token") and type(one.config).model_type == "sink_llama"
+
+
+def test_a_token_begins_as_an_ordinary_embedding_does():
+    embedding = add_sink_token(body(), SinkToken(count=4, seed=3)).model.sink_token.embedding.detach()
+    assert embedding.shape == (4, 40) and float(embedding.std()) == pytest.approx(0.02, rel=0.3)
+    again, other = (add_sink_token(body(), SinkToken(count=4, seed=seed)).model.sink_token.embedding for seed in (3, 4))
+    assert torch.equal(embedding, again) and not torch.equal(embedding, other)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: SinkToken(count=3), r"count: expected one of 1, 2, 4, found 3"),
+        (lambda: SinkToken(kind="vector"), r"kind: expected one of 'token', 'logit', 'gate', found 'vector'"),  # type: ignore
+        (lambda: SinkToken(position="middle"), r"position: expected one of 'front', 'end', found 'middle'"),  # type: ignore
+        (lambda: SinkToken(zero_value=1), r"zero_value: expected true or false, found 1"),  # type: ignore
+        (lambda: SinkToken(token_id=-1), r"token_id: expected a whole number from 0, found -1"),
+        (lambda: SinkToken(kind="logit", count=2), r"count belongs to kind 'token', found with kind 'logit'"),
+        (lambda: SinkToken(learned=False), r"learned belongs to kind 'logit', found with kind 'token'"),
+        (lambda: add_sink_token(body(), "tokens"), r"no variant 'tokens'; expected one of none, token, token-end"),
+        (lambda: add_sink_token(body(causal=True), "token-end"), r"'token-end': expected a bidirectional network .* found a causal one"),
+        (lambda: add_sink_token(with_sink(), "gate"), r"'gate': the network has 'token' already"),
+        (lambda: add_sink_token(body(), SinkToken(folded=True)), r"folded constants come from a trained token"),
+        (lambda: add_sink_token(torch.nn.Linear(2, 2)), r"'token': expected a LlamaForCausalLM or Qwen2ForCausalLM .* found Linear"),
+    ],
+)
+def test_a_variant_that_does_not_fit_is_refused(make, message):
+    with pytest.raises(CallError, match=message):
+        make()
+
+
+def test_rotations_that_change_with_the_length_are_refused():
+    network = body()
+    network.config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    with pytest.raises(CallError, match=r"expected rotations of type default, .* found 'dynamic'"):
+        add_sink_token(network)
+
+
+def test_an_id_in_use_is_refused_and_a_free_one_is_not():
+    from sinkscope.lab.vocabulary import build_tokenizer
+
+    tokenizer = build_tokenizer()
+    text = tokenizer.convert_ids_to_tokens(7)
+    with pytest.raises(
+        CallError, match=rf"'token' has token_id 7, but the tokenizer has '{text}' there; its free ids begin at {len(tokenizer)}"
+    ):
+        add_sink_token(body(), SinkToken(token_id=7), tokenizer=tokenizer)
+    add_sink_token(body(), SinkToken(token_id=len(tokenizer)), tokenizer=tokenizer)
+
+
+def test_every_named_variant_tells_its_name():
+    assert [one.name for one in VARIANTS.values() if one is not None] == [name for name in VARIANTS if name != "none"]
+    assert dataclasses.replace(VARIANTS["token"], folded=True).name == "token (folded)"  # type: ignore
+    assert SinkToken(position="end", count=2).name == "position end, count 2"
+
+
+def test_sink_names_are_public():
+    assert sinkscope.SinkToken is SinkToken and sinkscope.add_sink_token is add_sink_token

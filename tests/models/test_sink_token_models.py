@@ -1,0 +1,188 @@
+"""Folders of models with a sink: saved, loaded, refused, written with and recorded."""
+
+import json
+
+import pytest
+import torch
+from damage import configure
+from dense_sink import save, with_sink
+from safetensors.torch import load_file, save_file
+
+import sinkscope
+from sinkscope.decoding.checking import check_model
+from sinkscope.errors import ModelError
+from sinkscope.models import SinkToken
+from sinkscope.models.sink_token import VARIANTS, add_sink_token
+
+NAMES = [name for name in VARIANTS if name != "none"]
+CAUSAL = [name for name in NAMES if name != "token-end"]
+TOKENS = torch.randint(4, 150, (2, 17), generator=torch.Generator().manual_seed(1))
+WRITTEN = {"length": 8, "steps": 4, "block": 4}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """One folder of each variant, bidirectional; ``causal`` ones beside."""
+    home = tmp_path_factory.mktemp("sinks")
+    made = {name: save(with_sink(VARIANTS[name]), home / name) for name in NAMES}
+    return made | {f"causal {name}": save(with_sink(VARIANTS[name], causal=True, kv_heads=1), home / f"causal {name}") for name in CAUSAL}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_saved_is_loaded(folders, name):
+    model, network = sinkscope.load(str(folders[name])), with_sink(VARIANTS[name])
+    assert torch.equal(model.network(TOKENS, use_cache=False).logits, network(TOKENS, use_cache=False).logits)
+    stored = json.loads((folders[name] / "config.json").read_text())
+    assert stored["model_type"] == "sink_llama" and stored["sink_token"] == VARIANTS[name].as_config()
+    assert model.card.sink_token == name and model.family.name == "llada" and model.card.vocabulary == len(model.tokenizer)
+
+
+def test_loading_a_sink_says_nothing(folders, capfd, caplog):
+    sinkscope.load(str(folders["token"]))
+    assert capfd.readouterr() == ("", "") and not caplog.records
+
+
+def test_a_qwen2_with_a_sink_loads(tmp_path):
+    folder = save(with_sink(kind="qwen2", causal=True), tmp_path / "model")
+    model = sinkscope.load(str(folder))
+    assert type(model.network).__name__ == "SinkQwen2ForCausalLM" and model.family.causal
+
+
+def test_transformers_alone_refuses_the_folder(folders):
+    import transformers
+
+    with pytest.raises(ValueError, match="sink_llama"):
+        transformers.AutoModelForCausalLM.from_pretrained(folders["token"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sink_token": {"kind": "vector"}}, r"names a variant that this version does not know \(.*kind: expected .* found 'vector'\)"),
+        ({"sink_token": {"kind": "token", "shape": "ring"}}, r"found shape = 'ring'; this version of sinkscope does not know that variant"),
+        ({"sink_token": "token"}, r"sink_token in config.json: expected an object with kind, position, .*found 'token'"),
+        (
+            {"model_type": "llama"},
+            r"expected sink_token and a model_type that begins with 'sink_' together, found model_type 'llama' with sink_token",
+        ),
+        ({"sink_token": None}, r"begins with 'sink_' together, found model_type 'sink_llama' without sink_token"),
+        ({"sink_token": VARIANTS["token-2"].as_config()}, r"model\.sink_token\.embedding \(1, 40\) instead of \(2, 40\)"),
+        (
+            {"sink_token": VARIANTS["logit"].as_config()},
+            r"1 missing: model\.sink_token\.logits \(3, 5\); 1 unused: model\.sink_token\.embedding \(1, 40\) in model\.safetensors",
+        ),
+        (
+            {"sink_token": SinkToken(token_id=9).as_config()},
+            r"'token' has token_id 9, but the tokenizer of .* there; its free ids begin at",
+        ),
+    ],
+)
+def test_a_folder_that_does_not_fit_is_refused(tmp_path, changes, message):
+    folder = save(with_sink(), tmp_path / "model")
+    configure(folder, **changes)
+    with pytest.raises(ModelError, match=message):
+        sinkscope.load(str(folder))
+
+
+def test_a_token_at_the_end_of_a_causal_folder_is_refused(tmp_path):
+    folder = save(with_sink(causal=True), tmp_path / "model")
+    configure(folder, sink_token=VARIANTS["token-end"].as_config())
+    with pytest.raises(ModelError, match="'token-end': expected a bidirectional network"):
+        sinkscope.load(str(folder))
+
+
+@pytest.mark.parametrize("name", ["token", "token-end", "logit", "gate", "causal token", "causal logit"])
+def test_sinkscope_check_proves_it(folders, name):
+    failed = [one for one in check_model(sinkscope.load(str(folders[name]))) if not one.passed]
+    assert not failed
+
+
+# Writing
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_batch_with_padding_and_guidance_is_written_as_its_rows_alone(folders, name, question, short):
+    model = sinkscope.load(str(folders[name]))
+    both = sinkscope.generate(model, [question, short], **WRITTEN, guidance=0.7)
+    for prompt, together in zip((question, short), both, strict=True):
+        alone = sinkscope.generate(model, prompt, **WRITTEN, guidance=0.7)
+        assert torch.equal(together.tokens, alone.tokens)
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_a_causal_batch_is_written_as_its_rows_alone_and_without_a_cache(folders, name, question, short):
+    model = sinkscope.load(str(folders[f"causal {name}"]))
+    both = sinkscope.generate(model, [question, short], length=6)
+    for prompt, together in zip((question, short), both, strict=True):
+        tokens = torch.tensor([model.encode(prompt)])
+        for _ in range(together.steps):
+            with torch.no_grad():
+                following = model.network(tokens, use_cache=False).logits[:, -1].argmax(-1)
+            tokens = torch.cat([tokens, following[:, None]], dim=1)
+        assert torch.equal(together.tokens, tokens[0])
+
+
+def test_transformers_own_generate_writes_the_same(folders, question):
+    model = sinkscope.load(str(folders["causal token"]))
+    tokens = torch.tensor([model.encode(question)])
+    written = model.network.generate(tokens, max_new_tokens=6, do_sample=False, pad_token_id=1)
+    assert torch.equal(written[0], sinkscope.generate(model, question, length=6).tokens)
+
+
+# Recording
+
+
+@pytest.mark.parametrize("name", ["token", "token-4", "token-end", "logit"])
+def test_a_trace_has_the_users_positions_and_the_sinks_apart(folders, name, tmp_path, question, short):
+    model = sinkscope.load(str(folders[name]))
+    plain = sinkscope.generate(model, [question, short], **WRITTEN, guidance=0.7)
+    with sinkscope.recording(model, out=tmp_path / "run"):
+        recorded = sinkscope.generate(model, [question, short], **WRITTEN, guidance=0.7)
+    for row, (mine, other) in enumerate(zip(recorded, plain, strict=True)):
+        assert torch.equal(mine.tokens, other.tokens)
+        trace = sinkscope.open_trace(tmp_path / "run" / f"{row:06d}")
+        length = len(mine.tokens)
+        sums, sinks = torch.tensor(trace.column_sums[:]), torch.tensor(trace.sink_token_columns[:])
+        assert sums.shape == (4, 3, 5, length) and sinks.shape == (4, 3, 5, VARIANTS[name].count)
+        torch.testing.assert_close(sums.sum(-1) + sinks.sum(-1), torch.full((4, 3, 5), float(length)))
+        assert trace.tokens.shape == (4, length) and trace.value_norms.shape == (4, 3, 5, length)
+        assert trace.manifest["model"]["sink_token"] == name
+        assert trace.manifest["axes"]["sink_token_columns"] == ["step", "layer", "head", "sink"]
+
+
+def test_running_sums_of_a_causal_trace_count_the_sinks_too(folders, tmp_path, question):
+    model = sinkscope.load(str(folders["causal token-2"]))
+    with sinkscope.recording(model, out=tmp_path / "run"):
+        written = sinkscope.generate(model, question, length=5)
+    trace = sinkscope.open_trace(tmp_path / "run")
+    sums, sinks = torch.tensor(trace.column_sums[:]).nansum(-1), torch.tensor(trace.sink_token_columns[:]).sum(-1)
+    prompt = written.prompt_length
+    expected = (prompt + torch.arange(written.steps, dtype=torch.float32))[:, None, None].expand(sums.shape)
+    torch.testing.assert_close(sums + sinks, expected)
+
+
+def test_a_model_without_a_sink_records_none(diffusion, tmp_path, short):
+    with sinkscope.recording(diffusion, out=tmp_path / "run"):
+        sinkscope.generate(diffusion, short, **WRITTEN)
+    assert "sink_token_columns" not in sinkscope.open_trace(tmp_path / "run").parts[0].shapes
+
+
+def test_weights_of_the_token_are_where_its_config_says(folders):
+    stored = load_file(folders["token-2"] / "model.safetensors")
+    assert stored["model.sink_token.embedding"].shape == (2, 40)
+    assert not [key for key in load_file(folders["gate"] / "model.safetensors") if "sink_token." in key]
+
+
+def test_untrained_is_known_after_any_storage(tmp_path):
+    from dense_sink import body
+
+    network = add_sink_token(body(), "token-2")
+    assert not network.model.sink_token.trained and with_sink(SinkToken(count=2)).model.sink_token.trained
+    folder = save(network.to(torch.bfloat16), tmp_path / "model")
+    loaded = sinkscope.load(str(folder), dtype="float32").network
+    assert not loaded.model.sink_token.trained
+    weights = load_file(folder / "model.safetensors")
+    weights["model.sink_token.embedding"][1, 3] += 1
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    assert sinkscope.load(str(folder)).network.model.sink_token.trained

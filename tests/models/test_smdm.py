@@ -1,0 +1,207 @@
+"""Paper 2's models: converted from lit-gpt's names, with the logits of the published code (see fixtures/README.md)."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from smdm_weights import COLUMNS, KINDS, MASK, SHAPE, SINK, canvas, lit_gpt_weights
+
+import sinkscope
+from sinkscope.commands import COMMANDS
+from sinkscope.decoding.checking import check_model
+from sinkscope.errors import CallError, ModelError
+from sinkscope.lab.vocabulary import build_tokenizer
+from sinkscope.models import SMDM
+from sinkscope.models.sink_token.folding import fold
+from sinkscope.models.smdm import convert, convert_weights, read_tensors, split_fused
+
+PUBLISHED = np.load(Path(__file__).parent / "fixtures" / "smdm_logits.npz")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokenizer")
+    build_tokenizer().save_pretrained(folder)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({key: value for key, value in config.items() if key != "mask_token"}))
+    return folder
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def converted(request, tmp_path_factory, tokenizer):
+    home = tmp_path_factory.mktemp("smdm")
+    torch.save(lit_gpt_weights(request.param), home / "model.pth")
+    return request.param, convert(home / "model.pth", home / "model", tokenizer=tokenizer, heads=SHAPE.n_head)
+
+
+def assert_published(kind, logits):
+    """The published code's logits are 10 at most, in fp32."""
+    assert logits.shape == (2, 19, 32000)
+    assert (logits[:, :, COLUMNS] - torch.from_numpy(PUBLISHED[kind])).abs().max() < 1e-5
+    assert (logits.logsumexp(-1) - torch.from_numpy(PUBLISHED[kind + "_logsumexp"])).abs().max() < 1e-5
+
+
+@torch.no_grad()
+def test_logits_are_those_of_the_published_code(converted):
+    kind, folder = converted
+    model = sinkscope.load(str(folder))
+    assert_published(kind, model.network(canvas(), use_cache=False).logits)
+    assert model.family is SMDM and model.card.mask_id == MASK and model.card.vocabulary == 32001
+    assert model.card.sink_token == (None if kind == "none" else kind)
+    if kind == "token":
+        assert model.network.config.sink_token["token_id"] == SINK
+
+
+def test_sinkscope_check_proves_it(converted):
+    failed = [one for one in check_model(sinkscope.load(str(converted[1]))) if not one.passed]
+    assert not failed
+
+
+@torch.no_grad()
+def test_folded_too(converted, tmp_path):
+    kind, folder = converted
+    if kind == "token":
+        model = sinkscope.load(str(fold(str(folder), tmp_path / "folded")))
+        assert_published(kind, model.network(canvas(), use_cache=False).logits)
+    else:
+        with pytest.raises(CallError):
+            fold(str(folder), tmp_path / "folded")
+
+
+def test_a_converted_model_writes_and_never_the_mask(converted, tmp_path):
+    _, folder = converted
+    model = sinkscope.load(str(folder))
+    with sinkscope.recording(model, out=tmp_path / "run"):
+        written = sinkscope.generate(model, [7, 8, 9, 10], length=8, steps=4, block=8)
+    assert not bool((written.tokens >= MASK).any())
+    assert sinkscope.open_trace(tmp_path / "run").column_sums.shape == (4, 3, 6, 12)
+
+
+@pytest.mark.parametrize("form", ["packed", "under the key model", "safetensors"])
+def test_other_forms_of_the_same_weights(form, tmp_path, tokenizer):
+    weights = lit_gpt_weights("token")
+    file = tmp_path / ("model.safetensors" if form == "safetensors" else "model.pth")
+    if form == "packed":
+        for layer in range(SHAPE.n_layer):
+            name = f"transformer.h.{layer}.mlp.swiglu.w"
+            weights[f"{name}12.weight"] = torch.cat([weights.pop(f"{name}1.weight"), weights.pop(f"{name}2.weight")])
+    if form == "safetensors":
+        save_file(weights, file)
+    else:
+        torch.save({"model": weights} if form == "under the key model" else weights, file)
+    out = convert(file, tmp_path / "model", tokenizer=tokenizer, heads=SHAPE.n_head)
+    _, expected = convert_weights(lit_gpt_weights("token"), "here", SHAPE.n_head)
+    found = load_file(out / "model.safetensors")
+    assert found.keys() == expected.keys() and all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+def test_the_fused_projection_is_split_group_by_group():
+    """Rows numbered by what they are: group, place within it, component."""
+    groups, shared, size = 2, 3, 4
+    rows = torch.tensor(
+        [[100 * group + 10 * place + part] for group in range(groups) for place in range(shared + 2) for part in range(size)]
+    )
+    queries, keys, values = split_fused(rows, groups * shared, groups)
+    assert queries[:, 0].tolist() == [100 * g + 10 * p + c for g in range(2) for p in range(3) for c in range(4)]
+    assert keys[:, 0].tolist() == [100 * g + 30 + c for g in range(2) for c in range(4)]
+    assert values[:, 0].tolist() == [100 * g + 40 + c for g in range(2) for c in range(4)]
+
+
+@pytest.mark.parametrize(("width", "layers", "heads"), [(640, 10, 10), (640, 16, 8), (1280, 18, 10)])
+def test_heads_of_the_published_shapes(width, layers, heads):
+    weights = {
+        "lm_head.weight": torch.zeros(5, width),
+        "transformer.wte.weight": torch.zeros(6, width),
+        "transformer.ln_f.weight": torch.ones(width),
+    }
+    for layer in range(layers):
+        block = f"transformer.h.{layer}."
+        shapes = {"norm_1": (width,), "norm_2": (width,), "attn.attn": (3 * width, width), "attn.proj": (width, width)}
+        shapes |= {"mlp.swiglu.w1": (7, width), "mlp.swiglu.w2": (7, width), "mlp.swiglu.w3": (width, 7)}
+        weights |= {f"{block}{name}.weight": torch.zeros(1).expand(shape) for name, shape in shapes.items()}
+    config, _ = convert_weights(weights, "here")
+    assert (config["num_attention_heads"], config["num_key_value_heads"], config["intermediate_size"]) == (heads, heads, 7)
+
+
+def changed(change):
+    weights = lit_gpt_weights("none")
+    change(weights)
+    return weights
+
+
+class Harmful:
+    def __reduce__(self):
+        return (print, ("this must never be printed",))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            lambda: {"model": lit_gpt_weights("none"), "iter_num": 7},
+            r"expected tensors only, found model \(dict\), iter_num \(int\) beside them; keep",
+        ),
+        (lambda: lit_gpt_weights("none") | {"hparams": "x"}, r"expected tensors only, found hparams \(str\) beside them"),
+        (lambda: {"weights": Harmful()}, r"expected tensors only, found more, which could run code when it is read"),
+        (lambda: [torch.zeros(2)], r"expected tensors by name, found list"),
+        (lambda: {}, r"expected tensors by name, found dict"),
+        (
+            lambda: changed(lambda w: w.pop("transformer.ln_f.weight")),
+            r"expected a tensor transformer\.ln_f\.weight, found none; it holds lm_head",
+        ),
+        (
+            lambda: changed(lambda w: w.update({"transformer.ln_f.weight": torch.ones(3)})),
+            r"ln_f\.weight: expected shape \(24,\), found \(3,\)",
+        ),
+        (
+            lambda: changed(lambda w: w.update({"transformer.h.0.attn.bias": torch.ones(3)})),
+            r"found transformer\.h\.0\.attn\.bias beside them",
+        ),
+        (lambda: changed(lambda w: w.update({"transformer.wte.weight": torch.ones(32005, 24)})), r"beyond the head's 32000, found 5"),
+        (
+            lambda: {k: v for k, v in lit_gpt_weights("none").items() if ".h." not in k},
+            r"expected tensors transformer\.h\.0\.…, found lm_head",
+        ),
+        (
+            lambda: changed(lambda w: w.update({"transformer.h.0.attn.attn.weight": torch.ones(41, 24)})),
+            r"expected the rows of 6 heads of 4 .* found 41",
+        ),
+    ],
+)
+def test_a_file_that_is_something_else_is_refused(content, message, tmp_path, tokenizer, capsys):
+    torch.save(content(), tmp_path / "model.pth")
+    with pytest.raises(ModelError, match=message):
+        convert(tmp_path / "model.pth", tmp_path / "model", tokenizer=tokenizer, heads=SHAPE.n_head)
+    assert not (tmp_path / "model").exists() and "never be printed" not in capsys.readouterr().out
+
+
+def test_a_sink_and_a_gate_together_are_refused():
+    weights = lit_gpt_weights("token") | {name: tensor for name, tensor in lit_gpt_weights("gate").items() if "gate" in name}
+    with pytest.raises(ModelError, match="expected either a sink token or a gate, found both"):
+        convert_weights(weights, "here", SHAPE.n_head)
+
+
+def test_a_call_that_does_not_fit_is_refused(tmp_path, tokenizer):
+    torch.save(lit_gpt_weights("none"), tmp_path / "model.pth")
+    with pytest.raises(CallError, match=r"its width 24 is none of the published ones \(256, .*\); pass --heads"):
+        convert(tmp_path / "model.pth", tmp_path / "model", tokenizer=tokenizer)
+    with pytest.raises(ModelError, match="number of heads that divides the width 24, found 5"):
+        convert(tmp_path / "model.pth", tmp_path / "model", tokenizer=tokenizer, heads=5)
+    with pytest.raises(CallError, match=r"--tokenizer .*: expected a folder with tokenizer\.json, found none"):
+        convert(tmp_path / "model.pth", tmp_path / "model", tokenizer=tmp_path, heads=6)
+    with pytest.raises(CallError, match="expected a new or empty folder"):
+        convert(tmp_path / "model.pth", tmp_path, tokenizer=tokenizer, heads=6)
+    with pytest.raises(CallError, match=r"expected a \.pth or \.safetensors file, found nothing"):
+        convert(tmp_path / "other.pth", tmp_path / "model", tokenizer=tokenizer)
+    (tmp_path / "cut.safetensors").write_bytes(b"\0" * 40)
+    with pytest.raises(ModelError, match="expected safetensors, found something else"):
+        read_tensors(tmp_path / "cut.safetensors")
+
+
+def test_the_command_converts(tmp_path, tokenizer, capsys):
+    torch.save(lit_gpt_weights("none"), tmp_path / "model.pth")
+    COMMANDS["convert"](tmp_path / "model.pth", tmp_path / "model", tokenizer, heads=6)
+    assert capsys.readouterr().out == f"{tmp_path / 'model'}\n"
