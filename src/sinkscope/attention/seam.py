@@ -53,8 +53,8 @@ def attention_forward(
     if call is not None and sinkscope_call is not None:
         call = replace(call, own=own)
         assert call.membership is not None
-        own = {"groups": call.membership, "workspace": sinkscope_call.workspace}
-        sweep = partial(attend, query, key, scale=scaling, mask=attention_mask, causal=causal, **own)
+        sweep = partial(attend, query, key, groups=call.membership, scale=scaling, mask=attention_mask, causal=causal)
+        sweep = partial(sweep, workspace=sinkscope_call.workspace)
         answers = sinkscope_call.answers(call, sweep)
         if answers.in_force:
             if dropout:
