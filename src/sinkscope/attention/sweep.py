@@ -18,7 +18,7 @@ from sinkscope.attention.hidden import Hidden, Taken
 from sinkscope.errors import AttentionError
 
 BLOCK = 512  # queries at a time
-CPU_SCORES, GPU_SCORES = 1 << 20, 1 << 26  # scores that exist at once, for each thread of a CPU
+CPU_SCORES, GPU_SCORES = 1 << 19, 1 << 26  # scores that exist at once, for each thread of a CPU
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Columns:
 class Workspace:
     """Where the scores of a block lie. One that outlives its call spares a CPU fresh pages for every layer, which cost as much as the sums.
 
-    One call at a time; what it holds grows to the largest block (4 MiB for each thread, or one head's block if that is more).
+    One call at a time; what it holds grows to the largest block (2 MiB for each thread, or one head's block if that is more).
     """
 
     def __init__(self) -> None:
@@ -169,6 +169,7 @@ def _attend(
         near, mixed = transposed[:, shared].flatten(0, 1), value[:, shared].flatten(0, 1)
         bare = None if taken is None else taken.values(value[:, shared], own)
         bare = None if bare is None else bare.flatten(0, 1)
+        given_out, received, on_itself = output[:, own], sums[:, own], diagonal[:, own]
         for start in range(0, queries, block):
             rows = slice(start, min(start + block, queries))
             part = precise[:, own, rows]
@@ -187,31 +188,33 @@ def _attend(
             if unseeing is not None:
                 weights = weights.masked_fill(unseeing, 0.0)
             membership, shift = groups[:, None, :, rows], start + (0 if causal else keys - queries)
+            plain = weights.detach()
             if rows.stop == queries:
-                last_row[:, own] = weights[:, :, -1, front.count :].detach()
+                last_row[:, own] = plain[:, :, -1, front.count :]
             if taken is not None and local is not None and removed is not None:
                 quick = taken.quickly(weights, unseeing, own)
                 if quick is not None and bare is not None:
                     # In force, a weight is itself times (kept key) times (query's factor): neither needs a map of its own.
                     kept, factor, removed[:, own, rows] = quick
-                    plain, seen = weights.detach(), factor.detach()
+                    seen = factor.detach()
                     both = torch.cat([membership.expand(-1, weights.shape[1], -1, -1), membership * seen.mT], dim=2) @ plain
-                    local[:, own] += both[:, :, : groups.shape[1]]
-                    sums[:, own] += both[:, :, groups.shape[1] :] * kept
+                    local[:, own].add_(both[:, :, : groups.shape[1]])
+                    received.add_(both[:, :, groups.shape[1] :] * kept)
                     if rows.stop == queries:
                         in_force[:, own] = (plain[:, :, -1:] * kept * seen[:, :, -1:])[:, :, 0, front.count :]
-                    on_itself = _diagonal(plain, shift, front.count) * _diagonal(kept.expand_as(plain), shift, front.count)
-                    diagonal[:, own, rows] = on_itself * seen[..., 0]
-                    output[:, own, rows] = _mix(weights.to(value.dtype), bare, front, own) * factor.to(value.dtype)
+                    spared = _diagonal(kept.expand_as(plain), shift, front.count)
+                    on_itself[:, :, rows] = _diagonal(plain, shift, front.count) * spared * seen[..., 0]
+                    given_out[:, :, rows] = _mix(weights.to(value.dtype), bare, front, own) * factor.to(value.dtype)
                     continue
-                local[:, own] += membership @ weights.detach()
+                local[:, own].add_(membership @ plain)
                 weights = weights.clone()  # its place is needed for the scores once more
                 weights, removed[:, own, rows] = taken.exactly(scored(), weights, unseeing, own, rows)
+                plain = weights.detach()
                 if rows.stop == queries:
-                    in_force[:, own] = weights[:, :, -1, front.count :].detach()
-            sums[:, own] += membership @ weights.detach()
-            diagonal[:, own, rows] = _diagonal(weights.detach(), shift, front.count)
-            output[:, own, rows] = _mix(weights.to(value.dtype), mixed, front, own)
+                    in_force[:, own] = plain[:, :, -1, front.count :]
+            received.add_(membership @ plain)
+            on_itself[:, :, rows] = _diagonal(plain, shift, front.count)
+            given_out[:, :, rows] = _mix(weights.to(value.dtype), mixed, front, own)
     cut = front.count
     return output, Columns(
         sums=sums[..., cut:],
@@ -243,7 +246,8 @@ def _part(mask: Tensor, heads: slice, rows: slice) -> Tensor:
 def _mix(weights: Tensor, value: Tensor, front: "_Front", heads: slice) -> Tensor:
     """Weights times values [batch · kv_head, key, dim], the constant ones in front included."""
     batch, own, length, _ = weights.shape
-    body = weights[..., front.count :].reshape(len(value), -1, value.shape[1])
+    body = weights[..., front.count :] if front.count else weights
+    body = body.reshape(len(value), -1, value.shape[1])
     mixed = torch.bmm(body, value).view(batch, own, length, -1)
     return mixed if front.values is None else mixed + weights[..., : front.count] @ front.values[:, heads]
 
@@ -278,7 +282,8 @@ def _bias(mask: Tensor | None, alone: bool) -> tuple[Tensor | None, Tensor | Non
 def _diagonal(weights: Tensor, offset: int, front: int) -> Tensor:
     """Query i of the block stands at key ``offset + i``; 0 where there is no such key."""
     length = weights.shape[-2]
-    found = torch.diagonal(weights[..., front:], offset=max(offset, -length), dim1=-2, dim2=-1)
+    weights = weights[..., front:] if front else weights
+    found = torch.diagonal(weights, offset=max(offset, -length), dim1=-2, dim2=-1)
     if found.shape[-1] == length:
         return found
     before = min(max(-offset, 0), length)
