@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 EXTRAS := dev,eval,slurm,export,spread
+WORKERS ?= 2
 
 .DELETE_ON_ERROR:
 .PHONY: install demo test lint bench clean
@@ -33,11 +34,12 @@ $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 demo: install
 	$(BIN)/sinkscope demo --out demo-output
 
-# make test ARGS='-k sinks -x'
+# make test ARGS='-k sinks -x'   a worker per core, each with one thread; WORKERS=0 runs them in one process, as --pdb needs
 test: export HF_HUB_OFFLINE = 1
 test: export TOKENIZERS_PARALLELISM = false
+test: export OMP_NUM_THREADS = 1
 test: install
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 lint: install
 	$(BIN)/python -m ruff check .

@@ -328,7 +328,7 @@ def test_two_processes_under_torchrun_give_what_one_gives(alone, diffusion_folde
     assert_same_statistics(alone, out)
 
 
-def test_the_same_command_goes_on_after_kill_9(alone, diffusion_folder, prompts, tmp_path):
+def test_the_same_command_goes_on_after_kill_9(alone, run, diffusion_folder, prompts, tmp_path):
     out = tmp_path / "s"
     command = [sys.executable, "-m", "sinkscope", "trace", diffusion_folder, "--prompts", prompts, "--out", out, *COUNT]
     process = subprocess.Popen([str(one) for one in command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment())
@@ -339,9 +339,9 @@ def test_the_same_command_goes_on_after_kill_9(alone, diffusion_folder, prompts,
     assert process.wait() == -signal.SIGKILL
     manifest, _, _ = read_statistics(out)
     assert not manifest["complete"]
-    done = subprocess.run([str(one) for one in command], capture_output=True, text=True, check=True, env=environment())
-    assert "prompts are in already" in done.stderr
-    assert json.loads(done.stdout)["prompts"] == 5
+    status, said, error = run(*command[3:])
+    assert status == 0 and "prompts are in already" in error
+    assert json.loads(said)["prompts"] == 5
     assert_same_statistics(alone, out)
 
 

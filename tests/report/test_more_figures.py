@@ -317,7 +317,7 @@ def test_a_model_that_is_gone_leaves_the_other_figures(trace, tmp_path):
     assert said == [f"not drawn for org/planted: Figure {name}: the model cannot be loaded. Pass --model" for name in MAP_FIGURES]
 
 
-def test_without_maps_the_others_are_drawn_in_silence(trace, tmp_path):
+def test_without_maps_the_others_are_drawn_in_silence(unpainted, trace, tmp_path):
     said = []
     paths = draw_figures([trace], tmp_path, say=said.append)
     assert len(paths) == 3 * (len(ORDER) - len(MAP_FIGURES))

@@ -226,7 +226,7 @@ def test_comparison_has_a_common_scale(trace, causal_trace):
     assert "from the 16 newest queries" in maps[1][0].get_title(loc="left")
 
 
-def test_several_traces_without_compare_get_figures_of_their_own(trace, causal_trace, tmp_path):
+def test_several_traces_without_compare_get_figures_of_their_own(unpainted, trace, causal_trace, tmp_path):
     names = [path.name for path in draw_figures([trace, causal_trace], tmp_path, only=OLDER) if path.suffix == ".png"]
     assert names == [f"{name}-{model}.png" for model in ("org-planted", "my-llama") for name in FILES]
 
