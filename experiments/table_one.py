@@ -1,9 +1,10 @@
 """Table 1 in small: what hiding sinks costs the lab's models, beside every control.
 
-Claim     Hiding the top sink takes an autoregressive model from .85 to .02 on GSM8K and hardly touches diffusion models (arXiv 2510.15731, Table 1).
+Claim     Hiding the top sink takes an autoregressive model from .85 to .02 on GSM8K and hardly touches diffusion models
+          (arXiv 2510.15731, Table 1).
 Command   python experiments/table_one.py --out DIR [--minutes M] [--until ROUND]; the same command goes on where it stopped.
           Then: sinkscope table DIR/lab-diffusion DIR/lab-autoregressive
-Cost      on one core, a problem under one rule: diffusion about 2 s, autoregressive about 0.15 s. All rounds: days; the first two: an hour or two.
+Cost      on one core, a problem under one rule: diffusion about 2 s, autoregressive about 0.15 s. All rounds: days.
 Expected  As claimed.
 Found     See results/table-1.
 
