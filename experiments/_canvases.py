@@ -1,8 +1,11 @@
 """Canvases of unhidden runs, read again with keys hidden that were chosen beforehand; for the experiments of this folder."""
 
+import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 import sinkscope
@@ -85,6 +88,7 @@ class Chunk:
     breadth: Masks = field(default_factory=dict)
     own: Masks = field(default_factory=dict)
     diagonal: Masks = field(default_factory=dict)
+    top_value: Masks = field(default_factory=dict)  # of the largest column, [canvas, head, dim]
     plain: list[torch.Tensor] = field(default_factory=list)
 
 
@@ -120,6 +124,8 @@ class Reader(Watcher):
         # How many queries a column's attention comes from, as a share of all: (Σa)² / Σa² / S.
         chunk.breadth[layer] = weights.sum(2) ** 2 / (weights**2).sum(2).clamp(min=1e-12) / chunk.real.sum(-1)[:, None, None]
         chunk.diagonal[layer] = torch.diagonal(weights, dim1=-2, dim2=-1)
+        largest = chunk.columns[layer].argmax(-1)[..., None, None].expand(-1, -1, 1, call.value.shape[-1])
+        chunk.top_value[layer] = call.value.repeat_interleave(groups, 1).gather(2, largest)[:, :, 0]
 
 
 class Planned(Hider):
@@ -140,6 +146,33 @@ class Planned(Hider):
         self.looked += float(members.sum()) * columns.removed.shape[1]
 
 
+class Replaced(Planned):
+    """Keeps the attention to the chosen key of every head, and puts a constant in the place of its value.
+
+    Args:
+        keys: one key a head.
+        real: bool [canvas, key].
+        constants: [head, dim] by layer.
+    """
+
+    def __init__(self, keys: Masks, real: torch.Tensor, constants: Masks) -> None:
+        super().__init__(keys, zeroed=True)
+        self.real, self.constants = real, constants
+        self.added: Masks = {}
+
+    def hide(self, call: LayerCall) -> list[Hidden]:
+        groups = call.query.shape[1] // call.key.shape[1]
+        scores = call.query @ call.key.repeat_interleave(groups, 1).mT / call.query.shape[-1] ** 0.5
+        weights = torch.softmax(scores.masked_fill(~self.real[:, None, None], -torch.inf), -1)
+        lost = (weights * self.keys[call.index][:, :, None]).sum(-1, keepdim=True)  # [canvas, head, query, 1]
+        self.added[call.index] = (lost * self.constants[call.index][:, None]).transpose(1, 2).flatten(2)
+        return super().hide(call)
+
+    def add(self, layer: int) -> Callable[..., Any]:
+        """A hook before the output projection of a layer."""
+        return lambda module, given: (given[0] + self.added.pop(layer), *given[1:])
+
+
 @torch.no_grad()
 def read(model: Any, chunk: Chunk, hanging: Any = None) -> torch.Tensor:
     """Log-probabilities [canvas, vocabulary] at the positions that were committed."""
@@ -153,5 +186,7 @@ def read(model: Any, chunk: Chunk, hanging: Any = None) -> torch.Tensor:
 
     if hanging is None:
         return forward()
-    with subscribed(model.network, hanging):
+    with subscribed(model.network, hanging), contextlib.ExitStack() as hooks:
+        for number, layer in enumerate(model.network.model.layers) if isinstance(hanging, Replaced) else ():
+            hooks.callback(layer.self_attn.o_proj.register_forward_pre_hook(hanging.add(number)).remove)
         return forward()

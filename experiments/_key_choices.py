@@ -15,7 +15,7 @@ def ranked(chunk: Chunk, rank: int) -> Masks:
     """The key of that rank in every head, 0 for the largest column."""
     found = {}
     for layer, columns in chunk.columns.items():
-        place = columns.argsort(-1, descending=True, stable=True)[..., rank : rank + 1]
+        place = columns.argsort(dim=-1, descending=True, stable=True)[..., rank : rank + 1]
         found[layer] = torch.zeros_like(columns, dtype=torch.bool).scatter_(-1, place, True)
     return found
 

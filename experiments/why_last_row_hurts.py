@@ -79,13 +79,16 @@ def choices(reader: Reader, start: int, classes: torch.Tensor, number: int) -> d
         drawn = torch.rand(weights.shape, generator=source)
         free = asked & ~last & ~sink
         order = drawn.masked_fill(~free, 2.0).argsort(-1)
-        held = (before * free).gather(-1, order)
-        enough = held.cumsum(-1) - held / 2 < (before * last).sum(-1, keepdim=True)
-        mass = torch.zeros_like(free).scatter_(-1, order, enough) & free
+        masses = []
+        for row in (before, weights):  # matched where the rule looks, and where it takes effect
+            held = (row * free).gather(-1, order)
+            enough = held.cumsum(-1) - held / 2 < (row * last).sum(-1, keepdim=True)
+            masses.append(torch.zeros_like(free).scatter_(-1, order, enough) & free)
         every = {
             "top of the last row": last,
             "top of the columns": column,
-            "random of equal mass": mass,
+            "random of equal mass in the row before": masses[0],
+            "random of equal mass": masses[1],
             "random": one_hot(order[..., 0], size) & free,
             "last row, first position": last & (place == 0),
             "last row, sinks by Eq. 3": last & sink,
