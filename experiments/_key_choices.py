@@ -126,22 +126,19 @@ def cells(layers: int, heads: int) -> dict[str, Choose]:
     found: dict[str, Choose] = {
         "top": lambda chunk: (top(chunk), None, False),
         "top, zeroed": lambda chunk: (top(chunk), None, True),
-        **{f"rank {rank + 1}": lambda chunk, rank=rank: (ranked(chunk, rank), None, False) for rank in (1, 2, 4, 9)},
-        **{f"random, seed {seed}": lambda chunk, seed=seed: (random_keys(chunk, seed), None, False) for seed in range(3)},
-        **{
-            f"random of equal mass, seed {seed}": lambda chunk, seed=seed: (random_keys(chunk, seed, True), None, False)
-            for seed in range(3)
-        },
-        "random of equal mass, zeroed": lambda chunk: (random_keys(chunk, 0, True), None, True),
+        "random of equal mass, seed 0": lambda chunk: (random_keys(chunk, 0, True), None, False),
         "top, larger contribution": halves(contribution, True),
         "top, smaller contribution": halves(contribution, False),
-        "top, larger value": halves(value_ratio, True),
-        "top, smaller value": halves(value_ratio, False),
-        "top, broader": halves(lambda chunk: chunk.breadth, True),
-        "top, narrower": halves(lambda chunk: chunk.breadth, False),
         "top, sinks by Eq. 3": sinks(True),
         "top, no sinks by Eq. 3": sinks(False),
-        **{f"top, {name}": of_class(name) for name in CLASSES},
+        "top, larger value": halves(value_ratio, True),
+        "top, smaller value": halves(value_ratio, False),
+        **{f"random of equal mass, seed {seed}": lambda chunk, seed=seed: (random_keys(chunk, seed, True), None, False) for seed in (1, 2)},
+        "rank 2": lambda chunk: (ranked(chunk, 1), None, False),
+        "random": lambda chunk: (random_keys(chunk, 0), None, False),
+        "top, broader": halves(lambda chunk: chunk.breadth, True),
+        "top, narrower": halves(lambda chunk: chunk.breadth, False),
+        **{f"top, {name}": of_class(name) for name in CLASSES if name != "white space"},
     }
     for group in ("committed position", "all but the committed position", "masked but the committed position", "prompt", "answer so far"):
         found[f"top, from {group}"] = lambda chunk, group=group: (top(chunk), who(chunk, group), False)

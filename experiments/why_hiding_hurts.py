@@ -1,7 +1,7 @@
 """Why does hiding the top key of every head hurt lab-diffusion, when the paper's diffusion models hardly notice?
 
 Claim     "Masking sinks leads to only a minor degradation in performance" of diffusion models (arXiv 2510.15731, §5.2).
-Command   python experiments/why_hiding_hurts.py --out results/hiding/probe-5.json [--shots 5] [--problems 48]
+Command   python experiments/why_hiding_hurts.py --out results/hiding/probe-5.json [--shots 5] [--problems 48] [--part heads]
 Cost      about 10 minutes of one core with 5 shots, 4 without.
 
 Method    Every problem is written once with nothing hidden. Four of its canvases, spread evenly over the steps that committed a token of
@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--model", default="lab-diffusion")
     parser.add_argument("--shots", type=int, default=5)
     parser.add_argument("--problems", type=int, default=48)
-    parser.add_argument("--no-heads", action="store_true", help="leaves out one head at a time, and H4")
+    parser.add_argument("--part", choices=("keys", "heads"), default="keys", help="heads: one at a time, and H4")
     arguments = parser.parse_args()
     model = sinkscope.load(arguments.model)
     layers, heads = model.card.layers, model.card.heads
@@ -82,28 +82,37 @@ def main() -> None:
         }
         print(f"{name:<44}kept {per_problem['kept'].mean():.3f}  removed {results[name]['removed_share']:.4f}", flush=True)
 
-    run("top, value replaced by the mean", lambda chunk: (top(chunk), None, True), replaced=True)
-    for name, choose in cells(layers, heads).items():
-        if not (arguments.no_heads and ", head " in name):
+    def write(spared: Any = None) -> None:
+        document = {
+            "experiment": "why_hiding_hurts",
+            "model": model.card.as_dict(),
+            "settings": {**SETTINGS, "shots": arguments.shots, "canvases": CANVASES},
+            "problems": arguments.problems,
+            "unhidden_log_probability": float(np.mean([float(c.plain[0][torch.arange(len(c.token)), c.token].mean()) for c in chunks])),
+            "top_keys": described,
+            "cells": {name: summary(cell) for name, cell in results.items()},
+            "against_top": {name: paired(results["top"]["kept"], cell["kept"]) for name, cell in results.items() if name != "top"},
+            "halves": {
+                name: paired(results[f"top, larger {name}"]["kept"], results[f"top, smaller {name}"]["kept"])
+                for name in ("contribution", "value")
+                if f"top, smaller {name}" in results
+            },
+            "spared": spared,
+        }
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        arguments.out.write_text(json.dumps(document, indent=1) + "\n")
+
+    described = describe_top(chunks, layers, heads)
+    every = cells(layers, heads)
+    run("top", every.pop("top"))
+    if arguments.part == "keys":
+        run("top, value replaced by the mean", lambda chunk: (top(chunk), None, True), replaced=True)
+    for name, choose in every.items():
+        if (", head " in name) == (arguments.part == "heads"):
             run(name, choose)
-    spared = None if arguments.no_heads else spare_heads(results, problem, chunks, layers, heads, run)
-    document = {
-        "experiment": "why_hiding_hurts",
-        "model": model.card.as_dict(),
-        "settings": {**SETTINGS, "shots": arguments.shots, "canvases": CANVASES},
-        "problems": arguments.problems,
-        "unhidden_log_probability": float(np.mean([float(c.plain[0][torch.arange(len(c.token)), c.token].mean()) for c in chunks])),
-        "top_keys": describe_top(chunks, layers, heads),
-        "cells": {name: summary(cell) for name, cell in results.items()},
-        "against_top": {name: paired(results["top"]["kept"], cell["kept"]) for name, cell in results.items() if name != "top"},
-        "halves": {
-            name: paired(results[f"top, larger {name}"]["kept"], results[f"top, smaller {name}"]["kept"])
-            for name in ("contribution", "value")
-        },
-        "spared": spared,
-    }
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(document, indent=1) + "\n")
+            write()
+    if arguments.part == "heads":
+        write(spare_heads(results, problem, chunks, layers, heads, run))
 
 
 def by_problem(values: np.ndarray, problem: np.ndarray) -> np.ndarray:
