@@ -20,6 +20,7 @@ Found     docs/hiding.md
 """
 
 import argparse
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ import numpy as np
 import torch
 from _canvases import Planned
 from scipy.stats import bootstrap
+from transformers import DynamicCache
 
 import sinkscope
 from sinkscope.attention import Columns, Hidden, LayerCall, Watcher, subscribed
@@ -62,19 +64,18 @@ class PerQuery(Planned):
 
 
 def choices(reader: Reader, start: int, classes: torch.Tensor, number: int) -> dict[str, tuple[dict[int, torch.Tensor], bool]]:
-    """Arms by name: keys [head, query, key] by layer, and whether weights are set to 0 after the softmax."""
+    """Arms by name: keys [head, query, key] by layer, queries from ``start`` on, and whether weights become 0 after the softmax."""
     arms: dict[str, dict[int, torch.Tensor]] = {}
-    for layer, weights in reader.weights.items():
-        size = weights.shape[-1]
-        before = weights.roll(1, dims=1)  # the row of the query before
-        running = weights.cumsum(1).roll(1, dims=1)
-        place = torch.arange(size)
-        asked = (place > start)[None, :, None] & (place[None] < place[:, None])[None]  # the new key was not there to be seen before
+    for layer, whole in reader.weights.items():
+        size = whole.shape[-1]
+        weights, before, running = whole[:, start:], whole[:, start - 1 : -1], whole.cumsum(1)[:, start - 1 : -1]
+        place, asking = torch.arange(size), torch.arange(start, size)
+        asked = (asking > start)[None, :, None] & (place[None] < asking[:, None])[None]  # the new key was not there to be seen before
         last = one_hot(before.masked_fill(~asked, -1.0).argmax(-1), size) & asked
         column = one_hot(running.masked_fill(~asked, -1.0).argmax(-1), size) & asked
-        total = place[None, :, None].float()
+        total = asking[None, :, None].float()
         sink = (running - (total - running) / (total - 1).clamp(min=1)) > EXCESS
-        back = (place[:, None] - place[None])[None]
+        back = (asking[:, None] - place[None])[None]
         source = torch.Generator().manual_seed(1000 * number + layer)
         drawn = torch.rand(weights.shape, generator=source)
         free = asked & ~last & ~sink
@@ -95,11 +96,11 @@ def choices(reader: Reader, start: int, classes: torch.Tensor, number: int) -> d
             "last row, no sinks": last & ~sink,
             "last row, one back": last & (back == 1),
             "last row, two back": last & (back == 2),
-            "last row, further back in the answer": last & (back > 2) & (place >= start)[None, None],
+            "last row, further back in the answer": last & (back > 2) & (place >= start),
             "last row, in the prompt": last & (place < start) & (place > 0) & (back > 2),
             "last row, still the top": last & one_hot(weights.masked_fill(~asked, -1.0).argmax(-1), size),
             "last row, no longer the top": last & ~one_hot(weights.masked_fill(~asked, -1.0).argmax(-1), size),
-            "what the query itself attends to most": one_hot(weights.argmax(-1), size) & (place > start)[None, :, None],
+            "what the query itself attends to most": one_hot(weights.argmax(-1), size) & (asking > start)[None, :, None],
             **{f"last row, {name}": last & (classes == index) for index, name in enumerate(CLASSES)},
             **{f"last row, layer {layer}": last},
         }
@@ -138,20 +139,21 @@ def main() -> None:
         tokens, start = answer.tokens, answer.prompt_length - 1
         classes = torch.tensor([CLASSES.index(class_in(model, int(token))) for token in tokens[:-1]])
         with subscribed(model.network, reader := Reader()):
-            plain = model.network(input_ids=tokens[None, :-1]).logits[0].argmax(-1)
-        queries = slice(start + 1, len(tokens) - 1)
+            plain = model.network(input_ids=tokens[None, :-1]).logits[0, start + 1 :].argmax(-1)
+        cache = DynamicCache(config=model.network.config)
+        model.network(input_ids=tokens[None, :start], past_key_values=cache, use_cache=True)
+        counted = len(tokens) - 2 - start
         for name, (keys, zeroed) in choices(reader, start, classes, number).items():
-            planned = PerQuery(keys, zeroed=zeroed)
-            with subscribed(model.network, planned):
-                found = model.network(input_ids=tokens[None, :-1]).logits[0].argmax(-1)
-            same = (found[queries] == plain[queries]).float()
+            with subscribed(model.network, planned := PerQuery(keys, zeroed=zeroed)):
+                fresh = {"input_ids": tokens[None, start:-1], "past_key_values": copy.deepcopy(cache), "use_cache": True}
+                found = model.network(**fresh).logits[0, 1:].argmax(-1)
+            same = (found == plain).float()
             kept.setdefault(name, []).append(float(same.mean()))
             whole.setdefault(name, []).append(float(same.min()))
-            counted = queries.stop - queries.start
             layers, heads = len(reader.weights), reader.weights[0].shape[0]
             removed.setdefault(name, []).append(planned.removed / counted / heads / layers)
-            share.setdefault(name, []).append(sum(float(one.any(-1)[:, queries].sum()) for one in keys.values()) / counted / heads / layers)
-        described.append(describe(reader, queries))
+            share.setdefault(name, []).append(sum(float(one.any(-1).sum()) for one in keys.values()) / counted / heads / layers)
+        described.append(describe(reader, slice(start + 1, len(tokens) - 1)))
         print(number, f"{kept['top of the last row'][-1]:.2f}", end=" ", flush=True)
     print()
     loss = {name: 1 - np.array(values) for name, values in kept.items()}
