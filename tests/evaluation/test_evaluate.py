@@ -183,6 +183,25 @@ def test_a_missing_item_has_its_batch_written_again_and_the_rest_kept(diffusion,
     assert [name for name in before if before[name] != after[name]] in ([], ["000005.json"])
 
 
+def test_a_larger_limit_goes_on_and_equals_a_run_that_had_it_from_the_first(diffusion, tmp_path):
+    rules = {"hide": ["none", "top:1"]}
+    evaluate(diffusion, out=tmp_path / "whole", **{**SMALL, **rules, "limit": 9})
+    evaluate(diffusion, out=tmp_path / "grown", **{**SMALL, **rules})
+    first = (tmp_path / "grown" / "lab-arith" / "none" / "000000.json").read_bytes()
+    plain, _ = evaluate(diffusion, out=tmp_path / "grown", **{**SMALL, **rules, "limit": 9})
+    assert plain.n == 9
+    assert (tmp_path / "grown" / "lab-arith" / "none" / "000000.json").read_bytes() == first
+    assert contents(tmp_path / "grown") == contents(tmp_path / "whole")
+
+
+def test_a_smaller_limit_sums_up_the_first_problems_and_keeps_the_others(diffusion, tmp_path, answers):
+    evaluate(diffusion, out=tmp_path, **{**SMALL, "limit": 10})
+    (result,) = evaluate(diffusion, out=tmp_path, **SMALL)
+    assert (result.outcomes, len(answers)) == ("100100", 3)
+    (result,) = evaluate(diffusion, out=tmp_path, **{**SMALL, "limit": 10})
+    assert (result.outcomes, len(answers)) == ("1001001001", 3)
+
+
 def test_a_corrupted_item_is_redone_and_reported(diffusion, tmp_path, answers, caplog):
     (first,) = evaluate(diffusion, out=tmp_path, **SMALL)
     path = tmp_path / "lab-arith" / "none" / "000001.json"
@@ -240,7 +259,6 @@ def test_changed_settings_under_the_same_folder_are_refused(diffusion, tmp_path,
     evaluate(diffusion, out=tmp_path, **SMALL)
     for change, where, named in (
         ({"batch": 2}, tmp_path, "batch: 4 → 2"),
-        ({"limit": 5}, tmp_path, "limit: 6 → 5"),
         ({"shots": 0}, tmp_path / "lab-arith", "shots: 1 → 0"),
         ({"settings": {"length": 8, "temperature": 0.5}}, tmp_path / "lab-arith", "sampler.temperature: 0.0 → 0.5"),
     ):

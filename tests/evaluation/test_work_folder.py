@@ -89,8 +89,22 @@ def test_another_run_is_refused_by_what_differs(tmp_path):
     other = {**RUN, "model": {"name": "b", "weight_hash": "f1"}, "sampler": {"length": 16}, "limit": 5}
     with pytest.raises(CallError) as error:
         claim(tmp_path / "run.json", other)
-    changes = "model.weight_hash: f0 → f1; sampler.length: 8 → 16; sampler.seed: 0 → None; limit: None → 5"
+    changes = "model.weight_hash: f0 → f1; sampler.length: 8 → 16; sampler.seed: 0 → None"
     assert str(error.value) == f"{tmp_path} holds another run ({changes}); choose another folder, or go on with its settings"
+
+
+def test_how_many_problems_are_asked_is_kept_but_does_not_make_another_run(tmp_path):
+    path = tmp_path / "run.json"
+    first = claim(path, {**RUN, "limit": 5, "problems": 5})
+    assert claim(path, {**RUN, "limit": None, "problems": 9}) == first
+    assert json.loads(path.read_text()) == {**RUN, "limit": None, "problems": 9}
+
+
+def test_an_item_written_among_fewer_is_to_be_done_again(items, tmp_path):
+    items.commit(4, {"beside": 2})
+    assert [items.read(4, beside) is not None for beside in (0, 1, 2, 3)] == [True, True, True, False]
+    assert [items.is_done(4, beside) for beside in (0, 1, 2, 3)] == [True, True, True, False]
+    assert [file.name for file in items.folder.iterdir()] == ["000004.json"]
 
 
 def test_a_damaged_description_is_written_anew(tmp_path, caplog):

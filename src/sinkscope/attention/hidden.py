@@ -77,7 +77,9 @@ class Taken:
         return kept, factor, (1 - blind - left).clamp(min=0)[..., 0].detach()
 
     def exactly(self, scores: Tensor, weights: Tensor, unseeing: Tensor | None, heads: slice, rows: slice) -> tuple[Tensor, Tensor]:
-        """What the weights of a block become, by a softmax of their own, and the attention each query loses.
+        """What the weights of a block become where queries lose different keys, and the attention each query loses.
+
+        By a softmax of their own where a query keeps too little, or where some keys are masked and others zeroed.
 
         Args:
             scores: [batch, head, query, key], the prefix in front.
@@ -89,6 +91,12 @@ class Taken:
         masked, zeroed = self._union(self._masked, heads, rows), self._union(self._zeroed, heads, rows)
         gone = zeroed if masked is None else masked if zeroed is None else masked | zeroed
         assert gone is not None
+        if masked is None or zeroed is None:
+            kept = weights.masked_fill(gone, 0.0)
+            left, blind = kept.sum(-1, keepdim=True), 0.0 if unseeing is None else unseeing.to(weights)
+            if not bool((left + blind < LEAST_KEPT).any()):  # as in `quickly`: what is left, scaled up
+                lost = (1 - blind - left).clamp(min=0)[..., 0].detach()
+                return (kept if masked is None else kept / (left + blind)), lost
         spared = torch.isneginf(scores.masked_fill(gone, -torch.inf).amax(dim=-1, keepdim=True))
         gone = gone & ~spared
         in_force = weights

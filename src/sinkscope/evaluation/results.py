@@ -100,7 +100,8 @@ def collect(folder: Path, wanted: Sequence[tuple[str, str]]) -> list[Result]:
         if run is None or asked is None:
             raise EvaluationError(f"{folder} is damaged or not begun ({RUN}, {task}/{TASK}); run the same `sinkscope evaluate` again")
         stored = WorkItems(folder, task, hide, hash_claim(run), hash_claim(asked))
-        items = [stored.read(index) for index in range(asked["problems"])]
+        count, batch = asked["problems"], run["batch"]
+        items = [stored.read(index, min(batch, count - index // batch * batch)) for index in range(count)]
         missing += items.count(None)
         if not missing:
             results.append(_from_items([item for item in items if item is not None], run, asked, hide))

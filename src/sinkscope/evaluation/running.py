@@ -2,7 +2,7 @@
 
 Prompts are written in left-padded batches of neighbours, fixed by the problems' numbers, never by the number of
 processes. An unfinished batch is written as a whole again, so that padding and rounding are those of an uninterrupted
-run, and only its missing items are kept.
+run, and only its missing items are kept. A larger limit goes on in the same folder; a last batch that it fills up is done again.
 """
 
 import logging
@@ -23,13 +23,14 @@ from sinkscope.evaluation.answers import answer_until
 from sinkscope.evaluation.hiding import Rule, hiding
 from sinkscope.evaluation.plans import Request, TaskPlan, make_plans
 from sinkscope.evaluation.protocols import AUTO
-from sinkscope.evaluation.results import FORMAT, Result, collect
+from sinkscope.evaluation.results import Result, collect
 from sinkscope.evaluation.sandbox import run_program
 from sinkscope.evaluation.work_folder import RUN, TASK, Share, WorkItems, claim, is_working, locked, share_of_process, started_at
 from sinkscope.models import Model
 
 STARTING_S = 1800.0  # for another process to load its model
 POLL_S = 0.5
+ITEMS = 2  # format of the items in a folder; 1 had the limit among the settings
 _log = logging.getLogger(__name__)
 
 
@@ -123,7 +124,7 @@ def _announce(plans: Sequence[TaskPlan]) -> None:
 
 def _describe(model: Model, batch: int, limit: int | None) -> dict[str, Any]:
     return {
-        "format": FORMAT,
+        "format": ITEMS,
         "model": model.card.as_dict(),
         "device": torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else model.device.type,
         "versions": {"python": platform.python_version()} | {name: version(name) for name in ("sinkscope", "torch", "transformers")},
@@ -135,7 +136,7 @@ def _describe(model: Model, batch: int, limit: int | None) -> dict[str, Any]:
 def _work_through(model: Model, batches: Sequence[_Batch], progress: bool) -> None:
     from tqdm import tqdm
 
-    missing = [[index for index in batch.indices if batch.items.read(index) is None] for batch in batches]
+    missing = [[index for index in batch.indices if batch.items.read(index, len(batch.indices)) is None] for batch in batches]
     total = sum(len(batch.indices) for batch in batches)
     done = total - sum(map(len, missing))
     with tqdm(total=total, initial=done, desc=model.card.name, unit="problem", disable=None if progress else True) as bar:
@@ -164,6 +165,7 @@ def _work(model: Model, batch: _Batch, missing: Sequence[int]) -> Iterator[tuple
         yield (
             index,
             {
+                "beside": len(batch.indices),
                 "prompt": plan.prompts[index],
                 "gold": plan.task.gold(problem),
                 "text": text,
@@ -193,7 +195,8 @@ def _wait_for_others(out: Path, before: Mapping[Share, int | None], batches: Seq
         for other in list(others):
             if is_working(out, other):
                 continue
-            missing = sum(not batch.items.is_done(index) for batch in batches[other.index :: other.count] for index in batch.indices)
+            theirs = batches[other.index :: other.count]
+            missing = sum(not batch.items.is_done(index, len(batch.indices)) for batch in theirs for index in batch.indices)
             if not missing:
                 others.remove(other)
             elif started_at(out, other) != before[other] or time.monotonic() - started > STARTING_S:

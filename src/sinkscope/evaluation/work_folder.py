@@ -23,6 +23,7 @@ from typing import IO, Any
 from sinkscope.errors import CallError, EvaluationError
 
 RUN, TASK, LOCK, RESULTS = "run.json", "task.json", "lock", "results.json"
+AMOUNTS = ("limit", "problems")  # how many problems are asked, which changes none of their answers
 UNFINISHED, DAMAGED = ".writing", ".damaged"
 _log = logging.getLogger(__name__)
 
@@ -134,6 +135,8 @@ def _other_shares(folder: Path, count: int) -> list[Share]:
 def claim(path: Path, content: Mapping[str, Any]) -> str:
     """Writes what is evaluated, or compares it with what is there; returns a hash for `WorkItems`.
 
+    How many problems are asked may change from one call to the next; the file says how many were asked last.
+
     Raises:
         CallError: another run is there.
         EvaluationError: it cannot be written.
@@ -151,17 +154,25 @@ def claim(path: Path, content: Mapping[str, Any]) -> str:
                 _log.warning("%s is damaged and is written anew; items of another run will be redone", path)
             write_json(path, mine)
         else:
-            changes = list(_changes(theirs, mine))
+            changes = list(_changes(_settings(theirs), _settings(mine)))
             if changes:
                 raise CallError(f"{folder} holds another run ({'; '.join(changes)}); choose another folder, or go on with its settings")
+            if any(theirs.get(name) != mine.get(name) for name in AMOUNTS):
+                write_json(path, {**theirs, **{name: mine[name] for name in AMOUNTS if name in mine}})
     return hash_claim(mine)
 
 
 def hash_claim(content: Mapping[str, Any]) -> str:
-    """The hash that `claim` returns; the same weights under another path are the same model."""
-    model = content.get("model")
-    plain = dict(content) if model is None else {**content, "model": {key: value for key, value in model.items() if key != "name"}}
+    """The hash that `claim` returns; the same weights under another path are the same model, and more problems the same run."""
+    plain = _settings(content)
+    if "model" in plain:
+        plain["model"] = {key: value for key, value in plain["model"].items() if key != "name"}
     return _checksum(plain)
+
+
+def _settings(content: Mapping[str, Any]) -> dict[str, Any]:
+    """What decides the answers."""
+    return {key: value for key, value in content.items() if key not in AMOUNTS}
 
 
 def _changes(theirs: dict[str, Any], mine: dict[str, Any], where: str = "") -> Iterator[str]:
@@ -186,14 +197,20 @@ class WorkItems:
         self.folder = folder / task / re.sub(r"[^\w.+-]", "-", hide)
         self.run = _checksum({"run": run, "task": task, "hide": hide})
 
-    def read(self, index: int) -> dict[str, Any] | None:
-        """A committed item, or None; a damaged one is set aside and reported."""
+    def read(self, index: int, beside: int = 0) -> dict[str, Any] | None:
+        """A committed item, or None; a damaged one is set aside and reported.
+
+        Args:
+            index: of the problem.
+            beside: problems of its batch as it is now; an item that was written among fewer, at the end of a smaller
+                limit, is to be done again, so that padding and rounding are those of an uninterrupted run.
+        """
         path = self._path(index)
         if not path.exists():
             return None
         item = read_object(path)
         if item is not None and item.pop("checksum", None) == _checksum(item) and (item["run"], item["index"]) == (self.run, index):
-            return item
+            return item if item.get("beside", beside) >= beside else None
         aside = path.with_name(path.name + DAMAGED)
         with contextlib.suppress(FileNotFoundError):  # another process was quicker
             os.replace(path, aside)
@@ -210,9 +227,10 @@ class WorkItems:
         write_json(self._path(index), {**content, "checksum": _checksum(content)})
         return content
 
-    def is_done(self, index: int) -> bool:
-        """Whether an item is committed, damaged or not."""
-        return self._path(index).exists()
+    def is_done(self, index: int, beside: int = 0) -> bool:
+        """Whether an item is committed, damaged or not; ``beside`` as in `read`."""
+        path = self._path(index)
+        return path.exists() and (read_object(path) or {}).get("beside", beside) >= beside
 
     def _path(self, index: int) -> Path:
         return self.folder / f"{index:06d}.json"

@@ -1,0 +1,192 @@
+"""Canvases of unhidden runs, read again with keys hidden that were chosen beforehand; for the experiments of this folder."""
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+import sinkscope
+from sinkscope.attention import Columns, Hidden, Hider, LayerCall, StepContext, StepResult, Watcher, subscribed
+from sinkscope.interventions.token_classes import class_in
+from sinkscope.lab.prompts import few_shot_prompt, held_out
+from sinkscope.sinks.token_classes import CLASSES
+
+SETTINGS = {"length": 32, "steps": 32, "block": 16}
+CANVASES = 4  # of each problem
+CHUNK = 16  # canvases that go through the network together
+
+Masks = dict[int, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Canvas:
+    """One step of an unhidden run: what went in, and which position then got which token."""
+
+    problem: int
+    tokens: list[int]
+    prompt: int
+    position: int
+    token: int
+
+
+class Diary(Watcher):
+    """Keeps the canvases of a batch and what was committed in them."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._before: torch.Tensor | None = None
+        self.lengths: list[int] = []
+
+    def watch(self, call: LayerCall, columns: Columns) -> None:
+        pass
+
+    def begin_step(self, context: StepContext) -> None:
+        self._before, self.lengths = context.tokens.clone(), context.lengths.tolist()
+
+    def end_step(self, result: StepResult | None) -> None:
+        assert self._before is not None and result is not None
+        self.steps.append((self._before, result.written.clone()))
+
+
+def collect(model: Any, problems: int, shots: int) -> list[Canvas]:
+    """The canvases to be read again, those of a problem side by side."""
+    found = []
+    for first in range(0, problems, CHUNK):
+        numbers = range(first, min(first + CHUNK, problems))
+        prompts = [few_shot_prompt(held_out("lab-arith")[number], number, shots) for number in numbers]
+        diary = Diary()
+        with subscribed(model.network, diary):
+            sinkscope.generate(model, prompts, **SETTINGS)
+        for row, number in enumerate(numbers):
+            width = diary.steps[0][0].shape[1]
+            start = width - diary.lengths[row]
+            prompt = diary.lengths[row] - SETTINGS["length"]
+            own = [(before[row, start:], written[row, start:]) for before, written in diary.steps]
+            answering = [step for step, (_, written) in enumerate(own) if (written[prompt:] > model.card.eos_id).any() and step > 0]
+            for step in np.linspace(0, len(answering) - 1, CANVASES).round().astype(int):
+                before, written = own[answering[step]]
+                position = int(torch.nonzero(written >= 0)[0])
+                found.append(Canvas(number, before.tolist(), prompt, position, int(written[position])))
+    return found
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Canvases side by side, left-padded, with what the unhidden reading showed: tensors [canvas, head, key] by layer."""
+
+    tokens: torch.Tensor
+    real: torch.Tensor
+    position: torch.Tensor
+    token: torch.Tensor
+    prompt_end: torch.Tensor
+    classes: torch.Tensor
+    columns: Masks = field(default_factory=dict)
+    values: Masks = field(default_factory=dict)
+    breadth: Masks = field(default_factory=dict)
+    own: Masks = field(default_factory=dict)
+    diagonal: Masks = field(default_factory=dict)
+    top_value: Masks = field(default_factory=dict)  # of the largest column, [canvas, head, dim]
+    plain: list[torch.Tensor] = field(default_factory=list)
+
+
+def make_chunk(model: Any, canvases: list[Canvas]) -> Chunk:
+    width = max(len(one.tokens) for one in canvases)
+    tokens = torch.full((len(canvases), width), model.card.eos_id)
+    real = torch.zeros(len(canvases), width, dtype=torch.bool)
+    for row, one in enumerate(canvases):
+        tokens[row, width - len(one.tokens) :] = torch.tensor(one.tokens)
+        real[row, width - len(one.tokens) :] = True
+    starts = torch.tensor([width - len(one.tokens) for one in canvases])
+    position = starts + torch.tensor([one.position for one in canvases])
+    classes = torch.tensor([[CLASSES.index(class_in(model, int(token))) for token in row] for row in tokens])
+    prompt_end = starts + torch.tensor([one.prompt for one in canvases])
+    return Chunk(tokens, real, position, torch.tensor([one.token for one in canvases]), prompt_end, classes)
+
+
+class Reader(Watcher):
+    """Fills a chunk with what the unhidden network shows."""
+
+    def __init__(self, chunk: Chunk) -> None:
+        self.chunk = chunk
+
+    def watch(self, call: LayerCall, columns: Columns) -> None:
+        chunk, layer, rows = self.chunk, call.index, torch.arange(len(self.chunk.tokens))
+        real = chunk.real[:, None]
+        chunk.columns[layer] = columns.sums[:, :, 0].masked_fill(~real, -1.0)
+        groups = call.query.shape[1] // call.key.shape[1]
+        chunk.values[layer] = call.value.norm(dim=-1).repeat_interleave(groups, 1)
+        scores = call.query @ call.key.repeat_interleave(groups, 1).mT / call.query.shape[-1] ** 0.5
+        weights = torch.softmax(scores.masked_fill(~real[:, :, None], -torch.inf), -1) * real[..., None]
+        chunk.own[layer] = weights[rows, :, chunk.position]
+        # How many queries a column's attention comes from, as a share of all: (Σa)² / Σa² / S.
+        chunk.breadth[layer] = weights.sum(2) ** 2 / (weights**2).sum(2).clamp(min=1e-12) / chunk.real.sum(-1)[:, None, None]
+        chunk.diagonal[layer] = torch.diagonal(weights, dim1=-2, dim2=-1)
+        largest = chunk.columns[layer].argmax(-1)[..., None, None].expand(-1, -1, 1, call.value.shape[-1])
+        chunk.top_value[layer] = call.value.repeat_interleave(groups, 1).gather(2, largest)[:, :, 0]
+
+
+class Planned(Hider):
+    """Hides what was chosen beforehand: by layer, keys [canvas, head, key], from some queries [canvas, query]."""
+
+    def __init__(self, keys: Masks, queries: torch.Tensor | None = None, zeroed: bool = False) -> None:
+        self.keys, self.queries, self.zeroed = keys, queries, zeroed
+        self.removed, self.looked = 0.0, 0.0
+
+    def hide(self, call: LayerCall) -> list[Hidden]:
+        keys = self.keys.get(call.index)
+        return [] if keys is None else [Hidden(keys[:, :, None], self.queries, self.zeroed)]
+
+    def observe(self, call: LayerCall, columns: Columns) -> None:
+        assert call.membership is not None and columns.removed is not None
+        members = call.membership[:, :1]
+        self.removed += float((columns.removed * members).sum())
+        self.looked += float(members.sum()) * columns.removed.shape[1]
+
+
+class Replaced(Planned):
+    """Keeps the attention to the chosen key of every head, and puts a constant in the place of its value.
+
+    Args:
+        keys: one key a head.
+        real: bool [canvas, key].
+        constants: [head, dim] by layer.
+    """
+
+    def __init__(self, keys: Masks, real: torch.Tensor, constants: Masks) -> None:
+        super().__init__(keys, zeroed=True)
+        self.real, self.constants = real, constants
+        self.added: Masks = {}
+
+    def hide(self, call: LayerCall) -> list[Hidden]:
+        groups = call.query.shape[1] // call.key.shape[1]
+        scores = call.query @ call.key.repeat_interleave(groups, 1).mT / call.query.shape[-1] ** 0.5
+        weights = torch.softmax(scores.masked_fill(~self.real[:, None, None], -torch.inf), -1)
+        lost = (weights * self.keys[call.index][:, :, None]).sum(-1, keepdim=True)  # [canvas, head, query, 1]
+        self.added[call.index] = (lost * self.constants[call.index][:, None]).transpose(1, 2).flatten(2)
+        return super().hide(call)
+
+    def add(self, layer: int) -> Callable[..., Any]:
+        """A hook before the output projection of a layer."""
+        return lambda module, given: (given[0] + self.added.pop(layer), *given[1:])
+
+
+@torch.no_grad()
+def read(model: Any, chunk: Chunk, hanging: Any = None) -> torch.Tensor:
+    """Log-probabilities [canvas, vocabulary] at the positions that were committed."""
+
+    def forward() -> torch.Tensor:
+        positions = (chunk.real.long().cumsum(-1) - 1).clamp(min=0)
+        states = model.network.model(
+            input_ids=chunk.tokens, attention_mask=chunk.real.long(), position_ids=positions, use_cache=False
+        ).last_hidden_state
+        return torch.log_softmax(model.network.lm_head(states[torch.arange(len(states)), chunk.position]), -1)
+
+    if hanging is None:
+        return forward()
+    with subscribed(model.network, hanging), contextlib.ExitStack() as hooks:
+        for number, layer in enumerate(model.network.model.layers) if isinstance(hanging, Replaced) else ():
+            hooks.callback(layer.self_attn.o_proj.register_forward_pre_hook(hanging.add(number)).remove)
+        return forward()

@@ -1,0 +1,110 @@
+"""Can the oldest part of a prompt be dropped, and do the sinks in the future make up for it?
+
+Claim     A diffusion model could drop past context, its first token included, as long as its sinks in the future stay, where an
+          autoregressive model loses the sink on its first token (arXiv 2510.15731, §5.3, an open question there).
+Command   python experiments/long_context.py --work DIR --out results/hiding/long_context.json [--problems 48] [--model lab-diffusion]
+          The same command goes on where it stopped; more problems extend it.
+Cost      six seconds of one core a problem (diffusion), one (autoregressive).
+
+Fixed before the first run: the first half of each prompt (5 shots, so about two and a half of them) is hidden from everybody, from the
+first step on. Dropping shots may cost something of itself, so every arm is held against dropping alone:
+  diffusion       the top sink among the masks hidden too, or one random mask instead. "Future sinks carry it" when the first costs more
+                  than the second, 95 % interval of the paired difference off 0.
+  autoregressive  the first token kept, or the first four (StreamingLLM). "The first token carries it" when keeping it gains, interval
+                  off 0.
+Found     docs/hiding.md
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import sinkscope
+from sinkscope.evaluation.statistics import paired_difference, wilson_interval
+from sinkscope.evaluation.tasks import score_number
+from sinkscope.interventions import HidePositions, compose, drop_past
+from sinkscope.lab.prompts import few_shot_prompt, held_out
+
+SETTINGS = {"lab-diffusion": {"length": 32, "steps": 32, "block": 16}, "lab-autoregressive": {"length": 32}}
+SHOTS = 5
+
+
+def arms(causal: bool, half: int) -> dict[str, Any]:
+    """Rules by name; ``half`` tokens are dropped."""
+    found: dict[str, Any] = {"nothing": compose(), "half dropped": drop_past(half)}
+    if causal:
+        first = {f"half dropped but the first {keep}": drop_past(half, keep_first=keep) for keep in (1, 4)}
+        return found | first | {"first token dropped": HidePositions((0,)), "first four dropped": HidePositions(range(4))}
+    return found | {
+        "half dropped, top future sink hidden": drop_past(half, hide_future_sinks=1),
+        "half dropped, a random mask hidden": compose(drop_past(half), sinkscope.RandomKeys(1, keys="masked")),
+        "half dropped but the first": drop_past(half, keep_first=1),
+        "top future sink hidden": sinkscope.HideTopSinks(1, keys="masked"),
+        "a random mask hidden": sinkscope.RandomKeys(1, keys="masked"),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--problems", type=int, default=48)
+    parser.add_argument("--model", action="append", choices=list(SETTINGS), default=None)
+    arguments = parser.parse_args()
+    for name in arguments.model or list(SETTINGS):
+        model, records = sinkscope.load(name), []
+        for number in range(arguments.problems):
+            kept = arguments.work / f"{name}-{model.card.weight_hash[:12]}-{number:04d}.json"
+            if not kept.exists():
+                problem = held_out("lab-arith")[number]
+                prompt = model.encode(few_shot_prompt(problem, number, SHOTS))
+                found: dict[str, Any] = {}
+                for arm, rule in arms(model.family.causal, len(prompt) // 2).items():
+                    with rule(model) as hiding:
+                        answer = sinkscope.generate(model, prompt, **SETTINGS[name])
+                    share = 0.0 if rule.idle else hiding.effect.removed_share
+                    found[arm] = {"correct": int(score_number(problem, answer.text).correct), "removed_share": share}
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                kept.with_suffix(".writing").write_text(json.dumps(found))
+                kept.with_suffix(".writing").rename(kept)
+            records.append(json.loads(kept.read_text()))
+            if number % 8 == 7 or number == arguments.problems - 1:
+                write(arguments.out, model, records)
+
+
+def write(out: Path, model: Any, records: list[dict[str, Any]]) -> None:
+    document = json.loads(out.read_text()) if out.exists() else {"experiment": "long_context", "shots": SHOTS, "models": {}}
+    outcomes = {arm: [one[arm]["correct"] for one in records] for arm in records[0]}
+    removed = {arm: float(np.mean([one[arm]["removed_share"] for one in records])) for arm in records[0]}
+    against = {"half dropped": "nothing", "first token dropped": "nothing", "first four dropped": "nothing"}
+    against |= {"top future sink hidden": "a random mask hidden", "a random mask hidden": "nothing"}
+    against |= {"half dropped, top future sink hidden": "half dropped, a random mask hidden"}
+    document["models"][model.card.name] = {
+        "weight_hash": model.card.weight_hash,
+        "settings": SETTINGS[model.card.name],
+        "problems": len(records),
+        "arms": {
+            arm: {"accuracy": float(np.mean(found)), "interval": wilson_interval(sum(found), len(found)), "removed_share": removed[arm]}
+            | (
+                {}
+                if arm == "nothing"
+                else {"against": against.get(arm, "half dropped")} | told(found, outcomes[against.get(arm, "half dropped")])
+            )
+            for arm, found in outcomes.items()
+        },
+    }
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(document, indent=1) + "\n")
+    print(model.card.name, len(records), {arm: round(float(np.mean(found)), 2) for arm, found in outcomes.items()}, flush=True)
+
+
+def told(one: list[int], other: list[int]) -> dict[str, float]:
+    found = paired_difference(one, other)
+    return {key: getattr(found, key) for key in ("mean", "low", "high", "p_value")}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,205 @@
+"""Why does hiding the top key of every head hurt lab-diffusion, when the paper's diffusion models hardly notice?
+
+Claim     "Masking sinks leads to only a minor degradation in performance" of diffusion models (arXiv 2510.15731, §5.2).
+Command   python experiments/why_hiding_hurts.py --out results/hiding/probe-5.json [--shots 5] [--problems 48] [--part heads]
+Cost      about 10 minutes of one core with 5 shots, 4 without.
+
+Method    Every problem is written once with nothing hidden. Four of its canvases, spread evenly over the steps that committed a token of
+          the answer (not the end), are then read again, each time with some keys hidden, chosen by the columns of the unhidden reading.
+          What is counted is whether the position that the unhidden run committed in that step still gets the same token, and by how much
+          its log-probability fell. The unit of evidence is the problem (mean over its canvases); intervals are bootstrapped over problems.
+
+Hypotheses, fixed before the first run, each with what would decide for it (difference in kept tokens, its 95 % interval off 0):
+  H1 carriers   The top column of a head is here no no-op: its value is as large as others', and hiding hurts because content is lost.
+                For it: value norms of top keys not below the median (paper 2 reads about a third off its models); hiding only the half of
+                the top keys with the larger contribution c·|v| hurts more than hiding the half with the smaller.
+  H2 mass       Hiding hurts by how much attention it takes away, whatever the key. For it: random keys of the same mass hurt as much.
+  H3 spreading  The keys themselves do not matter, the attention that is spread over the others does. For it: with their weights set to
+                0 after the softmax (no spreading) fewer tokens are lost than with −∞ before it.
+  H4 few heads  A few heads do all of it. For it: with the six worst heads (found on the other half of the problems) spared, at least half
+                of the damage is gone; sparing six random heads does not do that.
+  H5 own query  It is the attention of the committed position itself that matters. For it: hiding from that query alone costs at least
+                half of what hiding from all queries does.
+  H6 constant   The top key serves as a constant that the network counts on, not as a carrier of what this text says. For it: with its value
+                replaced by the mean value of that head's top keys (attention as it is), at least half of the tokens that zeroing loses
+                are kept. (Added after a try on four problems, before the first run.)
+Found     docs/hiding.md
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from _canvases import CANVASES, CHUNK, SETTINGS, Chunk, Planned, Reader, Replaced, collect, make_chunk, read
+from _key_choices import EXCESS, Choose, at_top, cells, contribution, excess, heads_only, top, value_ratio
+from scipy.stats import bootstrap
+
+import sinkscope
+from sinkscope.sinks.token_classes import CLASSES
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--model", default="lab-diffusion")
+    parser.add_argument("--shots", type=int, default=5)
+    parser.add_argument("--problems", type=int, default=48)
+    parser.add_argument("--part", choices=("keys", "heads"), default="keys", help="heads: one at a time, and H4")
+    arguments = parser.parse_args()
+    model = sinkscope.load(arguments.model)
+    layers, heads = model.card.layers, model.card.heads
+    canvases = collect(model, arguments.problems, arguments.shots)
+    order = sorted(range(len(canvases)), key=lambda index: len(canvases[index].tokens))
+    chunks = [make_chunk(model, [canvases[index] for index in order[at : at + CHUNK]]) for at in range(0, len(order), CHUNK)]
+    for chunk in chunks:
+        chunk.plain.append(read(model, chunk, Reader(chunk)))
+    problem = np.array([canvases[index].problem for index in order])
+    results: dict[str, dict[str, np.ndarray]] = {}
+
+    means = {layer: torch.cat([chunk.top_value[layer] for chunk in chunks]).mean(0) for layer in range(layers)}
+
+    def run(name: str, choose: Choose, replaced: bool = False) -> None:
+        kept, fell, removed, looked, keys = [], [], 0.0, 0.0, 0.0
+        for chunk in chunks:
+            chosen, queries, zeroed = choose(chunk)
+            planned = Replaced(chosen, chunk.real, means) if replaced else Planned(chosen, queries, zeroed)
+            found, rows = read(model, chunk, planned), torch.arange(len(chunk.token))
+            kept.append((found.argmax(-1) == chunk.token).float().numpy())
+            fell.append((found - chunk.plain[0])[rows, chunk.token].numpy())
+            removed, looked = removed + planned.removed, looked + planned.looked
+            keys += sum(float(mask.sum()) for mask in chosen.values())
+        per_problem = {
+            "kept": by_problem(np.concatenate(kept), problem),
+            "log_probability": by_problem(np.concatenate(fell), problem),
+        }
+        layers_hidden = len(choose(chunks[0])[0])
+        results[name] = per_problem | {
+            "removed_share": np.array(removed / looked * layers_hidden / layers if looked else 0.0),
+            "keys_per_head": np.array(keys / len(problem) / layers / heads),
+        }
+        print(f"{name:<44}kept {per_problem['kept'].mean():.3f}  removed {results[name]['removed_share']:.4f}", flush=True)
+
+    def write(spared: Any = None) -> None:
+        document = {
+            "experiment": "why_hiding_hurts",
+            "model": model.card.as_dict(),
+            "settings": {**SETTINGS, "shots": arguments.shots, "canvases": CANVASES},
+            "problems": arguments.problems,
+            "unhidden_log_probability": float(np.mean([float(c.plain[0][torch.arange(len(c.token)), c.token].mean()) for c in chunks])),
+            "top_keys": described,
+            "cells": {name: summary(cell) for name, cell in results.items()},
+            "against_top": {name: paired(results["top"]["kept"], cell["kept"]) for name, cell in results.items() if name != "top"},
+            "halves": {
+                name: paired(results[f"top, larger {name}"]["kept"], results[f"top, smaller {name}"]["kept"])
+                for name in ("contribution", "value")
+                if f"top, smaller {name}" in results
+            },
+            "spared": spared,
+        }
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        arguments.out.write_text(json.dumps(document, indent=1) + "\n")
+
+    described = describe_top(chunks, layers, heads)
+    every = cells(layers, heads)
+    run("top", every.pop("top"))
+    if arguments.part == "keys":
+        run("top, value replaced by the mean", lambda chunk: (top(chunk), None, True), replaced=True)
+    for name, choose in every.items():
+        if (", head " in name) == (arguments.part == "heads"):
+            run(name, choose)
+            write()
+    if arguments.part == "heads":
+        write(spare_heads(results, problem, chunks, layers, heads, run))
+
+
+def by_problem(values: np.ndarray, problem: np.ndarray) -> np.ndarray:
+    return np.array([values[problem == one].mean() for one in np.unique(problem)])
+
+
+def interval(values: np.ndarray) -> list[float]:
+    if np.ptp(values) == 0:
+        return [float(values[0])] * 2
+    found = bootstrap((values,), np.mean, method="percentile", rng=np.random.default_rng(0)).confidence_interval
+    return [float(found.low), float(found.high)]
+
+
+def summary(cell: dict[str, np.ndarray]) -> dict[str, Any]:
+    return {
+        "kept": float(cell["kept"].mean()),
+        "kept_interval": interval(cell["kept"]),
+        "log_probability": float(cell["log_probability"].mean()),
+        "log_probability_interval": interval(cell["log_probability"]),
+        "removed_share": float(cell["removed_share"]),
+        "keys_per_head": float(cell["keys_per_head"]),
+    }
+
+
+def paired(one: np.ndarray, other: np.ndarray) -> dict[str, Any]:
+    return {"difference": float((one - other).mean()), "interval": interval(one - other)}
+
+
+def spare_heads(results: Any, problem: np.ndarray, chunks: list[Chunk], layers: int, heads: int, run: Any) -> dict[str, Any]:
+    """H4: heads are ranked on the even problems and judged on the odd ones, and the other way round."""
+    numbers = np.unique(problem)
+    even = numbers % 2 == 0
+    damage = np.array(
+        [[-results[f"top, head {layer}.{head}"]["log_probability"] for head in range(heads)] for layer in range(layers)]
+    )  # [layer, head, problem]
+    kept, rng = {"worst": np.zeros(len(numbers)), "random": np.zeros(len(numbers))}, np.random.default_rng(0)
+    worst_heads = {}
+    for half in (True, False):
+        mean = damage[:, :, even == half].mean(-1)
+        worst = np.zeros(layers * heads, dtype=bool)
+        worst[np.argsort(-mean.ravel())[:6]] = True
+        others = np.zeros(layers * heads, dtype=bool)
+        others[rng.choice(np.flatnonzero(~worst), 6, replace=False)] = True
+        for name, spared in (("worst", worst), ("random", others)):
+            cell = f"top, {name} six heads of the {'even' if half else 'odd'} problems spared"
+            run(cell, lambda chunk, spared=spared: (heads_only(chunk, ~spared.reshape(layers, heads)), None, False))
+            kept[name][even != half] = results[cell]["kept"][even != half]
+        worst_heads["even" if half else "odd"] = [f"{index // heads}.{index % heads}" for index in np.flatnonzero(worst)]
+    return {
+        "heads": worst_heads,
+        **{name: {"kept": float(values.mean()), "interval": interval(values), "over_top": paired(values, results["top"]["kept"])}
+           for name, values in kept.items()},
+    }  # fmt: skip
+
+
+def describe_top(chunks: list[Chunk], layers: int, heads: int) -> dict[str, Any]:
+    """What the top keys are, by head: means over canvases."""
+    parts: dict[str, list[torch.Tensor]] = {}
+    for chunk in chunks:
+        size = chunk.real.sum(-1)[None, :, None]
+        first = chunk.real.long().argmax(-1)[None, :, None]
+        place = torch.stack([columns.argmax(-1) for layer, columns in sorted(chunk.columns.items())])
+        classes = chunk.classes[torch.arange(len(chunk.tokens))[None, :, None], place]
+        held = chunk.tokens[torch.arange(len(chunk.tokens))[None, :, None], place]
+        values = {
+            "share": at_top(chunk.columns, chunk) / size,
+            "sink": (at_top(excess(chunk), chunk) > EXCESS).float(),
+            "value_ratio": at_top(value_ratio(chunk), chunk),
+            "contribution": at_top(contribution(chunk), chunk),
+            "breadth": at_top(chunk.breadth, chunk),
+            "own_attention": at_top(chunk.own, chunk),
+            "from_itself": at_top(chunk.diagonal, chunk) / at_top(chunk.columns, chunk),
+            "first_position": (place == first).float(),
+            "in_prompt": (place < chunk.prompt_end[None, :, None]).float(),
+            "the_committed_position": (place == chunk.position[None, :, None]).float(),
+            "holds_the_committed_token": (held == chunk.token[None, :, None]).float(),
+            **{f"class: {name}": (classes == number).float() for number, name in enumerate(CLASSES)},
+        }
+        for name, found in values.items():
+            parts.setdefault(name, []).append(found)
+    whole = {name: torch.cat(found, dim=1) for name, found in parts.items()}
+    return {
+        "mean": {name: float(found.mean()) for name, found in whole.items()},
+        "by_head": {name: found.mean(1).numpy().round(4).tolist() for name, found in whole.items()},
+        "by_layer": {name: found.mean((1, 2)).numpy().round(4).tolist() for name, found in whole.items()},
+    }
+
+
+if __name__ == "__main__":
+    main()
