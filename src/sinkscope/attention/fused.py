@@ -11,6 +11,7 @@ from sinkscope.attention.kernels import attention_kernel, column_kernel
 from sinkscope.attention.sweep import Columns, Prefix
 
 LOG2E = math.log2(math.e)
+INTERPRETED = not isinstance(attention_kernel, triton.JITFunction)
 
 
 def attend_fused(
@@ -54,7 +55,8 @@ def attend_fused(
         "CAUSAL": causal,
         "MASKED": kind,
         "HIDING": hidden is not None,
-        "PRECISION": "ieee",
+        "PRECISION": "tf32x3" if query.dtype == torch.float32 else "ieee",  # which keeps float32's digits
+        "WIDEN": INTERPRETED and query.dtype == torch.bfloat16,
         "BM": rows,
         "BN": columns,
         "BD": _at_most(256, dim),

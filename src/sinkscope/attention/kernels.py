@@ -45,13 +45,31 @@ def _rows(base, index, stride, d, count, width):
     return tl.load(base + index[:, None].to(tl.int64) * stride + d[None, :], mask=inside[:, None] & (d < width)[None, :], other=0.0)
 
 
+@triton.jit
+def _product(a, b, PRECISION: tl.constexpr, WIDEN: tl.constexpr):
+    """Two tiles multiplied, in fp32. The interpreter does not know products of bfloat16: there they are widened first."""
+    if WIDEN:
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision=PRECISION)
+    return tl.dot(a, b, input_precision=PRECISION)
+
+
+@triton.jit
+def _pairs(a, ai, a_s, a_count, b, bi, b_s, b_count, dim, BD: tl.constexpr, SIZE: tl.constexpr):
+    """Row ``ai`` of a times row ``bi`` of b, pair by pair, a few columns at a time to spare the registers."""
+    total = tl.zeros([SIZE], tl.float32)
+    for part in tl.static_range(0, BD, 16):
+        d = part + tl.arange(0, 16)
+        total += tl.sum(_rows(a, ai, a_s, d, a_count, dim).to(tl.float32) * _rows(b, bi, b_s, d, b_count, dim).to(tl.float32), 1)
+    return total
+
+
 @triton.jit(do_not_specialize=["queries", "keys", "mask_q", "shift"])
 def attention_kernel(
     q, k, v, out, lse, lse_all, removed, diagonal, mask, hidden, front,
     q_b, q_h, q_s, k_b, k_h, k_s, v_b, v_h, v_s, o_b, o_h, o_s,
     mask_b, mask_h, mask_q, mask_k, hidden_b, hidden_h, hidden_k,
     heads, repeat, queries, keys, dim, value_dim, shift, scale, least,
-    CAUSAL: tl.constexpr, MASKED: tl.constexpr, HIDING: tl.constexpr, FRONTED: tl.constexpr, PRECISION: tl.constexpr,
+    CAUSAL: tl.constexpr, MASKED: tl.constexpr, HIDING: tl.constexpr, FRONTED: tl.constexpr, PRECISION: tl.constexpr, WIDEN: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     """One tile of queries of one head: its output, log-sum-exps, share removed and diagonal.
@@ -84,7 +102,7 @@ def attention_kernel(
     end = tl.minimum(keys, first + BM) if CAUSAL else keys
     for start in range(0, end, BN):
         n = start + tl.arange(0, BN)
-        s = tl.dot(mine, tl.trans(_rows(k, n, k_s, d, keys, dim)), input_precision=PRECISION) * scale
+        s = _product(mine, tl.trans(_rows(k, n, k_s, d, keys, dim)), PRECISION, WIDEN) * scale
         s = _visible(s, m[:, None], n[None, :], mask, mask_q, mask_k, queries, keys, least, CAUSAL, MASKED)
         if HIDING:
             gone = tl.load(hidden + n * hidden_k, mask=n < keys, other=0) != 0
@@ -93,7 +111,7 @@ def attention_kernel(
                 s = tl.where(gone[None, :], float("-inf"), s)
         m_i, l_i, shrink, p = _grown(m_i, l_i, s)
         value = _rows(v, n, v_s, e, keys, value_dim)
-        acc = acc * shrink[:, None] + tl.dot(p.to(value.dtype), value, input_precision=PRECISION)
+        acc = acc * shrink[:, None] + _product(p.to(value.dtype), value, PRECISION, WIDEN)
     kept = tl.where(l_i == 0.0, float("-inf"), m_i + tl.log2(l_i))
     acc = acc / tl.where(l_i == 0.0, 1.0, l_i)[:, None]
     everything, in_force, spared = kept, kept, inside & False
@@ -111,11 +129,11 @@ def attention_kernel(
                 n = start + tl.arange(0, BN)
                 gone = tl.load(hidden + n * hidden_k, mask=n < keys, other=0) != 0
                 if tl.max(gone.to(tl.int32), 0) > 0:
-                    s = tl.dot(mine, tl.trans(_rows(k, n, k_s, d, keys, dim)), input_precision=PRECISION) * scale
+                    s = _product(mine, tl.trans(_rows(k, n, k_s, d, keys, dim)), PRECISION, WIDEN) * scale
                     s = _visible(s, m[:, None], n[None, :], mask, mask_q, mask_k, queries, keys, least, CAUSAL, MASKED)
                     p = tl.exp2(tl.where(gone[None, :], s, float("-inf")) - tl.where(spared, taken, float("inf"))[:, None])
                     value = _rows(v, n, v_s, e, keys, value_dim)
-                    again += tl.dot(p.to(value.dtype), value, input_precision=PRECISION)
+                    again += _product(p.to(value.dtype), value, PRECISION, WIDEN)
             acc = tl.where(spared[:, None], again, acc)
         share = tl.where(spared | (taken == float("-inf")), 0.0, tl.exp2(taken - everything))
         tl.store(removed + row, share, mask=inside)
@@ -124,7 +142,7 @@ def attention_kernel(
     at = out + batch * o_b + head * o_h + m[:, None].to(tl.int64) * o_s + e[None, :]
     tl.store(at, acc.to(out.dtype.element_ty), mask=inside[:, None] & (e < value_dim)[None, :])
     itself = m + shift
-    s = tl.sum(mine.to(tl.float32) * _rows(k, itself, k_s, d, keys, dim).to(tl.float32), 1) * scale
+    s = _pairs(q, m, q_s, queries, k, itself, k_s, keys, dim, BD, BM) * scale
     s = _visible(s, m, itself, mask, mask_q, mask_k, queries, keys, least, CAUSAL, MASKED)
     if HIDING:
         gone = tl.load(hidden + itself * hidden_k, mask=(itself >= 0) & (itself < keys), other=0) != 0
@@ -157,7 +175,7 @@ def column_kernel(
     q_b, q_h, q_s, k_b, k_h, k_s, groups_b, groups_g,
     mask_b, mask_h, mask_q, mask_k, hidden_b, hidden_h, hidden_k,
     heads, repeat, queries, keys, dim, scale, least,
-    GROUPS: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr, HIDING: tl.constexpr, PRECISION: tl.constexpr,
+    GROUPS: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr, HIDING: tl.constexpr, PRECISION: tl.constexpr, WIDEN: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BG: tl.constexpr,
 ):  # fmt: skip
     """One tile of keys of one head: its columns for every query group, in force and without the hiding, and the last row."""
@@ -179,7 +197,7 @@ def column_kernel(
     begin = first // BM * BM if CAUSAL else 0
     for start in range(begin, queries, BM):
         m = start + tl.arange(0, BM)
-        s = tl.dot(mine, tl.trans(_rows(q, m, q_s, d, queries, dim)), input_precision=PRECISION) * scale
+        s = _product(mine, tl.trans(_rows(q, m, q_s, d, queries, dim)), PRECISION, WIDEN) * scale
         s = _visible(s, m[None, :], n[:, None], mask, mask_q, mask_k, queries, keys, least, CAUSAL, MASKED)
         everything = tl.load(lse_all + rows + m, mask=m < queries, other=float("inf"))
         p, in_force = _weights(s, m, gone, lse, rows + m, everything, queries, HIDING)
@@ -191,13 +209,16 @@ def column_kernel(
     at = ((batch * heads + head) * GROUPS + g[None, :]) * keys + n[:, None]
     there = (n < keys)[:, None] & (g < GROUPS)[None, :]
     tl.store(sums + at, took, mask=there)
-    newest = queries - 1 + tl.zeros([1], tl.int32)
-    s = tl.sum(mine.to(tl.float32) * _rows(q, newest, q_s, d, queries, dim).to(tl.float32), 1) * scale
+    newest = queries - 1 + tl.zeros([BN], tl.int32)
+    s = _pairs(k, n, k_s, keys, q, newest, q_s, queries, dim, BD, BN) * scale
     s = _visible(s, queries - 1, n, mask, mask_q, mask_k, queries, keys, least, CAUSAL, MASKED)
-    everything = tl.load(lse_all + rows + newest)
-    p, in_force = _weights(s[:, None], newest, gone, lse, rows + newest, everything, queries, HIDING)
     place = (batch * heads + head) * keys + n
-    tl.store(last_row + place, tl.sum(p, 1), mask=n < keys)
+    tl.store(last_row + place, tl.exp2(s - tl.load(lse_all + rows + queries - 1)), mask=n < keys)
     if HIDING:
         tl.store(local + at, bare, mask=there)
-        tl.store(last_in_force + place, tl.sum(in_force, 1), mask=n < keys)
+        kept = tl.load(lse + rows + queries - 1)
+        if kept == float("inf"):  # the newest query keeps its hidden keys
+            kept = tl.load(lse_all + rows + queries - 1)
+        else:
+            s = tl.where(gone, float("-inf"), s)
+        tl.store(last_in_force + place, tl.exp2(s - tl.where(kept == float("-inf"), float("inf"), kept)), mask=n < keys)
