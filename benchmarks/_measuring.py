@@ -61,11 +61,25 @@ def extra_memory(prepare: Callable[..., Callable[[], Any]], *arguments: Any) -> 
     return grown / 1024
 
 
-def show(rows: list[dict[str, Any]]) -> None:
-    """Prints the rows as a table, or as JSON when --json was given."""
+def flags(**defaults: Any) -> argparse.Namespace:
+    """The command line: --json, and a flag for each default; lists are written with commas."""
     parser = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__)
     parser.add_argument("--json", action="store_true", help="print a list of rows as JSON")
-    if parser.parse_args().json:
+    for name, default in defaults.items():
+        kind = type(default[0]) if isinstance(default, tuple) else type(default)
+        many = isinstance(default, tuple)
+        parser.add_argument(
+            f"--{name}",
+            type=(lambda text, kind=kind: tuple(kind(part) for part in text.split(",") if part)) if many else kind,
+            default=default,
+            help=f"default: {','.join(map(str, default)) if many else default}",
+        )
+    return parser.parse_args()
+
+
+def show(rows: list[dict[str, Any]], as_json: bool | None = None) -> None:
+    """Prints the rows as a table, or as JSON when --json was given."""
+    if flags().json if as_json is None else as_json:
         print(json.dumps(rows))
         return
     names = list(rows[0])

@@ -22,6 +22,8 @@ from sinkscope.lab.training import build_network
 from sinkscope.lab.vocabulary import build_tokenizer
 
 torch.set_num_threads(1)
+# Without a GPU Triton's kernels are interpreted. It decides when it is first imported, which is in the tests that use it.
+os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else "1")
 
 TINY = Architecture(layers=3, hidden_size=40, heads=5, kv_heads=5, intermediate_size=56, max_positions=256)
 

@@ -8,7 +8,8 @@ import pytest
 import scipy.stats
 import torch
 
-from sinkscope.decoding import LLaDASettings, llada_steps, make_batch, quotas
+import sinkscope
+from sinkscope.decoding import LLaDASettings, blocks, llada_steps, make_batch, projection, quotas
 
 MORE = "Q: There are 3 boxes with 4 pens in each box. How many pens are there?\nA:"
 EOT = 57  # an ordinary word that a test declares to be the end of a turn
@@ -341,3 +342,22 @@ def test_a_model_that_writes_some_masks_goes_on_with_them_in_the_next_block(diff
     assert 0 < int(masks) < 24
     late = [step for step in steps if bool((step.written[0, : len(prompt) + 6 * (step.number // 2)] >= 0).any())]
     assert late, "no step wrote into an earlier block: another bias is needed"
+
+
+def test_a_count_that_comes_one_step_late_changes_no_token(diffusion, monkeypatch):
+    """As on a GPU, where the number of masks is known a step later: too many rows are projected, and dropped."""
+    prompts, settings = [[5, 9, 11, 7, 6], [8, 6]], {"length": 80, "steps": 20, "block": 40}
+    expected = sinkscope.generate(diffusion, prompts, **settings)
+    seen, project = [], projection.project
+
+    def note(model, hidden, chosen, *rest):
+        seen.append((int(chosen.sum()), rest[-1]))
+        return project(model, hidden, chosen, *rest)
+
+    monkeypatch.setattr(blocks, "project", note)
+    monkeypatch.setattr(blocks, "Remaining", lambda late: projection.Remaining(late=True))
+    found = sinkscope.generate(diffusion, prompts, **settings)
+    assert all(torch.equal(one.tokens, other.tokens) for one, other in zip(found, expected, strict=True))
+    counts = [count for count, _ in seen]
+    assert [most for _, most in seen] == [counts[0], *counts[:9], counts[10], *counts[10:19]]
+    assert counts[1] < counts[0]

@@ -6,7 +6,7 @@ import transformers
 
 import sinkscope
 from sinkscope.errors import AttentionError
-from sinkscope.recorder.step_tensors import LayerSeen, at_the_end, stack_layers
+from sinkscope.recorder.step_tensors import LayerSeen, at_the_end, check_numbers, heads_of, join_devices, stack_layers
 
 BATCH, HEADS, KEYS, QUERIES, GROUPS = 2, 6, 7, 4, 3
 
@@ -20,7 +20,7 @@ def layer(heads=HEADS, kv_heads=3):
 
 def test_layers_that_differ_in_kv_heads_have_nan_beyond_their_own():
     one, other = layer(kv_heads=3), layer(kv_heads=1)
-    stacked = stack_layers([one, other])
+    stacked = join_devices(stack_layers([one, other]))
     assert stacked["value_norms"].shape == (2, BATCH, 3, KEYS) and "hidden_norms" not in stacked
     torch.testing.assert_close(stacked["key_norms"][0], one.key_norms)
     torch.testing.assert_close(stacked["key_norms"][1, :, :1], other.key_norms)
@@ -29,7 +29,7 @@ def test_layers_that_differ_in_kv_heads_have_nan_beyond_their_own():
 
 def test_layers_that_differ_in_query_heads_are_refused():
     with pytest.raises(AttentionError, match="expected as many query heads in every layer, found 4 and 6; such a model is not recorded"):
-        stack_layers([layer(6), layer(4)])
+        heads_of([layer(6), layer(4)])
 
 
 def test_what_is_known_of_the_newest_queries_stands_at_the_end():
@@ -53,3 +53,21 @@ def test_states_that_came_ready_made_have_no_tokens(tmp_path):
     assert (own.manifest["attends_to"], cross.manifest["attends_to"]) == ("model.decoder", None)
     assert own.lengths[0] == QUERIES and cross.lengths[0] == KEYS and (cross.tokens[0] == -1).all()
     torch.testing.assert_close(torch.from_numpy(cross.column_sums[0].sum(-1)), torch.full((1, 3), float(QUERIES)))
+
+
+def test_layers_of_several_devices_are_joined_on_the_host(monkeypatch):
+    """Runs of layers on one device travel together; here the split is made up, as there is one device."""
+    layers = [layer(6), layer(6), layer(6)]
+    whole = join_devices(stack_layers(layers))
+    parts = [stack_layers(layers[:2])[0], stack_layers(layers[2:])[0]]
+    for name, joined in join_devices(parts).items():
+        assert torch.equal(joined.nan_to_num(-1), whole[name].nan_to_num(-1)), name
+
+
+@pytest.mark.parametrize("place", [(0, 0), (2, 1)])
+def test_a_nan_is_found_with_step_layer_and_head(place):
+    sums = torch.rand(3, 2, 4, 7)
+    check_numbers(sums, ["a", "b", "c"], 9)
+    sums[place][3, 5] = torch.nan
+    with pytest.raises(AttentionError, match=rf"attention of step 9 .* NaN first in layer {'abc'[place[0]]}, head {place[1]}; .*float32"):
+        check_numbers(sums, ["a", "b", "c"], 9)

@@ -2,11 +2,12 @@
 
 from sinkscope.attention.foreign_network import foreign
 from sinkscope.attention.hidden import Hidden
+from sinkscope.attention.paths import attend
 from sinkscope.attention.records import GenerationStart, LayerCall, StepContext, StepResult
 from sinkscope.attention.seam import NAME, register_seam
 from sinkscope.attention.session import Session, current_session, subscribed
 from sinkscope.attention.subscribers import Hider, Prepender, Subscriber, Watcher
-from sinkscope.attention.sweep import Columns, Prefix, attend
+from sinkscope.attention.sweep import Columns, Prefix
 
 __all__ = [
     "NAME",

@@ -61,6 +61,7 @@ class Call:
         self._inferred, self._cache = not session.published, cache
         self.workspace = session.workspace
         self.reported = False
+        self._turn = 0
         self.closed = False  # a gradient checkpoint runs layers once more, in the backward pass
         subscribers = session.subscribers
         self._watchers = [one for one in subscribers if isinstance(one, Watcher)]
@@ -98,6 +99,25 @@ class Call:
         members = self._members(query)
         return LayerCall(name, index, query, key, value, hidden_states, self.groups, members, self._stack.name, first_key, crossing)
 
+    def next_module(self) -> nn.Module:
+        """The attention module whose turn it is in a stack of compiled layers, which run in order, once each.
+
+        Raises:
+            AttentionError: more calls than the stack has layers.
+        """
+        self._turn += 1
+        if self._turn > len(self._stack.layers):
+            raise AttentionError(
+                f"expected the {len(self._stack.layers)} compiled layers of {self._stack.name or 'the network'} to run in order, once "
+                f"each, found a call number {self._turn}; do not compile them while something watches or hides"
+            )
+        return list(self._stack.layers)[self._turn - 1]
+
+    def note_entering(self, hidden_states: Tensor) -> None:
+        """Keeps what enters the compiled layer whose turn is next."""
+        if self._turn < len(self._stack.layers):
+            self._notes.hidden_states[list(self._stack.layers)[self._turn]] = hidden_states
+
     def answers(self, call: LayerCall, sweep: Callable[..., tuple[Tensor, Columns]]) -> Answers:
         """What is asked of this layer; a second run gets the first one's answers.
 
@@ -115,7 +135,9 @@ class Call:
                 return _placed(sweep(call.value[..., :1], prefix=bare)[1], call.first_key)
 
             own = [replace(one, keys=one.keys[..., call.first_key :]) for one in self.hidden(replace(call, measure=measure))]
-            hidden = [one for one in own if bool(one.keys.any()) or (one.front and prefix is not None)]
+            hidden = [
+                one for one in own if one.keys.is_cuda or bool(one.keys.any()) or (one.front and prefix is not None)
+            ]  # asking a GPU would wait
             self._answers[call.name] = Answers(hidden, prefix, self.watched(call) or bool(hidden) or prepended is not None)
         return self._answers[call.name]
 
@@ -186,9 +208,10 @@ def _membership(
     context: StepContext, prompt_lengths: tuple[int, ...], groups: tuple[str, ...], queries: int, device: torch.device
 ) -> Tensor:
     batch, length = context.tokens.shape
-    position, first = torch.arange(length, device=device)[None], length - context.lengths.to(device)[:, None]
-    prompts = torch.tensor([prompt_lengths[row % len(prompt_lengths)] for row in range(batch)], device=device)[:, None]
-    real, masked = position >= first, context.masked.to(device)
+    lengths = context.lengths.to(device, non_blocking=True)[:, None]
+    position, first = torch.arange(length, device=device)[None], length - lengths
+    prompts = torch.tensor([prompt_lengths[row % len(prompt_lengths)] for row in range(batch)]).to(device, non_blocking=True)[:, None]
+    real, masked = position >= first, context.masked.to(device, non_blocking=True)
     members: Mapping[str, Tensor] = {
         "all": real,
         "masked": real & masked,

@@ -17,10 +17,10 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from sinkscope.attention.call import Call
+from sinkscope.attention.paths import attend
 from sinkscope.attention.session import Session, current_session
 from sinkscope.attention.stack_input import StackInput, real_tokens
 from sinkscope.attention.stacks import Stack
-from sinkscope.attention.sweep import attend
 from sinkscope.attention.wiring import Wiring
 from sinkscope.errors import AttentionError, CallError
 

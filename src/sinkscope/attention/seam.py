@@ -8,13 +8,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from sinkscope.attention import compiled
 from sinkscope.attention.call import Call
 from sinkscope.attention.own_keys import attend_behind
+from sinkscope.attention.paths import attend
 from sinkscope.attention.session import Session
 from sinkscope.attention.stacks import Stack
-from sinkscope.attention.sweep import Prefix, attend
+from sinkscope.attention.sweep import Prefix
 from sinkscope.errors import AttentionError
 
 NAME = "sinkscope"
@@ -43,32 +46,55 @@ def attention_forward(
     Raises:
         AttentionError: an argument this function does not model, or dropout while something watches or hides.
     """
+    _refuse(others)
+    if sinkscope_call is not None and torch.compiler.is_compiling():
+        if sinkscope_prefixes is not None:
+            raise AttentionError(
+                "a network with a sink token or logit of its own is not watched in compiled layers; leave torch.compile out"
+            )
+        return compiled.attention(query, key, value, attention_mask, dropout, scaling, is_causal), None
+    running, prefixes = sinkscope_call, sinkscope_prefixes
+    return attention_of(module, query, key, value, attention_mask, dropout, scaling, is_causal, running, prefixes, **others), None
+
+
+def attention_of(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float,
+    scaling: float | None,
+    is_causal: bool | None,
+    running: Call | None,
+    prefixes: Sequence[Prefix] | None = None,
+    **others: Any,
+) -> Tensor:
+    """The same for the call of a stack that is running, None where nobody watches; output [batch, query, head, dim]."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    _refuse(others)
-    own = None if sinkscope_prefixes is None else sinkscope_prefixes[module.layer_idx]  # type: ignore[index]
+    own = None if prefixes is None else prefixes[module.layer_idx]  # type: ignore[index]
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
     causal = bool(causal) and attention_mask is None and query.shape[2] > 1
-    call = None if sinkscope_call is None else sinkscope_call.layer(module, query, key, value)
-    if call is not None and sinkscope_call is not None:
+    call = None if running is None else running.layer(module, query, key, value)
+    if call is not None and running is not None:
         call = replace(call, own=own)
         assert call.membership is not None
         sweep = partial(attend, query, key, groups=call.membership, scale=scaling, mask=attention_mask, causal=causal)
-        sweep = partial(sweep, workspace=sinkscope_call.workspace)
-        answers = sinkscope_call.answers(call, sweep)
+        sweep = partial(sweep, workspace=running.workspace)
+        answers = running.answers(call, sweep)
         if answers.in_force:
             if dropout:
                 raise AttentionError(f"expected no attention dropout while watching or hiding, found {dropout}; call network.eval()")
             output, columns = sweep(value, hidden=answers.hidden or None, prefix=answers.prefix)
-            sinkscope_call.show(call, columns)
-            return output.transpose(1, 2), None
+            running.show(call, columns)
+            return output.transpose(1, 2)
     if own is not None:
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        output = attend_behind(query, key, value, own, mask=attention_mask, causal=causal, scale=scale, dropout=dropout)
-        return output.transpose(1, 2), None
+        return attend_behind(query, key, value, own, mask=attention_mask, causal=causal, scale=scale, dropout=dropout).transpose(1, 2)
     return sdpa_attention_forward(
         module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=is_causal, **others
-    )
+    )[0]
 
 
 def _refuse(others: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sinkscope.attention import compiled
 from sinkscope.attention.call import Call, LayerNotes
 from sinkscope.attention.records import GenerationStart, StepContext, StepResult
 from sinkscope.attention.stack_input import StackInput, read_stack_input
@@ -173,6 +174,7 @@ class Session:
         if prompts is None:
             prompts = () if self._start is None else self._start.prompt_lengths
         self._call = Call(self, stack, self._context, prompts, None if given is None else given.cache)
+        compiled.call_begins(self._call)
         return self._call
 
     def end_call(self, failed: bool) -> None:
@@ -181,6 +183,7 @@ class Session:
         given, self._given = self._given, None
         self.notes.hidden_states.clear()
         if call is not None:
+            compiled.call_ends(call)
             call.closed = True
         if failed:
             if not self.published and not self._aside:

@@ -5,8 +5,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
+from sinkscope.attention import compiled
 from sinkscope.attention.stacks import Stack, find_stacks
 
 if TYPE_CHECKING:
@@ -146,10 +148,15 @@ class _BeforeBlock:
     def __init__(self, session: "Session", attention: nn.Module) -> None:
         self.session, self.attention = session, attention
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         entering = args[0] if args else kwargs.get("hidden_states")
-        if isinstance(entering, Tensor):
-            self.session.notes.hidden_states[self.attention] = entering
+        if not isinstance(entering, Tensor):
+            return None
+        if torch.compiler.is_compiling():
+            noted = compiled.entering(entering)
+            return ((noted, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": noted})
+        self.session.notes.hidden_states[self.attention] = entering
+        return None
 
 
 class _BeforeAttention:

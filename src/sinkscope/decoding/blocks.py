@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from sinkscope.decoding.canvas import Batch, Layout, Step, masked_canvas, publishing, row_generators
-from sinkscope.decoding.projection import hidden_states, project, with_unconditional
+from sinkscope.decoding.projection import Remaining, hidden_states, project, with_unconditional
 from sinkscope.decoding.settings import BlockSettings
 from sinkscope.models import Model
 
@@ -48,13 +48,15 @@ def block_steps(model: Model, batch: Batch, settings: BlockSettings, rule: Block
     with publishing(model, batch, settings) as publisher:
         for block in range(blocks):
             start, stop = width + block * settings.block, width + (block + 1) * settings.block
+            remaining = Remaining(late=None if settings.temperature == 0 and settings.remasking != "random" else False)
             quota = [quotas(count, steps) for count in (canvas[:, start:stop] == mask_id).sum(-1).tolist()]
             for step in range(steps):
                 candidates = canvas == mask_id
                 candidates[:, stop:] = False
                 inputs = with_unconditional(canvas, prompt, mask_id, settings.guidance)
                 publisher.before(inputs, inputs == mask_id, layout.lengths.repeat(len(inputs) // rows), range(rows))
-                logits = project(model, hidden_states(model, inputs, layout), candidates, layout, settings.guidance)
+                most = remaining.most(candidates)
+                logits = project(model, hidden_states(model, inputs, layout), candidates, layout, settings.guidance, most)
                 token, sure = _choose(logits, candidates, layout, settings, rule, sources)
                 predicted = torch.full_like(canvas, -1).masked_scatter_(candidates, token)
                 confidence = torch.full(canvas.shape, -torch.inf, dtype=sure.dtype, device=canvas.device).masked_scatter_(candidates, sure)
@@ -73,7 +75,8 @@ def _choose(
     logits: Tensor, candidates: Tensor, layout: Layout, settings: BlockSettings, rule: BlockRule, sources: list[torch.Generator]
 ) -> tuple[Tensor, Tensor]:
     """The token each candidate position would take, and its confidence."""
-    logits[:, list(rule.never)] = -torch.inf
+    for lost in rule.never:
+        logits[:, lost] = -torch.inf
     if settings.temperature > 0:
         noise = _uniform(candidates, layout, sources, (logits.shape[-1],), torch.float64)
         # Gumbel-max in float64 (arXiv 2409.02908), in the published form exp(logits) / (−log u)^T.
@@ -82,7 +85,8 @@ def _choose(
         token = logits.argmax(-1)
     if settings.remasking == "random":
         return token, _uniform(candidates, layout, sources, (), torch.float32)
-    logits[:, list(rule.late)] = -torch.inf
+    for lost in rule.late:
+        logits[:, lost] = -torch.inf
     return token, torch.softmax(logits, dim=-1, dtype=rule.precision).gather(-1, token[:, None]).squeeze(-1)
 
 

@@ -35,18 +35,19 @@ def dream_steps(model: Model, batch: Batch, settings: DreamSettings) -> Iterator
     with publishing(model, batch, settings) as publisher:
         for number, share in enumerate(shares):
             masked = canvas == mask_id
-            counts = masked.sum(-1)
-            candidates = _by_chance(masked, counts.tolist(), share, sources) if by_chance else masked
+            counts = masked.sum(-1).tolist()
+            candidates = _by_chance(masked, counts, share, sources) if by_chance else masked
+            chosen_counts = candidates.sum(-1).tolist() if by_chance else counts
             publisher.before(canvas, masked, layout.lengths, range(len(canvas)))
-            logits = project(model, hidden_states(model, canvas, layout), candidates, layout)
-            token, sure = _choose(logits, candidates.sum(-1).tolist(), settings, sources)
+            logits = project(model, hidden_states(model, canvas, layout), candidates, layout, most=sum(chosen_counts))
+            token, sure = _choose(logits, chosen_counts, settings, sources)
             predicted = torch.full_like(canvas, -1).masked_scatter_(candidates, token)
             confidence = torch.full(canvas.shape, -torch.inf, dtype=sure.dtype, device=canvas.device).masked_scatter_(candidates, sure)
             if by_chance:
                 written = predicted
             else:
                 written = torch.full_like(canvas, -1)
-                commits = (counts.cpu().float() * share).int().tolist()
+                commits = (torch.tensor(counts).float() * share).int().tolist()
                 for row, first in enumerate(layout.starts):
                     chosen = first + _places(confidence[row, first:], commits[row], settings, sources[row])
                     written[row, chosen] = torch.where(candidates, predicted, mask_id)[row, chosen]

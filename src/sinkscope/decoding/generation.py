@@ -82,8 +82,8 @@ def generate(
     counts = [0] * len(prompts)
     for step in SAMPLERS[model.family.sampler](model, batch, resolved):
         canvas = step.tokens
-        wrote = (step.written >= 0).any(-1).tolist()
-        counts = [count + 1 if wrote[row] or not model.family.causal else count for row, count in enumerate(counts)]
+        wrote = (step.written >= 0).any(-1).tolist() if model.family.causal else [True] * len(counts)  # asking a GPU would wait for it
+        counts = [count + wrote[row] for row, count in enumerate(counts)]
         if on_step is not None:
             on_step(step)
     width = batch.tokens.shape[1]

@@ -3,6 +3,8 @@
 The vocabulary projection is computed only for the places asked for.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -29,23 +31,60 @@ def hidden_states(model: Model, inputs: Tensor, layout: Layout) -> Tensor:
     return output.last_hidden_state.to(inputs.device)
 
 
-def project(model: Model, hidden: Tensor, chosen: Tensor, layout: Layout, guidance: float = 0.0) -> Tensor:
+class Remaining:
+    """How many places of a canvas are candidates, never fewer than there are; while a block is written they only get fewer.
+
+    On the CPU they are counted. On a GPU counting waits for all that is under way, so that after the first step the count of
+    the step before is taken: a few rows too many are projected, and dropped.
+
+    Args:
+        late: whether the count of the step before is taken; None says on a GPU.
+    """
+
+    def __init__(self, late: bool | None = None) -> None:
+        self._late = late
+        self._before: tuple[Tensor, Any] | None = None
+
+    def most(self, candidates: Tensor) -> int:
+        """At least as many as are marked in ``candidates`` [batch, position]."""
+        counted, before = candidates.sum(), self._before
+        if not (candidates.is_cuda if self._late is None else self._late):
+            return int(counted)
+        self._before = _on_its_way(counted)
+        if before is None:
+            return int(counted)
+        number, arrived = before
+        if arrived is not None:
+            arrived.synchronize()
+        return int(number)
+
+
+def _on_its_way(number: Tensor) -> tuple[Tensor, Any]:
+    """A number copied to the host without waiting, and the event that says it is there."""
+    if not number.is_cuda:
+        return number, None
+    here = torch.empty((), dtype=number.dtype, pin_memory=True)
+    here.copy_(number, non_blocking=True)
+    return here, torch.cuda.current_stream(number.device).record_event()
+
+
+def project(model: Model, hidden: Tensor, chosen: Tensor, layout: Layout, guidance: float = 0.0, most: int | None = None) -> Tensor:
     """Logits [chosen place, vocabulary] of the places marked in ``chosen`` [batch, position], row by row.
 
     With guidance ``un + (s + 1)(cond − un)``, the unconditional half of ``hidden`` behind the conditional one. A family with
     a logit shift is read one place to the left, its first token at its own place.
+
+    Args:
+        most: at least how many places are marked; logits of other places follow up to that number. Counted when None.
     """
     rows, width = chosen.shape
-    needed = chosen.flatten().nonzero().squeeze(-1)
-    count = len(needed)
-    if count < LEAST_ROWS:
-        others = (~chosen.flatten()).nonzero().squeeze(-1)
-        needed = torch.cat([needed, others[: LEAST_ROWS - count]])
+    most = int(chosen.sum()) if most is None else most
+    needed = (~chosen.flatten()).byte().argsort(stable=True)[: max(most, LEAST_ROWS)]
     if model.family.shift:
-        starts = torch.tensor(layout.starts, device=needed.device)
+        starts = torch.tensor(layout.starts).to(needed.device, non_blocking=True)
         needed = needed - (needed % width > starts[needed // width]).long()
     logits = model.network.lm_head(hidden[:rows].flatten(0, 1)[needed])
     if guidance > 0:
         unconditional = model.network.lm_head(hidden[rows:].flatten(0, 1)[needed])
         logits = unconditional + (guidance + 1) * (logits - unconditional)
-    return logits[:count].to(chosen.device)
+    return logits[:most].to(chosen.device)

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor, nn
+from torch import nn
 
 from sinkscope.attention import GenerationStart, subscribed
 from sinkscope.errors import CallError
 from sinkscope.models import Model
+from sinkscope.recorder.step_tensors import LayerSeen
 from sinkscope.recorder.trace_recorder import Recorder, _Looked, _Row, _shape, _View
 from sinkscope.sinks.accumulators import Statistics
 from sinkscope.traces.statistics_folder import Arrays, StatisticsFolder
@@ -50,7 +51,7 @@ class StatisticsRecorder(Recorder):
         """Whether a prompt of this recorder completed the folder."""
         return any(one.brought_in_the_last for one in self._counted)
 
-    def _open(self, view: _View, layers: list[str], stacked: dict[str, Tensor], looked: _Looked, start: GenerationStart) -> dict[int, _Row]:
+    def _open(self, view: _View, seen: dict[str, LayerSeen], looked: _Looked, start: GenerationStart) -> dict[int, _Row]:
         if self._rows:
             raise CallError(
                 "keep='statistics' counts one stack of layers, found a second one "
@@ -58,7 +59,7 @@ class StatisticsRecorder(Recorder):
             )
         rows = {}
         for prompt in range(len(start.prompt_lengths)):
-            manifest = self._manifest(start, prompt, looked) | _shape(view, layers, stacked, looked)
+            manifest = self._manifest(start, prompt, looked) | _shape(view, seen, looked)
             counted = _Counted(self._folder, next(self._indices), manifest, self._excess)
             self._counted.append(counted)
             rows[prompt] = _Row(counted)  # type: ignore[arg-type]  # it has what a row needs of a writer

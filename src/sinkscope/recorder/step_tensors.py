@@ -1,6 +1,7 @@
 """The tensors of one step: what each layer showed, layers side by side, each thing in its place on the canvas."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from sinkscope.attention import Columns, LayerCall
 from sinkscope.errors import AttentionError
 
 PER_QUERY = ("self_attention", "hidden_norms")
+PER_KV_HEAD = ("value_norms", "key_norms")
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,9 @@ class LayerSeen:
         """What a watcher is told, brought to norms."""
         hidden = call.hidden_states
         return cls(
-            columns.sums if groups == call.groups else columns.sums[:, :, [call.groups.index(group) for group in groups]],
+            columns.sums
+            if groups == call.groups
+            else torch.stack([columns.sums[:, :, call.groups.index(group)] for group in groups], dim=2),
             columns.diagonal,
             columns.last_row,
             _placed(_norms(call.value), call.first_key),
@@ -46,6 +50,10 @@ class LayerSeen:
             None if hidden is None else _norms(hidden),
             None if columns.prefix is None or call.own is None else columns.prefix[:, :, call.groups.index("all")],
         )
+
+    def on_the_host(self) -> "LayerSeen":
+        """The same, copied one by one, where the device has no room to stack layers."""
+        return replace(self, **{name: one.cpu() for name, one in vars(self).items() if one is not None})
 
 
 def _norms(vectors: Tensor) -> Tensor:
@@ -56,8 +64,34 @@ def _placed(norms: Tensor, first_key: int) -> Tensor:
     return pad(norms, (first_key, 0), value=torch.nan) if first_key else norms
 
 
-def stack_layers(layers: list[LayerSeen]) -> dict[str, Tensor]:
-    """Layers of one step side by side: [layer, batch, …]; where layers differ in kv heads, NaN beyond a layer's own.
+def stack_layers(layers: list[LayerSeen]) -> list[dict[str, Tensor]]:
+    """Layers of one step side by side, [layer, batch, …], those of each device by themselves; see `join_devices`."""
+    runs = [list(run) for _, run in groupby(layers, lambda layer: layer.sums.device)]
+    shown = all(layer.hidden_norms is not None for layer in layers)
+    sinks = all(layer.sink_token is not None for layer in layers)
+    return [_stacked(run, shown, sinks) for run in runs]
+
+
+def _stacked(layers: list[LayerSeen], with_hidden_norms: bool, with_sinks: bool) -> dict[str, Tensor]:
+    stacked = {name: torch.stack([getattr(layer, name) for layer in layers]) for name in ("sums", "diagonal", "last_row")}
+    stacked |= {name: _in_heads([getattr(layer, name)[None] for layer in layers]) for name in PER_KV_HEAD}
+    if with_hidden_norms:
+        stacked["hidden_norms"] = torch.stack([layer.hidden_norms for layer in layers if layer.hidden_norms is not None])
+    if with_sinks:
+        stacked["sink_token"] = torch.stack([layer.sink_token for layer in layers if layer.sink_token is not None])
+    return stacked
+
+
+def join_devices(stacked: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """All layers of one step, once they are on the host; where layers differ in kv heads, NaN beyond a layer's own."""
+    if len(stacked) == 1:
+        return stacked[0]
+    join = {name: _in_heads if name in PER_KV_HEAD else torch.cat for name in stacked[0]}
+    return {name: join[name]([part[name] for part in stacked]) for name in stacked[0]}
+
+
+def heads_of(layers: list[LayerSeen]) -> tuple[int, int]:
+    """Query heads and, at most, kv heads.
 
     Raises:
         AttentionError: layers with different numbers of query heads.
@@ -67,25 +101,31 @@ def stack_layers(layers: list[LayerSeen]) -> dict[str, Tensor]:
         raise AttentionError(
             f"expected as many query heads in every layer, found {' and '.join(map(str, heads))}; such a model is not recorded"
         )
-    hidden = [layer.hidden_norms for layer in layers]
-    stacked = {
-        "sums": torch.stack([layer.sums for layer in layers]),
-        "diagonal": torch.stack([layer.diagonal for layer in layers]),
-        "last_row": torch.stack([layer.last_row for layer in layers]),
-        "value_norms": _stack_heads([layer.value_norms for layer in layers]),
-        "key_norms": _stack_heads([layer.key_norms for layer in layers]),
-    }
-    if all(one is not None for one in hidden):
-        stacked["hidden_norms"] = torch.stack([one for one in hidden if one is not None])
-    sinks = [layer.sink_token for layer in layers if layer.sink_token is not None]
-    if len(sinks) == len(layers):
-        stacked["sink_token"] = torch.stack(sinks)
-    return stacked
+    return heads[0], max(layer.value_norms.shape[1] for layer in layers)
 
 
-def _stack_heads(norms: list[Tensor]) -> Tensor:
-    most = max(one.shape[1] for one in norms)
-    return torch.stack([pad(one, (0, 0, 0, most - one.shape[1]), value=torch.nan) if one.shape[1] < most else one for one in norms])
+def _in_heads(norms: list[Tensor]) -> Tensor:
+    """Norms [layer, batch, kv_head, key] behind each other."""
+    most = max(one.shape[2] for one in norms)
+    return torch.cat([pad(one, (0, 0, 0, most - one.shape[2]), value=torch.nan) for one in norms])
+
+
+def check_numbers(sums: Tensor, layers: list[str], step: int) -> None:
+    """Looks for columns that are not a number.
+
+    Args:
+        sums: float32 [layer, head, group, key] of one prompt.
+
+    Raises:
+        AttentionError: says the first of them.
+    """
+    if not bool(sums.sum().isnan()):  # one pass; infinities cannot occur
+        return
+    layer, head = (int(place) for place in sums.isnan().any(-1).any(-1).nonzero()[0])
+    raise AttentionError(
+        f"expected the attention of step {step} to be numbers, found NaN first in layer {layers[layer]}, head {head}; queries or keys "
+        "overflow there, or the weights hold NaN: load the model with dtype='float32', or check the checkpoint"
+    )
 
 
 def accumulate(running: dict[str, Tensor], arrays: dict[str, Tensor], anew: bool) -> dict[str, Tensor]:
@@ -108,7 +148,7 @@ def accumulate(running: dict[str, Tensor], arrays: dict[str, Tensor], anew: bool
     for name in PER_QUERY:
         if name in arrays:
             running[name] = torch.cat([running[name], arrays[name]], dim=-1) if name in running else arrays[name]
-    for name in ("value_norms", "key_norms"):
+    for name in PER_KV_HEAD:
         now = arrays[name].clone()
         if name in running:
             before = running[name]

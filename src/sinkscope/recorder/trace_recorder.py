@@ -5,6 +5,7 @@ import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -22,16 +23,21 @@ from sinkscope.attention import (
     StepResult,
     Watcher,
     current_session,
+    paths,
     subscribed,
 )
 from sinkscope.errors import CallError
 from sinkscope.models import Model
 from sinkscope.recorder.command_line import command_line
-from sinkscope.recorder.step_tensors import LayerSeen, accumulate, at_the_end, stack_layers
+from sinkscope.recorder.courier import Courier
+from sinkscope.recorder.step_tensors import LayerSeen, accumulate, at_the_end, check_numbers, heads_of, join_devices, stack_layers
 from sinkscope.traces import TraceWriter, claim_folder, move_trace
 from sinkscope.traces.top import keep_top
 
 Level = Literal["columns", "top", "statistics"]
+STEP = ("tokens", "masked", "lengths")
+RESULT = ("written", "predicted", "confidence")
+"""What travels of a `StepContext` and of a `StepResult`."""
 
 
 @dataclass
@@ -41,6 +47,7 @@ class _Row:
     writer: TraceWriter
     running: dict[str, Tensor] = field(default_factory=dict)
     last_tokens: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))
+    steps: int = 0
 
 
 @dataclass(frozen=True)
@@ -91,6 +98,8 @@ class Recorder(Watcher):
         self._contexts: dict[str, StepContext] = {}
         self._seen: dict[_View, dict[str, LayerSeen]] = {}
         self._token_texts: dict[int, str] = {}
+        self._courier = Courier()
+        self._path = ""
         self._hiders: dict[int, Hider] = {}  # by identity: those that were there in a step of this generation
 
     def begin_generation(self, start: GenerationStart) -> None:
@@ -108,35 +117,66 @@ class Recorder(Watcher):
         """Keeps a layer's columns and norms until the step ends."""
         if self._context is None:  # a call between two steps of a sampler: nobody's step
             return
+        self._path = self._path or paths.path_of(call.query, call.key, call.value)
         view = self._seen.setdefault(_View(call.stack, call.crossing), {})
         view[call.name] = LayerSeen.of(call, columns, self.groups)
 
     def end_step(self, result: StepResult | None) -> None:
-        """Hands the step to the writers, one row at a time, left padding stripped."""
+        """Sends the step to the writers; on a GPU it is on its way when this returns."""
         context, start = self._context, self._start
         if context is None or start is None:
             return
         for view, seen in self._seen.items():
-            looked = self._look(view, seen, context, start)
-            stacked = stack_layers(list(seen.values()))
+            looked, layers = self._look(view, seen, context, start), list(seen.values())
+            heads_of(layers)
             if view not in self._rows:
-                self._rows[view] = self._open(view, list(seen), stacked, looked, start)
-            for row, prompt in zip(context.rows, context.prompts, strict=True):
-                self._write(self._rows[view][prompt], row, looked, stacked, None if view.crossing else result)
+                self._rows[view] = self._open(view, seen, looked, start)
+            try:
+                stacked = stack_layers(layers)
+            except torch.OutOfMemoryError:
+                self._courier.drain()
+                stacked = stack_layers([layer.on_the_host() for layer in layers])
+            sent = {f"{number} {name}": one for number, part in enumerate(stacked) for name, one in part.items()}
+            sent |= {name: getattr(looked.context, name) for name in STEP}
+            if result is not None and not view.crossing:
+                sent |= {name: one for name in RESULT if (one := getattr(result, name)) is not None}
+            self._courier.send(sent, partial(self._land, self._rows[view], looked, list(seen), len(stacked)))
             self._contexts[view.stack] = context
         self._context, self._seen = None, {}
 
+    def _land(self, rows: dict[int, _Row], looked: _Looked, layers: list[str], devices: int, sent: dict[str, Tensor]) -> None:
+        """Hands the step to the writers once it is on the host, one row at a time, left padding stripped."""
+        names = [[name for name in sent if name.startswith(f"{number} ")] for number in range(devices)]
+        stacked = join_devices([{name.partition(" ")[2]: sent[name] for name in part} for part in names])
+        context = replace(looked.context, **{name: sent[name] for name in STEP})
+        result = StepResult(**{name: sent[name] for name in RESULT if name in sent}) if "written" in sent else None
+        for row, prompt in zip(context.rows, context.prompts, strict=True):
+            check_numbers(stacked["sums"][:, row], layers, rows[prompt].steps)
+            self._write(rows[prompt], row, replace(looked, context=context), stacked, result)
+
     def end_generation(self, failed: bool) -> None:
-        """Closes the traces; one that was given up says ``complete: false``."""
+        """Closes the traces once every step has arrived; one that was given up says ``complete: false``.
+
+        Raises:
+            AttentionError: a step whose attention is not a number.
+        """
         rows, self._rows = [row for view in self._rows.values() for row in view.items()], {}
+        error: BaseException | None = None
+        try:
+            self._courier.drain()
+        except BaseException as late:
+            error = late
+        self._courier.close()
         for prompt, row in rows:
             more = self._texts(row) | {"hidden": self._hidden(prompt)}
-            if failed:
+            if failed or error is not None:
                 with contextlib.suppress(Exception):  # the reason of the failure is on its way already
                     row.writer.close(complete=False, **more)
             else:
                 row.writer.close(complete=True, **more)
         self._start = self._context = None
+        if error is not None and not failed:
+            raise error
 
     def _look(self, view: _View, seen: dict[str, LayerSeen], context: StepContext, start: GenerationStart) -> _Looked:
         layer = next(iter(seen.values()))
@@ -154,7 +194,7 @@ class Recorder(Watcher):
         looked_at = replace(context, tokens=tokens, masked=torch.zeros_like(tokens, dtype=torch.bool), lengths=lengths)
         return _Looked(replace(looked_at, prompt_lengths=tuple(lengths.tolist())), queries, anew, causal, True, source)
 
-    def _open(self, view: _View, layers: list[str], stacked: dict[str, Tensor], looked: _Looked, start: GenerationStart) -> dict[int, _Row]:
+    def _open(self, view: _View, seen: dict[str, LayerSeen], looked: _Looked, start: GenerationStart) -> dict[int, _Row]:
         context, count, rows = looked.context, len(start.prompt_lengths), {}
         session = current_session(self.network)
         several = session is not None and len(session.stacks) > 1
@@ -170,7 +210,7 @@ class Recorder(Watcher):
                 claim_folder(folder)
             self.folders.append(folder)
             tokens = context.tokens[context.rows[context.prompts.index(prompt)]] if prompt in context.prompts else context.tokens[0]
-            manifest = self._manifest(start, prompt, looked) | self._words(tokens.cpu().numpy()) | _shape(view, layers, stacked, looked)
+            manifest = self._manifest(start, prompt, looked) | self._words(tokens.cpu().numpy()) | _shape(view, seen, looked)
             rows[prompt] = _Row(TraceWriter(folder, manifest))
         return rows
 
@@ -193,6 +233,7 @@ class Recorder(Watcher):
             "level": "columns" if self.top is None else "top",
             "hidden": self._hidden(prompt),
             "device": str(parameter.device),
+            "attention": self._path,
             "dtype": str(parameter.dtype).removeprefix("torch."),
             "versions": {
                 "sinkscope": version("sinkscope"),
@@ -243,6 +284,7 @@ class Recorder(Watcher):
                 arrays["confidence"] = result.confidence[row, padding:].float()
         plain = {name: value.detach().cpu().contiguous().numpy() for name, value in arrays.items()}
         target.last_tokens = _canvas_after(plain)
+        target.steps += 1
         target.writer.add(plain if self.top is None else keep_top(plain, self.top))
 
     def _texts(self, row: _Row) -> dict[str, Any]:
@@ -265,11 +307,12 @@ class Recorder(Watcher):
         return {"vocabulary": {str(token): self._token_texts[token] for token in shown}}
 
 
-def _shape(view: _View, layers: list[str], stacked: dict[str, Tensor], looked: _Looked) -> dict[str, Any]:
+def _shape(view: _View, seen: dict[str, LayerSeen], looked: _Looked) -> dict[str, Any]:
+    heads, kv_heads = heads_of(list(seen.values()))
     return {
-        "layers": layers,
-        "heads": stacked["sums"].shape[2],
-        "kv_heads": stacked["value_norms"].shape[2],
+        "layers": list(seen),
+        "heads": heads,
+        "kv_heads": kv_heads,
         "stack": view.stack,
         "attends_to": looked.source if view.crossing else view.stack,
     }

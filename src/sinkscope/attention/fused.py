@@ -1,0 +1,115 @@
+"""`attend` by Triton kernels: two launches a layer, nothing S×S, no wait for the device."""
+
+import contextlib
+import math
+
+import torch
+import triton
+from torch import Tensor
+
+from sinkscope.attention.kernels import attention_kernel, column_kernel
+from sinkscope.attention.sweep import Columns, Prefix
+
+LOG2E = math.log2(math.e)
+INTERPRETED = not isinstance(attention_kernel, triton.JITFunction)
+
+
+def attend_fused(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    groups: Tensor,
+    scale: float | None,
+    mask: Tensor | None,
+    causal: bool,
+    hidden: Tensor | None,
+    prefix: Prefix | None,
+) -> tuple[Tensor, Columns]:
+    """Attention output and column sums, as `sweep.attend` gives them; no gradients.
+
+    Args:
+        query, key, value: float32, bfloat16 or float16, heads of at most 256.
+        hidden: bool [1 or batch, 1 or head, key], True where a key is taken away.
+    """
+    batch, heads, queries, dim = query.shape
+    kv_heads, keys, value_dim = key.shape[1], key.shape[2], value.shape[-1]
+    query, key, value = (one if one.stride(-1) == 1 else one.contiguous() for one in (query, key, value))
+    groups = groups.contiguous()
+    scale = 1 / math.sqrt(dim) if scale is None else scale
+    output = query.new_empty(batch, queries, heads, value_dim).transpose(1, 2)  # as the layer goes on with it
+    fresh = query.new_empty(0, dtype=torch.float32).new_empty
+    lse_all, diagonal = fresh(batch, heads, queries), fresh(batch, heads, queries)
+    sums, last_row = fresh(batch, heads, groups.shape[1], keys), fresh(batch, heads, keys)
+    lse, removed, local, last_in_force = lse_all, None, None, last_row
+    if hidden is not None:
+        lse, removed, local, last_in_force = (torch.empty_like(one) for one in (lse_all, diagonal, sums, last_row))
+    front = None if prefix is None else _front(prefix, query, scale)
+    seen, kind = (None, 0) if mask is None else (mask.view(torch.uint8), 1) if mask.dtype == torch.bool else (mask, 2)
+    seen_strides = (0, 0, 0, 0) if seen is None else seen.expand(batch, heads, queries, keys).stride()
+    bitmap = None if hidden is None else hidden.view(torch.uint8)
+    bitmap_strides = (0, 0, 0) if bitmap is None else bitmap.expand(batch, heads, keys).stride()
+    least = 0.0 if mask is None or kind == 1 else torch.finfo(mask.dtype).min / 2
+    rows, columns, warps = _tiles(query, dim, value_dim)
+    rows, columns = _at_most(rows, queries), _at_most(columns, keys)
+    shared = {
+        "CAUSAL": causal,
+        "MASKED": kind,
+        "HIDING": hidden is not None,
+        "PRECISION": "tf32x3" if query.dtype == torch.float32 else "ieee",  # which keeps float32's digits
+        "WIDEN": INTERPRETED and query.dtype == torch.bfloat16,
+        "BM": rows,
+        "BN": columns,
+        "BD": _at_most(256, dim),
+        "num_warps": warps,
+        "num_stages": 2,
+    }
+    logs = None if front is None else (torch.logsumexp(front, -1) * LOG2E).contiguous()
+    with torch.cuda.device(query.device) if query.is_cuda else contextlib.nullcontext():
+        attention_kernel[triton.cdiv(queries, rows), batch * heads](
+            query, key, value, output, lse, lse_all, removed, diagonal, seen, bitmap, logs,
+            *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *output.stride()[:3], *seen_strides, *bitmap_strides,
+            heads, heads // kv_heads, queries, keys, dim, value_dim, 0 if causal else keys - queries, scale * LOG2E, least,
+            FRONTED=front is not None, BV=_at_most(256, value_dim), **shared,
+        )  # fmt: skip
+        column_kernel[triton.cdiv(keys, columns), batch * heads](
+            query, key, lse, lse_all, groups, sums, local, last_row, last_in_force, seen, bitmap,
+            *query.stride()[:3], *key.stride()[:3], *groups.stride()[:2], *seen_strides, *bitmap_strides,
+            heads, heads // kv_heads, queries, keys, dim, scale * LOG2E, least,
+            GROUPS=groups.shape[1], BG=triton.next_power_of_2(groups.shape[1]), **shared,
+        )  # fmt: skip
+    received = None
+    if prefix is not None and front is not None:
+        # Behind a prefix a query always keeps something to see, so that ``lse`` is in force for all.
+        weights = torch.exp(front - (lse / LOG2E)[..., None])
+        received = groups[:, None] @ weights
+        if prefix.values is not None:
+            output = output + weights.to(value.dtype) @ _per_head(prefix.values, query)
+    return output, Columns(sums, local, diagonal, last_row, last_in_force, removed, received)
+
+
+def _front(prefix: Prefix, query: Tensor, scale: float) -> Tensor:
+    """Scores of the constant keys in front, float32 [batch, head, query, count]."""
+    batch, _, queries, _ = query.shape
+    if prefix.keys is None:
+        assert prefix.logits is not None
+        return prefix.logits.to(query.device).float()[None, :, None].expand(batch, -1, queries, -1)
+    return query.float() @ _per_head(prefix.keys, query).float().mT * scale
+
+
+def _per_head(constant: Tensor, query: Tensor) -> Tensor:
+    """[1 or batch, head, count, dim]."""
+    batched = constant if constant.ndim == 4 else constant[None]
+    return batched.to(query).repeat_interleave(query.shape[1] // batched.shape[1], dim=1)
+
+
+def _tiles(query: Tensor, dim: int, value_dim: int) -> tuple[int, int, int]:
+    """Queries and keys of a tile, and warps: what fits into the registers and the shared memory of a streaming multiprocessor."""
+    wide = max(dim, value_dim)
+    if query.dtype == torch.float32:
+        return (64, 32, 4) if wide <= 128 else (32, 32, 4)
+    return (128, 64, 4) if wide <= 64 else (128, 64, 8) if wide <= 128 else (64, 32, 4)
+
+
+def _at_most(size: int, length: int) -> int:
+    """A power of two, at least the 16 that a product of tiles needs, and no larger than the length asks for."""
+    return max(16, min(size, triton.next_power_of_2(length)))

@@ -1,0 +1,138 @@
+"""Which implementation of `attend` a call takes.
+
+| path | where | what |
+|---|---|---|
+| ``sweep`` | CPU, and whatever the others do not take | blocks of queries, see `sweep` |
+| ``triton`` | CUDA with Triton | two kernels, see `fused` |
+| ``exchanged`` | CUDA without Triton | torch's fused attention, see `exchanged` |
+"""
+
+import warnings
+from collections.abc import Sequence
+from functools import cache
+from importlib.util import find_spec
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from sinkscope.attention.hidden import Hidden
+from sinkscope.attention.sweep import Columns, Prefix, Workspace
+from sinkscope.attention.sweep import attend as attend_by_sweep
+from sinkscope.errors import AttentionError
+
+Path = Literal["sweep", "triton", "exchanged"]
+TAKEN = (torch.float32, torch.bfloat16, torch.float16)
+WIDEST = 256
+"""The largest head that the kernels take."""
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    groups: Tensor,
+    scale: float | None = None,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    hidden: Tensor | Sequence[Hidden] | None = None,
+    prefix: Prefix | None = None,
+    block: int | None = None,
+    workspace: Workspace | None = None,
+) -> tuple[Tensor, Columns]:
+    """Attention output and column sums; arguments and numbers are those of `sweep.attend`.
+
+    On a GPU the fused paths take every call but one that needs gradients, zeroes weights after the softmax, or hides
+    different keys from different queries; such a call goes through the sweep.
+    """
+    path = path_of(query, key, value)
+    fitting = None
+    if path != "sweep":
+        fitting = _fitting(query, key, mask, causal, hidden)
+    if fitting is None or _needs_gradients(query, key, value, prefix):
+        more = {"hidden": hidden, "prefix": prefix, "block": block, "workspace": workspace}
+        return attend_by_sweep(query, key, value, groups=groups, scale=scale, mask=mask, causal=causal, **more)
+    with torch.autocast(query.device.type, enabled=False):
+        return attend_fused_by(path, query, key, value, groups, scale, mask, causal, fitting.hidden, prefix)
+
+
+def attend_fused_by(
+    path: Path,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    groups: Tensor,
+    scale: float | None,
+    mask: Tensor | None,
+    causal: bool,
+    hidden: Tensor | None,
+    prefix: Prefix | None,
+) -> tuple[Tensor, Columns]:
+    """The same by one of the fused paths; ``hidden`` is bool [1 or batch, 1 or head, key]."""
+    if path == "triton":
+        from sinkscope.attention.fused import attend_fused
+
+        return attend_fused(query, key, value, groups, scale, mask, causal, hidden, prefix)
+    if prefix is not None or (hidden is not None and (mask is not None or causal)):  # whose rows may be left with nothing to see
+        return attend_by_sweep(query, key, value, groups=groups, scale=scale, mask=mask, causal=causal, hidden=hidden, prefix=prefix)
+    from sinkscope.attention.exchanged import attend_exchanged
+
+    return attend_exchanged(query, key, value, groups, scale, mask, causal, hidden)
+
+
+def path_of(query: Tensor, key: Tensor, value: Tensor) -> Path:
+    """The path that attention of such tensors takes; warns once of a dtype or head size that keeps it from the fused ones."""
+    if not query.is_cuda:
+        return "sweep"
+    wide = max(query.shape[-1], value.shape[-1])
+    if query.dtype not in TAKEN or not query.dtype == key.dtype == value.dtype:
+        _warn_once(f"dtype {' and '.join(sorted({str(one.dtype).removeprefix('torch.') for one in (query, key, value)}))}")
+        return "sweep"
+    if wide > WIDEST:
+        _warn_once(f"head size {wide}")
+        return "sweep"
+    return "triton" if has_triton() else "exchanged"
+
+
+@cache
+def has_triton() -> bool:
+    """Whether Triton is installed."""
+    return find_spec("triton") is not None
+
+
+@cache
+def _warn_once(what: str) -> None:
+    names = ", ".join(str(one).removeprefix("torch.") for one in TAKEN)
+    warnings.warn(
+        f"sinkscope's fused attention does not take {what} (it takes heads of at most {WIDEST} in {names}); the slower sweep runs instead",
+        RuntimeWarning,
+        stacklevel=4,
+    )
+
+
+class _Fitting:
+    """A call that the fused paths take."""
+
+    def __init__(self, hidden: Tensor | None) -> None:
+        self.hidden = hidden
+
+
+def _fitting(query: Tensor, key: Tensor, mask: Tensor | None, causal: bool, hidden: Tensor | Sequence[Hidden] | None) -> _Fitting | None:
+    if causal and mask is not None:
+        raise AttentionError("expected either a mask or causal=True, found both; fold causality into the mask")
+    if query.shape[1] % key.shape[1]:
+        raise AttentionError(f"expected query heads to be a multiple of key heads, found {query.shape[1]} and {key.shape[1]}")
+    if hidden is None or isinstance(hidden, Tensor):
+        return _Fitting(None if hidden is None else hidden.to(query.device))
+    if any(one.zeroed or one.front or one.queries is not None or one.keys.shape[2] != 1 for one in hidden):
+        return None
+    union = hidden[0].keys[:, :, 0].to(query.device)
+    for one in hidden[1:]:
+        union = union | one.keys[:, :, 0].to(query.device)
+    return _Fitting(union)
+
+
+def _needs_gradients(query: Tensor, key: Tensor, value: Tensor, prefix: Prefix | None) -> bool:
+    constants = () if prefix is None else (prefix.keys, prefix.values, prefix.logits)
+    return torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in (query, key, value, *constants))

@@ -1,0 +1,58 @@
+"""Layers under torch.compile: one graph without a break, no recompilation from step to step, the same recording."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounter
+
+import sinkscope
+from sinkscope.errors import AttentionError
+
+
+@pytest.fixture
+def compiling(diffusion):
+    """A copy of the model, its layers compiled in place; what counts their graphs."""
+    torch._dynamo.reset()
+    graphs = CompileCounter()
+    model = copy.deepcopy(diffusion)
+    for layer in model.network.model.layers:
+        layer.compile(backend=graphs, fullgraph=True)
+    yield model, graphs
+    torch._dynamo.reset()
+
+
+def record(model, out):
+    with sinkscope.recording(model, out=out):
+        sinkscope.generate(model, [5, 9, 11, 7], length=8, steps=4, block=4)
+    return sinkscope.open_trace(out)
+
+
+def test_a_recording_is_the_same_and_no_step_compiles_anew(diffusion, compiling, tmp_path):
+    model, graphs = compiling
+    expected, found = record(diffusion, tmp_path / "plain"), record(model, tmp_path / "compiled")
+    first = graphs.frame_count
+    assert first == 2, "one graph for all layers, and one for the hook in front of them"
+    for name in ("tokens", "column_sums", "self_attention", "value_norms", "hidden_norms"):
+        np.testing.assert_allclose(getattr(found, name)[:], getattr(expected, name)[:], atol=2e-5, rtol=1e-5, err_msg=name)
+    record(model, tmp_path / "again")
+    assert graphs.frame_count == first
+
+
+def test_hiding_bites_in_compiled_layers(diffusion, compiling, tmp_path):
+    model, _ = compiling
+    written = []
+    for one in (diffusion, model):
+        with sinkscope.HideTopSinks(k=2)(one) as hidden:
+            written.append(sinkscope.generate(one, [5, 9, 11, 7], length=8, steps=8, block=8).tokens)
+        assert hidden.effect.removed_share > 0
+    assert torch.equal(*written)
+
+
+def test_a_compiled_layer_outside_its_stack_is_refused(compiling, tmp_path):
+    from sinkscope.attention import compiled
+
+    query = torch.rand(1, 2, 3, 4)
+    with pytest.raises(AttentionError, match="expected a compiled layer to run within its stack; call the model, not the layer"):
+        compiled.attention(query, query, query, None, 0.0, None, None)

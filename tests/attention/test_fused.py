@@ -1,0 +1,233 @@
+"""The fused paths against dense attention: the Triton kernels (interpreted without a GPU) and torch's attention with roles exchanged."""
+
+import contextlib
+from dataclasses import replace
+
+import numpy
+import pytest
+import torch
+from dense import MASKS, Inputs, as_bias, close, dense, dense_sums, draw, draw_mask, triangle, without
+
+from sinkscope.attention import Columns, Prefix
+from sinkscope.attention.paths import attend_fused_by
+
+SMALL = {"batch": 2, "heads": 4, "kv_heads": 2, "queries": 21, "keys": 37, "dim": 8, "value_dim": 11, "groups": 3}
+"""Several tiles of 16 along both axes, none of them full."""
+
+interpreted = pytest.param("cpu", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU the kernels are compiled"))
+compiled = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")])
+
+
+@pytest.fixture(params=[interpreted, compiled])
+def device(request):
+    pytest.importorskip("triton", reason="needs Triton, which has wheels for Linux only")
+    return request.param
+
+
+@pytest.fixture
+def small_tiles(monkeypatch):
+    monkeypatch.setattr("sinkscope.attention.fused._tiles", lambda *_: (16, 16, 4))
+
+
+def fused(device, inputs, *, path="triton", scale=None, mask=None, causal=False, hidden=None, prefix=None):
+    """Output and columns on the CPU; the interpreter's numpy warns of every log 0 that `where` drops."""
+    there = [None if one is None else one.to(device) for one in (*vars(inputs).values(), mask, hidden)]
+    if prefix is not None:
+        prefix = Prefix(*(None if one is None else one.to(device) for one in vars(prefix).values()))
+    with numpy.errstate(all="ignore"), torch.no_grad(), torch.cuda.device(0) if device == "cuda" else contextlib.nullcontext():
+        output, columns = attend_fused_by(path, *there[:4], scale, there[4], causal, there[5], prefix)
+    return output.cpu(), Columns(**{name: None if one is None else one.cpu() for name, one in vars(columns).items()})
+
+
+def all_equal_dense(output, columns, inputs, bias, hidden=None, within=1e-5, output_within=None):
+    """Everything but the prefix, against dense attention."""
+    heads = inputs.query.shape[1]
+    bias = bias.expand(-1, heads, -1, -1)
+    clean = dense(inputs, bias)[1]
+    taken = bias if hidden is None else without(bias, hidden)
+    expected, weights = dense(inputs, taken)
+    close(output, expected, output_within or within)
+    close(columns.sums, dense_sums(inputs, weights), within)
+    close(columns.last_row, clean[:, :, -1], within)
+    close(columns.last_row_in_force, weights[:, :, -1], within)
+    if hidden is None:
+        assert columns.local is None and columns.removed is None
+        return
+    close(columns.local, dense_sums(inputs, clean), within)
+    gone = hidden[:, :, None] & ~(weights * hidden[:, :, None]).any(-1, keepdim=True)
+    close(columns.removed, (clean * gone).sum(-1), within)
+
+
+def own_places(inputs, weights, shift):
+    found = torch.zeros(weights.shape[:3], dtype=weights.dtype)
+    for query in range(weights.shape[2]):
+        if 0 <= query + shift < weights.shape[3]:
+            found[:, :, query] = weights[:, :, query, query + shift]
+    return found
+
+
+# The kernels
+
+
+@pytest.mark.parametrize("hide", [False, True])
+@pytest.mark.parametrize("kind", MASKS)
+def test_kernels_equal_dense(kind, hide, device, small_tiles):
+    inputs = draw(**SMALL)
+    arguments, bias = draw_mask(kind, inputs)
+    hidden = torch.rand(2, 4, 37, generator=torch.Generator().manual_seed(3)) < 0.3 if hide else None
+    output, columns = fused(device, inputs, **arguments, hidden=hidden)
+    all_equal_dense(output, columns, inputs, bias, hidden)
+    spread = bias.expand(-1, 4, -1, -1)
+    weights = dense(inputs, spread if hidden is None else without(spread, hidden))[1]
+    close(columns.diagonal, own_places(inputs, weights, 0 if kind == "causal" else 16))
+
+
+@pytest.mark.parametrize(("dtype", "within"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-4), (torch.float16, 1e-4)])
+@pytest.mark.parametrize(("dim", "value_dim"), [(32, 32), (80, 48), (256, 256)])
+def test_head_sizes_and_dtypes(dim, value_dim, dtype, within, device):
+    inputs = draw(batch=1, heads=2, kv_heads=1, queries=19, keys=35, dim=dim, value_dim=value_dim, groups=1)
+    inputs = Inputs(*(one.to(dtype) for one in (inputs.query, inputs.key, inputs.value)), inputs.groups)
+    output, columns = fused(device, inputs, scale=0.05)
+    expected, weights = dense(inputs, scale=0.05)
+    assert output.dtype == dtype
+    close(output, expected, within if dtype == torch.float32 else 0.03)
+    close(columns.sums, dense_sums(inputs, weights), within)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(1, 9), (9, 1), (1, 1), (40, 17), (17, 40)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_any_lengths(queries, keys, causal, device, small_tiles):
+    inputs = draw(batch=1, heads=2, kv_heads=2, queries=queries, keys=keys, groups=2)
+    output, columns = fused(device, inputs, causal=causal)
+    bias = as_bias(triangle(queries, keys)[None, None]) if causal else torch.zeros(1, 1, queries, keys, dtype=torch.float64)
+    all_equal_dense(output, columns, inputs, bias)
+    close(columns.diagonal, own_places(inputs, dense(inputs, bias)[1], 0 if causal else keys - queries))
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "groups"), [(6, 1, 1), (6, 3, 2), (3, 3, 5)])
+def test_grouped_queries_and_query_groups(heads, kv_heads, groups, device):
+    inputs = draw(batch=2, heads=heads, kv_heads=kv_heads, queries=7, keys=9, groups=groups)
+    output, columns = fused(device, inputs)
+    all_equal_dense(output, columns, inputs, torch.zeros(1, 1, 7, 9, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (2, 1), (1, 4), (2, 4)])
+def test_hidden_keys_of_each_batch_and_head(shape, device):
+    inputs = draw(**SMALL)
+    hidden = torch.rand(*shape, 37, generator=torch.Generator().manual_seed(4)) < 0.3
+    output, columns = fused(device, inputs, hidden=hidden)
+    all_equal_dense(output, columns, inputs, torch.zeros(1, 1, 21, 37, dtype=torch.float64), hidden)
+    assert columns.sums.masked_select(hidden[:, :, None].expand(2, 4, 3, 37)).abs().sum() == 0, "hidden keys get exactly nothing"
+
+
+def test_left_padding_and_queries_that_see_nothing(device, small_tiles):
+    inputs = draw(**SMALL)
+    visible = torch.ones(2, 1, 21, 37, dtype=torch.bool)
+    visible[0, :, :, :20], visible[1, :, 3] = False, False
+    hidden = torch.zeros(1, 4, 37, dtype=torch.bool)
+    hidden[:, 1, 25] = True
+    output, columns = fused(device, inputs, mask=visible, hidden=hidden)
+    all_equal_dense(output, columns, inputs, as_bias(visible), hidden)
+    assert output[1, :, 3].abs().sum() == 0
+
+
+def test_a_query_keeps_its_keys_where_only_hidden_ones_are_visible(device, small_tiles):
+    """Causal queries 0 and 1 see hidden keys alone; the others lose them."""
+    inputs = draw(**{**SMALL, "queries": 37})
+    hidden = torch.zeros(1, 1, 37, dtype=torch.bool)
+    hidden[..., :2] = True
+    output, columns = fused(device, inputs, causal=True, hidden=hidden)
+    all_equal_dense(output, columns, inputs, as_bias(triangle(37, 37)[None, None].expand(2, 1, -1, -1)), hidden)
+    assert columns.removed is not None and columns.removed[:, :, :2].abs().sum() == 0
+
+
+@pytest.mark.parametrize("strength", [3.0, 30.0, 200.0])
+def test_hiding_a_key_that_takes_nearly_everything(strength, device, small_tiles):
+    """What is left, down to exp(−200) of a row, is scaled up to the whole."""
+    inputs = draw(**{**SMALL, "dim": 16})
+    inputs.query[..., 0], inputs.key[..., 0] = 4 * strength, 0.0
+    inputs.key[:, :, 5, 0] = 1.0
+    hidden = torch.zeros(1, 1, 37, dtype=torch.bool)
+    hidden[..., 5] = True
+    output, columns = fused(device, inputs, hidden=hidden)
+    all_equal_dense(output, columns, inputs, torch.zeros(1, 1, 21, 37, dtype=torch.float64), hidden, within=2e-4)
+
+
+@pytest.mark.parametrize("hide", [False, True])
+@pytest.mark.parametrize("dressed", ["keys and values", "keys", "logits"])
+def test_prefix(dressed, hide, device, small_tiles):
+    inputs, count = draw(**SMALL), 2
+    front = draw(**{**SMALL, "batch": 1, "keys": count, "seed": 5})
+    logits = torch.randn(4, count, generator=torch.Generator().manual_seed(6))
+    prefix = Prefix(
+        keys=None if dressed == "logits" else front.key[0],
+        values=front.value[0] if "values" in dressed else None,
+        logits=logits if dressed == "logits" else None,
+    )
+    hidden = torch.rand(2, 4, 37, generator=torch.Generator().manual_seed(3)) < 0.3 if hide else None
+    output, columns = fused(device, inputs, causal=True, prefix=prefix, hidden=hidden)
+    bias = as_bias(triangle(21, 37)[None, None].expand(2, 4, -1, -1))
+    if hidden is not None:
+        bias = bias.masked_fill(hidden[:, :, None], -torch.inf)
+    body = (inputs.query.double() @ inputs.key.repeat_interleave(2, 1).double().mT) * 8**-0.5 + bias
+    own = logits[None, :, None] if dressed == "logits" else (inputs.query @ front.key.repeat_interleave(2, 1).mT) * 8**-0.5
+    weights = torch.softmax(torch.cat([own.double().expand(2, 4, 21, count), body], -1), -1)
+    values = front.value.double() if "values" in dressed else torch.zeros_like(front.value).double()
+    everything = torch.cat([values.expand(2, -1, -1, -1), inputs.value.double()], 2).repeat_interleave(2, 1)
+    close(output, weights @ everything)
+    close(columns.sums, dense_sums(inputs, weights)[..., count:])
+    close(columns.prefix, dense_sums(inputs, weights)[..., :count])
+
+
+def test_not_a_number_comes_through(device):
+    inputs = draw(batch=1, heads=3, kv_heads=3, queries=5, keys=6, groups=1)
+    inputs.query[0, 1, 2] = torch.nan
+    output, columns = fused(device, inputs, hidden=torch.zeros(1, 1, 6, dtype=torch.bool))
+    assert columns.sums.isnan().any(-1)[0, :, 0].tolist() == [False, True, False]
+    assert output[0, 1, 2].isnan().all() and not output[0, 0].isnan().any()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_same_numbers_in_every_run():
+    inputs = draw(batch=2, heads=8, kv_heads=4, queries=700, keys=900, dim=128, value_dim=128, groups=2)
+    inputs = Inputs(*(one.bfloat16() for one in (inputs.query, inputs.key, inputs.value)), inputs.groups)
+    first, again = fused("cuda", inputs), fused("cuda", inputs)
+    assert torch.equal(first[0], again[0]) and torch.equal(first[1].sums, again[1].sums)
+    all_equal_dense(*first, inputs, torch.zeros(1, 1, 700, 900, dtype=torch.float64), within=5e-4, output_within=0.03)
+
+
+# Roles exchanged
+
+
+@pytest.mark.parametrize("device", ["cpu", compiled])
+@pytest.mark.parametrize(
+    ("dtype", "within"), [(torch.float32, 1e-5), (torch.bfloat16, 5e-3), (torch.float16, 1e-3)], ids=["float32", "bfloat16", "float16"]
+)
+@pytest.mark.parametrize("kind", [*MASKS, "hidden"])
+def test_exchanged_equals_dense(kind, dtype, within, device):
+    inputs = draw(**SMALL)
+    inputs = Inputs(*(one.to(dtype) for one in (inputs.query, inputs.key, inputs.value)), inputs.groups)
+    arguments, bias = draw_mask("none" if kind == "hidden" else kind, inputs)
+    if "mask" in arguments:
+        nothing = False if arguments["mask"].dtype == torch.bool else -torch.inf
+        arguments["mask"][0, 0, 2], bias[0, 0, 2] = nothing, -torch.inf
+    hidden = torch.rand(2, 4, 37, generator=torch.Generator().manual_seed(3)) < 0.3 if kind == "hidden" else None
+    if hidden is not None:
+        hidden[1, 2] = True  # which leaves this head as it is
+    output, columns = fused(device, inputs, path="exchanged", **arguments, hidden=hidden)
+    all_equal_dense(output, columns, inputs, bias, hidden, within, within if dtype == torch.float32 else 0.03)
+    assert columns.sums.dtype == columns.diagonal.dtype == torch.float32
+
+
+@pytest.mark.parametrize("device", ["cpu", compiled])
+def test_what_exchanging_cannot_do_goes_through_the_sweep(device):
+    inputs = draw(**SMALL)
+    hidden = torch.zeros(1, 1, 37, dtype=torch.bool)
+    hidden[..., 0] = True
+    output, columns = fused(device, inputs, path="exchanged", causal=True, hidden=hidden)
+    all_equal_dense(output, columns, inputs, as_bias(triangle(21, 37)[None, None].expand(2, 1, -1, -1)), hidden)
+    front = draw(**{**SMALL, "batch": 1, "keys": 1})
+    _, columns = fused(device, replace(inputs), path="exchanged", prefix=Prefix(keys=front.key[0]))
+    assert columns.prefix is not None
+    close(columns.sums.sum(-1) + columns.prefix.sum(-1), inputs.groups.sum(-1)[:, None].expand(-1, 4, -1))

@@ -1,0 +1,126 @@
+"""Which implementation a call takes, and that a model is recorded alike by each."""
+
+from types import SimpleNamespace
+
+import numpy
+import pytest
+import torch
+from dense import draw
+
+import sinkscope
+from sinkscope.attention import Hidden, attend, paths
+from sinkscope.errors import AttentionError
+
+
+@pytest.fixture(autouse=True)
+def warn_anew():
+    paths._warn_once.cache_clear()
+
+
+def on_a_gpu(dtype=torch.bfloat16, dim=128):
+    """What `path_of` looks at."""
+    return SimpleNamespace(is_cuda=True, dtype=dtype, shape=(1, 4, 9, dim))
+
+
+@pytest.mark.parametrize(("installed", "path"), [(True, "triton"), (False, "exchanged")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dim", [32, 80, 256])
+def test_a_gpu_takes_triton_where_it_is_installed(installed, path, dtype, dim, monkeypatch):
+    monkeypatch.setattr(paths, "has_triton", lambda: installed)
+    assert paths.path_of(on_a_gpu(dtype, dim), on_a_gpu(dtype, dim), on_a_gpu(dtype, 64)) == path
+
+
+def test_a_cpu_takes_the_sweep():
+    inputs = draw()
+    assert paths.path_of(inputs.query, inputs.key, inputs.value) == "sweep"
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ((on_a_gpu(dim=288),) * 3, r"does not take head size 288 \(it takes heads of at most 256 in float32, bfloat16, float16\)"),
+        ((on_a_gpu(dim=64), on_a_gpu(dim=64), on_a_gpu(dim=512)), "does not take head size 512"),
+        ((on_a_gpu(torch.float64),) * 3, "does not take dtype float64"),
+        ((on_a_gpu(torch.float32), on_a_gpu(), on_a_gpu()), "does not take dtype bfloat16 and float32"),
+    ],
+)
+def test_what_the_kernels_do_not_take_falls_back_with_one_warning(tensors, message, recwarn):
+    for _ in range(3):
+        assert paths.path_of(*tensors) == "sweep"
+    assert len(recwarn) == 1
+    with pytest.warns(RuntimeWarning, match=message):
+        paths._warn_once.cache_clear()
+        paths.path_of(*tensors)
+
+
+@pytest.mark.parametrize(
+    "hidden",
+    [
+        [Hidden(torch.ones(1, 1, 1, 13, dtype=torch.bool), zeroed=True)],
+        [Hidden(torch.ones(1, 1, 11, 13, dtype=torch.bool))],
+        [Hidden(torch.ones(1, 1, 1, 13, dtype=torch.bool), queries=torch.ones(1, 11, dtype=torch.bool))],
+    ],
+    ids=["zeroed", "per query", "some queries"],
+)
+def test_what_kernels_cannot_hide_goes_through_the_sweep(hidden, monkeypatch):
+    taken = forced("triton", monkeypatch)
+    inputs = draw()
+    attend(**vars(inputs), hidden=hidden)
+    assert taken == []
+    attend(**vars(inputs), hidden=[Hidden(torch.zeros(1, 1, 1, 13, dtype=torch.bool))] * 2)
+    assert taken == ["triton"]
+
+
+def test_gradients_go_through_the_sweep(monkeypatch):
+    taken = forced("triton", monkeypatch)
+    inputs = draw()
+    inputs.query.requires_grad_()
+    output, _ = attend(**vars(inputs))
+    output.sum().backward()
+    assert taken == [] and inputs.query.grad is not None
+
+
+def test_wrong_arguments_are_refused_on_a_gpu_too(monkeypatch):
+    forced("triton", monkeypatch)
+    inputs = draw()
+    with pytest.raises(AttentionError, match="found both; fold causality into the mask"):
+        attend(**vars(inputs), causal=True, mask=torch.ones(1, 1, 11, 13, dtype=torch.bool))
+    with pytest.raises(AttentionError, match="multiple of key heads, found 7 and 3"):
+        attend(**vars(draw(heads=7)))
+
+
+def forced(path, monkeypatch):
+    """Turns the CPU's tensors to a fused path; returns the list of the calls that took it."""
+    taken, fused = [], paths.attend_fused_by
+
+    def note(path, *arguments):
+        taken.append(path)
+        return fused(path, *arguments)
+
+    monkeypatch.setattr(paths, "path_of", lambda *_: path)
+    monkeypatch.setattr(paths, "attend_fused_by", note)
+    if path == "triton":
+        pytest.importorskip("triton", reason="needs Triton, which has wheels for Linux only")
+        if torch.cuda.is_available():
+            pytest.skip("with a GPU the kernels are compiled, and do not take the CPU's tensors")
+    return taken
+
+
+@pytest.mark.parametrize("path", ["triton", "exchanged"])
+@pytest.mark.parametrize("name", ["diffusion", "autoregressive"])
+def test_a_recording_is_the_same_by_every_path(path, name, request, monkeypatch, tmp_path):
+    model = request.getfixturevalue(name)
+    prompts, settings = [[5, 9, 11, 7], [8, 6]], {"length": 4} | ({"steps": 2, "block": 4} if name == "diffusion" else {})
+    rule = sinkscope.HideTopSinks(k=1)
+    written = {}
+    for chosen in ("sweep", path):
+        taken = forced(path, monkeypatch) if chosen == path else ["sweep"]
+        with numpy.errstate(all="ignore"), sinkscope.recording(model, out=tmp_path / chosen), rule(model):
+            sinkscope.generate(model, prompts, **settings)
+        assert taken and set(taken) == {chosen}
+        written[chosen] = sinkscope.open_traces(tmp_path / chosen)
+    for mine, theirs in zip(written["sweep"], written[path], strict=True):
+        assert mine.manifest["attention"] == "sweep" and theirs.manifest["attention"] == path
+        assert numpy.array_equal(mine.tokens[:], theirs.tokens[:])
+        for tensor in ("column_sums", "self_attention"):
+            numpy.testing.assert_allclose(getattr(mine, tensor)[:], getattr(theirs, tensor)[:], atol=2e-4, rtol=1e-4)

@@ -1,0 +1,100 @@
+"""A recording whose steps are written by the thread, as on a GPU: the same trace, the same refusals."""
+
+import numpy as np
+import pytest
+import torch
+
+import sinkscope
+from sinkscope.errors import AttentionError
+from sinkscope.recorder import trace_recorder
+from sinkscope.recorder.courier import Courier
+
+SETTINGS = {"length": 8, "steps": 4, "block": 4}
+
+
+@pytest.fixture
+def threaded(monkeypatch):
+    monkeypatch.setattr(trace_recorder, "Courier", lambda: Courier(threaded=True, room=20_000))
+
+
+def record(model, out, keep="columns"):
+    with sinkscope.recording(model, out=out, keep=keep):
+        sinkscope.generate(model, [[5, 9, 11, 7], [8, 6]], **SETTINGS)
+        sinkscope.generate(model, [7, 6, 5], **SETTINGS)
+    return sinkscope.open_traces(out)
+
+
+def test_the_trace_is_the_one_written_step_by_step(diffusion, tmp_path, monkeypatch):
+    expected = record(diffusion, tmp_path / "plain")
+    monkeypatch.setattr(trace_recorder, "Courier", lambda: Courier(threaded=True, room=20_000))
+    found = record(diffusion, tmp_path / "threaded")
+    assert len(found) == len(expected) == 3
+    for one, other in zip(found, expected, strict=True):
+        assert one.manifest["complete"] and one.manifest["text"] == other.manifest["text"]
+        for name in ("tokens", "written", "column_sums", "self_attention", "value_norms", "confidence"):
+            assert np.array_equal(getattr(one, name)[:], getattr(other, name)[:], equal_nan=True), name
+
+
+def test_statistics_are_counted_in_the_thread(diffusion, tmp_path, threaded):
+    with sinkscope.recording(diffusion, out=tmp_path / "counted", keep="statistics"):
+        sinkscope.generate(diffusion, [5, 9, 11, 7], **SETTINGS)
+    assert (tmp_path / "counted" / "statistics.safetensors").exists()
+
+
+@pytest.mark.parametrize("in_a_thread", [False, True])
+def test_a_nan_in_attention_is_told_and_the_trace_says_incomplete(in_a_thread, diffusion, tmp_path, monkeypatch):
+    if in_a_thread:
+        monkeypatch.setattr(trace_recorder, "Courier", lambda: Courier(threaded=True))
+    spoiled, count = diffusion.network.model.layers[1].self_attn, []
+
+    def spoil(module, args, output):
+        count.append(1)
+        if len(count) == 3:
+            output = output.clone()
+            output[..., 8:16] = torch.nan  # of the second of five heads
+        return output
+
+    handle = spoiled.q_proj.register_forward_hook(spoil)
+    try:
+        with (
+            pytest.raises(AttentionError, match=r"of step 2 .* found NaN first in layer model\.layers\.1\.self_attn, head 1; .*float32"),
+            sinkscope.recording(diffusion, out=tmp_path / "trace"),
+        ):
+            sinkscope.generate(diffusion, [5, 9, 11, 7], **SETTINGS)
+    finally:
+        handle.remove()
+    trace = sinkscope.open_trace(tmp_path / "trace")
+    assert trace.manifest["complete"] is False and trace.steps == 2
+
+
+def test_no_room_to_stack_layers_goes_by_the_host(diffusion, tmp_path, monkeypatch, threaded):
+    expected = record(diffusion, tmp_path / "plain")
+    stack, tries = trace_recorder.stack_layers, []
+
+    def scarce(layers):
+        tries.append(1)
+        if len(tries) % 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return stack(layers)
+
+    monkeypatch.setattr(trace_recorder, "stack_layers", scarce)
+    found = record(diffusion, tmp_path / "scarce")
+    assert all(np.array_equal(one.column_sums[:], other.column_sums[:], equal_nan=True) for one, other in zip(found, expected, strict=True))
+    assert [one.steps for one in found] == [4, 4, 4]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_recording_on_a_gpu_never_waits_inside_a_step(tmp_path):
+    """CUDA's own alarm: any call that waits for the device between two steps raises."""
+    model = sinkscope.load("lab-diffusion", device="cuda")
+    canvas = torch.full((1, 64), model.card.mask_id, device="cuda")
+    with sinkscope.recording(model, out=tmp_path / "trace"), torch.no_grad():
+        model.network.model(input_ids=canvas, use_cache=False)  # opens the trace, compiles the kernels
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for _ in range(3):
+                model.network.model(input_ids=canvas, use_cache=False)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert sinkscope.open_trace(tmp_path / "trace").steps == 4
