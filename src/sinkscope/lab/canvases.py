@@ -26,12 +26,14 @@ class CanvasMix:
         lengths: canvas lengths in tokens.
         weights: how often each length is drawn, relative to the others.
         code_share: share of rows that hold code tasks instead of word problems.
+        templates: names of the word problems that are drawn; all of them when empty.
     """
 
     tokens: int = 3072
     lengths: tuple[int, ...] = (72, 144, 288, 384, 1024)
     weights: tuple[float, ...] = (0.50, 0.25, 0.18, 0.06, 0.01)
     code_share: float = 0.15
+    templates: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ def draw_canvases(mix: CanvasMix, tokenizer: Any, seed: int, update: int) -> Can
     """Batch number ``update`` of the stream ``seed``."""
     rng = random.Random(f"canvases {seed} {update}")
     length = rng.choices(mix.lengths, mix.weights)[0]
-    streams = {False: training_problems(rng), True: training_code_tasks(rng)}
+    streams = {False: training_problems(rng, mix.templates), True: training_code_tasks(rng)}
     rows = [_fill_row(length, streams[rng.random() < mix.code_share], tokenizer, rng) for _ in range(mix.tokens // length)]
     return Canvases(torch.tensor([tokens for tokens, _ in rows]), torch.tensor([answers for _, answers in rows]))
 

@@ -100,9 +100,9 @@ TEMPLATES = (
 _SYMBOLS = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
 
 
-def make_problem(rng: random.Random) -> Problem:
-    """Draws one problem; every number in it and every result so far lies in 1…12."""
-    template = rng.choice(TEMPLATES)
+def make_problem(rng: random.Random, templates: tuple[str, ...] = ()) -> Problem:
+    """Draws one problem, of the named templates alone where some are named; every number and every result so far lies in 1…12."""
+    template = rng.choice([one for one in TEMPLATES if one.name in templates] if templates else TEMPLATES)
     letters = sorted({letter for operation in template.operations for letter in operation if letter.isalpha()})
     while True:
         numbers = {letter: rng.randint(1, 9) for letter in letters}
@@ -154,11 +154,11 @@ def _held_out_questions() -> frozenset[str]:
     return frozenset(problem.question for problem in held_out_problems())
 
 
-def training_problems(rng: random.Random) -> Iterator[Problem]:
-    """An endless stream without any held-out question."""
+def training_problems(rng: random.Random, templates: tuple[str, ...] = ()) -> Iterator[Problem]:
+    """An endless stream without any held-out question, of the named templates alone where some are named."""
     held_out = _held_out_questions()
     while True:
-        problem = make_problem(rng)
+        problem = make_problem(rng, templates)
         if problem.question not in held_out:
             yield problem
 

@@ -9,7 +9,11 @@ from sinkscope.lab.canvases import CanvasMix
 
 @dataclass(frozen=True)
 class Architecture:
-    """The shape of a `transformers` Llama."""
+    """The shape of a `transformers` Llama.
+
+    Attributes:
+        positions: ``rotary`` as Llama has them, or ``learned`` absolute ones (`sinkscope.models.learned_positions`).
+    """
 
     layers: int = 6
     hidden_size: int = 192
@@ -18,6 +22,7 @@ class Architecture:
     intermediate_size: int = 512
     max_positions: int = 1024
     rope_theta: float = 10000.0
+    positions: Literal["rotary", "learned"] = "rotary"
 
 
 @dataclass(frozen=True)
@@ -56,10 +61,22 @@ class Recipe:
             raise CallError(f"updates: expected at least 1, found {self.updates}")
 
 
+SHORT = CanvasMix(tokens=1536, lengths=(48, 96), weights=(0.5, 0.5), code_share=0.0, templates=("buy", "give", "find"))
+"""One addition or subtraction a problem, so that an arm of a comparison learns it in minutes on a core."""
+
 RECIPES = {
     recipe.name: recipe
     for recipe in (
         Recipe("lab-diffusion", "masked_diffusion", updates=7500),
         Recipe("lab-autoregressive", "next_token", updates=1500),
+        Recipe(
+            "lab-diffusion-learned-positions",
+            "masked_diffusion",
+            updates=2500,
+            architecture=Architecture(positions="learned", max_positions=96),
+            canvases=SHORT,
+            validate_every=250,
+            whole_canvas_share=0.0,
+        ),
     )
 }

@@ -30,6 +30,9 @@ def build_network(recipe: Recipe, tokenizer: Any) -> Any:
     """A freshly initialised network: transformers' Llama, bidirectional for masked diffusion."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    from sinkscope.models.layouts import MARK_POSITIONS
+    from sinkscope.models.learned_positions import LearnedPositionsLlama
+
     shape = recipe.architecture
     config = LlamaConfig(
         vocab_size=len(tokenizer),
@@ -51,6 +54,9 @@ def build_network(recipe: Recipe, tokenizer: Any) -> Any:
     torch.manual_seed(recipe.seed)
     # On short canvases plain matrix products beat the CPU's flash kernel, backward above all.
     config._attn_implementation = "eager"
+    if shape.positions == "learned":
+        setattr(config, MARK_POSITIONS, True)
+        return LearnedPositionsLlama(config)
     return LlamaForCausalLM(config)
 
 
@@ -125,6 +131,8 @@ def claim_recipe(recipe: Recipe, out: Path) -> None:
         raise TrainingError(
             f"{path}: expected the recipe of a run, found something else ({error}); delete the folder or choose another"
         ) from error
+    theirs["architecture"] = {"positions": "rotary", **(theirs.get("architecture") or {})}  # as earlier versions had it
+    theirs["canvases"] = {"templates": [], **(theirs.get("canvases") or {})}
     different = [key for key in mine if mine[key] != theirs.get(key)]
     if different:
         changes = ", ".join(f"{key} {theirs.get(key)!r} → {mine[key]!r}" for key in different)

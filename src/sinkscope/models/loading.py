@@ -16,6 +16,7 @@ import torch
 from sinkscope.errors import CallError, ModelError
 from sinkscope.models.conversion import Converted, convert_config, rename_tensor, tensor_renamings
 from sinkscope.models.families import recognise
+from sinkscope.models.layouts import MARK_POSITIONS
 from sinkscope.models.model import Model, ModelCard
 from sinkscope.models.quiet import quiet
 from sinkscope.models.tokenization import load_tokenizer
@@ -227,6 +228,10 @@ def network_class(converted: Converted) -> Any:
         from sinkscope.models.rotary import FullPrecisionLlama
 
         return FullPrecisionLlama
+    if converted.fields.get(MARK_POSITIONS):
+        from sinkscope.models.learned_positions import LearnedPositionsLlama
+
+        return LearnedPositionsLlama
     return transformers.LlamaForCausalLM
 
 
