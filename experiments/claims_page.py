@@ -25,10 +25,10 @@ ORDER = (
 )
 HEAD = """# The papers' claims, one by one, on two small models
 
-Written by `python experiments/claims_page.py` from `results/claims/*.json`; do not edit. *Paper 1* is *Attention Sinks in Diffusion
-Language Models* (arXiv 2510.15731), *paper 2* is *One Token Is Enough* (arXiv 2601.19657). They speak of models of 7 to 8 billion parameters; what
-follows was measured on the bundled [lab models](lab.md) of 2.8 million. A claim that does not hold here may hold there, and the
-other way round: each script takes the statistics that `sinkscope analyse` gives for any model.
+Written by `python experiments/claims_page.py` from `results/claims/*.json`; do not edit. *Paper 1* is *Attention Sinks in
+Diffusion Language Models* (arXiv 2510.15731), *paper 2* is *One Token Is Enough* (arXiv 2601.19657). They speak of models of 7 to 8
+billion parameters; what follows was measured on [lab models](lab.md) of 2.8 million. A claim that does not hold here may hold
+there, and the other way round: each script takes the statistics that `sinkscope analyse` gives for any model.
 
 Every number is a mean over prompts with a 95 % interval over prompts ([how](statistics.md)). Each claim is cut into parts, with a bound
 that was written into the script before it was run. A part *holds* if its whole interval lies where the claim wants it, *does not hold* if
