@@ -1,0 +1,32 @@
+"""Every claim, one script after the other, and the page.
+
+Command   python experiments/all_claims.py [--prompts 48] [--without NAME…]
+Cost      about 25 minutes on one core, and another 26 for the two trainings of learned_positions; the same command goes on after a
+          kill. The traces take 3 GB under experiments/work (or ``$SINKSCOPE_WORK``).
+"""
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+from claims_page import ORDER
+from lab_runs import PROMPTS
+
+FOLDER = Path(__file__).parent
+SCRIPTS = {name: FOLDER / f"{name.replace('-', '_')}.py" for name in ORDER}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompts", type=int, default=PROMPTS)
+    parser.add_argument("--without", nargs="*", default=[], choices=SCRIPTS, metavar="NAME", help="claims that are left out")
+    arguments = parser.parse_args()
+    for name, script in SCRIPTS.items():
+        if name not in arguments.without:
+            subprocess.run([sys.executable, str(script), "--prompts", str(arguments.prompts)], check=True)
+    subprocess.run([sys.executable, str(FOLDER / "claims_page.py")], check=True)
+
+
+if __name__ == "__main__":
+    main()
