@@ -6,15 +6,13 @@ Cost      about 25 minutes on one core, and another 26 for the two trainings of 
 """
 
 import argparse
-import subprocess
-import sys
-from pathlib import Path
+import importlib
 
-from claims_page import ORDER
+from claims import read_part, report
+from claims_page import ORDER, PAGE, page, read
 from lab_runs import PROMPTS
 
-FOLDER = Path(__file__).parent
-SCRIPTS = {name: FOLDER / f"{name.replace('-', '_')}.py" for name in ORDER}
+SCRIPTS = {name: name.replace("-", "_") for name in ORDER}
 
 
 def main() -> None:
@@ -24,8 +22,9 @@ def main() -> None:
     arguments = parser.parse_args()
     for name, script in SCRIPTS.items():
         if name not in arguments.without:
-            subprocess.run([sys.executable, str(script), "--prompts", str(arguments.prompts)], check=True)
-    subprocess.run([sys.executable, str(FOLDER / "claims_page.py")], check=True)
+            module = importlib.import_module(script)
+            report(module.CLAIM, arguments.prompts, f"{script}.py", getattr(module, "read", read_part))
+    PAGE.write_text(page(read()))
 
 
 if __name__ == "__main__":

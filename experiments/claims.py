@@ -198,10 +198,14 @@ def shown(found: dict[str, float | None]) -> str:
     return f"{found['value']:.3g} ({around})"
 
 
+def report(claim: Claim, prompts: int, script: str, read: Callable[[Part, int], dict[str, Any]] = read_part) -> dict[str, Any]:
+    """Reads the parts of a claim, stores and prints them."""
+    names = {name: None for part in claim.parts for one in (part.number, part.minus) if one is not None for name in [one.run]}
+    return store(claim, [read(part, prompts) for part in claim.parts], [RUNS[name] for name in names], prompts, script)
+
+
 def tell(claim: Claim, script: str, read: Callable[[Part, int], dict[str, Any]] = read_part) -> None:
-    """What every script does: reads the parts of its claim, stores and prints them."""
+    """The same from the command line: what every script does."""
     parser = argparse.ArgumentParser(description=claim.says)
     parser.add_argument("--prompts", type=int, default=PROMPTS)
-    prompts = parser.parse_args().prompts
-    names = {name: None for part in claim.parts for one in (part.number, part.minus) if one is not None for name in [one.run]}
-    store(claim, [read(part, prompts) for part in claim.parts], [RUNS[name] for name in names], prompts, Path(script).name)
+    report(claim, parser.parse_args().prompts, Path(script).name, read)

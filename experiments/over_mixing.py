@@ -10,7 +10,6 @@ Cost      about 3 s of one core a prompt.
 """
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -137,4 +136,4 @@ CLAIM = Claim(
 )
 
 if __name__ == "__main__":
-    tell(CLAIM, Path(__file__).name, read)
+    tell(CLAIM, __file__, read)

@@ -13,7 +13,7 @@ from claims import MAIN, Claim, Number, Part, interval, judge, measure, read_par
 
 from sinkscope.sinks import Analysis, Point
 
-SCRIPTS = {name: path.stem for name, path in all_claims.SCRIPTS.items()}
+SCRIPTS = all_claims.SCRIPTS
 
 
 @pytest.mark.parametrize(
