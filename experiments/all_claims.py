@@ -24,7 +24,7 @@ def main() -> None:
         if name not in arguments.without:
             module = importlib.import_module(script)
             report(module.CLAIM, arguments.prompts, f"{script}.py", getattr(module, "read", read_part))
-    PAGE.write_text(page(read()))
+            PAGE.write_text(page(read()))
 
 
 if __name__ == "__main__":
