@@ -1,8 +1,9 @@
 """`analyse` on one long synthetic trace: seconds, and how far it raises the peak memory of a fresh process.
 
 The trace has all tensors that a diffusion model leaves: 256 steps, 32 layers, 32 heads and 512 tokens are 537 MB of
-column sums, as many of the masked queries' columns, of self-attention and of value and key norms each. Sinks are planted in random
-attention: one that stays and one that moves with the commits in every head. ``--quick`` takes a quarter of the steps.
+column sums, as many of the masked and of the prompt queries' columns, of self-attention and of value and key norms each.
+Sinks are planted in random attention: one that stays and one that moves with the commits in every head. ``--quick`` takes a
+quarter of the steps.
 The choice model is left out: it compares prompts, and here is one.
 """
 
@@ -62,6 +63,7 @@ def write_trace(folder: Path, steps: int, layers: int, heads: int, width: int) -
                 "lengths": np.int32(width),
                 "column_sums": columns,
                 "column_sums_masked": columns * np.float32(masked.mean()),
+                "column_sums_prompt": columns * np.float32(0.5),
                 "self_attention": columns / np.float32(width),
                 "value_norms": 1 + np.roll(noise, step, axis=-1),
                 "key_norms": 1 + np.roll(noise, 2 * step, axis=-1),

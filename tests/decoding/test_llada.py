@@ -16,7 +16,7 @@ EOT = 57  # an ordinary word that a test declares to be the end of a turn
 
 
 @torch.no_grad()
-def dense_llada(model, prompt, *, length, steps, block, guidance=0.0, logits_eos_inf=False, no_confidence=()):
+def dense_llada(model, prompt, *, length, steps, block, guidance=0.0, logits_eos_inf=False, no_confidence=(), leftward=False):
     """The published loop at temperature 0: the canvas after every step, confidences of the last.
 
     ``no_confidence``: tokens that lose their confidence once the candidates are chosen.
@@ -25,7 +25,7 @@ def dense_llada(model, prompt, *, length, steps, block, guidance=0.0, logits_eos
     canvas = torch.tensor([*prompt, *[mask] * length])
     is_prompt = torch.arange(len(canvas)) < len(prompt)
     blocks, canvases = length // block, []
-    for number in range(blocks):
+    for number in reversed(range(blocks)) if leftward else range(blocks):
         begin, end = len(prompt) + number * block, len(prompt) + (number + 1) * block
         masks = int((canvas[begin:end] == mask).sum())
         per_block = steps // blocks
@@ -40,7 +40,8 @@ def dense_llada(model, prompt, *, length, steps, block, guidance=0.0, logits_eos
             for token in no_confidence:
                 logits[:, token] = -torch.inf
             confidence = logits.softmax(-1)[torch.arange(len(canvas)), candidate]
-            confidence[end:] = -torch.inf
+            confidence[:begin] = -torch.inf if leftward else confidence[:begin]
+            confidence[end:] = confidence[end:] if leftward else -torch.inf
             confidence[canvas != mask] = -torch.inf
             chosen = confidence.topk(masks // per_block + (step < masks % per_block)).indices
             canvas = canvas.clone()
@@ -117,6 +118,15 @@ def test_token_for_token_as_the_plain_loop(diffusion, prompt, settings):
     assert torch.equal(canvases_of(steps), dense)
     if settings["length"] >= 30:
         assert len(dense[-1, len(prompt) :].unique()) >= 8  # a network that writes one word would prove nothing
+
+
+@pytest.mark.parametrize("settings", SHAPES[1:4], ids=name_of)
+def test_blocks_from_right_to_left_are_the_plain_loop_mirrored(diffusion, prompt, settings):
+    steps = written_by(diffusion, [prompt], block_order="right_to_left", **settings)
+    assert torch.equal(canvases_of(steps), dense_llada(diffusion, prompt, leftward=True, **settings))
+    first = [int((step.written[0, len(prompt) :] >= 0).nonzero()[0]) // settings["block"] for step in steps]
+    assert first == sorted(first, reverse=True)
+    assert (first[0], first[-1]) == (settings["length"] // settings["block"] - 1, 0)
 
 
 @pytest.mark.parametrize("settings", SHAPES[1:4], ids=name_of)

@@ -37,6 +37,7 @@ REFUSED = [
     (LLADA, {"temperature": float("inf")}, ValueError, ["temperature", "found inf"]),
     (LLADA, {"guidance": -1.0}, ValueError, ["guidance", "found -1.0"]),
     (LLADA, {"remasking": "sideways"}, ValueError, ["remasking: expected low_confidence or random, found 'sideways'"]),
+    (LLADA, {"block_order": "inwards"}, ValueError, ["block_order: expected left_to_right or right_to_left, found 'inwards'"]),
     (LLAMA, {"temperature": -1.0}, ValueError, ["temperature", "found -1.0"]),
     (LLAMA, {"top_k": -1}, ValueError, ["top_k", "found -1"]),
     (LLAMA, {"top_p": 0.0}, ValueError, ["top_p: expected a number above 0 and up to 1, found 0.0"]),

@@ -129,7 +129,8 @@ def of_traces(folder, excess=3.0):
     """The same statistics from whole traces."""
     merged = None
     for trace in sinkscope.open_traces(folder):
-        found = Statistics(len(trace.layers), trace.heads, excess=excess, causal=trace.causal)
+        length = trace.manifest["prompt_length"]
+        found = Statistics(len(trace.layers), trace.heads, excess=excess, causal=trace.causal, prompt_length=length)
         for step in range(trace.steps):
             length = trace.lengths[step]
             arrays = {name: getattr(trace, name)[step] for name in trace.tensors}

@@ -37,17 +37,20 @@ class Prompt:
         self.last_query = np.where(np.isnan(columns), np.nan, rows)
         self.tokens = rng.integers(0, 12, (steps, length)).astype(np.int32)
         self.masked = (rng.random((steps, length)) < 0.5).astype(np.uint8)
-        self.column_sums_masked = columns * rng.random(columns.shape).astype(np.float32)
+        self.prompt_length = 9
+        self.masked[:, : self.prompt_length] = 0
+        parts = rng.dirichlet(np.ones(3), columns.shape).astype(np.float32)  # of masked, prompt and written queries
+        self.column_sums_masked, self.column_sums_prompt = columns * parts[..., 0], columns * parts[..., 1]
         self.value_norms, self.key_norms = rng.random((2, steps, LAYERS, KV_HEADS, length)).astype(np.float32) + 1
         self.hidden_norms = rng.random((steps, LAYERS, length)).astype(np.float32) + 1
 
     def step(self, number):
         names = ["tokens", "masked", "column_sums", "value_norms", "key_norms", "hidden_norms"]
-        names.append("last_query" if self.causal else "column_sums_masked")
+        names += ["last_query"] if self.causal else ["column_sums_masked", "column_sums_prompt"]
         return {name: getattr(self, name)[number][..., : self.lengths[number]] for name in names}
 
     def statistics(self):
-        found = Statistics(LAYERS, HEADS, causal=self.causal)
+        found = Statistics(LAYERS, HEADS, causal=self.causal, prompt_length=self.prompt_length)
         for number in range(self.steps):
             found.update(self.step(number))
         found.finish()
@@ -231,18 +234,24 @@ def test_norms_of_sinks_and_of_others(prompts, merged):
 
 def test_groups_split_where_their_strongest_keys_differ():
     prompt = Prompt(4)
+    prompt.masked[:, -8:] = 0  # written by all steps but two
+    prompt.masked[1:3, -8:] = 1
     prompt.masked[0, :] = 0
-    prompt.masked[0, :7] = 1  # too few masked queries to compare
-    compared = split = 0
+    prompt.masked[0, -7:] = 1  # too few masked queries to compare
+    compared, split = dict.fromkeys(("", "_prompt", "_written"), 0), dict.fromkeys(("", "_prompt", "_written"), 0)
     for step in range(STEPS):
-        if 8 <= prompt.masked[step].sum() <= LENGTH - 8:
-            masked = prompt.column_sums_masked[step]
-            compared += 1
-            split += masked.argmax(-1) != (prompt.column_sums[step] - masked).argmax(-1)
+        masks, masked, of_prompt = prompt.masked[step].sum(), prompt.column_sums_masked[step], prompt.column_sums_prompt[step]
+        unmasked = prompt.column_sums[step] - masked
+        others = {"": (LENGTH - masks, unmasked), "_prompt": (9, of_prompt), "_written": (LENGTH - masks - 9, unmasked - of_prompt)}
+        for name, (queries, columns) in others.items():
+            if masks >= 8 and queries >= 8:
+                compared[name] += 1
+                split[name] += masked.argmax(-1) != columns.argmax(-1)
     arrays = prompt.statistics().groups.arrays
-    assert 0 < compared < STEPS
-    assert (arrays["compared"] == compared).all()
-    np.testing.assert_array_equal(arrays["split"], split)
+    assert 0 < compared["_written"] < compared["_prompt"] <= compared[""] < STEPS
+    for name in compared:
+        assert (arrays[f"compared{name}"] == compared[name]).all()
+        np.testing.assert_array_equal(arrays[f"split{name}"], split[name])
 
 
 def test_prompts_are_the_unit_of_the_intervals(prompts, merged):

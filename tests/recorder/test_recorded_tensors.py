@@ -158,6 +158,14 @@ def test_column_sums_of_masked_queries(recorded):
         np.testing.assert_allclose(found.sum(axis=-1), (canvas == mask).sum(), rtol=1e-4)
 
 
+@pytest.mark.parametrize("both_rows", ["diffused", "guided"], indirect=True)
+def test_column_sums_of_the_prompts_queries(recorded):
+    prompt = recorded.trace.manifest["prompt_length"]
+    for found, dense, _ in each_step(recorded, "column_sums_prompt"):
+        np.testing.assert_allclose(found, dense.attention[:, :, :prompt].sum(axis=2), **CLOSE)
+        np.testing.assert_allclose(found.sum(axis=-1), prompt, rtol=1e-4)
+
+
 @pytest.mark.parametrize("both_rows", ["written"], indirect=True)
 def test_last_query_is_the_newest_row(recorded):
     for found, dense, _ in each_step(recorded, "last_query"):
@@ -179,9 +187,9 @@ def test_attention_is_uneven_enough_for_these_tests_to_mean_something(recorded):
 
 def test_every_tensor_of_the_family_is_there_with_its_shape(recorded):
     trace = recorded.trace
-    other = "column_sums_masked" if trace.causal else "last_query"
+    others = ("column_sums_masked", "column_sums_prompt") if trace.causal else ("last_query",)
     top = tuple(name for name in TRACE_AXES if name.startswith(("top_", "rest_")))  # of another level
-    assert trace.tensors == tuple(name for name in TRACE_AXES if name not in (other, "sink_token_columns", *top))
+    assert trace.tensors == tuple(name for name in TRACE_AXES if name not in (*others, "sink_token_columns", *top))
     sizes = {"step": trace.steps, "layer": 3, "head": trace.heads, "kv_head": trace.manifest["kv_heads"]}
     for name in trace.tensors:
         for axis, size in zip(getattr(trace, name).axes, getattr(trace, name).shape, strict=True):

@@ -312,7 +312,7 @@ def test_labels_of_tokens_and_models(trace, causal_trace):
     assert [token_label(trace, token) for token in range(5)] == ["[M]", "↵", "<script>alert('x')</script>", "␣Tom", "$x$"]
     assert [tick_label(trace, token) for token in (2, 3, 6)] == ["<script>…", "Tom", "a very l…"]
     assert token_label(trace, -1) == ""
-    assert (model_label(trace), model_label(causal_trace)) == ("org/planted", "my-llama")
+    assert (model_label(trace.manifest), model_label(causal_trace.manifest)) == ("org/planted", "my-llama")
     assert plain("$x$ 漢") == r"\$x\$ ▯"
 
 

@@ -3,7 +3,7 @@ import pytest
 from planted import extras, make_trace, random_columns, sink_at
 
 from sinkscope.sinks import Point, profile_of
-from sinkscope.sinks.groups import LEAST_QUERIES, group_values
+from sinkscope.sinks.groups import LEAST_QUERIES, group_values, sizes_of_groups
 from sinkscope.sinks.intervals import interval_of_means
 
 POINT = Point(3.0)
@@ -79,6 +79,31 @@ def test_prompt_queries_are_compared_where_they_were_recorded():
     assert group_values(profile_of(trace, [POINT]), POINT)["groups.split_from_prompt", ()] == 0
     prompt[..., 30], prompt[..., 2] = 0.1, 6
     assert group_values(profile_of(trace, [POINT]), POINT)["groups.split_from_prompt", ()] == 1
+
+
+def test_written_queries_are_told_from_the_prompts():
+    trace = split_trace(30, 4, steps=30)  # prompt of 10 on a canvas of 40: 8 are written from step 8 on, 8 masked up to step 22
+    unmasked = trace.column_sums - trace.column_sums_masked
+    prompt = np.full(trace.column_sums.shape, 0.1, np.float32)
+    prompt[..., 4] = 6.1
+    trace.column_sums_prompt = prompt
+    trace.column_sums = trace.column_sums_masked + prompt + unmasked
+    trace.column_sums[..., 17] += 30 - trace.masked.sum(axis=1)[:, None, None]
+    profile = profile_of(trace, [POINT])
+    values = group_values(profile, POINT)
+    for step, layer, head in np.ndindex(30, 2, 3):
+        written = trace.lengths[step] - trace.masked[step].sum() - 10
+        columns = (trace.column_sums - trace.column_sums_masked - prompt)[step, layer, head]
+        assert profile.groups.position[3, step, layer, head] == (columns.argmax() if written >= 8 else -1)
+        assert profile.groups.position[2, step, layer, head] == 4
+    assert values["groups.split_from_written", ()] == 1
+    assert values["groups.split_prompt_written", ()] == np.mean(profile.groups.position[3][8:] != 4)
+
+
+def test_nothing_counts_as_written_where_the_prompt_holds_masks():
+    masked = np.zeros((2, 30), bool)
+    masked[0, 20:], masked[1, 3:] = True, True
+    assert sizes_of_groups(masked, np.array([30, 30]), 10).tolist() == [[10, 27], [20, 3], [10, 10], [10, 0]]
 
 
 def test_chance_splits_do_not_persist():

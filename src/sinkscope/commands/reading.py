@@ -100,7 +100,7 @@ def figures(
     """Paper 1's Figures 1 to 10 and paper 2's norms from your own traces: PNG, PDF and CSV each.
 
     Args:
-        traces: folders of traces. (required)
+        traces: folders of traces, or of statistics, which draw Figures 3, 5, 9, 10 and norms. (required)
         out: folder for the files.
         excess: how far a column must exceed the mean of the others (Eq. 3), in queries' worth of attention.
         compare: puts the traces side by side.
@@ -109,11 +109,12 @@ def figures(
         device: of that model: cpu, cuda …
     """
     from sinkscope.commands.mapping import maps_of
-    from sinkscope.report import draw_figures
+    from sinkscope.report import draw_figures, open_counts
+    from sinkscope.traces import is_statistics
 
     if not traces:
         raise CallError("expected at least one trace")
     names = None if only is None else [one.strip() for one in only.split(",")]
-    opened_traces = [one for folder in traces for one in opened(folder)]
+    opened_traces = [one for folder in traces for one in ([open_counts(folder)] if is_statistics(folder) else opened(folder))]
     for path in draw_figures(opened_traces, out, excess=excess, compare=compare, only=names, maps=maps_of(model, device), say=note):
         print(path)

@@ -1,4 +1,4 @@
-"""The loop that LLaDA and MMaDA share: blocks from left to right, in each step the surest tokens of a block are committed."""
+"""The loop that LLaDA and MMaDA share: blocks one by one, in each step the surest tokens of a block are committed."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -46,13 +46,14 @@ def block_steps(model: Model, batch: Batch, settings: BlockSettings, rule: Block
     steps = settings.steps // blocks
     number = 0
     with publishing(model, batch, settings) as publisher:
-        for block in range(blocks):
+        leftward = settings.block_order == "right_to_left"
+        for block in reversed(range(blocks)) if leftward else range(blocks):
             start, stop = width + block * settings.block, width + (block + 1) * settings.block
             remaining = Remaining(late=None if settings.temperature == 0 and settings.remasking != "random" else False)
             quota = [quotas(count, steps) for count in (canvas[:, start:stop] == mask_id).sum(-1).tolist()]
             for step in range(steps):
                 candidates = canvas == mask_id
-                candidates[:, stop:] = False
+                candidates[:, slice(0, start) if leftward else slice(stop, None)] = False
                 inputs = with_unconditional(canvas, prompt, mask_id, settings.guidance)
                 publisher.before(inputs, inputs == mask_id, layout.lengths.repeat(len(inputs) // rows), range(rows))
                 most = remaining.most(candidates)

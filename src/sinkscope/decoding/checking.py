@@ -11,6 +11,7 @@ from torch import Tensor
 from sinkscope.attention import Columns, Hider, LayerCall, Watcher, subscribed
 from sinkscope.decoding.generation import generate
 from sinkscope.models import Model
+from sinkscope.models.layouts import MARK_POSITIONS
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
@@ -157,7 +158,8 @@ def _count(config: Any) -> int:
         biases += 2 * inner + width
     layer = 2 * width * queries + 2 * width * keys + biases + 3 * width * inner + 2 * width
     tables = 1 if config.tie_word_embeddings else 2
-    return tables * config.vocab_size * width + config.num_hidden_layers * layer + width
+    positions = config.max_position_embeddings * width if getattr(config, MARK_POSITIONS, False) else 0
+    return positions + tables * config.vocab_size * width + config.num_hidden_layers * layer + width
 
 
 def _of_sinks(network: Any) -> int:
@@ -173,6 +175,10 @@ def _head_dim(config: Any) -> int:
 def _rotations(model: Model) -> Check:
     """Frequencies of the rotations, recomputed in float64 from the config; a buffer that was never filled shows here."""
     config = model.network.config
+    if getattr(config, MARK_POSITIONS, False):
+        table = model.network.model.embed_positions.weight
+        learned = f"{table.shape[0]} learned ones, largest {float(table.abs().max()):.3g}"
+        return Check("positions are finite", learned, bool(torch.isfinite(table).all()))
     rope = config.rope_parameters
     found = model.network.model.rotary_emb.inv_freq.double().cpu()
     kind = rope.get("rope_type", "default")

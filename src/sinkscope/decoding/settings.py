@@ -21,13 +21,14 @@ class LLaDASettings:
     Attributes:
         length: tokens to write (published: ``gen_length``).
         steps: forward calls, shared evenly among the blocks.
-        block: tokens of a block; blocks are finished from left to right (published: ``block_length``).
+        block: tokens of a block; blocks are finished one by one (published: ``block_length``).
         temperature: of the Gumbel noise; 0 takes the arg-max.
         guidance: unsupervised classifier-free guidance (published: ``cfg_scale``); 0 is none.
         remasking: which masked tokens are committed: the most confident ones, or random ones.
         logits_eos_inf: EOS is never predicted.
         confidence_eos_eot_inf: EOS and EoT are committed last (see the quirk in `llada`).
         seed: of the noise; row i of a batch draws from seed + i.
+        block_order: right_to_left finishes the last block first; not published, a control for what follows the blocks.
     """
 
     length: int = 128
@@ -39,6 +40,7 @@ class LLaDASettings:
     logits_eos_inf: bool = False
     confidence_eos_eot_inf: bool = False
     seed: int = 0
+    block_order: Literal["left_to_right", "right_to_left"] = "left_to_right"
 
     def __post_init__(self) -> None:
         _blocks(self)
@@ -51,11 +53,12 @@ class MMaDASettings:
     Attributes:
         length: tokens to write (published: ``gen_length``).
         steps: forward calls, shared evenly among the blocks.
-        block: tokens of a block; blocks are finished from left to right (published: ``block_length``).
+        block: tokens of a block; blocks are finished one by one (published: ``block_length``).
         temperature: of the Gumbel noise; 0 takes the arg-max.
         guidance: unsupervised classifier-free guidance (published: ``cfg_scale``); 0 is none.
         remasking: which masked tokens are committed: the most confident ones, or random ones.
         seed: of the noise; row i of a batch draws from seed + i.
+        block_order: right_to_left finishes the last block first; not published, a control for what follows the blocks.
     """
 
     length: int = 128
@@ -65,6 +68,7 @@ class MMaDASettings:
     guidance: float = 0.0
     remasking: Literal["low_confidence", "random"] = "low_confidence"
     seed: int = 0
+    block_order: Literal["left_to_right", "right_to_left"] = "left_to_right"
 
     def __post_init__(self) -> None:
         _blocks(self)
@@ -215,6 +219,8 @@ def _blocks(settings: BlockSettings) -> None:
         )
     if settings.remasking not in ("low_confidence", "random"):
         raise CallError(f"remasking: expected low_confidence or random, found {settings.remasking!r}")
+    if settings.block_order not in ("left_to_right", "right_to_left"):
+        raise CallError(f"block_order: expected left_to_right or right_to_left, found {settings.block_order!r}")
 
 
 def _top_p(settings: Any) -> None:

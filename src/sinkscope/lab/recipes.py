@@ -9,7 +9,11 @@ from sinkscope.lab.canvases import CanvasMix
 
 @dataclass(frozen=True)
 class Architecture:
-    """The shape of a `transformers` Llama."""
+    """The shape of a `transformers` Llama.
+
+    Attributes:
+        positions: ``rotary`` as Llama has them, or ``learned`` absolute ones (`sinkscope.models.learned_positions`).
+    """
 
     layers: int = 6
     hidden_size: int = 192
@@ -18,6 +22,7 @@ class Architecture:
     intermediate_size: int = 512
     max_positions: int = 1024
     rope_theta: float = 10000.0
+    positions: Literal["rotary", "learned"] = "rotary"
 
 
 @dataclass(frozen=True)
@@ -104,5 +109,14 @@ RECIPES = {
         *map(_arm, ARMS),
         _shifted("lab-shifted", "none"),
         _shifted("lab-shifted-token", "token"),
+        Recipe(
+            "lab-diffusion-learned-positions",
+            "masked_diffusion",
+            updates=2500,
+            architecture=Architecture(positions="learned", max_positions=96),
+            canvases=SHORT,
+            validate_every=250,
+            whole_canvas_share=0.0,
+        ),
     )
 }

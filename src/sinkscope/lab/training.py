@@ -46,6 +46,9 @@ def build_network(recipe: Recipe, tokenizer: Any) -> Any:
     """
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    from sinkscope.models.layouts import MARK_POSITIONS
+    from sinkscope.models.learned_positions import LearnedPositionsLlama
+
     shape = recipe.architecture
     config = LlamaConfig(
         vocab_size=len(tokenizer),
@@ -69,7 +72,11 @@ def build_network(recipe: Recipe, tokenizer: Any) -> Any:
     torch.manual_seed(recipe.seed)
     # On short canvases plain matrix products beat the CPU's flash kernel, backward above all.
     config._attn_implementation = "eager"
-    network = LlamaForCausalLM(config)
+    if shape.positions == "learned":
+        setattr(config, MARK_POSITIONS, True)
+        network: Any = LearnedPositionsLlama(config)
+    else:
+        network = LlamaForCausalLM(config)
     if recipe.start_from is not None:
         _start_from(recipe.start_from, network)
     variant = variant_of(recipe.sink_token)
@@ -168,7 +175,9 @@ def claim_recipe(recipe: Recipe, out: Path) -> None:
         raise TrainingError(
             f"{path}: expected the recipe of a run, found something else ({error}); delete the folder or choose another"
         ) from error
-    theirs = {"sink_token": "none", **theirs, "canvases": {"templates": [], **(theirs.get("canvases") or {})}}  # as earlier versions had it
+    theirs = {"sink_token": "none", **theirs}  # as earlier versions had it
+    theirs["architecture"] = {"positions": "rotary", **(theirs.get("architecture") or {})}
+    theirs["canvases"] = {"templates": [], **(theirs.get("canvases") or {})}
     different = [key for key in mine if mine[key] != theirs.get(key)]
     if different:
         changes = ", ".join(f"{key} {theirs.get(key)!r} → {mine[key]!r}" for key in different)

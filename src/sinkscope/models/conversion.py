@@ -10,7 +10,7 @@ from typing import Any
 
 from sinkscope.errors import ModelError
 from sinkscope.models.family import Family
-from sinkscope.models.layouts import MARK, MARK_ROTARY, PUBLISHED, STOCK, Fixed, Layout
+from sinkscope.models.layouts import MARK, MARK_POSITIONS, MARK_ROTARY, PUBLISHED, STOCK, Fixed, Layout
 
 LARGEST_SIZE = 1 << 40
 LARGEST = 1e300  # a number in JSON has no bound, a float has
@@ -96,6 +96,8 @@ def convert_config(config: Mapping[str, Any], family: Family, where: str) -> Con
     full_precision = config.get(layout.full_precision_rotary or MARK_ROTARY, layout.full_precision_rotary is not None)
     if not isinstance(full_precision, bool):
         raise ModelError(f"{file}: {layout.full_precision_rotary or MARK_ROTARY}: expected true or false, found {full_precision!r}")
+    if not isinstance(fields.get(MARK_POSITIONS, False), bool):
+        raise ModelError(f"{file}: {MARK_POSITIONS}: expected true or false, found {fields[MARK_POSITIONS]!r}")
     if not family.causal:
         if not isinstance(tokens["mask_token_id"], int):
             raise ModelError(f"{file}: mask_token_id: expected the id of the mask token, found {tokens['mask_token_id']!r}")

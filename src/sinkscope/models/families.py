@@ -5,7 +5,7 @@ from typing import Any
 
 from sinkscope.errors import ModelError
 from sinkscope.models.family import Family, PublishedShape, SpecialTokens
-from sinkscope.models.layouts import MARK, MMADA_KEYS
+from sinkscope.models.layouts import MARK, MARK_POSITIONS, MMADA_KEYS
 
 _HEADERS = ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
 
@@ -140,6 +140,7 @@ def _stock(config: Mapping[str, Any], where: str) -> Family:
     allowed = {"llama": ["LlamaForCausalLM"], "qwen2": ["Qwen2ForCausalLM"]}[model_type]
     allowed += ["FullPrecisionLlama"] if model_type == "llama" and MARK in config else []  # saved again by transformers
     allowed = [*SMDM.architectures] if model_type == "llama" and config.get(MARK) == SMDM.name else allowed
+    allowed = ["LearnedPositionsLlama"] if model_type == "llama" and config.get(MARK_POSITIONS) is True else allowed
     found = config.get("architectures") or []
     if not set(found) <= set(allowed):
         why = "that network is another one"

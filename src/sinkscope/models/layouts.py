@@ -10,6 +10,8 @@ from typing import Any, Literal
 MARK = "sinkscope_family"
 """Key of config.json by which a family is known again once it was saved in transformers' own layout."""
 MARK_ROTARY = "sinkscope_full_precision_rotary"
+MARK_POSITIONS = "sinkscope_learned_positions"
+"""Key of config.json of a Llama with learned absolute positions instead of rotations."""
 
 
 @dataclass(frozen=True)
@@ -203,7 +205,7 @@ _LLAMA = Layout(
     fallbacks={"num_key_value_heads": "num_attention_heads"},
     numbers=_STOCK,
     flags={"tie_word_embeddings": "tie_word_embeddings", "attention_bias": "attention_bias", "mlp_bias": "mlp_bias"},
-    passed=frozenset({"hidden_act"}) | _MARKS | _ROPE,
+    passed=frozenset({"hidden_act", MARK_POSITIONS}) | _MARKS | _ROPE,
     fixed={**_STOCK_FIXED, "use_sliding_window": Fixed((False,), False), "sliding_window": Fixed((None,), None)},
     # Left by conversions from the first LLaMA and by nanotron; the length is that of max_position_embeddings.
     ignored=_ALWAYS_IGNORED | {"is_llama_config", "max_sequence_length"},

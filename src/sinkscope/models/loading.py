@@ -16,7 +16,7 @@ import torch
 from sinkscope.errors import CallError, ModelError
 from sinkscope.models.conversion import Converted, convert_config, rename_tensor, tensor_renamings
 from sinkscope.models.families import SMDM, recognise
-from sinkscope.models.layouts import MARK
+from sinkscope.models.layouts import MARK, MARK_POSITIONS
 from sinkscope.models.model import Model, ModelCard
 from sinkscope.models.quiet import quiet
 from sinkscope.models.sink_token import SinkToken, check_token_id, split_config, with_sink
@@ -242,6 +242,10 @@ def network_class(converted: Converted) -> Any:
         from sinkscope.models.rotary import FullPrecisionLlama
 
         return FullPrecisionLlama
+    if converted.fields.get(MARK_POSITIONS):
+        from sinkscope.models.learned_positions import LearnedPositionsLlama
+
+        return LearnedPositionsLlama
     return transformers.LlamaForCausalLM
 
 

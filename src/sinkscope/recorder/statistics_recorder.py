@@ -24,7 +24,9 @@ class _Counted:
 
     def __init__(self, folder: StatisticsFolder, index: int, manifest: dict[str, Any], excess: float) -> None:
         self.folder, self.index, self.manifest, self.brought_in_the_last = folder, index, manifest, False
-        self.statistics = Statistics(len(manifest["layers"]), manifest["heads"], excess=excess, causal=manifest["causal"])
+        self.statistics = Statistics(
+            len(manifest["layers"]), manifest["heads"], excess=excess, causal=manifest["causal"], prompt_length=manifest["prompt_length"]
+        )
 
     def add(self, step: dict[str, np.ndarray]) -> None:
         self.statistics.update(step)

@@ -87,7 +87,7 @@ class _Looked:
 class Recorder(Watcher):
     """Watches the columns of one model and writes them; made by `recording`."""
 
-    groups = ("all", "masked")
+    groups = ("all", "masked", "prompt")
 
     def __init__(self, out: Path, model: Model | None, network: nn.Module, numbered: bool, top: int | None = None) -> None:
         self.out, self.model, self.network, self.numbered, self.top = out, model, network, numbered, top
@@ -274,7 +274,7 @@ class Recorder(Watcher):
             arrays["last_query"] = step["last_row"][..., own]
             arrays.update(accumulate(target.running, arrays, looked.anew))
         else:
-            arrays["column_sums_masked"] = sums[:, :, 1]
+            arrays["column_sums_masked"], arrays["column_sums_prompt"] = sums[:, :, 1], sums[:, :, 2]
         at_the_end(arrays, length)
         if result is not None:
             arrays["written"] = result.written[row, padding:].to(torch.int32)

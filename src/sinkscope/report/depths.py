@@ -5,12 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from sinkscope.report.digest import BINS_PER_QUERY, Digest, titled
+from sinkscope.report.counts import BINS_PER_QUERY, Counted
+from sinkscope.report.digest import titled
 from sinkscope.report.histogram import bin_width
 from sinkscope.report.plate import HEAT, VERMILLION, WIDE, WIDER, Plate, new_figure, number, plain
 
 
-def column_sums_by_layer(digests: Sequence[Digest]) -> Plate:
+def column_sums_by_layer(digests: Sequence[Counted]) -> Plate:
     """Draws Figure 9; with several traces side by side, on one colour scale and the same bins."""
     from matplotlib import colormaps
     from matplotlib.colors import LogNorm
@@ -52,17 +53,17 @@ def column_sums_by_layer(digests: Sequence[Digest]) -> Plate:
     return Plate("figure9-column-sums-by-layer", titled("Figure 9: column sums by layer", digests), _caption(digests), figure, header, rows)
 
 
-def _binned(one: Digest, wide: int) -> np.ndarray:
+def _binned(one: Counted, wide: int) -> np.ndarray:
     filled = one.layer_counts[:, : int(np.flatnonzero(one.counts).max(initial=0)) + 1]
     return np.pad(filled, ((0, 0), (0, -filled.shape[1] % wide))).reshape(len(filled), -1, wide).sum(axis=-1)
 
 
-def _shares(one: Digest, wide: int) -> np.ndarray:
+def _shares(one: Counted, wide: int) -> np.ndarray:
     counts = _binned(one, wide)
     return counts / counts.sum(axis=1, keepdims=True)
 
 
-def _caption(digests: Sequence[Digest]) -> str:
+def _caption(digests: Sequence[Counted]) -> str:
     causal = (
         " For the autoregressive model these are running sums, which favour early tokens." if any(one.causal for one in digests) else ""
     )

@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from sinkscope.errors import TraceError
+from sinkscope.report.counts import BINS_PER_QUERY, Counted
 from sinkscope.report.labels import model_label
 from sinkscope.report.telling import Flash, Jump, Split, clearest_split, largest_jump, leftmost_drift, strongest_flash
 from sinkscope.sinks import (
@@ -30,8 +31,6 @@ from sinkscope.sinks import (
 )
 from sinkscope.sinks.accumulators import count_above
 from sinkscope.traces import Trace
-
-BINS_PER_QUERY = 4
 
 
 @dataclass(frozen=True)
@@ -117,7 +116,30 @@ class Digest:
     @property
     def threshold(self) -> float:
         """Eq. 3 on a column sum, 1 + ε(1 − 1/S), at the longest canvas."""
-        return 1 + self.excess * (1 - 1 / float(self.lengths.max()))
+        return 1 + self.excess * (1 - 1 / self.positions)
+
+    @property
+    def positions(self) -> int:
+        """Tokens of the longest canvas."""
+        return int(self.lengths.max())
+
+    @property
+    def positions_text(self) -> str:
+        """The same as text, a range where canvases differ."""
+        low = int(self.lengths.min())
+        return str(low) if low == self.positions else f"{low}…{self.positions}"
+
+    @property
+    def sink_steps(self) -> Int[np.ndarray, "layer head"]:
+        """In how many steps each head has a main sink."""
+        return (~np.isnan(self.strength)).sum(axis=0)
+
+    @property
+    def mean_strength(self) -> Float[np.ndarray, "layer head"]:
+        """Column sum of the main sink, mean over those steps; NaN where there is none."""
+        steps = self.sink_steps
+        total = np.nansum(self.strength, axis=0, dtype=np.float64)
+        return np.divide(total, steps, out=np.full(total.shape, np.nan), where=steps > 0)
 
     @cached_property
     def rows(self) -> Float[np.ndarray, " step"]:
@@ -158,7 +180,7 @@ class Digest:
         with_sinks = [head for head in self.heads if head.steps_with_sink]
         return max(with_sinks, key=lambda head: (merit(head), -head.layer, -head.head), default=None)
 
-    def positions(self, head: HeadMovement) -> int:
+    def places(self, head: HeadMovement) -> int:
         """At how many different positions the main sink of a head stands."""
         main = self.main[:, head.layer, head.head]
         return len(np.unique(main[main >= 0]))
@@ -171,12 +193,12 @@ class Digest:
     @cached_property
     def most_moves(self) -> HeadMovement | None:
         """The head whose main sink moves most often; ties to more positions."""
-        return self._best(lambda head: (head.moves, self.positions(head)))
+        return self._best(lambda head: (head.moves, self.places(head)))
 
     @cached_property
     def most_positions(self) -> HeadMovement | None:
         """The head whose main sink stands at most different positions; ties to more moves."""
-        return self._best(lambda head: (self.positions(head), head.moves))
+        return self._best(lambda head: (self.places(head), head.moves))
 
     @cached_property
     def jump(self) -> Jump | None:
@@ -256,7 +278,7 @@ def digest(trace: Trace, excess: float = 3.0, label: str | None = None) -> Diges
         total = total + found.columns[:, 0].mean(axis=1, dtype=np.float64)
     return Digest(
         trace=trace,
-        label=model_label(trace) if label is None else label,
+        label=model_label(trace.manifest) if label is None else label,
         excess=excess,
         tokens=tokens,
         lengths=lengths,
@@ -303,7 +325,7 @@ def layer_norms(trace: Trace, layer: int, columns: Float[np.ndarray, "step head 
     return found
 
 
-def titled(what: str, digests: Sequence[Digest]) -> str:
+def titled(what: str, digests: Sequence[Counted]) -> str:
     """A title that names the models; figure numbers are those of paper 1."""
     return f"{what} ({', '.join(one.label for one in digests)})"
 

@@ -2,9 +2,11 @@
 
 import re
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from sinkscope.errors import CallError, SinkscopeError, TraceError
+from sinkscope.report.counts import Counted, Counts
 from sinkscope.report.decoding import decoding_order
 from sinkscope.report.depths import column_sums_by_layer
 from sinkscope.report.digest import Digest, digest
@@ -25,14 +27,18 @@ from sinkscope.traces import Trace
 FIGURES: dict[str, Callable[[Sequence[Digest]], Plate | str]] = {
     "1": incoming_attention,
     "2": decoding_order,
+    "7": main_sink_positions,
+}
+"""Figures that a trace alone draws; a function that cannot says why."""
+
+COUNT_FIGURES: dict[str, Callable[[Sequence[Counted]], Plate | str]] = {
     "3": column_sum_histogram,
     "5": sink_strengths,
-    "7": main_sink_positions,
     "9": column_sums_by_layer,
     "10": share_not_sinks,
     "norms": sink_norms,
 }
-"""Figures that a trace alone draws; a function that cannot says why."""
+"""Figures that statistics draw too."""
 
 MAP_FIGURES: dict[str, Callable[[Sequence[Digest], Maps], Plate | str]] = {"4": sink_jump, "6": query_groups, "8": first_and_last_maps}
 """Figures that need attention maps, and so the model or maps that were stored."""
@@ -41,7 +47,7 @@ ORDER = ("1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "norms")
 
 
 def draw_figures(
-    traces: Sequence[Trace],
+    traces: Sequence[Trace | Counts],
     out: Path,
     *,
     excess: float = 3.0,
@@ -53,7 +59,7 @@ def draw_figures(
     """Draws paper 1's Figures 1 to 10 and paper 2's figure of norms.
 
     Args:
-        traces: one or more; without ``compare`` each gets its own figures, named after its model.
+        traces: one or more, statistics among them (`open_counts`); without ``compare`` each gets its own figures, named after its model.
         out: a folder, made if need be.
         excess: ε of Eq. 3, in queries' worth.
         compare: one figure for all traces, panels side by side on a common scale.
@@ -65,7 +71,7 @@ def draw_figures(
         The files written: PNG, PDF and CSV of each figure, in order.
 
     Raises:
-        CallError: no traces, an unknown figure, or a threshold that cannot hold.
+        CallError: no traces, an unknown figure, a threshold that cannot hold, or statistics that were counted at another one.
         TraceError: a trace without a whole step, or a file that cannot be written.
     """
     if not traces:
@@ -74,7 +80,8 @@ def draw_figures(
     if unknown := [name for name in only or () if name not in ORDER]:
         raise CallError(f"no figure {unknown[0]!r}; expected one of {', '.join(ORDER)}")
     out = make_folder(Path(out))
-    digests = [digest(trace, excess, label) for trace, label in zip(traces, model_labels(list(traces)), strict=True)]
+    labels = model_labels([trace.manifest for trace in traces])
+    digests = [_read(trace, excess, label) for trace, label in zip(traces, labels, strict=True)]
     groups = [digests] if compare else [[one] for one in digests]
     paths: list[Path] = []
     for group in groups:
@@ -89,14 +96,27 @@ def draw_figures(
     return paths
 
 
-def _draw(name: str, group: Sequence[Digest], maps: Maps | None) -> Plate | str:
+def _read(trace: Trace | Counts, excess: float, label: str) -> Digest | Counts:
+    if isinstance(trace, Trace):
+        return digest(trace, excess, label)
+    if trace.excess != excess:
+        raise CallError(f"excess: the statistics of {label} were counted at ε = {trace.excess:g}, found {excess:g}; draw traces instead")
+    return replace(trace, label=label)
+
+
+def _draw(name: str, group: Sequence[Digest | Counts], maps: Maps | None) -> Plate | str:
     """A figure, or why there is none."""
+    if name in COUNT_FIGURES:
+        return COUNT_FIGURES[name](group)
+    digests = [one for one in group if isinstance(one, Digest)]
+    if len(digests) < len(group):
+        return f"Figure {name} needs traces of single prompts; statistics keep no columns"
     if name in FIGURES:
-        return FIGURES[name](group)
+        return FIGURES[name](digests)
     if maps is None:
         return f"Figure {name} needs attention maps; `sinkscope figures` recomputes them"
     try:
-        return MAP_FIGURES[name](group, maps)
+        return MAP_FIGURES[name](digests, maps)
     except SinkscopeError as error:  # the model may be gone; all other figures stand without it
         return f"Figure {name}: {error}"
 

@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from sinkscope.report.digest import BINS_PER_QUERY, Digest, titled
+from sinkscope.report.counts import BINS_PER_QUERY, Counted
+from sinkscope.report.digest import titled
 from sinkscope.report.plate import BLUE, VERMILLION, WIDE, WIDER, Plate, new_figure, number, plain
 
 MOST_BINS = 100
 
 
-def column_sum_histogram(digests: Sequence[Digest]) -> Plate:
+def column_sum_histogram(digests: Sequence[Counted]) -> Plate:
     """Draws Figure 3; with several traces side by side, on the same axes and bins."""
     wide = bin_width(digests)
     many = len(digests) > 1
@@ -40,7 +41,7 @@ def column_sum_histogram(digests: Sequence[Digest]) -> Plate:
     )
 
 
-def bin_width(digests: Sequence[Digest]) -> int:
+def bin_width(digests: Sequence[Counted]) -> int:
     """Quarters of a query's worth in a bin, the same for all panels: as fine as at most a hundred bins allow."""
     largest = max(int(np.flatnonzero(one.counts).max(initial=0)) + 1 for one in digests)
     return next(width for width in (1, 2, 4, 8, 20, 40, 80, 200, 400, largest) if math.ceil(largest / width) <= MOST_BINS)
@@ -51,7 +52,7 @@ def _coarser(counts: np.ndarray, wide: int) -> np.ndarray:
     return np.pad(filled, (0, -len(filled) % wide)).reshape(-1, wide).sum(axis=1)
 
 
-def _draw(axes: Any, one: Digest, counts: np.ndarray, edges: np.ndarray) -> None:
+def _draw(axes: Any, one: Counted, counts: np.ndarray, edges: np.ndarray) -> None:
     axes.stairs(counts, edges, fill=True, color=BLUE, alpha=0.85, baseline=0.5)
     axes.set_yscale("log")
     axes.set_ylim(bottom=0.5)
@@ -70,16 +71,11 @@ def _draw(axes: Any, one: Digest, counts: np.ndarray, edges: np.ndarray) -> None
         fontsize="small",
     )
     queries = ", running sum over queries" if one.causal else ""
-    axes.set_title(f"{plain(one.heading)},\nS = {_lengths(one)}{queries}")
+    axes.set_title(f"{plain(one.heading)},\nS = {one.positions_text}{queries}")
     axes.set_xlabel("column sum, queries' worth of attention")
 
 
-def _lengths(one: Digest) -> str:
-    low, high = int(one.lengths.min()), int(one.lengths.max())
-    return str(high) if low == high else f"{low}…{high}"
-
-
-def _caption(digests: Sequence[Digest]) -> str:
+def _caption(digests: Sequence[Counted]) -> str:
     shares = "; ".join(f"{one.label}: {one.sinks / max(1, one.columns):.2%} of the columns are sinks" for one in digests)
     causal = (
         " For the autoregressive model these are running sums over all queries so far, in which early tokens were seen by more "

@@ -89,7 +89,7 @@ def _head_panel(one: Digest, percent: bool) -> _Panel:
         title = f"layer {layer} head {number_}: largest column; no head has a sink by Eq. 3"
     else:
         layer, number_ = head.layer, head.head
-        title = f"layer {layer} head {number_}: main sink at {counted(one.positions(head), 'position')}, {counted(head.moves, 'move')}"
+        title = f"layer {layer} head {number_}: main sink at {counted(one.places(head), 'position')}, {counted(head.moves, 'move')}"
     values = as_drawn(one, one.head_columns(layer, number_), percent)
     return _Panel(one, "head", title, values, one.main[:, layer, number_], layer, number_)
 
@@ -205,7 +205,7 @@ def _caption(digests: Sequence[Digest]) -> str:
         which = (
             "no head has a sink by Eq. 3"
             if head is None
-            else f"layer {head.layer} head {head.head} ({counted(one.positions(head), 'position')}, {counted(head.moves, 'move')})"
+            else f"layer {head.layer} head {head.head} ({counted(one.places(head), 'position')}, {counted(head.moves, 'move')})"
         )
         parts.append(f"{one.label}: {which}")
     causal = (

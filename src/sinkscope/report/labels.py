@@ -1,21 +1,23 @@
 """How models and tokens are called in figures and pages."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from sinkscope.traces import Trace
 
 _SHOWN = {"\n": "↵", "\t": "⇥", "\r": "␍"}
 
 
-def model_label(trace: Trace) -> str:
-    """The model's name; of a local path its last part only."""
-    name = str(trace.manifest["model"]["name"])
+def model_label(manifest: Mapping[str, Any]) -> str:
+    """The model's name in a manifest; of a local path its last part only."""
+    name = str(manifest["model"]["name"])
     return Path(name).name if Path(name).is_absolute() or name.startswith(".") else name
 
 
-def model_labels(traces: list[Trace]) -> list[str]:
-    """A label for every trace, numbered where a model comes more than once."""
-    names = [model_label(trace) for trace in traces]
+def model_labels(manifests: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A label for every manifest, numbered where a model comes more than once."""
+    names = [model_label(one) for one in manifests]
     return [f"{name} ({names[: at + 1].count(name)})" if names.count(name) > 1 else name for at, name in enumerate(names)]
 
 

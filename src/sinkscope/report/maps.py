@@ -80,7 +80,7 @@ def single_map(trace: Trace, attention: Float[np.ndarray, "query key"], step: in
     with plate_style():
         figure = new_figure(5.2, 5.2)
         axes = figure.subplots()
-        title = f"{plain(model_label(trace))}: attention in step {step}, layer {layer}, head {head}"
+        title = f"{plain(model_label(trace.manifest))}: attention in step {step}, layer {layer}, head {head}"
         image = draw_map(axes, trace, step, attention, title)
         axes.set_ylabel("query (position; dashed: end of the prompt)")
         figure.colorbar(image, ax=axes, aspect=30, pad=0.02, shrink=0.85).set_label(LABEL)

@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from sinkscope.report.digest import Digest, titled
+from sinkscope.report.counts import Counted
+from sinkscope.report.digest import titled
 from sinkscope.report.plate import BLUE, VERMILLION, WIDE, WIDER, Plate, new_figure, number, plain
 
 KINDS = {
@@ -16,7 +17,7 @@ KINDS = {
 }
 
 
-def sink_norms(digests: Sequence[Digest]) -> Plate | str:
+def sink_norms(digests: Sequence[Counted]) -> Plate | str:
     """Draws the norm figure, a row of panels for each kind; a reason where no trace has norms."""
     with_norms = [one for one in digests if one.norms]
     if not with_norms:
@@ -59,7 +60,7 @@ def effect_size(moments: np.ndarray) -> np.ndarray:
     return np.divide(sinks - others, pooled, out=np.full(len(pooled), np.nan), where=pooled > 0)
 
 
-def _draw(axes: Any, one: Digest, kind: str) -> None:
+def _draw(axes: Any, one: Counted, kind: str) -> None:
     means, spreads = one.norms[kind]
     layers = np.arange(len(means))
     looks = ((VERMILLION, "o", "sinks (Eq. 3)", -0.12), (BLUE, "s", "other tokens", 0.12))
@@ -80,7 +81,7 @@ def _draw(axes: Any, one: Digest, kind: str) -> None:
     axes.grid(axis="y", color="#e4e4e4", linewidth=0.5)
 
 
-def _lines(one: Digest, kind: str) -> list[tuple[Any, ...]]:
+def _lines(one: Counted, kind: str) -> list[tuple[Any, ...]]:
     means, spreads = one.norms[kind]
     sizes = effect_size(one.norms[kind])
 
@@ -94,7 +95,7 @@ def _lines(one: Digest, kind: str) -> list[tuple[Any, ...]]:
     ]
 
 
-def _caption(digests: Sequence[Digest]) -> str:
+def _caption(digests: Sequence[Counted]) -> str:
     parts = []
     for one in digests:
         if "value" in one.norms:

@@ -65,7 +65,10 @@ def write_page(
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(thousands=_thousands, percent=_percent, decimals=_decimals, interval=_interval)
     template = environment.from_string((files("sinkscope.report") / "page.html").read_text(encoding="utf-8"))
-    models = [_model(trace, label, excess, command) for trace, label in zip(traces, model_labels(list(traces)), strict=True)]
+    models = [
+        _model(trace, label, excess, command)
+        for trace, label in zip(traces, model_labels([trace.manifest for trace in traces]), strict=True)
+    ]
     html = template.render(
         models=models,
         lead=_lead(models, excess),
@@ -152,7 +155,7 @@ def _provenance(trace: Trace, sampler_name: Any, sampler: dict[str, Any], comman
     settings = ", ".join(f"{key} {value}" for key, value in sampler.items() if key != "name")
     versions = ", ".join(f"{key} {value}" for key, value in (manifest.get("versions") or {}).items())
     rows = [
-        ("Model", model_label(trace)),
+        ("Model", model_label(trace.manifest)),
         ("Weights, sha256", card.get("weight_hash")),
         ("Parameters", f"{card['parameters']:,}" if card.get("parameters") else None),
         ("Computed in", " on ".join(str(manifest[key]) for key in ("dtype", "device") if manifest.get(key)) or None),

@@ -98,9 +98,7 @@ def _draw(axes: Any, one: Digest, series: Sequence[_Series], highest: int) -> No
     for each in series:
         position = np.where(each.main >= 0, each.main, np.nan)
         head = next(head for head in one.heads if (head.layer, head.head) == (each.layer, each.head))
-        label = (
-            f"layer {each.layer} head {each.head}: {each.why} ({counted(one.positions(head), 'position')}, {counted(head.moves, 'move')})"
-        )
+        label = f"layer {each.layer} head {each.head}: {each.why} ({counted(one.places(head), 'position')}, {counted(head.moves, 'move')})"
         axes.plot(
             position,
             color=each.colour,

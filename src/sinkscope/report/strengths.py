@@ -5,23 +5,24 @@ from typing import Any
 
 import numpy as np
 
-from sinkscope.report.digest import Digest, titled
+from sinkscope.report.counts import Counted
+from sinkscope.report.digest import titled
 from sinkscope.report.plate import HEAT, WIDE, WIDER, Plate, new_figure, number, plain
 
 MOST_CELLS_WITH_NUMBERS = 200
 
 
-def sink_strengths(digests: Sequence[Digest]) -> Plate:
+def sink_strengths(digests: Sequence[Counted]) -> Plate:
     """Draws Figure 5; with several traces side by side, on one colour scale."""
     many = len(digests) > 1
-    means = [mean_strength(one) for one in digests]
+    means = [one.mean_strength for one in digests]
     most = max((float(np.nanmax(mean)) for mean in means if not np.isnan(mean).all()), default=1.0)
     layers = max(mean.shape[0] for mean in means)
     figure = new_figure(WIDER if many else WIDE * 0.75, float(np.clip(1.8 + 0.38 * layers, 3.2, 6.6)))
     grid = figure.subplots(1, len(digests), squeeze=False)[0]
     rows: list[tuple[Any, ...]] = []
     for axes, one, mean in zip(grid, digests, means, strict=True):
-        steps = (~np.isnan(one.strength)).sum(axis=0)
+        steps = one.sink_steps
         image = _draw(axes, one, mean, steps / one.steps, most)
         rows += [
             (one.label, layer, head, "" if np.isnan(mean[layer, head]) else number(mean[layer, head]), int(steps[layer, head]), one.steps)
@@ -41,14 +42,7 @@ def sink_strengths(digests: Sequence[Digest]) -> Plate:
     )
 
 
-def mean_strength(one: Digest) -> np.ndarray:
-    """[layer, head], mean over the steps with a main sink; NaN where there is none."""
-    found = ~np.isnan(one.strength)
-    total = np.where(found, one.strength, 0).sum(axis=0, dtype=np.float64)
-    return np.divide(total, found.sum(axis=0), out=np.full(total.shape, np.nan), where=found.any(axis=0))
-
-
-def _draw(axes: Any, one: Digest, mean: np.ndarray, share: np.ndarray, most: float) -> Any:
+def _draw(axes: Any, one: Counted, mean: np.ndarray, share: np.ndarray, most: float) -> Any:
     from matplotlib import colormaps
     from matplotlib.patches import Rectangle
 
@@ -77,10 +71,10 @@ def _ticks(count: int) -> np.ndarray:
     return np.arange(0, count, 1 if count <= 16 else 4)
 
 
-def _caption(digests: Sequence[Digest]) -> str:
+def _caption(digests: Sequence[Counted]) -> str:
     parts = []
     for one in digests:
-        found = (~np.isnan(one.strength)).any(axis=0)
+        found = one.sink_steps > 0
         parts.append(f"{one.label}: {int(found.sum())} of {found.size} heads have one in some step")
     causal = (
         " For the autoregressive model these are running sums over all queries so far, which favour early tokens: they were seen by "

@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from sinkscope.report.digest import Digest, titled
+from sinkscope.report.counts import Counted
+from sinkscope.report.digest import titled
 from sinkscope.report.plate import BLUE, GREEN, INK, ORANGE, PURPLE, VERMILLION, WIDE, Plate, new_figure, number, plain
 from sinkscope.sinks.accumulators import epsilons
 
@@ -14,7 +15,7 @@ LOOKS = ((BLUE, "o"), (VERMILLION, "s"), (GREEN, "^"), (ORANGE, "D"), (PURPLE, "
 PAPER_EPSILON, PAPER_SHARE = 3.0, 0.96
 
 
-def share_not_sinks(digests: Sequence[Digest]) -> Plate:
+def share_not_sinks(digests: Sequence[Counted]) -> Plate:
     """Draws Figure 10; several traces are curves in the same two panels."""
     figure = new_figure(WIDE, 3.6)
     grid = figure.subplots(1, 2, sharey=True)
@@ -23,11 +24,10 @@ def share_not_sinks(digests: Sequence[Digest]) -> Plate:
         for at, one in enumerate(digests):
             shares = not_sinks(one)[UNITS.index(unit)]
             colour, marker = LOOKS[at % len(LOOKS)]
-            label = f"{plain(one.label)}, S = {_lengths(one)}"
+            label = f"{plain(one.label)}, S = {one.positions_text}"
             axes.plot(epsilons(), shares * 100, color=colour, marker=marker, markevery=4, markersize=4, linewidth=1.2, label=label)
             rows += [
-                (one.label, int(one.lengths.max()), unit, number(e), number(share), one.columns)
-                for e, share in zip(epsilons(), shares, strict=True)
+                (one.label, one.positions, unit, number(e), number(share), one.columns) for e, share in zip(epsilons(), shares, strict=True)
             ]
         axes.axvline(one.excess, color="black", linestyle=":", linewidth=0.9)
         axes.set_xlabel(f"threshold ε, {name}")
@@ -59,17 +59,12 @@ def share_not_sinks(digests: Sequence[Digest]) -> Plate:
     )
 
 
-def not_sinks(one: Digest) -> np.ndarray:
+def not_sinks(one: Counted) -> np.ndarray:
     """[unit, ε], shares of all columns that Eq. 3 does not select."""
     return 1 - one.above / max(1, one.columns)
 
 
-def _lengths(one: Digest) -> str:
-    low, high = int(one.lengths.min()), int(one.lengths.max())
-    return str(high) if low == high else f"{low}…{high}"
-
-
-def _caption(digests: Sequence[Digest]) -> str:
+def _caption(digests: Sequence[Counted]) -> str:
     at = int(np.searchsorted(epsilons(), PAPER_EPSILON))
     shares = "; ".join(f"{one.label}: {not_sinks(one)[0, at]:.2%} and {not_sinks(one)[1, at]:.2%}" for one in digests)
     return (

@@ -77,7 +77,11 @@ DEFINITIONS: dict[str, Definition] = {
     "choice.mask_state": Definition("held-out gain by mask state, given class and position", "bits per choice", PLACED),
     "groups.both": Definition("steps × heads in which masked and unmasked queries (8 at least each) both have a sink", "share", SPLIT),
     "groups.split": Definition("of those, where the two sinks differ", "share", SPLIT),
-    "groups.split_from_prompt": Definition("masked and prompt queries both have a sink and they differ", "share", SPLIT),
+    "groups.split_from_prompt": Definition(
+        "of those where masked and prompt queries both have a sink, where the two differ", "share", SPLIT
+    ),
+    "groups.split_from_written": Definition("the same for masked queries and written ones (unmasked, not the prompt's)", "share", SPLIT),
+    "groups.split_prompt_written": Definition("the same for prompt queries and written ones", "share", SPLIT),
     "groups.persistence": Definition(
         "how much oftener a group's sink is the same one step later in its own group than in the other; 0 for chance splits", "share", SPLIT
     ),

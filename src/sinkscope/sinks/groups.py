@@ -4,15 +4,15 @@ A group's sink is the arg-max of the mean column of its queries. Eq. 3 in sums c
 a group is asked only from 8 queries on, and its mean column is scaled to the whole canvas before Eq. 3 is applied:
 the columns there would be if all queries attended as the group does.
 
-A trace keeps the columns of all queries and of the masked ones; unmasked is the difference. Prompt queries are compared
-where a trace also holds ``column_sums_prompt``.
+A trace keeps the columns of all queries, of the masked ones and of the prompt's; unmasked and written (unmasked, but not
+the prompt's) are differences. Prompt and written queries are told apart where a trace holds ``column_sums_prompt``.
 """
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from sinkscope.sinks.concentration import thirds
 from sinkscope.sinks.layers import Canvas, Layer
@@ -21,7 +21,7 @@ from sinkscope.sinks.points import Point, Values
 if TYPE_CHECKING:
     from sinkscope.sinks.profile import Profile
 
-GROUPS = ("masked", "unmasked", "prompt")
+GROUPS = ("masked", "unmasked", "prompt", "written")
 LEAST_QUERIES = 8
 
 
@@ -42,19 +42,28 @@ class Groups:
 
 def group_sizes(canvas: Canvas) -> Int[np.ndarray, "group step"]:
     """Queries of each group in each step."""
-    masked = canvas.masked.sum(axis=1)
-    prompt = ~canvas.masked & (canvas.tokens >= 0) & (np.arange(canvas.tokens.shape[1]) < canvas.prompt_length)
-    return np.stack([masked, canvas.lengths - masked, prompt.sum(axis=1)])
+    return sizes_of_groups(canvas.masked, canvas.lengths, canvas.prompt_length)
+
+
+def sizes_of_groups(
+    masked: Bool[np.ndarray, "step position"], lengths: Int[np.ndarray, " step"], prompt_length: int
+) -> Int[np.ndarray, "group step"]:
+    """Queries of each of `GROUPS`; none are written where the prompt itself holds masks, as their columns are not kept apart then."""
+    masks, prompt = masked.sum(axis=1), np.minimum(lengths, prompt_length)
+    written = np.where(masked[:, :prompt_length].any(axis=1), 0, lengths - masks - prompt)
+    return np.stack([masks, lengths - masks, prompt, written])
 
 
 def layer_groups(layer: Layer, canvas: Canvas, top: Int[np.ndarray, "step head"]) -> Groups:
     """One layer's; ``top`` is the largest column of each step and head."""
     steps, heads, _ = layer.sums.shape
-    position, excess = np.full((3, steps, heads), -1), np.full((3, steps, heads), np.nan, np.float32)
+    position, excess = np.full((len(GROUPS), steps, heads), -1), np.full((len(GROUPS), steps, heads), np.nan, np.float32)
     sizes = group_sizes(canvas)
     for number, group in enumerate(GROUPS):
         if group == "unmasked" and "masked" in layer.group_sums:
             columns = layer.sums - layer.group_sums["masked"]
+        elif group == "written" and {"masked", "prompt"} <= layer.group_sums.keys():
+            columns = layer.sums - layer.group_sums["masked"] - layer.group_sums["prompt"]
         elif group in layer.group_sums:
             columns = layer.group_sums[group]
         else:
@@ -84,14 +93,16 @@ def group_values(profile: "Profile", point: Point) -> Values:
     percent = 100 / canvas.lengths[:, None, None]
     with np.errstate(invalid="ignore"):
         sinks = (found.excess if point.unit == "queries" else found.excess * percent) > point.excess
-    masked, unmasked, prompt = np.where(sinks, found.position, -1)
+    masked, unmasked, prompt, written = np.where(sinks, found.position, -1)
     both = (masked >= 0) & (unmasked >= 0)
     split = both & (masked != unmasked)
     largest = profile.concentration.top
     values: Values = {
         ("groups.both", ()): float(both.mean()),
         ("groups.split", ()): _share(split, both),
-        ("groups.split_from_prompt", ()): _share((masked != prompt) & (masked >= 0) & (prompt >= 0), (masked >= 0) & (prompt >= 0)),
+        ("groups.split_from_prompt", ()): _split(masked, prompt),
+        ("groups.split_from_written", ()): _split(masked, written),
+        ("groups.split_prompt_written", ()): _split(prompt, written),
         ("groups.persistence", ()): _persistence(masked, unmasked),
         ("groups.follows_masked", ()): _share(split & (largest == masked), split),
     }
@@ -132,6 +143,11 @@ def _absorbed(profile: "Profile", others: np.ndarray, is_sink: np.ndarray) -> fl
     products = (centred * np.nan_to_num(rest)).sum()
     squares = (centred**2).sum()
     return float(products / squares) if squares > 0 else float("nan")
+
+
+def _split(one: np.ndarray, other: np.ndarray) -> float:
+    both = (one >= 0) & (other >= 0)
+    return _share(both & (one != other), both)
 
 
 def _share(part: np.ndarray, whole: np.ndarray) -> float:

@@ -25,6 +25,7 @@ COLUMNS = {
     "confidence": "confidence",
     "column_sums": "column_sum",
     "column_sums_masked": "column_sum_masked",
+    "column_sums_prompt": "column_sum_prompt",
     "self_attention": "self_attention",
     "last_query": "last_query",
     "value_norms": "value_norm",

@@ -20,7 +20,8 @@ class SeenStep:
         selected: Eq. 3 on ``excess``.
         main: position of the strongest sink, −1 where none; from the columns that movement is read from.
         tokens, masked: the canvas.
-        masked_columns: column sums of masked queries; None for autoregressive models.
+        masked_columns, prompt_columns: column sums of masked queries, and of the prompt's; None for autoregressive models.
+        prompt_length: tokens of the prompt; 0 where unknown.
         value_norms, key_norms: of every key head.
         hidden_norms: of what enters each layer; None where the model does not show it.
     """
@@ -36,6 +37,8 @@ class SeenStep:
     value_norms: Float[np.ndarray, "layer kv_head key"]
     key_norms: Float[np.ndarray, "layer kv_head key"]
     hidden_norms: Float[np.ndarray, "layer key"] | None
+    prompt_columns: Float[np.ndarray, "layer head key"] | None = None
+    prompt_length: int = 0
 
 
 class Accumulator(ABC):

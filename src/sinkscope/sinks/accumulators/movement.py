@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from sinkscope.sinks.accumulators.accumulator import Accumulator, Arrays, SeenStep, ratio
-from sinkscope.sinks.groups import LEAST_QUERIES
+from sinkscope.sinks.groups import LEAST_QUERIES, sizes_of_groups
 
 
 class Moves(Accumulator):
@@ -57,21 +57,29 @@ class Moves(Accumulator):
 
 
 class QueryGroups(Accumulator):
-    """Whether masked and unmasked queries have the same strongest key, where each group has at least 8 queries."""
+    """Whether masked queries have the same strongest key as unmasked, prompt and written ones; groups of at least 8 queries."""
 
     name = "groups"
+    others = ("", "_prompt", "_written")
 
     @staticmethod
     def empty(layers: int, heads: int) -> Arrays:
-        return {name: np.zeros((layers, heads), np.int64) for name in ("compared", "split")}
+        return {name + other: np.zeros((layers, heads), np.int64) for name in ("compared", "split") for other in QueryGroups.others}
 
     def update(self, step: SeenStep) -> None:
-        masked = int(step.masked.sum())
-        if step.masked_columns is None or not LEAST_QUERIES <= masked <= len(step.masked) - LEAST_QUERIES:
+        if step.masked_columns is None:
             return
-        unmasked = step.columns - step.masked_columns
-        self.arrays["compared"] += 1
-        self.arrays["split"] += step.masked_columns.argmax(axis=-1) != unmasked.argmax(axis=-1)
+        sizes = sizes_of_groups(step.masked[None], np.array([len(step.masked)]), step.prompt_length)[:, 0]
+        masked, unmasked, prompt, written = sizes.tolist()
+        against = [("", unmasked, step.columns - step.masked_columns)]
+        if step.prompt_columns is not None:
+            against.append(("_prompt", prompt, step.prompt_columns))
+            against.append(("_written", written, step.columns - step.masked_columns - step.prompt_columns))
+        strongest = step.masked_columns.argmax(axis=-1)
+        for name, queries, columns in against:
+            if min(masked, queries) >= LEAST_QUERIES:
+                self.arrays[f"compared{name}"] += 1
+                self.arrays[f"split{name}"] += strongest != columns.argmax(axis=-1)
 
     def result(self) -> dict[str, Any]:
-        return {"split": ratio(self.arrays["split"], self.arrays["compared"])}
+        return {f"split{name}": ratio(self.arrays[f"split{name}"], self.arrays[f"compared{name}"]) for name in self.others}

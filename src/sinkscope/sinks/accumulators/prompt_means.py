@@ -17,6 +17,8 @@ NAMES = (
     "moves_per_step",
     "drift_per_step",
     "split_between_query_groups",
+    "split_between_masked_and_prompt",
+    "split_between_masked_and_written",
     "value_norm_of_sinks_over_others",
 )
 

@@ -27,10 +27,11 @@ class Statistics:
         layers, heads: of the model.
         excess: ε of Eq. 3, in queries' worth of attention.
         causal: main sinks are followed in the newest 16 queries, as in `find_sinks`.
+        prompt_length: of the prompt that is being written, by which its queries are told from written ones.
     """
 
-    def __init__(self, layers: int, heads: int, *, excess: float = 3.0, causal: bool = False) -> None:
-        self.layers, self.heads, self.excess, self.causal = layers, heads, excess, causal
+    def __init__(self, layers: int, heads: int, *, excess: float = 3.0, causal: bool = False, prompt_length: int = 0) -> None:
+        self.layers, self.heads, self.excess, self.causal, self.prompt_length = layers, heads, excess, causal, prompt_length
         self.histogram = ColumnHistogram(layers, heads)
         self.epsilon = EpsilonCurve(layers, heads)
         self.strength = HeadStrengths(layers, heads)
@@ -67,6 +68,8 @@ class Statistics:
             step["value_norms"],
             step["key_norms"],
             step.get("hidden_norms"),
+            step.get("column_sums_prompt"),
+            self.prompt_length,
         )
         for one in self.accumulators:
             one.update(seen)
@@ -105,6 +108,8 @@ class Statistics:
                 "moves_per_step": float(ratio(moves["moves"].sum(), moves["pairs"].sum())),
                 "drift_per_step": float(ratio(moves["drift"].sum(), moves["drifts"].sum())),
                 "split_between_query_groups": float(ratio(groups["split"].sum(), groups["compared"].sum())),
+                "split_between_masked_and_prompt": float(ratio(groups["split_prompt"].sum(), groups["compared_prompt"].sum())),
+                "split_between_masked_and_written": float(ratio(groups["split_written"].sum(), groups["compared_written"].sum())),
                 "value_norm_of_sinks_over_others": float(ratio(value[0], value[1])),
             }
         )

@@ -1,0 +1,31 @@
+"""Every claim, one script after the other, and the page.
+
+Command   python experiments/all_claims.py [--prompts 48] [--without NAME…]
+Cost      about 25 minutes on one core, and another 26 for the two trainings of learned_positions; the same command goes on after a
+          kill. The traces take 3 GB under experiments/work (or ``$SINKSCOPE_WORK``).
+"""
+
+import argparse
+import importlib
+
+from claims import read_part, report
+from claims_page import ORDER, PAGE, page, read
+from lab_runs import PROMPTS
+
+SCRIPTS = {name: name.replace("-", "_") for name in ORDER}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompts", type=int, default=PROMPTS)
+    parser.add_argument("--without", nargs="*", default=[], choices=SCRIPTS, metavar="NAME", help="claims that are left out")
+    arguments = parser.parse_args()
+    for name, script in SCRIPTS.items():
+        if name not in arguments.without:
+            module = importlib.import_module(script)
+            report(module.CLAIM, arguments.prompts, f"{script}.py", getattr(module, "read", read_part))
+            PAGE.write_text(page(read()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,211 @@
+"""A claim as a record: parts that are fixed beforehand, what the runs say of each, a verdict, and the file it is stored in.
+
+A part names one number (or the difference of two, prompt by prompt) and where the claim wants it: above or below a bound. The
+number is a mean over prompts with a 95 % interval (BCa bootstrap over prompts).
+
+    holds           the whole interval lies where the claim wants it
+    does not hold   the whole interval lies elsewhere
+    undecided       the bound is inside the interval, or fewer than five prompts have a value
+
+A claim holds if all its parts do, does not hold if one of them does not, and is undecided otherwise. The verdict is taken at
+ε = 3 queries' worth; where the number depends on ε, the verdicts at the nine other points stand beside it and decide nothing.
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from lab_runs import PROMPTS, RUNS, Run, analysis
+
+from sinkscope.sinks import POINTS, Point
+from sinkscope.sinks.catalogue import definition_of
+from sinkscope.sinks.intervals import interval_of_means
+
+RESULTS = Path(__file__).parents[1] / "results" / "claims"
+MAIN = Point(3.0, "queries")
+Verdict = Literal["holds", "does not hold", "undecided"]
+
+
+@dataclass(frozen=True)
+class Number:
+    """A statistic of a run at a place, such as ``{"third": "first"}``."""
+
+    run: str
+    statistic: str
+    at: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def words(self) -> str:
+        """For the page."""
+        place = ", ".join(str(value) for _, value in self.at)
+        return f"`{self.statistic}`{f' ({place})' if place else ''}, {self.run}"
+
+    def by_prompt(self, prompts: int, point: Point) -> np.ndarray | None:
+        """[prompt]; None where it has no value for single prompts."""
+        found = analysis(RUNS[self.run], prompts)
+        key = self._place(point)
+        for number, (name, place) in enumerate(found.keys):
+            if name == self.statistic and dict(place) == key:
+                return found.values[:, number]
+        return None
+
+    def over_prompts(self, prompts: int, point: Point) -> tuple[float, float, float, int]:
+        """Mean, low, high, prompts, of what is only told over prompts; NaN where nothing is."""
+        key = self._place(point)
+        for one in analysis(RUNS[self.run], prompts).find(self.statistic):
+            if dict(one.place) == key:
+                value, low, high = (np.nan if number is None else number for number in (one.value, one.low, one.high))
+                return value, low, high, one.prompts
+        raise KeyError(f"{self.run} has no {self.statistic} at {key}")
+
+    def _place(self, point: Point) -> dict[str, Any]:
+        if self.statistic.startswith(("epsilon.", "concentration.gini", "concentration.entropy", "concentration.gu_rate")):
+            return dict(self.at)
+        return {"excess": point.excess, "unit": point.unit, **dict(self.at)}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One thing a claim says.
+
+    Attributes:
+        what: in words.
+        number: what is measured; minus: what is taken from it, prompt by prompt.
+        wanted: ``above`` or ``below`` the bound.
+        decides: False for what stands beside the claim, without a say in its verdict.
+    """
+
+    what: str
+    number: Number
+    wanted: Literal["above", "below"]
+    bound: float
+    minus: Number | None = None
+    decides: bool = True
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a script tests.
+
+    Attributes:
+        name: of its file; title: of its section; source: where the paper says it.
+        says: the claim; expected: in a word or two; limits: what the test cannot show.
+        parts: in the order of the page.
+    """
+
+    name: str
+    title: str
+    source: str
+    says: str
+    expected: str
+    limits: str
+    parts: tuple[Part, ...]
+
+
+def judge(low: float, high: float, wanted: str, bound: float) -> Verdict:
+    """Where an interval lies."""
+    if np.isnan(low) or np.isnan(high):
+        return "undecided"
+    if wanted == "below":
+        low, high, bound = -high, -low, -bound
+    return "holds" if low > bound else "does not hold" if high <= bound else "undecided"
+
+
+def verdict_of(verdicts: Sequence[Verdict]) -> Verdict:
+    """Of a claim, from those of its deciding parts."""
+    if "does not hold" in verdicts:
+        return "does not hold"
+    return "undecided" if "undecided" in verdicts else "holds"
+
+
+def interval(numbers: np.ndarray) -> tuple[float, float, float, int]:
+    """Mean over prompts, low, high, prompts with a value."""
+    found = interval_of_means(np.asarray(numbers, dtype=np.float64)[:, None])
+    return float(found.mean[0]), float(found.low[0]), float(found.high[0]), int(found.prompts[0])
+
+
+def measure(part: Part, prompts: int, point: Point = MAIN) -> tuple[float, float, float, int]:
+    """Mean, low, high, prompts of a part."""
+    numbers = part.number.by_prompt(prompts, point)
+    if numbers is None:
+        return part.number.over_prompts(prompts, point)
+    if part.minus is not None:
+        taken = part.minus.by_prompt(prompts, point)
+        assert taken is not None, part.minus
+        numbers = numbers - taken
+    return interval(numbers)
+
+
+def result_of(part: Part, found: tuple[float, float, float, int], unit: str, elsewhere: dict[str, str] | None = None) -> dict[str, Any]:
+    """A part as it is stored."""
+    value, low, high, prompts = found
+    return {
+        "what": part.what,
+        "number": part.number.words + (f" minus {part.minus.words}" if part.minus else ""),
+        "unit": unit,
+        "expected": f"{part.wanted} {part.bound:g}",
+        "found": {
+            name: None if np.isnan(number) else float(f"{number:.4g}") for name, number in (("value", value), ("low", low), ("high", high))
+        },
+        "prompts": prompts,
+        "decides": part.decides,
+        "verdict": judge(low, high, part.wanted, part.bound),
+        "verdicts_elsewhere": elsewhere or {},
+    }
+
+
+def read_part(part: Part, prompts: int) -> dict[str, Any]:
+    """A part, with its verdicts at the other points."""
+    found = measure(part, prompts)
+    fixed = not {"excess", "unit"} & set(part.number._place(MAIN)) or "epsilon." in part.number.statistic
+    elsewhere = {}
+    for point in () if fixed else POINTS:
+        if point != MAIN:
+            _, low, high, _ = measure(part, prompts, point)
+            elsewhere[f"{point.excess:g} {point.unit}"] = judge(low, high, part.wanted, part.bound)
+    return result_of(part, found, definition_of(part.number.statistic).unit, elsewhere)
+
+
+def store(claim: Claim, parts: Sequence[dict[str, Any]], runs: Sequence[Run], prompts: int, script: str) -> dict[str, Any]:
+    """Writes a claim's result and prints it."""
+    verdict = verdict_of([part["verdict"] for part in parts if part["decides"]])
+    document = {
+        **{name: value for name, value in asdict(claim).items() if name != "parts"},
+        "command": f"python experiments/{script}",
+        "prompts": prompts,
+        "runs": {run.name: run.command for run in runs},
+        "parts": list(parts),
+        "verdict": verdict,
+    }
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    (RESULTS / f"{claim.name}.json").write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+    print(f"{claim.title} ({claim.source})\nclaim     {claim.says}\ncommand   {document['command']}\nexpected  {claim.expected}")
+    for part in parts:
+        print(f"found     {part['what']}: {shown(part['found'])} {part['unit']}, wanted {part['expected']}: {part['verdict']}")
+    print(f"verdict   {verdict}\n")
+    return document
+
+
+def shown(found: dict[str, float | None]) -> str:
+    """A number with its interval."""
+    if found["value"] is None:
+        return "–"
+    around = "no interval" if found["low"] is None else f"{found['low']:.3g} to {found['high']:.3g}"
+    return f"{found['value']:.3g} ({around})"
+
+
+def report(claim: Claim, prompts: int, script: str, read: Callable[[Part, int], dict[str, Any]] = read_part) -> dict[str, Any]:
+    """Reads the parts of a claim, stores and prints them."""
+    names = {name: None for part in claim.parts for one in (part.number, part.minus) if one is not None for name in [one.run]}
+    return store(claim, [read(part, prompts) for part in claim.parts], [RUNS[name] for name in names], prompts, script)
+
+
+def tell(claim: Claim, script: str, read: Callable[[Part, int], dict[str, Any]] = read_part) -> None:
+    """The same from the command line: what every script does."""
+    parser = argparse.ArgumentParser(description=claim.says)
+    parser.add_argument("--prompts", type=int, default=PROMPTS)
+    report(claim, parser.parse_args().prompts, Path(script).name, read)

@@ -1,0 +1,29 @@
+"""Does a head keep its pattern from prompt to prompt?
+
+Claim     LLaDA's patterns are consistent (arXiv 2510.15731, §4.2).
+Rule      The main sinks of one head in two prompts fall into the same tenth of the canvas, and on the same class of token, more often than
+          those of two different heads (percentile interval over prompts above 0, both).
+Expected  Both.
+"""
+
+from claims import Claim, Number, Part, tell
+
+CLAIM = Claim(
+    name="consistency",
+    title="A head keeps its pattern from prompt to prompt",
+    source="§4.2",
+    says="LLaDA's patterns are consistent from prompt to prompt.",
+    expected="a head agrees with itself in another prompt more than with other heads",
+    limits="All prompts are word problems with five solved ones in front: less varied than the paper's.",
+    parts=(
+        Part(
+            "same tenth of the canvas, over other heads", Number("blocks-of-16", "agreement.prompts_place_over_other_heads"), "above", 0.0
+        ),
+        Part("same class of token, over other heads", Number("blocks-of-16", "agreement.prompts_class_over_other_heads"), "above", 0.0),
+        Part("same tenth of the canvas", Number("blocks-of-16", "agreement.prompts_place"), "above", 0.1, decides=False),
+        Part("same class of token", Number("blocks-of-16", "agreement.prompts_class"), "above", 0.5, decides=False),
+    ),
+)
+
+if __name__ == "__main__":
+    tell(CLAIM, __file__)

@@ -1,0 +1,33 @@
+"""Do sinks move while a diffusion model writes, and stay in an autoregressive one?
+
+Claim     Moving sinks: the position changes over the steps, or the sink vanishes, and some live for one step only; in autoregressive
+          models the sink stays on the first token (arXiv 2510.15731, §4.2, Fig. 1, 4, 6b, 7).
+Rule      Main sinks of the diffusion model move more than once a head in 64 steps; less than half of its heads have a static sink as
+          their longest track; some tracks last one step. The autoregressive model has a sink to follow in more than half of its
+          steps × heads, and its main sinks move less than once a head.
+Expected  All of them. (An earlier script, moving_sinks.py, compares the moves with shuffled steps.)
+"""
+
+from claims import Claim, Number, Part, tell
+
+CLAIM = Claim(
+    name="moves",
+    title="Sinks move",
+    source="§4.2, Fig. 1, 4, 6b and 7",
+    says="In diffusion models the position of a sink changes over the steps or the sink vanishes, some live for one step only; "
+    "in autoregressive models it stays.",
+    expected="the diffusion model's sinks move, the autoregressive one's do not",
+    limits="Moves of an autoregressive model are read from its newest 16 queries, of which an excess of 3 is 19 % of all attention: "
+    "few heads of a small model have such a sink, so there is little that could stay.",
+    parts=(
+        Part("moves of the main sink per head, 64 steps", Number("blocks-of-16", "movement.moves_per_head"), "above", 1.0),
+        Part("heads whose longest track is static", Number("blocks-of-16", "movement.heads", (("kind", "static"),)), "below", 0.5),
+        Part("tracks that last one step", Number("blocks-of-16", "movement.tracks", (("kind", "one_step"),)), "above", 0.0),
+        Part("autoregressive: steps × heads with a sink to follow", Number("autoregressive", "movement.steps_with_sink"), "above", 0.5),
+        Part("autoregressive: moves per head", Number("autoregressive", "movement.moves_per_head"), "below", 1.0),
+        Part("steps at one position", Number("blocks-of-16", "movement.residence"), "below", 64.0, decides=False),
+    ),
+)
+
+if __name__ == "__main__":
+    tell(CLAIM, __file__)

@@ -1,0 +1,48 @@
+"""Are sinks small in value space, so that attending to one is close to doing nothing?
+
+Claim     Sinks have low value norms, so attention to them is close to a no-op (arXiv 2601.19657, Fig. 1).
+Rule      More than half of the other tokens have a larger value than a head's largest sink; and sinks contribute less to Σ c·‖v‖ than
+          their share of the attention (ratio below 1).
+Expected  Both.
+"""
+
+from claims import Claim, Number, Part, tell
+
+CLAIM = Claim(
+    name="small-values",
+    title="Sinks have small values",
+    source="paper 2, Fig. 1",
+    says="Sinks have low value norms, so attending to one is close to a no-op.",
+    expected="small values, less contribution than attention",
+    limits="Norms bound what a value adds; they do not say what the output projection makes of it.",
+    parts=(
+        Part("other tokens with a larger value norm", Number("blocks-of-16", "norms.value_norm_auc"), "above", 0.5),
+        Part("contribution over attention", Number("blocks-of-16", "norms.contribution_over_attention"), "below", 1.0),
+        Part(
+            "effect size of the value norm, sinks minus others",
+            Number("blocks-of-16", "norms.value_norm_effect"),
+            "below",
+            0.0,
+            decides=False,
+        ),
+        Part("effect size of the key norm", Number("blocks-of-16", "norms.key_norm_effect"), "below", 0.0, decides=False),
+        Part("effect size of the hidden state's norm", Number("blocks-of-16", "norms.hidden_norm_effect"), "above", 0.0, decides=False),
+        Part(
+            "autoregressive: other tokens with a larger value norm",
+            Number("autoregressive", "norms.value_norm_auc"),
+            "above",
+            0.5,
+            decides=False,
+        ),
+        Part(
+            "autoregressive: contribution over attention",
+            Number("autoregressive", "norms.contribution_over_attention"),
+            "below",
+            1.0,
+            decides=False,
+        ),
+    ),
+)
+
+if __name__ == "__main__":
+    tell(CLAIM, __file__)

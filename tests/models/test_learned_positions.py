@@ -1,0 +1,93 @@
+"""A Llama with learned absolute positions instead of rotations: loaded, checked, written with, recorded."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import sinkscope
+from sinkscope.decoding.checking import check_model
+from sinkscope.errors import CallError, ModelError
+from sinkscope.lab.checkpoint import train_checkpoint
+from sinkscope.lab.recipes import RECIPES, Architecture
+from sinkscope.lab.training import build_network
+from sinkscope.lab.vocabulary import build_tokenizer
+
+SHAPE = Architecture(layers=3, hidden_size=40, heads=5, kv_heads=5, intermediate_size=72, max_positions=64, positions="learned")
+PROMPT = "Q: Tom has 7 apples and buys 5 more. How many apples does Tom have now?\nA:"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    canvases = dataclasses.replace(RECIPES["lab-diffusion-learned-positions"].canvases, tokens=96, lengths=(48,), weights=(1.0,))
+    recipe = dataclasses.replace(RECIPES["lab-diffusion-learned-positions"], updates=1, architecture=SHAPE, canvases=canvases)
+    return train_checkpoint(recipe, tmp_path_factory.mktemp("models") / "learned")
+
+
+@pytest.fixture(scope="module")
+def model(folder):
+    return sinkscope.load(folder, dtype="float32")
+
+
+def test_every_check_passes(model):
+    checks = check_model(model)
+    assert [one for one in checks if not one.passed] == []
+    assert any(one.name == "positions are finite" for one in checks)
+
+
+def test_without_positions_tokens_are_a_set_and_with_them_they_are_not(model):
+    network, tokens = model.network, torch.tensor([[5, 9, 14, 20, 33]])
+    order = torch.tensor([3, 0, 4, 1, 2])
+    with torch.no_grad():
+        here, there = network(tokens).logits, network(tokens[:, order]).logits
+        assert not torch.allclose(here[:, order], there, atol=1e-4)
+        moved = network(tokens[:, order], position_ids=order[None]).logits
+        np.testing.assert_allclose(here[:, order].numpy(), moved.numpy(), atol=1e-5)  # nothing but the table knows a place
+
+
+def test_the_table_is_added_to_the_tokens_and_nothing_is_rotated(model):
+    stack, tokens = model.network.model, torch.tensor([[5, 9, 14, 20]])
+    with torch.no_grad():
+        states = model.network(tokens, output_hidden_states=True).hidden_states[0]
+        expected = stack.embed_tokens.weight[tokens] + stack.embed_positions.weight[:4]
+    assert torch.equal(states, expected)
+    assert not hasattr(stack.rotary_emb, "inv_freq")
+
+
+def test_it_writes_alone_in_a_batch_and_recorded(model, tmp_path):
+    settings = {"length": 12, "steps": 12, "block": 12}
+    alone = sinkscope.generate(model, PROMPT, **settings)
+    padded = sinkscope.generate(model, [PROMPT, PROMPT + " 7 + 5"], **settings)[0]
+    with sinkscope.recording(model, out=tmp_path / "run"):
+        recorded = sinkscope.generate(model, PROMPT, **settings)
+    assert alone.tokens.tolist() == padded.tokens.tolist() == recorded.tokens.tolist()
+    trace = sinkscope.open_trace(tmp_path / "run")
+    np.testing.assert_allclose(trace.column_sums[:].sum(axis=-1), trace.lengths[0], rtol=1e-4)
+
+
+def test_a_canvas_beyond_the_table_is_refused(model):
+    with pytest.raises(CallError, match=r"the canvas does not fit.*64"):
+        sinkscope.generate(model, PROMPT, length=48, steps=48, block=48)
+
+
+def test_the_mark_is_true_or_false(folder, tmp_path):
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for path in folder.iterdir():
+        (copy / path.name).write_bytes(path.read_bytes())
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"sinkscope_learned_positions": "yes"}))
+    with pytest.raises(ModelError, match="LearnedPositionsLlama"):
+        sinkscope.load(copy)
+    (copy / "config.json").write_text(json.dumps(config | {"sinkscope_learned_positions": "yes", "architectures": None}))
+    with pytest.raises(ModelError, match="sinkscope_learned_positions: expected true or false, found 'yes'"):
+        sinkscope.load(copy)
+
+
+def test_rotary_recipes_stay_stock():
+    network = build_network(
+        dataclasses.replace(RECIPES["lab-diffusion"], architecture=dataclasses.replace(SHAPE, positions="rotary")), build_tokenizer()
+    )
+    assert type(network).__name__ == "LlamaForCausalLM"
