@@ -28,7 +28,7 @@ class LearnedPositionsModel(LlamaModel):
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__(config)
-        self.rotary_emb = NoRotation(config.head_dim)
+        self.rotary_emb = NoRotation(config.head_dim or config.hidden_size // config.num_attention_heads)
         self.embed_positions = nn.Embedding(config.max_position_embeddings, config.hidden_size)
         self.post_init()
 
@@ -36,13 +36,13 @@ class LearnedPositionsModel(LlamaModel):
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
+        position_ids: Any = None,
         past_key_values: Any = None,
         inputs_embeds: Tensor | None = None,
         **kwargs: Any,
     ) -> Any:
         """As Llama's, of tokens [batch, query]."""
-        embeds = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        embeds: Tensor = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if position_ids is None:
             seen = 0 if past_key_values is None else past_key_values.get_seq_length()
             position_ids = torch.arange(seen, seen + embeds.shape[1], device=embeds.device)[None]
