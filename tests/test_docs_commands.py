@@ -1,0 +1,86 @@
+"""The commands in docs/ run as they stand, on small traces; those that need a hub model or a cluster are at least read to the end."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parents[1] / "docs"
+PROMPT = "Q: Tom has 7 apples.\nA:"
+SHORTER = {
+    "sinkscope evaluate lab-diffusion": ["--limit", "1", "--shots", "0", "--length", "4"],
+    "sinkscope figures run.trace --out figures": ["--only", "3"],
+    "sinkscope figures a.trace b.trace": ["--only", "3"],
+    "sinkscope analyse": ["--no-choice"],
+    "sinkscope trace MODEL": ["--length", "4"],
+}
+"""What is added to a line that would take long; the line itself stays."""
+
+
+def commands(page):
+    """The shell lines of a page, continued ones whole, without their comments."""
+    lines = re.findall(r"^    (sinkscope (?:[^\n]*\\\n)*[^\n]*)$", page, re.MULTILINE)
+    return [" ".join(shlex.split(line.replace("\\\n", " "), comments=True)) for line in lines]
+
+
+LINES = [(path.name, line) for path in sorted(DOCS.glob("*.md")) for line in commands(path.read_text())]
+HUB = [one for one in LINES if re.search(r" [\w-]+/[A-Z]", one[1])]
+CUT = [one for one in LINES if "…" in one[1]]
+LONG = [one for one in LINES if one[1].startswith("sinkscope train")]
+LOCAL = [one for one in LINES if one not in HUB + CUT + LONG]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with what the pages speak of."""
+    import sinkscope
+
+    place, model = tmp_path_factory.mktemp("docs"), sinkscope.load("lab-diffusion")
+    for name in ("run", "a", "b"):
+        with sinkscope.recording(model, out=place / f"{name}.trace"):
+            sinkscope.generate(model, PROMPT, length=16, block=16, steps=16)
+    (place / "prompts.jsonl").write_text(json.dumps({"prompt": PROMPT}) + "\n")
+    return place
+
+
+@pytest.mark.parametrize("page", dict.fromkeys(page for page, _ in LOCAL))
+def test_the_commands_of_a_page_run(run, folder, diffusion_folder, monkeypatch, page):
+    monkeypatch.chdir(folder)
+    for line in (line for name, line in LOCAL if name == page):
+        more = next((more for start, more in SHORTER.items() if line.startswith(start)), [])
+        words = [str(diffusion_folder) if word == "MODEL" else word for word in shlex.split(line)[1:]]
+        status, out, err = run(*words, *more)
+        assert (status, bool(out.strip())) == (0, True), f"{line}\n{err}"
+
+
+@pytest.mark.parametrize(("page", "line"), HUB)
+def test_commands_on_hub_models_are_well_formed(run, tmp_path, monkeypatch, page, line):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    _, _, err = run(*shlex.split(line)[1:])
+    name = re.search(r" ([\w-]+/\S+)", line)[1]
+    assert f"{name}: no such folder here, and the hub did not give it" in err
+    assert not re.search("[Pp]arsing|[Uu]nrecognized|[Ii]nvalid", err)
+
+
+@pytest.mark.parametrize(("page", "line"), LONG)
+def test_training_starts_as_it_says(run, tmp_path, monkeypatch, page, line):
+    from sinkscope.lab import checkpoint
+
+    asked = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(checkpoint, "train_checkpoint", lambda recipe, out, **_: asked.append(recipe.name) or out)
+    status, out, _ = run(*shlex.split(line)[1:])
+    assert (status, out.strip(), asked) == (0, "DIR", [line.split()[2]])
+
+
+def test_few_lines_are_left_out_and_all_pages_are_read():
+    assert len(CUT) == 1 and len(LOCAL) >= 14
+    assert {"evaluation.md", "exports.md", "figures.md", "lab.md", "models.md", "statistics.md"} == {page for page, _ in LINES}
+
+
+def test_a_continued_line_is_one_command_without_its_comment():
+    page = "text\n\n    sinkscope a --b \\\n        --c  # why\n    other\n    sinkscope d\n"
+    assert commands(page) == ["sinkscope a --b --c", "sinkscope d"]

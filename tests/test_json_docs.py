@@ -1,0 +1,138 @@
+"""docs/json.md names what the commands print, all of it and nothing else."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parents[1] / "docs"
+PROMPT = "Q: Tom has 7 apples.\nA:"
+
+
+def documented(page, title):
+    """Paths in the tables under a heading: (always there, sometimes there)."""
+    (section,) = re.findall(rf"^#+ {re.escape(title)}\n(.*?)(?=^#|\Z)", page, re.MULTILINE | re.DOTALL)
+    always, sometimes = [], []
+    for cell in re.findall(r"^\| (`[^|]*) \|", section, re.MULTILINE):
+        words = re.sub(r"`[^`]*`|,", "", cell).strip()
+        (sometimes if words else always).extend(re.findall(r"`([^`]+)`", cell))
+    return always, sometimes
+
+
+def paths(value, at=""):
+    """Paths of a document; of an empty list or object its own."""
+    if isinstance(value, dict) and value:
+        return {path for key, one in value.items() for path in paths(one, f"{at}.{key}" if at else key)}
+    if isinstance(value, list):
+        return {path for one in value for path in paths(one, at + "[]")} or {at + "[]"}
+    return {at}
+
+
+def pattern(path):
+    return re.compile(re.escape(path).replace(r"\*", ".+"))
+
+
+def differences(documents, always, sometimes):
+    """What is printed and not documented, and what is documented and never, or not always, printed."""
+    found = [paths(document) for document in documents]
+    known = always + sometimes
+
+    def told(path):  # null and empty lists stand for what would be below them
+        return any(pattern(one).fullmatch(path) or one.startswith((path + ".", path + "[")) for one in known)
+
+    strange = {f"not documented: {path}" for one in found for path in one if not told(path)}
+    absent = {f"never printed: {path}" for path in known if not any(pattern(path).fullmatch(one) for one in set().union(*found))}
+    top = {path: re.split(r"[.\[]", path)[0] for path in always if "*" not in path[:1]}
+    missing = {f"not always printed: {path}" for path, first in top.items() if any(first not in document for document in documents)}
+    return sorted(strange | absent | missing)
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory, diffusion_folder):
+    """Everything the commands print and write, by the heading it stands under."""
+    import contextlib
+    import io
+    import sys
+    from unittest.mock import patch
+
+    from sinkscope import cli
+
+    folder = tmp_path_factory.mktemp("json")
+
+    def run(*arguments):
+        out = io.StringIO()
+        with patch.object(sys, "argv", ["sinkscope", *map(str, arguments)]), contextlib.redirect_stdout(out):
+            cli.main()
+        return [json.loads(line) for line in out.getvalue().splitlines()]
+
+    write = ("trace", diffusion_folder, "--prompt", PROMPT, "--length", 6, "--block", 3, "--json", "--out")
+    lab = ("evaluate", diffusion_folder, "--limit", 2, "--shots", 0, "--length", 4, "--json", "--out")
+    counts = run("trace", "lab-diffusion", "--length", 8, "--json", "--keep", "statistics", "--out", folder / "s")
+    assert counts == [{"statistics": str(folder / "s"), "prompts": 1, "complete": True}]
+    printed = {
+        "trace": run(*write, folder / "t", "--keep-maps", "1:0:0") + run(*write, folder / "h", "--hide", "top:1"),
+        "sinks": run("sinks", folder / "t", "--excess", 0.1, "--json") + run("sinks", folder / "t", "--excess", 15, "--json"),
+        "sinks of statistics": run("sinks", folder / "s", "--json"),
+        "tracks": run("tracks", folder / "t", "--excess", 0.1, "--json"),
+        "analyse": run("analyse", folder / "t", "--excess", 0.5, "--no-sweep", "--no-choice", "--json")
+        + run("analyse", folder / "t", "--versus", folder / "h", "--excess", 0.5, "--no-sweep", "--no-choice", "--json"),
+        "map": run("map", folder / "t", "--step", 1, "--layer", 0, "--head", 0, "--json")
+        + run("map", folder / "t", "--step", 2, "--layer", 1, "--head", 3, "--json"),
+        "export": run("export", folder / "t", "--to", "numpy", "--out", folder / "e", "--json"),
+        "problems": run("problems", "--count", 2) + run("problems", "--task", "lab-code", "--count", 1),
+        "check": run("check", diffusion_folder, "--json"),
+        "evaluate, table": run(*lab, folder / "r", "--hide", "none,top:1,random:1") + run("table", folder / "r", "--json"),
+    }
+    for title, files in {
+        "run.json": "?/run.json",
+        "TASK/task.json": "?/*/task.json",
+        "TASK/RULE/000000.json": "?/*/*/00000?.json",
+        "results.json": "?/results.json",
+        "manifest.json": "[th]/manifest.json",
+    }.items():
+        printed[title] = [json.loads(path.read_text()) for path in sorted(folder.glob(files))]
+        assert printed[title], title
+    return printed
+
+
+TITLES = ["trace", "sinks", "sinks of statistics", "tracks", "analyse", "map", "export", "problems", "check", "evaluate, table"]
+FILES = ["run.json", "TASK/task.json", "TASK/RULE/000000.json", "results.json"]
+
+
+@pytest.mark.parametrize("title", TITLES + FILES)
+def test_the_page_names_every_key(session, title):
+    always, sometimes = documented((DOCS / "json.md").read_text(), title)
+    assert always
+    assert differences(session[title], always, sometimes) == []
+
+
+def test_the_page_on_traces_names_every_key_of_the_manifest(session):
+    always, _ = documented((DOCS / "trace-format.md").read_text(), "manifest.json")
+    for manifest in session["manifest.json"]:
+        assert set(manifest) | {"maps"} == set(always)
+
+
+def test_bench_gives_rows_by_benchmark(run, monkeypatch):
+    import subprocess
+
+    rows = [{"length": 256, "ratio": 1.5}]
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, 0, json.dumps(rows).encode()))
+    status, out, _ = run("bench", "sampling", "--json")
+    assert (status, json.loads(out)) == (0, {"sampling": rows})
+    assert differences([json.loads(out)], *documented((DOCS / "json.md").read_text(), "bench")) == []
+
+
+def test_the_dry_run_of_a_reproduction_has_the_keys_of_the_page(run):
+    status, out, _ = run("reproduce", "paper1", "--models", "lab", "--dry-run", "--json")
+    said = re.search(r"With `--dry-run`: `\{(.*)\}`", (DOCS / "json.md").read_text())
+    assert status == 0 and set(json.loads(out)) == set(re.findall(r'"(\w+)"', said[1]))
+
+
+def test_a_page_that_says_something_else_would_be_found():
+    page = "## one\n\n| key | what |\n|---|---|\n| `a`, `b[].c` | |\n| `d.*` with --x | |\n\n## two\n\n| `z` | |\n"
+    always, sometimes = documented(page, "one")
+    assert (always, sometimes) == (["a", "b[].c"], ["d.*"])
+    assert differences([{"a": 1, "b": []}, {"a": 1, "b": [{"c": 2}], "d": {"any": 3}}], always, sometimes) == []
+    assert differences([{"a": 1, "b": [{"c": 2, "e": 4}]}], always, sometimes) == ["never printed: d.*", "not documented: b[].e"]
+    assert differences([{"b": [{"c": 2}], "d": {"f": 1}}], always, sometimes) == ["never printed: a", "not always printed: a"]
