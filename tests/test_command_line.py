@@ -71,7 +71,7 @@ def test_a_default_that_is_told_twice_would_be_found():
 def test_defaults_of_settings_are_told_by_sampler(run):
     told = told_options(run("trace", "--help")[1])
     (length,) = (one for one in told if one.startswith("--length"))
-    (block,) = (one for one in told if one.startswith("--block"))
+    (block,) = (one for one in told if one.startswith("--block "))
     (seed,) = (one for one in told if one.startswith("--seed"))
     assert length.endswith("(default: 128 for llada, mmada, autoregressive; 20 for dream)")
     assert block.endswith("(default: --length where given, else 128 for llada, mmada)")

@@ -29,7 +29,8 @@ LINES = [(path.name, line) for path in sorted(DOCS.glob("*.md")) for line in com
 HUB = [one for one in LINES if re.search(r" [\w-]+/[A-Z]", one[1])]
 CUT = [one for one in LINES if "…" in one[1]]
 LONG = [one for one in LINES if one[1].startswith("sinkscope train")]
-LOCAL = [one for one in LINES if one not in HUB + CUT + LONG]
+TRAINED = [one for one in LINES if re.match("sinkscope (fold|convert) ", one[1])]
+LOCAL = [one for one in LINES if one not in HUB + CUT + LONG + TRAINED]
 
 
 @pytest.fixture(scope="module")
@@ -71,14 +72,25 @@ def test_training_starts_as_it_says(run, tmp_path, monkeypatch, page, line):
 
     asked = []
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "FILE").write_text("A text of the user's own.\n")
     monkeypatch.setattr(checkpoint, "train_checkpoint", lambda recipe, out, **_: asked.append(recipe.name) or out)
     status, out, _ = run(*shlex.split(line)[1:])
     assert (status, out.strip(), asked) == (0, "DIR", [line.split()[2]])
 
 
+@pytest.mark.parametrize(("page", "line"), TRAINED)
+def test_commands_on_trained_models_are_well_formed(run, tmp_path, monkeypatch, page, line):
+    monkeypatch.chdir(tmp_path)
+    status, _, err = run(*shlex.split(line)[1:])
+    assert status and re.search("DIR|FILE|FOLDER", err)
+    assert not re.search("[Pp]arsing|[Uu]nrecognized|[Ii]nvalid", err)
+
+
 def test_few_lines_are_left_out_and_all_pages_are_read():
     assert len(CUT) == 1 and len(LOCAL) >= 14
-    assert {"evaluation.md", "exports.md", "figures.md", "lab.md", "models.md", "statistics.md"} == {page for page, _ in LINES}
+    assert {"evaluation.md", "exports.md", "figures.md", "lab.md", "models.md", "sink-token.md", "statistics.md"} == {
+        page for page, _ in LINES
+    }
 
 
 def test_a_continued_line_is_one_command_without_its_comment():

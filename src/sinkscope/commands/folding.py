@@ -24,7 +24,7 @@ def convert(file: Positional[Path], out: Path, tokenizer: Path, heads: int | Non
         file: a .pth that holds tensors only, or safetensors with the same names.
         out: a new or empty folder.
         tokenizer: folder with the tokenizer the model was trained with.
-        heads: attention heads, where the width is none of the published ones.
+        heads: attention heads, to be told where the width is none of the published ones. (default: the published)
     """
     from sinkscope.models.smdm import convert as run
 

@@ -29,8 +29,8 @@ def train(
         seed: of everything random. (default: the recipe's)
         device: cpu, cuda …
         compile: compiles the layers: faster, needs a C++ compiler, rounds differently.
-        data: your own text instead of the lab's: JSON lines with "text" or "prompt" and "answer", or plain text.
-        sink_token: none, token, token-end, token-2, token-4, token-zero-value, logit, off-by-one or gate, when not the recipe's own.
+        data: your own text: JSON lines with "text" or "prompt" and "answer", or plain text. (default: the lab's)
+        sink_token: none, token, token-end, token-2, token-4, token-zero-value, logit, off-by-one or gate. (default: the recipe's)
     """
     from sinkscope.lab.checkpoint import train_checkpoint
     from sinkscope.lab.recipes import RECIPES
