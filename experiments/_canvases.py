@@ -142,7 +142,7 @@ class Planned(Hider):
 
     def __init__(self, keys: Masks, queries: torch.Tensor | None = None, zeroed: bool = False) -> None:
         self.keys, self.queries, self.zeroed = keys, queries, zeroed
-        self.removed, self.looked = 0.0, 0.0
+        self.removed = 0.0
 
     def hide(self, call: LayerCall) -> list[Hidden]:
         keys = self.keys.get(call.index)
@@ -150,9 +150,7 @@ class Planned(Hider):
 
     def observe(self, call: LayerCall, columns: Columns) -> None:
         assert call.membership is not None and columns.removed is not None
-        members = call.membership[:, :1]
-        self.removed += float((columns.removed * members).sum())
-        self.looked += float(members.sum()) * columns.removed.shape[1]
+        self.removed += float((columns.removed * call.membership[:, :1]).sum())
 
 
 class Replaced(Planned):

@@ -72,7 +72,7 @@ def main() -> None:
             found, rows = read(model, chunk, planned), torch.arange(len(chunk.token))
             kept.append((found.argmax(-1) == chunk.token).double().numpy())
             fell.append((found - chunk.plain[0])[rows, chunk.token].numpy())
-            removed, looked = removed + planned.removed, looked + planned.looked
+            removed, looked = removed + planned.removed, looked + float(chunk.real.sum()) * layers * heads
             keys += sum(float(mask.sum()) for mask in chosen.values())
         same = np.concatenate(kept)
         per_problem = {
@@ -80,9 +80,8 @@ def main() -> None:
             "others_kept": by_problem(same, problem, ~result),
             "log_probability": by_problem(np.concatenate(fell), problem, result),
         }
-        layers_hidden = len(choose(chunks[0])[0])
         results[name] = per_problem | {
-            "removed_share": np.array(removed / looked * layers_hidden / layers if looked else 0.0),
+            "removed_share": np.array(removed / looked),
             "keys_per_head": np.array(keys / len(problem) / layers / heads),
         }
         both = f"results kept {per_problem['kept'].mean():.3f}, others {per_problem['others_kept'].mean():.3f}"
