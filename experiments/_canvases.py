@@ -55,7 +55,7 @@ class Diary(Watcher):
 def collect(model: Any, problems: int, shots: int) -> list[Canvas]:
     """The canvases to be read again, those of a problem side by side."""
     found = []
-    equals = int(model.encode("=")[-1])
+    equals = [token for token in range(model.card.vocabulary) if model.decode([token]).strip() == "="]
     for first in range(0, problems, CHUNK):
         numbers = range(first, min(first + CHUNK, problems))
         prompts = [few_shot_prompt(held_out("lab-arith")[number], number, shots) for number in numbers]
@@ -69,7 +69,7 @@ def collect(model: Any, problems: int, shots: int) -> list[Canvas]:
             own = [(before[row, start:], written[row, start:]) for before, written in diary.steps]
             final = torch.where(own[-1][1] >= 0, own[-1][1], own[-1][0])
             answering = [
-                Canvas(number, before.tolist(), prompt, place, int(written[place]), int(final[place - 1]) == equals)
+                Canvas(number, before.tolist(), prompt, place, int(written[place]), int(final[place - 1]) in equals)
                 for before, written in own[1:]
                 for place in torch.nonzero(written > model.card.eos_id)[:, 0].tolist()
             ]

@@ -78,9 +78,8 @@ def show_order(document: dict[str, Any]) -> None:
         more = "" if beyond is None else f"{beyond['mean']:+.2f} ({span(beyond['interval'])})"
         line(arm, *cells, f"{loss['top:1']['mean']:+.2f} ({span(loss['top:1']['interval'])})", more)
     for name, row in document["reliance"].items():
-        print(
-            f"\nSpearman, attention to the hidden key with change of {name}: {row['mean']:+.3f} ({span(row['interval'], 3)}), n = {row['n']}"
-        )
+        told = f"{row['mean']:+.3f} ({span(row['interval'], 3)}), n = {row['n']}"
+        print(f"\nSpearman, attention to the hidden key with change of {name}: {told}")
 
 
 def show_long(document: dict[str, Any]) -> None:
