@@ -15,21 +15,22 @@ from sinkscope.lab.prompts import few_shot_prompt, held_out
 from sinkscope.sinks.token_classes import CLASSES
 
 SETTINGS = {"length": 32, "steps": 32, "block": 16}
-CANVASES = 4  # of each problem
-CHUNK = 16  # canvases that go through the network together
+RESULTS, OTHERS = 2, 1  # canvases of each problem, at most: those that commit a number behind "=", and others
+CHUNK = 24  # canvases that go through the network together
 
 Masks = dict[int, torch.Tensor]
 
 
 @dataclass(frozen=True)
 class Canvas:
-    """One step of an unhidden run: what went in, and which position then got which token."""
+    """One step of an unhidden run: what went in, and which position then got which token; whether that is a result, behind "="."""
 
     problem: int
     tokens: list[int]
     prompt: int
     position: int
     token: int
+    result: bool
 
 
 class Diary(Watcher):
@@ -54,6 +55,7 @@ class Diary(Watcher):
 def collect(model: Any, problems: int, shots: int) -> list[Canvas]:
     """The canvases to be read again, those of a problem side by side."""
     found = []
+    equals = [token for token in range(model.card.vocabulary) if model.decode([token]).strip() == "="]
     for first in range(0, problems, CHUNK):
         numbers = range(first, min(first + CHUNK, problems))
         prompts = [few_shot_prompt(held_out("lab-arith")[number], number, shots) for number in numbers]
@@ -65,11 +67,16 @@ def collect(model: Any, problems: int, shots: int) -> list[Canvas]:
             start = width - diary.lengths[row]
             prompt = diary.lengths[row] - SETTINGS["length"]
             own = [(before[row, start:], written[row, start:]) for before, written in diary.steps]
-            answering = [step for step, (_, written) in enumerate(own) if (written[prompt:] > model.card.eos_id).any() and step > 0]
-            for step in np.linspace(0, len(answering) - 1, CANVASES).round().astype(int):
-                before, written = own[answering[step]]
-                position = int(torch.nonzero(written >= 0)[0])
-                found.append(Canvas(number, before.tolist(), prompt, position, int(written[position])))
+            final = torch.where(own[-1][1] >= 0, own[-1][1], own[-1][0])
+            answering = [
+                Canvas(number, before.tolist(), prompt, place, int(written[place]), int(final[place - 1]) in equals)
+                for before, written in own[1:]
+                for place in torch.nonzero(written > model.card.eos_id)[:, 0].tolist()
+            ]
+            for result, most in ((True, RESULTS), (False, OTHERS)):
+                some = [one for one in answering if one.result == result]
+                places = np.unique(np.linspace(0, len(some) - 1, most).round().astype(int)) if most > 1 else [len(some) // 2]
+                found += [some[place] for place in places if some]
     return found
 
 
@@ -81,6 +88,7 @@ class Chunk:
     real: torch.Tensor
     position: torch.Tensor
     token: torch.Tensor
+    result: torch.Tensor
     prompt_end: torch.Tensor
     classes: torch.Tensor
     columns: Masks = field(default_factory=dict)
@@ -103,7 +111,8 @@ def make_chunk(model: Any, canvases: list[Canvas]) -> Chunk:
     position = starts + torch.tensor([one.position for one in canvases])
     classes = torch.tensor([[CLASSES.index(class_in(model, int(token))) for token in row] for row in tokens])
     prompt_end = starts + torch.tensor([one.prompt for one in canvases])
-    return Chunk(tokens, real, position, torch.tensor([one.token for one in canvases]), prompt_end, classes)
+    token, result = torch.tensor([one.token for one in canvases]), torch.tensor([one.result for one in canvases])
+    return Chunk(tokens, real, position, token, result, prompt_end, classes)
 
 
 class Reader(Watcher):
@@ -133,7 +142,7 @@ class Planned(Hider):
 
     def __init__(self, keys: Masks, queries: torch.Tensor | None = None, zeroed: bool = False) -> None:
         self.keys, self.queries, self.zeroed = keys, queries, zeroed
-        self.removed, self.looked = 0.0, 0.0
+        self.removed = 0.0
 
     def hide(self, call: LayerCall) -> list[Hidden]:
         keys = self.keys.get(call.index)
@@ -141,9 +150,7 @@ class Planned(Hider):
 
     def observe(self, call: LayerCall, columns: Columns) -> None:
         assert call.membership is not None and columns.removed is not None
-        members = call.membership[:, :1]
-        self.removed += float((columns.removed * members).sum())
-        self.looked += float(members.sum()) * columns.removed.shape[1]
+        self.removed += float((columns.removed * call.membership[:, :1]).sum())
 
 
 class Replaced(Planned):

@@ -27,12 +27,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from _canvases import Planned
 from scipy.stats import bootstrap
 from transformers import DynamicCache
 
 import sinkscope
-from sinkscope.attention import Columns, Hidden, LayerCall, Watcher, subscribed
+from sinkscope.attention import Columns, Hidden, Hider, LayerCall, Watcher, subscribed
 from sinkscope.interventions.token_classes import class_in
 from sinkscope.lab.prompts import few_shot_prompt, held_out
 from sinkscope.sinks.token_classes import CLASSES
@@ -55,12 +54,19 @@ class Reader(Watcher):
         self.values[call.index] = call.value[0].norm(dim=-1).repeat_interleave(groups, 0)
 
 
-class PerQuery(Planned):
-    """Hides keys [head, query, key]."""
+class Rows(Hider):
+    """Hides keys [row, head, query, key] by layer, every row of the batch its own, and adds up what that removes."""
+
+    def __init__(self, keys: dict[int, torch.Tensor], zeroed: bool) -> None:
+        self.keys, self.zeroed = keys, zeroed
+        self.removed: torch.Tensor | float = 0.0
 
     def hide(self, call: LayerCall) -> list[Hidden]:
-        keys = self.keys.get(call.index)
-        return [] if keys is None else [Hidden(keys[None], None, self.zeroed)]
+        return [Hidden(self.keys[call.index], None, self.zeroed)]
+
+    def observe(self, call: LayerCall, columns: Columns) -> None:
+        assert columns.removed is not None
+        self.removed = self.removed + columns.removed.sum((1, 2))
 
 
 def choices(reader: Reader, start: int, classes: torch.Tensor, number: int) -> dict[str, tuple[dict[int, torch.Tensor], bool]]:
@@ -143,16 +149,26 @@ def main() -> None:
         cache = DynamicCache(config=model.network.config)
         model.network(input_ids=tokens[None, :start], past_key_values=cache, use_cache=True)
         counted = len(tokens) - 2 - start
-        for name, (keys, zeroed) in choices(reader, start, classes, number).items():
-            with subscribed(model.network, planned := PerQuery(keys, zeroed=zeroed)):
-                fresh = {"input_ids": tokens[None, start:-1], "past_key_values": copy.deepcopy(cache), "use_cache": True}
-                found = model.network(**fresh).logits[0, 1:].argmax(-1)
-            same = (found == plain).float()
-            kept.setdefault(name, []).append(float(same.mean()))
-            whole.setdefault(name, []).append(float(same.min()))
-            layers, heads = len(reader.weights), reader.weights[0].shape[0]
-            removed.setdefault(name, []).append(planned.removed / counted / heads / layers)
-            share.setdefault(name, []).append(sum(float(one.any(-1).sum()) for one in keys.values()) / counted / heads / layers)
+        chosen = choices(reader, start, classes, number)
+        layers, heads = len(reader.weights), reader.weights[0].shape[0]
+        for zeroed in (False, True):
+            names = [name for name, one in chosen.items() if one[1] == zeroed]
+            rows = {
+                layer: torch.stack([chosen[name][0].get(layer, torch.zeros_like(keys)) for name in names])
+                for layer, keys in chosen["top of the last row"][0].items()
+            }
+            behind = copy.deepcopy(cache)
+            behind.batch_repeat_interleave(len(names))
+            fresh = tokens[None, start:-1].expand(len(names), -1)
+            with subscribed(model.network, hider := Rows(rows, zeroed)):
+                found = model.network(input_ids=fresh, past_key_values=behind, use_cache=True).logits[:, 1:].argmax(-1)
+            assert isinstance(hider.removed, torch.Tensor)
+            for row, name in enumerate(names):
+                same = (found[row] == plain).float()
+                kept.setdefault(name, []).append(float(same.mean()))
+                whole.setdefault(name, []).append(float(same.min()))
+                removed.setdefault(name, []).append(float(hider.removed[row]) / counted / heads / layers)
+                share.setdefault(name, []).append(sum(float(one[row].any(-1).sum()) for one in rows.values()) / counted / heads / layers)
         described.append(describe(reader, slice(start + 1, len(tokens) - 1)))
         print(number, f"{kept['top of the last row'][-1]:.2f}", end=" ", flush=True)
     print()

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from dense import BATCH, DIM, HEADS, KEYS, QUERIES, as_bias, close, dense, dense_sums, draw, draw_mask, triangle, without
+from dense import BATCH, DIM, HEADS, KEYS, QUERIES, as_bias, close, dense, dense_sums, draw, draw_mask, triangle
 
 from sinkscope.attention import Hidden, Prefix, attend
 
@@ -68,8 +68,9 @@ def test_with_nothing_hidden_nothing_is_removed_and_the_last_row_is_in_force():
     assert torch.equal(columns.last_row_in_force, columns.last_row)
 
 
+@pytest.mark.parametrize("everybody", [True, False], ids=["all queries", "one query apart"])
 @pytest.mark.parametrize("zeroed", [False, True])
-def test_a_key_that_takes_nearly_everything_is_hidden_exactly(zeroed):
+def test_a_key_that_takes_nearly_everything_is_hidden_exactly(zeroed, everybody):
     """All but 1e-15 of the attention is on the hidden key; what is left has too few digits to be scaled up."""
     inputs = draw()
     inputs.key[:, :, 2] = 0
@@ -77,13 +78,16 @@ def test_a_key_that_takes_nearly_everything_is_hidden_exactly(zeroed):
     inputs.key[..., 0] = 0
     inputs.key[:, :, 2, 0] = 1
     hidden = (torch.arange(KEYS) == 2)[None, None, None]
+    if not everybody:
+        hidden = hidden.repeat(1, 1, QUERIES, 1)
+        hidden[..., -1, 0] = True
     output, columns = attend(**vars(inputs), hidden=[Hidden(hidden, zeroed=zeroed)], block=4)
     _, weights = dense(inputs)
     assert weights[..., 2].min() > 1 - 1e-6
     if zeroed:
         close(output, weights.masked_fill(hidden, 0) @ inputs.value.double().repeat_interleave(2, dim=1), 1e-12)
     else:
-        expected, weights = dense(inputs, without(torch.zeros(BATCH, HEADS, QUERIES, KEYS).double(), hidden[:, :, 0]))
+        expected, weights = dense(inputs, torch.zeros(BATCH, HEADS, QUERIES, KEYS).double().masked_fill(hidden, -torch.inf))
         close(output, expected)
         close(columns.sums, dense_sums(inputs, weights))
 
