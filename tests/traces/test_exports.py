@@ -22,7 +22,8 @@ STEPS, LAYERS, HEADS, KV_HEADS, FIRST = 19, 2, 6, 3, 4
 INTEGERS = {"masked": np.uint8} | dict.fromkeys(("tokens", "written", "predicted", "lengths"), np.int32)
 NOTHING = {"tokens": -1, "written": -1, "predicted": -1, "masked": 0, "lengths": 0}
 WIDER = ("written", "predicted", "confidence")
-SIZES = {"layer": LAYERS, "head": HEADS, "kv_head": KV_HEADS}
+SINKS = 2
+SIZES = {"layer": LAYERS, "head": HEADS, "kv_head": KV_HEADS, "sink": SINKS}
 NAMES = [name for name in TRACE_AXES if not name.startswith(("top_", "rest_"))]
 
 
@@ -59,7 +60,7 @@ def trace(tmp_path_factory):
 def filled(trace, name):
     """A tensor with every axis as long as the longest of that name; keys and positions are the same axis here."""
     array = getattr(trace, name)[:]
-    if array.ndim == 1:
+    if array.ndim == 1 or array.shape[-1] == SINKS:
         return array
     whole = np.full((*array.shape[:-1], FIRST + STEPS), NOTHING.get(name, np.nan), array.dtype)
     whole[..., : array.shape[-1]] = array
@@ -99,6 +100,7 @@ def test_xarray_reads_the_zarr_group(trace, tmp_path):
             "layer": LAYERS,
             "head": HEADS,
             "kv_head": KV_HEADS,
+            "sink": SINKS,
             "key": FIRST + STEPS,
             "position": FIRST + STEPS,
         }
