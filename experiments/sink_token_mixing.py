@@ -48,7 +48,7 @@ class Values(Watcher):
         text = columns.sums[0, :, call.groups.index("all")]
         norms = call.value[0].norm(dim=-1)  # [kv head, key]
         norms = norms.repeat_interleave(text.shape[0] // norms.shape[0], dim=0)
-        sinks = torch.from_numpy(is_sink(text.numpy()))
+        sinks = torch.from_numpy(is_sink(text[None].numpy())[0])
         added, total = text * norms, float((text * norms).sum())
         row = {"value norm of sinks of the text": _mean(norms[sinks]), "value norm of other tokens": _mean(norms[~sinks])}
         if columns.prefix is not None and call.own is not None and call.own.keys is not None:

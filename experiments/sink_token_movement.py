@@ -63,7 +63,7 @@ class Shares(Watcher):
         text = columns.sums[0, :, call.groups.index("all")]
         total = text.shape[0] * text.shape[1]  # every query has 1 to give
         own = 0.0 if columns.prefix is None else float(columns.prefix[0, :, 0].sum())
-        sinks = is_sink(text.numpy())
+        sinks = is_sink(text[None].numpy())[0]
         self.rows.append((own / total, float(text[torch.from_numpy(sinks)].sum()) / total, float(text.amax(-1).sum()) / total))
         self.main.append(text.sum(0) / total)
 
