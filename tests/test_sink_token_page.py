@@ -47,6 +47,6 @@ def test_the_example_trains_a_users_own_model(home):
 
 def test_the_page_names_every_variant_recipe_and_command():
     lines = [line.split() for line in shell_lines(PAGE)]
-    assert {words[1] for words in lines} == {"train", "fold", "convert"} <= set(COMMANDS)
+    assert {words[1] for words in lines} == {"train", "fold", "convert", "trace"} <= set(COMMANDS)
     assert {words[2] for words in lines if words[1] == "train"} <= set(RECIPES)
     assert all(f"`{name}`" in PAGE for name in VARIANTS if name != "none")

@@ -1,8 +1,10 @@
-"""`sinkscope reproduce paper1`: every table and figure of arXiv 2510.15731 from named checkpoints, in one resumable run.
+"""`sinkscope reproduce`: every table and figure of arXiv 2510.15731 (paper1), or the tables of arXiv 2601.19657 (paper2), in one
+resumable run.
 
 table1.md, .tex, .csv, .json     accuracy with sinks hidden, with intervals, tests, controls, and the paper's own numbers
 table2.md, .json                 the tokens that are sinks most often
 figures/                         from the recorded generations
+paper2.md                        paper 2's accuracies beside its own
 evaluations/, traces/            what they are made of; finished pieces are kept
 """
 
@@ -101,11 +103,15 @@ def reproduce(parts: Sequence[Part], options: Options, say: Callable[[str], None
 
     if not parts:
         raise CallError("expected at least one part to reproduce, found none")
+    nowhere = [part.model for part in parts if part.shape is not None and not part.folder]
+    if nowhere:
+        raise CallError(f"expected a folder for {nowhere[0]}, found none; `sinkscope convert` makes one, pass --models {nowhere[0]}=FOLDER")
     first = share_of_process().index == 0  # the others only share in the evaluations
     traces: dict[str, list[Trace]] = {}
     evaluations = []
     for name in dict.fromkeys(part.model for part in parts):
-        model = load(name, dtype=options.dtype, device=options.device)
+        folder = next((part.folder for part in parts if part.model == name and part.folder), name)
+        model = load(folder, dtype=options.dtype, device=options.device)
         for part in (part for part in parts if part.model == name):
             if part.recorded:
                 if first:
@@ -115,6 +121,8 @@ def reproduce(parts: Sequence[Part], options: Options, say: Callable[[str], None
         del model
     if not first:
         return []
+    if all(part.shape is not None for part in parts):
+        return [_write_paper2(parts, options)]
     written = _write_tables(read_results(*evaluations), options.out) if evaluations else []
     if traces:
         written += _write_traces(traces, options)
@@ -185,6 +193,18 @@ def _write_tables(results: Any, out: Path) -> list[Path]:
         path.write_text(write_table(results, form) + "\n", encoding="utf-8")
         written.append(path)
     return written
+
+
+def _write_paper2(parts: Sequence[Part], options: Options) -> Path:
+    from sinkscope.evaluation.paper2 import beside_paper
+    from sinkscope.evaluation.results import read_results
+
+    found = {name: [] for name in dict.fromkeys(part.model for part in parts)}
+    for part in parts:
+        found[part.model] += read_results(_folder(options, "evaluations", part.model) / part.task)
+    path = options.out / "paper2.md"
+    path.write_text(beside_paper(found) + "\n", encoding="utf-8")
+    return path
 
 
 def _write_traces(traces: Mapping[str, list[Trace]], options: Options) -> list[Path]:

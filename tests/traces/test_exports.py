@@ -22,7 +22,8 @@ STEPS, LAYERS, HEADS, KV_HEADS, FIRST = 19, 2, 6, 3, 4
 INTEGERS = {"masked": np.uint8} | dict.fromkeys(("tokens", "written", "predicted", "lengths"), np.int32)
 NOTHING = {"tokens": -1, "written": -1, "predicted": -1, "masked": 0, "lengths": 0}
 WIDER = ("written", "predicted", "confidence")
-SIZES = {"layer": LAYERS, "head": HEADS, "kv_head": KV_HEADS, "sink": 2}
+SINKS = 2
+SIZES = {"layer": LAYERS, "head": HEADS, "kv_head": KV_HEADS, "sink": SINKS}
 NAMES = [name for name in TRACE_AXES if not name.startswith(("top_", "rest_"))]
 
 
@@ -99,9 +100,9 @@ def test_xarray_reads_the_zarr_group(trace, tmp_path):
             "layer": LAYERS,
             "head": HEADS,
             "kv_head": KV_HEADS,
+            "sink": SINKS,
             "key": FIRST + STEPS,
             "position": FIRST + STEPS,
-            "sink": 2,
         }
         np.testing.assert_array_equal(dataset.column_sums.isel(step=5, layer=1).values, filled(trace, "column_sums")[5, 1])
         np.testing.assert_array_equal(dataset.tokens.values, filled(trace, "tokens"))

@@ -45,6 +45,8 @@ def evaluate(
     jobs: int = 0,
     cluster: Literal["slurm", "local"] = "slurm",
     job_options: str = "",
+    method: Literal["monte_carlo", "chain_rule"] | None = None,
+    samples: int | None = None,
     as_json: Json = False,
     sampler: Any = None,
 ) -> None:
@@ -53,7 +55,8 @@ def evaluate(
     Args:
         model: a bundled name, a folder, or a hub id.
         out: folder for the results.
-        tasks: separated by commas: lab-arith, lab-code, gsm8k, gsm8k_cot, humaneval, humaneval_instruct.
+        tasks: separated by commas: lab-arith, lab-code, gsm8k, gsm8k_cot, gsm8k_two_pass, humaneval, humaneval_instruct, arc_easy,
+            arc_challenge, hellaswag, piqa, race, social_iqa, lambada.
         hide: rules separated by commas, none for the unchanged model: none,top:1@current,random:1@seed=2 …
         limit: problems of each task, from the first. (default: all)
         shots: solved problems in each prompt. (default: the protocol's or the task's own number)
@@ -68,6 +71,8 @@ def evaluate(
         cluster: where jobs run: slurm, or local processes.
         job_options: name=value separated by commas, for submitit: slurm_partition=gpu,gpus_per_node=1,timeout_min=600 … (default: none)
         sampler: settings of the model's sampler. (default: the protocol's or the task's, else the sampler's)
+        method: how a diffusion model's likelihoods are estimated, in tasks that ask for them.
+        samples: masked canvases of Monte Carlo.
     """
     from sinkscope.evaluation.jobs import run_in_jobs, run_share
     from sinkscope.evaluation.results import collect
@@ -86,7 +91,7 @@ def evaluate(
         "protocol": protocol,
         "data": read_data_flags(data),
         "batch": batch,
-        "settings": given_flags(sampler),
+        "settings": given_flags(sampler) | {name: value for name, value in (("method", method), ("samples", samples)) if value is not None},
         "allow_code_execution": allow_code_execution,
     }
     if jobs:

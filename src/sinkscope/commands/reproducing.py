@@ -1,7 +1,7 @@
 """`reproduce`: a paper's tables and figures in one command."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import tyro
 from tyro.conf import Positional
@@ -11,7 +11,7 @@ from sinkscope.errors import CallError
 
 
 def reproduce(
-    paper: Positional[Literal["paper1"]],
+    paper: Positional[Literal["paper1", "paper2"]],
     out: Path | None = None,
     models: str = "published",
     dry_run: bool = False,
@@ -31,9 +31,10 @@ def reproduce(
     """Every table and figure of a paper from named checkpoints; the same command goes on after a kill.
 
     Args:
-        paper: paper1 is arXiv 2510.15731, Attention Sinks in Diffusion Language Models.
+        paper: paper1 is arXiv 2510.15731, Attention Sinks in Diffusion Language Models; paper2 is arXiv 2601.19657, One Token Is Enough
+            (its Tables 1 and 2; ks, seeds, controls and traces are paper1's).
         out: folder for everything. (default: none, which only a dry run allows)
-        models: published, lab, or names separated by commas.
+        models: published, lab, or names separated by commas; of paper2 NAME=FOLDER separated by commas, published for a dry run.
         dry_run: only says how many forward calls, how much memory and disk, and how many GPU hours each part takes.
         limit: problems of each task. (default: all)
         ks: how many sinks are hidden, separated by commas.
@@ -49,10 +50,16 @@ def reproduce(
     """
     from sinkscope.evaluation.runbook import LAB, PUBLISHED, paper1
     from sinkscope.evaluation.tasks import read_data_flags
-    from sinkscope.reproduction import Options, show_dry_run
-    from sinkscope.reproduction import dry_run as estimate
-    from sinkscope.reproduction import reproduce as run
+    from sinkscope.reproduction import Options
 
+    if paper == "paper2":
+        from sinkscope.evaluation.paper2 import paper2, read_folders
+
+        parts = paper2(read_folders(models), limit=limit)
+        _run(
+            parts, dry_run, out, Options(out or Path(), read_data_flags(data), batch, device, dtype, allow_code_execution), tflops, as_json
+        )
+        return
     names = {"published": PUBLISHED, "lab": LAB}.get(models) or tuple(part.strip() for part in models.split(",") if part.strip())
     counts = [part.strip() for part in ks.split(",") if part.strip()]
     if not all(part.isdigit() and int(part) for part in counts):
@@ -61,6 +68,14 @@ def reproduce(
         raise CallError(f"expected --limit and --traces from 1, --seeds from 0 upwards, found {limit}, {traces}, {seeds}")
     against = [part.strip() for part in controls.split(",") if part.strip()]
     parts = paper1(names, ks=[int(part) for part in counts], seeds=seeds, controls=against, limit=limit, traces=traces)
+    _run(parts, dry_run, out, Options(out or Path(), read_data_flags(data), batch, device, dtype, allow_code_execution), tflops, as_json)
+
+
+def _run(parts: Any, dry_run: bool, out: Path | None, options: Any, tflops: float, as_json: bool) -> None:
+    from sinkscope.reproduction import dry_run as estimate
+    from sinkscope.reproduction import reproduce as run
+    from sinkscope.reproduction import show_dry_run
+
     if dry_run:
         found = estimate(parts, tflops)
         if as_json:
@@ -70,7 +85,7 @@ def reproduce(
         return
     if out is None:
         raise CallError("expected --out FOLDER, or --dry-run")
-    written = run(parts, Options(out, read_data_flags(data), batch, device, dtype, allow_code_execution), note)
+    written = run(parts, options, note)
     if as_json:
         print_json({"files": [str(path) for path in written]})
     else:

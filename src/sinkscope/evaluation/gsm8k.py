@@ -81,6 +81,39 @@ def gsm8k_cot(data: Path | None = None) -> Task:
     return _task("gsm8k_cot", 8, ("Q:", "</s>", "<|im_end|>"), test, question, shown, lambda shots: hash_rows(test()), THE_ANSWER_IS)
 
 
+def gsm8k_two_pass(data: Path | None = None) -> Task:
+    """Paper 2's form: the model writes a thought behind the question, then the answer behind both; no shots.
+
+    Its last ``#### NUMBER`` counts. Published: 256 tokens in 256 steps at temperature .1 each time, after fine-tuning on
+    augmented GSM8K (skywalker0523/OneTokenIsEnough, evaluate_gsm8k_extratoken.py). There the answers are compared by sympy;
+    here as lm-eval compares numbers.
+
+    Args:
+        data: as for `gsm8k`; training rows are not needed.
+
+    Raises:
+        CallError, EvaluationError: see `Source.rows`; shots.
+    """
+    source = Source("gsm8k", data, HUB, ("question", "answer"), FILES)
+    test = functools.cache(lambda: _with_answers(source, "test"))
+
+    def prompt(row: Row, index: int, shots: int) -> str:
+        if shots:
+            raise CallError(f"shots: gsm8k_two_pass is asked without any, found {shots}")
+        return f"Question: {row['question']}"
+
+    def score(row: Row, text: str) -> Score:
+        found = re.findall(r"#### (.*)$", text, re.MULTILINE)
+        read = _normal(found[-1]).strip() if found else None
+        return Score(
+            read == _normal(row["answer"]), read, f"{read}, expected {_normal(row['answer'])}" if found else "no number after ####"
+        )
+
+    return Task(
+        "gsm8k_two_pass", 0, False, test, prompt, lambda row: row["answer"], score, fingerprint=lambda shots: hash_rows(test()), passes=2
+    )
+
+
 @dataclass(frozen=True)
 class _Turn:
     question: str

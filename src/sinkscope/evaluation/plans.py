@@ -8,13 +8,14 @@ from typing import Any
 
 from sinkscope.decoding import SETTINGS, Settings, make_batch, resolve_settings
 from sinkscope.errors import CallError, ModelError
+from sinkscope.evaluation.choices import LikelihoodSettings, count_tokens, settings_for
 from sinkscope.evaluation.hiding import Rule, check_count, find_rules
 from sinkscope.evaluation.protocols import AUTO, find_protocol
 from sinkscope.evaluation.tasks import PUBLISHED, Message, Task, find_task
 from sinkscope.models import Model
 
 LENGTH, BLOCK = 64, 16
-PUBLISHED_LENGTHS = {"gsm8k": 256, "gsm8k_cot": 256, "humaneval": 512, "humaneval_instruct": 512}
+PUBLISHED_LENGTHS = {"gsm8k": 256, "gsm8k_cot": 256, "gsm8k_two_pass": 256, "humaneval": 512, "humaneval_instruct": 512}
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class TaskPlan:
 
     Attributes:
         task: which.
-        sampler: resolved settings.
+        sampler: resolved settings, of the likelihoods where the task asks for those.
         shots: in each prompt.
         chat: whether prompts went through the chat template.
         protocol: the published settings that were used, and what of them was changed; None without any.
@@ -48,7 +49,7 @@ class TaskPlan:
     """
 
     task: Task
-    sampler: Settings
+    sampler: Settings | LikelihoodSettings
     shots: int
     chat: bool
     protocol: str | None
@@ -92,6 +93,9 @@ def make_plans(model: Model, request: Request) -> tuple[list[TaskPlan], dict[str
             )
     plans = [_plan(model, task, request) for task in tasks]
     for plan in plans:
+        if isinstance(plan.sampler, LikelihoodSettings):
+            _check_likelihoods(model, plan, rules)
+            continue
         make_batch(model, [max(plan.encoded, key=len)], [None], plan.sampler.length)
         written = 1 if model.family.causal else plan.sampler.length
         for text in rules:
@@ -103,10 +107,13 @@ def _plan(model: Model, task: Task, request: Request) -> TaskPlan:
     protocol = find_protocol(model.family.name, model.card.name, task.name, request.protocol)
     settings = dict(request.settings)
     shots, chat, used = task.shots, request.chat, None
-    if protocol is None:
+    if task.asks_likelihoods:
+        sampler = settings_for(settings, protocol.settings if protocol else {}, model.family.causal)
+    elif protocol is None:
         sampler = _resolve(model, task, settings)
     else:
         sampler = resolve_settings(model.family, **{**protocol.settings, **settings})
+    if protocol is not None:
         shots, chat = protocol.shots, protocol.chat or request.chat
         changed = [f"{name} {value}" for name, value in settings.items() if protocol.settings.get(name) != value]
         changed += [f"shots {request.shots}"] if request.shots not in (None, shots) else []
@@ -116,6 +123,20 @@ def _plan(model: Model, task: Task, request: Request) -> TaskPlan:
     problems = task.problems()[: request.limit]
     texts, encoded = _encode(model, task, problems, shots, chat)
     return TaskPlan(task, sampler, shots, chat, used, problems, texts, encoded)
+
+
+def _check_likelihoods(model: Model, plan: TaskPlan, rules: Mapping[str, Rule]) -> None:
+    lengths = [count_tokens(model, question) for question in plan.problems]
+    if max(lengths) > model.card.max_positions:
+        longest = lengths.index(max(lengths))
+        raise CallError(f"{plan.task.name}: problem {longest} with its longest choice has {max(lengths)} tokens, {model.limit}")
+    for text, rule in rules.items():
+        if rule.waits:
+            raise CallError(
+                f"hide: {text} decides by the step before, and a likelihood has one step a text; "
+                f"expected observe=current, as in {text.partition('@')[0]}@current"
+            )
+        check_count(text, lengths)
 
 
 def _resolve(model: Model, task: Task, settings: Mapping[str, Any]) -> Settings:

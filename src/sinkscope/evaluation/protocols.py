@@ -61,6 +61,7 @@ _DREAM = "DreamLM/Dream, eval"
 _UNCUT = "; its answers are not cut at lm-eval's stop strings but cleaned by a script, ours are cut"
 _PAPER1 = "arXiv 2510.15731, appendix; steps = length, lm-eval's shots and, for GSM8K, the chat template are assumed"
 _LLAMA = "Llama 3.1 evaluation details; greedy, length assumed"
+_PAPER2 = "arXiv 2601.19657 and skywalker0523/OneTokenIsEnough; without shots"
 _INSTRUCT = " (their own toolkit; OpenCompass gives nearly the same); shots and prompt assumed to be lm-eval's"
 
 PROTOCOLS = (
@@ -85,6 +86,19 @@ PROTOCOLS = (
     Protocol("dream", "instruct", "humaneval_instruct", "authors", 0, True, _dream(768, 0.1, 0.9), _DREAM + "_instruct", 0.555),
     Protocol("llama", "instruct", "gsm8k_cot", "authors", 8, True, {"length": 512, "temperature": 0.0}, _LLAMA, 0.845),
     Protocol("llama", "instruct", "humaneval_instruct", "authors", 0, True, {"length": 512, "temperature": 0.0}, _LLAMA, 0.726),
+    *(
+        Protocol("smdm", "", task, "paper2", 0, False, {"method": method, "samples": 1024, "guidance": guidance}, _PAPER2 + said)
+        for task, method, guidance, said in (
+            ("arc_easy", "monte_carlo", 0.6, ""),
+            ("arc_challenge", "monte_carlo", 0.6, "; not stated for ARC-c, ARC-e's are assumed"),
+            ("hellaswag", "monte_carlo", 0.7, ""),
+            ("piqa", "chain_rule", 0.6, ""),
+            ("race", "monte_carlo", 0.7, ""),
+            ("social_iqa", "monte_carlo", 0.6, ""),
+            ("lambada", "chain_rule", 1.1, ""),
+        )
+    ),
+    Protocol("smdm", "", "gsm8k_two_pass", "paper2", 0, False, _blocks(256, 256) | {"temperature": 0.1}, _PAPER2),
 )
 
 

@@ -20,6 +20,7 @@ RECORDED = 1.1
 TEXT_TOKENS = {
     "gsm8k": (80, 155),
     "gsm8k_cot": (75, 75),
+    "gsm8k_two_pass": (140, 0),
     "humaneval": (150, 0),
     "humaneval_instruct": (320, 0),
     "lab-arith": (45, 44),
@@ -30,6 +31,7 @@ ASSUMPTIONS = (
     f"{TFLOPS:g} TFLOP/s reached in bf16 (40 % of an A100), weights read at {BYTES_PER_S / 1e12:g} TB/s at most; --tflops says otherwise.",
     "A forward call of S tokens: 2 S (parameters − embeddings) + 4 S² × layers × width, and the vocabulary where a token can be committed.",
     "A diffusion model makes one call a step on the whole canvas; an autoregressive one reads the prompt once, then writes to the end.",
+    "A likelihood: one call for each masked canvas, two with guidance; contexts and choices of typical lengths.",
     f"Watching or hiding costs {RECORDED - 1:.0%}. Prompts: GSM8K 80 tokens and 155 a shot (75 of gsm8k_cot), HumanEval 150 or 320.",
     "Memory: weights in 2 bytes, one layer's activations, 512 queries' attention in 4 bytes, three copies of the logits, the cache of an "
     f"autoregressive model; {1 - USABLE:.0%} kept free. Disk: three sums a key and four norms a token in 4 bytes; 12 kB an answer.",
@@ -83,6 +85,8 @@ class Part:
         shots: examples in each prompt.
         settings: of the sampler.
         recorded: whether attention is written to disk.
+        folder: where the checkpoint lies, when not where its name says.
+        shape: of the checkpoint, where `MODELS` does not have it.
     """
 
     name: str
@@ -93,6 +97,13 @@ class Part:
     shots: int
     settings: Mapping[str, Any] = field(hash=False)
     recorded: bool = False
+    folder: str = ""
+    shape: Shape | None = None
+
+    @property
+    def known_shape(self) -> Shape:
+        """Its own, else that of the checkpoint of its name."""
+        return self.shape or MODELS[self.model][1]
 
 
 @dataclass(frozen=True)
@@ -193,12 +204,15 @@ def estimate(part: Part, tflops: float = TFLOPS) -> Cost:
     """
     if not 0 < tflops < float("inf"):
         raise CallError(f"tflops: expected a number above 0, found {tflops}")
-    shape = MODELS[part.model][1]
+    shape = part.known_shape
+    if "method" in part.settings:
+        return _estimate_likelihoods(part, shape, tflops)
     question, shot = TEXT_TOKENS[part.task]
     prompt, length = question + part.shots * shot, part.settings["length"]
     canvas = prompt + length
     steps = length if shape.causal else part.settings["steps"]
-    runs = part.prompts * len(part.rules)
+    passes = 2 if part.task == "gsm8k_two_pass" else 1
+    runs = part.prompts * len(part.rules) * passes
     batch = max(1, _largest_batch(shape, canvas, part))
     if shape.causal:
         flops = _flops(shape, prompt, 1) + sum(_flops(shape, 1, 1, at) for at in range(prompt, canvas))
@@ -206,11 +220,25 @@ def estimate(part: Part, tflops: float = TFLOPS) -> Cost:
         flops = steps * _flops(shape, canvas, _committable(part))
     reading = steps * 2 * shape.parameters / BYTES_PER_S / batch
     watched = RECORDED * (len(part.rules) - 1) + (RECORDED if part.recorded else 1)
-    seconds = part.prompts * watched * max(flops / (tflops * 1e12), reading)
+    seconds = passes * part.prompts * watched * max(flops / (tflops * 1e12), reading)
     a_step = 4 * canvas * (3 * shape.layers * shape.heads + 4 * shape.layers * shape.kv_heads)
     disk = part.prompts * steps * a_step if part.recorded else runs * 12_000
     memory = _memory(shape, canvas, part, 1)
     return Cost(runs * steps, seconds / 3600, memory / GIB, _largest_batch(shape, canvas, part), disk / GIB)
+
+
+def _estimate_likelihoods(part: Part, shape: Shape, tflops: float) -> Cost:
+    """One forward call for each masked canvas, two with guidance; memory with the canvases of 16 samples side by side."""
+    from sinkscope.evaluation.paper2 import LIKELIHOODS
+
+    context, choices, length = LIKELIHOODS[part.task]
+    canvases = choices * (length if part.settings["method"] == "chain_rule" else part.settings["samples"])
+    forwards = part.prompts * len(part.rules) * canvases * (2 if part.settings["guidance"] else 1)
+    seconds = max(forwards * _flops(shape, context + length, length) / (tflops * 1e12), forwards / 16 * 2 * shape.parameters / BYTES_PER_S)
+    block = replace(part, settings={"length": length})
+    memory = _memory(shape, context + length, block, 16)
+    batch = _largest_batch(shape, context + length, block)
+    return Cost(forwards, seconds / 3600, memory / GIB, batch, part.prompts * len(part.rules) * 12_000 / GIB)
 
 
 def _flops(shape: Shape, tokens: int, projected: int, before: int = 0) -> float:

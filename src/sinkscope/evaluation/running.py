@@ -17,9 +17,10 @@ from typing import Any
 
 import torch
 
-from sinkscope.decoding import generate
+from sinkscope.decoding import Generation, generate
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.evaluation.answers import answer_until
+from sinkscope.evaluation.choices import LikelihoodSettings, ask
 from sinkscope.evaluation.hiding import Rule, hiding
 from sinkscope.evaluation.plans import Request, TaskPlan, make_plans
 from sinkscope.evaluation.protocols import AUTO
@@ -149,11 +150,17 @@ def _work_through(model: Model, batches: Sequence[_Batch], progress: bool) -> No
 def _work(model: Model, batch: _Batch, missing: Sequence[int]) -> Iterator[tuple[int, dict[str, Any]]]:
     """Writes a batch and scores its missing problems, one (number, item) after the other."""
     plan, start = batch.plan, batch.indices.start
+    if isinstance(plan.sampler, LikelihoodSettings):
+        yield from _compare(model, batch, missing, plan.sampler)
+        return
     began = time.monotonic()
     # Row i draws from seed + i: the seed of a problem depends on its number, not on the batch.
     own = replace(plan.sampler, seed=plan.sampler.seed + start)
     with hiding(batch.rule, model) as effect:
         generations = generate(model, list(plan.encoded[start : batch.indices.stop]), **asdict(own))
+        for _ in range(plan.task.passes - 1):
+            thoughts = [_read_so_far(model, one) for one in generations]
+            generations = generate(model, [model.encode(text) for text in thoughts], **asdict(own))
         effects = [effect(row) for row in range(len(generations))]
     share = (time.monotonic() - began) / len(generations)
     for index in missing:
@@ -174,6 +181,37 @@ def _work(model: Model, batch: _Batch, missing: Sequence[int]) -> Iterator[tuple
                 **asdict(score),
                 "effect": effects[index - start],
                 "seconds": round(share + time.monotonic() - began, 3),
+            },
+        )
+
+
+def _read_so_far(model: Model, generation: Generation) -> str:
+    """Prompt and answer up to its end, as the prompt of the next pass."""
+    prompt, answer = generation.tokens[: generation.prompt_length], generation.tokens[generation.prompt_length :].tolist()
+    ends = [place for place, token in enumerate(answer) if token in model.card.ends]
+    return model.decode([*prompt.tolist(), *answer[: ends[0] if ends else None]])
+
+
+def _compare(model: Model, batch: _Batch, missing: Sequence[int], settings: LikelihoodSettings) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The likelihoods of the choices of a batch's missing problems, one (number, item) after the other."""
+    plan = batch.plan
+    for index in missing:
+        began, question = time.monotonic(), plan.problems[index]
+        with hiding(batch.rule, model) as effect:
+            asked = ask(model, question, settings, index, len(batch.indices))
+            found = effect(None)
+        score = plan.task.score(question, asked)
+        yield (
+            index,
+            {
+                "prompt": plan.prompts[index],
+                "gold": plan.task.gold(question),
+                "text": score.read or "",
+                "tokens": [],
+                "likelihoods": [asdict(one) for one in asked.likelihoods],
+                **asdict(score),
+                "effect": found,
+                "seconds": round(time.monotonic() - began, 3),
             },
         )
 

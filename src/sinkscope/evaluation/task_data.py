@@ -3,13 +3,14 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sinkscope.errors import CallError, EvaluationError
 
-Row = Mapping[str, str]
+Row = Mapping[str, Any]
+_NAMES = {str: "text", dict: "an object", list: "a list"}
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,8 @@ class Source:
         hub: repository and configuration on the hub.
         fields: every row has these as text.
         files: names to look for in a folder, by split.
+        types: of fields that are no text.
+        asked: the split whose rows are the problems; a file that is given holds it.
     """
 
     key: str
@@ -29,6 +32,8 @@ class Source:
     hub: tuple[str, str | None]
     fields: tuple[str, ...]
     files: Mapping[str, tuple[str, ...]]
+    types: Mapping[str, tuple[type, ...]] = field(default_factory=dict)
+    asked: str = "test"
 
     def rows(self, split: str) -> tuple[Row, ...]:
         """All rows of a split, in order.
@@ -46,15 +51,17 @@ class Source:
             self._check(row, f"{where}, row {number}")
         if not rows:
             raise CallError(f"{where}: expected rows like {self._example()}, found none")
-        return tuple({field: row[field] for field in self.fields} for row in rows)
+        return tuple({name: row[name] for name in self.fields} for row in rows)
 
     def _file(self, split: str) -> Path:
         """The file of a split: the given one is the test split; another lies beside it or in the folder."""
         path = self.path
         assert path is not None
         if not path.exists():
-            raise CallError(f"--data {self.key}={path}: expected a JSON-lines file or a folder with {self._names('test')}, found nothing")
-        if path.is_file() and split == "test":
+            raise CallError(
+                f"--data {self.key}={path}: expected a JSON-lines file or a folder with {self._names(self.asked)}, found nothing"
+            )
+        if path.is_file() and split == self.asked:
             return path
         folder = path if path.is_dir() else path.parent
         for name in self.files[split]:
@@ -67,15 +74,18 @@ class Source:
         return " or ".join(self.files[split])
 
     def _example(self) -> str:
-        return "{" + ", ".join(f'"{field}": "…"' for field in self.fields) + "}"
+        return "{" + ", ".join(f'"{name}": "…"' for name in self.fields) + "}"
 
     def _check(self, row: Any, where: str) -> None:
         if not isinstance(row, Mapping):
             raise CallError(f"{where}: expected an object like {self._example()}, found {type(row).__name__}")
-        for field in self.fields:
-            if not isinstance(row.get(field), str):
-                found = f"{type(row[field]).__name__}" if field in row else f"only {', '.join(map(str, row)) or 'nothing'}"
-                raise CallError(f"{where}: expected the field {field!r} as text, found {found}; is this the file of {self.key}?")
+        for name in self.fields:
+            kinds = self.types.get(name, (str,))
+            if not isinstance(row.get(name), kinds):
+                found = f"{type(row[name]).__name__}" if name in row else f"only {', '.join(map(str, row)) or 'nothing'}"
+                raise CallError(
+                    f"{where}: expected the field {name!r} as {_NAMES[kinds[0]]}, found {found}; is this the file of {self.key}?"
+                )
 
     def _from_hub(self, split: str) -> Sequence[Any]:
         name, configuration = self.hub

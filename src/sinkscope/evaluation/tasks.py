@@ -44,11 +44,13 @@ class Task:
         problems: loads them, always the same ones in the same order.
         prompt: the text for a problem, its number and a number of shots.
         gold: what an answer is held against.
-        score: a problem and a model's text.
+        score: a problem and a model's text; of a task of likelihoods the problem and what `choices.ask` found.
         messages: the same as a conversation, a pair of turns a shot; a last turn of the assistant is gone on with.
             None where the task is only asked as raw text.
         stops: an answer ends before the first of these; None leaves answers as they are.
         fingerprint: of the data that prompts with a number of shots are made of.
+        asks_likelihoods: each problem is a `choices.Question`: nothing is written, its choices are compared.
+        passes: how often the model writes; what it wrote stands before the next answer.
     """
 
     name: str
@@ -57,10 +59,12 @@ class Task:
     problems: Callable[[], Sequence[Any]]
     prompt: Callable[[Any, int, int], str]
     gold: Callable[[Any], str]
-    score: Callable[[Any, str], Score]
+    score: Callable[[Any, Any], Score]
     messages: Callable[[Any, int, int], list[Message]] | None = None
     stops: tuple[str, ...] | None = None
     fingerprint: Callable[[int], str] = lambda shots: "lab"
+    asks_likelihoods: bool = False
+    passes: int = 1
 
 
 def first_answer(text: str) -> str:
@@ -90,7 +94,15 @@ def _lab_task(name: str, score: Callable[[Problem, str], Score], runs_programs: 
 TASKS = {task.name: task for task in (_lab_task("lab-arith", score_number, False), _lab_task("lab-code", score_program, True))}
 
 
-PUBLISHED = {"gsm8k": "gsm8k", "gsm8k_cot": "gsm8k", "humaneval": "humaneval", "humaneval_instruct": "humaneval"}
+_LIKELIHOODS = ("arc_easy", "arc_challenge", "hellaswag", "piqa", "race", "social_iqa", "lambada")
+PUBLISHED = {
+    "gsm8k": "gsm8k",
+    "gsm8k_cot": "gsm8k",
+    "gsm8k_two_pass": "gsm8k",
+    "humaneval": "humaneval",
+    "humaneval_instruct": "humaneval",
+    **{name: name for name in _LIKELIHOODS},
+}
 """Published tasks and the key of their data in ``--data``."""
 
 
@@ -111,13 +123,37 @@ def find_task(name: str, data: Mapping[str, Path] | None = None) -> Task:
     from sinkscope.evaluation import gsm8k, humaneval
 
     given = data or {}
+    if name in _LIKELIHOODS:
+        return _likelihood_task(name, given.get(name))
     build = {
         "gsm8k": gsm8k.gsm8k,
         "gsm8k_cot": gsm8k.gsm8k_cot,
+        "gsm8k_two_pass": gsm8k.gsm8k_two_pass,
         "humaneval": humaneval.humaneval,
         "humaneval_instruct": humaneval.humaneval_instruct,
     }
     return build[name](given.get(name, given.get(PUBLISHED[name])))
+
+
+def _likelihood_task(name: str, data: Path | None) -> Task:
+    from sinkscope.evaluation.choices import BENCHMARKS, Asked, Question, judge, questions
+
+    rows, fingerprint = questions(name, data)
+
+    def score(question: Question, asked: Asked) -> Score:
+        best, measures = judge(question, asked, BENCHMARKS[name].normed)
+        read, right = question.choices[best] if len(question.choices) > 1 or measures["acc"] else None, question.choices[question.gold]
+        return Score(measures["acc"], read, f"{read!r}, expected {right!r}", measures=measures)
+
+    def prompt(question: Question, index: int, shots: int) -> str:
+        if shots:
+            raise CallError(f"shots: {name} is asked without any, found {shots}")
+        return question.context
+
+    def gold(question: Question) -> str:
+        return question.choices[question.gold]
+
+    return Task(name, 0, False, rows, prompt, gold, score, fingerprint=lambda shots: fingerprint(), asks_likelihoods=True)
 
 
 def read_data_flags(flags: Sequence[str]) -> dict[str, Path]:

@@ -32,7 +32,7 @@ COLUMNS = {
     "key_norms": "key_norm",
     "hidden_norms": "hidden_norm",
 }
-"""Tensor → column. Tensors of other axes (``lengths``, the kept largest columns) have none."""
+"""Tensor → column. Tensors of other axes (``lengths``, the kept largest columns, sink tokens) have none."""
 
 
 def write_parquet(trace: Trace, path: Path) -> None:

@@ -1,0 +1,130 @@
+"""Does a sink token steady the sinks, and how much of their attention does it take?
+
+Claim     With the token sinks stop moving: attention goes to it instead of to tokens of the text (arXiv 2601.19657, §4.3).
+Command   python experiments/sink_token_movement.py ARMS [--problems 24] --out results/sink-token/movement
+Cost      about 1 minute an arm on one core.
+Expected  Fewer moves and less variance of the main sink's position; the token has most of the attention that sinks of the text had.
+Found     results/sink-token/movement.md once the arms are trained.
+
+Moves are those of each arm's own generations. Attention is compared on the same text: every arm reads the canvases that the arm
+without a sink and with the same seed has written, every fourth step of them.
+"""
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sink_arms import Arm, find_arms, measure_arms, prompts, ratio_interval, settings, show, write
+
+import sinkscope
+from sinkscope.attention import Columns, LayerCall, Watcher, subscribed
+from sinkscope.sinks import find_sinks, is_sink, movement_test, track
+
+WITHOUT = "lab-sink-none"
+EVERY = 4
+
+
+def record(arm: Arm, model: Any, count: int, folder: Path) -> list[Any]:
+    if not folder.exists():
+        with sinkscope.recording(model, out=folder, numbered=True):
+            for prompt in prompts(arm, count):
+                sinkscope.generate(model, prompt, **settings(model))
+    return sinkscope.open_traces(folder)
+
+
+def moves(trace: Any) -> dict[str, float]:
+    """Moves per head and spread of the main sink's position, of heads that have one in two steps or more."""
+    main = track(find_sinks(trace)).main
+    test = movement_test(main)
+    there = main >= 0
+    heads = there.sum(axis=0) >= 2
+    position = np.where(there, main, np.nan)[:, heads]
+    return {
+        "moves of the main sink per head": test.moves_per_head if test.heads else np.nan,
+        "moves, steps shuffled": test.null_moves[0] if test.heads else np.nan,
+        "variance of the main sink's position": float(np.nanvar(position, axis=0).mean()) if heads.any() else np.nan,
+        "heads with a main sink": float(heads.sum()),
+        "sinks per head and step": float(find_sinks(trace).moving.sum() / there.size),
+    }
+
+
+class Shares(Watcher):
+    """Shares of all attention: of the sink token, of sinks of the text by Eq. 3 with ε = 3, of the largest column of each head."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[float, float, float]] = []
+        self.main: list[torch.Tensor] = []
+
+    def watch(self, call: LayerCall, columns: Columns) -> None:
+        text = columns.sums[0, :, call.groups.index("all")]
+        total = text.shape[0] * text.shape[1]  # every query has 1 to give
+        own = 0.0 if columns.prefix is None else float(columns.prefix[0, :, 0].sum())
+        sinks = is_sink(text[None].numpy())[0]
+        self.rows.append((own / total, float(text[torch.from_numpy(sinks)].sum()) / total, float(text.amax(-1).sum()) / total))
+        self.main.append(text.sum(0) / total)
+
+
+def shares(model: Any, trace: Any, of_others: list[torch.Tensor] | None) -> tuple[dict[str, float], list[torch.Tensor]]:
+    """Means over every fourth canvas of a trace, and the mean column of every layer; ``of_others``: those of the arm without."""
+    rows, columns = [], []
+    for step in range(0, trace.steps, EVERY):
+        tokens = torch.from_numpy(trace.tokens[step].astype(np.int64))[None]
+        watcher = Shares()
+        with subscribed(model.network, watcher):
+            model.network.model(input_ids=tokens, use_cache=False)
+        rows.append(np.mean(watcher.rows, axis=0))
+        columns += watcher.main
+    own, sinks, largest = np.mean(rows, axis=0)
+    found = {"attention on the token": own, "attention on sinks of the text": sinks, "attention on the largest column": largest}
+    if of_others is not None:  # the five keys of a layer that most attention went to in the arm without
+        were = [float(mine[theirs.topk(5).indices].sum()) for mine, theirs in zip(columns, of_others, strict=True)]
+        found["attention on the keys that were sinks"] = float(np.mean(were))
+    return found, columns
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("arms", type=Path)
+    parser.add_argument("--problems", type=int, default=24)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--work", type=Path, default=None, help="keeps the traces here")
+    arguments = parser.parse_args()
+    started, arms = time.time(), find_arms(arguments.arms)
+    arms.sort(key=lambda arm: arm.name != WITHOUT)
+    read: dict[int, list[Any]] = {}
+    without: dict[tuple[int, int], list[torch.Tensor]] = {}
+    with tempfile.TemporaryDirectory() as scratch:
+
+        def measure(arm: Arm, model: Any) -> dict[str, np.ndarray]:
+            traces = record(arm, model, arguments.problems, (arguments.work or Path(scratch)) / arm.folder.name)
+            rows = [moves(trace) for trace in traces]
+            if arm.name == WITHOUT:
+                read[arm.seed] = traces
+            for number, trace in enumerate(read.get(arm.seed, [])):
+                given = without.get((arm.seed, number))
+                found, columns = shares(model, trace, given if given is not None else None)
+                if arm.name == WITHOUT:
+                    without[arm.seed, number] = columns
+                    found, _ = shares(model, trace, columns)
+                rows[number] |= found
+            return {key: np.array([row.get(key, np.nan) for row in rows]) for key in rows[0]}
+
+        table = measure_arms(arms, measure)
+    rows, taken = table.rows(), {}
+    column = "attention on sinks of the text"
+    for name in table.values:
+        seeds = sorted(set(table.values[name]) & set(table.values.get(WITHOUT, {})))
+        if name != WITHOUT and seeds and column in table.columns:
+            without_it, with_it = table.of(WITHOUT, column, seeds), table.of(name, column, seeds)
+            taken[name] = ratio_interval(without_it - with_it, without_it)
+    lines = [f"* {name} takes {v['mean']:.2f} ({v['interval'][0]:.2f} to {v['interval'][1]:.2f}) of it" for name, v in taken.items()]
+    text = show(rows) + "\n\nOf the attention that sinks of the text have without the token:\n\n" + "\n".join(lines)
+    write(arguments.out, "A sink token and the moves of the sinks", {"rows": rows, "taken_of_text_sinks": taken}, text, arms, started)
+
+
+if __name__ == "__main__":
+    main()

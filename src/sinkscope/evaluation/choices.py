@@ -1,0 +1,231 @@
+"""Likelihood benchmarks as paper 2 uses them: ARC, HellaSwag, PIQA, RACE, SIQA and LAMBADA, a likelihood for each choice.
+
+Prompts, choices and measures are those of lm-eval 0.4.13. Rows come from a local JSON-lines file in the form that the data has on
+the hub, or from the hub. ``acc`` takes the likeliest choice, ``acc_norm`` the likeliest per character (lm-eval's length);
+``correct`` is ``acc``. LAMBADA has one choice, its last word: correct where the model writes that word, most confident token
+first, as paper 2's code does (skywalker0523/OneTokenIsEnough, evaluate_diff_extratoken.py, ``suffix_greedy_prediction``);
+models that another sampler writes with are asked token by token from the left.
+"""
+
+import ast
+import functools
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from sinkscope.decoding import Likelihood, generate, log_likelihood
+from sinkscope.errors import CallError
+from sinkscope.evaluation.task_data import Source, hash_rows
+from sinkscope.models import Model
+
+
+@dataclass(frozen=True)
+class LikelihoodSettings:
+    """How likelihoods are estimated; see `log_likelihood`.
+
+    Attributes:
+        method: ``monte_carlo`` or ``chain_rule``; an autoregressive model is summed exactly.
+        samples: masked canvases of Monte Carlo (paper 2's code: 1024).
+        guidance: unsupervised classifier-free guidance; not for autoregressive models.
+        seed: of the masks; problem i has seed + i.
+    """
+
+    method: Literal["monte_carlo", "chain_rule"] = "monte_carlo"
+    samples: int = 128
+    guidance: float = 0.0
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Question:
+    """One row: what stands before, what may follow, and which of it is right.
+
+    Attributes:
+        context: as the model reads it; a choice follows behind a blank.
+        choices: without that blank.
+        gold: number of the right one.
+    """
+
+    context: str
+    choices: tuple[str, ...]
+    gold: int
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a model said of one question.
+
+    Attributes:
+        likelihoods: one a choice.
+        writes: whether it writes the only choice itself; None where there are several.
+    """
+
+    likelihoods: tuple[Likelihood, ...]
+    writes: bool | None
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """How the rows of one benchmark read.
+
+    Attributes:
+        hub: repository and configuration.
+        split: that is asked.
+        fields: of a row, with their types.
+        read: a row as a question.
+        normed: whether ``acc_norm`` is published beside ``acc``.
+    """
+
+    hub: tuple[str, str | None]
+    split: str
+    fields: Mapping[str, tuple[type, ...]]
+    read: Callable[[Mapping[str, Any]], Question]
+    normed: bool = True
+
+
+def _arc(row: Mapping[str, Any]) -> Question:
+    labels = list(row["choices"]["label"])
+    return Question(f"Question: {row['question']}\nAnswer:", tuple(row["choices"]["text"]), labels.index(row["answerKey"]))
+
+
+def _hellaswag(row: Mapping[str, Any]) -> Question:
+    def clean(text: str) -> str:
+        return re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". ")).replace("  ", " ")
+
+    context = clean(f"{row['activity_label']}: {row['ctx_a']} {row['ctx_b'].capitalize()}")
+    return Question(context, tuple(clean(ending) for ending in row["endings"]), int(row["label"]))
+
+
+def _piqa(row: Mapping[str, Any]) -> Question:
+    return Question(f"Question: {row['goal']}\nAnswer:", (row["sol1"], row["sol2"]), int(row["label"]))
+
+
+def _race(row: Mapping[str, Any]) -> Question:
+    """The last question of an article, the others with their answers before it."""
+    problems = ast.literal_eval(row["problems"]) if isinstance(row["problems"], str) else row["problems"]
+    text = f"Article: {row['article']}\n\n"
+    for problem in problems[:-1]:
+        answer = problem["options"]["ABCD".index(problem["answer"])]
+        gap = problem["question"].endswith("  _  .")
+        text += f"{problem['question'][:-5]}{answer}\n" if gap else f"Question: {problem['question']}\nAnswer: {answer}\n"
+    last = problems[-1]
+    return Question(text + last["question"], tuple(last["options"][:4]), "ABCD".index(last["answer"]))
+
+
+def _social_iqa(row: Mapping[str, Any]) -> Question:
+    choices = tuple(row[f"answer{letter}"] for letter in "ABC")
+    return Question(f"Q: {row['context']} {row['question']}\nA:", choices, int(row["label"]) - 1)
+
+
+def _lambada(row: Mapping[str, Any]) -> Question:
+    *before, last = row["text"].split(" ")
+    return Question(" ".join(before), (last,), 0)
+
+
+_TEXT, _LABEL = (str,), (str, int)
+_ARC = {"question": _TEXT, "choices": (dict,), "answerKey": _TEXT}
+BENCHMARKS: dict[str, Benchmark] = {
+    "arc_easy": Benchmark(("allenai/ai2_arc", "ARC-Easy"), "test", _ARC, _arc),
+    "arc_challenge": Benchmark(("allenai/ai2_arc", "ARC-Challenge"), "test", _ARC, _arc),
+    "hellaswag": Benchmark(
+        ("Rowan/hellaswag", None),
+        "validation",
+        {"activity_label": _TEXT, "ctx_a": _TEXT, "ctx_b": _TEXT, "endings": (list,), "label": _LABEL},
+        _hellaswag,
+    ),
+    "piqa": Benchmark(("baber/piqa", None), "validation", {"goal": _TEXT, "sol1": _TEXT, "sol2": _TEXT, "label": _LABEL}, _piqa),
+    "race": Benchmark(("EleutherAI/race", "high"), "test", {"article": _TEXT, "problems": (str, list)}, _race, normed=False),
+    "social_iqa": Benchmark(
+        ("lighteval/siqa", None),
+        "validation",
+        {**dict.fromkeys(("context", "question", "answerA", "answerB", "answerC"), _TEXT), "label": _LABEL},
+        _social_iqa,
+        normed=False,
+    ),
+    "lambada": Benchmark(("EleutherAI/lambada_openai", "default"), "test", {"text": _TEXT}, _lambada, normed=False),
+}
+
+
+def questions(name: str, data: Path | None) -> tuple[Callable[[], tuple[Question, ...]], Callable[[], str]]:
+    """The questions of a benchmark, read when first asked for, and the fingerprint of their rows.
+
+    Raises:
+        CallError: a row that is not of the benchmark's form (when they are read).
+    """
+    benchmark = BENCHMARKS[name]
+    files = {benchmark.split: (f"{benchmark.split}.jsonl", f"{name}.jsonl")}
+    source = Source(name, data, benchmark.hub, tuple(benchmark.fields), files, types=benchmark.fields, asked=benchmark.split)
+    rows = functools.cache(lambda: source.rows(benchmark.split))
+
+    @functools.cache
+    def read() -> tuple[Question, ...]:
+        found = []
+        for number, row in enumerate(rows(), 1):
+            where = f"{source.hub[0] if data is None else f'--data {name}={data}'}, row {number}"
+            try:
+                question = benchmark.read(row)
+            except (ValueError, LookupError, TypeError, AttributeError, SyntaxError) as error:
+                shown = json.dumps(row, default=str)[:80]
+                raise CallError(
+                    f"{where}: expected a row of {name} as on the hub ({benchmark.hub[0]}), found {shown} … ({error})"
+                ) from error
+            texts = (question.context, *question.choices)
+            if not all(isinstance(one, str) and one for one in texts) or not 0 <= question.gold < len(question.choices):
+                raise CallError(f"{where}: expected a context, choices and the number of one of them, found {texts} and {question.gold}")
+            found.append(question)
+        return tuple(found)
+
+    return read, lambda: hash_rows(rows())
+
+
+def ask(model: Model, question: Question, settings: LikelihoodSettings, number: int, batch: int) -> Asked:
+    """Likelihoods of all choices of question ``number``, and what the model writes itself where there is only one."""
+    given = {"method": settings.method, "samples": settings.samples, "guidance": settings.guidance, "batch": batch}
+    found = tuple(
+        log_likelihood(model, question.context, f" {choice}", seed=settings.seed + number, **given) for choice in question.choices
+    )
+    return Asked(found, _writes(model, question, settings.guidance) if len(question.choices) == 1 else None)
+
+
+def _writes(model: Model, question: Question, guidance: float) -> bool:
+    choice = f" {question.choices[0]}"
+    if model.family.sampler != "llada":
+        return bool(log_likelihood(model, question.context, choice, method="chain_rule", guidance=guidance).greedy)
+    prefix, whole = model.encode(question.context), model.encode(question.context + choice)
+    length = len(whole) - len(prefix)
+    answer = generate(model, prefix, length=length, steps=length, block=length, guidance=guidance).tokens
+    return answer.tolist() == whole
+
+
+def judge(question: Question, asked: Asked, normed: bool) -> tuple[int, dict[str, bool]]:
+    """The number of the choice that is taken, and every measure."""
+    totals = [one.total for one in asked.likelihoods]
+    if len(totals) == 1:
+        return 0, {"acc": bool(asked.writes)}
+    best = max(range(len(totals)), key=totals.__getitem__)  # ties to the first, as arg-max has it
+    measures = {"acc": best == question.gold}
+    if normed:
+        per_character = [total / len(choice) for total, choice in zip(totals, question.choices, strict=True)]
+        measures["acc_norm"] = per_character.index(max(per_character)) == question.gold
+    return best, measures
+
+
+def settings_for(given: Mapping[str, Any], defaults: Mapping[str, Any], causal: bool) -> LikelihoodSettings:
+    """Settings from a protocol's and a call's.
+
+    Raises:
+        CallError: a setting of samplers, or guidance for an autoregressive model.
+    """
+    names = LikelihoodSettings.__dataclass_fields__
+    for name in given:
+        if name not in names:
+            raise CallError(f"{name}: tasks of likelihoods have the settings {', '.join(names)}; found {name}, which is a sampler's")
+    return LikelihoodSettings(**{**({} if causal else defaults), **given})
+
+
+def count_tokens(model: Model, question: Question) -> int:
+    """The longest canvas of a question."""
+    return max(len(model.encode(f"{question.context} {choice}")) for choice in question.choices)

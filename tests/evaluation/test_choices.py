@@ -1,0 +1,236 @@
+"""Likelihood benchmarks and the two-pass form of GSM8K: prompts beside lm-eval's, scores beside dense ones, refusals."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import sinkscope
+from sinkscope.decoding import Likelihood
+from sinkscope.errors import CallError
+from sinkscope.evaluation import evaluate
+from sinkscope.evaluation.choices import BENCHMARKS, Asked, Question, judge
+from sinkscope.evaluation.protocols import find_protocol
+from sinkscope.evaluation.tasks import find_task
+from sinkscope.lab.recipes import RECIPES, Architecture
+from sinkscope.lab.texts import read_texts, train_tokenizer
+from sinkscope.lab.training import build_network
+
+PROBLEMS = [
+    {"question": "He was  _  .", "answer": "B", "options": ["in bed", "at school", "ill", "gone"]},
+    {"question": "Why did he go?", "answer": "D", "options": ["a bus", "a car", "no", "to learn"]},
+    {"question": "What is best for a title?", "answer": "A", "options": ["A boy", "A car", "A bed", "A school"]},
+]
+ROWS = {
+    "arc_easy": [
+        {"question": "What melts?", "choices": {"text": ["ice", "a stone", "sand"], "label": ["A", "B", "C"]}, "answerKey": "A"},
+        {"question": "What is hot?", "choices": {"text": ["snow", "the sun"], "label": ["1", "2"]}, "answerKey": "2"},
+    ],
+    "hellaswag": [
+        {
+            "activity_label": "Baking",
+            "ctx_a": "[header] How to bake [title] Mix  it.",
+            "ctx_b": "then HE",
+            "endings": ["eats [step] it.", "  runs.", "sleeps  well.", "sings."],
+            "label": "2",
+        }
+    ],
+    "piqa": [{"goal": "Cut bread.", "sol1": "Use a knife.", "sol2": "Use a spoon.", "label": 0}],
+    "race": [{"article": "A boy went to school.", "problems": str(PROBLEMS)}],
+    "social_iqa": [
+        {"context": "Anna fell.", "question": "How is she?", "answerA": "glad", "answerB": "hurt", "answerC": "rich", "label": "2"}
+    ],
+    "lambada": [{"text": "he sat on the chair"}, {"text": "the cat ate the fish"}],
+}
+ROWS["arc_challenge"] = ROWS["arc_easy"]
+
+
+def write_rows(folder, name, rows=None):
+    path = folder / f"{name}.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows or ROWS[name]))
+    return path
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A random diffusion model that knows every text: 2 layers, 4 heads."""
+    folder = tmp_path_factory.mktemp("choices")
+    (folder / "text.txt").write_text("the cat sat on the mat\n\nQuestion: what is hot?\nAnswer: the sun")
+    tokenizer = train_tokenizer(read_texts(folder / "text.txt"), vocabulary=280)
+    shape = Architecture(layers=2, hidden_size=32, heads=4, kv_heads=2, intermediate_size=48, max_positions=512)
+    network = build_network(dataclasses.replace(RECIPES["lab-diffusion"], architecture=shape), tokenizer)
+    with torch.no_grad():
+        for name, parameter in network.named_parameters():
+            if parameter.ndim == 2:
+                parameter.mul_(20 if "embed" in name else 6)
+    network.save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    return sinkscope.load(str(folder / "model"))
+
+
+def harness(name, row):
+    """Context, choices and gold as lm-eval's own templates and functions make them."""
+    import lm_eval
+    import yaml
+    from lm_eval.utils import apply_template
+
+    homes = {"arc_easy": "arc", "arc_challenge": "arc", "social_iqa": "siqa", "lambada": "lambada"}
+    files = {"social_iqa": "siqa", "lambada": "lambada_openai"}
+
+    class Loader(yaml.SafeLoader):
+        pass
+
+    Loader.add_constructor("!function", lambda loader, node: node.value)
+    folder = Path(lm_eval.__file__).parent / "tasks" / homes.get(name, name)
+    config = yaml.load((folder / f"{files.get(name, name)}.yaml").read_text(), Loader)
+    if name == "arc_challenge":
+        assert config["include"] == "arc_easy.yaml"
+        return harness("arc_easy", row)
+    if name == "race":
+        from lm_eval.tasks.race import preprocess_race as race
+
+        return race.doc_to_text(row), race.doc_to_choice(row), race.doc_to_target(row)
+    if name == "hellaswag":
+        from lm_eval.tasks.hellaswag import utils
+
+        class Rows:
+            def map(self, change):
+                return change(row)
+
+        made = utils.process_docs(Rows())  # type: ignore[arg-type]
+        return made["query"], made["choices"], made["gold"]
+    text, target = apply_template(config["doc_to_text"], row), None
+    if name == "lambada":
+        return text, [apply_template(config["doc_to_target"], row).removeprefix(" ")], 0
+    if name == "piqa":
+        return text, [row["sol1"], row["sol2"]], row[config["doc_to_target"]]
+    target = int(apply_template(config["doc_to_target"], row))
+    choices = row["choices"]["text"] if name.startswith("arc") else [row["answerA"], row["answerB"], row["answerC"]]
+    return text, choices, target
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_questions_are_lm_evals(name, tmp_path):
+    task = find_task(name, {name: write_rows(tmp_path, name)})
+    for index, (row, question) in enumerate(zip(ROWS[name], task.problems(), strict=True)):
+        context, choices, gold = harness(name, row)
+        assert (question.context, list(question.choices), question.gold) == (context, choices, gold)
+        assert task.prompt(question, index, 0) == context and task.gold(question) == choices[gold]
+
+
+def test_the_choice_that_is_taken():
+    question = Question("c", ("long ending", "no"), 0)
+    asked = Asked(tuple(Likelihood(total, 0.0, 1, 1, None, "chain_rule") for total in (-11.0, -6.0)), None)
+    assert judge(question, asked, normed=True) == (1, {"acc": False, "acc_norm": True})  # −1 and −3 a character
+    assert judge(question, asked, normed=False) == (1, {"acc": False})
+    same = Asked(tuple(Likelihood(-2.0, 0.0, 1, 1, None, "chain_rule") for _ in range(2)), None)
+    assert judge(question, same, normed=False)[0] == 0
+
+
+def settled(name, **more):
+    return {"tasks": [name], "progress": False, "batch": 3, **more}
+
+
+@pytest.mark.parametrize("name", ["arc_easy", "race", "social_iqa"])
+def test_items_hold_the_likelihoods_of_the_choices(name, model, tmp_path):
+    settings = {"method": "monte_carlo", "samples": 20, "guidance": 0.6, "seed": 4}
+    (result,) = evaluate(model, out=tmp_path / "out", data={name: write_rows(tmp_path, name)}, settings=settings, **settled(name))
+    assert result.n == len(ROWS[name]) and result.settings["guidance"] == 0.6 and set(result.measures) >= {"acc"}
+    for index, question in enumerate(find_task(name, {name: tmp_path / f"{name}.jsonl"}).problems()):
+        item = json.loads((tmp_path / "out" / name / "none" / f"{index:06d}.json").read_text())
+        own = settings | {"seed": 4 + index}
+        expected = [sinkscope.log_likelihood(model, question.context, f" {choice}", **own).total for choice in question.choices]
+        assert [one["total"] for one in item["likelihoods"]] == pytest.approx(expected, rel=1e-5)
+        assert item["text"] == question.choices[expected.index(max(expected))] and item["correct"] == (item["text"] == item["gold"])
+
+
+def test_a_rule_takes_attention_from_likelihoods(model, tmp_path):
+    data = {"piqa": write_rows(tmp_path, "piqa")}
+    plain, hidden = evaluate(model, out=tmp_path / "out", data=data, hide=["none", "top:2@current"], **settled("piqa"))
+    assert plain.removed_share is None and hidden.removed_share is not None and hidden.removed_share > 0.01
+    one, other = (json.loads((next((tmp_path / "out" / "piqa").glob(f"{rule}*")) / "000000.json").read_text()) for rule in ("none", "top"))
+    assert one["likelihoods"] != other["likelihoods"]
+    again = evaluate(model, out=tmp_path / "out", data=data, hide=["none", "top:2@current"], **settled("piqa"))
+    assert [result.outcomes for result in again] == [plain.outcomes, hidden.outcomes]
+
+
+@torch.no_grad()
+def test_lambada_is_written_by_confidence(model, tmp_path):
+    """The loop of the published code: every step commits the most confident token, with guidance."""
+    data = {"lambada": write_rows(tmp_path, "lambada")}
+    settings = {"method": "chain_rule", "guidance": 1.1}
+    texts = []
+    for question in find_task("lambada", data).problems():
+        prefix = model.encode(question.context)
+        whole = model.encode(f"{question.context} {question.choices[0]}")
+        canvas = torch.tensor([prefix + [model.card.mask_id] * (len(whole) - len(prefix))])
+        for _ in range(len(whole) - len(prefix)):
+            other = canvas.clone()
+            other[:, : len(prefix)] = model.card.mask_id
+            one, two = (model.network(x, use_cache=False).logits[0] for x in (canvas, other))
+            chance, token = torch.softmax(two + 2.1 * (one - two), -1).max(-1)
+            place = int(chance.masked_fill(canvas[0] != model.card.mask_id, -1).argmax())
+            canvas[0, place] = token[place]
+        texts.append(model.decode(canvas[0].tolist()))
+    rows = [{"text": texts[0]}, {"text": f"{texts[1]} x"}] if " " in texts[0] else []
+    (result,) = evaluate(model, out=tmp_path / "a", data=data, settings=settings, **settled("lambada"))
+    assert [one == other["text"] for one, other in zip(texts, ROWS["lambada"], strict=True)] == [mark == "1" for mark in result.outcomes]
+    if rows:  # what the model itself writes counts as right
+        data = {"lambada": write_rows(tmp_path, "lambada", rows[:1])}
+        task = find_task("lambada", data)
+        if task.problems()[0].context == ROWS["lambada"][0]["text"].rsplit(" ", 1)[0]:
+            (own,) = evaluate(model, out=tmp_path / "b", data=data, settings=settings, **settled("lambada"))
+            assert own.outcomes == "1"
+
+
+def test_two_passes_are_two_generations(model, tmp_path):
+    rows = [{"question": "How many?", "answer": "So\n#### 3"}, {"question": "And how many now?", "answer": "#### 12"}]
+    data = {"gsm8k": write_rows(tmp_path, "gsm8k", rows)}
+    settings = {"length": 8, "steps": 4, "block": 8}
+    evaluate(model, out=tmp_path / "out", data=data, settings=settings, **settled("gsm8k_two_pass"))
+    for index, row in enumerate(rows):
+        first = sinkscope.generate(model, f"Question: {row['question']}", **settings)
+        answer = first.tokens[first.prompt_length :].tolist()
+        answer = answer[: answer.index(model.card.eos_id)] if model.card.eos_id in answer else answer
+        thought = model.decode([*first.tokens[: first.prompt_length].tolist(), *answer])
+        second = sinkscope.generate(model, thought, **settings)
+        item = json.loads((tmp_path / "out" / "gsm8k_two_pass" / "none" / f"{index:06d}.json").read_text())
+        assert item["tokens"] == second.tokens[second.prompt_length :].tolist()
+    task = find_task("gsm8k_two_pass", data)
+    score = task.score(task.problems()[1], "#### 4\nno\n#### 1,2 ")
+    assert score.correct and score.read == "12" and not task.score(task.problems()[1], "12").correct
+
+
+def test_models_of_paper_2_get_its_settings():
+    found = {task: find_protocol("smdm", "models/smdm-sink", task) for task in [*BENCHMARKS, "gsm8k_two_pass"]}
+    guidance = {task: one.settings.get("guidance") for task, one in found.items() if one}
+    assert guidance == {
+        **dict.fromkeys(("arc_easy", "arc_challenge", "social_iqa", "piqa"), 0.6),
+        **dict.fromkeys(("hellaswag", "race"), 0.7),
+        "lambada": 1.1,
+        "gsm8k_two_pass": None,
+    }
+    chain = {task for task, one in found.items() if one and one.settings.get("method") == "chain_rule"}
+    assert chain == {"piqa", "lambada"} and find_protocol("llada", "lab-diffusion", "piqa") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "more", "message"),
+    [
+        ("piqa", None, {"settings": {"length": 8}}, "length: tasks of likelihoods have the settings method, samples, guidance, seed"),
+        ("piqa", None, {"hide": ["top:1"]}, "top:1 decides by the step before, .* expected observe=current, as in top:1@current"),
+        ("piqa", None, {"shots": 2}, "shots: piqa is asked without any, found 2"),
+        ("piqa", [{"goal": "Cut.", "sol1": "a", "sol2": "b", "label": 2}], {}, "row 1: expected a context, choices and the number of one"),
+        ("piqa", [{"goal": "Cut.", "sol1": "a", "label": 0}], {}, "row 1: expected the field 'sol2' as text, found only goal, sol1, label"),
+        ("arc_easy", [{"question": "?", "choices": "A", "answerKey": "A"}], {}, "expected the field 'choices' as an object, found str"),
+        ("arc_easy", [ROWS["arc_easy"][0] | {"answerKey": "F"}], {}, "row 1: expected a row of arc_easy as on the hub"),
+        ("lambada", [{"text": "the sun " * 300 + "sets"}], {}, "problem 0 with its longest choice has .* tokens, .* was made for 512"),
+    ],
+)
+def test_what_does_not_fit_is_refused(name, rows, more, message, model, tmp_path):
+    data = {name: write_rows(tmp_path, name, rows)}
+    with pytest.raises(CallError, match=message):
+        evaluate(model, out=tmp_path / "out", data=data, **settled(name, **more))

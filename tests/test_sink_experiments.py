@@ -1,0 +1,110 @@
+"""The experiments on the sink token, run on arms of a few updates: what they count is counted again here."""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import sinkscope
+from sinkscope.lab.checkpoint import train_checkpoint
+from sinkscope.lab.recipes import RECIPES, Architecture
+
+EXPERIMENTS = Path(__file__).parents[1] / "experiments"
+
+
+@pytest.fixture(scope="module")
+def arms(tmp_path_factory):
+    home = tmp_path_factory.mktemp("arms")
+    shape = Architecture(layers=2, hidden_size=32, heads=4, kv_heads=2, intermediate_size=48, max_positions=128)
+    for name, seed in (("lab-sink-none", 0), ("lab-sink-token", 0), ("lab-sink-token", 1)):
+        recipe = dataclasses.replace(RECIPES[name], updates=4, validate_every=2, architecture=shape, seed=seed)
+        train_checkpoint(recipe, home / f"{name}-{seed}")
+    (home / "unfinished").mkdir()
+    (home / "unfinished" / "recipe.json").write_text(json.dumps({"name": "lab-sink-gate", "seed": 0}))
+    return home
+
+
+@pytest.fixture
+def run(monkeypatch, arms, tmp_path):
+    """Runs an experiment; gives its JSON."""
+    monkeypatch.syspath_prepend(EXPERIMENTS)
+
+    def run(name, *more):
+        import importlib
+
+        module = importlib.import_module(name)
+        monkeypatch.setattr(sys, "argv", [f"{name}.py", str(arms), "--out", str(tmp_path / "result"), *more])
+        module.main()
+        assert (tmp_path / "result.md").read_text().startswith("# ")
+        document = json.loads((tmp_path / "result.json").read_text())
+        assert document["arms"] == {"lab-sink-none": [0], "lab-sink-token": [0, 1]} or "content" in name
+        assert {"claim", "command", "commit", "wall_seconds"} <= set(document)
+        return {(row["arm"], row["what"]): row for row in document["rows"]}, document
+
+    return run
+
+
+def test_quality(run, arms):
+    rows, _ = run("sink_token_quality", "--problems", "6")
+    loss = rows["lab-sink-token", "validation loss"]
+    logs = [json.loads((arms / f"lab-sink-token-{seed}" / "training.jsonl").read_text().splitlines()[-1]) for seed in (0, 1)]
+    assert loss["mean"] == pytest.approx(np.mean([log["validation_loss"] for log in logs]))
+    assert loss["difference"]["seeds"] == [0] and loss["difference"]["to"] == "lab-sink-none"
+    assert rows["lab-sink-none", "exact match, 8 tokens a step"]["n"] == 6
+
+
+def test_movement(run):
+    rows, document = run("sink_token_movement", "--problems", "5")
+    share = rows["lab-sink-token", "attention on the token"]
+    assert 0 < share["mean"] < 1 and rows["lab-sink-none", "attention on the token"]["mean"] == 0
+    assert rows["lab-sink-none", "sinks per head and step"]["n"] == 5
+    without, with_it = (rows[name, "attention on sinks of the text"] for name in ("lab-sink-none", "lab-sink-token"))
+    taken = document["taken_of_text_sinks"]["lab-sink-token"]["mean"]
+    if without["mean"] > 0:
+        assert taken == pytest.approx((without["mean"] - with_it["seeds"]["0"]) / without["mean"])
+
+
+@torch.no_grad()
+def test_mixing(run, arms):
+    rows, _ = run("sink_token_mixing", "--problems", "5")
+    network = sinkscope.load(str(arms / "lab-sink-token-0")).network
+    hidden, norms = network.model.sink_token.embedding, []
+    for layer in network.model.layers:
+        norms.append(layer.self_attn.v_proj(layer.input_layernorm(hidden)).view(2, 8).norm(dim=-1).mean())
+        value = layer.self_attn.v_proj(layer.input_layernorm(hidden)).view(1, 2, 8).repeat_interleave(2, dim=1).flatten(1)
+        hidden = hidden + layer.self_attn.o_proj(value)
+        hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+    assert rows["lab-sink-token", "value norm of the token"]["seeds"]["0"] == pytest.approx(float(torch.stack(norms).mean()), rel=1e-4)
+    hidden_too = {what for arm, what in rows if arm == "lab-sink-token" and what.endswith("token hidden")}
+    assert len(hidden_too) == 3 and not {what for arm, what in rows if arm == "lab-sink-none"} & hidden_too
+
+
+@torch.no_grad()
+def test_content(run, arms):
+    rows, document = run("sink_token_content", "--problems", "3")
+    network = sinkscope.load(str(arms / "lab-sink-token-1")).network
+    logs = torch.log_softmax(network.lm_head(network.model.norm(network.model.sink_token.embedding)), -1)
+    bits = float(-(logs.exp() * logs).sum() / np.log(2))
+    assert rows["lab-sink-token", "layer 0: bits, token"]["seeds"]["1"] == pytest.approx(bits, rel=1e-4)
+    assert {what.split(":")[0] for _, what in rows} == {"layer 0", "layer 1"} and len(document["words"]) == 2
+
+
+def test_robustness(run):
+    rows, _ = run("sink_token_robustness", "--problems", "4")
+    removed = rows["lab-sink-token", "attention removed, the token hidden"]["mean"]
+    both = rows["lab-sink-token", "attention removed, the token and the top 1 hidden"]["mean"]
+    assert 0 < removed < both < 1 and ("lab-sink-none", "attention removed, the token hidden") not in rows
+
+
+def test_a_folder_without_arms_is_refused(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(EXPERIMENTS)
+    from sink_arms import find_arms
+
+    from sinkscope.errors import CallError
+
+    with pytest.raises(CallError, match=r"expected folders of finished arms .*found none; see docs/sink-token.md"):
+        find_arms(tmp_path)
