@@ -112,8 +112,8 @@ class Call:
         self._turn += 1
         if self._turn > len(self._stack.layers):
             raise AttentionError(
-                f"expected the {len(self._stack.layers)} compiled layers of {self._stack.name or 'the network'} to run in order, once each, "
-                f"found a call number {self._turn}; do not compile them while something watches or hides"
+                f"expected the {len(self._stack.layers)} compiled layers of {self._stack.name or 'the network'} to run in order, "
+                f"once each, found a call number {self._turn}; do not compile them while something watches or hides"
             )
         return list(self._stack.layers)[self._turn - 1]
 

@@ -11,8 +11,8 @@ from torch import nn
 from sinkscope.attention import GenerationStart, subscribed
 from sinkscope.errors import CallError
 from sinkscope.models import Model
-from sinkscope.recorder.trace_recorder import Recorder, _Looked, _Row, _shape, _View
 from sinkscope.recorder.step_tensors import LayerSeen
+from sinkscope.recorder.trace_recorder import Recorder, _Looked, _Row, _shape, _View
 from sinkscope.sinks.accumulators import Statistics
 from sinkscope.traces.statistics_folder import Arrays, StatisticsFolder
 

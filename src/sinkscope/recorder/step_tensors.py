@@ -46,7 +46,6 @@ class LayerSeen:
             None if hidden is None else _norms(hidden),
         )
 
-
     def on_the_host(self) -> "LayerSeen":
         """The same, copied one by one, where the device has no room to stack layers."""
         return LayerSeen(**{name: None if one is None else one.cpu() for name, one in vars(self).items()})
