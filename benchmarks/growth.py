@@ -165,7 +165,7 @@ def draw(rows: list[dict[str, Any]], to: str) -> None:
     axes = [axis for axis in AXES if any(row["axis"] == axis and "plain_seconds" in row for row in rows)]
     figure, panels = pyplot.subplots(1, len(axes), figsize=(3.2 * len(axes), 3), squeeze=False, layout="constrained")
     for panel, axis in zip(panels[0], axes, strict=True):
-        own = [row for row in rows if row["axis"] == axis and "plain_seconds" in row]
+        own = [row for row in rows if row["axis"] == axis and isinstance(row["value"], int)]
         for name, marker in (("plain", "o"), ("recorded", "s")):
             points = [(row["value"], row[f"{name}_seconds"]) for row in own]
             panel.loglog(*zip(*points, strict=True), marker=marker, label=f"{name}, exponent {slope(points)}")

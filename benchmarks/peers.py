@@ -86,11 +86,12 @@ def lens(model: Any, length: int) -> Run:
     from transformer_lens.model_bridge import TransformerBridge
 
     with tempfile.TemporaryDirectory() as folder:
-        model.network.config.save_pretrained(folder)
         network = copy.deepcopy(model.network)
         network.config.architectures = ["LlamaForCausalLM"]
         network.set_attn_implementation("eager")
-        bridge = TransformerBridge.boot_transformers(folder, hf_model=network, tokenizer=model.tokenizer, device="cpu")
+        network.config.save_pretrained(folder)
+        model.tokenizer.save_pretrained(folder)
+        bridge = TransformerBridge.boot_transformers(folder, hf_model=network, device="cpu")
     tokens = canvas(model, length)
 
     @torch.no_grad()

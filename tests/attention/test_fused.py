@@ -11,7 +11,7 @@ from dense import MASKS, Inputs, as_bias, close, dense, dense_sums, draw, draw_m
 from sinkscope.attention import Columns, Prefix
 from sinkscope.attention.paths import attend_fused_by
 
-SMALL = {"batch": 2, "heads": 4, "kv_heads": 2, "queries": 21, "keys": 37, "dim": 8, "value_dim": 11, "groups": 3}
+SMALL = {"batch": 2, "heads": 2, "kv_heads": 1, "queries": 21, "keys": 37, "dim": 8, "value_dim": 11, "groups": 3}
 """Several tiles of 16 along both axes, none of them full."""
 
 interpreted = pytest.param("cpu", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU the kernels are compiled"))
@@ -41,8 +41,7 @@ def fused(device, inputs, *, path="triton", scale=None, mask=None, causal=False,
 
 def all_equal_dense(output, columns, inputs, bias, hidden=None, within=1e-5, output_within=None):
     """Everything but the prefix, against dense attention."""
-    heads = inputs.query.shape[1]
-    bias = bias.expand(-1, heads, -1, -1)
+    bias = bias.expand(-1, inputs.query.shape[1], -1, -1)
     clean = dense(inputs, bias)[1]
     taken = bias if hidden is None else without(bias, hidden)
     expected, weights = dense(inputs, taken)
@@ -74,10 +73,10 @@ def own_places(inputs, weights, shift):
 def test_kernels_equal_dense(kind, hide, device, small_tiles):
     inputs = draw(**SMALL)
     arguments, bias = draw_mask(kind, inputs)
-    hidden = torch.rand(2, 4, 37, generator=torch.Generator().manual_seed(3)) < 0.3 if hide else None
+    hidden = torch.rand(2, 2, 37, generator=torch.Generator().manual_seed(3)) < 0.3 if hide else None
     output, columns = fused(device, inputs, **arguments, hidden=hidden)
     all_equal_dense(output, columns, inputs, bias, hidden)
-    spread = bias.expand(-1, 4, -1, -1)
+    spread = bias.expand(-1, 2, -1, -1)
     weights = dense(inputs, spread if hidden is None else without(spread, hidden))[1]
     close(columns.diagonal, own_places(inputs, weights, 0 if kind == "causal" else 16))
 
@@ -104,27 +103,27 @@ def test_any_lengths(queries, keys, causal, device, small_tiles):
     close(columns.diagonal, own_places(inputs, dense(inputs, bias)[1], 0 if causal else keys - queries))
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "groups"), [(6, 1, 1), (6, 3, 2), (3, 3, 5)])
+@pytest.mark.parametrize(("heads", "kv_heads", "groups"), [(4, 1, 1), (4, 2, 2), (2, 2, 5)])
 def test_grouped_queries_and_query_groups(heads, kv_heads, groups, device):
     inputs = draw(batch=2, heads=heads, kv_heads=kv_heads, queries=7, keys=9, groups=groups)
     output, columns = fused(device, inputs)
     all_equal_dense(output, columns, inputs, torch.zeros(1, 1, 7, 9, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (2, 1), (1, 4), (2, 4)])
+@pytest.mark.parametrize("shape", [(1, 1), (2, 1), (1, 2), (2, 2)])
 def test_hidden_keys_of_each_batch_and_head(shape, device):
     inputs = draw(**SMALL)
     hidden = torch.rand(*shape, 37, generator=torch.Generator().manual_seed(4)) < 0.3
     output, columns = fused(device, inputs, hidden=hidden)
     all_equal_dense(output, columns, inputs, torch.zeros(1, 1, 21, 37, dtype=torch.float64), hidden)
-    assert columns.sums.masked_select(hidden[:, :, None].expand(2, 4, 3, 37)).abs().sum() == 0, "hidden keys get exactly nothing"
+    assert columns.sums.masked_select(hidden[:, :, None].expand(2, 2, 3, 37)).abs().sum() == 0, "hidden keys get exactly nothing"
 
 
 def test_left_padding_and_queries_that_see_nothing(device, small_tiles):
     inputs = draw(**SMALL)
     visible = torch.ones(2, 1, 21, 37, dtype=torch.bool)
     visible[0, :, :, :20], visible[1, :, 3] = False, False
-    hidden = torch.zeros(1, 4, 37, dtype=torch.bool)
+    hidden = torch.zeros(1, 2, 37, dtype=torch.bool)
     hidden[:, 1, 25] = True
     output, columns = fused(device, inputs, mask=visible, hidden=hidden)
     all_equal_dense(output, columns, inputs, as_bias(visible), hidden)
@@ -141,7 +140,7 @@ def test_a_query_keeps_its_keys_where_only_hidden_ones_are_visible(device, small
     assert columns.removed is not None and columns.removed[:, :, :2].abs().sum() == 0
 
 
-@pytest.mark.parametrize("strength", [3.0, 30.0, 200.0])
+@pytest.mark.parametrize("strength", [3.0, 200.0])
 def test_hiding_a_key_that_takes_nearly_everything(strength, device, small_tiles):
     """What is left, down to exp(−200) of a row, is scaled up to the whole."""
     inputs = draw(**{**SMALL, "dim": 16})
@@ -158,20 +157,20 @@ def test_hiding_a_key_that_takes_nearly_everything(strength, device, small_tiles
 def test_prefix(dressed, hide, device, small_tiles):
     inputs, count = draw(**SMALL), 2
     front = draw(**{**SMALL, "batch": 1, "keys": count, "seed": 5})
-    logits = torch.randn(4, count, generator=torch.Generator().manual_seed(6))
+    logits = torch.randn(2, count, generator=torch.Generator().manual_seed(6))
     prefix = Prefix(
         keys=None if dressed == "logits" else front.key[0],
         values=front.value[0] if "values" in dressed else None,
         logits=logits if dressed == "logits" else None,
     )
-    hidden = torch.rand(2, 4, 37, generator=torch.Generator().manual_seed(3)) < 0.3 if hide else None
+    hidden = torch.rand(2, 2, 37, generator=torch.Generator().manual_seed(3)) < 0.3 if hide else None
     output, columns = fused(device, inputs, causal=True, prefix=prefix, hidden=hidden)
-    bias = as_bias(triangle(21, 37)[None, None].expand(2, 4, -1, -1))
+    bias = as_bias(triangle(21, 37)[None, None].expand(2, 2, -1, -1))
     if hidden is not None:
         bias = bias.masked_fill(hidden[:, :, None], -torch.inf)
     body = (inputs.query.double() @ inputs.key.repeat_interleave(2, 1).double().mT) * 8**-0.5 + bias
     own = logits[None, :, None] if dressed == "logits" else (inputs.query @ front.key.repeat_interleave(2, 1).mT) * 8**-0.5
-    weights = torch.softmax(torch.cat([own.double().expand(2, 4, 21, count), body], -1), -1)
+    weights = torch.softmax(torch.cat([own.double().expand(2, 2, 21, count), body], -1), -1)
     values = front.value.double() if "values" in dressed else torch.zeros_like(front.value).double()
     everything = torch.cat([values.expand(2, -1, -1, -1), inputs.value.double()], 2).repeat_interleave(2, 1)
     close(output, weights @ everything)
@@ -212,9 +211,9 @@ def test_exchanged_equals_dense(kind, dtype, within, device):
     if "mask" in arguments:
         nothing = False if arguments["mask"].dtype == torch.bool else -torch.inf
         arguments["mask"][0, 0, 2], bias[0, 0, 2] = nothing, -torch.inf
-    hidden = torch.rand(2, 4, 37, generator=torch.Generator().manual_seed(3)) < 0.3 if kind == "hidden" else None
+    hidden = torch.rand(2, 2, 37, generator=torch.Generator().manual_seed(3)) < 0.3 if kind == "hidden" else None
     if hidden is not None:
-        hidden[1, 2] = True  # which leaves this head as it is
+        hidden[1, 1] = True  # which leaves this head as it is
     output, columns = fused(device, inputs, path="exchanged", **arguments, hidden=hidden)
     all_equal_dense(output, columns, inputs, bias, hidden, within, within if dtype == torch.float32 else 0.03)
     assert columns.sums.dtype == columns.diagonal.dtype == torch.float32
@@ -230,4 +229,4 @@ def test_what_exchanging_cannot_do_goes_through_the_sweep(device):
     front = draw(**{**SMALL, "batch": 1, "keys": 1})
     _, columns = fused(device, replace(inputs), path="exchanged", prefix=Prefix(keys=front.key[0]))
     assert columns.prefix is not None
-    close(columns.sums.sum(-1) + columns.prefix.sum(-1), inputs.groups.sum(-1)[:, None].expand(-1, 4, -1))
+    close(columns.sums.sum(-1) + columns.prefix.sum(-1), inputs.groups.sum(-1)[:, None].expand(-1, 2, -1))

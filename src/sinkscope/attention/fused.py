@@ -61,7 +61,7 @@ def attend_fused(
         "BN": columns,
         "BD": _at_most(256, dim),
         "num_warps": warps,
-        "num_stages": 2,
+        "num_stages": 1 if query.dtype == torch.float32 else 2,
     }
     logs = None if front is None else (torch.logsumexp(front, -1) * LOG2E).contiguous()
     with torch.cuda.device(query.device) if query.is_cuda else contextlib.nullcontext():
@@ -106,7 +106,7 @@ def _tiles(query: Tensor, dim: int, value_dim: int) -> tuple[int, int, int]:
     """Queries and keys of a tile, and warps: what fits into the registers and the shared memory of a streaming multiprocessor."""
     wide = max(dim, value_dim)
     if query.dtype == torch.float32:
-        return (64, 32, 4) if wide <= 128 else (32, 32, 4)
+        return (64, 32, 4) if wide <= 64 else (32, 32, 4) if wide <= 128 else (16, 16, 4)
     return (128, 64, 4) if wide <= 64 else (128, 64, 8) if wide <= 128 else (64, 32, 4)
 
 

@@ -7,6 +7,7 @@
 | ``exchanged`` | CUDA without Triton | torch's fused attention, see `exchanged` |
 """
 
+import contextlib
 import warnings
 from collections.abc import Sequence
 from functools import cache
@@ -47,14 +48,12 @@ def attend(
     different keys from different queries; such a call goes through the sweep.
     """
     path = path_of(query, key, value)
-    fitting = None
-    if path != "sweep":
-        fitting = _fitting(query, key, mask, causal, hidden)
-    if fitting is None or _needs_gradients(query, key, value, prefix):
-        more = {"hidden": hidden, "prefix": prefix, "block": block, "workspace": workspace}
-        return attend_by_sweep(query, key, value, groups=groups, scale=scale, mask=mask, causal=causal, **more)
-    with torch.autocast(query.device.type, enabled=False):
-        return attend_fused_by(path, query, key, value, groups, scale, mask, causal, fitting.hidden, prefix)
+    if path != "sweep" and not _needs_gradients(query, key, value, prefix):
+        _check(query, key, mask, causal)
+        with contextlib.suppress(_NoBitmap), torch.autocast(query.device.type, enabled=False):
+            return attend_fused_by(path, query, key, value, groups, scale, mask, causal, _bitmap(hidden, query.device), prefix)
+    more = {"hidden": hidden, "prefix": prefix, "block": block, "workspace": workspace}
+    return attend_by_sweep(query, key, value, groups=groups, scale=scale, mask=mask, causal=causal, **more)
 
 
 def attend_fused_by(
@@ -71,9 +70,16 @@ def attend_fused_by(
 ) -> tuple[Tensor, Columns]:
     """The same by one of the fused paths; ``hidden`` is bool [1 or batch, 1 or head, key]."""
     if path == "triton":
+        from triton.runtime.errors import OutOfResources
+
         from sinkscope.attention.fused import attend_fused
 
-        return attend_fused(query, key, value, groups, scale, mask, causal, hidden, prefix)
+        try:
+            return attend_fused(query, key, value, groups, scale, mask, causal, hidden, prefix)
+        except OutOfResources as error:
+            kind = str(query.dtype).removeprefix("torch.")
+            _warn_once(f"head size {query.shape[-1]} in {kind} on this device ({error})")
+        return attend_by_sweep(query, key, value, groups=groups, scale=scale, mask=mask, causal=causal, hidden=hidden, prefix=prefix)
     if prefix is not None or (hidden is not None and (mask is not None or causal)):  # whose rows may be left with nothing to see
         return attend_by_sweep(query, key, value, groups=groups, scale=scale, mask=mask, causal=causal, hidden=hidden, prefix=prefix)
     from sinkscope.attention.exchanged import attend_exchanged
@@ -111,26 +117,31 @@ def _warn_once(what: str) -> None:
     )
 
 
-class _Fitting:
-    """A call that the fused paths take."""
-
-    def __init__(self, hidden: Tensor | None) -> None:
-        self.hidden = hidden
-
-
-def _fitting(query: Tensor, key: Tensor, mask: Tensor | None, causal: bool, hidden: Tensor | Sequence[Hidden] | None) -> _Fitting | None:
+def _check(query: Tensor, key: Tensor, mask: Tensor | None, causal: bool) -> None:
     if causal and mask is not None:
         raise AttentionError("expected either a mask or causal=True, found both; fold causality into the mask")
     if query.shape[1] % key.shape[1]:
         raise AttentionError(f"expected query heads to be a multiple of key heads, found {query.shape[1]} and {key.shape[1]}")
+
+
+def _bitmap(hidden: Tensor | Sequence[Hidden] | None, device: torch.device) -> Tensor | None:
+    """Hidden keys as bool [1 or batch, 1 or head, key]; None where nothing is hidden.
+
+    Raises:
+        _NoBitmap: queries lose different keys, or weights become 0 after the softmax.
+    """
     if hidden is None or isinstance(hidden, Tensor):
-        return _Fitting(None if hidden is None else hidden.to(query.device))
+        return None if hidden is None else hidden.to(device)
     if any(one.zeroed or one.front or one.queries is not None or one.keys.shape[2] != 1 for one in hidden):
-        return None
-    union = hidden[0].keys[:, :, 0].to(query.device)
+        raise _NoBitmap
+    union = hidden[0].keys[:, :, 0].to(device)
     for one in hidden[1:]:
-        union = union | one.keys[:, :, 0].to(query.device)
-    return _Fitting(union)
+        union = union | one.keys[:, :, 0].to(device)
+    return union
+
+
+class _NoBitmap(Exception):
+    """What is hidden is no bitmap."""
 
 
 def _needs_gradients(query: Tensor, key: Tensor, value: Tensor, prefix: Prefix | None) -> bool:
