@@ -71,8 +71,8 @@ def evaluate(
         cluster: where jobs run: slurm, or local processes.
         job_options: name=value separated by commas, for submitit: slurm_partition=gpu,gpus_per_node=1,timeout_min=600 … (default: none)
         sampler: settings of the model's sampler. (default: the protocol's or the task's, else the sampler's)
-        method: how a diffusion model's likelihoods are estimated, in tasks that ask for them.
-        samples: masked canvases of Monte Carlo.
+        method: how a diffusion model's likelihoods are estimated, in tasks that ask for them. (default: the protocol's, else monte_carlo)
+        samples: masked canvases of Monte Carlo. (default: the protocol's, else the method's own)
     """
     from sinkscope.evaluation.jobs import run_in_jobs, run_share
     from sinkscope.evaluation.results import collect

@@ -5,6 +5,7 @@ they lie. The dry run needs none.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from sinkscope.errors import CallError
 from sinkscope.evaluation.protocols import PROTOCOLS
@@ -61,7 +62,7 @@ def paper2(folders: Mapping[str, str], *, tasks: Sequence[str] = TASKS, limit: i
         unknown = [name for name in found if name not in known]
         if unknown:
             raise CallError(f"paper2: no {what} {unknown[0]!r}; expected some of {', '.join(known)}")
-    settings = {protocol.task: protocol.settings for protocol in PROTOCOLS if protocol.family == "smdm"}
+    settings: dict[str, Any] = {protocol.task: protocol.settings for protocol in PROTOCOLS if protocol.family == "smdm"}
     parts = []
     for name, folder in folders.items():
         shape = SHAPES[name.split("+")[0]]
