@@ -48,7 +48,15 @@ class LayerSeen:
 
     def on_the_host(self) -> "LayerSeen":
         """The same, copied one by one, where the device has no room to stack layers."""
-        return LayerSeen(**{name: None if one is None else one.cpu() for name, one in vars(self).items()})
+        hidden = self.hidden_norms
+        return LayerSeen(
+            self.sums.cpu(),
+            self.diagonal.cpu(),
+            self.last_row.cpu(),
+            self.value_norms.cpu(),
+            self.key_norms.cpu(),
+            None if hidden is None else hidden.cpu(),
+        )
 
 
 def _norms(vectors: Tensor) -> Tensor:
