@@ -6,7 +6,7 @@ logarithms, over all points of an axis. `--what time,memory` takes one of the tw
 
 The row `gsm8k` says what recording all of GSM8K on LLaDA-8B would need. It is extrapolated, not measured: forwards are counted,
 hours are the floating-point operations of a forward over the rate measured here (and over the rate given by --tflops),
-disk is the bytes of a recorded column measured here times their number.
+disk is what a head and a position take in each step, measured here as the difference between two traces, times their number.
 """
 
 import math
@@ -64,7 +64,7 @@ def random_model(layers: int) -> Any:
     return Model(network, tokenizer, LLADA, card)
 
 
-def runs_of(shape: Shape) -> dict[str, Callable[[], int]]:
+def runs_of(shape: Shape, keep: Any = "columns") -> dict[str, Callable[[], int]]:
     """A plain and a recorded generation; both return the bytes they left on disk."""
     import sinkscope
 
@@ -78,7 +78,7 @@ def runs_of(shape: Shape) -> dict[str, Callable[[], int]]:
 
     def recorded() -> int:
         with tempfile.TemporaryDirectory() as folder:
-            with sinkscope.recording(model, out=Path(folder) / "trace"):
+            with sinkscope.recording(model, out=Path(folder) / "trace", keep=keep):
                 plain()
             return sum(path.stat().st_size for path in Path(folder).rglob("*.safetensors"))
 
@@ -119,7 +119,7 @@ def gsm8k(tflops: float) -> dict[str, Any]:
     """What all of GSM8K on LLaDA-8B would need, extrapolated from a forward call and a trace measured here."""
     from recording_overhead import random_model as hundred_million
 
-    questions, steps, canvas, layers, heads, kv_heads, width, parameters = 1319, 256, 1024 + 256, 32, 32, 32, 4096, 8.0e9
+    questions, steps, canvas, layers, heads, width, parameters = 1319, 256, 1024 + 256, 32, 32, 4096, 8.0e9
     model = hundred_million(max_positions=1024)
     tokens = torch.full((1, 512), model.card.mask_id)
     taken = []
@@ -130,12 +130,9 @@ def gsm8k(tflops: float) -> dict[str, Any]:
             taken.append(time.perf_counter() - started)
     body = model.card.parameters - 2 * model.card.vocabulary * model.card.hidden_size
     rate = operations(512, body, 12, 768) / min(taken)
-    shape = Shape()
-    stored = runs_of(shape)["recorded"]()
-    per_column = stored / (shape.steps * shape.layers * 8 * shape.length)
     forwards = questions * steps
     work = forwards * operations(canvas, parameters, layers, width)
-    bytes_all = forwards * canvas * layers * (heads + kv_heads) / 2 * per_column
+    columns, top = per_head("columns", canvas / Shape().length), per_head("top", 1)
     return {
         "axis": "gsm8k",
         "kind": "extrapolated",
@@ -143,11 +140,16 @@ def gsm8k(tflops: float) -> dict[str, Any]:
         "measured_gflops": round(rate / 1e9, 1),
         "hours_here": round(work / rate / 3600),
         f"hours_at_{tflops:g}_tflops": round(work / (tflops * 1e12) / 3600, 1),
-        "measured_bytes_per_column": round(per_column, 2),
-        "disk_columns_tib": round(bytes_all / 2**40, 2),
-        "disk_top8_gib": round(bytes_all * 0.04 / 2**30, 1),
+        "disk_columns_tib": round(forwards * layers * heads * columns / 2**40, 2),
+        "disk_top8_gib": round(forwards * layers * heads * top / 2**30, 1),
         "disk_statistics": "megabytes, whatever the number of questions",
     }
+
+
+def per_head(keep: str, longer: float) -> float:
+    """Bytes that a head of a layer takes in a step, from two traces with 2 and 4 layers; ``longer`` is what S is multiplied by."""
+    few, many = (runs_of(Shape(layers=layers), keep)["recorded"]() for layers in (2, 4))
+    return (many - few) / (2 * 8 * Shape().steps) * longer
 
 
 def operations(length: int, parameters: float, layers: int, width: int) -> float:

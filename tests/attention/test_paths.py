@@ -126,3 +126,19 @@ def test_a_recording_is_the_same_by_every_path(path, name, request, monkeypatch,
         assert numpy.array_equal(mine.tokens[:], theirs.tokens[:])
         for tensor in ("column_sums", "self_attention"):
             numpy.testing.assert_allclose(getattr(mine, tensor)[:], getattr(theirs, tensor)[:], atol=2e-4, rtol=1e-4)
+
+
+def test_a_device_too_small_for_a_tile_falls_back_with_one_warning(monkeypatch):
+    triton = pytest.importorskip("triton", reason="needs Triton, which has wheels for Linux only")
+
+    def too_large(*_):
+        raise triton.runtime.errors.OutOfResources(172_032, 101_376, "shared memory")
+
+    monkeypatch.setattr("sinkscope.attention.fused.attend_fused", too_large)
+    forced("triton", monkeypatch)
+    inputs = draw()
+    with pytest.warns(RuntimeWarning, match="does not take head size 5 in float32 on this device .*shared memory") as told:
+        found = [attend(**vars(inputs)) for _ in range(2)]
+    assert len(told) == 1
+    expected = paths.attend_by_sweep(**vars(inputs))
+    assert all(torch.equal(output, expected[0]) and torch.equal(columns.sums, expected[1].sums) for output, columns in found)

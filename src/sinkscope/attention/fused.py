@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+from typing import Any
 
 import torch
 import triton
@@ -11,6 +12,9 @@ from sinkscope.attention.kernels import attention_kernel, column_kernel
 from sinkscope.attention.sweep import Columns, Prefix
 
 LOG2E = math.log2(math.e)
+# A kernel's parameters are no Python parameters to a type checker: it is given a grid, then called with everything flat.
+_attention: Any = attention_kernel
+_columns: Any = column_kernel
 INTERPRETED = not isinstance(attention_kernel, triton.JITFunction)
 
 
@@ -65,13 +69,13 @@ def attend_fused(
     }
     logs = None if front is None else (torch.logsumexp(front, -1) * LOG2E).contiguous()
     with torch.cuda.device(query.device) if query.is_cuda else contextlib.nullcontext():
-        attention_kernel[triton.cdiv(queries, rows), batch * heads](
+        _attention[triton.cdiv(queries, rows), batch * heads](
             query, key, value, output, lse, lse_all, removed, diagonal, seen, bitmap, logs,
             *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *output.stride()[:3], *seen_strides, *bitmap_strides,
             heads, heads // kv_heads, queries, keys, dim, value_dim, 0 if causal else keys - queries, scale * LOG2E, least,
             FRONTED=front is not None, BV=_at_most(256, value_dim), **shared,
         )  # fmt: skip
-        column_kernel[triton.cdiv(keys, columns), batch * heads](
+        _columns[triton.cdiv(keys, columns), batch * heads](
             query, key, lse, lse_all, groups, sums, local, last_row, last_in_force, seen, bitmap,
             *query.stride()[:3], *key.stride()[:3], *groups.stride()[:2], *seen_strides, *bitmap_strides,
             heads, heads // kv_heads, queries, keys, dim, scale * LOG2E, least,
@@ -112,4 +116,4 @@ def _tiles(query: Tensor, dim: int, value_dim: int) -> tuple[int, int, int]:
 
 def _at_most(size: int, length: int) -> int:
     """A power of two, at least the 16 that a product of tiles needs, and no larger than the length asks for."""
-    return max(16, min(size, triton.next_power_of_2(length)))
+    return max(16, min(size, 1 << (length - 1).bit_length()))
