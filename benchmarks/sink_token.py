@@ -51,14 +51,14 @@ def inference(width: int, layers: int, heads: int):
 
 
 def main() -> None:
-    seconds = interleaved({variant: training(variant) for variant in ("none", "token", "logit", "gate")}, repeats=15)
+    seconds = interleaved({variant: training(variant) for variant in ("none", "token", "logit", "gate")}, repeats=9)
     rows = [{"what": f"training step, {name}", "over_without": ratio(seconds, name, "none")} for name in seconds if name != "none"]
     for width, layers, heads, batch, length in SHAPES:
         tokens = torch.randint(0, 456, (batch, length))
         networks = inference(width, layers, heads)
         with torch.no_grad():
             seconds = interleaved(
-                {name: lambda one=one, tokens=tokens: one.model(input_ids=tokens, use_cache=False) for name, one in networks.items()}, 15
+                {name: lambda one=one, tokens=tokens: one.model(input_ids=tokens, use_cache=False) for name, one in networks.items()}, 9
             )
         shape = f"width {width}, {layers} layers, {batch} × {length} tokens"
         rows += [{"what": f"{name}, {shape}", "over_without": ratio(seconds, name, "plain")} for name in ("folded", "unfolded")]

@@ -38,7 +38,7 @@ class Arm:
     recipe: dict[str, Any]
 
     def load(self) -> Any:
-        return sinkscope.load(str(self.folder))
+        return sinkscope.load(str(self.folder), dtype="float32")  # as bundled models are run
 
     @property
     def validation_loss(self) -> float:
@@ -107,10 +107,11 @@ class Table:
                     "arm": name,
                     "what": column,
                     **_mean(values),
-                    "seeds": {s: float(np.nanmean(r[column])) for s, r in self.values[name].items()},
+                    "seeds": {s: float(np.nanmean(r[column])) for s, r in self.values[name].items() if column in r},
                 }
-                shared = sorted(set(self.values[name]) & set(self.values.get(without, {})))
-                if name != without and shared and column in next(iter(self.values[without].values())):
+                others = self.values.get(without, {})
+                shared = [seed for seed in sorted(set(self.values[name]) & set(others)) if column in others[seed]]
+                if name != without and shared:
                     ours, theirs = self.of(name, column, shared), self.of(without, column, shared)
                     row["difference"] = _mean(ours - theirs) | {"to": without, "seeds": shared}
                 found.append(row)

@@ -186,7 +186,11 @@ def test_train_a_recipe_then_load_it(run, tmp_path, monkeypatch):
         (["sinks", "{trace}", "--excess", "3", "--unit", "mean"], 2, "can never hold"),
         (["sinks", "{trace}", "--excess", "-1"], 2, "expected a finite number from 0 upwards"),
         (["sinks", "{trace}", "--unit", "metres"], 2, "metres"),
-        (["trace", "no-such-model", "--prompt", "x", "--out", "{tmp}/t"], 2, "expected a bundled name (lab-diffusion, lab-autoregressive)"),
+        (
+            ["trace", "no-such-model", "--prompt", "x", "--out", "{tmp}/t"],
+            2,
+            "expected a bundled name (lab-diffusion, lab-autoregressive, lab-",
+        ),
         (["trace", "{tmp}", "--prompt", "x", "--out", "{tmp}/t"], 1, "is no model: expected config.json"),
         (["trace", "{model}", "--out", "{tmp}/t"], 2, "expected --prompt TEXT"),
         (["trace", "{model}", "--prompt", "Q: Tom", "--problem", "1", "--out", "{tmp}/t"], 2, "found --prompt and --problem"),

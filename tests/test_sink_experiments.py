@@ -71,7 +71,7 @@ def test_movement(run):
 @torch.no_grad()
 def test_mixing(run, arms):
     rows, _ = run("sink_token_mixing", "--problems", "5")
-    network = sinkscope.load(str(arms / "lab-sink-token-0")).network
+    network = sinkscope.load(str(arms / "lab-sink-token-0"), dtype="float32").network
     hidden, norms = network.model.sink_token.embedding, []
     for layer in network.model.layers:
         norms.append(layer.self_attn.v_proj(layer.input_layernorm(hidden)).view(2, 8).norm(dim=-1).mean())
@@ -86,7 +86,7 @@ def test_mixing(run, arms):
 @torch.no_grad()
 def test_content(run, arms):
     rows, document = run("sink_token_content", "--problems", "3")
-    network = sinkscope.load(str(arms / "lab-sink-token-1")).network
+    network = sinkscope.load(str(arms / "lab-sink-token-1"), dtype="float32").network
     logs = torch.log_softmax(network.lm_head(network.model.norm(network.model.sink_token.embedding)), -1)
     bits = float(-(logs.exp() * logs).sum() / np.log(2))
     assert rows["lab-sink-token", "layer 0: bits, token"]["seeds"]["1"] == pytest.approx(bits, rel=1e-4)
