@@ -62,7 +62,7 @@ def section(document: dict[str, Any]) -> str:
         f"## {document['title']}",
         "",
         f"**Claim** ({document['source']}). {document['says']}",
-        f"**Command.** `{document['command']}`, {document['prompts']} prompts.",
+        f"**Command.** `{document['command']} --prompts {document['prompts']}`",
         f"**Expected.** {document['expected'][0].upper()}{document['expected'][1:]}.",
         f"**Verdict.** {document['verdict'].capitalize()}.",
         "",
