@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from claims_page import RESULTS, shown
 from lab_runs import PROMPTS, RUNS, Run, analysis
 
 from sinkscope.sinks import POINTS, Point
 from sinkscope.sinks.catalogue import definition_of
 from sinkscope.sinks.intervals import interval_of_means
 
-RESULTS = Path(__file__).parents[1] / "results" / "claims"
 MAIN = Point(3.0, "queries")
 Verdict = Literal["holds", "does not hold", "undecided"]
 
@@ -188,14 +188,6 @@ def store(claim: Claim, parts: Sequence[dict[str, Any]], runs: Sequence[Run], pr
         print(f"found     {part['what']}: {shown(part['found'])} {part['unit']}, wanted {part['expected']}: {part['verdict']}")
     print(f"verdict   {verdict}\n")
     return document
-
-
-def shown(found: dict[str, float | None]) -> str:
-    """A number with its interval."""
-    if found["value"] is None:
-        return "–"
-    around = "no interval" if found["low"] is None else f"{found['low']:.3g} to {found['high']:.3g}"
-    return f"{found['value']:.3g} ({around})"
 
 
 def report(claim: Claim, prompts: int, script: str, read: Callable[[Part, int], dict[str, Any]] = read_part) -> dict[str, Any]:

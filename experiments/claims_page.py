@@ -7,9 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from claims import RESULTS, shown
-
 PAGE = Path(__file__).parents[1] / "docs" / "claims.md"
+RESULTS = Path(__file__).parents[1] / "results" / "claims"
 ORDER = (
     "few-tokens",
     "moves",
@@ -47,7 +46,7 @@ def page(documents: dict[str, dict[str, Any]]) -> str:
     rows = ["| claim | source | verdict |", "|---|---|---|"]
     for name in known:
         title = documents[name]["title"]
-        rows.append(f"| [{title}](#{anchor(title)}) | {documents[name]['source']} | {documents[name]['verdict']} |")
+        rows.append(f"| [{title}](#{anchor(title)}) | {documents[name]['source']} | {told(documents[name]['verdict'])} |")
     return HEAD + "\n".join(rows) + "\n\n" + "\n".join(section(documents[name]) for name in known)
 
 
@@ -61,16 +60,29 @@ def section(document: dict[str, Any]) -> str:
     lines = [
         f"## {document['title']}",
         "",
-        f"**Claim** ({document['source']}). {document['says']}",
-        f"**Command.** `{document['command']}`, {document['prompts']} prompts.",
-        f"**Expected.** {document['expected'][0].upper()}{document['expected'][1:]}.",
-        f"**Verdict.** {document['verdict'].capitalize()}.",
+        f"* **Claim** ({document['source']}). {document['says']}",
+        f"* **Command.** `{document['command']} --prompts {document['prompts']}`",
+        f"* **Expected.** {document['expected'][0].upper()}{document['expected'][1:]}.",
+        f"* **Verdict.** {told(document['verdict']).capitalize()}.",
         "",
         "| part | found | wanted | verdict |",
         "|---|---|---|---|",
     ]
     lines += [row(part, document["prompts"]) for part in document["parts"]]
     return "\n".join([*lines, "", f"**What this cannot show.** {document['limits']}", ""])
+
+
+def told(verdict: str) -> str:
+    """A claim's verdict, as far as it reaches."""
+    return f"{verdict} at this size" if verdict == "does not hold" else verdict
+
+
+def shown(found: dict[str, float | None]) -> str:
+    """A number with its interval."""
+    if found["value"] is None:
+        return "–"
+    around = "no interval" if found["low"] is None else f"{found['low']:.3g} to {found['high']:.3g}"
+    return f"{found['value']:.3g} ({around})"
 
 
 def row(part: dict[str, Any], prompts: int) -> str:

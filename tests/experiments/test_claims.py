@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from claims import MAIN, Claim, Number, Part, interval, judge, measure, read_part, store, verdict_of
 
+from sinkscope.errors import CallError
 from sinkscope.sinks import Analysis, Point
 
 SCRIPTS = all_claims.SCRIPTS
@@ -75,7 +76,7 @@ def test_a_part_is_stored_with_its_verdicts_elsewhere(planted):
 
 
 def test_an_unknown_number_is_refused(planted):
-    with pytest.raises(KeyError, match=r"one has no movement\.distance"):
+    with pytest.raises(CallError, match=r"no statistic 'movement\.distance'"):
         measure(Part("", Number("one", "movement.distance"), "above", 0.0), 7)
 
 

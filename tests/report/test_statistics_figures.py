@@ -64,6 +64,9 @@ def test_the_numbers_are_those_of_the_trace(trace, statistics, tmp_path):
                     assert mine == theirs
     with Image.open(tmp_path / "statistics" / "figure3-column-sums.png") as image:
         assert "org/planted" in image.info["Title"]
+        assert "wider bins" in image.info["Description"]
+    with Image.open(tmp_path / "trace" / "figure3-column-sums.png") as image:
+        assert "wider bins" not in image.info["Description"]
     assert said == [
         f"not drawn for org/planted: Figure {name} needs traces of single prompts; statistics keep no columns" for name in "127"
     ]

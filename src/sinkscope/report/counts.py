@@ -1,5 +1,6 @@
 """What Figures 3, 5, 9, 10 and norms draw: of one trace (`digest.Digest`), or of all prompts of a folder of statistics."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -107,6 +108,13 @@ class Counts:
     def threshold(self) -> float:
         """Eq. 3 on a column sum, 1 + ε(1 − 1/S)."""
         return 1 + self.excess * (1 - 1 / self.positions)
+
+
+def spread_note(shown: Sequence[Counted]) -> str:
+    """What a caption says of the bins of statistics; empty where there are none."""
+    if not any(isinstance(one, Counts) for one in shown):
+        return ""
+    return " Statistics keep columns of more than 64 queries' worth in wider bins, which are spread evenly here."
 
 
 def open_counts(folder: str | Path) -> Counts:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from sinkscope.report.counts import BINS_PER_QUERY, Counted
+from sinkscope.report.counts import BINS_PER_QUERY, Counted, spread_note
 from sinkscope.report.digest import titled
 from sinkscope.report.histogram import bin_width
 from sinkscope.report.plate import HEAT, VERMILLION, WIDE, WIDER, Plate, new_figure, number, plain
@@ -70,5 +70,6 @@ def _caption(digests: Sequence[Counted]) -> str:
     return (
         "The histogram of Figure 3, a row for each layer (layer 0 is next to the embedding): how many of a layer's columns have which sum. "
         "Right of the dashed line a column is a sink by Eq. 3. A layer with few, strong sinks has a gap between the mass on the left and "
-        f"single bins far to the right.{causal} What it does not show: which heads and tokens they are, and how many steps they last."
+        f"single bins far to the right.{causal}{spread_note(digests)} "
+        "What it does not show: which heads and tokens they are, and how many steps they last."
     )

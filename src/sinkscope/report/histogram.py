@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sinkscope.report.counts import BINS_PER_QUERY, Counted
+from sinkscope.report.counts import BINS_PER_QUERY, Counted, spread_note
 from sinkscope.report.digest import titled
 from sinkscope.report.plate import BLUE, VERMILLION, WIDE, WIDER, Plate, new_figure, number, plain
 
@@ -85,7 +85,8 @@ def _caption(digests: Sequence[Counted]) -> str:
     )
     return (
         f"Every column of every head, layer and step is counted once; without any preference each would be 1. {shares} by Eq. 3 "
-        f"(right of the dashed line).{causal} What it does not show: which tokens they are, and that the columns of successive steps are "
+        f"(right of the dashed line).{causal}{spread_note(digests)} "
+        "What it does not show: which tokens they are, and that the columns of successive steps are "
         "nearly the same, so the counts are not independent observations. A threshold in queries' worth gets "
         "easier as the canvas gets longer."
     )
