@@ -2,7 +2,7 @@
 
 Claim     Hiding the top sink takes an autoregressive model from .85 to .02 on GSM8K and hardly touches diffusion models
           (arXiv 2510.15731, Table 1).
-Command   python experiments/table_one.py --out DIR [--minutes M] [--until ROUND]; the same command goes on where it stopped.
+Command   python experiments/table_one.py --out DIR [--minutes M] [--until ROUND] [--model NAME]; the same command goes on where it stopped.
           Then: sinkscope table DIR/lab-diffusion DIR/lab-autoregressive
 Cost      on one core, a problem under one rule: diffusion about 2 s, autoregressive about 0.15 s. All rounds: days.
 Expected  As claimed.
@@ -87,11 +87,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=None, help="no round is begun after so many")
     parser.add_argument("--until", type=int, default=None, help="rounds, from the first; all when not given")
+    parser.add_argument("--model", choices=list(SETTINGS), default=None, help="one model's rounds only; the other's may run beside")
     arguments = parser.parse_args()
     began, models = time.monotonic(), {}
     for number, one in enumerate(rounds()[: arguments.until]):
         if arguments.minutes is not None and time.monotonic() - began > 60 * arguments.minutes:
             break
+        if arguments.model not in (None, one.model):
+            continue
         model = models.setdefault(one.model, None) or sinkscope.load(one.model)
         models[one.model] = model
         for rule in one.rules:
