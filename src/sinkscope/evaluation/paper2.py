@@ -5,7 +5,6 @@ they lie. The dry run needs none.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from sinkscope.errors import CallError
 from sinkscope.evaluation.protocols import PROTOCOLS
@@ -21,7 +20,7 @@ VARIANTS = ("", "+sink", "+gate")
 CHECKPOINTS = tuple(f"{name}{variant}" for name in SHAPES for variant in VARIANTS)
 
 TASKS = ("arc_easy", "arc_challenge", "hellaswag", "piqa", "race", "social_iqa", "lambada", "gsm8k_two_pass")
-PROBLEMS = dict(zip(TASKS, (2376, 1172, 10042, 1838, 1045, 1954, 5153, 1319), strict=True))
+PROBLEMS: dict[str, int] = dict(zip(TASKS, (2376, 1172, 10042, 1838, 1045, 1954, 5153, 1319), strict=True))
 LIKELIHOODS = {
     "arc_easy": (30, 4, 5),
     "arc_challenge": (35, 4, 7),
@@ -62,7 +61,7 @@ def paper2(folders: Mapping[str, str], *, tasks: Sequence[str] = TASKS, limit: i
         unknown = [name for name in found if name not in known]
         if unknown:
             raise CallError(f"paper2: no {what} {unknown[0]!r}; expected some of {', '.join(known)}")
-    settings: dict[str, Any] = {protocol.task: protocol.settings for protocol in PROTOCOLS if protocol.family == "smdm"}
+    settings = {protocol.task: protocol.settings for protocol in PROTOCOLS if protocol.family == "smdm"}
     parts = []
     for name, folder in folders.items():
         shape = SHAPES[name.split("+")[0]]
