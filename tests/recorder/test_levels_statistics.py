@@ -11,7 +11,7 @@ from sinkscope.sinks.accumulators import Statistics
 from sinkscope.sinks.accumulators.strength import epsilons, histogram_edges
 from sinkscope.sinks.token_classes import token_class
 
-LAYERS, HEADS, KV_HEADS, LENGTH, STEPS = 2, 4, 2, 23, 9
+LAYERS, HEADS, KV_HEADS, LENGTH, STEPS = 2, 4, 2, 29, 9
 MASK = 50
 
 
@@ -236,6 +236,8 @@ def test_groups_split_where_their_strongest_keys_differ():
     prompt = Prompt(4)
     prompt.masked[:, -8:] = 0  # written by all steps but two
     prompt.masked[1:3, -8:] = 1
+    prompt.masked[1, 9:-8] = 0  # enough of both
+    prompt.masked[2, 9:] = 1  # nothing written yet
     prompt.masked[0, :] = 0
     prompt.masked[0, -7:] = 1  # too few masked queries to compare
     compared, split = dict.fromkeys(("", "_prompt", "_written"), 0), dict.fromkeys(("", "_prompt", "_written"), 0)
