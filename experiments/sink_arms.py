@@ -165,9 +165,10 @@ def write(out: Path, claim: str, document: dict[str, Any], table: str, arms: Seq
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True
     ).stdout.strip()
+    given = [Path(one).name if Path(one).is_absolute() else one for one in sys.argv[1:]]  # where a machine keeps its arms says nothing
     head = {
         "claim": claim,
-        "command": " ".join(["python", f"experiments/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
+        "command": " ".join(["python", f"experiments/{Path(sys.argv[0]).name}", *given]),
         "commit": commit or None,
         "arms": {arm.name: [one.seed for one in arms if one.name == arm.name] for arm in arms},
         "wall_seconds": round(time.time() - started),
