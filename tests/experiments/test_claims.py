@@ -93,11 +93,12 @@ def test_parts_beside_have_no_say(planted, monkeypatch, tmp_path, capsys):
 
 
 def test_the_interval_is_over_prompts():
-    numbers = np.array([1.0, 2.0, 4.0, 7.0, np.nan, 3.0])
+    numbers = np.append(np.random.default_rng(1).normal(3, 1, 20), np.nan)
     value, low, high, prompts = interval(numbers)
-    assert value == pytest.approx(3.4)
-    assert 1 < low < value < high < 7
-    assert prompts == 5
+    assert value == pytest.approx(np.nanmean(numbers))
+    half = 2.09 * np.nanstd(numbers, ddof=1) / np.sqrt(20)  # Student's t with 19 degrees of freedom
+    assert (value - low, high - value) == pytest.approx((half, half), rel=0.2)
+    assert prompts == 20
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
