@@ -23,28 +23,11 @@ SHOTS = {"lab-diffusion": 0, "lab-autoregressive": 5}
 BATCH = 48
 
 DIFFUSION = [
-    *(
-        "none",
-        "top:1",
-        "random:1@seed=0",
-        "top:1@zero",
-        "mass:1@seed=0",
-        "top:1@only_sinks",
-        "top:1@queries=masked",
-        "top:1@queries=prompt",
-    ),
-    *("ranks:1", "top:1@steps=1-15", "top:1@steps=16-31", *(f"top:1@layers={layer}" for layer in range(6))),
-    *(
-        "top:1@keys=masked",
-        "top:1@keys=prompt",
-        "top:1@current",
-        "top:1@hidden",
-        "mass:1@zero,seed=0",
-        "above:3",
-        "above:6",
-        "top:1@last_row",
-    ),
-    *("random:1@seed=1", "random:1@seed=2", "mass:1@seed=1", "mass:1@seed=2", "top:1@clean", "top:1@layer"),
+    *("none", "top:1", "top:1@layers=4", "top:1@layers=0-3+5", "mass:1@seed=0", "random:1@seed=0", "top:1@zero", "top:1@only_sinks"),
+    *("top:1@queries=masked", "top:1@queries=prompt", "ranks:1", "top:1@steps=1-15", "top:1@steps=16-31"),
+    *(f"top:1@layers={layer}" for layer in (0, 1, 2, 3, 5)),
+    *("top:1@keys=masked", "top:1@keys=prompt", "top:1@current", "top:1@hidden", "mass:1@zero,seed=0", "above:3", "above:6"),
+    *("random:1@seed=1", "random:1@seed=2", "mass:1@seed=1", "mass:1@seed=2", "top:1@clean", "top:1@layer", "top:1@last_row"),
 ]
 AUTOREGRESSIVE = [
     *("none", "top:1", "top:1@last_row", "random:1@last_row,seed=0", "mass:1@last_row,seed=0", "top:1@last_row,zero", "ranks:1@last_row"),

@@ -50,6 +50,7 @@ def main() -> None:
     parser.add_argument("--shots", type=int, default=5)
     parser.add_argument("--problems", type=int, default=48)
     parser.add_argument("--part", choices=("keys", "heads"), default="keys", help="heads: one at a time, and H4")
+    parser.add_argument("--layer", type=int, default=None, help="with --part heads: the heads of this layer only, without H4")
     arguments = parser.parse_args()
     model = sinkscope.load(arguments.model)
     layers, heads = model.card.layers, model.card.heads
@@ -113,10 +114,11 @@ def main() -> None:
     if arguments.part == "keys":
         run("top, value replaced by the mean", lambda chunk: (top(chunk), None, True), replaced=True)
     for name, choose in every.items():
-        if (", head " in name) == (arguments.part == "heads"):
+        asked = arguments.layer is None or f", head {arguments.layer}." in name
+        if (", head " in name) == (arguments.part == "heads") and asked:
             run(name, choose)
             write()
-    if arguments.part == "heads":
+    if arguments.part == "heads" and arguments.layer is None:
         write(spare_heads(results, problem[result], chunks, layers, heads, run))
 
 
