@@ -107,7 +107,9 @@ class Table:
                     "arm": name,
                     "what": column,
                     **_mean(values),
-                    "seeds": {s: float(np.nanmean(r[column])) for s, r in self.values[name].items() if column in r},
+                    "seeds": {
+                        s: _mean(r[column])["mean"] for s, r in self.values[name].items() if column in r and not np.isnan(r[column]).all()
+                    },
                 }
                 others = self.values.get(without, {})
                 shared = [seed for seed in sorted(set(self.values[name]) & set(others)) if column in others[seed]]
