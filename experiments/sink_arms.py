@@ -107,7 +107,9 @@ class Table:
                     "arm": name,
                     "what": column,
                     **_mean(values),
-                    "seeds": {s: float(np.nanmean(r[column])) for s, r in self.values[name].items() if column in r},
+                    "seeds": {
+                        s: _mean(r[column])["mean"] for s, r in self.values[name].items() if column in r and not np.isnan(r[column]).all()
+                    },
                 }
                 others = self.values.get(without, {})
                 shared = [seed for seed in sorted(set(self.values[name]) & set(others)) if column in others[seed]]
@@ -127,7 +129,8 @@ def _mean(values: np.ndarray) -> dict[str, Any]:
 def ratio_interval(above: np.ndarray, below: np.ndarray, seed: int = 0) -> dict[str, Any]:
     """A ratio of two means over the same sums, with its 95 % percentile interval."""
     draws = np.random.default_rng(seed).integers(0, len(above), (2000, len(above)))
-    drawn = above[draws].mean(axis=1) / below[draws].mean(axis=1)
+    tops, bottoms = above[draws].mean(axis=1), below[draws].mean(axis=1)
+    drawn = tops[bottoms > 0] / bottoms[bottoms > 0]
     return {
         "mean": float(above.mean() / below.mean()),
         "interval": [float(end) for end in np.percentile(drawn, [2.5, 97.5])],

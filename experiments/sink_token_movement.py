@@ -120,7 +120,8 @@ def main() -> None:
         seeds = sorted(set(table.values[name]) & set(table.values.get(WITHOUT, {})))
         if name != WITHOUT and seeds and column in table.columns:
             without_it, with_it = table.of(WITHOUT, column, seeds), table.of(name, column, seeds)
-            taken[name] = ratio_interval(without_it - with_it, without_it)
+            if without_it.mean() > 0:
+                taken[name] = ratio_interval(without_it - with_it, without_it)
     lines = [f"* {name} takes {v['mean']:.2f} ({v['interval'][0]:.2f} to {v['interval'][1]:.2f}) of it" for name, v in taken.items()]
     text = show(rows) + "\n\nOf the attention that sinks of the text have without the token:\n\n" + "\n".join(lines)
     write(arguments.out, "A sink token and the moves of the sinks", {"rows": rows, "taken_of_text_sinks": taken}, text, arms, started)
