@@ -57,7 +57,7 @@ def rounds() -> list[Round]:
     d, a, arith, code = "lab-diffusion", "lab-autoregressive", "lab-arith", "lab-code"
     return [
         Round(d, arith, MAIN[:3], 48),
-        Round(a, arith, MAIN[:3] + LAST_ROW[:2], 96),
+        Round(a, arith, [*MAIN[:2], LAST_ROW[0], MAIN[2], LAST_ROW[1]], 96),
         Round(d, arith, CURRENT[:1], 48),
         Round(a, arith, MAIN + LAST_ROW + CURRENT[:1], 96),
         Round(d, arith, [MORE[0], *CONTROLS[:2]], 48),
