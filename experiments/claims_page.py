@@ -35,7 +35,11 @@ the whole interval lies elsewhere, and is *undecided* otherwise. A claim holds i
 does not. Parts marked *beside* have no say. Verdicts are taken at ε = 3 queries' worth; where a part comes out otherwise at one of the nine
 other points (ε = 1, 2, 3, 5, 8, in queries' worth and in percent), that is said.
 
-Robustness against hiding sinks (paper 1, §5.1 and Table 1) is a question of accuracy, not of traces: [interventions](interventions.md).
+The bounds were not chosen blind: moves and drift were known from the README, group splits and over-mixing from tries on two prompts.
+In that try of over-mixing the rule could choose other keys for the changed canvas; now the same keys are hidden in both, and nothing of
+the try is kept. Bounds like 0.5 for "most" or 0.1 for "can" are one reading of the papers' words.
+
+Robustness against hiding sinks (paper 1, §5.1 and Table 1) is a question of accuracy, not of traces: [why hiding hurts here](hiding.md), [how keys are hidden](interventions.md).
 
 """
 
