@@ -39,7 +39,8 @@ The bounds were not chosen blind: moves and drift were known from the README, gr
 In that try of over-mixing the rule could choose other keys for the changed canvas; now the same keys are hidden in both, and nothing of
 the try is kept. Bounds like 0.5 for "most" or 0.1 for "can" are one reading of the papers' words.
 
-Robustness against hiding sinks (paper 1, §5.1 and Table 1) is a question of accuracy, not of traces: [why hiding hurts here](hiding.md), [how keys are hidden](interventions.md).
+Robustness against hiding sinks (paper 1, §5.1 and Table 1) is a question of accuracy, not of traces:
+[why hiding hurts here](hiding.md), [how keys are hidden](interventions.md).
 
 """
 

@@ -23,8 +23,9 @@ def call_begins(call: "Call") -> None:
 
 
 def call_ends(call: "Call") -> None:
-    """It has returned or raised."""
-    del _running[_running.index(call) :]
+    """It has returned or raised; so have those within it."""
+    if call in _running:
+        del _running[_running.index(call) :]
 
 
 @torch.library.custom_op("sinkscope::attention", mutates_args=())

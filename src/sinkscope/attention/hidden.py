@@ -93,7 +93,8 @@ class Taken:
         assert gone is not None
         if masked is None or zeroed is None:
             kept = weights.masked_fill(gone, 0.0)
-            left, blind = kept.sum(-1, keepdim=True), 0.0 if unseeing is None else unseeing.to(weights)
+            blind = weights.new_zeros(()) if unseeing is None else unseeing.to(weights)
+            left = torch.where(gone.any(-1, keepdim=True), kept.sum(-1, keepdim=True), 1 - blind)  # who loses nothing stays to the bit
             if not bool((left + blind < LEAST_KEPT).any()):  # as in `quickly`: what is left, scaled up
                 lost = (1 - blind - left).clamp(min=0)[..., 0].detach()
                 return (kept if masked is None else kept / (left + blind)), lost

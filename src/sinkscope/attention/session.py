@@ -62,6 +62,7 @@ class Session:
         self._prompts: dict[str, tuple[int, ...]] = {}  # of the stacks that were called in this generation
         self._tokens: Tensor | None = None  # behind the cache; a call passes the fresh ones only
         self._call: Call | None = None
+        self._calls: list[Call] = []  # that have begun and not ended, innermost last
         self._given: StackInput | None = None
         self._last: LastStep | None = None
         self._aside = False
@@ -81,6 +82,8 @@ class Session:
         """Leaves the model as it was found."""
         self._in_generation = self.published = False
         self._context = self._tokens = self._call = self._given = None
+        while self._calls:
+            compiled.call_ends(self._calls.pop())
         self.notes, self.workspace = LayerNotes(), Workspace()
         if _sessions.get(self.network) is self:
             del _sessions[self.network]
@@ -174,6 +177,7 @@ class Session:
         if prompts is None:
             prompts = () if self._start is None else self._start.prompt_lengths
         self._call = Call(self, stack, self._context, prompts, None if given is None else given.cache)
+        self._calls.append(self._call)
         compiled.call_begins(self._call)
         return self._call
 
@@ -182,8 +186,9 @@ class Session:
         call, self._call = self._call, None
         given, self._given = self._given, None
         self.notes.hidden_states.clear()
+        if self._calls:
+            compiled.call_ends(self._calls.pop())
         if call is not None:
-            compiled.call_ends(call)
             call.closed = True
         if failed:
             if not self.published and not self._aside:
