@@ -170,6 +170,18 @@ def _attend(
         bare = None if taken is None else taken.values(value[:, shared], own)
         bare = None if bare is None else bare.flatten(0, 1)
         given_out, received, on_itself = output[:, own], sums[:, own], diagonal[:, own]
+        if taken is None and not front.count and blind is None and place is not None and block == queries:
+            scores = _scores(precise[:, own], near, scale, place)
+            if causal:
+                scores += _causal_bias(slice(0, queries), keys, query.device)
+            elif bias is not None:
+                scores += _part(bias, own, slice(None))
+            torch.softmax(scores, dim=-1, out=scores)
+            torch.matmul(groups[:, None], scores, out=received)
+            on_itself.copy_(_diagonal(scores, 0 if causal else keys - queries, 0))
+            last_row[:, own].copy_(scores[:, :, -1])
+            given_out.copy_(_mix(scores.to(value.dtype), mixed, front, own))
+            continue
         for start in range(0, queries, block):
             rows = slice(start, min(start + block, queries))
             part = precise[:, own, rows]
