@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _measuring import extra_memory, interleaved, ratio, show
+from _measuring import extra_memory, flags, interleaved, ratio, show
 
 LENGTHS = (256, 512, 1024)
 STEPS = 8
@@ -107,26 +107,23 @@ def prepare(kind: str, length: int) -> Callable[[], None]:
 
 
 def main() -> None:
+    given = flags(lengths=LENGTHS, kinds=tuple(KINDS), rounds=REPEATS, what=("time", "memory"))
     torch.set_num_threads(2)
     model = random_model()
     rows = []
-    for length in LENGTHS:
-        seconds = interleaved({name: kind(model, length) for name, kind in KINDS.items()}, REPEATS)
-        memory = {name: extra_memory(prepare, name, length) for name in KINDS}
-        rows.append(
-            {
-                "length": length,
-                "parameters": model.card.parameters,
-                "recorded_over_plain_time": ratio(seconds, "recorded", "plain"),
-                "output_attentions_over_plain_time": ratio(seconds, "output_attentions", "plain"),
-                "recorded_over_plain_memory": round(memory["recorded"] / memory["plain"], 2),
-                "output_attentions_over_plain_memory": round(memory["output_attentions"] / memory["plain"], 2),
-                "plain_extra_mib": round(memory["plain"], 1),
-                "recorded_more_mib": round(memory["recorded"] - memory["plain"], 1),
-                "output_attentions_more_mib": round(memory["output_attentions"] - memory["plain"], 1),
-            }
-        )
-    show(rows)
+    for length in given.lengths:
+        row: dict[str, Any] = {"length": length, "parameters": model.card.parameters}
+        others = [name for name in given.kinds if name != "plain"]
+        if "time" in given.what:
+            seconds = interleaved({name: KINDS[name](model, length) for name in ("plain", *others)}, given.rounds)
+            row |= {f"{name}_over_plain_time": ratio(seconds, name, "plain") for name in others}
+        if "memory" in given.what:
+            memory = {name: extra_memory(prepare, name, length) for name in ("plain", *others)}
+            row["plain_extra_mib"] = round(memory["plain"], 1)
+            row |= {f"{name}_over_plain_memory": round(memory[name] / memory["plain"], 2) for name in others}
+            row |= {f"{name}_more_mib": round(memory[name] - memory["plain"], 1) for name in others}
+        rows.append(row)
+    show(rows, given.json)
 
 
 if __name__ == "__main__":
