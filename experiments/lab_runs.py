@@ -51,7 +51,7 @@ class Run:
         """The same on the command line."""
         flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in self.settings.items())
         hiding = "" if self.hide == "none" else f" --hide {self.hide}"
-        return f"sinkscope trace {self.model} --prompts prompts.jsonl {flags}{hiding} --out {self.name}"
+        return f"sinkscope trace {self.model.removeprefix(f'{WORK}/')} --prompts prompts.jsonl {flags}{hiding} --out {self.name}"
 
 
 DIFFUSION = {"length": 64, "steps": 64}
