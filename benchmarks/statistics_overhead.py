@@ -1,6 +1,6 @@
 """The same generation plain, and with mergeable statistics kept: time as a ratio, in one run; and the size of what is kept.
 
-The model and the sampler are those of recording_overhead: about 100 M parameters with random weights, fp32, four steps of LLaDA's
+The model and the sampler are those of recording_overhead: about 100 M parameters with random weights, fp32, eight steps of LLaDA's
 sampler on a canvas of S tokens.
 """
 
@@ -18,7 +18,7 @@ REPEATS = 7
 
 
 def counted(model: Any, length: int, sizes: list[int]) -> Callable[[], None]:
-    """Four steps into accumulators, folded into a folder of statistics."""
+    """Eight steps into accumulators, folded into a folder of statistics."""
     import sinkscope
 
     run = plain(model, length)
