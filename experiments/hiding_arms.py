@@ -14,11 +14,12 @@ import argparse
 import json
 from pathlib import Path
 
+from table_one import SETTINGS
+
 import sinkscope
 from sinkscope.evaluation import evaluate
 from sinkscope.evaluation.statistics import holm, paired_difference
 
-SETTINGS = {"lab-diffusion": {"length": 32, "steps": 32, "block": 16}, "lab-autoregressive": {"length": 32}}
 SHOTS = {"lab-diffusion": 0, "lab-autoregressive": 5}
 BATCH = 48
 

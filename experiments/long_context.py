@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from table_one import SETTINGS
 
 import sinkscope
 from sinkscope.evaluation.statistics import paired_difference, wilson_interval
@@ -28,7 +29,6 @@ from sinkscope.evaluation.tasks import score_number
 from sinkscope.interventions import HidePositions, compose, drop_past
 from sinkscope.lab.prompts import few_shot_prompt, held_out
 
-SETTINGS = {"lab-diffusion": {"length": 32, "steps": 32, "block": 16}, "lab-autoregressive": {"length": 32}}
 SHOTS = 5
 
 

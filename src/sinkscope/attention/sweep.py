@@ -171,6 +171,7 @@ def _attend(
         bare = None if bare is None else bare.flatten(0, 1)
         given_out, received, on_itself = output[:, own], sums[:, own], diagonal[:, own]
         if taken is None and not front.count and blind is None and place is not None and block == queries:
+            # The common call, without the views and copies that blocks of rows and hidden keys need: 1.4 % of a recorded run.
             scores = _scores(precise[:, own], near, scale, place)
             if causal:
                 scores += _causal_bias(slice(0, queries), keys, query.device)
