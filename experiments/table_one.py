@@ -9,7 +9,7 @@ Expected  As claimed.
 Found     See results/table-1.
 
 Prompts have the tasks' own shots (196 to 325 tokens). Answers get 32 positions, in as many steps, blocks of 16: the longest worked
-answer among the 1,319 problems has 32 tokens, so none is cut short, and a run costs half of one with 64. Weights and attention are bfloat16,
+answer among the 1,319 problems has 32 tokens, so none is cut short, and a run costs half of one with 64. All is bfloat16,
 as the checkpoints are stored.
 Rounds go from what is most worth knowing to what is less, and each only asks more problems or more rules of the same folders.
 """
