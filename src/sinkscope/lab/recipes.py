@@ -78,7 +78,7 @@ def _arm(variant: str) -> Recipe:
     return Recipe(
         f"lab-sink-{variant}",
         "masked_diffusion",
-        updates=2500,
+        updates=4000,
         canvases=SHORT,
         sink_token=variant,
         validate_every=250,

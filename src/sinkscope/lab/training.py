@@ -42,7 +42,7 @@ def build_network(recipe: Recipe, tokenizer: Any) -> Any:
     """A network at the start of its training: transformers' Llama, bidirectional for diffusion, with the sink of its recipe.
 
     Raises:
-        TrainingError: weights to start from that do not fit, or layers to compile around a sink.
+        TrainingError: weights to start from that do not fit.
     """
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -82,8 +82,6 @@ def build_network(recipe: Recipe, tokenizer: Any) -> Any:
     variant = variant_of(recipe.sink_token)
     if variant is None:
         return network
-    if recipe.compile:
-        raise TrainingError(f"{recipe.name}: expected plain layers around the sink {variant.name!r}, found compile; leave it out")
     return add_sink_token(network, replace(variant, seed=recipe.seed))
 
 
@@ -125,7 +123,7 @@ def train(recipe: Recipe, out: Path, *, texts: Texts | None = None, device: str 
     tokenizer = choose_tokenizer(recipe, texts)
     draw = _source(recipe, tokenizer, texts)
     network = build_network(recipe, tokenizer).to(device)
-    optimiser = torch.optim.AdamW(_parameter_groups(network, recipe.weight_decay), lr=recipe.learning_rate, betas=recipe.betas)
+    optimiser = torch.optim.AdamW(_parameter_groups(network, recipe.weight_decay), lr=recipe.learning_rate, betas=recipe.betas, fused=True)
     start = _load_state(out / STATE, network, optimiser)
     _cut_log(out / LOG, start)
     objective = _objective(recipe, network, tokenizer, device)
@@ -250,7 +248,7 @@ def _load_state(path: Path, network: Any, optimiser: torch.optim.Optimizer) -> i
         for name, parameter in network.named_parameters():
             parameter.copy_(state.get_tensor(f"weight.{name}"))
             optimiser.state[parameter] = {
-                "step": state.get_tensor(f"step.{name}"),
+                "step": state.get_tensor(f"step.{name}").to(parameter.device),
                 "exp_avg": state.get_tensor(f"exp_avg.{name}").to(parameter.device),
                 "exp_avg_sq": state.get_tensor(f"exp_avg_sq.{name}").to(parameter.device),
             }
