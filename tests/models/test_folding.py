@@ -1,3 +1,4 @@
+import copy
 import json
 
 import pytest
@@ -95,6 +96,30 @@ def test_a_folded_model_computes_no_row(pair):
 
 
 @torch.no_grad()
+@torch.no_grad()
+def test_constants_that_change_are_rotated_anew(pair):
+    network = copy.deepcopy(pair[2].network)
+    tokens = torch.arange(4, 24)[None]
+    before = network(tokens, use_cache=False).logits
+    assert torch.equal(before, network(tokens, use_cache=False).logits)
+    network.model.sink_token.keys.mul_(-2)
+    changed = network(tokens, use_cache=False).logits
+    network.model.sink_token.keys = torch.nn.Parameter(network.model.sink_token.keys * -2, requires_grad=False)
+    again = network(tokens, use_cache=False).logits
+    network.model.sink_token.rotated = None
+    assert not torch.allclose(changed, before, atol=1e-3) and not torch.allclose(again, changed, atol=1e-3)
+    assert torch.equal(again, network(tokens, use_cache=False).logits)
+
+
+def test_constants_rotated_without_gradients_meet_them_later(pair):
+    network = copy.deepcopy(pair[2].network)
+    tokens = torch.arange(4, 24)[None]
+    with torch.inference_mode():
+        network(tokens, use_cache=False)
+    network(tokens, use_cache=False).logits.logsumexp(-1).sum().backward()
+    assert network.model.embed_tokens.weight.grad is not None
+
+
 def test_the_stored_key_is_that_of_the_tokens_row_before_rotation(pair):
     variant, model, folded = pair
     stack, hidden = model.network.model, model.network.model.sink_token.embedding

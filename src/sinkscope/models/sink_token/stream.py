@@ -8,6 +8,7 @@ the last token of each row.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +17,15 @@ from torch import Tensor, nn
 from sinkscope.attention import Prefix
 from sinkscope.errors import CallError
 from sinkscope.models.sink_token.variant import KEY, SinkToken
+
+
+@dataclass(frozen=True)
+class _Rotated:
+    """Prefixes of folded constants in front, the constants they were made of, and where and how these lay then."""
+
+    constants: tuple[Tensor, ...]
+    state: tuple[Any, ...]
+    prefixes: list[Prefix]
 
 
 class SinkWeights(nn.Module):
@@ -40,6 +50,7 @@ class SinkWeights(nn.Module):
         elif variant.kind == "logit" and variant.learned:
             self.logits = nn.Parameter(torch.empty(layers, heads))
         self.layers, self.heads = layers, heads
+        self.rotated: _Rotated | None = None
         self.draw()
 
     @torch.no_grad()
@@ -112,6 +123,26 @@ def prefixes(stack: Any, first: Tensor | None) -> list[Prefix] | None:
         zero = next(stack.parameters()).new_zeros(sink.layers, sink.heads)
         return [Prefix(logits=row[:, None]) for row in (sink.logits if variant.learned else zero)]
     assert first is not None
+    if variant.folded and variant.position == "front" and not torch.compiler.is_compiling():
+        return _kept(stack, first)
+    return _rotated(stack, first)
+
+
+def _kept(stack: Any, first: Tensor) -> list[Prefix]:
+    """The same list from call to call, as long as the constants and their place are the same."""
+    sink: SinkWeights = stack.sink_token
+    constants = tuple(sink.parameters())
+    state = (first.device, *((one.data_ptr(), one.dtype, None if one.is_inference() else one._version) for one in constants))
+    kept = sink.rotated
+    if kept is None or kept.state != state or any(one is not other for one, other in zip(kept.constants, constants, strict=True)):
+        with torch.inference_mode(False), torch.no_grad():  # what is kept may meet gradients later
+            made = _rotated(stack, torch.zeros(1, dtype=torch.int64, device=first.device))
+        sink.rotated = kept = _Rotated(constants, state, made)
+    return kept.prefixes
+
+
+def _rotated(stack: Any, first: Tensor) -> list[Prefix]:
+    variant: SinkToken = stack.sink_token.variant
     with torch.autocast(first.device.type, enabled=False):  # for so few rows casting the weights costs more than it saves
         keys, values = constant_keys(stack)
     positions = first[:, None] + torch.arange(variant.count, device=first.device)
