@@ -177,10 +177,16 @@ def _record(model: Any, part: Part, options: Options, say: Callable[[str], None]
                 shutil.rmtree(folder)  # cut short, or of other settings; it is ours
             with recording(model, out=folder):
                 generate(model, wanted["prompt"], **settings)
-            stamp.write_text(json.dumps(wanted))
+            _write(stamp, json.dumps(wanted))
             say(f"{part.model}: generation {index + 1} of {len(problems)} recorded")
         traces.append(open_trace(folder))
     return traces
+
+
+def _write(path: Path, text: str) -> None:
+    from sinkscope.traces.format import write_whole
+
+    write_whole(path, text.encode())
 
 
 def _write_tables(results: Any, out: Path) -> list[Path]:
@@ -190,7 +196,7 @@ def _write_tables(results: Any, out: Path) -> list[Path]:
     suffixes: dict[Format, str] = {"markdown": "md", "latex": "tex", "csv": "csv", "json": "json"}
     for form, suffix in suffixes.items():
         path = out / f"table1.{suffix}"
-        path.write_text(write_table(results, form) + "\n", encoding="utf-8")
+        _write(path, f"{write_table(results, form)}\n")
         written.append(path)
     return written
 
@@ -203,7 +209,7 @@ def _write_paper2(parts: Sequence[Part], options: Options) -> Path:
     for part in parts:
         found[part.model] += read_results(_folder(options, "evaluations", part.model) / part.task)
     path = options.out / "paper2.md"
-    path.write_text(beside_paper(found) + "\n", encoding="utf-8")
+    _write(path, f"{beside_paper(found)}\n")
     return path
 
 
@@ -213,12 +219,12 @@ def _write_traces(traces: Mapping[str, list[Trace]], options: Options) -> list[P
     written = draw_figures([one[0] for one in traces.values()], options.out / "figures", excess=options.excess, compare=True)
     tallies = {name: sink_tokens(found, options.excess) for name, found in traces.items()}
     path = options.out / "table2.json"
-    path.write_text(json.dumps(tallies, ensure_ascii=False) + "\n", encoding="utf-8")
+    _write(path, f"{json.dumps(tallies, ensure_ascii=False)}\n")
     lines = [f"| model | generations | {' | '.join(f'{rank + 1}.' for rank in range(TOP))} |", "|---|---|" + "---|" * TOP]
     for name, tokens in tallies.items():
         cells = [f"`{text!r}` {share:.3f}".replace("|", "\\|") for text, share in list(tokens.items())[:TOP]]
         lines.append(f"| {name} | {len(traces[name])} | {' | '.join([*cells, *['–'] * (TOP - len(cells))])} |")
-    (options.out / "table2.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    _write(options.out / "table2.md", "".join(f"{line}\n" for line in lines))
     return [*written, path, options.out / "table2.md"]
 
 
