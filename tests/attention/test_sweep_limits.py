@@ -144,3 +144,22 @@ def test_heads_that_do_not_divide_are_refused():
 def test_a_prefix_has_keys_or_logits(given_in):
     with pytest.raises(AttentionError, match="either keys or logits; found both or neither"):
         Prefix(**given_in)
+
+
+@pytest.mark.parametrize("kind", ["boolean", "additive"])
+def test_a_mask_that_changes_in_place_is_read_anew(kind):
+    workspace, inputs = Workspace(), draw()
+    mask = torch.rand(2, 1, 11, 13, generator=torch.Generator().manual_seed(4)) < 0.7
+    mask = mask if kind == "boolean" else torch.zeros(mask.shape).masked_fill(~mask, -torch.inf)
+    for _ in range(2):
+        for prefix in (None, Prefix(logits=torch.zeros(6, 1))):  # behind which every query sees something
+            found, expected = (attend(**vars(inputs), mask=mask, prefix=prefix, workspace=place) for place in (workspace, None))
+            assert torch.equal(found[0], expected[0]) and torch.equal(found[1].sums, expected[1].sums)
+        mask[:, :, :4] = False if kind == "boolean" else -torch.inf
+    with torch.inference_mode():
+        unversioned = mask.clone()
+        before = attend(**vars(inputs), mask=unversioned, workspace=workspace)[0]
+        unversioned.fill_(True if kind == "boolean" else 0.0)
+        after = attend(**vars(inputs), mask=unversioned, workspace=workspace)[0]
+    assert not torch.equal(after, before)
+    assert torch.equal(after, attend(**vars(inputs))[0])

@@ -77,10 +77,12 @@ class Workspace:
     """Where the scores of a block lie. One that outlives its call spares a CPU fresh pages for every layer, which cost as much as the sums.
 
     One call at a time; what it holds grows to the largest block (2 MiB for each thread, or one head's block if that is more).
+    It also holds the last mask, and what is added to the scores for it: the layers of a stack share both.
     """
 
     def __init__(self) -> None:
         self._buffer: Tensor | None = None
+        self._bias: tuple[Tensor, int, bool, tuple[Tensor | None, Tensor | None]] | None = None
 
     def take(self, size: int, device: torch.device) -> Tensor:
         """fp32 [size], whatever lies there."""
@@ -89,6 +91,15 @@ class Workspace:
         if self._buffer is None or len(self._buffer) < size:
             self._buffer = torch.empty(size)
         return self._buffer[:size]
+
+    def bias(self, mask: Tensor | None, alone: bool) -> tuple[Tensor | None, Tensor | None]:
+        """`_bias` of a mask, made once as long as it is the same."""
+        if mask is None or mask.is_inference():  # which keeps no count of its changes
+            return _bias(mask, alone)
+        held = self._bias
+        if held is None or held[0] is not mask or held[1:3] != (mask._version, alone):
+            self._bias = held = (mask, mask._version, alone, _bias(mask, alone))
+        return held[3]
 
 
 def attend(
@@ -154,12 +165,12 @@ def _attend(
     last_row = sums.new_zeros(batch, heads, keys)
     in_force = last_row if hidden is None else torch.zeros_like(last_row)
     removed = None if hidden is None else torch.zeros_like(diagonal)
-    bias, blind = _bias(mask, alone=not front.count)
     taken = None if hidden is None else Taken(hidden, front.count, query.device)
     precise = query.float()  # scores rounded to bfloat16 before the softmax would be off by a hundredth and more
     transposed = key.float().transpose(-1, -2)
     given = [query, key, value, front.keys, front.values, front.logits, mask]
     place = None if torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in given) else workspace
+    bias, blind = (place.bias if place is not None else _bias)(mask, not front.count)
     limit = CPU_SCORES * torch.get_num_threads() if query.device.type == "cpu" else GPU_SCORES
     chunk = max(1, min(kv_heads, limit // max(1, batch * repeat * block * keys)))
     chunk = math.ceil(kv_heads / math.ceil(kv_heads / chunk))  # equal parts
