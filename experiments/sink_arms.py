@@ -41,9 +41,10 @@ class Arm:
         return sinkscope.load(str(self.folder), dtype="float32")  # as bundled models are run
 
     @property
-    def validation_loss(self) -> float:
+    def validation_losses(self) -> dict[int, float]:
+        """By update."""
         rows = [json.loads(line) for line in (self.folder / "training.jsonl").read_text().splitlines()]
-        return [row["validation_loss"] for row in rows if "validation_loss" in row][-1]
+        return {row["update"]: row["validation_loss"] for row in rows if "validation_loss" in row}
 
 
 def find_arms(folder: Path, names: Sequence[str] = ()) -> list[Arm]:
@@ -75,6 +76,11 @@ def settings(model: Any, steps: int = LENGTH) -> dict[str, Any]:
     return {"length": LENGTH, "steps": steps} | ({"block": LENGTH} if model.family.sampler == "llada" else {})
 
 
+def partner(name: str) -> str:
+    """The arm without a sink that was trained in the same way."""
+    return "lab-shifted" if name.startswith("lab-shifted") else "lab-sink-none"
+
+
 def in_batches(items: Sequence[Any], size: int = 25) -> Iterator[Sequence[Any]]:
     for start in range(0, len(items), size):
         yield items[start : start + size]
@@ -95,10 +101,11 @@ class Table:
         rows = [row[column] for seed, row in self.values[name].items() if column in row and (seeds is None or seed in seeds)]
         return np.mean(rows, axis=0) if rows else np.array([np.nan])
 
-    def rows(self, without: str = "lab-sink-none") -> list[dict[str, Any]]:
+    def rows(self) -> list[dict[str, Any]]:
         """Every arm's mean with its interval over sums, its seeds apart, and the paired difference to the arm without a sink."""
         found = []
         for name in self.values:
+            without = partner(name)
             for column in self.columns:
                 values = self.of(name, column)
                 if np.isnan(values).all():

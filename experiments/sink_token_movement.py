@@ -18,13 +18,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from sink_arms import Arm, find_arms, measure_arms, prompts, ratio_interval, settings, show, write
+from sink_arms import Arm, find_arms, measure_arms, partner, prompts, ratio_interval, settings, show, write
 
 import sinkscope
 from sinkscope.attention import Columns, LayerCall, Watcher, subscribed
 from sinkscope.sinks import find_sinks, is_sink, movement_test, track
 
-WITHOUT = "lab-sink-none"
 EVERY = 4
 
 
@@ -94,21 +93,21 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=None, help="keeps the traces here")
     arguments = parser.parse_args()
     started, arms = time.time(), find_arms(arguments.arms)
-    arms.sort(key=lambda arm: arm.name != WITHOUT)
-    read: dict[int, list[Any]] = {}
-    without: dict[tuple[int, int], list[torch.Tensor]] = {}
+    arms.sort(key=lambda arm: arm.name != partner(arm.name))
+    read: dict[tuple[str, int], list[Any]] = {}
+    without: dict[tuple[str, int, int], list[torch.Tensor]] = {}
     with tempfile.TemporaryDirectory() as scratch:
 
         def measure(arm: Arm, model: Any) -> dict[str, np.ndarray]:
             traces = record(arm, model, arguments.problems, (arguments.work or Path(scratch)) / arm.folder.name)
             rows = [moves(trace) for trace in traces]
-            if arm.name == WITHOUT:
-                read[arm.seed] = traces
-            for number, trace in enumerate(read.get(arm.seed, [])):
-                given = without.get((arm.seed, number))
-                found, columns = shares(model, trace, given if given is not None else None)
-                if arm.name == WITHOUT:
-                    without[arm.seed, number] = columns
+            pair = partner(arm.name), arm.seed
+            if arm.name == pair[0]:
+                read[pair] = traces
+            for number, trace in enumerate(read.get(pair, [])):
+                found, columns = shares(model, trace, without.get((*pair, number)))
+                if arm.name == pair[0]:
+                    without[*pair, number] = columns
                     found, _ = shares(model, trace, columns)
                 rows[number] |= found
             return {key: np.array([row.get(key, np.nan) for row in rows]) for key in rows[0]}
@@ -117,9 +116,10 @@ def main() -> None:
     rows, taken = table.rows(), {}
     column = "attention on sinks of the text"
     for name in table.values:
-        seeds = sorted(set(table.values[name]) & set(table.values.get(WITHOUT, {})))
-        if name != WITHOUT and seeds and column in table.columns:
-            without_it, with_it = table.of(WITHOUT, column, seeds), table.of(name, column, seeds)
+        other = partner(name)
+        seeds = sorted(set(table.values[name]) & set(table.values.get(other, {})))
+        if name != other and seeds and column in table.columns:
+            without_it, with_it = table.of(other, column, seeds), table.of(name, column, seeds)
             if without_it.mean() > 0:
                 taken[name] = ratio_interval(without_it - with_it, without_it)
     lines = [f"* {name} takes {v['mean']:.2f} ({v['interval'][0]:.2f} to {v['interval'][1]:.2f}) of it" for name, v in taken.items()]

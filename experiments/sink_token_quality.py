@@ -21,6 +21,8 @@ from sinkscope.evaluation.tasks import score_number
 
 PER_STEP = (1, 2, 4, 8)
 """Tokens that are written in a step: length / steps."""
+LEARNT = 0.05
+"""Validation loss at which an arm is half-way: most of its sums come out right."""
 
 
 def exact(arm: Arm, model: Any, count: int, per_step: int) -> np.ndarray:
@@ -41,7 +43,10 @@ def main() -> None:
 
     def measure(arm: Arm, model: Any) -> dict[str, np.ndarray]:
         found = {f"exact match, {per_step} tokens a step": exact(arm, model, arguments.problems, per_step) for per_step in PER_STEP}
-        return {"validation loss": np.array([arm.validation_loss])} | found
+        losses = arm.validation_losses
+        below = [update for update, loss in losses.items() if loss < LEARNT]
+        reached = {f"updates until validation loss {LEARNT}": np.array([min(below)], dtype=float)} if below else {}
+        return {"validation loss": np.array([losses[max(losses)]])} | reached | found
 
     rows = measure_arms(arms, measure).rows()
     write(arguments.out, "A sink token and the quality of the model", {"rows": rows}, show(rows), arms, started)
