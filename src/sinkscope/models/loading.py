@@ -23,7 +23,7 @@ from sinkscope.models.sink_token import SinkToken, check_token_id, split_config,
 from sinkscope.models.tokenization import load_tokenizer
 from sinkscope.models.weights import DTYPES, StoredTensor, UsedTensors, listing, match_tensors, read_headers, weight_files
 
-BUNDLED = ("lab-diffusion", "lab-autoregressive", "lab-sink-token")
+BUNDLED = ("lab-diffusion", "lab-autoregressive", "lab-sink-token", "lab-shifted")
 DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
