@@ -249,7 +249,7 @@ def test_figure_6_averages_over_the_queries_of_each_group(drawn, trace):
 
 def test_figure_8_names_its_heads(trace):
     chosen = chosen_heads(digest(trace))
-    assert [(why, head.layer, head.head) for why, head in chosen] == [("fixed sink", 0, 0), ("drifts left, -1.00 a step", 0, 2)]
+    assert [(why, head.layer, head.head) for why, head in chosen] == [("fixed sink", 0, 0), ("drifts left, -1.00 positions a step", 0, 2)]
 
 
 def test_figure_9_counts_the_columns_of_every_layer(drawn):

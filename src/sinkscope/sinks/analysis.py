@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,6 @@ from sinkscope.sinks.catalogue import DEFINITIONS, Definition, definition_of
 from sinkscope.sinks.choice import ChoiceModel, choices_of
 from sinkscope.sinks.composition import TokenShares, composition_values, leading_tokens, token_shares
 from sinkscope.sinks.concentration import concentration_values, evenness_values
-from sinkscope.sinks.drift import blocks_of
 from sinkscope.sinks.finding import Recorded
 from sinkscope.sinks.groups import group_values
 from sinkscope.sinks.intervals import LEVEL, interval_of_difference, interval_of_means
@@ -23,7 +22,7 @@ from sinkscope.sinks.norms import norm_values
 from sinkscope.sinks.points import POINTS, Place, Point, Values, sweep
 from sinkscope.sinks.profile import Profile, profile_of
 from sinkscope.sinks.table import Key, PromptTable
-from sinkscope.sinks.triggers import TRIGGERS, TriggerTest, trigger_shares
+from sinkscope.sinks.triggers import TRIGGERS, TriggerTest, shares_on, trigger_values
 
 
 @dataclass(frozen=True)
@@ -190,12 +189,18 @@ def compare(first: Analysis, second: Analysis, seed: int = 0) -> tuple[Statistic
 
 
 def _means(keys: Sequence[Key], values: np.ndarray, tests: Mapping[Point, TriggerTest], seed: int) -> Iterator[Statistic]:
-    p_values = {(_at(point), name): p for point, test in tests.items() for name, p in test.p_values().items()}
+    shifted = {(_at(point), name): test for point, test in tests.items() if test.prompts for name in TRIGGERS}
     for one in _statistics(keys, interval_of_means(values, seed=seed)):
-        p = None
-        if one.name == "triggers.over_chance" and one.value is not None:
-            p = p_values[tuple(one.place.items())[:2], one.place["trigger"]]
-        yield one if p is None else Statistic(one.name, one.place, one.value, one.low, one.high, one.prompts, p)
+        if one.name != "triggers.over_chance" or one.value is None:
+            yield one
+            continue
+        trigger = one.place["trigger"]
+        test = shifted[tuple(one.place.items())[:2], trigger]
+        low, high = one.low, one.high
+        if low is not None and high is not None:  # the wider of the two: zero is left out only where the shifted commits say so too
+            around = test.intervals(LEVEL)[trigger]
+            low, high = min(low, around[0]), max(high, around[1])
+        yield replace(one, low=low, high=high, p=test.p_values()[trigger])
 
 
 def _statistics(keys: Sequence[Key], means: Any) -> Iterator[Statistic]:
@@ -211,20 +216,11 @@ def _agreements(agreements: Mapping[Point, PromptAgreement], seed: int) -> Itera
 
 
 def _trigger_values(profile: Profile, point: Point, test: TriggerTest) -> Values:
-    canvas = profile.canvas
-    if canvas.causal or canvas.written is None:
-        return {}
-    blocks = blocks_of(canvas.written, canvas.prompt_length, canvas.block) if canvas.block else None
-    shares = trigger_shares(profile.main_at(point), canvas.written, blocks)
+    shares = shares_on(profile.main_at(point), profile.canvas)
     if shares is None:
         return {}
     test.add(shares)
-    values: Values = {}
-    for name, by_shift in zip(TRIGGERS, shares, strict=True):
-        place = (*_at(point), ("trigger", name))
-        values["triggers.share", place] = float(by_shift[0])
-        values["triggers.over_chance", place] = float(by_shift[0] - by_shift.mean())
-    return values
+    return {(name, (*_at(point), *place)): value for (name, place), value in trigger_values(shares).items()}
 
 
 def _at(point: Point) -> Place:
