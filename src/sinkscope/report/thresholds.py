@@ -51,7 +51,7 @@ def share_not_sinks(digests: Sequence[Counted]) -> Plate:
         axes.text(one.excess + 0.12, grid[0].get_ylim()[0], f" ε = {one.excess:g}", va="bottom", fontsize="small")
     grid[0].set_ylabel("tokens that are not sinks, %")
     handles, labels = grid[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2)
+    figure.legend(handles, labels, loc="outside lower center", ncols=2 if len(digests) == 1 else 1)
     figure.suptitle("Share of tokens that are not sinks against the threshold", x=0.01, ha="left")
     header = ("model", "positions", "unit", "epsilon", "share_not_sinks", "columns")
     return Plate(

@@ -129,11 +129,12 @@ def analyse(
         seed: of the resampled prompts and the shifted commits.
 
     Raises:
-        CallError: no trace, traces of different shapes, or points that cannot be told.
+        CallError: no trace, traces of different models, or points that cannot be told.
         SinkscopeError: a trace without a whole step.
     """
     table = PromptTable()
     shape: tuple[int, int] | None = None
+    weights: tuple[Any, Any] | None = None
     texts: list[Any] = []
     tests = {point: TriggerTest(seed=seed) for point in points}
     agreements = {point: PromptAgreement() for point in points}
@@ -149,6 +150,8 @@ def analyse(
                 f"found {found[0]} × {found[1]}. Analyse each model by itself"
             )
         shape = (int(found[0]), int(found[1]))
+        manifest = getattr(trace, "manifest", None) or {}
+        weights = _same_model(weights, manifest.get("model") or {})
         values = prompt_values(profile, training)
         for point in points:
             values |= _trigger_values(profile, point, tests[point])
@@ -158,7 +161,7 @@ def analyse(
         if choice and not profile.canvas.causal:
             model.add(choices_of(profile, points))
         vocabulary |= profile.canvas.vocabulary
-        texts.append((getattr(trace, "manifest", None) or {}).get("prompt"))
+        texts.append(manifest.get("prompt"))
     if shape is None:
         raise CallError("expected at least one trace, found none")
     late: dict[Key, np.ndarray] = {}
@@ -221,6 +224,19 @@ def _trigger_values(profile: Profile, point: Point, test: TriggerTest) -> Values
         return {}
     test.add(shares)
     return {(name, (*_at(point), *place)): value for (name, place), value in trigger_values(shares).items()}
+
+
+def _same_model(first: tuple[Any, Any] | None, model: Mapping[str, Any]) -> tuple[Any, Any] | None:
+    """Name and weight hash of the model, the first that says; refuses another one."""
+    found = (model.get("name"), model.get("weight_hash"))
+    if found[1] is None:
+        return first
+    if first is not None and first[1] != found[1]:
+        raise CallError(
+            f"expected traces of one model, found {first[0]} (weights {str(first[1])[:12]}…) and {found[0]} (weights {str(found[1])[:12]}…). "
+            "Analyse each model by itself"
+        )
+    return found
 
 
 def _at(point: Point) -> Place:
