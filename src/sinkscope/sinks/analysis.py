@@ -233,8 +233,8 @@ def _same_model(first: tuple[Any, Any] | None, model: Mapping[str, Any]) -> tupl
         return first
     if first is not None and first[1] != found[1]:
         raise CallError(
-            f"expected traces of one model, found {first[0]} (weights {str(first[1])[:12]}…) and {found[0]} (weights {str(found[1])[:12]}…). "
-            "Analyse each model by itself"
+            f"expected traces of one model, found {first[0]} (weights {str(first[1])[:12]}…) and {found[0]} "
+            f"(weights {str(found[1])[:12]}…). Analyse each model by itself"
         )
     return found
 
