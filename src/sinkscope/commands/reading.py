@@ -84,6 +84,8 @@ def tracks(trace: Positional[Path], excess: float = 3.0, unit: Unit = "queries",
         print(f"  moves per head {test.moves_per_head:.2f}; with steps shuffled {mean:.2f} ({low:.2f} to {high:.2f})")
         mean, low, high = test.null_drift
         told = f"with blocks of {test.block_steps} steps shuffled {mean:+.3f} ({low:+.3f} to {high:+.3f})"
+        if test.block_steps >= one.steps:
+            told = "its moving sinks stay too long for one trace to tell whether that is chance"
         print(f"  drift {test.drift_per_step:+.3f} positions a step; {told}")
     if as_json:
         print_json(documents[0] if len(documents) == 1 else {"traces": documents})
