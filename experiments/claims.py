@@ -45,7 +45,9 @@ class Number:
         return f"`{self.statistic}`{f' ({place})' if place else ''}, {self.run}"
 
     def by_prompt(self, prompts: int, point: Point) -> np.ndarray | None:
-        """[prompt]; None where it has no value for single prompts."""
+        """[prompt]; None where it has no value for single prompts, or an interval of its own."""
+        if self.statistic == "triggers.over_chance":
+            return None
         found = analysis(RUNS[self.run], prompts)
         key = self._place(point)
         for number, (name, place) in enumerate(found.keys):

@@ -86,8 +86,8 @@ def shown(found: dict[str, float | None]) -> str:
     """A number with its interval."""
     if found["value"] is None:
         return "–"
-    around = "no interval" if found["low"] is None else f"{found['low']:.3g} to {found['high']:.3g}"
-    return f"{found['value']:.3g} ({around})"
+    around = "no interval" if found["low"] is None else f"{found['low']:.4g} to {found['high']:.4g}"
+    return f"{found['value']:.4g} ({around})"
 
 
 def row(part: dict[str, Any], prompts: int) -> str:

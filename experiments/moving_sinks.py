@@ -45,8 +45,8 @@ def measure(trace: Any) -> dict[str, float]:
         "moves per head": main.moves_per_head,
         "moves per head, steps shuffled": main.null_moves[0],
         "drift, positions per step": main.drift_per_step,
-        "drift, steps shuffled: 2.5th percentile": main.null_drift[1],
-        "drift, steps shuffled: 97.5th percentile": main.null_drift[2],
+        "drift, blocks of steps shuffled: 2.5th percentile": main.null_drift[1],
+        "drift, blocks of steps shuffled: 97.5th percentile": main.null_drift[2],
         "moves of the largest column": largest.moves_per_head,
         "moves of the largest column, steps shuffled": largest.null_moves[0],
         "moves per head, columns averaged over the steps so far": np.nan

@@ -67,9 +67,10 @@ def run_demo(out: Path, *, problems: int = 3, length: int = 64, block: int = 16,
         movement,
         "Moves: how often the main sink of a head stands elsewhere than one step before, mean over the heads that have one "
         "in two steps or more. "
-        "Drift: slope of its position, in positions a step. Shuffled: the same with the order of the steps drawn at random, "
-        "mean and the range of 95 % of 200 draws. Averaged: the diffusion model's columns averaged over all steps so far, "
-        "which is what a running sum shows: a control for the autoregressive model, whose columns can only be sums "
+        "Drift: slope of its position, in positions a step. Shuffled: the same with the order of the steps, for drift of blocks twice as "
+        "long as a moving sink stays, drawn at random, mean and the range of 95 % of 200 draws. Averaged: the diffusion model's "
+        "columns averaged over all steps so far, which is what a running sum shows: a control for the autoregressive model, whose "
+        "columns can only be sums "
         "(its moves are read from the newest 16 queries). Largest: moves of the largest column of all heads, sink or not, because "
         "an excess of 3 asks 1 % of the attention of 300 queries but 19 % of that of 16, and few heads of the autoregressive "
         "model have such a sink. What this does not show: whether a drift only follows the "

@@ -254,13 +254,16 @@ def test_groups_split_where_their_strongest_keys_differ():
 
 
 def test_prompts_are_the_unit_of_the_intervals(prompts, merged):
+    from scipy.stats import t
+
+    assert merged.result()["means"]["by_prompt"]["sinks_per_head"]["interval"] is None  # three prompts
+    prompts = [*prompts, *(Prompt(seed, merged.causal) for seed in (11, 12, 13))]
     alone = np.array([len(find_sinks(prompt)) / (LAYERS * HEADS * prompt.steps) for prompt in prompts])
-    found = merged.result()["means"]["by_prompt"]["sinks_per_head"]
-    half = 1.96 * alone.std(ddof=1) / np.sqrt(len(alone))
+    found = whole(*prompts).result()["means"]["by_prompt"]["sinks_per_head"]
+    half = t.ppf(0.975, 5) * alone.std(ddof=1) / np.sqrt(6)
     assert found["mean"] == pytest.approx(alone.mean())
     assert found["interval"] == pytest.approx([alone.mean() - half, alone.mean() + half], abs=1e-9)
-    assert found["prompts"] == 3
-    assert prompts[0].statistics().result()["means"]["by_prompt"]["sinks_per_head"]["interval"] is None
+    assert found["prompts"] == 6
 
 
 # Merging

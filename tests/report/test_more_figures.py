@@ -14,12 +14,12 @@ from sinkscope import cli
 from sinkscope.errors import CallError
 from sinkscope.report import draw_figures, telling
 from sinkscope.report.digest import digest
-from sinkscope.report.figures import MAP_FIGURES, ORDER
+from sinkscope.report.figures import MAP_FIGURES, ORDER, _draw
 from sinkscope.report.first_and_last import chosen_heads
 from sinkscope.report.jumps import absorbed
 from sinkscope.report.maps import LEAST_SHARE, single_map
 from sinkscope.report.norms import effect_size
-from sinkscope.report.plate import plate_style
+from sinkscope.report.plate import new_figure, plate_style
 from sinkscope.report.telling import Flash, Jump, Split
 from sinkscope.sinks import is_sink
 from sinkscope.sinks.accumulators import epsilons
@@ -127,6 +127,38 @@ def drawn(trace, tmp_path_factory):
 def rows_of(folder, figure, **where):
     with (folder / f"{NAMES[figure]}.csv").open(newline="", encoding="utf-8") as file:
         return [row for row in csv.DictReader(file) if all(row[key] == str(value) for key, value in where.items())]
+
+
+def cut_off(figure):
+    """Texts of a drawn figure that reach beyond its sheet by more than two pixels."""
+    from matplotlib.axis import Axis
+    from matplotlib.text import Text
+
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    sheet, found = figure.bbox, []
+    ticks = {text for axis in figure.findobj(Axis) for text in axis.get_ticklabels(which="both")}  # there are some that are not drawn
+    for text in figure.findobj(Text):
+        if text.get_visible() and text.get_text().strip() and text not in ticks:
+            box = text.get_window_extent(canvas.get_renderer())
+            if box.width and (box.x0 < -2 or box.y0 < -2 or box.x1 > sheet.width + 2 or box.y1 > sheet.height + 2):
+                found.append(text.get_text())
+    return found
+
+
+@pytest.mark.parametrize("side_by_side", [1, 2])
+@pytest.mark.parametrize("name", ORDER)
+def test_no_text_is_cut_off_alone_or_side_by_side(trace, name, side_by_side):
+    digests = [digest(trace, label=f"a model with a name of its own {number}") for number in range(side_by_side)]
+    with plate_style(wide=side_by_side > 1):
+        plate = _draw(name, digests, attention_of)
+        assert cut_off(plate.figure) == []
+
+
+def test_text_beyond_the_sheet_is_seen():
+    figure = new_figure(3, 2)
+    figure.text(0.9, 0.5, "reaches beyond the right edge")
+    assert cut_off(figure) == ["reaches beyond the right edge"]
 
 
 def test_every_figure_is_png_pdf_and_csv_and_carries_its_caption(drawn):
@@ -249,7 +281,7 @@ def test_figure_6_averages_over_the_queries_of_each_group(drawn, trace):
 
 def test_figure_8_names_its_heads(trace):
     chosen = chosen_heads(digest(trace))
-    assert [(why, head.layer, head.head) for why, head in chosen] == [("fixed sink", 0, 0), ("drifts left, -1.00 a step", 0, 2)]
+    assert [(why, head.layer, head.head) for why, head in chosen] == [("fixed sink", 0, 0), ("drifts left, -1.00 positions a step", 0, 2)]
 
 
 def test_figure_9_counts_the_columns_of_every_layer(drawn):

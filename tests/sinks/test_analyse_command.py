@@ -72,7 +72,7 @@ def test_two_sets_are_told_as_a_difference(run, folders):
     assert (document["prompts"], document["versus_prompts"]) == (6, 6)
     assert {row["value"] for row in document["statistics"]} <= {0.0, None}
     status, out, _ = run("analyse", folders, "--versus", folders, "--no-sweep", "--no-choice")
-    assert "second minus first (95 % interval over prompts)" in out
+    assert "second minus first (95 % interval over prompts; with so few about 90 %)" in out
 
 
 def test_training_counts_are_read_and_checked(run, folders, tmp_path):

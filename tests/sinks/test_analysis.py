@@ -93,6 +93,11 @@ def test_what_does_not_go_together_is_refused():
     mixed = [*random_traces(1), *random_traces(1, heads=4)]
     with pytest.raises(CallError, match=r"expected traces of one model, 2 layers × 3 heads as in the first; found 2 × 4"):
         analyse(mixed, FEW)
+    two = list(random_traces(2))
+    for one, name in zip(two, ("first", "second"), strict=True):
+        one.manifest["model"] = {"name": name, "weight_hash": f"{name}-of-these-weights"}
+    with pytest.raises(CallError, match=r"expected traces of one model, found first \(weights first-of-the…\) and second \(weights second"):
+        analyse(two, FEW)
 
 
 def test_an_unknown_statistic_is_refused_with_those_there_are(analysis):

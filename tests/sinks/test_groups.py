@@ -142,6 +142,12 @@ def test_a_sink_that_takes_from_all_alike_absorbs_no_self_attention_and_one_that
     assert 0 < first["groups.self_share", ()] < 0.1
 
 
+def test_a_sink_whose_share_does_not_change_has_no_slope_against_it():
+    trace = absorbing(lambda share: 0.1 * (1 - share))
+    trace.column_sums = sink_at(np.full(24, 5), strength=12, noise=0.5).astype(np.float32)  # what varies is rounding
+    assert np.isnan(group_values(profile_of(trace, [POINT]), POINT)["groups.self_attention_absorbed", ()])
+
+
 def test_a_trace_without_groups_or_self_attention_has_none_of_it():
     values = group_values(profile_of(make_trace(random_columns(0)), [POINT]), POINT)
     assert values["groups.both", ()] == 0

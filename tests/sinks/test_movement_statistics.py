@@ -60,6 +60,12 @@ def test_movement_by_depth():
     assert values["movement.moves_in", (("layer", 1),)] == STEPS - 1
     assert values["movement.drift_by_depth", ()] == pytest.approx(1)
     assert values["movement.moves_by_depth", ()] == pytest.approx(STEPS - 1)
+    assert np.isnan(values["movement.distance_in", (("layer", 0),)])
+    assert values["movement.distance_in", (("layer", 1),)] == 1
+    assert [values["movement.residence_in", (("layer", layer),)] for layer in (0, 1)] == [STEPS, 1]
+    assert [values["movement.heads_in", (("layer", layer), ("kind", "static"))] for layer in (0, 1)] == [1, 0]
+    relative = [values["movement.drift_relative_in", (("layer", layer), ("frontier", "leftmost_mask"))] for layer in (0, 1)]
+    assert relative == pytest.approx([-1, 0])  # one token is committed a step, from left to right
 
 
 def test_a_sink_that_keeps_to_the_frontier_stands_still_relative_to_it():

@@ -128,3 +128,19 @@ def test_a_commit_in_the_last_step_triggers_nothing():
 def test_a_sink_beyond_the_canvas_that_was_written_is_no_error():
     main = np.array([1, 30, 2])[:, None, None]
     assert trigger_shares(main, commits([1, 5, 6], 3), None)[TRIGGERS.index("left"), 0] == 0.5
+
+
+def test_a_rare_trigger_that_never_fires_is_not_below_chance():
+    """One move and one commit a prompt: none coincides, and every prompt's share lies the same bit below chance."""
+    test, over = TriggerTest(), []
+    for at in range(2, 10):
+        main = np.where(np.arange(30) <= at, 3, 9)[:, None, None]
+        shares = trigger_shares(main, commits([-1] * 20 + [9] + [-1] * 9, 30), None)
+        over.append(shares[0, 0] - shares[0].mean())
+        test.add(shares)
+    low, high = test.intervals()["own"]
+    assert max(over) < -0.02  # a bootstrap of these prompts has no zero in it
+    assert low <= np.mean(over) < 0 <= high
+    assert test.p_values()["own"] == 1
+    exact = test.observed[0] / 8 - np.quantile(test.null[0] / 8, [0.975, 0.025])
+    assert (low, high) == pytest.approx(exact)

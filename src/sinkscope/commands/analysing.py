@@ -7,7 +7,7 @@ from typing import Any
 
 from tyro.conf import Positional
 
-from sinkscope.commands.shown import Json, Unit, opened, print_json
+from sinkscope.commands.shown import Json, Unit, interval_words, opened, print_json
 from sinkscope.errors import CallError
 
 LAB_BATCHES = 100
@@ -91,7 +91,7 @@ def _lab_counts(trace: Any) -> dict[int, int]:
 def _heading(found: Any, asked: Any, versus: tuple[Path, ...]) -> str:
     prompts = f"{found.prompts} prompt{'s' if found.prompts > 1 else ''}"
     what = "second minus first" if versus else "mean over prompts"
-    enough = "95 % interval over prompts" if found.prompts >= 5 else "no interval: fewer than five prompts"
+    enough = interval_words(found.prompts)
     return f"{prompts}, {found.layers} layers × {found.heads} heads; excess > {asked.excess:g} {asked.unit}; {what} ({enough})"
 
 

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from sinkscope.commands.shown import note, print_json
+from sinkscope.commands.shown import interval_words, note, print_json
 from sinkscope.errors import CallError
 
 
@@ -111,13 +111,28 @@ def show_statistics(folder: Path, as_json: bool) -> None:
     counts, means = document["counts"], document["means"]["by_prompt"]
     share = counts["sinks"] / max(1, counts["columns"])
     print(f"{folder}: {document['prompts']} prompts, {counts['steps']} steps, {counts['sinks']} sinks ({share:.2%} of the columns)")
-    print(f"excess > {document['excess']:g} queries; mean over prompts, with the interval of 95 %")
+    print(f"excess > {document['excess']:g} queries; mean over prompts, with {interval_words(document['prompts'])}")
     for name, found in means.items():
         if found["mean"] is not None:
             interval = "" if found["interval"] is None else "  ({:.4g} to {:.4g})".format(*found["interval"])
             print(f"  {name.replace('_', ' '):<34}{found['mean']:>10.4g}{interval}")
+    _print_paths(document["statistics"])
     print(f"\n{'token':<16}{'class':<14}{'share of sinks':>15}{'of canvas':>11}")
     canvas = max(1, sum(one["canvas"] for one in counts["classes"].values()))
     for row in counts["tokens"][:12]:
         text = row["text"] if row["text"] is not None else f"<{row['token']}>"
         print(f"{text!r:<16}{row['class']:<14}{row['sinks'] / max(1, counts['sinks']):>15.2%}{row['canvas'] / canvas:>11.2%}")
+
+
+def _print_paths(rows: list[dict[str, Any]]) -> None:
+    """What main sinks do at ε = 3 queries' worth; the other points and the layers are in the JSON."""
+    from sinkscope.sinks.catalogue import definition_of
+
+    for row in rows:
+        place = {key: value for key, value in row["at"].items() if key not in ("excess", "unit")}
+        if (row["at"]["excess"], row["at"]["unit"]) != (3.0, "queries") or "layer" in place or row["value"] is None:
+            continue
+        label = ", ".join([row["name"].replace("_", " ").replace(".", ": "), *map(str, place.values())])
+        interval = "" if row["low"] is None else f"  ({row['low']:.4g} to {row['high']:.4g})"
+        p = f"  p {row['p']:.3f}" if "p" in row else ""
+        print(f"  {label:<44}{row['value']:>10.4g} {definition_of(row['name']).unit}{interval}{p}")

@@ -61,7 +61,7 @@ def _print_sinks(trace: Any, found: Any) -> None:
 
 
 def tracks(trace: Positional[Path], excess: float = 3.0, unit: Unit = "queries", tolerance: int = 0, as_json: Json = False) -> None:
-    """How sinks move: tracks, their kinds, moves and drift beside a null of shuffled steps.
+    """How sinks move: tracks, their kinds, moves and drift beside nulls of shuffled steps.
 
     Args:
         trace: folder of a trace, or of numbered traces.
@@ -83,7 +83,10 @@ def tracks(trace: Positional[Path], excess: float = 3.0, unit: Unit = "queries",
         mean, low, high = test.null_moves
         print(f"  moves per head {test.moves_per_head:.2f}; with steps shuffled {mean:.2f} ({low:.2f} to {high:.2f})")
         mean, low, high = test.null_drift
-        print(f"  drift {test.drift_per_step:+.3f} positions a step; with steps shuffled {mean:+.3f} ({low:+.3f} to {high:+.3f})")
+        told = f"with blocks of {test.block_steps} steps shuffled {mean:+.3f} ({low:+.3f} to {high:+.3f})"
+        if test.block_steps >= one.steps:
+            told = "its moving sinks stay too long for one trace to tell whether that is chance"
+        print(f"  drift {test.drift_per_step:+.3f} positions a step; {told}")
     if as_json:
         print_json(documents[0] if len(documents) == 1 else {"traces": documents})
 

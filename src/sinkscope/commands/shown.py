@@ -39,3 +39,11 @@ def opened(path: Path) -> list[Any]:
             kept = one.top_column_sums.shape[-1]
             note(f"{one.folder}: only the {kept} largest columns of each head were kept; a head with more sinks shows {kept} of them")
     return traces
+
+
+def interval_words(prompts: int) -> str:
+    """What to call an interval over so many prompts: with few, what it was measured to reach (docs/statistics.md)."""
+    if prompts < 5:
+        return "no interval: fewer than five prompts"
+    few = "; with so few about 90 %" if prompts < 8 else "; with so few about 93 %" if prompts < 12 else ""
+    return f"95 % interval over prompts{few}"

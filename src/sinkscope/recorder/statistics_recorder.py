@@ -25,7 +25,12 @@ class _Counted:
     def __init__(self, folder: StatisticsFolder, index: int, manifest: dict[str, Any], excess: float) -> None:
         self.folder, self.index, self.manifest, self.brought_in_the_last = folder, index, manifest, False
         self.statistics = Statistics(
-            len(manifest["layers"]), manifest["heads"], excess=excess, causal=manifest["causal"], prompt_length=manifest["prompt_length"]
+            len(manifest["layers"]),
+            manifest["heads"],
+            excess=excess,
+            causal=manifest["causal"],
+            prompt_length=manifest["prompt_length"],
+            block=(manifest["sampler"] or {}).get("block"),
         )
 
     def add(self, step: dict[str, np.ndarray]) -> None:

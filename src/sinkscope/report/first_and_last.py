@@ -15,7 +15,7 @@ def first_and_last_maps(digests: Sequence[Digest], maps: Maps) -> Plate | str:
     if not chosen:
         return "first and last maps (Figure 8): no head has a main sink, or there is only one step"
     many, lines = len(chosen) > 1, max(len(heads) for _, heads in chosen)
-    figure = new_figure(5.9 * len(chosen) if many else WIDE, 0.9 + 3.2 * lines)
+    figure = new_figure(5.9 * len(chosen) if many else WIDE, 1.1 + 3.4 * lines)
     rows: list[tuple[Any, ...]] = []
     for part, (one, heads) in zip(figure.subfigures(1, len(chosen), squeeze=False)[0], chosen, strict=True):
         grid = part.subplots(lines, 2, squeeze=False)
@@ -30,7 +30,7 @@ def first_and_last_maps(digests: Sequence[Digest], maps: Maps) -> Plate | str:
                 if main >= 0:
                     mark_column(axes, main, len(attention))
                 rows += map_lines(one.label, why, (step, head.layer, head.head), attention)
-            grid[row, 0].set_ylabel(f"{why}\nquery (position)")
+            grid[row, 0].set_ylabel(f"{why.replace(', ', chr(10))}\nquery (position)")
         part.colorbar(image, ax=list(grid.flat), aspect=40, pad=0.01, shrink=0.6).set_label(LABEL)
         part.suptitle(plain(one.heading), x=0.01, ha="left")
     return Plate(
@@ -50,7 +50,7 @@ def chosen_heads(one: Digest) -> list[tuple[str, HeadMovement]]:
         heads.append(("fixed sink", one.most_static))
     if one.leftmost is not None and (one.most_static is None or one.leftmost != one.most_static):
         drift = one.leftmost.drift_per_step or 0
-        heads.append((f"drifts {'left' if drift < 0 else 'right'}, {drift:+.2f} a step", one.leftmost))
+        heads.append((f"drifts {'left' if drift < 0 else 'right'}, {drift:+.2f} positions a step", one.leftmost))
     return heads
 
 

@@ -39,7 +39,8 @@ def _draw(part: Any, one: Digest, maps: Maps) -> list[tuple[Any, ...]]:
     rows += _draw_over(panels["over"], one)
     part.legend(*panels["over"].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     part.suptitle(
-        f"{plain(one.heading)}\nlayer {jump.layer}, head {jump.head}: the main sink goes from {jump.before} to {jump.after}",
+        f"{plain(one.heading)}\nlayer {jump.layer}, head {jump.head}: the main sink goes from {jump.before} to {jump.after}"
+        + ("" if jump.clean else " (change of rank)"),
         x=0.01,
         ha="left",
     )
@@ -64,7 +65,7 @@ def _draw_over(axes: Any, one: Digest) -> list[tuple[Any, ...]]:
     axes.set_xlim(-0.5, one.steps - 0.5)
     whole_numbers(axes.xaxis)
     axes.set_xlabel("step (grey: the jump)")
-    axes.set_ylabel("share of attention")
+    axes.set_title("share of attention")  # as a label of the axis it would be cut off
     return rows
 
 

@@ -1,5 +1,6 @@
 """Figure 7: where the main sink stands in each step, in the heads in which it moves most and least."""
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,8 @@ from sinkscope.report.digest import Digest, titled
 from sinkscope.report.incoming import counted, source_of
 from sinkscope.report.labels import tick_label, token_label
 from sinkscope.report.plate import BLUE, GREEN, INK, VERMILLION, WIDE, WIDER, Plate, new_figure, plain, spread_out, whole_numbers
+
+LETTERS = 13  # of a legend, to an inch of a sheet
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ def main_sink_positions(digests: Sequence[Digest]) -> Plate:
     highest = max(len(one.canvas) for one in digests)
     for axes, one in zip(grid, digests, strict=True):
         series = chosen_heads(one)
-        _draw(axes, one, series, highest)
+        _draw(axes, one, series, highest, int(LETTERS * figure.get_figwidth() / len(digests)))
         rows += [line for each in series for line in _lines(each)]
         rows += [
             (one.label, "committed", "", "", step, position, token_label(one.trace, token))
@@ -61,9 +64,8 @@ def chosen_heads(one: Digest) -> list[_Series]:
     """The head whose main sink moves most often, the one where it stands at most positions, and the most static one."""
     roles: dict[tuple[int, int], list[str]] = {}
     for head, why in ((one.most_moves, "most moves"), (one.most_positions, "most positions"), (one.most_static, "most static")):
-        if head is not None:
-            role = "no head moves" if why == "most moves" and not head.moves else why
-            roles.setdefault((head.layer, head.head), []).append(role)
+        if head is not None and (head.moves or why != "most moves"):
+            roles.setdefault((head.layer, head.head), []).append(why)
     looks = ((VERMILLION, "o"), (BLUE, "^"), (GREEN, "s"))
     return [
         _Series(one, layer, head, " and ".join(why), colour, marker)
@@ -71,7 +73,7 @@ def chosen_heads(one: Digest) -> list[_Series]:
     ]
 
 
-def _draw(axes: Any, one: Digest, series: Sequence[_Series], highest: int) -> None:
+def _draw(axes: Any, one: Digest, series: Sequence[_Series], highest: int, letters: int) -> None:
     if one.prompt_length:
         axes.axhspan(0, one.prompt_length - 0.5, color="#f0f0f0", linewidth=0, zorder=0)
         axes.text(
@@ -98,7 +100,8 @@ def _draw(axes: Any, one: Digest, series: Sequence[_Series], highest: int) -> No
     for each in series:
         position = np.where(each.main >= 0, each.main, np.nan)
         head = next(head for head in one.heads if (head.layer, head.head) == (each.layer, each.head))
-        label = f"layer {each.layer} head {each.head}: {each.why} ({counted(one.places(head), 'position')}, {counted(head.moves, 'move')})"
+        seen = f"({counted(one.places(head), 'position')}, {counted(head.moves, 'move')})".replace(" ", "\N{NO-BREAK SPACE}")
+        label = f"layer {each.layer} head {each.head}: {each.why} {seen}"
         axes.plot(
             position,
             color=each.colour,
@@ -107,14 +110,14 @@ def _draw(axes: Any, one: Digest, series: Sequence[_Series], highest: int) -> No
             markerfacecolor="white",
             markeredgewidth=0.8,
             linewidth=0.9,
-            label=label,
+            label=textwrap.fill(label, letters - 8),
         )
     if not series:
         axes.text(0.5, 0.5, "no head has a sink by Eq. 3", transform=axes.transAxes, ha="center")
     axes.set_xlabel("step")
-    axes.set_title(f"{plain(one.heading)}, {source_of(one)}")
+    axes.set_title(textwrap.fill(f"{plain(one.heading)}, {source_of(one)}", letters - 14))
     _name_tokens(axes, one, series, highest)
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=1 if highest and len(series) > 1 else 2)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13))
 
 
 def _name_tokens(axes: Any, one: Digest, series: Sequence[_Series], highest: int) -> None:

@@ -15,7 +15,7 @@ def query_groups(digests: Sequence[Digest], maps: Maps) -> Plate | str:
     if not splitting:
         return "masked and unmasked queries (Figure 6): no step in which both groups have 8 queries and different strongest keys"
     many, flashing = len(splitting) > 1, any(one.flash is not None for one in splitting)
-    figure = new_figure(5.9 * len(splitting) if many else WIDE, 7.4 if flashing else 3.9)
+    figure = new_figure(5.9 * len(splitting) if many else WIDE, 7.9 if flashing else 3.9)
     rows: list[tuple[Any, ...]] = []
     for part, one in zip(figure.subfigures(1, len(splitting), squeeze=False)[0], splitting, strict=True):
         part.suptitle(plain(one.heading), x=0.01, ha="left")

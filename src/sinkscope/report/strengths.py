@@ -30,6 +30,8 @@ def sink_strengths(digests: Sequence[Counted]) -> Plate:
         ]
     figure.colorbar(image, ax=list(grid), aspect=25, pad=0.01).set_label("column sum of the main sink,\nqueries' worth of attention")
     grid[0].set_ylabel("layer")
+    if any(((one.sink_steps > 0) & (one.sink_steps < 0.5 * one.steps)).any() for one in digests):
+        figure.supxlabel("hatched: a sink in fewer than half of the steps; –: in none", fontsize="small")
     figure.suptitle("Strength of the main sink by layer and head, mean over steps", x=0.01, ha="left")
     header = ("model", "layer", "head", "mean_main_sink_column_sum", "steps_with_main_sink", "steps")
     return Plate(

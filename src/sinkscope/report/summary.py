@@ -61,6 +61,7 @@ def summary_of(one: Digest) -> dict[str, Any]:
                 "null_drift": _interval(movement.null_drift),
                 "p_drift": movement.p_drift,
                 "shuffles": movement.shuffles,
+                "block_steps": movement.block_steps,
             }
             if movement.heads and one.steps > 1
             else None,

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from sinkscope.sinks.composition import classes_of
 from sinkscope.sinks.intervals import interval_of_pairs
@@ -20,7 +20,11 @@ MOST_PROMPTS = 128
 
 def agreement_values(profile: "Profile", point: Point) -> Values:
     """Probability that the main sinks of two different heads stand at one position in one step, within and across layers."""
-    main = profile.main_at(point)
+    return heads_agreement(profile.main_at(point))
+
+
+def heads_agreement(main: Int[np.ndarray, "step layer head"]) -> Values:
+    """The same of main sinks, −1 where Eq. 3 does not hold."""
     steps, layers, _ = main.shape
     width = int(main.max()) + 1
     if width < 1:

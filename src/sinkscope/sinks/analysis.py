@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,6 @@ from sinkscope.sinks.catalogue import DEFINITIONS, Definition, definition_of
 from sinkscope.sinks.choice import ChoiceModel, choices_of
 from sinkscope.sinks.composition import TokenShares, composition_values, leading_tokens, token_shares
 from sinkscope.sinks.concentration import concentration_values, evenness_values
-from sinkscope.sinks.drift import blocks_of
 from sinkscope.sinks.finding import Recorded
 from sinkscope.sinks.groups import group_values
 from sinkscope.sinks.intervals import LEVEL, interval_of_difference, interval_of_means
@@ -23,7 +22,7 @@ from sinkscope.sinks.norms import norm_values
 from sinkscope.sinks.points import POINTS, Place, Point, Values, sweep
 from sinkscope.sinks.profile import Profile, profile_of
 from sinkscope.sinks.table import Key, PromptTable
-from sinkscope.sinks.triggers import TRIGGERS, TriggerTest, trigger_shares
+from sinkscope.sinks.triggers import TRIGGERS, TriggerTest, shares_on, trigger_values
 
 
 @dataclass(frozen=True)
@@ -130,11 +129,12 @@ def analyse(
         seed: of the resampled prompts and the shifted commits.
 
     Raises:
-        CallError: no trace, traces of different shapes, or points that cannot be told.
+        CallError: no trace, traces of different models, or points that cannot be told.
         SinkscopeError: a trace without a whole step.
     """
     table = PromptTable()
     shape: tuple[int, int] | None = None
+    weights: tuple[Any, Any] | None = None
     texts: list[Any] = []
     tests = {point: TriggerTest(seed=seed) for point in points}
     agreements = {point: PromptAgreement() for point in points}
@@ -150,6 +150,8 @@ def analyse(
                 f"found {found[0]} × {found[1]}. Analyse each model by itself"
             )
         shape = (int(found[0]), int(found[1]))
+        manifest = getattr(trace, "manifest", None) or {}
+        weights = _same_model(weights, manifest.get("model") or {})
         values = prompt_values(profile, training)
         for point in points:
             values |= _trigger_values(profile, point, tests[point])
@@ -159,7 +161,7 @@ def analyse(
         if choice and not profile.canvas.causal:
             model.add(choices_of(profile, points))
         vocabulary |= profile.canvas.vocabulary
-        texts.append((getattr(trace, "manifest", None) or {}).get("prompt"))
+        texts.append(manifest.get("prompt"))
     if shape is None:
         raise CallError("expected at least one trace, found none")
     late: dict[Key, np.ndarray] = {}
@@ -190,12 +192,18 @@ def compare(first: Analysis, second: Analysis, seed: int = 0) -> tuple[Statistic
 
 
 def _means(keys: Sequence[Key], values: np.ndarray, tests: Mapping[Point, TriggerTest], seed: int) -> Iterator[Statistic]:
-    p_values = {(_at(point), name): p for point, test in tests.items() for name, p in test.p_values().items()}
+    shifted = {(_at(point), name): test for point, test in tests.items() if test.prompts for name in TRIGGERS}
     for one in _statistics(keys, interval_of_means(values, seed=seed)):
-        p = None
-        if one.name == "triggers.over_chance" and one.value is not None:
-            p = p_values[tuple(one.place.items())[:2], one.place["trigger"]]
-        yield one if p is None else Statistic(one.name, one.place, one.value, one.low, one.high, one.prompts, p)
+        if one.name != "triggers.over_chance" or one.value is None:
+            yield one
+            continue
+        trigger = one.place["trigger"]
+        test = shifted[tuple(one.place.items())[:2], trigger]
+        low, high = one.low, one.high
+        if low is not None and high is not None:  # the wider of the two: zero is left out only where the shifted commits say so too
+            around = test.intervals(LEVEL)[trigger]
+            low, high = min(low, around[0]), max(high, around[1])
+        yield replace(one, low=low, high=high, p=test.p_values()[trigger])
 
 
 def _statistics(keys: Sequence[Key], means: Any) -> Iterator[Statistic]:
@@ -211,20 +219,24 @@ def _agreements(agreements: Mapping[Point, PromptAgreement], seed: int) -> Itera
 
 
 def _trigger_values(profile: Profile, point: Point, test: TriggerTest) -> Values:
-    canvas = profile.canvas
-    if canvas.causal or canvas.written is None:
-        return {}
-    blocks = blocks_of(canvas.written, canvas.prompt_length, canvas.block) if canvas.block else None
-    shares = trigger_shares(profile.main_at(point), canvas.written, blocks)
+    shares = shares_on(profile.main_at(point), profile.canvas)
     if shares is None:
         return {}
     test.add(shares)
-    values: Values = {}
-    for name, by_shift in zip(TRIGGERS, shares, strict=True):
-        place = (*_at(point), ("trigger", name))
-        values["triggers.share", place] = float(by_shift[0])
-        values["triggers.over_chance", place] = float(by_shift[0] - by_shift.mean())
-    return values
+    return {(name, (*_at(point), *place)): value for (name, place), value in trigger_values(shares).items()}
+
+
+def _same_model(first: tuple[Any, Any] | None, model: Mapping[str, Any]) -> tuple[Any, Any] | None:
+    """Name and weight hash of the model, the first that says; refuses another one."""
+    found = (model.get("name"), model.get("weight_hash"))
+    if found[1] is None:
+        return first
+    if first is not None and first[1] != found[1]:
+        raise CallError(
+            f"expected traces of one model, found {first[0]} (weights {str(first[1])[:12]}…) and {found[0]} "
+            f"(weights {str(found[1])[:12]}…). Analyse each model by itself"
+        )
+    return found
 
 
 def _at(point: Point) -> Place:

@@ -62,7 +62,7 @@ DEFINITIONS: dict[str, Definition] = {
     "agreement.prompts_class_over_other_heads": Definition("that minus the same for two different heads", "probability", SAME),
     "composition.share_of_sinks": Definition("sinks that are of a class", "share of sinks", MADE_OF),
     "composition.share_of_canvas": Definition("canvas that is of a class, all steps", "share of canvas", MADE_OF),
-    "composition.times_expected": Definition("share of the sinks over share of the canvas", "ratio", MADE_OF),
+    "composition.times_expected": Definition("share of the sinks over share of the canvases they stand on, step by step", "ratio", MADE_OF),
     "composition.times_training": Definition("share of the sinks over share of the training corpus", "ratio", MADE_OF),
     "composition.frequency_correlation": Definition(
         "rank correlation, over distinct tokens but the mask, of sinks per occurrence with frequency in training", "Spearman's ρ", MADE_OF
@@ -110,7 +110,9 @@ DEFINITIONS: dict[str, Definition] = {
     ),
     "norms.contribution": Definition("part of Σ_j c_j·‖v_j‖ that comes from sinks, in heads with one", "share", NOOP),
     "norms.contribution_over_attention": Definition(
-        "that over the attention that lies on them; below 1 a step towards a no-op", "ratio", NOOP
+        "what sinks contribute over what they would with the mean value norm of their head (by attention); below 1 a step towards a no-op",
+        "ratio",
+        NOOP,
     ),
 }
 

@@ -54,6 +54,7 @@ def composition_values(profile: "Profile", point: Point, training: Mapping[int, 
     ids, counts = profile.token_ids, profile.token_counts
     classes = classes_of(profile.canvas, ids)
     of_sinks, of_canvas = (np.bincount(classes, weights=one, minlength=len(CLASSES)) / max(1, one.sum()) for one in (sinks, counts))
+    beside = _beside_sinks(profile, point, classes)
     corpus = None
     if training is not None:
         trained = np.array([training.get(token, 0) for token in ids.tolist()], dtype=np.float64)
@@ -64,7 +65,7 @@ def composition_values(profile: "Profile", point: Point, training: Mapping[int, 
         at = (("class", name),)
         values["composition.share_of_sinks", at] = float(of_sinks[number]) if any_sink else float("nan")
         values["composition.share_of_canvas", at] = float(of_canvas[number])
-        values["composition.times_expected", at] = _ratio(of_sinks[number], of_canvas[number], any_sink)
+        values["composition.times_expected", at] = _ratio(of_sinks[number], beside[number], any_sink)
         if corpus is not None:
             values["composition.times_training", at] = _ratio(of_sinks[number], corpus[number], any_sink)
     if training is not None:
@@ -72,6 +73,19 @@ def composition_values(profile: "Profile", point: Point, training: Mapping[int, 
             sinks / np.maximum(counts, 1), trained, ids != profile.canvas.mask_id
         )
     return values
+
+
+def _beside_sinks(profile: "Profile", point: Point, classes: np.ndarray) -> Float[np.ndarray, " class"]:
+    """Shares of the classes on the canvases that the sinks stand on, each step as often as it has sinks.
+
+    Where masks are many in the same steps as sinks, they would else seem to be sinks.
+    """
+    indices, lengths = profile.token_indices, profile.canvas.lengths
+    weight = profile.concentration.counts[profile.points.index(point)].sum(axis=(1, 2)) / np.maximum(lengths, 1)
+    by_token = np.bincount(
+        (indices + 1).ravel(), weights=np.broadcast_to(weight[:, None], indices.shape).ravel(), minlength=len(classes) + 1
+    )[1:]
+    return np.bincount(classes, weights=by_token, minlength=len(CLASSES)) / max(by_token.sum(), 1e-12)
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 GROUPS = ("masked", "unmasked", "prompt", "written")
 LEAST_QUERIES = 8
+LEAST_SPREAD = 1e-5
+"""Standard deviation of a sink's share below which a slope against it would be one of rounding."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,7 @@ def _absorbed(profile: "Profile", others: np.ndarray, is_sink: np.ndarray) -> fl
     centred = np.nan_to_num(share - np.nansum(share, axis=0) / np.maximum(count, 1))
     products = (centred * np.nan_to_num(rest)).sum()
     squares = (centred**2).sum()
-    return float(products / squares) if squares > 0 else float("nan")
+    return float(products / squares) if squares > LEAST_SPREAD**2 * max(1, count.sum()) else float("nan")
 
 
 def _split(one: np.ndarray, other: np.ndarray) -> float:

@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from sinkscope.sinks.candidates import Candidates
 from sinkscope.sinks.concentration import depth_slope
 from sinkscope.sinks.drift import FRONTIERS, as_positions, block_edges, blocks_of, relative_positions, slopes
+from sinkscope.sinks.layers import Canvas
 from sinkscope.sinks.points import Point, Values
 from sinkscope.sinks.runs import KINDS, find_runs
 
@@ -64,22 +65,21 @@ def fill_dips(main: Int[np.ndarray, "step *head"], tolerance: int) -> Int[np.nda
     return np.where(known & (left == right), left, main)
 
 
-def movement_values(profile: "Profile", point: Point) -> Values:
-    """How the main sinks of one prompt move."""
-    main = profile.main_at(point)
+def main_sink_values(main: Int[np.ndarray, "step layer head"], canvas: Canvas) -> Values:
+    """How main sinks move, −1 where Eq. 3 does not hold."""
     there = main >= 0
     moved = there[1:] & there[:-1] & (main[1:] != main[:-1])
-    distance = (main[1:] - main[:-1])[moved]
+    distance = np.where(moved, main[1:] - main[:-1], 0)
     drift = slopes(as_positions(main))
     counted = ~np.isnan(drift)
-    begun = int(there[0].sum() + (there[1:] & (main[1:] != main[:-1])).sum())
+    begun = there[0].astype(np.int64) + (there[1:] & (main[1:] != main[:-1])).sum(axis=0)
     moves = moved.sum(axis=0)
     values: Values = {
         ("movement.steps_with_sink", ()): float(there.mean()),
         ("movement.moves_per_head", ()): _mean(moves[counted]),
-        ("movement.distance", ()): _mean(np.abs(distance)),
-        ("movement.rightward", ()): _mean(distance > 0),
-        ("movement.residence", ()): int(there.sum()) / begun if begun else float("nan"),
+        ("movement.distance", ()): _ratio(np.abs(distance).sum(), moves.sum()),
+        ("movement.rightward", ()): _ratio((distance > 0).sum(), moves.sum()),
+        ("movement.residence", ()): _ratio(there.sum(), begun.sum()),
         ("movement.drift", ()): _mean(drift[counted]),
         ("movement.drift_by_depth", ()): depth_slope(layer_means(drift)),
         ("movement.moves_by_depth", ()): depth_slope(layer_means(np.where(counted, moves, np.nan))),
@@ -88,14 +88,26 @@ def movement_values(profile: "Profile", point: Point) -> Values:
         at = (("layer", layer),)
         values["movement.moves_in", at] = _mean(moves[layer][counted[layer]])
         values["movement.drift_in", at] = _mean(drift[layer][counted[layer]])
-    for frontier, relative in _relative_drifts(profile, main).items():
+        values["movement.distance_in", at] = _ratio(np.abs(distance[:, layer]).sum(), moves[layer].sum())
+        values["movement.residence_in", at] = _ratio(there[:, layer].sum(), begun[layer].sum())
+    for frontier, relative in _relative_drifts(main, canvas).items():
         values["movement.drift_relative", (("frontier", frontier),)] = _mean(relative[~np.isnan(relative)])
-    number = profile.points.index(point)
-    tracks, heads = (one[number].sum(axis=0) for one in (profile.kinds.tracks, profile.kinds.heads))
+        for layer, mean in enumerate(layer_means(relative).tolist()):
+            values["movement.drift_relative_in", (("layer", layer), ("frontier", frontier))] = mean
+    return values
+
+
+def movement_values(profile: "Profile", point: Point) -> Values:
+    """How the main sinks of one prompt move, and what all its tracks are."""
+    values, number = main_sink_values(profile.main_at(point), profile.canvas), profile.points.index(point)
+    tracks, by_layer = profile.kinds.tracks[number].sum(axis=0), profile.kinds.heads[number]
+    heads = by_layer.sum(axis=0)
     lived = profile.kinds.steps[number].sum(axis=0)
     values["movement.track_steps", ()] = float(lived.sum() / tracks.sum()) if tracks.any() else float("nan")
     for one, kind in enumerate(HEAD_KINDS):
         values["movement.heads", (("kind", kind),)] = float(heads[one] / heads.sum())
+        for layer, share in enumerate((by_layer[:, one] / by_layer.sum(axis=1)).tolist()):
+            values["movement.heads_in", (("layer", layer), ("kind", kind))] = share
         if kind != "none":
             values["movement.tracks", (("kind", kind),)] = float(tracks[one] / tracks.sum()) if tracks.any() else float("nan")
     return values
@@ -107,9 +119,8 @@ def layer_means(by_head: Float[np.ndarray, "layer head"]) -> Float[np.ndarray, "
     return np.where(count > 0, np.nansum(by_head, axis=1) / np.maximum(count, 1), np.nan)
 
 
-def _relative_drifts(profile: "Profile", main: np.ndarray) -> dict[str, np.ndarray]:
-    canvas = profile.canvas
-    edges = np.full(profile.steps, np.nan)
+def _relative_drifts(main: np.ndarray, canvas: Canvas) -> dict[str, np.ndarray]:
+    edges = np.full(len(main), np.nan)
     if canvas.block and canvas.written is not None:
         edges = block_edges(blocks_of(canvas.written, canvas.prompt_length, canvas.block), canvas.prompt_length, canvas.block)
     return {one: slopes(relative_positions(main, one, canvas.masked, edges)) for one in FRONTIERS}
@@ -117,3 +128,7 @@ def _relative_drifts(profile: "Profile", main: np.ndarray) -> dict[str, np.ndarr
 
 def _mean(values: np.ndarray) -> float:
     return float(values.mean()) if values.size else float("nan")
+
+
+def _ratio(part: np.ndarray, whole: np.ndarray) -> float:
+    return float(part / whole) if whole > 0 else float("nan")

@@ -24,12 +24,14 @@ class Norms:
         of_all: [1, …, 9], of all tokens.
         above: [kind, step, …, head], share of the other tokens whose norm is above that of the head's largest column.
         noop: [point, step, …, head], share of Σ_j c_j·‖v_j‖ that comes from sinks.
+        given: [step, …, head], Σ_j c_j·‖v_j‖.
     """
 
     of_sinks: Float[np.ndarray, "point *layer nine"]
     of_all: Float[np.ndarray, "one *layer nine"]
     above: Float[np.ndarray, "kind step *head"]
     noop: Float[np.ndarray, "point step *head"]
+    given: Float[np.ndarray, "step *head"]
 
 
 def layer_norms(
@@ -40,6 +42,7 @@ def layer_norms(
     of_sinks, of_all = np.full((len(points), 9), np.nan), np.full((1, 9), np.nan)
     above = np.full((3, steps, heads), np.nan, np.float32)
     noop = np.full((len(points), steps, heads), np.nan, np.float32)
+    given = np.full((steps, heads), np.nan, np.float32)
     chosen = [sinks.at(point) for point in points]
     for kind, name in enumerate(NORMS):
         if name not in layer.norms:
@@ -55,11 +58,12 @@ def layer_norms(
         above[kind] = _share_above(norms, shared, top, lengths)
         if name == "value_norms":
             product = np.einsum("sgok,sgk->sgo", *_by_kv_head(np.nan_to_num(layer.sums), np.nan_to_num(norms))).reshape(steps, heads)
+            given = product.astype(np.float32)
             place, weight = sinks.step * heads + sinks.head, sinks.column * at
             for number, which in enumerate(chosen):
                 part = np.bincount(place[which], weights=weight[which], minlength=steps * heads).reshape(steps, heads)
                 noop[number] = np.divide(part, product, out=np.full(part.shape, np.nan), where=product > 0)
-    return Norms(of_sinks, of_all, above, noop)
+    return Norms(of_sinks, of_all, above, noop, given)
 
 
 def _by_kv_head(columns: np.ndarray, norms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -99,10 +103,18 @@ def norm_values(profile: "Profile", point: Point) -> Values:
         values[f"norms.{short}_effect", ()] = _mean_of(
             [values[f"norms.{short}_effect_in", (("layer", one),)] for one in range(len(sums[0]))]
         )
-    contribution = _mean(found.noop[number], present)
-    values["norms.contribution", ()] = contribution
-    values["norms.contribution_over_attention", ()] = contribution / max(_mean(profile.concentration.shares[number], present), 1e-12)
+    values["norms.contribution", ()] = _mean(found.noop[number], present)
+    values["norms.contribution_over_attention", ()] = _over_attention(
+        found.noop[number], profile.concentration.shares[number], found.given, present
+    )
     return values
+
+
+def _over_attention(noop: np.ndarray, shares: np.ndarray, given: np.ndarray, present: np.ndarray) -> float:
+    """Sums over sums, both linear in the norms: a mean of the heads' own ratios falls below 1 also where norms know nothing of sinks."""
+    counted = present & ~np.isnan(noop)
+    expected = (shares * given)[counted].sum(dtype=np.float64)
+    return float((noop * given)[counted].sum(dtype=np.float64) / expected) if expected > 0 else float("nan")
 
 
 def _compared(sinks: np.ndarray, others: np.ndarray) -> tuple[float, float, float]:

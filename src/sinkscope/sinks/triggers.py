@@ -12,6 +12,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Float, Int
 
+from sinkscope.sinks.drift import blocks_of
+from sinkscope.sinks.layers import Canvas
+from sinkscope.sinks.points import Values
+
 TRIGGERS = ("own", "left", "entered", "block", "neither")
 
 
@@ -51,6 +55,24 @@ def trigger_shares(
     return np.array([found[name] for name in TRIGGERS]) / len(step)
 
 
+def shares_on(main: Int[np.ndarray, "step layer head"], canvas: Canvas) -> Float[np.ndarray, "trigger shift"] | None:
+    """`trigger_shares` of a prompt; None where nothing moves, and where a trace has no commits to shift."""
+    if canvas.causal or canvas.written is None:
+        return None
+    blocks = blocks_of(canvas.written, canvas.prompt_length, canvas.block) if canvas.block else None
+    return trigger_shares(main, canvas.written, blocks)
+
+
+def trigger_values(shares: Float[np.ndarray, "trigger shift"]) -> Values:
+    """Shares as they were, and over their mean under all shifts."""
+    values: Values = {}
+    for name, by_shift in zip(TRIGGERS, shares, strict=True):
+        at = (("trigger", name),)
+        values["triggers.share", at] = float(by_shift[0])
+        values["triggers.over_chance", at] = float(by_shift[0] - by_shift.mean())
+    return values
+
+
 @dataclass
 class TriggerTest:
     """Collects prompts; is a trigger commoner than with commits shifted in every prompt on its own?
@@ -72,6 +94,18 @@ class TriggerTest:
         self.null += shares[:, rng.integers(0, shares.shape[1], self.draws)]
         self.observed = self.observed + shares[:, 0]
         self.prompts += 1
+
+    def intervals(self, level: float = 0.95) -> dict[str, tuple[float, float]]:
+        """{trigger: (low, high)} of the mean share over chance, turned around: what chance alone would put around it.
+
+        A bootstrap of prompts that all lack a rare trigger is narrow and lies below zero; this one is not.
+        """
+        found = {}
+        for number, name in enumerate(TRIGGERS):
+            tails = np.quantile(self.null[number], [(1 + level) / 2, (1 - level) / 2])
+            low, high = (self.observed[number] - tails) / max(1, self.prompts)
+            found[name] = (float(low), float(high))
+        return found
 
     def p_values(self) -> dict[str, float]:
         """One-sided, {trigger: share of draws at least as common}; for ``neither``: at most as common. 1 without prompts."""

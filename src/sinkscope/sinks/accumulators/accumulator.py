@@ -22,6 +22,8 @@ class SeenStep:
         tokens, masked: the canvas.
         masked_columns, prompt_columns: column sums of masked queries, and of the prompt's; None for autoregressive models.
         prompt_length: tokens of the prompt; 0 where unknown.
+        top, top_excess, top_percent: the largest of the columns that movement is read from, and its excess in both units.
+        written: tokens committed in the step, −1 where none; None where nobody says.
         value_norms, key_norms: of every key head.
         hidden_norms: of what enters each layer; None where the model does not show it.
     """
@@ -31,6 +33,9 @@ class SeenStep:
     percent_excess: Float[np.ndarray, "layer head key"]
     selected: Bool[np.ndarray, "layer head key"]
     main: Int[np.ndarray, "layer head"]
+    top: Int[np.ndarray, "layer head"]
+    top_excess: Float[np.ndarray, "layer head"]
+    top_percent: Float[np.ndarray, "layer head"]
     tokens: Int[np.ndarray, " key"]
     masked: Bool[np.ndarray, " key"]
     masked_columns: Float[np.ndarray, "layer head key"] | None
@@ -39,6 +44,7 @@ class SeenStep:
     hidden_norms: Float[np.ndarray, "layer key"] | None
     prompt_columns: Float[np.ndarray, "layer head key"] | None = None
     prompt_length: int = 0
+    written: Int[np.ndarray, " position"] | None = None
 
 
 class Accumulator(ABC):

@@ -3,8 +3,10 @@
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float, Int
 
 from sinkscope.sinks.accumulators.accumulator import Accumulator, Arrays, SeenStep, ratio
+from sinkscope.sinks.intervals import LEAST_PROMPTS, LEVEL
 
 NAMES = (
     "sinks_per_head",
@@ -50,16 +52,27 @@ class PromptMeans(Accumulator):
         self.arrays["square"] += np.where(known, values**2, 0)
 
     def result(self) -> dict[str, Any]:
-        """Mean, and a 95 % interval from the spread between prompts (normal approximation; None below two prompts)."""
+        """Mean and 95 % interval over prompts of every number."""
         count = self.arrays["count"]
-        mean = ratio(self.arrays["sum"], count)
-        variance = ratio(self.arrays["square"] - count * np.nan_to_num(mean) ** 2, count - 1)
-        half = 1.96 * np.sqrt(np.maximum(variance, 0) / np.maximum(count, 1))
+        mean, low, high = intervals_of_sums(count, self.arrays["sum"], self.arrays["square"])
         return {
             name: {
                 "mean": None if np.isnan(mean[at]) else float(mean[at]),
-                "interval": None if count[at] < 2 else [float(mean[at] - half[at]), float(mean[at] + half[at])],
+                "interval": None if np.isnan(low[at]) else [float(low[at]), float(high[at])],
                 "prompts": int(count[at]),
             }
             for at, name in enumerate(NAMES)
         }
+
+
+def intervals_of_sums(
+    count: Int[np.ndarray, "*statistic"], total: Float[np.ndarray, "*statistic"], square: Float[np.ndarray, "*statistic"]
+) -> tuple[Float[np.ndarray, "*statistic"], Float[np.ndarray, "*statistic"], Float[np.ndarray, "*statistic"]]:
+    """Mean, low and high from the spread between prompts (Student's t; NaN below five prompts): single prompts are not kept."""
+    from scipy.special import stdtrit
+
+    mean = ratio(total, count)
+    variance = ratio(square - count * np.nan_to_num(mean) ** 2, count - 1)
+    half = stdtrit(np.maximum(count - 1, 1), (1 + LEVEL) / 2) * np.sqrt(np.maximum(variance, 0) / np.maximum(count, 1))
+    half = np.where(count < LEAST_PROMPTS, np.nan, half)
+    return mean, mean - half, mean + half
