@@ -86,6 +86,10 @@ def test_rules_have_controls_and_llamas_decide_by_the_last_row():
     with pytest.raises(CallError, match="controls: expected some of random, ranks, mass, persistent, class, found 'magic'"):
         paper1(controls=["magic"])
     assert rules_for("lab-autoregressive", [1], 0) == ("none", "top:1@last_row", "ranks:1@last_row")
+    assert rules_for("meta-llama/Llama-3.1-8B-Instruct", [5], 2, ["random", "mass"]) == (
+        *("none", "top:5@last_row", "random:5@last_row,seed=0", "random:5@last_row,seed=1"),
+        *("mass:5@last_row,seed=0", "mass:5@last_row,seed=1"),
+    )
     with pytest.raises(CallError, match="paper1: no checkpoint 'gpt2'; expected some of Dream-org/Dream-v0-Instruct-7B, "):
         paper1(["gpt2"])
 

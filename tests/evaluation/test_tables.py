@@ -71,11 +71,13 @@ def test_of_several_unhidden_runs_the_longest_is_taken():
 
 def test_only_the_same_weights_settings_task_and_model_are_compared():
     others = [{"weight_hash": "f1"}, {"settings": {"length": 8}}, {"task": "humaneval"}, {"model": "m"}]
+    others += [{"dtype": "bfloat16"}, {"device": "H100"}]
     for other in others:
         base = dataclasses.replace(RESULTS[0], **other)
         (_, row) = compare([base, RESULTS[1]])
         assert row.change is None
-        assert "GSAI-ML/LLaDA-8B-Instruct, gsm8k, top:1: no unhidden run of the same weights and settings to compare with" in remarks([row])
+        said = "no unhidden run of the same weights, settings, dtype and device to compare with"
+        assert f"GSAI-ML/LLaDA-8B-Instruct, gsm8k, top:1: {said}" in remarks([row])
 
 
 def test_controls_with_the_rules_own_options_are_taken_alone():

@@ -38,7 +38,7 @@ class Row:
     Attributes:
         result: the run.
         published: what paper 1 reports, accuracy and standard error; None where it has nothing to match.
-        change: accuracy minus that of the unhidden run of the same weights, settings and problems; None without one.
+        change: accuracy minus that of the unhidden run of the same weights, settings, dtype, device and problems; None without one.
         adjusted: p-value of the change after Holm, over all models, tasks and rules of the table.
         contrasts: for a rule that hides the top sinks: each kind of control with the same K.
     """
@@ -102,7 +102,7 @@ def _options(text: str | None) -> str:
 
 
 def _comparable(one: Result, other: Result) -> bool:
-    keys = ("model", "task", "weight_hash", "settings")
+    keys = ("model", "task", "weight_hash", "settings", "dtype", "device")  # the last two alone move accuracies by points
     return all(getattr(one, key) == getattr(other, key) for key in keys) and bool(one.outcomes and other.outcomes)
 
 
@@ -127,7 +127,7 @@ def remarks(rows: Sequence[Row]) -> list[str]:
             why = f"the interval is ±{reach:.1f} points" if change.n >= LEAST else unseen
             said.append(f"{where}: n is too small for a verdict ({why}); about {change.needed} problems are needed")
         elif result.hide != "none" and change is None:
-            said.append(f"{where}: no unhidden run of the same weights and settings to compare with")
+            said.append(f"{where}: no unhidden run of the same weights, settings, dtype and device to compare with")
         for contrast in row.contrasts:
             if contrast.seeds < SEEDS and contrast.control.partition(":")[0] in _SEEDED:
                 said.append(f"{where}: {contrast.seeds} of at least {SEEDS} seeds of {contrast.control}")
