@@ -126,6 +126,12 @@ def test_which_protocol(family, model, task, wanted, expected):
     assert values == expected
 
 
+def test_a_name_that_no_protocol_has_is_refused_for_the_labs_tasks_too():
+    assert find_protocol("llama", "lab-autoregressive", "lab-arith", "paper1") is None
+    with pytest.raises(CallError, match="lab-autoregressive has no protocol 'papr1' for lab-arith; expected one of auto, none"):
+        find_protocol("llama", "lab-autoregressive", "lab-arith", "papr1")
+
+
 def test_an_unknown_protocol_is_refused_by_the_names_there_are():
     with pytest.raises(CallError) as error:
         find_protocol("llada", "GSAI-ML/LLaDA-8B-Instruct", "gsm8k", "magic")

@@ -157,6 +157,18 @@ def test_markdown_has_models_across():
     assert lines[5:] == ["Accuracy with Wilson's 95 % interval over problems; it speaks of one checkpoint, not of a way to train."]
 
 
+def test_a_control_of_equal_mass_that_takes_away_something_else_is_reported():
+    sinks = result("top:1@last_row", TOP, removed_share=0.06)
+    for share, matches in ((0.3, False), (0.03, False), (0.08, True)):
+        controls = [result(f"mass:1@last_row,seed={seed}", RANDOM, removed_share=share) for seed in range(3)]
+        rows = compare([RESULTS[0], sinks, *controls])
+        assert rows[1].contrasts[0].removed_share == pytest.approx(share)
+        said = f"mass:1@last_row took away {100 * share:.1f} % of the attention, the sinks' rule 6.0 %; they do not match in mass"
+        assert any(said in line for line in remarks(rows)) != matches
+    others = [result(f"random:1@last_row,seed={seed}", RANDOM, removed_share=0.3) for seed in range(3)]
+    assert not any("match" in line for line in remarks(compare([RESULTS[0], sinks, *others])))
+
+
 def test_markdown_compares():
     change = paired_difference(bits(TOP), bits(NONE))
     line = next(line for line in write_table(RESULTS).splitlines() if line.startswith("| GSAI-ML/LLaDA-8B-Instruct | gsm8k | top:1 |"))
