@@ -1,6 +1,6 @@
 """The same generation recorded, and recorded while the top sink is hidden, by the previous-step rule and by costlier ways of measuring.
 
-A bidirectional Llama of about 100 M parameters with random weights, fp32, four steps of LLaDA's sampler on a canvas of S tokens.
+A bidirectional Llama of about 100 M parameters with random weights, fp32, eight steps of LLaDA's sampler on a canvas of S tokens.
 The previous-step rule needs no second pass: one sweep gives the columns with and without the hiding. Sweeps per layer and step are counted.
 """
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _measuring import interleaved, ratio, show
+from _measuring import flags, interleaved, ratio, show
 from recording_overhead import STEPS, plain, random_model
 
 LENGTHS = (256, 512, 1024)
@@ -32,7 +32,7 @@ RULES = {
 
 
 def recorded(model: Any, length: int, rule: str) -> Callable[[], None]:
-    """Four steps, written to disk as a trace, under a rule."""
+    """Eight steps, written to disk as a trace, under a rule."""
     import sinkscope
 
     run, hide = plain(model, length), sinkscope.parse_rule(rule)
@@ -63,19 +63,20 @@ def sweeps(model: Any, rule: str) -> float:
 
 
 def main() -> None:
+    given = flags(lengths=LENGTHS, rules=tuple(RULES), rounds=REPEATS)
     torch.set_num_threads(2)
     model = random_model()
-    passes = {name: sweeps(model, rule) for name, rule in RULES.items()}
+    rules = {name: RULES[name] for name in given.rules}
+    passes = {name: sweeps(model, rule) for name, rule in rules.items()}
     rows = []
-    for length in LENGTHS:
-        runs = {"recorded": recorded(model, length, "none")} | {name: recorded(model, length, rule) for name, rule in RULES.items()}
-        seconds = interleaved(runs, REPEATS)
-        rows.append(
-            {"length": length, "parameters": model.card.parameters}
-            | {f"{name}_over_recorded_time": ratio(seconds, name, "recorded") for name in RULES}
-            | {f"{name}_sweeps": round(passes[name], 2) for name in RULES}
-        )
-    show(rows)
+    for length in given.lengths:
+        runs = {"recorded": recorded(model, length, "none")} | {name: recorded(model, length, rule) for name, rule in rules.items()}
+        seconds = interleaved(runs, given.rounds)
+        for name in rules:
+            each = [one / base for one, base in zip(seconds[name], seconds["recorded"], strict=True)]
+            row = {"length": length, "rule": name, "over_recorded_time": ratio(seconds, name, "recorded")}
+            rows.append(row | {"least": round(min(each), 3), "largest": round(max(each), 3), "sweeps": round(passes[name], 2)})
+    show(rows, given.json)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@ Claim     Hiding the top sink ruins an autoregressive model and spares diffusion
           the opposite; why, is looked into here by whole answers, and in why_hiding_hurts.py and why_last_row_hurts.py by single tokens.
 Command   python experiments/hiding_arms.py --work DIR --out results/hiding/arms.json [--problems 48] [--model lab-diffusion]; the same
           command goes on where it stopped. Then, for another number of problems, the same with --problems N.
-Cost      a third of a second of one core a problem and rule without shots (diffusion), an eighth with 5 shots (autoregressive).
+Cost      a sixth of a second of one core a problem and rule without shots (diffusion), an eighth with 5 shots (autoregressive). Only
+          whole answers are scored: all is bfloat16, as the checkpoints are stored and as in table_one.py.
 Expected  Written down with the hypotheses in why_hiding_hurts.py. Decision rule: an arm differs from another when the 95 % interval of
           their difference, paired by problem, leaves out 0 and the exact test agrees (p < .05 after Holm over the arms of a model).
 Found     docs/hiding.md
@@ -14,6 +15,7 @@ import argparse
 import json
 from pathlib import Path
 
+import torch
 from table_one import SETTINGS
 
 import sinkscope
@@ -60,7 +62,7 @@ def main() -> None:
     parser.add_argument("--model", action="append", choices=list(SETTINGS), default=None)
     arguments = parser.parse_args()
     for name in arguments.model or list(SETTINGS):
-        model, results = sinkscope.load(name), {}
+        model, results = sinkscope.load(name, dtype=torch.bfloat16), {}
         for rule in DIFFUSION if name == "lab-diffusion" else AUTOREGRESSIVE:
             (results[rule],) = evaluate(
                 model,
@@ -88,6 +90,7 @@ def write(out: Path, name: str, results: dict) -> None:
     document["models"][name] = {
         "settings": dict(results["none"].settings),
         "weight_hash": results["none"].weight_hash,
+        "dtype": results["none"].dtype,
         "problems": results["none"].n,
         "seconds": round(sum(result.seconds for result in results.values()), 1),
         "arms": {

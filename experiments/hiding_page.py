@@ -52,7 +52,7 @@ def show_last_row(document: dict[str, Any]) -> None:
 
 def show_arms(document: dict[str, Any]) -> None:
     for model, found in document["models"].items():
-        print(f"\n### Whole answers, {model}, {found['problems']} problems, {found['settings']['shots']} shots\n")
+        print(f"\n### Whole answers, {model}, {found['problems']} problems, {found['settings']['shots']} shots, {found['dtype']}\n")
         head("hidden", "accuracy", "change, points", "removed", "hit rate")
         for rule, arm in found["arms"].items():
             change = points(arm["change"]) if "change" in arm else ""
@@ -84,7 +84,7 @@ def show_order(document: dict[str, Any]) -> None:
 
 def show_long(document: dict[str, Any]) -> None:
     for model, found in document["models"].items():
-        print(f"\n### Long context, {model}, {found['problems']} problems, {document['shots']} shots\n")
+        print(f"\n### Long context, {model}, {found['problems']} problems, {document['shots']} shots, {found['dtype']}\n")
         head("hidden", "accuracy", "against", "difference, points", "removed")
         for arm, row in found["arms"].items():
             difference = points(row) if "mean" in row else ""

@@ -4,7 +4,8 @@ Claim     A diffusion model could drop past context, its first token included, a
           autoregressive model loses the sink on its first token (arXiv 2510.15731, §5.3, an open question there).
 Command   python experiments/long_context.py --work DIR --out results/hiding/long_context.json [--problems 48] [--model lab-diffusion]
           The same command goes on where it stopped; more problems extend it.
-Cost      six seconds of one core a problem (diffusion), one (autoregressive).
+Cost      four seconds of one core a problem (diffusion), one (autoregressive, in batches). Only whole answers are scored: all is
+          bfloat16, as the checkpoints are stored and as in table_one.py.
 
 Fixed before the first run: the first half of each prompt (5 shots, so about two and a half of them) is hidden from everybody, from the
 first step on. Dropping shots may cost something of itself, so every arm is held against dropping alone:
@@ -17,31 +18,47 @@ Found     docs/hiding.md
 
 import argparse
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from table_one import SETTINGS
 
 import sinkscope
 from sinkscope.evaluation.statistics import paired_difference, wilson_interval
 from sinkscope.evaluation.tasks import score_number
-from sinkscope.interventions import HidePositions, compose, drop_past
+from sinkscope.interventions import HidePositions, Intervention, compose
+from sinkscope.interventions.hiding import Look
 from sinkscope.lab.prompts import few_shot_prompt, held_out
 
 SHOTS = 5
+BATCH = {"lab-diffusion": 1, "lab-autoregressive": 32}  # a diffusion model's whole canvases gain nothing side by side
 
 
-def arms(causal: bool, half: int) -> dict[str, Any]:
-    """Rules by name; ``half`` tokens are dropped."""
-    found: dict[str, Any] = {"nothing": compose(), "half dropped": drop_past(half)}
+@dataclass(frozen=True)
+class DropOldest(Intervention):
+    """`drop_past` for prompts side by side: of each its own number of oldest tokens, but for the first ``keep``."""
+
+    counts: tuple[int, ...]
+    keep: int = 0
+
+    def choose(self, look: Look) -> torch.Tensor:
+        position = look.real.long().cumsum(-1) - 1
+        return (look.real & (position >= self.keep) & (position < torch.tensor(self.counts)[:, None]))[:, None]
+
+
+def arms(causal: bool, half: tuple[int, ...]) -> dict[str, Any]:
+    """Rules by name; of each prompt ``half`` tokens are dropped."""
+    found: dict[str, Any] = {"nothing": compose(), "half dropped": DropOldest(half)}
     if causal:
-        first = {f"half dropped but the first {keep}": drop_past(half, keep_first=keep) for keep in (1, 4)}
+        first = {f"half dropped but the first {keep}": DropOldest(half, keep) for keep in (1, 4)}
         return found | first | {"first token dropped": HidePositions((0,)), "first four dropped": HidePositions(range(4))}
     return found | {
-        "half dropped, top future sink hidden": drop_past(half, hide_future_sinks=1),
-        "half dropped, a random mask hidden": compose(drop_past(half), sinkscope.RandomKeys(1, keys="masked")),
-        "half dropped but the first": drop_past(half, keep_first=1),
+        "half dropped, top future sink hidden": compose(DropOldest(half), sinkscope.HideTopSinks(1, keys="masked")),
+        "half dropped, a random mask hidden": compose(DropOldest(half), sinkscope.RandomKeys(1, keys="masked")),
+        "half dropped but the first": DropOldest(half, 1),
         "top future sink hidden": sinkscope.HideTopSinks(1, keys="masked"),
         "a random mask hidden": sinkscope.RandomKeys(1, keys="masked"),
     }
@@ -55,24 +72,33 @@ def main() -> None:
     parser.add_argument("--model", action="append", choices=list(SETTINGS), default=None)
     arguments = parser.parse_args()
     for name in arguments.model or list(SETTINGS):
-        model, records = sinkscope.load(name), []
-        for number in range(arguments.problems):
-            kept = arguments.work / f"{name}-{model.card.weight_hash[:12]}-{number:04d}.json"
+        model, records = sinkscope.load(name, dtype=torch.bfloat16), []
+        size = BATCH[name]
+        for first in range(0, arguments.problems, size):
+            kept = arguments.work / f"{name}-{model.card.weight_hash[:12]}-bf16-{first:04d}.json"
             if not kept.exists():
-                problem = held_out("lab-arith")[number]
-                prompt = model.encode(few_shot_prompt(problem, number, SHOTS))
-                found: dict[str, Any] = {}
-                for arm, rule in arms(model.family.causal, len(prompt) // 2).items():
-                    with rule(model) as hiding:
-                        answer = sinkscope.generate(model, prompt, **SETTINGS[name])
-                    share = 0.0 if rule.idle else hiding.effect.removed_share
-                    found[arm] = {"correct": int(score_number(problem, answer.text).correct), "removed_share": share}
+                found = work_on(model, first, size)
                 kept.parent.mkdir(parents=True, exist_ok=True)
                 kept.with_suffix(".writing").write_text(json.dumps(found))
                 kept.with_suffix(".writing").rename(kept)
-            records.append(json.loads(kept.read_text()))
-            if number % 8 == 7 or number == arguments.problems - 1:
+            records += json.loads(kept.read_text())
+            if len(records) % 8 == 0 or len(records) >= arguments.problems:
                 write(arguments.out, model, records)
+
+
+def work_on(model: Any, first: int, size: int) -> list[dict[str, Any]]:
+    """Some problems under every rule, one record each."""
+    numbers = range(first, first + size)
+    problems = [held_out("lab-arith")[number] for number in numbers]
+    prompts = [model.encode(few_shot_prompt(problem, number, SHOTS)) for problem, number in zip(problems, numbers, strict=True)]
+    found: list[dict[str, Any]] = [{} for _ in problems]
+    for arm, rule in arms(model.family.causal, tuple(len(prompt) // 2 for prompt in prompts)).items():
+        with rule(model) as hiding:
+            answers = sinkscope.generate(model, prompts, **SETTINGS[model.card.name])
+        for row, (problem, answer) in enumerate(zip(problems, answers, strict=True)):
+            share = 0.0 if rule.idle else hiding.effect.of(row).removed_share
+            found[row][arm] = {"correct": int(score_number(problem, answer.text).correct), "removed_share": share}
+    return found
 
 
 def write(out: Path, model: Any, records: list[dict[str, Any]]) -> None:
@@ -84,6 +110,7 @@ def write(out: Path, model: Any, records: list[dict[str, Any]]) -> None:
     against |= {"half dropped, top future sink hidden": "half dropped, a random mask hidden"}
     document["models"][model.card.name] = {
         "weight_hash": model.card.weight_hash,
+        "dtype": "bfloat16",
         "settings": SETTINGS[model.card.name],
         "problems": len(records),
         "arms": {

@@ -79,7 +79,9 @@ def show_dry_run(found: Mapping[str, Any]) -> str:
     lines.append(
         f"| all | | | | | {total['forwards']:,} | {total['gpu_hours']:.2f} | {total['memory_gib']:.2f} | | {total['disk_gib']:.2f} |"
     )
-    answer = "suffices for every part" if found["card_suffices"] else "does not suffice for the parts with a batch of 0"
+    most = min((row["batch_on_card"] for row in found["parts"]), default=0)
+    enough = f"suffices for every part, with --batch {most} or less; each part's own limit is in its row"
+    answer = enough if found["card_suffices"] else "does not suffice for the parts with a batch of 0"
     return "\n".join([*lines, "", f"A card of {found['card_gib']} GB {answer}.", *(f"Assumed: {line}" for line in found["assumptions"])])
 
 

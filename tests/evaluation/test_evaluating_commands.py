@@ -86,11 +86,14 @@ def test_dry_run(run):
     assert status == 0
     assert len(document["parts"]) == 12
     assert document["card_suffices"] is True
+    most = min(row["batch_on_card"] for row in document["parts"])
+    assert most == 5, "Dream writes 768 tokens and needs the logits of all of them"
     assert document["total"]["gpu_hours"] == pytest.approx(sum(row["gpu_hours"] for row in document["parts"]))
     status, out, _ = run("reproduce", "paper1", "--dry-run", "--models", "lab", "--limit", 2, "--ks", 1)
     assert status == 0
     assert "| Table 1 | lab-diffusion | lab-arith | 2 | 6 | 768 |" in out
-    assert "A card of 24 GB suffices for every part." in out
+    most = min(int(line.split("|")[9]) for line in out.splitlines() if line.startswith(("| Table", "| Fig")))
+    assert f"A card of 24 GB suffices for every part, with --batch {most} or less; each part's own limit is in its row." in out
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,10 @@ def test_rules_have_controls_and_llamas_decide_by_the_last_row():
     with pytest.raises(CallError, match="controls: expected some of random, ranks, mass, persistent, class, found 'magic'"):
         paper1(controls=["magic"])
     assert rules_for("lab-autoregressive", [1], 0) == ("none", "top:1@last_row", "ranks:1@last_row")
+    assert rules_for("meta-llama/Llama-3.1-8B-Instruct", [5], 2, ["random", "mass"]) == (
+        *("none", "top:5@last_row", "random:5@last_row,seed=0", "random:5@last_row,seed=1"),
+        *("mass:5@last_row,seed=0", "mass:5@last_row,seed=1"),
+    )
     with pytest.raises(CallError, match="paper1: no checkpoint 'gpt2'; expected some of Dream-org/Dream-v0-Instruct-7B, "):
         paper1(["gpt2"])
 
@@ -120,6 +124,12 @@ def test_which_protocol(family, model, task, wanted, expected):
     found = find_protocol(family, model, task, wanted)
     values = None if found is None else (found.name, found.shots, found.chat, found.settings["length"], found.published)
     assert values == expected
+
+
+def test_a_name_that_no_protocol_has_is_refused_for_the_labs_tasks_too():
+    assert find_protocol("llama", "lab-autoregressive", "lab-arith", "paper1") is None
+    with pytest.raises(CallError, match="lab-autoregressive has no protocol 'papr1' for lab-arith; expected one of auto, none"):
+        find_protocol("llama", "lab-autoregressive", "lab-arith", "papr1")
 
 
 def test_an_unknown_protocol_is_refused_by_the_names_there_are():

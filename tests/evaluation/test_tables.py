@@ -71,11 +71,13 @@ def test_of_several_unhidden_runs_the_longest_is_taken():
 
 def test_only_the_same_weights_settings_task_and_model_are_compared():
     others = [{"weight_hash": "f1"}, {"settings": {"length": 8}}, {"task": "humaneval"}, {"model": "m"}]
+    others += [{"dtype": "bfloat16"}, {"device": "H100"}]
     for other in others:
         base = dataclasses.replace(RESULTS[0], **other)
         (_, row) = compare([base, RESULTS[1]])
         assert row.change is None
-        assert "GSAI-ML/LLaDA-8B-Instruct, gsm8k, top:1: no unhidden run of the same weights and settings to compare with" in remarks([row])
+        said = "no unhidden run of the same weights, settings, dtype and device to compare with"
+        assert f"GSAI-ML/LLaDA-8B-Instruct, gsm8k, top:1: {said}" in remarks([row])
 
 
 def test_controls_with_the_rules_own_options_are_taken_alone():
@@ -153,6 +155,18 @@ def test_markdown_has_models_across():
         "| lab-code | none | – | 0.500 (0.150–0.850), n = 4 |",
     ]
     assert lines[5:] == ["Accuracy with Wilson's 95 % interval over problems; it speaks of one checkpoint, not of a way to train."]
+
+
+def test_a_control_of_equal_mass_that_takes_away_something_else_is_reported():
+    sinks = result("top:1@last_row", TOP, removed_share=0.06)
+    for share, matches in ((0.3, False), (0.03, False), (0.08, True)):
+        controls = [result(f"mass:1@last_row,seed={seed}", RANDOM, removed_share=share) for seed in range(3)]
+        rows = compare([RESULTS[0], sinks, *controls])
+        assert rows[1].contrasts[0].removed_share == pytest.approx(share)
+        said = f"mass:1@last_row took away {100 * share:.1f} % of the attention, the sinks' rule 6.0 %; they do not match in mass"
+        assert any(said in line for line in remarks(rows)) != matches
+    others = [result(f"random:1@last_row,seed={seed}", RANDOM, removed_share=0.3) for seed in range(3)]
+    assert not any("match" in line for line in remarks(compare([RESULTS[0], sinks, *others])))
 
 
 def test_markdown_compares():

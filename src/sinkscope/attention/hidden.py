@@ -1,6 +1,6 @@
 """Keys taken away from queries: what a hider says, and what that does to the weights of a block of queries."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -76,14 +76,16 @@ class Taken:
         factor = 1 / (unmasked + blind) if self._masked else torch.ones_like(left)
         return kept, factor, (1 - blind - left).clamp(min=0)[..., 0].detach()
 
-    def exactly(self, scores: Tensor, weights: Tensor, unseeing: Tensor | None, heads: slice, rows: slice) -> tuple[Tensor, Tensor]:
+    def exactly(
+        self, scored: Callable[[], Tensor], weights: Tensor, unseeing: Tensor | None, heads: slice, rows: slice
+    ) -> tuple[Tensor, Tensor]:
         """What the weights of a block become where queries lose different keys, and the attention each query loses.
 
         By a softmax of their own where a query keeps too little, or where some keys are masked and others zeroed.
 
         Args:
-            scores: [batch, head, query, key], the prefix in front.
-            weights: softmax of them, 0 for queries that see nothing (``unseeing``).
+            scored: gives the scores [batch, head, query, key], the prefix in front, in the place where ``weights`` may lie.
+            weights: softmax of them, 0 for queries that see nothing (``unseeing``); they may be written over.
 
         Returns:
             weights in force [batch, head, query, key], and the share taken away [batch, head, query].
@@ -92,12 +94,18 @@ class Taken:
         gone = zeroed if masked is None else masked if zeroed is None else masked | zeroed
         assert gone is not None
         if masked is None or zeroed is None:
-            kept = weights.masked_fill(gone, 0.0)
+            stays = (~gone).float()  # times that is three times as fast as filling in 0, where one mask serves all heads
+            kept = weights * stays if weights.requires_grad else weights.mul_(stays)
             blind = weights.new_zeros(()) if unseeing is None else unseeing.to(weights)
             left = torch.where(gone.any(-1, keepdim=True), kept.sum(-1, keepdim=True), 1 - blind)  # who loses nothing stays to the bit
             if not bool((left + blind < LEAST_KEPT).any()):  # as in `quickly`: what is left, scaled up
                 lost = (1 - blind - left).clamp(min=0)[..., 0].detach()
-                return (kept if masked is None else kept / (left + blind)), lost
+                factor = 1 / (left + blind)
+                return (kept if masked is None else kept * factor if kept.requires_grad else kept.mul_(factor)), lost
+        scores = scored()
+        weights = torch.softmax(scores, dim=-1)
+        if unseeing is not None:
+            weights = weights.masked_fill(unseeing, 0.0)
         spared = torch.isneginf(scores.masked_fill(gone, -torch.inf).amax(dim=-1, keepdim=True))
         gone = gone & ~spared
         in_force = weights

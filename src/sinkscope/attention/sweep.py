@@ -231,8 +231,7 @@ def _attend(
                     given_out[:, :, rows] = _mix(weights.to(value.dtype), bare, front, own) * factor.to(value.dtype)
                     continue
                 local[:, own].add_(membership @ plain)
-                weights = weights.clone()  # its place is needed for the scores once more
-                weights, removed[:, own, rows] = taken.exactly(scored(), weights, unseeing, own, rows)
+                weights, removed[:, own, rows] = taken.exactly(scored, weights, unseeing, own, rows)
                 plain = weights.detach()
                 if rows.stop == queries:
                     in_force[:, own] = plain[:, :, -1, front.count :]

@@ -12,6 +12,8 @@ SEEDS = 3
 _RULE = re.compile(r"([a-z]+):(\d+)(?:@(.*))?")
 _CONTROLS = {"random", "mass", "persistent", "ranks", "class"}
 _SEEDED = {"random", "mass", "persistent", "class"}
+_MATCHED = 1.5
+"""A control of equal mass that takes away so many times more, or less, is none."""
 
 
 @dataclass(frozen=True)
@@ -23,12 +25,14 @@ class Contrast:
         seeds: how many runs of it were averaged.
         difference: see `against_controls`.
         adjusted: p-value after Holm, over all contrasts of the table.
+        removed_share: of all attention by the control, mean over its runs.
     """
 
     control: str
     seeds: int
     difference: Difference
     adjusted: float
+    removed_share: float | None
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,7 @@ class Row:
     Attributes:
         result: the run.
         published: what paper 1 reports, accuracy and standard error; None where it has nothing to match.
-        change: accuracy minus that of the unhidden run of the same weights, settings and problems; None without one.
+        change: accuracy minus that of the unhidden run of the same weights, settings, dtype, device and problems; None without one.
         adjusted: p-value of the change after Holm, over all models, tasks and rules of the table.
         contrasts: for a rule that hides the top sinks: each kind of control with the same K.
     """
@@ -55,7 +59,7 @@ def compare(results: Sequence[Result]) -> list[Row]:
     changes = [_change(result, results) for result in results]
     contrasts = [_contrasts(result, results) for result in results]
     adjusted = iter(holm([change.p_value for change in changes if change is not None]))
-    against = iter(holm([one.p_value for found in contrasts for _, _, one in found]))
+    against = iter(holm([one.p_value for found in contrasts for _, _, one, _ in found]))
     rows = []
     for result, change, found in zip(results, changes, contrasts, strict=True):
         rows.append(
@@ -64,7 +68,7 @@ def compare(results: Sequence[Result]) -> list[Row]:
                 published_accuracy(result.model, result.task, result.hide),
                 change,
                 None if change is None else next(adjusted),
-                tuple(Contrast(control, seeds, one, next(against)) for control, seeds, one in found),
+                tuple(Contrast(control, seeds, one, next(against), removed) for control, seeds, one, removed in found),
             )
         )
     return rows
@@ -77,8 +81,8 @@ def _change(result: Result, results: Sequence[Result]) -> Difference | None:
     return None if base is None else paired_difference(*_common([_outcomes(result), _outcomes(base)]))
 
 
-def _contrasts(result: Result, results: Sequence[Result]) -> list[tuple[str, int, Difference]]:
-    """(control, seeds, difference); where controls have other options than the sinks' rule, those with the same are taken alone."""
+def _contrasts(result: Result, results: Sequence[Result]) -> list[tuple[str, int, Difference, float | None]]:
+    """(control, seeds, difference, share removed); of controls with several options, those with the rule's are taken alone."""
     rule = _RULE.fullmatch(result.hide)
     if rule is None or rule[1] != "top":
         return []
@@ -92,7 +96,10 @@ def _contrasts(result: Result, results: Sequence[Result]) -> list[tuple[str, int
         own = {options: runs for options, runs in by_options.items() if options == _options(rule[3])} or by_options
         for options, runs in own.items():
             sink, *controls = _common([_outcomes(result), *map(_outcomes, runs)])
-            found.append((f"{kind}:{rule[2]}" + (f"@{options}" if options else ""), len(runs), against_controls(sink, controls)))
+            shares = [run.removed_share for run in runs if run.removed_share is not None]
+            name = f"{kind}:{rule[2]}" + (f"@{options}" if options else "")
+            removed = sum(shares) / len(shares) if shares else None
+            found.append((name, len(runs), against_controls(sink, controls), removed))
     return found
 
 
@@ -102,7 +109,7 @@ def _options(text: str | None) -> str:
 
 
 def _comparable(one: Result, other: Result) -> bool:
-    keys = ("model", "task", "weight_hash", "settings")
+    keys = ("model", "task", "weight_hash", "settings", "dtype", "device")  # the last two alone move accuracies by points
     return all(getattr(one, key) == getattr(other, key) for key in keys) and bool(one.outcomes and other.outcomes)
 
 
@@ -116,7 +123,7 @@ def _common(outcomes: Sequence[list[int]]) -> list[list[int]]:
 
 
 def remarks(rows: Sequence[Row]) -> list[str]:
-    """What a reader must know about these rows: too few problems, too few seeds, nothing to compare with."""
+    """What a reader must know about these rows: too few problems or seeds, nothing to compare with, a control that is none."""
     said = []
     for row in rows:
         result, change = row.result, row.change
@@ -127,10 +134,14 @@ def remarks(rows: Sequence[Row]) -> list[str]:
             why = f"the interval is ±{reach:.1f} points" if change.n >= LEAST else unseen
             said.append(f"{where}: n is too small for a verdict ({why}); about {change.needed} problems are needed")
         elif result.hide != "none" and change is None:
-            said.append(f"{where}: no unhidden run of the same weights and settings to compare with")
+            said.append(f"{where}: no unhidden run of the same weights, settings, dtype and device to compare with")
         for contrast in row.contrasts:
             if contrast.seeds < SEEDS and contrast.control.partition(":")[0] in _SEEDED:
                 said.append(f"{where}: {contrast.seeds} of at least {SEEDS} seeds of {contrast.control}")
+            mine, theirs = result.removed_share, contrast.removed_share
+            if contrast.control.startswith("mass:") and mine and theirs and not 1 / _MATCHED <= theirs / mine <= _MATCHED:
+                shares = f"{contrast.control} took away {100 * theirs:.1f} % of the attention, the sinks' rule {100 * mine:.1f} %"
+                said.append(f"{where}: {shares}; they do not match in mass")
         if result.hide.startswith("top:") and not row.contrasts:
             said.append(f"{where}: no control; hiding any keys may hurt as much")
     return said

@@ -127,7 +127,8 @@ def find_protocol(family: str, model: str, task: str, wanted: str = AUTO) -> Pro
     found = [one for one in PROTOCOLS if (one.family, one.variant, one.task) == (family, variant, task)]
     if wanted == AUTO:
         return found[0] if found else None
-    if task not in PUBLISHED:
+    known = sorted({one.name for one in PROTOCOLS})
+    if task not in PUBLISHED and wanted in known:
         return None
     for one in found:
         if one.name == wanted:

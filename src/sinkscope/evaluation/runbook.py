@@ -31,6 +31,7 @@ ASSUMPTIONS = (
     f"{TFLOPS:g} TFLOP/s reached in bf16 (40 % of an A100), weights read at {BYTES_PER_S / 1e12:g} TB/s at most; --tflops says otherwise.",
     "A forward call of S tokens: 2 S (parameters − embeddings) + 4 S² × layers × width, and the vocabulary where a token can be committed.",
     "A diffusion model makes one call a step on the whole canvas; an autoregressive one reads the prompt once, then writes to the end.",
+    "As many prompts side by side as a card of 24 GB takes (--batch): where reading the weights takes longest, fewer take longer.",
     "A likelihood: one call for each masked canvas, two with guidance; contexts and choices of typical lengths.",
     f"Watching or hiding costs {RECORDED - 1:.0%}. Prompts: GSM8K 80 tokens and 155 a shot (75 of gsm8k_cot), HumanEval 150 or 320.",
     "Memory: weights in 2 bytes, one layer's activations, 512 queries' attention in 4 bytes, three copies of the logits, the cache of an "
@@ -126,7 +127,7 @@ class Cost:
 
 
 def rules_for(model: str, ks: Sequence[int], seeds: int, controls: Sequence[str] = CONTROLS[:2]) -> tuple[str, ...]:
-    """Paper 1's rules and the controls it lacks, with several seeds where they draw at random.
+    """Paper 1's rules and the controls it lacks, with several seeds where they draw at random; controls stand in for the keys of the rule.
 
     Raises:
         CallError: an unknown control.
@@ -139,7 +140,8 @@ def rules_for(model: str, ks: Sequence[int], seeds: int, controls: Sequence[str]
     for k in ks:
         rules.append(f"top:{k}{decide}")
         for control in controls:
-            rules += [f"ranks:{k}{decide}"] if control == "ranks" else [f"{control}:{k}@seed={seed}" for seed in range(seeds)]
+            seeded = [f"{control}:{k}{decide}{',' if decide else '@'}seed={seed}" for seed in range(seeds)]
+            rules += [f"ranks:{k}{decide}"] if control == "ranks" else seeded
     return tuple(rules)
 
 

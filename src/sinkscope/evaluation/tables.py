@@ -35,7 +35,10 @@ def _document(row: Row) -> dict[str, Any]:
         "published": published,
         "published_error": error,
         "change": _difference(row.change, row.adjusted),
-        "controls": [{"control": one.control, "seeds": one.seeds} | _difference(one.difference, one.adjusted) for one in row.contrasts],
+        "controls": [
+            {"control": one.control, "seeds": one.seeds, "removed_share": one.removed_share} | _difference(one.difference, one.adjusted)
+            for one in row.contrasts
+        ],
     }
 
 

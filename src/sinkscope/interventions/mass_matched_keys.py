@@ -16,6 +16,8 @@ class MassMatchedKeys(SinkRule):
     """Control: hides random keys until they hold as much attention as the k sinks do.
 
     How much is read off the attention that the rule goes by, so for ``observe="previous"`` it is that of the step before.
+    Columns change little from step to step; with ``decide="last_row"`` the next query wants much less of the last one's top
+    key, random keys hold what they held, and the match fails (in the lab's model five times as much is removed).
 
     Keys are taken in random order, the last one only where it brings the sum nearer. Limit: where the other keys hold
     less than the sinks do, all of them are hidden and the match fails; `Effect.removed_share` shows it.
