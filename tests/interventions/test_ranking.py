@@ -1,9 +1,10 @@
 """Ranks, excess and pooling on numbers small enough to read."""
 
 import numpy as np
+import pytest
 import torch
 
-from sinkscope.interventions.ranking import excess_of, pool, rank_of, spread
+from sinkscope.interventions.ranking import FEW, excess_of, pool, rank_of, spread
 from sinkscope.sinks import excess_of as defined_excess
 
 VALUES = torch.tensor([[[2.0, 5.0, 5.0, 1.0, 5.0], [0.0, 0.0, 0.0, 0.0, 0.0], [1.0, 2.0, 3.0, 4.0, 5.0]]])
@@ -37,3 +38,15 @@ def test_heads_that_share_a_ranking_are_neighbours():
     chosen = pool(values, "kv_head", 2) > 20
     assert torch.equal(spread(chosen, 6), chosen[:, [0, 0, 0, 1, 1, 1]])
     assert spread(chosen[:, :1], 6).shape == (2, 1, 4)
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, FEW, FEW + 1])
+def test_the_first_ranks_are_those_of_the_whole_order(most):
+    source = torch.Generator().manual_seed(most)
+    values = torch.randint(0, 6, (3, 4, 11), generator=source).float()  # many ties
+    candidates = torch.rand(3, 1, 11, generator=source) < 0.4
+    candidates[0, 0, 1:] = False  # fewer than are asked for
+    whole, first = rank_of(values, candidates), rank_of(values, candidates, most)
+    asked = (whole < most) & candidates
+    assert torch.equal(first[asked.expand_as(first)], whole[asked.expand_as(whole)])
+    assert bool((first[~asked.expand_as(first)] >= most).all()) or most > FEW

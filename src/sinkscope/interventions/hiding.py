@@ -329,7 +329,7 @@ class Hiding(Hider):
             if keys.shape[2] == 1:
                 mine = keys[:, :, 0].expand(-1, call.query.shape[1], -1)
                 values, scope = part.criterion(seen, self._causal)
-                ranks = spread(rank_of(pool(values, scope, call.key.shape[1]), held[:, None]), call.query.shape[1])
+                ranks = spread(rank_of(pool(values, scope, call.key.shape[1]), held[:, None], part.most), call.query.shape[1])
                 top = ranks < mine.sum(-1, keepdim=True)
                 counts["hits"] = counts.get("hits", 0) + (mine & top).sum(-1)
                 counts["ranked"] = counts.get("ranked", 0) + mine.sum(-1)

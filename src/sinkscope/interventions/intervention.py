@@ -54,6 +54,11 @@ class Intervention(ABC):
         """
 
     @property
+    def most(self) -> int | None:
+        """How many keys a head can lose; None where that is not known beforehand."""
+        return None
+
+    @property
     def idle(self) -> bool:
         """Whether this hides nothing whatever the model does; the model then runs untouched."""
         return self.layers == () or self.steps == () or self.keys == () or self.queries == ()

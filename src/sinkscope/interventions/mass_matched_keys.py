@@ -33,6 +33,10 @@ class MassMatchedKeys(SinkRule):
         super().__post_init__()
         check_count("seed", self.seed)
 
+    @property
+    def most(self) -> int | None:
+        return None
+
     def pick(self, look: Look, ranking: Ranking, top: Tensor) -> Tensor:
         ranks = random_ranks(look, ranking, top, self.seed)
         others = ranking.candidates & ~top

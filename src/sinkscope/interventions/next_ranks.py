@@ -14,4 +14,5 @@ class NextRanks(SinkRule):
     """Control: hides the keys of ranks k+1 … 2k, with ``only_sinks`` as many as `HideTopSinks` would hide."""
 
     def pick(self, look: Look, ranking: Ranking, top: Tensor) -> Tensor:
-        return (ranking.ranks >= self.k) & (ranking.ranks < self.k + top.sum(-1, keepdim=True)) & ranking.candidates
+        ranks = ranking.ranks(2 * self.k)
+        return (ranks >= self.k) & (ranks < self.k + top.sum(-1, keepdim=True)) & ranking.candidates

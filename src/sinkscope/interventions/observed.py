@@ -22,7 +22,6 @@ class Ranking:
         columns: [batch, group, key], column sums in queries' worth of attention.
         at_stake: [batch, group, key], the attention that hiding a key takes away: its column, or the newest query's row
             where only that one loses it.
-        ranks: int64 [batch, group, key], 0 for the largest.
         candidates: bool [batch, 1, key], keys that may be chosen and were seen.
         sinks: bool [batch, group, key], Eq. 3 with ε = 3 on the column sums.
         real: bool [batch, key], keys that were seen, padding left out.
@@ -31,10 +30,13 @@ class Ranking:
     values: Tensor
     columns: Tensor
     at_stake: Tensor
-    ranks: Tensor
     candidates: Tensor
     sinks: Tensor
     real: Tensor
+
+    def ranks(self, most: int) -> Tensor:
+        """int64 [batch, group, key], 0 for the largest value; exact below ``most``."""
+        return rank_of(self.values, self.candidates, most)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,4 +98,4 @@ class Observed(Intervention, ABC):
         at_stake = last_row if look.causal and look.call.query.shape[2] == 1 else columns
         candidates = (look.candidates & known)[:, None]
         sinks = excess_of(columns, known) > SINK_EXCESS
-        return Ranking(values, columns, at_stake, rank_of(values, candidates), candidates, sinks & known[:, None], known)
+        return Ranking(values, columns, at_stake, candidates, sinks & known[:, None], known)

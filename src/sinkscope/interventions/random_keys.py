@@ -11,10 +11,10 @@ from sinkscope.interventions.ranking import rank_of
 from sinkscope.interventions.top_sinks import SinkRule
 
 
-def random_ranks(look: Look, ranking: Ranking, top: Tensor, seed: int) -> Tensor:
-    """The keys outside ``top`` in random order, those that are sinks by Eq. 3 last: int64 [batch, group, key]."""
+def random_ranks(look: Look, ranking: Ranking, top: Tensor, seed: int, most: int | None = None) -> Tensor:
+    """The keys outside ``top`` in random order, those that are sinks by Eq. 3 last: int64 [batch, group, key], exact below ``most``."""
     drawn = look.draw(seed, top.shape[1])
-    return rank_of(drawn + (~ranking.sinks).float(), ranking.candidates & ~top)
+    return rank_of(drawn + (~ranking.sinks).float(), ranking.candidates & ~top, most)
 
 
 @dataclass(frozen=True)
@@ -35,5 +35,5 @@ class RandomKeys(SinkRule):
         check_count("seed", self.seed)
 
     def pick(self, look: Look, ranking: Ranking, top: Tensor) -> Tensor:
-        ranks = random_ranks(look, ranking, top, self.seed)
+        ranks = random_ranks(look, ranking, top, self.seed, self.k)
         return (ranks < top.sum(-1, keepdim=True)) & ranking.candidates & ~top

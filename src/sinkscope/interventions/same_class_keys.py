@@ -40,6 +40,6 @@ class SameClassKeys(SinkRule):
         for name in classes.unique().tolist():
             alike = (classes == name)[:, None]
             others = ranking.candidates & ~top & alike
-            ranks = rank_of(drawn, others)
+            ranks = rank_of(drawn, others, self.k)
             chosen |= (ranks < (top & alike).sum(-1, keepdim=True)) & others
         return chosen

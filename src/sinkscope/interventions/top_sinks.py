@@ -30,6 +30,10 @@ class SinkRule(Observed, ABC):
         check_count("k", self.k)
 
     @property
+    def most(self) -> int | None:
+        return self.k
+
+    @property
     def idle(self) -> bool:
         return self.k == 0 or super().idle
 
@@ -40,7 +44,7 @@ class SinkRule(Observed, ABC):
         shortest = int(look.real.sum(-1).min())
         if self.k >= shortest:
             raise CallError(f"k: expected fewer keys than the canvas holds, found {self.k} on a canvas of {shortest} tokens")
-        top = (ranking.ranks < self.k) & ranking.candidates
+        top = (ranking.ranks(self.k) < self.k) & ranking.candidates
         if self.only_sinks:
             top = top & ranking.sinks
         return spread(self.pick(look, ranking, top), look.call.query.shape[1])
