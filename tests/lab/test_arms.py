@@ -89,6 +89,35 @@ def test_weights_of_another_shape_are_no_start(tokenizer):
         build_network(tiny("lab-shifted"), tokenizer)
 
 
+def test_under_autocast_gradients_are_as_near_to_fp32_as_those_of_a_token_in_the_sequence(tokenizer):
+    network, plain = (build_network(tiny(name), tokenizer) for name in ("lab-sink-token", "lab-sink-none"))
+    canvases, embedding = draw_canvases(FEW, tokenizer, 0, 0), network.model.sink_token.embedding
+    noisy, weights, maskable = mask_canvases(canvases, tokenizer.mask_token_id, 0.0, torch.Generator().manual_seed(2))
+
+    def in_sequence():
+        row = embedding.detach().clone().requires_grad_()
+        text = torch.cat([row[None].expand(len(noisy), -1, -1), plain.model.embed_tokens(noisy)], dim=1)
+        mask = torch.zeros(1, 1, text.shape[1], text.shape[1])
+        mask[..., 0, 1:] = -torch.inf
+        hidden = plain.model(inputs_embeds=text, attention_mask=mask, use_cache=False).last_hidden_state[:, 1:]
+        each = torch.nn.functional.cross_entropy(plain.lm_head(hidden).float().flatten(0, 1), canvases.tokens.flatten(), reduction="none")
+        return torch.autograd.grad((each.view_as(weights) * weights).sum() / maskable, [row, *plain.parameters()])
+
+    def beside():
+        loss = masked_diffusion_loss(
+            network, canvases, mask_id=tokenizer.mask_token_id, whole_canvas_share=0.0, generator=torch.Generator().manual_seed(2)
+        )
+        parameters = dict(network.named_parameters())
+        return torch.autograd.grad(loss, [embedding, *(parameters[name] for name, _ in plain.named_parameters())])
+
+    exact, ours = in_sequence(), beside()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        theirs_rounded, ours_rounded = in_sequence(), beside()
+    for true, mine, rounded, rounded_mine in zip(exact, ours, theirs_rounded, ours_rounded, strict=True):
+        assert (mine - true).norm() < 1e-5 * true.norm()
+        assert (rounded_mine - true).norm() < 2 * (rounded - true).norm() < 0.1 * true.norm()
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's own, while it compiles
 @pytest.mark.parametrize("variant", ["token", "token-end", "logit", "gate"])
 def test_compiling_changes_no_gradient(variant, tokenizer):
