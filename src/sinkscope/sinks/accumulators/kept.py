@@ -136,9 +136,8 @@ def _by_layer(steps: Sequence[KeptStep]) -> list[Candidates]:
 
 
 def _canvas(steps: Sequence[KeptStep], settings: PromptSettings, texts: Mapping[int, str]) -> Canvas:
-    width = max(len(one.tokens) for one in steps)
-
     def side_by_side(rows: Sequence[np.ndarray], missing: int) -> np.ndarray:
+        width = max(len(row) for row in rows)  # of ``written`` one more, where a canvas grows
         return np.stack([np.pad(row.astype(np.int64), (0, width - len(row)), constant_values=missing) for row in rows])
 
     written = [one.written for one in steps if one.written is not None]
