@@ -130,13 +130,8 @@ def _print_paths(rows: list[dict[str, Any]]) -> None:
 
     for row in rows:
         place = {key: value for key, value in row["at"].items() if key not in ("excess", "unit")}
-        if (
-            (row["at"].get("excess"), row["at"].get("unit")) != (3.0, "queries")
-            or {"layer", "third"} & place.keys()
-            or row["value"] is None
-        ):
-            continue
-        if row["name"].partition(".")[0] not in ("movement", "triggers", "agreement", "groups"):
+        here = (row["at"].get("excess"), row["at"].get("unit")) == (3.0, "queries") and not {"layer", "third"} & place.keys()
+        if not here or row["value"] is None or row["name"].partition(".")[0] not in ("movement", "triggers", "agreement", "groups"):
             continue
         label = ", ".join([row["name"].replace("_", " ").replace(".", ": "), *map(str, place.values())])
         interval = "" if row["low"] is None else f"  ({row['low']:.4g} to {row['high']:.4g})"
