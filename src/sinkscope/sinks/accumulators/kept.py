@@ -102,8 +102,8 @@ def profile_of_kept(steps: Sequence[KeptStep], settings: PromptSettings, texts: 
     concentration = Concentration(
         over_steps("concentration", "counts", 1),
         over_steps("concentration", "shares", 1),
-        *(over_steps("concentration", name) for name in names),
-        np.sum([one.concentration.curve for one in steps], axis=0)[:, None],
+        **{name: over_steps("concentration", name) for name in names},
+        curve=np.sum([one.concentration.curve for one in steps], axis=0)[:, None],
     )
     groups = Groups(*(over_steps("groups", name, 1) for name in ("position", "excess", "self_attention")))
     norms = Norms(
