@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _measuring import interleaved, ratio, show
+from _measuring import flags, interleaved, ratio, show
 from recording_overhead import STEPS, plain, random_model
 
 LENGTHS = (256, 512)
@@ -33,12 +33,13 @@ def counted(model: Any, length: int, sizes: list[int]) -> Callable[[], None]:
 
 
 def main() -> None:
+    given = flags(lengths=LENGTHS, repeats=REPEATS)
     torch.set_num_threads(2)
     model = random_model()
     rows = []
-    for length in LENGTHS:
+    for length in given.lengths:
         sizes: list[int] = []
-        seconds = interleaved({"plain": plain(model, length), "statistics": counted(model, length, sizes)}, REPEATS)
+        seconds = interleaved({"plain": plain(model, length), "statistics": counted(model, length, sizes)}, given.repeats)
         rows.append(
             {
                 "length": length,
@@ -49,7 +50,7 @@ def main() -> None:
                 "statistics_kilobytes": round(max(sizes) / 1000, 1),
             }
         )
-    show(rows)
+    show(rows, given.json)
 
 
 if __name__ == "__main__":

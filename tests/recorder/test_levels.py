@@ -129,13 +129,22 @@ def of_traces(folder, excess=3.0):
     """The same statistics from whole traces."""
     merged = None
     for trace in sinkscope.open_traces(folder):
-        length = trace.manifest["prompt_length"]
-        found = Statistics(len(trace.layers), trace.heads, excess=excess, causal=trace.causal, prompt_length=length)
+        manifest = trace.manifest
+        found = Statistics(
+            len(trace.layers),
+            trace.heads,
+            excess=excess,
+            causal=trace.causal,
+            prompt_length=manifest["prompt_length"],
+            block=manifest["sampler"].get("block"),
+            mask_id=manifest["mask_id"],
+            special_ids=(manifest["eos_id"],),
+        )
         for step in range(trace.steps):
             length = trace.lengths[step]
             arrays = {name: getattr(trace, name)[step] for name in trace.tensors}
             found.update({name: array if array.ndim == 0 else array[..., :length] for name, array in arrays.items()})
-        found.finish()
+        found.finish({int(token): text for token, text in manifest["vocabulary"].items()})
         if merged is None:
             merged = found
         else:

@@ -125,12 +125,13 @@ def show_statistics(folder: Path, as_json: bool) -> None:
 
 
 def _print_paths(rows: list[dict[str, Any]]) -> None:
-    """What main sinks do at ε = 3 queries' worth; the other points and the layers are in the JSON."""
+    """What sinks do and who attends to them at ε = 3 queries' worth; the rest, other points and layers are in the JSON."""
     from sinkscope.sinks.catalogue import definition_of
 
     for row in rows:
         place = {key: value for key, value in row["at"].items() if key not in ("excess", "unit")}
-        if (row["at"]["excess"], row["at"]["unit"]) != (3.0, "queries") or "layer" in place or row["value"] is None:
+        here = (row["at"].get("excess"), row["at"].get("unit")) == (3.0, "queries") and not {"layer", "third"} & place.keys()
+        if not here or row["value"] is None or row["name"].partition(".")[0] not in ("movement", "triggers", "agreement", "groups"):
             continue
         label = ", ".join([row["name"].replace("_", " ").replace(".", ": "), *map(str, place.values())])
         interval = "" if row["low"] is None else f"  ({row['low']:.4g} to {row['high']:.4g})"

@@ -31,6 +31,8 @@ class _Counted:
             causal=manifest["causal"],
             prompt_length=manifest["prompt_length"],
             block=(manifest["sampler"] or {}).get("block"),
+            mask_id=manifest["mask_id"],
+            special_ids=tuple(one for one in (manifest["eos_id"],) if one is not None),
         )
 
     def add(self, step: dict[str, np.ndarray]) -> None:
@@ -39,10 +41,11 @@ class _Counted:
     def close(self, complete: bool, **more: Any) -> None:
         """A prompt that was given up counts for nothing."""
         if complete:
-            self.statistics.finish()
+            texts = more.get("vocabulary", {})
+            self.statistics.finish({int(token): text for token, text in texts.items()})
             about = {name: self.manifest[name] for name in ABOUT}
             about["hidden"] = [{name: one[name] for name in ("rule", "rules") if name in one} for one in more.get("hidden", ())]
-            self.brought_in_the_last = self.folder.commit(self.index, self.statistics.arrays(), about, more.get("vocabulary", {}))
+            self.brought_in_the_last = self.folder.commit(self.index, self.statistics.arrays(), about, texts)
 
 
 class StatisticsRecorder(Recorder):

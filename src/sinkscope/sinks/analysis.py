@@ -10,7 +10,7 @@ import numpy as np
 
 from sinkscope.errors import CallError
 from sinkscope.sinks.agreement import PromptAgreement, agreement_values, pattern_of
-from sinkscope.sinks.catalogue import DEFINITIONS, Definition, definition_of
+from sinkscope.sinks.catalogue import Definition, definition_of, order_of
 from sinkscope.sinks.choice import ChoiceModel, choices_of
 from sinkscope.sinks.composition import TokenShares, composition_values, leading_tokens, token_shares
 from sinkscope.sinks.concentration import concentration_values, evenness_values
@@ -173,8 +173,7 @@ def analyse(
             late |= {(f"choice.{name}", _at(point)): gains for name, gains in model.result(number).items()}
     keys, whole = table.whole(late)
     statistics = [*_means(keys, whole, tests, seed), *_agreements(agreements, seed)]
-    order = {name: number for number, name in enumerate(DEFINITIONS)}
-    statistics.sort(key=lambda one: order[one.name.removesuffix("_over_steps").removesuffix("_in")])
+    statistics.sort(key=lambda one: order_of(one.name))
     return Analysis(tuple(statistics), len(whole), *shape, tolerance, tuple(texts), keys, whole)
 
 

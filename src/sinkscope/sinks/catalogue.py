@@ -130,3 +130,11 @@ for _kind, _what in (("value_norm", "value norm"), ("key_norm", "key norm"), ("h
 def definition_of(name: str) -> Definition:
     """The definition of a statistic, its ending for layers or steps aside."""
     return DEFINITIONS[name.removesuffix("_over_steps").removesuffix("_in")]
+
+
+_ORDER = {name: number for number, name in enumerate(DEFINITIONS)}
+
+
+def order_of(name: str) -> int:
+    """Place in the catalogue, by which statistics are sorted."""
+    return _ORDER[name.removesuffix("_over_steps").removesuffix("_in")]

@@ -38,10 +38,9 @@ def canvas_tally(canvas: Canvas) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return ids[beyond:], counts[beyond:], indices.reshape(canvas.tokens.shape) - beyond
 
 
-def layer_composition(sinks: Candidates, points: Sequence[Point], indices: Int[np.ndarray, "step position"], tokens: int) -> Composition:
+def layer_composition(sinks: Candidates, indices: Int[np.ndarray, "step position"], tokens: int) -> Composition:
     """One layer's; a causal trace's columns never reach beyond its canvas."""
-    token = indices[sinks.step, sinks.key]
-    return Composition(np.array([np.bincount(token[sinks.at(point)], minlength=tokens)[:tokens] for point in points]))
+    return Composition(sinks.tally(indices[sinks.step, sinks.key], tokens)[:, :tokens])
 
 
 def composition_values(profile: "Profile", point: Point, training: Mapping[int, int] | None = None) -> Values:

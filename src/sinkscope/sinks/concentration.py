@@ -1,6 +1,5 @@
 """Concentration: how much attention lies on how few tokens, by depth, over the steps, and against ε (Fig. 10)."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -48,26 +47,20 @@ class Concentration:
     curve: np.ndarray
 
 
-def layer_concentration(
-    layer: Layer, sinks: Candidates, points: Sequence[Point], lengths: Int[np.ndarray, " step"], causal: bool
-) -> Concentration:
+def layer_concentration(layer: Layer, sinks: Candidates, lengths: Int[np.ndarray, " step"], causal: bool) -> Concentration:
     """One layer's; ``sinks`` are the candidates of its column sums."""
     sums, total = layer.sums, layer.total
     steps, heads, width = sums.shape
     place = sinks.step * heads + sinks.head
-    counts, shares = [], []
-    for point in points:
-        chosen = sinks.at(point)
-        counts.append(np.bincount(place[chosen], minlength=steps * heads))
-        shares.append(np.bincount(place[chosen], weights=sinks.column[chosen], minlength=steps * heads))
+    counts, shares = sinks.tally(place, steps * heads), sinks.tally(place, steps * heads, sinks.column)
     somewhere = np.maximum(total, np.finfo(np.float32).tiny)
     zeroed = np.nan_to_num(sums)
     top = zeroed.argmax(axis=-1)
     largest = np.take_along_axis(zeroed, top[..., None], axis=-1)[..., 0]
     over = largest / lengths[:, None] if not causal else np.nan_to_num(visible_query_mean(sums, causal=True)).max(axis=-1)
     return Concentration(
-        np.array(counts, dtype=np.int32).reshape(-1, steps, heads),
-        (np.array(shares).reshape(-1, steps, heads) / somewhere).astype(np.float32),
+        counts.astype(np.int32).reshape(-1, steps, heads),
+        (shares.reshape(-1, steps, heads) / somewhere).astype(np.float32),
         top,
         largest,
         total,

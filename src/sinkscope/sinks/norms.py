@@ -1,7 +1,6 @@
 """Norms (paper 2, Fig. 1): are sinks small in value space, so that attending to one is close to doing nothing?"""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,35 +33,38 @@ class Norms:
     given: Float[np.ndarray, "step *head"]
 
 
-def layer_norms(
-    layer: Layer, sinks: Candidates, points: Sequence[Point], lengths: Int[np.ndarray, " step"], top: Int[np.ndarray, "step head"]
-) -> Norms:
+def layer_norms(layer: Layer, sinks: Candidates, lengths: Int[np.ndarray, " step"], top: Int[np.ndarray, "step head"]) -> Norms:
     """One layer's; a query head reads the norms of its kv head, all heads those of the hidden state."""
+    found = norms_by_step(layer, sinks, lengths, top)
+    return replace(found, of_sinks=found.of_sinks.sum(axis=1), of_all=found.of_all.sum(axis=1))
+
+
+def norms_by_step(layer: Layer, sinks: Candidates, lengths: Int[np.ndarray, " step"], top: Int[np.ndarray, "step head"]) -> Norms:
+    """The same with the sums apart for every step: of_sinks [point, step, 9], of_all [1, step, 9]."""
     steps, heads, _ = layer.sums.shape
-    of_sinks, of_all = np.full((len(points), 9), np.nan), np.full((1, 9), np.nan)
+    points = len(sinks.points)
+    of_sinks, of_all = np.full((points, steps, 9), np.nan), np.full((1, steps, 9), np.nan)
     above = np.full((3, steps, heads), np.nan, np.float32)
-    noop = np.full((len(points), steps, heads), np.nan, np.float32)
+    noop = np.full((points, steps, heads), np.nan, np.float32)
     given = np.full((steps, heads), np.nan, np.float32)
-    chosen = [sinks.at(point) for point in points]
     for kind, name in enumerate(NORMS):
         if name not in layer.norms:
             continue
         norms = layer.norms[name]
         shared = heads // norms.shape[1]
-        columns = slice(3 * kind, 3 * kind + 3)
-        there = norms[~np.isnan(norms)].astype(np.float64)
-        of_all[0, columns] = shared * there.sum(), shared * (there**2).sum(), shared * len(there)
+        there = np.count_nonzero(~np.isnan(norms), axis=(1, 2))
+        known = np.nan_to_num(norms)
+        sums = known.sum(axis=(1, 2), dtype=np.float64), np.einsum("sgk,sgk->s", known, known, dtype=np.float64)
+        of_all[0, :, 3 * kind : 3 * kind + 3] = shared * np.stack([*sums, there], axis=-1)
         at = norms[sinks.step, sinks.head // shared, sinks.key].astype(np.float64)
-        for number, which in enumerate(chosen):
-            of_sinks[number, columns] = at[which].sum(), (at[which] ** 2).sum(), which.sum()
+        for column, weights in enumerate((at, at**2, None)):
+            of_sinks[:, :, 3 * kind + column] = sinks.tally(sinks.step, steps, weights)
         above[kind] = _share_above(norms, shared, top, lengths)
         if name == "value_norms":
-            product = np.einsum("sgok,sgk->sgo", *_by_kv_head(np.nan_to_num(layer.sums), np.nan_to_num(norms))).reshape(steps, heads)
+            product = np.einsum("sgok,sgk->sgo", *_by_kv_head(np.nan_to_num(layer.sums), known)).reshape(steps, heads)
             given = product.astype(np.float32)
-            place, weight = sinks.step * heads + sinks.head, sinks.column * at
-            for number, which in enumerate(chosen):
-                part = np.bincount(place[which], weights=weight[which], minlength=steps * heads).reshape(steps, heads)
-                noop[number] = np.divide(part, product, out=np.full(part.shape, np.nan), where=product > 0)
+            part = sinks.tally(sinks.step * heads + sinks.head, steps * heads, sinks.column * at).reshape(points, steps, heads)
+            noop = np.divide(part, product, out=np.full(part.shape, np.nan), where=product > 0).astype(np.float32)
     return Norms(of_sinks, of_all, above, noop, given)
 
 

@@ -92,19 +92,20 @@ def _layer_parts(
     followed = sinks
     if layer.followed is not layer.sums:
         followed = find_candidates(layer.followed, layer.followed_excess, layer.followed_total, points)
-    concentration = layer_concentration(layer, sinks, points, canvas.lengths, canvas.causal)
+    concentration = layer_concentration(layer, sinks, canvas.lengths, canvas.causal)
     steps, heads, _ = layer.sums.shape
     return (
-        _main_sinks(layer),
+        largest_followed(layer),
         concentration,
         layer_groups(layer, canvas, concentration.top),
-        layer_norms(layer, sinks, points, canvas.lengths, concentration.top),
+        layer_norms(layer, sinks, canvas.lengths, concentration.top),
         layer_kinds(followed, points, steps, heads, tolerance),
-        layer_composition(sinks, points, indices, tokens),
+        layer_composition(sinks, indices, tokens),
     )
 
 
-def _main_sinks(layer: Layer) -> MainSinks:
+def largest_followed(layer: Layer) -> MainSinks:
+    """One layer's."""
     position = np.where(np.isnan(layer.followed), -np.inf, layer.followed).argmax(axis=-1)
     excess = np.take_along_axis(layer.followed_excess, position[..., None], axis=-1)[..., 0]
     return MainSinks(position, excess, excess * percent_per_query(layer.followed_total).astype(np.float32))

@@ -233,7 +233,7 @@ def _stay(main: Int[np.ndarray, "step layer head"]) -> float:
     return float((length**2).sum() / length.sum()) if len(length) else float(steps)
 
 
-def _blocks_shuffled(steps: int, block: int, rng: np.random.Generator) -> Int[np.ndarray, " step"]:
+def _blocks_shuffled(steps: int, block: int, rng: "np.random.Generator") -> Int[np.ndarray, " step"]:
     """The steps with blocks in another order; cut at a random place, so that the first and the last block may be short."""
     if block >= steps:
         return np.arange(steps)

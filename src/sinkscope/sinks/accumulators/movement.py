@@ -1,5 +1,6 @@
 """How main sinks move, and whether masked and unmasked queries share them."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,7 @@ class Moves(Accumulator):
         self._line += np.stack([present, present * time, place, place * time, present * time * time])
         self._before, self._step = main, self._step + 1
 
-    def finish(self) -> None:
+    def finish(self, texts: Mapping[int, str]) -> None:
         count, time, place, product, square = self._line
         spread = square * count - time * time
         drifting = (count >= 2) & (spread > 0)
@@ -67,15 +68,16 @@ class QueryGroups(Accumulator):
         return {name + other: np.zeros((layers, heads), np.int64) for name in ("compared", "split") for other in QueryGroups.others}
 
     def update(self, step: SeenStep) -> None:
-        if step.masked_columns is None:
+        by_group = step.layers.group_sums
+        if "masked" not in by_group:
             return
         sizes = sizes_of_groups(step.masked[None], np.array([len(step.masked)]), step.prompt_length)[:, 0]
         masked, unmasked, prompt, written = sizes.tolist()
-        against = [("", unmasked, step.columns - step.masked_columns)]
-        if step.prompt_columns is not None:
-            against.append(("_prompt", prompt, step.prompt_columns))
-            against.append(("_written", written, step.columns - step.masked_columns - step.prompt_columns))
-        strongest = step.masked_columns.argmax(axis=-1)
+        rest = step.columns - by_group["masked"]
+        against = [("", unmasked, rest)]
+        if "prompt" in by_group:
+            against += [("_prompt", prompt, by_group["prompt"]), ("_written", written, rest - by_group["prompt"])]
+        strongest = by_group["masked"].argmax(axis=-1)
         for name, queries, columns in against:
             if min(masked, queries) >= LEAST_QUERIES:
                 self.arrays[f"compared{name}"] += 1

@@ -23,24 +23,26 @@ class SinkNorms(Accumulator):
         }
 
     def update(self, step: SeenStep) -> None:
-        repeat = self.heads // step.value_norms.shape[1]
+        value_norms = step.layers.norms["value_norms"]
+        repeat = self.heads // value_norms.shape[1]
         layer, head, position = np.nonzero(step.selected)
         own = (layer, head // repeat, position)
         weights = step.columns.reshape(self.layers, -1, repeat, step.columns.shape[-1])
         at_sinks = step.columns[layer, head, position]
         for number, kind in enumerate(KINDS):
             if kind == "hidden":
-                if step.hidden_norms is None:
+                if "hidden_norms" not in step.layers.norms:
                     continue
-                norms, chosen, times = step.hidden_norms, step.hidden_norms[layer, position], self.heads
+                norms, times = step.layers.norms["hidden_norms"][:, 0], self.heads
+                chosen = norms[layer, position]
                 total, square = norms.sum(axis=1, dtype=np.float64), np.square(norms).sum(axis=1, dtype=np.float64)
             elif kind == "contribution":
-                norms, times = step.value_norms, 1
+                norms, times = value_norms, 1
                 chosen = norms[own] * at_sinks
                 total = np.einsum("lgrk,lgk->l", weights, norms, dtype=np.float64, casting="unsafe")
                 square = np.einsum("lgrk,lgk->l", np.square(weights), np.square(norms), dtype=np.float64, casting="unsafe")
             else:
-                norms = step.value_norms if kind == "value" else step.key_norms
+                norms = step.layers.norms[f"{kind}_norms"]
                 chosen, times = norms[own], repeat
                 total, square = norms.sum(axis=(1, 2), dtype=np.float64), np.square(norms).sum(axis=(1, 2), dtype=np.float64)
             self._add(number, layer, chosen.astype(np.float64), total * times, square * times, step.columns[0].size)

@@ -8,14 +8,13 @@ import numpy as np
 
 from sinkscope.errors import SinkscopeError
 from sinkscope.sinks.accumulators.accumulator import Arrays, SeenStep, ratio
+from sinkscope.sinks.accumulators.kept import PromptSettings
 from sinkscope.sinks.accumulators.movement import Moves, QueryGroups
 from sinkscope.sinks.accumulators.norms import SinkNorms
-from sinkscope.sinks.accumulators.paths import Paths
+from sinkscope.sinks.accumulators.profiles import Profiles
 from sinkscope.sinks.accumulators.prompt_means import PromptMeans
 from sinkscope.sinks.accumulators.strength import ColumnHistogram, EpsilonCurve, HeadStrengths
 from sinkscope.sinks.accumulators.tallies import TokenTallies
-from sinkscope.sinks.candidates import percent_per_query
-from sinkscope.sinks.definition import excess_of, in_unit
 from sinkscope.sinks.finding import WINDOW
 from sinkscope.sinks.token_classes import CLASSES, token_class
 
@@ -31,10 +30,20 @@ class Statistics:
         causal: main sinks are followed in the newest 16 queries, as in `find_sinks`.
         prompt_length: of the prompt that is being written, by which its queries are told from written ones.
         block: tokens of a block of its sampler; None without blocks.
+        mask_id, special_ids: the mask token, and others that are special, by which the classes of its tokens are told.
     """
 
     def __init__(
-        self, layers: int, heads: int, *, excess: float = 3.0, causal: bool = False, prompt_length: int = 0, block: int | None = None
+        self,
+        layers: int,
+        heads: int,
+        *,
+        excess: float = 3.0,
+        causal: bool = False,
+        prompt_length: int = 0,
+        block: int | None = None,
+        mask_id: int | None = None,
+        special_ids: tuple[int, ...] = (),
     ) -> None:
         self.layers, self.heads, self.excess, self.causal, self.prompt_length = layers, heads, excess, causal, prompt_length
         self.histogram = ColumnHistogram(layers, heads)
@@ -45,44 +54,18 @@ class Statistics:
         self.tokens = TokenTallies(layers, heads)
         self.norms = SinkNorms(layers, heads)
         self.prompts = PromptMeans(layers, heads)
-        self.paths = Paths(layers, heads, causal, block)
+        self.profiles = Profiles(layers, heads, PromptSettings(causal, prompt_length, block, mask_id, special_ids))
         self._rows: deque[np.ndarray] = deque(maxlen=WINDOW)
 
     @property
     def accumulators(self) -> tuple[Any, ...]:
         """All of them, in a fixed order."""
-        return (self.histogram, self.epsilon, self.strength, self.moves, self.groups, self.tokens, self.norms, self.prompts, self.paths)
+        return (self.histogram, self.epsilon, self.strength, self.moves, self.groups, self.tokens, self.norms, self.prompts, self.profiles)
 
     def update(self, step: Mapping[str, np.ndarray]) -> None:
         """Takes in a step of the prompt that is being written: arrays as in `axes.TRACE_AXES`, without the step axis."""
-        columns = np.asarray(step["column_sums"], np.float32)
-        excess = excess_of(columns)
-        selected = excess > self.excess
-        followed, followed_excess = columns, excess
-        if self.causal:
-            followed = self._newest(np.asarray(step["last_query"], np.float32))
-            followed_excess = excess_of(followed)
-        top = followed.argmax(axis=-1)
-        top_excess = np.take_along_axis(followed_excess, top[..., None], axis=-1)[..., 0]
-        seen = SeenStep(
-            columns,
-            excess,
-            excess_of(in_unit(columns, "percent")),
-            selected,
-            np.where(top_excess > self.excess, top, -1),
-            top,
-            top_excess,
-            top_excess * percent_per_query(followed.sum(axis=-1)).astype(np.float32),
-            step["tokens"],
-            step["masked"].astype(bool),
-            step.get("column_sums_masked"),
-            step["value_norms"],
-            step["key_norms"],
-            step.get("hidden_norms"),
-            step.get("column_sums_prompt"),
-            self.prompt_length,
-            step.get("written"),
-        )
+        followed = self._newest(np.asarray(step["last_query"], np.float32)) if self.causal else None
+        seen = SeenStep.of(step, self.excess, self.causal, self.prompt_length, followed)
         for one in self.accumulators:
             one.update(seen)
 
@@ -94,10 +77,14 @@ class Statistics:
             summed[..., : older.shape[-1]] += older
         return summed.astype(np.float32)
 
-    def finish(self) -> None:
-        """The prompt is written: it counts once among the prompts. Updates after this are another prompt's, in another `Statistics`."""
+    def finish(self, texts: Mapping[int, str] | None = None) -> None:
+        """The prompt is written: it counts once among the prompts. Updates after this are another prompt's, in another `Statistics`.
+
+        Args:
+            texts: how the tokens of its canvas read, for their classes.
+        """
         for one in self.accumulators:
-            one.finish()
+            one.finish(texts or {})
         self._rows.clear()
         strength, moves, groups = self.strength.arrays, self.moves.arrays, self.groups.arrays
         norms = self.norms.arrays
@@ -195,7 +182,7 @@ class Statistics:
             "norms_by_layer": {name: _plain(values) for name, values in self.norms.result().items()},
             "epsilon_curve": {name: _plain(values) for name, values in self.epsilon.result().items()},
         }
-        return {"counts": counts, "means": means, **self.paths.result()}
+        return {"counts": counts, "means": means, **self.profiles.result()}
 
     def _tokens(self, texts: Mapping[int, str], mask_id: int | None, special: tuple[int, ...]) -> list[dict[str, Any]]:
         found = self.tokens.result()

@@ -98,23 +98,20 @@ class HeadStrengths(Accumulator):
         }
 
     def update(self, step: SeenStep) -> None:
-        columns, keys = step.columns, step.columns.shape[-1]
-        total = columns.sum(axis=-1, dtype=np.float64)
-        sinks = step.selected.sum(axis=-1)
-        largest = columns.max(axis=-1).astype(np.float64)
-        share = np.divide(columns, total[..., None], out=np.zeros_like(columns), where=total[..., None] > 0)
-        logs = np.log(share, out=np.zeros_like(share), where=share > 0)
-        rising = np.sort(columns, axis=-1)
-        weighted = rising @ (np.arange(1, keys + 1, dtype=np.float32) * 2 - (keys + 1))
+        found, (layers, heads, _) = step.concentration, step.columns.shape
+        layer, head, key = np.nonzero(step.selected)
+        place = layer * heads + head
+        sinks = np.bincount(place, minlength=layers * heads).reshape(layers, heads)
+        on_sinks = np.bincount(place, step.columns[layer, head, key], layers * heads).reshape(layers, heads)
         add = {
             "steps": 1,
             "steps_with_sink": sinks > 0,
             "sinks": sinks,
-            "main": np.where(sinks > 0, largest, 0),
-            "largest": largest,
-            "sink_share": np.einsum("lhk,lhk->lh", share, step.selected, dtype=np.float64, casting="unsafe"),
-            "entropy": -np.einsum("lhk,lhk->lh", share, logs) / max(np.log(keys), 1e-9),
-            "gini": ratio(weighted.astype(np.float64), keys * total),
+            "main": np.where(sinks > 0, found.largest, 0),
+            "largest": found.largest,
+            "sink_share": np.nan_to_num(ratio(on_sinks, found.total)),
+            "entropy": found.entropy,
+            "gini": found.gini,
         }
         for name, value in add.items():
             self.arrays[name] += value
