@@ -13,6 +13,7 @@ from sinkscope.lab.vocabulary import build_tokenizer
 from sinkscope.models import add_sink_token
 from sinkscope.models.sink_token import SinkToken, constant_keys, with_sink
 
+REPEATS = 25
 SHAPES = ((192, 6, 6, 8, 96), (192, 6, 6, 1, 256), (1024, 4, 16, 1, 512))
 
 
@@ -51,14 +52,15 @@ def inference(width: int, layers: int, heads: int):
 
 
 def main() -> None:
-    seconds = interleaved({variant: training(variant) for variant in ("none", "token", "logit", "gate")}, repeats=9)
+    seconds = interleaved({variant: training(variant) for variant in ("none", "token", "logit", "gate")}, repeats=REPEATS)
     rows = [{"what": f"training step, {name}", "over_without": ratio(seconds, name, "none")} for name in seconds if name != "none"]
     for width, layers, heads, batch, length in SHAPES:
         tokens = torch.randint(0, 456, (batch, length))
         networks = inference(width, layers, heads)
         with torch.no_grad():
             seconds = interleaved(
-                {name: lambda one=one, tokens=tokens: one.model(input_ids=tokens, use_cache=False) for name, one in networks.items()}, 9
+                {name: lambda one=one, tokens=tokens: one.model(input_ids=tokens, use_cache=False) for name, one in networks.items()},
+                REPEATS,
             )
         shape = f"width {width}, {layers} layers, {batch} × {length} tokens"
         rows += [{"what": f"{name}, {shape}", "over_without": ratio(seconds, name, "plain")} for name in ("folded", "unfolded")]
