@@ -358,6 +358,12 @@ def test_without_maps_the_others_are_drawn_in_silence(unpainted, trace, tmp_path
     assert said == ["not drawn for org/planted: Figure 4 needs attention maps; `sinkscope figures` recomputes them"]
 
 
+def test_more_traces_than_fit_side_by_side_are_refused(trace, tmp_path):
+    with pytest.raises(CallError, match=r"expected at most 4 traces side by side, found 5; name single ones, such as FOLDER/000000"):
+        draw_figures([trace] * 5, tmp_path / "out", compare=True)
+    assert not (tmp_path / "out").exists()
+
+
 def test_an_unknown_figure_is_refused(trace, tmp_path):
     with pytest.raises(CallError, match="no figure '11'; expected one of 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, norms"):
         draw_figures([trace], tmp_path, only=["11"])

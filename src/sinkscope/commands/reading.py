@@ -106,7 +106,7 @@ def figures(
         traces: folders of traces, or of statistics, which draw Figures 3, 5, 9, 10 and norms. (required)
         out: folder for the files.
         excess: how far a column must exceed the mean of the others (Eq. 3), in queries' worth of attention.
-        compare: puts the traces side by side.
+        compare: puts the traces side by side, up to four.
         only: figures to draw, separated by commas: 1 to 10, norms. (default: all)
         model: what wrote the traces, where it has moved; recomputes the maps of Figures 4, 6 and 8. (default: the name in the trace)
         device: of that model: cpu, cuda …

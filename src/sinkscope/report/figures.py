@@ -43,6 +43,8 @@ COUNT_FIGURES: dict[str, Callable[[Sequence[Counted]], Plate | str]] = {
 MAP_FIGURES: dict[str, Callable[[Sequence[Digest], Maps], Plate | str]] = {"4": sink_jump, "6": query_groups, "8": first_and_last_maps}
 """Figures that need attention maps, and so the model or maps that were stored."""
 
+BESIDE = 4
+"""More panels than these side by side leave no room for what is written on them."""
 ORDER = ("1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "norms")
 
 
@@ -71,7 +73,7 @@ def draw_figures(
         The files written: PNG, PDF and CSV of each figure, in order.
 
     Raises:
-        CallError: no traces, an unknown figure, a threshold that cannot hold, or statistics that were counted at another one.
+        CallError: no traces, too many to compare, an unknown figure, a threshold that cannot hold, or statistics counted at another one.
         TraceError: a trace without a whole step, or a file that cannot be written.
     """
     if not traces:
@@ -79,6 +81,11 @@ def draw_figures(
     wanted = [name for name in ORDER if only is None or name in only]
     if unknown := [name for name in only or () if name not in ORDER]:
         raise CallError(f"no figure {unknown[0]!r}; expected one of {', '.join(ORDER)}")
+    if compare and len(traces) > BESIDE:
+        raise CallError(
+            f"compare: expected at most {BESIDE} traces side by side, found {len(traces)}; name single ones, such as FOLDER/000000, "
+            "or compare many prompts by their statistics (`sinkscope trace --keep statistics`)"
+        )
     out = make_folder(Path(out))
     labels = model_labels([trace.manifest for trace in traces])
     digests = [_read(trace, excess, label) for trace, label in zip(traces, labels, strict=True)]
