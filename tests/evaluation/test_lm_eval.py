@@ -7,6 +7,7 @@ import sys
 import types
 
 import pytest
+import torch
 
 pytest.importorskip("lm_eval")
 
@@ -266,9 +267,21 @@ def test_the_command_line_knows_our_tasks_and_reports_in_one_line(monkeypatch, c
         ours.main()
     except SystemExit as stop:
         assert stop.code == status
-    assert sys.argv[-2:] == ["--include_path", str(ours.TASKS)]
+    assert sys.argv[-4:] == ["--include_path", str(ours.TASKS), "--device", "cuda" if torch.cuda.is_available() else "cpu"]
     assert (ours.TASKS / "sinkscope_humaneval.yaml").exists()
     assert capsys.readouterr().err == ("" if error is None else f"sinkscope: error: {error}\n")
+
+
+@pytest.mark.parametrize("argv", [["--device", "cpu"], ["--device=cpu"], ["--config", "run.yaml"], ["ls", "tasks"]])
+def test_a_device_is_chosen_only_where_none_is(monkeypatch, argv):
+    import lm_eval.__main__
+
+    from sinkscope.evaluation import lm_eval as ours
+
+    monkeypatch.setattr(lm_eval.__main__, "cli_evaluate", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["lm_eval", *argv])
+    ours.main()
+    assert sys.argv == ["lm_eval", *argv]
 
 
 def test_the_command_line_under_torchrun_gives_what_one_process_gives(diffusion_folder, diffusion, task_folder, harness, tmp_path):

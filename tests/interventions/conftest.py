@@ -31,3 +31,9 @@ def run():
 def lab_diffusion():
     """Trained, so that there are sinks: 6 layers, 6 heads."""
     return sinkscope.load("lab-diffusion")
+
+
+@pytest.fixture(scope="session")
+def lab_autoregressive():
+    """Trained; 6 layers, 6 heads."""
+    return sinkscope.load("lab-autoregressive")

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import sinkscope
 from sinkscope.interventions import HideTopSinks, MassMatchedKeys, NextRanks, PersistentRandomKeys, RandomKeys, SameClassKeys, compose
 from sinkscope.interventions.token_classes import class_in
 from sinkscope.sinks import is_sink
@@ -73,13 +74,15 @@ def test_where_sinks_are_all_there_is_others_are_taken(diffusion, run):
 
 
 def test_mass_matched_keys_hold_as_much_as_the_sinks(lab_diffusion, run, question):
+    """The top keys of the step before, by what they and the others hold in the step that loses them."""
     _, seen, running = run(lab_diffusion, MassMatchedKeys(1, seed=4), question, **WRITE)
     gaps, counts = [], []
-    for _, _, columns, hidden in each(seen):
+    for step, layer, columns, hidden in each(seen):
         sink = top(columns, 1)
         assert not (hidden & sink).any()
-        aim, mass = (columns * sink).sum(-1), (columns * hidden).sum(-1)
-        reachable = columns.sum(-1) - aim > aim
+        now = seen.columns[step][layer].local[:, :, 0]
+        aim, mass = (now * sink).sum(-1), (now * hidden).sum(-1)
+        reachable = now.sum(-1) - aim > aim
         gaps.append((mass - aim).abs()[reachable] / aim[reachable])
         counts.append(hidden.sum(-1).flatten())
         assert torch.equal(hidden.sum(-1)[~reachable], torch.full_like(hidden.sum(-1)[~reachable], columns.shape[-1] - 1))
@@ -95,11 +98,21 @@ def test_mass_is_matched_in_what_the_new_query_loses(autoregressive, run, questi
     for step, columns in enumerate(seen.columns[:-1]):
         local = columns[0].sums if columns[0].local is None else columns[0].local
         running = local[:, :, 0] + (torch.nn.functional.pad(running, (0, 1)) if step else 0)
-        row, hidden = columns[0].last_row, seen.hidden(step + 1, 0)[..., :-1]
+        row, hidden = seen.columns[step + 1][0].last_row[..., :-1], seen.hidden(step + 1, 0)[..., :-1]
         aim = (row * top(running, 1)).sum(-1)
         reachable = aim < 0.3
         gaps.append(((row * hidden).sum(-1) - aim).abs()[reachable])
     assert torch.cat(gaps).mean() < 0.05
+
+
+def test_mass_is_matched_behind_the_last_row_too(lab_autoregressive, question):
+    """Whose next query wants something else: random keys with the mass of the row before took away five times as much."""
+    removed = {}
+    for rule in (HideTopSinks(1, decide="last_row"), MassMatchedKeys(1, decide="last_row")):
+        with rule(lab_autoregressive) as running:
+            sinkscope.generate(lab_autoregressive, question, length=24)
+        removed[type(rule)] = running.effect.removed_share
+    assert 0.4 < removed[MassMatchedKeys] / removed[HideTopSinks] <= 1.05
 
 
 def test_persistent_keys_stay_as_long_as_their_sinks(lab_diffusion, run, question):

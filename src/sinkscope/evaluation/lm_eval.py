@@ -237,6 +237,10 @@ def main() -> None:
 
     if "--tasks" in sys.argv and "--include_path" not in sys.argv:
         sys.argv += ["--include_path", str(TASKS)]
+    runs = sys.argv[1:2] == ["run"] or (sys.argv[1:2] and sys.argv[1].startswith("-"))
+    if runs and not any(one.split("=")[0] in ("--device", "--config", "-C") for one in sys.argv):
+        # lm-eval's own default is the first GPU, also where there is none, and for every process of torchrun.
+        sys.argv += ["--device", "cuda" if torch.cuda.is_available() else "cpu"]
     try:
         cli_evaluate()
     except SinkscopeError as error:

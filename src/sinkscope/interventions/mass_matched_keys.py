@@ -13,14 +13,14 @@ from sinkscope.interventions.top_sinks import SinkRule
 
 @dataclass(frozen=True)
 class MassMatchedKeys(SinkRule):
-    """Control: hides random keys until they hold as much attention as the k sinks do.
+    """Control: hides random keys until they hold as much attention as the k sinks do in the step that loses it.
 
-    How much is read off the attention that the rule goes by, so for ``observe="previous"`` it is that of the step before.
-    Columns change little from step to step; with ``decide="last_row"`` the next query wants much less of the last one's top
-    key, random keys hold what they held, and the match fails (in the lab's model five times as much is removed).
+    The sinks are chosen by the step the rule goes by; what they and the random keys hold is measured in the running step,
+    before anything is hidden, which costs a second sweep. Measured in the step before, a key chosen for what it held then
+    would count for more than it takes away (five times, in the lab's autoregressive model behind ``decide="last_row"``).
 
-    Keys are taken in random order, the last one only where it brings the sum nearer. Limit: where the other keys hold
-    less than the sinks do, all of them are hidden and the match fails; `Effect.removed_share` shows it.
+    Keys are taken in random order, each where it brings the sum nearer. Limit: where the other keys hold less than the
+    sinks do, all of them are hidden and the match fails; `Effect.removed_share` shows it.
 
     Attributes:
         seed: see `RandomKeys`.
@@ -40,8 +40,8 @@ class MassMatchedKeys(SinkRule):
     def pick(self, look: Look, ranking: Ranking, top: Tensor) -> Tensor:
         ranks = random_ranks(look, ranking, top, self.seed)
         others = ranking.candidates & ~top
-        aim = (ranking.at_stake * top).sum(-1, keepdim=True)
+        at_stake = self.at_stake(look)
         order = ranks.argsort(dim=-1)
-        mass = (ranking.at_stake * others).gather(-1, order)
-        nearer = mass.cumsum(-1) - mass / 2 < aim
+        mass = (at_stake * others).gather(-1, order)
+        nearer = mass.cumsum(-1) - mass / 2 < (at_stake * top).sum(-1, keepdim=True)
         return nearer.gather(-1, ranks) & others

@@ -20,8 +20,6 @@ class Ranking:
     Attributes:
         values: [batch, group, key], what they are ranked by: column sums, or the newest query's row.
         columns: [batch, group, key], column sums in queries' worth of attention.
-        at_stake: [batch, group, key], the attention that hiding a key takes away: its column, or the newest query's row
-            where only that one loses it.
         candidates: bool [batch, 1, key], keys that may be chosen and were seen.
         sinks: bool [batch, group, key], Eq. 3 with ε = 3 on the column sums.
         real: bool [batch, key], keys that were seen, padding left out.
@@ -29,7 +27,6 @@ class Ranking:
 
     values: Tensor
     columns: Tensor
-    at_stake: Tensor
     candidates: Tensor
     sinks: Tensor
     real: Tensor
@@ -95,7 +92,16 @@ class Observed(Intervention, ABC):
         columns = pool(seen.columns, self.scope, kv_heads)
         last_row = pool(seen.last_row, self.scope, kv_heads)
         values = columns if self.decide == "columns" else last_row
-        at_stake = last_row if look.causal and look.call.query.shape[2] == 1 else columns
         candidates = (look.candidates & known)[:, None]
         sinks = excess_of(columns, known) > SINK_EXCESS
-        return Ranking(values, columns, at_stake, candidates, sinks & known[:, None], known)
+        return Ranking(values, columns, candidates, sinks & known[:, None], known)
+
+    def at_stake(self, look: Look) -> Tensor:
+        """Attention that hiding a key takes away in the running step: its column, or the newest query's row where only that one loses it.
+
+        Costs a sweep of its own. [batch, group, key].
+        """
+        seen = look.seen("current", self.measured)
+        assert seen is not None
+        only_newest = look.causal and look.call.query.shape[2] == 1
+        return pool(seen.last_row if only_newest else seen.columns, self.scope, look.call.key.shape[1])
