@@ -102,10 +102,40 @@ def test_a_left_padded_row_is_the_row_alone(causal, name):
     tokens = torch.cat([torch.nn.functional.pad(short, (8, 0), value=1), TOKENS[1:2]])
     real = torch.ones_like(tokens)
     real[0, :8] = 0
-    positions = (real.cumsum(-1) - 1).clamp(min=0)
-    batch = network(tokens, attention_mask=real, position_ids=positions, use_cache=False).logits
-    assert difference(batch[:1, 8:], network(short, use_cache=False).logits) < 1e-5
-    assert difference(batch[1:], network(TOKENS[1:2], use_cache=False).logits) < 1e-5
+    for told in ({"position_ids": (real.cumsum(-1) - 1).clamp(min=0)}, {}):  # the mask alone says where a row begins
+        batch = network(tokens, attention_mask=real, use_cache=False, **told).logits
+        assert difference(batch[:1, 8:], network(short, use_cache=False).logits) < 1e-5
+        assert difference(batch[1:], network(TOKENS[1:2], use_cache=False).logits) < 1e-5
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("causal", "name"),
+    [(False, "token-2"), (True, "token-2"), (False, "token-end"), (False, "logit"), (True, "logit"), (False, "gate"), (True, "gate")],
+)
+def test_a_right_padded_row_is_the_row_alone(causal, name):
+    """As a trainer's collator pads; a token at the end stands behind the last real one."""
+    network = with_sink(VARIANTS[name], causal=causal)
+    tokens, real = TOKENS.clone(), torch.ones_like(TOKENS)
+    tokens[0, 13:], real[0, 13:] = 1, 0
+    for told in ({"position_ids": torch.arange(21)[None]}, {}):
+        batch = network(tokens, attention_mask=real, use_cache=False, **told).logits
+        assert difference(batch[:1, :13], network(TOKENS[:1, :13], use_cache=False).logits) < 1e-5
+        assert difference(batch[1:2], network(TOKENS[1:2], use_cache=False).logits) < 1e-5
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["token", "token-4", "logit"])
+def test_a_padded_row_behind_a_cache_is_the_row_alone(name):
+    network = with_sink(VARIANTS[name], causal=True)
+    tokens, real = TOKENS.clone(), torch.ones_like(TOKENS)
+    tokens[0, :8], real[0, :8] = 1, 0
+    cache = transformers.DynamicCache(config=network.config)
+    for stop in (20, 21):
+        start = cache.get_seq_length()
+        batch = network(tokens[:, start:stop], attention_mask=real[:, :stop], past_key_values=cache, use_cache=True).logits
+    alone = network(TOKENS[:1, 8:], use_cache=False).logits
+    assert difference(batch[:1, -1], alone[:, -1]) < 1e-5
 
 
 @torch.no_grad()

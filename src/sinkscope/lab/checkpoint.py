@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from sinkscope.errors import TrainingError
 from sinkscope.lab.recipes import Recipe
 from sinkscope.lab.texts import Texts
-from sinkscope.lab.training import RECIPE, STATE, choose_tokenizer, claim_recipe, train
+from sinkscope.lab.training import RECIPE, STATE, check_recipe, choose_tokenizer, train
 
 WEIGHTS = "model.safetensors"
 
@@ -29,7 +29,7 @@ def train_checkpoint(recipe: Recipe, out: Path, *, texts: Texts | None = None, d
     try:
         out.mkdir(parents=True, exist_ok=True)
         recipe = dataclasses.replace(recipe, data=None if texts is None else texts.fingerprint)
-        claim_recipe(recipe, out)
+        check_recipe(recipe, out)
         if not (out / WEIGHTS).exists():
             network = train(recipe, out, texts=texts, device=device)
             _save(network, choose_tokenizer(recipe, texts), recipe, out, command)

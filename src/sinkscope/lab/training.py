@@ -119,10 +119,12 @@ def train(recipe: Recipe, out: Path, *, texts: Texts | None = None, device: str 
 
     out.mkdir(parents=True, exist_ok=True)
     recipe = replace(recipe, data=None if texts is None else texts.fingerprint)
-    claim_recipe(recipe, out)
+    check_recipe(recipe, out)
     tokenizer = choose_tokenizer(recipe, texts)
     draw = _source(recipe, tokenizer, texts)
     network = build_network(recipe, tokenizer).to(device)
+    if not (out / RECIPE).exists():  # a recipe that is refused leaves none behind
+        _write_whole(out / RECIPE, json.dumps(_plain(recipe), indent=2) + "\n")
     optimiser = torch.optim.AdamW(_parameter_groups(network, recipe.weight_decay), lr=recipe.learning_rate, betas=recipe.betas, fused=True)
     start = _load_state(out / STATE, network, optimiser)
     _cut_log(out / LOG, start)
@@ -157,15 +159,14 @@ def train(recipe: Recipe, out: Path, *, texts: Texts | None = None, device: str 
     return network
 
 
-def claim_recipe(recipe: Recipe, out: Path) -> None:
-    """Writes the resolved recipe into a folder, or compares it with the one there.
+def check_recipe(recipe: Recipe, out: Path) -> None:
+    """Compares a resolved recipe with that of the folder's run, if it holds one.
 
     Raises:
         TrainingError: the folder holds a run of another recipe.
     """
-    mine, path = json.loads(json.dumps(asdict(recipe))), out / RECIPE
+    mine, path = _plain(recipe), out / RECIPE
     if not path.exists():
-        _write_whole(path, json.dumps(mine, indent=2) + "\n")
         return
     try:
         theirs = json.loads(path.read_text())
@@ -180,6 +181,10 @@ def claim_recipe(recipe: Recipe, out: Path) -> None:
     if different:
         changes = ", ".join(f"{key} {theirs.get(key)!r} → {mine[key]!r}" for key in different)
         raise TrainingError(f"{out} holds a run of another recipe ({changes}); train into another folder or delete this one")
+
+
+def _plain(recipe: Recipe) -> dict[str, Any]:
+    return json.loads(json.dumps(asdict(recipe)))
 
 
 def _parameter_groups(network: Any, weight_decay: float) -> list[dict[str, Any]]:

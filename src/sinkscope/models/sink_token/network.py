@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from sinkscope.attention import NAME, register_seam
 from sinkscope.errors import AttentionError, CallError, ModelError
+from sinkscope.models.layouts import MARK_POSITIONS
 from sinkscope.models.sink_token.stream import SinkWeights, prefixes
 from sinkscope.models.sink_token.variant import KEY, SinkToken, read_variant
 
@@ -33,14 +34,15 @@ class _BeforeStack:
         if variant.kind != "token":
             return args, {**kwargs, "sinkscope_prefixes": prefixes(stack, None)}
         inputs = dict(zip(("input_ids", "attention_mask", "position_ids", "past_key_values", "inputs_embeds"), args, strict=False)) | kwargs
-        positions = _positions(inputs)
+        positions = inputs["position_ids"] = _positions(inputs)
         if variant.position == "front":
             inputs["position_ids"] = positions + variant.count
             first = positions.new_zeros(1)
         else:
             if inputs.get("past_key_values") is not None and int(inputs["past_key_values"].get_seq_length()):
                 raise AttentionError("a sink token at the end moves with every token that is added; run without a cache (use_cache=False)")
-            first = positions.amax(-1) + 1
+            real = _padding_mask(inputs)
+            first = (positions if real is None else positions.masked_fill(real == 0, -1)).amax(-1) + 1
         return (), {**inputs, "sinkscope_prefixes": prefixes(stack, first)}
 
 
@@ -52,8 +54,17 @@ def _positions(inputs: Mapping[str, Any]) -> Tensor:
     shape = ids if ids is not None else embedded
     if shape is None:
         raise CallError("expected input_ids or inputs_embeds, found neither")
+    real = _padding_mask(inputs)
+    if real is not None:  # the distance to the sink must not depend on padding, as distances within the text do not
+        return (real.long().cumsum(-1) - 1).clamp(min=0)[:, -shape.shape[1] :]
     seen = 0 if cache is None else int(cache.get_seq_length())
     return torch.arange(seen, seen + shape.shape[1], device=shape.device)[None]
+
+
+def _padding_mask(inputs: Mapping[str, Any]) -> Tensor | None:
+    """[batch, key], 0 on padding, where the caller gave one."""
+    mask = inputs.get("attention_mask")
+    return mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
 
 
 class _BeforeAttention:
@@ -102,6 +113,11 @@ def _install(network: Any, variant: SinkToken) -> None:
 
 
 def _check_body(config: Any, variant: SinkToken) -> None:
+    if variant.kind == "token" and getattr(config, MARK_POSITIONS, False):
+        raise CallError(
+            f"sink token {variant.name!r}: expected rotated positions, found learned ones, among which the token has no place; "
+            "use logit, off-by-one or gate"
+        )
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type", "default") not in ROPE_TYPES:
         raise CallError(
