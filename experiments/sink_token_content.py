@@ -26,7 +26,10 @@ def rows_of_tokens(stack: Any) -> list[torch.Tensor]:
     rotations = stack.rotary_emb(hidden, position_ids=torch.zeros(1, 1, dtype=torch.long))
     found = [hidden[:, 0]]
     for layer in stack.layers:
-        hidden = layer(hidden, position_embeddings=rotations)
+        if stack.sink_token.variant.zero_value:  # its attention gives nothing
+            hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+        else:
+            hidden = layer(hidden, position_embeddings=rotations)
         found.append(hidden[:, 0])
     return found
 
@@ -47,6 +50,8 @@ def main() -> None:
     arguments = parser.parse_args()
     started = time.time()
     arms = [arm for arm in find_arms(arguments.arms) if arm.recipe["sink_token"].startswith("token")]
+    if not arms:
+        parser.error(f"{arguments.arms}: expected arms with a token, found none")
     words: dict[str, list[str]] = {}
 
     def measure(arm: Arm, model: Any) -> dict[str, np.ndarray]:
@@ -71,11 +76,13 @@ def main() -> None:
             found[f"layer {number}: bits, random rows"] = bits(random)
             found[f"layer {number}: probability of its first word, token"] = logs.exp().amax(-1).numpy()
             found[f"layer {number}: probability of their first word, text"] = text.exp().amax(-1).numpy()
-            best = logs[0].topk(5)
-            shown = [
-                f"{model.tokenizer.decode([int(token)])!r} {float(p.exp()):.2f}" for token, p in zip(best.indices, best.values, strict=True)
-            ]
-            words.setdefault(f"{arm.name}, seed {arm.seed}", []).append(f"layer {number}: " + ", ".join(shown))
+            for place, best in enumerate(log.topk(5) for log in logs):
+                shown = [
+                    f"{model.tokenizer.decode([int(token)])!r} {float(p.exp()):.2f}"
+                    for token, p in zip(best.indices, best.values, strict=True)
+                ]
+                which = f", token {place + 1} of {len(logs)}" if len(logs) > 1 else ""
+                words.setdefault(f"{arm.name}, seed {arm.seed}{which}", []).append(f"layer {number}: " + ", ".join(shown))
         return {key: np.array([values.mean()]) for key, values in found.items()}
 
     rows = measure_arms(arms, measure).rows()

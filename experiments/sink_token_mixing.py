@@ -38,7 +38,7 @@ def canvases(arm: Arm, model: Any, count: int) -> list[torch.Tensor]:
 
 class Values(Watcher):
     """Value norms, mean over key heads, of the sink token, of sinks of the text (Eq. 3, ε = 3) and of the other tokens; and what
-    each adds: Σ c·‖v‖.
+    each adds: Σ c·‖v‖ (of an arm with a gate: before the gate).
     """
 
     def __init__(self) -> None:

@@ -25,6 +25,7 @@ from sinkscope.attention import Columns, LayerCall, Watcher, subscribed
 from sinkscope.sinks import find_sinks, is_sink, movement_test, track
 
 EVERY = 4
+OWN = "attention on the token, or on the learned score"
 
 
 def record(arm: Arm, model: Any, count: int, folder: Path) -> list[Any]:
@@ -78,7 +79,11 @@ def shares(model: Any, trace: Any, of_others: list[torch.Tensor] | None) -> tupl
         rows.append(np.mean(watcher.rows, axis=0))
         columns += watcher.main
     own, sinks, largest = np.mean(rows, axis=0)
-    found = {"attention on the token": own, "attention on sinks of the text": sinks, "attention on the largest column": largest}
+    found = {
+        OWN: own,
+        "attention on sinks of the text": sinks,
+        "attention on the largest column": largest,
+    }
     if of_others is not None:  # the five keys of a layer that most attention went to in the arm without
         were = [float(mine[theirs.topk(5).indices].sum()) for mine, theirs in zip(columns, of_others, strict=True)]
         found["attention on the keys that were sinks"] = float(np.mean(were))
@@ -113,18 +118,31 @@ def main() -> None:
             return {key: np.array([row.get(key, np.nan) for row in rows]) for key in rows[0]}
 
         table = measure_arms(arms, measure)
-    rows, taken = table.rows(), {}
+    rows, less, received, without_sinks = table.rows(), {}, {}, []
     column = "attention on sinks of the text"
     for name in table.values:
         other = partner(name)
         seeds = sorted(set(table.values[name]) & set(table.values.get(other, {})))
         if name != other and seeds and column in table.columns:
-            without_it, with_it = table.of(other, column, seeds), table.of(name, column, seeds)
-            if without_it.mean() > 0:
-                taken[name] = ratio_interval(without_it - with_it, without_it)
-    lines = [f"* {name} takes {v['mean']:.2f} ({v['interval'][0]:.2f} to {v['interval'][1]:.2f}) of it" for name, v in taken.items()]
-    text = show(rows) + "\n\nOf the attention that sinks of the text have without the token:\n\n" + "\n".join(lines)
-    write(arguments.out, "A sink token and the moves of the sinks", {"rows": rows, "taken_of_text_sinks": taken}, text, arms, started)
+            before, after = table.of(other, column, seeds), table.of(name, column, seeds)
+            if not before.mean() > 0:
+                without_sinks.append(name)
+                continue
+            less[name] = ratio_interval(before - after, before)
+            if table.of(name, OWN, seeds).any():
+                received[name] = ratio_interval(table.of(name, OWN, seeds), before)
+    lines = [
+        f"* {name}: sinks of the text have {told(value)} of it less"
+        + (f"; the token or score has as much as {told(received[name])} of it" if name in received else "; no place of its own")
+        for name, value in less.items()
+    ] + [f"* {name}: none to compare with, as the arm without has no sinks" for name in without_sinks]
+    text = show(rows) + "\n\nOf the attention that sinks of the text have in the arm without:\n\n" + "\n".join(lines)
+    document = {"rows": rows, "less_on_text_sinks": less, "received_over_text_sinks": received}
+    write(arguments.out, "A sink token and the moves of the sinks", document, text, arms, started)
+
+
+def told(value: dict[str, Any]) -> str:
+    return f"{value['mean']:.2f} ({value['interval'][0]:.2f} to {value['interval'][1]:.2f})"
 
 
 if __name__ == "__main__":

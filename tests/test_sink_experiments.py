@@ -59,13 +59,14 @@ def test_quality(run, arms):
 
 def test_movement(run):
     rows, document = run("sink_token_movement", "--problems", "5")
-    share = rows["lab-sink-token", "attention on the token"]
-    assert 0 < share["mean"] < 1 and rows["lab-sink-none", "attention on the token"]["mean"] == 0
+    share = rows["lab-sink-token", "attention on the token, or on the learned score"]
+    assert 0 < share["mean"] < 1 and rows["lab-sink-none", "attention on the token, or on the learned score"]["mean"] == 0
     assert rows["lab-sink-none", "sinks per head and step"]["n"] == 5
     without, with_it = (rows[name, "attention on sinks of the text"] for name in ("lab-sink-none", "lab-sink-token"))
     if without["mean"] > 0:
-        taken = document["taken_of_text_sinks"]["lab-sink-token"]["mean"]
-        assert taken == pytest.approx((without["mean"] - with_it["seeds"]["0"]) / without["mean"])
+        less = document["less_on_text_sinks"]["lab-sink-token"]["mean"]
+        assert less == pytest.approx((without["mean"] - with_it["seeds"]["0"]) / without["mean"])
+        assert document["received_over_text_sinks"]["lab-sink-token"]["mean"] == pytest.approx(share["seeds"]["0"] / without["mean"])
 
 
 @torch.no_grad()
@@ -91,6 +92,21 @@ def test_content(run, arms):
     bits = float(-(logs.exp() * logs).sum() / np.log(2))
     assert rows["lab-sink-token", "layer 0: bits, token"]["seeds"]["1"] == pytest.approx(bits, rel=1e-4)
     assert {what.split(":")[0] for _, what in rows} == {"layer 0", "layer 1"} and len(document["words"]) == 2
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("variant", ["token-2", "token-zero-value"])
+def test_rows_of_tokens_are_those_that_the_constant_keys_come_from(monkeypatch, variant):
+    monkeypatch.syspath_prepend(EXPERIMENTS)
+    from sink_token_content import rows_of_tokens
+
+    from sinkscope.models.sink_token.stream import constant_keys
+
+    model = sinkscope.load("lab-autoregressive", dtype="float32")
+    network = sinkscope.add_sink_token(model.network, variant)
+    keys, _ = constant_keys(network.model)
+    for layer, row, expected in zip(network.model.layers, rows_of_tokens(network.model), keys, strict=False):
+        torch.testing.assert_close(layer.self_attn.k_proj(layer.input_layernorm(row)), expected.transpose(0, 1).flatten(1))
 
 
 def test_robustness(run):

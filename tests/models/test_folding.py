@@ -96,7 +96,6 @@ def test_a_folded_model_computes_no_row(pair):
 
 
 @torch.no_grad()
-@torch.no_grad()
 def test_constants_that_change_are_rotated_anew(pair):
     network = copy.deepcopy(pair[2].network)
     tokens = torch.arange(4, 24)[None]
