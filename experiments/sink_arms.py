@@ -145,14 +145,40 @@ def ratio_interval(above: np.ndarray, below: np.ndarray, seed: int = 0) -> dict[
     }
 
 
-def measure_arms(arms: Sequence[Arm], measure: Callable[[Arm, Any], dict[str, np.ndarray]]) -> Table:
-    """Runs a measurement on every arm."""
+def measure_arms(
+    arms: Sequence[Arm], measure: Callable[[Arm, Any], dict[str, np.ndarray]], *, keep: Path | None = None, asked: Any = None
+) -> Table:
+    """Runs a measurement on every arm.
+
+    Args:
+        keep: folder for what is done, an arm a file; the same call goes on there after a kill, or with more arms.
+        asked: what else decides the values besides the weights and the commit (a number of problems …).
+    """
     values: dict[str, dict[int, dict[str, np.ndarray]]] = {}
     for arm in arms:
         print(f"{arm.name}, seed {arm.seed}", file=sys.stderr, flush=True)
-        with torch.no_grad():
-            values.setdefault(arm.name, {})[arm.seed] = measure(arm, arm.load())
+        model = arm.load()
+        file = None if keep is None else keep / f"{arm.name}-seed{arm.seed}.json"
+        made_by = {"asked": asked, "weights": model.card.weight_hash, "commit": commit()}
+        kept = json.loads(file.read_text()) if file is not None and file.exists() else {}
+        if kept.get("made_by") == made_by:
+            found = {column: np.array(one, dtype=float) for column, one in kept["values"].items()}
+        else:
+            with torch.no_grad():
+                found = measure(arm, model)
+            if file is not None:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                beside = file.with_suffix(".writing")
+                beside.write_text(json.dumps({"made_by": made_by, "values": {column: one.tolist() for column, one in found.items()}}))
+                beside.replace(file)
+        values.setdefault(arm.name, {})[arm.seed] = found
     return Table(values)
+
+
+def commit() -> str | None:
+    """Of the checkout these experiments lie in."""
+    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True)
+    return found.stdout.strip() or None
 
 
 def show(rows: Sequence[dict[str, Any]]) -> str:
@@ -172,14 +198,11 @@ def _shown(value: dict[str, Any]) -> str:
 
 def write(out: Path, claim: str, document: dict[str, Any], table: str, arms: Sequence[Arm], started: float) -> None:
     """A result as JSON and as Markdown: claim, command, commit, arms and seeds, cost, numbers."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True
-    ).stdout.strip()
     given = [Path(one).name if Path(one).is_absolute() else one for one in sys.argv[1:]]  # where a machine keeps its arms says nothing
     head = {
         "claim": claim,
         "command": " ".join(["python", f"experiments/{Path(sys.argv[0]).name}", *given]),
-        "commit": commit or None,
+        "commit": commit(),
         "arms": {arm.name: [one.seed for one in arms if one.name == arm.name] for arm in arms},
         "wall_seconds": round(time.time() - started),
         "torch": torch.__version__,

@@ -2,7 +2,7 @@
 
 Claim     With the token validation loss falls and accuracy rises (arXiv 2601.19657, Tables 1–2); the position, the number and a value of
           zero make little difference, gates help less.
-Command   python experiments/sink_token_quality.py ARMS [--problems 200] --out results/sink-token/quality
+Command   python experiments/sink_token_quality.py ARMS [--problems 200] [--work DIR] --out results/sink-token/quality
 Cost      about 1 minute an arm on one core.
 Expected  The arm with the token is better than the arm without; the gap widens with fewer steps.
 Found     results/sink-token/quality.md once the arms are trained; docs/sink-token.md has the table beside the paper's.
@@ -38,6 +38,7 @@ def main() -> None:
     parser.add_argument("arms", type=Path)
     parser.add_argument("--problems", type=int, default=200)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--work", type=Path, default=None, help="keeps what is done here, and goes on from there")
     arguments = parser.parse_args()
     started, arms = time.time(), find_arms(arguments.arms)
 
@@ -48,7 +49,7 @@ def main() -> None:
         reached = {f"updates until validation loss {LEARNT}": np.array([min(below)], dtype=float)} if below else {}
         return {"validation loss": np.array([losses[max(losses)]])} | reached | found
 
-    rows = measure_arms(arms, measure).rows()
+    rows = measure_arms(arms, measure, keep=arguments.work, asked=arguments.problems).rows()
     write(arguments.out, "A sink token and the quality of the model", {"rows": rows}, show(rows), arms, started)
 
 

@@ -2,7 +2,7 @@
 
 Claim     The token takes the part of the moving sinks over (arXiv 2601.19657): hiding them should cost a model with the token less,
           hiding the token itself more.
-Command   python experiments/sink_token_robustness.py ARMS [--problems 100] --out results/sink-token/robustness
+Command   python experiments/sink_token_robustness.py ARMS [--problems 100] [--work DIR] --out results/sink-token/robustness
 Cost      about 2 minutes an arm on one core.
 Expected  Without the token hiding the top sinks costs accuracy; with it less, and hiding the token costs most.
 Found     results/sink-token/robustness.md once the arms are trained.
@@ -37,6 +37,7 @@ def main() -> None:
     parser.add_argument("arms", type=Path)
     parser.add_argument("--problems", type=int, default=100)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--work", type=Path, default=None, help="keeps what is done here, and goes on from there")
     arguments = parser.parse_args()
     started, arms = time.time(), find_arms(arguments.arms)
 
@@ -53,7 +54,7 @@ def main() -> None:
                 found[f"attention removed, {name}"] = np.array([hiding.effect.removed_share])
         return found
 
-    rows = measure_arms(arms, measure).rows()
+    rows = measure_arms(arms, measure, keep=arguments.work, asked=arguments.problems).rows()
     write(arguments.out, "A sink token and robustness", {"rows": rows}, show(rows), arms, started)
 
 

@@ -57,6 +57,27 @@ def test_quality(run, arms):
     assert rows["lab-sink-none", "exact match, 8 tokens a step"]["n"] == 6
 
 
+def test_what_is_done_is_kept_until_something_else_is_asked(monkeypatch, arms, tmp_path):
+    monkeypatch.syspath_prepend(EXPERIMENTS)
+    from sink_arms import find_arms, measure_arms
+
+    done = []
+
+    def measure(arm, model):
+        done.append((arm.name, arm.seed))
+        return {"what": np.array([arm.seed, 0.1, np.nan])}
+
+    first, second = find_arms(arms)[:1], find_arms(arms)[:2]
+    measure_arms(first, measure, keep=tmp_path, asked=3)
+    table = measure_arms(second, measure, keep=tmp_path, asked=3)
+    assert done == [(arm.name, arm.seed) for arm in second]
+    for name, seeds in table.values.items():
+        for seed, row in seeds.items():
+            np.testing.assert_array_equal(row["what"], [seed, 0.1, np.nan])
+    measure_arms(first, measure, keep=tmp_path, asked=4)
+    assert len(done) == 3
+
+
 def test_movement(run):
     rows, document = run("sink_token_movement", "--problems", "5")
     share = rows["lab-sink-token", "attention on the token, or on the learned score"]
