@@ -71,7 +71,7 @@ def test_what_is_done_is_kept_until_something_else_is_asked(monkeypatch, arms, t
     measure_arms(first, measure, keep=tmp_path, asked=3)
     table = measure_arms(second, measure, keep=tmp_path, asked=3)
     assert done == [(arm.name, arm.seed) for arm in second]
-    for name, seeds in table.values.items():
+    for seeds in table.values.values():
         for seed, row in seeds.items():
             np.testing.assert_array_equal(row["what"], [seed, 0.1, np.nan])
     measure_arms(first, measure, keep=tmp_path, asked=4)
