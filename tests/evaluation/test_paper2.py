@@ -1,14 +1,52 @@
 """`reproduce paper2`: the list of work, its cost, and a run on tiny models with local files."""
 
 import json
+import re
 
 import pytest
+import torch
 from test_choices import ROWS, model, write_rows  # noqa: F401 - a fixture
 
+import sinkscope
 from sinkscope.errors import CallError
 from sinkscope.evaluation.paper2 import ACCURACY, CHECKPOINTS, PROBLEMS, SHAPES, TASKS, paper2, read_folders
 from sinkscope.evaluation.runbook import estimate
+from sinkscope.models.sink_token.folding import fold
+from sinkscope.models.smdm import convert
 from sinkscope.reproduction import Options, reproduce
+
+
+def lit_gpt_weights(kind, vocabulary, width=24, inner=40):
+    """Of a random network with 2 layers and 4 heads, under the names of paper 2's code."""
+    drawn = torch.Generator().manual_seed(3)
+    rows = vocabulary + (2 if kind == "+sink" else 1)
+    shapes = {"lm_head": (vocabulary, width), "transformer.wte": (rows, width), "transformer.ln_f": (width,)}
+    for layer in range(2):
+        block = {"norm_1": (width,), "norm_2": (width,), "attn.attn": (3 * width, width), "attn.proj": (width, width)}
+        block |= {"mlp.swiglu.w1": (inner, width), "mlp.swiglu.w2": (inner, width), "mlp.swiglu.w3": (width, inner)}
+        block |= {"attn.gate": (width, width)} if kind == "+gate" else {}
+        shapes |= {f"transformer.h.{layer}.{name}": shape for name, shape in block.items()}
+    return {f"{name}.weight": torch.randn(shape, generator=drawn) for name, shape in shapes.items()}
+
+
+@pytest.fixture(scope="module")
+def folders(model, tmp_path_factory):  # noqa: F811
+    """Tiny models of every kind that its tables name, by the end of a name of `CHECKPOINTS`."""
+    home = tmp_path_factory.mktemp("paper2")
+    tokenizer = model.tokenizer
+    settings = {name: text for name, text in tokenizer.special_tokens_map.items() if name != "mask_token"}
+    type(tokenizer)(tokenizer_object=tokenizer.backend_tokenizer, **settings).save_pretrained(home / "tokenizer")
+    found = {}
+    for kind in ("", "+sink", "+gate"):
+        torch.save(lit_gpt_weights(kind, len(tokenizer)), home / f"model{kind}.pth")
+        folder = convert(home / f"model{kind}.pth", home / f"scratch{kind}", tokenizer=home / "tokenizer", heads=4)
+        found[f"scratch-472m{kind}"] = str(folder)
+    shifted = sinkscope.load(model.card.name).network
+    shifted.config.sinkscope_family = "dream"
+    for kind in ("none", "token"):
+        sinkscope.add_sink_token(shifted, kind).save_pretrained(home / f"qwen-{kind}")
+        tokenizer.save_pretrained(home / f"qwen-{kind}")
+    return found | {"qwen2.5-0.5b": str(home / "qwen-none"), "qwen2.5-0.5b+sink": str(home / "qwen-token")}
 
 
 def test_all_of_the_tables_is_there():
@@ -45,11 +83,16 @@ def test_the_dry_run_needs_no_checkpoint(run):
     assert document["total"]["forwards"] == sum(row["forwards"] for row in document["parts"])
 
 
-def test_a_run_on_local_files(model, tmp_path):  # noqa: F811
+def test_a_run_on_local_files(folders, tmp_path):
     names = ["piqa", "arc_easy"]
     data = {name: write_rows(tmp_path, name) for name in names}
-    parts = paper2({"scratch-472m": model.card.name, "scratch-472m+sink": model.card.name}, tasks=names)
-    (written,) = reproduce(parts, Options(tmp_path / "out", data, batch=2), lambda line: None)
+    parts = paper2({name: folders[name] for name in ("scratch-472m", "scratch-472m+sink")}, tasks=names)
+    said = []
+    (written,) = reproduce(parts, Options(tmp_path / "out", data, batch=2), said.append)
+    assert said[0] == (
+        f"scratch-472m: {folders['scratch-472m']} has 2 layers of width 24, the paper's has 18 of 1280; it runs as it is, "
+        "and is not the paper's checkpoint"
+    )
     lines = written.read_text().splitlines()
     assert [line.split(" | ")[0].removeprefix("| ") for line in lines[2:]] == ["scratch-472m"] * 2 + ["scratch-472m+sink"] * 2
     assert f"| arc_easy | {len(ROWS['arc_easy'])} |" in lines[3] and lines[3].endswith("| 32.2 |") and lines[5].endswith("| 40.9 |")
@@ -58,15 +101,50 @@ def test_a_run_on_local_files(model, tmp_path):  # noqa: F811
 
 
 @pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        ("scratch-472m+sink", "scratch-472m", "expected family smdm with sink token token, .* found family smdm with sink token none"),
+        ("scratch-472m", "scratch-472m+sink", "expected family smdm with sink token none, .* found family smdm with sink token token"),
+        ("scratch-472m", "scratch-472m+gate", "expected family smdm with sink token none, .* found family smdm with sink token gate"),
+        ("scratch-472m", "qwen2.5-0.5b", "expected family smdm with sink token none, .* found family dream with sink token none"),
+        ("qwen2.5-1.5b+gate", "qwen2.5-0.5b+sink", "expected family dream with sink token gate, .* with sink token token; give the folder"),
+    ],
+)
+def test_a_folder_of_another_kind_than_its_name_is_refused(name, given, message, folders, tmp_path):
+    data = {"piqa": write_rows(tmp_path, "piqa")}
+    right = {"qwen2.5-0.5b": folders["qwen2.5-0.5b"]}
+    with pytest.raises(CallError, match=f"--models {re.escape(f'{name}={folders[given]}')}: {message}"):
+        reproduce(paper2(right | {name: folders[given]}, tasks=["piqa"]), Options(tmp_path / "out", data), lambda line: None)
+    assert not (tmp_path / "out").exists(), "what the others take is hours"
+
+
+def test_a_folded_token_is_the_token(folders, tmp_path):
+    folder = fold(folders["scratch-472m+sink"], tmp_path / "folded")
+    parts = paper2({"scratch-472m+sink": str(folder)}, tasks=["piqa"], limit=1)
+    assert reproduce(parts, Options(tmp_path / "out", {"piqa": write_rows(tmp_path, "piqa")}), lambda line: None)
+
+
+@pytest.mark.parametrize("limit", [0, -3])
+def test_a_limit_below_one_is_refused(run, limit):
+    status, out, err = run("reproduce", "paper2", "--dry-run", "--limit", limit)
+    assert (status, out) == (2, "") and f"expected --limit and --traces from 1, --seeds from 0 upwards, found {limit}" in err
+
+
+@pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: paper2({"scratch-1b": "x"}), "paper2: no checkpoint 'scratch-1b'; expected some of qwen2.5-0.5b,"),
         (lambda: paper2({"scratch-472m": "x"}, tasks=["gsm8k"]), "paper2: no task 'gsm8k'; expected some of arc_easy"),
+        (lambda: paper2({"scratch-472m": "x"}, limit=0), "paper2: limit: expected at least 1 problem of each task, found 0"),
         (lambda: read_folders("scratch-472m"), "--models: expected NAME=FOLDER once each, .* found 'scratch-472m'"),
         (lambda: read_folders("scratch-472m=a,scratch-472m=b"), "--models: expected NAME=FOLDER once each"),
         (
             lambda: reproduce(paper2({"scratch-472m": ""}), Options("x", {})),  # type: ignore[arg-type]
-            "expected a folder for scratch-472m, found none; `sinkscope convert` makes one, pass --models scratch-472m=FOLDER",
+            "expected a folder for scratch-472m, found none; `sinkscope convert` makes one of its .pth: pass --models scratch-472m=FOLDER",
+        ),
+        (
+            lambda: reproduce(paper2({"qwen2.5-0.5b": ""}), Options("x", {})),  # type: ignore[arg-type]
+            "expected a folder for qwen2.5-0.5b, found none; expected one that `load` reads, such as Qwen2.5 after `add_sink_token`",
         ),
     ],
 )
