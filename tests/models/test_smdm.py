@@ -141,6 +141,10 @@ class Harmful:
     ("content", "message"),
     [
         (
+            lambda: {name: tensor.double() for name, tensor in lit_gpt_weights("none").items()},
+            r"model\.pth: .*weight: expected float32, bfloat16, float16, found float64, which `load` refuses; cast it",
+        ),
+        (
             lambda: {"model": lit_gpt_weights("none"), "iter_num": 7},
             r"expected tensors only, found model \(dict\), iter_num \(int\) beside them; keep",
         ),
@@ -178,6 +182,44 @@ def test_a_file_that_is_something_else_is_refused(content, message, tmp_path, to
     assert not (tmp_path / "model").exists() and "never be printed" not in capsys.readouterr().out
 
 
+def retold(folder, tokenizer, tmp_path, **changes):
+    """The tokenizer with other tokens: text → id, and its mask."""
+    core = json.loads((tokenizer / "tokenizer.json").read_text())
+    core["added_tokens"] += [
+        {"id": number, "content": text, "special": True} | dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        for text, number in changes.items()
+    ]
+    core["model"]["vocab"] |= changes
+    made = tmp_path / folder
+    made.mkdir()
+    (made / "tokenizer.json").write_text(json.dumps(core))
+    (made / "tokenizer_config.json").write_text((tokenizer / "tokenizer_config.json").read_text())
+    return made
+
+
+def test_a_tokenizer_that_load_would_refuse_is_refused_before_anything_is_written(tmp_path, tokenizer):
+    sink, plain = tmp_path / "sink.pth", tmp_path / "plain.pth"
+    torch.save(lit_gpt_weights("token"), sink)
+    torch.save(lit_gpt_weights("none"), plain)
+    taken, masked = retold("taken", tokenizer, tmp_path, other=SINK), tmp_path / "masked"
+    build_tokenizer().save_pretrained(masked)
+    messages = {
+        (
+            sink,
+            taken,
+        ): rf"sink\.pth, whose mask is token 32000, does not go with --tokenizer {taken}: .* token_id 32001, but .* 'other' there",
+        (
+            plain,
+            masked,
+        ): rf"plain\.pth, whose mask is token 32000, does not go with --tokenizer {masked}: .* expected token 32000, .* token 2",
+    }
+    for (file, folder), message in messages.items():
+        with pytest.raises(ModelError, match=message):
+            convert(file, tmp_path / "model", tokenizer=folder, heads=SHAPE.n_head)
+        assert not (tmp_path / "model").exists()
+    sinkscope.load(str(convert(plain, tmp_path / "model", tokenizer=taken, heads=SHAPE.n_head)))  # has no sink
+
+
 def test_a_sink_and_a_gate_together_are_refused():
     weights = lit_gpt_weights("token") | {name: tensor for name, tensor in lit_gpt_weights("gate").items() if "gate" in name}
     with pytest.raises(ModelError, match="expected either a sink token or a gate, found both"):
@@ -190,6 +232,8 @@ def test_a_call_that_does_not_fit_is_refused(tmp_path, tokenizer):
         convert(tmp_path / "model.pth", tmp_path / "model", tokenizer=tokenizer)
     with pytest.raises(ModelError, match="number of heads that divides the width 24, found 5"):
         convert(tmp_path / "model.pth", tmp_path / "model", tokenizer=tokenizer, heads=5)
+    with pytest.raises(ModelError, match="expected heads of an even size, whose halves can be rotated, found 8 of 3"):
+        convert(tmp_path / "model.pth", tmp_path / "model", tokenizer=tokenizer, heads=8)
     with pytest.raises(CallError, match=r"--tokenizer .*: expected a folder with tokenizer\.json, found none"):
         convert(tmp_path / "model.pth", tmp_path / "model", tokenizer=tmp_path, heads=6)
     with pytest.raises(CallError, match="expected a new or empty folder"):

@@ -19,7 +19,9 @@ from torch import Tensor
 from sinkscope.errors import CallError, ModelError
 from sinkscope.models.families import SMDM
 from sinkscope.models.layouts import MARK
-from sinkscope.models.sink_token import KEY, SinkToken
+from sinkscope.models.sink_token import KEY, SinkToken, check_token_id, split_config
+from sinkscope.models.tokenization import load_tokenizer
+from sinkscope.models.weights import DTYPES
 
 HEADS = {256: 4, 384: 6, 512: 8, 576: 9, 640: 10, 768: 12, 896: 14, 1024: 16}
 HEADS |= {1280: 10, 1408: 11, 1536: 12, 1792: 14, 2048: 16, 2176: 17}
@@ -51,7 +53,7 @@ def convert(file: Path, out: Path, *, tokenizer: Path, heads: int | None = None)
 
     Raises:
         CallError: arguments that do not fit.
-        ModelError: a file that holds more or other than the tensors of such a model.
+        ModelError: a file that holds more or other than the tensors of such a model, or that its tokenizer does not go with.
     """
     from safetensors.torch import save_file
 
@@ -61,6 +63,7 @@ def convert(file: Path, out: Path, *, tokenizer: Path, heads: int | None = None)
         raise CallError(f"--tokenizer {tokenizer}: expected a folder with tokenizer.json, found none")
     weights = read_tensors(file)
     config, tensors = convert_weights(weights, str(file), heads)
+    _check_tokenizer(tokenizer, config, file)
     out.mkdir(parents=True, exist_ok=True)
     save_file({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, out / "model.safetensors", metadata={"format": "pt"})
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
@@ -68,6 +71,18 @@ def convert(file: Path, out: Path, *, tokenizer: Path, heads: int | None = None)
         if (tokenizer / name).exists():
             shutil.copy(tokenizer / name, out / name)
     return out
+
+
+def _check_tokenizer(folder: Path, config: Mapping[str, Any], file: Path) -> None:
+    """As `load` will, before anything is written: its ids of the mask and of the sink are those of the file, or free."""
+    body, variant = split_config(config, str(file))
+    try:
+        tokenizer = load_tokenizer(folder, SMDM, body)
+        if variant is not None:
+            check_token_id(tokenizer, variant, "the tokenizer", ModelError)
+    except ModelError as error:
+        mask = config["mask_token_id"]
+        raise ModelError(f"{file}, whose mask is token {mask}, does not go with --tokenizer {folder}: {error}") from error
 
 
 def read_tensors(file: Path) -> dict[str, Tensor]:
@@ -115,6 +130,12 @@ def convert_weights(weights: Mapping[str, Tensor], where: str, heads: int | None
         ModelError: a tensor is missing, of a shape that does not fit, or unknown.
     """
     left = dict(weights)
+    for name, tensor in weights.items():
+        if str(tensor.dtype).removeprefix("torch.") not in DTYPES.values():
+            raise ModelError(
+                f"{where}: {name}: expected {', '.join(DTYPES.values())}, found {str(tensor.dtype).removeprefix('torch.')}, which `load` "
+                "refuses; cast it: torch.save({name: tensor.float() for name, tensor in state.items()}, FILE)"
+            )
 
     def take(name: str, *shape: int | None) -> Tensor:
         if name not in left:
@@ -139,6 +160,8 @@ def convert_weights(weights: Mapping[str, Tensor], where: str, heads: int | None
     heads = heads or _published_heads(width, layers, where)
     if width % heads:
         raise ModelError(f"{where}: expected a number of heads that divides the width {width}, found {heads}")
+    if width // heads % 2:
+        raise ModelError(f"{where}: expected heads of an even size, whose halves can be rotated, found {heads} of {width // heads}")
     gated = "transformer.h.0.attn.gate.weight" in left
     if gated and extra == 2:
         raise ModelError(f"{where}: expected either a sink token or a gate, found both")
