@@ -44,7 +44,7 @@ ROWS = {
     ],
     "lambada": [{"text": "he sat on the chair"}, {"text": "the cat ate the fish"}],
 }
-ROWS["arc_challenge"] = ROWS["arc_easy"]
+ROWS["arc_challenge"], ROWS["lambada_openai"] = ROWS["arc_easy"], ROWS["lambada"]
 
 
 def write_rows(folder, name, rows=None):
@@ -76,8 +76,8 @@ def harness(name, row):
     import yaml
     from lm_eval.utils import apply_template
 
-    homes = {"arc_easy": "arc", "arc_challenge": "arc", "social_iqa": "siqa", "lambada": "lambada"}
-    files = {"social_iqa": "siqa", "lambada": "lambada_openai"}
+    homes = {"arc_easy": "arc", "arc_challenge": "arc", "social_iqa": "siqa", "lambada": "lambada", "lambada_openai": "lambada"}
+    files = {"social_iqa": "siqa", "lambada": "lambada_standard"}
 
     class Loader(yaml.SafeLoader):
         pass
@@ -102,7 +102,9 @@ def harness(name, row):
         made = utils.process_docs(Rows())  # type: ignore[arg-type]
         return made["query"], made["choices"], made["gold"]
     text, target = apply_template(config["doc_to_text"], row), None
-    if name == "lambada":
+    if name.startswith("lambada"):
+        benchmark = BENCHMARKS[name]
+        assert benchmark.hub == (config["dataset_path"], config["dataset_name"]) and benchmark.split == config["test_split"]
         return text, [apply_template(config["doc_to_target"], row).removeprefix(" ")], 0
     if name == "piqa":
         return text, [row["sol1"], row["sol2"]], row[config["doc_to_target"]]
@@ -205,7 +207,10 @@ def test_two_passes_are_two_generations(model, tmp_path):
 
 
 def test_models_of_paper_2_get_its_settings():
-    found = {task: find_protocol("smdm", "models/smdm-sink", task) for task in [*BENCHMARKS, "gsm8k_two_pass"]}
+    asked = [*BENCHMARKS, "gsm8k_two_pass"]
+    asked.remove("lambada_openai")  # not what the paper's scripts ask
+    assert find_protocol("smdm", "models/smdm-sink", "lambada_openai") is None
+    found = {task: find_protocol("smdm", "models/smdm-sink", task) for task in asked}
     guidance = {task: one.settings.get("guidance") for task, one in found.items() if one}
     assert guidance == {
         **dict.fromkeys(("arc_easy", "arc_challenge", "social_iqa", "piqa"), 0.6),

@@ -94,7 +94,7 @@ def _lab_task(name: str, score: Callable[[Problem, str], Score], runs_programs: 
 TASKS = {task.name: task for task in (_lab_task("lab-arith", score_number, False), _lab_task("lab-code", score_program, True))}
 
 
-_LIKELIHOODS = ("arc_easy", "arc_challenge", "hellaswag", "piqa", "race", "social_iqa", "lambada")
+_LIKELIHOODS = ("arc_easy", "arc_challenge", "hellaswag", "piqa", "race", "social_iqa", "lambada", "lambada_openai")
 PUBLISHED = {
     "gsm8k": "gsm8k",
     "gsm8k_cot": "gsm8k",
