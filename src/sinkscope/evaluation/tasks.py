@@ -50,7 +50,8 @@ class Task:
         stops: an answer ends before the first of these; None leaves answers as they are.
         fingerprint: of the data that prompts with a number of shots are made of.
         asks_likelihoods: each problem is a `choices.Question`: nothing is written, its choices are compared.
-        passes: how often the model writes; what it wrote stands before the next answer.
+        passes: how often the model writes; what it wrote stands before the next answer, and with several passes all of it is scored,
+            the question in front.
     """
 
     name: str
