@@ -1,6 +1,10 @@
 """Paper 2's models: converted from lit-gpt's names, with the logits of the published code (see fixtures/README.md)."""
 
+import argparse
+import io
 import json
+import pickle
+import re
 from pathlib import Path
 
 import numpy as np
@@ -149,7 +153,14 @@ class Harmful:
             r"expected tensors only, found model \(dict\), iter_num \(int\) beside them; keep",
         ),
         (lambda: lit_gpt_weights("none") | {"hparams": "x"}, r"expected tensors only, found hparams \(str\) beside them"),
-        (lambda: {"weights": Harmful()}, r"expected tensors only, found more, which could run code when it is read"),
+        (
+            lambda: {"weights": Harmful()},
+            r"expected tensors only, found GLOBAL print, which could run code when it",
+        ),
+        (
+            lambda: {"model": lit_gpt_weights("none"), "args": argparse.Namespace(lr=1)},
+            r"expected tensors only, found GLOBAL argparse\.Namespace, which could run code when it is read; where you trust it, save",
+        ),
         (lambda: [torch.zeros(2)], r"expected tensors by name, found list"),
         (lambda: {}, r"expected tensors by name, found dict"),
         (
@@ -180,6 +191,43 @@ def test_a_file_that_is_something_else_is_refused(content, message, tmp_path, to
     with pytest.raises(ModelError, match=message):
         convert(tmp_path / "model.pth", tmp_path / "model", tokenizer=tokenizer, heads=SHAPE.n_head)
     assert not (tmp_path / "model").exists() and "never be printed" not in capsys.readouterr().out
+
+
+NO_TORCH_FILE = "expected a file that torch.save wrote, found no torch file: it begins with "
+CUT = "expected a whole torch file, found one that is damaged or cut short; fetch it again"
+
+
+def written(state, **how):
+    found = io.BytesIO()
+    torch.save(state, found, **how)
+    return found.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"junk, no model\n", NO_TORCH_FILE + "b'junk, no mod'"),
+        (b"<html>not found</html>", NO_TORCH_FILE + "b'<html>not fo'"),
+        (b"", NO_TORCH_FILE + "b''"),
+        (pickle.dumps({"a": 1}), NO_TORCH_FILE + r"b'\x80"),
+        (written({"a": torch.ones(3)})[:300], CUT),
+        (written({"a": torch.ones(3)}, _use_new_zipfile_serialization=False)[:-8], CUT),
+        (
+            written({"a": Harmful()}, _use_new_zipfile_serialization=False),
+            "expected tensors only, found GLOBAL print, which could run code when it is read; where you trust it, save its",
+        ),
+        (
+            written({"a": torch.ones(3)}, pickle_protocol=4),
+            'expected tensors only, found more, which torch does not read; save its weights anew: torch.save(state["model"], FILE)',
+        ),
+    ],
+)
+def test_what_torch_refuses_is_said_without_its_advice(content, message, tmp_path):
+    (tmp_path / "model.pth").write_bytes(content)
+    with pytest.raises(ModelError) as refused:
+        read_tensors(tmp_path / "model.pth")
+    assert str(refused.value).startswith(f"{tmp_path / 'model.pth'}: {message}")
+    assert not re.search(r"weights_only|WeightsUnpickler|\x1b|\n", str(refused.value))
 
 
 def retold(folder, tokenizer, tmp_path, **changes):

@@ -7,8 +7,10 @@ Source: skywalker0523/OneTokenIsEnough, lit_gpt/diffmodel.py, diffmodel_extratok
 """
 
 import json
+import pickle
 import re
 import shutil
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -38,6 +40,8 @@ PLAIN = {
     "mlp.swiglu.w3.weight": "mlp.down_proj.weight",
 }
 """Tensors of a block that change their names alone."""
+ZIP, MAGIC = b"PK\x03\x04", bytes.fromhex("6cfc9c46f9206aa85019")
+"""How files of torch.save begin: the zip archives of today, and the number that stands first in the pickles of old."""
 FUSED, PACKED = "attn.attn.weight", "mlp.swiglu.w12.weight"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model", "chat_template.jinja")
 
@@ -103,13 +107,10 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
         except SafetensorError as error:
             raise ModelError(f"{file}: expected safetensors, found something else ({error})") from error
     try:
-        found: Any = torch.load(file, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings(action="ignore"):  # of pickles that torch did not write, which are refused below
+            found: Any = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # torch has no one exception for what it refuses
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ModelError(
-            f"{file}: expected tensors only, found more, which could run code when it is read ({reason}); "
-            'where you trust it, save its weights anew: torch.save(state["model"], FILE)'
-        ) from error
+        raise ModelError(f"{file}: {_refused(file, error)}") from error
     if isinstance(found, Mapping) and set(found) == {"model"} and isinstance(found["model"], Mapping):
         found = found["model"]
     if not isinstance(found, Mapping) or not found:
@@ -121,6 +122,23 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
             f'{file}: expected tensors only, found {shown} beside them; keep its weights alone: torch.save(state["model"], FILE)'
         )
     return dict(found)
+
+
+def _refused(file: Path, error: Exception) -> str:
+    """What is wrong with a file that torch refuses, in our words: torch's own advise to read it with weights_only off."""
+    code = re.search(r"\bGLOBAL ([\w.]+)", str(error))
+    if code:
+        return (
+            f"expected tensors only, found GLOBAL {code[1]}, which could run code when it is read; "
+            'where you trust it, save its weights anew: torch.save(state["model"], FILE)'
+        )
+    with file.open("rb") as opened:
+        head = opened.read(len(ZIP) + len(MAGIC) + 2)
+    if not head.startswith(ZIP) and MAGIC not in head:
+        return f"expected a file that torch.save wrote, found no torch file: it begins with {head[:12]!r}"
+    if isinstance(error, pickle.UnpicklingError):
+        return 'expected tensors only, found more, which torch does not read; save its weights anew: torch.save(state["model"], FILE)'
+    return "expected a whole torch file, found one that is damaged or cut short; fetch it again"
 
 
 def convert_weights(weights: Mapping[str, Tensor], where: str, heads: int | None = None) -> tuple[dict[str, Any], dict[str, Tensor]]:
