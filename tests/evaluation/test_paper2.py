@@ -1,5 +1,6 @@
 """`reproduce paper2`: the list of work, its cost, and a run on tiny models with local files."""
 
+import dataclasses
 import json
 import re
 
@@ -8,8 +9,10 @@ import torch
 from test_choices import ROWS, model, write_rows  # noqa: F401 - a fixture
 
 import sinkscope
+from sinkscope.decoding import quotas
+from sinkscope.decoding.likelihood import expected_masks, mask_patterns
 from sinkscope.errors import CallError
-from sinkscope.evaluation.paper2 import ACCURACY, CHECKPOINTS, PROBLEMS, SHAPES, TASKS, paper2, read_folders
+from sinkscope.evaluation.paper2 import ACCURACY, CHECKPOINTS, LIKELIHOODS, PROBLEMS, SHAPES, TASKS, paper2, read_folders
 from sinkscope.evaluation.runbook import estimate
 from sinkscope.models.sink_token.folding import fold
 from sinkscope.models.smdm import convert
@@ -67,13 +70,69 @@ def test_parameters_are_those_of_the_shape():
 def test_the_cost_counts_canvases():
     parts = {part.task: part for part in paper2({"scratch-472m": ""})}
     forwards = {task: estimate(part).forwards for task, part in parts.items()}
-    assert forwards["arc_easy"] == PROBLEMS["arc_easy"] * 4 * 1024 * 2  # choices, samples, guidance
+    assert forwards["arc_easy"] == PROBLEMS["arc_easy"] * 4 * 31 * 2  # choices, ways to mask five tokens, guidance
     assert forwards["piqa"] == PROBLEMS["piqa"] * 2 * 20 * 2  # a token at a time
+    assert forwards["lambada"] == PROBLEMS["lambada"] * (2 + 2) * 2  # its word's likelihood, and the writing of it
     assert forwards["gsm8k_two_pass"] == 1319 * 256 * 2
     fewer = paper2({"scratch-472m": ""}, tasks=["piqa"], limit=10)
     assert estimate(fewer[0]).forwards * 1838 == forwards["piqa"] * 10
     slow, fast = (estimate(parts["arc_easy"], tflops).gpu_hours for tflops in (1, 2))
     assert slow == pytest.approx(2 * fast) and slow > 0
+
+
+def counted(part, data, out, monkeypatch):
+    """Canvases that went through the network in a run of a part, and the tokens of the choices that it asked."""
+    rows, real = [], sinkscope.models.load
+
+    def load(*arguments, **options):
+        loaded = real(*arguments, **options)
+        loaded.network.model.embed_tokens.register_forward_hook(lambda module, given, found: rows.append(len(given[0])))
+        return loaded
+
+    monkeypatch.setattr("sinkscope.models.load", load)
+    reproduce([part], Options(out, {part.task: data}, batch=16), lambda line: None)
+    items = [json.loads(path.read_text()) for path in out.rglob("none/0*.json")]
+    return sum(rows), {one["tokens"] for item in items for one in item.get("likelihoods", [])}
+
+
+@pytest.mark.parametrize(
+    ("name", "task", "settings"),
+    [
+        ("scratch-472m", "lambada", {}),
+        ("scratch-472m+sink", "lambada", {"method": "monte_carlo", "samples": 400, "guidance": 0.0}),
+        ("qwen2.5-0.5b", "lambada", {}),
+        ("scratch-472m", "piqa", {}),
+        ("scratch-472m", "arc_easy", {"samples": 400}),
+        ("scratch-472m", "arc_easy", {"samples": 60, "guidance": 0.0}),
+        ("qwen2.5-0.5b", "arc_easy", {"samples": 37}),
+        ("scratch-472m", "gsm8k_two_pass", {"length": 8, "steps": 4, "block": 8}),
+        ("qwen2.5-0.5b", "gsm8k_two_pass", {"length": 8, "steps": 4}),
+    ],
+)
+def test_the_plan_counts_what_a_run_does(name, task, settings, folders, tmp_path, monkeypatch):
+    word = "sun" if settings.get("samples") == 400 else "yellow sun"  # all masks are drawn, or some of them
+    rows = {
+        "lambada": [{"text": "it is a sun"}] * 2,
+        "piqa": [{"goal": "What is hot?", "sol1": "the sun", "sol2": "the sun", "label": 0}] * 2,
+        "arc_easy": [{"question": "Hot?", "choices": {"text": [word] * 3, "label": ["A", "B", "C"]}, "answerKey": "A"}] * 12,
+        "gsm8k_two_pass": [{"question": "How many?", "answer": "#### 3"}] * 3,
+    }[task]
+    (part,) = paper2({name: folders[name]}, tasks=[task], limit=len(rows))
+    part = dataclasses.replace(part, settings={**part.settings, **settings})
+    found, lengths = counted(part, write_rows(tmp_path, task, rows), tmp_path / "out", monkeypatch)
+    if lengths:
+        (length,) = lengths
+        monkeypatch.setitem(LIKELIHOODS, task, (9, 3 if task == "arc_easy" else 2 if task == "piqa" else 1, length))
+        assert length > 1
+    draws = task == "arc_easy" and part.settings["samples"] < 400
+    assert estimate(part).forwards == (pytest.approx(found, rel=0.03) if draws else found)
+
+
+@pytest.mark.parametrize(("length", "samples"), [(1, 1), (2, 5), (4, 16), (6, 40), (7, 50), (20, 37), (60, 48)])
+def test_the_number_of_masks_is_the_mean_over_seeds(length, samples):
+    groups = quotas(samples, max(min(2, samples), -(-samples // 16)))
+    found = [len(torch.unique(mask_patterns(length, groups, seed), dim=0)) for seed in range(150)]
+    assert expected_masks(length, samples) == pytest.approx(sum(found) / len(found), rel=0.02)
 
 
 def test_the_dry_run_needs_no_checkpoint(run):
