@@ -105,15 +105,17 @@ def reproduce(parts: Sequence[Part], options: Options, say: Callable[[str], None
 
     if not parts:
         raise CallError("expected at least one part to reproduce, found none")
-    nowhere = [part.model for part in parts if part.shape is not None and not part.folder]
-    if nowhere:
-        raise CallError(f"expected a folder for {nowhere[0]}, found none; `sinkscope convert` makes one, pass --models {nowhere[0]}=FOLDER")
+    _check_paper2({part.model: part.folder for part in parts if part.shape is not None})
     first = share_of_process().index == 0  # the others only share in the evaluations
     traces: dict[str, list[Trace]] = {}
     evaluations = []
     for name in dict.fromkeys(part.model for part in parts):
         folder = next((part.folder for part in parts if part.model == name and part.folder), name)
         model = load(folder, dtype=options.dtype, device=options.device)
+        shape = next((part.shape for part in parts if part.model == name), None)
+        if shape is not None and (model.card.layers, model.card.hidden_size) != (shape.layers, shape.hidden):
+            found = f"{model.card.layers} layers of width {model.card.hidden_size}, the paper's has {shape.layers} of {shape.hidden}"
+            say(f"{name}: {folder} has {found}; it runs as it is, and is not the paper's checkpoint")
         for part in (part for part in parts if part.model == name):
             if part.recorded:
                 if first:
@@ -129,6 +131,18 @@ def reproduce(parts: Sequence[Part], options: Options, say: Callable[[str], None
     if traces:
         written += _write_traces(traces, options)
     return written
+
+
+def _check_paper2(folders: Mapping[str, str]) -> None:
+    """All of them before the first is loaded: each has a folder, and it holds what its name says."""
+    from sinkscope.evaluation.paper2 import check_checkpoint, where_from
+    from sinkscope.models import identify
+
+    for name, folder in folders.items():
+        if not folder:
+            raise CallError(f"expected a folder for {name}, found none; {where_from(name)}: pass --models {name}=FOLDER")
+        family, variant = identify(folder)
+        check_checkpoint(name, folder, family.name, variant and variant.name)
 
 
 def _folder(options: Options, kind: str, model: str) -> Path:

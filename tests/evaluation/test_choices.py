@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from sinkscope.errors import CallError
 from sinkscope.evaluation import evaluate
 from sinkscope.evaluation.choices import BENCHMARKS, Asked, Question, judge
 from sinkscope.evaluation.protocols import find_protocol
+from sinkscope.evaluation.running import PASS_SEEDS
 from sinkscope.evaluation.tasks import find_task
 from sinkscope.lab.recipes import RECIPES, Architecture
 from sinkscope.lab.texts import read_texts, train_tokenizer
@@ -44,7 +46,7 @@ ROWS = {
     ],
     "lambada": [{"text": "he sat on the chair"}, {"text": "the cat ate the fish"}],
 }
-ROWS["arc_challenge"] = ROWS["arc_easy"]
+ROWS["arc_challenge"], ROWS["lambada_openai"] = ROWS["arc_easy"], ROWS["lambada"]
 
 
 def write_rows(folder, name, rows=None):
@@ -76,8 +78,8 @@ def harness(name, row):
     import yaml
     from lm_eval.utils import apply_template
 
-    homes = {"arc_easy": "arc", "arc_challenge": "arc", "social_iqa": "siqa", "lambada": "lambada"}
-    files = {"social_iqa": "siqa", "lambada": "lambada_openai"}
+    homes = {"arc_easy": "arc", "arc_challenge": "arc", "social_iqa": "siqa", "lambada": "lambada", "lambada_openai": "lambada"}
+    files = {"social_iqa": "siqa", "lambada": "lambada_standard"}
 
     class Loader(yaml.SafeLoader):
         pass
@@ -102,7 +104,9 @@ def harness(name, row):
         made = utils.process_docs(Rows())  # type: ignore[arg-type]
         return made["query"], made["choices"], made["gold"]
     text, target = apply_template(config["doc_to_text"], row), None
-    if name == "lambada":
+    if name.startswith("lambada"):
+        benchmark = BENCHMARKS[name]
+        assert benchmark.hub == (config["dataset_path"], config["dataset_name"]) and benchmark.split == config["test_split"]
         return text, [apply_template(config["doc_to_target"], row).removeprefix(" ")], 0
     if name == "piqa":
         return text, [row["sol1"], row["sol2"]], row[config["doc_to_target"]]
@@ -186,26 +190,91 @@ def test_lambada_is_written_by_confidence(model, tmp_path):
             assert own.outcomes == "1"
 
 
+def read_until_the_end(model, generation):
+    prompt, answer = generation.tokens.tolist()[: generation.prompt_length], generation.tokens.tolist()[generation.prompt_length :]
+    answer = answer[: answer.index(model.card.eos_id)] if model.card.eos_id in answer else answer
+    return model.decode([*prompt, *answer])
+
+
+TWO_PASSES = [{"question": "How many?", "answer": "So\n#### 3"}, {"question": "And how many now?", "answer": "#### 12"}]
+
+
 def test_two_passes_are_two_generations(model, tmp_path):
-    rows = [{"question": "How many?", "answer": "So\n#### 3"}, {"question": "And how many now?", "answer": "#### 12"}]
-    data = {"gsm8k": write_rows(tmp_path, "gsm8k", rows)}
-    settings = {"length": 8, "steps": 4, "block": 8}
-    evaluate(model, out=tmp_path / "out", data=data, settings=settings, **settled("gsm8k_two_pass"))
-    for index, row in enumerate(rows):
-        first = sinkscope.generate(model, f"Question: {row['question']}", **settings)
-        answer = first.tokens[first.prompt_length :].tolist()
-        answer = answer[: answer.index(model.card.eos_id)] if model.card.eos_id in answer else answer
-        thought = model.decode([*first.tokens[: first.prompt_length].tolist(), *answer])
-        second = sinkscope.generate(model, thought, **settings)
+    """Each problem and pass draws noise of its own, whatever stands beside it; all that was written is scored."""
+    data = {"gsm8k": write_rows(tmp_path, "gsm8k", TWO_PASSES)}
+    settings = {"length": 8, "steps": 4, "block": 8, "temperature": 1.0}
+    evaluate(model, out=tmp_path / "out", data=data, settings=settings | {"seed": 5}, **settled("gsm8k_two_pass"))
+    for index, row in enumerate(TWO_PASSES):
+        first = sinkscope.generate(model, f"Question: {row['question']}", seed=5 + index, **settings)
+        second = sinkscope.generate(model, read_until_the_end(model, first), seed=5 + index + PASS_SEEDS, **settings)
         item = json.loads((tmp_path / "out" / "gsm8k_two_pass" / "none" / f"{index:06d}.json").read_text())
         assert item["tokens"] == second.tokens[second.prompt_length :].tolist()
-    task = find_task("gsm8k_two_pass", data)
-    score = task.score(task.problems()[1], "#### 4\nno\n#### 1,2 ")
-    assert score.correct and score.read == "12" and not task.score(task.problems()[1], "12").correct
+        assert item["text"] == read_until_the_end(model, second)
+    asked = json.loads((tmp_path / "out" / "gsm8k_two_pass" / "task.json").read_text())
+    assert asked["passes"] == 2, "items of one pass that were scored alone are another run"
+
+
+def test_two_passes_resumed_are_the_uninterrupted_ones(model, tmp_path):
+    data = {"gsm8k": write_rows(tmp_path, "gsm8k", TWO_PASSES * 2)}
+    settings = {"length": 8, "steps": 4, "block": 8, "temperature": 1.0}
+
+    def items():
+        found = [json.loads(path.read_text()) for path in sorted((tmp_path / "out" / "gsm8k_two_pass" / "none").glob("0*.json"))]
+        return [{key: value for key, value in item.items() if key not in ("seconds", "checksum")} for item in found]
+
+    (whole,) = evaluate(model, out=tmp_path / "out", data=data, settings=settings, **settled("gsm8k_two_pass"))
+    before = items()
+    for index in (1, 3):
+        (tmp_path / "out" / "gsm8k_two_pass" / "none" / f"{index:06d}.json").unlink()
+    (again,) = evaluate(model, out=tmp_path / "out", data=data, settings=settings, **settled("gsm8k_two_pass"))
+    assert items() == before and len(before) == 4 and again.outcomes == whole.outcomes
+    assert before[0]["tokens"] != before[2]["tokens"], "the same question, another seed"
+
+
+def test_a_number_of_the_first_pass_counts_when_the_second_is_empty(model, tmp_path, monkeypatch):
+    data = {"gsm8k": write_rows(tmp_path, "gsm8k", TWO_PASSES[1:])}
+    real, passes = sinkscope.generate, []
+
+    def writes(model, prompts, **settings):
+        passes.append(settings["seed"])
+        answer = model.tokenizer("So\n#### 12", add_special_tokens=False).input_ids if len(passes) == 1 else []
+        made = []
+        for one in real(model, prompts, **settings):
+            tokens = one.tokens.clone()
+            tokens[one.prompt_length :] = model.card.eos_id
+            tokens[one.prompt_length : one.prompt_length + len(answer)] = torch.tensor(answer, dtype=tokens.dtype)
+            made.append(dataclasses.replace(one, tokens=tokens, text=model.decode(answer)))
+        return made
+
+    monkeypatch.setattr("sinkscope.evaluation.running.generate", writes)
+    settings = {"length": 32, "steps": 1, "block": 32}
+    (result,) = evaluate(model, out=tmp_path / "out", data=data, settings=settings, **settled("gsm8k_two_pass"))
+    assert len(passes) == 2 and result.outcomes == "1"
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ("Question: How many?So\n#### 4\nno\n#### 1,2 ", "12"),
+        ("So\n#### 12\n", "12"),  # $ matches before a last line break
+        ("So\n#### 12\nand so on", None),
+        ("So\n#### 12\n\n", None),
+        ("12", None),
+    ],
+)
+def test_what_is_read_of_two_passes_is_what_the_published_code_reads(text, read, tmp_path):
+    task = find_task("gsm8k_two_pass", {"gsm8k": write_rows(tmp_path, "gsm8k", TWO_PASSES)})
+    score = task.score(task.problems()[1], text)
+    assert (score.read, score.correct) == (read, read == "12")
+    published = re.findall("#### (.*)$", text)  # evaluate_gsm8k_extratoken.py, get_acc
+    assert (published[-1].replace(",", "").strip() if published else None) == read
 
 
 def test_models_of_paper_2_get_its_settings():
-    found = {task: find_protocol("smdm", "models/smdm-sink", task) for task in [*BENCHMARKS, "gsm8k_two_pass"]}
+    asked = [*BENCHMARKS, "gsm8k_two_pass"]
+    asked.remove("lambada_openai")  # not what the paper's scripts ask
+    assert find_protocol("smdm", "models/smdm-sink", "lambada_openai") is None
+    found = {task: find_protocol("smdm", "models/smdm-sink", task) for task in asked}
     guidance = {task: one.settings.get("guidance") for task, one in found.items() if one}
     assert guidance == {
         **dict.fromkeys(("arc_easy", "arc_challenge", "social_iqa", "piqa"), 0.6),

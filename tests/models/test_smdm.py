@@ -1,6 +1,10 @@
 """Paper 2's models: converted from lit-gpt's names, with the logits of the published code (see fixtures/README.md)."""
 
+import argparse
+import io
 import json
+import pickle
+import re
 from pathlib import Path
 
 import numpy as np
@@ -141,11 +145,22 @@ class Harmful:
     ("content", "message"),
     [
         (
+            lambda: {name: tensor.double() for name, tensor in lit_gpt_weights("none").items()},
+            r"model\.pth: .*weight: expected float32, bfloat16, float16, found float64, which `load` refuses; cast it",
+        ),
+        (
             lambda: {"model": lit_gpt_weights("none"), "iter_num": 7},
             r"expected tensors only, found model \(dict\), iter_num \(int\) beside them; keep",
         ),
         (lambda: lit_gpt_weights("none") | {"hparams": "x"}, r"expected tensors only, found hparams \(str\) beside them"),
-        (lambda: {"weights": Harmful()}, r"expected tensors only, found more, which could run code when it is read"),
+        (
+            lambda: {"weights": Harmful()},
+            r"expected tensors only, found GLOBAL print, which could run code when it",
+        ),
+        (
+            lambda: {"model": lit_gpt_weights("none"), "args": argparse.Namespace(lr=1)},
+            r"expected tensors only, found GLOBAL argparse\.Namespace, which could run code when it is read; where you trust it, save",
+        ),
         (lambda: [torch.zeros(2)], r"expected tensors by name, found list"),
         (lambda: {}, r"expected tensors by name, found dict"),
         (
@@ -178,6 +193,81 @@ def test_a_file_that_is_something_else_is_refused(content, message, tmp_path, to
     assert not (tmp_path / "model").exists() and "never be printed" not in capsys.readouterr().out
 
 
+NO_TORCH_FILE = "expected a file that torch.save wrote, found no torch file: it begins with "
+CUT = "expected a whole torch file, found one that is damaged or cut short; fetch it again"
+
+
+def written(state, **how):
+    found = io.BytesIO()
+    torch.save(state, found, **how)
+    return found.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"junk, no model\n", NO_TORCH_FILE + "b'junk, no mod'"),
+        (b"<html>not found</html>", NO_TORCH_FILE + "b'<html>not fo'"),
+        (b"", NO_TORCH_FILE + "b''"),
+        (pickle.dumps({"a": 1}), NO_TORCH_FILE + r"b'\x80"),
+        (written({"a": torch.ones(3)})[:300], CUT),
+        (written({"a": torch.ones(3)}, _use_new_zipfile_serialization=False)[:-8], CUT),
+        (
+            written({"a": Harmful()}, _use_new_zipfile_serialization=False),
+            "expected tensors only, found GLOBAL print, which could run code when it is read; where you trust it, save its",
+        ),
+        (
+            written({"a": torch.ones(3)}, pickle_protocol=4),
+            'expected tensors only, found more, which torch does not read; save its weights anew: torch.save(state["model"], FILE)',
+        ),
+    ],
+)
+def test_what_torch_refuses_is_said_without_its_advice(content, message, tmp_path):
+    (tmp_path / "model.pth").write_bytes(content)
+    with pytest.raises(ModelError) as refused:
+        read_tensors(tmp_path / "model.pth")
+    assert str(refused.value).startswith(f"{tmp_path / 'model.pth'}: {message}")
+    assert not re.search(r"weights_only|WeightsUnpickler|\x1b|\n", str(refused.value))
+
+
+def retold(folder, tokenizer, tmp_path, **changes):
+    """The tokenizer with other tokens: text → id, and its mask."""
+    core = json.loads((tokenizer / "tokenizer.json").read_text())
+    core["added_tokens"] += [
+        {"id": number, "content": text, "special": True} | dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        for text, number in changes.items()
+    ]
+    core["model"]["vocab"] |= changes
+    made = tmp_path / folder
+    made.mkdir()
+    (made / "tokenizer.json").write_text(json.dumps(core))
+    (made / "tokenizer_config.json").write_text((tokenizer / "tokenizer_config.json").read_text())
+    return made
+
+
+def test_a_tokenizer_that_load_would_refuse_is_refused_before_anything_is_written(tmp_path, tokenizer):
+    sink, plain = tmp_path / "sink.pth", tmp_path / "plain.pth"
+    torch.save(lit_gpt_weights("token"), sink)
+    torch.save(lit_gpt_weights("none"), plain)
+    taken, masked = retold("taken", tokenizer, tmp_path, other=SINK), tmp_path / "masked"
+    build_tokenizer().save_pretrained(masked)
+    messages = {
+        (
+            sink,
+            taken,
+        ): rf"sink\.pth, whose mask is token 32000, does not go with --tokenizer {taken}: .* token_id 32001, but .* 'other' there",
+        (
+            plain,
+            masked,
+        ): rf"plain\.pth, whose mask is token 32000, does not go with --tokenizer {masked}: .* expected token 32000, .* token 2",
+    }
+    for (file, folder), message in messages.items():
+        with pytest.raises(ModelError, match=message):
+            convert(file, tmp_path / "model", tokenizer=folder, heads=SHAPE.n_head)
+        assert not (tmp_path / "model").exists()
+    sinkscope.load(str(convert(plain, tmp_path / "model", tokenizer=taken, heads=SHAPE.n_head)))  # has no sink
+
+
 def test_a_sink_and_a_gate_together_are_refused():
     weights = lit_gpt_weights("token") | {name: tensor for name, tensor in lit_gpt_weights("gate").items() if "gate" in name}
     with pytest.raises(ModelError, match="expected either a sink token or a gate, found both"):
@@ -190,6 +280,8 @@ def test_a_call_that_does_not_fit_is_refused(tmp_path, tokenizer):
         convert(tmp_path / "model.pth", tmp_path / "model", tokenizer=tokenizer)
     with pytest.raises(ModelError, match="number of heads that divides the width 24, found 5"):
         convert(tmp_path / "model.pth", tmp_path / "model", tokenizer=tokenizer, heads=5)
+    with pytest.raises(ModelError, match="expected heads of an even size, whose halves can be rotated, found 8 of 3"):
+        convert(tmp_path / "model.pth", tmp_path / "model", tokenizer=tokenizer, heads=8)
     with pytest.raises(CallError, match=r"--tokenizer .*: expected a folder with tokenizer\.json, found none"):
         convert(tmp_path / "model.pth", tmp_path / "model", tokenizer=tmp_path, heads=6)
     with pytest.raises(CallError, match="expected a new or empty folder"):

@@ -56,7 +56,7 @@ def evaluate(
         model: a bundled name, a folder, or a hub id.
         out: folder for the results.
         tasks: separated by commas: lab-arith, lab-code, gsm8k, gsm8k_cot, gsm8k_two_pass, humaneval, humaneval_instruct, arc_easy,
-            arc_challenge, hellaswag, piqa, race, social_iqa, lambada.
+            arc_challenge, hellaswag, piqa, race, social_iqa, lambada, lambada_openai.
         hide: rules separated by commas, none for the unchanged model: none,top:1@current,random:1@seed=2 …
         limit: problems of each task, from the first. (default: all)
         shots: solved problems in each prompt. (default: the protocol's or the task's own number)

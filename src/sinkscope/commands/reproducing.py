@@ -52,6 +52,8 @@ def reproduce(
     from sinkscope.evaluation.tasks import read_data_flags
     from sinkscope.reproduction import Options
 
+    if (limit is not None and limit < 1) or traces < 1 or seeds < 0:
+        raise CallError(f"expected --limit and --traces from 1, --seeds from 0 upwards, found {limit}, {traces}, {seeds}")
     if paper == "paper2":
         from sinkscope.evaluation.paper2 import paper2, read_folders
 
@@ -64,8 +66,6 @@ def reproduce(
     counts = [part.strip() for part in ks.split(",") if part.strip()]
     if not all(part.isdigit() and int(part) for part in counts):
         raise CallError(f"--ks: expected whole numbers from 1 upwards, separated by commas, found {ks!r}")
-    if (limit is not None and limit < 1) or traces < 1 or seeds < 0:
-        raise CallError(f"expected --limit and --traces from 1, --seeds from 0 upwards, found {limit}, {traces}, {seeds}")
     against = [part.strip() for part in controls.split(",") if part.strip()]
     parts = paper1(names, ks=[int(part) for part in counts], seeds=seeds, controls=against, limit=limit, traces=traces)
     _run(parts, dry_run, out, Options(out or Path(), read_data_flags(data), batch, device, dtype, allow_code_execution), tflops, as_json)

@@ -9,6 +9,8 @@ Quirk: the published l are rounded half to even, so that for most lengths some l
 Not kept: halves are rounded up. For lengths that are multiples of 16 the draws are the published ones.
 """
 
+import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -83,12 +85,38 @@ def log_likelihood(
         hidden = torch.ones(length, length, dtype=torch.bool).triu()
         found, best = _score(model, prefix, target, hidden, torch.eye(length, dtype=torch.bool), guidance, batch)
         return Likelihood(float(found.sum()), 0.0, 1, length, bool(best.diagonal().all()), method)
-    groups = quotas(samples, max(min(2, samples), -(-samples // GROUP)))
+    groups = _groups(samples)
     masks = mask_patterns(length, groups, seed)
     distinct, which = torch.unique(masks, dim=0, return_inverse=True)
     found, _ = _score(model, prefix, target, distinct, distinct, guidance, batch)
     values = (found.sum(-1) * length / distinct.sum(-1))[which]
     return Likelihood(float(values.mean()), _standard_error(values, groups, length), samples, length, None, method)
+
+
+def expected_masks(length: int, samples: int) -> float:
+    """Canvases that a Monte-Carlo estimate evaluates: its different masks, a mean over seeds.
+
+    Args:
+        length: tokens of the continuation.
+        samples: as for `log_likelihood`.
+    """
+    found = 0.0
+    for masked in range(1, length + 1):
+        places = math.comb(length, masked)
+        if places > 1e9:  # hardly any is drawn twice
+            found += samples / length
+            continue
+        missed = 1.0  # by every group; its offset is uniform, so each number of masks is as likely to be drawn 0, 1 … times
+        for size, groups in Counter(_groups(samples)).items():
+            drawn = Counter((2 * number * length + size) // (2 * size) % length for number in range(size))
+            missed *= (sum((1 - 1 / places) ** drawn[offset] for offset in range(length)) / length) ** groups
+        found += places * (1 - missed)
+    return found
+
+
+def _groups(samples: int) -> list[int]:
+    """Sizes of the groups, at least two where there are two samples."""
+    return quotas(samples, max(min(2, samples), -(-samples // GROUP)))
 
 
 def mask_patterns(length: int, groups: list[int], seed: int) -> Tensor:

@@ -3,8 +3,9 @@
 Prompts, choices and measures are those of lm-eval 0.4.13. Rows come from a local JSON-lines file in the form that the data has on
 the hub, or from the hub. ``acc`` takes the likeliest choice, ``acc_norm`` the likeliest per character (lm-eval's length);
 ``correct`` is ``acc``. LAMBADA has one choice, its last word: correct where the model writes that word, most confident token
-first, as paper 2's code does (skywalker0523/OneTokenIsEnough, evaluate_diff_extratoken.py, ``suffix_greedy_prediction``);
-models that another sampler writes with are asked token by token from the left.
+first, as paper 2's code does, whose scripts ask lm-eval's ``lambada_standard`` (skywalker0523/OneTokenIsEnough,
+evaluate_diff_extratoken.py, ``suffix_greedy_prediction``); models that another sampler writes with are asked token by token from
+the left.
 """
 
 import ast
@@ -145,7 +146,8 @@ BENCHMARKS: dict[str, Benchmark] = {
         _social_iqa,
         normed=False,
     ),
-    "lambada": Benchmark(("EleutherAI/lambada_openai", "default"), "test", {"text": _TEXT}, _lambada, normed=False),
+    "lambada": Benchmark(("cimec/lambada", None), "test", {"text": _TEXT}, _lambada, normed=False),
+    "lambada_openai": Benchmark(("EleutherAI/lambada_openai", "default"), "test", {"text": _TEXT}, _lambada, normed=False),
 }
 
 

@@ -84,9 +84,10 @@ def gsm8k_cot(data: Path | None = None) -> Task:
 def gsm8k_two_pass(data: Path | None = None) -> Task:
     """Paper 2's form: the model writes a thought behind the question, then the answer behind both; no shots.
 
-    Its last ``#### NUMBER`` counts. Published: 256 tokens in 256 steps at temperature .1 each time, after fine-tuning on
-    augmented GSM8K (skywalker0523/OneTokenIsEnough, evaluate_gsm8k_extratoken.py). There the answers are compared by sympy;
-    here as lm-eval compares numbers.
+    What stands behind ``####`` in the last line of question, thought and answer counts, whichever pass wrote it. Published: 256
+    tokens in 256 steps at temperature .1 each time, after fine-tuning on augmented GSM8K (skywalker0523/OneTokenIsEnough,
+    evaluate_gsm8k_extratoken.py). There the 256 tokens hold the question too, a pass is read beyond its EOS, and answers are compared
+    by sympy; here each pass writes 256, up to its EOS, and numbers are compared as lm-eval does.
 
     Args:
         data: as for `gsm8k`; training rows are not needed.
@@ -103,7 +104,7 @@ def gsm8k_two_pass(data: Path | None = None) -> Task:
         return f"Question: {row['question']}"
 
     def score(row: Row, text: str) -> Score:
-        found = re.findall(r"#### (.*)$", text, re.MULTILINE)
+        found = re.findall(r"#### (.*)$", text)  # as published: $ is the end of the text, not of a line
         read = _normal(found[-1]).strip() if found else None
         return Score(
             read == _normal(row["answer"]), read, f"{read}, expected {_normal(row['answer'])}" if found else "no number after ####"

@@ -1,7 +1,8 @@
 """Paper 2's Tables 1 and 2 (arXiv 2601.19657) as a list of work, and its own numbers to put beside.
 
-Its checkpoints have no names on the hub that this could rely on: `sinkscope convert` makes a folder of each, and a run is told where
-they lie. The dry run needs none.
+Its checkpoints have no names on the hub that this could rely on, so a run is told where they lie: those trained from scratch are files
+of lit-gpt, of which `sinkscope convert` makes a folder; those from Qwen2.5 are a folder that `load` reads, such as one that
+``save_pretrained`` wrote after `add_sink_token` and training. The dry run needs none.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,8 +17,9 @@ _QWEN_SMALL = Shape(24, 14, 2, 896, 4864, 151936, 494_032_768 + 151936 * 896)
 _QWEN_LARGE = Shape(28, 12, 2, 1536, 8960, 151936, 1_543_714_304 + 151936 * 1536)
 _SCRATCH = Shape(18, 10, 10, 1280, 5120, 32001, 553_827_840)
 SHAPES = {"qwen2.5-0.5b": _QWEN_SMALL, "qwen2.5-1.5b": _QWEN_LARGE, "scratch-472m": _SCRATCH}
-VARIANTS = ("", "+sink", "+gate")
-CHECKPOINTS = tuple(f"{name}{variant}" for name in SHAPES for variant in VARIANTS)
+SINKS = {"": None, "+sink": "token", "+gate": "gate"}
+"""What a name ends in → name of the variant in its folder."""
+CHECKPOINTS = tuple(f"{name}{variant}" for name in SHAPES for variant in SINKS)
 
 TASKS = ("arc_easy", "arc_challenge", "hellaswag", "piqa", "race", "social_iqa", "lambada", "gsm8k_two_pass")
 PROBLEMS: dict[str, int] = dict(zip(TASKS, (2376, 1172, 10042, 1838, 1045, 1954, 5153, 1319), strict=True))
@@ -55,8 +57,10 @@ def paper2(folders: Mapping[str, str], *, tasks: Sequence[str] = TASKS, limit: i
         limit: problems of each task; all when None.
 
     Raises:
-        CallError: a checkpoint or a task that is not one of these.
+        CallError: a checkpoint or a task that is not one of these, or a limit below 1.
     """
+    if limit is not None and limit < 1:
+        raise CallError(f"paper2: limit: expected at least 1 problem of each task, found {limit}")
     for what, found, known in (("checkpoint", folders, CHECKPOINTS), ("task", tasks, TASKS)):
         unknown = [name for name in found if name not in known]
         if unknown:
@@ -89,6 +93,34 @@ def read_folders(text: str) -> dict[str, str]:
             raise CallError(f"--models: expected NAME=FOLDER once each, NAME of {', '.join(CHECKPOINTS)}, found {part!r}")
         found[name] = folder
     return found
+
+
+def where_from(name: str) -> str:
+    """How a folder of a checkpoint comes about."""
+    if name.startswith("scratch"):
+        return "`sinkscope convert` makes one of its .pth"
+    return "expected one that `load` reads, such as Qwen2.5 after `add_sink_token`, training and `save_pretrained`"
+
+
+def check_checkpoint(name: str, folder: str, family: str, sink: str | None) -> None:
+    """Refuses a folder that holds another kind of model than its name says.
+
+    Args:
+        name: of `CHECKPOINTS`.
+        folder: given for it.
+        family: found there; those from Qwen2.5 shift their logits as Dream does.
+        sink: name of the variant found there, None without one; a folded token is the same model.
+
+    Raises:
+        CallError: another family or another sink.
+    """
+    body = name.partition("+")[0]
+    wanted, asked = "smdm" if body.startswith("scratch") else "dream", SINKS[name.removeprefix(body)]
+    if (family, sink and sink.removesuffix(" (folded)")) != (wanted, asked):
+        raise CallError(
+            f"--models {name}={folder}: expected family {wanted} with sink token {asked or 'none'}, as the name says, "
+            f"found family {family} with sink token {sink or 'none'}; give the folder the name of what it holds"
+        )
 
 
 def beside_paper(results: Mapping[str, Sequence[Result]]) -> str:

@@ -67,6 +67,7 @@ class TaskPlan:
             "sampler": dataclasses.asdict(self.sampler),
             "protocol": self.protocol,
             "data": self.task.fingerprint(self.shots),
+            **({"passes": self.task.passes} if self.task.passes > 1 else {}),
         }
 
 

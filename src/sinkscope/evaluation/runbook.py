@@ -1,6 +1,7 @@
 """Paper 1's tables and figures as a list of work, and what it costs, worked out from shapes alone: no model is loaded.
 
-What the estimate assumes is in `ASSUMPTIONS`; it counts forward calls exactly, and guesses how long prompts are.
+What the estimate assumes is in `ASSUMPTIONS`; it counts forward calls as a run makes them (their mean where masks are drawn), and
+guesses how long prompts and choices are.
 """
 
 import math
@@ -32,7 +33,8 @@ ASSUMPTIONS = (
     "A forward call of S tokens: 2 S (parameters − embeddings) + 4 S² × layers × width, and the vocabulary where a token can be committed.",
     "A diffusion model makes one call a step on the whole canvas; an autoregressive one reads the prompt once, then writes to the end.",
     "As many prompts side by side as a card of 24 GB takes (--batch): where reading the weights takes longest, fewer take longer.",
-    "A likelihood: one call for each masked canvas, two with guidance; contexts and choices of typical lengths.",
+    "A likelihood: one call for each different masked canvas, two with guidance, 16 canvases side by side; an only choice is written too, "
+    "token by token; contexts and choices of typical lengths.",
     f"Watching or hiding costs {RECORDED - 1:.0%}. Prompts: GSM8K 80 tokens and 155 a shot (75 of gsm8k_cot), HumanEval 150 or 320.",
     "Memory: weights in 2 bytes, one layer's activations, 512 queries' attention in 4 bytes, three copies of the logits, the cache of an "
     f"autoregressive model; {1 - USABLE:.0%} kept free. Disk: three sums a key and four norms a token in 4 bytes; 12 kB an answer.",
@@ -230,15 +232,19 @@ def estimate(part: Part, tflops: float = TFLOPS) -> Cost:
 
 
 def _estimate_likelihoods(part: Part, shape: Shape, tflops: float) -> Cost:
-    """One forward call for each masked canvas, two with guidance; memory with the canvases of 16 samples side by side."""
+    """One forward call for each different masked canvas, two with guidance; memory with 16 canvases side by side."""
+    from sinkscope.decoding.likelihood import GROUP, expected_masks
     from sinkscope.evaluation.paper2 import LIKELIHOODS
 
     context, choices, length = LIKELIHOODS[part.task]
-    canvases = choices * (length if part.settings["method"] == "chain_rule" else part.settings["samples"])
-    forwards = part.prompts * len(part.rules) * canvases * (2 if part.settings["guidance"] else 1)
-    seconds = max(forwards * _flops(shape, context + length, length) / (tflops * 1e12), forwards / 16 * 2 * shape.parameters / BYTES_PER_S)
+    canvases = length if part.settings["method"] == "chain_rule" else expected_masks(length, part.settings["samples"])
+    written = length if choices == 1 else 0
+    questions = part.prompts * len(part.rules)
+    forwards = round(questions * (choices * canvases + written) * (2 if part.settings["guidance"] else 1))
+    batches = questions * (choices * math.ceil(canvases / GROUP) + written)
+    seconds = max(forwards * _flops(shape, context + length, length) / (tflops * 1e12), batches * 2 * shape.parameters / BYTES_PER_S)
     block = replace(part, settings={"length": length})
-    memory = _memory(shape, context + length, block, 16)
+    memory = _memory(shape, context + length, block, GROUP)
     batch = _largest_batch(shape, context + length, block)
     return Cost(forwards, seconds / 3600, memory / GIB, batch, part.prompts * len(part.rules) * 12_000 / GIB)
 

@@ -31,6 +31,7 @@ from sinkscope.models import Model
 
 STARTING_S = 1800.0  # for another process to load its model
 POLL_S = 0.5
+PASS_SEEDS = 1 << 32  # between the seeds of one pass and the next; more than there are problems
 ITEMS = 2  # format of the items in a folder; 1 had the limit among the settings
 _log = logging.getLogger(__name__)
 
@@ -160,6 +161,7 @@ def _work(model: Model, batch: _Batch, missing: Sequence[int]) -> Iterator[tuple
         generations = generate(model, list(plan.encoded[start : batch.indices.stop]), **asdict(own))
         for _ in range(plan.task.passes - 1):
             thoughts = [_read_so_far(model, one) for one in generations]
+            own = replace(own, seed=own.seed + PASS_SEEDS)  # of noise that the pass before had not
             generations = generate(model, [model.encode(text) for text in thoughts], **asdict(own))
         effects = [effect(row) for row in range(len(generations))]
     share = (time.monotonic() - began) / len(generations)
@@ -168,6 +170,7 @@ def _work(model: Model, batch: _Batch, missing: Sequence[int]) -> Iterator[tuple
         began = time.monotonic()
         answer = generation.tokens[generation.prompt_length :]
         text = generation.text if plan.task.stops is None else answer_until(model, answer, plan.task.stops)
+        text = text if plan.task.passes == 1 else _read_so_far(model, generation)
         score = plan.task.score(problem, text)
         yield (
             index,

@@ -50,7 +50,8 @@ class Task:
         stops: an answer ends before the first of these; None leaves answers as they are.
         fingerprint: of the data that prompts with a number of shots are made of.
         asks_likelihoods: each problem is a `choices.Question`: nothing is written, its choices are compared.
-        passes: how often the model writes; what it wrote stands before the next answer.
+        passes: how often the model writes; what it wrote stands before the next answer, and with several passes all of it is scored,
+            the question in front.
     """
 
     name: str
@@ -94,7 +95,7 @@ def _lab_task(name: str, score: Callable[[Problem, str], Score], runs_programs: 
 TASKS = {task.name: task for task in (_lab_task("lab-arith", score_number, False), _lab_task("lab-code", score_program, True))}
 
 
-_LIKELIHOODS = ("arc_easy", "arc_challenge", "hellaswag", "piqa", "race", "social_iqa", "lambada")
+_LIKELIHOODS = ("arc_easy", "arc_challenge", "hellaswag", "piqa", "race", "social_iqa", "lambada", "lambada_openai")
 PUBLISHED = {
     "gsm8k": "gsm8k",
     "gsm8k_cot": "gsm8k",

@@ -2,7 +2,7 @@
 
 from sinkscope.models.families import DREAM, FAMILIES, LLADA, LLAMA, MMADA, SMDM, recognise
 from sinkscope.models.family import Family, PublishedShape, SpecialTokens
-from sinkscope.models.loading import BUNDLED, bundled_folder, load
+from sinkscope.models.loading import BUNDLED, bundled_folder, identify, load
 from sinkscope.models.model import Model, ModelCard
 from sinkscope.models.sink_token import SinkToken, add_sink_token
 
@@ -22,6 +22,7 @@ __all__ = [
     "SpecialTokens",
     "add_sink_token",
     "bundled_folder",
+    "identify",
     "load",
     "recognise",
 ]

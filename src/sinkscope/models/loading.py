@@ -16,6 +16,7 @@ import torch
 from sinkscope.errors import CallError, ModelError
 from sinkscope.models.conversion import Converted, convert_config, rename_tensor, tensor_renamings
 from sinkscope.models.families import SMDM, recognise
+from sinkscope.models.family import Family
 from sinkscope.models.layouts import MARK, MARK_POSITIONS
 from sinkscope.models.model import Model, ModelCard
 from sinkscope.models.quiet import quiet
@@ -54,8 +55,7 @@ def load(
         ModelError: a folder that is no model, or one whose weights do not fit.
     """
     folder = _find(str(name), revision)
-    config, variant = split_config(_read_config(folder), str(folder))
-    family = recognise(config, str(folder))
+    config, family, variant = _read_identity(folder)
     converted = convert_config(config, family, str(folder))
     files = weight_files(folder)
     tensors = read_headers(files)
@@ -98,6 +98,21 @@ def load(
     )
     longest = next(key for key, name in converted.layout.sizes.items() if name == "max_position_embeddings")
     return Model(network, tokenizer, family, card, used, longest)
+
+
+def identify(name: str) -> tuple[Family, SinkToken | None]:
+    """The family of a checkpoint and its sink, None without one, from its config.json alone; ``name`` is as for `load`.
+
+    Raises:
+        CallError, ModelError: see `load`.
+    """
+    _, family, variant = _read_identity(_find(name, None))
+    return family, variant
+
+
+def _read_identity(folder: Path) -> tuple[dict[str, Any], Family, SinkToken | None]:
+    config, variant = split_config(_read_config(folder), str(folder))
+    return config, recognise(config, str(folder)), variant
 
 
 def _find(name: str, revision: str | None) -> Path:

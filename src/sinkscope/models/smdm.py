@@ -7,8 +7,10 @@ Source: skywalker0523/OneTokenIsEnough, lit_gpt/diffmodel.py, diffmodel_extratok
 """
 
 import json
+import pickle
 import re
 import shutil
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,9 @@ from torch import Tensor
 from sinkscope.errors import CallError, ModelError
 from sinkscope.models.families import SMDM
 from sinkscope.models.layouts import MARK
-from sinkscope.models.sink_token import KEY, SinkToken
+from sinkscope.models.sink_token import KEY, SinkToken, check_token_id, split_config
+from sinkscope.models.tokenization import load_tokenizer
+from sinkscope.models.weights import DTYPES
 
 HEADS = {256: 4, 384: 6, 512: 8, 576: 9, 640: 10, 768: 12, 896: 14, 1024: 16}
 HEADS |= {1280: 10, 1408: 11, 1536: 12, 1792: 14, 2048: 16, 2176: 17}
@@ -36,6 +40,8 @@ PLAIN = {
     "mlp.swiglu.w3.weight": "mlp.down_proj.weight",
 }
 """Tensors of a block that change their names alone."""
+ZIP, MAGIC = b"PK\x03\x04", bytes.fromhex("6cfc9c46f9206aa85019")
+"""How files of torch.save begin: the zip archives of today, and the number that stands first in the pickles of old."""
 FUSED, PACKED = "attn.attn.weight", "mlp.swiglu.w12.weight"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model", "chat_template.jinja")
 
@@ -51,7 +57,7 @@ def convert(file: Path, out: Path, *, tokenizer: Path, heads: int | None = None)
 
     Raises:
         CallError: arguments that do not fit.
-        ModelError: a file that holds more or other than the tensors of such a model.
+        ModelError: a file that holds more or other than the tensors of such a model, or that its tokenizer does not go with.
     """
     from safetensors.torch import save_file
 
@@ -61,6 +67,7 @@ def convert(file: Path, out: Path, *, tokenizer: Path, heads: int | None = None)
         raise CallError(f"--tokenizer {tokenizer}: expected a folder with tokenizer.json, found none")
     weights = read_tensors(file)
     config, tensors = convert_weights(weights, str(file), heads)
+    _check_tokenizer(tokenizer, config, file)
     out.mkdir(parents=True, exist_ok=True)
     save_file({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, out / "model.safetensors", metadata={"format": "pt"})
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
@@ -68,6 +75,18 @@ def convert(file: Path, out: Path, *, tokenizer: Path, heads: int | None = None)
         if (tokenizer / name).exists():
             shutil.copy(tokenizer / name, out / name)
     return out
+
+
+def _check_tokenizer(folder: Path, config: Mapping[str, Any], file: Path) -> None:
+    """As `load` will, before anything is written: its ids of the mask and of the sink are those of the file, or free."""
+    body, variant = split_config(config, str(file))
+    try:
+        tokenizer = load_tokenizer(folder, SMDM, body)
+        if variant is not None:
+            check_token_id(tokenizer, variant, "the tokenizer", ModelError)
+    except ModelError as error:
+        mask = config["mask_token_id"]
+        raise ModelError(f"{file}, whose mask is token {mask}, does not go with --tokenizer {folder}: {error}") from error
 
 
 def read_tensors(file: Path) -> dict[str, Tensor]:
@@ -88,13 +107,10 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
         except SafetensorError as error:
             raise ModelError(f"{file}: expected safetensors, found something else ({error})") from error
     try:
-        found: Any = torch.load(file, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings(action="ignore"):  # of pickles that torch did not write, which are refused below
+            found: Any = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # torch has no one exception for what it refuses
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ModelError(
-            f"{file}: expected tensors only, found more, which could run code when it is read ({reason}); "
-            'where you trust it, save its weights anew: torch.save(state["model"], FILE)'
-        ) from error
+        raise ModelError(f"{file}: {_refused(file, error)}") from error
     if isinstance(found, Mapping) and set(found) == {"model"} and isinstance(found["model"], Mapping):
         found = found["model"]
     if not isinstance(found, Mapping) or not found:
@@ -108,6 +124,23 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
     return dict(found)
 
 
+def _refused(file: Path, error: Exception) -> str:
+    """What is wrong with a file that torch refuses, in our words: torch's own advise to read it with weights_only off."""
+    code = re.search(r"\bGLOBAL ([\w.]+)", str(error))
+    if code:
+        return (
+            f"expected tensors only, found GLOBAL {code[1]}, which could run code when it is read; "
+            'where you trust it, save its weights anew: torch.save(state["model"], FILE)'
+        )
+    with file.open("rb") as opened:
+        head = opened.read(len(ZIP) + len(MAGIC) + 2)
+    if not head.startswith(ZIP) and MAGIC not in head:
+        return f"expected a file that torch.save wrote, found no torch file: it begins with {head[:12]!r}"
+    if isinstance(error, pickle.UnpicklingError):
+        return 'expected tensors only, found more, which torch does not read; save its weights anew: torch.save(state["model"], FILE)'
+    return "expected a whole torch file, found one that is damaged or cut short; fetch it again"
+
+
 def convert_weights(weights: Mapping[str, Tensor], where: str, heads: int | None = None) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """A config.json and transformers' tensors from lit-gpt's.
 
@@ -115,6 +148,12 @@ def convert_weights(weights: Mapping[str, Tensor], where: str, heads: int | None
         ModelError: a tensor is missing, of a shape that does not fit, or unknown.
     """
     left = dict(weights)
+    for name, tensor in weights.items():
+        if str(tensor.dtype).removeprefix("torch.") not in DTYPES.values():
+            raise ModelError(
+                f"{where}: {name}: expected {', '.join(DTYPES.values())}, found {str(tensor.dtype).removeprefix('torch.')}, which `load` "
+                "refuses; cast it: torch.save({name: tensor.float() for name, tensor in state.items()}, FILE)"
+            )
 
     def take(name: str, *shape: int | None) -> Tensor:
         if name not in left:
@@ -139,6 +178,8 @@ def convert_weights(weights: Mapping[str, Tensor], where: str, heads: int | None
     heads = heads or _published_heads(width, layers, where)
     if width % heads:
         raise ModelError(f"{where}: expected a number of heads that divides the width {width}, found {heads}")
+    if width // heads % 2:
+        raise ModelError(f"{where}: expected heads of an even size, whose halves can be rotated, found {heads} of {width // heads}")
     gated = "transformer.h.0.attn.gate.weight" in left
     if gated and extra == 2:
         raise ModelError(f"{where}: expected either a sink token or a gate, found both")
