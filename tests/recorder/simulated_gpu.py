@@ -114,7 +114,7 @@ class SimulatedGpu(TorchDispatchMode):
         wrappers = {id(one.inner): one for one in there}
 
         def outside(one):
-            if not isinstance(one, torch.Tensor) or packet is aten.copy_ and not isinstance(args[0], OnDevice):
+            if not isinstance(one, torch.Tensor) or (packet is aten.copy_ and not isinstance(args[0], OnDevice)):
                 return args[0] if one is args[0] else one
             if not on_device:
                 return one
@@ -222,7 +222,7 @@ class _DeviceAsTorchHasIt(TorchFunctionMode):
 
 
 def _for_torch(one):
-    if isinstance(one, torch.device) and one.type == "cuda" or isinstance(one, str) and one.partition(":")[0] == "cuda":
+    if (isinstance(one, torch.device) and one.type == "cuda") or (isinstance(one, str) and one.partition(":")[0] == "cuda"):
         return TO_TORCH
     return one
 

@@ -13,8 +13,7 @@ from sinkscope.attention import paths
 from sinkscope.attention.sweep import attend as attend_by_sweep
 from sinkscope.interventions import HidePositions, Intervention, parse_rule
 
-QUEUED = ["top:1", "top:1@last_row", "top:1@scope", "top:1@current", "top:1@only_sinks", "random:1", "mass:1", "persistent:1", "ranks:1"]
-QUEUED = [rule for rule in QUEUED if rule != "top:1@scope"]
+QUEUED = ["top:1", "top:1@last_row", "top:1@current", "top:1@only_sinks", "random:1", "mass:1", "persistent:1", "ranks:1"]
 QUEUED += ["above:3", "above:3@percent", "window:2+5", "top:1@kv_head,keys=prompt", "top:1@queries=masked", "random:2@zero,keys=1-9"]
 WAITING = {
     "class:1": {("interventions/hiding.py:_numbered", "down"): 1},  # Python knows the classes of tokens
@@ -118,11 +117,10 @@ def test_llada_s_loop_waits_once_a_block_and_for_the_count_of_the_step_before(gp
         told = sinkscope.generate(
             model, prompts, length=8, steps=8, block=8, on_step=lambda _: (waits.append(Counter(gpu.waits)), gpu.waits.clear())
         )
-    plain = sinkscope.generate
     with parse_rule("top:1")(models[1]):
-        expected = plain(models[1], prompts, length=8, steps=8, block=8)
+        expected = sinkscope.generate(models[1], prompts, length=8, steps=8, block=8)
     assert [one.text for one in told] == [one.text for one in expected]
-    assert waits[1:] == [{("decoding/projection.py:most", "an event"): 1, ("decoding/projection.py:most", "one number"): 0}] * 7 or True
+    assert len(waits) == 8
     assert set().union(*waits[1:]) <= {("decoding/projection.py:most", "an event")}
 
 

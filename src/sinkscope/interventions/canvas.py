@@ -42,7 +42,9 @@ class Canvas:
 
     def real(self, device: torch.device) -> Tensor:
         """Bool [batch, position], False on padding, which stands on the left."""
-        return self.once(("real", device), lambda: torch.arange(self.width, device=device) >= self.width - self._column(self.lengths, device))
+        return self.once(
+            ("real", device), lambda: torch.arange(self.width, device=device) >= self.width - self._column(self.lengths, device)
+        )
 
     def among(self, where: str | Collection[int], device: torch.device) -> Tensor:
         """Bool [batch, position]: a group, or positions without padding."""
