@@ -112,7 +112,7 @@ class Look:
         return self.hiding.canvas.shortest
 
     def classes(self, classify: Callable[[int], str] | None) -> dict[int, Tensor]:
-        """Where tokens of which class stand: number of the class → bool [batch, key]; by the model's own tokenizer when ``classify`` is None.
+        """Number of each class → bool [batch, key], where its tokens stand; by the model's own tokenizer when ``classify`` is None.
 
         The first layer that asks in a step waits for the canvas, as Python knows the classes.
         """
