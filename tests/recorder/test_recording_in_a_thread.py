@@ -83,18 +83,23 @@ def test_no_room_to_stack_layers_goes_by_the_host(diffusion, tmp_path, monkeypat
     assert [one.steps for one in found] == [4, 4, 4]
 
 
+QUEUED = ["none", "top:1", "top:1@last_row", "random:1", "mass:1", "persistent:1", "ranks:1", "above:3", "window:2+5", "top:1@keys=1-9"]
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_recording_on_a_gpu_never_waits_inside_a_step(tmp_path):
+@pytest.mark.parametrize("rule", QUEUED)
+def test_recording_and_hiding_on_a_gpu_never_wait_inside_a_step(rule, tmp_path):
     """CUDA's own alarm: any call that waits for the device between two steps raises."""
     model = sinkscope.load("lab-diffusion", device="cuda")
     canvas = torch.full((1, 64), model.card.mask_id, device="cuda")
-    with sinkscope.recording(model, out=tmp_path / "trace"), torch.no_grad():
-        model.network.model(input_ids=canvas, use_cache=False)  # opens the trace, compiles the kernels
+    with sinkscope.recording(model, out=tmp_path / "trace"), sinkscope.parse_rule(rule)(model), torch.no_grad():
+        for _ in range(2):  # opens the trace, compiles the kernels, without and with hidden keys
+            model.network.model(input_ids=canvas, use_cache=False)
         torch.cuda.set_sync_debug_mode("error")
         try:
             for _ in range(3):
                 model.network.model(input_ids=canvas, use_cache=False)
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    assert sinkscope.open_trace(tmp_path / "trace").steps == 4
+    assert sinkscope.open_trace(tmp_path / "trace").steps == 5

@@ -8,6 +8,7 @@ from sinkscope.attention.seam import NAME, register_seam
 from sinkscope.attention.session import Session, current_session, subscribed
 from sinkscope.attention.subscribers import Hider, Prepender, Subscriber, Watcher
 from sinkscope.attention.sweep import Columns, Prefix
+from sinkscope.attention.uploads import upload
 
 __all__ = [
     "NAME",
@@ -28,4 +29,5 @@ __all__ = [
     "foreign",
     "register_seam",
     "subscribed",
+    "upload",
 ]

@@ -14,6 +14,7 @@ from sinkscope.attention.stack_input import slides
 from sinkscope.attention.stacks import Stack
 from sinkscope.attention.subscribers import Hider, Prepender, Watcher
 from sinkscope.attention.sweep import Columns, Prefix
+from sinkscope.attention.uploads import upload
 from sinkscope.errors import AttentionError
 
 if TYPE_CHECKING:
@@ -208,10 +209,10 @@ def _membership(
     context: StepContext, prompt_lengths: tuple[int, ...], groups: tuple[str, ...], queries: int, device: torch.device
 ) -> Tensor:
     batch, length = context.tokens.shape
-    lengths = context.lengths.to(device, non_blocking=True)[:, None]
+    lengths = upload(context.lengths, device)[:, None]
     position, first = torch.arange(length, device=device)[None], length - lengths
-    prompts = torch.tensor([prompt_lengths[row % len(prompt_lengths)] for row in range(batch)]).to(device, non_blocking=True)[:, None]
-    real, masked = position >= first, context.masked.to(device, non_blocking=True)
+    prompts = upload(torch.tensor([prompt_lengths[row % len(prompt_lengths)] for row in range(batch)]), device)[:, None]
+    real, masked = position >= first, upload(context.masked, device)
     members: Mapping[str, Tensor] = {
         "all": real,
         "masked": real & masked,

@@ -63,9 +63,9 @@ class Taken:
 
         Returns:
             1 for kept keys [1 or batch, 1 or head, 1, key], a factor per query [batch, head, query, 1], and the share
-            taken away [batch, head, query]; None where a query keeps too little for that to be exact.
+            taken away [batch, head, query]; None where a query keeps too little for that to be exact, and on a GPU.
         """
-        if self._kept is None:
+        if self._kept is None or weights.is_cuda:  # which would be waited for, to know what a query keeps
             return None
         kept = _heads(self._kept, heads)
         left = weights @ kept.mT
@@ -93,7 +93,7 @@ class Taken:
         masked, zeroed = self._union(self._masked, heads, rows), self._union(self._zeroed, heads, rows)
         gone = zeroed if masked is None else masked if zeroed is None else masked | zeroed
         assert gone is not None
-        if masked is None or zeroed is None:
+        if (masked is None or zeroed is None) and not weights.is_cuda:
             stays = (~gone).float()  # times that is three times as fast as filling in 0, where one mask serves all heads
             kept = weights * stays if weights.requires_grad else weights.mul_(stays)
             blind = weights.new_zeros(()) if unseeing is None else unseeing.to(weights)

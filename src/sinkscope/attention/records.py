@@ -37,7 +37,7 @@ class StepContext:
     Attributes:
         tokens: int64 [batch, position], the canvas, left padding included; behind a cache all tokens so far.
         masked: bool [batch, position], where the canvas holds the mask token.
-        lengths: int64 [batch], real tokens of each row; they stand at the right end.
+        lengths: int64 [batch], real tokens of each row; they stand at the right end. On the host: asking a GPU would wait.
         rows: which rows of the batch are to be recorded, one per prompt still being written.
         prompts: for each of these rows, the number of its prompt in `GenerationStart`.
         stack: module path of the stack that is called, None where a sampler published the step.

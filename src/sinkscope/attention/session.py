@@ -20,6 +20,7 @@ from sinkscope.attention.stack_input import StackInput, read_stack_input
 from sinkscope.attention.stacks import Stack
 from sinkscope.attention.subscribers import Subscriber, Watcher
 from sinkscope.attention.sweep import Workspace
+from sinkscope.attention.uploads import upload
 from sinkscope.attention.wiring import InterfaceWiring, Wiring
 from sinkscope.errors import AttentionError
 
@@ -222,7 +223,7 @@ class Session:
                 f"found {'no step' if context is None else f'{len(self.stacks)} stacks, tokens {tuple(context.tokens.shape)}'}"
             )
         tokens, length = context.tokens, context.tokens.shape[1]
-        real = torch.arange(length, device=tokens.device) >= length - context.lengths.to(tokens.device)[:, None]
+        real = torch.arange(length, device=tokens.device) >= length - upload(context.lengths, tokens.device)[:, None]
         alone: list[Subscriber] = [watcher]
         subscribers, given, self.subscribers, self._aside = self.subscribers, self._given, alone, True
         try:

@@ -43,16 +43,17 @@ class StackInput:
         return torch.ones(self.batch, self.total, dtype=torch.bool, device=self.device) if self.real is None else self.real
 
     def lengths(self) -> Tensor:
-        """Real tokens of each row, int64 [batch].
+        """Real tokens of each row, int64 [batch], on the host: a GPU is waited for where a mask says them.
 
         Raises:
             AttentionError: padding on the right.
         """
         if self.real is None:
             return torch.full((self.batch,), self.total)
-        if bool((self.real.long().diff(dim=-1) < 0).any()):
+        real = self.real.cpu().long()
+        if bool((real.diff(dim=-1) < 0).any()):
             raise AttentionError("expected padding on the left, found it on the right; set tokenizer.padding_side = 'left'")
-        return self.real.long().sum(-1)
+        return real.sum(-1)
 
 
 def read_stack_input(arguments: Mapping[str, Any], parents: Iterable[Mapping[str, Any]] = ()) -> StackInput | None:

@@ -297,7 +297,7 @@ def _bias(mask: Tensor | None, alone: bool) -> tuple[Tensor | None, Tensor | Non
         bias, seen = mask.float(), mask > torch.finfo(mask.dtype).min / 2
     bias = bias.masked_fill(~seen, -torch.inf)
     blind = ~seen.any(dim=-1, keepdim=True)
-    if not alone or not bool(blind.any()):
+    if not alone or not (blind.is_cuda or bool(blind.any())):  # asking a GPU would wait for it
         return bias, None
     return bias.masked_fill(blind, 0.0), blind
 

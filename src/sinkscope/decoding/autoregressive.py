@@ -21,11 +21,11 @@ def autoregressive_steps(model: Model, batch: Batch, settings: AutoregressiveSet
     cache = DynamicCache(config=model.network.config)
     finished = torch.zeros(rows, dtype=torch.bool, device=tokens.device)
     sources = row_generators(settings.seed, rows, tokens.device)
-    fresh = tokens
+    fresh, lengths = tokens, torch.tensor(batch.lengths)
     with publishing(model, batch, settings) as publisher:
         for number in range(settings.length):
             writing = (~finished).nonzero().squeeze(-1).tolist()
-            publisher.before(tokens, torch.zeros_like(tokens, dtype=torch.bool), real.sum(-1), writing)
+            publisher.before(tokens, torch.zeros_like(tokens, dtype=torch.bool), lengths + number, writing)
             positions = (real.long().cumsum(-1) - 1).clamp(min=0)
             hidden = model.network.model(
                 input_ids=fresh,

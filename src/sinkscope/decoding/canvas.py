@@ -80,7 +80,7 @@ class Layout:
     Attributes:
         padding: int64 [batch, position], 0 on padding; None when there is none.
         positions: int64 [batch, position], from 0 at the first real token.
-        lengths: int64 [batch], real tokens.
+        lengths: int64 [batch], real tokens; on the host.
         starts: where each row begins.
     """
 
@@ -92,7 +92,7 @@ class Layout:
 
 def lay_out(real: Tensor) -> Layout:
     """The layout of canvases whose real tokens are marked: bool [batch, position]."""
-    lengths = real.sum(-1)
+    lengths = real.sum(-1).cpu()
     return Layout(
         padding=None if bool(real.all()) else real.long(),
         positions=(real.long().cumsum(-1) - 1).clamp(min=0),

@@ -39,7 +39,7 @@ def write_in_order(model: Model, prompt: str | Sequence[int], order: Sequence[Se
         raise CallError(f"order: expected every position from {len(ids)} (behind the prompt) on once, found another set")
     batch = make_batch(model, [ids], [prompt if isinstance(prompt, str) else None], length)
     canvas = torch.cat([batch.tokens, batch.tokens.new_full((1, length), mask)], dim=1)
-    lengths = torch.tensor([canvas.shape[1]], device=canvas.device)
+    lengths = torch.tensor([canvas.shape[1]])
     settings = resolve_settings(model.family, length=length)
     with publishing(model, batch, settings) as publisher:
         for places in order:

@@ -84,13 +84,12 @@ class Tally:
         self._prompts = prompts
         self._sums: dict[tuple[int, str], Tensor] = {}
 
-    def add(self, layer: int, prompts: Sequence[int], **values: Tensor) -> None:
-        """``values`` are [row, head] or [row], for the prompts that the rows write."""
+    def add(self, layer: int, prompts: Tensor, **values: Tensor) -> None:
+        """``values`` are [row, head] or [row], for the prompts that the rows write, int64 [row] on the same device."""
         for name, found in values.items():
             if (layer, name) not in self._sums:
                 self._sums[layer, name] = torch.zeros(self._prompts, *found.shape[1:], dtype=torch.float64, device=found.device)
-            place = torch.tensor(prompts, device=found.device, dtype=torch.long)
-            self._sums[layer, name].index_add_(0, place, found.double())
+            self._sums[layer, name].index_add_(0, prompts, found.double())
 
     def effect(self, layers: int, heads: int) -> Effect:
         """What has come together so far, in a network of so many layers and query heads."""

@@ -1,6 +1,6 @@
 """A running intervention: what it remembers from step to step, asked by every layer which keys to take away."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -10,8 +10,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from sinkscope.attention import Columns, GenerationStart, Hidden, Hider, LayerCall, Session, StepContext, StepResult, Watcher, subscribed
+from sinkscope.attention import (
+    Columns,
+    GenerationStart,
+    Hidden,
+    Hider,
+    LayerCall,
+    Session,
+    StepContext,
+    StepResult,
+    Watcher,
+    subscribed,
+    upload,
+)
 from sinkscope.errors import AttentionError, CallError
+from sinkscope.interventions.canvas import Canvas
 from sinkscope.interventions.effect import Effect, Tally, joined
 from sinkscope.interventions.ranking import pool, rank_of, spread
 from sinkscope.interventions.token_classes import class_in
@@ -19,8 +32,6 @@ from sinkscope.models import Model
 
 if TYPE_CHECKING:
     from sinkscope.interventions.intervention import Intervention
-
-GROUPS = ("masked", "unmasked", "prompt", "answer")
 
 
 @dataclass(frozen=True)
@@ -91,9 +102,21 @@ class Look:
         """Random numbers [batch, group, key]: a function of seed, prompt, step and layer, whatever stands beside in the batch."""
         return self.hiding.draw(self.call, seed, groups)
 
-    def classes(self, classify: Callable[[int], str] | None) -> Tensor:
-        """Class of every token as a number, int64 [batch, key]; by the model's own tokenizer when ``classify`` is None."""
-        return self.hiding.classes(self.tokens, classify)
+    def among(self, where: str | Collection[int]) -> Tensor:
+        """Bool [batch, key]: a group of keys, or positions of the canvas without padding."""
+        return self.hiding.canvas.among(where, self.real.device)
+
+    @property
+    def shortest(self) -> int:
+        """Tokens of the shortest row."""
+        return self.hiding.canvas.shortest
+
+    def classes(self, classify: Callable[[int], str] | None) -> dict[int, Tensor]:
+        """Number of each class → bool [batch, key], where its tokens stand; by the model's own tokenizer when ``classify`` is None.
+
+        The first layer that asks in a step waits for the canvas, as Python knows the classes.
+        """
+        return self.hiding.classes(self.real.device, classify)
 
 
 class Hiding(Hider):
@@ -119,8 +142,7 @@ class Hiding(Hider):
         self._steps: dict[str | None, int] = {}  # stack → steps so far
         self._step, self._causal = -1, False
         self._start: GenerationStart | None = None
-        self._context: StepContext | None = None
-        self._real: Tensor | None = None
+        self._canvas: Canvas | None = None
         self._rows: list[bytes] = []
         self._before: dict[str, dict[str, Seen]] = {}  # layer → measured → seen
         self._clean: dict[str, Seen] = {}
@@ -165,12 +187,10 @@ class Hiding(Hider):
         self._step = self._steps[context.stack] = self._steps.get(context.stack, -1) + 1
         if context.causal is not None:
             self._causal = context.causal
-        self._context, self._chosen = context, {}
-        length = context.tokens.shape[1]
-        device = context.tokens.device
-        self._real = torch.arange(length, device=device) >= length - context.lengths.to(device)[:, None]
+        prompts = () if self._start is None else self._start.prompt_lengths
+        self._canvas, self._chosen = Canvas(context, context.prompt_lengths or prompts), {}
         if not self._rows:
-            tokens, lengths = context.tokens.cpu(), context.lengths.tolist()
+            tokens, lengths = context.tokens.cpu(), self._canvas.lengths
             self._rows = [blake2b(row[len(row) - own :].numpy().tobytes()).digest() for row, own in zip(tokens, lengths, strict=True)]
         elif len(self._rows) != len(context.tokens):
             raise AttentionError(f"expected the batch of {len(self._rows)} rows the generation began with, found {len(context.tokens)}")
@@ -182,52 +202,50 @@ class Hiding(Hider):
 
     def end_step(self, result: StepResult | None) -> None:
         """A call that comes before the next step is nobody's."""
-        self._context = None
+        self._canvas = None
 
     def hide(self, call: LayerCall) -> list[Hidden] | None:
         """What the rules take away in this layer."""
-        context = self._context
-        if context is None or self._real is None:
+        canvas, device = self._canvas, call.key.device
+        if canvas is None:
             return None
         parts = [
             (number, part)
             for number, part in enumerate(self.parts)
             if _allowed(part.layers, call.index) and _allowed(part.steps, self._step)
         ]
-        if parts and (call.crossing or call.keys != context.tokens.shape[1]):
+        if parts and (call.crossing or call.keys != canvas.width):
             raise AttentionError(
-                f"expected {call.name} to attend to the {context.tokens.shape[1]} tokens of the canvas, found {call.keys} keys"
+                f"expected {call.name} to attend to the {canvas.width} tokens of the canvas, found {call.keys} keys"
                 f"{' of another stack' if call.crossing else ''}; cross-attention and shortened caches cannot be hidden from, "
                 "limit the rule by layers="
             )
         found, chosen = [], []
-        real = self._real.to(call.key.device)
+        real = canvas.real(device)
         held = _held(call, real)
         for number, part in parts:
-            candidates = held if part.keys is None else held & self._among(part.keys, call.key.device)
+            candidates = held if part.keys is None else held & canvas.among(part.keys, device)
             memory = self._memory.setdefault((number, call.name), {})
-            tokens = context.tokens.to(call.key.device)
-            keys = part.choose(Look(self._step, call, tokens, real, candidates, self._causal, memory, self))
+            keys = part.choose(Look(self._step, call, canvas.tokens(device), real, candidates, self._causal, memory, self))
             if keys is None:
                 continue
             keys = (keys if keys.ndim == 4 else keys[:, :, None]) & candidates[:, None, None]
-            queries = None if part.queries is None else self._among(part.queries, call.key.device)[:, -call.query.shape[2] :]
+            queries = None if part.queries is None else canvas.among(part.queries, device)[:, -call.query.shape[2] :]
             found.append(Hidden(keys, queries, zeroed=part.effect == "zero", front=part.takes_own))
             chosen.append((part, keys))
         if found:
             self._chosen[call.name] = chosen
-            rows = list(context.rows)
-            queries = _everybody(call)[rows]
-            self._count(call).add(self._place(call), context.prompts, queries=queries, steps=torch.ones_like(queries))
+            queries = canvas.recorded(_everybody(call))
+            self._count(call).add(self._place(call), canvas.prompts(device), queries=queries, steps=torch.ones_like(queries))
         return found
 
     def observes(self, call: LayerCall) -> bool:
         """Whether a rule goes by this layer's columns in the next step."""
-        return self._context is not None and any(part.observing and _allowed(part.layers, call.index) for part in self.parts)
+        return self._canvas is not None and any(part.observing and _allowed(part.layers, call.index) for part in self.parts)
 
     def observe(self, call: LayerCall, columns: Columns) -> None:
         """Keeps what the layer saw, and counts what was removed."""
-        if self._context is None:
+        if self._canvas is None:
             return
         everybody = call.groups.index("all")
         local = columns.sums if columns.local is None else columns.local
@@ -261,29 +279,40 @@ class Hiding(Hider):
 
     def draw(self, call: LayerCall, seed: int, groups: int) -> Tensor:
         """See `Look.draw`."""
-        assert self._context is not None
         keys = call.keys
         drawn = torch.zeros(len(self._rows), groups, keys)
-        for row, (digest, length) in enumerate(zip(self._rows, self._context.lengths.tolist(), strict=True)):
+        for row, (digest, length) in enumerate(zip(self._rows, self.canvas.lengths, strict=True)):
             key = blake2b(digest + f"{seed} {self._step} {call.index}".encode(), digest_size=7).digest()
             source = torch.Generator().manual_seed(int.from_bytes(key, "big"))
             drawn[row, :, keys - length :] = torch.rand(groups, length, generator=source)
-        return drawn.to(call.key.device)
+        return upload(drawn, call.key.device)
 
-    def classes(self, tokens: Tensor, classify: Callable[[int], str] | None) -> Tensor:
+    @property
+    def canvas(self) -> Canvas:
+        """Of the running step."""
+        assert self._canvas is not None
+        return self._canvas
+
+    def classes(self, device: torch.device, classify: Callable[[int], str] | None) -> dict[int, Tensor]:
         """See `Look.classes`."""
         if classify is None:
             if self.model is None:
                 raise CallError("classify: expected a function from token id to class, as a bare network has no tokenizer")
             classify = self._classify_by_tokenizer
+        numbers = self.canvas.once(("classes", classify), lambda: self._numbered(classify))
+        there = self.canvas.once(("classes", classify, device), lambda: upload(numbers, device))
+        return self.canvas.once(("of each class", classify, device), lambda: {one: there == one for one in numbers.unique().tolist()})
+
+    # How it is done
+
+    def _numbered(self, classify: Callable[[int], str]) -> Tensor:
+        """Class of every token as a number, int64 [batch, position] on the host."""
         known = self._classes.setdefault(classify, {})
-        unique, places = tokens.unique(return_inverse=True)
+        unique, places = self.canvas.context.tokens.cpu().unique(return_inverse=True)
         for token in unique.tolist():
             if token not in known:
                 known[token] = self._class_names.setdefault(classify(token), len(self._class_names))
-        return torch.tensor([known[token] for token in unique.tolist()], device=tokens.device)[places]
-
-    # How it is done
+        return torch.tensor([known[token] for token in unique.tolist()])[places]
 
     def _classify_by_tokenizer(self, token: int) -> str:
         assert self.model is not None
@@ -296,18 +325,6 @@ class Hiding(Hider):
             return seen
         return Seen(seen.columns + before.widened(seen.keys).columns, seen.last_row, seen.keys)
 
-    def _among(self, where: Any, device: torch.device) -> Tensor:
-        """Bool [batch, position] of the canvas: a group, or positions without padding."""
-        assert self._context is not None and self._real is not None and self._start is not None
-        real, masked = self._real.to(device), self._context.masked.to(device)
-        position = real.long().cumsum(-1) - 1
-        if not isinstance(where, str):
-            return real & torch.isin(position, torch.tensor(list(where), dtype=torch.long, device=device))
-        lengths = self._context.prompt_lengths or self._start.prompt_lengths
-        prompts = torch.tensor([lengths[row % len(lengths)] for row in range(len(real))], device=device)
-        in_prompt = position < prompts[:, None]
-        return real & {"masked": masked, "unmasked": ~masked, "prompt": in_prompt, "answer": ~in_prompt}[where]
-
     def _count(self, call: LayerCall) -> Tally:
         self._layers, self._heads = max(self._layers, self._place(call) + 1), max(self._heads, call.query.shape[1])
         if self._tally is None:
@@ -319,11 +336,11 @@ class Hiding(Hider):
         return self._places.get(call.stack, 0) + call.index
 
     def _count_effect(self, call: LayerCall, removed: Tensor, chosen: list[tuple["Intervention", Tensor]], seen: Seen) -> None:
-        assert self._context is not None and self._real is not None
-        rows, held = list(self._context.rows), _held(call, self._real.to(call.key.device))
+        canvas, device = self.canvas, call.key.device
+        held = _held(call, canvas.real(device))
         membership = _everybody(call, per_query=True)
         counts = {"removed": (removed * membership[:, None]).sum(-1)}
-        union = torch.zeros(1, dtype=torch.bool, device=call.key.device)
+        union = torch.zeros(1, dtype=torch.bool, device=device)
         for part, keys in chosen:
             union = union | keys
             if keys.shape[2] == 1:
@@ -336,7 +353,8 @@ class Hiding(Hider):
         hidden = union.float().sum(-1).expand(-1, call.query.shape[1], -1)
         weight = membership if hidden.shape[-1] > 1 else torch.ones_like(membership[:, :1])
         counts["hidden"] = (hidden * weight[:, None]).sum(-1) / weight.sum(-1).clamp(min=1)[:, None]
-        self._count(call).add(self._place(call), self._context.prompts, **{name: values[rows] for name, values in counts.items()})
+        shown = {name: canvas.recorded(values) for name, values in counts.items()}
+        self._count(call).add(self._place(call), canvas.prompts(device), **shown)
 
 
 def _allowed(numbers: Any, number: int) -> bool:
@@ -345,7 +363,7 @@ def _allowed(numbers: Any, number: int) -> bool:
 
 def _held(call: LayerCall, real: Tensor) -> Tensor:
     """Bool [batch, key]: no padding, and not fallen out of the layer's sliding window."""
-    return real & (torch.arange(real.shape[1], device=real.device) >= call.first_key)
+    return real & (torch.arange(real.shape[1], device=real.device) >= call.first_key) if call.first_key else real
 
 
 def _everybody(call: LayerCall, per_query: bool = False) -> Tensor:

@@ -9,7 +9,8 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from sinkscope.errors import CallError
-from sinkscope.interventions.hiding import GROUPS, Hiding, Look, Seen, hiding
+from sinkscope.interventions.canvas import GROUPS
+from sinkscope.interventions.hiding import Hiding, Look, Seen, hiding
 from sinkscope.interventions.ranking import Scope
 from sinkscope.models import Model
 

@@ -3,7 +3,6 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from sinkscope.errors import CallError
@@ -36,5 +35,4 @@ class HidePositions(Intervention):
         return not self.positions or super().idle
 
     def choose(self, look: Look) -> Tensor:
-        positions = torch.tensor(self.positions, device=look.real.device)
-        return (look.real & torch.isin(look.real.long().cumsum(-1) - 1, positions))[:, None]
+        return look.among(self.positions)[:, None]

@@ -5,8 +5,8 @@ import re
 from typing import Any
 
 from sinkscope.errors import CallError
+from sinkscope.interventions.canvas import GROUPS
 from sinkscope.interventions.composition import Composed, compose
-from sinkscope.interventions.hiding import GROUPS
 from sinkscope.interventions.intervention import Intervention
 from sinkscope.interventions.mass_matched_keys import MassMatchedKeys
 from sinkscope.interventions.next_ranks import NextRanks

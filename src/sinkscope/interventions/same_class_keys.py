@@ -34,11 +34,10 @@ class SameClassKeys(SinkRule):
         check_count("seed", self.seed)
 
     def pick(self, look: Look, ranking: Ranking, top: Tensor) -> Tensor:
-        classes = look.classes(self.classify)
         chosen = torch.zeros_like(top)
         drawn = look.draw(self.seed, top.shape[1]) + (~ranking.sinks).float()
-        for name in classes.unique().tolist():
-            alike = (classes == name)[:, None]
+        for where in look.classes(self.classify).values():
+            alike = where[:, None]
             others = ranking.candidates & ~top & alike
             ranks = rank_of(drawn, others, self.k)
             chosen |= (ranks < (top & alike).sum(-1, keepdim=True)) & others

@@ -41,9 +41,8 @@ class SinkRule(Observed, ABC):
         ranking = self.rank(look)
         if ranking is None:
             return None
-        shortest = int(look.real.sum(-1).min())
-        if self.k >= shortest:
-            raise CallError(f"k: expected fewer keys than the canvas holds, found {self.k} on a canvas of {shortest} tokens")
+        if self.k >= look.shortest:
+            raise CallError(f"k: expected fewer keys than the canvas holds, found {self.k} on a canvas of {look.shortest} tokens")
         top = (ranking.ranks(self.k) < self.k) & ranking.candidates
         if self.only_sinks:
             top = top & ranking.sinks

@@ -1,0 +1,231 @@
+"""A GPU that is none: tensors that say they lie on one, computed by the CPU, and a note of every place that would wait for it.
+
+Values are real, so that a run goes its ordinary way and its results can be compared. To torch the tensors lie on its device
+``meta``, which needs no driver; to Python code they say ``cuda:0``. What waits is what `torch.cuda.set_sync_debug_mode` alarms of,
+and copies from or to memory that is not pinned, for which the driver may wait.
+"""
+
+import contextlib
+import sys
+import threading
+from pathlib import Path
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map
+
+import sinkscope
+
+SOURCE = Path(sinkscope.__file__).parent
+DEVICE, TO_TORCH = torch.device("cuda:0"), torch.device("meta")
+aten = torch.ops.aten
+SHAPED_BY_VALUES = {
+    aten.nonzero, aten.nonzero_numpy, aten.masked_select, aten._unique, aten._unique2, aten.unique_dim, aten.unique_consecutive,
+    aten.unique_dim_consecutive, aten.bincount, aten.equal,
+}  # fmt: skip
+MADE_OF_A_LIST = ("tensor", "as_tensor", "asarray")
+
+
+class OnDevice(torch.Tensor):
+    """A tensor of the simulated GPU; ``inner`` holds its values."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        given = {"strides": inner.stride(), "storage_offset": inner.storage_offset(), "dtype": inner.dtype, "device": TO_TORCH}
+        tensor = torch.Tensor._make_wrapper_subclass(cls, inner.size(), **given)
+        tensor.inner = inner
+        return tensor
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+    device = property(lambda self: DEVICE)
+    is_cuda = property(lambda self: True)
+    is_meta = property(lambda self: False)
+
+    def tolist(self):
+        return self.cpu().tolist()
+
+    def record_stream(self, stream):
+        pass
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        raise RuntimeError(f"{function} was asked of a tensor of the simulated GPU outside of it")
+
+
+class SimulatedGpu(TorchDispatchMode):
+    """While it is entered, tensors asked for on a GPU are simulated, and `waits` grows."""
+
+    def __init__(self):
+        super().__init__()
+        self.waits = []
+        self._pinned = []  # kept alive, so that their addresses stay theirs
+        self._asking, self._main = _DeviceAsTorchHasIt(), threading.current_thread()
+
+    def __enter__(self):
+        self._asking.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *raised):
+        super().__exit__(*raised)
+        self._asking.__exit__(*raised)
+
+    def note(self, what):
+        """A wait, at the innermost line of sinkscope or transformers that is running."""
+        frame = sys._getframe(1)
+        while frame is not None:
+            path = Path(frame.f_code.co_filename)
+            if path.is_relative_to(SOURCE):
+                return self.waits.append((f"{path.relative_to(SOURCE)}:{frame.f_code.co_name}", what))
+            if "transformers" in path.parts:
+                return self.waits.append((f"transformers {path.name}:{frame.f_code.co_name}", what))
+            frame = frame.f_back
+        self.waits.append(("elsewhere", what))
+        return None
+
+    def move(self, network):
+        """A network's parameters and buffers to the simulated GPU, for good."""
+        for module in network.modules():
+            for held in (module._parameters, module._buffers):
+                held.update({name: OnDevice(one.detach().clone()) for name, one in held.items() if one is not None})
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        packet, flat = function.overloadpacket, tree_flatten((args, kwargs))[0]
+        there = [one for one in flat if isinstance(one, OnDevice)]
+        asked = kwargs.get("device")
+        if packet is aten.is_pinned:
+            return self._is_pinned(args[0])
+        if packet in (aten._pin_memory, aten.pin_memory):
+            return self._pin(args[0].clone())
+        if packet is aten._to_copy:
+            return self._moved(args[0], kwargs)
+        if packet is aten.copy_ and there:
+            self._crossing(args[0], args[1], kwargs.get("non_blocking", args[2] if len(args) > 2 else False))
+        elif packet is aten._local_scalar_dense and there:
+            self.note("one number")
+        elif there:
+            self._check(function, args, flat, kwargs)
+        pin = kwargs.pop("pin_memory", None)
+        on_device = asked == TO_TORCH if asked is not None else bool(there)
+        if asked is not None:
+            kwargs["device"] = torch.device("cpu")
+        found = function(*tree_map(_inner, args), **tree_map(_inner, kwargs))
+        wrappers = {id(one.inner): one for one in there}
+
+        def outside(one):
+            if not isinstance(one, torch.Tensor) or (packet is aten.copy_ and not isinstance(args[0], OnDevice)):
+                return args[0] if one is args[0] else one
+            if not on_device:
+                return one
+            return wrappers[id(one)] if id(one) in wrappers else OnDevice(one)
+
+        found = tree_map(outside, found)
+        return self._pin(found) if pin else found
+
+    def _check(self, function, args, flat, kwargs):
+        packet = function.overloadpacket
+        if packet in SHAPED_BY_VALUES or (function is aten.repeat_interleave.Tensor and kwargs.get("output_size") is None):
+            self.note(f"a shape: {packet.__name__}")
+        if packet is aten.isin and isinstance(args[1], OnDevice) and args[1].numel() >= 10 * args[0].numel() ** 0.145:
+            self.note("a shape: isin")  # which then sorts, and drops what is double
+        if packet in (aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_, aten._unsafe_index):
+            indices = [one for one in args[1] if one is not None]
+            filled = packet is not aten.index and args[2].numel() == 1
+            if any(one.dtype in (torch.bool, torch.uint8) for one in indices) and not filled:
+                self.note("a shape: boolean index")
+            if any(not isinstance(one, OnDevice) for one in indices):
+                self.note("up, index")
+            return
+        strangers = [one for one in flat if isinstance(one, torch.Tensor) and not isinstance(one, OnDevice) and one.ndim]
+        if strangers and "device" not in kwargs:
+            raise RuntimeError(f"{function}: expected all tensors to be on the same device, found cuda:0 and cpu")
+
+    def _moved(self, tensor, kwargs):
+        """``to``, between devices or to another type on one."""
+        device = kwargs.pop("device", None)
+        non_blocking = kwargs.pop("non_blocking", False)
+        kwargs.pop("pin_memory", None)
+        target = isinstance(tensor, OnDevice) if device is None else device == TO_TORCH
+        if target != isinstance(tensor, OnDevice):
+            if target and not non_blocking:
+                self.note("up")
+            elif target and not self._is_pinned(tensor):
+                self.note("up, not pinned")
+            elif not target:
+                self.note("down")
+        found = aten._to_copy(_inner(tensor), **kwargs)
+        return OnDevice(found) if target else found
+
+    def _crossing(self, target, source, non_blocking):
+        up, down = isinstance(target, OnDevice), isinstance(source, OnDevice)
+        if up == down:
+            return
+        if not (non_blocking and self._is_pinned(source if up else target)):
+            self.note("up" if up else "down")
+
+    def _pin(self, tensor):
+        self._pinned.append(tensor)
+        return tensor
+
+    def _is_pinned(self, tensor):
+        return not isinstance(tensor, OnDevice) and any(
+            one.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr() for one in self._pinned
+        )
+
+    # What torch.cuda has
+
+    def patch(self, monkeypatch):
+        """Streams and events."""
+        monkeypatch.setattr(torch.cuda, "Stream", lambda device: _Stream(self))
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: _Stream(self))
+        monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+        monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+
+    def launched(self, kernel):
+        """A function of tensors as a kernel: it sees what they hold, and waits for nothing."""
+
+        def launch(*args, **kwargs):
+            with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+                return kernel(*tree_map(_inner, args), **tree_map(_inner, kwargs))
+
+        return launch
+
+
+class _Stream:
+    def __init__(self, gpu):
+        self.gpu = gpu
+
+    def wait_stream(self, other):
+        pass
+
+    def record_event(self):
+        return self
+
+    def synchronize(self):
+        if threading.current_thread() is self.gpu._main:
+            self.gpu.note("an event")
+
+
+class _DeviceAsTorchHasIt(TorchFunctionMode):
+    """``cuda`` among the arguments of a torch function becomes the device that torch may have it on."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        name, kwargs = getattr(function, "__name__", ""), dict(kwargs or {})
+        if name == "pin_memory":
+            return aten._pin_memory(args[0])
+        if name in MADE_OF_A_LIST and _for_torch(kwargs.get("device")) == TO_TORCH:
+            del kwargs["device"]
+            return function(*args, **kwargs).to(TO_TORCH)
+        args, kwargs = tree_map(_for_torch, args), tree_map(_for_torch, kwargs)
+        return function(*args, **kwargs)
+
+
+def _for_torch(one):
+    if (isinstance(one, torch.device) and one.type == "cuda") or (isinstance(one, str) and one.partition(":")[0] == "cuda"):
+        return TO_TORCH
+    return one
+
+
+def _inner(one):
+    return one.inner if isinstance(one, OnDevice) else one

@@ -1,0 +1,193 @@
+"""Inside a step nothing waits for a GPU: every rule on a simulated one, with a list of the waits there are and why."""
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from simulated_gpu import OnDevice, SimulatedGpu
+
+import sinkscope
+from sinkscope.attention import paths
+from sinkscope.attention.sweep import attend as attend_by_sweep
+from sinkscope.interventions import HidePositions, Intervention, parse_rule
+
+QUEUED = ["top:1", "top:1@last_row", "top:1@current", "top:1@only_sinks", "random:1", "mass:1", "persistent:1", "ranks:1"]
+QUEUED += ["above:3", "above:3@percent", "window:2+5", "top:1@kv_head,keys=prompt", "top:1@queries=masked", "random:2@zero,keys=1-9"]
+WAITING = {
+    "class:1": {("interventions/hiding.py:_numbered", "down"): 1},  # Python knows the classes of tokens
+    "top:1@clean": {
+        ("attention/session.py:look_aside", "one number"): 1,  # whether the canvas is known
+        ("attention/wiring.py:run_again", "one number"): 1,  # whether it has padding
+    },
+}
+"""Rule → (place, what) → how often in a step."""
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    simulated = SimulatedGpu()
+    simulated.patch(monkeypatch)
+    monkeypatch.setattr(paths, "has_triton", lambda: True)
+
+    def fused(path, *arguments):
+        """In the kernels' place the sweep, on what the tensors hold: a launch waits for nothing."""
+        names = ("query", "key", "value", "groups", "scale", "mask", "causal", "hidden", "prefix")
+        output, columns = simulated.launched(attend_by_sweep)(**dict(zip(names, arguments, strict=True)))
+        found = {name: None if one is None else OnDevice(one) for name, one in vars(columns).items()}
+        return OnDevice(output), replace(columns, **found)
+
+    monkeypatch.setattr(paths, "attend_fused_by", fused)
+    return simulated
+
+
+@pytest.fixture(scope="module")
+def models(diffusion_folder):
+    """The same network on the simulated GPU and on the CPU."""
+    there = sinkscope.load(str(diffusion_folder))
+    SimulatedGpu().move(there.network)
+    return there, sinkscope.load(str(diffusion_folder))
+
+
+def canvases(model, rows=2, steps=5):
+    """One after the other with fewer masks, int64 [rows, 24]."""
+    tokens = torch.randint(5, 60, (rows, 24), generator=torch.Generator().manual_seed(3))
+    return [tokens.clone().masked_fill(torch.arange(24) >= 10 + 2 * step, model.card.mask_id) for step in range(steps)]
+
+
+def waits_by_step(gpu, model, rule, out, **arguments):
+    """For each step of a recording under a rule how often which place waits, and what came of the rule."""
+    found = []
+    with gpu, torch.no_grad():
+        ready = [one.to("cuda") for one in canvases(model)]
+        arguments = {name: one.to("cuda") for name, one in arguments.items()}
+        with sinkscope.recording(model, out=out), rule(model) as running:
+            for canvas in ready:
+                gpu.waits.clear()
+                model.network.model(input_ids=canvas, use_cache=False, **arguments)
+                found.append(Counter(gpu.waits))
+            effect = running.effect
+    return found, effect
+
+
+@pytest.mark.parametrize("rule", ["none", *QUEUED, *WAITING])
+def test_a_step_waits_only_where_it_is_said(rule, gpu, models, tmp_path):
+    waits, _ = waits_by_step(gpu, models[0], parse_rule(rule), tmp_path / "trace")
+    assert waits[1:] == [WAITING.get(rule, {})] * 4, "the first step opens the trace; the rule is in force from the second on"
+
+
+def test_several_rules_at_once_wait_for_nothing(gpu, models, tmp_path):
+    rules = sinkscope.compose(*map(parse_rule, ("top:1", "random:1@seed=3", "window:2+9")), HidePositions((0, 3, 90), queries="masked"))
+    waits, _ = waits_by_step(gpu, models[0], rules, tmp_path / "trace")
+    assert waits[1:] == [{}] * 4
+
+
+def test_a_mask_for_padding_is_read_once_a_step(gpu, models, tmp_path):
+    """By us; transformers reads it once more, with or without us."""
+    padding = torch.ones(2, 24, dtype=torch.long)
+    padding[1, :3] = 0
+    waits, _ = waits_by_step(gpu, models[0], parse_rule("top:1"), tmp_path / "trace", attention_mask=padding)
+    ours = [{one: count for one, count in step.items() if not one[0].startswith("transformers")} for step in waits]
+    assert ours[1:] == [{("attention/stack_input.py:lengths", "down"): 1}] * 4
+
+
+@pytest.mark.parametrize("rule", ["none", "top:1", "mass:1", "persistent:1", "class:1", "window:2+5", "top:1@zero,queries=masked"])
+def test_the_simulated_gpu_writes_what_the_cpu_writes(rule, gpu, models, tmp_path):
+    rule = parse_rule(rule)
+    _, effect = waits_by_step(gpu, models[0], rule, tmp_path / "there")
+    with sinkscope.recording(models[1], out=tmp_path / "here"), rule(models[1]) as running, torch.no_grad():
+        for canvas in canvases(models[1]):
+            models[1].network.model(input_ids=canvas, use_cache=False)
+        expected = running.effect
+    for there, here in zip(sinkscope.open_traces(tmp_path / "there"), sinkscope.open_traces(tmp_path / "here"), strict=True):
+        assert there.manifest["attention"] == "triton" and there.steps == here.steps == 5
+        assert np.array_equal(there.tokens[:], here.tokens[:])
+        for name in ("column_sums", "column_sums_masked", "self_attention", "value_norms"):
+            np.testing.assert_allclose(getattr(there, name)[:], getattr(here, name)[:], rtol=1e-4, atol=1e-4)
+    for name, found in vars(effect).items():
+        np.testing.assert_allclose(found, getattr(expected, name), rtol=1e-4, atol=1e-4)
+
+
+def test_llada_s_loop_waits_once_a_block_and_for_the_count_of_the_step_before(gpu, models, tmp_path, monkeypatch):
+    monkeypatch.setattr("sinkscope.decoding.blocks.row_generators", lambda seed, rows, device: [None] * rows)
+    model, waits = models[0], []
+    with gpu, sinkscope.recording(model, out=tmp_path / "trace"), parse_rule("top:1")(model):
+        prompts = [[5, 9, 11, 7], [8, 6, 13, 20]]
+        told = sinkscope.generate(
+            model, prompts, length=8, steps=8, block=8, on_step=lambda _: (waits.append(Counter(gpu.waits)), gpu.waits.clear())
+        )
+    with parse_rule("top:1")(models[1]):
+        expected = sinkscope.generate(models[1], prompts, length=8, steps=8, block=8)
+    assert [one.text for one in told] == [one.text for one in expected]
+    assert len(waits) == 8
+    assert set().union(*waits[1:]) <= {("decoding/projection.py:most", "an event")}
+
+
+# The simulation itself
+
+
+class Asking(Intervention):
+    """A rule that somebody adds without knowing."""
+
+    def choose(self, look):
+        keys = look.real.clone()
+        keys[:, int(look.call.key.sum() > 0) :] = False
+        return keys[:, None]
+
+
+def test_a_new_wait_is_found(gpu, models, tmp_path):
+    waits, _ = waits_by_step(gpu, models[0], Asking(), tmp_path / "trace")
+    assert waits[1:] == [{("interventions/hiding.py:hide", "one number"): 3}] * 4, "once in each of three layers"
+
+
+@pytest.mark.parametrize(
+    ("do", "what"),
+    [
+        (lambda one: one.sum().item(), "one number"),
+        (lambda one: bool((one > 3).any()), "one number"),
+        (lambda one: int(one[0, 0]), "one number"),
+        (lambda one: one.tolist(), "down"),
+        (lambda one: one.cpu(), "down"),
+        (lambda one: torch.empty(3, 5).copy_(one, non_blocking=True), "down"),
+        (lambda one: torch.tensor([1, 2], device=one.device), "up"),
+        (lambda one: torch.ones(3).to(one.device), "up"),
+        (lambda one: torch.ones(3).to("cuda", non_blocking=True), "up, not pinned"),
+        (lambda one: one[[0, 2]], "up, index"),
+        (lambda one: one[one > 3], "a shape: boolean index"),
+        (lambda one: one.nonzero(), "a shape: nonzero"),
+        (lambda one: one.masked_select(one > 3), "a shape: masked_select"),
+        (lambda one: one.unique(), "a shape: _unique2"),
+        (lambda one: torch.isin(one, torch.arange(40.0, device=one.device)), "a shape: isin"),
+        (lambda one: one.long().flatten().clamp(min=0).bincount(), "a shape: bincount"),
+        (lambda one: torch.equal(one, one), "a shape: equal"),
+    ],
+)
+def test_what_waits_is_noted(do, what, gpu):
+    with gpu:
+        do(OnDevice(torch.arange(15.0).view(3, 5)))
+    assert ("elsewhere", what) in gpu.waits
+
+
+@pytest.mark.parametrize(
+    "do",
+    [
+        lambda one: one[:, 1:].sum(-1) + 2,
+        lambda one: torch.where(one > 3, one, 0.0),
+        lambda one: one[torch.arange(2, device=one.device)],
+        lambda one: torch.ones(3).pin_memory().to(one.device, non_blocking=True),
+        lambda one: torch.empty(3, 5, pin_memory=True).copy_(one, non_blocking=True),
+        lambda one: one.repeat_interleave(2, dim=1).sort(dim=-1),
+        lambda one: one.new_zeros(3, 5).masked_fill_(one > 3, 2.0),
+        lambda one: torch.full((2,), 3.0, device=one.device).fill_(1),
+    ],
+)
+def test_what_does_not_wait_is_not_noted(do, gpu):
+    with gpu:
+        do(OnDevice(torch.arange(15.0).view(3, 5)))
+    assert gpu.waits == []
+
+
+def test_tensors_of_two_devices_do_not_mix(gpu):
+    with gpu, pytest.raises(RuntimeError, match="expected all tensors to be on the same device"):
+        OnDevice(torch.ones(3)) + torch.ones(3)
