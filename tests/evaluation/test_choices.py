@@ -203,7 +203,7 @@ TWO_PASSES = [{"question": "How many?", "answer": "So\n#### 3"}, {"question": "A
 def test_two_passes_are_two_generations(model, tmp_path):
     """Each problem and pass draws noise of its own, whatever stands beside it; all that was written is scored."""
     data = {"gsm8k": write_rows(tmp_path, "gsm8k", TWO_PASSES)}
-    settings = {"length": 8, "steps": 4, "block": 8, "temperature": 1.0}
+    settings = {"length": 8, "steps": 4, "block": 8, "temperature": 5.0}
     evaluate(model, out=tmp_path / "out", data=data, settings=settings | {"seed": 5}, **settled("gsm8k_two_pass"))
     for index, row in enumerate(TWO_PASSES):
         first = sinkscope.generate(model, f"Question: {row['question']}", seed=5 + index, **settings)
