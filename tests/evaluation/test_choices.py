@@ -4,6 +4,7 @@ import dataclasses
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -202,7 +203,7 @@ TWO_PASSES = [{"question": "How many?", "answer": "So\n#### 3"}, {"question": "A
 def test_two_passes_are_two_generations(model, tmp_path):
     """Each problem and pass draws noise of its own, whatever stands beside it; all that was written is scored."""
     data = {"gsm8k": write_rows(tmp_path, "gsm8k", TWO_PASSES)}
-    settings = {"length": 8, "steps": 4, "block": 8, "temperature": 1.0}
+    settings = {"length": 8, "steps": 4, "block": 8, "temperature": 5.0}
     evaluate(model, out=tmp_path / "out", data=data, settings=settings | {"seed": 5}, **settled("gsm8k_two_pass"))
     for index, row in enumerate(TWO_PASSES):
         first = sinkscope.generate(model, f"Question: {row['question']}", seed=5 + index, **settings)
@@ -233,7 +234,8 @@ def test_two_passes_resumed_are_the_uninterrupted_ones(model, tmp_path):
 
 def test_a_number_of_the_first_pass_counts_when_the_second_is_empty(model, tmp_path, monkeypatch):
     data = {"gsm8k": write_rows(tmp_path, "gsm8k", TWO_PASSES[1:])}
-    real, passes = sinkscope.generate, []
+    passes: list[int] = []
+    real: Any = sinkscope.generate
 
     def writes(model, prompts, **settings):
         passes.append(settings["seed"])
@@ -249,7 +251,7 @@ def test_a_number_of_the_first_pass_counts_when_the_second_is_empty(model, tmp_p
     monkeypatch.setattr("sinkscope.evaluation.running.generate", writes)
     settings = {"length": 32, "steps": 1, "block": 32}
     (result,) = evaluate(model, out=tmp_path / "out", data=data, settings=settings, **settled("gsm8k_two_pass"))
-    assert len(passes) == 2 and result.outcomes == "1"
+    assert len(set(passes)) == 2 and result.outcomes == "1"
 
 
 @pytest.mark.parametrize(

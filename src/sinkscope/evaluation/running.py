@@ -31,7 +31,7 @@ from sinkscope.models import Model
 
 STARTING_S = 1800.0  # for another process to load its model
 POLL_S = 0.5
-PASS_SEEDS = 1 << 32  # between the seeds of one pass and the next; more than there are problems
+PASS_SEEDS = 1 << 30  # between the seeds of one pass and the next; torch on a CPU uses the lower 32 bits of a seed
 ITEMS = 2  # format of the items in a folder; 1 had the limit among the settings
 _log = logging.getLogger(__name__)
 

@@ -7,7 +7,6 @@ Source: skywalker0523/OneTokenIsEnough, lit_gpt/diffmodel.py, diffmodel_extratok
 """
 
 import json
-import pickle
 import re
 import shutil
 import warnings
@@ -136,7 +135,7 @@ def _refused(file: Path, error: Exception) -> str:
         head = opened.read(len(ZIP) + len(MAGIC) + 2)
     if not head.startswith(ZIP) and MAGIC not in head:
         return f"expected a file that torch.save wrote, found no torch file: it begins with {head[:12]!r}"
-    if isinstance(error, pickle.UnpicklingError):
+    if type(error).__name__ == "UnpicklingError":
         return 'expected tensors only, found more, which torch does not read; save its weights anew: torch.save(state["model"], FILE)'
     return "expected a whole torch file, found one that is damaged or cut short; fetch it again"
 
