@@ -109,7 +109,7 @@ def test_the_simulated_gpu_writes_what_the_cpu_writes(rule, gpu, models, tmp_pat
         np.testing.assert_allclose(found, getattr(expected, name), rtol=1e-4, atol=1e-4)
 
 
-def test_llada_s_loop_waits_once_a_block_and_for_the_count_of_the_step_before(gpu, models, tmp_path, monkeypatch):
+def test_llada_s_loop_waits_for_the_count_of_the_step_before_alone(gpu, models, tmp_path, monkeypatch):
     monkeypatch.setattr("sinkscope.decoding.blocks.row_generators", lambda seed, rows, device: [None] * rows)
     model, waits = models[0], []
     with gpu, sinkscope.recording(model, out=tmp_path / "trace"), parse_rule("top:1")(model):
@@ -122,6 +122,7 @@ def test_llada_s_loop_waits_once_a_block_and_for_the_count_of_the_step_before(gp
     assert [one.text for one in told] == [one.text for one in expected]
     assert len(waits) == 8
     assert set().union(*waits[1:]) <= {("decoding/projection.py:most", "an event")}
+    assert all(one.total() <= 1 for one in waits[1:])
 
 
 # The simulation itself
