@@ -276,6 +276,9 @@ def test_a_sink_and_a_gate_together_are_refused():
 
 def test_a_call_that_does_not_fit_is_refused(tmp_path, tokenizer):
     torch.save(lit_gpt_weights("none"), tmp_path / "model.pth")
+    for heads in (0, -4):
+        with pytest.raises(CallError, match=f"--heads: expected a whole number from 1 upwards, found {heads}"):
+            convert(tmp_path / "model.pth", tmp_path / "model", tokenizer=tokenizer, heads=heads)
     with pytest.raises(CallError, match=r"its width 24 is none of the published ones \(256, .*\); pass --heads"):
         convert(tmp_path / "model.pth", tmp_path / "model", tokenizer=tokenizer)
     with pytest.raises(ModelError, match="number of heads that divides the width 24, found 5"):

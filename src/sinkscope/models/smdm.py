@@ -64,6 +64,8 @@ def convert(file: Path, out: Path, *, tokenizer: Path, heads: int | None = None)
         raise CallError(f"{out}: expected a new or empty folder for the converted model, found something there; choose another")
     if not (tokenizer / "tokenizer.json").exists() and not (tokenizer / "tokenizer.model").exists():
         raise CallError(f"--tokenizer {tokenizer}: expected a folder with tokenizer.json, found none")
+    if heads is not None and heads < 1:
+        raise CallError(f"--heads: expected a whole number from 1 upwards, found {heads}")
     weights = read_tensors(file)
     config, tensors = convert_weights(weights, str(file), heads)
     _check_tokenizer(tokenizer, config, file)
