@@ -105,6 +105,19 @@ def test_mass_is_matched_in_what_the_new_query_loses(autoregressive, run, questi
     assert torch.cat(gaps).mean() < 0.05
 
 
+CURRENT = {"observe": "current"}
+
+
+@pytest.mark.parametrize("rule", [MassMatchedKeys(1, **CURRENT), compose(HideTopSinks(1, **CURRENT), RandomKeys(1, **CURRENT))])
+def test_what_is_measured_in_the_running_step_is_measured_once(diffusion, run, question, rule, monkeypatch):
+    import sinkscope.attention.seam as seam
+
+    attend, sweeps = seam.attend, []
+    monkeypatch.setattr(seam, "attend", lambda *given, **more: (sweeps.append(1), attend(*given, **more))[1])
+    run(diffusion, rule, question, length=4)
+    assert len(sweeps) == 2 * 4 * diffusion.card.layers
+
+
 def test_mass_is_matched_behind_the_last_row_too(lab_autoregressive, question):
     """Whose next query wants something else: random keys with the mass of the row before took away five times as much."""
     removed = {}

@@ -91,11 +91,14 @@ def test_a_gate_multiplies_the_attention_output():
 # Padding, batches, cache
 
 
-@torch.no_grad()
-@pytest.mark.parametrize(
+PADDED = pytest.mark.parametrize(
     ("causal", "name"),
     [(False, "token-2"), (True, "token-2"), (False, "token-end"), (False, "logit"), (True, "logit"), (False, "gate"), (True, "gate")],
 )
+
+
+@torch.no_grad()
+@PADDED
 def test_a_left_padded_row_is_the_row_alone(causal, name):
     network = with_sink(VARIANTS[name], causal=causal)
     short = TOKENS[:1, :13]
@@ -109,10 +112,7 @@ def test_a_left_padded_row_is_the_row_alone(causal, name):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(
-    ("causal", "name"),
-    [(False, "token-2"), (True, "token-2"), (False, "token-end"), (False, "logit"), (True, "logit"), (False, "gate"), (True, "gate")],
-)
+@PADDED
 def test_a_right_padded_row_is_the_row_alone(causal, name):
     """As a trainer's collator pads; a token at the end stands behind the last real one."""
     network = with_sink(VARIANTS[name], causal=causal)

@@ -1,5 +1,6 @@
 """One running call of a stack: who asked for what, and the records its layers show."""
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -131,6 +132,7 @@ class Call:
             prefix = _only(prepended, call.own)
             bare = None if prefix is None else replace(prefix, values=None)
 
+            @functools.cache  # rules that stand together, and a rule that asks twice, share one sweep
             @torch.no_grad()  # what a gradient checkpoint saves has to be the same in both runs
             def measure() -> Columns:
                 return _placed(sweep(call.value[..., :1], prefix=bare)[1], call.first_key)

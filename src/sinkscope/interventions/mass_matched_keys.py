@@ -19,8 +19,8 @@ class MassMatchedKeys(SinkRule):
     before anything is hidden, which costs a second sweep. Measured in the step before, a key chosen for what it held then
     would count for more than it takes away (five times, in the lab's autoregressive model behind ``decide="last_row"``).
 
-    Keys are taken in random order, each where it brings the sum nearer. Limit: where the other keys hold less than the
-    sinks do, all of them are hidden and the match fails; `Effect.removed_share` shows it.
+    Keys are taken in random order, the last one only where it brings the sum nearer. Limit: where the other keys hold less
+    than the sinks do, all of them are hidden and the match fails; `Effect.removed_share` shows it.
 
     Attributes:
         seed: see `RandomKeys`.
