@@ -65,16 +65,14 @@ def rounds() -> list[Round]:
         Round(a, arith, MAIN + LAST_ROW, 1319),
         Round(a, code, MAIN + LAST_ROW, 164),
         Round(d, code, MAIN, 164),
-        Round(d, arith, MAIN, 1319),
-        Round(d, arith, CURRENT + MORE + CONTROLS, 104),
         Round(a, arith, CURRENT + MORE + MORE_LAST_ROW + CONTROLS, 512),
-        Round(d, arith, CURRENT[:1], 1319),
-        Round(d, arith, MORE + CONTROLS, 504),
         Round(a, code, CURRENT + MORE + MORE_LAST_ROW + CONTROLS, 164),
+        Round(d, arith, CURRENT + MORE + CONTROLS, 504),
         Round(d, code, CURRENT + MORE + CONTROLS, 164),
-        Round(d, arith, CURRENT, 1319),
+        Round(d, arith, MAIN, 1319),
         Round(a, arith, MANY, 512),
         Round(d, arith, MANY, 504),
+        Round(d, arith, CURRENT, 1319),
     ]
 
 
