@@ -16,6 +16,7 @@ Rounds go from what is most worth knowing to what is less, and each only asks mo
 
 import argparse
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,17 +34,21 @@ def seeded(rule: str) -> list[str]:
     return [f"{rule}{',' if '@' in rule else '@'}seed={seed}" for seed in SEEDS]
 
 
-def controls(k: int) -> list[str]:
-    return [f"ranks:{k}", *(rule for kind in ("mass", "persistent", "class") for rule in seeded(f"{kind}:{k}"))]
+def top(k: int, options: str = "") -> list[str]:
+    return [f"top:{k}{options}", *seeded(f"random:{k}{options}")]
 
 
-MAIN = ["none", "top:1", *seeded("random:1")]
-CURRENT = ["top:1@current", *seeded("random:1@current")]
-LAST_ROW = ["top:1@last_row", *seeded("random:1@last_row"), "top:1@current,last_row", *seeded("random:1@current,last_row")]
-MORE = [rule for k in (5, 10) for rule in (f"top:{k}", *seeded(f"random:{k}"))]
-MORE_LAST_ROW = ["top:5@last_row", "top:10@last_row"]
+def controls(k: int, options: str = "", kinds: Sequence[str] = ("mass", "persistent", "class")) -> list[str]:
+    return [f"ranks:{k}{options}", *(rule for kind in kinds for rule in seeded(f"{kind}:{k}{options}"))]
+
+
+MAIN = ["none", *top(1)]
+CURRENT = top(1, "@current")
+LAST_ROW = [*top(1, "@last_row"), *top(1, "@current,last_row")]
+MORE = [*top(5), *top(10)]
 CONTROLS = controls(1)
-MANY = [rule for k in (5, 10) for rule in (f"top:{k}@current", *controls(k))]
+MORE_LAST_ROW = [*top(5, "@last_row"), *top(10, "@last_row"), *controls(1, "@last_row", ("mass",))]
+MANY = [*top(5, "@current"), *top(10, "@current"), *controls(5), *controls(10)]
 
 
 @dataclass(frozen=True)
@@ -65,11 +70,13 @@ def rounds() -> list[Round]:
         Round(a, arith, MAIN + LAST_ROW, 1319),
         Round(a, code, MAIN + LAST_ROW, 164),
         Round(d, code, MAIN, 164),
-        Round(a, arith, CURRENT + MORE + MORE_LAST_ROW + CONTROLS, 512),
-        Round(a, code, CURRENT + MORE + MORE_LAST_ROW + CONTROLS, 164),
+        Round(a, arith, CURRENT + MORE + CONTROLS + MORE_LAST_ROW, 512),
+        Round(a, code, CURRENT + MORE + CONTROLS + MORE_LAST_ROW, 164),
         Round(d, arith, CURRENT + MORE + CONTROLS, 504),
         Round(d, code, CURRENT + MORE + CONTROLS, 164),
         Round(d, arith, MAIN, 1319),
+        Round(a, arith, [*controls(1, "@current", ("mass",)), *controls(1, "@current,last_row", ("mass",))], 512),
+        Round(d, arith, controls(1, "@current", ("mass",)), 504),
         Round(a, arith, MANY, 512),
         Round(d, arith, MANY, 504),
         Round(d, arith, CURRENT, 1319),

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from sinkscope.evaluation import Result, table, write_table
-from sinkscope.evaluation.comparisons import compare, remarks
+from sinkscope.evaluation.comparisons import arranged, compare, remarks
 from sinkscope.evaluation.published import published_accuracy
 from sinkscope.evaluation.statistics import against_controls, holm, paired_difference, wilson_interval
 
@@ -80,19 +80,46 @@ def test_only_the_same_weights_settings_task_and_model_are_compared():
         assert f"GSAI-ML/LLaDA-8B-Instruct, gsm8k, top:1: {said}" in remarks([row])
 
 
-def test_controls_with_the_rules_own_options_are_taken_alone():
-    results = [RESULTS[0], result("top:1@current", TOP), result("random:1", RANDOM), result("random:1@seed=2,current", OTHER)]
-    (contrast,) = compare(results)[1].contrasts
-    assert (contrast.control, contrast.seeds) == ("random:1@current", 1)
-    for text in ("window:1+4", "above:1", "top:2", "random:2"):
-        assert not compare([RESULTS[0], RESULTS[1], result(text, RANDOM)])[1].contrasts
+@pytest.mark.parametrize(
+    ("rule", "control", "name"),
+    [
+        ("top:1", "random:1@seed=2", "random:1"),
+        ("top:1", "random:1@seed=2,previous,columns", "random:1"),
+        ("top:1@current", "random:1@seed=2,current", "random:1@current"),
+        ("top:1@last_row,current", "random:1@current,seed=2,last_row", "random:1@current,last_row"),
+        ("top:1@zero,layers=0-2", "random:1@layers=0-2,zero", "random:1@layers=0-2,zero"),
+        ("top:1@current", "random:1", None),
+        ("top:1", "random:1@current", None),
+        ("top:1@layers=0", "random:1@layers=1", None),
+        ("top:1@current", "random:5@current", None),
+        ("top:1", "window:1+4", None),
+        ("top:1", "above:1", None),
+        ("top:1", "top:2", None),
+    ],
+)
+def test_a_control_has_the_rules_k_and_options(rule, control, name):
+    row = compare([RESULTS[0], result(rule, TOP), result(control, RANDOM)])[1]
+    assert [one.control for one in row.contrasts] == ([] if name is None else [name])
+    assert any("no control with its K and options" in line for line in remarks([row])) == (name is None)
+
+
+def test_a_rule_stands_with_its_controls_however_late_they_were_run():
+    order = ["none", "top:1", "top:1@current", "top:5", "random:1", "random:5@seed=1", "random:1@current", "window:1+4", "mass:1@seed=0"]
+    arith, code = [result(hide, NONE) for hide in order], [result(hide, NONE, task="humaneval") for hide in order]
+    mixed = [one for pair in zip(arith, code, strict=True) for one in pair]
+    hidden = ["none", "top:1", "random:1", "mass:1@seed=0", "top:1@current", "random:1@current", "top:5", "random:5@seed=1", "window:1+4"]
+    assert [(one.task, one.hide) for one in arranged(mixed)] == [(task, hide) for task in ("gsm8k", "humaneval") for hide in hidden]
+    assert [row["hide"] for row in table(mixed)["rows"]] == 2 * hidden
+    lines = [line.split(" | ")[:2] for line in write_table([*mixed, *(dataclasses.replace(one, model="o") for one in mixed)]).splitlines()]
+    assert lines[2:20] == [[f"| {task}", hide] for task in ("gsm8k", "humaneval") for hide in hidden]
+    assert arranged(RESULTS) == RESULTS
 
 
 def test_remarks():
     said = remarks(compare(RESULTS))
     where = "GSAI-ML/LLaDA-8B-Instruct, gsm8k, "
     assert f"{where}top:1: 2 of at least 3 seeds of random:1" in said
-    assert f"{where}top:5: no control; hiding any keys may hurt as much" in said
+    assert f"{where}top:5: no control with its K and options; hiding any keys may hurt as much" in said
     small = remarks(compare([result("none", NONE[:100]), result("random:1", NONE[:99] + "0")]))
     (line,) = small
     assert line.startswith(f"{where}random:1: n is too small for a verdict (a loss of 2 points could go unseen in 100); about ")

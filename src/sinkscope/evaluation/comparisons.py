@@ -12,6 +12,7 @@ SEEDS = 3
 _RULE = re.compile(r"([a-z]+):(\d+)(?:@(.*))?")
 _CONTROLS = {"random", "mass", "persistent", "ranks", "class"}
 _SEEDED = {"random", "mass", "persistent", "class"}
+_DEFAULTS = {"", "previous", "local", "columns", "head", "mask"}
 _MATCHED = 1.5
 """A control of equal mass that takes away so many times more, or less, is none."""
 
@@ -44,7 +45,7 @@ class Row:
         published: what paper 1 reports, accuracy and standard error; None where it has nothing to match.
         change: accuracy minus that of the unhidden run of the same weights, settings, dtype, device and problems; None without one.
         adjusted: p-value of the change after Holm, over all models, tasks and rules of the table.
-        contrasts: for a rule that hides the top sinks: each kind of control with the same K.
+        contrasts: for a rule that hides the top sinks: each kind of control with the same K and the same options.
     """
 
     result: Result
@@ -82,30 +83,42 @@ def _change(result: Result, results: Sequence[Result]) -> Difference | None:
 
 
 def _contrasts(result: Result, results: Sequence[Result]) -> list[tuple[str, int, Difference, float | None]]:
-    """(control, seeds, difference, share removed); of controls with several options, those with the rule's are taken alone."""
+    """(control, seeds, difference, share removed)."""
     rule = _RULE.fullmatch(result.hide)
     if rule is None or rule[1] != "top":
         return []
-    kinds: dict[str, dict[str, list[Result]]] = {}
+    kinds: dict[str, list[Result]] = {}
     for one in results:
         other = _RULE.fullmatch(one.hide)
-        if other is not None and other[1] in _CONTROLS and other[2] == rule[2] and _comparable(one, result):
-            kinds.setdefault(other[1], {}).setdefault(_options(other[3]), []).append(one)
+        if other is None or other[1] not in _CONTROLS or not _comparable(one, result):
+            continue
+        if other[2] == rule[2] and _options(other[3]) == _options(rule[3]):
+            kinds.setdefault(other[1], []).append(one)
     found = []
-    for kind, by_options in kinds.items():
-        own = {options: runs for options, runs in by_options.items() if options == _options(rule[3])} or by_options
-        for options, runs in own.items():
-            sink, *controls = _common([_outcomes(result), *map(_outcomes, runs)])
-            shares = [run.removed_share for run in runs if run.removed_share is not None]
-            name = f"{kind}:{rule[2]}" + (f"@{options}" if options else "")
-            removed = sum(shares) / len(shares) if shares else None
-            found.append((name, len(runs), against_controls(sink, controls), removed))
+    for kind, runs in kinds.items():
+        sink, *controls = _common([_outcomes(result), *map(_outcomes, runs)])
+        shares = [run.removed_share for run in runs if run.removed_share is not None]
+        name = f"{kind}:{rule[2]}" + (f"@{','.join(_options(rule[3]))}" if _options(rule[3]) else "")
+        found.append((name, len(runs), against_controls(sink, controls), sum(shares) / len(shares) if shares else None))
     return found
 
 
-def _options(text: str | None) -> str:
-    """A rule's options in one order, its seed left out."""
-    return ",".join(sorted(option for option in (text or "").split(",") if option and not option.startswith("seed=")))
+def arranged(results: Sequence[Result]) -> list[Result]:
+    """Models and tasks together, within them a rule and its controls together, each in the order in which it first occurs."""
+
+    def place(result: Result) -> tuple[str, ...]:
+        rule = _RULE.fullmatch(result.hide)
+        return (result.model, result.task, *((result.hide,) if rule is None else (rule[2], *_options(rule[3]))))
+
+    places = list(map(place, results))
+    order = {start: number for number, start in enumerate(dict.fromkeys(one[:length] for one in places for length in (1, 2, len(one))))}
+    keys = [tuple(order[one[:length]] for length in (1, 2, len(one))) for one in places]
+    return [results[number] for number in sorted(range(len(results)), key=keys.__getitem__)]
+
+
+def _options(text: str | None) -> list[str]:
+    """A rule's options in one order, without its seed and without those that hold anyway."""
+    return sorted({option for option in (text or "").split(",") if not option.startswith("seed=")} - _DEFAULTS)
 
 
 def _comparable(one: Result, other: Result) -> bool:
@@ -143,5 +156,5 @@ def remarks(rows: Sequence[Row]) -> list[str]:
                 shares = f"{contrast.control} took away {100 * theirs:.1f} % of the attention, the sinks' rule {100 * mine:.1f} %"
                 said.append(f"{where}: {shares}; they do not match in mass")
         if result.hide.startswith("top:") and not row.contrasts:
-            said.append(f"{where}: no control; hiding any keys may hurt as much")
+            said.append(f"{where}: no control with its K and options; hiding any keys may hurt as much")
     return said

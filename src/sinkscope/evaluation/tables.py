@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
 from typing import Any, Literal
 
-from sinkscope.evaluation.comparisons import Row, compare, remarks
+from sinkscope.evaluation.comparisons import Row, arranged, compare, remarks
 from sinkscope.evaluation.results import Result
 from sinkscope.evaluation.statistics import Difference
 
@@ -22,7 +22,7 @@ NOTES = (
 
 def table(results: Sequence[Result]) -> dict[str, Any]:
     """``{"rows": [...], "remarks": [...]}``: every field of each result but its outcomes, and what it is compared with."""
-    rows = compare(results)
+    rows = compare(arranged(results))
     return {"rows": [_document(row) for row in rows], "remarks": remarks(rows)}
 
 
@@ -62,7 +62,8 @@ def write_table(results: Sequence[Result], form: Format = "markdown") -> str:
 def _layout(rows: Sequence[Row], cell: Callable[[Row], str]) -> tuple[list[str], list[tuple[str, str, list[str]]]]:
     """Paper 1's layout: models across; for each task and rule the cells of the models, "–" where there is none."""
     models = list(dict.fromkeys(row.result.model for row in rows))
-    places = dict.fromkeys((row.result.task, row.result.hide) for row in rows)
+    tasks = list(dict.fromkeys(row.result.task for row in rows))
+    places = sorted(dict.fromkeys((row.result.task, row.result.hide) for row in rows), key=lambda place: tasks.index(place[0]))
     lines = []
     for task, hide in places:
         found = [[row for row in rows if (row.result.model, row.result.task, row.result.hide) == (model, task, hide)] for model in models]
@@ -71,7 +72,7 @@ def _layout(rows: Sequence[Row], cell: Callable[[Row], str]) -> tuple[list[str],
 
 
 def _markdown(results: Sequence[Result]) -> str:
-    rows = compare(results)
+    rows = compare(arranged(results))
     models, layout = _layout(rows, _cell)
     lines = [f"| task | hidden | {' | '.join(models)} |", "|---|---|" + "---|" * len(models)]
     lines += [f"| {task} | {hide} | {' | '.join(cells)} |" for task, hide, cells in layout]
@@ -117,7 +118,7 @@ def _share(value: float | None) -> str:
 
 
 def _latex(results: Sequence[Result]) -> str:
-    rows = compare(results)
+    rows = compare(arranged(results))
     models, layout = _layout(rows, _latex_cell)
     lines = [r"\begin{tabular}{ll" + "l" * len(models) + "}", r"\hline"]
     lines += [" & ".join(["task", "hidden", *map(_escaped, models)]) + r" \\", r"\hline"]
