@@ -56,7 +56,8 @@ def test_a_rule_is_compared_with_the_unhidden_run_and_with_its_controls():
         paired_difference(bits(OTHER), bits(NONE)),
         paired_difference(bits(TOP[:120]), bits(NONE[:120])),
     ]
-    assert [row.adjusted for row in rows[1:]] == holm([row.change.p_value for row in rows[1:]])
+    sinks, controls = holm([rows[1].change.p_value, rows[4].change.p_value]), holm([rows[2].change.p_value, rows[3].change.p_value])
+    assert [row.adjusted for row in rows] == [None, sinks[0], *controls, sinks[1]]  # two families
     assert [len(row.contrasts) for row in rows] == [0, 1, 0, 0, 0]
     (contrast,) = rows[1].contrasts
     assert (contrast.control, contrast.seeds) == ("random:1", 2)
@@ -71,12 +72,15 @@ def test_of_several_unhidden_runs_the_longest_is_taken():
 
 def test_only_the_same_weights_settings_task_and_model_are_compared():
     others = [{"weight_hash": "f1"}, {"settings": {"length": 8}}, {"task": "humaneval"}, {"model": "m"}]
-    others += [{"dtype": "bfloat16"}, {"device": "H100"}]
+    others += [{"dtype": "bfloat16"}, {"device": "H100"}, {"data": "f2"}]
+    mine = dataclasses.replace(RESULTS[1], data="f1")
+    for data in ("f1", ""):  # results of before there was a fingerprint have none
+        assert compare([dataclasses.replace(RESULTS[0], data=data), mine])[1].change is not None
     for other in others:
         base = dataclasses.replace(RESULTS[0], **other)
-        (_, row) = compare([base, RESULTS[1]])
+        (_, row) = compare([base, mine])
         assert row.change is None
-        said = "no unhidden run of the same weights, settings, dtype and device to compare with"
+        said = "no unhidden run of the same weights, problems, settings, dtype and device to compare with"
         assert f"GSAI-ML/LLaDA-8B-Instruct, gsm8k, top:1: {said}" in remarks([row])
 
 
@@ -100,7 +104,7 @@ def test_only_the_same_weights_settings_task_and_model_are_compared():
 def test_a_control_has_the_rules_k_and_options(rule, control, name):
     row = compare([RESULTS[0], result(rule, TOP), result(control, RANDOM)])[1]
     assert [one.control for one in row.contrasts] == ([] if name is None else [name])
-    assert any("no control with its K and options" in line for line in remarks([row])) == (name is None)
+    assert any("no random control with its K and options" in line for line in remarks([row])) == (name is None)
 
 
 def test_a_rule_stands_with_its_controls_however_late_they_were_run():
@@ -115,11 +119,30 @@ def test_a_rule_stands_with_its_controls_however_late_they_were_run():
     assert arranged(RESULTS) == RESULTS
 
 
+def test_a_seed_counts_once_however_it_is_written():
+    results = [*RESULTS[:3], result("random:1@seed=0", OTHER[:50]), result("random:1@previous,seed=0", OTHER[:60]), RESULTS[3]]
+    (contrast,) = compare(results)[1].contrasts
+    assert contrast.seeds == 2
+    assert contrast.difference == against_controls(bits(TOP), [bits(RANDOM), bits(OTHER)])
+
+
+def test_a_control_of_fewer_problems_is_named():
+    results = [*RESULTS[:3], result("random:1@seed=1", OTHER[:90]), result("random:1@seed=2", OTHER)]
+    (contrast,) = compare(results)[1].contrasts
+    assert (contrast.seeds, contrast.difference.n) == (3, 90)
+    assert "GSAI-ML/LLaDA-8B-Instruct, gsm8k, top:1: set against random:1 over the 90 problems that both have" in remarks(compare(results))
+
+
+def test_ranks_alone_are_no_control():
+    said = "GSAI-ML/LLaDA-8B-Instruct, gsm8k, top:1: no random control with its K and options; hiding any keys may hurt as much"
+    assert said in remarks(compare([*RESULTS[:2], result("ranks:1", RANDOM)]))
+
+
 def test_remarks():
     said = remarks(compare(RESULTS))
     where = "GSAI-ML/LLaDA-8B-Instruct, gsm8k, "
     assert f"{where}top:1: 2 of at least 3 seeds of random:1" in said
-    assert f"{where}top:5: no control with its K and options; hiding any keys may hurt as much" in said
+    assert f"{where}top:5: no random control with its K and options; hiding any keys may hurt as much" in said
     small = remarks(compare([result("none", NONE[:100]), result("random:1", NONE[:99] + "0")]))
     (line,) = small
     assert line.startswith(f"{where}random:1: n is too small for a verdict (a loss of 2 points could go unseen in 100); about ")

@@ -44,7 +44,7 @@ class Row:
         result: the run.
         published: what paper 1 reports, accuracy and standard error; None where it has nothing to match.
         change: accuracy minus that of the unhidden run of the same weights, settings, dtype, device and problems; None without one.
-        adjusted: p-value of the change after Holm, over all models, tasks and rules of the table.
+        adjusted: p-value of the change after Holm, over all models, tasks and rules of the table; controls have a family of their own.
         contrasts: for a rule that hides the top sinks: each kind of control with the same K and the same options.
     """
 
@@ -59,16 +59,19 @@ def compare(results: Sequence[Result]) -> list[Row]:
     """Rows in the order of the results; runs are paired over the problems that both have, from the first."""
     changes = [_change(result, results) for result in results]
     contrasts = [_contrasts(result, results) for result in results]
-    adjusted = iter(holm([change.p_value for change in changes if change is not None]))
+    adjusted: dict[int, float] = {}
+    for family in (True, False):  # what is claimed of sinks does not depend on how many controls were run
+        members = [number for number, result in enumerate(results) if changes[number] and _is_control(result) is family]
+        adjusted |= zip(members, holm([changes[number].p_value for number in members]), strict=True)
     against = iter(holm([one.p_value for found in contrasts for _, _, one, _ in found]))
     rows = []
-    for result, change, found in zip(results, changes, contrasts, strict=True):
+    for number, (result, change, found) in enumerate(zip(results, changes, contrasts, strict=True)):
         rows.append(
             Row(
                 result,
                 published_accuracy(result.model, result.task, result.hide),
                 change,
-                None if change is None else next(adjusted),
+                adjusted.get(number),
                 tuple(Contrast(control, seeds, one, next(against), removed) for control, seeds, one, removed in found),
             )
         )
@@ -87,20 +90,26 @@ def _contrasts(result: Result, results: Sequence[Result]) -> list[tuple[str, int
     rule = _RULE.fullmatch(result.hide)
     if rule is None or rule[1] != "top":
         return []
-    kinds: dict[str, list[Result]] = {}
+    kinds: dict[str, dict[int, Result]] = {}
     for one in results:
         other = _RULE.fullmatch(one.hide)
         if other is None or other[1] not in _CONTROLS or not _comparable(one, result):
             continue
         if other[2] == rule[2] and _options(other[3]) == _options(rule[3]):
-            kinds.setdefault(other[1], []).append(one)
+            runs = kinds.setdefault(other[1], {})
+            runs[_seed(other[3])] = max(one, runs.get(_seed(other[3]), one), key=lambda run: run.n)
     found = []
-    for kind, runs in kinds.items():
+    for kind, by_seed in kinds.items():
+        runs = list(by_seed.values())
         sink, *controls = _common([_outcomes(result), *map(_outcomes, runs)])
         shares = [run.removed_share for run in runs if run.removed_share is not None]
         name = f"{kind}:{rule[2]}" + (f"@{','.join(_options(rule[3]))}" if _options(rule[3]) else "")
         found.append((name, len(runs), against_controls(sink, controls), sum(shares) / len(shares) if shares else None))
     return found
+
+
+def _is_control(result: Result) -> bool:
+    return result.hide.partition(":")[0] in _CONTROLS
 
 
 def arranged(results: Sequence[Result]) -> list[Result]:
@@ -121,9 +130,14 @@ def _options(text: str | None) -> list[str]:
     return sorted({option for option in (text or "").split(",") if not option.startswith("seed=")} - _DEFAULTS)
 
 
+def _seed(text: str | None) -> int:
+    return next((int(option[len("seed=") :]) for option in (text or "").split(",") if option.startswith("seed=")), 0)
+
+
 def _comparable(one: Result, other: Result) -> bool:
     keys = ("model", "task", "weight_hash", "settings", "dtype", "device")  # the last two alone move accuracies by points
-    return all(getattr(one, key) == getattr(other, key) for key in keys) and bool(one.outcomes and other.outcomes)
+    same = all(getattr(one, key) == getattr(other, key) for key in keys) and (one.data == other.data or not (one.data and other.data))
+    return same and bool(one.outcomes and other.outcomes)
 
 
 def _outcomes(result: Result) -> list[int]:
@@ -147,14 +161,16 @@ def remarks(rows: Sequence[Row]) -> list[str]:
             why = f"the interval is ±{reach:.1f} points" if change.n >= LEAST else unseen
             said.append(f"{where}: n is too small for a verdict ({why}); about {change.needed} problems are needed")
         elif result.hide != "none" and change is None:
-            said.append(f"{where}: no unhidden run of the same weights, settings, dtype and device to compare with")
+            said.append(f"{where}: no unhidden run of the same weights, problems, settings, dtype and device to compare with")
         for contrast in row.contrasts:
             if contrast.seeds < SEEDS and contrast.control.partition(":")[0] in _SEEDED:
                 said.append(f"{where}: {contrast.seeds} of at least {SEEDS} seeds of {contrast.control}")
+            if contrast.difference.n < result.n:
+                said.append(f"{where}: set against {contrast.control} over the {contrast.difference.n} problems that both have")
             mine, theirs = result.removed_share, contrast.removed_share
             if contrast.control.startswith("mass:") and mine and theirs and not 1 / _MATCHED <= theirs / mine <= _MATCHED:
                 shares = f"{contrast.control} took away {100 * theirs:.1f} % of the attention, the sinks' rule {100 * mine:.1f} %"
                 said.append(f"{where}: {shares}; they do not match in mass")
-        if result.hide.startswith("top:") and not row.contrasts:
-            said.append(f"{where}: no control with its K and options; hiding any keys may hurt as much")
+        if result.hide.startswith("top:") and not any(one.control.partition(":")[0] in _SEEDED for one in row.contrasts):
+            said.append(f"{where}: no random control with its K and options; hiding any keys may hurt as much")
     return said

@@ -32,8 +32,10 @@ class Result:
         dtype: of the weights in memory.
         protocol: name and source of the published settings that were used; None where settings were given or are the lab's.
         measures: accuracy by every published measure of the task; empty for the lab's.
-        removed_share: share of all attention that the hidden keys would have had, mean over problems; None for ``none``.
+        removed_share: share of attention that the hidden keys would have had, of all in the layers, steps and queries of the calls in
+            which the rule holds, mean over problems; None for ``none``. A cached model's prompt counts where keys are hidden from it.
         hit_rate: share of the hidden keys that were still among the top, mean over problems; None where it means nothing.
+        data: fingerprint of the task's problems and shots, whatever file they were read from; empty in results of before there was one.
         outcomes: one character a problem, in order: 1 correct, 0 not; for comparing runs problem by problem.
         not_enforced: limits on programs that the system did not grant, see `sandbox.ProgramResult`.
         seconds: spent writing and scoring, summed over problems.
@@ -55,6 +57,7 @@ class Result:
     measures: Mapping[str, float] = field(default_factory=dict)
     removed_share: float | None = None
     hit_rate: float | None = None
+    data: str = ""
     outcomes: str = ""
     not_enforced: tuple[str, ...] = ()
     seconds: float = 0.0
@@ -119,6 +122,7 @@ def _from_items(items: Sequence[Mapping[str, Any]], run: Mapping[str, Any], aske
         hide=hide,
         settings={**asked["sampler"], "shots": asked["shots"], "chat": asked["chat"], "batch": run["batch"]},
         protocol=asked["protocol"],
+        data=asked["data"],
         weight_hash=run["model"]["weight_hash"],
         versions=run["versions"],
         device=run["device"],

@@ -3,7 +3,7 @@
 Everything is over problems, paired by problem, of one checkpoint. A *difference* is accuracy with keys hidden minus
 accuracy without. Verdicts, by its two-sided 95 % interval:
 
-robust      the lower bound is above −2 points, and there are problems enough (183) that a loss of 2 points would hardly go unseen
+robust      the lower bound is above −2 points; takes 189 problems (`LEAST`), even where nothing is lost
 degraded    the upper bound is below −2 points
 undecided   else; with `Difference.needed`, how many problems would decide if nothing was lost
 """
@@ -11,6 +11,7 @@ undecided   else; with `Difference.needed`, how many problems would decide if no
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +22,9 @@ CONFIDENCE = 0.95
 MARGIN = 0.02
 RESAMPLES = 9999
 SEED = 0
-LEAST = math.ceil(math.log((1 - CONFIDENCE) / 2) / math.log(1 - MARGIN))
-"""Fewer problems than this all survive a loss of `MARGIN` with more than 2.5 % probability."""
+Z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+LEAST = math.ceil(Z**2 * (1 - MARGIN) / MARGIN)
+"""With fewer problems than this the interval reaches below −`MARGIN` even where not one answer changes."""
 
 
 def wilson_interval(correct: int, n: int) -> tuple[float, float]:
@@ -51,8 +53,8 @@ class Difference:
     Attributes:
         n: pairs.
         mean, low, high: the difference and its 95 % interval, as shares (0.01 is a point).
-        p_value: two-sided; exact McNemar where each pair is −1, 0 or 1, else a sign-flip permutation test.
-        discordant: pairs that differ.
+        p_value: two-sided, exact: within each problem every assignment of the runs is as likely; McNemar's test for two runs.
+        discordant: problems whose runs differ.
     """
 
     n: int
@@ -67,12 +69,13 @@ class Difference:
         """``robust``, ``degraded`` or ``undecided``, see the module."""
         if self.high < -MARGIN:
             return "degraded"
-        return "robust" if self.low > -MARGIN and self.n >= LEAST else "undecided"
+        return "robust" if self.low > -MARGIN else "undecided"
 
     @property
     def needed(self) -> int:
-        """Problems at which an interval of this width around no difference would lie above −2 points."""
-        return max(LEAST, math.ceil(self.n * ((self.high - self.low) / 2 / MARGIN) ** 2))
+        """Problems at which, with as large a share of them changed and as many gained as lost, the interval would lie above −2 points."""
+        share = self.discordant / self.n / 2
+        return math.ceil(Z**2 * _variance(share, share, -MARGIN) / MARGIN**2)
 
     @property
     def too_small(self) -> bool:
@@ -83,13 +86,19 @@ class Difference:
 def paired_difference(changed: Sequence[int], unchanged: Sequence[int]) -> Difference:
     """Accuracy of the same problems under two conditions, the first minus the second.
 
+    The interval is Tango's score interval (1998), McNemar's exact test beside it. A bootstrap of so few values is too narrow
+    where few problems change: at a true loss of 2 points it would call up to 11 % of 48 problems degraded, this one at most 3.3 %.
+
     Args:
         changed, unchanged: 1 where a problem was answered correctly, else 0, in the same order.
 
     Raises:
         CallError: not as many of one as of the other, or none.
     """
-    return _difference(_pairs(changed, unchanged))
+    one, other = _runs([changed, unchanged])
+    gained, lost = int((one > other).sum()), int((one < other).sum())
+    low, high = _tango(gained, lost, len(one))
+    return Difference(len(one), (gained - lost) / len(one), low, high, _p_value(one, [other]), gained + lost)
 
 
 def against_controls(sink: Sequence[int], controls: Sequence[Sequence[int]]) -> Difference:
@@ -106,25 +115,47 @@ def against_controls(sink: Sequence[int], controls: Sequence[Sequence[int]]) -> 
     """
     if not controls:
         raise CallError("expected the outcomes of at least one control, found none")
-    return _difference(np.mean([_pairs(sink, control) for control in controls], axis=0))
+    if len(controls) == 1:
+        return paired_difference(sink, controls[0])
+    one, *others = _runs([sink, *controls])
+    pairs = (one - np.mean(others, axis=0)).round(12)
+    low, high = _bca(*np.unique(pairs, return_counts=True))
+    different = int((np.ptp([one, *others], axis=0) > 0).sum())
+    return Difference(len(pairs), float(pairs.mean()), low, high, _p_value(one, others), different)
 
 
-def _pairs(changed: Sequence[int], unchanged: Sequence[int]) -> NDArray[np.float64]:
-    if len(changed) != len(unchanged) or not len(changed):
-        raise CallError(f"expected the same problems under both conditions, found {len(changed)} and {len(unchanged)}")
-    return np.asarray(changed, dtype=float) - np.asarray(unchanged, dtype=float)
+def _runs(outcomes: Sequence[Sequence[int]]) -> list[NDArray[np.float64]]:
+    counts = [len(one) for one in outcomes]
+    if len(set(counts)) > 1 or not counts[0]:
+        raise CallError(f"expected the same problems under all conditions, found {' and '.join(map(str, counts))}")
+    return [np.asarray(one, dtype=float) for one in outcomes]
 
 
-def _difference(pairs: NDArray[np.float64]) -> Difference:
-    values, counts = np.unique(pairs.round(12), return_counts=True)
-    low, high = _bca(values, counts)
-    return Difference(len(pairs), float(pairs.mean()), low, high, _p_value(values, counts), int(counts[values != 0].sum()))
+def _tango(gained: int, lost: int, n: int) -> tuple[float, float]:
+    """Score interval of a difference of paired shares (Tango 1998): the differences that its score test does not reject."""
+    from scipy.optimize import brentq
+
+    def away(difference: float, sign: int) -> float:
+        return (gained - lost) / n - difference + sign * Z * math.sqrt(_variance(gained / n, lost / n, difference) / n)
+
+    found, beside = (gained - lost) / n, 1e-9  # where all are alike the score is 0 at the difference found itself, too
+    low = -1.0 if found == -1 else brentq(away, -1.0, found - beside, args=(-1,), xtol=1e-12)
+    high = 1.0 if found == 1 else brentq(away, found + beside, 1.0, args=(1,), xtol=1e-12)
+    return float(low), float(high)
+
+
+def _variance(gained: float, lost: float, difference: float) -> float:
+    """Of a paired difference, times n, at the likeliest shares of gained and lost problems that differ by so much."""
+    linear = (2 - gained + lost) * difference - gained - lost
+    constant = -lost * difference * (1 - difference)
+    likeliest = (math.sqrt(max(linear**2 - 8 * constant, 0.0)) - linear) / 4
+    return max(2 * likeliest + difference * (1 - difference), 0.0)
 
 
 def _bca(values: NDArray, counts: NDArray) -> tuple[float, float]:
     """BCa bootstrap interval of a mean (Efron 1987) that takes few values: resamples are multinomial draws of how often each comes.
 
-    Where all pairs are alike there is nothing to resample; then the share of any other value is bounded by Clopper and Pearson.
+    Where all are alike there is nothing to resample; then the share of any other value is bounded by Clopper and Pearson.
     """
     from scipy.special import ndtr, ndtri
 
@@ -144,22 +175,20 @@ def _bca(values: NDArray, counts: NDArray) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _p_value(values: NDArray, counts: NDArray) -> float:
-    from scipy.stats import binomtest
+def _p_value(one: NDArray, others: Sequence[NDArray]) -> float:
+    """Twice the smaller tail: of a problem's runs so many are right, and each is as likely to be one of them."""
+    from scipy.stats import binom
 
-    different = values != 0
-    values, counts = values[different], counts[different]
-    if not len(values):
-        return 1.0
-    sizes = np.unique(np.abs(values))
-    if len(sizes) == 1:
-        return float(binomtest(int(counts[values > 0].sum()), int(counts.sum())).pvalue)
-    rng = np.random.default_rng(SEED)
-    sums = np.zeros(RESAMPLES)
-    for size in sizes:
-        number = int(counts[np.abs(values) == size].sum())
-        sums += size * (2 * rng.binomial(number, 0.5, RESAMPLES) - number)
-    return float((1 + (np.abs(sums) >= abs(values @ counts) - 1e-9).sum()) / (RESAMPLES + 1))
+    right = one + np.sum(others, axis=0)
+    chances, offset = np.ones(1), 0
+    for count in range(1, len(others) + 2):
+        problems = int((right == count).sum())
+        if count > len(others):
+            offset = problems  # all are right, this one too
+        elif problems:
+            chances = np.convolve(chances, binom.pmf(np.arange(problems + 1), problems, count / (len(others) + 1)))
+    found = round(float(one.sum())) - offset
+    return float(min(1.0, 2 * min(chances[: found + 1].sum(), chances[found:].sum())))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -14,9 +14,10 @@ from sinkscope.evaluation.statistics import Difference
 Format = Literal["markdown", "latex", "csv", "json"]
 NOTES = (
     "Accuracy with Wilson's 95 % interval over problems; it speaks of one checkpoint, not of a way to train.",
-    "Change: hidden minus unhidden in points, paired by problem, BCa bootstrap 95 %; p: exact McNemar, Holm over all rows.",
+    "Change: hidden minus unhidden in points, paired by problem, Tango's 95 % interval; p: exact McNemar, Holm over all rows, controls apart.",
     "Verdict, fixed beforehand: robust when the lower bound is above −2 points, degraded when the upper bound is below −2, else undecided.",
-    "Against controls: what hiding sinks changes beyond hiding the control's keys, averaged over its seeds; p after Holm over them all.",
+    "Against controls: what hiding sinks changes beyond hiding the control's keys, averaged over its seeds; exact p after Holm over them all.",
+    "Removed: attention the hidden keys would have had, of all attention in the layers and steps where the rule holds.",
 )
 
 
@@ -93,7 +94,7 @@ def _cell(row: Row) -> str:
 def _comparison(row: Row) -> list[str]:
     result, change = row.result, row.change
     assert change is not None
-    against = [f"{one.control} ×{one.seeds}: {_points(one.difference)}, p {one.adjusted:.2g}" for one in row.contrasts]
+    against = [f"{one.control} ×{one.seeds}: {_points(one.difference)}, p {_p(one.adjusted)}" for one in row.contrasts]
     verdict = change.verdict + (" (n too small)" if change.too_small else "")
     shares = [_share(result.removed_share), _share(result.hit_rate)]
     return [
@@ -102,7 +103,7 @@ def _comparison(row: Row) -> list[str]:
         result.hide,
         str(change.n),
         _points(change),
-        f"{row.adjusted:.2g}",
+        _p(row.adjusted),
         verdict,
         *shares,
         "; ".join(against) or "–",
@@ -111,6 +112,10 @@ def _comparison(row: Row) -> list[str]:
 
 def _points(change: Difference) -> str:
     return f"{100 * change.mean:+.1f} ({100 * change.low:+.1f} to {100 * change.high:+.1f})"
+
+
+def _p(value: float | None) -> str:
+    return "–" if value is None else "< 1e-12" if value < 1e-12 else f"{value:.2g}"
 
 
 def _share(value: float | None) -> str:
