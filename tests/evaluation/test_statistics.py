@@ -1,4 +1,4 @@
-"""Statistics beside dense versions (searches, enumerations, scipy's bootstrap, textbook formulas), and their error rates on simulated nulls."""
+"""Statistics beside dense versions (searches, enumerations, scipy's bootstrap, textbooks), and their error rates on simulated nulls."""
 
 import itertools
 import math

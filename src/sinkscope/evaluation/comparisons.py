@@ -61,8 +61,8 @@ def compare(results: Sequence[Result]) -> list[Row]:
     contrasts = [_contrasts(result, results) for result in results]
     adjusted: dict[int, float] = {}
     for family in (True, False):  # what is claimed of sinks does not depend on how many controls were run
-        members = [number for number, result in enumerate(results) if changes[number] and _is_control(result) is family]
-        adjusted |= zip(members, holm([changes[number].p_value for number in members]), strict=True)
+        members = {number: one for number, one in enumerate(changes) if one is not None and _is_control(results[number]) is family}
+        adjusted |= zip(members, holm([one.p_value for one in members.values()]), strict=True)
     against = iter(holm([one.p_value for found in contrasts for _, _, one, _ in found]))
     rows = []
     for number, (result, change, found) in enumerate(zip(results, changes, contrasts, strict=True)):

@@ -133,15 +133,16 @@ def _runs(outcomes: Sequence[Sequence[int]]) -> list[NDArray[np.float64]]:
 
 def _tango(gained: int, lost: int, n: int) -> tuple[float, float]:
     """Score interval of a difference of paired shares (Tango 1998): the differences that its score test does not reject."""
-    from scipy.optimize import brentq
+    from scipy.optimize import root_scalar
 
-    def away(difference: float, sign: int) -> float:
-        return (gained - lost) / n - difference + sign * Z * math.sqrt(_variance(gained / n, lost / n, difference) / n)
+    def end(sign: int, low: float, high: float) -> float:
+        def away(difference: float) -> float:
+            return found - difference + sign * Z * math.sqrt(_variance(gained / n, lost / n, difference) / n)
+
+        return float(root_scalar(away, bracket=(low, high), xtol=1e-12).root)
 
     found, beside = (gained - lost) / n, 1e-9  # where all are alike the score is 0 at the difference found itself, too
-    low = -1.0 if found == -1 else brentq(away, -1.0, found - beside, args=(-1,), xtol=1e-12)
-    high = 1.0 if found == 1 else brentq(away, found + beside, 1.0, args=(1,), xtol=1e-12)
-    return float(low), float(high)
+    return -1.0 if found == -1 else end(-1, -1.0, found - beside), 1.0 if found == 1 else end(1, found + beside, 1.0)
 
 
 def _variance(gained: float, lost: float, difference: float) -> float:

@@ -14,9 +14,9 @@ from sinkscope.evaluation.statistics import Difference
 Format = Literal["markdown", "latex", "csv", "json"]
 NOTES = (
     "Accuracy with Wilson's 95 % interval over problems; it speaks of one checkpoint, not of a way to train.",
-    "Change: hidden minus unhidden in points, paired by problem, Tango's 95 % interval; p: exact McNemar, Holm over all rows, controls apart.",
+    "Change: hidden minus unhidden in points, paired by problem, Tango's 95 % interval; p: McNemar's exact, after Holm, controls apart.",
     "Verdict, fixed beforehand: robust when the lower bound is above −2 points, degraded when the upper bound is below −2, else undecided.",
-    "Against controls: what hiding sinks changes beyond hiding the control's keys, averaged over its seeds; exact p after Holm over them all.",
+    "Against controls: what hiding sinks changes beyond hiding the control's keys, averaged over its seeds; p: exact, after Holm.",
     "Removed: attention the hidden keys would have had, of all attention in the layers and steps where the rule holds.",
 )
 
