@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 from _canvases import Diary
+from _made_by import made_by
 from scipy.stats import bootstrap
 
 import sinkscope
@@ -123,9 +124,9 @@ def main() -> None:
             kept.with_suffix(".writing").write_text(json.dumps(found))
             kept.with_suffix(".writing").rename(kept)
         records += json.loads(kept.read_text())
-        document = {"experiment": "commit_order", "model": model.card.as_dict(), "shots": arguments.shots, "problems": len(records)}
+        document = {"experiment": "commit_order", **made_by(), "model": model.card.as_dict(), "shots": arguments.shots}
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(json.dumps(document | summary(records), indent=1) + "\n")
+        arguments.out.write_text(json.dumps(document | {"problems": len(records)} | summary(records), indent=1) + "\n")
         print(len(records), {key: round(one["mean"], 2) for key, one in summary(records)["accuracy"].items()}, flush=True)
 
 

@@ -66,7 +66,7 @@ def show_arms(document: dict[str, Any]) -> None:
             )
         print()
         for row in found["pairs"]:
-            print(f"* {row['arm']} minus {row['against']}: {points(row)}")
+            print(f"* {row['arm']} minus {', '.join(row['against'])}: {points(row)}")
 
 
 def show_order(document: dict[str, Any]) -> None:

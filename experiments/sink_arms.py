@@ -6,7 +6,6 @@ of a sum is the mean over the seeds that both arms have, so intervals speak of t
 """
 
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from _made_by import commit, made_by
 
 import sinkscope
 from sinkscope.errors import CallError
@@ -159,9 +159,9 @@ def measure_arms(
         print(f"{arm.name}, seed {arm.seed}", file=sys.stderr, flush=True)
         model = arm.load()
         file = None if keep is None else keep / f"{arm.name}-seed{arm.seed}.json"
-        made_by = {"asked": asked, "weights": model.card.weight_hash, "commit": commit()}
+        asker = {"asked": asked, "weights": model.card.weight_hash, "commit": commit()}
         kept = json.loads(file.read_text()) if file is not None and file.exists() else {}
-        if kept.get("made_by") == made_by:
+        if kept.get("made_by") == asker:
             found = {column: np.array(one, dtype=float) for column, one in kept["values"].items()}
         else:
             with torch.no_grad():
@@ -169,16 +169,10 @@ def measure_arms(
             if file is not None:
                 file.parent.mkdir(parents=True, exist_ok=True)
                 beside = file.with_suffix(".writing")
-                beside.write_text(json.dumps({"made_by": made_by, "values": {column: one.tolist() for column, one in found.items()}}))
+                beside.write_text(json.dumps({"made_by": asker, "values": {column: one.tolist() for column, one in found.items()}}))
                 beside.replace(file)
         values.setdefault(arm.name, {})[arm.seed] = found
     return Table(values)
-
-
-def commit() -> str | None:
-    """Of the checkout these experiments lie in."""
-    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True)
-    return found.stdout.strip() or None
 
 
 def show(rows: Sequence[dict[str, Any]]) -> str:
@@ -198,11 +192,9 @@ def _shown(value: dict[str, Any]) -> str:
 
 def write(out: Path, claim: str, document: dict[str, Any], table: str, arms: Sequence[Arm], started: float) -> None:
     """A result as JSON and as Markdown: claim, command, commit, arms and seeds, cost, numbers."""
-    given = [Path(one).name if Path(one).is_absolute() else one for one in sys.argv[1:]]  # where a machine keeps its arms says nothing
     head = {
         "claim": claim,
-        "command": " ".join(["python", f"experiments/{Path(sys.argv[0]).name}", *given]),
-        "commit": commit(),
+        **made_by(),
         "arms": {arm.name: [one.seed for one in arms if one.name == arm.name] for arm in arms},
         "wall_seconds": round(time.time() - started),
         "torch": torch.__version__,

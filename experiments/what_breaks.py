@@ -16,6 +16,8 @@ import re
 from itertools import pairwise
 from pathlib import Path
 
+from _made_by import made_by
+
 from sinkscope.evaluation.statistics import wilson_interval
 from sinkscope.lab.prompts import held_out
 
@@ -85,7 +87,7 @@ def main() -> None:
         cells = [f"{row[name]['share']:.2f} ({row[name]['right']}/{row[name]['of']})" if name in row else "–" for name in MEASURES]
         print(f"| {row['model']} | {row['shots']} | {row['hide']} | {row['n']} | {row['accuracy']:.2f} | " + " | ".join(cells) + " |")
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps({"experiment": "what_breaks", "rows": rows}, indent=1) + "\n")
+    arguments.out.write_text(json.dumps({"experiment": "what_breaks", **made_by(), "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ import numpy as np
 import torch
 from _canvases import CHUNK, SETTINGS, Chunk, Planned, Reader, Replaced, collect, make_chunk, read
 from _key_choices import EXCESS, Choose, at_top, cells, contribution, excess, heads_only, top, value_ratio
+from _made_by import made_by
 from scipy.stats import bootstrap
 
 import sinkscope
@@ -91,6 +92,7 @@ def main() -> None:
     def write(spared: Any = None) -> None:
         document = {
             "experiment": "why_hiding_hurts",
+            **made_by(),
             "model": model.card.as_dict(),
             "settings": {**SETTINGS, "shots": arguments.shots},
             "problems": arguments.problems,

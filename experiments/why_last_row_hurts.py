@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from _made_by import made_by
 from scipy.stats import bootstrap
 from transformers import DynamicCache
 
@@ -175,6 +176,7 @@ def main() -> None:
     loss = {name: 1 - np.array(values) for name, values in kept.items()}
     document = {
         "experiment": "why_last_row_hurts",
+        **made_by(),
         "model": model.card.as_dict(),
         "problems": arguments.problems,
         "shots": arguments.shots,
