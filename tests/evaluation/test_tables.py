@@ -143,10 +143,11 @@ def test_remarks():
     where = "GSAI-ML/LLaDA-8B-Instruct, gsm8k, "
     assert f"{where}top:1: 2 of at least 3 seeds of random:1" in said
     assert f"{where}top:5: no random control with its K and options; hiding any keys may hurt as much" in said
-    small = remarks(compare([result("none", NONE[:100]), result("random:1", NONE[:99] + "0")]))
-    (line,) = small
-    assert line.startswith(f"{where}random:1: n is too small for a verdict (a loss of 2 points could go unseen in 100); about ")
-    assert int(line.split()[-4]) > 183
+    some = [result("none", NONE[:100]), result("random:1", NONE[:99] + "0"), result("ranks:1", NONE[:100]), result("window:1+4", TOP[:100])]
+    few = "100 problems are too few for a verdict on these rules (in brackets how many would do): random:1 (242), ranks:1 (189)"
+    assert remarks(compare(some)) == ["GSAI-ML/LLaDA-8B-Instruct, gsm8k: " + few]
+    needed = [row.change.needed for row in compare(some)[1:3]]
+    assert needed == [242, 189]
 
 
 PAPER = {

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from sinkscope.evaluation.published import published_accuracy
 from sinkscope.evaluation.results import Result
-from sinkscope.evaluation.statistics import LEAST, Difference, against_controls, holm, paired_difference
+from sinkscope.evaluation.statistics import Difference, against_controls, holm, paired_difference
 
 SEEDS = 3
 _RULE = re.compile(r"([a-z]+):(\d+)(?:@(.*))?")
@@ -151,26 +151,29 @@ def _common(outcomes: Sequence[list[int]]) -> list[list[int]]:
 
 def remarks(rows: Sequence[Row]) -> list[str]:
     """What a reader must know about these rows: too few problems or seeds, nothing to compare with, a control that is none."""
-    said = []
+    said: list[str] = []
+    small: dict[tuple[str, str, int], list[str]] = {}
     for row in rows:
         result, change = row.result, row.change
         where = f"{result.model}, {result.task}, {result.hide}"
         if change is not None and change.too_small:
-            reach = 50 * (change.high - change.low)
-            unseen = f"a loss of 2 points could go unseen in {change.n}"
-            why = f"the interval is ±{reach:.1f} points" if change.n >= LEAST else unseen
-            said.append(f"{where}: n is too small for a verdict ({why}); about {change.needed} problems are needed")
+            small.setdefault((result.model, result.task, change.n), []).append(f"{result.hide} ({change.needed})")
         elif result.hide != "none" and change is None:
             said.append(f"{where}: no unhidden run of the same weights, problems, settings, dtype and device to compare with")
         for contrast in row.contrasts:
             if contrast.seeds < SEEDS and contrast.control.partition(":")[0] in _SEEDED:
                 said.append(f"{where}: {contrast.seeds} of at least {SEEDS} seeds of {contrast.control}")
-            if contrast.difference.n < result.n:
-                said.append(f"{where}: set against {contrast.control} over the {contrast.difference.n} problems that both have")
             mine, theirs = result.removed_share, contrast.removed_share
             if contrast.control.startswith("mass:") and mine and theirs and not 1 / _MATCHED <= theirs / mine <= _MATCHED:
                 shares = f"{contrast.control} took away {100 * theirs:.1f} % of the attention, the sinks' rule {100 * mine:.1f} %"
                 said.append(f"{where}: {shares}; they do not match in mass")
+        for n in sorted({one.difference.n for one in row.contrasts} - {result.n}):
+            some = ", ".join(one.control for one in row.contrasts if one.difference.n == n)
+            said.append(f"{where}: set against {some} over the {n} problems that both have")
         if result.hide.startswith("top:") and not any(one.control.partition(":")[0] in _SEEDED for one in row.contrasts):
             said.append(f"{where}: no random control with its K and options; hiding any keys may hurt as much")
+    for (model, task, n), rules in small.items():
+        said.append(
+            f"{model}, {task}: {n} problems are too few for a verdict on these rules (in brackets how many would do): {', '.join(rules)}"
+        )
     return said

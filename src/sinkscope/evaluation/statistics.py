@@ -20,8 +20,6 @@ from sinkscope.errors import CallError
 
 CONFIDENCE = 0.95
 MARGIN = 0.02
-RESAMPLES = 9999
-SEED = 0
 Z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 LEAST = math.ceil(Z**2 * (1 - MARGIN) / MARGIN)
 """With fewer problems than this the interval reaches below −`MARGIN` even where not one answer changes."""
@@ -69,7 +67,7 @@ class Difference:
         """``robust``, ``degraded`` or ``undecided``, see the module."""
         if self.high < -MARGIN:
             return "degraded"
-        return "robust" if self.low > -MARGIN else "undecided"
+        return "robust" if self.low > -MARGIN and self.n >= LEAST else "undecided"
 
     @property
     def needed(self) -> int:
@@ -104,7 +102,9 @@ def paired_difference(changed: Sequence[int], unchanged: Sequence[int]) -> Diffe
 def against_controls(sink: Sequence[int], controls: Sequence[Sequence[int]]) -> Difference:
     """Difference of differences: what hiding sinks changes beyond what the controls, averaged over their seeds, change.
 
-    The unhidden run cancels: (sink − none) − mean(control − none) = sink − mean(control), problem by problem.
+    The unhidden run cancels: (sink − none) − mean(control − none) = sink − mean(control), problem by problem. The interval is Agresti
+    and Min's (2005), whose cells are averaged over the seeds; a bootstrap misses in up to 17 % of runs on one side where few problems
+    change, this one in up to 5 %.
 
     Args:
         sink: outcomes with sinks hidden.
@@ -118,8 +118,8 @@ def against_controls(sink: Sequence[int], controls: Sequence[Sequence[int]]) -> 
     if len(controls) == 1:
         return paired_difference(sink, controls[0])
     one, *others = _runs([sink, *controls])
-    pairs = (one - np.mean(others, axis=0)).round(12)
-    low, high = _bca(*np.unique(pairs, return_counts=True))
+    pairs = one - np.mean(others, axis=0)
+    low, high = _adjusted(pairs)
     different = int((np.ptp([one, *others], axis=0) > 0).sum())
     return Difference(len(pairs), float(pairs.mean()), low, high, _p_value(one, others), different)
 
@@ -153,27 +153,12 @@ def _variance(gained: float, lost: float, difference: float) -> float:
     return max(2 * likeliest + difference * (1 - difference), 0.0)
 
 
-def _bca(values: NDArray, counts: NDArray) -> tuple[float, float]:
-    """BCa bootstrap interval of a mean (Efron 1987) that takes few values: resamples are multinomial draws of how often each comes.
-
-    Where all are alike there is nothing to resample; then the share of any other value is bounded by Clopper and Pearson.
-    """
-    from scipy.special import ndtr, ndtri
-
-    n, tail = int(counts.sum()), (1 - CONFIDENCE) / 2
-    if len(values) == 1:
-        other = 1 - tail ** (1 / n)
-        return float(values[0] - other * (1 + values[0])), float(values[0] + other * (1 - values[0]))
-    mean = values @ counts / n
-    means = np.random.default_rng(SEED).multinomial(n, counts / n, RESAMPLES) @ values / n
-    tie = 1e-9  # sums of the same counts may round differently
-    below = ((means < mean - tie).sum() + (means <= mean + tie).sum()) / (2 * RESAMPLES)
-    bias = ndtri(below)
-    away = values - mean
-    acceleration = (counts @ away**3) / (6 * (counts @ away**2) ** 1.5)
-    reach = bias + ndtri([tail, 1 - tail])
-    low, high = np.quantile(means, ndtr(bias + reach / (1 - acceleration * reach)))
-    return float(low), float(high)
+def _adjusted(pairs: NDArray[np.float64]) -> tuple[float, float]:
+    """Wald's interval with two problems more, one gained and one lost by half (Agresti and Min 2005), for means of several runs."""
+    n = len(pairs) + 2
+    middle = pairs.sum() / n
+    reach = Z * math.sqrt(((pairs**2).sum() + 1) / n - middle**2) / math.sqrt(n)
+    return max(-1.0, middle - reach), min(1.0, middle + reach)
 
 
 def _p_value(one: NDArray, others: Sequence[NDArray]) -> float:
