@@ -92,8 +92,8 @@ def main(box: str, memory_mb: str, cpu_s: str, clock_s: str, examined: str, with
         verdict |= {"passed": False, "reason": str(failure)}
     except TestsNeedTheProgram as need:
         verdict |= {"passed": False, "reason": str(need), "inside": True}
-    output = [worker.end() for worker in workers][0]
-    _say({"nonce": job["nonce"], "output": output, **verdict})
+    outputs = [worker.end() for worker in workers]
+    _say({"nonce": job["nonce"], "output": outputs[0], **verdict})
 
 
 def judge(source: str, worker: "Worker") -> int:
