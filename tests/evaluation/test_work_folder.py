@@ -240,7 +240,7 @@ def test_a_file_system_without_locks_is_named_with_a_way_out(tmp_path, monkeypat
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    way_out = "choose a folder on a local disk, or have the shared one mounted with locks (NFS: without nolock; Lustre: with flock)"
+    way_out = "choose a folder on a local disk, or have the shared one mounted with locks (NFS: its lock service; Lustre: flock)"
     with pytest.raises(EvaluationError) as error:
         work(tmp_path)
     expected = f"{tmp_path / 'lock.claim'}: expected a file system that locks files, found No locks available; {way_out}"

@@ -234,8 +234,9 @@ class SinkscopeLM(TemplateLM):
         return [found[index] for index in sorted(found)]
 
 
-def _means(effects: Sequence[dict[str, Any]]) -> dict[str, float | None]:
-    means: dict[str, float | None] = {}
+def _means(effects: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Of each measure over the effects that have it; None where none has."""
+    means: dict[str, Any] = {}
     for name in ("removed_share", "hit_rate", "keys_per_head"):
         values = [effect[name] for effect in effects if effect[name] is not None]
         means[name] = sum(values) / len(values) if values else None

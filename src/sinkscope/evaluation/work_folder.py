@@ -116,7 +116,7 @@ def _lock(file: IO[str], how: int) -> None:
     except BlockingIOError:
         raise
     except OSError as error:
-        way_out = "choose a folder on a local disk, or have the shared one mounted with locks (NFS: without nolock; Lustre: with flock)"
+        way_out = "choose a folder on a local disk, or have the shared one mounted with locks (NFS: its lock service; Lustre: flock)"
         raise EvaluationError(f"{file.name}: expected a file system that locks files, found {error.strerror}; {way_out}") from error
 
 
