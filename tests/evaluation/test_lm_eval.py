@@ -1,5 +1,6 @@
 """The model ``sinkscope`` inside lm-eval: its own evaluator, on tasks from small local files."""
 
+import functools
 import json
 import os
 import subprocess
@@ -177,6 +178,56 @@ def test_pass_at_k_of_humaneval_inside_lm_eval(name, tail, tmp_path):
     assert task.config.unsafe_code
 
 
+LIAR = """
+    class A:
+        __eq__ = __lt__ = lambda s, o: True
+        __sub__ = __abs__ = lambda s, *o: s
+    return A()
+"""
+
+
+@pytest.mark.parametrize(("completion", "correct"), [("    return 0.5 + x\n", 1.0), ("    return x\n", 0.0), (LIAR, 0.0)])
+def test_tests_run_apart_from_programs_inside_lm_eval_too(completion, correct):
+    from sinkscope.evaluation.lm_eval_tasks import passing
+
+    test = "def check(candidate):\n    for i in range(9):\n        assert abs(candidate(i) - half(i)) < 1e-6\n"
+    doc = {"prompt": "def half(x):\n    return x + 0.5\n\n\ndef f(x):\n", "entry_point": "f", "test": test, "task_id": "x"}
+    (programs,) = passing.complete([[completion]], [doc])
+    assert passing.pass_at_k([passing.reference(doc)], [programs], [1]) == {"pass@1": correct}
+
+
+def test_what_the_sandbox_lacks_is_said_once_inside_lm_eval(monkeypatch, caplog):
+    from sinkscope.evaluation import humaneval
+    from sinkscope.evaluation.lm_eval_tasks import passing
+
+    weak = functools.partial(humaneval.run_program, without=("memory limit",))
+    monkeypatch.setattr(humaneval, "run_program", weak)
+    doc = {"prompt": "def f(x):\n", "entry_point": "f", "test": "def check(g):\n    assert g(2) == 2\n"}
+    passing._say_once.cache_clear()
+    for _ in range(2):
+        assert passing.pass_at_k([passing.reference(doc)], [[doc["prompt"] + "    return x"]], [1]) == {"pass@1": 1.0}
+    said = [line for line in caplog.messages if "the program's memory is not limited" in line]
+    assert len(said) == 1
+    assert said[0].startswith("the sandbox cannot enforce everything on this system. memory: ")
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    passing._say_once.cache_clear()
+    passing.pass_at_k([passing.reference(doc)], [[doc["prompt"] + "    return x"]], [1])
+    assert len([line for line in caplog.messages if "the program's memory is not limited" in line]) == 1
+
+
+def test_processes_wait_for_each_other_for_days(monkeypatch):
+    from sinkscope.evaluation import lm_eval as ours
+
+    began = {}
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: False)
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda backend, timeout: began.update({backend: timeout}))
+    monkeypatch.setattr(torch.distributed, "all_gather_object", lambda every, mine: every.__setitem__(slice(None), [mine] * len(every)))
+    assert list(ours._exchanged("mine", 2)) == ["mine", "mine"]
+    assert began["gloo"].days >= 7
+    assert began["gloo"].total_seconds() * 1000 < 2**31  # some of what gloo is made of counts milliseconds in an int
+
+
 @pytest.fixture
 def likelihoods(monkeypatch):
     """A stand-in for likelihoods: minus the number of tokens, greedy where there is one."""
@@ -217,7 +268,28 @@ def test_what_a_rule_removed_is_said(diffusion, harness, caplog):
     harness(language_model(diffusion, hide="top:1", length=4), "tiny_arith", limit=1)
     with sinkscope.parse_rule("top:1")(diffusion) as running:
         sinkscope.generate(diffusion, problem_prompts("lab-arith", 1, shots=0)[0]["prompt"], length=4)
-    assert f"top:1 removed {100 * running.effect.removed_share:.2f} % of all attention" in caplog.messages
+    effect = running.effect
+    hits = f"; {effect.hit_rate:.0%} of the hidden keys were still in the current top K"
+    assert f"top:1 removed {100 * effect.removed_share:.2f} % of all attention{hits}" in caplog.messages
+
+
+def test_what_a_rule_did_is_kept_in_lm_evals_results(diffusion, harness):
+    lm = language_model(diffusion, hide="top:1", length=4, batch_size=2)
+    assert lm.get_model_info() == {"hide": "top:1", "effects": 0, "removed_share": None, "hit_rate": None, "keys_per_head": None}
+    harness(lm, "tiny_arith", limit=3)
+    effects = []
+    prompts = [row["prompt"] for row in problem_prompts("lab-arith", 3, shots=0)]
+    for batch in (prompts[:2], prompts[2:]):
+        with sinkscope.parse_rule("top:1")(diffusion) as running:
+            sinkscope.generate(diffusion, batch, length=4)
+        effects += [running.effect.of(row) for row in range(len(batch))]
+    found = lm.get_model_info()
+    assert (found.pop("hide"), found.pop("effects")) == ("top:1", 3)
+    assert found == {name: sum(getattr(one, name) for one in effects) / 3 for name in ("removed_share", "hit_rate", "keys_per_head")}
+    assert 0 < found["removed_share"] < 1
+    plain = language_model(diffusion, length=4)
+    harness(plain, "tiny_arith", limit=1)
+    assert plain.get_model_info() == {"hide": "none", "effects": 0, "removed_share": None, "hit_rate": None, "keys_per_head": None}
 
 
 @pytest.mark.parametrize("fixture", ["diffusion", "autoregressive"])
@@ -232,7 +304,8 @@ def test_a_likelihood_of_hidden_keys_and_what_was_removed(fixture, request, capl
         expected = sinkscope.log_likelihood(model, context, continuation, method="chain_rule", batch=2)
     assert hidden[0] == expected.total != plain[0]
     assert running.effect.removed_share > 0
-    said = f"top:1@current removed {100 * running.effect.removed_share:.2f} % of all attention"
+    hits = f"; {running.effect.hit_rate:.0%} of the hidden keys were still in the current top K"
+    said = f"top:1@current removed {100 * running.effect.removed_share:.2f} % of all attention{hits}"
     assert caplog.messages[caplog_before:] == [said]
 
 
@@ -285,16 +358,21 @@ def test_a_device_is_chosen_only_where_none_is(monkeypatch, argv):
 
 
 def test_the_command_line_under_torchrun_gives_what_one_process_gives(diffusion_folder, diffusion, task_folder, harness, tmp_path):
-    expected = [sample["resps"] for sample in harness(language_model(diffusion, batch_size=2), "tiny_arith")]
+    lm = language_model(diffusion, batch_size=2, hide="top:1")
+    expected = [sample["resps"] for sample in harness(lm, "tiny_arith")]
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*launch, "-m", "sinkscope.evaluation.lm_eval", "--model", "sinkscope", "--tasks", "tiny_arith", "--batch_size", "2"]
-    command += ["--model_args", f"pretrained={diffusion_folder}", "--include_path", str(task_folder)]
+    command += ["--model_args", f"pretrained={diffusion_folder},hide=top:1", "--include_path", str(task_folder)]
     command += ["--output_path", str(tmp_path), "--log_samples", "--device", "cpu"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=400, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     (file,) = tmp_path.rglob("samples_tiny_arith_*.jsonl")
     assert [json.loads(line)["resps"] for line in file.read_text().splitlines()] == expected
+    (file,) = tmp_path.rglob("results_*.json")
+    kept = json.loads(file.read_text())["config"]
+    assert {name: kept[name] for name in lm.get_model_info()} == lm.get_model_info()  # of both processes, in the order of the requests
+    assert kept["effects"] == 5
 
 
 def test_the_entry_point_is_declared():

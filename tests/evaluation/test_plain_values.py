@@ -1,15 +1,17 @@
 import json
 import math
 from collections import Counter, OrderedDict, namedtuple
+from decimal import Decimal
 from enum import IntEnum
+from fractions import Fraction
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sinkscope.evaluation.sandbox.plain_values import pack, unpack
+from sinkscope.evaluation.sandbox.plain_values import pack, unpack, unpack_reply
 
-numbers = st.integers() | st.floats(allow_nan=False) | st.complex_numbers(allow_nan=False)
+numbers = st.integers() | st.floats(allow_nan=False) | st.complex_numbers(allow_nan=False) | st.fractions() | st.decimals(allow_nan=False)
 leaves = st.none() | st.booleans() | numbers | st.text() | st.binary()
 keys = st.integers() | st.text() | st.tuples(st.integers(), st.text())
 values = st.recursive(
@@ -30,6 +32,17 @@ def test_plain_data_survives_the_journey(value):
 def test_not_a_number_and_infinity():
     assert math.isnan(unpack(json.loads(json.dumps(pack(math.nan)))))
     assert unpack(json.loads(json.dumps(pack([math.inf, -math.inf])))) == [math.inf, -math.inf]
+
+
+def test_fractions_and_decimals_keep_what_they_are():
+    assert unpack(json.loads(json.dumps(pack([Fraction(1, 3), Decimal("0.10")])))) == [Fraction(1, 3), Decimal("0.10")]
+
+
+def test_what_stands_for_a_foreign_value():
+    found = unpack_reply({"foreign": "generator", "truth": False, "items": ["list", [1, 2]]})
+    assert (list(found), bool(found), found == found, found == [1, 2]) == ([1, 2], False, True, False)
+    with pytest.raises(TypeError, match="'object' object is not iterable"):
+        iter(unpack_reply({"foreign": "object"}))
 
 
 def test_large_numbers():

@@ -205,6 +205,34 @@ def test_every_table_and_figure_and_nothing_is_done_twice(lab, tmp_path, monkeyp
     assert [line for line in said if "recorded" in line] == ["lab-diffusion: generation 2 of 2 recorded"]
 
 
+def test_the_runbook_on_the_labs_models_with_hiding_controls_and_programs(tmp_path):
+    """The bundled checkpoints, every prompt in full, and the rules as they are; two problems, and answers of half the length."""
+    from sinkscope.reproduction import Options, reproduce
+
+    parts = []
+    for part in paper1(LAB, limit=2, ks=(1,), seeds=1, traces=1):
+        steps = {"steps": 32} if "steps" in part.settings else {}
+        parts.append(dataclasses.replace(part, settings={**part.settings, "length": 32, **steps}))
+    written = reproduce(parts, Options(tmp_path, {}, batch=2, allow_code_execution=True), lambda line: None)
+    rules = {
+        "lab-diffusion": ("none", "top:1", "random:1@seed=0", "ranks:1"),
+        "lab-autoregressive": ("none", "top:1@last_row", "random:1@last_row,seed=0", "ranks:1@last_row"),
+    }
+    rows = json.loads((tmp_path / "table1.json").read_text())["rows"]
+    found = [(row["model"], row["task"], row["hide"], row["n"]) for row in rows]
+    assert sorted(found) == sorted((model, task, rule, 2) for model in LAB for task in ("lab-arith", "lab-code") for rule in rules[model])
+    for row in rows:
+        hides = row["hide"] != "none"
+        assert (row["removed_share"] or 0) > 0 if hides else row["removed_share"] is None
+        assert hides == (row["hit_rate"] is not None)
+        if row["hide"].startswith("top:1"):
+            assert [one["control"].split("@")[0].split(":")[0] for one in row["controls"]] == ["random", "ranks"]
+    taken = {(row["model"], row["task"], row["hide"].split(":")[0]): row["removed_share"] for row in rows}
+    assert all(taken[model, task, "top"] > taken[model, task, "random"] for model in LAB for task in ("lab-arith", "lab-code"))
+    assert sum(row["accuracy"] for row in rows if row["task"] == "lab-code") > 0  # programs were run, and some were right
+    assert {path.parent.name for path in written} == {tmp_path.name, "figures"}
+
+
 def test_other_processes_of_torchrun_only_share_in_the_evaluations(lab, tmp_path, monkeypatch):
     from sinkscope.reproduction import Options, reproduce
 

@@ -1,11 +1,15 @@
 """Honest programs, programs that end early, and forged success."""
 
+import functools
+import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from sinkscope.errors import CallError, EvaluationError
-from sinkscope.evaluation import run_program, sandbox
+from sinkscope.evaluation import humaneval, run_program, sandbox
+from sinkscope.evaluation.sandbox import supervisor
 
 
 def test_an_honest_program_passes():
@@ -148,6 +152,13 @@ def test_forged_success_is_a_failure(forgery):
     assert not run_program(program, timeout_s=1).passed
 
 
+@pytest.mark.parametrize("forgery", FORGERIES.values(), ids=FORGERIES)
+def test_forged_success_is_a_wrong_answer_to_humaneval(forgery, monkeypatch):
+    monkeypatch.setattr(humaneval, "run_program", functools.partial(run_program, timeout_s=1))
+    row = {"prompt": "def f(x):\n", "entry_point": "f", "test": "def check(candidate):\n    assert candidate(4) == 8\n"}
+    assert not humaneval.score_completion(row, "    return x + 3\n" + forgery, fenced=False).correct
+
+
 @pytest.mark.parametrize("test", ["assert False", "assert 0, 'no'", "assert 1 == 2", "assert not True", "assert None", "assert 3 in [4]"])
 def test_assertions_without_a_name_are_not_asked_for(test):
     lie = "import builtins, sys\nsys.modules['sinkscope.evaluation.sandbox.worker'].pack = lambda value: True\n"
@@ -209,10 +220,42 @@ def test_a_python_that_is_none_is_no_wrong_answer(monkeypatch):
 
 
 def test_a_supervisor_that_hangs_is_ended(monkeypatch):
-    monkeypatch.setattr(sandbox, "GRACE_S", 2.0 - 60)
+    monkeypatch.setattr(sandbox, "GRACE_S", 2.0 - 600)
     result = run_program("import time\ntime.sleep(60)", timeout_s=60)
     assert not result.passed
     assert result.reason == "the sandbox ended without a verdict: the program broke it, or is too large to compile"
+
+
+def test_a_machine_that_was_busy_is_given_its_time_again():
+    began = []
+
+    class Slow:
+        pid = 0
+
+        def communicate(self, content=None, timeout=None):
+            began.append(content)
+            if len(began) < 4:
+                raise subprocess.TimeoutExpired("sandbox", timeout)
+            return b"verdict", b""
+
+    assert sandbox._wait(Slow(), "job", 5.0) == (b"verdict", b"")
+    assert began == [b"job", None, None, None]
+
+
+def test_time_in_which_the_supervisor_had_no_turn_does_not_count(monkeypatch):
+    waited = []
+
+    def select(reading, writing, _, seconds):
+        waited.append(seconds)
+        return (reading if len(waited) == 8 else [], [], [])
+
+    monkeypatch.setattr(supervisor, "select", SimpleNamespace(select=select))
+    monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=lambda: 300.0 * len(waited)))  # stopped for minutes each time
+    supervisor.Clock(1.0).wait([5], [])
+    assert len(waited) == 8
+    with pytest.raises(supervisor.ProgramFailed, match=r"ran past 0.5 s by the clock"):
+        supervisor.Clock(0.5).wait([5], [])
+    assert 13 <= len(waited) <= 14
 
 
 def test_a_verdict_without_the_nonce_does_not_count(monkeypatch, tmp_path):

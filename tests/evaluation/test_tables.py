@@ -165,6 +165,9 @@ PAPER = {
     ("GSAI-ML/LLaDA-8B-Instruct", "gsm8k", "random:1"): None,
     ("GSAI-ML/LLaDA-8B-Instruct", "lab-arith", "none"): None,
     ("GSAI-ML/LLaDA-8B-Base", "gsm8k", "none"): None,
+    ("meta-llama/Llama-3.1-8B", "gsm8k_cot", "none"): None,
+    ("GSAI-ML/LLaDA-8B-Instruct", "gsm8k_two_pass", "none"): None,
+    ("GSAI-ML/LLaDA-8B-Instruct", "humaneval_of_another_kind", "none"): None,
     ("lab-diffusion", "gsm8k", "none"): None,
 }
 

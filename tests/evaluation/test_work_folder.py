@@ -5,10 +5,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
 from sinkscope.errors import CallError, EvaluationError
+from sinkscope.evaluation import work_folder
 from sinkscope.evaluation.work_folder import Share, WorkItems, claim, find_items, is_working, locked, share_of_process, write_json
 
 RUN = {"format": 1, "model": {"name": "a", "weight_hash": "f0"}, "sampler": {"length": 8, "seed": 0}, "limit": None}
@@ -144,7 +146,7 @@ def test_the_lock_goes_with_an_exception(tmp_path):
 
 def test_what_a_killed_start_leaves_behind_is_no_obstacle(tmp_path):
     (tmp_path / "lock").touch()
-    (tmp_path / "run.json.writing").write_text("{")
+    (tmp_path / "run.json.4711.writing").write_text("{")
     with locked(tmp_path):
         claim(tmp_path / "run.json", RUN)
 
@@ -190,6 +192,72 @@ def test_shares_of_the_same_work_go_together_and_nothing_else(tmp_path):
         pass
     with locked(tmp_path, Share(1, 3)):
         pass
+
+
+def test_two_that_start_together_cannot_both_go_on(tmp_path, monkeypatch):
+    """Each division looks for the other before it takes its own lock; the second to look has to wait for the first to have taken it."""
+    looked, entered, outcomes = threading.Event(), threading.Event(), {}
+    others = work_folder._other_shares
+
+    def slowly(folder, count):
+        found = others(folder, count)
+        if count == 2:  # it has seen nobody, and dawdles
+            looked.set()
+            entered.wait(0.5)
+        return found
+
+    monkeypatch.setattr(work_folder, "_other_shares", slowly)
+    done = threading.Event()
+
+    def start(count):
+        try:
+            with locked(tmp_path, Share(0, count)):
+                outcomes[count] = "in"
+                if count == 4:
+                    entered.set()
+                done.wait(30)
+        except CallError:
+            outcomes[count] = "refused"
+            done.set()
+
+    first = threading.Thread(target=start, args=(2,))
+    first.start()
+    assert looked.wait(30)
+    second = threading.Thread(target=start, args=(4,))
+    second.start()
+    second.join(5)
+    done.set()
+    first.join()
+    second.join()
+    assert outcomes == {2: "in", 4: "refused"}
+
+
+@pytest.mark.parametrize("work", [lambda folder: locked(folder).__enter__(), lambda folder: claim(folder / "run.json", RUN)])
+def test_a_file_system_without_locks_is_named_with_a_way_out(tmp_path, monkeypatch, work):
+    import fcntl
+
+    def refuse(file, how):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    way_out = "choose a folder on a local disk, or have the shared one mounted with locks (NFS: its lock service; Lustre: flock)"
+    with pytest.raises(EvaluationError) as error:
+        work(tmp_path)
+    expected = f"{tmp_path / 'lock.claim'}: expected a file system that locks files, found No locks available; {way_out}"
+    assert str(error.value) == expected
+    with pytest.raises(EvaluationError, match="expected a file system that locks files, found No locks available"):
+        is_working(tmp_path, Share(0, 2))
+
+
+def test_two_writers_of_one_file_do_not_share_a_name_for_what_is_unfinished(tmp_path, monkeypatch):
+    names = []
+    replace = os.replace
+    monkeypatch.setattr(os, "replace", lambda old, new: (names.append(old.name), replace(old, new)))
+    write_json(tmp_path / "a.json", {})
+    monkeypatch.setattr(os, "getpid", lambda: 4711)
+    write_json(tmp_path / "a.json", {})
+    assert len(set(names)) == 2
+    assert names[1] == "a.json.4711.writing"
 
 
 def test_the_share_is_torchruns(monkeypatch):

@@ -1,13 +1,17 @@
 """HumanEval as lm-evaluation-harness asks it, pass@1 by our own sandbox: ``humaneval`` (version 1), ``humaneval_instruct`` (version 4).
 
-The program that is run is the prompt, the completion up to the first stop string, the row's tests, and a call of them.
+The program that is run is the prompt and the completion up to the first stop string. The row's tests, and a call of them, run in
+a process of their own that asks the program's for what the function returns.
 """
 
+import ast
+import builtins
 import functools
+from collections.abc import Iterator
 from pathlib import Path
 
 from sinkscope.errors import CallError
-from sinkscope.evaluation.sandbox import run_program
+from sinkscope.evaluation.sandbox import ProgramResult, run_program
 from sinkscope.evaluation.task_data import Row, Source, hash_rows
 from sinkscope.evaluation.tasks import Message, Score, Task
 
@@ -86,8 +90,57 @@ def _tests(row: Row) -> str:
 
 
 def score_completion(row: Row, text: str, *, fenced: bool) -> Score:
-    """Whether prompt, completion and tests run to their end; a fenced completion counts up to the fence."""
+    """Whether prompt and completion run to their end and its tests hold; a fenced completion counts up to the fence."""
     completion = text.split(FENCE, 1)[0] if fenced else text
     program = row["prompt"] + completion
-    result = run_program(f"{program}\n{_tests(row)}")
+    result = run_tests(row, program)
     return Score(result.passed, program, result.reason, result.not_enforced, {"pass@1": result.passed})
+
+
+def run_tests(row: Row, program: str) -> ProgramResult:
+    """Runs a program in the sandbox, then the row's tests outside its process, or in it where they name more than the one function."""
+    apart = separate_tests(row)
+    if apart is None:
+        return run_program(f"{program}\n{_tests(row)}")
+    return run_program(program, tests=apart, function=row["entry_point"])
+
+
+def separate_tests(row: Row) -> str | None:
+    """A row's tests with what they use of the prompt: its imports and helpers, not the function itself.
+
+    Returns:
+        Tests for `run_program`; None where they cannot stand apart from the program, since they name something that
+        neither they nor the prompt define, or are no Python.
+    """
+    function = row["entry_point"]
+    prompt = _parsed(row["prompt"]) or _parsed(row["prompt"] + "\n    pass\n")
+    tests = _parsed(_tests(row))
+    if prompt is None or tests is None or not function.isidentifier():
+        return None
+    around = [node for node in prompt.body if getattr(node, "name", None) != function]
+    tree = ast.Module([*around, *tests.body], [])
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    known = set(_bound(tree)) | set(dir(builtins)) | {function}
+    return f"{ast.unparse(ast.Module(around, []))}\n{_tests(row)}" if used <= known else None
+
+
+def _parsed(source: str) -> ast.Module | None:
+    try:
+        return ast.parse(source)
+    except (SyntaxError, ValueError):
+        return None
+
+
+def _bound(tree: ast.AST) -> Iterator[str]:
+    """Every name that some statement binds; in which scope does not matter here."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            yield node.id
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.alias):
+            yield node.asname or node.name.split(".")[0]
+        elif isinstance(node, ast.ExceptHandler) and node.name:
+            yield node.name

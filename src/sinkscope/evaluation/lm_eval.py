@@ -6,7 +6,8 @@
 Under torchrun every process is given all requests and does its share of the batches, which are fixed by the order of
 the requests; answers are then exchanged. So prompts and batches do not depend on the number of processes. lm-eval
 0.4.13 does not read the entry point we declare, which is why this module is run in its place. It also brings the tasks
-``sinkscope_humaneval`` and ``sinkscope_humaneval_instruct``, with pass@k in our sandbox.
+``sinkscope_humaneval`` and ``sinkscope_humaneval_instruct``, with pass@k in our sandbox. What a rule removed stands in lm-eval's
+results, under ``config``.
 """
 
 import json
@@ -15,6 +16,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,7 @@ LENGTH = 256
 LENGTH_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 TASKS = Path(__file__).parent / "lm_eval_tasks"
 METHODS = ("monte_carlo", "chain_rule")
+PATIENCE = timedelta(days=14)  # of the first process to end, for the last
 _log = logging.getLogger(__name__)
 
 
@@ -86,7 +89,8 @@ class SinkscopeLM(TemplateLM):
         self.settings = settings
         resolve_settings(self.model.family, **settings)
         self._device = self.model.device
-        self._removed: list[float] = []
+        self._of_batch: list[dict[str, Any]] = []
+        self._effects: list[dict[str, Any]] = []
 
     @property
     def eot_token_id(self) -> int:
@@ -98,6 +102,14 @@ class SinkscopeLM(TemplateLM):
     @property
     def tokenizer_name(self) -> str:
         return self.model.card.name.replace("/", "__")
+
+    def get_model_info(self) -> dict[str, Any]:
+        """What lm-eval keeps of the model in its results: the rule, and what it did.
+
+        ``removed_share``, ``hit_rate`` and ``keys_per_head`` are means over the ``effects`` answers or likelihoods of all processes
+        since this model was made; answers from lm-eval's cache are not among them. None where nothing was hidden.
+        """
+        return {"hide": self.hide, "effects": len(self._effects), **_means(self._effects)}
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         return chat_text(self.model, chat_history)
@@ -121,7 +133,7 @@ class SinkscopeLM(TemplateLM):
             prompts = [self.model.encode(self.tok_encode(arguments[index][0])) for index in indices]
             with hiding(self.rule, self.model) as effect:
                 generations = generate(self.model, prompts, **asdict(settings))
-                self._note(effect(row) for row in range(len(prompts)))
+                self._note(*(effect(row) for row in range(len(prompts))))
             return [answer_until(self.model, one.tokens[one.prompt_length :], stops) for one in generations]
 
         answers = self._spread(batches, write, "generate_until", disable_tqdm)
@@ -163,7 +175,7 @@ class SinkscopeLM(TemplateLM):
 
         with hiding(self.rule, self.model) as effect:
             found = log_likelihood(self.model, context, continuation, **self.likelihood, batch=self.batch)
-            self._note([effect(None)])
+            self._note(effect(None))
         if found.greedy is None and not self._said_greedy:
             self._said_greedy = True
             _log.warning("Monte Carlo does not say whether a text is the greedy one; measures of that need method=chain_rule")
@@ -183,8 +195,8 @@ class SinkscopeLM(TemplateLM):
                 f"expected observe=current, as in {self.hide.partition('@')[0]}@current"
             )
 
-    def _note(self, effects: Any) -> None:
-        self._removed += [effect["removed_share"] for effect in effects if effect is not None]
+    def _note(self, *effects: dict[str, Any] | None) -> None:
+        self._of_batch += [effect for effect in effects if effect is not None]
 
     def _spread(self, batches: list[list[int]], work: Callable[[Sequence[int]], list[Any]], name: str, quiet: bool) -> list[Any]:
         """Results by request; each process does every ``count``-th batch, and all get all results.
@@ -195,30 +207,46 @@ class SinkscopeLM(TemplateLM):
         from tqdm import tqdm
 
         found: dict[int, Any] = {}
+        effects: dict[int, list[dict[str, Any]]] = {}
         failed: Exception | None = None
         mine = batches[self.share.index :: self.share.count]
         try:
             for indices in tqdm(mine, desc=name, unit="batch", disable=True if quiet or self.share.index else None):
+                self._of_batch = []
                 found.update(zip(indices, work(indices), strict=True))
+                effects[indices[0]] = self._of_batch
         except Exception as error:
             failed = error
         if self.share.count > 1:
-            for other, message in _exchanged((found, None if failed is None else str(failed)), self.share.count):
+            for other, of_other, message in _exchanged((found, effects, None if failed is None else str(failed)), self.share.count):
                 found.update(other)
+                effects.update(of_other)
                 if message is not None and failed is None:
                     failed = SinkscopeError(f"another process failed: {message}")
         if failed is not None:
             raise failed
-        if self._removed and self.share.index == 0:
-            _log.warning("%s removed %.2f %% of all attention", self.hide, 100 * sum(self._removed) / len(self._removed))
-            self._removed.clear()
+        came = [effect for index in sorted(effects) for effect in effects[index]]
+        self._effects += came
+        if came and self.share.index == 0:
+            means = _means(came)
+            hits = "" if means["hit_rate"] is None else f"; {means['hit_rate']:.0%} of the hidden keys were still in the current top K"
+            _log.warning("%s removed %.2f %% of all attention%s", self.hide, 100 * means["removed_share"], hits)
         return [found[index] for index in sorted(found)]
+
+
+def _means(effects: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Of each measure over the effects that have it; None where none has."""
+    means: dict[str, Any] = {}
+    for name in ("removed_share", "hit_rate", "keys_per_head"):
+        values = [effect[name] for effect in effects if effect[name] is not None]
+        means[name] = sum(values) / len(values) if values else None
+    return means
 
 
 def _exchanged(mine: Any, count: int) -> Iterator[Any]:
     """What every process has, in order of rank."""
     if not torch.distributed.is_initialized():
-        torch.distributed.init_process_group("gloo")
+        torch.distributed.init_process_group("gloo", timeout=PATIENCE)
     every: list[Any] = [None] * count
     torch.distributed.all_gather_object(every, mine)
     yield from every

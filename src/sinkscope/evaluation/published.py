@@ -17,8 +17,9 @@ _MODELS = {
     "dream": re.compile(r"dream-?(v0)?.*7b", re.I),
     "llada": re.compile(r"llada-8b", re.I),
     "mmada": re.compile(r"mmada-8b", re.I),
-    "llama": re.compile(r"llama-3\.1-8b", re.I),
+    "llama": re.compile(r"llama-3\.1-8b-instruct", re.I),
 }
+_TASKS = {"gsm8k": "gsm8k", "gsm8k_cot": "gsm8k", "humaneval": "humaneval", "humaneval_instruct": "humaneval"}
 _BASES = re.compile(r"base|dream-?coder|moe", re.I)
 
 
@@ -26,11 +27,12 @@ def published_accuracy(model: str, task: str, hide: str) -> tuple[float, float] 
     """Accuracy and standard error of Table 1 for a model's name, a task and a rule; None where the paper has none.
 
     The paper's own rule is ``top:K`` by the columns of the step before for diffusion models and by the last row for Llama;
-    another ``observe``, ``decide`` or control is another experiment. Its tables do not name variants; base models are left out.
+    another ``observe``, ``decide`` or control is another experiment. Its tables do not name variants; base models are left out,
+    those called so and a Llama not called ``Instruct``.
     """
     name = model.rstrip("/").split("/")[-1]
     kind = next((kind for kind, pattern in _MODELS.items() if pattern.search(name)), None)
-    rows = _TABLE.get((task.split("_")[0], kind or ""))
+    rows = _TABLE.get((_TASKS.get(task, ""), kind or ""))
     if rows is None or _BASES.search(name):
         return None
     rule = re.fullmatch(r"none|top:(\d+)(@last_row)?", hide)

@@ -25,6 +25,7 @@ from sinkscope.errors import CallError, EvaluationError
 RUN, TASK, LOCK, RESULTS = "run.json", "task.json", "lock", "results.json"
 AMOUNTS = ("limit", "problems")  # how many problems are asked, which changes none of their answers
 UNFINISHED, DAMAGED = ".writing", ".damaged"
+_OURS = re.compile(rf"{LOCK}.*|({RUN}|{RESULTS})(.*{UNFINISHED})?")
 _log = logging.getLogger(__name__)
 
 
@@ -54,16 +55,15 @@ def locked(folder: Path, share: Share = Share()) -> Iterator[None]:
 
     Raises:
         CallError: the folder is a file, holds something else, or another process is at work in it.
-        EvaluationError: it cannot be made.
+        EvaluationError: it cannot be made, or lies where files cannot be locked.
     """
     import fcntl  # not on Windows, where results can still be read
 
     with contextlib.ExitStack() as stack:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            ours = {RUN, RESULTS, RUN + UNFINISHED, RESULTS + UNFINISHED}
             names = sorted(path.name for path in folder.iterdir())
-            strange = next((name for name in names if name not in ours and not name.startswith(LOCK)), None)
+            strange = next((name for name in names if not _OURS.fullmatch(name)), None)
             if RUN not in names and strange is not None:
                 raise CallError(f"{folder} holds files of something else ({strange} …); choose another folder or an empty one")
             shared = stack.enter_context((folder / LOCK).open("a+"))
@@ -72,14 +72,15 @@ def locked(folder: Path, share: Share = Share()) -> Iterator[None]:
             raise CallError(f"{folder}: expected a folder for the results, found a file on the way; choose another name") from error
         except OSError as error:
             raise EvaluationError(f"{folder} cannot be written ({error.strerror}); choose another folder") from error
-        busy = next((other for other in _other_shares(folder, share.count) if is_working(folder, other)), None)
         try:
-            if busy is not None:
-                own = stack.enter_context(_lock_path(folder, busy).open())
-                raise BlockingIOError
-            fcntl.flock(shared, (fcntl.LOCK_EX if share.count == 1 else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-            if share.count > 1:
-                _take(own)
+            with _one_at_a_time(folder):  # else two that start together would each find nobody
+                busy = next((other for other in _other_shares(folder, share.count) if is_working(folder, other)), None)
+                if busy is not None:
+                    own = stack.enter_context(_lock_path(folder, busy).open())
+                    raise BlockingIOError
+                _lock(shared, (fcntl.LOCK_EX if share.count == 1 else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+                if share.count > 1:
+                    _take(own)
         except BlockingIOError as error:
             own.seek(0)
             owner = own.read().strip() or "unknown"
@@ -91,13 +92,41 @@ def locked(folder: Path, share: Share = Share()) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[None]:
+    """Waits until no other process is in here."""
+    import fcntl
+
+    with (folder / f"{LOCK}.claim").open("a+") as file:
+        _lock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _lock(file: IO[str], how: int) -> None:
+    """``flock``.
+
+    Raises:
+        BlockingIOError: another process has it.
+        EvaluationError: the file system has no locks.
+    """
+    import fcntl
+
+    try:
+        fcntl.flock(file, how)
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        way_out = "choose a folder on a local disk, or have the shared one mounted with locks (NFS: its lock service; Lustre: flock)"
+        raise EvaluationError(f"{file.name}: expected a file system that locks files, found {error.strerror}; {way_out}") from error
+
+
 def _take(file: IO[str]) -> None:
     """Takes a lock that others may probe for a moment."""
     import fcntl
 
     for attempt in range(20):
         try:
-            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return _lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if attempt == 19:
                 raise
@@ -105,12 +134,16 @@ def _take(file: IO[str]) -> None:
 
 
 def is_working(folder: Path, share: Share) -> bool:
-    """Whether a process holds that share."""
+    """Whether a process holds that share.
+
+    Raises:
+        EvaluationError: the file system has no locks.
+    """
     import fcntl
 
     try:
         with _lock_path(folder, share).open("a+") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            _lock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     return False
@@ -139,14 +172,11 @@ def claim(path: Path, content: Mapping[str, Any]) -> str:
 
     Raises:
         CallError: another run is there.
-        EvaluationError: it cannot be written.
+        EvaluationError: it cannot be written, or lies where files cannot be locked.
     """
-    import fcntl
-
     folder = path.parent
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f"{LOCK}.claim").open("a+") as one_at_a_time:
-        fcntl.flock(one_at_a_time, fcntl.LOCK_EX)
+    with _one_at_a_time(folder):
         mine = json.loads(json.dumps(content))
         theirs = read_object(path)
         if theirs is None:
@@ -247,7 +277,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     Raises:
         EvaluationError: no permission, no space.
     """
-    beside = path.with_name(path.name + UNFINISHED)
+    beside = path.with_name(f"{path.name}.{os.getpid()}{UNFINISHED}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with beside.open("w", encoding="utf-8") as file:

@@ -1,10 +1,20 @@
 """What lm-eval's HumanEval tasks of this folder call: programs from answers, and pass@k by our own sandbox."""
 
+import functools
+import json
+import logging
 from collections.abc import Sequence
 
-from sinkscope.evaluation.humaneval import FENCE
-from sinkscope.evaluation.sandbox import run_program
+from sinkscope.evaluation.humaneval import FENCE, run_tests
 from sinkscope.evaluation.statistics import pass_at_k as estimate
+from sinkscope.evaluation.work_folder import share_of_process
+
+_log = logging.getLogger(__name__)
+
+
+def reference(doc: dict[str, str]) -> str:
+    """What a problem's programs are held against, as JSON: its prompt, its tests, and the function they call."""
+    return json.dumps({name: doc[name] for name in ("prompt", "test", "entry_point")})
 
 
 def complete(answers: Sequence[Sequence[str]], docs: Sequence[dict[str, str]]) -> list[list[str]]:
@@ -18,13 +28,23 @@ def complete_fenced(answers: Sequence[Sequence[str]], docs: Sequence[dict[str, s
 
 
 def pass_at_k(references: Sequence[str], predictions: Sequence[Sequence[str]], k: Sequence[int]) -> dict[str, float]:
-    """Unbiased pass@k of one problem's programs, for each k.
+    """Unbiased pass@k of one problem's programs, for each k; what the sandbox cannot enforce here is said once.
 
     Args:
-        references: the tests, one text.
+        references: one `reference`.
         predictions: the programs, one list.
         k: at most as many as there are programs.
     """
-    (tests,), (programs,) = references, predictions
-    passed = sum(run_program(f"{program}\n{tests}").passed for program in programs)
+    (problem,), (programs,) = references, predictions
+    row = json.loads(problem)
+    results = [run_tests(row, program) for program in programs]
+    for line in (line for result in results for line in result.not_enforced):
+        _say_once(line)
+    passed = sum(result.passed for result in results)
     return {f"pass@{one}": estimate(len(programs), passed, one) for one in k}
+
+
+@functools.cache
+def _say_once(line: str) -> None:
+    if share_of_process().index == 0:
+        _log.warning("the sandbox cannot enforce everything on this system. %s", line)

@@ -1,7 +1,8 @@
 """The trusted process of the sandbox: it makes the world in which a program runs, asks the program for values, and judges.
 
-It runs as ``python -I -S`` with nothing of the parent's but two pipes. Order matters: the worker is forked before the
-job is read, so neither the expected values of a test nor the parent's nonce were ever in the worker's memory.
+It runs as ``python -I -S`` with nothing of the parent's but two pipes. Order matters: the processes of the program and of its
+tests are forked before the job is read, so neither the expected values of a test nor the parent's nonce were ever in the
+program's memory.
 Standard library only.
 """
 
@@ -17,20 +18,48 @@ import sys
 import time
 from typing import Any
 
+from sinkscope.evaluation.sandbox.examiner import serve_tests
 from sinkscope.evaluation.sandbox.isolation import Isolation, die_with_parent, set_limit
 from sinkscope.evaluation.sandbox.pieces import Piece, shorten, split_program
-from sinkscope.evaluation.sandbox.plain_values import unpack
-from sinkscope.evaluation.sandbox.worker import work
+from sinkscope.evaluation.sandbox.plain_values import unpack, unpack_reply
+from sinkscope.evaluation.sandbox.worker import Serve, serve_program, work
 
 REPLY_BYTES = 4 << 20
 SHOWN = 2000
+STARTING_S = 30.0
+TICK_S = 0.1
 
 
 class ProgramFailed(Exception):
     """The program did not pass; the message is the reason."""
 
 
-def main(box: str, memory_mb: str, cpu_s: str, timeout_s: str, without: str) -> None:
+class TestsNeedTheProgram(Exception):
+    """The tests pass something to the program that cannot leave their process."""
+
+
+class Clock:
+    """Time by the clock, but for what passes while this process itself gets no turn: on a paused or overloaded machine."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = self.left = seconds
+
+    def wait(self, reading: list[int], writing: list[int]) -> None:
+        """Until a pipe is ready.
+
+        Raises:
+            ProgramFailed: none is in time.
+        """
+        while self.left > 0:
+            began = time.monotonic()
+            ready = any(select.select(reading, writing, [], min(self.left, TICK_S)))
+            self.left -= min(time.monotonic() - began, TICK_S)
+            if ready:
+                return
+        raise ProgramFailed(f"ran past {self.seconds:g} s by the clock")
+
+
+def main(box: str, memory_mb: str, cpu_s: str, clock_s: str, examined: str, without: str) -> None:
     """Runs one job; its output is a line of what is not enforced, and a line with the verdict."""
     die_with_parent()
     isolation = Isolation(without.split(","))
@@ -43,16 +72,28 @@ def main(box: str, memory_mb: str, cpu_s: str, timeout_s: str, without: str) -> 
         os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
     isolation.give_up_rights()
     die_with_parent()  # after it: a change of user forgets the wish
-    worker = Worker(isolation, int(memory_mb), int(cpu_s), float(timeout_s))
-    _say({"not_enforced": worker.not_enforced})
+    workers = [
+        Worker(isolation, int(memory_mb), int(cpu_s), serve) for serve in ([serve_program, serve_tests] if examined else [serve_program])
+    ]
+    _say({"not_enforced": list(dict.fromkeys(line for worker in workers for line in worker.not_enforced))})
     isolation.attempt("own memory limit", set_limit, resource.RLIMIT_AS, 1 << 30)  # it reads and compiles a stranger's text
     job = json.loads(_read_all(0))
+    clock = Clock(float(clock_s))
+    for worker in workers:
+        worker.clock = clock
+    verdict: dict[str, Any] = {"passed": False}
     try:
-        count = judge(job["source"], worker)
-        passed, reason = True, f"ran to its end, {count} assertions held" if count else "ran to its end"
+        count = judge(job["source"], workers[0])
+        verdict |= {"passed": True, "reason": f"ran to its end, {count} assertions held" if count else "ran to its end"}
+        if examined:
+            calls = examine(job["tests"], job["function"], *workers)
+            verdict["reason"] = f"ran to its end, the tests held in {calls} calls"
     except ProgramFailed as failure:
-        passed, reason = False, str(failure)
-    _say({"nonce": job["nonce"], "passed": passed, "reason": reason, "output": worker.end()})
+        verdict |= {"passed": False, "reason": str(failure)}
+    except TestsNeedTheProgram as need:
+        verdict |= {"passed": False, "reason": str(need), "inside": True}
+    outputs = [worker.end() for worker in workers]
+    _say({"nonce": job["nonce"], "output": outputs[0], **verdict})
 
 
 def judge(source: str, worker: "Worker") -> int:
@@ -69,13 +110,13 @@ def judge(source: str, worker: "Worker") -> int:
     except (SyntaxError, ValueError, MemoryError, OverflowError) as error:
         raise ProgramFailed(f"{type(error).__name__}: {error}") from error
     for piece in pieces:
-        reply = worker.ask(piece) if piece.code is not None else {}
+        reply = worker.answer(piece) if piece.code is not None else {}
         if piece.verb == "run":
             continue
         try:
-            value = Foreign(str(reply["foreign"])[:80]) if "foreign" in reply else unpack(reply.get("value"))
+            value = unpack_reply(reply)
             holds = piece.holds(value)
-        except (TypeError, ValueError, RecursionError) as error:
+        except (TypeError, ValueError, RecursionError, ArithmeticError) as error:
             raise ProgramFailed(f"{piece.text}: {type(error).__name__}: {error}") from error
         if not holds:
             found = "" if piece.code is None else f", found {shorten(repr(value))}"
@@ -84,72 +125,107 @@ def judge(source: str, worker: "Worker") -> int:
     return count
 
 
-class Foreign:
-    """Stands for a value that is not plain data: equal to nothing, and not None."""
+def examine(tests: str, function: str, worker: "Worker", examiner: "Worker") -> int:
+    """Runs tests in one process that call a function in the other, and counts the calls.
 
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
+    Raises:
+        ProgramFailed: there is no such function, a test does not hold, an exception, a limit.
+        TestsNeedTheProgram: they pass something else than plain data.
+    """
+    worker.answer(Piece("run", compile(function, "<program>", "eval")))
+    examiner.tell({"tests": tests, "function": function})
+    calls, last = 0, ([[], {}], {})
+    while "call" in (said := examiner.hear()):
+        reply = worker.ask({"call": function, "arguments": said["call"]})
+        error = str(reply.get("error", ""))[:500]
+        if error.startswith("SystemExit"):
+            raise ProgramFailed(f"left before its end ({error})")
+        examiner.tell({"error": error} if error else reply)
+        calls, last = calls + 1, (said["call"], reply)
+    if "unsendable" in said:
+        raise TestsNeedTheProgram(str(said["unsendable"]))
+    if said.get("held") is not True:
+        raise ProgramFailed(f"{said.get('error', 'the tests did not end')}{_show_call(function, *last) if calls else ''}")
+    return calls
 
-    def __repr__(self) -> str:
-        return f"a {self.kind}, which is not plain data and cannot be compared outside the program"
+
+def _show_call(function: str, arguments: Any, reply: dict[str, Any]) -> str:
+    try:
+        positional, named = unpack(arguments)
+        shown = ", ".join([*map(repr, positional), *(f"{name}={value!r}" for name, value in named.items())])
+        came = "raised it" if "error" in reply else f"gave {shorten(repr(unpack_reply(reply)))}"
+    except (TypeError, ValueError, RecursionError, ArithmeticError):
+        return ""
+    return f"; last call: {function}({shorten(shown)}), which {came}"
 
 
 class Worker:
-    """The program's process, seen from here."""
+    """A process of the sandbox, seen from here: the program's, or that of its tests."""
 
-    def __init__(self, isolation: Isolation, memory_mb: int, cpu_s: int, timeout_s: float) -> None:
-        self.memory_mb, self.cpu_s, self.timeout_s = memory_mb, cpu_s, timeout_s
+    def __init__(self, isolation: Isolation, memory_mb: int, cpu_s: int, serve: Serve) -> None:
+        self.cpu_s = cpu_s
         theirs, self._requests = os.pipe()
         self._replies, answers = os.pipe()
         self._output = os.open("output", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
         os.unlink("output")
         self._pid = os.fork()
         if not self._pid:
-            work(theirs, answers, self._output, isolation, memory_mb, cpu_s)
+            work(theirs, answers, self._output, isolation, memory_mb, cpu_s, serve)
         os.close(theirs)
         os.close(answers)
         for pipe in (self._requests, self._replies):
             os.set_blocking(pipe, False)
         self._unread = b""
-        self._deadline = time.monotonic() + 30
-        self.not_enforced: list[str] = self._receive()["not_enforced"]
-        self._deadline = 0.0
+        self.clock = Clock(STARTING_S)
+        self.not_enforced: list[str] = self.hear()["not_enforced"]
 
-    def ask(self, piece: Piece) -> dict[str, Any]:
-        """Sends a piece and waits for its reply; the clock starts with the first one.
+    def answer(self, piece: Piece) -> dict[str, Any]:
+        """Sends a piece and waits for its reply.
 
         Raises:
             ProgramFailed: the program failed, ended, or ran into a limit.
         """
-        self._deadline = self._deadline or time.monotonic() + self.timeout_s
-        token = secrets.token_hex(16)
-        request = {"token": token, piece.verb: base64.b64encode(marshal.dumps(piece.code)).decode()}
-        self._send(json.dumps(request).encode() + b"\n")
-        reply = self._receive()
-        if reply.get("token") != token:
-            raise ProgramFailed("the program wrote into the sandbox's own pipe")
+        reply = self.ask({piece.verb: base64.b64encode(marshal.dumps(piece.code)).decode()})
         if "error" in reply:
             error = str(reply["error"])[:500]
             raise ProgramFailed(f"left before its end ({error})" if error.startswith("SystemExit") else error)
         return reply
 
-    def end(self) -> str:
-        """Ends the program's process; returns the beginning of what it printed."""
-        if self._pid:
-            os.kill(self._pid, signal.SIGKILL)
-        return os.pread(self._output, SHOWN, 0).decode(errors="replace")
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Sends a request and waits for its reply, which may tell of an error.
 
-    def _send(self, content: bytes) -> None:
+        Raises:
+            ProgramFailed: the program ended, ran into a limit, or answered something else.
+        """
+        token = secrets.token_hex(16)
+        self.tell({"token": token, **request})
+        reply = self.hear()
+        if reply.pop("token", None) != token:
+            raise ProgramFailed("the program wrote into the sandbox's own pipe")
+        return reply
+
+    def tell(self, message: dict[str, Any]) -> None:
+        """Sends a line.
+
+        Raises:
+            ProgramFailed: the process has ended, or reads nothing.
+        """
+        content = json.dumps(message).encode() + b"\n"
         while content:
-            self._wait([], [self._requests])
+            self.clock.wait([], [self._requests])
             try:
                 content = content[os.write(self._requests, content) :]
             except BrokenPipeError:
                 self._ended()
 
-    def _receive(self) -> dict[str, Any]:
+    def hear(self) -> dict[str, Any]:
+        """The next line; empty where it is none of ours.
+
+        Raises:
+            ProgramFailed: the process has ended, says nothing in time, or says too much.
+        """
         while b"\n" not in self._unread:
-            self._wait([self._replies], [])
+            self.clock.wait([self._replies], [])
             part = os.read(self._replies, 1 << 16)
             if not part:
                 self._ended()
@@ -163,10 +239,11 @@ class Worker:
             reply = None
         return reply if isinstance(reply, dict) else {}
 
-    def _wait(self, reading: list[int], writing: list[int]) -> None:
-        left = self._deadline - time.monotonic()
-        if left <= 0 or not any(select.select(reading, writing, [], left)):
-            raise ProgramFailed(f"ran past {self.timeout_s:g} s")
+    def end(self) -> str:
+        """Ends the program's process; returns the beginning of what it printed."""
+        if self._pid:
+            os.kill(self._pid, signal.SIGKILL)
+        return os.pread(self._output, SHOWN, 0).decode(errors="replace")
 
     def _ended(self) -> None:
         _, status = os.waitpid(self._pid, 0)

@@ -1,0 +1,195 @@
+"""Tests that call a function of a program, in the form of HumanEval's rows: they run in a process that the program cannot reach."""
+
+import textwrap
+
+import pytest
+
+from sinkscope.errors import CallError
+from sinkscope.evaluation import run_program
+from sinkscope.evaluation.humaneval import score_completion, separate_tests
+
+
+def row(test, prompt='def f(x):\n    """ Adds a half. """\n', name="f"):
+    body = textwrap.indent(textwrap.dedent(test), "    ")
+    return {"prompt": prompt, "entry_point": name, "test": f"\n\nMETADATA = {{'author': 'x'}}\n\n\ndef check(candidate):\n{body}\n\n"}
+
+
+RIGHT, WRONG = "    return x + 0.5\n", "    return x + 0.25\n"
+TESTS = {
+    "plain": "assert candidate(1) == 1.5\nassert candidate(-2) == -1.5",
+    "messages": "assert candidate(1) == 1.5, 'first: ' + str(candidate(1))\nassert True, 'This prints if this assert fails'",
+    "tolerance": "assert abs(candidate(1.0) - 1.5) < 1e-6",
+    "through a function": "assert tuple([candidate(1)]) == tuple([1.5])",
+    "a loop": "for i in range(20):\n    assert candidate(i) == i + 0.5",
+    "random arguments": "import random\nfor _ in range(20):\n    y = random.randint(0, 9)\n    assert candidate(y) == y + 0.5",
+    "helper variables": "wanted = [1.5, 2.5]\nfound = [candidate(i) for i in (1, 2)]\nassert found == wanted",
+    "a condition": "y = candidate(1)\nif y == 1.5:\n    assert True\nelse:\n    assert False",
+    "a keyword": "assert candidate(x=1) == 1.5",
+    "a helper of its own": "def close(a, b):\n    return abs(a - b) < 1e-9\nassert close(candidate(1), 1.5)",
+    "the function by its name": "assert candidate(1) == f(1) == 1.5",
+}
+
+
+@pytest.mark.parametrize("test", TESTS.values(), ids=TESTS)
+def test_right_answers_pass_and_wrong_ones_fail(test):
+    assert separate_tests(row(test)) is not None
+    right, wrong = (score_completion(row(test), text, fenced=False) for text in (RIGHT, WRONG))
+    assert (right.correct, wrong.correct) == (True, False), (right.reason, wrong.reason)
+
+
+LIES = {
+    "equal to everything": "class A:\n    def __eq__(s, o): return True\ndef f(x): return A()",
+    "any number": """
+class A(float):
+    def __eq__(s, o): return True
+    def __sub__(s, o): return 0
+    def __abs__(s): return s
+    def __lt__(s, o): return True
+    __radd__ = __add__ = __rsub__ = __sub__
+    def __hash__(s): return 0
+def f(x=0): return A(7)
+""",
+    "no number": "def f(x=0): return float('nan')",
+    "patched builtins": """
+import builtins, math, operator, random
+for module in (builtins, math, operator, random):
+    for name in ("abs", "fabs", "tuple", "list", "str", "range", "randint", "eq", "lt", "AssertionError"):
+        setattr(module, name, lambda *a, **k: 0)
+""",
+    "modules to be imported": "open('random.py', 'w').write('raise SystemExit')\nopen('math.py', 'w').write('raise SystemExit')",
+    "other tests": "check = close = lambda *a: None",
+    "patched sandbox": """
+import sys
+for name, module in list(sys.modules.items()):
+    if "sandbox" in name:
+        for key, value in list(vars(module).items()):
+            if callable(value): setattr(module, key, lambda *a, **k: {"value": True, "held": True})
+""",
+    "held": """
+import os
+def f(x=0):
+    for n in range(64):
+        try: os.write(n, b'{"held": true}\\n')
+        except OSError: pass
+""",
+    "an exit": "def f(x=0): raise SystemExit",
+    "an exception of the tests": "def f(x=0): raise AssertionError",
+}
+
+
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
+def test_no_lie_gets_through_any_form_of_test(lie):
+    merged = "\n".join(TESTS[name] for name in ("tolerance", "random arguments", "through a function", "a helper of its own"))
+    for test in (TESTS["plain"], TESTS["tolerance"], merged):
+        assert not score_completion(row(test), WRONG + lie + "\n", fenced=False).correct
+
+
+def test_what_the_prompt_defines_is_there_for_the_tests_and_out_of_the_programs_reach():
+    prompt = 'import math\n\n\ndef poly(xs, x):\n    return xs[0] + xs[1] * x\n\n\ndef find_zero(xs):\n    """ A root. """\n'
+    test = row("xs = [3, -2]\nassert math.fabs(poly(xs, candidate(list(xs)))) < 1e-4", prompt, "find_zero")
+    assert score_completion(test, "    return -xs[0] / xs[1]\n", fenced=False).correct
+    lie = "    return 0\npoly = lambda *a: 0\nmath.fabs = lambda *a: 0\n"
+    assert not score_completion(test, lie, fenced=False).correct
+
+
+@pytest.mark.parametrize(
+    ("body", "test"),
+    [
+        ("return (y for y in [x, x])", "assert tuple(candidate(3)) == (3, 3)"),
+        ("return {x: 1}.values()", "assert sorted(candidate(3)) == [1]"),
+        ("from fractions import Fraction\n    return Fraction(x, 2)", "assert candidate(3) == 1.5"),
+        ("from decimal import Decimal\n    return [Decimal(x)]", "assert candidate(3) == [3]"),
+        ("import re\n    return re.match('3', str(x))", "assert candidate(3)\nassert not candidate(4)"),
+        ("return None", "assert candidate(3) is None"),
+        ("return x > 2", "assert candidate(3) is True\nassert candidate(1) is False"),
+        ("x.sort()", "xs = [3, 1, 2]\ncandidate(xs)\nassert xs == [1, 2, 3]"),
+        ("x['b'] = 2", "xs = {'a': 1}\ncandidate(xs)\nassert xs == {'a': 1, 'b': 2}"),
+        (
+            "raise ValueError('no ' + x)",
+            "try:\n    candidate('way')\n    assert False\nexcept ValueError as e:\n    assert str(e) == 'no way'",
+        ),
+        ("print(x)", "candidate('said')"),
+        ("import sys\n    sys.stdout.close()", "candidate(1)"),
+    ],
+)
+def test_an_honest_program_is_judged_as_in_one_process(body, test):
+    result = score_completion(row(test), f"    {body}\n", fenced=False)
+    assert result.correct, result.reason
+    assert run_program(f"def f(x):\n    {body}\n{textwrap.dedent(test).replace('candidate', 'f')}").passed
+
+
+@pytest.mark.parametrize(
+    ("completion", "reason"),
+    [
+        (RIGHT, "ran to its end, the tests held in 2 calls"),
+        (WRONG, "AssertionError: too small; last call: f(1), which gave 1.25"),
+        ("    return 1 / 0\n", "ZeroDivisionError: division by zero; last call: f(1), which raised it"),
+        ("    return object()\n", "AssertionError: too small; last call: f(1), which gave a object, which is not plain data and "),
+        ("    import sys; sys.exit(0)\n", "left before its end (SystemExit: 0)"),
+        ("    import os; os._exit(0)\n", "left before its end (exit status 0)"),
+        ("    return x + 0.5\ndel f\n", "NameError: name 'f' is not defined"),
+        ("    return x +\n", "SyntaxError: invalid syntax (<unknown>, line 3)"),
+        ("    class Own(Exception): pass\n    raise Own('x')\n", "Exception: Own: x; last call: f(1), which raised it"),
+        ("    return [0] * 3_000_000\n", "a value is larger than 4 MB"),
+    ],
+)
+def test_reasons(completion, reason):
+    test = row("assert candidate(1) == 1.5, 'too small'\nassert candidate(x=2) == 2.5, 'too small'")
+    assert score_completion(test, completion, fenced=False).reason.startswith(reason)
+
+
+def test_the_tests_are_nowhere_in_the_programs_memory():
+    program = """
+import gc, sys
+def f(x):
+    seen, frame = [], sys._getframe()
+    while frame:
+        seen += [repr(frame.f_locals), repr(frame.f_code.co_consts)]
+        frame = frame.f_back
+    seen += [repr(thing) for thing in gc.get_objects() if isinstance(thing, (list, dict, tuple))]
+    print(any("".join(reversed("123456789")) in text for text in seen))
+"""
+    tests = "assert f(1) is None\nassert f(2) == 987654321"
+    assert run_program(program, tests=tests, function="f", timeout_s=20).output == "False\nFalse\n"
+
+
+def test_tests_are_as_confined_as_programs():
+    assert not run_program("def f(): pass", tests="import os\nos.fork()", function="f").passed
+    assert run_program("def f(): pass", tests="while True: pass", function="f", timeout_s=1).reason == "used more than 1 s of CPU"
+
+
+def test_what_cannot_leave_a_process_is_tested_in_the_programs_own():
+    found = run_program("def f(g): return g(3)", tests="assert f(lambda x: x + 1) == 4", function="f")
+    assert found.passed
+    assert found.reason.endswith("; its tests ran in the program's own process, since they pass what cannot leave one")
+    assert not run_program("def f(g): return g(3)", tests="assert f(lambda x: x) == 4", function="f").passed
+
+
+def test_a_program_cannot_ask_for_that():
+    lie = "class A:\n    def __eq__(s, o): return True\ndef f(x): return A()"
+    assert not run_program(lie, tests="assert f(f(3)) == 4", function="f").passed
+
+
+@pytest.mark.parametrize(
+    ("test", "prompt"),
+    [
+        ("assert candidate(Point(1)) == 2", "def f(x):\n"),
+        ("assert candidate(1) ==", "def f(x):\n"),
+        ("assert candidate(1) == 2", "def f(x:\n"),
+    ],
+)
+def test_tests_that_name_something_else_stay_with_the_program(test, prompt):
+    assert separate_tests(row(test, prompt)) is None
+
+
+def test_a_program_with_a_class_that_only_it_defines():
+    test = row("assert candidate(Point(1)) == 2")
+    assert score_completion(test, "    return x.y + 1\nclass Point:\n    def __init__(s, y): s.y = y\n", fenced=False).correct
+
+
+@pytest.mark.parametrize(("tests", "function"), [("assert f() == 1", ""), ("", "f"), ("assert f() == 1", "f()")])
+def test_tests_and_their_function_come_together(tests, function):
+    with pytest.raises(CallError) as error:
+        run_program("", tests=tests, function=function)
+    wanted = "tests, function: expected tests and the name of the function they call, or neither"
+    assert str(error.value) == f"{wanted}, found function={function!r}"
