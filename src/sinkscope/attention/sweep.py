@@ -18,7 +18,7 @@ from torch import Tensor
 from sinkscope.attention.hidden import Hidden, Taken
 from sinkscope.errors import AttentionError
 
-Path = Literal["sweep", "triton", "exchanged"]
+Path = Literal["sweep", "triton", "flash", "exchanged"]
 """The implementations of `attend`: this one, and those of `fused` and `exchanged`."""
 
 BLOCK = 512  # queries at a time
@@ -66,7 +66,7 @@ class Columns:
         removed: [batch, head, query], the share of each query's attention that went to keys taken from it, measured
             without the hiding; None when nothing was hidden.
         prefix: [batch, head, group, count], what the constant keys in front received.
-        path: which implementation made them: ``sweep``, ``triton`` or ``exchanged`` (see `paths`). It is the one that ran, also
+        path: which implementation made them: ``sweep``, ``triton``, ``flash`` or ``exchanged`` (see `paths`). It is the one that ran, also
             where a call was too much for the one that such tensors take as a rule.
     """
 
