@@ -26,7 +26,7 @@ def device(request):
 
 @pytest.fixture
 def small_tiles(monkeypatch):
-    monkeypatch.setattr("sinkscope.attention.fused._tiles", lambda *_: (16, 16, 4))
+    monkeypatch.setattr("sinkscope.attention.fused._tiles", lambda *_: (16, 16, 4, 1))
 
 
 def fused(device, inputs, *, path="triton", scale=None, mask=None, causal=False, hidden=None, prefix=None):

@@ -66,7 +66,7 @@ def attend_fused(
     bitmap = None if hidden is None else hidden.view(torch.uint8)
     bitmap_strides = (0, 0, 0) if bitmap is None else bitmap.expand(batch, heads, keys).stride()
     least = 0.0 if mask is None or kind == 1 else torch.finfo(mask.dtype).min / 2
-    rows, columns, warps = _tiles(query, dim, value_dim)
+    rows, columns, warps, stages = _tiles(query, dim, value_dim)
     rows, columns = _at_most(rows, queries), _at_most(columns, keys)
     shared = {
         "CAUSAL": causal,
@@ -78,7 +78,7 @@ def attend_fused(
         "BN": columns,
         "BD": _at_most(256, dim),
         "num_warps": warps,
-        "num_stages": 1 if query.dtype == torch.float32 else 2,
+        "num_stages": stages,
     }
     logs = None if front is None else (torch.logsumexp(front, -1) * LOG2E).contiguous()
     try:
@@ -140,12 +140,12 @@ def _per_head(constant: Tensor, query: Tensor) -> Tensor:
     return batched.to(query).repeat_interleave(query.shape[1] // batched.shape[1], dim=1)
 
 
-def _tiles(query: Tensor, dim: int, value_dim: int) -> tuple[int, int, int]:
-    """Queries and keys of a tile, and warps: what fits into the registers and the shared memory of a streaming multiprocessor."""
+def _tiles(query: Tensor, dim: int, value_dim: int) -> tuple[int, int, int, int]:
+    """Queries and keys of a tile, warps and stages: what fits into the registers and the shared memory of a streaming multiprocessor."""
     wide = max(dim, value_dim)
     if query.dtype == torch.float32:
-        return (64, 32, 4) if wide <= 64 else (32, 32, 4) if wide <= 128 else (16, 16, 4)
-    return (128, 64, 4) if wide <= 64 else (128, 64, 8) if wide <= 128 else (64, 32, 4)
+        return (64, 32, 4, 1) if wide <= 64 else (32, 32, 4, 1) if wide <= 128 else (16, 16, 4, 1)
+    return (128, 64, 4, 2) if wide <= 64 else (128, 64, 8, 2) if wide <= 128 else (64, 32, 4, 2)
 
 
 def _at_most(size: int, length: int) -> int:
