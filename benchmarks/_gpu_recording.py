@@ -32,7 +32,7 @@ class Run:
     written: int
 
 
-def run(model: Any, given: Any, keep: str | None, hide: bool, steps: int) -> Run:
+def run(model: Any, given: Any, keep: Any, hide: bool, steps: int) -> Run:
     """Forward calls at full length; ``keep`` None records nothing."""
     import sinkscope
 

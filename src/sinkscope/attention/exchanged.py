@@ -70,8 +70,8 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, s
         bias = _laid_out(bias.to(query.dtype)).expand(batch, heads, queries, key.shape[2])
     width = max(query.shape[-1], value.shape[-1])
     width += -width % 8
-    taken = [torch.nn.functional.pad(one, (0, width - one.shape[-1])) for one in (query, key, value)]
-    output, lse = _by_torch(*taken, bias, scale)
+    wide_query, wide_key, wide_value = (torch.nn.functional.pad(one, (0, width - one.shape[-1])) for one in (query, key, value))
+    output, lse = _by_torch(wide_query, wide_key, wide_value, bias, scale)
     return output[..., : value.shape[-1]], lse[..., :queries].float()  # which a GPU's kernel rounds up to a multiple of 32 queries
 
 

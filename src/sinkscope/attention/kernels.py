@@ -9,14 +9,6 @@ import triton.language as tl
 
 
 @triton.jit
-def _place(count, SIZE: tl.constexpr, heads):
-    """Tile, batch and head of a program: tiles of one head next to each other, in the one axis of a grid that has no small limit."""
-    tiles = tl.cdiv(count, SIZE)
-    rest = (tl.program_id(0) // tiles).to(tl.int64)
-    return tl.program_id(0) % tiles, rest // heads, rest % heads
-
-
-@triton.jit
 def _visible(s, m, n, mask, mask_q, mask_k, queries, keys, least, CAUSAL: tl.constexpr, MASKED: tl.constexpr):
     """Scores with what the mask adds, −∞ where query ``m`` does not see key ``n``."""
     there = (n >= 0) & (n < keys) & (m < queries)
@@ -85,7 +77,9 @@ def attention_kernel(
     ``lse`` is that in force, +∞ for a query that keeps its hidden keys; ``lse_all`` is without the hiding, +∞ for one that
     sees nothing. Without HIDING only ``lse_all`` is written.
     """
-    tile, batch, head = _place(queries, BM, heads)
+    tiles = tl.cdiv(queries, BM)  # those of one head next to each other, in the one axis of a grid that has no small limit
+    tile, owner = tl.program_id(0) % tiles, (tl.program_id(0) // tiles).to(tl.int64)
+    batch, head = owner // heads, owner % heads
     shared = head // repeat
     q += batch * q_b + head * q_h
     k += batch * k_b + shared * k_h
@@ -191,7 +185,9 @@ def column_kernel(
 
     With DIAGONAL also what the query that stands at a key gives it, where the attention was another's: without mask and hiding.
     """
-    tile, batch, head = _place(keys, BN, heads)
+    tiles = tl.cdiv(keys, BN)
+    tile, owner = tl.program_id(0) % tiles, (tl.program_id(0) // tiles).to(tl.int64)
+    batch, head = owner // heads, owner % heads
     q += batch * q_b + head * q_h
     k += batch * k_b + (head // repeat) * k_h
     groups += batch * groups_b
