@@ -1,204 +1,166 @@
-"""What recording costs on a GPU at LLaDA-8B's shape, in bf16 with random weights, batch 1: ratios, medians over interleaved rounds.
+r"""What recording costs on a GPU at LLaDA-8B's shape, in bf16 with random weights, batch 1: every figure as a row, printed as it comes.
 
-    recorded over plain, time and peak memory     goal 1.03 and 1.01     one forward call at --length, S = 1024
-    hiding over recorded, time                    goal 1.02              a key of each head hidden
-    kernel over flash attention, time             goal 1.7               the attention alone at --kernel, S = 4096
-    published loop over ours, time                goal 1.1               LLaDA's sampler, --written tokens, the same tokens
+    attention   with columns over flash attention (pinned by name; torch's others beside it), by CUDA events
+                around calls in a queue; goal 1.7 at --kernel, S = 4096
+    recording   recorded over plain, a step's time by events inside the recording, at --length, S = 1024;
+                goals 1.03 in time, 1.01 in memory. time_early is of the first steps, which no writer holds up;
+                drain_s is how long closing took behind the last step
+    hiding      a key of each head hidden, over recorded; goal 1.02
+    sampling    the published loops over ours; goal 1.1, the same tokens; where they part, how close the choice was
+    tiles       which tiles the kernels like on this device
+    compiled    recorded over plain with compiled layers
+    control     the same tokens in float32 (40 GB)
 
-Run it on the machine in question, it needs 20 GB of GPU memory:
+Run it on the machine in question, it needs 20 GB of GPU memory; a row that fails says why, and the others follow:
 
     python benchmarks/gpu.py --json
 
-`--device cpu --shape tiny --dtype float32 --length 96 --kernel 128 --written 32` runs the same lines without a GPU; its figures
-mean nothing.
+`--only attention,hiding` leaves the others out. A checkout that is not installed will do, with torch, transformers and jaxtyping there.
+Traces go to --folder, memory where there is /dev/shm. Without a GPU, for a try of all its lines (the figures mean nothing):
+
+    python benchmarks/gpu.py --device cpu --shape tiny --dtype float32 --length 96 --kernel 128 --written 32 \
+        --steps 3 --rounds 1 --backend eager
 """
 
-import contextlib
+import json
+import os
 import platform
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
-from _measuring import flags, show
+from _gpu_attention import GOAL, over_flash, tiles
+from _gpu_model import random_model
+from _gpu_recording import compiled, recorded_memory, recorded_time
+from _gpu_sampling import LOOPS, control, sampling
+from _measuring import flags
 
-SHAPES = {
-    "llada-8b": {"layers": 32, "heads": 32, "width": 4096, "inner": 12288, "vocabulary": 126_464},
-    "tiny": {"layers": 3, "heads": 4, "width": 128, "inner": 256, "vocabulary": 1024},
-}
+SECTIONS = ("attention", "recording", "hiding", "sampling", "tiles", "compiled", "control")
+Row = tuple[str, dict[str, float], Callable[[], dict[str, Any]]]
 
 
-def random_model(shape: str, device: str, dtype: torch.dtype, max_positions: int) -> Any:
-    """Random weights made on the device itself, the lab's tokenizer."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    from sinkscope.lab.vocabulary import build_tokenizer
-    from sinkscope.models import LLADA, Model, ModelCard
-
-    torch.manual_seed(0)
-    given, tokenizer = SHAPES[shape], build_tokenizer()
-    config = LlamaConfig(
-        vocab_size=given["vocabulary"],
-        hidden_size=given["width"],
-        intermediate_size=given["inner"],
-        num_hidden_layers=given["layers"],
-        num_attention_heads=given["heads"],
-        max_position_embeddings=max_positions,
-        pad_token_id=None,
-    )
-    config.is_causal = False
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
+def as_installed(folder: str) -> None:
+    """Lets a bare checkout run: its sources on the path, and the version that a trace names where an installation would give it."""
+    root = Path(__file__).resolve().parent.parent
     try:
-        with torch.device(device):
-            network = LlamaForCausalLM(config).eval()
-    finally:
-        torch.set_default_dtype(default)
-    parameters = sum(parameter.numel() for parameter in network.parameters())
-    name = str(dtype).removeprefix("torch.")
-    card = ModelCard(
-        f"random-{shape}", "llada", "random", parameters, given["layers"], given["heads"], given["heads"], given["width"],
-        given["vocabulary"], name, name, tokenizer.mask_token_id, None, max_positions,
-    )  # fmt: skip
-    return Model(network, tokenizer, LLADA, card)
+        version("sinkscope")
+    except PackageNotFoundError:
+        project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+        about = Path(folder) / f"sinkscope-{project['version']}.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: sinkscope\nVersion: {project['version']}\n")
+        sys.path[:0] = [str(root / "src"), folder]
 
 
-def timed(runs: dict[str, Callable[[], Any]], device: str, rounds: int) -> dict[str, list[float]]:
-    """Seconds of each run, interleaved, after two rounds that do not count; the device is waited for around each run."""
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    for number in range(rounds + 2):
-        for name, run in runs.items():
-            wait(device)
-            started = time.perf_counter()
-            run()
-            wait(device)
-            if number >= 2:
-                seconds[name].append(time.perf_counter() - started)
-    return seconds
+def rows(given: Any) -> Iterator[Row]:
+    """What there is to measure: name, goals, and what measures it."""
+    dtype, model = getattr(torch, given.dtype), None
+
+    def loaded() -> Any:
+        nonlocal model
+        if model is None:
+            model = random_model(given.shape, given.device, dtype, max(given.length, 256))
+        return model
+
+    for section in given.only:
+        if section == "attention":
+            for length in (given.kernel, given.length):
+                for kind in ("columns", "hidden", "own kernels", "exchanged", "cudnn", "sdpa"):
+                    goal = {"goal_time": GOAL} if kind == "columns" and length == given.kernel else {}
+                    yield f"attention, {kind} over flash, S = {length}", goal, partial(over_flash, given, length, kind)
+        if section == "recording":
+            for keep in ("columns", "top", "statistics"):
+                goal = {"goal_time": 1.03} if keep == "columns" else {}
+                yield f"recorded over plain, {keep}", goal, lambda keep=keep: recorded_time(loaded(), given, keep)
+            yield "recorded over plain, memory", {"goal_memory": 1.01}, lambda: recorded_memory(loaded(), given)
+        if section == "hiding":
+            yield "hiding over recorded", {"goal_time": 1.02}, lambda: recorded_time(loaded(), given, "columns", hide=True)
+        if section == "sampling":
+            for family in LOOPS:
+                yield f"published loop over ours, {family}", {"goal_time": 1.1}, lambda family=family: sampling(loaded(), given, family)
+        if section == "tiles":
+            for by_torch, name in ((True, "column kernel behind flash attention"), (False, "both kernels")):
+                yield f"tiles, {name}, S = {given.kernel}", {}, partial(tiles, given, given.kernel, by_torch)
+        if section == "compiled":
+            yield "recorded over plain, compiled layers", {}, lambda: compiled(loaded(), given)
+        if section == "control":
+            for family in LOOPS:
+                yield f"same tokens in float32, {family}", {}, lambda family=family: control(loaded(), given, family)
 
 
-def wait(device: str) -> None:
-    if device.startswith("cuda"):
-        torch.cuda.synchronize()
+def measured(row: Row) -> dict[str, Any]:
+    """A row's figures, or why there are none."""
+    what, goals, measure = row
+    started = time.perf_counter()
+    try:
+        found = measure()
+    except Exception as error:
+        found = {"error": f"{type(error).__name__}: {error}"}
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+    return {"what": what, **goals, **found, "took_s": round(time.perf_counter() - started, 1)}
 
 
-def over(seconds: dict[str, list[float]], name: str, base: str) -> float:
-    return round(median(a / b for a, b in zip(seconds[name], seconds[base], strict=True)), 3)
-
-
-def peak(run: Callable[[], Any], device: str) -> int | None:
-    """Bytes of GPU memory at most during a run, weights included; None on a CPU."""
-    if not device.startswith("cuda"):
+def clocks() -> dict[str, str] | None:
+    """What the device runs at now, as its driver says; None where that cannot be asked."""
+    names = ("clocks.sm", "clocks.max.sm", "clocks.mem", "power.draw", "temperature.gpu")
+    command = ["nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader"]
+    try:
+        told = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.splitlines()[0]
+    except (OSError, subprocess.SubprocessError, IndexError):
         return None
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    run()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated()
+    return dict(zip(names, (one.strip() for one in told.split(",")), strict=False))
 
 
-def recording_rows(model: Any, given: Any) -> list[dict[str, Any]]:
-    """Several forward calls in one recording, as a generation makes them: what opens and closes a trace is spread over them."""
-    import sinkscope
-
-    tokens = torch.full((1, given.length), model.card.mask_id, device=given.device)
-    tokens[:, : given.length // 2] = torch.arange(given.length // 2, device=given.device) % 400 + 4
-
-    @torch.no_grad()
-    def plain() -> None:
-        for _ in range(given.steps):
-            model.network.model(input_ids=tokens, use_cache=False)
-
-    def recorded(hide: bool = False) -> None:
-        rule = sinkscope.HidePositions((5,))(model) if hide else contextlib.nullcontext()
-        with tempfile.TemporaryDirectory() as folder, sinkscope.recording(model, out=Path(folder) / "trace"), rule:
-            plain()
-
-    runs = {"plain": plain, "recorded": recorded, "hiding": lambda: recorded(hide=True)}
-    seconds = timed(runs, given.device, given.rounds)
-    memory = {name: peak(run, given.device) for name, run in runs.items()}
-    shown = {name: None if memory["plain"] is None else round(found / memory["plain"], 4) for name, found in memory.items() if found}
-    return [
-        {"what": "recorded over plain", "goal_time": 1.03, "time": over(seconds, "recorded", "plain"), "memory": shown.get("recorded")},
-        {"what": "hiding over recorded", "goal_time": 1.02, "time": over(seconds, "hiding", "recorded"), "memory": shown.get("hiding")},
-    ]
-
-
-def kernel_row(given: Any, dtype: torch.dtype) -> dict[str, Any]:
-    """Attention with columns against attention alone."""
-    from sinkscope.attention import attend
-
-    shape = SHAPES[given.shape]
-    heads, dim = shape["heads"], shape["width"] // shape["heads"]
-    query, key, value = (torch.randn(1, heads, given.kernel, dim, device=given.device, dtype=dtype) for _ in range(3))
-    groups = torch.ones(1, 2, given.kernel, device=given.device)
-    runs: dict[str, Callable[[], Any]] = {
-        "plain": lambda: torch.nn.functional.scaled_dot_product_attention(query, key, value),
-        "columns": lambda: attend(query, key, value, groups=groups),
-    }
-    with torch.no_grad():
-        seconds = timed(runs, given.device, 10 * given.rounds)
-    return {"what": f"kernel over torch's attention, S = {given.kernel}", "goal_time": 1.7, "time": over(seconds, "columns", "plain")}
-
-
-@torch.no_grad()
-def published_loop(model: Any, prompt: torch.Tensor, length: int, steps: int) -> torch.Tensor:
-    """The form of the published loop in one block at temperature 0: logits and softmax of the whole canvas in every step."""
-    mask_id = model.card.mask_id
-    canvas = torch.cat([prompt, torch.full((length,), mask_id, device=prompt.device)])[None]
-    for step in range(steps):
-        logits = model.network(input_ids=canvas, use_cache=False).logits
-        masked = canvas == mask_id
-        token = logits.argmax(-1)
-        sure = torch.softmax(logits, dim=-1).gather(-1, token[..., None])[..., 0].masked_fill(~masked, -torch.inf)
-        chosen = sure[0].topk(length // steps + (step < length % steps)).indices
-        canvas[0, chosen] = token[0, chosen]
-    return canvas[0]
-
-
-def sampling_row(model: Any, given: Any) -> dict[str, Any]:
-    """Both loops, and whether they wrote the same."""
-    import sinkscope
-
-    prompt = torch.arange(given.length - given.written) % 400 + 4
-    wrote: dict[str, torch.Tensor] = {}
-
-    def ours() -> None:
-        steps = given.written // 2
-        wrote["ours"] = sinkscope.generate(model, prompt, length=given.written, steps=steps, block=given.written).tokens
-
-    def theirs() -> None:
-        wrote["published"] = published_loop(model, prompt.to(given.device), given.written, given.written // 2)
-
-    seconds = timed({"ours": ours, "published": theirs}, given.device, max(1, given.rounds // 3))
-    return {
-        "what": "published loop over ours",
-        "goal_time": 1.1,
-        "time": over(seconds, "published", "ours"),
-        "same_tokens": bool(torch.equal(wrote["ours"].cpu(), wrote["published"].cpu())),
-    }
+def about(given: Any) -> dict[str, Any]:
+    """What the figures are of."""
+    packages = {}
+    for name in ("sinkscope", "torch", "triton", "transformers"):
+        try:
+            packages[name] = version(name)
+        except PackageNotFoundError:
+            packages[name] = None
+    there = given.device.startswith("cuda")
+    device = torch.cuda.get_device_name() if there else platform.processor() or "cpu"
+    settings = {name: getattr(given, name) for name in ("shape", "dtype", "length", "kernel", "written", "steps", "rounds")}
+    return {"device": device, "cuda": torch.version.cuda if there else None, "python": platform.python_version(), **packages, **settings}
 
 
 def main() -> None:
-    given = flags(device="cuda", shape="llada-8b", dtype="bfloat16", length=1024, kernel=4096, written=128, steps=16, rounds=7)
+    given = flags(
+        device="cuda", shape="llada-8b", dtype="bfloat16", length=1024, kernel=4096, written=128, steps=64, rounds=3,
+        only=SECTIONS, folder="/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir(), backend="inductor",
+    )  # fmt: skip
     if given.device.startswith("cuda") and not torch.cuda.is_available():
         print("gpu: expected a CUDA device, found none: nothing is measured; --help says how to run without one", file=sys.stderr)
         print("[]" if given.json else "")
         return
-    from sinkscope.attention.paths import has_triton
-
-    dtype = getattr(torch, given.dtype)
-    rows = [kernel_row(given, dtype)]
-    model = random_model(given.shape, given.device, dtype, max(given.length, 256))
-    rows += [*recording_rows(model, given), sampling_row(model, given)]
-    name = torch.cuda.get_device_name() if given.device.startswith("cuda") else platform.processor() or "cpu"
-    about = {"shape": given.shape, "dtype": given.dtype, "device": name, "torch": torch.__version__, "triton": has_triton()}
-    names = ["what", "time", "goal_time", "memory", "same_tokens"]
-    show([{column: row.get(column) for column in names} | about for row in rows], given.json)
+    unknown = [name for name in given.only if name not in SECTIONS]
+    if unknown:
+        sys.exit(f"gpu: expected --only {', '.join(SECTIONS)}, found {', '.join(unknown)}")
+    if not given.device.startswith("cuda"):
+        os.environ.setdefault("TRITON_INTERPRET", "1")
+    with tempfile.TemporaryDirectory() as folder:
+        as_installed(folder)
+        first = True
+        print("[" if given.json else json.dumps(about(given)), flush=True)
+        for row in rows(given):
+            found = measured(row) | {"clocks": clocks() if given.device.startswith("cuda") else None}
+            if given.json:
+                print("" if first else ",", json.dumps(found | about(given)), sep="", flush=True)
+            else:
+                print(found.pop("what"), *(f"{name} {value}" for name, value in found.items() if value is not None), sep="  ", flush=True)
+            first = False
+        if given.json:
+            print("]", flush=True)
 
 
 if __name__ == "__main__":

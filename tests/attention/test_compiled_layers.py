@@ -67,3 +67,17 @@ def test_a_call_that_is_cut_off_leaves_nothing_behind(diffusion, tmp_path):
         with pytest.raises(KeyboardInterrupt), subscribed(diffusion.network, Impatient()):
             sinkscope.generate(diffusion, [5, 9, 11, 7], length=4, steps=4, block=4)
         assert compiled._running == []
+
+
+@pytest.mark.skipif(not hasattr(torch.Tag, "cudagraph_unsafe"), reason="needs a torch whose operators can say so")
+@pytest.mark.parametrize("name", ["attention", "entering"])
+def test_the_operators_keep_themselves_out_of_cuda_graphs(name):
+    """A replay would run neither."""
+    assert torch.Tag.cudagraph_unsafe in getattr(torch.ops.sinkscope, name).default.tags
+
+
+def test_attention_that_a_cuda_graph_captures_is_refused(diffusion, tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.cuda.is_current_stream_capturing", lambda: True)
+    with pytest.raises(AttentionError, match=r"layers\.0\.self_attn to run in every step, found it captured in a CUDA graph"):
+        record(diffusion, tmp_path / "trace")

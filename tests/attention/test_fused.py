@@ -8,8 +8,8 @@ import pytest
 import torch
 from dense import MASKS, Inputs, as_bias, close, dense, dense_sums, draw, draw_mask, triangle, without
 
-from sinkscope.attention import Columns, Prefix
-from sinkscope.attention.paths import attend_fused_by
+from sinkscope.attention import Prefix, exchanged
+from sinkscope.attention.paths import attend_by_sweep, attend_fused_by
 
 SMALL = {"batch": 2, "heads": 2, "kv_heads": 1, "queries": 21, "keys": 37, "dim": 8, "value_dim": 11, "groups": 3}
 """Several tiles of 16 along both axes, none of them full."""
@@ -26,7 +26,7 @@ def device(request):
 
 @pytest.fixture
 def small_tiles(monkeypatch):
-    monkeypatch.setattr("sinkscope.attention.fused._tiles", lambda *_: (16, 16, 4))
+    monkeypatch.setattr("sinkscope.attention.fused._tiles", lambda *_: (16, 16, 4, 1))
 
 
 def fused(device, inputs, *, path="triton", scale=None, mask=None, causal=False, hidden=None, prefix=None):
@@ -36,7 +36,7 @@ def fused(device, inputs, *, path="triton", scale=None, mask=None, causal=False,
         prefix = Prefix(*(None if one is None else one.to(device) for one in vars(prefix).values()))
     with numpy.errstate(all="ignore"), torch.no_grad(), torch.cuda.device(0) if device == "cuda" else contextlib.nullcontext():
         output, columns = attend_fused_by(path, *there[:4], scale, there[4], causal, there[5], prefix)
-    return output.cpu(), Columns(**{name: None if one is None else one.cpu() for name, one in vars(columns).items()})
+    return output.cpu(), replace(columns, **{name: one.cpu() for name, one in vars(columns).items() if isinstance(one, torch.Tensor)})
 
 
 def all_equal_dense(output, columns, inputs, bias, hidden=None, within=1e-5, output_within=None):
@@ -108,6 +108,7 @@ def test_grouped_queries_and_query_groups(heads, kv_heads, groups, device):
     inputs = draw(batch=2, heads=heads, kv_heads=kv_heads, queries=7, keys=9, groups=groups)
     output, columns = fused(device, inputs)
     all_equal_dense(output, columns, inputs, torch.zeros(1, 1, 7, 9, dtype=torch.float64))
+    assert columns.path == "triton"
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (2, 1), (1, 2), (2, 2)])
@@ -186,6 +187,81 @@ def test_not_a_number_comes_through(device):
     assert output[0, 1, 2].isnan().all() and not output[0, 0].isnan().any()
 
 
+# Torch's flash attention, and our columns
+
+
+@pytest.mark.parametrize(("dtype", "within"), [(torch.float32, 1e-5), (torch.bfloat16, 5e-4), (torch.float16, 5e-4)])
+@pytest.mark.parametrize(("queries", "keys", "causal"), [(21, 37, False), (37, 21, False), (37, 37, True)])
+def test_columns_beside_torch_s_attention_equal_dense(queries, keys, causal, dtype, within, device, small_tiles, monkeypatch):
+    if device == "cpu":
+        monkeypatch.setattr("sinkscope.attention.fused._flash_takes", lambda *_: True)
+    elif dtype == torch.float32:
+        pytest.skip("torch's flash attention does not take float32 on a GPU")
+    inputs = draw(**{**SMALL, "kv_heads": 2, "queries": queries, "keys": keys, "value_dim": 8})
+    inputs = Inputs(*(one.to(dtype) for one in (inputs.query, inputs.key, inputs.value)), inputs.groups)
+    bias = as_bias(triangle(queries, keys)[None, None]) if causal else torch.zeros(1, 1, queries, keys, dtype=torch.float64)
+    output, columns = fused(device, inputs, scale=0.2, causal=causal)
+    expected, weights = dense(inputs, bias, scale=0.2)
+    assert columns.path == "flash" and columns.local is None and columns.removed is None
+    close(output, expected, within if dtype == torch.float32 else 0.03)
+    close(columns.sums, dense_sums(inputs, weights), within)
+    close(columns.last_row, weights[:, :, -1], within)
+    close(columns.last_row_in_force, weights[:, :, -1], within)
+    close(columns.diagonal, own_places(inputs, weights, 0 if causal else keys - queries), within)
+
+
+@pytest.mark.parametrize("what", ["mask", "hidden", "prefix"])
+def test_torch_s_attention_is_not_asked_where_it_could_not_say_all(what, device, monkeypatch):
+    monkeypatch.setattr("sinkscope.attention.fused._flash_takes", lambda *_: True)
+    inputs = draw(batch=1, heads=2, kv_heads=2, queries=9, keys=9, dim=8, value_dim=8, groups=1)
+    more = {
+        "mask": {"mask": torch.ones(1, 1, 9, 9, dtype=torch.bool)},
+        "hidden": {"hidden": torch.zeros(1, 1, 9, dtype=torch.bool)},
+        "prefix": {"prefix": Prefix(logits=torch.zeros(2, 1))},
+    }
+    assert fused(device, inputs, **more[what])[1].path == "triton"
+
+
+@pytest.mark.parametrize(
+    ("heads", "dim", "queries", "causal", "taken"),
+    [(4, 64, 9, False, True), (2, 64, 9, False, False), (4, 60, 9, False, False), (4, 64, 8, True, False), (4, 64, 9, True, True)],
+    ids=["as it likes it", "grouped queries", "a head to be padded", "a triangle that is none", "causal"],
+)
+def test_what_torch_s_attention_is_asked_for(heads, dim, queries, causal, taken, monkeypatch):
+    fused_module = pytest.importorskip("sinkscope.attention.fused", reason="needs Triton, which has wheels for Linux only")
+    query, key = torch.zeros(1, 4, queries, dim), torch.zeros(1, heads, 9, dim)
+    assert not fused_module._flash_takes(query, key, key, causal), "a CPU has none"
+    monkeypatch.setattr("torch.backends.cuda.can_use_flash_attention", lambda asked: True)
+    assert fused_module._flash_takes(query, key, key, causal) == taken
+
+
+# The sizes and tiles of real models
+
+
+@pytest.mark.parametrize(("dtype", "within"), [(torch.float32, 1e-4), (torch.bfloat16, 1e-3), (torch.float16, 1e-3)])
+@pytest.mark.parametrize("kind", ["none", "causal", "boolean", "hidden", "causal, hidden"])
+def test_whole_tiles(kind, dtype, within, device):
+    """With the tiles as `_tiles` gives them, none cut to the lengths."""
+    length, dims = (150, (64,)) if device == "cpu" else (1024, (64, 128, 256))
+    for dim in dims:
+        inputs = draw(batch=1, heads=2, kv_heads=1, queries=length, keys=length, dim=dim, value_dim=dim, groups=2)
+        inputs = Inputs(*(one.to(dtype) for one in (inputs.query, inputs.key, inputs.value)), inputs.groups)
+        arguments, bias = draw_mask(kind.partition(",")[0], inputs)
+        hidden = torch.rand(1, 2, length, generator=torch.Generator().manual_seed(3)) < 0.1 if "hidden" in kind else None
+        output, columns = fused(device, inputs, **arguments, hidden=hidden)
+        assert columns.path == "triton"
+        all_equal_dense(output, columns, inputs, bias, hidden, within, within if dtype == torch.float32 else 0.03)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_more_heads_than_an_axis_of_a_grid_has():
+    inputs = draw(batch=2100, heads=32, kv_heads=32, queries=3, keys=5, dim=16, value_dim=16, groups=1)
+    _, columns = fused("cuda", inputs)
+    assert columns.path == "triton"
+    close(columns.sums, attend_by_sweep(**vars(inputs))[1].sums)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_same_numbers_in_every_run():
@@ -216,7 +292,7 @@ def test_exchanged_equals_dense(kind, dtype, within, device):
         hidden[1, 1] = True  # which leaves this head as it is
     output, columns = fused(device, inputs, path="exchanged", **arguments, hidden=hidden)
     all_equal_dense(output, columns, inputs, bias, hidden, within, within if dtype == torch.float32 else 0.03)
-    assert columns.sums.dtype == columns.diagonal.dtype == torch.float32
+    assert columns.sums.dtype == columns.diagonal.dtype == torch.float32 and columns.path == "exchanged"
 
 
 @pytest.mark.parametrize("device", ["cpu", compiled])
@@ -225,8 +301,44 @@ def test_what_exchanging_cannot_do_goes_through_the_sweep(device):
     hidden = torch.zeros(1, 1, 37, dtype=torch.bool)
     hidden[..., 0] = True
     output, columns = fused(device, inputs, path="exchanged", causal=True, hidden=hidden)
+    assert columns.path == "sweep"
     all_equal_dense(output, columns, inputs, as_bias(triangle(21, 37)[None, None].expand(2, 1, -1, -1)), hidden)
     front = draw(**{**SMALL, "batch": 1, "keys": 1})
     _, columns = fused(device, replace(inputs), path="exchanged", prefix=Prefix(keys=front.key[0]))
-    assert columns.prefix is not None
+    assert columns.prefix is not None and columns.path == "sweep"
     close(columns.sums.sum(-1) + columns.prefix.sum(-1), inputs.groups.sum(-1)[:, None].expand(-1, 2, -1))
+
+
+@pytest.mark.parametrize("kind", ["causal", "boolean", "padding", "slice of a mask"])
+@pytest.mark.parametrize(("queries", "keys"), [(24, 40), (40, 24), (21, 37)])
+def test_a_bias_lies_as_a_gpu_reads_it_and_is_copied_for_one_head(kind, queries, keys, monkeypatch):
+    """Its kernel wants numbers of a row side by side and rows at multiples of 16 bytes, also when roles are exchanged."""
+    by_torch, given = exchanged._by_torch, []
+    monkeypatch.setattr(exchanged, "_by_torch", lambda *taken: (given.append(taken[3]), by_torch(*taken))[1])
+    inputs = draw(**{**SMALL, "queries": queries, "keys": keys})
+    arguments, bias = draw_mask(kind if kind in MASKS else "boolean", inputs)
+    if kind == "padding":
+        arguments["mask"] = arguments["mask"][:, :, :1]
+        bias = as_bias(arguments["mask"]).expand(-1, -1, queries, -1)
+    elif kind == "slice of a mask":
+        wide = torch.zeros(2, 1, keys, queries + 3, dtype=torch.float64)
+        wide[..., :queries] = bias.mT
+        bias = wide[..., :queries].mT
+        arguments["mask"] = bias.float()
+    output, columns = fused("cpu", inputs, path="exchanged", **arguments)
+    all_equal_dense(output, columns, inputs, bias)
+    assert len(given) == 1 + SMALL["groups"]
+    for one in given:
+        assert one.stride(-1) == 1 and one.stride(1) == 0 and not any(stride % 8 for stride in one.stride()[:-1])
+
+
+@compiled.marks[0]
+@compiled.marks[1]
+@pytest.mark.parametrize("kind", ["causal", "boolean", "additive"])
+@pytest.mark.parametrize(("queries", "keys"), [(24, 40), (40, 24)])
+def test_exchanged_on_a_gpu_where_lengths_are_multiples_of_eight(kind, queries, keys):
+    inputs = draw(**{**SMALL, "queries": queries, "keys": keys})
+    arguments, bias = draw_mask(kind, inputs)
+    output, columns = fused("cuda", inputs, path="exchanged", **arguments)
+    assert columns.path == "exchanged"
+    all_equal_dense(output, columns, inputs, bias, within=1e-4)

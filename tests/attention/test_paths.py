@@ -1,20 +1,23 @@
 """Which implementation a call takes, and that a model is recorded alike by each."""
 
+import subprocess
 from types import SimpleNamespace
 
 import numpy
 import pytest
 import torch
-from dense import draw
+from dense import close, draw
 
 import sinkscope
-from sinkscope.attention import Hidden, attend, paths
+from sinkscope.attention import Hidden, Prefix, attend, paths
+from sinkscope.attention.no_kernel import NoKernel
 from sinkscope.errors import AttentionError
 
 
 @pytest.fixture(autouse=True)
 def warn_anew():
     paths._warn_once.cache_clear()
+    paths._given_up.clear()
     with numpy.errstate(all="ignore"):  # Triton's interpreter warns of every log 0 that `where` drops
         yield
 
@@ -35,6 +38,7 @@ def test_a_gpu_takes_triton_where_it_is_installed(installed, path, dtype, dim, m
 def test_a_cpu_takes_the_sweep():
     inputs = draw()
     assert paths.path_of(inputs.query, inputs.key, inputs.value) == "sweep"
+    assert attend(**vars(inputs))[1].path == "sweep"
 
 
 @pytest.mark.parametrize(
@@ -67,9 +71,9 @@ def test_what_the_kernels_do_not_take_falls_back_with_one_warning(tensors, messa
 def test_what_kernels_cannot_hide_goes_through_the_sweep(hidden, monkeypatch):
     taken = forced("triton", monkeypatch)
     inputs = draw()
-    attend(**vars(inputs), hidden=hidden)
+    assert attend(**vars(inputs), hidden=hidden)[1].path == "sweep"
     assert taken == []
-    attend(**vars(inputs), hidden=[Hidden(torch.zeros(1, 1, 1, 13, dtype=torch.bool))] * 2)
+    assert attend(**vars(inputs), hidden=[Hidden(torch.zeros(1, 1, 1, 13, dtype=torch.bool))] * 2)[1].path == "triton"
     assert taken == ["triton"]
 
 
@@ -77,9 +81,9 @@ def test_gradients_go_through_the_sweep(monkeypatch):
     taken = forced("triton", monkeypatch)
     inputs = draw()
     inputs.query.requires_grad_()
-    output, _ = attend(**vars(inputs))
+    output, columns = attend(**vars(inputs))
     output.sum().backward()
-    assert taken == [] and inputs.query.grad is not None
+    assert taken == [] and columns.path == "sweep" and inputs.query.grad is not None
 
 
 def test_wrong_arguments_are_refused_on_a_gpu_too(monkeypatch):
@@ -128,17 +132,53 @@ def test_a_recording_is_the_same_by_every_path(path, name, request, monkeypatch,
             numpy.testing.assert_allclose(getattr(mine, tensor)[:], getattr(theirs, tensor)[:], atol=2e-4, rtol=1e-4)
 
 
-def test_a_device_too_small_for_a_tile_falls_back_with_one_warning(monkeypatch):
+class Failing:
+    """A kernel that cannot be compiled or launched."""
+
+    def __init__(self, error):
+        self.error, self.tries = error, 0
+
+    def __getitem__(self, grid):
+        self.tries += 1
+        raise self.error
+
+
+@pytest.mark.parametrize("kernel", ["_attention", "_columns"])
+@pytest.mark.parametrize(
+    "error",
+    [
+        lambda triton: triton.runtime.errors.OutOfResources(172_032, 101_376, "shared memory"),
+        lambda triton: triton.runtime.errors.PTXASError("ptxas died"),
+        lambda triton: RuntimeError("Failed to find C compiler"),
+        lambda triton: subprocess.CalledProcessError(1, "gcc"),
+    ],
+    ids=["shared memory", "ptxas", "no compiler", "compiler fails"],
+)
+def test_a_kernel_that_cannot_run_falls_back_with_one_warning(kernel, error, monkeypatch):
     triton = pytest.importorskip("triton", reason="needs Triton, which has wheels for Linux only")
-
-    def too_large(*_):
-        raise triton.runtime.errors.OutOfResources(172_032, 101_376, "shared memory")
-
-    monkeypatch.setattr("sinkscope.attention.fused.attend_fused", too_large)
+    failing = Failing(error(triton))
+    monkeypatch.setattr(f"sinkscope.attention.fused.{kernel}", failing)
     forced("triton", monkeypatch)
     inputs = draw()
-    with pytest.warns(RuntimeWarning, match="does not take head size 5 in float32 on this device .*shared memory") as told:
+    with pytest.warns(RuntimeWarning, match="triton attention does not run with head size 7 in float32 on cpu; a slower one") as told:
         found = [attend(**vars(inputs)) for _ in range(2)]
-    assert len(told) == 1
+    assert len(told) == 1 and str(failing.error) in str(told[0].message) and failing.tries == 1
     expected = paths.attend_by_sweep(**vars(inputs))
-    assert all(torch.equal(output, expected[0]) and torch.equal(columns.sums, expected[1].sums) for output, columns in found)
+    for output, columns in found:
+        assert columns.path == "exchanged"
+        close(output, expected[0])
+        close(columns.sums, expected[1].sums)
+    assert attend(**vars(inputs), prefix=Prefix(logits=torch.ones(6, 2)))[1].path == "sweep"
+
+
+def test_where_torch_has_no_fused_attention_either_the_sweep_runs(monkeypatch):
+    def refused(*_):
+        raise NoKernel("no kernel found to launch")
+
+    monkeypatch.setattr("sinkscope.attention.exchanged._by_torch", refused)
+    forced("exchanged", monkeypatch)
+    inputs = draw()
+    with pytest.warns(RuntimeWarning, match="exchanged attention does not run with head size 7 .*no kernel found to launch") as told:
+        found = [attend(**vars(inputs)) for _ in range(2)]
+    assert len(told) == 1 and [columns.path for _, columns in found] == ["sweep", "sweep"]
+    assert torch.equal(found[1][1].sums, paths.attend_by_sweep(**vars(inputs))[1].sums)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +12,9 @@ from simulated_gpu import OnDevice, SimulatedGpu
 import sinkscope
 from sinkscope.attention import paths
 from sinkscope.attention.sweep import attend as attend_by_sweep
+from sinkscope.decoding.projection import project
 from sinkscope.interventions import HidePositions, Intervention, parse_rule
+from sinkscope.models import DREAM
 
 QUEUED = ["top:1", "top:1@last_row", "top:1@current", "top:1@only_sinks", "random:1", "mass:1", "persistent:1", "ranks:1"]
 QUEUED += ["above:3", "above:3@percent", "window:2+5", "top:1@kv_head,keys=prompt", "top:1@queries=masked", "random:2@zero,keys=1-9"]
@@ -35,8 +38,8 @@ def gpu(monkeypatch):
         """In the kernels' place the sweep, on what the tensors hold: a launch waits for nothing."""
         names = ("query", "key", "value", "groups", "scale", "mask", "causal", "hidden", "prefix")
         output, columns = simulated.launched(attend_by_sweep)(**dict(zip(names, arguments, strict=True)))
-        found = {name: None if one is None else OnDevice(one) for name, one in vars(columns).items()}
-        return OnDevice(output), replace(columns, **found)
+        found = {name: OnDevice(one) for name, one in vars(columns).items() if isinstance(one, torch.Tensor)}
+        return OnDevice(output), replace(columns, path=path, **found)
 
     monkeypatch.setattr(paths, "attend_fused_by", fused)
     return simulated
@@ -123,6 +126,18 @@ def test_llada_s_loop_waits_for_the_count_of_the_step_before_alone(gpu, models, 
     assert len(waits) == 8
     assert set().union(*waits[1:]) <= {("decoding/projection.py:most", "an event")}
     assert all(one.total() <= 1 for one in waits[1:])
+
+
+def test_the_projection_of_a_family_with_a_shift_waits_for_nothing(gpu, models):
+    chosen = torch.zeros(2, 24, dtype=torch.bool)
+    chosen[0, 3:6], chosen[1, 9] = True, True
+    hidden, layout = torch.randn(2, 24, 40, generator=torch.Generator().manual_seed(1)), SimpleNamespace(starts=(0, 3))
+    there, here = (replace(model, family=DREAM) for model in models)
+    with gpu, torch.no_grad():
+        found = project(there, OnDevice(hidden), OnDevice(chosen), layout, most=4)
+        assert gpu.waits == []
+        found = found.cpu()
+    torch.testing.assert_close(found, project(here, hidden, chosen, layout, most=4))
 
 
 # The simulation itself

@@ -1,5 +1,7 @@
 """A recording whose steps are written by the thread, as on a GPU: the same trace, the same refusals."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -96,8 +98,10 @@ def test_recording_and_hiding_on_a_gpu_never_wait_inside_a_step(rule, tmp_path):
     with sinkscope.recording(model, out=tmp_path / "trace"), sinkscope.parse_rule(rule)(model), torch.no_grad():
         for _ in range(2):  # opens the trace, compiles the kernels, without and with hidden keys
             model.network.model(input_ids=canvas, use_cache=False)
-        torch.cuda.set_sync_debug_mode("error")
         try:
+            with warnings.catch_warnings():  # it warns once that it is a prototype, after it has set itself
+                warnings.simplefilter("ignore")
+                torch.cuda.set_sync_debug_mode("error")
             for _ in range(3):
                 model.network.model(input_ids=canvas, use_cache=False)
         finally:

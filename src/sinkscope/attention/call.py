@@ -86,9 +86,15 @@ class Call:
         """The record of a layer whose name and index are known.
 
         Raises:
-            AttentionError: keys that are neither the tokens so far, the newest of them, nor another stack's.
+            AttentionError: keys that are neither the tokens so far, the newest of them, nor another stack's; or a CUDA graph is
+                being captured.
         """
         self.reported = True
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+            raise AttentionError(
+                f"expected {name} to run in every step, found it captured in a CUDA graph, whose replays nobody would see; "
+                'leave graphs (torch.compile with mode="reduce-overhead") out while something watches or hides'
+            )
         first_key, crossing = 0, module in self._notes.crossing
         if self._context is not None and self._inferred and not crossing:
             first_key = self._context.tokens.shape[1] - key.shape[2]

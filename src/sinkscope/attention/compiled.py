@@ -4,7 +4,7 @@ A compiled layer knows neither the running step nor its own name, so that one gr
 operators find both from the order in which the layers of a stack run.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -13,6 +13,9 @@ from sinkscope.errors import AttentionError
 
 if TYPE_CHECKING:
     from sinkscope.attention.call import Call
+
+# Replaying a CUDA graph would run neither operator: layers compiled with mode="reduce-overhead" are cut around them.
+_TAGS: Any = {"tags": (torch.Tag.cudagraph_unsafe,)} if hasattr(torch.Tag, "cudagraph_unsafe") else {}
 
 _running: "list[Call]" = []  # innermost last: a stack may be called within another's layers
 
@@ -28,7 +31,7 @@ def call_ends(call: "Call") -> None:
         del _running[_running.index(call) :]
 
 
-@torch.library.custom_op("sinkscope::attention", mutates_args=())
+@torch.library.custom_op("sinkscope::attention", mutates_args=(), **_TAGS)
 def attention(
     query: Tensor,
     key: Tensor,
@@ -60,7 +63,7 @@ def _(
     return query.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[3])
 
 
-@torch.library.custom_op("sinkscope::entering", mutates_args=())
+@torch.library.custom_op("sinkscope::entering", mutates_args=(), **_TAGS)
 def entering(hidden_states: Tensor) -> Tensor:
     """Notes what enters the next layer; gives it on, as an operator without a result would be left out of the graph."""
     if _running:

@@ -10,6 +10,7 @@ import math
 import torch
 from torch import Tensor
 
+from sinkscope.attention.no_kernel import NoKernel
 from sinkscope.attention.sweep import Columns
 
 LEAST = -30000.0
@@ -31,6 +32,9 @@ def attend_exchanged(
     Args:
         hidden: bool [1 or batch, 1 or head, key]; only without a mask and not causal, so that a head loses its keys for
             all queries alike.
+
+    Raises:
+        NoKernel: torch has no fused attention for such tensors on this device.
     """
     batch, heads, queries, dim = query.shape
     keys, repeat = key.shape[2], heads // key.shape[1]
@@ -45,7 +49,7 @@ def attend_exchanged(
     sums = _columns(query, key, lse, groups, turned, scale)
     last_row, diagonal = _row(query, key, lse, bias, scale), _diagonal(query, key, lse, bias, scale, shift)
     if hidden is None:
-        return output, Columns(sums, None, diagonal, last_row, last_row, None, None)
+        return output, Columns(sums, None, diagonal, last_row, last_row, None, None, "exchanged")
     kept = ~(hidden & ~hidden.all(-1, keepdim=True)).expand(batch, heads, -1)  # a head that would lose all keys keeps them
     without = torch.zeros(kept.shape, dtype=query.dtype, device=query.device).masked_fill(~kept, -torch.inf)[:, :, None]
     output, in_force = _attention(query, key, value, without.expand(-1, -1, queries, -1), scale)
@@ -56,26 +60,42 @@ def attend_exchanged(
     at = torch.arange(queries, device=query.device) + shift
     own = kept[..., at.clamp(0, keys - 1)] & (at >= 0) & (at < keys)
     diagonal = _diagonal(query, key, in_force, None, scale, shift) * own
-    return output, Columns(sums, local, diagonal, last_row, last_in_force, removed, None)
+    return output, Columns(sums, local, diagonal, last_row, last_in_force, removed, None, "exchanged")
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
     """Output, and the natural log-sum-exp of each query in float32 [batch, head, query]."""
     batch, heads, queries, _ = query.shape
     if bias is not None:
-        bias = bias.to(query.dtype).expand(batch, heads, queries, key.shape[2])
+        bias = _laid_out(bias.to(query.dtype)).expand(batch, heads, queries, key.shape[2])
     width = max(query.shape[-1], value.shape[-1])
     width += -width % 8
-    taken = [torch.nn.functional.pad(one, (0, width - one.shape[-1])) for one in (query, key, value)]
+    wide_query, wide_key, wide_value = (torch.nn.functional.pad(one, (0, width - one.shape[-1])) for one in (query, key, value))
+    output, lse = _by_torch(wide_query, wide_key, wide_value, bias, scale)
+    return output[..., : value.shape[-1]], lse[..., :queries].float()  # which a GPU's kernel rounds up to a multiple of 32 queries
+
+
+def _by_torch(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
     if query.device.type == "cpu":
-        output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*taken, attn_mask=bias, scale=scale)
-        return output[..., : value.shape[-1]], lse.float()
-    if bias is not None and bias.shape[-1] % 8:  # its rows have to stand at multiples of 16 bytes
-        room = bias.new_zeros(*bias.shape[:-1], bias.shape[-1] + -bias.shape[-1] % 8)
-        room[..., : bias.shape[-1]] = bias
-        bias = room[..., : bias.shape[-1]]
-    output, lse, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(*taken, bias, True, scale=scale)
-    return output[..., : value.shape[-1]], lse[..., :queries].float()  # which the kernel rounds up to a multiple of 32 queries
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, attn_mask=bias, scale=scale)
+    try:
+        return torch.ops.aten._scaled_dot_product_efficient_attention(query, key, value, bias, True, scale=scale)[:2]
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise NoKernel(str(error)) from error
+
+
+def _laid_out(bias: Tensor) -> Tensor:
+    """A bias as a GPU's kernel reads it: the numbers of a row side by side, its rows at multiples of 16 bytes.
+
+    Copied where it does not lie so, before it is spread over heads.
+    """
+    if bias.stride(-1) == 1 and not any(stride % 8 for stride in bias.stride()[:-1]):
+        return bias
+    room = bias.new_zeros(*bias.shape[:-1], bias.shape[-1] + -bias.shape[-1] % 8)
+    room[..., : bias.shape[-1]] = bias
+    return room[..., : bias.shape[-1]]
 
 
 def _columns(query: Tensor, key: Tensor, lse: Tensor, groups: Tensor, turned: Tensor | None, scale: float) -> Tensor:

@@ -1,4 +1,7 @@
-"""`attend` by Triton kernels: two launches a layer, nothing S×S, no wait for the device."""
+"""`attend` by Triton kernels: two launches a layer, nothing S×S, no wait for the device.
+
+Where torch's own flash attention takes a call, it gives the output and the log-sum-exp, and only the columns are ours.
+"""
 
 import contextlib
 import math
@@ -9,6 +12,7 @@ import triton
 from torch import Tensor
 
 from sinkscope.attention.kernels import attention_kernel, column_kernel
+from sinkscope.attention.no_kernel import NoKernel
 from sinkscope.attention.sweep import Columns, Prefix
 
 LOG2E = math.log2(math.e)
@@ -34,15 +38,24 @@ def attend_fused(
     Args:
         query, key, value: float32, bfloat16 or float16, heads of at most 256.
         hidden: bool [1 or batch, 1 or head, key], True where a key is taken away.
+
+    Raises:
+        NoKernel: the kernels cannot be compiled or launched here.
     """
     batch, heads, queries, dim = query.shape
     kv_heads, keys, value_dim = key.shape[1], key.shape[2], value.shape[-1]
     query, key, value = (one if one.stride(-1) == 1 else one.contiguous() for one in (query, key, value))
     groups = groups.contiguous()
     scale = 1 / math.sqrt(dim) if scale is None else scale
-    output = query.new_empty(batch, queries, heads, value_dim).transpose(1, 2)  # as the layer goes on with it
+    shift = 0 if causal else keys - queries
+    by_torch = mask is None and hidden is None and prefix is None and _flash_takes(query, key, value, causal)
     fresh = query.new_empty(0, dtype=torch.float32).new_empty
-    lse_all, diagonal = fresh(batch, heads, queries), fresh(batch, heads, queries)
+    if by_torch:
+        output, lse_all = _flash(query, key, value, causal, scale)
+        diagonal = torch.zeros_like(lse_all)  # of which queries without a key of their own keep the 0
+    else:
+        output = query.new_empty(batch, queries, heads, value_dim).transpose(1, 2)  # as the layer goes on with it
+        lse_all, diagonal = fresh(batch, heads, queries), fresh(batch, heads, queries)
     sums, last_row = fresh(batch, heads, groups.shape[1], keys), fresh(batch, heads, keys)
     lse, removed, local, last_in_force = lse_all, None, None, last_row
     if hidden is not None:
@@ -53,7 +66,7 @@ def attend_fused(
     bitmap = None if hidden is None else hidden.view(torch.uint8)
     bitmap_strides = (0, 0, 0) if bitmap is None else bitmap.expand(batch, heads, keys).stride()
     least = 0.0 if mask is None or kind == 1 else torch.finfo(mask.dtype).min / 2
-    rows, columns, warps = _tiles(query, dim, value_dim)
+    rows, columns, warps, stages = _tiles(query, dim, value_dim)
     rows, columns = _at_most(rows, queries), _at_most(columns, keys)
     shared = {
         "CAUSAL": causal,
@@ -65,22 +78,26 @@ def attend_fused(
         "BN": columns,
         "BD": _at_most(256, dim),
         "num_warps": warps,
-        "num_stages": 1 if query.dtype == torch.float32 else 2,
+        "num_stages": stages,
     }
     logs = None if front is None else (torch.logsumexp(front, -1) * LOG2E).contiguous()
-    with torch.cuda.device(query.device) if query.is_cuda else contextlib.nullcontext():
-        _attention[triton.cdiv(queries, rows), batch * heads](
-            query, key, value, output, lse, lse_all, removed, diagonal, seen, bitmap, logs,
-            *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *output.stride()[:3], *seen_strides, *bitmap_strides,
-            heads, heads // kv_heads, queries, keys, dim, value_dim, 0 if causal else keys - queries, scale * LOG2E, least,
-            FRONTED=front is not None, BV=_at_most(256, value_dim), **shared,
-        )  # fmt: skip
-        _columns[triton.cdiv(keys, columns), batch * heads](
-            query, key, lse, lse_all, groups, sums, local, last_row, last_in_force, seen, bitmap,
-            *query.stride()[:3], *key.stride()[:3], *groups.stride()[:2], *seen_strides, *bitmap_strides,
-            heads, heads // kv_heads, queries, keys, dim, scale * LOG2E, least,
-            GROUPS=groups.shape[1], BG=triton.next_power_of_2(groups.shape[1]), **shared,
-        )  # fmt: skip
+    try:
+        with torch.cuda.device(query.device) if query.is_cuda else contextlib.nullcontext():
+            if not by_torch:
+                _attention[(triton.cdiv(queries, rows) * batch * heads,)](
+                    query, key, value, output, lse, lse_all, removed, diagonal, seen, bitmap, logs,
+                    *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *output.stride()[:3], *seen_strides, *bitmap_strides,
+                    heads, heads // kv_heads, queries, keys, dim, value_dim, shift, scale * LOG2E, least,
+                    FRONTED=front is not None, BV=_at_most(256, value_dim), **shared,
+                )  # fmt: skip
+            _columns[(triton.cdiv(keys, columns) * batch * heads,)](
+                query, key, lse, lse_all, groups, sums, local, diagonal, last_row, last_in_force, seen, bitmap,
+                *query.stride()[:3], *key.stride()[:3], *groups.stride()[:2], *seen_strides, *bitmap_strides,
+                heads, heads // kv_heads, queries, keys, dim, shift, scale * LOG2E, least,
+                GROUPS=groups.shape[1], BG=triton.next_power_of_2(groups.shape[1]), DIAGONAL=by_torch, **shared,
+            )  # fmt: skip
+    except Exception as error:  # a compiler that is missing or old, a device too small: every stage has errors of its own kind
+        raise NoKernel(f"{type(error).__name__}: {error}") from error
     received = None
     if prefix is not None and front is not None:
         # Behind a prefix a query always keeps something to see, so that ``lse`` is in force for all.
@@ -88,7 +105,24 @@ def attend_fused(
         received = groups[:, None] @ weights
         if prefix.values is not None:
             output = output + weights.to(value.dtype) @ _per_head(prefix.values, query)
-    return output, Columns(sums, local, diagonal, last_row, last_in_force, removed, received)
+    return output, Columns(sums, local, diagonal, last_row, last_in_force, removed, received, "flash" if by_torch else "triton")
+
+
+def _flash_takes(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> bool:
+    """Whether torch's flash attention takes heads like these; it says no to other dtypes, old devices and where it is switched off."""
+    if query.shape[1] != key.shape[1] or query.shape[-1] % 8 or (causal and query.shape[2] != key.shape[2]):
+        return False  # it would want heads repeated or padded first, and lets the last query of a triangle stand at the last key
+    asked = torch.backends.cuda.SDPAParams(query, key, value, None, 0.0, causal, False)
+    return torch.backends.cuda.can_use_flash_attention(asked)
+
+
+def _flash(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    """Output, and the log-sum-exp of each query in base 2, float32 [batch, head, query]."""
+    if query.is_cuda:
+        output, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, 0.0, causal, scale=scale)
+    else:
+        output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, causal, scale=scale)
+    return output, (lse.float() * LOG2E).contiguous()
 
 
 def _front(prefix: Prefix, query: Tensor, scale: float) -> Tensor:
@@ -106,12 +140,12 @@ def _per_head(constant: Tensor, query: Tensor) -> Tensor:
     return batched.to(query).repeat_interleave(query.shape[1] // batched.shape[1], dim=1)
 
 
-def _tiles(query: Tensor, dim: int, value_dim: int) -> tuple[int, int, int]:
-    """Queries and keys of a tile, and warps: what fits into the registers and the shared memory of a streaming multiprocessor."""
+def _tiles(query: Tensor, dim: int, value_dim: int) -> tuple[int, int, int, int]:
+    """Queries and keys of a tile, warps and stages: what fits into the registers and the shared memory of a streaming multiprocessor."""
     wide = max(dim, value_dim)
     if query.dtype == torch.float32:
-        return (64, 32, 4) if wide <= 64 else (32, 32, 4) if wide <= 128 else (16, 16, 4)
-    return (128, 64, 4) if wide <= 64 else (128, 64, 8) if wide <= 128 else (64, 32, 4)
+        return (64, 32, 4, 1) if wide <= 64 else (32, 32, 4, 1) if wide <= 128 else (16, 16, 4, 1)
+    return (128, 64, 4, 2) if wide <= 64 else (128, 64, 8, 2) if wide <= 128 else (64, 32, 4, 2)
 
 
 def _at_most(size: int, length: int) -> int:

@@ -77,7 +77,9 @@ def attention_kernel(
     ``lse`` is that in force, +∞ for a query that keeps its hidden keys; ``lse_all`` is without the hiding, +∞ for one that
     sees nothing. Without HIDING only ``lse_all`` is written.
     """
-    batch, head = tl.program_id(1).to(tl.int64) // heads, tl.program_id(1).to(tl.int64) % heads
+    tiles = tl.cdiv(queries, BM)  # those of one head next to each other, in the one axis of a grid that has no small limit
+    tile, owner = tl.program_id(0) % tiles, (tl.program_id(0) // tiles).to(tl.int64)
+    batch, head = owner // heads, owner % heads
     shared = head // repeat
     q += batch * q_b + head * q_h
     k += batch * k_b + shared * k_h
@@ -86,7 +88,7 @@ def attention_kernel(
         mask += batch * mask_b + head * mask_h
     if HIDING:
         hidden += batch * hidden_b + head * hidden_h
-    first = tl.program_id(0) * BM
+    first = tile * BM
     m, d, e = first + tl.arange(0, BM), tl.arange(0, BD), tl.arange(0, BV)
     row = (batch * heads + head) * queries + m
     inside = m < queries
@@ -169,23 +171,29 @@ def _weights(s, m, n_gone, lse, row, everything, queries, HIDING: tl.constexpr):
     return p, in_force
 
 
-@triton.jit(do_not_specialize=["queries", "keys", "mask_q", "groups_b", "groups_g"])
+@triton.jit(do_not_specialize=["queries", "keys", "mask_q", "groups_b", "groups_g", "shift"])
 def column_kernel(
-    q, k, lse, lse_all, groups, sums, local, last_row, last_in_force, mask, hidden,
+    q, k, lse, lse_all, groups, sums, local, diagonal, last_row, last_in_force, mask, hidden,
     q_b, q_h, q_s, k_b, k_h, k_s, groups_b, groups_g,
     mask_b, mask_h, mask_q, mask_k, hidden_b, hidden_h, hidden_k,
-    heads, repeat, queries, keys, dim, scale, least,
-    GROUPS: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr, HIDING: tl.constexpr, PRECISION: tl.constexpr, WIDEN: tl.constexpr,
+    heads, repeat, queries, keys, dim, shift, scale, least,
+    GROUPS: tl.constexpr, DIAGONAL: tl.constexpr,
+    CAUSAL: tl.constexpr, MASKED: tl.constexpr, HIDING: tl.constexpr, PRECISION: tl.constexpr, WIDEN: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BG: tl.constexpr,
 ):  # fmt: skip
-    """One tile of keys of one head: its columns for every query group, in force and without the hiding, and the last row."""
-    batch, head = tl.program_id(1).to(tl.int64) // heads, tl.program_id(1).to(tl.int64) % heads
+    """One tile of keys of one head: its columns for every query group, in force and without the hiding, and the last row.
+
+    With DIAGONAL also what the query that stands at a key gives it, where the attention was another's: without mask and hiding.
+    """
+    tiles = tl.cdiv(keys, BN)
+    tile, owner = tl.program_id(0) % tiles, (tl.program_id(0) // tiles).to(tl.int64)
+    batch, head = owner // heads, owner % heads
     q += batch * q_b + head * q_h
     k += batch * k_b + (head // repeat) * k_h
     groups += batch * groups_b
     if MASKED:
         mask += batch * mask_b + head * mask_h
-    first = tl.program_id(0) * BN
+    first = tile * BN
     n, d, g = first + tl.arange(0, BN), tl.arange(0, BD), tl.arange(0, BG)
     gone = n < 0
     if HIDING:
@@ -214,6 +222,11 @@ def column_kernel(
     s = _visible(s, queries - 1, n, mask, mask_q, mask_k, queries, keys, least, CAUSAL, MASKED)
     place = (batch * heads + head) * keys + n
     tl.store(last_row + place, tl.exp2(s - tl.load(lse_all + rows + queries - 1)), mask=n < keys)
+    if DIAGONAL:
+        itself = n - shift
+        there = (n < keys) & (itself >= 0) & (itself < queries)
+        s = _pairs(k, n, k_s, keys, q, itself, q_s, queries, dim, BD, BN) * scale
+        tl.store(diagonal + rows + itself, tl.exp2(s - tl.load(lse_all + rows + itself, mask=there, other=0.0)), mask=there)
     if HIDING:
         tl.store(local + at, bare, mask=there)
         kept = tl.load(lse + rows + queries - 1)

@@ -4,7 +4,10 @@
 |---|---|---|
 | ``sweep`` | CPU, and whatever the others do not take | blocks of queries, see `sweep` |
 | ``triton`` | CUDA with Triton | two kernels, see `fused` |
+| ``flash`` | the same, without mask, hiding and prefix, where torch's flash attention takes the heads | torch's kernel and one of ours |
 | ``exchanged`` | CUDA without Triton | torch's fused attention, see `exchanged` |
+
+`Columns.path` says which one ran.
 """
 
 import contextlib
@@ -12,17 +15,16 @@ import warnings
 from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from sinkscope.attention.hidden import Hidden
-from sinkscope.attention.sweep import Columns, Prefix, Workspace
+from sinkscope.attention.no_kernel import NoKernel
+from sinkscope.attention.sweep import Columns, Path, Prefix, Workspace
 from sinkscope.attention.sweep import attend as attend_by_sweep
 from sinkscope.errors import AttentionError
 
-Path = Literal["sweep", "triton", "exchanged"]
 TAKEN = (torch.float32, torch.bfloat16, torch.float16)
 WIDEST = 256
 """The largest head that the kernels take."""
@@ -68,23 +70,40 @@ def attend_fused_by(
     hidden: Tensor | None,
     prefix: Prefix | None,
 ) -> tuple[Tensor, Columns]:
-    """The same by one of the fused paths; ``hidden`` is bool [1 or batch, 1 or head, key]."""
-    if path == "triton":
-        from triton.runtime.errors import OutOfResources
+    """The same by one of the fused paths, or by the next slower one that can; ``hidden`` is bool [1 or batch, 1 or head, key].
 
-        from sinkscope.attention.fused import attend_fused
-
+    What cannot run for heads of a kind on a device is told once and not tried again.
+    """
+    kind = (str(query.device), str(query.dtype).removeprefix("torch."), max(query.shape[-1], value.shape[-1]))
+    if path == "triton" and ("triton", *kind) not in _given_up:
         try:
-            return attend_fused(query, key, value, groups, scale, mask, causal, hidden, prefix)
-        except OutOfResources as error:
-            kind = str(query.dtype).removeprefix("torch.")
-            _warn_once(f"head size {query.shape[-1]} in {kind} on this device ({error})")
-        return attend_by_sweep(query, key, value, groups=groups, scale=scale, mask=mask, causal=causal, hidden=hidden, prefix=prefix)
-    if prefix is not None or (hidden is not None and (mask is not None or causal)):  # whose rows may be left with nothing to see
-        return attend_by_sweep(query, key, value, groups=groups, scale=scale, mask=mask, causal=causal, hidden=hidden, prefix=prefix)
-    from sinkscope.attention.exchanged import attend_exchanged
+            from sinkscope.attention.fused import attend_fused
 
-    return attend_exchanged(query, key, value, groups, scale, mask, causal, hidden)
+            return attend_fused(query, key, value, groups, scale, mask, causal, hidden, prefix)
+        except (NoKernel, ImportError) as error:
+            _give_up("triton", *kind, error)
+    exchangeable = prefix is None and (hidden is None or (mask is None and not causal))  # no row is left with nothing to see
+    if exchangeable and ("exchanged", *kind) not in _given_up:
+        try:
+            from sinkscope.attention.exchanged import attend_exchanged
+
+            return attend_exchanged(query, key, value, groups, scale, mask, causal, hidden)
+        except NoKernel as error:
+            _give_up("exchanged", *kind, error)
+    return attend_by_sweep(query, key, value, groups=groups, scale=scale, mask=mask, causal=causal, hidden=hidden, prefix=prefix)
+
+
+_given_up: set[tuple[str, str, str, int]] = set()
+"""Path, device, dtype and head size of what cannot run."""
+
+
+def _give_up(path: str, device: str, dtype: str, dim: int, error: Exception) -> None:
+    _given_up.add((path, device, dtype, dim))
+    warnings.warn(
+        f"sinkscope's {path} attention does not run with head size {dim} in {dtype} on {device}; a slower one runs instead ({error})",
+        RuntimeWarning,
+        stacklevel=4,
+    )
 
 
 def path_of(query: Tensor, key: Tensor, value: Tensor) -> Path:

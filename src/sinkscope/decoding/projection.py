@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sinkscope.attention import upload
 from sinkscope.decoding.canvas import Layout
 from sinkscope.models import Model
 
@@ -81,7 +82,7 @@ def project(model: Model, hidden: Tensor, chosen: Tensor, layout: Layout, guidan
     most = int(chosen.sum()) if most is None else most
     needed = (~chosen.flatten()).byte().argsort(stable=True)[: max(most, LEAST_ROWS)]
     if model.family.shift:
-        starts = torch.tensor(layout.starts).to(needed.device, non_blocking=True)
+        starts = upload(torch.tensor(layout.starts), needed.device)
         needed = needed - (needed % width > starts[needed // width]).long()
     logits = model.network.lm_head(hidden[:rows].flatten(0, 1)[needed])
     if guidance > 0:

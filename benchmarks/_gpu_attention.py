@@ -1,0 +1,105 @@
+"""Rows of gpu.py about the attention alone: with columns over flash attention, and which tiles its kernels like."""
+
+from collections.abc import Callable
+from itertools import product
+from statistics import median
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from _gpu_model import SHAPES, over, queued
+
+GOAL = 1.7
+CALLS = 20
+
+
+def inputs(given: Any, length: int) -> tuple[torch.Tensor, ...]:
+    """Query, key and value [1, head, length, dim], and two query groups."""
+    shape = SHAPES[given.shape]
+    heads, dim, dtype = shape["heads"], shape["width"] // shape["heads"], getattr(torch, given.dtype)
+    drawn = [torch.randn(1, heads, length, dim, device=given.device, dtype=dtype) for _ in range(3)]
+    return *drawn, torch.ones(1, 2, length, device=given.device)
+
+
+@torch.no_grad()
+def over_flash(given: Any, length: int, kind: str) -> dict[str, Any]:
+    """Attention with columns against torch's flash attention, by name; ``kind`` is how ours runs.
+
+    ``columns`` as it is chosen, ``own kernels`` both ours, ``hidden`` with a key of each head taken away, ``exchanged`` without
+    Triton, and ``cudnn`` and ``sdpa`` torch's other kernels without columns.
+    """
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    from sinkscope.attention import attend
+    from sinkscope.attention.paths import attend_fused_by
+
+    query, key, value, groups = inputs(given, length)
+    hidden = torch.zeros(1, 1, length, dtype=torch.bool, device=given.device)
+    hidden[..., 5] = True
+    plain, took = torch.nn.functional.scaled_dot_product_attention, []
+
+    def pinned(backend: Any) -> Callable[[], Any]:
+        def run() -> None:
+            with sdpa_kernel(backend):
+                plain(query, key, value)
+
+        return run
+
+    def noted(run: Callable[[], Any]) -> Callable[[], Any]:
+        return lambda: took.append(run()[1].path)
+
+    def own_kernels() -> Any:
+        with sdpa_kernel([SDPBackend.MATH, SDPBackend.EFFICIENT_ATTENTION]):  # flash attention is switched off
+            return attend(query, key, value, groups=groups)
+
+    kinds: dict[str, Callable[[], Any]] = {
+        "columns": noted(lambda: attend(query, key, value, groups=groups)),
+        "own kernels": noted(own_kernels),
+        "hidden": noted(lambda: attend(query, key, value, groups=groups, hidden=hidden)),
+        "exchanged": noted(lambda: attend_fused_by("exchanged", query, key, value, groups, None, None, False, None, None)),
+        "cudnn": pinned(SDPBackend.CUDNN_ATTENTION),
+        "sdpa": lambda: plain(query, key, value),
+    }
+    found, host = queued({"flash": pinned(SDPBackend.FLASH_ATTENTION), kind: kinds[kind]}, given.device, given.rounds, CALLS)
+    return {
+        "time": over(found, kind, "flash"),
+        "ms": round(median(found[kind]), 4),
+        "flash_ms": round(median(found["flash"]), 4),
+        "queueing_ms": round(host[kind], 4),
+        "path": sorted(set(took)) or None,
+    }
+
+
+@torch.no_grad()
+def tiles(given: Any, length: int, by_torch: bool) -> dict[str, Any]:
+    """Every size of tile, warps and stages in one go: what `fused._tiles` should say on this device.
+
+    ``by_torch``: output and log-sum-exp from torch's flash attention, so that the column kernel alone is ours.
+    """
+    from sinkscope.attention import fused
+    from sinkscope.attention.no_kernel import NoKernel
+
+    query, key, value, groups = inputs(given, length)
+    tried: dict[str, float | None] = {}
+    sizes = list(product((64, 128), (32, 64, 128), (4, 8), (2, 3))) if given.device.startswith("cuda") else [(16, 16, 4, 1), (32, 16, 4, 1)]
+    for size in [fused._tiles(query, query.shape[-1], value.shape[-1]), *sizes]:
+
+        def run() -> Any:
+            return fused.attend_fused(query, key, value, groups, None, None, False, None, None)
+
+        with patch.object(fused, "_tiles", lambda *_, size=size: size), patch.object(fused, "_flash_takes", lambda *_: by_torch):
+            try:
+                found, _ = queued({"run": run}, given.device, 3, CALLS if given.device.startswith("cuda") else 1)
+                tried[",".join(map(str, size))] = round(median(found["run"]), 4)
+            except NoKernel:
+                tried[",".join(map(str, size))] = None  # too large for this device
+    timed = {size: ms for size, ms in tried.items() if ms is not None}
+    if not timed:
+        raise RuntimeError("no kernel runs on this device, whatever its tiles")
+    now, best = tried[next(iter(tried))], min(timed, key=timed.__getitem__)
+    return {
+        "now": next(iter(tried)),
+        "best": best,
+        "best_over_now": None if now is None else round(timed[best] / now, 3),
+        "ms_by_tiles": tried,
+    }
