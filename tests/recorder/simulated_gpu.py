@@ -178,6 +178,7 @@ class SimulatedGpu(TorchDispatchMode):
     def patch(self, monkeypatch):
         """Streams and events."""
         monkeypatch.setattr(torch.cuda, "Stream", lambda device: _Stream(self))
+        monkeypatch.setattr(torch.cuda, "Event", lambda blocking=False: _Stream(self))
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: _Stream(self))
         monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
         monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
@@ -199,7 +200,7 @@ class _Stream:
     def wait_stream(self, other):
         pass
 
-    def record_event(self):
+    def record_event(self, event=None):
         return self
 
     def synchronize(self):
