@@ -8,7 +8,7 @@ import pytest
 import torch
 from dense import MASKS, Inputs, as_bias, close, dense, dense_sums, draw, draw_mask, triangle, without
 
-from sinkscope.attention import Columns, Prefix
+from sinkscope.attention import Prefix
 from sinkscope.attention.paths import attend_fused_by
 
 SMALL = {"batch": 2, "heads": 2, "kv_heads": 1, "queries": 21, "keys": 37, "dim": 8, "value_dim": 11, "groups": 3}
@@ -36,7 +36,7 @@ def fused(device, inputs, *, path="triton", scale=None, mask=None, causal=False,
         prefix = Prefix(*(None if one is None else one.to(device) for one in vars(prefix).values()))
     with numpy.errstate(all="ignore"), torch.no_grad(), torch.cuda.device(0) if device == "cuda" else contextlib.nullcontext():
         output, columns = attend_fused_by(path, *there[:4], scale, there[4], causal, there[5], prefix)
-    return output.cpu(), Columns(**{name: None if one is None else one.cpu() for name, one in vars(columns).items()})
+    return output.cpu(), replace(columns, **{name: one.cpu() for name, one in vars(columns).items() if isinstance(one, torch.Tensor)})
 
 
 def all_equal_dense(output, columns, inputs, bias, hidden=None, within=1e-5, output_within=None):
@@ -108,6 +108,7 @@ def test_grouped_queries_and_query_groups(heads, kv_heads, groups, device):
     inputs = draw(batch=2, heads=heads, kv_heads=kv_heads, queries=7, keys=9, groups=groups)
     output, columns = fused(device, inputs)
     all_equal_dense(output, columns, inputs, torch.zeros(1, 1, 7, 9, dtype=torch.float64))
+    assert columns.path == "triton"
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (2, 1), (1, 2), (2, 2)])
@@ -216,7 +217,7 @@ def test_exchanged_equals_dense(kind, dtype, within, device):
         hidden[1, 1] = True  # which leaves this head as it is
     output, columns = fused(device, inputs, path="exchanged", **arguments, hidden=hidden)
     all_equal_dense(output, columns, inputs, bias, hidden, within, within if dtype == torch.float32 else 0.03)
-    assert columns.sums.dtype == columns.diagonal.dtype == torch.float32
+    assert columns.sums.dtype == columns.diagonal.dtype == torch.float32 and columns.path == "exchanged"
 
 
 @pytest.mark.parametrize("device", ["cpu", compiled])
@@ -225,8 +226,9 @@ def test_what_exchanging_cannot_do_goes_through_the_sweep(device):
     hidden = torch.zeros(1, 1, 37, dtype=torch.bool)
     hidden[..., 0] = True
     output, columns = fused(device, inputs, path="exchanged", causal=True, hidden=hidden)
+    assert columns.path == "sweep"
     all_equal_dense(output, columns, inputs, as_bias(triangle(21, 37)[None, None].expand(2, 1, -1, -1)), hidden)
     front = draw(**{**SMALL, "batch": 1, "keys": 1})
     _, columns = fused(device, replace(inputs), path="exchanged", prefix=Prefix(keys=front.key[0]))
-    assert columns.prefix is not None
+    assert columns.prefix is not None and columns.path == "sweep"
     close(columns.sums.sum(-1) + columns.prefix.sum(-1), inputs.groups.sum(-1)[:, None].expand(-1, 2, -1))

@@ -35,6 +35,7 @@ def test_a_gpu_takes_triton_where_it_is_installed(installed, path, dtype, dim, m
 def test_a_cpu_takes_the_sweep():
     inputs = draw()
     assert paths.path_of(inputs.query, inputs.key, inputs.value) == "sweep"
+    assert attend(**vars(inputs))[1].path == "sweep"
 
 
 @pytest.mark.parametrize(
@@ -67,9 +68,9 @@ def test_what_the_kernels_do_not_take_falls_back_with_one_warning(tensors, messa
 def test_what_kernels_cannot_hide_goes_through_the_sweep(hidden, monkeypatch):
     taken = forced("triton", monkeypatch)
     inputs = draw()
-    attend(**vars(inputs), hidden=hidden)
+    assert attend(**vars(inputs), hidden=hidden)[1].path == "sweep"
     assert taken == []
-    attend(**vars(inputs), hidden=[Hidden(torch.zeros(1, 1, 1, 13, dtype=torch.bool))] * 2)
+    assert attend(**vars(inputs), hidden=[Hidden(torch.zeros(1, 1, 1, 13, dtype=torch.bool))] * 2)[1].path == "triton"
     assert taken == ["triton"]
 
 
@@ -77,9 +78,9 @@ def test_gradients_go_through_the_sweep(monkeypatch):
     taken = forced("triton", monkeypatch)
     inputs = draw()
     inputs.query.requires_grad_()
-    output, _ = attend(**vars(inputs))
+    output, columns = attend(**vars(inputs))
     output.sum().backward()
-    assert taken == [] and inputs.query.grad is not None
+    assert taken == [] and columns.path == "sweep" and inputs.query.grad is not None
 
 
 def test_wrong_arguments_are_refused_on_a_gpu_too(monkeypatch):
@@ -141,4 +142,5 @@ def test_a_device_too_small_for_a_tile_falls_back_with_one_warning(monkeypatch):
         found = [attend(**vars(inputs)) for _ in range(2)]
     assert len(told) == 1
     expected = paths.attend_by_sweep(**vars(inputs))
+    assert all(columns.path == "sweep" for _, columns in found)
     assert all(torch.equal(output, expected[0]) and torch.equal(columns.sums, expected[1].sums) for output, columns in found)

@@ -35,8 +35,8 @@ def gpu(monkeypatch):
         """In the kernels' place the sweep, on what the tensors hold: a launch waits for nothing."""
         names = ("query", "key", "value", "groups", "scale", "mask", "causal", "hidden", "prefix")
         output, columns = simulated.launched(attend_by_sweep)(**dict(zip(names, arguments, strict=True)))
-        found = {name: None if one is None else OnDevice(one) for name, one in vars(columns).items()}
-        return OnDevice(output), replace(columns, **found)
+        found = {name: OnDevice(one) for name, one in vars(columns).items() if isinstance(one, torch.Tensor)}
+        return OnDevice(output), replace(columns, path=path, **found)
 
     monkeypatch.setattr(paths, "attend_fused_by", fused)
     return simulated

@@ -45,7 +45,7 @@ def attend_exchanged(
     sums = _columns(query, key, lse, groups, turned, scale)
     last_row, diagonal = _row(query, key, lse, bias, scale), _diagonal(query, key, lse, bias, scale, shift)
     if hidden is None:
-        return output, Columns(sums, None, diagonal, last_row, last_row, None, None)
+        return output, Columns(sums, None, diagonal, last_row, last_row, None, None, "exchanged")
     kept = ~(hidden & ~hidden.all(-1, keepdim=True)).expand(batch, heads, -1)  # a head that would lose all keys keeps them
     without = torch.zeros(kept.shape, dtype=query.dtype, device=query.device).masked_fill(~kept, -torch.inf)[:, :, None]
     output, in_force = _attention(query, key, value, without.expand(-1, -1, queries, -1), scale)
@@ -56,7 +56,7 @@ def attend_exchanged(
     at = torch.arange(queries, device=query.device) + shift
     own = kept[..., at.clamp(0, keys - 1)] & (at >= 0) & (at < keys)
     diagonal = _diagonal(query, key, in_force, None, scale, shift) * own
-    return output, Columns(sums, local, diagonal, last_row, last_in_force, removed, None)
+    return output, Columns(sums, local, diagonal, last_row, last_in_force, removed, None, "exchanged")
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:

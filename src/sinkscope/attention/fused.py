@@ -88,7 +88,7 @@ def attend_fused(
         received = groups[:, None] @ weights
         if prefix.values is not None:
             output = output + weights.to(value.dtype) @ _per_head(prefix.values, query)
-    return output, Columns(sums, local, diagonal, last_row, last_in_force, removed, received)
+    return output, Columns(sums, local, diagonal, last_row, last_in_force, removed, received, "triton")
 
 
 def _front(prefix: Prefix, query: Tensor, scale: float) -> Tensor:

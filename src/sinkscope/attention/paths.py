@@ -12,17 +12,15 @@ import warnings
 from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from sinkscope.attention.hidden import Hidden
-from sinkscope.attention.sweep import Columns, Prefix, Workspace
+from sinkscope.attention.sweep import Columns, Path, Prefix, Workspace
 from sinkscope.attention.sweep import attend as attend_by_sweep
 from sinkscope.errors import AttentionError
 
-Path = Literal["sweep", "triton", "exchanged"]
 TAKEN = (torch.float32, torch.bfloat16, torch.float16)
 WIDEST = 256
 """The largest head that the kernels take."""

@@ -9,6 +9,7 @@ What it does not do: dropout, soft-capping, attention sinks of other makers, pag
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Float32
@@ -16,6 +17,9 @@ from torch import Tensor
 
 from sinkscope.attention.hidden import Hidden, Taken
 from sinkscope.errors import AttentionError
+
+Path = Literal["sweep", "triton", "exchanged"]
+"""The implementations of `attend`: this one, and those of `fused` and `exchanged`."""
 
 BLOCK = 512  # queries at a time
 CPU_SCORES, GPU_SCORES = 1 << 19, 1 << 26  # scores that exist at once, for each thread of a CPU
@@ -62,6 +66,8 @@ class Columns:
         removed: [batch, head, query], the share of each query's attention that went to keys taken from it, measured
             without the hiding; None when nothing was hidden.
         prefix: [batch, head, group, count], what the constant keys in front received.
+        path: which implementation made them: ``sweep``, ``triton`` or ``exchanged`` (see `paths`). It is the one that ran, also
+            where a call was too much for the one that such tensors take as a rule.
     """
 
     sums: Tensor
@@ -71,6 +77,7 @@ class Columns:
     last_row_in_force: Tensor
     removed: Tensor | None
     prefix: Tensor | None
+    path: Path
 
 
 class Workspace:
@@ -247,6 +254,7 @@ def _attend(
         last_row_in_force=in_force,
         removed=removed,
         prefix=sums[..., :cut] if cut else None,
+        path="sweep",
     )
 
 
