@@ -23,7 +23,6 @@ from sinkscope.attention import (
     StepResult,
     Watcher,
     current_session,
-    paths,
     subscribed,
 )
 from sinkscope.errors import CallError
@@ -99,12 +98,12 @@ class Recorder(Watcher):
         self._seen: dict[_View, dict[str, LayerSeen]] = {}
         self._token_texts: dict[int, str] = {}
         self._courier = Courier()
-        self._path = ""
+        self._paths: dict[_View, set[str]] = {}  # that made columns in this generation
         self._hiders: dict[int, Hider] = {}  # by identity: those that were there in a step of this generation
 
     def begin_generation(self, start: GenerationStart) -> None:
         """Prepares a trace per prompt and stack; they appear on disk with their first step."""
-        self._start, self._rows, self._contexts, self._hiders = start, {}, {}, {}
+        self._start, self._rows, self._contexts, self._hiders, self._paths = start, {}, {}, {}, {}
 
     def begin_step(self, context: StepContext) -> None:
         """Keeps the canvas that goes in, and who hides."""
@@ -117,9 +116,9 @@ class Recorder(Watcher):
         """Keeps a layer's columns and norms until the step ends."""
         if self._context is None:  # a call between two steps of a sampler: nobody's step
             return
-        self._path = self._path or paths.path_of(call.query, call.key, call.value)
-        view = self._seen.setdefault(_View(call.stack, call.crossing), {})
-        view[call.name] = LayerSeen.of(call, columns, self.groups)
+        view = _View(call.stack, call.crossing)
+        self._paths.setdefault(view, set()).add(columns.path)
+        self._seen.setdefault(view, {})[call.name] = LayerSeen.of(call, columns, self.groups)
 
     def end_step(self, result: StepResult | None) -> None:
         """Sends the step to the writers; on a GPU it is on its way when this returns."""
@@ -160,15 +159,15 @@ class Recorder(Watcher):
         Raises:
             AttentionError: a step whose attention is not a number.
         """
-        rows, self._rows = [row for view in self._rows.values() for row in view.items()], {}
+        rows, self._rows = [(view, *row) for view, rows in self._rows.items() for row in rows.items()], {}
         error: BaseException | None = None
         try:
             self._courier.drain()
         except BaseException as late:
             error = late
         self._courier.close()
-        for prompt, row in rows:
-            more = self._texts(row) | {"hidden": self._hidden(prompt)}
+        for view, prompt, row in rows:
+            more = self._texts(row) | {"hidden": self._hidden(prompt), "attention": self._attention(view)}
             if failed or error is not None:
                 with contextlib.suppress(Exception):  # the reason of the failure is on its way already
                     row.writer.close(complete=False, **more)
@@ -211,6 +210,7 @@ class Recorder(Watcher):
             self.folders.append(folder)
             tokens = context.tokens[context.rows[context.prompts.index(prompt)]] if prompt in context.prompts else context.tokens[0]
             manifest = self._manifest(start, prompt, looked) | self._words(tokens.cpu().numpy()) | _shape(view, seen, looked)
+            manifest["attention"] = self._attention(view)
             rows[prompt] = _Row(TraceWriter(folder, manifest))
         return rows
 
@@ -233,7 +233,6 @@ class Recorder(Watcher):
             "level": "columns" if self.top is None else "top",
             "hidden": self._hidden(prompt),
             "device": str(parameter.device),
-            "attention": self._path,
             "dtype": str(parameter.dtype).removeprefix("torch."),
             "versions": {
                 "sinkscope": version("sinkscope"),
@@ -246,6 +245,10 @@ class Recorder(Watcher):
     def _hidden(self, prompt: int) -> list[dict[str, Any]]:
         """What is hidden from the model in this generation, and what came of it so far."""
         return [one.describe(prompt) for one in self._hiders.values()]
+
+    def _attention(self, view: _View) -> str:
+        """Which implementations made the columns of this view so far."""
+        return "+".join(sorted(self._paths[view]))
 
     def _write(self, target: _Row, row: int, looked: _Looked, stacked: dict[str, Tensor], result: StepResult | None) -> None:
         context = looked.context
