@@ -37,6 +37,27 @@ def test_the_trace_is_the_one_written_step_by_step(diffusion, tmp_path, monkeypa
             assert np.array_equal(getattr(one, name)[:], getattr(other, name)[:], equal_nan=True), name
 
 
+def test_what_waits_for_its_part_is_bounded_over_all_prompts(diffusion, tmp_path, monkeypatch, threaded):
+    expected, waiting, land = record(diffusion, tmp_path / "plain"), [], trace_recorder.Recorder._land
+
+    def landed(self, rows, *more):
+        land(self, rows, *more)
+        waiting.append(sum(row.writer.held for row in rows.values()))
+
+    monkeypatch.setattr(trace_recorder.Recorder, "_land", landed)
+    monkeypatch.setattr(trace_recorder, "HELD", 15_000)
+    found = record(diffusion, tmp_path / "bounded")
+    assert len(waiting) == 8 and 5_000 < max(waiting) <= 15_000
+    assert [len(one.manifest["parts"]) for one in expected] == [1, 1, 1] and len(found[0].manifest["parts"]) > 1
+    for one, other in zip(found, expected, strict=True):
+        one.verify()
+        assert np.array_equal(one.column_sums[:], other.column_sums[:], equal_nan=True)
+
+
+def test_the_bound_on_what_waits_is_stated():
+    assert trace_recorder.HELD == 256 * 2**20
+
+
 def test_statistics_are_counted_in_the_thread(diffusion, tmp_path, threaded):
     with sinkscope.recording(diffusion, out=tmp_path / "counted", keep="statistics"):
         sinkscope.generate(diffusion, [5, 9, 11, 7], **SETTINGS)
@@ -96,11 +117,11 @@ def test_no_room_to_stack_layers_goes_by_the_host(diffusion, tmp_path, monkeypat
     expected = record(diffusion, tmp_path / "plain")
     stack, tries = trace_recorder.stack_layers, []
 
-    def scarce(layers):
+    def scarce(layers, causal):
         tries.append(1)
         if len(tries) % 2:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return stack(layers)
+        return stack(layers, causal)
 
     monkeypatch.setattr(trace_recorder, "stack_layers", scarce)
     found = record(diffusion, tmp_path / "scarce")

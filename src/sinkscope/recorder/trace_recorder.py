@@ -29,7 +29,18 @@ from sinkscope.errors import CallError
 from sinkscope.models import Model
 from sinkscope.recorder.command_line import command_line
 from sinkscope.recorder.courier import Courier
-from sinkscope.recorder.step_tensors import LayerSeen, accumulate, at_the_end, check_numbers, heads_of, join_devices, stack_layers
+from sinkscope.recorder.step_tensors import (
+    GROUPS,
+    PER_KV_HEAD,
+    PER_QUERY,
+    LayerSeen,
+    accumulate,
+    at_the_end,
+    check_numbers,
+    heads_of,
+    join_devices,
+    stack_layers,
+)
 from sinkscope.traces import TraceWriter, claim_folder, move_trace
 from sinkscope.traces.top import keep_top
 
@@ -37,6 +48,8 @@ Level = Literal["columns", "top", "statistics"]
 STEP = ("tokens", "masked", "lengths")
 RESULT = ("written", "predicted", "confidence")
 """What travels of a `StepContext` and of a `StepResult`."""
+HELD = 256 << 20
+"""Bytes that may wait for their parts to be closed, over all prompts of a batch."""
 
 
 @dataclass
@@ -131,10 +144,10 @@ class Recorder(Watcher):
             if view not in self._rows:
                 self._rows[view] = self._open(view, seen, looked, start)
             try:
-                stacked = stack_layers(layers)
+                stacked = stack_layers(layers, looked.causal)
             except torch.OutOfMemoryError:
                 self._courier.drain()
-                stacked = stack_layers([layer.on_the_host() for layer in layers])
+                stacked = stack_layers([layer.on_the_host() for layer in layers], looked.causal)
             sent = {f"{number} {name}": one for number, part in enumerate(stacked) for name, one in part.items()}
             sent |= {name: getattr(looked.context, name) for name in STEP}
             if result is not None and not view.crossing:
@@ -150,8 +163,11 @@ class Recorder(Watcher):
         context = replace(looked.context, **{name: sent[name] for name in STEP})
         result = StepResult(**{name: sent[name] for name in RESULT if name in sent}) if "written" in sent else None
         for row, prompt in zip(context.rows, context.prompts, strict=True):
-            check_numbers(stacked["sums"][:, row], layers, rows[prompt].steps)
+            check_numbers(stacked["column_sums"][:, row], layers, rows[prompt].steps)
             self._write(rows[prompt], row, replace(looked, context=context), stacked, result)
+            writers = [one.writer for one in rows.values()]
+            while sum(writer.held for writer in writers) > HELD:
+                max(writers, key=lambda writer: writer.held).flush()
 
     def end_generation(self, failed: bool) -> None:
         """Closes the traces once every step has arrived; one that was given up says ``complete: false``.
@@ -255,29 +271,21 @@ class Recorder(Watcher):
         width, length = context.tokens.shape[1], int(context.lengths[row])
         padding = width - length
         step: dict[str, Any] = {name: tensor[:, row] for name, tensor in stacked.items()}
-        keys = step["sums"].shape[-1]
+        keys = step["column_sums"].shape[-1]
         own = slice(max(0, padding - (width - keys)), None)
-        sums = step["sums"][..., own]
+        fresh = slice(max(0, padding - (width - looked.queries)), None)
         arrays: dict[str, Any] = {
             "tokens": context.tokens[row, padding:].to(torch.int32),
             "masked": context.masked[row, padding:].to(torch.uint8),
             "lengths": torch.tensor(length, dtype=torch.int32),
-            "column_sums": sums[:, :, 0],
-            "value_norms": step["value_norms"][..., own],
-            "key_norms": step["key_norms"][..., own],
+            **{name: step[name][..., own] for name in (*GROUPS, *PER_KV_HEAD, "last_query") if name in step},
         }
-        if "sink_token" in step:
-            arrays["sink_token_columns"] = step["sink_token"]
+        if "sink_token_columns" in step:
+            arrays["sink_token_columns"] = step["sink_token_columns"]
         if not looked.crossing:  # the queries stand on the same canvas
-            fresh = slice(max(0, padding - (width - looked.queries)), None)
-            arrays["self_attention"] = step["diagonal"][..., fresh]
-            if "hidden_norms" in step:
-                arrays["hidden_norms"] = step["hidden_norms"][..., fresh]
+            arrays |= {name: step[name][..., fresh] for name in PER_QUERY if name in step}
         if looked.causal:
-            arrays["last_query"] = step["last_row"][..., own]
             arrays.update(accumulate(target.running, arrays, looked.anew))
-        else:
-            arrays["column_sums_masked"], arrays["column_sums_prompt"] = sums[:, :, 1], sums[:, :, 2]
         at_the_end(arrays, length)
         if result is not None:
             arrays["written"] = result.written[row, padding:].to(torch.int32)
