@@ -149,3 +149,37 @@ def test_recording_and_hiding_on_a_gpu_never_wait_inside_a_step(rule, tmp_path):
         finally:
             torch.cuda.set_sync_debug_mode("default")
     assert sinkscope.open_trace(tmp_path / "trace").steps == 5
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("rule", ["none", "top:1", "window:2+5"])
+def test_steps_on_a_gpu_are_recorded_as_on_the_cpu_however_slow_both_streams_are(rule, tmp_path, monkeypatch):
+    """Layers are stacked late and each copy begins late behind that: what is read too early, or given back, differs."""
+    stack = trace_recorder.stack_layers
+
+    def late(layers, causal):
+        torch.cuda._sleep(50_000_000)  # cycles
+        return stack(layers, causal)
+
+    class Slow(torch.cuda.Stream):
+        def wait_stream(self, stream):
+            super().wait_stream(stream)
+            with torch.cuda.stream(self):
+                torch.cuda._sleep(5_000_000)
+
+    tokens, traces = torch.randint(5, 300, (2, 40), generator=torch.Generator().manual_seed(3)), []
+    for device in ("cpu", "cuda"):
+        model = sinkscope.load("lab-diffusion", dtype="float32", device=device)
+        if device == "cuda":
+            monkeypatch.setattr(trace_recorder, "stack_layers", late)
+            monkeypatch.setattr(torch.cuda, "Stream", Slow)
+        with sinkscope.recording(model, out=tmp_path / device), sinkscope.parse_rule(rule)(model), torch.no_grad():
+            for step in range(12):  # the canvases are given: a sampler may break a tie between two confidences in another way
+                canvas = tokens.masked_fill(torch.arange(40) >= 28 + step, model.card.mask_id)
+                model.network.model(input_ids=canvas.to(device), use_cache=False)
+        traces.append(sinkscope.open_traces(tmp_path / device))
+    for here, there in zip(*traces, strict=True):
+        assert there.tensors == here.tensors and there.steps == 12 and there.manifest["complete"]
+        for name in here.tensors:
+            np.testing.assert_allclose(getattr(there, name)[:], getattr(here, name)[:], rtol=2e-3, atol=2e-3, err_msg=name)
