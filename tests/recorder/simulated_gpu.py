@@ -64,6 +64,7 @@ class SimulatedGpu(TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self.waits, self.done, self.lateness = [], 0, 0.0
+        self.spun = False  # whether a thread waited by asking all the time
         self.refuses_to_pin = None  # an error
         self.computing = self.current = _Stream(self)
         self._pinned = []  # kept alive, so that their addresses stay theirs
@@ -264,6 +265,8 @@ class _Event:
     def synchronize(self):
         if threading.current_thread() is self.gpu._main:
             self.gpu.note("an event")
+        elif not self.blocking:
+            self.gpu.spun = True
         time.sleep(self.gpu.lateness)
         for copy in self.copies:
             copy.arrive()

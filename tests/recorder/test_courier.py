@@ -3,6 +3,7 @@
 import contextlib
 import threading
 import time
+import weakref
 
 import pytest
 import torch
@@ -45,6 +46,14 @@ def test_what_was_sent_is_a_copy():
     tensors["sums"].zero_()
     courier.drain()
     assert found == [30.0]
+    courier.close()
+
+
+def test_what_was_handed_on_is_held_no_longer():
+    courier, seen = Courier(threaded=True), []
+    courier.send(step(0), lambda tensors: seen.append(weakref.ref(tensors["sums"])))
+    courier.drain()
+    assert seen[0]() is None
     courier.close()
 
 

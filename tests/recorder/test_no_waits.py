@@ -142,7 +142,7 @@ def test_a_generation_is_recorded_as_on_the_cpu_however_late_its_copies_are(late
     with gpu:
         generate(models[0], tmp_path / "there", prompts)
     generate(models[1], tmp_path / "here", prompts)
-    assert [one.steps for one in same_traces(tmp_path / "there", tmp_path / "here")] == [8, 8]
+    assert [one.steps for one in same_traces(tmp_path / "there", tmp_path / "here")] == [8, 8] and not gpu.spun
 
 
 @pytest.mark.parametrize("error", [RuntimeError("CUDA error: out of memory"), torch.OutOfMemoryError("CUDA out of memory")])

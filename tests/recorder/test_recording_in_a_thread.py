@@ -129,6 +129,23 @@ def test_no_room_to_stack_layers_goes_by_the_host(diffusion, tmp_path, monkeypat
     assert [one.steps for one in found] == [4, 4, 4]
 
 
+def test_no_room_for_a_layer_s_norms_waits_for_what_is_under_way(diffusion, tmp_path, monkeypatch, threaded):
+    expected = record(diffusion, tmp_path / "plain")
+    seen, tries, drained = trace_recorder.LayerSeen.of, [], []
+
+    def scarce(*arguments):
+        tries.append(1)
+        if len(tries) % 5 == 0:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return seen(*arguments)
+
+    monkeypatch.setattr(trace_recorder.LayerSeen, "of", scarce)
+    monkeypatch.setattr(Courier, "drain", lambda self, drain=Courier.drain: (drained.append(1), drain(self)))
+    found = record(diffusion, tmp_path / "scarce")
+    assert len(drained) == len(tries) // 5 + 2, "once more at the end of each of the two generations"
+    assert all(np.array_equal(one.column_sums[:], other.column_sums[:], equal_nan=True) for one, other in zip(found, expected, strict=True))
+
+
 QUEUED = ["none", "top:1", "top:1@last_row", "random:1", "mass:1", "persistent:1", "ranks:1", "above:3", "window:2+5", "top:1@keys=1-9"]
 
 

@@ -131,7 +131,12 @@ class Recorder(Watcher):
             return
         view = _View(call.stack, call.crossing)
         self._paths.setdefault(view, set()).add(columns.path)
-        self._seen.setdefault(view, {})[call.name] = LayerSeen.of(call, columns, self.groups)
+        try:
+            seen = LayerSeen.of(call, columns, self.groups)
+        except torch.OutOfMemoryError:  # what is under way holds memory of the device
+            self._courier.drain()
+            seen = LayerSeen.of(call, columns, self.groups)
+        self._seen.setdefault(view, {})[call.name] = seen
 
     def end_step(self, result: StepResult | None) -> None:
         """Sends the step to the writers; on a GPU it is on its way when this returns."""
