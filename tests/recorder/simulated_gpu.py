@@ -3,11 +3,16 @@
 Values are real, so that a run goes its ordinary way and its results can be compared. To torch the tensors lie on its device
 ``meta``, which needs no driver; to Python code they say ``cuda:0``. What waits is what `torch.cuda.set_sync_debug_mode` alarms of,
 and copies from or to memory that is not pinned, for which the driver may wait.
+
+Copies down that nobody waits for are late: until an event behind them is waited for, rubbish lies where they go. They bring rubbish
+too if their stream has not waited for the one that computes, or if what they read was given back before it was read.
 """
 
 import contextlib
 import sys
 import threading
+import time
+import weakref
 from pathlib import Path
 
 import torch
@@ -34,7 +39,7 @@ class OnDevice(torch.Tensor):
     def __new__(cls, inner):
         given = {"strides": inner.stride(), "storage_offset": inner.storage_offset(), "dtype": inner.dtype, "device": TO_TORCH}
         tensor = torch.Tensor._make_wrapper_subclass(cls, inner.size(), **given)
-        tensor.inner = inner
+        tensor.inner, tensor.made = inner, 0
         return tensor
 
     __torch_function__ = torch._C._disabled_torch_function_impl
@@ -46,7 +51,7 @@ class OnDevice(torch.Tensor):
         return self.cpu().tolist()
 
     def record_stream(self, stream):
-        pass
+        stream.kept.append(self)
 
     @classmethod
     def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
@@ -58,7 +63,10 @@ class SimulatedGpu(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.waits = []
+        self.waits, self.done, self.lateness = [], 0, 0.0
+        self.spun = False  # whether a thread waited by asking all the time
+        self.refuses_to_pin = None  # an error
+        self.computing = self.current = _Stream(self)
         self._pinned = []  # kept alive, so that their addresses stay theirs
         self._asking, self._main = _DeviceAsTorchHasIt(), threading.current_thread()
 
@@ -101,24 +109,34 @@ class SimulatedGpu(TorchDispatchMode):
         if packet is aten._to_copy:
             return self._moved(args[0], kwargs)
         if packet is aten.copy_ and there:
-            self._crossing(args[0], args[1], kwargs.get("non_blocking", args[2] if len(args) > 2 else False))
+            queued = kwargs.get("non_blocking", args[2] if len(args) > 2 else False)
+            self._crossing(args[0], args[1], queued)
+            if queued and not isinstance(args[0], OnDevice) and self._is_pinned(args[0]):
+                self.current.copy(args[0], args[1])
+                return args[0]
         elif packet is aten._local_scalar_dense and there:
             self.note("one number")
         elif there:
             self._check(function, args, flat, kwargs)
         pin = kwargs.pop("pin_memory", None)
+        if pin and self.refuses_to_pin is not None:
+            raise self.refuses_to_pin
         on_device = asked == TO_TORCH if asked is not None else bool(there)
         if asked is not None:
             kwargs["device"] = torch.device("cpu")
         found = function(*tree_map(_inner, args), **tree_map(_inner, kwargs))
         wrappers = {id(one.inner): one for one in there}
+        self.done += not function.is_view
+        made = max((one.made for one in there), default=0) if function.is_view else self.done
 
         def outside(one):
             if not isinstance(one, torch.Tensor) or (packet is aten.copy_ and not isinstance(args[0], OnDevice)):
                 return args[0] if one is args[0] else one
             if not on_device:
                 return one
-            return wrappers[id(one)] if id(one) in wrappers else OnDevice(one)
+            one = wrappers[id(one)] if id(one) in wrappers else OnDevice(one)
+            one.made = made
+            return one
 
         found = tree_map(outside, found)
         return self._pin(found) if pin else found
@@ -155,7 +173,12 @@ class SimulatedGpu(TorchDispatchMode):
             elif not target:
                 self.note("down")
         found = aten._to_copy(_inner(tensor), **kwargs)
-        return OnDevice(found) if target else found
+        if not target:
+            return found
+        self.done += 1
+        there = OnDevice(found)
+        there.made = self.done
+        return there
 
     def _crossing(self, target, source, non_blocking):
         up, down = isinstance(target, OnDevice), isinstance(source, OnDevice)
@@ -178,15 +201,24 @@ class SimulatedGpu(TorchDispatchMode):
     def patch(self, monkeypatch):
         """Streams and events."""
         monkeypatch.setattr(torch.cuda, "Stream", lambda device: _Stream(self))
-        monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: _Stream(self))
-        monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+        monkeypatch.setattr(torch.cuda, "Event", lambda blocking=False: _Event(self, blocking))
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: self.current)
+        monkeypatch.setattr(torch.cuda, "stream", self._on)
         monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+
+    @contextlib.contextmanager
+    def _on(self, stream):
+        before, self.current = self.current, stream
+        try:
+            yield
+        finally:
+            self.current = before
 
     def launched(self, kernel):
         """A function of tensors as a kernel: it sees what they hold, and waits for nothing."""
 
         def launch(*args, **kwargs):
-            with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+            with _outside_of_it():
                 return kernel(*tree_map(_inner, args), **tree_map(_inner, kwargs))
 
         return launch
@@ -194,17 +226,56 @@ class SimulatedGpu(TorchDispatchMode):
 
 class _Stream:
     def __init__(self, gpu):
-        self.gpu = gpu
+        self.gpu, self.seen, self.kept, self.copies = gpu, 0, [], []
 
     def wait_stream(self, other):
-        pass
+        self.seen = self.gpu.done if other is self.gpu.computing else other.seen
 
-    def record_event(self):
-        return self
+    def copy(self, target, source):
+        """Queues a copy to the host, behind whatever this stream has waited for."""
+        mine = self is self.gpu.computing
+        with _outside_of_it():
+            target.fill_(torch.nan if target.is_floating_point() else True if target.dtype == torch.bool else -77)
+        if mine or source.made <= self.seen:
+            self.copies = [one for one in self.copies if not one.done]
+            self.copies.append(_Copy(target, (lambda: source) if mine else weakref.ref(source)))
+
+    def record_event(self, event=None):
+        event = event or _Event(self.gpu)
+        event.copies = list(self.copies)
+        return event
+
+
+class _Copy:
+    def __init__(self, target, source):
+        self.target, self.source, self.done = target, source, False
+
+    def arrive(self):
+        source = self.source()
+        if source is not None and not self.done:
+            with _outside_of_it():
+                self.target.copy_(source.inner)
+        self.done = True
+
+
+class _Event:
+    def __init__(self, gpu, blocking=False):
+        self.gpu, self.blocking, self.copies = gpu, blocking, []
 
     def synchronize(self):
         if threading.current_thread() is self.gpu._main:
             self.gpu.note("an event")
+        elif not self.blocking:
+            self.gpu.spun = True
+        time.sleep(self.gpu.lateness)
+        for copy in self.copies:
+            copy.arrive()
+
+
+@contextlib.contextmanager
+def _outside_of_it():
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+        yield
 
 
 class _DeviceAsTorchHasIt(TorchFunctionMode):

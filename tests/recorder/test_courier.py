@@ -1,7 +1,9 @@
 """Steps on their way to the host: in order, bounded, never lost, errors told."""
 
+import contextlib
 import threading
 import time
+import weakref
 
 import pytest
 import torch
@@ -47,6 +49,14 @@ def test_what_was_sent_is_a_copy():
     courier.close()
 
 
+def test_what_was_handed_on_is_held_no_longer():
+    courier, seen = Courier(threaded=True), []
+    courier.send(step(0), lambda tensors: seen.append(weakref.ref(tensors["sums"])))
+    courier.drain()
+    assert seen[0]() is None
+    courier.close()
+
+
 def test_a_step_that_finds_no_room_waits_for_earlier_ones():
     courier, most, under_way, lock = Courier(threaded=True, room=100), [0], [0], threading.Lock()
 
@@ -74,21 +84,44 @@ def test_a_step_larger_than_all_room_goes_alone():
     assert found == [1000, 1000, 1000]
 
 
-def test_out_of_memory_waits_for_what_is_under_way_and_loses_nothing(monkeypatch):
-    courier, found, copies, copy = Courier(threaded=True), [], [], Courier._copy
+OUT_OF_MEMORY = {
+    "of the device": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+    "to be pinned": getattr(torch, "AcceleratorError", RuntimeError)("CUDA error: out of memory"),  # as cudaHostAlloc says it
+}
 
-    def scarce(self, tensors):
+
+def scarce(monkeypatch, error):
+    """From now on the third copy fails."""
+    copies, copy = [], Courier._copy
+
+    def failing(self, tensors):
         copies.append(self._count)
         if len(copies) == 3:
-            raise torch.OutOfMemoryError("CUDA out of memory")
+            raise error
         return copy(self, tensors)
 
-    monkeypatch.setattr(Courier, "_copy", scarce)
+    monkeypatch.setattr(Courier, "_copy", failing)
+
+
+@pytest.mark.parametrize("error", OUT_OF_MEMORY.values(), ids=OUT_OF_MEMORY)
+def test_out_of_memory_waits_for_what_is_under_way_and_loses_nothing(error, monkeypatch):
+    scarce(monkeypatch, error)
+    courier, found = Courier(threaded=True), []
     for number in range(6):
         courier.send(step(number), lambda tensors: (time.sleep(0.01), found.append(int(tensors["sums"][0]))))
     courier.drain()
     courier.close()
     assert found == [0, 1, 2, 3, 4, 5]
+
+
+def test_what_else_a_copy_fails_with_is_told(monkeypatch):
+    scarce(monkeypatch, RuntimeError("CUDA error: an illegal memory access was encountered"))
+    courier, found = Courier(threaded=True), []
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        for number in range(6):
+            courier.send(step(number), lambda tensors: found.append(int(tensors["sums"][0])))
+    courier.close()
+    assert found == [0, 1]
 
 
 @pytest.mark.parametrize("told_by", ["send", "drain"])
@@ -109,6 +142,49 @@ def test_an_error_behind_the_scenes_reaches_the_caller(told_by):
             time.sleep(0.01)
             courier.send(step(1), landed)
     courier.close()
+
+
+@pytest.mark.parametrize("threaded", [True, False])
+def test_behind_a_failed_step_nothing_lands(threaded):
+    """Whether it was under way already or comes later: a hole would give later steps wrong numbers."""
+    for _ in range(20):
+        courier, landed, told = Courier(threaded=threaded, room=400), [], 0
+
+        def land(tensors, landed=landed):
+            if not landed:
+                landed.append("the failed one")
+                time.sleep(0.001)
+                raise OSError("no space left on device")
+            landed.append(int(tensors["sums"][0]))
+
+        for number in range(40):  # a large one waits for the room of the first, while small ones are queued
+            try:
+                courier.send(step(number, size=60 if number % 12 in (0, 11) else 2), land)
+            except OSError:
+                told += 1
+        with contextlib.suppress(OSError):
+            courier.drain()
+        courier.close()
+        assert landed == ["the failed one"] and told
+
+
+def test_every_call_behind_a_failed_step_is_told_of_it():
+    courier = Courier(threaded=True)
+    courier.send(step(0), lambda tensors: 1 / 0)
+    for call in (courier.drain, courier.drain, lambda: courier.send(step(1), lambda tensors: None)):
+        with pytest.raises(ZeroDivisionError):
+            call()
+    courier.close()
+
+
+def test_a_courier_that_was_closed_begins_anew():
+    courier, found = Courier(threaded=True), []
+    courier.send(step(0), lambda tensors: 1 / 0)
+    courier.close()
+    courier.send(step(1), lambda tensors: found.append(int(tensors["sums"][0])))
+    courier.drain()
+    courier.close()
+    assert found == [1]
 
 
 def test_the_bound_on_what_is_under_way_is_stated():

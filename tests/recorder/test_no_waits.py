@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import simulated_gpu
 import torch
 from simulated_gpu import OnDevice, SimulatedGpu
 
@@ -13,6 +14,7 @@ import sinkscope
 from sinkscope.attention import paths
 from sinkscope.attention.sweep import attend as attend_by_sweep
 from sinkscope.decoding.projection import project
+from sinkscope.errors import AttentionError
 from sinkscope.interventions import HidePositions, Intervention, parse_rule
 from sinkscope.models import DREAM
 
@@ -74,6 +76,15 @@ def waits_by_step(gpu, model, rule, out, **arguments):
     return found, effect
 
 
+def same_traces(there, here):
+    """The first ones, once all their tensors were found to be those of the others."""
+    for one, other in zip(sinkscope.open_traces(there), sinkscope.open_traces(here), strict=True):
+        assert one.tensors == other.tensors and {"column_sums", "key_norms", "hidden_norms", "self_attention"} <= set(one.tensors)
+        for name in one.tensors:
+            np.testing.assert_allclose(getattr(one, name)[:], getattr(other, name)[:], rtol=1e-4, atol=1e-4, err_msg=name)
+        yield one
+
+
 @pytest.mark.parametrize("rule", ["none", *QUEUED, *WAITING])
 def test_a_step_waits_only_where_it_is_said(rule, gpu, models, tmp_path):
     waits, _ = waits_by_step(gpu, models[0], parse_rule(rule), tmp_path / "trace")
@@ -97,31 +108,30 @@ def test_a_mask_for_padding_is_read_once_a_step(gpu, models, tmp_path):
 
 @pytest.mark.parametrize("rule", ["none", "top:1", "mass:1", "persistent:1", "class:1", "window:2+5", "top:1@zero,queries=masked"])
 def test_the_simulated_gpu_writes_what_the_cpu_writes(rule, gpu, models, tmp_path):
+    path = {"window:2+5": "sweep", "top:1@zero,queries=masked": "sweep+triton"}.get(rule, "triton")  # top:1 hides from the second step on
     rule = parse_rule(rule)
     _, effect = waits_by_step(gpu, models[0], rule, tmp_path / "there")
     with sinkscope.recording(models[1], out=tmp_path / "here"), rule(models[1]) as running, torch.no_grad():
         for canvas in canvases(models[1]):
             models[1].network.model(input_ids=canvas, use_cache=False)
         expected = running.effect
-    for there, here in zip(sinkscope.open_traces(tmp_path / "there"), sinkscope.open_traces(tmp_path / "here"), strict=True):
-        assert there.manifest["attention"] == "triton" and there.steps == here.steps == 5
-        assert np.array_equal(there.tokens[:], here.tokens[:])
-        for name in ("column_sums", "column_sums_masked", "self_attention", "value_norms"):
-            np.testing.assert_allclose(getattr(there, name)[:], getattr(here, name)[:], rtol=1e-4, atol=1e-4)
+    for one in same_traces(tmp_path / "there", tmp_path / "here"):
+        assert one.manifest["attention"] == path and one.steps == 5
     for name, found in vars(effect).items():
         np.testing.assert_allclose(found, getattr(expected, name), rtol=1e-4, atol=1e-4)
 
 
+def generate(model, out, prompts=((5, 9, 11, 7), (8, 6, 13, 20)), **more):
+    with sinkscope.recording(model, out=out), parse_rule("top:1")(model):
+        return sinkscope.generate(model, [list(prompt) for prompt in prompts], length=8, steps=8, block=8, **more)
+
+
 def test_llada_s_loop_waits_for_the_count_of_the_step_before_alone(gpu, models, tmp_path, monkeypatch):
     monkeypatch.setattr("sinkscope.decoding.blocks.row_generators", lambda seed, rows, device: [None] * rows)
-    model, waits = models[0], []
-    with gpu, sinkscope.recording(model, out=tmp_path / "trace"), parse_rule("top:1")(model):
-        prompts = [[5, 9, 11, 7], [8, 6, 13, 20]]
-        told = sinkscope.generate(
-            model, prompts, length=8, steps=8, block=8, on_step=lambda _: (waits.append(Counter(gpu.waits)), gpu.waits.clear())
-        )
-    with parse_rule("top:1")(models[1]):
-        expected = sinkscope.generate(models[1], prompts, length=8, steps=8, block=8)
+    waits = []
+    with gpu:
+        told = generate(models[0], tmp_path / "there", on_step=lambda _: (waits.append(Counter(gpu.waits)), gpu.waits.clear()))
+    expected = generate(models[1], tmp_path / "here")
     assert [one.text for one in told] == [one.text for one in expected]
     assert len(waits) == 8
     assert set().union(*waits[1:]) <= {("decoding/projection.py:most", "an event")}
@@ -140,6 +150,30 @@ def test_the_projection_of_a_family_with_a_shift_waits_for_nothing(gpu, models):
     torch.testing.assert_close(found, project(here, hidden, chosen, layout, most=4))
 
 
+@pytest.mark.parametrize("lateness", [0.0, 0.05])
+def test_a_generation_is_recorded_as_on_the_cpu_however_late_its_copies_are(lateness, gpu, models, tmp_path, monkeypatch):
+    monkeypatch.setattr("sinkscope.decoding.blocks.row_generators", lambda seed, rows, device: [None] * rows)
+    gpu.lateness, prompts = lateness, ((5, 9, 11, 7), (8, 6, 13))
+    with gpu:
+        generate(models[0], tmp_path / "there", prompts)
+    generate(models[1], tmp_path / "here", prompts)
+    assert [one.steps for one in same_traces(tmp_path / "there", tmp_path / "here")] == [8, 8] and not gpu.spun
+
+
+@pytest.mark.parametrize("error", [RuntimeError("CUDA error: out of memory"), torch.OutOfMemoryError("CUDA out of memory")])
+def test_memory_that_cannot_be_pinned_costs_a_wait_and_no_step(error, gpu, models, tmp_path):
+    with gpu, torch.no_grad(), sinkscope.recording(models[0], out=tmp_path / "there"):
+        for number, canvas in enumerate(canvases(models[0])):
+            gpu.refuses_to_pin = error if number in (1, 3) else None
+            gpu.waits.clear()
+            models[0].network.model(input_ids=OnDevice(canvas), use_cache=False)
+            assert any(place.startswith("recorder/courier.py") for place, _ in gpu.waits) == (number in (1, 3))
+    with torch.no_grad(), sinkscope.recording(models[1], out=tmp_path / "here"):
+        for canvas in canvases(models[1]):
+            models[1].network.model(input_ids=canvas, use_cache=False)
+    assert [one.steps for one in same_traces(tmp_path / "there", tmp_path / "here")] == [5, 5]
+
+
 # The simulation itself
 
 
@@ -150,6 +184,18 @@ class Asking(Intervention):
         keys = look.real.clone()
         keys[:, int(look.call.key.sum() > 0) :] = False
         return keys[:, None]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(simulated_gpu._Stream, "wait_stream"), (simulated_gpu._Event, "synchronize"), (OnDevice, "record_stream")]
+)
+def test_a_copy_that_is_not_waited_for_brings_rubbish(kind, name, gpu, models, tmp_path, monkeypatch):
+    """Each of the three calls that make a copy right is missed."""
+    monkeypatch.setattr(kind, name, lambda *_: None)
+    with pytest.raises((AssertionError, AttentionError)):
+        waits_by_step(gpu, models[0], parse_rule("none"), tmp_path / "there")
+        waits_by_step(gpu, models[1], parse_rule("none"), tmp_path / "here")
+        list(same_traces(tmp_path / "there", tmp_path / "here"))
 
 
 def test_a_new_wait_is_found(gpu, models, tmp_path):

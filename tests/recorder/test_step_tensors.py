@@ -20,11 +20,20 @@ def layer(heads=HEADS, kv_heads=3):
 
 def test_layers_that_differ_in_kv_heads_have_nan_beyond_their_own():
     one, other = layer(kv_heads=3), layer(kv_heads=1)
-    stacked = join_devices(stack_layers([one, other]))
+    stacked = join_devices(stack_layers([one, other], causal=False))
     assert stacked["value_norms"].shape == (2, BATCH, 3, KEYS) and "hidden_norms" not in stacked
     torch.testing.assert_close(stacked["key_norms"][0], one.key_norms)
     torch.testing.assert_close(stacked["key_norms"][1, :, :1], other.key_norms)
     assert stacked["key_norms"][1, :, 1:].isnan().all()
+
+
+def test_of_a_step_only_what_its_trace_holds_is_taken():
+    one, other = layer(), layer()
+    (both,), (causal,) = stack_layers([one, other], causal=False), stack_layers([one, other], causal=True)
+    for number, name in enumerate(("column_sums", "column_sums_masked", "column_sums_prompt")):
+        assert torch.equal(both[name], torch.stack([one.sums[:, :, number], other.sums[:, :, number]]))
+        assert (name in causal) == (number == 0)
+    assert torch.equal(causal["last_query"], torch.stack([one.last_row, other.last_row])) and "last_query" not in both
 
 
 def test_layers_that_differ_in_query_heads_are_refused():
@@ -55,19 +64,20 @@ def test_states_that_came_ready_made_have_no_tokens(tmp_path):
     torch.testing.assert_close(torch.from_numpy(cross.column_sums[0].sum(-1)), torch.full((1, 3), float(QUERIES)))
 
 
-def test_layers_of_several_devices_are_joined_on_the_host(monkeypatch):
+@pytest.mark.parametrize("causal", [False, True])
+def test_layers_of_several_devices_are_joined_on_the_host(causal):
     """Runs of layers on one device travel together; here the split is made up, as there is one device."""
     layers = [layer(6), layer(6), layer(6)]
-    whole = join_devices(stack_layers(layers))
-    parts = [stack_layers(layers[:2])[0], stack_layers(layers[2:])[0]]
+    whole = join_devices(stack_layers(layers, causal))
+    parts = [stack_layers(layers[:2], causal)[0], stack_layers(layers[2:], causal)[0]]
     for name, joined in join_devices(parts).items():
         assert torch.equal(joined.nan_to_num(-1), whole[name].nan_to_num(-1)), name
 
 
 @pytest.mark.parametrize("place", [(0, 0), (2, 1)])
 def test_a_nan_is_found_with_step_layer_and_head(place):
-    sums = torch.rand(3, 2, 4, 7)
+    sums = torch.rand(3, 2, 7)
     check_numbers(sums, ["a", "b", "c"], 9)
-    sums[place][3, 5] = torch.nan
+    sums[place][5] = torch.nan
     with pytest.raises(AttentionError, match=rf"attention of step 9 .* NaN first in layer {'abc'[place[0]]}, head {place[1]}; .*float32"):
         check_numbers(sums, ["a", "b", "c"], 9)

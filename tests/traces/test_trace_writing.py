@@ -87,6 +87,23 @@ def test_a_part_is_closed_after_2_seconds(tmp_path, clock):
     assert [part["steps"] for part in manifest_of(tmp_path)["parts"]] == [6, 1]
 
 
+def test_a_part_is_closed_when_it_holds_enough_bytes(tmp_path, monkeypatch):
+    monkeypatch.setattr(writing, "BYTES_PER_PART", 1000)
+    size = sum(array.nbytes for array in make_step(0).values())  # 200
+    writer = TraceWriter(tmp_path, MANIFEST)
+    for number in range(12):
+        assert writer.held == number % 5 * size
+        writer.add(make_step(number))
+        assert len(parts_in(tmp_path)) == (number + 1) // 5
+    writer.close(complete=True)
+    assert [part["steps"] for part in manifest_of(tmp_path)["parts"]] == [5, 5, 2] and writer.held == 0
+    assert open_trace(tmp_path).tokens[:, 0].tolist() == list(range(12))
+
+
+def test_the_bounds_of_a_part_are_stated():
+    assert (writing.STEPS_PER_PART, writing.SECONDS_PER_PART, writing.BYTES_PER_PART) == (16, 2.0, 64 * 2**20)
+
+
 def test_a_step_that_took_2_seconds_is_on_disk_at_once(tmp_path, clock):
     writer = TraceWriter(tmp_path, MANIFEST)
     for number in range(3):

@@ -3,6 +3,7 @@
 On a GPU a step's tensors are copied to pinned memory on a stream of their own while the next step runs; a thread waits for
 each copy and writes. What is under way is bounded: a step that finds no room waits for earlier ones. Out of memory is met in
 the same way, so that a step may come late but is never lost. Tensors on the CPU are handed on at once, in the caller's thread.
+Behind a step that failed nothing is handed on: what arrives is whole up to there.
 """
 
 import queue
@@ -59,20 +60,26 @@ class Courier:
         """Calls ``landed`` with the tensors on the host: now, or soon from the thread.
 
         Raises:
-            Exception: what an earlier step ended with when it was handed on; steps behind it are dropped, as they are
-                when a caller's own writing fails.
+            Exception: what an earlier step ended with when it was handed on; this one and all behind it are dropped, and
+                each is told so, until `close`.
         """
         threaded = any(one.is_cuda for one in tensors.values()) if self._threaded is None else self._threaded
         if not threaded:
             self.drain()
-            landed({name: one.detach().cpu() for name, one in tensors.items()})
+            try:
+                landed({name: one.detach().cpu() for name, one in tensors.items()})
+            except BaseException as error:
+                self._error = error
+                raise
             return
         size = sum(one.numel() * one.element_size() for one in tensors.values())
         self._wait_until(lambda: self._count == 0 or self._under_way + size <= self.room)
         self._raise()
         try:
             here, copied = self._copy(tensors)
-        except torch.OutOfMemoryError:
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
             self.drain()
             here, copied = {name: one.detach().cpu() for name, one in tensors.items()}, ()
         with self._free:
@@ -112,7 +119,7 @@ class Courier:
                 here[name].copy_(one, non_blocking=True)
             one.record_stream(stream)
         used = {one.device for one in tensors.values() if one.is_cuda}
-        return here, tuple(self._streams[device].record_event() for device in used)
+        return here, tuple(self._streams[device].record_event(torch.cuda.Event(blocking=True)) for device in used)
 
     def _run(self) -> None:
         while (parcel := self._parcels.get()) is not None:
@@ -123,8 +130,10 @@ class Courier:
                     parcel.landed(parcel.tensors)
             except BaseException as error:
                 self._error = error
+            size = parcel.size
+            del parcel  # before it counts as gone
             with self._free:
-                self._under_way, self._count = self._under_way - parcel.size, self._count - 1
+                self._under_way, self._count = self._under_way - size, self._count - 1
                 self._free.notify_all()
 
     def _wait_until(self, there: Callable[[], bool]) -> None:
@@ -133,6 +142,10 @@ class Courier:
                 self._free.wait()
 
     def _raise(self) -> None:
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
+        if self._error is not None:
+            raise self._error
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether memory ran out: the device's, or the host's that was to be pinned, of which CUDA speaks in another class."""
+    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error)

@@ -22,6 +22,8 @@ ABOUT = ("model", "causal", "sampler", "mask_id", "eos_id", "layers", "heads", "
 class _Counted:
     """Takes the steps of one prompt where a `TraceWriter` would write them."""
 
+    held = 0  # a step is counted at once
+
     def __init__(self, folder: StatisticsFolder, index: int, manifest: dict[str, Any], excess: float) -> None:
         self.folder, self.index, self.manifest, self.brought_in_the_last = folder, index, manifest, False
         self.statistics = Statistics(

@@ -10,6 +10,8 @@ from torch.nn.functional import pad
 from sinkscope.attention import Columns, LayerCall
 from sinkscope.errors import AttentionError
 
+GROUPS = ("column_sums", "column_sums_masked", "column_sums_prompt")
+"""What the sums of the three query groups are called: of all queries, masked ones, those of the prompt."""
 PER_QUERY = ("self_attention", "hidden_norms")
 PER_KV_HEAD = ("value_norms", "key_norms")
 
@@ -64,21 +66,29 @@ def _placed(norms: Tensor, first_key: int) -> Tensor:
     return pad(norms, (first_key, 0), value=torch.nan) if first_key else norms
 
 
-def stack_layers(layers: list[LayerSeen]) -> list[dict[str, Tensor]]:
-    """Layers of one step side by side, [layer, batch, …], those of each device by themselves; see `join_devices`."""
+def stack_layers(layers: list[LayerSeen], causal: bool) -> list[dict[str, Tensor]]:
+    """Layers of one step side by side, [layer, batch, …], those of each device by themselves; see `join_devices`.
+
+    Args:
+        causal: keeps the last row and no query groups, which is what an autoregressive trace holds, instead of the groups.
+    """
     runs = [list(run) for _, run in groupby(layers, lambda layer: layer.sums.device)]
     shown = all(layer.hidden_norms is not None for layer in layers)
     sinks = all(layer.sink_token is not None for layer in layers)
-    return [_stacked(run, shown, sinks) for run in runs]
+    return [_stacked(run, causal, shown, sinks) for run in runs]
 
 
-def _stacked(layers: list[LayerSeen], with_hidden_norms: bool, with_sinks: bool) -> dict[str, Tensor]:
-    stacked = {name: torch.stack([getattr(layer, name) for layer in layers]) for name in ("sums", "diagonal", "last_row")}
+def _stacked(layers: list[LayerSeen], causal: bool, with_hidden_norms: bool, with_sinks: bool) -> dict[str, Tensor]:
+    groups = GROUPS[:1] if causal else GROUPS  # each by itself, as it will lie on the disk
+    stacked = {name: torch.stack([layer.sums[:, :, number] for layer in layers]) for number, name in enumerate(groups)}
+    stacked["self_attention"] = torch.stack([layer.diagonal for layer in layers])
+    if causal:
+        stacked["last_query"] = torch.stack([layer.last_row for layer in layers])
     stacked |= {name: _in_heads([getattr(layer, name)[None] for layer in layers]) for name in PER_KV_HEAD}
     if with_hidden_norms:
         stacked["hidden_norms"] = torch.stack([layer.hidden_norms for layer in layers if layer.hidden_norms is not None])
     if with_sinks:
-        stacked["sink_token"] = torch.stack([layer.sink_token for layer in layers if layer.sink_token is not None])
+        stacked["sink_token_columns"] = torch.stack([layer.sink_token for layer in layers if layer.sink_token is not None])
     return stacked
 
 
@@ -114,14 +124,14 @@ def check_numbers(sums: Tensor, layers: list[str], step: int) -> None:
     """Looks for columns that are not a number.
 
     Args:
-        sums: float32 [layer, head, group, key] of one prompt.
+        sums: float32 [layer, head, key] of one prompt, from all queries.
 
     Raises:
         AttentionError: says the first of them.
     """
     if not bool(sums.sum().isnan()):  # one pass; infinities cannot occur
         return
-    layer, head = (int(place) for place in sums.isnan().any(-1).any(-1).nonzero()[0])
+    layer, head = (int(place) for place in sums.isnan().any(-1).nonzero()[0])
     raise AttentionError(
         f"expected the attention of step {step} to be numbers, found NaN first in layer {layers[layer]}, head {head}; queries or keys "
         "overflow there, or the weights hold NaN: load the model with dtype='float32', or check the checkpoint"

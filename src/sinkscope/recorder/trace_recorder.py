@@ -23,14 +23,24 @@ from sinkscope.attention import (
     StepResult,
     Watcher,
     current_session,
-    paths,
     subscribed,
 )
 from sinkscope.errors import CallError
 from sinkscope.models import Model
 from sinkscope.recorder.command_line import command_line
 from sinkscope.recorder.courier import Courier
-from sinkscope.recorder.step_tensors import LayerSeen, accumulate, at_the_end, check_numbers, heads_of, join_devices, stack_layers
+from sinkscope.recorder.step_tensors import (
+    GROUPS,
+    PER_KV_HEAD,
+    PER_QUERY,
+    LayerSeen,
+    accumulate,
+    at_the_end,
+    check_numbers,
+    heads_of,
+    join_devices,
+    stack_layers,
+)
 from sinkscope.traces import TraceWriter, claim_folder, move_trace
 from sinkscope.traces.top import keep_top
 
@@ -38,6 +48,8 @@ Level = Literal["columns", "top", "statistics"]
 STEP = ("tokens", "masked", "lengths")
 RESULT = ("written", "predicted", "confidence")
 """What travels of a `StepContext` and of a `StepResult`."""
+HELD = 256 << 20
+"""Bytes that may wait for their parts to be closed, over all prompts of a batch."""
 
 
 @dataclass
@@ -99,12 +111,12 @@ class Recorder(Watcher):
         self._seen: dict[_View, dict[str, LayerSeen]] = {}
         self._token_texts: dict[int, str] = {}
         self._courier = Courier()
-        self._path = ""
+        self._paths: dict[_View, set[str]] = {}  # that made columns in this generation
         self._hiders: dict[int, Hider] = {}  # by identity: those that were there in a step of this generation
 
     def begin_generation(self, start: GenerationStart) -> None:
         """Prepares a trace per prompt and stack; they appear on disk with their first step."""
-        self._start, self._rows, self._contexts, self._hiders = start, {}, {}, {}
+        self._start, self._rows, self._contexts, self._hiders, self._paths = start, {}, {}, {}, {}
 
     def begin_step(self, context: StepContext) -> None:
         """Keeps the canvas that goes in, and who hides."""
@@ -117,9 +129,14 @@ class Recorder(Watcher):
         """Keeps a layer's columns and norms until the step ends."""
         if self._context is None:  # a call between two steps of a sampler: nobody's step
             return
-        self._path = self._path or paths.path_of(call.query, call.key, call.value)
-        view = self._seen.setdefault(_View(call.stack, call.crossing), {})
-        view[call.name] = LayerSeen.of(call, columns, self.groups)
+        view = _View(call.stack, call.crossing)
+        self._paths.setdefault(view, set()).add(columns.path)
+        try:
+            seen = LayerSeen.of(call, columns, self.groups)
+        except torch.OutOfMemoryError:  # what is under way holds memory of the device
+            self._courier.drain()
+            seen = LayerSeen.of(call, columns, self.groups)
+        self._seen.setdefault(view, {})[call.name] = seen
 
     def end_step(self, result: StepResult | None) -> None:
         """Sends the step to the writers; on a GPU it is on its way when this returns."""
@@ -132,10 +149,10 @@ class Recorder(Watcher):
             if view not in self._rows:
                 self._rows[view] = self._open(view, seen, looked, start)
             try:
-                stacked = stack_layers(layers)
+                stacked = stack_layers(layers, looked.causal)
             except torch.OutOfMemoryError:
                 self._courier.drain()
-                stacked = stack_layers([layer.on_the_host() for layer in layers])
+                stacked = stack_layers([layer.on_the_host() for layer in layers], looked.causal)
             sent = {f"{number} {name}": one for number, part in enumerate(stacked) for name, one in part.items()}
             sent |= {name: getattr(looked.context, name) for name in STEP}
             if result is not None and not view.crossing:
@@ -151,8 +168,11 @@ class Recorder(Watcher):
         context = replace(looked.context, **{name: sent[name] for name in STEP})
         result = StepResult(**{name: sent[name] for name in RESULT if name in sent}) if "written" in sent else None
         for row, prompt in zip(context.rows, context.prompts, strict=True):
-            check_numbers(stacked["sums"][:, row], layers, rows[prompt].steps)
+            check_numbers(stacked["column_sums"][:, row], layers, rows[prompt].steps)
             self._write(rows[prompt], row, replace(looked, context=context), stacked, result)
+            writers = [one.writer for one in rows.values()]
+            while sum(writer.held for writer in writers) > HELD:
+                max(writers, key=lambda writer: writer.held).flush()
 
     def end_generation(self, failed: bool) -> None:
         """Closes the traces once every step has arrived; one that was given up says ``complete: false``.
@@ -160,15 +180,15 @@ class Recorder(Watcher):
         Raises:
             AttentionError: a step whose attention is not a number.
         """
-        rows, self._rows = [row for view in self._rows.values() for row in view.items()], {}
+        rows, self._rows = [(view, *row) for view, rows in self._rows.items() for row in rows.items()], {}
         error: BaseException | None = None
         try:
             self._courier.drain()
         except BaseException as late:
             error = late
         self._courier.close()
-        for prompt, row in rows:
-            more = self._texts(row) | {"hidden": self._hidden(prompt)}
+        for view, prompt, row in rows:
+            more = self._texts(row) | {"hidden": self._hidden(prompt), "attention": self._attention(view)}
             if failed or error is not None:
                 with contextlib.suppress(Exception):  # the reason of the failure is on its way already
                     row.writer.close(complete=False, **more)
@@ -211,6 +231,7 @@ class Recorder(Watcher):
             self.folders.append(folder)
             tokens = context.tokens[context.rows[context.prompts.index(prompt)]] if prompt in context.prompts else context.tokens[0]
             manifest = self._manifest(start, prompt, looked) | self._words(tokens.cpu().numpy()) | _shape(view, seen, looked)
+            manifest["attention"] = self._attention(view)
             rows[prompt] = _Row(TraceWriter(folder, manifest))
         return rows
 
@@ -233,7 +254,6 @@ class Recorder(Watcher):
             "level": "columns" if self.top is None else "top",
             "hidden": self._hidden(prompt),
             "device": str(parameter.device),
-            "attention": self._path,
             "dtype": str(parameter.dtype).removeprefix("torch."),
             "versions": {
                 "sinkscope": version("sinkscope"),
@@ -247,34 +267,30 @@ class Recorder(Watcher):
         """What is hidden from the model in this generation, and what came of it so far."""
         return [one.describe(prompt) for one in self._hiders.values()]
 
+    def _attention(self, view: _View) -> str:
+        """Which implementations made the columns of this view so far."""
+        return "+".join(sorted(self._paths[view]))
+
     def _write(self, target: _Row, row: int, looked: _Looked, stacked: dict[str, Tensor], result: StepResult | None) -> None:
         context = looked.context
         width, length = context.tokens.shape[1], int(context.lengths[row])
         padding = width - length
         step: dict[str, Any] = {name: tensor[:, row] for name, tensor in stacked.items()}
-        keys = step["sums"].shape[-1]
+        keys = step["column_sums"].shape[-1]
         own = slice(max(0, padding - (width - keys)), None)
-        sums = step["sums"][..., own]
+        fresh = slice(max(0, padding - (width - looked.queries)), None)
         arrays: dict[str, Any] = {
             "tokens": context.tokens[row, padding:].to(torch.int32),
             "masked": context.masked[row, padding:].to(torch.uint8),
             "lengths": torch.tensor(length, dtype=torch.int32),
-            "column_sums": sums[:, :, 0],
-            "value_norms": step["value_norms"][..., own],
-            "key_norms": step["key_norms"][..., own],
+            **{name: step[name][..., own] for name in (*GROUPS, *PER_KV_HEAD, "last_query") if name in step},
         }
-        if "sink_token" in step:
-            arrays["sink_token_columns"] = step["sink_token"]
+        if "sink_token_columns" in step:
+            arrays["sink_token_columns"] = step["sink_token_columns"]
         if not looked.crossing:  # the queries stand on the same canvas
-            fresh = slice(max(0, padding - (width - looked.queries)), None)
-            arrays["self_attention"] = step["diagonal"][..., fresh]
-            if "hidden_norms" in step:
-                arrays["hidden_norms"] = step["hidden_norms"][..., fresh]
+            arrays |= {name: step[name][..., fresh] for name in PER_QUERY if name in step}
         if looked.causal:
-            arrays["last_query"] = step["last_row"][..., own]
             arrays.update(accumulate(target.running, arrays, looked.anew))
-        else:
-            arrays["column_sums_masked"], arrays["column_sums_prompt"] = sums[:, :, 1], sums[:, :, 2]
         at_the_end(arrays, length)
         if result is not None:
             arrays["written"] = result.written[row, padding:].to(torch.int32)

@@ -1,15 +1,18 @@
 """The format of a trace folder, and how its files get onto the disk whole.
 
 manifest.json          written first, replaced at the end: what made the trace, axes, units, parts, ``complete``
-steps-000000.safetensors …   parts of up to 16 steps, written under another name and renamed
+steps-000000.safetensors …   parts of a few steps (see `writing`), written under another name and renamed
 """
 
 import contextlib
 import hashlib
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from sinkscope.errors import TraceError
 
@@ -18,10 +21,12 @@ MANIFEST = "manifest.json"
 PART = "steps-{:06d}.safetensors"
 PART_GLOB = "steps-??????.safetensors"
 UNFINISHED = ".writing"
+DTYPES = {"F32": np.dtype(np.float32), "I32": np.dtype(np.int32), "U8": np.dtype(np.uint8)}
+"""The types a part may hold, as safetensors names them and in the order in which it stores them."""
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Writes a file so that a reader sees all of it or nothing.
+def write_whole(path: Path, content: bytes | Iterable[bytes | memoryview]) -> None:
+    """Writes a file, whole or in pieces, so that a reader sees all of it or nothing.
 
     Raises:
         TraceError: no permission, no space.
@@ -29,7 +34,8 @@ def write_whole(path: Path, content: bytes) -> None:
     beside = path.with_name(path.name + UNFINISHED)
     try:
         with beside.open("wb") as file:
-            file.write(content)
+            for piece in [content] if isinstance(content, bytes) else content:
+                file.write(piece)
             file.flush()
             os.fsync(file.fileno())
         os.replace(beside, path)

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from sinkscope.axes import HEAD, KV_HEAD, LAYER, POSITION, STEP, TRACE_AXES, TRACE_UNITS
+from sinkscope.traces.parts import widen
 from sinkscope.traces.reading import Trace
 from sinkscope.traces.top import kept_columns
-from sinkscope.traces.writing import widen
 
 ROWS_AT_ONCE = 1 << 19
 COLUMNS = {

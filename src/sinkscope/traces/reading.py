@@ -12,12 +12,11 @@ from safetensors import SafetensorError, safe_open
 
 from sinkscope.axes import TRACE_AXES
 from sinkscope.errors import CallError, TraceError
-from sinkscope.traces.format import FORMAT, MANIFEST, PART_GLOB, checksum
+from sinkscope.traces.format import DTYPES, FORMAT, MANIFEST, PART_GLOB, checksum
 from sinkscope.traces.indexing import full_index
+from sinkscope.traces.parts import widen
 from sinkscope.traces.top import TOPPED, TopArray
-from sinkscope.traces.writing import widen
 
-_DTYPES = {"I32": np.dtype(np.int32), "U8": np.dtype(np.uint8), "F32": np.dtype(np.float32)}
 _REQUIRED = ("complete", "parts", "layers", "heads", "causal")
 
 
@@ -45,7 +44,7 @@ class TraceArray:
         self.axes = TRACE_AXES[name]
         rest = tuple(max(sizes) for sizes in zip(*(shape[1:] for shape in shapes), strict=True))
         self.shape = (sum(part.steps for part in parts), *rest)
-        self.dtype = _DTYPES[parts[0].dtypes[name]]
+        self.dtype = DTYPES[parts[0].dtypes[name]]
 
     def __len__(self) -> int:
         return self.shape[0]

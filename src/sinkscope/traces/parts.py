@@ -1,0 +1,94 @@
+"""A part of a trace as a safetensors file, piece by piece: steps go to the disk from where they lie, hashed on the way.
+
+The bytes are those that `safetensors.numpy.save` makes of the stacked steps (but for the order of its metadata). To get there
+by `np.stack` and `save` takes two copies of everything.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sinkscope.traces.format import DTYPES, write_whole
+
+WHOLE = 1 << 16
+"""Bytes of a step from which on it is a piece by itself; smaller ones are stacked first."""
+ASIDE = 1 << 20
+"""Bytes of a piece from which on another thread hashes it, while it is written."""
+
+_FILL: dict[str, Any] = {
+    "tokens": -1,
+    "written": -1,
+    "predicted": -1,
+    "masked": 0,
+    "lengths": 0,
+    "top_column_sums_key": -1,
+    "top_last_query_key": -1,
+}
+
+
+def write_part(path: Path, steps: list[dict[str, np.ndarray]], metadata: dict[str, str]) -> str:
+    """Writes steps side by side; where their last axis grew, all are as wide as the widest.
+
+    Args:
+        steps: at least one; the first says which tensors there are.
+
+    Returns:
+        The checksum of the file: sha256, hexadecimal.
+
+    Raises:
+        TraceError: no permission, no space.
+    """
+    tensors = {name: [step[name] for step in steps] for name in steps[0]}
+    codes = {dtype: code for code, dtype in DTYPES.items()}
+    order = sorted(tensors, key=lambda name: (list(codes).index(tensors[name][0].dtype), name))
+    shapes = {name: (len(steps), *_widest(tensors[name])) for name in order}
+    header: dict[str, Any] = {"__metadata__": metadata}
+    end = 0
+    for name in order:
+        start, end = end, end + prod(shapes[name]) * tensors[name][0].itemsize
+        header[name] = {"dtype": codes[tensors[name][0].dtype], "shape": list(shapes[name]), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    digest = hashlib.sha256()
+    with ThreadPoolExecutor(1, "sinkscope hash") as aside:
+        pieces = (piece for name in order for piece in _pieces(name, tensors[name], shapes[name]))
+        write_whole(path, _hashed(pieces, len(text).to_bytes(8, "little") + text, digest, aside))
+    return digest.hexdigest()
+
+
+def widen(name: str, array: np.ndarray, width: int) -> np.ndarray:
+    """Fills the last axis up to ``width`` with what stands for "nothing" in that tensor."""
+    if array.shape[-1] >= width:
+        return array
+    room = [(0, 0)] * (array.ndim - 1) + [(0, width - array.shape[-1])]
+    return np.pad(array, room, constant_values=_FILL.get(name, np.nan))
+
+
+def _widest(arrays: list[np.ndarray]) -> tuple[int, ...]:
+    shape = arrays[0].shape
+    return (*shape[:-1], max(array.shape[-1] for array in arrays)) if shape else ()
+
+
+def _pieces(name: str, arrays: list[np.ndarray], shape: tuple[int, ...]) -> Iterator[memoryview]:
+    wide = (widen(name, array, shape[-1]) if array.ndim else array for array in arrays)
+    if arrays[0].nbytes < WHOLE:
+        wide = iter([np.stack(list(wide))])
+    for array in wide:
+        yield np.ascontiguousarray(array).reshape(-1).data.cast("B") if array.size else memoryview(b"")
+
+
+def _hashed(pieces: Iterator[memoryview], header: bytes, digest: Any, aside: ThreadPoolExecutor) -> Iterator[bytes | memoryview]:
+    digest.update(header)
+    yield header
+    under_way: Future[None] | None = None
+    for piece in pieces:
+        if under_way is not None:
+            under_way.result()
+        under_way = aside.submit(digest.update, piece) if piece.nbytes >= ASIDE else digest.update(piece)
+        yield piece
