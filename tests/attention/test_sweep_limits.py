@@ -14,9 +14,10 @@ from sinkscope.errors import AttentionError
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_low_precision_inputs_have_fp32_columns(dtype):
-    """Scores reach ±60 here, where a score rounded to bfloat16 would already be off by a tenth."""
-    inputs = draw(queries=300, keys=310, dim=16, groups=1)
+@pytest.mark.parametrize("dim", [16, 64])
+def test_low_precision_inputs_have_fp32_columns(dtype, dim):
+    """Scores reach ±60 and more here, where a score rounded to bfloat16 would already be off by a tenth."""
+    inputs = draw(queries=300, keys=310, dim=dim, groups=1)
     inputs = Inputs(*(2 * tensor.to(dtype) for tensor in (inputs.query, inputs.key, inputs.value)), torch.ones(BATCH, 1, 300))
     output, columns = attend(**vars(inputs))
     expected, weights = dense(inputs)
@@ -32,6 +33,23 @@ def test_autocast_leaves_the_sums_in_fp32():
     with torch.autocast("cpu", torch.bfloat16):
         _, columns = attend(**vars(inputs))
     close(columns.sums.sum(-1), inputs.groups.sum(-1)[:, None].expand(-1, HEADS, -1), 1e-5)
+
+
+@pytest.mark.parametrize("precision", ["high", "medium"])
+def test_products_that_the_program_lets_torch_round_are_not_rounded_in_the_sums(precision):
+    """On a CPU with bfloat16 units, sums were off by a hundredth of themselves under "medium"."""
+    inputs = draw(queries=300, keys=310, groups=1)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        _, columns = attend(**vars(inputs))
+        with pytest.raises(AttentionError):
+            attend(**vars(inputs), mask=torch.ones(1, 1, 300, 310, dtype=torch.bool), causal=True)
+        assert torch.get_float32_matmul_precision() == precision
+    finally:
+        torch.set_float32_matmul_precision(before)
+    _, weights = dense(inputs)
+    close(columns.sums, dense_sums(inputs, weights), 1e-5)
 
 
 # Gradients, memory, inputs

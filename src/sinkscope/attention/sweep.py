@@ -7,7 +7,8 @@ What it does not do: dropout, soft-capping, attention sinks of other makers, pag
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,6 +23,8 @@ Path = Literal["sweep", "triton", "flash", "exchanged"]
 """The implementations of `attend`: this one, and those of `fused` and `exchanged`."""
 
 BLOCK = 512  # queries at a time
+EXACT = {("cpu", torch.bfloat16): "bf16", ("cuda", torch.bfloat16): "tf32", ("cuda", torch.float16): "tf32"}
+"""The quickest way to multiply such queries and keys, as fp32, that does not round them (see `products`)."""
 CPU_SCORES, GPU_SCORES = 1 << 19, 1 << 26  # scores that exist at once, for each thread of a CPU
 
 
@@ -138,7 +141,7 @@ def attend(
     Raises:
         AttentionError: causal together with a mask, or heads that do not divide.
     """
-    with torch.autocast(query.device.type, enabled=False):  # which would round scores and sums
+    with torch.autocast(query.device.type, enabled=False), products("ieee", query.device):  # what either may round are scores and sums
         return _attend(query, key, value, groups, scale, mask, causal, hidden, prefix, block, workspace or Workspace())
 
 
@@ -174,6 +177,7 @@ def _attend(
     removed = None if hidden is None else torch.zeros_like(diagonal)
     taken = None if hidden is None else Taken(hidden, front.count, query.device)
     precise = query.float()  # scores rounded to bfloat16 before the softmax would be off by a hundredth and more
+    precision = EXACT.get((query.device.type, query.dtype), "ieee") if query.dtype == key.dtype else "ieee"
     transposed = key.float().transpose(-1, -2)
     given = [query, key, value, front.keys, front.values, front.logits, mask]
     place = None if torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in given) else workspace
@@ -190,7 +194,7 @@ def _attend(
         given_out, received, on_itself = output[:, own], sums[:, own], diagonal[:, own]
         if taken is None and not front.count and blind is None and place is not None and block == queries:
             # The common call, without the views and copies that blocks of rows and hidden keys need: 1.4 % of a recorded run.
-            scores = _scores(precise[:, own], near, scale, place)
+            scores = _scores(precise[:, own], near, scale, place, precision)
             if causal:
                 scores += _causal_bias(slice(0, queries), keys, query.device)
             elif bias is not None:
@@ -206,7 +210,7 @@ def _attend(
             part = precise[:, own, rows]
 
             def scored(rows: slice = rows, part: Tensor = part, near: Tensor = near, own: slice = own) -> Tensor:
-                scores = _scores(part, near, scale, place)
+                scores = _scores(part, near, scale, place, precision)
                 if causal:
                     scores += _causal_bias(rows, keys, query.device)
                 elif bias is not None:
@@ -258,15 +262,38 @@ def _attend(
     )
 
 
-def _scores(part: Tensor, keys: Tensor, scale: float, place: Workspace | None) -> Tensor:
+def _scores(part: Tensor, keys: Tensor, scale: float, place: Workspace | None, precision: str) -> Tensor:
     """Scores [batch, head, query, key] with keys [batch · kv_head, dim, key]; query heads that share one go into one product."""
     batch, heads, length, dim = part.shape
     part = part.reshape(len(keys), -1, dim)
-    if place is None:
-        return (torch.bmm(part, keys) * scale).view(batch, heads, length, -1)
-    scores = place.take(batch * heads * length * keys.shape[-1], part.device).view(len(keys), -1, keys.shape[-1])
-    torch.baddbmm(scores, part, keys, beta=0, alpha=scale, out=scores)  # a beta of 0 ignores even a NaN that lies there
-    return scores.view(batch, heads, length, -1)
+    with products(precision, part.device):
+        if place is None:
+            return (torch.bmm(part, keys) * scale).view(batch, heads, length, -1)
+        scores = place.take(batch * heads * length * keys.shape[-1], part.device).view(len(keys), -1, keys.shape[-1])
+        torch.baddbmm(scores, part, keys, beta=0, alpha=scale, out=scores)  # a beta of 0 ignores even a NaN that lies there
+        return scores.view(batch, heads, length, -1)
+
+
+@contextmanager
+def products(precision: str, device: torch.device) -> Iterator[None]:
+    """Within it, products of fp32 matrices are made so, whatever the program has asked of torch.
+
+    Rounding to what they came from loses nothing, and the products are added up in fp32 all the same, by the units that a device has
+    for that. Does nothing before torch 2.9 and on other devices.
+
+    Args:
+        precision: ``ieee``, ``tf32`` (factors rounded to 11 digits) or ``bf16`` (to 8).
+    """
+    matmul = getattr({"cpu": torch.backends.mkldnn, "cuda": torch.backends.cuda}.get(device.type), "matmul", None)
+    before = getattr(matmul, "fp32_precision", None)
+    if matmul is None or before is None or before == precision:
+        yield
+        return
+    matmul.fp32_precision = precision
+    try:
+        yield
+    finally:
+        matmul.fp32_precision = before
 
 
 def _part(mask: Tensor, heads: slice, rows: slice) -> Tensor:
