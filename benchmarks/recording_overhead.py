@@ -1,6 +1,7 @@
 """The same generation plain, recorded, and with transformers' output_attentions: time and peak memory as ratios, in one run.
 
-A bidirectional Llama of about 100 M parameters with random weights, fp32, eight steps of LLaDA's sampler on a canvas of S tokens.
+A bidirectional Llama of about 100 M parameters with random weights, fp32 (or --dtype bfloat16), eight steps of LLaDA's sampler on a canvas
+of S tokens.
 Extra memory is how far a run raises the peak of a fresh process that has the model loaded and has run one plain step.
 """
 
@@ -17,7 +18,7 @@ STEPS = 8
 REPEATS = 9
 
 
-def random_model(max_positions: int = 1024) -> Any:
+def random_model(max_positions: int = 1024, dtype: str = "float32") -> Any:
     """12 layers, width 768, 12 heads, the lab's tokenizer with its ids inside a vocabulary of 8,192."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -36,7 +37,7 @@ def random_model(max_positions: int = 1024) -> Any:
         pad_token_id=None,
     )
     config.is_causal = False
-    network = LlamaForCausalLM(config).eval()
+    network = LlamaForCausalLM(config).to(getattr(torch, dtype)).eval()
     network.set_attn_implementation("sdpa")
     parameters = sum(parameter.numel() for parameter in network.parameters())
     card = ModelCard(
@@ -49,8 +50,8 @@ def random_model(max_positions: int = 1024) -> Any:
         12,
         768,
         8192,
-        "float32",
-        "float32",
+        dtype,
+        dtype,
         tokenizer.mask_token_id,
         tokenizer.eos_token_id,
         max_positions,
@@ -98,27 +99,27 @@ def output_attentions(model: Any, length: int) -> Callable[[], None]:
 KINDS = {"plain": plain, "recorded": recorded, "output_attentions": output_attentions}
 
 
-def prepare(kind: str, length: int) -> Callable[[], None]:
+def prepare(kind: str, length: int, dtype: str) -> Callable[[], None]:
     """For a fresh process: the model loaded, one tiny canvas behind it."""
     torch.set_num_threads(2)
-    model = random_model()
+    model = random_model(dtype=dtype)
     plain(model, 80)()
     return KINDS[kind](model, length)
 
 
 def main() -> None:
-    given = flags(lengths=LENGTHS, kinds=tuple(KINDS), rounds=REPEATS, what=("time", "memory"))
+    given = flags(lengths=LENGTHS, kinds=tuple(KINDS), rounds=REPEATS, what=("time", "memory"), dtype="float32")
     torch.set_num_threads(2)
-    model = random_model()
+    model = random_model(dtype=given.dtype)
     rows = []
     for length in given.lengths:
-        row: dict[str, Any] = {"length": length, "parameters": model.card.parameters}
+        row: dict[str, Any] = {"length": length, "dtype": given.dtype, "parameters": model.card.parameters}
         others = [name for name in given.kinds if name != "plain"]
         if "time" in given.what:
             seconds = interleaved({name: KINDS[name](model, length) for name in ("plain", *others)}, given.rounds)
             row |= {f"{name}_over_plain_time": ratio(seconds, name, "plain") for name in others}
         if "memory" in given.what:
-            memory = {name: extra_memory(prepare, name, length) for name in ("plain", *others)}
+            memory = {name: extra_memory(prepare, name, length, given.dtype) for name in ("plain", *others)}
             row["plain_extra_mib"] = round(memory["plain"], 1)
             row |= {f"{name}_over_plain_memory": round(memory[name] / memory["plain"], 2) for name in others}
             row |= {f"{name}_more_mib": round(memory[name] - memory["plain"], 1) for name in others}

@@ -179,6 +179,8 @@ def _attend(
     precise = query.float()  # scores rounded to bfloat16 before the softmax would be off by a hundredth and more
     precision = EXACT.get((query.device.type, query.dtype), "ieee") if query.dtype == key.dtype else "ieee"
     transposed = key.float().transpose(-1, -2)
+    if precision == "bf16":
+        transposed = transposed.contiguous()  # or each block's product would copy it
     given = [query, key, value, front.keys, front.values, front.logits, mask]
     place = None if torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in given) else workspace
     bias, blind = (place.bias if place is not None else _bias)(mask, not front.count)
