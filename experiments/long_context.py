@@ -48,7 +48,7 @@ class DropOldest(Intervention):
 
     def choose(self, look: Look) -> torch.Tensor:
         position = look.real.long().cumsum(-1) - 1
-        return (look.real & (position >= self.keep) & (position < torch.tensor(self.counts)[:, None]))[:, None]
+        return (look.real & (position >= self.keep) & (position < position.new_tensor(self.counts)[:, None]))[:, None]
 
 
 def arms(causal: bool, half: tuple[int, ...]) -> dict[str, Any]:
