@@ -4,7 +4,7 @@ Claim     Hiding a sink makes the tokens that relied on it less sure, so that th
           diffusion models are robust (arXiv 2510.15731, §5.2).
 Command   python experiments/commit_order.py --work DIR --out results/hiding/commit_order.json [--problems 48] [--shots 0]
           The same command goes on where it stopped; more problems extend it.
-Cost      two seconds of one core a problem without shots.
+Cost      three seconds of one core a problem without shots.
 
 Fixed before the first run:
   1  On the unhidden run's canvases, with the top key hidden: Spearman's ρ, within a step, of a position's own attention to the hidden keys
@@ -13,7 +13,8 @@ Fixed before the first run:
   2  Accuracy with the top key hidden, minus accuracy with nothing hidden, in four orders: the model's own, one token a step; random; the
      unhidden run's own order, forced; and 2, 4 and 8 tokens a step. The explanation wants the loss to be larger in a random and in the
      forced order than in the model's own (difference of differences, interval off 0), and to grow with tokens a step.
-  A verdict needs both; anything else is "not shown". One random key is hidden in the same way as a control.
+  A verdict needs both; anything else is "not shown". One random key is hidden in the same way as a control, with three
+  seeds (one until 22 November 2026).
 Found     docs/hiding.md
 """
 
@@ -34,7 +35,7 @@ from sinkscope.evaluation.tasks import score_number
 from sinkscope.interventions import reliance
 from sinkscope.lab.prompts import few_shot_prompt, held_out
 
-RULES = ("none", "top:1", "random:1@seed=0")
+RULES = ("none", "top:1", *(f"random:1@seed={seed}" for seed in range(3)))
 LENGTH, BLOCK, BATCH = 32, 16, 8
 ARMS: dict[str, dict[str, Any]] = {
     "own order": {"steps": 32},

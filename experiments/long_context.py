@@ -4,7 +4,7 @@ Claim     A diffusion model could drop past context, its first token included, a
           autoregressive model loses the sink on its first token (arXiv 2510.15731, §5.3, an open question there).
 Command   python experiments/long_context.py --work DIR --out results/hiding/long_context.json [--problems 48] [--model lab-diffusion]
           The same command goes on where it stopped; more problems extend it.
-Cost      four seconds of one core a problem (diffusion), one (autoregressive, in batches). Only whole answers are scored: all is
+Cost      six seconds of one core a problem (diffusion), one (autoregressive, in batches). Only whole answers are scored: all is
           bfloat16, as the checkpoints are stored and as in table_one.py.
 
 Fixed before the first run: the first half of each prompt (5 shots, so about two and a half of them) is hidden from everybody, from the
@@ -14,6 +14,7 @@ first step on. Dropping shots may cost something of itself, so every arm is held
   autoregressive  the first token kept, or the first four (StreamingLLM). "The first token carries it" when keeping it gains, by
                   the same rule.
 The exact test was added after the runs: the interval alone, a bootstrap then, left out 0 at four problems of 96.
+The random mask had one seed, and there were 96 problems, until 22 November 2026.
 Found     docs/hiding.md
 """
 
@@ -29,7 +30,7 @@ from _made_by import made_by
 from table_one import SETTINGS
 
 import sinkscope
-from sinkscope.evaluation.statistics import paired_difference, wilson_interval
+from sinkscope.evaluation.statistics import against_controls, wilson_interval
 from sinkscope.evaluation.tasks import score_number
 from sinkscope.interventions import HidePositions, Intervention, compose
 from sinkscope.interventions.hiding import Look
@@ -57,12 +58,13 @@ def arms(causal: bool, half: tuple[int, ...]) -> dict[str, Any]:
     if causal:
         first = {f"half dropped but the first {keep}": DropOldest(half, keep) for keep in (1, 4)}
         return found | first | {"first token dropped": HidePositions((0,)), "first four dropped": HidePositions(range(4))}
+    masks = {f"a random mask hidden, seed {seed}": sinkscope.RandomKeys(1, seed=seed, keys="masked") for seed in range(3)}
     return found | {
         "half dropped, top future sink hidden": compose(DropOldest(half), sinkscope.HideTopSinks(1, keys="masked")),
-        "half dropped, a random mask hidden": compose(DropOldest(half), sinkscope.RandomKeys(1, keys="masked")),
+        **{f"half dropped, {name}": compose(DropOldest(half), rule) for name, rule in masks.items()},
         "half dropped but the first": DropOldest(half, 1),
         "top future sink hidden": sinkscope.HideTopSinks(1, keys="masked"),
-        "a random mask hidden": sinkscope.RandomKeys(1, keys="masked"),
+        **masks,
     }
 
 
@@ -108,7 +110,7 @@ def write(out: Path, model: Any, records: list[dict[str, Any]]) -> None:
     outcomes = {arm: [one[arm]["correct"] for one in records] for arm in records[0]}
     removed = {arm: float(np.mean([one[arm]["removed_share"] for one in records])) for arm in records[0]}
     against = {"half dropped": "nothing", "first token dropped": "nothing", "first four dropped": "nothing"}
-    against |= {"top future sink hidden": "a random mask hidden", "a random mask hidden": "nothing"}
+    against |= {"top future sink hidden": "a random mask hidden"} | {arm: "nothing" for arm in outcomes if arm.startswith("a random mask")}
     against |= {"half dropped, top future sink hidden": "half dropped, a random mask hidden"}
     document["models"][model.card.name] = {
         **made_by(),
@@ -121,7 +123,7 @@ def write(out: Path, model: Any, records: list[dict[str, Any]]) -> None:
             | (
                 {}
                 if arm == "nothing"
-                else {"against": against.get(arm, "half dropped")} | told(found, outcomes[against.get(arm, "half dropped")])
+                else {"against": against.get(arm, "half dropped")} | told(found, outcomes, against.get(arm, "half dropped"))
             )
             for arm, found in outcomes.items()
         },
@@ -131,8 +133,9 @@ def write(out: Path, model: Any, records: list[dict[str, Any]]) -> None:
     print(model.card.name, len(records), {arm: round(float(np.mean(found)), 2) for arm, found in outcomes.items()}, flush=True)
 
 
-def told(one: list[int], other: list[int]) -> dict[str, float]:
-    found = paired_difference(one, other)
+def told(one: list[int], outcomes: dict[str, list[int]], against: str) -> dict[str, float]:
+    """A difference from another arm, or from all seeds of one."""
+    found = against_controls(one, [other for arm, other in outcomes.items() if arm == against or arm.startswith(f"{against}, seed ")])
     return {key: getattr(found, key) for key in ("mean", "low", "high", "p_value")}
 
 
