@@ -172,6 +172,36 @@ def test_a_kernel_that_cannot_run_falls_back_with_one_warning(kernel, error, mon
     assert attend(**vars(inputs), prefix=Prefix(logits=torch.ones(6, 2)))[1].path == "sweep"
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        lambda: torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        lambda: RuntimeError("Triton Error [CUDA]: out of memory"),
+        lambda: RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"),
+    ],
+)
+def test_an_error_that_is_not_the_kernels_own_is_no_reason_to_give_them_up(error, monkeypatch):
+    pytest.importorskip("triton", reason="needs Triton, which has wheels for Linux only")
+    forced("triton", monkeypatch)
+    with monkeypatch.context() as once:
+        once.setattr("sinkscope.attention.fused._attention", Failing(error()))
+        with pytest.raises(type(error()), match="memory"):
+            attend(**vars(draw()))
+    assert attend(**vars(draw()))[1].path == "triton"
+
+
+def test_kernels_that_do_not_run_with_hidden_keys_run_without(monkeypatch):
+    triton = pytest.importorskip("triton", reason="needs Triton, which has wheels for Linux only")
+    forced("triton", monkeypatch)
+    inputs, hidden = draw(), torch.zeros(1, 1, 13, dtype=torch.bool)
+    with monkeypatch.context() as once:
+        once.setattr("sinkscope.attention.fused._attention", Failing(triton.runtime.errors.PTXASError("ptxas died")))
+        with pytest.warns(RuntimeWarning, match="head size 7 in float32 with hidden keys on cpu"):
+            attend(**vars(inputs), hidden=hidden)
+    assert attend(**vars(inputs), hidden=hidden)[1].path == "exchanged"
+    assert attend(**vars(inputs))[1].path == "triton"
+
+
 def test_where_torch_has_no_fused_attention_either_the_sweep_runs(monkeypatch):
     def refused(*_):
         raise NoKernel("no kernel found to launch")

@@ -52,6 +52,22 @@ def test_products_that_the_program_lets_torch_round_are_not_rounded_in_the_sums(
     close(columns.sums, dense_sums(inputs, weights), 1e-5)
 
 
+@pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="needs torch 2.9")
+def test_what_the_program_sets_for_all_products_later_still_holds():
+    inputs = draw()
+    low = Inputs(*(one.bfloat16() for one in (inputs.query, inputs.key, inputs.value)), inputs.groups)
+    before = torch.backends.fp32_precision
+    torch.backends.mkldnn.matmul.fp32_precision = "none"  # which the older switch sets as well
+    try:
+        for precision in ("tf32", "ieee"):
+            torch.backends.fp32_precision = precision
+            attend(**vars(inputs))
+            attend(**vars(low))
+            assert torch.backends.mkldnn.matmul.fp32_precision == precision
+    finally:
+        torch.backends.fp32_precision = before
+
+
 # Gradients, memory, inputs
 
 

@@ -1,8 +1,11 @@
 """Layers side by side: what differs between them, and what nobody knows."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import transformers
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import sinkscope
 from sinkscope.errors import AttentionError
@@ -81,3 +84,20 @@ def test_a_nan_is_found_with_step_layer_and_head(place):
     sums[place][5] = torch.nan
     with pytest.raises(AttentionError, match=rf"attention of step 9 .* NaN first in layer {'abc'[place[0]]}, head {place[1]}; .*float32"):
         check_numbers(sums, ["a", "b", "c"], 9)
+
+
+def test_a_layer_whose_input_lies_on_the_device_before_it():
+    """The note of what enters a layer is taken before accelerate moves it; no device of the kind is needed to say where tensors lie."""
+    with FakeTensorMode():
+
+        def seen(entering, at):
+            key = torch.empty(BATCH, 3, KEYS, 4, device=at)
+            hidden = torch.empty(BATCH, KEYS, 8, device=entering)
+            call = SimpleNamespace(hidden_states=hidden, groups=("all",), value=key, key=key, first_key=0, own=None)
+            columns = SimpleNamespace(
+                sums=torch.empty(BATCH, HEADS, 1, KEYS, device=at), diagonal=key[..., 0], last_row=key[..., 0], prefix=None
+            )
+            return LayerSeen.of(call, columns, ("all",))
+
+        parts = stack_layers([seen("cpu", "cpu"), seen("cpu", "meta"), seen("meta", "meta")], causal=True)
+    assert [{str(one.device) for one in part.values()} for part in parts] == [{"cpu"}, {"meta"}]

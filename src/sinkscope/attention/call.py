@@ -219,7 +219,7 @@ def _membership(
     batch, length = context.tokens.shape
     lengths = upload(context.lengths, device)[:, None]
     position, first = torch.arange(length, device=device)[None], length - lengths
-    prompts = upload(torch.tensor([prompt_lengths[row % len(prompt_lengths)] for row in range(batch)]), device)[:, None]
+    prompts = upload(torch.tensor([prompt_lengths[row % len(prompt_lengths)] for row in range(batch)], device="cpu"), device)[:, None]
     real, masked = position >= first, upload(context.masked, device)
     members: Mapping[str, Tensor] = {
         "all": real,

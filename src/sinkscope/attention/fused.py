@@ -15,6 +15,8 @@ from sinkscope.attention.kernels import attention_kernel, column_kernel
 from sinkscope.attention.no_kernel import NoKernel
 from sinkscope.attention.sweep import Columns, Prefix
 
+PASSING = ("out of memory", "illegal memory access", "device-side assert", "unspecified launch failure", "misaligned address")
+"""What errors say that are not of these kernels, but of what ran before or runs beside them."""
 LOG2E = math.log2(math.e)
 # A kernel's parameters are no Python parameters to a type checker: it is given a grid, then called with everything flat.
 _attention: Any = attention_kernel
@@ -97,6 +99,8 @@ def attend_fused(
                 GROUPS=groups.shape[1], BG=triton.next_power_of_2(groups.shape[1]), DIAGONAL=by_torch, **shared,
             )  # fmt: skip
     except Exception as error:  # a compiler that is missing or old, a device too small: every stage has errors of its own kind
+        if isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in PASSING):
+            raise
         raise NoKernel(f"{type(error).__name__}: {error}") from error
     received = None
     if prefix is not None and front is not None:

@@ -16,9 +16,9 @@ def _visible(s, m, n, mask, mask_q, mask_k, queries, keys, least, CAUSAL: tl.con
     if CAUSAL:
         seen = seen & (m >= n)
     if MASKED == 1:
-        seen = seen & (tl.load(mask + m * mask_q + n * mask_k, mask=there, other=0) != 0)
+        seen = seen & (tl.load(mask + m.to(tl.int64) * mask_q + n.to(tl.int64) * mask_k, mask=there, other=0) != 0)
     if MASKED == 2:
-        bias = tl.load(mask + m * mask_q + n * mask_k, mask=there, other=0.0).to(tl.float32)
+        bias = tl.load(mask + m.to(tl.int64) * mask_q + n.to(tl.int64) * mask_k, mask=there, other=0.0).to(tl.float32)
         s += bias * 1.4426950408889634
         seen = seen & (bias > least)
     return tl.where(seen, s, float("-inf"))

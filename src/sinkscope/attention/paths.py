@@ -74,7 +74,7 @@ def attend_fused_by(
 
     What cannot run for heads of a kind on a device is told once and not tried again.
     """
-    kind = (str(query.device), str(query.dtype).removeprefix("torch."), max(query.shape[-1], value.shape[-1]))
+    kind = (str(query.device), str(query.dtype).removeprefix("torch."), max(query.shape[-1], value.shape[-1]), mask is None, hidden is None)
     if path == "triton" and ("triton", *kind) not in _given_up:
         try:
             from sinkscope.attention.fused import attend_fused
@@ -93,14 +93,15 @@ def attend_fused_by(
     return attend_by_sweep(query, key, value, groups=groups, scale=scale, mask=mask, causal=causal, hidden=hidden, prefix=prefix)
 
 
-_given_up: set[tuple[str, str, str, int]] = set()
-"""Path, device, dtype and head size of what cannot run."""
+_given_up: set[tuple[str, str, str, int, bool, bool]] = set()
+"""Path, device, dtype and head size of what cannot run, and whether without a mask and without hidden keys."""
 
 
-def _give_up(path: str, device: str, dtype: str, dim: int, error: Exception) -> None:
-    _given_up.add((path, device, dtype, dim))
+def _give_up(path: str, device: str, dtype: str, dim: int, bare: bool, whole: bool, error: Exception) -> None:
+    _given_up.add((path, device, dtype, dim, bare, whole))
+    more = ("" if bare else " behind a mask") + ("" if whole else " with hidden keys")
     warnings.warn(
-        f"sinkscope's {path} attention does not run with head size {dim} in {dtype} on {device}; a slower one runs instead ({error})",
+        f"sinkscope's {path} attention does not run with head size {dim} in {dtype}{more} on {device}; a slower one runs instead ({error})",
         RuntimeWarning,
         stacklevel=4,
     )

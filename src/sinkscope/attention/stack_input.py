@@ -49,7 +49,7 @@ class StackInput:
             AttentionError: padding on the right.
         """
         if self.real is None:
-            return torch.full((self.batch,), self.total)
+            return torch.full((self.batch,), self.total, device="cpu")
         real = self.real.cpu().long()
         if bool((real.diff(dim=-1) < 0).any()):
             raise AttentionError("expected padding on the left, found it on the right; set tokenizer.padding_side = 'left'")

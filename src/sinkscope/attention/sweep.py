@@ -99,7 +99,7 @@ class Workspace:
         if device.type != "cpu":  # whose allocator keeps its memory anyway
             return torch.empty(size, device=device)
         if self._buffer is None or len(self._buffer) < size:
-            self._buffer = torch.empty(size)
+            self._buffer = torch.empty(size, device="cpu")
         return self._buffer[:size]
 
     def bias(self, mask: Tensor | None, alone: bool) -> tuple[Tensor | None, Tensor | None]:
@@ -281,16 +281,19 @@ def products(precision: str, device: torch.device) -> Iterator[None]:
     """Within it, products of fp32 matrices are made so, whatever the program has asked of torch.
 
     Rounding to what they came from loses nothing, and the products are added up in fp32 all the same, by the units that a device has
-    for that. Does nothing before torch 2.9 and on other devices.
+    for that. Does nothing before torch 2.9 and on other devices. What torch knows here is of the whole process: other threads
+    multiply so too while it lasts.
 
     Args:
         precision: ``ieee``, ``tf32`` (factors rounded to 11 digits) or ``bf16`` (to 8).
     """
     matmul = getattr({"cpu": torch.backends.mkldnn, "cuda": torch.backends.cuda}.get(device.type), "matmul", None)
     before = getattr(matmul, "fp32_precision", None)
-    if matmul is None or before is None or before == precision:
+    if matmul is None or before is None or before == precision or (before, precision) == ("none", "ieee"):
         yield
         return
+    if before == getattr(torch.backends, "fp32_precision", None):
+        before = "none"  # not set for products: what is set for all holds, also what will be
     matmul.fp32_precision = precision
     try:
         yield

@@ -21,7 +21,7 @@ def autoregressive_steps(model: Model, batch: Batch, settings: AutoregressiveSet
     cache = DynamicCache(config=model.network.config)
     finished = torch.zeros(rows, dtype=torch.bool, device=tokens.device)
     sources = row_generators(settings.seed, rows, tokens.device)
-    fresh, lengths = tokens, torch.tensor(batch.lengths)
+    fresh, lengths = tokens, torch.tensor(batch.lengths, device="cpu")
     with publishing(model, batch, settings) as publisher:
         for number in range(settings.length):
             writing = (~finished).nonzero().squeeze(-1).tolist()
@@ -34,7 +34,7 @@ def autoregressive_steps(model: Model, batch: Batch, settings: AutoregressiveSet
                 past_key_values=cache,
                 use_cache=True,
             ).last_hidden_state
-            logits = model.network.lm_head(hidden[:, -1:])[:, 0].float()
+            logits = model.network.lm_head(hidden[:, -1:])[:, 0].to(tokens.device).float()
             token, sure = _choose(logits, settings, sources)
             if eos is not None:
                 token = torch.where(finished, eos, token)

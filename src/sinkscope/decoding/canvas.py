@@ -65,10 +65,10 @@ def make_batch(model: Model, prompts: Sequence[Sequence[int]], texts: Sequence[s
             f"{model.limit}; shorten the prompt or --length"
         )
     padding = model.card.eos_id if model.card.eos_id is not None else 0
-    tokens = torch.full((len(prompts), width), padding, dtype=torch.long)
-    real = torch.zeros(len(prompts), width, dtype=torch.bool)
+    tokens = torch.full((len(prompts), width), padding, dtype=torch.long, device="cpu")
+    real = torch.zeros(len(prompts), width, dtype=torch.bool, device="cpu")
     for row, prompt in enumerate(prompts):
-        tokens[row, width - len(prompt) :] = torch.tensor(prompt, dtype=torch.long)
+        tokens[row, width - len(prompt) :] = torch.tensor(prompt, dtype=torch.long, device="cpu")
         real[row, width - len(prompt) :] = True
     return Batch(tokens.to(model.device), real.to(model.device), tuple(texts))
 

@@ -82,8 +82,8 @@ def log_likelihood(
         found, best = _causal(model, prefix, target)
         return Likelihood(float(found.double().sum()), 0.0, 1, length, best, "exact")
     if method == "chain_rule":
-        hidden = torch.ones(length, length, dtype=torch.bool).triu()
-        found, best = _score(model, prefix, target, hidden, torch.eye(length, dtype=torch.bool), guidance, batch)
+        hidden = torch.ones(length, length, dtype=torch.bool, device="cpu").triu()
+        found, best = _score(model, prefix, target, hidden, torch.eye(length, dtype=torch.bool, device="cpu"), guidance, batch)
         return Likelihood(float(found.sum()), 0.0, 1, length, bool(best.diagonal().all()), method)
     groups = _groups(samples)
     masks = mask_patterns(length, groups, seed)
@@ -121,13 +121,13 @@ def _groups(samples: int) -> list[int]:
 
 def mask_patterns(length: int, groups: list[int], seed: int) -> Tensor:
     """Which tokens are masked, bool [sample, token]: within a group the number of masks is spread evenly from a random offset."""
-    source = torch.Generator().manual_seed(seed)
+    source = torch.Generator("cpu").manual_seed(seed)
     patterns = []
     for size in groups:
-        offset = int(torch.randint(1, length + 1, (), generator=source))
+        offset = int(torch.randint(1, length + 1, (), generator=source, device="cpu"))
         for number in range(size):
             masks = (offset - 1 + (2 * number * length + size) // (2 * size)) % length + 1
-            patterns.append((torch.arange(length) < masks)[torch.randperm(length, generator=source)])
+            patterns.append((torch.arange(length, device="cpu") < masks)[torch.randperm(length, generator=source, device="cpu")])
     return torch.stack(patterns)
 
 
@@ -137,7 +137,7 @@ def _standard_error(values: Tensor, groups: list[int], length: int) -> float:
         return 0.0  # there is only one way to mask one token
     if len(groups) < 2:
         return float("nan")
-    sizes = torch.tensor(groups, dtype=torch.float64)
+    sizes = torch.tensor(groups, dtype=torch.float64, device="cpu")
     sums = torch.stack([group.sum() for group in values.split(groups)])
     spread = ((sums - sizes * values.mean()) ** 2).sum() * len(groups) / (len(groups) - 1)
     return float(spread.sqrt() / sizes.sum())
@@ -155,8 +155,8 @@ def _score(
     device = model.device
     whole = torch.tensor([*prefix, *target], device=device)
     before = len(prefix)
-    found = torch.zeros(hidden.shape, dtype=torch.float64)
-    best = torch.zeros(hidden.shape, dtype=torch.bool)
+    found = torch.zeros(hidden.shape, dtype=torch.float64, device="cpu")
+    best = torch.zeros(hidden.shape, dtype=torch.bool, device="cpu")
     for begin in range(0, len(hidden), batch):
         places = asked[begin : begin + batch].to(device)
         canvas = whole.repeat(len(places), 1)

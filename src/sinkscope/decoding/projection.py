@@ -64,7 +64,7 @@ def _on_its_way(number: Tensor) -> tuple[Tensor, Any]:
     """A number copied to the host without waiting, and the event that says it is there."""
     if not number.is_cuda:
         return number, None
-    here = torch.empty((), dtype=number.dtype, pin_memory=True)
+    here = torch.empty((), dtype=number.dtype, device="cpu", pin_memory=True)
     here.copy_(number, non_blocking=True)
     return here, torch.cuda.current_stream(number.device).record_event()
 
@@ -82,7 +82,7 @@ def project(model: Model, hidden: Tensor, chosen: Tensor, layout: Layout, guidan
     most = int(chosen.sum()) if most is None else most
     needed = (~chosen.flatten()).byte().argsort(stable=True)[: max(most, LEAST_ROWS)]
     if model.family.shift:
-        starts = upload(torch.tensor(layout.starts), needed.device)
+        starts = upload(torch.tensor(layout.starts, device="cpu"), needed.device)
         needed = needed - (needed % width > starts[needed // width]).long()
     logits = model.network.lm_head(hidden[:rows].flatten(0, 1)[needed])
     if guidance > 0:

@@ -55,17 +55,17 @@ class Canvas:
         rows, device = self.context.rows, values.device
         if rows == tuple(range(self.rows)):
             return values
-        return values[self.once(("rows", device), lambda: upload(torch.tensor(rows, dtype=torch.long), device))]
+        return values[self.once(("rows", device), lambda: upload(torch.tensor(rows, dtype=torch.long, device="cpu"), device))]
 
     def prompts(self, device: torch.device) -> Tensor:
         """For each recorded row the number of its prompt, int64 [row]."""
-        return self.once(("prompts", device), lambda: upload(torch.tensor(self.context.prompts, dtype=torch.long), device))
+        return self.once(("prompts", device), lambda: upload(torch.tensor(self.context.prompts, dtype=torch.long, device="cpu"), device))
 
     def _among(self, where: str | Collection[int], device: torch.device) -> Tensor:
         real = self.real(device)
         position = real.long().cumsum(-1) - 1
         if not isinstance(where, str):
-            wanted = torch.zeros(self.width, dtype=torch.bool)
+            wanted = torch.zeros(self.width, dtype=torch.bool, device="cpu")
             wanted[[place for place in where if place < self.width]] = True
             return real & upload(wanted, device)[position.clamp(min=0)]
         if where in ("masked", "unmasked"):
@@ -77,4 +77,4 @@ class Canvas:
 
     @staticmethod
     def _column(numbers: list[int], device: torch.device) -> Tensor:
-        return upload(torch.tensor(numbers, dtype=torch.long), device)[:, None]
+        return upload(torch.tensor(numbers, dtype=torch.long, device="cpu"), device)[:, None]

@@ -280,11 +280,11 @@ class Hiding(Hider):
     def draw(self, call: LayerCall, seed: int, groups: int) -> Tensor:
         """See `Look.draw`."""
         keys = call.keys
-        drawn = torch.zeros(len(self._rows), groups, keys)
+        drawn = torch.zeros(len(self._rows), groups, keys, device="cpu")
         for row, (digest, length) in enumerate(zip(self._rows, self.canvas.lengths, strict=True)):
             key = blake2b(digest + f"{seed} {self._step} {call.index}".encode(), digest_size=7).digest()
-            source = torch.Generator().manual_seed(int.from_bytes(key, "big"))
-            drawn[row, :, keys - length :] = torch.rand(groups, length, generator=source)
+            source = torch.Generator("cpu").manual_seed(int.from_bytes(key, "big"))
+            drawn[row, :, keys - length :] = torch.rand(groups, length, generator=source, device="cpu")
         return upload(drawn, call.key.device)
 
     @property
@@ -312,7 +312,7 @@ class Hiding(Hider):
         for token in unique.tolist():
             if token not in known:
                 known[token] = self._class_names.setdefault(classify(token), len(self._class_names))
-        return torch.tensor([known[token] for token in unique.tolist()])[places]
+        return torch.tensor([known[token] for token in unique.tolist()], device="cpu")[places]
 
     def _classify_by_tokenizer(self, token: int) -> str:
         assert self.model is not None

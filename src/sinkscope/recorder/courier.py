@@ -113,7 +113,7 @@ class Courier:
             if one.device not in self._streams:
                 self._streams[one.device] = torch.cuda.Stream(one.device)
             stream = self._streams[one.device]
-            here[name] = torch.empty(one.shape, dtype=one.dtype, pin_memory=True)
+            here[name] = torch.empty(one.shape, dtype=one.dtype, device="cpu", pin_memory=True)
             stream.wait_stream(torch.cuda.current_stream(one.device))
             with torch.cuda.stream(stream):
                 here[name].copy_(one, non_blocking=True)

@@ -49,7 +49,7 @@ class LayerSeen:
             columns.last_row,
             _placed(_norms(call.value), call.first_key),
             _placed(_norms(call.key), call.first_key),
-            None if hidden is None else _norms(hidden),
+            None if hidden is None else _norms(hidden).to(columns.sums.device),  # a layer's input comes from the device of the layer before
             None if columns.prefix is None or call.own is None else columns.prefix[:, :, call.groups.index("all")],
         )
 

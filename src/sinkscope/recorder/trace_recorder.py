@@ -208,7 +208,7 @@ class Recorder(Watcher):
         fitting = {name: one for name, one in self._contexts.items() if name != view.stack and one.tokens.shape == (batch, keys)}
         source = next(reversed(fitting), None)
         if source is None:  # states that came ready-made: nobody knows their tokens
-            tokens, lengths = context.tokens.new_full((batch, keys), -1), torch.full((batch,), keys)
+            tokens, lengths = context.tokens.new_full((batch, keys), -1), torch.full((batch,), keys, device="cpu")
         else:
             tokens, lengths = fitting[source].tokens, fitting[source].lengths
         looked_at = replace(context, tokens=tokens, masked=torch.zeros_like(tokens, dtype=torch.bool), lengths=lengths)
@@ -282,7 +282,7 @@ class Recorder(Watcher):
         arrays: dict[str, Any] = {
             "tokens": context.tokens[row, padding:].to(torch.int32),
             "masked": context.masked[row, padding:].to(torch.uint8),
-            "lengths": torch.tensor(length, dtype=torch.int32),
+            "lengths": torch.tensor(length, dtype=torch.int32, device="cpu"),
             **{name: step[name][..., own] for name in (*GROUPS, *PER_KV_HEAD, "last_query") if name in step},
         }
         if "sink_token_columns" in step:

@@ -1,0 +1,53 @@
+"""What a program has set as torch's default device does not matter: a model runs where it lies."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import sinkscope
+from sinkscope.decoding import log_likelihood
+from sinkscope.models import DREAM, MMADA
+
+RULES = ["none", "top:1", "top:1@current", "random:1", "mass:1", "persistent:1", "class:1", "window:2+5"]
+PROMPTS = ["Q: 1 + 2\nA:", "Q: 1 + 2 + 3\nA:"]
+
+
+def written(model, out, rule="none", **settings):
+    with sinkscope.recording(model, out=Path(out)), sinkscope.parse_rule(rule)(model):
+        answers = sinkscope.generate(model, PROMPTS, **settings)
+    return [answer.tokens.tolist() for answer in answers], sinkscope.open_traces(out)[1].column_sums[-1]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_recorded_generation(diffusion, tmp_path, rule):
+    settings = {"length": 8, "steps": 4, "block": 8, "temperature": 0.5}
+    tokens, columns = written(diffusion, tmp_path / "here", rule, **settings)
+    with torch.device("meta"):  # where nothing can be read
+        other, there = written(diffusion, tmp_path / "there", rule, **settings)
+    assert other == tokens
+    assert np.array_equal(there, columns, equal_nan=True)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_an_autoregressive_generation(autoregressive, tmp_path, temperature):
+    tokens, _ = written(autoregressive, tmp_path / "here", "random:1", length=4, temperature=temperature)
+    with torch.device("meta"):
+        assert written(autoregressive, tmp_path / "there", "random:1", length=4, temperature=temperature)[0] == tokens
+
+
+@pytest.mark.parametrize("family", [DREAM, MMADA])
+def test_the_other_samplers(diffusion, family):
+    model = replace(diffusion, family=family)
+    expected = [answer.tokens.tolist() for answer in sinkscope.generate(model, PROMPTS, length=8, steps=4, temperature=0.4)]
+    with torch.device("meta"):
+        assert [answer.tokens.tolist() for answer in sinkscope.generate(model, PROMPTS, length=8, steps=4, temperature=0.4)] == expected
+
+
+@pytest.mark.parametrize("method", ["monte_carlo", "chain_rule"])
+def test_a_likelihood(diffusion, method):
+    expected = log_likelihood(diffusion, PROMPTS[0], " 3", method=method, samples=8)
+    with torch.device("meta"):
+        assert log_likelihood(diffusion, PROMPTS[0], " 3", method=method, samples=8) == expected
