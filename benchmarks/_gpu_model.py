@@ -117,11 +117,11 @@ def over(found: dict[str, list[float]], name: str, base: str) -> float:
 
 
 def peak(run: Callable[[], Any], device: str) -> int | None:
-    """Bytes of GPU memory at most during a run, weights included; None on a CPU."""
+    """Bytes of GPU memory at most during a run, weights included, and what is freed but still waits for a copy; None on a CPU."""
     if not device.startswith("cuda"):
         return None
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     run()
     torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated()
+    return torch.cuda.memory_stats()["active_bytes.all.peak"]

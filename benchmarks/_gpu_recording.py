@@ -4,6 +4,7 @@ import contextlib
 import tempfile
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -108,9 +109,8 @@ def recorded_time(model: Any, given: Any, keep: str, hide: bool = False) -> dict
 def recorded_memory(model: Any, given: Any) -> dict[str, Any]:
     """Peak memory of the device. Beside the weights of an 8B model the ratio can hardly fail: the MiB say more."""
     kinds = {"plain": (None, False), "recorded": ("columns", False), "hiding": ("columns", True)}
-    bytes_of = {
-        name: peak(lambda settings=settings: run(model, given, *settings, steps=4), given.device) for name, settings in kinds.items()
-    }
+    steps = min(given.steps, 16)  # more than are under way at once
+    bytes_of = {name: peak(partial(run, model, given, *settings, steps=steps), given.device) for name, settings in kinds.items()}
     plain, recorded, hiding = (bytes_of[name] for name in kinds)
     if plain is None or recorded is None or hiding is None:
         return {"memory": None, "extra_mib": None}

@@ -1,6 +1,6 @@
 r"""What recording costs on a GPU at LLaDA-8B's shape, in bf16 with random weights, batch 1: every figure as a row, printed as it comes.
 
-    attention   with columns over flash attention (pinned by name; torch's others beside it), by CUDA events
+    attention   with columns over flash attention (torch's others beside it), by CUDA events
                 around calls in a queue; goal 1.7 at --kernel, S = 4096
     recording   recorded over plain, a step's time by events inside the recording, at --length, S = 1024;
                 goals 1.03 in time, 1.01 in memory. time_early is of the first steps, which no writer holds up;
@@ -16,7 +16,7 @@ Run it on the machine in question, it needs 20 GB of GPU memory; a row that fail
     python benchmarks/gpu.py --json
 
 `--only attention,hiding` leaves the others out. A checkout that is not installed will do, with torch, transformers and jaxtyping there.
-Traces go to --folder, memory where there is /dev/shm. Without a GPU, for a try of all its lines (the figures mean nothing):
+Traces go to --folder, memory where /dev/shm has room. Without a GPU, for a try of all its lines (the figures mean nothing):
 
     python benchmarks/gpu.py --device cpu --shape tiny --dtype float32 --length 96 --kernel 128 --written 32 \
         --steps 3 --rounds 1 --backend eager
@@ -25,6 +25,7 @@ Traces go to --folder, memory where there is /dev/shm. Without a GPU, for a try 
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -112,12 +113,19 @@ def measured(row: Row) -> dict[str, Any]:
 def clocks() -> dict[str, str] | None:
     """What the device runs at now, as its driver says; None where that cannot be asked."""
     names = ("clocks.sm", "clocks.max.sm", "clocks.mem", "power.draw", "temperature.gpu")
-    command = ["nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader"]
+    uuid = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", None)
+    command = ["nvidia-smi", *([f"--id=GPU-{uuid}"] if uuid else []), f"--query-gpu={','.join(names)}", "--format=csv,noheader"]
     try:
         told = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.splitlines()[0]
     except (OSError, subprocess.SubprocessError, IndexError):
         return None
     return dict(zip(names, (one.strip() for one in told.split(",")), strict=False))
+
+
+def roomy() -> str:
+    """Where traces go: memory where it holds the largest, 1.6 GB at the defaults; containers often have 64 MB of it."""
+    memory = "/dev/shm"
+    return memory if os.path.isdir(memory) and shutil.disk_usage(memory).free > 4e9 else tempfile.gettempdir()
 
 
 def about(given: Any) -> dict[str, Any]:
@@ -137,12 +145,14 @@ def about(given: Any) -> dict[str, Any]:
 def main() -> None:
     given = flags(
         device="cuda", shape="llada-8b", dtype="bfloat16", length=1024, kernel=4096, written=128, steps=64, rounds=3,
-        only=SECTIONS, folder="/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir(), backend="inductor",
+        only=SECTIONS, folder=roomy(), backend="inductor",
     )  # fmt: skip
     if given.device.startswith("cuda") and not torch.cuda.is_available():
         print("gpu: expected a CUDA device, found none: nothing is measured; --help says how to run without one", file=sys.stderr)
         print("[]" if given.json else "")
         return
+    if given.device.startswith("cuda"):
+        torch.cuda.set_device(given.device if ":" in given.device else 0)  # events, waits and memory are of the current device
     unknown = [name for name in given.only if name not in SECTIONS]
     if unknown:
         sys.exit(f"gpu: expected --only {', '.join(SECTIONS)}, found {', '.join(unknown)}")
