@@ -121,17 +121,18 @@ def test_the_simulated_gpu_writes_what_the_cpu_writes(rule, gpu, models, tmp_pat
         np.testing.assert_allclose(found, getattr(expected, name), rtol=1e-4, atol=1e-4)
 
 
-def generate(model, out, prompts=((5, 9, 11, 7), (8, 6, 13, 20)), **more):
+def generate(model, out, prompts, **more):
     with sinkscope.recording(model, out=out), parse_rule("top:1")(model):
         return sinkscope.generate(model, [list(prompt) for prompt in prompts], length=8, steps=8, block=8, **more)
 
 
-def test_llada_s_loop_waits_for_the_count_of_the_step_before_alone(gpu, models, tmp_path, monkeypatch):
+@pytest.mark.parametrize("prompts", [((5, 9, 11, 7), (8, 6, 13, 20)), ((5, 9, 11, 7), (8, 6, 13))], ids=["equal", "padded"])
+def test_llada_s_loop_waits_for_the_count_of_the_step_before_alone(prompts, gpu, models, tmp_path, monkeypatch):
     monkeypatch.setattr("sinkscope.decoding.blocks.row_generators", lambda seed, rows, device: [None] * rows)
     waits = []
     with gpu:
-        told = generate(models[0], tmp_path / "there", on_step=lambda _: (waits.append(Counter(gpu.waits)), gpu.waits.clear()))
-    expected = generate(models[1], tmp_path / "here")
+        told = generate(models[0], tmp_path / "there", prompts, on_step=lambda _: (waits.append(Counter(gpu.waits)), gpu.waits.clear()))
+    expected = generate(models[1], tmp_path / "here", prompts)
     assert [one.text for one in told] == [one.text for one in expected]
     assert len(waits) == 8
     assert set().union(*waits[1:]) <= {("decoding/projection.py:most", "an event")}

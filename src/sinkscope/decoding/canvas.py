@@ -78,13 +78,14 @@ class Layout:
     """Where the real tokens of a batch of canvases stand; they are at the right end.
 
     Attributes:
-        padding: int64 [batch, position], 0 on padding; None when there is none.
+        seen: bool [batch, 1, query, key], False on padding; None when there is none. A mask that is ready as it is: of one that only
+            marks padding the network asks in every step whether it marks any, and a GPU is waited for.
         positions: int64 [batch, position], from 0 at the first real token.
         lengths: int64 [batch], real tokens; on the host.
         starts: where each row begins.
     """
 
-    padding: Tensor | None
+    seen: Tensor | None
     positions: Tensor
     lengths: Tensor
     starts: tuple[int, ...]
@@ -94,7 +95,7 @@ def lay_out(real: Tensor) -> Layout:
     """The layout of canvases whose real tokens are marked: bool [batch, position]."""
     lengths = real.sum(-1).cpu()
     return Layout(
-        padding=None if bool(real.all()) else real.long(),
+        seen=None if bool(real.all()) else real[:, None, None].expand(-1, 1, real.shape[1], -1),
         positions=(real.long().cumsum(-1) - 1).clamp(min=0),
         lengths=lengths,
         starts=tuple((real.shape[1] - lengths).tolist()),

@@ -25,7 +25,7 @@ def hidden_states(model: Model, inputs: Tensor, layout: Layout) -> Tensor:
     copies = len(inputs) // len(layout.starts)
     output = model.network.model(
         input_ids=inputs,
-        attention_mask=None if layout.padding is None else layout.padding.repeat(copies, 1),
+        attention_mask=layout.seen if layout.seen is None or copies == 1 else layout.seen.repeat(copies, 1, 1, 1),
         position_ids=layout.positions.repeat(copies, 1),
         use_cache=False,
     )
