@@ -25,8 +25,8 @@ def inputs(given: Any, length: int) -> tuple[torch.Tensor, ...]:
 def over_flash(given: Any, length: int, kind: str) -> dict[str, Any]:
     """Attention with columns against torch's flash attention; ``kind`` is how ours runs.
 
-    ``columns`` as it is chosen, ``own kernels`` both ours, ``hidden`` with a key of each head taken away, ``exchanged`` without
-    Triton, and ``cudnn`` and ``sdpa`` torch's other kernels without columns.
+    ``columns`` as it is chosen, ``own kernels`` both ours, ``hidden`` with a key of each head taken away, ``masked, hidden`` also behind
+    a mask, as a padded batch has one, ``exchanged`` without Triton, and ``cudnn`` and ``sdpa`` torch's other kernels without columns.
     """
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -36,6 +36,7 @@ def over_flash(given: Any, length: int, kind: str) -> dict[str, Any]:
     query, key, value, groups = inputs(given, length)
     hidden = torch.zeros(1, 1, length, dtype=torch.bool, device=given.device)
     hidden[..., 5] = True
+    mask = (torch.arange(length, device=given.device) > 2)[None, None, None].expand(1, 1, length, length)
     plain, took = torch.nn.functional.scaled_dot_product_attention, []
 
     def flash() -> Any:
@@ -59,6 +60,7 @@ def over_flash(given: Any, length: int, kind: str) -> dict[str, Any]:
         "columns": noted(lambda: attend(query, key, value, groups=groups)),
         "own kernels": noted(own_kernels),
         "hidden": noted(lambda: attend(query, key, value, groups=groups, hidden=hidden)),
+        "masked, hidden": noted(lambda: attend(query, key, value, groups=groups, mask=mask, hidden=hidden)),
         "exchanged": noted(lambda: attend_fused_by("exchanged", query, key, value, groups, None, None, False, None, None)),
         "cudnn": cudnn,
         "sdpa": lambda: plain(query, key, value),
@@ -75,23 +77,30 @@ def over_flash(given: Any, length: int, kind: str) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def tiles(given: Any, length: int, by_torch: bool) -> dict[str, Any]:
-    """Every size of tile, warps and stages in one go: what `fused._tiles` should say on this device.
+def tiles(given: Any, length: int, kernel: str, dressed: bool) -> dict[str, Any]:
+    """Sizes of tile, warps and stages in one go: what `fused._tiles` and `fused._column_tiles` should say on this device.
 
-    ``by_torch``: output and log-sum-exp from torch's flash attention, so that the column kernel alone is ours.
+    Args:
+        kernel: ``columns``, behind torch's flash attention unless ``dressed``, or ``attention``, with the columns behind it as they are.
+        dressed: with a mask and a hidden key, as a padded batch under a rule has them.
     """
     from sinkscope.attention import fused
     from sinkscope.attention.no_kernel import NoKernel
 
     query, key, value, groups = inputs(given, length)
+    mask = torch.ones(1, 1, length, length, dtype=torch.bool, device=given.device) if dressed else None
+    hidden = torch.zeros(1, 1, length, dtype=torch.bool, device=given.device) if dressed else None
+    name, dim = {"columns": "_column_tiles", "attention": "_tiles"}[kernel], query.shape[-1]
+    now = fused._column_tiles(query, dim, dressed) if kernel == "columns" else fused._tiles(query, dim, dim, dressed, dressed)
+    sizes = list(product((32, 64, 128), (32, 64), (4, 8), (2, 3))) if given.device.startswith("cuda") else [(16, 16, 4, 1), (32, 16, 4, 1)]
     tried: dict[str, float | None] = {}
-    sizes = list(product((64, 128), (32, 64, 128), (4, 8), (2, 3))) if given.device.startswith("cuda") else [(16, 16, 4, 1), (32, 16, 4, 1)]
-    for size in [fused._tiles(query, query.shape[-1], value.shape[-1]), *sizes]:
+    by_torch = kernel == "columns" and not dressed
+    for size in [now, *sizes]:
 
         def run() -> Any:
-            return fused.attend_fused(query, key, value, groups, None, None, False, None, None)
+            return fused.attend_fused(query, key, value, groups, None, mask, False, hidden, None)
 
-        with patch.object(fused, "_tiles", lambda *_, size=size: size), patch.object(fused, "_flash_takes", lambda *_: by_torch):
+        with patch.object(fused, name, lambda *_, size=size: size), patch.object(fused, "_flash_takes", lambda *_: by_torch):
             try:
                 found, _ = queued({"run": run}, given.device, 3, CALLS if given.device.startswith("cuda") else 1)
                 tried[",".join(map(str, size))] = round(median(found["run"]), 4)
@@ -100,10 +109,10 @@ def tiles(given: Any, length: int, by_torch: bool) -> dict[str, Any]:
     timed = {size: ms for size, ms in tried.items() if ms is not None}
     if not timed:
         raise RuntimeError("no kernel runs on this device, whatever its tiles")
-    now, best = tried[next(iter(tried))], min(timed, key=timed.__getitem__)
+    first, best = next(iter(tried)), min(timed, key=timed.__getitem__)
     return {
-        "now": next(iter(tried)),
+        "now": first,
         "best": best,
-        "best_over_now": None if now is None else round(timed[best] / now, 3),
+        "best_over_now": None if first not in timed else round(timed[best] / timed[first], 3),
         "ms_by_tiles": tried,
     }

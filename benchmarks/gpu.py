@@ -74,7 +74,7 @@ def rows(given: Any) -> Iterator[Row]:
     for section in given.only:
         if section == "attention":
             for length in (given.kernel, given.length):
-                for kind in ("columns", "hidden", "own kernels", "exchanged", "cudnn", "sdpa"):
+                for kind in ("columns", "hidden", "masked, hidden", "own kernels", "exchanged", "cudnn", "sdpa"):
                     goal = {"goal_time": GOAL} if kind == "columns" and length == given.kernel else {}
                     yield f"attention, {kind} over flash, S = {length}", goal, partial(over_flash, given, length, kind)
         if section == "recording":
@@ -88,8 +88,9 @@ def rows(given: Any) -> Iterator[Row]:
             for family in LOOPS:
                 yield f"published loop over ours, {family}", {"goal_time": 1.1}, lambda family=family: sampling(loaded(), given, family)
         if section == "tiles":
-            for by_torch, name in ((True, "column kernel behind flash attention"), (False, "both kernels")):
-                yield f"tiles, {name}, S = {given.kernel}", {}, partial(tiles, given, given.kernel, by_torch)
+            for kernel in ("columns", "attention"):
+                for dressed, more in ((False, ""), (True, ", masked and hidden")):
+                    yield f"tiles of the {kernel}{more}, S = {given.kernel}", {}, partial(tiles, given, given.kernel, kernel, dressed)
         if section == "compiled":
             yield "recorded over plain, compiled layers", {}, lambda: compiled(loaded(), given)
         if section == "control":

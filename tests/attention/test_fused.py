@@ -26,7 +26,8 @@ def device(request):
 
 @pytest.fixture
 def small_tiles(monkeypatch):
-    monkeypatch.setattr("sinkscope.attention.fused._tiles", lambda *_: (16, 16, 4, 1))
+    for name in ("_tiles", "_column_tiles"):
+        monkeypatch.setattr(f"sinkscope.attention.fused.{name}", lambda *_: (16, 16, 4, 1))
 
 
 def fused(device, inputs, *, path="triton", scale=None, mask=None, causal=False, hidden=None, prefix=None):
@@ -239,7 +240,7 @@ def test_what_torch_s_attention_is_asked_for(heads, dim, queries, causal, taken,
 
 
 @pytest.mark.parametrize(("dtype", "within"), [(torch.float32, 1e-4), (torch.bfloat16, 1e-3), (torch.float16, 1e-3)])
-@pytest.mark.parametrize("kind", ["none", "causal", "boolean", "hidden", "causal, hidden"])
+@pytest.mark.parametrize("kind", ["none", "causal", "boolean", "hidden", "causal, hidden", "boolean, hidden"])
 def test_whole_tiles(kind, dtype, within, device):
     """With the tiles as `_tiles` gives them, none cut to the lengths."""
     length, dims = (150, (64,)) if device == "cpu" else (1024, (64, 128, 256))

@@ -68,35 +68,31 @@ def attend_fused(
     bitmap = None if hidden is None else hidden.view(torch.uint8)
     bitmap_strides = (0, 0, 0) if bitmap is None else bitmap.expand(batch, heads, keys).stride()
     least = 0.0 if mask is None or kind == 1 else torch.finfo(mask.dtype).min / 2
-    rows, columns, warps, stages = _tiles(query, dim, value_dim)
-    rows, columns = _at_most(rows, queries), _at_most(columns, keys)
+    of_attention = _fitted(_tiles(query, dim, value_dim, mask is not None, hidden is not None), queries, keys)
+    of_columns = _fitted(_column_tiles(query, dim, hidden is not None), queries, keys)
     shared = {
         "CAUSAL": causal,
         "MASKED": kind,
         "HIDING": hidden is not None,
         "PRECISION": "tf32x3" if query.dtype == torch.float32 else "ieee",  # which keeps float32's digits
         "WIDEN": INTERPRETED and query.dtype == torch.bfloat16,
-        "BM": rows,
-        "BN": columns,
         "BD": _at_most(256, dim),
-        "num_warps": warps,
-        "num_stages": stages,
     }
     logs = None if front is None else (torch.logsumexp(front, -1) * LOG2E).contiguous()
     try:
         with torch.cuda.device(query.device) if query.is_cuda else contextlib.nullcontext():
             if not by_torch:
-                _attention[(triton.cdiv(queries, rows) * batch * heads,)](
+                _attention[(triton.cdiv(queries, of_attention["BM"]) * batch * heads,)](
                     query, key, value, output, lse, lse_all, removed, diagonal, seen, bitmap, logs,
                     *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *output.stride()[:3], *seen_strides, *bitmap_strides,
                     heads, heads // kv_heads, queries, keys, dim, value_dim, shift, scale * LOG2E, least,
-                    FRONTED=front is not None, BV=_at_most(256, value_dim), **shared,
+                    FRONTED=front is not None, BV=_at_most(256, value_dim), **shared, **of_attention,
                 )  # fmt: skip
-            _columns[(triton.cdiv(keys, columns) * batch * heads,)](
+            _columns[(triton.cdiv(keys, of_columns["BN"]) * batch * heads,)](
                 query, key, lse, lse_all, groups, sums, local, diagonal, last_row, last_in_force, seen, bitmap,
                 *query.stride()[:3], *key.stride()[:3], *groups.stride()[:2], *seen_strides, *bitmap_strides,
                 heads, heads // kv_heads, queries, keys, dim, shift, scale * LOG2E, least,
-                GROUPS=groups.shape[1], BG=triton.next_power_of_2(groups.shape[1]), DIAGONAL=by_torch, **shared,
+                GROUPS=groups.shape[1], BG=triton.next_power_of_2(groups.shape[1]), DIAGONAL=by_torch, **shared, **of_columns,
             )  # fmt: skip
     except Exception as error:  # a compiler that is missing or old, a device too small: every stage has errors of its own kind
         if isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in PASSING):
@@ -144,12 +140,30 @@ def _per_head(constant: Tensor, query: Tensor) -> Tensor:
     return batched.to(query).repeat_interleave(query.shape[1] // batched.shape[1], dim=1)
 
 
-def _tiles(query: Tensor, dim: int, value_dim: int) -> tuple[int, int, int, int]:
-    """Queries and keys of a tile, warps and stages: what fits into the registers and the shared memory of a streaming multiprocessor."""
+def _tiles(query: Tensor, dim: int, value_dim: int, masked: bool, hiding: bool) -> tuple[int, int, int, int]:
+    """Queries and keys of a tile of the attention, warps and stages: what fits into shared memory and, compiled for 9.0, into registers."""
     wide = max(dim, value_dim)
     if query.dtype == torch.float32:
-        return (64, 32, 4, 1) if wide <= 64 else (32, 32, 4, 1) if wide <= 128 else (16, 16, 4, 1)
-    return (128, 64, 4, 2) if wide <= 64 else (128, 64, 8, 2) if wide <= 128 else (64, 32, 4, 2)
+        if wide <= 64:
+            return (32, 32, 4, 1) if masked and hiding else (64, 32, 4, 1)
+        return (16, 16, 8, 1) if wide > 128 else (32, 16, 4, 1) if hiding else (32, 32, 8, 1)
+    if wide <= 64:
+        return (128, 64, 8, 2) if masked or hiding else (128, 64, 4, 2)
+    if wide <= 128:
+        return (128, 64, 8, 2) if not masked else (64, 32, 8, 2) if hiding else (128, 32, 8, 2)
+    return (32, 32, 8, 2) if hiding else (64, 32, 8, 2) if masked else (64, 32, 4, 2)
+
+
+def _column_tiles(query: Tensor, dim: int, hiding: bool) -> tuple[int, int, int, int]:
+    """The same of the columns, which hold less at a time."""
+    if query.dtype == torch.float32:
+        return (64, 32, 4, 1) if dim <= 64 else (32, 16, 4, 1) if dim <= 128 else (16, 16, 8, 1)
+    return (128, 64, 8 if hiding else 4, 2) if dim <= 64 else (128, 64, 8, 2) if dim <= 128 else (64, 32, 4, 2)
+
+
+def _fitted(tiles: tuple[int, int, int, int], queries: int, keys: int) -> dict[str, int]:
+    rows, columns, warps, stages = tiles
+    return {"BM": _at_most(rows, queries), "BN": _at_most(columns, keys), "num_warps": warps, "num_stages": stages}
 
 
 def _at_most(size: int, length: int) -> int:
