@@ -21,7 +21,7 @@ from torch import Tensor
 
 from sinkscope.attention.hidden import Hidden
 from sinkscope.attention.no_kernel import NoKernel
-from sinkscope.attention.sweep import Columns, Path, Prefix, Workspace, products
+from sinkscope.attention.sweep import Columns, Path, Prefix, Workspace
 from sinkscope.attention.sweep import attend as attend_by_sweep
 from sinkscope.errors import AttentionError
 
@@ -52,7 +52,7 @@ def attend(
     path = path_of(query, key, value)
     if path != "sweep" and not _needs_gradients(query, key, value, prefix):
         _check(query, key, mask, causal)
-        with contextlib.suppress(_NoBitmap), torch.autocast(query.device.type, enabled=False), products("ieee", query.device):
+        with contextlib.suppress(_NoBitmap), torch.autocast(query.device.type, enabled=False):
             return attend_fused_by(path, query, key, value, groups, scale, mask, causal, _bitmap(hidden, query.device), prefix)
     more = {"hidden": hidden, "prefix": prefix, "block": block, "workspace": workspace}
     return attend_by_sweep(query, key, value, groups=groups, scale=scale, mask=mask, causal=causal, **more)

@@ -23,8 +23,6 @@ Path = Literal["sweep", "triton", "flash", "exchanged"]
 """The implementations of `attend`: this one, and those of `fused` and `exchanged`."""
 
 BLOCK = 512  # queries at a time
-EXACT = {("cpu", torch.bfloat16): "bf16", ("cuda", torch.bfloat16): "tf32", ("cuda", torch.float16): "tf32"}
-"""The quickest way to multiply such queries and keys, as fp32, that does not round them (see `products`)."""
 CPU_SCORES, GPU_SCORES = 1 << 19, 1 << 26  # scores that exist at once, for each thread of a CPU
 
 
@@ -141,7 +139,7 @@ def attend(
     Raises:
         AttentionError: causal together with a mask, or heads that do not divide.
     """
-    with torch.autocast(query.device.type, enabled=False), products("ieee", query.device):  # what either may round are scores and sums
+    with torch.autocast(query.device.type, enabled=False), _products("ieee", query.device):  # what either may round are scores and sums
         return _attend(query, key, value, groups, scale, mask, causal, hidden, prefix, block, workspace or Workspace())
 
 
@@ -177,9 +175,9 @@ def _attend(
     removed = None if hidden is None else torch.zeros_like(diagonal)
     taken = None if hidden is None else Taken(hidden, front.count, query.device)
     precise = query.float()  # scores rounded to bfloat16 before the softmax would be off by a hundredth and more
-    precision = EXACT.get((query.device.type, query.dtype), "ieee") if query.dtype == key.dtype else "ieee"
+    precision = "bf16" if query.dtype == key.dtype == torch.bfloat16 else "ieee"
     transposed = key.float().transpose(-1, -2)
-    if precision == "bf16":
+    if precision == "bf16" and query.device.type == "cpu":
         transposed = transposed.contiguous()  # or each block's product would copy it
     given = [query, key, value, front.keys, front.values, front.logits, mask]
     place = None if torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in given) else workspace
@@ -268,7 +266,7 @@ def _scores(part: Tensor, keys: Tensor, scale: float, place: Workspace | None, p
     """Scores [batch, head, query, key] with keys [batch · kv_head, dim, key]; query heads that share one go into one product."""
     batch, heads, length, dim = part.shape
     part = part.reshape(len(keys), -1, dim)
-    with products(precision, part.device):
+    with _products(precision, part.device):
         if place is None:
             return (torch.bmm(part, keys) * scale).view(batch, heads, length, -1)
         scores = place.take(batch * heads * length * keys.shape[-1], part.device).view(len(keys), -1, keys.shape[-1])
@@ -277,17 +275,17 @@ def _scores(part: Tensor, keys: Tensor, scale: float, place: Workspace | None, p
 
 
 @contextmanager
-def products(precision: str, device: torch.device) -> Iterator[None]:
-    """Within it, products of fp32 matrices are made so, whatever the program has asked of torch.
+def _products(precision: str, device: torch.device) -> Iterator[None]:
+    """Within it, a CPU multiplies fp32 matrices so, whatever the program has asked of torch.
 
-    Rounding to what they came from loses nothing, and the products are added up in fp32 all the same, by the units that a device has
-    for that. Does nothing before torch 2.9 and on other devices. What torch knows here is of the whole process: other threads
-    multiply so too while it lasts.
+    Rounding to what they came from loses nothing, and the products are added up in fp32 all the same, by a CPU's bfloat16 units
+    where it has them. What torch knows here is of the whole process: other threads multiply so too while it lasts. Does nothing
+    before torch 2.9, nor on a GPU, where torch refuses to be asked by its older switches meanwhile.
 
     Args:
-        precision: ``ieee``, ``tf32`` (factors rounded to 11 digits) or ``bf16`` (to 8).
+        precision: ``ieee``, or ``bf16``: factors rounded to 8 digits.
     """
-    matmul = getattr({"cpu": torch.backends.mkldnn, "cuda": torch.backends.cuda}.get(device.type), "matmul", None)
+    matmul = getattr(torch.backends.mkldnn, "matmul", None) if device.type == "cpu" else None
     before = getattr(matmul, "fp32_precision", None)
     if matmul is None or before is None or before == precision or (before, precision) == ("none", "ieee"):
         yield
