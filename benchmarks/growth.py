@@ -158,20 +158,27 @@ def operations(length: int, parameters: float, layers: int, width: int) -> float
 
 
 def draw(rows: list[dict[str, Any]], to: str) -> None:
-    """Seconds against each axis, plain and recorded."""
+    """Time against each axis, plain and recorded."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
     axes = [axis for axis in AXES if any(row["axis"] == axis and "plain_seconds" in row for row in rows)]
     figure, panels = pyplot.subplots(1, len(axes), figsize=(3.2 * len(axes), 3), squeeze=False, layout="constrained")
     for panel, axis in zip(panels[0], axes, strict=True):
         own = [row for row in rows if row["axis"] == axis and isinstance(row["value"], int)]
         for name, marker in (("plain", "o"), ("recorded", "s")):
-            points = [(row["value"], row[f"{name}_seconds"]) for row in own]
+            points = [(row["value"], 1000 * row[f"{name}_seconds"]) for row in own]
             panel.loglog(*zip(*points, strict=True), marker=marker, label=f"{name}, exponent {slope(points)}")
-        panel.set(xlabel=axis, ylabel="seconds")
+        panel.set(xlabel="canvas length, tokens" if axis == "length" else axis, ylabel="milliseconds")
+        values = [row["value"] for row in own]
+        panel.set_xticks(values, map(str, values))
+        panel.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        panel.yaxis.set_minor_formatter(StrMethodFormatter("{x:g}"))
+        panel.xaxis.set_minor_locator(NullLocator())
+        panel.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
         panel.legend(fontsize=7)
     figure.savefig(to, dpi=150)
 
