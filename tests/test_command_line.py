@@ -223,6 +223,12 @@ def test_train_a_recipe_then_load_it(run, tmp_path, monkeypatch):
         (["bench", "no-such-bench"], 2, "no benchmark 'no-such-bench'"),
         (["table", "{tmp}/none"], 2, "none"),
         (["figures", "{tmp}/none", "--out", "{tmp}/f"], 1, "the folder does not exist"),
+        (
+            ["evaluate", "lab-diffusion", "--hide", "none", "--hide=top:1", "--out", "{tmp}/out"],
+            2,
+            "--hide is given 2 times; give it once, with commas between its values where it takes several",
+        ),
+        (["trace", "lab-diffusion", "--length", "8", "--length", "9", "--out", "{tmp}/out"], 2, "--length is given 2 times"),
     ],
 )
 def test_bad_input_gets_one_message(run, tmp_path, diffusion_folder, autoregressive_folder, trace_folder, arguments, status, says):

@@ -77,10 +77,23 @@ def _run(arguments: list[str]) -> None:
     if name not in COMMANDS:
         raise CallError(f"no command {name!r}; expected one of {', '.join(COMMANDS)}")
     command = COMMANDS[name]
+    _refuse_options_given_twice(command, rest)
     _tell_defaults(command)
     if "sampler" in command.__annotations__:
         _give_sampler_flags(command)
     tyro.cli(command, prog=f"sinkscope {name}", args=rest, config=(FlagCreatePairsOff,))
+
+
+def _refuse_options_given_twice(command: Callable[..., None], arguments: list[str]) -> None:
+    """Of two the last would win, without a word."""
+    given = [one.partition("=")[0] for one in arguments if one.startswith("--")]
+    kinds = inspect.get_annotations(command, eval_str=True)
+    for name in dict.fromkeys(given):
+        kind = kinds.get(name[2:].replace("-", "_"))
+        if given.count(name) > 1 and "UseAppendAction" not in repr(getattr(kind, "__metadata__", "")):
+            raise CallError(
+                f"{name} is given {given.count(name)} times; give it once, with commas between its values where it takes several"
+            )
 
 
 def _overview() -> str:
