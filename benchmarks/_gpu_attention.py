@@ -90,6 +90,8 @@ def tiles(given: Any, length: int, kernel: str, dressed: bool) -> dict[str, Any]
     query, key, value, groups = inputs(given, length)
     mask = torch.ones(1, 1, length, length, dtype=torch.bool, device=given.device) if dressed else None
     hidden = torch.zeros(1, 1, length, dtype=torch.bool, device=given.device) if dressed else None
+    if hidden is not None:
+        hidden[..., 5] = True
     name, dim = {"columns": "_column_tiles", "attention": "_tiles"}[kernel], query.shape[-1]
     now = fused._column_tiles(query, dim, dressed) if kernel == "columns" else fused._tiles(query, dim, dim, dressed, dressed)
     sizes = list(product((32, 64, 128), (32, 64), (4, 8), (2, 3))) if given.device.startswith("cuda") else [(16, 16, 4, 1), (32, 16, 4, 1)]
