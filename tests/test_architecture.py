@@ -36,7 +36,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "interventions": {"attention", "models", "sinks"},
     "lab": {"models", "decoding"},
     "evaluation": {"lab", "models", "decoding", "interventions", "recorder"},
-    "report": {"traces", "sinks", "evaluation.results"},
+    "figures": {"traces", "sinks", "evaluation.results"},
+    "report": {"figures"},
 }
 
 
@@ -132,9 +133,9 @@ def test_all_of_the_source_is_walked():
         ("sinkscope.interventions.window", "from sinkscope.recorder import recording"),
         ("sinkscope.lab.training", "from sinkscope.attention import attend"),
         ("sinkscope.evaluation.running", "from sinkscope.sinks import find_sinks"),
-        ("sinkscope.report.page", "from sinkscope.evaluation import evaluate"),
-        ("sinkscope.report.page", "from sinkscope.evaluation.running import evaluate"),
-        ("sinkscope.report.page", "from sinkscope.evaluation.results_of_others import table"),
+        ("sinkscope.figures.page", "from sinkscope.evaluation import evaluate"),
+        ("sinkscope.figures.page", "from sinkscope.evaluation.running import evaluate"),
+        ("sinkscope.figures.page", "from sinkscope.evaluation.results_of_others import table"),
         ("sinkscope.errors", "from sinkscope.attention import attend"),
         ("sinkscope.cli", "from sinkscope.sinks import find_sinks"),
         ("sinkscope.demo", "import sinkscope"),
@@ -153,7 +154,7 @@ def test_a_forbidden_import_is_found(module, source):
         ("sinkscope.attention.sweep", "from ..errors import AttentionError\nfrom . import records", False),
         ("sinkscope.attention.sweep", "import torch\nfrom sinkscope_extras import models\nimport_module(name)", False),
         ("sinkscope.decoding.llada", "from sinkscope import Model", False),
-        ("sinkscope.report.page", "from sinkscope.evaluation.results import table\nfrom sinkscope.evaluation import results", False),
+        ("sinkscope.figures.page", "from sinkscope.evaluation.results import table\nfrom sinkscope.evaluation import results", False),
         ("sinkscope.cli", "from sinkscope.errors import CallError\ndef sinks():\n    import sinkscope", False),
         ("sinkscope.__main__", "from sinkscope.cli import main", False),
         ("sinkscope", "from sinkscope.traces import Trace\nimport_module(f'sinkscope.{home}')", True),
@@ -168,7 +169,7 @@ def test_an_allowed_import_passes(module, source, package):
 MAY_LOAD = {
     "sinkscope": {"typing_extensions"},
     "sinkscope.traces, sinkscope.sinks": {"numpy", "safetensors", "jaxtyping", "wadler_lindig", "typing_extensions", "tqdm"},
-    "sinkscope.report": {"numpy", "safetensors", "jaxtyping", "wadler_lindig", "typing_extensions", "tqdm", "jinja2", "markupsafe"},
+    "sinkscope.figures": {"numpy", "safetensors", "jaxtyping", "wadler_lindig", "typing_extensions", "tqdm", "jinja2", "markupsafe"},
     "sinkscope.cli": {"tyro", "docstring_parser", "typeguard", "rich", "pygments", "markdown_it", "mdurl", "typing_extensions"},
 }
 
@@ -186,7 +187,7 @@ def test_an_import_loads_little(modules):
     assert not loaded_by(f"import {modules}") - MAY_LOAD[modules]
 
 
-@pytest.mark.parametrize("module", ["sinkscope", "sinkscope.traces, sinkscope.sinks", "sinkscope.report", "sinkscope.cli"])
+@pytest.mark.parametrize("module", ["sinkscope", "sinkscope.traces, sinkscope.sinks", "sinkscope.figures", "sinkscope.cli"])
 def test_torch_and_transformers_stay_unloaded(module):
     assert not loaded_by(f"import {module}") & {"torch", "transformers"}
 

@@ -26,9 +26,9 @@ def run_demo(out: Path, *, problems: int = 3, length: int = 64, block: int = 16,
     """
     import sinkscope
     from sinkscope.decoding import LLaDASettings
+    from sinkscope.figures import Table, draw_figures, write_page
     from sinkscope.lab.problems import read_result
     from sinkscope.lab.prompts import held_out, problem_prompt
-    from sinkscope.report import Table, draw_figures, write_page
     from sinkscope.traces import claim_folder
 
     long = [index for index, problem in enumerate(held_out("lab-arith")) if problem.worked.count("=") == OPERATIONS]

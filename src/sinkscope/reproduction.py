@@ -230,7 +230,7 @@ def _write_paper2(parts: Sequence[Part], options: Options) -> Path:
 
 
 def _write_traces(traces: Mapping[str, list[Trace]], options: Options) -> list[Path]:
-    from sinkscope.report import draw_figures
+    from sinkscope.figures import draw_figures
 
     written = draw_figures([one[0] for one in traces.values()], options.out / "figures", excess=options.excess, compare=True)
     tallies = {name: sink_tokens(found, options.excess) for name, found in traces.items()}

@@ -98,7 +98,7 @@ def test_messages(tmp_path):
 
 
 @pytest.mark.parametrize("module", ["sinkscope.evaluation", "sinkscope.evaluation.results", "sinkscope.evaluation.sandbox"])
-def test_the_report_and_the_sandbox_load_no_torch(module):
+def test_the_figures_and_the_sandbox_load_no_torch(module):
     code = f"import sys, {module}\nprint(sorted({{'torch', 'transformers', 'scipy', 'tokenizers'}} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
 

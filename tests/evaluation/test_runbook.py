@@ -195,7 +195,7 @@ def test_every_table_and_figure_and_nothing_is_done_twice(lab, tmp_path, monkeyp
     assert sum(tokens["lab-diffusion"].values()) == pytest.approx(1)
     assert (tmp_path / "table2.md").read_text().startswith("| model | generations | 1. | 2. |")
     figures = [path for path in written if path.parent.name == "figures"]
-    monkeypatch.setattr("sinkscope.report.draw_figures", lambda *_, **__: figures)  # drawn above; what follows is about the runs
+    monkeypatch.setattr("sinkscope.figures.draw_figures", lambda *_, **__: figures)  # drawn above; what follows is about the runs
     said.clear()
     assert reproduce(parts, options, said.append) == written
     assert not any("recorded" in line for line in said)

@@ -7,7 +7,7 @@ import transformers
 from eager_run import DENSE, EagerRun, columns, so_far
 
 import sinkscope
-from sinkscope.report import summarise
+from sinkscope.figures import summarise
 
 TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
 CLOSE = {"rtol": 2e-4, "atol": 2e-4}

@@ -145,7 +145,7 @@ def _write(trace: Any, attention: "np.ndarray", place: tuple[int, int, int], out
 
     import numpy as np
 
-    from sinkscope.report import make_folder
+    from sinkscope.figures import make_folder
     from sinkscope.traces.format import write_whole
 
     content = io.BytesIO()
@@ -156,7 +156,7 @@ def _write(trace: Any, attention: "np.ndarray", place: tuple[int, int, int], out
         lines = (f"{i},{j},{value:.9g}" for i, j, value in zip(query.flat, key.flat, attention.astype(float).flat, strict=True))
         content.write(("query,key,attention\n" + "\n".join(lines) + "\n").encode())
     else:
-        from sinkscope.report import single_map
+        from sinkscope.figures import single_map
 
         single_map(trace, attention, *place).savefig(content, format=out.suffix[1:])
     make_folder(out.parent)

@@ -112,7 +112,7 @@ def figures(
         device: of that model: cpu, cuda …
     """
     from sinkscope.commands.mapping import maps_of
-    from sinkscope.report import draw_figures, open_counts
+    from sinkscope.figures import draw_figures, open_counts
     from sinkscope.traces import is_statistics
 
     if not traces:

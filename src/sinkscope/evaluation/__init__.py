@@ -27,7 +27,7 @@ __all__ = ["ProgramResult", "Result", "Score", "TASKS", "Task", "evaluate", "rea
 
 
 def __getattr__(name: str) -> Any:
-    """Imported when first used: the sandbox's processes and the report need neither torch nor transformers."""
+    """Imported when first used: the sandbox's processes and the figures need neither torch nor transformers."""
     if name not in _HOME:
         raise AttributeError(f"sinkscope.evaluation has no {name!r}; it has {', '.join(__all__)}")
     return getattr(import_module(f"sinkscope.evaluation.{_HOME[name]}"), name)

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from sinkscope.errors import TraceError
-from sinkscope.report.labels import model_label
+from sinkscope.figures.labels import model_label
 from sinkscope.sinks.accumulators import Statistics, histogram_edges
 from sinkscope.sinks.accumulators.norms import KINDS
 from sinkscope.traces import read_statistics

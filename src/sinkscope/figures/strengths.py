@@ -5,14 +5,14 @@ from typing import Any
 
 import numpy as np
 
-from sinkscope.report.counts import Counted
-from sinkscope.report.digest import titled
-from sinkscope.report.plate import HEAT, WIDE, WIDER, Plate, new_figure, number, plain
+from sinkscope.figures.counts import Counted
+from sinkscope.figures.digest import titled
+from sinkscope.figures.figure import HEAT, WIDE, WIDER, DrawnFigure, new_figure, number, plain
 
 MOST_CELLS_WITH_NUMBERS = 200
 
 
-def sink_strengths(digests: Sequence[Counted]) -> Plate:
+def sink_strengths(digests: Sequence[Counted]) -> DrawnFigure:
     """Draws Figure 5; with several traces side by side, on one colour scale."""
     many = len(digests) > 1
     means = [one.mean_strength for one in digests]
@@ -34,7 +34,7 @@ def sink_strengths(digests: Sequence[Counted]) -> Plate:
         figure.supxlabel("hatched: a sink in fewer than half of the steps; –: in none", fontsize="small")
     figure.suptitle("Strength of the main sink by layer and head, mean over steps", x=0.01, ha="left")
     header = ("model", "layer", "head", "mean_main_sink_column_sum", "steps_with_main_sink", "steps")
-    return Plate(
+    return DrawnFigure(
         "figure5-main-sink-strength",
         titled("Figure 5: strength of the main sink by layer and head", digests),
         _caption(digests),

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from sinkscope.report.digest import Digest, titled
-from sinkscope.report.incoming import counted, source_of
-from sinkscope.report.labels import tick_label, token_label
-from sinkscope.report.plate import BLUE, GREEN, INK, VERMILLION, WIDE, WIDER, Plate, new_figure, plain, spread_out, whole_numbers
+from sinkscope.figures.digest import Digest, titled
+from sinkscope.figures.figure import BLUE, GREEN, INK, VERMILLION, WIDE, WIDER, DrawnFigure, new_figure, plain, spread_out, whole_numbers
+from sinkscope.figures.incoming import counted, source_of
+from sinkscope.figures.labels import tick_label, token_label
 
 LETTERS = 13  # of a legend, to an inch of a sheet
 
@@ -29,7 +29,7 @@ class _Series:
         return self.one.main[:, self.layer, self.head]
 
 
-def main_sink_positions(digests: Sequence[Digest]) -> Plate:
+def main_sink_positions(digests: Sequence[Digest]) -> DrawnFigure:
     """Draws Figure 7; with several traces side by side, on the same axes."""
     many = len(digests) > 1
     figure = new_figure(WIDER if many else WIDE, 4.6)
@@ -50,7 +50,7 @@ def main_sink_positions(digests: Sequence[Digest]) -> Plate:
     grid[0].set_ylim(-0.02 * highest, 1.02 * highest)
     figure.suptitle("Position of the main sink over steps", x=0.01, ha="left")
     header = ("model", "series", "layer", "head", "step", "position", "token")
-    return Plate(
+    return DrawnFigure(
         "figure7-main-sink-position",
         titled("Figure 7: position of the main sink over steps", digests),
         _caption(digests),

@@ -3,8 +3,8 @@
 import math
 from typing import Any
 
-from sinkscope.report.digest import Digest, digest
-from sinkscope.report.labels import token_label
+from sinkscope.figures.digest import Digest, digest
+from sinkscope.figures.labels import token_label
 from sinkscope.traces import Trace
 
 SINK_TOKENS = 8

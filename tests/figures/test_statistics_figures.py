@@ -9,9 +9,9 @@ from test_more_figures import planted, write
 
 from sinkscope import cli
 from sinkscope.errors import CallError, TraceError
+from sinkscope.figures import draw_figures, open_counts
+from sinkscope.figures.counts import quarters
 from sinkscope.recorder.statistics_recorder import merge_statistics
-from sinkscope.report import draw_figures, open_counts
-from sinkscope.report.counts import quarters
 from sinkscope.sinks.accumulators import Statistics, histogram_edges
 from sinkscope.traces.statistics_folder import StatisticsFolder
 

@@ -6,32 +6,32 @@ from dataclasses import replace
 from pathlib import Path
 
 from sinkscope.errors import CallError, SinkscopeError, TraceError
-from sinkscope.report.counts import Counted, Counts
-from sinkscope.report.decoding import decoding_order
-from sinkscope.report.depths import column_sums_by_layer
-from sinkscope.report.digest import Digest, digest
-from sinkscope.report.first_and_last import first_and_last_maps
-from sinkscope.report.histogram import column_sum_histogram
-from sinkscope.report.incoming import incoming_attention
-from sinkscope.report.jumps import sink_jump
-from sinkscope.report.labels import model_labels
-from sinkscope.report.maps import Maps
-from sinkscope.report.norms import sink_norms
-from sinkscope.report.plate import Plate, plate_style
-from sinkscope.report.positions import main_sink_positions
-from sinkscope.report.query_groups import query_groups
-from sinkscope.report.strengths import sink_strengths
-from sinkscope.report.thresholds import share_not_sinks
+from sinkscope.figures.counts import Counted, Counts
+from sinkscope.figures.decoding import decoding_order
+from sinkscope.figures.depths import column_sums_by_layer
+from sinkscope.figures.digest import Digest, digest
+from sinkscope.figures.figure import DrawnFigure, figure_style
+from sinkscope.figures.first_and_last import first_and_last_maps
+from sinkscope.figures.histogram import column_sum_histogram
+from sinkscope.figures.incoming import incoming_attention
+from sinkscope.figures.jumps import sink_jump
+from sinkscope.figures.labels import model_labels
+from sinkscope.figures.maps import Maps
+from sinkscope.figures.norms import sink_norms
+from sinkscope.figures.positions import main_sink_positions
+from sinkscope.figures.query_groups import query_groups
+from sinkscope.figures.strengths import sink_strengths
+from sinkscope.figures.thresholds import share_not_sinks
 from sinkscope.traces import Trace
 
-FIGURES: dict[str, Callable[[Sequence[Digest]], Plate | str]] = {
+FIGURES: dict[str, Callable[[Sequence[Digest]], DrawnFigure | str]] = {
     "1": incoming_attention,
     "2": decoding_order,
     "7": main_sink_positions,
 }
 """Figures that a trace alone draws; a function that cannot says why."""
 
-COUNT_FIGURES: dict[str, Callable[[Sequence[Counted]], Plate | str]] = {
+COUNT_FIGURES: dict[str, Callable[[Sequence[Counted]], DrawnFigure | str]] = {
     "3": column_sum_histogram,
     "5": sink_strengths,
     "9": column_sums_by_layer,
@@ -40,7 +40,11 @@ COUNT_FIGURES: dict[str, Callable[[Sequence[Counted]], Plate | str]] = {
 }
 """Figures that statistics draw too."""
 
-MAP_FIGURES: dict[str, Callable[[Sequence[Digest], Maps], Plate | str]] = {"4": sink_jump, "6": query_groups, "8": first_and_last_maps}
+MAP_FIGURES: dict[str, Callable[[Sequence[Digest], Maps], DrawnFigure | str]] = {
+    "4": sink_jump,
+    "6": query_groups,
+    "8": first_and_last_maps,
+}
 """Figures that need attention maps, and so the model or maps that were stored."""
 
 BESIDE = 4
@@ -93,13 +97,13 @@ def draw_figures(
     paths: list[Path] = []
     for group in groups:
         suffix = f"-{_file_name(group[0].label)}" if len(groups) > 1 else ""
-        with plate_style(wide=len(group) > 1):
+        with figure_style(wide=len(group) > 1):
             for name in wanted:
-                plate = _draw(name, group, maps)
-                if isinstance(plate, Plate):
-                    paths += plate.save(out, suffix)
+                drawn = _draw(name, group, maps)
+                if isinstance(drawn, DrawnFigure):
+                    paths += drawn.save(out, suffix)
                 elif maps is not None or name not in MAP_FIGURES or only is not None:
-                    say(f"not drawn for {', '.join(one.label for one in group)}: {plate}")
+                    say(f"not drawn for {', '.join(one.label for one in group)}: {drawn}")
     return paths
 
 
@@ -111,7 +115,7 @@ def _read(trace: Trace | Counts, excess: float, label: str) -> Digest | Counts:
     return replace(trace, label=label)
 
 
-def _draw(name: str, group: Sequence[Digest | Counts], maps: Maps | None) -> Plate | str:
+def _draw(name: str, group: Sequence[Digest | Counts], maps: Maps | None) -> DrawnFigure | str:
     """A figure, or why there is none."""
     if name in COUNT_FIGURES:
         return COUNT_FIGURES[name](group)

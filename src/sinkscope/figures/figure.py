@@ -1,4 +1,4 @@
-"""A plate: one figure with its caption and the numbers it draws, saved as PNG, PDF and CSV.
+"""A drawn figure: the sheet with its caption and the numbers it draws, saved as PNG, PDF and CSV.
 
 Colours are viridis and those of Okabe and Ito, which colour-blind readers can tell apart; every series has a marker of
 its own besides. The caption travels inside the PNG, where `page` finds it.
@@ -25,7 +25,7 @@ WIDE, WIDER = 7.2, 11.0
 
 
 @dataclass(frozen=True)
-class Plate:
+class DrawnFigure:
     """One figure.
 
     Attributes:
@@ -68,8 +68,8 @@ class Plate:
 
 
 @contextmanager
-def plate_style(wide: bool = False) -> Iterator[None]:
-    """Type, lines and resolution of every plate; larger type on a wide sheet, which is printed smaller."""
+def figure_style(wide: bool = False) -> Iterator[None]:
+    """Type, lines and resolution of every figure; larger type on a wide sheet, which is printed smaller."""
     import matplotlib
 
     size = 10.0 if wide else 8.0

@@ -14,9 +14,9 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from sinkscope.errors import TraceError
-from sinkscope.report.counts import BINS_PER_QUERY, Counted
-from sinkscope.report.labels import model_label
-from sinkscope.report.telling import Flash, Jump, Split, clearest_split, largest_jump, leftmost_drift, strongest_flash
+from sinkscope.figures.counts import BINS_PER_QUERY, Counted
+from sinkscope.figures.highlights import Flash, Jump, Split, clearest_split, largest_jump, leftmost_drift, strongest_flash
+from sinkscope.figures.labels import model_label
 from sinkscope.sinks import (
     HeadMovement,
     MovementTest,

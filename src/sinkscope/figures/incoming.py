@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from sinkscope.report.digest import Digest, titled
-from sinkscope.report.labels import tick_label, token_label
-from sinkscope.report.plate import HEAT, VERMILLION, WIDE, WIDER, Plate, new_figure, number, plain, spread_out, whole_numbers
+from sinkscope.figures.digest import Digest, titled
+from sinkscope.figures.figure import HEAT, VERMILLION, WIDE, WIDER, DrawnFigure, new_figure, number, plain, spread_out, whole_numbers
+from sinkscope.figures.labels import tick_label, token_label
 
 FEW_TOKENS = 48
 ROOM_FOR_TOKENS = 40  # points above a map
@@ -27,7 +27,7 @@ class _Panel:
     head: int | str
 
 
-def incoming_attention(digests: Sequence[Digest]) -> Plate:
+def incoming_attention(digests: Sequence[Digest]) -> DrawnFigure:
     """Draws Figure 1; with several traces side by side, each row of panels on one colour scale."""
     percent = in_percent(digests)
     rows = [[_head_panel(one, percent) for one in digests], [_mean_panel(one, percent) for one in digests]]
@@ -50,7 +50,7 @@ def incoming_attention(digests: Sequence[Digest]) -> Plate:
     value = "percent_of_attention" if percent else "column_sum"
     header = ("model", "panel", "layer", "head", "step", "position", "token", value, "marked", "committed")
     numbers = [line for panels in rows for panel in panels for line in _lines(panel)]
-    return Plate(
+    return DrawnFigure(
         "figure1-incoming-attention",
         titled("Figure 1: incoming attention per token over steps", digests),
         _caption(digests),

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float
 
-from sinkscope.report.labels import model_label, tick_label
-from sinkscope.report.plate import HEAT, VERMILLION, new_figure, plain, plate_style, spread_out, whole_numbers
+from sinkscope.figures.figure import HEAT, VERMILLION, figure_style, new_figure, plain, spread_out, whole_numbers
+from sinkscope.figures.labels import model_label, tick_label
 from sinkscope.traces import Trace
 
 Maps = Callable[[Trace, int, int, int], np.ndarray]
@@ -77,7 +77,7 @@ def mark_column(axes: Any, key: int, queries: int, colour: str = VERMILLION) -> 
 
 def single_map(trace: Trace, attention: Float[np.ndarray, "query key"], step: int, layer: int, head: int) -> "Figure":
     """The figure of one map."""
-    with plate_style():
+    with figure_style():
         figure = new_figure(5.2, 5.2)
         axes = figure.subplots()
         title = f"{plain(model_label(trace.manifest))}: attention in step {step}, layer {layer}, head {head}"

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from sinkscope.report.counts import Counted
-from sinkscope.report.digest import titled
-from sinkscope.report.plate import BLUE, VERMILLION, WIDE, WIDER, Plate, new_figure, number, plain
+from sinkscope.figures.counts import Counted
+from sinkscope.figures.digest import titled
+from sinkscope.figures.figure import BLUE, VERMILLION, WIDE, WIDER, DrawnFigure, new_figure, number, plain
 
 KINDS = {
     "value": "value norm ‖v‖",
@@ -17,7 +17,7 @@ KINDS = {
 }
 
 
-def sink_norms(digests: Sequence[Counted]) -> Plate | str:
+def sink_norms(digests: Sequence[Counted]) -> DrawnFigure | str:
     """Draws the norm figure, a row of panels for each kind; a reason where no trace has norms."""
     with_norms = [one for one in digests if one.norms]
     if not with_norms:
@@ -50,7 +50,7 @@ def sink_norms(digests: Sequence[Counted]) -> Plate | str:
     name = "" if many else f": {plain(with_norms[0].heading)}"
     figure.suptitle(f"Norms of sinks and of other tokens by layer{name}", x=0.01, ha="left")
     header = ("model", "kind", "layer", "tokens", "mean", "standard_deviation", "effect_size")
-    return Plate("figure-norms", titled("Norms of sinks and of other tokens", with_norms), _caption(with_norms), figure, header, rows)
+    return DrawnFigure("figure-norms", titled("Norms of sinks and of other tokens", with_norms), _caption(with_norms), figure, header, rows)
 
 
 def effect_size(moments: np.ndarray) -> np.ndarray:

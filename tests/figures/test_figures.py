@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from sinkscope.errors import CallError, TraceError
-from sinkscope.report import Table, draw_figures, summarise, write_page
-from sinkscope.report.digest import digest
-from sinkscope.report.figures import FIGURES
-from sinkscope.report.histogram import column_sum_histogram
-from sinkscope.report.incoming import incoming_attention
-from sinkscope.report.labels import model_label, tick_label, token_label
-from sinkscope.report.plate import plain, plate_style
-from sinkscope.report.positions import main_sink_positions
+from sinkscope.figures import Table, draw_figures, summarise, write_page
+from sinkscope.figures.digest import digest
+from sinkscope.figures.drawing import FIGURES
+from sinkscope.figures.figure import figure_style, plain
+from sinkscope.figures.histogram import column_sum_histogram
+from sinkscope.figures.incoming import incoming_attention
+from sinkscope.figures.labels import model_label, tick_label, token_label
+from sinkscope.figures.positions import main_sink_positions
 from sinkscope.sinks import find_sinks, is_sink, track
 from sinkscope.traces import TraceWriter, open_trace
 from sinkscope.traces.reading import TraceArray
@@ -171,10 +171,10 @@ def test_figure_3_counts_every_column_once(drawn):
 def test_figure_3_widens_its_bins_for_long_canvases(tmp_path):
     columns = planted_columns()
     columns[0, 0, 0, 0] = 28.9
-    plate = column_sum_histogram([digest(write_trace(tmp_path / "wide", columns))])
-    edges = [float(row[1]) for row in plate.rows] + [float(plate.rows[-1][2])]
+    drawn = column_sum_histogram([digest(write_trace(tmp_path / "wide", columns))])
+    edges = [float(row[1]) for row in drawn.rows] + [float(drawn.rows[-1][2])]
     assert np.diff(edges) == pytest.approx(0.5)
-    assert [row[3] for row in plate.rows] == np.histogram(columns, edges)[0].tolist()
+    assert [row[3] for row in drawn.rows] == np.histogram(columns, edges)[0].tolist()
 
 
 def test_figure_5_is_the_mean_over_the_steps_with_a_main_sink(drawn):
@@ -214,9 +214,9 @@ def test_comparison_is_one_figure_of_both_models(compared):
 
 
 def test_comparison_has_a_common_scale(trace, causal_trace):
-    with plate_style(wide=True):
-        plate = incoming_attention([digest(trace), digest(causal_trace)])
-    maps = [(axes, axes.get_images()[0]) for axes in plate.figure.axes if axes.get_images()]
+    with figure_style(wide=True):
+        drawn = incoming_attention([digest(trace), digest(causal_trace)])
+    maps = [(axes, axes.get_images()[0]) for axes in drawn.figure.axes if axes.get_images()]
     assert len(maps) == 4
     for pair in (maps[:2], maps[2:]):
         assert len({(image.norm.vmin, image.norm.vmax, image.norm.gamma) for _, image in pair}) == 1
@@ -288,8 +288,8 @@ def test_summary_counts_sink_tokens_beside_their_share_of_the_canvas(trace):
 
 def test_the_threshold_asked_for_is_used(trace):
     assert summarise(trace, excess=8.5)["sinks"] == len(find_sinks(trace, excess=8.5)) == STEPS
-    plate = main_sink_positions([digest(trace, excess=8.5)])
-    assert {row[1] for row in plate.rows} == {"most positions and most static", "committed"}
+    drawn = main_sink_positions([digest(trace, excess=8.5)])
+    assert {row[1] for row in drawn.rows} == {"most positions and most static", "committed"}
 
 
 def test_reading_is_a_layer_at_a_time(trace, tmp_path, monkeypatch):
@@ -453,6 +453,12 @@ def test_a_folder_that_cannot_be_made_is_refused(trace, tmp_path):
 
 def test_import_stays_light():
     code = (
-        "import sinkscope.report, sys; print([m for m in ('torch', 'transformers', 'matplotlib', 'jinja2', 'scipy') if m in sys.modules])"
+        "import sinkscope.figures, sys; print([m for m in ('torch', 'transformers', 'matplotlib', 'jinja2', 'scipy') if m in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+def test_the_old_name_of_the_package_warns_and_works():
+    with pytest.warns(DeprecationWarning, match=r"sinkscope\.report is now sinkscope\.figures"):
+        from sinkscope.report import draw_figures as old
+    assert old is draw_figures

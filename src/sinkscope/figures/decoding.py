@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from sinkscope.report.digest import Digest, titled
-from sinkscope.report.labels import tick_label, token_label
-from sinkscope.report.plate import BLUE, SKY, WIDE, Plate, new_figure, plain, whole_numbers
+from sinkscope.figures.digest import Digest, titled
+from sinkscope.figures.figure import BLUE, SKY, WIDE, DrawnFigure, new_figure, plain, whole_numbers
+from sinkscope.figures.labels import tick_label, token_label
 
 SNAPSHOTS = (0.2, 0.5, 0.8)
 MOST_CELLS = 64
@@ -17,7 +17,7 @@ COLOURS = {COMMITTED: SKY, NEW: BLUE, MASKED: "#d9d9d9", ABSENT: "white"}
 STATES = tuple(COLOURS)
 
 
-def decoding_order(digests: Sequence[Digest]) -> Plate | str:
+def decoding_order(digests: Sequence[Digest]) -> DrawnFigure | str:
     """Draws Figure 2; several traces stand side by side."""
     answering = [one for one in digests if len(one.canvas) > one.prompt_length and len(one.written)]
     if not answering:
@@ -40,7 +40,7 @@ def decoding_order(digests: Sequence[Digest]) -> Plate | str:
     _legend(figure)
     figure.suptitle("How the answer is decoded: snapshots above, every step below", x=0.01, ha="left")
     header = ("model", "position", "position_in_answer", "step_committed", "order", "token")
-    return Plate("figure2-decoding", titled("Figure 2: how the models decode", answering), _caption(answering), figure, header, rows)
+    return DrawnFigure("figure2-decoding", titled("Figure 2: how the models decode", answering), _caption(answering), figure, header, rows)
 
 
 def states_of(one: Digest) -> np.ndarray:

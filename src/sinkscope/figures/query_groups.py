@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
-from sinkscope.report.digest import Digest, titled
-from sinkscope.report.labels import token_label
-from sinkscope.report.maps import LABEL, MAP_HEADER, Maps, draw_map, map_lines, mark_column
-from sinkscope.report.plate import BLUE, VERMILLION, WIDE, Plate, new_figure, number, plain, whole_numbers
+from sinkscope.figures.digest import Digest, titled
+from sinkscope.figures.figure import BLUE, VERMILLION, WIDE, DrawnFigure, new_figure, number, plain, whole_numbers
+from sinkscope.figures.labels import token_label
+from sinkscope.figures.maps import LABEL, MAP_HEADER, Maps, draw_map, map_lines, mark_column
 
 
-def query_groups(digests: Sequence[Digest], maps: Maps) -> Plate | str:
+def query_groups(digests: Sequence[Digest], maps: Maps) -> DrawnFigure | str:
     """Draws Figure 6; several traces stand side by side; autoregressive ones have no masked queries."""
     splitting = [one for one in digests if one.split is not None]
     if not splitting:
@@ -23,7 +23,7 @@ def query_groups(digests: Sequence[Digest], maps: Maps) -> Plate | str:
         rows += _draw_split(above, one, maps)
         if below is not None:
             rows += _draw_flash(below, one, maps)
-    return Plate(
+    return DrawnFigure(
         "figure6-query-groups",
         titled("Figure 6: sinks of masked and of unmasked queries", splitting),
         _caption(splitting),

@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from sinkscope.report.counts import BINS_PER_QUERY, Counted, spread_note
-from sinkscope.report.digest import titled
-from sinkscope.report.histogram import bin_width
-from sinkscope.report.plate import HEAT, VERMILLION, WIDE, WIDER, Plate, new_figure, number, plain
+from sinkscope.figures.counts import BINS_PER_QUERY, Counted, spread_note
+from sinkscope.figures.digest import titled
+from sinkscope.figures.figure import HEAT, VERMILLION, WIDE, WIDER, DrawnFigure, new_figure, number, plain
+from sinkscope.figures.histogram import bin_width
 
 
-def column_sums_by_layer(digests: Sequence[Counted]) -> Plate:
+def column_sums_by_layer(digests: Sequence[Counted]) -> DrawnFigure:
     """Draws Figure 9; with several traces side by side, on one colour scale and the same bins."""
     from matplotlib import colormaps
     from matplotlib.colors import LogNorm
@@ -50,7 +50,9 @@ def column_sums_by_layer(digests: Sequence[Counted]) -> Plate:
     figure.colorbar(image, ax=list(grid), aspect=25, pad=0.01).set_label("share of the layer's columns\n(log scale; white: none)")
     figure.suptitle("Column sums by layer, over all steps and heads", x=0.01, ha="left")
     header = ("model", "layer", "column_sum_from", "column_sum_to", "columns")
-    return Plate("figure9-column-sums-by-layer", titled("Figure 9: column sums by layer", digests), _caption(digests), figure, header, rows)
+    return DrawnFigure(
+        "figure9-column-sums-by-layer", titled("Figure 9: column sums by layer", digests), _caption(digests), figure, header, rows
+    )
 
 
 def _binned(one: Counted, wide: int) -> np.ndarray:

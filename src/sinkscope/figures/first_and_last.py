@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
-from sinkscope.report.digest import Digest, titled
-from sinkscope.report.maps import LABEL, MAP_HEADER, Maps, draw_map, map_lines, mark_column
-from sinkscope.report.plate import WIDE, Plate, new_figure, plain
+from sinkscope.figures.digest import Digest, titled
+from sinkscope.figures.figure import WIDE, DrawnFigure, new_figure, plain
+from sinkscope.figures.maps import LABEL, MAP_HEADER, Maps, draw_map, map_lines, mark_column
 from sinkscope.sinks import HeadMovement
 
 
-def first_and_last_maps(digests: Sequence[Digest], maps: Maps) -> Plate | str:
+def first_and_last_maps(digests: Sequence[Digest], maps: Maps) -> DrawnFigure | str:
     """Draws Figure 8; several traces stand side by side."""
     chosen = [(one, heads) for one in digests if (heads := chosen_heads(one)) and one.steps > 1]
     if not chosen:
@@ -33,7 +33,7 @@ def first_and_last_maps(digests: Sequence[Digest], maps: Maps) -> Plate | str:
             grid[row, 0].set_ylabel(f"{why.replace(', ', chr(10))}\nquery (position)")
         part.colorbar(image, ax=list(grid.flat), aspect=40, pad=0.01, shrink=0.6).set_label(LABEL)
         part.suptitle(plain(one.heading), x=0.01, ha="left")
-    return Plate(
+    return DrawnFigure(
         "figure8-first-and-last",
         titled("Figure 8: maps of the first and the last step", [one for one, _ in chosen]),
         _caption(chosen),

@@ -1,4 +1,4 @@
-"""Telling places: the steps and heads that Figures 4, 6 and 8 show, found a layer at a time."""
+"""Highlights: the steps and heads that Figures 4, 6 and 8 show, found a layer at a time."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

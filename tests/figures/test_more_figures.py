@@ -12,15 +12,15 @@ from PIL import Image
 import sinkscope
 from sinkscope import cli
 from sinkscope.errors import CallError
-from sinkscope.report import draw_figures, telling
-from sinkscope.report.digest import digest
-from sinkscope.report.figures import MAP_FIGURES, ORDER, _draw
-from sinkscope.report.first_and_last import chosen_heads
-from sinkscope.report.jumps import absorbed
-from sinkscope.report.maps import LEAST_SHARE, single_map
-from sinkscope.report.norms import effect_size
-from sinkscope.report.plate import new_figure, plate_style
-from sinkscope.report.telling import Flash, Jump, Split
+from sinkscope.figures import draw_figures, highlights
+from sinkscope.figures.digest import digest
+from sinkscope.figures.drawing import MAP_FIGURES, ORDER, _draw
+from sinkscope.figures.figure import figure_style, new_figure
+from sinkscope.figures.first_and_last import chosen_heads
+from sinkscope.figures.highlights import Flash, Jump, Split
+from sinkscope.figures.jumps import absorbed
+from sinkscope.figures.maps import LEAST_SHARE, single_map
+from sinkscope.figures.norms import effect_size
 from sinkscope.sinks import is_sink
 from sinkscope.sinks.accumulators import epsilons
 from sinkscope.traces import TraceWriter, open_trace
@@ -150,9 +150,9 @@ def cut_off(figure):
 @pytest.mark.parametrize("name", ORDER)
 def test_no_text_is_cut_off_alone_or_side_by_side(trace, name, side_by_side):
     digests = [digest(trace, label=f"a model with a name of its own {number}") for number in range(side_by_side)]
-    with plate_style(wide=side_by_side > 1):
-        plate = _draw(name, digests, attention_of)
-        assert cut_off(plate.figure) == []
+    with figure_style(wide=side_by_side > 1):
+        drawn = _draw(name, digests, attention_of)
+        assert cut_off(drawn.figure) == []
 
 
 def test_text_beyond_the_sheet_is_seen():
@@ -173,7 +173,7 @@ def test_every_figure_is_png_pdf_and_csv_and_carries_its_caption(drawn):
     assert sorted(folder.iterdir()) == sorted(paths)
 
 
-# Telling places
+# Highlights
 
 
 def test_the_planted_places_are_found(trace):
@@ -210,7 +210,7 @@ def test_groups_with_too_few_queries_are_not_compared(tmp_path, monkeypatch):
     columns, masked_columns = planted()
     trace = write(tmp_path / "one", columns[5:6], masked_columns[5:6])  # 16 masked queries, 13 others
     assert digest(trace).split is not None
-    monkeypatch.setattr(telling, "LEAST_QUERIES", 14)
+    monkeypatch.setattr(highlights, "LEAST_QUERIES", 14)
     assert digest(trace).split is None
 
 
@@ -241,7 +241,7 @@ def test_figure_2_says_when_each_position_was_committed(drawn, trace):
     rows = rows_of(folder, "2")
     assert [(int(row["step_committed"]), int(row["position"])) for row in rows] == [(step, order[step]) for step in range(STEPS)]
     assert [int(row["position_in_answer"]) for row in rows] == [order[step] - PROMPT for step in range(STEPS)]
-    from sinkscope.report.decoding import COMMITTED, MASKED, NEW, STATES, states_of
+    from sinkscope.figures.decoding import COMMITTED, MASKED, NEW, STATES, states_of
 
     states = states_of(digest(trace))
     assert states.shape == (STEPS, LENGTH)
@@ -399,13 +399,13 @@ def write_causal(trace):
 
 
 def test_token_names_keep_clear_of_the_title(trace):
-    with plate_style():
-        plate = MAP_FIGURES["8"]([digest(trace)], attention_of)
-    assert not isinstance(plate, str)
-    canvas = FigureCanvasAgg(plate.figure)
+    with figure_style():
+        drawn = MAP_FIGURES["8"]([digest(trace)], attention_of)
+    assert not isinstance(drawn, str)
+    canvas = FigureCanvasAgg(drawn.figure)
     canvas.draw()
     renderer = canvas.get_renderer()
-    for axes in plate.figure.axes:
+    for axes in drawn.figure.axes:
         title = axes.get_title(loc="left")
         if "step" in title:
             box = axes._left_title.get_window_extent(renderer)

@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from sinkscope.report.digest import Digest, titled
-from sinkscope.report.maps import LABEL, MAP_HEADER, Maps, draw_map, map_lines, mark_column
-from sinkscope.report.plate import BLUE, INK, VERMILLION, WIDE, Plate, new_figure, number, plain, whole_numbers
+from sinkscope.figures.digest import Digest, titled
+from sinkscope.figures.figure import BLUE, INK, VERMILLION, WIDE, DrawnFigure, new_figure, number, plain, whole_numbers
+from sinkscope.figures.maps import LABEL, MAP_HEADER, Maps, draw_map, map_lines, mark_column
 
 
-def sink_jump(digests: Sequence[Digest], maps: Maps) -> Plate | str:
+def sink_jump(digests: Sequence[Digest], maps: Maps) -> DrawnFigure | str:
     """Draws Figure 4: the longest jump of a main sink; several traces stand side by side."""
     jumping = [one for one in digests if one.jump is not None]
     if not jumping:
@@ -20,7 +20,7 @@ def sink_jump(digests: Sequence[Digest], maps: Maps) -> Plate | str:
     rows: list[tuple[Any, ...]] = []
     for part, one in zip(figure.subfigures(1, len(jumping), squeeze=False)[0], jumping, strict=True):
         rows += _draw(part, one, maps)
-    return Plate("figure4-sink-jump", titled("Figure 4: a main sink jumps", jumping), _caption(jumping), figure, MAP_HEADER, rows)
+    return DrawnFigure("figure4-sink-jump", titled("Figure 4: a main sink jumps", jumping), _caption(jumping), figure, MAP_HEADER, rows)
 
 
 def _draw(part: Any, one: Digest, maps: Maps) -> list[tuple[Any, ...]]:

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from sinkscope.report.counts import Counted
-from sinkscope.report.digest import titled
-from sinkscope.report.plate import BLUE, GREEN, INK, ORANGE, PURPLE, VERMILLION, WIDE, Plate, new_figure, number, plain
+from sinkscope.figures.counts import Counted
+from sinkscope.figures.digest import titled
+from sinkscope.figures.figure import BLUE, GREEN, INK, ORANGE, PURPLE, VERMILLION, WIDE, DrawnFigure, new_figure, number, plain
 from sinkscope.sinks.accumulators import epsilons
 
 UNITS = ("queries", "percent")
@@ -15,7 +15,7 @@ LOOKS = ((BLUE, "o"), (VERMILLION, "s"), (GREEN, "^"), (ORANGE, "D"), (PURPLE, "
 PAPER_EPSILON, PAPER_SHARE = 3.0, 0.96
 
 
-def share_not_sinks(digests: Sequence[Counted]) -> Plate:
+def share_not_sinks(digests: Sequence[Counted]) -> DrawnFigure:
     """Draws Figure 10; several traces are curves in the same two panels."""
     figure = new_figure(WIDE, 3.6)
     grid = figure.subplots(1, 2, sharey=True)
@@ -54,7 +54,7 @@ def share_not_sinks(digests: Sequence[Counted]) -> Plate:
     figure.legend(handles, labels, loc="outside lower center", ncols=2 if len(digests) == 1 else 1)
     figure.suptitle("Share of tokens that are not sinks against the threshold", x=0.01, ha="left")
     header = ("model", "positions", "unit", "epsilon", "share_not_sinks", "columns")
-    return Plate(
+    return DrawnFigure(
         "figure10-thresholds", titled("Figure 10: tokens that are not sinks against ε", digests), _caption(digests), figure, header, rows
     )
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from sinkscope.errors import CallError
-from sinkscope.report.digest import Digest, digest
-from sinkscope.report.figures import make_folder
-from sinkscope.report.labels import model_label, model_labels, token_label
-from sinkscope.report.summary import summary_of
+from sinkscope.figures.digest import Digest, digest
+from sinkscope.figures.drawing import make_folder
+from sinkscope.figures.labels import model_label, model_labels, token_label
+from sinkscope.figures.summary import summary_of
 from sinkscope.traces import Trace
 from sinkscope.traces.format import write_whole
 
@@ -64,7 +64,7 @@ def write_page(
     path = Path(out) if Path(out).suffix == ".html" else Path(out) / "report.html"
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(thousands=_thousands, percent=_percent, decimals=_decimals, interval=_interval)
-    template = environment.from_string((files("sinkscope.report") / "page.html").read_text(encoding="utf-8"))
+    template = environment.from_string((files("sinkscope.figures") / "page.html").read_text(encoding="utf-8"))
     models = [
         _model(trace, label, excess, command)
         for trace, label in zip(traces, model_labels([trace.manifest for trace in traces]), strict=True)

@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from sinkscope.report.counts import BINS_PER_QUERY, Counted, spread_note
-from sinkscope.report.digest import titled
-from sinkscope.report.plate import BLUE, VERMILLION, WIDE, WIDER, Plate, new_figure, number, plain
+from sinkscope.figures.counts import BINS_PER_QUERY, Counted, spread_note
+from sinkscope.figures.digest import titled
+from sinkscope.figures.figure import BLUE, VERMILLION, WIDE, WIDER, DrawnFigure, new_figure, number, plain
 
 MOST_BINS = 100
 
 
-def column_sum_histogram(digests: Sequence[Counted]) -> Plate:
+def column_sum_histogram(digests: Sequence[Counted]) -> DrawnFigure:
     """Draws Figure 3; with several traces side by side, on the same axes and bins."""
     wide = bin_width(digests)
     many = len(digests) > 1
@@ -31,7 +31,7 @@ def column_sum_histogram(digests: Sequence[Counted]) -> Plate:
     grid[0].set_ylabel(f"columns in a bin of {wide / BINS_PER_QUERY:g} (log scale)")
     figure.suptitle("Column sums over all steps, layers and heads", x=0.01, ha="left")
     header = ("model", "column_sum_from", "column_sum_to", "columns", "threshold_column_sum")
-    return Plate(
+    return DrawnFigure(
         "figure3-column-sums",
         titled("Figure 3: column sums of all steps, layers and heads", digests),
         _caption(digests),
