@@ -33,7 +33,7 @@ import sinkscope
 from sinkscope.evaluation.statistics import against_controls, wilson_interval
 from sinkscope.evaluation.tasks import score_number
 from sinkscope.interventions import HidePositions, Intervention, compose
-from sinkscope.interventions.hiding import Look
+from sinkscope.interventions.hiding import RuleContext
 from sinkscope.lab.prompts import few_shot_prompt, held_out
 
 SHOTS = 5
@@ -47,9 +47,9 @@ class DropOldest(Intervention):
     counts: tuple[int, ...]
     keep: int = 0
 
-    def choose(self, look: Look) -> torch.Tensor:
-        position = look.real.long().cumsum(-1) - 1
-        return (look.real & (position >= self.keep) & (position < position.new_tensor(self.counts)[:, None]))[:, None]
+    def choose(self, context: RuleContext) -> torch.Tensor:
+        position = context.real.long().cumsum(-1) - 1
+        return (context.real & (position >= self.keep) & (position < position.new_tensor(self.counts)[:, None]))[:, None]
 
 
 def arms(causal: bool, half: tuple[int, ...]) -> dict[str, Any]:

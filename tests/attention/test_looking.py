@@ -61,8 +61,8 @@ def test_a_hider_sees_columns_where_it_hides_and_where_it_asks():
         torch.testing.assert_close(columns.removed[:, :, 1:].sum(-1), columns.local[:, :, 0, 1])  # query 0 does not see key 1
 
 
-class Aside(Looking):
-    """Looks aside at the start of every step."""
+class Unhidden(Looking):
+    """Looks unhidden at the start of every step."""
 
     def __init__(self, session=None, **more):
         super().__init__(**more)
@@ -73,11 +73,11 @@ class Aside(Looking):
             def watch(_, call, columns):
                 self.seen.append(columns.sums)
 
-        self.session.look_aside(Seen())
+        self.session.unhidden_pass(Seen())
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_a_look_aside_is_the_canvas_without_hiding_and_nobody_is_told(causal):
+def test_an_unhidden_pass_is_the_canvas_without_hiding_and_nobody_is_told(causal):
     network = tiny_llama()
     network.config.is_causal = causal
     padding = torch.ones_like(IDS)
@@ -86,37 +86,37 @@ def test_a_look_aside_is_the_canvas_without_hiding_and_nobody_is_told(causal):
         forward(network, IDS, attention_mask=padding)
     with subscribed(network, hidden := Diary()), subscribed(network, Looking(position=3)):
         expected = forward(network, IDS, attention_mask=padding)
-    aside = Aside(position=3)
-    with subscribed(network, diary := Diary()), subscribed(network, aside) as session:
-        aside.session = session
+    unhidden = Unhidden(position=3)
+    with subscribed(network, diary := Diary()), subscribed(network, unhidden) as session:
+        unhidden.session = session
         found = forward(network, IDS, attention_mask=padding)
     assert torch.equal(found, expected)
     assert diary.events == hidden.events == ["begin_generation", *step_events(2), "end_generation"]
-    assert len(aside.seen) == 2
-    for mine, columns in zip(aside.seen, plain.columns, strict=True):
+    assert len(unhidden.seen) == 2
+    for mine, columns in zip(unhidden.seen, plain.columns, strict=True):
         torch.testing.assert_close(mine, columns.sums, atol=1e-5, rtol=1e-5)
 
 
-def test_behind_a_cache_a_look_aside_reads_all_tokens_and_leaves_the_cache_alone():
+def test_behind_a_cache_an_unhidden_pass_reads_all_tokens_and_leaves_the_cache_alone():
     network = tiny_llama()
-    aside = Aside()
-    with subscribed(network, aside) as session, torch.no_grad():
-        aside.session = session
+    unhidden = Unhidden()
+    with subscribed(network, unhidden) as session, torch.no_grad():
+        unhidden.session = session
         first = network(IDS[:, :5], use_cache=True)
-        aside.seen.clear()
+        unhidden.seen.clear()
         network(IDS[:, 5:6], past_key_values=first.past_key_values, use_cache=True)
     assert first.past_key_values.get_seq_length() == 6
     with subscribed(network, plain := Diary()):
         forward(network, IDS[:, :6], use_cache=False)
-    for mine, columns in zip(aside.seen, plain.columns, strict=True):
+    for mine, columns in zip(unhidden.seen, plain.columns, strict=True):
         torch.testing.assert_close(mine, columns.sums, atol=1e-5, rtol=1e-5)
 
 
-def test_after_a_look_aside_that_fails_the_session_goes_on():
+def test_after_an_unhidden_pass_that_fails_the_session_goes_on():
     network = tiny_llama()
-    aside = Aside()
-    with subscribed(network, diary := Diary()), subscribed(network, aside) as session:
-        aside.session = session
+    unhidden = Unhidden()
+    with subscribed(network, diary := Diary()), subscribed(network, unhidden) as session:
+        unhidden.session = session
         with pytest.raises(Exception, match="tokens are known"):
             forward(network, None, inputs_embeds=torch.zeros(1, 3, 24))
         forward(network, IDS)

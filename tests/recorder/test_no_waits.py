@@ -23,7 +23,7 @@ QUEUED += ["above:3", "above:3@percent", "window:2+5", "top:1@kv_head,keys=promp
 WAITING = {
     "class:1": {("interventions/hiding.py:_numbered", "down"): 1},  # Python knows the classes of tokens
     "top:1@clean": {
-        ("attention/session.py:look_aside", "one number"): 1,  # whether the canvas is known
+        ("attention/session.py:unhidden_pass", "one number"): 1,  # whether the canvas is known
         ("attention/wiring.py:run_again", "one number"): 1,  # whether it has padding
     },
 }
@@ -181,9 +181,9 @@ def test_memory_that_cannot_be_pinned_costs_a_wait_and_no_step(error, gpu, model
 class Asking(Intervention):
     """A rule that somebody adds without knowing."""
 
-    def choose(self, look):
-        keys = look.real.clone()
-        keys[:, int(look.call.key.sum() > 0) :] = False
+    def choose(self, context):
+        keys = context.real.clone()
+        keys[:, int(context.call.key.sum() > 0) :] = False
         return keys[:, None]
 
 

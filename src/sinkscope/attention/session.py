@@ -66,7 +66,7 @@ class Session:
         self._calls: list[Call] = []  # that have begun and not ended, innermost last
         self._given: StackInput | None = None
         self._last: LastStep | None = None
-        self._aside = False
+        self._unhidden_running = False
 
     # Life
 
@@ -168,7 +168,7 @@ class Session:
     def begin_read_call(self, stack: Stack, given: StackInput | None) -> Call:
         """The same, once the arguments are read."""
         self._given = given
-        if not self.published and not self._aside:
+        if not self.published and not self._unhidden_running:
             self._context = None  # one that an interrupt has left behind
             if given is not None:
                 self._infer_step(stack, given)
@@ -192,7 +192,7 @@ class Session:
         if call is not None:
             call.closed = True
         if failed:
-            if not self.published and not self._aside:
+            if not self.published and not self._unhidden_running:
                 self.end_generation(failed=True)
             return
         if call is not None and not call.reported:
@@ -200,14 +200,14 @@ class Session:
                 f"expected the layers of {type(self.network).__name__} to ask sinkscope for their attention, found that none did; "
                 "leave the attention implementation alone while something watches or hides"
             )
-        if not self.published and not self._aside and self._context is not None:
+        if not self.published and not self._unhidden_running and self._context is not None:
             # A decoder that only reads the cache (block diffusion) leaves what stands behind it as it was.
             if given is not None and (given.cache is None or int(given.cache.get_seq_length()) == given.total):
                 self._tokens = self._context.tokens
             self.end_step(None)
 
     @torch.no_grad()
-    def look_aside(self, watcher: Watcher) -> None:
+    def unhidden_pass(self, watcher: Watcher) -> None:
         """Runs the canvas of the step that has just begun through the network once more, for one watcher alone.
 
         Nothing is hidden, nobody else is told, and no cache is read or written: a causal model reads all tokens so far.
@@ -225,11 +225,11 @@ class Session:
         tokens, length = context.tokens, context.tokens.shape[1]
         real = torch.arange(length, device=tokens.device) >= length - upload(context.lengths, tokens.device)[:, None]
         alone: list[Subscriber] = [watcher]
-        subscribers, given, self.subscribers, self._aside = self.subscribers, self._given, alone, True
+        subscribers, given, self.subscribers, self._unhidden_running = self.subscribers, self._given, alone, True
         try:
             self._wiring.run_again(tokens, real)
         finally:
-            self.subscribers, self._given, self._aside = subscribers, given, False
+            self.subscribers, self._given, self._unhidden_running = subscribers, given, False
 
     def last_step(self) -> LastStep | None:
         """The step before, in the running generation that no sampler published."""

@@ -3,7 +3,7 @@
 from sinkscope.interventions.calibration import calibrate_excess
 from sinkscope.interventions.composition import Composed, compose, drop_past
 from sinkscope.interventions.effect import Effect
-from sinkscope.interventions.hiding import Hiding, Look, Seen
+from sinkscope.interventions.hiding import Hiding, RuleContext, Observation
 from sinkscope.interventions.intervention import Intervention
 from sinkscope.interventions.mass_matched_keys import MassMatchedKeys
 from sinkscope.interventions.next_ranks import NextRanks
@@ -30,7 +30,7 @@ __all__ = [
     "Hiding",
     "Intervention",
     "KeepWindow",
-    "Look",
+    "RuleContext",
     "MassMatchedKeys",
     "NextRanks",
     "Observed",
@@ -39,7 +39,7 @@ __all__ = [
     "Ranking",
     "Reliance",
     "SameClassKeys",
-    "Seen",
+    "Observation",
     "SinkRule",
     "calibrate_excess",
     "compose",

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from sinkscope.errors import CallError
-from sinkscope.interventions.hiding import Look
+from sinkscope.interventions.hiding import RuleContext
 from sinkscope.interventions.sinks_above import HideSinksAbove
 from sinkscope.models import Model
 
@@ -26,8 +26,8 @@ class _Census(HideSinksAbove):
     def idle(self) -> bool:
         return False
 
-    def choose(self, look: Look) -> Tensor | None:
-        ranking = self.rank(look)
+    def choose(self, context: RuleContext) -> Tensor | None:
+        ranking = self.rank(context)
         if ranking is not None:
             bins = ((self.excess_of(ranking) - LOWEST) * BINS_PER_UNIT).floor().long().clamp(min=0)
             counts = bins[ranking.candidates.expand_as(bins)].bincount().cpu()

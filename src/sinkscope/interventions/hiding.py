@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Seen:
+class Observation:
     """The attention of one layer in one step, in the coordinates of its keys.
 
     Attributes:
@@ -48,23 +48,23 @@ class Seen:
     last_row: Tensor
     keys: int
 
-    def widened(self, keys: int) -> "Seen":
+    def widened(self, keys: int) -> "Observation":
         """With zeros for keys that have come since."""
-        return Seen(pad(self.columns, (0, keys - self.keys)), pad(self.last_row, (0, keys - self.keys)), self.keys)
+        return Observation(pad(self.columns, (0, keys - self.keys)), pad(self.last_row, (0, keys - self.keys)), self.keys)
 
 
 class _Clean(Watcher):
     """Keeps what every layer shows in a forward call without hiding."""
 
     def __init__(self) -> None:
-        self.seen: dict[str, Seen] = {}
+        self.seen: dict[str, Observation] = {}
 
     def watch(self, call: LayerCall, columns: Columns) -> None:
-        self.seen[call.name] = Seen(columns.sums[:, :, call.groups.index("all")], columns.last_row, call.keys)
+        self.seen[call.name] = Observation(columns.sums[:, :, call.groups.index("all")], columns.last_row, call.keys)
 
 
 @dataclass(frozen=True)
-class Look:
+class RuleContext:
     """What a rule may know when it chooses the keys of one layer in one step.
 
     Attributes:
@@ -86,7 +86,7 @@ class Look:
     memory: dict[str, Any]
     hiding: "Hiding"
 
-    def seen(self, observe: str, measured: str) -> Seen | None:
+    def seen(self, observe: str, measured: str) -> Observation | None:
         """The attention a rule goes by, as wide as the keys are now; None where there is none yet.
 
         Args:
@@ -144,9 +144,9 @@ class Hiding(Hider):
         self._start: GenerationStart | None = None
         self._canvas: Canvas | None = None
         self._rows: list[bytes] = []
-        self._before: dict[str, dict[str, Seen]] = {}  # layer → measured → seen
-        self._clean: dict[str, Seen] = {}
-        self._clean_before: dict[str, Seen] = {}
+        self._before: dict[str, dict[str, Observation]] = {}  # layer → measured → seen
+        self._clean: dict[str, Observation] = {}
+        self._clean_before: dict[str, Observation] = {}
         self._memory: dict[tuple[int, str], dict[str, Any]] = {}
         self._chosen: dict[str, list[tuple[Intervention, Tensor]]] = {}
 
@@ -194,10 +194,10 @@ class Hiding(Hider):
             self._rows = [blake2b(row[len(row) - own :].numpy().tobytes()).digest() for row, own in zip(tokens, lengths, strict=True)]
         elif len(self._rows) != len(context.tokens):
             raise AttentionError(f"expected the batch of {len(self._rows)} rows the generation began with, found {len(context.tokens)}")
-        if any(part.looking_aside for part in self.parts):
+        if any(part.unhidden_pass for part in self.parts):
             assert self.session is not None
             self._clean_before = self._clean
-            self.session.look_aside(watcher := _Clean())
+            self.session.unhidden_pass(watcher := _Clean())
             self._clean = watcher.seen
 
     def end_step(self, result: StepResult | None) -> None:
@@ -226,7 +226,7 @@ class Hiding(Hider):
         for number, part in parts:
             candidates = held if part.keys is None else held & canvas.among(part.keys, device)
             memory = self._memory.setdefault((number, call.name), {})
-            keys = part.choose(Look(self._step, call, canvas.tokens(device), real, candidates, self._causal, memory, self))
+            keys = part.choose(RuleContext(self._step, call, canvas.tokens(device), real, candidates, self._causal, memory, self))
             if keys is None:
                 continue
             keys = (keys if keys.ndim == 4 else keys[:, :, None]) & candidates[:, None, None]
@@ -250,8 +250,8 @@ class Hiding(Hider):
         everybody = call.groups.index("all")
         local = columns.sums if columns.local is None else columns.local
         seen = {
-            "local": self._add_up(call, "local", Seen(local[:, :, everybody], columns.last_row, call.keys)),
-            "hidden": self._add_up(call, "hidden", Seen(columns.sums[:, :, everybody], columns.last_row_in_force, call.keys)),
+            "local": self._add_up(call, "local", Observation(local[:, :, everybody], columns.last_row, call.keys)),
+            "hidden": self._add_up(call, "hidden", Observation(columns.sums[:, :, everybody], columns.last_row_in_force, call.keys)),
         }
         chosen = self._chosen.pop(call.name, [])
         if chosen and columns.removed is not None:
@@ -265,20 +265,20 @@ class Hiding(Hider):
 
     # What rules ask for
 
-    def look_back(self, call: LayerCall, measured: str) -> Seen | None:
+    def look_back(self, call: LayerCall, measured: str) -> Observation | None:
         """This layer in the step before."""
         return self._clean_before.get(call.name) if measured == "clean" else self._before.get(call.name, {}).get(measured)
 
-    def look_now(self, call: LayerCall, measured: str) -> Seen:
+    def look_now(self, call: LayerCall, measured: str) -> Observation:
         """This layer in the step that is running, before anything is hidden in it."""
         if measured == "clean":
             return self._clean[call.name]
         assert call.measure is not None
         columns = call.measure()
-        return self._add_up(call, "local", Seen(columns.sums[:, :, call.groups.index("all")], columns.last_row, call.keys))
+        return self._add_up(call, "local", Observation(columns.sums[:, :, call.groups.index("all")], columns.last_row, call.keys))
 
     def draw(self, call: LayerCall, seed: int, groups: int) -> Tensor:
-        """See `Look.draw`."""
+        """See `RuleContext.draw`."""
         keys = call.keys
         drawn = torch.zeros(len(self._rows), groups, keys, device="cpu")
         for row, (digest, length) in enumerate(zip(self._rows, self.canvas.lengths, strict=True)):
@@ -294,7 +294,7 @@ class Hiding(Hider):
         return self._canvas
 
     def classes(self, device: torch.device, classify: Callable[[int], str] | None) -> dict[int, Tensor]:
-        """See `Look.classes`."""
+        """See `RuleContext.classes`."""
         if classify is None:
             if self.model is None:
                 raise CallError("classify: expected a function from token id to class, as a bare network has no tokenizer")
@@ -318,12 +318,12 @@ class Hiding(Hider):
         assert self.model is not None
         return class_in(self.model, token)
 
-    def _add_up(self, call: LayerCall, measured: str, seen: Seen) -> Seen:
+    def _add_up(self, call: LayerCall, measured: str, seen: Observation) -> Observation:
         """Behind a cache a causal model's columns add up; a step of all queries begins anew."""
         before = self._before.get(call.name, {}).get(measured)
         if not self._causal or before is None or call.query.shape[2] == call.keys:
             return seen
-        return Seen(seen.columns + before.widened(seen.keys).columns, seen.last_row, seen.keys)
+        return Observation(seen.columns + before.widened(seen.keys).columns, seen.last_row, seen.keys)
 
     def _count(self, call: LayerCall) -> Tally:
         self._layers, self._heads = max(self._layers, self._place(call) + 1), max(self._heads, call.query.shape[1])
@@ -335,7 +335,7 @@ class Hiding(Hider):
     def _place(self, call: LayerCall) -> int:
         return self._places.get(call.stack, 0) + call.index
 
-    def _count_effect(self, call: LayerCall, removed: Tensor, chosen: list[tuple["Intervention", Tensor]], seen: Seen) -> None:
+    def _count_effect(self, call: LayerCall, removed: Tensor, chosen: list[tuple["Intervention", Tensor]], seen: Observation) -> None:
         canvas, device = self.canvas, call.key.device
         held = _held(call, canvas.real(device))
         membership = _everybody(call, per_query=True)

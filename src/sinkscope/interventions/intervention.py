@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sinkscope.errors import CallError
 from sinkscope.interventions.canvas import GROUPS
-from sinkscope.interventions.hiding import Hiding, Look, Seen, hiding
+from sinkscope.interventions.hiding import Hiding, RuleContext, Observation, hiding
 from sinkscope.interventions.ranking import Scope
 from sinkscope.models import Model
 
@@ -46,7 +46,7 @@ class Intervention(ABC):
         check_choice("effect", self.effect, ("mask", "zero"))
 
     @abstractmethod
-    def choose(self, look: Look) -> Tensor | None:
+    def choose(self, context: RuleContext) -> Tensor | None:
         """The keys to take away in one layer of one step.
 
         Returns:
@@ -80,11 +80,11 @@ class Intervention(ABC):
         return False
 
     @property
-    def looking_aside(self) -> bool:
+    def unhidden_pass(self) -> bool:
         """Whether every step needs an extra forward call without hiding."""
         return False
 
-    def criterion(self, seen: Seen, causal: bool) -> tuple[Tensor, Scope]:
+    def criterion(self, seen: Observation, causal: bool) -> tuple[Tensor, Scope]:
         """Values [batch, head, key] by which the current top K is told, and which heads share them; for `Effect.hits`."""
         return (seen.last_row if causal else seen.columns), "head"
 

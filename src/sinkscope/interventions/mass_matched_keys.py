@@ -4,7 +4,7 @@ from dataclasses import KW_ONLY, dataclass
 
 from torch import Tensor
 
-from sinkscope.interventions.hiding import Look
+from sinkscope.interventions.hiding import RuleContext
 from sinkscope.interventions.intervention import check_count
 from sinkscope.interventions.observed import Ranking
 from sinkscope.interventions.random_keys import random_ranks
@@ -37,10 +37,10 @@ class MassMatchedKeys(SinkRule):
     def most(self) -> int | None:
         return None
 
-    def pick(self, look: Look, ranking: Ranking, top: Tensor) -> Tensor:
-        ranks = random_ranks(look, ranking, top, self.seed)
+    def pick(self, context: RuleContext, ranking: Ranking, top: Tensor) -> Tensor:
+        ranks = random_ranks(context, ranking, top, self.seed)
         others = ranking.candidates & ~top
-        at_stake = self.at_stake(look)
+        at_stake = self.at_stake(context)
         order = ranks.argsort(dim=-1)
         mass = (at_stake * others).gather(-1, order)
         nearer = mass.cumsum(-1) - mass / 2 < (at_stake * top).sum(-1, keepdim=True)

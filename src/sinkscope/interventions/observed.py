@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from sinkscope.interventions.hiding import Look, Seen
+from sinkscope.interventions.hiding import RuleContext, Observation
 from sinkscope.interventions.intervention import Intervention, check_choice
 from sinkscope.interventions.ranking import SCOPES, Scope, excess_of, pool, rank_of
 
@@ -75,33 +75,33 @@ class Observed(Intervention, ABC):
         return self.observe == "previous"
 
     @property
-    def looking_aside(self) -> bool:
+    def unhidden_pass(self) -> bool:
         return self.measured == "clean"
 
-    def criterion(self, seen: Seen, causal: bool) -> tuple[Tensor, Scope]:
+    def criterion(self, seen: Observation, causal: bool) -> tuple[Tensor, Scope]:
         return (seen.last_row if self.decide == "last_row" else seen.columns), self.scope
 
-    def rank(self, look: Look) -> Ranking | None:
+    def rank(self, context: RuleContext) -> Ranking | None:
         """The keys of this layer in order; None as long as nothing has been observed."""
-        seen = look.seen(self.observe, self.measured)
+        seen = context.seen(self.observe, self.measured)
         if seen is None:
             return None
-        kv_heads = look.call.key.shape[1]
-        known = look.real.clone()
+        kv_heads = context.call.key.shape[1]
+        known = context.real.clone()
         known[:, seen.keys :] = False
         columns = pool(seen.columns, self.scope, kv_heads)
         last_row = pool(seen.last_row, self.scope, kv_heads)
         values = columns if self.decide == "columns" else last_row
-        candidates = (look.candidates & known)[:, None]
+        candidates = (context.candidates & known)[:, None]
         sinks = excess_of(columns, known) > SINK_EXCESS
         return Ranking(values, columns, candidates, sinks & known[:, None], known)
 
-    def at_stake(self, look: Look) -> Tensor:
+    def at_stake(self, context: RuleContext) -> Tensor:
         """Attention that hiding a key takes away in the running step: its column, or the newest query's row where only that one loses it.
 
         Costs a sweep of its own. [batch, group, key].
         """
-        seen = look.seen("current", self.measured)
+        seen = context.seen("current", self.measured)
         assert seen is not None
-        only_newest = look.causal and look.call.query.shape[2] == 1
-        return pool(seen.last_row if only_newest else seen.columns, self.scope, look.call.key.shape[1])
+        only_newest = context.causal and context.call.query.shape[2] == 1
+        return pool(seen.last_row if only_newest else seen.columns, self.scope, context.call.key.shape[1])

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from sinkscope.errors import CallError
-from sinkscope.interventions.hiding import Look
+from sinkscope.interventions.hiding import RuleContext
 from sinkscope.interventions.intervention import Intervention
 
 
@@ -34,5 +34,5 @@ class HidePositions(Intervention):
     def idle(self) -> bool:
         return not self.positions or super().idle
 
-    def choose(self, look: Look) -> Tensor:
-        return look.among(self.positions)[:, None]
+    def choose(self, context: RuleContext) -> Tensor:
+        return context.among(self.positions)[:, None]

@@ -4,16 +4,16 @@ from dataclasses import KW_ONLY, dataclass
 
 from torch import Tensor
 
-from sinkscope.interventions.hiding import Look
+from sinkscope.interventions.hiding import RuleContext
 from sinkscope.interventions.intervention import check_count
 from sinkscope.interventions.observed import Ranking
 from sinkscope.interventions.ranking import rank_of
 from sinkscope.interventions.top_sinks import SinkRule
 
 
-def random_ranks(look: Look, ranking: Ranking, top: Tensor, seed: int, most: int | None = None) -> Tensor:
+def random_ranks(context: RuleContext, ranking: Ranking, top: Tensor, seed: int, most: int | None = None) -> Tensor:
     """The keys outside ``top`` in random order, those that are sinks by Eq. 3 last: int64 [batch, group, key], exact below ``most``."""
-    drawn = look.draw(seed, top.shape[1])
+    drawn = context.draw(seed, top.shape[1])
     return rank_of(drawn + (~ranking.sinks).float(), ranking.candidates & ~top, most)
 
 
@@ -34,6 +34,6 @@ class RandomKeys(SinkRule):
         super().__post_init__()
         check_count("seed", self.seed)
 
-    def pick(self, look: Look, ranking: Ranking, top: Tensor) -> Tensor:
-        ranks = random_ranks(look, ranking, top, self.seed, self.k)
+    def pick(self, context: RuleContext, ranking: Ranking, top: Tensor) -> Tensor:
+        ranks = random_ranks(context, ranking, top, self.seed, self.k)
         return (ranks < top.sum(-1, keepdim=True)) & ranking.candidates & ~top

@@ -6,7 +6,7 @@ from dataclasses import KW_ONLY, dataclass
 import torch
 from torch import Tensor
 
-from sinkscope.interventions.hiding import Look
+from sinkscope.interventions.hiding import RuleContext
 from sinkscope.interventions.intervention import check_count
 from sinkscope.interventions.observed import Ranking
 from sinkscope.interventions.ranking import rank_of
@@ -33,10 +33,10 @@ class SameClassKeys(SinkRule):
         super().__post_init__()
         check_count("seed", self.seed)
 
-    def pick(self, look: Look, ranking: Ranking, top: Tensor) -> Tensor:
+    def pick(self, context: RuleContext, ranking: Ranking, top: Tensor) -> Tensor:
         chosen = torch.zeros_like(top)
-        drawn = look.draw(self.seed, top.shape[1]) + (~ranking.sinks).float()
-        for where in look.classes(self.classify).values():
+        drawn = context.draw(self.seed, top.shape[1]) + (~ranking.sinks).float()
+        for where in context.classes(self.classify).values():
             alike = where[:, None]
             others = ranking.candidates & ~top & alike
             ranks = rank_of(drawn, others, self.k)

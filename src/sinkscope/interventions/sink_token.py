@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sinkscope.errors import CallError
-from sinkscope.interventions.hiding import Look
+from sinkscope.interventions.hiding import RuleContext
 from sinkscope.interventions.intervention import Intervention
 
 
@@ -26,7 +26,7 @@ class HideSinkToken(Intervention):
     def takes_own(self) -> bool:
         return True
 
-    def choose(self, look: Look) -> Tensor:
-        if look.call.own is None:
-            raise CallError(f"expected a network with a sink token or a learned logit to hide, found none in {look.call.name}")
-        return torch.zeros(1, 1, look.call.keys, dtype=torch.bool, device=look.real.device)
+    def choose(self, context: RuleContext) -> Tensor:
+        if context.call.own is None:
+            raise CallError(f"expected a network with a sink token or a learned logit to hide, found none in {context.call.name}")
+        return torch.zeros(1, 1, context.call.keys, dtype=torch.bool, device=context.real.device)

@@ -7,7 +7,7 @@ from typing import Literal
 from torch import Tensor
 
 from sinkscope.errors import CallError
-from sinkscope.interventions.hiding import Look
+from sinkscope.interventions.hiding import RuleContext
 from sinkscope.interventions.intervention import check_choice
 from sinkscope.interventions.observed import Observed, Ranking
 from sinkscope.interventions.ranking import excess_of, spread
@@ -44,12 +44,12 @@ class HideSinksAbove(Observed):
     def idle(self) -> bool:
         return self.excess == math.inf or super().idle
 
-    def choose(self, look: Look) -> Tensor | None:
-        ranking = self.rank(look)
+    def choose(self, context: RuleContext) -> Tensor | None:
+        ranking = self.rank(context)
         if ranking is None:
             return None
         above = (self.excess_of(ranking) > self.excess) & ranking.candidates
-        return spread(above, look.call.query.shape[1])
+        return spread(above, context.call.query.shape[1])
 
     def excess_of(self, ranking: Ranking) -> Tensor:
         """Excess of every key in the rule's unit, [batch, group, key]."""

@@ -6,7 +6,7 @@ from dataclasses import KW_ONLY, dataclass
 from torch import Tensor
 
 from sinkscope.errors import CallError
-from sinkscope.interventions.hiding import Look
+from sinkscope.interventions.hiding import RuleContext
 from sinkscope.interventions.intervention import check_count
 from sinkscope.interventions.observed import Observed, Ranking
 from sinkscope.interventions.ranking import spread
@@ -37,19 +37,19 @@ class SinkRule(Observed, ABC):
     def idle(self) -> bool:
         return self.k == 0 or super().idle
 
-    def choose(self, look: Look) -> Tensor | None:
-        ranking = self.rank(look)
+    def choose(self, context: RuleContext) -> Tensor | None:
+        ranking = self.rank(context)
         if ranking is None:
             return None
-        if self.k >= look.shortest:
-            raise CallError(f"k: expected fewer keys than the canvas holds, found {self.k} on a canvas of {look.shortest} tokens")
+        if self.k >= context.shortest:
+            raise CallError(f"k: expected fewer keys than the canvas holds, found {self.k} on a canvas of {context.shortest} tokens")
         top = (ranking.ranks(self.k) < self.k) & ranking.candidates
         if self.only_sinks:
             top = top & ranking.sinks
-        return spread(self.pick(look, ranking, top), look.call.query.shape[1])
+        return spread(self.pick(context, ranking, top), context.call.query.shape[1])
 
     @abstractmethod
-    def pick(self, look: Look, ranking: Ranking, top: Tensor) -> Tensor:
+    def pick(self, context: RuleContext, ranking: Ranking, top: Tensor) -> Tensor:
         """The keys to hide, bool [batch, group, key], where the rule hides ``top``."""
 
 
@@ -60,5 +60,5 @@ class HideTopSinks(SinkRule):
     Source: paper 1 (arXiv 2510.15731), Table 1: from the map of the step before, per layer and head, for all queries.
     """
 
-    def pick(self, look: Look, ranking: Ranking, top: Tensor) -> Tensor:
+    def pick(self, context: RuleContext, ranking: Ranking, top: Tensor) -> Tensor:
         return top

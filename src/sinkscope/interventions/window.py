@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sinkscope.errors import CallError
-from sinkscope.interventions.hiding import Look
+from sinkscope.interventions.hiding import RuleContext
 from sinkscope.interventions.intervention import Intervention, check_count
 
 
@@ -33,9 +33,9 @@ class KeepWindow(Intervention):
         if self.recent < 1:
             raise CallError("recent: expected at least 1, a query sees itself, found 0")
 
-    def choose(self, look: Look) -> Tensor:
-        queries, keys = look.call.query.shape[2], look.call.keys
-        place = torch.arange(keys, device=look.real.device)
+    def choose(self, context: RuleContext) -> Tensor:
+        queries, keys = context.call.query.shape[2], context.call.keys
+        place = torch.arange(keys, device=context.real.device)
         beyond = (place[keys - queries :, None] - place).abs() >= self.recent
-        first = (look.real.long().cumsum(-1) - 1) < self.sinks
-        return (beyond & (look.real & ~first)[:, None])[:, None]
+        first = (context.real.long().cumsum(-1) - 1) < self.sinks
+        return (beyond & (context.real & ~first)[:, None])[:, None]
