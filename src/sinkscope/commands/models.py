@@ -29,10 +29,11 @@ def train(
         seed: of everything random. (default: the recipe's)
         device: cpu, cuda …
         compile: compiles the layers: faster, needs a C++ compiler, rounds differently.
-        data: your own text: JSON lines with "text" or "prompt" and "answer", or plain text. (default: the lab's)
+        data: your own text: JSON lines with "text" or "prompt" and "answer", or plain text; a corpus folder. (default: the lab's)
         sink_token: none, token, token-end, token-2, token-4, token-zero-value, logit, off-by-one or gate. (default: the recipe's)
     """
     from sinkscope.lab.checkpoint import train_checkpoint
+    from sinkscope.lab.corpus import open_corpus
     from sinkscope.lab.recipes import RECIPES
     from sinkscope.lab.texts import read_texts
     from sinkscope.models.sink_token import variant_of
@@ -43,8 +44,9 @@ def train(
         variant_of(sink_token)
     changes = {"updates": updates, "seed": seed, "compile": compile or None, "sink_token": sink_token}
     resolved = dataclasses.replace(RECIPES[recipe], **{name: value for name, value in changes.items() if value is not None})
+    texts = None if data is None else open_corpus(data) if data.is_dir() else read_texts(data)
     command = " ".join(["sinkscope", *sys.argv[1:]])
-    print(train_checkpoint(resolved, out, texts=None if data is None else read_texts(data), device=device, command=command))
+    print(train_checkpoint(resolved, out, texts=texts, device=device, command=command))
 
 
 def check(model: Positional[str], device: str = "cpu", dtype: str | None = None, as_json: Json = False) -> None:

@@ -11,6 +11,7 @@ import torch
 from safetensors import SafetensorError
 
 from sinkscope.errors import TrainingError
+from sinkscope.lab.corpus import Corpus
 from sinkscope.lab.recipes import Recipe
 from sinkscope.lab.texts import Texts
 from sinkscope.lab.training import RECIPE, STATE, check_recipe, choose_tokenizer, train
@@ -18,7 +19,7 @@ from sinkscope.lab.training import RECIPE, STATE, check_recipe, choose_tokenizer
 WEIGHTS = "model.safetensors"
 
 
-def train_checkpoint(recipe: Recipe, out: Path, *, texts: Texts | None = None, device: str = "cpu", command: str = "") -> Path:
+def train_checkpoint(recipe: Recipe, out: Path, *, texts: Texts | Corpus | None = None, device: str = "cpu", command: str = "") -> Path:
     """Trains a recipe, going on where an earlier run was killed, and leaves a checkpoint that `sinkscope.load` reads.
 
     The weights appear last and by a rename: a folder with weights is finished.

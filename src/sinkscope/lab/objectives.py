@@ -11,14 +11,14 @@ LEAST_MASKED = 1e-3
 
 
 def mask_canvases(
-    canvases: Canvases, mask_id: int, whole_canvas_share: float, generator: torch.Generator
+    canvases: Canvases, mask_id: int, whole_canvas_share: float, generator: torch.Generator, *, first_stays: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor, int]:
     """Masks each answer of a canvas at its own rate p = (1 − 1e-3)·t + 1e-3 with t ~ U(0, 1) (paper 2, §4.1).
 
     Each packed problem counts as a sequence of its own. The t of a batch are stratified: one in each of as many
     equal strata, in random order, which leaves every single t uniform and steadies the sum of the 1/t weights.
     Questions stay visible, as in LLaDA's supervised fine-tuning, except in a ``whole_canvas_share`` of the rows,
-    where everything but the first token can be masked at one rate.
+    where everything but the first token (and that too, unless ``first_stays``) can be masked at one rate.
 
     Returns:
         noisy: int64 [row, position], with masks.
@@ -29,7 +29,8 @@ def mask_canvases(
     rows, length = tokens.shape
     whole = torch.rand(rows, 1, generator=generator) < whole_canvas_share
     groups = torch.where(whole, 0, answers)
-    groups[:, 0] = PROMPT
+    if first_stays:
+        groups[:, 0] = PROMPT
     slots = int(groups.max()) + 1
     count = rows * slots
     t = (torch.randperm(count, generator=generator) + torch.rand(count, generator=generator)) / count
@@ -41,31 +42,44 @@ def mask_canvases(
 
 
 def masked_diffusion_loss(
-    network: Any, canvases: Canvases, *, mask_id: int, whole_canvas_share: float, generator: torch.Generator, shift: bool = False
+    network: Any,
+    canvases: Canvases,
+    *,
+    mask_id: int,
+    whole_canvas_share: float,
+    generator: torch.Generator,
+    shift: bool = False,
+    first_stays: bool = True,
+    flat: bool = False,
 ) -> torch.Tensor:
     """Cross-entropy on masked tokens, weighted 1/p, per maskable token; a scalar in nats.
+
+    With ``flat`` the plain mean over masked tokens, which bounds no likelihood and is much less noisy.
 
     With ``shift`` a token is predicted one place to its left, as a causal model predicts it, which is how one becomes a
     diffusion model (Dream, and paper 2's Qwen2.5 set-up). The first token of a canvas is never masked.
     """
-    noisy, weights, maskable = mask_canvases(canvases, mask_id, whole_canvas_share, generator)
+    noisy, weights, maskable = mask_canvases(canvases, mask_id, whole_canvas_share, generator, first_stays=first_stays)
     hidden = network.model(input_ids=noisy, use_cache=False).last_hidden_state
     chosen = weights > 0
     read = torch.cat([chosen[:, 1:], torch.zeros_like(chosen[:, :1])], dim=1) if shift else chosen
     logits = network.lm_head(hidden[read]).float()
     losses = F.cross_entropy(logits, canvases.tokens[chosen], reduction="none")
+    if flat:
+        return losses.sum() / max(1, losses.numel())
     return (losses * weights[chosen]).sum() / maskable
 
 
-def next_token_loss(network: Any, canvases: Canvases, *, eos_id: int) -> torch.Tensor:
+def next_token_loss(network: Any, canvases: Canvases, *, eos_id: int | None) -> torch.Tensor:
     """Cross-entropy of each token given those before it, over the whole canvas; a scalar in nats.
 
     Behind a finished answer the target is EOS, also where the next problem of the canvas follows: a model that is
-    asked one question should stop after its answer.
+    asked one question should stop after its answer. Natural text has no answers: no ``eos_id``.
     """
     targets = canvases.tokens[:, 1:].clone()
-    finished = (canvases.answers[:, :-1] != PROMPT) & (canvases.answers[:, 1:] == PROMPT)
-    targets[finished] = eos_id
+    if eos_id is not None:
+        finished = (canvases.answers[:, :-1] != PROMPT) & (canvases.answers[:, 1:] == PROMPT)
+        targets[finished] = eos_id
     hidden = network.model(input_ids=canvases.tokens, use_cache=False).last_hidden_state
     logits = network.lm_head(hidden[:, :-1]).float()
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten())

@@ -1,7 +1,7 @@
 """What the lab can train, as frozen values; the resolved recipe is stored with every checkpoint."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from sinkscope.errors import CallError
 from sinkscope.lab.canvases import CanvasMix
@@ -13,6 +13,7 @@ class Architecture:
 
     Attributes:
         positions: ``rotary`` as Llama has them, or ``learned`` absolute ones (`sinkscope.models.learned_positions`).
+        tied: the output layer uses the embedding's weights.
     """
 
     layers: int = 6
@@ -23,6 +24,7 @@ class Architecture:
     max_positions: int = 1024
     rope_theta: float = 10000.0
     positions: Literal["rotary", "learned"] = "rotary"
+    tied: bool = False
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,10 @@ class Recipe:
         sink_token: variant of the sink token, as `sinkscope.models.sink_token.VARIANTS` names them.
         start_from: model whose weights the body begins with; None begins from random ones.
         data: name and checksum of the text that is trained on; None is the lab's own.
+        text: trained on natural text, a corpus folder, which ``sinkscope train --data`` names.
+        first_token: what stands first in a canvas of natural text: BOS, or text like everywhere else.
+        weighting: of a masked token's loss: 1/p, with p the share of its canvas that is masked, or the same for all.
+        snapshots: updates after which the weights are also written to ``snapshots/``.
     """
 
     name: str
@@ -62,6 +68,10 @@ class Recipe:
     sink_token: str = "none"
     start_from: str | None = None
     data: str | None = None
+    text: bool = False
+    first_token: Literal["bos", "text"] = "bos"
+    weighting: Literal["1/p", "flat"] = "1/p"
+    snapshots: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.updates < 1:
@@ -101,6 +111,28 @@ def _shifted(name: str, variant: str) -> Recipe:
     )
 
 
+TEXT = CanvasMix(tokens=2048, lengths=(256,), weights=(1.0,), code_share=0.0)
+"""Eight windows of natural text an update."""
+EMERGENCE = (0, 100, 200, 400, 700, 1000, 1500, 2000, 3000, 4500, 6500, 9000, 12000, 16000, 20000)
+"""Updates at which a training on text is looked at, about evenly spaced in their logarithm."""
+
+
+def _text(name: str, objective: Literal["masked_diffusion", "next_token"], **changes: Any) -> Recipe:
+    """On natural text, where most heads have nothing to do on most tokens: what it takes for sinks to appear."""
+    return Recipe(
+        name,
+        objective,
+        updates=20000,
+        architecture=Architecture(tied=True),
+        canvases=TEXT,
+        learning_rate=3e-3,
+        text=True,
+        snapshots=EMERGENCE,
+        log_every=50,
+        **changes,
+    )
+
+
 RECIPES = {
     recipe.name: recipe
     for recipe in (
@@ -109,6 +141,8 @@ RECIPES = {
         *map(_arm, ARMS),
         _shifted("lab-shifted", "none"),
         _shifted("lab-shifted-token", "token"),
+        _text("lab-text-autoregressive", "next_token"),
+        _text("lab-text-diffusion", "masked_diffusion", first_token="text", weighting="flat", whole_canvas_share=1.0),
         Recipe(
             "lab-diffusion-learned-positions",
             "masked_diffusion",

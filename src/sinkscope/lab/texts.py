@@ -9,6 +9,7 @@ import hashlib
 import json
 import random
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,11 @@ def _document(line: str, where: str) -> Document:
 
 def train_tokenizer(texts: Texts, vocabulary: int = VOCABULARY) -> Any:
     """A byte-level BPE tokenizer of the texts, with the lab's special tokens; the same for the same texts."""
+    return train_tokenizer_on((document.prompt + document.text for document in texts.documents), vocabulary)
+
+
+def train_tokenizer_on(texts: Iterable[str], vocabulary: int) -> Any:
+    """A byte-level BPE tokenizer with the lab's special tokens; the same for the same texts."""
     import tokenizers
     import transformers
     from tokenizers import decoders, models, pre_tokenizers, processors, trainers
@@ -89,7 +95,7 @@ def train_tokenizer(texts: Texts, vocabulary: int = VOCABULARY) -> Any:
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
-    tokenizer.train_from_iterator([document.prompt + document.text for document in texts.documents], trainer)
+    tokenizer.train_from_iterator(texts, trainer)
     tokenizer.post_processor = processors.TemplateProcessing(single=f"{BOS} $A", special_tokens=[(BOS, 0)])
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,

@@ -18,6 +18,7 @@ from torch import nn
 
 from sinkscope.errors import TrainingError
 from sinkscope.lab.canvases import Canvases, draw_canvases
+from sinkscope.lab.corpus import Corpus, draw_windows
 from sinkscope.lab.objectives import masked_diffusion_loss, next_token_loss
 from sinkscope.lab.recipes import Recipe
 from sinkscope.lab.texts import TextCanvases, Texts, train_tokenizer
@@ -25,16 +26,18 @@ from sinkscope.lab.vocabulary import build_tokenizer
 from sinkscope.models import add_sink_token
 from sinkscope.models.sink_token import variant_of
 
-STATE, LOG, RECIPE = "training-state.safetensors", "training.jsonl", "recipe.json"
+STATE, LOG, RECIPE, SNAPSHOTS = "training-state.safetensors", "training.jsonl", "recipe.json", "snapshots"
 VALIDATION_BATCHES = 8
 
 
-def choose_tokenizer(recipe: Recipe, texts: Texts | None = None) -> Any:
+def choose_tokenizer(recipe: Recipe, texts: Texts | Corpus | None = None) -> Any:
     """That of the model a recipe starts from, else one of the user's texts, else the lab's."""
     if recipe.start_from is not None:
         from sinkscope.models import load
 
         return load(recipe.start_from).tokenizer
+    if isinstance(texts, Corpus):
+        return texts.tokenizer()
     return build_tokenizer() if texts is None else train_tokenizer(texts)
 
 
@@ -63,6 +66,7 @@ def build_network(recipe: Recipe, tokenizer: Any) -> Any:
         eos_token_id=tokenizer.eos_token_id,
         # No pad_token_id: padding is EOS, and transformers would freeze that embedding at zero.
         pad_token_id=None,
+        tie_word_embeddings=shape.tied,
     )
     if recipe.objective != "next_token":
         config.is_causal = False
@@ -106,7 +110,7 @@ def learning_rate(recipe: Recipe, update: int) -> float:
     return recipe.learning_rate * (recipe.final_share + (1 - recipe.final_share) * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
-def train(recipe: Recipe, out: Path, *, texts: Texts | None = None, device: str = "cpu", progress: bool | None = None) -> Any:
+def train(recipe: Recipe, out: Path, *, texts: Texts | Corpus | None = None, device: str = "cpu", progress: bool | None = None) -> Any:
     """Trains a recipe into the folder ``out``, going on from its last saved state; returns the network.
 
     Args:
@@ -130,6 +134,8 @@ def train(recipe: Recipe, out: Path, *, texts: Texts | None = None, device: str 
     _cut_log(out / LOG, start)
     objective = _objective(recipe, network, tokenizer, device)
     network.train()
+    if 0 in recipe.snapshots and start == 0:
+        _save_snapshot(out, network, 0)
     with (
         (out / LOG).open("a") as log,
         tqdm(
@@ -154,6 +160,8 @@ def train(recipe: Recipe, out: Path, *, texts: Texts | None = None, device: str 
                 log.write(json.dumps(row) + "\n")
                 log.flush()
                 bar.set_postfix(loss=f"{row['loss']:.3f}")
+            if done in recipe.snapshots:
+                _save_snapshot(out, network, done)
             if done % recipe.save_every == 0 or done == recipe.updates:
                 _save_state(out / STATE, network, optimiser, done)
     return network
@@ -175,7 +183,10 @@ def check_recipe(recipe: Recipe, out: Path) -> None:
             f"{path}: expected the recipe of a run, found something else ({error}); delete the folder or choose another"
         ) from error
     theirs = {"sink_token": "none", **theirs}  # as earlier versions had it
-    theirs["architecture"] = {"positions": "rotary", **(theirs.get("architecture") or {})}
+    defaults = asdict(Recipe("", "next_token", 1))
+    theirs = {**{key: defaults[key] for key in ("text", "first_token", "weighting", "snapshots")}, **theirs}
+    theirs = json.loads(json.dumps(theirs))
+    theirs["architecture"] = {"positions": "rotary", "tied": False, **(theirs.get("architecture") or {})}
     theirs["canvases"] = {"templates": [], **(theirs.get("canvases") or {})}
     different = [key for key in mine if mine[key] != theirs.get(key)]
     if different:
@@ -195,8 +206,14 @@ def _parameter_groups(network: Any, weight_decay: float) -> list[dict[str, Any]]
     ]
 
 
-def _source(recipe: Recipe, tokenizer: Any, texts: Texts | None) -> Callable[[int, int], Canvases]:
+def _source(recipe: Recipe, tokenizer: Any, texts: Texts | Corpus | None) -> Callable[[int, int], Canvases]:
     """Batch number n of a stream: the lab's problems, or the user's texts."""
+    if recipe.text != isinstance(texts, Corpus):
+        raise TrainingError(f"{recipe.name}: expected {'a corpus folder' if recipe.text else 'no corpus folder'} as --data, found the other")
+    if isinstance(texts, Corpus):
+        mix = recipe.canvases
+        bos = tokenizer.bos_token_id if recipe.first_token == "bos" else None
+        return draw_windows(texts, mix.tokens, mix.lengths[0], bos_id=bos)
     if texts is not None:
         return TextCanvases(texts, tokenizer, recipe.canvases).draw
     return lambda seed, update: draw_canvases(recipe.canvases, tokenizer, seed, update)
@@ -210,7 +227,7 @@ def _objective(recipe: Recipe, network: Any, tokenizer: Any, device: str) -> Cal
         canvases = Canvases(canvases.tokens.to(device), canvases.answers.to(device))
         with torch.autocast(torch.device(device).type, dtype=torch.bfloat16) if recipe.autocast else nullcontext():
             if recipe.objective == "next_token":
-                return next_token_loss(network, canvases, eos_id=tokenizer.eos_token_id)
+                return next_token_loss(network, canvases, eos_id=None if recipe.text else tokenizer.eos_token_id)
             generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + update)
             return masked_diffusion_loss(
                 network,
@@ -219,6 +236,8 @@ def _objective(recipe: Recipe, network: Any, tokenizer: Any, device: str) -> Cal
                 whole_canvas_share=recipe.whole_canvas_share,
                 generator=generator,
                 shift=recipe.objective == "shifted_diffusion",
+                first_stays=recipe.first_token == "bos",
+                flat=recipe.weighting == "flat",
             )
 
     return objective
@@ -241,6 +260,17 @@ def _save_state(path: Path, network: Any, optimiser: torch.optim.Optimizer, upda
     beside = path.with_suffix(".writing")
     save_file(tensors, beside, metadata={"update": str(update)})
     os.replace(beside, path)
+
+
+def _save_snapshot(out: Path, network: Any, update: int) -> None:
+    """Weights alone, in bf16, as they are after an update."""
+    from safetensors.torch import save_file
+
+    (out / SNAPSHOTS).mkdir(exist_ok=True)
+    path = out / SNAPSHOTS / f"update-{update:06d}.safetensors"
+    tensors = {name: parameter.detach().to("cpu", torch.bfloat16).contiguous() for name, parameter in network.named_parameters()}
+    save_file(tensors, path.with_suffix(".writing"), metadata={"update": str(update), "format": "pt"})
+    os.replace(path.with_suffix(".writing"), path)
 
 
 def _load_state(path: Path, network: Any, optimiser: torch.optim.Optimizer) -> int:

@@ -1,0 +1,169 @@
+"""Long texts as training data: tokenized once into flat files, drawn as windows of one length.
+
+A corpus is a folder: ``train.bin`` and ``held-out.bin`` (uint16 tokens, documents behind each other, EOS between them), a
+tokenizer, and ``corpus.json`` with the titles, sizes and checksums. `sinkscope train RECIPE --data FOLDER` reads it.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from sinkscope.errors import CallError, TrainingError
+from sinkscope.lab.canvases import PROMPT, Canvases
+
+MANIFEST, TRAIN, HELD_OUT, TOKENIZER = "corpus.json", "train.bin", "held-out.bin", "tokenizer"
+TOKENIZER_SAMPLE = 24_000_000
+"""Characters that the tokenizer is trained on: the beginnings of all training documents, in equal shares."""
+
+
+@dataclass(frozen=True)
+class LongText:
+    """A document of a corpus.
+
+    Attributes:
+        title: names it in the corpus' list.
+        text: all of it.
+        held_out: kept for validation; never trained on.
+    """
+
+    title: str
+    text: str
+    held_out: bool = False
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A folder of tokenized text.
+
+    Attributes:
+        fingerprint: checksum of everything that decides what is trained on.
+        folder: where it lies.
+        train, held_out: uint16 [token], mapped from the disk.
+    """
+
+    fingerprint: str
+    folder: Path
+    train: np.ndarray
+    held_out: np.ndarray
+
+    def tokenizer(self) -> Any:
+        """Return the tokenizer of the corpus."""
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(self.folder / TOKENIZER, trust_remote_code=False)
+
+
+def make_corpus(texts: Iterable[LongText], out: Path, *, vocabulary: int = 4096, source: str = "", progress: bool | None = None) -> Path:
+    """Write a corpus folder; it appears whole, by a rename.
+
+    Args:
+        texts: the documents; at least one of them held out.
+        out: the folder; must not exist.
+        vocabulary: tokens of the byte-level BPE tokenizer, at most 65,536.
+        source: where the texts come from, for the manifest.
+
+    Raises:
+        CallError: the folder exists, or there is nothing to train on or to hold out.
+    """
+    from tqdm import tqdm
+
+    from sinkscope.lab.texts import train_tokenizer_on
+
+    texts = list(texts)
+    if out.exists():
+        raise CallError(f"{out}: expected a folder that does not exist yet; delete it or choose another")
+    if not any(text.held_out for text in texts) or all(text.held_out for text in texts):
+        raise CallError(f"expected documents to train on and documents to hold out, found {len(texts)} documents of one kind")
+    if not 300 <= vocabulary <= 65536:
+        raise CallError(f"vocabulary: expected 300 to 65536 tokens, found {vocabulary}")
+    training = [text for text in texts if not text.held_out]
+    share = TOKENIZER_SAMPLE // len(training)
+    tokenizer = train_tokenizer_on((text.text[:share] for text in training), vocabulary)
+    beside = out.with_name(out.name + ".writing")
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir(parents=True)
+    tokenizer.save_pretrained(beside / TOKENIZER)
+    listed = []
+    with (beside / TRAIN).open("wb") as train, (beside / HELD_OUT).open("wb") as held_out:
+        for text in tqdm(texts, desc="corpus", unit="document", disable=None if progress is None else not progress):
+            tokens = tokenizer(text.text, add_special_tokens=False, verbose=False).input_ids
+            data = np.asarray([*tokens, tokenizer.eos_token_id], dtype="<u2").tobytes()
+            (held_out if text.held_out else train).write(data)
+            digest = hashlib.sha256(text.text.encode()).hexdigest()
+            listed.append({"title": text.title, "held_out": text.held_out, "tokens": len(tokens), "sha256": digest})
+    files = {name: _sha256(beside / name) for name in (TRAIN, HELD_OUT, f"{TOKENIZER}/tokenizer.json")}
+    manifest = {"format": 1, "source": source, "vocabulary": len(tokenizer), "files": files, "documents": listed}
+    (beside / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    os.replace(beside, out)
+    return out
+
+
+def open_corpus(folder: str | Path, *, verify: bool = True) -> Corpus:
+    """Open a corpus folder and check it against its checksums.
+
+    Raises:
+        CallError: no corpus there.
+        TrainingError: a file of it is missing or was changed.
+    """
+    folder = Path(folder)
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        files = dict(manifest["files"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CallError(f"{folder}: expected a corpus (a folder with {MANIFEST}), which cannot be read ({error})") from error
+    for name, expected in files.items():
+        path = folder / name
+        if not path.is_file():
+            raise TrainingError(f"{path}: expected a file of the corpus, found none; make the corpus again")
+        if verify and _sha256(path) != expected:
+            raise TrainingError(f"{path}: the file is not the one that {MANIFEST} lists; make the corpus again")
+    digest = hashlib.sha256("".join(files[name] for name in sorted(files)).encode()).hexdigest()[:16]
+    return Corpus(
+        f"corpus sha256:{digest}",
+        folder,
+        np.memmap(folder / TRAIN, dtype="<u2", mode="r"),
+        np.memmap(folder / HELD_OUT, dtype="<u2", mode="r"),
+    )
+
+
+def draw_windows(corpus: Corpus, tokens: int, length: int, *, bos_id: int | None) -> Callable[[int, int], Canvases]:
+    """Return a function (seed, update) → batch of windows; held-out text where the update is negative.
+
+    Args:
+        tokens: tokens of a batch; it has ``tokens // length`` rows.
+        length: of a window.
+        bos_id: stands first in every window; None puts text there.
+
+    Raises:
+        TrainingError: the corpus is shorter than a window.
+    """
+    shortest = min(len(corpus.train), len(corpus.held_out))
+    if shortest <= length:
+        raise TrainingError(f"{corpus.folder}: expected more than {length} tokens (one canvas) in each file, found {shortest}")
+    text = length if bos_id is None else length - 1
+
+    def draw(seed: int, update: int) -> Canvases:
+        source = corpus.held_out if update < 0 else corpus.train
+        rng = np.random.default_rng([seed % 2**32, update % 2**32])
+        rows = np.stack([source[start : start + text] for start in rng.integers(0, len(source) - text, max(1, tokens // length))])
+        canvas = torch.from_numpy(rows.astype(np.int64))
+        answers = torch.zeros_like(canvas)
+        if bos_id is not None:
+            canvas = torch.cat([torch.full_like(canvas[:, :1], bos_id), canvas], dim=1)
+            answers = torch.cat([torch.full_like(answers[:, :1], PROMPT), answers], dim=1)
+        return Canvases(canvas, answers)
+
+    return draw
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
