@@ -209,7 +209,9 @@ def _parameter_groups(network: Any, weight_decay: float) -> list[dict[str, Any]]
 def _source(recipe: Recipe, tokenizer: Any, texts: Texts | Corpus | None) -> Callable[[int, int], Canvases]:
     """Batch number n of a stream: the lab's problems, or the user's texts."""
     if recipe.text != isinstance(texts, Corpus):
-        raise TrainingError(f"{recipe.name}: expected {'a corpus folder' if recipe.text else 'no corpus folder'} as --data, found the other")
+        raise TrainingError(
+            f"{recipe.name}: expected {'a corpus folder' if recipe.text else 'no corpus folder'} as --data, found the other"
+        )
     if isinstance(texts, Corpus):
         mix = recipe.canvases
         bos = tokenizer.bos_token_id if recipe.first_token == "bos" else None
@@ -269,7 +271,7 @@ def _save_snapshot(out: Path, network: Any, update: int) -> None:
     (out / SNAPSHOTS).mkdir(exist_ok=True)
     path = out / SNAPSHOTS / f"update-{update:06d}.safetensors"
     tensors = {name: parameter.detach().to("cpu", torch.bfloat16).contiguous() for name, parameter in network.named_parameters()}
-    save_file(tensors, path.with_suffix(".writing"), metadata={"update": str(update), "format": "pt"})
+    save_file(tensors, path.with_suffix(".writing"), metadata={"update": str(update)})
     os.replace(path.with_suffix(".writing"), path)
 
 

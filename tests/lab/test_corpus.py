@@ -1,0 +1,160 @@
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import sinkscope
+from sinkscope.commands import COMMANDS
+from sinkscope.errors import CallError, TrainingError
+from sinkscope.lab import training
+from sinkscope.lab.canvases import PROMPT, Canvases, CanvasMix
+from sinkscope.lab.checkpoint import train_checkpoint
+from sinkscope.lab.corpus import LongText, draw_windows, make_corpus, open_corpus
+from sinkscope.lab.objectives import mask_canvases, masked_diffusion_loss
+from sinkscope.lab.recipes import RECIPES, Architecture
+from sinkscope.lab.training import LOG, SNAPSHOTS, STATE, build_network, train
+
+SHAPE = Architecture(layers=2, hidden_size=24, heads=3, kv_heads=3, intermediate_size=40, max_positions=96, tied=True)
+MIX = CanvasMix(tokens=96, lengths=(32,), weights=(1.0,))
+BOOK = " ".join(f"Chapter {number}: the {'old ' * (number % 3)}whale swam {number} miles, and Ishmael slept." for number in range(200))
+
+
+def tiny(name, **changes):
+    small = {
+        "architecture": SHAPE,
+        "canvases": MIX,
+        "updates": 6,
+        "autocast": False,
+        "save_every": 2,
+        "log_every": 1,
+        "snapshots": (0, 3, 6),
+    }
+    return dataclasses.replace(RECIPES[name], **{**small, **changes})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    texts = [LongText("Whales", BOOK), LongText("More whales", BOOK[::-1]), LongText("Held out", BOOK[1000:5000], held_out=True)]
+    return make_corpus(texts, tmp_path_factory.mktemp("corpora") / "whales", vocabulary=400, source="a test", progress=False)
+
+
+def test_a_corpus_holds_its_texts_with_eos_between_them(folder):
+    corpus = open_corpus(folder)
+    tokenizer = corpus.tokenizer()
+    first, second, rest = tokenizer.decode(corpus.train).split("<|eos|>")
+    assert (first, second, rest) == (BOOK, BOOK[::-1], "") and tokenizer.decode(corpus.held_out) == BOOK[1000:5000] + "<|eos|>"
+    manifest = json.loads((folder / "corpus.json").read_text())
+    assert [one["title"] for one in manifest["documents"]] == ["Whales", "More whales", "Held out"]
+    assert sum(one["tokens"] + 1 for one in manifest["documents"]) == len(corpus.train) + len(corpus.held_out)
+
+
+def test_windows_are_stretches_of_the_text_and_a_function_of_seed_and_update(folder):
+    corpus = open_corpus(folder)
+    for bos in (0, None):
+        draw = draw_windows(corpus, 96, 32, bos_id=bos)
+        batch, again, other = draw(1, 7), draw(1, 7), draw(1, 8)
+        assert torch.equal(batch.tokens, again.tokens) and not torch.equal(batch.tokens, other.tokens)
+        assert batch.tokens.shape == batch.answers.shape == (3, 32)
+        assert (batch.answers == PROMPT).sum() == (0 if bos is None else 3) and (bos is None or batch.tokens[:, 0].tolist() == [0, 0, 0])
+        text = np.asarray(corpus.train).tobytes()
+        for row in batch.tokens[:, 0 if bos is None else 1 :]:
+            assert row.numpy().astype("<u2").tobytes() in text
+        held_out = draw(-1, -1).tokens[0, 1:].numpy().astype("<u2").tobytes()
+        assert held_out in np.asarray(corpus.held_out).tobytes()
+
+
+def test_what_is_no_corpus_or_was_changed_is_refused(folder, tmp_path):
+    with pytest.raises(CallError, match=r"expected a corpus \(a folder with corpus\.json\)"):
+        open_corpus(tmp_path)
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for path in [*folder.glob("*.bin"), folder / "corpus.json"]:
+        (copy / path.name).write_bytes(path.read_bytes())
+    with pytest.raises(TrainingError, match=r"tokenizer\.json: expected a file of the corpus, found none"):
+        open_corpus(copy)
+    (copy / "tokenizer").mkdir()
+    (copy / "tokenizer/tokenizer.json").write_bytes((folder / "tokenizer/tokenizer.json").read_bytes())
+    open_corpus(copy)
+    changed = bytearray((copy / "train.bin").read_bytes())
+    changed[100] ^= 1
+    (copy / "train.bin").write_bytes(changed)
+    with pytest.raises(TrainingError, match=r"train\.bin: the file is not the one that corpus\.json lists"):
+        open_corpus(copy)
+
+
+def test_a_corpus_that_cannot_be_made_or_drawn_from_is_refused(folder, tmp_path):
+    with pytest.raises(CallError, match="documents to hold out, found 1 documents of one kind"):
+        make_corpus([LongText("only", BOOK)], tmp_path / "a")
+    with pytest.raises(CallError, match="expected a folder that does not exist yet"):
+        make_corpus([LongText("a", BOOK), LongText("b", BOOK, True)], folder)
+    with pytest.raises(CallError, match="expected 300 to 65536 tokens, found 20"):
+        make_corpus([LongText("a", BOOK), LongText("b", BOOK, True)], tmp_path / "a", vocabulary=20)
+    with pytest.raises(TrainingError, match=r"expected more than 4096 tokens \(one canvas\) in each file, found \d+"):
+        draw_windows(open_corpus(folder), 4096, 4096, bos_id=None)
+
+
+def test_a_recipe_for_text_needs_a_corpus_and_others_refuse_one(folder, tmp_path):
+    with pytest.raises(TrainingError, match="lab-text-diffusion: expected a corpus folder as --data"):
+        train(tiny("lab-text-diffusion"), tmp_path / "a")
+    with pytest.raises(TrainingError, match="lab-diffusion: expected no corpus folder as --data"):
+        train(dataclasses.replace(RECIPES["lab-diffusion"], updates=1), tmp_path / "b", texts=open_corpus(folder))
+
+
+def test_flat_weights_are_the_plain_mean_over_masked_tokens_and_the_first_token_can_be_masked(folder):
+    recipe = tiny("lab-text-diffusion")
+    corpus = open_corpus(folder)
+    tokenizer = corpus.tokenizer()
+    network = build_network(recipe, tokenizer)
+    canvases = draw_windows(corpus, 96, 32, bos_id=None)(0, 0)
+    mask = tokenizer.mask_token_id
+
+    def drawn(update):
+        return torch.Generator().manual_seed(update)
+
+    first = [bool(mask_canvases(canvases, mask, 1.0, drawn(update), first_stays=False)[0][:, 0].eq(mask).any()) for update in range(8)]
+    assert any(first)
+    assert not any(mask_canvases(canvases, mask, 1.0, drawn(update))[0][:, 0].eq(mask).any() for update in range(8))
+    noisy, weights, _ = mask_canvases(canvases, mask, 1.0, drawn(3), first_stays=False)
+    logits = network(noisy, use_cache=False).logits
+    dense = torch.stack([F.cross_entropy(logits[i, j], canvases.tokens[i, j]) for i, j in (weights > 0).nonzero().tolist()]).mean()
+    found = masked_diffusion_loss(network, canvases, mask_id=mask, whole_canvas_share=1.0, generator=drawn(3), first_stays=False, flat=True)
+    torch.testing.assert_close(found, dense)
+
+
+@pytest.mark.parametrize("name", ["lab-text-diffusion", "lab-text-autoregressive"])
+def test_a_run_that_was_cut_off_goes_on_to_the_same_model_with_the_same_snapshots(folder, tmp_path, name, monkeypatch):
+    corpus, recipe = open_corpus(folder), tiny(name)
+    train(recipe, tmp_path / "whole", texts=corpus, progress=False)
+    draw = training.draw_windows
+
+    def stops(*arguments, **options):
+        inner = draw(*arguments, **options)
+
+        def drawn(seed, update) -> Canvases:
+            if update == 5:
+                raise KeyboardInterrupt
+            return inner(seed, update)
+
+        return drawn
+
+    monkeypatch.setattr(training, "draw_windows", stops)
+    with pytest.raises(KeyboardInterrupt):
+        train(recipe, tmp_path / "cut", texts=corpus, progress=False)
+    monkeypatch.undo()
+    train(recipe, tmp_path / "cut", texts=corpus, progress=False)
+    for file in (STATE, LOG, *(f"{SNAPSHOTS}/update-{update:06d}.safetensors" for update in (0, 3, 6))):
+        assert (tmp_path / "whole" / file).read_bytes() == (tmp_path / "cut" / file).read_bytes(), file
+
+
+def test_the_command_trains_on_a_corpus_and_the_model_loads(folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(RECIPES, "lab-text-diffusion", tiny("lab-text-diffusion", updates=2))
+    COMMANDS["train"]("lab-text-diffusion", tmp_path / "model", data=folder)
+    model = sinkscope.load(tmp_path / "model")
+    assert model.network.config.tie_word_embeddings and model.network.lm_head.weight is model.network.model.embed_tokens.weight
+    answer = sinkscope.generate(model, "Chapter 7: the whale", length=8, steps=8, block=8)
+    assert len(answer.tokens) > 8 and json.loads((tmp_path / "model/recipe.json").read_text())["data"] == open_corpus(folder).fingerprint
+    with pytest.raises(TrainingError, match="holds a run of another recipe"):
+        train_checkpoint(tiny("lab-text-diffusion", updates=3), tmp_path / "model", texts=open_corpus(folder))
