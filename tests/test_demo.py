@@ -3,7 +3,7 @@
 import pytest
 
 import sinkscope
-from sinkscope.demo import run_demo
+from sinkscope.commands.demo import run_demo
 from sinkscope.errors import CallError
 from sinkscope.sinks import find_sinks, movement_test, track
 

@@ -9,6 +9,7 @@ import torch
 from test_choices import ROWS, model, write_rows  # noqa: F401 - a fixture
 
 import sinkscope
+from sinkscope.commands.reproduction import Options, reproduce
 from sinkscope.decoding import quotas
 from sinkscope.decoding.likelihood import expected_masks, mask_patterns
 from sinkscope.errors import CallError
@@ -16,7 +17,6 @@ from sinkscope.evaluation.paper2 import ACCURACY, CHECKPOINTS, LIKELIHOODS, PROB
 from sinkscope.evaluation.runbook import estimate
 from sinkscope.models.sink_token.folding import fold
 from sinkscope.models.smdm import convert
-from sinkscope.reproduction import Options, reproduce
 
 
 def lit_gpt_weights(kind, vocabulary, width=24, inner=40):

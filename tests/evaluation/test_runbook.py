@@ -178,7 +178,7 @@ def small(parts):
 
 
 def test_every_table_and_figure_and_nothing_is_done_twice(lab, tmp_path, monkeypatch):
-    from sinkscope.reproduction import Options, reproduce
+    from sinkscope.commands.reproduction import Options, reproduce
 
     parts = small(paper1(LAB, limit=3, traces=2))
     said = []
@@ -207,7 +207,7 @@ def test_every_table_and_figure_and_nothing_is_done_twice(lab, tmp_path, monkeyp
 
 def test_the_runbook_on_the_labs_models_with_hiding_controls_and_programs(tmp_path):
     """The bundled checkpoints, every prompt in full, and the rules as they are; two problems, and answers of half the length."""
-    from sinkscope.reproduction import Options, reproduce
+    from sinkscope.commands.reproduction import Options, reproduce
 
     parts = []
     for part in paper1(LAB, limit=2, ks=(1,), seeds=1, traces=1):
@@ -234,7 +234,7 @@ def test_the_runbook_on_the_labs_models_with_hiding_controls_and_programs(tmp_pa
 
 
 def test_other_processes_of_torchrun_only_share_in_the_evaluations(lab, tmp_path, monkeypatch):
-    from sinkscope.reproduction import Options, reproduce
+    from sinkscope.commands.reproduction import Options, reproduce
 
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -244,7 +244,7 @@ def test_other_processes_of_torchrun_only_share_in_the_evaluations(lab, tmp_path
 
 
 def test_table_2_counts_tokens(diffusion, tmp_path):
-    from sinkscope.reproduction import sink_tokens
+    from sinkscope.commands.reproduction import sink_tokens
 
     with sinkscope.recording(diffusion, out=tmp_path / "t"):
         sinkscope.generate(diffusion, "Q: Tom has 7 apples and buys 5 more. How many apples does Tom have now?\nA:", length=8)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import sinkscope
-from sinkscope.commands import COMMANDS
+from sinkscope.commands.train import Train
 from sinkscope.errors import CallError, TrainingError
 from sinkscope.lab import training
 from sinkscope.lab.canvases import PROMPT, Canvases, CanvasMix
@@ -151,7 +151,7 @@ def test_a_run_that_was_cut_off_goes_on_to_the_same_model_with_the_same_snapshot
 
 def test_the_command_trains_on_a_corpus_and_the_model_loads(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(RECIPES, "lab-text-diffusion", tiny("lab-text-diffusion", updates=2))
-    COMMANDS["train"]("lab-text-diffusion", tmp_path / "model", data=folder)
+    Train(recipe="lab-text-diffusion", out=tmp_path / "model", data=folder).run()
     model = sinkscope.load(tmp_path / "model")
     assert model.network.config.tie_word_embeddings and model.network.lm_head.weight is model.network.model.embed_tokens.weight
     answer = sinkscope.generate(model, "Chapter 7: the whale", length=8, steps=8, block=8)

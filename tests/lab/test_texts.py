@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import sinkscope
-from sinkscope.commands import COMMANDS
+from sinkscope.commands.train import Train
 from sinkscope.errors import CallError, TrainingError
 from sinkscope.lab.canvases import PROMPT, CanvasMix
 from sinkscope.lab.checkpoint import train_checkpoint
@@ -131,8 +131,8 @@ def test_a_run_on_other_text_is_refused(poem, tmp_path):
 
 def test_the_command_takes_data_and_a_variant(poem, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(RECIPES, "lab-diffusion", dataclasses.replace(TINY, name="lab-diffusion", sink_token="none"))
-    COMMANDS["train"]("lab-diffusion", tmp_path / "model", updates=2, data=poem, sink_token="token-zero-value")
+    Train(recipe="lab-diffusion", out=tmp_path / "model", updates=2, data=poem, sink_token="token-zero-value").run()
     assert capsys.readouterr().out.strip() == str(tmp_path / "model")
     assert sinkscope.load(str(tmp_path / "model")).card.sink_token == "token-zero-value"
     with pytest.raises(CallError, match="no variant 'tokens'"):
-        COMMANDS["train"]("lab-diffusion", tmp_path / "other", sink_token="tokens")
+        Train(recipe="lab-diffusion", out=tmp_path / "other", sink_token="tokens").run()

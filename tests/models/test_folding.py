@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 import sinkscope
 from sinkscope.attention import Hider, Watcher, subscribed
-from sinkscope.commands import COMMANDS
+from sinkscope.commands.fold import Fold
 from sinkscope.errors import CallError
 from sinkscope.models import SinkToken, add_sink_token
 from sinkscope.models.sink_token.folding import fold
@@ -214,6 +214,6 @@ def test_constants_of_another_shape_are_refused(tmp_path):
 def test_the_command_folds(tmp_path, capsys):
     folder = save(with_sink(), tmp_path / "model")
     capsys.readouterr()
-    COMMANDS["fold"](str(folder), tmp_path / "folded")
+    Fold(model=str(folder), out=tmp_path / "folded").run()
     assert capsys.readouterr().out == f"{tmp_path / 'folded'}\n"
     assert sinkscope.load(str(tmp_path / "folded")).card.sink_token == "token (folded)"

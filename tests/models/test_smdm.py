@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from smdm_weights import COLUMNS, KINDS, MASK, SHAPE, SINK, canvas, lit_gpt_weights
 
 import sinkscope
-from sinkscope.commands import COMMANDS
+from sinkscope.commands.convert import Convert
 from sinkscope.decoding.checking import check_model
 from sinkscope.errors import CallError, ModelError
 from sinkscope.lab.vocabulary import build_tokenizer
@@ -298,5 +298,5 @@ def test_a_call_that_does_not_fit_is_refused(tmp_path, tokenizer):
 
 def test_the_command_converts(tmp_path, tokenizer, capsys):
     torch.save(lit_gpt_weights("none"), tmp_path / "model.pth")
-    COMMANDS["convert"](tmp_path / "model.pth", tmp_path / "model", tokenizer, heads=6)
+    Convert(file=tmp_path / "model.pth", out=tmp_path / "model", tokenizer=tokenizer, heads=6).run()
     assert capsys.readouterr().out == f"{tmp_path / 'model'}\n"

@@ -91,12 +91,12 @@ def test_training_counts_are_read_and_checked(run, folders, tmp_path):
 
 
 def test_the_labs_corpus_is_known(run, folders, tmp_path, monkeypatch):
-    from sinkscope.commands import analysing
+    from sinkscope.commands import analyse
     from sinkscope.lab.canvases import draw_canvases
     from sinkscope.lab.recipes import RECIPES
     from sinkscope.lab.vocabulary import build_tokenizer
 
-    monkeypatch.setattr(analysing, "LAB_BATCHES", 3)
+    monkeypatch.setattr(analyse, "LAB_BATCHES", 3)
     shutil.copytree(folders / "000000", tmp_path / "t")
     manifest = json.loads((tmp_path / "t" / "manifest.json").read_text())
     (tmp_path / "t" / "manifest.json").write_text(json.dumps({**manifest, "model": {"name": "lab-diffusion"}}))
@@ -106,7 +106,7 @@ def test_the_labs_corpus_is_known(run, folders, tmp_path, monkeypatch):
     assert rows["word"] > 0
     recipe, tokenizer = RECIPES["lab-diffusion"], build_tokenizer()
     drawn = np.concatenate([draw_canvases(recipe.canvases, tokenizer, recipe.seed, one).tokens.numpy().ravel() for one in range(3)])
-    counts = analysing._lab_counts(open_traces(tmp_path / "t")[0])
+    counts = analyse._lab_counts(open_traces(tmp_path / "t")[0])
     assert counts == {token: int((drawn == token).sum()) for token in np.unique(drawn).tolist()}
     assert tokenizer.mask_token_id not in counts
 

@@ -1,33 +1,18 @@
-"""The commands: each parses nothing, imports what it needs, calls one function and prints."""
+"""The commands, one file each: a class of flags with the verb `run`, which calls what it needs and prints.
 
-from collections.abc import Callable
+A new command is one file and one word in `COMMANDS`: ``sinks`` is the class `Sinks` in ``commands/sinks.py``.
+"""
 
-from sinkscope.commands.analysing import analyse
-from sinkscope.commands.exporting import export
-from sinkscope.commands.folding import convert, fold
-from sinkscope.commands.mapping import attention_map
-from sinkscope.commands.measuring import bench, evaluate, problems, table
-from sinkscope.commands.models import check, train
-from sinkscope.commands.reading import figures, sinks, tracks
-from sinkscope.commands.reproducing import reproduce
-from sinkscope.commands.writing import demo, trace
+from importlib import import_module
 
-COMMANDS: dict[str, Callable[..., None]] = {
-    "demo": demo,
-    "trace": trace,
-    "sinks": sinks,
-    "tracks": tracks,
-    "analyse": analyse,
-    "figures": figures,
-    "map": attention_map,
-    "export": export,
-    "problems": problems,
-    "evaluate": evaluate,
-    "table": table,
-    "reproduce": reproduce,
-    "train": train,
-    "fold": fold,
-    "convert": convert,
-    "check": check,
-    "bench": bench,
-}
+from sinkscope.commands.command import Command
+
+COMMANDS = tuple(
+    "demo trace sinks tracks analyse figures map export problems evaluate table reproduce train fold convert check bench".split()
+)
+"""In the order of ``sinkscope --help``."""
+
+
+def find_command(name: str) -> type[Command]:
+    """Return the class of a command; only its own module is imported."""
+    return getattr(import_module(f"sinkscope.commands.{name}"), name.capitalize())

@@ -1,4 +1,4 @@
-"""`sinkscope reproduce`: every table and figure of arXiv 2510.15731 (paper1), or the tables of arXiv 2601.19657 (paper2), in one
+"""What `reproduce` runs: every table and figure of arXiv 2510.15731 (paper1), or the tables of arXiv 2601.19657 (paper2), in one
 resumable run.
 
 table1.md, .tex, .csv, .json     accuracy with sinks hidden, with intervals, tests, controls, and the paper's own numbers

@@ -1,0 +1,46 @@
+"""`bench`: the measurements of benchmarks/."""
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional
+
+from sinkscope.commands.command import Command, Json, default_is
+from sinkscope.commands.output import note, print_json
+from sinkscope.errors import CallError, SinkscopeError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench(Command):
+    """Runs the measurements of benchmarks/ in a checkout, all or the named ones.
+
+    Attributes:
+        names: such as recording_overhead.
+    """
+
+    names: Annotated[Positional[tuple[str, ...]], default_is("all")] = ()
+    json: Json = False
+
+    def run(self) -> None:
+        folder = Path(__file__).resolve().parents[3] / "benchmarks"
+        scripts = {path.stem: path for path in sorted(folder.glob("[a-z]*.py"))}
+        if not scripts:
+            raise SinkscopeError(f"no benchmarks at {folder}; `sinkscope bench` needs a checkout of the repository")
+        unknown = [name for name in self.names if name not in scripts]
+        if unknown:
+            raise CallError(f"no benchmark {unknown[0]!r}; expected one of {', '.join(scripts)}")
+        rows = {}
+        for name in self.names or scripts:
+            note(f"{name} …")
+            command = [sys.executable, scripts[name], *(["--json"] if self.json else [])]
+            done = subprocess.run(command, stdout=subprocess.PIPE if self.json else None)
+            if done.returncode:
+                raise SinkscopeError(f"{scripts[name].name} failed with status {done.returncode}")
+            if self.json:
+                rows[name] = json.loads(done.stdout)
+        if self.json:
+            print_json(rows)

@@ -1,0 +1,32 @@
+"""`check`: a checkpoint, loaded and proved."""
+
+import dataclasses
+from dataclasses import dataclass
+
+from sinkscope.commands.command import Command, Device, Dtype, Json, ModelName
+from sinkscope.commands.output import print_json
+from sinkscope.errors import SinkscopeError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check(Command):
+    """Loads a checkpoint and proves it: keys, rotations, attention that adds up, hiding that bites."""
+
+    model: ModelName
+    device: Device = "cpu"
+    dtype: Dtype = None
+    json: Json = False
+
+    def run(self) -> None:
+        import sinkscope
+        from sinkscope.decoding.checking import check_model
+
+        model = sinkscope.load(self.model, dtype=self.dtype, device=self.device)
+        checks = check_model(model)
+        if self.json:
+            print_json({"model": model.card.as_dict(), "checks": [dataclasses.asdict(one) for one in checks]})
+        else:
+            for one in checks:
+                print(f"{'ok    ' if one.passed else 'FAILED'}  {one.name}: {one.found}")
+        if not all(one.passed for one in checks):
+            raise SinkscopeError(f"{self.model}: {sum(not one.passed for one in checks)} checks failed")

@@ -1,0 +1,83 @@
+"""`evaluate`: how good a model is on tasks, with sinks hidden or not."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from sinkscope.commands.command import Command, Dtype, Json, ModelName, Switch, TaskFiles, default_is
+from sinkscope.commands.sampler_flags import TaskSamplerFlags
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluate(Command):
+    """Accuracy on tasks, with intervals; the same command goes on after a kill, torchrun and --jobs spread it.
+
+    Attributes:
+        out: folder for the results.
+        tasks: separated by commas: lab-arith, lab-code, gsm8k, gsm8k_cot, gsm8k_two_pass, humaneval, humaneval_instruct, arc_easy,
+            arc_challenge, hellaswag, piqa, race, social_iqa, lambada, lambada_openai.
+        hide: rules separated by commas, none for the unchanged model: none,top:1@current,random:1@seed=2 …
+        limit: problems of each task, from the first.
+        shots: solved problems in each prompt.
+        chat: prompts go through the chat template, where a protocol does not say so itself.
+        protocol: published settings for published tasks: auto, none, or a name.
+        batch: prompts written side by side.
+        allow_code_execution: runs the programs that a model writes, in a sandbox.
+        device: cpu, cuda …; with torchrun, cuda is each process's own.
+        jobs: submits that many jobs and waits for them; 0 works here.
+        cluster: where jobs run: slurm, or local processes.
+        job_options: name=value separated by commas, for submitit: slurm_partition=gpu,gpus_per_node=1,timeout_min=600 …
+        method: how a diffusion model's likelihoods are estimated, in tasks that ask for them.
+        samples: masked canvases of Monte Carlo.
+    """
+
+    model: ModelName
+    out: Path
+    tasks: str = "lab-arith"
+    hide: str = "none"
+    limit: Annotated[int | None, default_is("all")] = None
+    shots: Annotated[int | None, default_is("the protocol's or the task's own number")] = None
+    chat: Switch = False
+    protocol: str = "auto"
+    data: TaskFiles = ()
+    batch: int = 16
+    allow_code_execution: Switch = False
+    device: str = "cpu"
+    dtype: Dtype = None
+    jobs: int = 0
+    cluster: Literal["slurm", "local"] = "slurm"
+    job_options: Annotated[str, default_is("none")] = ""
+    method: Annotated[Literal["monte_carlo", "chain_rule"] | None, default_is("the protocol's, else monte_carlo")] = None
+    samples: Annotated[int | None, default_is("the protocol's, else the method's own")] = None
+    json: Json = False
+    sampler: TaskSamplerFlags
+
+    def run(self) -> None:
+        from sinkscope.evaluation.jobs import run_in_jobs, run_share
+        from sinkscope.evaluation.results import collect
+        from sinkscope.evaluation.tables import write_table
+        from sinkscope.evaluation.tasks import read_data_flags
+        from sinkscope.interventions import split_rules
+
+        tasks, rules = list(dict.fromkeys(part.strip() for part in self.tasks.split(",") if part.strip())), split_rules(self.hide)
+        likelihood = {"method": self.method, "samples": self.samples}
+        arguments = {
+            "tasks": tasks,
+            "out": self.out,
+            "hide": rules,
+            "limit": self.limit,
+            "shots": self.shots,
+            "chat": self.chat,
+            "protocol": self.protocol,
+            "data": read_data_flags(self.data),
+            "batch": self.batch,
+            "settings": {**self.sampler, **{name: value for name, value in likelihood.items() if value is not None}},
+            "allow_code_execution": self.allow_code_execution,
+        }
+        if self.jobs:
+            run_in_jobs(self.model, self.device, self.dtype, arguments, self.jobs, self.cluster, self.job_options)
+            results = collect(self.out, [(task, rule) for task in tasks for rule in rules])
+        else:
+            results = run_share(self.model, self.device, self.dtype, arguments)
+        if results:
+            print(write_table(results, "json" if self.json else "markdown"))

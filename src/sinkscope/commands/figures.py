@@ -1,0 +1,45 @@
+"""`figures`: the papers' figures from your own traces."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from sinkscope.commands.command import Command, Switch, Traces, default_is
+from sinkscope.commands.map import map_reader
+from sinkscope.commands.output import note, open_and_check
+from sinkscope.errors import CallError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures(Command):
+    """Paper 1's Figures 1 to 10 and paper 2's norms from your own traces: PNG, PDF and CSV each.
+
+    Attributes:
+        traces: folders of traces, or of statistics, which draw Figures 3, 5, 9, 10 and norms.
+        out: folder for the files.
+        excess: how far a column must exceed the mean of the others (Eq. 3), in queries' worth of attention.
+        compare: puts the traces side by side, up to four.
+        only: figures to draw, separated by commas: 1 to 10, norms.
+        model: what wrote the traces, where it has moved; recomputes the maps of Figures 4, 6 and 8.
+        device: of that model: cpu, cuda …
+    """
+
+    traces: Traces
+    out: Path
+    excess: float = 3.0
+    compare: Switch = False
+    only: Annotated[str | None, default_is("all")] = None
+    model: Annotated[str | None, default_is("the name in the trace")] = None
+    device: str = "cpu"
+
+    def run(self) -> None:
+        from sinkscope.figures import draw_figures, open_counts
+        from sinkscope.traces import is_statistics
+
+        if not self.traces:
+            raise CallError("expected at least one trace")
+        names = None if self.only is None else [name.strip() for name in self.only.split(",")]
+        traces = [one for folder in self.traces for one in ([open_counts(folder)] if is_statistics(folder) else open_and_check(folder))]
+        maps = map_reader(self.model, self.device)
+        for path in draw_figures(traces, self.out, excess=self.excess, compare=self.compare, only=names, maps=maps, say=note):
+            print(path)

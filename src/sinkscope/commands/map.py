@@ -1,0 +1,158 @@
+"""`map`: one attention map of a recorded step; and the reader of maps that `figures` uses."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from tyro.conf import Positional
+
+from sinkscope.commands.command import Command, Device, Json, default_is
+from sinkscope.commands.output import note, print_json
+from sinkscope.errors import CallError, ModelError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+SUFFIXES = (".npy", ".csv", ".png", ".pdf")
+LARGEST = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Map(Command):
+    """One attention map: the stored one, or recomputed from the stored canvas with the same weights.
+
+    Attributes:
+        trace: folder of one trace.
+        step: from 0; negative numbers count from the end.
+        layer: from 0, next to the embedding.
+        head: query head, from 0.
+        out: a file: .npy (float32 [query, key]), .csv (query, key, attention), .png or .pdf.
+        model: the model that wrote the trace, where it has moved; other weights are refused.
+    """
+
+    trace: Positional[Path]
+    step: int
+    layer: int
+    head: int
+    out: Annotated[Path | None, default_is("none is written")] = None
+    model: Annotated[str | None, default_is("the name in the trace")] = None
+    device: Device = "cpu"
+    json: Json = False
+
+    def run(self) -> None:
+        from sinkscope.recorder.maps import check_place
+        from sinkscope.traces import open_trace
+        from sinkscope.traces.maps import kept_map
+
+        if self.out is not None and self.out.suffix not in SUFFIXES:
+            raise CallError(f"--out {self.out}: expected a file that ends in {', '.join(SUFFIXES)}")
+        trace = open_trace(self.trace)
+        if not trace.complete:
+            note(f"{trace.folder}: incomplete, {trace.steps} whole steps")
+        place = check_place(trace, self.step, self.layer, self.head)
+        attention, difference = kept_map(trace, *place), None
+        if attention is None:
+            from sinkscope.recorder.maps import recompute_map
+
+            found = recompute_map(model_of(trace, self.model, self.device), trace, *place)
+            attention, difference = found.attention, found.largest_difference
+        if self.out is not None:
+            _write(trace, attention, place, self.out)
+        if self.json:
+            print_json(_document(trace, attention, place, difference))
+        else:
+            _print(trace, attention, place, difference)
+            if self.out is not None:
+                print(f"\n{self.out}")
+
+
+def model_of(trace: Any, name: str | None = None, device: str = "cpu") -> Any:
+    """Load the model that wrote a trace, by the name in its manifest and in the dtype it computed in.
+
+    Args:
+        name: another place to load it from; other weights are refused later, when a map is recomputed.
+
+    Raises:
+        CallError: it is not where it was; ``--model`` names another place.
+    """
+    import sinkscope
+
+    written_by = str(trace.manifest.get("model", {}).get("name", ""))
+    try:
+        return sinkscope.load(name or written_by, dtype=trace.manifest.get("dtype"), device=device)
+    except (CallError, ModelError) as error:
+        if name is not None:
+            raise
+        raise CallError(f"the model that wrote {trace.folder} cannot be loaded: {error}. Pass --model") from error
+
+
+def map_reader(name: str | None = None, device: str = "cpu") -> Callable[[Any, int, int, int], "np.ndarray"]:
+    """Return a function from (trace, step, layer, head) to a map, stored or recomputed; each model is loaded once, when first needed."""
+    from sinkscope.recorder.maps import recompute_map
+    from sinkscope.traces.maps import kept_map
+
+    models: dict[Any, Any] = {}
+
+    def read(trace: Any, step: int, layer: int, head: int) -> "np.ndarray":
+        found = kept_map(trace, step, layer, head)
+        if found is not None:
+            return found
+        key = (trace.manifest.get("model", {}).get("name"), trace.manifest.get("dtype"))
+        if key not in models:
+            models[key] = model_of(trace, name, device)
+        return recompute_map(models[key], trace, step, layer, head).attention
+
+    return read
+
+
+def _write(trace: Any, attention: "np.ndarray", place: tuple[int, int, int], out: Path) -> None:
+    """Write a map to a file, in the form its suffix says."""
+    import io
+
+    import numpy as np
+
+    from sinkscope.figures import make_folder
+    from sinkscope.traces.format import write_whole
+
+    content = io.BytesIO()
+    if out.suffix == ".npy":
+        np.save(content, attention)
+    elif out.suffix == ".csv":
+        query, key = np.indices(attention.shape)
+        lines = (f"{i},{j},{value:.9g}" for i, j, value in zip(query.flat, key.flat, attention.astype(float).flat, strict=True))
+        content.write(("query,key,attention\n" + "\n".join(lines) + "\n").encode())
+    else:
+        from sinkscope.figures import single_map
+
+        single_map(trace, attention, *place).savefig(content, format=out.suffix[1:])
+    make_folder(out.parent)
+    write_whole(out, content.getvalue())
+
+
+def _document(trace: Any, attention: "np.ndarray", place: tuple[int, int, int], difference: float | None) -> dict[str, Any]:
+    step, layer, head = place
+    return {
+        "trace": str(trace.folder),
+        "step": step,
+        "layer": layer,
+        "head": head,
+        "queries": attention.shape[0],
+        "keys": attention.shape[1],
+        "source": "stored" if difference is None else "recomputed",
+        "largest_difference": difference,
+        "map": [[round(value, 7) for value in row] for row in attention.astype(float).tolist()],
+    }
+
+
+def _print(trace: Any, attention: "np.ndarray", place: tuple[int, int, int], difference: float | None) -> None:
+    import numpy as np
+
+    step, layer, head = place
+    how = "stored" if difference is None else f"recomputed; its columns are within {difference:.2g} queries' worth of those recorded"
+    print(f"{trace.folder}: step {step}, layer {layer}, head {head}, {how}")
+    columns = attention.sum(axis=0)
+    print(f"\n{'key':>8}  {'token':<14}{'column sum':>12}{'on itself':>12}")
+    for key in np.argsort(-columns, kind="stable")[:LARGEST].tolist():
+        token = int(trace.tokens[step, key])
+        print(f"{key:>8}  {trace.token_text(token)!r:<14}{columns[key]:>12.2f}{attention[key, key]:>12.3f}")

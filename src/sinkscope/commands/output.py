@@ -1,0 +1,44 @@
+"""How commands print, and how they open the traces they are given."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def note(text: str) -> None:
+    """Print progress to standard error."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def print_json(document: Any) -> None:
+    """Print one document to standard output, where nothing else goes."""
+    print(json.dumps(document, ensure_ascii=False))
+
+
+def print_one_or_all(documents: list[dict[str, Any]]) -> None:
+    """Print the document of one trace, or those of several under ``"traces"``."""
+    print_json(documents[0] if len(documents) == 1 else {"traces": documents})
+
+
+def open_and_check(path: Path) -> list[Any]:
+    """Return the traces at a path, their checksums verified; say on standard error which are incomplete or keep less than all columns."""
+    from sinkscope.traces import open_traces
+
+    traces = open_traces(path)
+    for trace in traces:
+        trace.verify()
+        if not trace.complete:
+            note(f"{trace.folder}: incomplete, {trace.steps} whole steps")
+        if trace.manifest.get("level") == "top" and trace.steps:
+            kept = trace.top_column_sums.shape[-1]
+            note(f"{trace.folder}: only the {kept} largest columns of each head were kept; a head with more sinks shows {kept} of them")
+    return traces
+
+
+def describe_interval(prompts: int) -> str:
+    """Return what an interval over so many prompts is called: over few it covers less than 95 %, as measured in docs/statistics.md."""
+    if prompts < 5:
+        return "no interval: fewer than five prompts"
+    few = "; with so few about 90 %" if prompts < 8 else "; with so few about 93 %" if prompts < 12 else ""
+    return f"95 % interval over prompts{few}"

@@ -1,0 +1,93 @@
+"""`reproduce`: a paper's tables and figures in one command."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from tyro.conf import Positional
+
+from sinkscope.commands.command import Command, Device, Dtype, Json, Switch, TaskFiles, default_is
+from sinkscope.commands.output import note, print_json
+from sinkscope.errors import CallError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reproduce(Command):
+    """Every table and figure of a paper from named checkpoints; the same command goes on after a kill.
+
+    Attributes:
+        paper: paper1 is arXiv 2510.15731, Attention Sinks in Diffusion Language Models; paper2 is arXiv 2601.19657, One Token Is Enough
+            (its Tables 1 and 2; ks, seeds, controls and traces are paper1's).
+        out: folder for everything.
+        models: published, lab, or names separated by commas; of paper2 NAME=FOLDER separated by commas, published for a dry run.
+        dry_run: only says how many forward calls, how much memory and disk, and how many GPU hours each part takes.
+        limit: problems of each task.
+        ks: how many sinks are hidden, separated by commas.
+        seeds: of each control that draws at random.
+        controls: what else is hidden for comparison: some of random, ranks, mass, persistent, class.
+        traces: recorded generations a model.
+        batch: prompts written side by side.
+        allow_code_execution: runs the programs that models write, in a sandbox; those tasks are left out without it.
+        tflops: speed of your card in 10¹² operations a second, for the dry run.
+    """
+
+    paper: Positional[Literal["paper1", "paper2"]]
+    out: Annotated[Path | None, default_is("none, which only a dry run allows")] = None
+    models: str = "published"
+    dry_run: Switch = False
+    limit: Annotated[int | None, default_is("all")] = None
+    ks: str = "1,5,10"
+    seeds: int = 3
+    controls: str = "random,ranks"
+    traces: int = 30
+    data: TaskFiles = ()
+    batch: int = 8
+    allow_code_execution: Switch = False
+    device: Device = "cpu"
+    dtype: Dtype = None
+    tflops: float = 125.0
+    json: Json = False
+
+    def run(self) -> None:
+        from sinkscope.commands.reproduction import Options, dry_run, reproduce, show_dry_run
+        from sinkscope.evaluation.tasks import read_data_flags
+
+        if (self.limit is not None and self.limit < 1) or self.traces < 1 or self.seeds < 0:
+            raise CallError(
+                f"expected --limit and --traces from 1, --seeds from 0 upwards, found {self.limit}, {self.traces}, {self.seeds}"
+            )
+        parts, data = self._parts(), read_data_flags(self.data)
+        if self.dry_run:
+            costs = dry_run(parts, self.tflops)
+            if self.json:
+                print_json(costs)
+            else:
+                print(show_dry_run(costs))
+            return
+        if self.out is None:
+            raise CallError("expected --out FOLDER, or --dry-run")
+        written = reproduce(parts, Options(self.out, data, self.batch, self.device, self.dtype, self.allow_code_execution), note)
+        if self.json:
+            print_json({"files": [str(path) for path in written]})
+        else:
+            for path in written:
+                print(path)
+
+    def _parts(self) -> Any:
+        """Return the paper's work as the flags narrow it."""
+        from sinkscope.evaluation.paper2 import paper2, read_folders
+        from sinkscope.evaluation.runbook import LAB, PUBLISHED, paper1
+
+        if self.paper == "paper2":
+            return paper2(read_folders(self.models), limit=self.limit)
+        ks = _words(self.ks)
+        if not all(k.isdigit() and int(k) for k in ks):
+            raise CallError(f"--ks: expected whole numbers from 1 upwards, separated by commas, found {self.ks!r}")
+        models = {"published": PUBLISHED, "lab": LAB}.get(self.models) or tuple(_words(self.models))
+        return paper1(
+            models, ks=[int(k) for k in ks], seeds=self.seeds, controls=_words(self.controls), limit=self.limit, traces=self.traces
+        )
+
+
+def _words(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]

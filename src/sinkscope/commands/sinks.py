@@ -1,0 +1,127 @@
+"""`sinks`: which tokens of a trace are sinks; of a folder of statistics, what all its prompts say together."""
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tyro.conf import Positional
+
+from sinkscope.commands.command import Command, Excess, Json, Unit
+from sinkscope.commands.output import describe_interval, note, open_and_check, print_json, print_one_or_all
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sinks(Command):
+    """Which tokens are sinks, where, and how strong.
+
+    Attributes:
+        trace: folder of a trace, of numbered traces, or of statistics (which have their own threshold).
+    """
+
+    trace: Positional[Path]
+    excess: Excess = 3.0
+    unit: Unit = "queries"
+    json: Json = False
+
+    def run(self) -> None:
+        from sinkscope.sinks import find_sinks
+        from sinkscope.traces import is_statistics
+
+        if is_statistics(self.trace):
+            self._run_on_statistics()
+            return
+        documents = []
+        for trace in open_and_check(self.trace):
+            found = find_sinks(trace, self.excess, self.unit)
+            if self.json:
+                documents.append(self._document(trace, found))
+            else:
+                _print_sinks(trace, found)
+        if self.json:
+            print_one_or_all(documents)
+
+    def _document(self, trace: Any, found: Any) -> dict[str, Any]:
+        steps, layers, heads, _ = found.shape
+        return {
+            "trace": str(trace.folder),
+            "complete": trace.complete,
+            "excess": self.excess,
+            "unit": self.unit,
+            "steps": steps,
+            "layers": layers,
+            "heads": heads,
+            "sinks": found.rows(),
+            "selected_share": found.selected_share,
+        }
+
+    def _run_on_statistics(self) -> None:
+        document = statistics_document(self.trace)
+        if not document["complete"]:
+            note(f"{self.trace}: incomplete, {document['prompts']} prompts")
+        if self.json:
+            print_json(document)
+        else:
+            _print_statistics(document)
+
+
+def _print_sinks(trace: Any, found: Any) -> None:
+    steps, layers, heads, _ = found.shape
+    print(f"{trace.folder}: {len(found)} sinks in {steps} steps, {layers} layers, {heads} heads")
+    print(f"excess > {found.threshold:g} {found.unit}; {found.selected_share:.2%} of the tokens are sinks")
+    places = Counter(zip(found.position.tolist(), found.token.tolist(), strict=True))
+    print(f"\n{'position':>8}  {'token':<14}{'times a sink':>12}{'mean column':>13}")
+    for (position, token), count in places.most_common(12):
+        mean = found.column_sum[(found.position == position) & (found.token == token)].mean()
+        print(f"{position:>8}  {trace.token_text(token)!r:<14}{count:>12}{mean:>13.1f}")
+
+
+def statistics_document(folder: Path) -> dict[str, Any]:
+    """Return what ``sinks --json`` prints for a folder of statistics."""
+    from sinkscope.sinks.accumulators import Statistics
+    from sinkscope.traces import read_statistics
+
+    manifest, arrays, texts = read_statistics(folder)
+    statistics = Statistics.from_arrays(arrays)
+    special = tuple(token for token in (manifest.get("eos_id"),) if token is not None)
+    return {
+        "level": "statistics",
+        "trace": str(folder),
+        "complete": manifest["complete"],
+        "prompts": manifest["prompts"],
+        "excess": statistics.excess,
+        "unit": "queries",
+        **statistics.result(texts, manifest.get("mask_id"), special),
+    }
+
+
+def _print_statistics(document: dict[str, Any]) -> None:
+    counts, prompts = document["counts"], document["prompts"]
+    share = counts["sinks"] / max(1, counts["columns"])
+    print(f"{document['trace']}: {prompts} prompts, {counts['steps']} steps, {counts['sinks']} sinks ({share:.2%} of the columns)")
+    print(f"excess > {document['excess']:g} queries; mean over prompts, with {describe_interval(prompts)}")
+    for name, found in document["means"]["by_prompt"].items():
+        if found["mean"] is not None:
+            interval = "" if found["interval"] is None else "  ({:.4g} to {:.4g})".format(*found["interval"])
+            print(f"  {name.replace('_', ' '):<34}{found['mean']:>10.4g}{interval}")
+    _print_movement_and_groups(document["statistics"])
+    print(f"\n{'token':<16}{'class':<14}{'share of sinks':>15}{'of canvas':>11}")
+    canvas = max(1, sum(one["canvas"] for one in counts["classes"].values()))
+    for row in counts["tokens"][:12]:
+        text = row["text"] if row["text"] is not None else f"<{row['token']}>"
+        print(f"{text!r:<16}{row['class']:<14}{row['sinks'] / max(1, counts['sinks']):>15.2%}{row['canvas'] / canvas:>11.2%}")
+
+
+def _print_movement_and_groups(rows: list[dict[str, Any]]) -> None:
+    """Print how sinks move and who attends to them at ε = 3 queries' worth; other thresholds and single layers are in the JSON only."""
+    from sinkscope.sinks.catalogue import definition_of
+
+    for row in rows:
+        place = {key: value for key, value in row["at"].items() if key not in ("excess", "unit")}
+        here = (row["at"].get("excess"), row["at"].get("unit")) == (3.0, "queries") and not {"layer", "third"} & place.keys()
+        if not here or row["value"] is None or row["name"].partition(".")[0] not in ("movement", "triggers", "agreement", "groups"):
+            continue
+        label = ", ".join([row["name"].replace("_", " ").replace(".", ": "), *map(str, place.values())])
+        interval = "" if row["low"] is None else f"  ({row['low']:.4g} to {row['high']:.4g})"
+        p = f"  p {row['p']:.3f}" if "p" in row else ""
+        print(f"  {label:<44}{row['value']:>10.4g} {definition_of(row['name']).unit}{interval}{p}")

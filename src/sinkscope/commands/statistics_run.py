@@ -1,0 +1,74 @@
+"""``trace --keep statistics``: many prompts go into one folder of statistics, shared by as many processes as there are."""
+
+import dataclasses
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from sinkscope.commands.output import note
+from sinkscope.errors import CallError
+
+
+def add_prompts(model: Any, prompts: list[str], out: Path, settings: Any, hide: str = "none") -> bool:
+    """Write the prompts of this process under a rule, and add what they show to a folder of statistics.
+
+    Under torchrun each process takes every n-th prompt. A prompt is always written alone, so the result does not depend on the number of
+    processes. A run that was killed goes on where it was.
+
+    Args:
+        settings: of the model's sampler.
+        hide: the rule's text.
+
+    Returns:
+        Whether this process is the one to say that the folder is complete.
+
+    Raises:
+        CallError: the folder holds another run.
+    """
+    from tqdm import tqdm
+
+    import sinkscope
+    from sinkscope.decoding import step_count
+    from sinkscope.recorder.statistics_recorder import merge_statistics, recording_statistics
+    from sinkscope.traces.statistics_folder import StatisticsFolder
+
+    rank, world = _processes()
+    folder = StatisticsFolder(out, _identity(model, prompts, settings, hide), merge_statistics, len(prompts))
+    share = range(rank, len(prompts), world)
+    missing = [index for index in share if not folder.done(index)]
+    if len(missing) < len(share):
+        note(f"{out}: {len(share) - len(missing)} prompts are in already")
+    completed = folder.fold()  # what a killed process left
+    rule = sinkscope.parse_rule(hide)
+    with rule(model) as hiding, tqdm(total=step_count(settings) * len(missing), desc="steps", unit="step", disable=None) as bar:
+        for index in missing:
+            with recording_statistics(model, folder, [index]) as recorder:
+                sinkscope.generate(model, prompts[index], on_step=lambda _: bar.update(), **dataclasses.asdict(settings))
+            completed = completed or recorder.brought_in_the_last
+    if missing and not rule.idle:
+        note(hiding.effect.sentence(hide))
+    return completed or (not missing and rank == 0)
+
+
+def _processes() -> tuple[int, int]:
+    """Return this process's number and how many there are, as torchrun sets them."""
+    try:
+        rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    except ValueError as error:
+        raise CallError(f"RANK and WORLD_SIZE: expected whole numbers, as torchrun sets them ({error})") from error
+    if not 0 <= rank < world:
+        raise CallError(f"RANK: expected 0 to {world - 1}, found {rank}")
+    return rank, world
+
+
+def _identity(model: Any, prompts: list[str], settings: Any, hide: str) -> dict[str, Any]:
+    """Return what must be the same for a run to go on."""
+    return {
+        "weight_hash": model.card.weight_hash,
+        "dtype": model.card.dtype,
+        "sampler": {"name": model.family.sampler, **dataclasses.asdict(settings)},
+        "hide": hide,
+        "prompts_sha256": hashlib.sha256(json.dumps(prompts).encode()).hexdigest(),
+    }

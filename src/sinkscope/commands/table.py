@@ -1,0 +1,29 @@
+"""`table`: the accuracies of evaluations, compared."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from tyro.conf import Positional
+
+from sinkscope.commands.command import Command, Json, required
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table(Command):
+    """Accuracies of one or several evaluations: paper 1's layout, intervals, paired tests, controls, verdicts.
+
+    Attributes:
+        results: folders that `sinkscope evaluate` wrote.
+        format: markdown, latex, csv or json.
+    """
+
+    results: Annotated[Positional[tuple[Path, ...]], required()]
+    format: Literal["markdown", "latex", "csv", "json"] = "markdown"
+    json: Json = False
+
+    def run(self) -> None:
+        from sinkscope.evaluation.results import read_results
+        from sinkscope.evaluation.tables import write_table
+
+        print(write_table(read_results(*self.results), "json" if self.json else self.format))

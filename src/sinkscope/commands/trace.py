@@ -1,0 +1,184 @@
+"""`trace`: a model writes, and is recorded."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from sinkscope.commands.command import Command, Dtype, Json, ModelName, default_is
+from sinkscope.commands.output import note, print_json
+from sinkscope.commands.sampler_flags import SamplerFlags
+from sinkscope.errors import CallError
+
+Place = tuple[int, int, int]
+"""Step, layer and head of an attention map."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace(Command):
+    """Writes with a model and records where attention goes at every step, layer and head.
+
+    Attributes:
+        out: a new or empty folder for the trace.
+        prompt: raw text.
+        prompts: a file of JSON lines with a "prompt" each; makes numbered traces.
+        problem: number of a held-out problem of the lab, with its shots.
+        hide: a rule such as top:1, random:1@seed=2, above:3, window:4+64; options behind @ as in top:1@current,last_row.
+        device: cpu, cuda, cuda:1 …
+        keep: columns (everything), top (the largest of each head), statistics (over all prompts; goes on after a kill, torchrun shares it).
+        top: how many columns of each head are kept with --keep top.
+        keep_maps: single attention maps to store as well, as step:layer:head, separated by commas.
+    """
+
+    model: ModelName
+    out: Path
+    prompt: Annotated[str | None, default_is("none")] = None
+    prompts: Annotated[Path | None, default_is("none")] = None
+    problem: Annotated[int | None, default_is("0 for a bundled model without a prompt")] = None
+    hide: str = "none"
+    device: str = "cpu"
+    dtype: Dtype = None
+    keep: Literal["columns", "top", "statistics"] = "columns"
+    top: int = 8
+    keep_maps: Annotated[str | None, default_is("none")] = None
+    json: Json = False
+    sampler: SamplerFlags
+
+    def run(self) -> None:
+        import sinkscope
+        from sinkscope.decoding import make_batch, resolve_settings
+
+        self._check_flags()
+        rule = sinkscope.parse_rule(self.hide)
+        if self.keep_maps is not None and not rule.idle:
+            raise CallError(f"--keep-maps with --hide {self.hide}: maps are recomputed without hiding; leave one of the two out")
+        prompts = self._read_prompts()
+        model = sinkscope.load(self.model, dtype=self.dtype, device=self.device)
+        settings = resolve_settings(model.family, **self.sampler)
+        for prompt in prompts:  # every prompt is checked before the first is written
+            make_batch(model, [model.encode(prompt)], [prompt], settings.length)
+        if self.keep == "statistics":
+            self._record_statistics(model, prompts, settings)
+        else:
+            self._record(model, prompts, settings, rule)
+
+    def _check_flags(self) -> None:
+        from sinkscope.models import BUNDLED
+
+        flags = {"--prompt": self.prompt, "--prompts": self.prompts, "--problem": self.problem}
+        given = [flag for flag, value in flags.items() if value is not None]
+        if len(given) > 1:
+            raise CallError(f"expected one of --prompt, --prompts and --problem, found {' and '.join(given)}")
+        if not given and self.model not in BUNDLED:
+            raise CallError(f"expected --prompt TEXT, --prompts FILE or --problem N for {self.model}")
+        if self.keep_maps is not None and self.keep == "statistics":
+            raise CallError("--keep-maps needs a trace: use --keep columns or --keep top")
+
+    def _read_prompts(self) -> list[str]:
+        if self.prompt is not None:
+            return [self.prompt]
+        if self.prompts is not None:
+            return read_prompts(self.prompts)
+        from sinkscope.lab.prompts import problem_prompt
+
+        return [problem_prompt("lab-arith", self.problem or 0)["prompt"]]
+
+    def _record(self, model: Any, prompts: list[str], settings: Any, rule: Any) -> None:
+        """Write one trace a prompt, then the single maps that were asked for."""
+        from tqdm import tqdm
+
+        import sinkscope
+        from sinkscope.decoding import step_count
+
+        places = [] if self.keep_maps is None else read_places(self.keep_maps, model.card.layers, model.card.heads)
+        generations = []
+        with (
+            tqdm(total=step_count(settings) * len(prompts), desc="steps", unit="step", disable=None) as bar,
+            sinkscope.recording(model, out=self.out, numbered=self.prompts is not None, keep=self.keep, top=self.top) as recorder,
+            rule(model) as hiding,
+        ):
+            for prompt in prompts:
+                generations.append(sinkscope.generate(model, prompt, on_step=lambda _: bar.update(), **asdict(settings)))
+        keep_maps(model, recorder.folders, places)
+        written = [(str(folder), generation) for folder, generation in zip(recorder.folders, generations, strict=True)]
+        if self.json:
+            rows = [{"trace": folder, "text": generation.text, "steps": generation.steps} for folder, generation in written]
+            print_json({"traces": rows} if rule.idle else {"traces": rows, "hide": self.hide, **hiding.effect.as_dict()})
+            return
+        for folder, generation in written:
+            print(f"{folder}: {generation.steps} steps\n{generation.text}")
+        if not rule.idle:
+            note(hiding.effect.sentence(self.hide))
+
+    def _record_statistics(self, model: Any, prompts: list[str], settings: Any) -> None:
+        """Add the prompts of this process to a folder of statistics; the process that completes it says so."""
+        from sinkscope.commands.statistics_run import add_prompts
+        from sinkscope.traces import read_statistics
+
+        if not add_prompts(model, prompts, self.out, settings, self.hide):
+            return
+        manifest, _, _ = read_statistics(self.out)
+        if self.json:
+            print_json({"statistics": str(self.out), "prompts": manifest["prompts"], "complete": manifest["complete"]})
+        else:
+            print(f"{self.out}: statistics of {manifest['prompts']} prompts")
+
+
+def read_prompts(path: Path) -> list[str]:
+    """Return the prompts of a file of JSON lines.
+
+    Raises:
+        CallError: the file cannot be read, holds no prompt, or a line is not an object with a "prompt" text.
+    """
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CallError(f"--prompts {path}: cannot be read ({error})") from error
+    prompts = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise CallError(f"--prompts {path}, line {number}: expected JSON, found {line[:60]!r}") from error
+        if not isinstance(row, dict) or not isinstance(row.get("prompt"), str):
+            raise CallError(f'--prompts {path}, line {number}: expected an object with a "prompt" text, found {line[:60]!r}')
+        prompts.append(row["prompt"])
+    if not prompts:
+        raise CallError(f'--prompts {path}: expected lines like {{"prompt": "…"}}, found none')
+    return prompts
+
+
+def read_places(text: str, layers: int, heads: int) -> list[Place]:
+    """Return the places that ``step:layer:head,…`` names.
+
+    Raises:
+        CallError: anything else, or a layer or head that the model does not have.
+    """
+    places = []
+    for part in text.split(","):
+        try:
+            step, layer, head = (int(number) for number in part.split(":"))
+        except ValueError as error:
+            raise CallError(f"--keep-maps: expected step:layer:head, separated by commas, found {part!r}") from error
+        if step < 0 or not 0 <= layer < layers or not 0 <= head < heads:
+            raise CallError(f"--keep-maps {part}: expected a step from 0, a layer below {layers} and a head below {heads}")
+        places.append((step, layer, head))
+    return places
+
+
+def keep_maps(model: Any, folders: list[Path], places: list[Place]) -> None:
+    """Store single maps with the traces that were just written."""
+    from sinkscope.recorder.maps import check_place, recompute_map
+    from sinkscope.traces import open_trace
+    from sinkscope.traces.maps import keep_map
+
+    for folder in folders:
+        trace = open_trace(folder)
+        for place in places:
+            if place[0] >= trace.steps:  # an autoregressive answer may end before
+                note(f"{folder}: no map of step {place[0]}, the trace has {trace.steps} steps")
+                continue
+            step, layer, head = check_place(trace, *place)
+            keep_map(trace, step, layer, head, recompute_map(model, trace, step, layer, head).attention)

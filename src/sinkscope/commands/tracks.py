@@ -1,0 +1,54 @@
+"""`tracks`: how the sinks of a trace move."""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tyro.conf import Positional
+
+from sinkscope.commands.command import Command, Excess, Json, Unit
+from sinkscope.commands.output import open_and_check, print_one_or_all
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tracks(Command):
+    """How sinks move: tracks, their kinds, moves and drift beside nulls of shuffled steps.
+
+    Attributes:
+        trace: folder of a trace, or of numbered traces.
+        tolerance: steps below the threshold that do not end a track.
+    """
+
+    trace: Positional[Path]
+    excess: Excess = 3.0
+    unit: Unit = "queries"
+    tolerance: int = 0
+    json: Json = False
+
+    def run(self) -> None:
+        from sinkscope.sinks import find_sinks, movement_test, track
+
+        documents = []
+        for trace in open_and_check(self.trace):
+            tracks = track(find_sinks(trace, self.excess, self.unit), self.tolerance)
+            test = movement_test(tracks.main)
+            if self.json:
+                null = dataclasses.asdict(test)
+                documents.append({"trace": str(trace.folder), "complete": trace.complete, **tracks.as_dict(), "null": null})
+            else:
+                _print(trace, tracks, test)
+        if self.json:
+            print_one_or_all(documents)
+
+
+def _print(trace: Any, tracks: Any, test: Any) -> None:
+    print(f"{trace.folder}: {len(tracks.tracks)} tracks, followed in {tracks.source}")
+    print("  " + ", ".join(f"{count} {kind}" for kind, count in tracks.kinds.items()))
+    mean, low, high = test.null_moves
+    print(f"  moves per head {test.moves_per_head:.2f}; with steps shuffled {mean:.2f} ({low:.2f} to {high:.2f})")
+    mean, low, high = test.null_drift
+    chance = f"with blocks of {test.block_steps} steps shuffled {mean:+.3f} ({low:+.3f} to {high:+.3f})"
+    if test.block_steps >= trace.steps:
+        chance = "its moving sinks stay too long for one trace to tell whether that is chance"
+    print(f"  drift {test.drift_per_step:+.3f} positions a step; {chance}")
