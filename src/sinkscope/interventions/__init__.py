@@ -3,7 +3,7 @@
 from sinkscope.interventions.calibration import calibrate_excess
 from sinkscope.interventions.composition import Composed, compose, drop_past
 from sinkscope.interventions.effect import Effect
-from sinkscope.interventions.hiding import Hiding, RuleContext, Observation
+from sinkscope.interventions.hiding import Hiding, Observation, RuleContext
 from sinkscope.interventions.intervention import Intervention
 from sinkscope.interventions.mass_matched_keys import MassMatchedKeys
 from sinkscope.interventions.next_ranks import NextRanks

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sinkscope.errors import CallError
 from sinkscope.interventions.canvas import GROUPS
-from sinkscope.interventions.hiding import Hiding, RuleContext, Observation, hiding
+from sinkscope.interventions.hiding import Hiding, Observation, RuleContext, hiding
 from sinkscope.interventions.ranking import Scope
 from sinkscope.models import Model
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from sinkscope.interventions.hiding import RuleContext, Observation
+from sinkscope.interventions.hiding import Observation, RuleContext
 from sinkscope.interventions.intervention import Intervention, check_choice
 from sinkscope.interventions.ranking import SCOPES, Scope, excess_of, pool, rank_of
 
