@@ -26,12 +26,11 @@ def over_flash(given: Any, length: int, kind: str) -> dict[str, Any]:
     """Attention with columns against torch's flash attention; ``kind`` is how ours runs.
 
     ``columns`` as it is chosen, ``own kernels`` both ours, ``hidden`` with a key of each head taken away, ``masked, hidden`` also behind
-    a mask, as a padded batch has one, ``exchanged`` without Triton, and ``cudnn`` and ``sdpa`` torch's other kernels without columns.
+    a mask, as a padded batch has one, and ``cudnn`` and ``sdpa`` torch's other kernels without columns.
     """
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     from sinkscope.attention import attend
-    from sinkscope.attention.paths import attend_fused_by
 
     query, key, value, groups = inputs(given, length)
     hidden = torch.zeros(1, 1, length, dtype=torch.bool, device=given.device)
@@ -61,7 +60,6 @@ def over_flash(given: Any, length: int, kind: str) -> dict[str, Any]:
         "own kernels": noted(own_kernels),
         "hidden": noted(lambda: attend(query, key, value, groups=groups, hidden=hidden)),
         "masked, hidden": noted(lambda: attend(query, key, value, groups=groups, mask=mask, hidden=hidden)),
-        "exchanged": noted(lambda: attend_fused_by("exchanged", query, key, value, groups, None, None, False, None, None)),
         "cudnn": cudnn,
         "sdpa": lambda: plain(query, key, value),
     }
@@ -85,7 +83,6 @@ def tiles(given: Any, length: int, kernel: str, dressed: bool) -> dict[str, Any]
         dressed: with a mask and a hidden key, as a padded batch under a rule has them.
     """
     from sinkscope.attention import fused
-    from sinkscope.attention.no_kernel import NoKernel
 
     query, key, value, groups = inputs(given, length)
     mask = torch.ones(1, 1, length, length, dtype=torch.bool, device=given.device) if dressed else None
@@ -106,7 +103,7 @@ def tiles(given: Any, length: int, kernel: str, dressed: bool) -> dict[str, Any]
             try:
                 found, _ = queued({"run": run}, given.device, 3, CALLS if given.device.startswith("cuda") else 1)
                 tried[",".join(map(str, size))] = round(median(found["run"]), 4)
-            except NoKernel:
+            except fused.NoKernel:
                 tried[",".join(map(str, size))] = None  # too large for this device
     timed = {size: ms for size, ms in tried.items() if ms is not None}
     if not timed:

@@ -74,7 +74,7 @@ def rows(given: Any) -> Iterator[Row]:
     for section in given.only:
         if section == "attention":
             for length in (given.kernel, given.length):
-                for kind in ("columns", "hidden", "masked, hidden", "own kernels", "exchanged", "cudnn", "sdpa"):
+                for kind in ("columns", "hidden", "masked, hidden", "own kernels", "cudnn", "sdpa"):
                     goal = {"goal_time": GOAL} if kind == "columns" and length == given.kernel else {}
                     yield f"attention, {kind} over flash, S = {length}", goal, partial(over_flash, given, length, kind)
         if section == "recording":

@@ -1,4 +1,4 @@
-"""The fused paths against dense attention: the Triton kernels (interpreted without a GPU) and torch's attention with roles exchanged."""
+"""The Triton kernels against dense attention; without a GPU they are interpreted."""
 
 import contextlib
 from dataclasses import replace
@@ -8,8 +8,8 @@ import pytest
 import torch
 from dense import MASKS, Inputs, as_bias, close, dense, dense_sums, draw, draw_mask, triangle, without
 
-from sinkscope.attention import Prefix, exchanged
-from sinkscope.attention.paths import attend_by_sweep, attend_fused_by
+from sinkscope.attention import Prefix
+from sinkscope.attention.paths import attend_by_kernels, attend_by_sweep
 
 SMALL = {"batch": 2, "heads": 2, "kv_heads": 1, "queries": 21, "keys": 37, "dim": 8, "value_dim": 11, "groups": 3}
 """Several tiles of 16 along both axes, none of them full."""
@@ -30,13 +30,13 @@ def small_tiles(monkeypatch):
         monkeypatch.setattr(f"sinkscope.attention.fused.{name}", lambda *_: (16, 16, 4, 1))
 
 
-def fused(device, inputs, *, path="triton", scale=None, mask=None, causal=False, hidden=None, prefix=None):
+def fused(device, inputs, *, scale=None, mask=None, causal=False, hidden=None, prefix=None):
     """Output and columns on the CPU; the interpreter's numpy warns of every log 0 that `where` drops."""
     there = [None if one is None else one.to(device) for one in (*vars(inputs).values(), mask, hidden)]
     if prefix is not None:
         prefix = Prefix(*(None if one is None else one.to(device) for one in vars(prefix).values()))
     with numpy.errstate(all="ignore"), torch.no_grad(), torch.cuda.device(0) if device == "cuda" else contextlib.nullcontext():
-        output, columns = attend_fused_by(path, *there[:4], scale, there[4], causal, there[5], prefix)
+        output, columns = attend_by_kernels(*there[:4], scale, there[4], causal, there[5], prefix)
     return output.cpu(), replace(columns, **{name: one.cpu() for name, one in vars(columns).items() if isinstance(one, torch.Tensor)})
 
 
@@ -271,75 +271,3 @@ def test_the_same_numbers_in_every_run():
     first, again = fused("cuda", inputs), fused("cuda", inputs)
     assert torch.equal(first[0], again[0]) and torch.equal(first[1].sums, again[1].sums)
     all_equal_dense(*first, inputs, torch.zeros(1, 1, 700, 900, dtype=torch.float64), within=5e-4, output_within=0.03)
-
-
-# Roles exchanged
-
-
-@pytest.mark.parametrize("device", ["cpu", compiled])
-@pytest.mark.parametrize(
-    ("dtype", "within"), [(torch.float32, 1e-5), (torch.bfloat16, 5e-3), (torch.float16, 1e-3)], ids=["float32", "bfloat16", "float16"]
-)
-@pytest.mark.parametrize("kind", [*MASKS, "hidden"])
-def test_exchanged_equals_dense(kind, dtype, within, device):
-    inputs = draw(**SMALL)
-    inputs = Inputs(*(one.to(dtype) for one in (inputs.query, inputs.key, inputs.value)), inputs.groups)
-    arguments, bias = draw_mask("none" if kind == "hidden" else kind, inputs)
-    if "mask" in arguments:
-        nothing = False if arguments["mask"].dtype == torch.bool else -torch.inf
-        arguments["mask"][0, 0, 2], bias[0, 0, 2] = nothing, -torch.inf
-    hidden = torch.rand(2, 2, 37, generator=torch.Generator().manual_seed(3)) < 0.3 if kind == "hidden" else None
-    if hidden is not None:
-        hidden[1, 1] = True  # which leaves this head as it is
-    output, columns = fused(device, inputs, path="exchanged", **arguments, hidden=hidden)
-    all_equal_dense(output, columns, inputs, bias, hidden, within, within if dtype == torch.float32 else 0.03)
-    assert columns.sums.dtype == columns.diagonal.dtype == torch.float32 and columns.path == "exchanged"
-
-
-@pytest.mark.parametrize("device", ["cpu", compiled])
-def test_what_exchanging_cannot_do_goes_through_the_sweep(device):
-    inputs = draw(**SMALL)
-    hidden = torch.zeros(1, 1, 37, dtype=torch.bool)
-    hidden[..., 0] = True
-    output, columns = fused(device, inputs, path="exchanged", causal=True, hidden=hidden)
-    assert columns.path == "sweep"
-    all_equal_dense(output, columns, inputs, as_bias(triangle(21, 37)[None, None].expand(2, 1, -1, -1)), hidden)
-    front = draw(**{**SMALL, "batch": 1, "keys": 1})
-    _, columns = fused(device, replace(inputs), path="exchanged", prefix=Prefix(keys=front.key[0]))
-    assert columns.prefix is not None and columns.path == "sweep"
-    close(columns.sums.sum(-1) + columns.prefix.sum(-1), inputs.groups.sum(-1)[:, None].expand(-1, 2, -1))
-
-
-@pytest.mark.parametrize("kind", ["causal", "boolean", "padding", "slice of a mask"])
-@pytest.mark.parametrize(("queries", "keys"), [(24, 40), (40, 24), (21, 37)])
-def test_a_bias_lies_as_a_gpu_reads_it_and_is_copied_for_one_head(kind, queries, keys, monkeypatch):
-    """Its kernel wants numbers of a row side by side and rows at multiples of 16 bytes, also when roles are exchanged."""
-    by_torch, given = exchanged._by_torch, []
-    monkeypatch.setattr(exchanged, "_by_torch", lambda *taken: (given.append(taken[3]), by_torch(*taken))[1])
-    inputs = draw(**{**SMALL, "queries": queries, "keys": keys})
-    arguments, bias = draw_mask(kind if kind in MASKS else "boolean", inputs)
-    if kind == "padding":
-        arguments["mask"] = arguments["mask"][:, :, :1]
-        bias = as_bias(arguments["mask"]).expand(-1, -1, queries, -1)
-    elif kind == "slice of a mask":
-        wide = torch.zeros(2, 1, keys, queries + 3, dtype=torch.float64)
-        wide[..., :queries] = bias.mT
-        bias = wide[..., :queries].mT
-        arguments["mask"] = bias.float()
-    output, columns = fused("cpu", inputs, path="exchanged", **arguments)
-    all_equal_dense(output, columns, inputs, bias)
-    assert len(given) == 1 + SMALL["groups"]
-    for one in given:
-        assert one.stride(-1) == 1 and one.stride(1) == 0 and not any(stride % 8 for stride in one.stride()[:-1])
-
-
-@compiled.marks[0]
-@compiled.marks[1]
-@pytest.mark.parametrize("kind", ["causal", "boolean", "additive"])
-@pytest.mark.parametrize(("queries", "keys"), [(24, 40), (40, 24)])
-def test_exchanged_on_a_gpu_where_lengths_are_multiples_of_eight(kind, queries, keys):
-    inputs = draw(**{**SMALL, "queries": queries, "keys": keys})
-    arguments, bias = draw_mask(kind, inputs)
-    output, columns = fused("cuda", inputs, path="exchanged", **arguments)
-    assert columns.path == "exchanged"
-    all_equal_dense(output, columns, inputs, bias, within=1e-4)

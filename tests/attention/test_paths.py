@@ -9,8 +9,7 @@ import torch
 from dense import close, draw
 
 import sinkscope
-from sinkscope.attention import Hidden, Prefix, attend, paths
-from sinkscope.attention.no_kernel import NoKernel
+from sinkscope.attention import Hidden, attend, paths
 from sinkscope.errors import AttentionError
 
 
@@ -23,40 +22,45 @@ def warn_anew():
 
 
 def on_a_gpu(dtype=torch.bfloat16, dim=128):
-    """What `path_of` looks at."""
+    """What `kernels_take` looks at."""
     return SimpleNamespace(is_cuda=True, dtype=dtype, shape=(1, 4, 9, dim))
 
 
-@pytest.mark.parametrize(("installed", "path"), [(True, "triton"), (False, "exchanged")])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("dim", [32, 80, 256])
-def test_a_gpu_takes_triton_where_it_is_installed(installed, path, dtype, dim, monkeypatch):
-    monkeypatch.setattr(paths, "has_triton", lambda: installed)
-    assert paths.path_of(on_a_gpu(dtype, dim), on_a_gpu(dtype, dim), on_a_gpu(dtype, 64)) == path
+def test_a_gpu_takes_triton_where_it_is_installed(dtype, dim, monkeypatch):
+    tensors = on_a_gpu(dtype, dim), on_a_gpu(dtype, dim), on_a_gpu(dtype, 64)
+    monkeypatch.setattr(paths, "has_triton", lambda: True)
+    assert paths.kernels_take(*tensors)
+    monkeypatch.setattr(paths, "has_triton", lambda: False)
+    with pytest.warns(RuntimeWarning, match="expected Triton on a GPU, found none .*; the slower sweep runs instead") as told:
+        assert not paths.kernels_take(*tensors) and not paths.kernels_take(*tensors)
+    assert len(told) == 1
 
 
 def test_a_cpu_takes_the_sweep():
     inputs = draw()
-    assert paths.path_of(inputs.query, inputs.key, inputs.value) == "sweep"
+    assert not paths.kernels_take(inputs.query, inputs.key, inputs.value)
     assert attend(**vars(inputs))[1].path == "sweep"
 
 
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [
-        ((on_a_gpu(dim=288),) * 3, r"does not take head size 288 \(it takes heads of at most 256 in float32, bfloat16, float16\)"),
-        ((on_a_gpu(dim=64), on_a_gpu(dim=64), on_a_gpu(dim=512)), "does not take head size 512"),
-        ((on_a_gpu(torch.float64),) * 3, "does not take dtype float64"),
-        ((on_a_gpu(torch.float32), on_a_gpu(), on_a_gpu()), "does not take dtype bfloat16 and float32"),
+        ((on_a_gpu(dim=288),) * 3, "expected heads of at most 256 in float32, bfloat16, float16, found head size 288; the slower sweep"),
+        ((on_a_gpu(dim=64), on_a_gpu(dim=64), on_a_gpu(dim=512)), "found head size 512"),
+        ((on_a_gpu(torch.float64),) * 3, "found dtype float64"),
+        ((on_a_gpu(torch.float32), on_a_gpu(), on_a_gpu()), "found dtype bfloat16 and float32"),
     ],
 )
-def test_what_the_kernels_do_not_take_falls_back_with_one_warning(tensors, message, recwarn):
+def test_what_the_kernels_do_not_take_falls_back_with_one_warning(tensors, message, recwarn, monkeypatch):
+    monkeypatch.setattr(paths, "has_triton", lambda: True)
     for _ in range(3):
-        assert paths.path_of(*tensors) == "sweep"
+        assert not paths.kernels_take(*tensors)
     assert len(recwarn) == 1
     with pytest.warns(RuntimeWarning, match=message):
         paths._warn_once.cache_clear()
-        paths.path_of(*tensors)
+        paths.kernels_take(*tensors)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +73,7 @@ def test_what_the_kernels_do_not_take_falls_back_with_one_warning(tensors, messa
     ids=["zeroed", "per query", "some queries"],
 )
 def test_what_kernels_cannot_hide_goes_through_the_sweep(hidden, monkeypatch):
-    taken = forced("triton", monkeypatch)
+    taken = forced(monkeypatch)
     inputs = draw()
     assert attend(**vars(inputs), hidden=hidden)[1].path == "sweep"
     assert taken == []
@@ -78,7 +82,7 @@ def test_what_kernels_cannot_hide_goes_through_the_sweep(hidden, monkeypatch):
 
 
 def test_gradients_go_through_the_sweep(monkeypatch):
-    taken = forced("triton", monkeypatch)
+    taken = forced(monkeypatch)
     inputs = draw()
     inputs.query.requires_grad_()
     output, columns = attend(**vars(inputs))
@@ -87,7 +91,7 @@ def test_gradients_go_through_the_sweep(monkeypatch):
 
 
 def test_wrong_arguments_are_refused_on_a_gpu_too(monkeypatch):
-    forced("triton", monkeypatch)
+    forced(monkeypatch)
     inputs = draw()
     with pytest.raises(AttentionError, match="found both; fold causality into the mask"):
         attend(**vars(inputs), causal=True, mask=torch.ones(1, 1, 11, 13, dtype=torch.bool))
@@ -95,39 +99,36 @@ def test_wrong_arguments_are_refused_on_a_gpu_too(monkeypatch):
         attend(**vars(draw(heads=7)))
 
 
-def forced(path, monkeypatch):
-    """Turns the CPU's tensors to a fused path; returns the list of the calls that took it."""
-    taken, fused = [], paths.attend_fused_by
+def forced(monkeypatch):
+    """Turns the CPU's tensors to the kernels; returns the list of the calls that took them."""
+    taken, by_kernels = [], paths.attend_by_kernels
 
-    def note(path, *arguments):
-        taken.append(path)
-        return fused(path, *arguments)
+    def note(*arguments):
+        taken.append("triton")
+        return by_kernels(*arguments)
 
-    monkeypatch.setattr(paths, "path_of", lambda *_: path)
-    monkeypatch.setattr(paths, "attend_fused_by", note)
-    if path == "triton":
-        pytest.importorskip("triton", reason="needs Triton, which has wheels for Linux only")
-        if torch.cuda.is_available():
-            pytest.skip("with a GPU the kernels are compiled, and do not take the CPU's tensors")
+    monkeypatch.setattr(paths, "kernels_take", lambda *_: True)
+    monkeypatch.setattr(paths, "attend_by_kernels", note)
+    pytest.importorskip("triton", reason="needs Triton, which has wheels for Linux only")
+    if torch.cuda.is_available():
+        pytest.skip("with a GPU the kernels are compiled, and do not take the CPU's tensors")
     return taken
 
 
-@pytest.mark.parametrize("path", ["triton", "exchanged"])
 @pytest.mark.parametrize("name", ["diffusion", "autoregressive"])
-def test_a_recording_is_the_same_by_every_path(path, name, request, monkeypatch, tmp_path):
+def test_a_recording_is_the_same_by_the_kernels(name, request, monkeypatch, tmp_path):
     model = request.getfixturevalue(name)
     prompts, settings = [[5, 9, 11, 7], [8, 6]], {"length": 4} | ({"steps": 2, "block": 4} if name == "diffusion" else {})
     rule = sinkscope.HideTopSinks(k=1)
     written = {}
-    for chosen in ("sweep", path):
-        taken = forced(path, monkeypatch) if chosen == path else ["sweep"]
+    for chosen in ("sweep", "triton"):
+        taken = forced(monkeypatch) if chosen == "triton" else ["sweep"]
         with sinkscope.recording(model, out=tmp_path / chosen), rule(model):
             sinkscope.generate(model, prompts, **settings)
         assert taken and set(taken) == {chosen}
         written[chosen] = sinkscope.open_traces(tmp_path / chosen)
-    for mine, theirs in zip(written["sweep"], written[path], strict=True):
-        ran = {"exchanged": "exchanged+sweep"}.get(path, path)  # which leaves hiding behind padding or causality to the sweep
-        assert mine.manifest["attention"] == "sweep" and theirs.manifest["attention"] == ran
+    for mine, theirs in zip(written["sweep"], written["triton"], strict=True):
+        assert mine.manifest["attention"] == "sweep" and theirs.manifest["attention"] == "triton"
         assert numpy.array_equal(mine.tokens[:], theirs.tokens[:])
         for tensor in ("column_sums", "self_attention"):
             numpy.testing.assert_allclose(getattr(mine, tensor)[:], getattr(theirs, tensor)[:], atol=2e-4, rtol=1e-4)
@@ -159,17 +160,16 @@ def test_a_kernel_that_cannot_run_falls_back_with_one_warning(kernel, error, mon
     triton = pytest.importorskip("triton", reason="needs Triton, which has wheels for Linux only")
     failing = Failing(error(triton))
     monkeypatch.setattr(f"sinkscope.attention.fused.{kernel}", failing)
-    forced("triton", monkeypatch)
+    forced(monkeypatch)
     inputs = draw()
-    with pytest.warns(RuntimeWarning, match="triton attention does not run with head size 7 in float32 on cpu; a slower one") as told:
+    with pytest.warns(RuntimeWarning, match="Triton attention does not run with head size 7 in float32 on cpu; the slower sweep") as told:
         found = [attend(**vars(inputs)) for _ in range(2)]
     assert len(told) == 1 and str(failing.error) in str(told[0].message) and failing.tries == 1
     expected = paths.attend_by_sweep(**vars(inputs))
     for output, columns in found:
-        assert columns.path == "exchanged"
+        assert columns.path == "sweep"
         close(output, expected[0])
         close(columns.sums, expected[1].sums)
-    assert attend(**vars(inputs), prefix=Prefix(logits=torch.ones(6, 2)))[1].path == "sweep"
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_a_kernel_that_cannot_run_falls_back_with_one_warning(kernel, error, mon
 )
 def test_an_error_that_is_not_the_kernels_own_is_no_reason_to_give_them_up(error, monkeypatch):
     pytest.importorskip("triton", reason="needs Triton, which has wheels for Linux only")
-    forced("triton", monkeypatch)
+    forced(monkeypatch)
     with monkeypatch.context() as once:
         once.setattr("sinkscope.attention.fused._attention", Failing(error()))
         with pytest.raises(type(error()), match="memory"):
@@ -192,24 +192,11 @@ def test_an_error_that_is_not_the_kernels_own_is_no_reason_to_give_them_up(error
 
 def test_kernels_that_do_not_run_with_hidden_keys_run_without(monkeypatch):
     triton = pytest.importorskip("triton", reason="needs Triton, which has wheels for Linux only")
-    forced("triton", monkeypatch)
+    forced(monkeypatch)
     inputs, hidden = draw(), torch.zeros(1, 1, 13, dtype=torch.bool)
     with monkeypatch.context() as once:
         once.setattr("sinkscope.attention.fused._attention", Failing(triton.runtime.errors.PTXASError("ptxas died")))
         with pytest.warns(RuntimeWarning, match="head size 7 in float32 with hidden keys on cpu"):
             attend(**vars(inputs), hidden=hidden)
-    assert attend(**vars(inputs), hidden=hidden)[1].path == "exchanged"
+    assert attend(**vars(inputs), hidden=hidden)[1].path == "sweep"
     assert attend(**vars(inputs))[1].path == "triton"
-
-
-def test_where_torch_has_no_fused_attention_either_the_sweep_runs(monkeypatch):
-    def refused(*_):
-        raise NoKernel("no kernel found to launch")
-
-    monkeypatch.setattr("sinkscope.attention.exchanged._by_torch", refused)
-    forced("exchanged", monkeypatch)
-    inputs = draw()
-    with pytest.warns(RuntimeWarning, match="exchanged attention does not run with head size 7 .*no kernel found to launch") as told:
-        found = [attend(**vars(inputs)) for _ in range(2)]
-    assert len(told) == 1 and [columns.path for _, columns in found] == ["sweep", "sweep"]
-    assert torch.equal(found[1][1].sums, paths.attend_by_sweep(**vars(inputs))[1].sums)

@@ -36,14 +36,14 @@ def gpu(monkeypatch):
     simulated.patch(monkeypatch)
     monkeypatch.setattr(paths, "has_triton", lambda: True)
 
-    def fused(path, *arguments):
+    def fused(*arguments):
         """In the kernels' place the sweep, on what the tensors hold: a launch waits for nothing."""
         names = ("query", "key", "value", "groups", "scale", "mask", "causal", "hidden", "prefix")
         output, columns = simulated.launched(attend_by_sweep)(**dict(zip(names, arguments, strict=True)))
         found = {name: OnDevice(one) for name, one in vars(columns).items() if isinstance(one, torch.Tensor)}
-        return OnDevice(output), replace(columns, path=path, **found)
+        return OnDevice(output), replace(columns, path="triton", **found)
 
-    monkeypatch.setattr(paths, "attend_fused_by", fused)
+    monkeypatch.setattr(paths, "attend_by_kernels", fused)
     return simulated
 
 

@@ -12,7 +12,6 @@ import triton
 from torch import Tensor
 
 from sinkscope.attention.kernels import attention_kernel, column_kernel
-from sinkscope.attention.no_kernel import NoKernel
 from sinkscope.attention.sweep import Columns, Prefix
 
 PASSING = ("out of memory", "illegal memory access", "device-side assert", "unspecified launch failure", "misaligned address")
@@ -22,6 +21,10 @@ LOG2E = math.log2(math.e)
 _attention: Any = attention_kernel
 _columns: Any = column_kernel
 INTERPRETED = not isinstance(attention_kernel, triton.JITFunction)
+
+
+class NoKernel(Exception):
+    """The kernels cannot be compiled or launched here; nothing was computed, and the sweep has to take the call."""
 
 
 def attend_fused(

@@ -5,7 +5,6 @@
 | ``sweep`` | CPU, and whatever the others do not take | blocks of queries, see `sweep` |
 | ``triton`` | CUDA with Triton | two kernels, see `fused` |
 | ``flash`` | the same, without mask, hiding and prefix, where torch's flash attention takes the heads | torch's kernel and one of ours |
-| ``exchanged`` | CUDA without Triton | torch's fused attention, see `exchanged` |
 
 `Columns.path` says which one ran.
 """
@@ -20,14 +19,14 @@ import torch
 from torch import Tensor
 
 from sinkscope.attention.hidden import Hidden
-from sinkscope.attention.no_kernel import NoKernel
-from sinkscope.attention.sweep import Columns, Path, Prefix, Workspace
+from sinkscope.attention.sweep import Columns, Prefix, Workspace
 from sinkscope.attention.sweep import attend as attend_by_sweep
 from sinkscope.errors import AttentionError
 
 TAKEN = (torch.float32, torch.bfloat16, torch.float16)
 WIDEST = 256
 """The largest head that the kernels take."""
+REFUSAL = f"expected heads of at most {WIDEST} in {', '.join(str(one).removeprefix('torch.') for one in TAKEN)}, found"
 
 
 def attend(
@@ -46,20 +45,18 @@ def attend(
 ) -> tuple[Tensor, Columns]:
     """Attention output and column sums; arguments and numbers are those of `sweep.attend`.
 
-    On a GPU the fused paths take every call but one that needs gradients, zeroes weights after the softmax, or hides
+    On a GPU the kernels take every call but one that needs gradients, zeroes weights after the softmax, or hides
     different keys from different queries; such a call goes through the sweep.
     """
-    path = path_of(query, key, value)
-    if path != "sweep" and not _needs_gradients(query, key, value, prefix):
+    if kernels_take(query, key, value) and not _needs_gradients(query, key, value, prefix):
         _check(query, key, mask, causal)
         with contextlib.suppress(_NoBitmap), torch.autocast(query.device.type, enabled=False):
-            return attend_fused_by(path, query, key, value, groups, scale, mask, causal, _bitmap(hidden, query.device), prefix)
+            return attend_by_kernels(query, key, value, groups, scale, mask, causal, _bitmap(hidden, query.device), prefix)
     more = {"hidden": hidden, "prefix": prefix, "block": block, "workspace": workspace}
     return attend_by_sweep(query, key, value, groups=groups, scale=scale, mask=mask, causal=causal, **more)
 
 
-def attend_fused_by(
-    path: Path,
+def attend_by_kernels(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -70,55 +67,54 @@ def attend_fused_by(
     hidden: Tensor | None,
     prefix: Prefix | None,
 ) -> tuple[Tensor, Columns]:
-    """The same by one of the fused paths, or by the next slower one that can; ``hidden`` is bool [1 or batch, 1 or head, key].
+    """The same by Triton's kernels, or by the sweep where they cannot run; ``hidden`` is bool [1 or batch, 1 or head, key].
 
     What cannot run for heads of a kind on a device is told once and not tried again.
     """
     kind = (str(query.device), str(query.dtype).removeprefix("torch."), max(query.shape[-1], value.shape[-1]), mask is None, hidden is None)
-    if path == "triton" and ("triton", *kind) not in _given_up:
+    if kind not in _given_up:
         try:
-            from sinkscope.attention.fused import attend_fused
-
-            return attend_fused(query, key, value, groups, scale, mask, causal, hidden, prefix)
-        except (NoKernel, ImportError) as error:
-            _give_up("triton", *kind, error)
-    exchangeable = prefix is None and (hidden is None or (mask is None and not causal))  # no row is left with nothing to see
-    if exchangeable and ("exchanged", *kind) not in _given_up:
-        try:
-            from sinkscope.attention.exchanged import attend_exchanged
-
-            return attend_exchanged(query, key, value, groups, scale, mask, causal, hidden)
-        except NoKernel as error:
-            _give_up("exchanged", *kind, error)
+            from sinkscope.attention.fused import NoKernel, attend_fused
+        except ImportError as error:
+            _give_up(*kind, error)
+        else:
+            try:
+                return attend_fused(query, key, value, groups, scale, mask, causal, hidden, prefix)
+            except NoKernel as error:
+                _give_up(*kind, error)
     return attend_by_sweep(query, key, value, groups=groups, scale=scale, mask=mask, causal=causal, hidden=hidden, prefix=prefix)
 
 
-_given_up: set[tuple[str, str, str, int, bool, bool]] = set()
-"""Path, device, dtype and head size of what cannot run, and whether without a mask and without hidden keys."""
+_given_up: set[tuple[str, str, int, bool, bool]] = set()
+"""Device, dtype and head size of what cannot run, and whether without a mask and without hidden keys."""
 
 
-def _give_up(path: str, device: str, dtype: str, dim: int, bare: bool, whole: bool, error: Exception) -> None:
-    _given_up.add((path, device, dtype, dim, bare, whole))
+def _give_up(device: str, dtype: str, dim: int, bare: bool, whole: bool, error: Exception) -> None:
+    _given_up.add((device, dtype, dim, bare, whole))
     more = ("" if bare else " behind a mask") + ("" if whole else " with hidden keys")
     warnings.warn(
-        f"sinkscope's {path} attention does not run with head size {dim} in {dtype}{more} on {device}; a slower one runs instead ({error})",
+        f"sinkscope's Triton attention does not run with head size {dim} in {dtype}{more} on {device}; "
+        f"the slower sweep runs instead ({error})",
         RuntimeWarning,
         stacklevel=4,
     )
 
 
-def path_of(query: Tensor, key: Tensor, value: Tensor) -> Path:
-    """The path that attention of such tensors takes; warns once of a dtype or head size that keeps it from the fused ones."""
+def kernels_take(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether the kernels take attention of such tensors; warns once of a dtype or head size on a GPU that keeps it from them."""
     if not query.is_cuda:
-        return "sweep"
+        return False
+    if not has_triton():
+        _warn_once("expected Triton on a GPU, found none (pip install triton)")
+        return False
     wide = max(query.shape[-1], value.shape[-1])
     if query.dtype not in TAKEN or not query.dtype == key.dtype == value.dtype:
-        _warn_once(f"dtype {' and '.join(sorted({str(one.dtype).removeprefix('torch.') for one in (query, key, value)}))}")
-        return "sweep"
+        _warn_once(f"{REFUSAL} dtype {' and '.join(sorted({str(one.dtype).removeprefix('torch.') for one in (query, key, value)}))}")
+        return False
     if wide > WIDEST:
-        _warn_once(f"head size {wide}")
-        return "sweep"
-    return "triton" if has_triton() else "exchanged"
+        _warn_once(f"{REFUSAL} head size {wide}")
+        return False
+    return True
 
 
 @cache
@@ -129,12 +125,7 @@ def has_triton() -> bool:
 
 @cache
 def _warn_once(what: str) -> None:
-    names = ", ".join(str(one).removeprefix("torch.") for one in TAKEN)
-    warnings.warn(
-        f"sinkscope's fused attention does not take {what} (it takes heads of at most {WIDEST} in {names}); the slower sweep runs instead",
-        RuntimeWarning,
-        stacklevel=4,
-    )
+    warnings.warn(f"sinkscope's Triton attention: {what}; the slower sweep runs instead", RuntimeWarning, stacklevel=4)
 
 
 def _check(query: Tensor, key: Tensor, mask: Tensor | None, causal: bool) -> None:

@@ -19,8 +19,8 @@ from torch import Tensor
 from sinkscope.attention.hidden import Hidden, Taken
 from sinkscope.errors import AttentionError
 
-Path = Literal["sweep", "triton", "flash", "exchanged"]
-"""The implementations of `attend`: this one, and those of `fused` and `exchanged`."""
+Path = Literal["sweep", "triton", "flash"]
+"""The implementations of `attend`: this one, and those of `fused`."""
 
 BLOCK = 512  # queries at a time
 CPU_SCORES, GPU_SCORES = 1 << 19, 1 << 26  # scores that exist at once, for each thread of a CPU
@@ -67,7 +67,7 @@ class Columns:
         removed: [batch, head, query], the share of each query's attention that went to keys taken from it, measured
             without the hiding; None when nothing was hidden.
         prefix: [batch, head, group, count], what the constant keys in front received.
-        path: which implementation made them: ``sweep``, ``triton``, ``flash`` or ``exchanged`` (see `paths`). It is the one that ran, also
+        path: which implementation made them: ``sweep``, ``triton`` or ``flash`` (see `paths`). It is the one that ran, also
             where a call was too much for the one that such tensors take as a rule.
     """
 
