@@ -44,7 +44,7 @@ def run(model: Any, given: Any, keep: Any, hide: bool, steps: int) -> Run:
             if keep is not None:
                 stack.enter_context(sinkscope.recording(model, out=out, keep=keep))
             if hide:
-                stack.enter_context(sinkscope.HidePositions((5,))(model))
+                stack.enter_context(sinkscope.interventions.HidePositions((5,))(model))
             started = 0.0
             for number in range(steps + 1):
                 if number == 1:

@@ -53,7 +53,7 @@ def watched(model: Any, length: int, keep: str = "columns", hide: bool = False) 
     import sinkscope
 
     tokens = canvas(model, length)
-    rule: Any = sinkscope.HidePositions((5,)) if hide else None
+    rule: Any = sinkscope.interventions.HidePositions((5,)) if hide else None
 
     @torch.no_grad()
     def run() -> torch.Tensor | None:

@@ -32,7 +32,7 @@ from table_one import SETTINGS
 import sinkscope
 from sinkscope.evaluation.statistics import against_controls, wilson_interval
 from sinkscope.evaluation.tasks import score_number
-from sinkscope.interventions import HidePositions, Intervention, compose
+from sinkscope.interventions import HidePositions, Intervention, RandomKeys, compose
 from sinkscope.interventions.hiding import RuleContext
 from sinkscope.lab.prompts import few_shot_prompt, held_out
 
@@ -58,7 +58,7 @@ def arms(causal: bool, half: tuple[int, ...]) -> dict[str, Any]:
     if causal:
         first = {f"half dropped but the first {keep}": DropOldest(half, keep) for keep in (1, 4)}
         return found | first | {"first token dropped": HidePositions((0,)), "first four dropped": HidePositions(range(4))}
-    masks = {f"a random mask hidden, seed {seed}": sinkscope.RandomKeys(1, seed=seed, keys="masked") for seed in range(3)}
+    masks = {f"a random mask hidden, seed {seed}": RandomKeys(1, seed=seed, keys="masked") for seed in range(3)}
     return found | {
         "half dropped, top future sink hidden": compose(DropOldest(half), sinkscope.HideTopSinks(1, keys="masked")),
         **{f"half dropped, {name}": compose(DropOldest(half), rule) for name, rule in masks.items()},

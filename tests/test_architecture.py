@@ -19,13 +19,14 @@ ROOT = Path(__file__).parents[1]
 SOURCE = Path(sinkscope.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 
-EVERYWHERE = {"axes", "errors", "work_items"}
+EVERYWHERE = {"axes", "errors", "lazy_names", "work_items"}
 ENTRIES = {"__init__", "__main__", "cli", "commands"}
 """These may import everything; all but ``__init__`` only inside a function, so that each command starts quickly."""
 
 MAY_IMPORT: dict[str, set[str]] = {
     "axes": set(),
     "errors": set(),
+    "lazy_names": set(),
     "work_items": set(),
     "attention": set(),
     "sinks": set(),

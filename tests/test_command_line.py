@@ -346,3 +346,23 @@ def test_trace_with_an_unknown_rule_writes_nothing(run, diffusion_folder, tmp_pa
     assert (status, out) == (2, "")
     assert "no rule 'bottom:1'; expected one of none, top:K" in err
     assert not (tmp_path / "t").exists()
+
+
+def test_a_value_that_reads_none_is_text(run, diffusion_folder, tmp_path):
+    status, _, err = run("trace", diffusion_folder, "--prompt", "None", "--out", tmp_path / "t")
+    assert status == 2 and "does not know 'None'" in err
+
+
+def test_a_repeatable_flag_may_be_given_twice_and_no_other_in_any_spelling(run, tmp_path):
+    more = ("evaluate", "lab-diffusion", "--out", tmp_path / "out", "--limit", 0)
+    _, _, err = run(*more, "--data", "gsm8k=a", "--data", f"humaneval={tmp_path}/b")
+    assert "--data is given" not in err
+    status, _, err = run(*more, "--job-options", "a=1", "--job_options=b=2")
+    assert status == 2 and "--job-options is given 2 times; give it once" in err
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_command_is_a_frozen_class_in_a_file_of_its_name(name):
+    command = cli.find_command(name)
+    assert issubclass(command, cli.Command) and command.__dataclass_params__.frozen
+    assert command.__module__ == f"sinkscope.commands.{name}"

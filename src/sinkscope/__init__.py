@@ -5,106 +5,41 @@ with sinkscope.recording(model, out="run.trace"):
     answer = sinkscope.generate(model, "Q: Tom has 7 apples and buys 5 more. How many apples are left?\nA:", length=64)
 sinks = sinkscope.find_sinks(sinkscope.open_trace("run.trace"), excess=3.0)
 tracks = sinkscope.track(sinks)
+
+The public names are in ``__init__.pyi``, each once; they are imported when they are first used, so ``import sinkscope`` is instant.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+import warnings
+from typing import Any
 
-if TYPE_CHECKING:
-    from sinkscope.decoding import Generation, Likelihood, generate, log_likelihood
-    from sinkscope.interventions import (
-        HidePositions,
-        HideSinksAbove,
-        HideSinkToken,
-        HideTopSinks,
-        KeepWindow,
-        MassMatchedKeys,
-        NextRanks,
-        PersistentRandomKeys,
-        RandomKeys,
-        SameClassKeys,
-        calibrate_excess,
-        compose,
-        parse_rule,
-    )
-    from sinkscope.models import Model, SinkToken, add_sink_token, load
-    from sinkscope.recorder import recording
-    from sinkscope.sinks import Sinks, Track, Tracks, find_sinks, track
-    from sinkscope.traces import Trace, open_trace, open_traces
+from sinkscope.lazy_names import attach
 
-_HOME = {
-    "Generation": "decoding",
-    "HidePositions": "interventions",
-    "HideSinkToken": "interventions",
-    "HideSinksAbove": "interventions",
-    "HideTopSinks": "interventions",
-    "KeepWindow": "interventions",
-    "MassMatchedKeys": "interventions",
-    "Likelihood": "decoding",
-    "Model": "models",
-    "NextRanks": "interventions",
-    "PersistentRandomKeys": "interventions",
-    "RandomKeys": "interventions",
-    "SameClassKeys": "interventions",
-    "SinkToken": "models",
-    "Sinks": "sinks",
-    "Trace": "traces",
-    "Track": "sinks",
-    "Tracks": "sinks",
-    "calibrate_excess": "interventions",
-    "compose": "interventions",
-    "add_sink_token": "models",
-    "find_sinks": "sinks",
-    "generate": "decoding",
-    "load": "models",
-    "log_likelihood": "decoding",
-    "open_trace": "traces",
-    "open_traces": "traces",
-    "parse_rule": "interventions",
-    "recording": "recorder",
-    "track": "sinks",
-}
-
-__all__ = [
-    "Generation",
+_MOVED = {
     "HidePositions",
     "HideSinkToken",
     "HideSinksAbove",
-    "HideTopSinks",
     "KeepWindow",
     "MassMatchedKeys",
-    "Likelihood",
-    "Model",
     "NextRanks",
     "PersistentRandomKeys",
     "RandomKeys",
     "SameClassKeys",
-    "SinkToken",
-    "Sinks",
-    "Trace",
-    "Track",
-    "Tracks",
     "calibrate_excess",
     "compose",
-    "add_sink_token",
-    "find_sinks",
-    "generate",
-    "load",
-    "log_likelihood",
-    "open_trace",
-    "open_traces",
-    "parse_rule",
-    "recording",
-    "track",
-]
+}
+"""Old names of what is now in `sinkscope.interventions`; they go with the next release."""
+
+_public, __dir__ = attach(__name__, __file__)
 
 
 def __getattr__(name: str) -> Any:
-    """Public names are imported when first used, so that ``import sinkscope`` is instant."""
-    if name not in _HOME:
-        raise AttributeError(f"sinkscope has no {name!r}; it has {', '.join(__all__)}")
-    return getattr(import_module(f"sinkscope.{_HOME[name]}"), name)
+    """Return a public name, its old place included."""
+    if name == "__version__":
+        from importlib.metadata import version
 
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+        return version("sinkscope")
+    if name in _MOVED:
+        message = f"sinkscope.{name} is now sinkscope.interventions.{name}; the old name goes with the next release"
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        return getattr(_public("interventions"), name)
+    return _public(name)

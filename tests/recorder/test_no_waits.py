@@ -15,7 +15,7 @@ from sinkscope.attention import paths
 from sinkscope.attention.sweep import attend as attend_by_sweep
 from sinkscope.decoding.projection import project
 from sinkscope.errors import AttentionError
-from sinkscope.interventions import HidePositions, Intervention, parse_rule
+from sinkscope.interventions import HidePositions, Intervention, compose, parse_rule
 from sinkscope.models import DREAM
 
 QUEUED = ["top:1", "top:1@last_row", "top:1@current", "top:1@only_sinks", "random:1", "mass:1", "persistent:1", "ranks:1"]
@@ -92,7 +92,7 @@ def test_a_step_waits_only_where_it_is_said(rule, gpu, models, tmp_path):
 
 
 def test_several_rules_at_once_wait_for_nothing(gpu, models, tmp_path):
-    rules = sinkscope.compose(*map(parse_rule, ("top:1", "random:1@seed=3", "window:2+9")), HidePositions((0, 3, 90), queries="masked"))
+    rules = compose(*map(parse_rule, ("top:1", "random:1@seed=3", "window:2+9")), HidePositions((0, 3, 90), queries="masked"))
     waits, _ = waits_by_step(gpu, models[0], rules, tmp_path / "trace")
     assert waits[1:] == [{}] * 4
 
