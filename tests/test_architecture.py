@@ -189,7 +189,6 @@ TO_BE_MENDED: set[tuple[str, str]] = {
     ("sinkscope.sinks.groups", "sinkscope.sinks.profile"),
     ("sinkscope.sinks.movement", "sinkscope.sinks.profile"),
     ("sinkscope.sinks.norms", "sinkscope.sinks.profile"),
-    ("sinkscope.traces.top", "sinkscope.traces.reading"),
     ("sinkscope.recorder.statistics_recorder", "sinkscope.recorder.trace_recorder"),
     ("sinkscope.interventions.intervention", "sinkscope.interventions.hiding"),
     ("sinkscope.evaluation.gsm8k", "sinkscope.evaluation.tasks"),

@@ -15,7 +15,7 @@ from sinkscope.decoding.likelihood import expected_masks, mask_patterns
 from sinkscope.errors import CallError
 from sinkscope.evaluation.paper2 import ACCURACY, CHECKPOINTS, LIKELIHOODS, PROBLEMS, SHAPES, TASKS, paper2, read_folders
 from sinkscope.evaluation.runbook import estimate
-from sinkscope.models.sink_token.folding import fold
+from sinkscope.models.folding import fold
 from sinkscope.models.smdm import convert
 
 

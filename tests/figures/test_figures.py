@@ -22,7 +22,7 @@ from sinkscope.figures.labels import model_label, tick_label, token_label
 from sinkscope.figures.positions import main_sink_positions
 from sinkscope.sinks import find_sinks, is_sink, track
 from sinkscope.traces import TraceWriter, open_trace
-from sinkscope.traces.reading import TraceArray
+from sinkscope.traces.trace_array import TraceArray
 
 STEPS, LAYERS, HEADS, PROMPT, LENGTH = 19, 2, 3, 11, 18
 CAUSAL_STEPS = 17

@@ -14,8 +14,8 @@ from sinkscope.lab.objectives import mask_canvases, masked_diffusion_loss
 from sinkscope.lab.recipes import ARMS, RECIPES, SHORT, Architecture
 from sinkscope.lab.training import LOG, RECIPE, build_network, train
 from sinkscope.lab.vocabulary import build_tokenizer
+from sinkscope.models.folding import fold
 from sinkscope.models.sink_token import VARIANTS
-from sinkscope.models.sink_token.folding import fold
 
 SMALL = Architecture(layers=2, hidden_size=24, heads=3, kv_heads=3, intermediate_size=40, max_positions=96)
 FEW = dataclasses.replace(SHORT, tokens=192)

@@ -12,7 +12,7 @@ from sinkscope.attention import Hider, Watcher, subscribed
 from sinkscope.commands.fold import Fold
 from sinkscope.errors import CallError
 from sinkscope.models import SinkToken, add_sink_token
-from sinkscope.models.sink_token.folding import fold
+from sinkscope.models.folding import fold
 
 VARIANTS = [
     SinkToken(),

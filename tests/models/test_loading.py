@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 import sinkscope
 from sinkscope.errors import CallError
-from sinkscope.models import loading
+from sinkscope.models import folders
 
 
 @pytest.mark.parametrize("as_path", [False, True])
@@ -87,7 +87,7 @@ def test_a_dtype_asked_for_is_given(folder, dtype):
 
 def test_bundled_models_come_as_float32(folder, monkeypatch):
     store_as_bfloat16(folder)
-    monkeypatch.setattr(loading, "bundled_folder", lambda name: folder)
+    monkeypatch.setattr(folders, "bundled_folder", lambda name: folder)
     model = sinkscope.load("lab-diffusion")
     assert {parameter.dtype for parameter in model.network.parameters()} == {torch.float32}
     assert (model.card.name, model.card.stored_dtype, model.card.dtype) == ("lab-diffusion", "bfloat16", "float32")

@@ -8,7 +8,7 @@ import torch
 from damage import CONFIG, WEIGHTS, configure, refusal, reweigh, shard
 
 from sinkscope.errors import CallError
-from sinkscope.models import BUNDLED, loading
+from sinkscope.models import BUNDLED, folders
 
 # What is not there
 
@@ -35,7 +35,7 @@ def test_a_name_that_no_hub_can_hold():
 
 
 def test_a_bundled_model_that_is_not_installed(monkeypatch, tmp_path):
-    monkeypatch.setattr(loading, "bundled_folder", lambda name: tmp_path)
+    monkeypatch.setattr(folders, "bundled_folder", lambda name: tmp_path)
     assert "holds no config.json; reinstall sinkscope" in refusal("lab-diffusion")
 
 

@@ -19,7 +19,7 @@ from sinkscope.decoding.checking import check_model
 from sinkscope.errors import CallError, ModelError
 from sinkscope.lab.vocabulary import build_tokenizer
 from sinkscope.models import SMDM
-from sinkscope.models.sink_token.folding import fold
+from sinkscope.models.folding import fold
 from sinkscope.models.smdm import convert, convert_weights, read_tensors, split_fused
 
 PUBLISHED = np.load(Path(__file__).parent / "fixtures" / "smdm_logits.npz")

@@ -15,7 +15,7 @@ from sinkscope.recorder.statistics_recorder import merge_statistics
 from sinkscope.sinks.accumulators import Statistics
 from sinkscope.traces import export_trace, is_statistics, read_statistics
 from sinkscope.traces.statistics_folder import StatisticsFolder
-from sinkscope.traces.top import keep_top
+from sinkscope.traces.top_columns import keep_top
 
 QUESTION = "Q: Tom has 7 apples and buys 5 more. How many apples does Tom have now?\nA:"
 SHORT = "Q: Write a function f(x) that returns x plus 3.\nA:"
@@ -403,8 +403,8 @@ def test_ranks_that_cannot_be_are_refused(run, diffusion_folder, prompts, tmp_pa
 
 
 def test_trace_keeps_the_maps_it_is_asked_for(run, diffusion, diffusion_folder, tmp_path):
-    from sinkscope.recorder.maps import recompute_map
-    from sinkscope.traces.maps import kept_map
+    from sinkscope.recorder.attention_map import recompute_map
+    from sinkscope.traces.stored_maps import stored_map
 
     out = tmp_path / "t"
     status, _, error = run(
@@ -428,7 +428,7 @@ def test_trace_keeps_the_maps_it_is_asked_for(run, diffusion, diffusion_folder, 
     trace = sinkscope.open_trace(out)
     assert trace.manifest["maps"] == [[0, 0, 4], [1, 2, 3]]
     assert trace.top_column_sums.shape[-1] == 3
-    np.testing.assert_allclose(kept_map(trace, 1, 2, 3), recompute_map(diffusion, trace, 1, 2, 3).attention, atol=1e-6)
+    np.testing.assert_allclose(stored_map(trace, 1, 2, 3), recompute_map(diffusion, trace, 1, 2, 3).attention, atol=1e-6)
     status, printed, _ = run("map", out, "--step", 1, "--layer", 2, "--head", 3, "--json")
     assert json.loads(printed)["source"] == "stored"
 

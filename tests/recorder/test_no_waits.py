@@ -168,7 +168,7 @@ def test_memory_that_cannot_be_pinned_costs_a_wait_and_no_step(error, gpu, model
             gpu.refuses_to_pin = error if number in (1, 3) else None
             gpu.waits.clear()
             models[0].network.model(input_ids=OnDevice(canvas), use_cache=False)
-            assert any(place.startswith("recorder/courier.py") for place, _ in gpu.waits) == (number in (1, 3))
+            assert any(place.startswith("recorder/async_writer.py") for place, _ in gpu.waits) == (number in (1, 3))
     with torch.no_grad(), sinkscope.recording(models[1], out=tmp_path / "here"):
         for canvas in canvases(models[1]):
             models[1].network.model(input_ids=canvas, use_cache=False)

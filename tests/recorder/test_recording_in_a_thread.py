@@ -10,14 +10,14 @@ import torch
 import sinkscope
 from sinkscope.errors import AttentionError
 from sinkscope.recorder import trace_recorder
-from sinkscope.recorder.courier import Courier
+from sinkscope.recorder.async_writer import AsyncWriter
 
 SETTINGS = {"length": 8, "steps": 4, "block": 4}
 
 
 @pytest.fixture
 def threaded(monkeypatch):
-    monkeypatch.setattr(trace_recorder, "Courier", lambda: Courier(threaded=True, room=20_000))
+    monkeypatch.setattr(trace_recorder, "AsyncWriter", lambda: AsyncWriter(threaded=True, room=20_000))
 
 
 def record(model, out, keep="columns"):
@@ -29,7 +29,7 @@ def record(model, out, keep="columns"):
 
 def test_the_trace_is_the_one_written_step_by_step(diffusion, tmp_path, monkeypatch):
     expected = record(diffusion, tmp_path / "plain")
-    monkeypatch.setattr(trace_recorder, "Courier", lambda: Courier(threaded=True, room=20_000))
+    monkeypatch.setattr(trace_recorder, "AsyncWriter", lambda: AsyncWriter(threaded=True, room=20_000))
     found = record(diffusion, tmp_path / "threaded")
     assert len(found) == len(expected) == 3
     for one, other in zip(found, expected, strict=True):
@@ -68,7 +68,7 @@ def test_statistics_are_counted_in_the_thread(diffusion, tmp_path, threaded):
 @pytest.mark.parametrize("in_a_thread", [False, True])
 def test_a_nan_in_attention_is_told_and_the_trace_says_incomplete(in_a_thread, diffusion, tmp_path, monkeypatch):
     if in_a_thread:
-        monkeypatch.setattr(trace_recorder, "Courier", lambda: Courier(threaded=True))
+        monkeypatch.setattr(trace_recorder, "AsyncWriter", lambda: AsyncWriter(threaded=True))
     spoiled, count = diffusion.network.model.layers[1].self_attn, []
 
     def spoil(module, args, output):
@@ -94,7 +94,7 @@ def test_a_nan_in_attention_is_told_and_the_trace_says_incomplete(in_a_thread, d
 @pytest.mark.parametrize("in_a_thread", [False, True])
 def test_a_loop_that_goes_on_after_a_failed_step_leaves_no_hole(in_a_thread, diffusion, tmp_path, monkeypatch):
     """Whoever catches the error is told again at each step and at the end; the trace ends before it."""
-    monkeypatch.setattr(trace_recorder, "Courier", lambda: Courier(threaded=in_a_thread))
+    monkeypatch.setattr(trace_recorder, "AsyncWriter", lambda: AsyncWriter(threaded=in_a_thread))
     checked, told = [], []
 
     def check(*_):
@@ -141,7 +141,7 @@ def test_no_room_for_a_layer_s_norms_waits_for_what_is_under_way(diffusion, tmp_
         return seen(*arguments)
 
     monkeypatch.setattr(trace_recorder.LayerSeen, "of", scarce)
-    monkeypatch.setattr(Courier, "drain", lambda self, drain=Courier.drain: (drained.append(1), drain(self)))
+    monkeypatch.setattr(AsyncWriter, "drain", lambda self, drain=AsyncWriter.drain: (drained.append(1), drain(self)))
     found = record(diffusion, tmp_path / "scarce")
     assert len(drained) == len(tries) // 5 + 2, "once more at the end of each of the two generations"
     assert all(np.array_equal(one.column_sums[:], other.column_sums[:], equal_nan=True) for one, other in zip(found, expected, strict=True))

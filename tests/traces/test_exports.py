@@ -16,7 +16,7 @@ from sinkscope import cli
 from sinkscope.axes import TRACE_AXES, TRACE_UNITS
 from sinkscope.errors import CallError, TraceError
 from sinkscope.traces import TraceWriter, export_trace, exporting, open_trace, parquet, to_xarray
-from sinkscope.traces.reading import TraceArray
+from sinkscope.traces.trace_array import TraceArray
 
 STEPS, LAYERS, HEADS, KV_HEADS, FIRST = 19, 2, 6, 3, 4
 INTEGERS = {"masked": np.uint8} | dict.fromkeys(("tokens", "written", "predicted", "lengths"), np.int32)

@@ -18,6 +18,6 @@ class Fold(Command):
     out: Path
 
     def run(self) -> None:
-        from sinkscope.models.sink_token.folding import fold
+        from sinkscope.models.folding import fold
 
         print(fold(self.model, self.out))

@@ -41,9 +41,9 @@ class Map(Command):
     json: Json = False
 
     def run(self) -> None:
-        from sinkscope.recorder.maps import check_place
+        from sinkscope.recorder.attention_map import check_place
         from sinkscope.traces import open_trace
-        from sinkscope.traces.maps import kept_map
+        from sinkscope.traces.stored_maps import stored_map
 
         if self.out is not None and self.out.suffix not in SUFFIXES:
             raise CallError(f"--out {self.out}: expected a file that ends in {', '.join(SUFFIXES)}")
@@ -51,9 +51,9 @@ class Map(Command):
         if not trace.complete:
             note(f"{trace.folder}: incomplete, {trace.steps} whole steps")
         place = check_place(trace, self.step, self.layer, self.head)
-        attention, difference = kept_map(trace, *place), None
+        attention, difference = stored_map(trace, *place), None
         if attention is None:
-            from sinkscope.recorder.maps import recompute_map
+            from sinkscope.recorder.attention_map import recompute_map
 
             found = recompute_map(model_of(trace, self.model, self.device), trace, *place)
             attention, difference = found.attention, found.largest_difference
@@ -89,13 +89,13 @@ def model_of(trace: Any, name: str | None = None, device: str = "cpu") -> Any:
 
 def map_reader(name: str | None = None, device: str = "cpu") -> Callable[[Any, int, int, int], "np.ndarray"]:
     """Return a function from (trace, step, layer, head) to a map, stored or recomputed; each model is loaded once, when first needed."""
-    from sinkscope.recorder.maps import recompute_map
-    from sinkscope.traces.maps import kept_map
+    from sinkscope.recorder.attention_map import recompute_map
+    from sinkscope.traces.stored_maps import stored_map
 
     models: dict[Any, Any] = {}
 
     def read(trace: Any, step: int, layer: int, head: int) -> "np.ndarray":
-        found = kept_map(trace, step, layer, head)
+        found = stored_map(trace, step, layer, head)
         if found is not None:
             return found
         key = (trace.manifest.get("model", {}).get("name"), trace.manifest.get("dtype"))

@@ -170,9 +170,9 @@ def read_places(text: str, layers: int, heads: int) -> list[Place]:
 
 def keep_maps(model: Any, folders: list[Path], places: list[Place]) -> None:
     """Store single maps with the traces that were just written."""
-    from sinkscope.recorder.maps import check_place, recompute_map
+    from sinkscope.recorder.attention_map import check_place, recompute_map
     from sinkscope.traces import open_trace
-    from sinkscope.traces.maps import keep_map
+    from sinkscope.traces.stored_maps import store_map
 
     for folder in folders:
         trace = open_trace(folder)
@@ -181,4 +181,4 @@ def keep_maps(model: Any, folders: list[Path], places: list[Place]) -> None:
                 note(f"{folder}: no map of step {place[0]}, the trace has {trace.steps} steps")
                 continue
             step, layer, head = check_place(trace, *place)
-            keep_map(trace, step, layer, head, recompute_map(model, trace, step, layer, head).attention)
+            store_map(trace, step, layer, head, recompute_map(model, trace, step, layer, head).attention)

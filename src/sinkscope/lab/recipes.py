@@ -12,7 +12,7 @@ class Architecture:
     """The shape of a `transformers` Llama.
 
     Attributes:
-        positions: ``rotary`` as Llama has them, or ``learned`` absolute ones (`sinkscope.models.learned_positions`).
+        positions: ``rotary`` as Llama has them, or ``learned`` absolute ones (`sinkscope.models.llama_variants`).
         tied: the output layer uses the embedding's weights.
     """
 

@@ -50,7 +50,7 @@ def build_network(recipe: Recipe, tokenizer: Any) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from sinkscope.models.layouts import MARK_POSITIONS
-    from sinkscope.models.learned_positions import LearnedPositionsLlama
+    from sinkscope.models.llama_variants import LearnedPositionsLlama
 
     shape = recipe.architecture
     config = LlamaConfig(

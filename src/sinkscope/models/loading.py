@@ -5,9 +5,8 @@ Only safetensors are read, remote code is never run, and every weight must be ac
 
 import hashlib
 import importlib.util
-import json
-from collections.abc import Mapping
-from importlib import resources
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +16,14 @@ from sinkscope.errors import CallError, ModelError
 from sinkscope.models.conversion import Converted, convert_config, rename_tensor, tensor_renamings
 from sinkscope.models.families import SMDM, recognise
 from sinkscope.models.family import Family
+from sinkscope.models.folders import BUNDLED, find_folder, read_config
 from sinkscope.models.layouts import MARK, MARK_POSITIONS
 from sinkscope.models.model import Model, ModelCard
-from sinkscope.models.quiet import quiet
 from sinkscope.models.sink_token import SinkToken, check_token_id, split_config, with_sink
 from sinkscope.models.tokenization import load_tokenizer
-from sinkscope.models.weights import DTYPES, StoredTensor, UsedTensors, listing, match_tensors, read_headers, weight_files
+from sinkscope.models.weights import DTYPES, StoredTensor, UsedTensors, match_tensors, read_headers, weight_files
 
-BUNDLED = ("lab-diffusion", "lab-autoregressive", "lab-sink-token", "lab-shifted")
 DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
-
-
-def bundled_folder(name: str) -> Path:
-    """Where a bundled checkpoint lies in the installed package."""
-    return Path(str(resources.files("sinkscope") / "checkpoints" / name))
 
 
 def load(
@@ -54,14 +47,15 @@ def load(
         CallError: nothing by this name.
         ModelError: a folder that is no model, or one whose weights do not fit.
     """
-    folder = _find(str(name), revision)
+    folder = find_folder(str(name), revision)
     config, family, variant = _read_identity(folder)
     converted = convert_config(config, family, str(folder))
     files = weight_files(folder)
     tensors = read_headers(files)
     stored = _stored_dtype(config, folder) or _widest(tensors)
     wanted = _dtype(dtype, "float32" if str(name) in BUNDLED else stored)
-    tokenizer = load_tokenizer(folder, family, config)
+    with quiet():
+        tokenizer = load_tokenizer(folder, family, config)
     if variant is not None:
         check_token_id(tokenizer, variant, f"the tokenizer of {folder}", ModelError)
     _check_device_map(device_map)
@@ -106,57 +100,13 @@ def identify(name: str) -> tuple[Family, SinkToken | None]:
     Raises:
         CallError, ModelError: see `load`.
     """
-    _, family, variant = _read_identity(_find(name, None))
+    _, family, variant = _read_identity(find_folder(name, None))
     return family, variant
 
 
 def _read_identity(folder: Path) -> tuple[dict[str, Any], Family, SinkToken | None]:
-    config, variant = split_config(_read_config(folder), str(folder))
+    config, variant = split_config(read_config(folder), str(folder))
     return config, recognise(config, str(folder)), variant
-
-
-def _find(name: str, revision: str | None) -> Path:
-    if name in BUNDLED:
-        folder = bundled_folder(name)
-        if not (folder / "config.json").exists():
-            raise ModelError(
-                f"{name} is a bundled model, but {folder} holds no config.json; reinstall sinkscope, or `sinkscope train {name} --out DIR`"
-            )
-        return folder
-    folder = Path(name).expanduser()
-    if name and folder.exists():
-        if not folder.is_dir():
-            raise CallError(f"{name} is a file; expected a folder with config.json and safetensors weights")
-        return folder
-    if name.count("/") != 1 or name.startswith((".", "/", "~")):
-        known = ", ".join(BUNDLED)
-        raise CallError(f"no model {name!r}: expected a bundled name ({known}), an existing folder, or a hub id owner/name")
-    return _from_hub(name, revision)
-
-
-def _from_hub(name: str, revision: str | None) -> Path:
-    import huggingface_hub
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    patterns = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
-    try:
-        return Path(huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=patterns))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ModelError(f"{name}: no such folder here, and the hub did not give it ({reason}); download it and pass its folder") from error
-
-
-def _read_config(folder: Path) -> dict[str, Any]:
-    path = folder / "config.json"
-    if not path.exists():
-        raise ModelError(f"{folder} is no model: expected config.json in it, found {listing(folder)}")
-    try:
-        config = json.loads(path.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ModelError(f"{path}: expected JSON, found something else ({error})") from error
-    if not isinstance(config, dict):
-        raise ModelError(f"{path}: expected a JSON object, found {type(config).__name__}")
-    return config
 
 
 def _widest(tensors: Mapping[str, StoredTensor]) -> str:
@@ -250,15 +200,15 @@ def network_class(converted: Converted) -> Any:
     if converted.layout.body == "qwen2":
         return transformers.Qwen2ForCausalLM
     if converted.fields.get(MARK) == SMDM.name:
-        from sinkscope.models.smdm_network import MasklessHeadLlama
+        from sinkscope.models.llama_variants import MasklessHeadLlama
 
         return MasklessHeadLlama
     if converted.full_precision_rotary:
-        from sinkscope.models.rotary import FullPrecisionLlama
+        from sinkscope.models.llama_variants import FullPrecisionLlama
 
         return FullPrecisionLlama
     if converted.fields.get(MARK_POSITIONS):
-        from sinkscope.models.learned_positions import LearnedPositionsLlama
+        from sinkscope.models.llama_variants import LearnedPositionsLlama
 
         return LearnedPositionsLlama
     return transformers.LlamaForCausalLM
@@ -326,3 +276,19 @@ def _refuse_generate(*_: Any, **__: Any) -> None:
     raise CallError(
         "this network attends in both directions; its own generate() would write nonsense. Use sinkscope.generate(model, prompt)"
     )
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep transformers' progress bars and warnings off the terminal while the body runs; errors still show."""
+    from transformers.utils import logging
+
+    shown, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if shown:
+            logging.enable_progress_bar()

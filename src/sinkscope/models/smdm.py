@@ -20,6 +20,7 @@ from torch import Tensor
 from sinkscope.errors import CallError, ModelError
 from sinkscope.models.families import SMDM
 from sinkscope.models.layouts import MARK
+from sinkscope.models.loading import quiet
 from sinkscope.models.sink_token import KEY, SinkToken, check_token_id, split_config
 from sinkscope.models.tokenization import load_tokenizer
 from sinkscope.models.weights import DTYPES
@@ -82,7 +83,8 @@ def _check_tokenizer(folder: Path, config: Mapping[str, Any], file: Path) -> Non
     """As `load` will, before anything is written: its ids of the mask and of the sink are those of the file, or free."""
     body, variant = split_config(config, str(file))
     try:
-        tokenizer = load_tokenizer(folder, SMDM, body)
+        with quiet():
+            tokenizer = load_tokenizer(folder, SMDM, body)
         if variant is not None:
             check_token_id(tokenizer, variant, "the tokenizer", ModelError)
     except ModelError as error:

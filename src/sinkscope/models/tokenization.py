@@ -8,7 +8,6 @@ from typing import Any
 from sinkscope.errors import ModelError
 from sinkscope.models.family import Family
 from sinkscope.models.layouts import STOCK
-from sinkscope.models.quiet import quiet
 
 _DATA_CLASSES = (None, "PreTrainedTokenizerFast", "TokenizersBackend")  # all there is lies in tokenizer.json
 _BYTE_PAIR_CLASSES = ("DreamTokenizer", "Qwen2Tokenizer", "Qwen2TokenizerFast")
@@ -27,8 +26,7 @@ def load_tokenizer(folder: Path, family: Family, config: Mapping[str, Any]) -> A
     _check_settings(settings, family, config, folder)
     _check_files(folder)
     try:
-        with quiet():
-            tokenizer = _build(folder, config, settings)
+        tokenizer = _build(folder, config, settings)
     except ModelError:
         raise
     except Exception as error:  # the tokenizers library raises nothing narrower

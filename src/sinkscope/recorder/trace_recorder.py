@@ -27,8 +27,8 @@ from sinkscope.attention import (
 )
 from sinkscope.errors import CallError
 from sinkscope.models import Model
+from sinkscope.recorder.async_writer import AsyncWriter
 from sinkscope.recorder.command_line import command_line
-from sinkscope.recorder.courier import Courier
 from sinkscope.recorder.step_tensors import (
     GROUPS,
     PER_KV_HEAD,
@@ -42,7 +42,7 @@ from sinkscope.recorder.step_tensors import (
     stack_layers,
 )
 from sinkscope.traces import TraceWriter, claim_folder, move_trace
-from sinkscope.traces.top import keep_top
+from sinkscope.traces.top_columns import keep_top
 
 Level = Literal["columns", "top", "statistics"]
 STEP = ("tokens", "masked", "lengths")
@@ -110,7 +110,7 @@ class Recorder(Watcher):
         self._contexts: dict[str, StepContext] = {}
         self._seen: dict[_View, dict[str, LayerSeen]] = {}
         self._token_texts: dict[int, str] = {}
-        self._courier = Courier()
+        self._async_writer = AsyncWriter()
         self._paths: dict[_View, set[str]] = {}  # that made columns in this generation
         self._hiders: dict[int, Hider] = {}  # by identity: those that were there in a step of this generation
 
@@ -134,7 +134,7 @@ class Recorder(Watcher):
         try:
             seen = LayerSeen.of(call, columns, self.groups)
         except torch.OutOfMemoryError:  # what is under way holds memory of the device
-            self._courier.drain()
+            self._async_writer.drain()
             seen = LayerSeen.of(call, columns, self.groups)
         self._seen.setdefault(view, {})[call.name] = seen
 
@@ -151,13 +151,13 @@ class Recorder(Watcher):
             try:
                 stacked = stack_layers(layers, looked.causal)
             except torch.OutOfMemoryError:
-                self._courier.drain()
+                self._async_writer.drain()
                 stacked = stack_layers([layer.on_the_host() for layer in layers], looked.causal)
             sent = {f"{number} {name}": one for number, part in enumerate(stacked) for name, one in part.items()}
             sent |= {name: getattr(looked.context, name) for name in STEP}
             if result is not None and not view.crossing:
                 sent |= {name: one for name in RESULT if (one := getattr(result, name)) is not None}
-            self._courier.send(sent, partial(self._land, self._rows[view], looked, list(seen), len(stacked)))
+            self._async_writer.send(sent, partial(self._land, self._rows[view], looked, list(seen), len(stacked)))
             self._contexts[view.stack] = context
         self._context, self._seen = None, {}
 
@@ -183,10 +183,10 @@ class Recorder(Watcher):
         rows, self._rows = [(view, *row) for view, rows in self._rows.items() for row in rows.items()], {}
         error: BaseException | None = None
         try:
-            self._courier.drain()
+            self._async_writer.drain()
         except BaseException as late:
             error = late
-        self._courier.close()
+        self._async_writer.close()
         for view, prompt, row in rows:
             more = self._texts(row) | {"hidden": self._hidden(prompt), "attention": self._attention(view)}
             if failed or error is not None:

@@ -2,8 +2,9 @@
 
 from sinkscope.traces.exporting import export_trace, to_xarray
 from sinkscope.traces.format import FORMAT
-from sinkscope.traces.reading import Trace, TraceArray, open_trace, open_traces
+from sinkscope.traces.reading import Trace, open_trace, open_traces
 from sinkscope.traces.statistics_folder import is_statistics, read_statistics
+from sinkscope.traces.trace_array import TraceArray
 from sinkscope.traces.writing import TraceWriter, claim_folder, move_trace
 
 __all__ = [

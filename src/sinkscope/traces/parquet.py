@@ -14,7 +14,7 @@ import numpy as np
 from sinkscope.axes import HEAD, KV_HEAD, LAYER, POSITION, STEP, TRACE_AXES, TRACE_UNITS
 from sinkscope.traces.parts import widen
 from sinkscope.traces.reading import Trace
-from sinkscope.traces.top import kept_columns
+from sinkscope.traces.top_columns import kept_columns
 
 ROWS_AT_ONCE = 1 << 19
 COLUMNS = {

@@ -8,12 +8,15 @@ import hashlib
 import json
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError, safe_open
 
+from sinkscope.errors import TraceError
 from sinkscope.traces.format import DTYPES, write_whole
 
 WHOLE = 1 << 16
@@ -92,3 +95,43 @@ def _hashed(pieces: Iterator[memoryview], header: bytes, digest: Any, aside: Thr
             under_way.result()
         under_way = aside.submit(digest.update, piece) if piece.nbytes >= ASIDE else digest.update(piece)
         yield piece
+
+
+@dataclass(frozen=True)
+class Part:
+    """One file of a trace."""
+
+    path: Path
+    first_step: int
+    steps: int
+    shapes: dict[str, tuple[int, ...]]
+    dtypes: dict[str, str]
+
+
+def open_part(path: Path) -> Any:
+    """Open a part for reading, as safetensors does.
+
+    Raises:
+        TraceError: a damaged file.
+    """
+    try:
+        return safe_open(path, framework="np")
+    except (SafetensorError, OSError) as error:
+        raise TraceError(f"{path} cannot be read ({error}); the file is damaged") from error
+
+
+def read_part(path: Path) -> Part:
+    """Read what a part says of itself.
+
+    Raises:
+        TraceError: a damaged file, or one that is no part of a trace.
+    """
+    with open_part(path) as file:
+        metadata = file.metadata() or {}
+        names = list(file.keys())
+        slices = {name: file.get_slice(name) for name in names}
+        shapes = {name: tuple(one.get_shape()) for name, one in slices.items()}
+        dtypes = {name: one.get_dtype() for name, one in slices.items()}
+    if not {"first_step", "steps"} <= metadata.keys():
+        raise TraceError(f"{path}: expected a part of a trace, found a safetensors file without first_step and steps")
+    return Part(path, int(metadata["first_step"]), int(metadata["steps"]), shapes, dtypes)

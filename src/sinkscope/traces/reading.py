@@ -2,104 +2,18 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from safetensors import SafetensorError, safe_open
-
 from sinkscope.axes import TRACE_AXES
 from sinkscope.errors import CallError, TraceError
-from sinkscope.traces.format import DTYPES, FORMAT, MANIFEST, PART_GLOB, checksum
-from sinkscope.traces.indexing import full_index
-from sinkscope.traces.parts import widen
-from sinkscope.traces.top import TOPPED, TopArray
+from sinkscope.traces.format import FORMAT, MANIFEST, PART_GLOB, checksum
+from sinkscope.traces.parts import Part, read_part
+from sinkscope.traces.top_columns import TOPPED, TopArray
+from sinkscope.traces.trace_array import TraceArray
 
 _REQUIRED = ("complete", "parts", "layers", "heads", "causal")
-
-
-@dataclass(frozen=True)
-class Part:
-    """One file of a trace."""
-
-    path: Path
-    first_step: int
-    steps: int
-    shapes: dict[str, tuple[int, ...]]
-    dtypes: dict[str, str]
-
-
-class TraceArray:
-    """One tensor of a trace, read when indexed; indices as in NumPy's basic indexing, step first.
-
-    Raises:
-        IndexError: an index beyond an axis.
-    """
-
-    def __init__(self, name: str, parts: tuple[Part, ...]) -> None:
-        self.name, self._parts = name, parts
-        shapes = [part.shapes[name] for part in parts]
-        self.axes = TRACE_AXES[name]
-        rest = tuple(max(sizes) for sizes in zip(*(shape[1:] for shape in shapes), strict=True))
-        self.shape = (sum(part.steps for part in parts), *rest)
-        self.dtype = DTYPES[parts[0].dtypes[name]]
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __repr__(self) -> str:
-        return f"TraceArray({self.name}, {' × '.join(f'{axis} {size}' for axis, size in zip(self.axes, self.shape, strict=True))})"
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        array = self[:]
-        return array if dtype is None else array.astype(dtype)
-
-    def __getitem__(self, index: Any) -> np.ndarray:
-        index = full_index(index, self.name, self.axes)
-        if not all(isinstance(one, int | np.integer | slice) and not isinstance(one, bool) for one in index):
-            raise IndexError(f"{self.name} takes whole numbers and slices; for anything else load it first: trace.{self.name}[:][...]")
-        step, rest = index[0], index[1:]
-        for axis, size, one in zip(self.axes[1:], self.shape[1:], rest, strict=False):
-            if isinstance(one, int | np.integer) and not -size <= one < size:
-                raise IndexError(f"{axis} {one} is out of range: {self.name} has {size}")
-        if isinstance(step, int | np.integer):
-            number = int(step) + (len(self) if step < 0 else 0)
-            if not 0 <= number < len(self):
-                raise IndexError(f"step {step} is out of range: the trace has {len(self)}")
-            return self._read(number, number + 1, rest)[0]
-        start, stop, stride = step.indices(len(self))
-        if stride < 0:
-            return self[:][index]
-        return self._read(start, max(start, stop), rest)[::stride]
-
-    def _read(self, start: int, stop: int, rest: tuple[Any, ...]) -> np.ndarray:
-        """Steps start…stop−1; the step axis stays."""
-        rest = tuple(int(one) if isinstance(one, np.integer) else one for one in rest)
-        # safetensors slices the axes before the last one that are ints or plain slices; NumPy does the rest.
-        leading: list[Any] = []
-        for one, size in zip(rest, self.shape[1:-1], strict=False):
-            leading.append(one + size if isinstance(one, int) and one < 0 else one if isinstance(one, int) else slice(None))
-        pieces = []
-        for part in self._parts:
-            first, last = max(start, part.first_step), min(stop, part.first_step + part.steps)
-            if first < last:
-                here = slice(first - part.first_step, last - part.first_step)
-                with _opened(part.path) as file:
-                    pieces.append(file.get_slice(self.name)[(here, *leading)])
-        if len(self.shape) == 1:
-            return np.concatenate(pieces) if pieces else np.zeros(0, self.dtype)
-        kept = [
-            size
-            for size, one in zip(self.shape[1:], (*leading, *[slice(None)] * len(self.shape)), strict=False)
-            if not isinstance(one, int)
-        ]
-        whole = (
-            np.concatenate([widen(self.name, piece, self.shape[-1]) for piece in pieces]) if pieces else np.zeros((0, *kept), self.dtype)
-        )
-        pending = [one for number, one in enumerate(rest) if number >= len(leading) or not isinstance(leading[number], int)]
-        return whole[(slice(None), *pending)]
 
 
 class Trace:
@@ -141,7 +55,7 @@ class Trace:
             raise TraceError(f"{self.folder}: its manifest lists {lost[0]}, which is not there; the trace was damaged after it was written")
         parts: list[Part] = []
         for name in sorted(found):
-            part = _read_part(self.folder / name)
+            part = read_part(self.folder / name)
             expected = parts[-1].first_step + parts[-1].steps if parts else 0
             if part.first_step != expected:
                 raise TraceError(f"{part.path}: expected it to begin at step {expected}, it begins at {part.first_step}; a part is missing")
@@ -194,25 +108,6 @@ class Trace:
         """First and last + 1 step of every part, for reading a long trace piece by piece."""
         for part in self.parts:
             yield part.first_step, part.first_step + part.steps
-
-
-def _opened(path: Path) -> Any:
-    try:
-        return safe_open(path, framework="np")
-    except (SafetensorError, OSError) as error:
-        raise TraceError(f"{path} cannot be read ({error}); the file is damaged") from error
-
-
-def _read_part(path: Path) -> Part:
-    with _opened(path) as file:
-        metadata = file.metadata() or {}
-        names = list(file.keys())
-        slices = {name: file.get_slice(name) for name in names}
-        shapes = {name: tuple(one.get_shape()) for name, one in slices.items()}
-        dtypes = {name: one.get_dtype() for name, one in slices.items()}
-    if not {"first_step", "steps"} <= metadata.keys():
-        raise TraceError(f"{path}: expected a part of a trace, found a safetensors file without first_step and steps")
-    return Part(path, int(metadata["first_step"]), int(metadata["steps"]), shapes, dtypes)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

@@ -1,15 +1,12 @@
 """Traces that keep only the largest columns: what is taken from a step, and how it reads as whole columns again."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
 from sinkscope.axes import KEY, TRACE_AXES
-from sinkscope.traces.indexing import full_index
-
-if TYPE_CHECKING:
-    from sinkscope.traces.reading import TraceArray
+from sinkscope.traces.trace_array import TraceArray, full_index
 
 TOPPED = ("column_sums", "last_query")
 KEPT = ("tokens", "masked", "written", "predicted", "confidence", "lengths", "sink_token_columns")

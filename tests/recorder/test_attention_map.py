@@ -11,9 +11,9 @@ from PIL import Image
 
 import sinkscope
 from sinkscope.errors import CallError, TraceError
-from sinkscope.recorder.maps import check_place, recompute_map
+from sinkscope.recorder.attention_map import check_place, recompute_map
 from sinkscope.traces import open_trace
-from sinkscope.traces.maps import keep_map, kept_map
+from sinkscope.traces.stored_maps import store_map, stored_map
 
 QUESTION = "Q: Tom has 7 apples and buys 5 more. How many apples does Tom have now?\nA:"
 SHORT = "Q: Write a function f(x) that returns x plus 3.\nA:"
@@ -137,15 +137,15 @@ def test_a_stored_map_is_read_back_and_listed(recorded, tmp_path):
     _, _, traces = recorded
     trace = edited(traces[0], tmp_path, lambda manifest: None)
     attention = np.random.default_rng(0).random((5, 7)).astype(np.float32)
-    assert kept_map(trace, 2, 1, 3) is None
-    path = keep_map(trace, 2, 1, 3, attention)
-    keep_map(trace, 0, 2, 1, attention.T)
-    np.testing.assert_array_equal(kept_map(trace, 2, 1, 3), attention)
+    assert stored_map(trace, 2, 1, 3) is None
+    path = store_map(trace, 2, 1, 3, attention)
+    store_map(trace, 0, 2, 1, attention.T)
+    np.testing.assert_array_equal(stored_map(trace, 2, 1, 3), attention)
     assert open_trace(trace.folder).manifest["maps"] == [[0, 2, 1], [2, 1, 3]]
     assert open_trace(trace.folder).steps == trace.steps
     path.write_bytes(b"damage")
     with pytest.raises(TraceError, match=r"cannot be read .*; the file is damaged"):
-        kept_map(trace, 2, 1, 3)
+        stored_map(trace, 2, 1, 3)
 
 
 # The commands

@@ -15,7 +15,7 @@ from sinkscope.attention import Columns, LayerCall, Watcher, subscribed
 from sinkscope.errors import CallError, TraceError
 from sinkscope.models import Model
 from sinkscope.traces import Trace
-from sinkscope.traces.top import kept_columns
+from sinkscope.traces.top_columns import kept_columns
 
 TOLERANCE = {"float32": 0.02, "bfloat16": 0.25, "float16": 0.1}
 """How far a column of the map may stand from the recorded one, per unit of 1 + the column, by what the model computes in."""

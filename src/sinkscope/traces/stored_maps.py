@@ -14,7 +14,7 @@ MAP = "map-{:06d}-{:03d}-{:03d}.safetensors"
 TENSOR = "attention"
 
 
-def keep_map(trace: Trace, step: int, layer: int, head: int, attention: np.ndarray) -> Path:
+def store_map(trace: Trace, step: int, layer: int, head: int, attention: np.ndarray) -> Path:
     """Stores one map with a trace, and lists it in the manifest.
 
     Args:
@@ -32,7 +32,7 @@ def keep_map(trace: Trace, step: int, layer: int, head: int, attention: np.ndarr
     return path
 
 
-def kept_map(trace: Trace, step: int, layer: int, head: int) -> np.ndarray | None:
+def stored_map(trace: Trace, step: int, layer: int, head: int) -> np.ndarray | None:
     """A map that was stored with the trace, float32 [query, key]; None where there is none.
 
     Raises:

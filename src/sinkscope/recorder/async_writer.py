@@ -38,7 +38,7 @@ class _Parcel:
     landed: Landed
 
 
-class Courier:
+class AsyncWriter:
     """Takes steps in, hands them on in the same order.
 
     Args:

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 
 from sinkscope.errors import CallError
+from sinkscope.models.folders import find_folder
+from sinkscope.models.loading import load
 from sinkscope.models.sink_token.stream import constant_keys
 from sinkscope.models.sink_token.variant import KEY, SinkToken
 
@@ -32,11 +34,9 @@ def fold(name: str, out: Path) -> Path:
     """
     from safetensors.torch import load_file, save_file
 
-    from sinkscope.models.loading import _find, load
-
     if out.exists() and (not out.is_dir() or next(out.iterdir(), None) is not None):
         raise CallError(f"{out}: expected a new or empty folder for the folded model, found something there; choose another")
-    folder = _find(name, None)
+    folder = find_folder(name)
     network = load(folder, dtype=torch.float32).network
     variant = _foldable(network, name)
     with torch.no_grad():

@@ -1,0 +1,71 @@
+"""The folder of a checkpoint, by the name a user gives: bundled, local, or on the hub."""
+
+import json
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from sinkscope.errors import CallError, ModelError
+from sinkscope.models.weights import listing
+
+BUNDLED = ("lab-diffusion", "lab-autoregressive", "lab-sink-token", "lab-shifted")
+
+
+def bundled_folder(name: str) -> Path:
+    """Return where a bundled checkpoint lies in the installed package."""
+    return Path(str(resources.files("sinkscope") / "checkpoints" / name))
+
+
+def find_folder(name: str, revision: str | None = None) -> Path:
+    """Return the folder of a bundled name, a local folder, or a hub id, which is fetched.
+
+    Raises:
+        CallError: nothing by this name.
+        ModelError: a bundled model that is not installed, or a repository that the hub does not give.
+    """
+    if name in BUNDLED:
+        folder = bundled_folder(name)
+        if not (folder / "config.json").exists():
+            raise ModelError(
+                f"{name} is a bundled model, but {folder} holds no config.json; reinstall sinkscope, or `sinkscope train {name} --out DIR`"
+            )
+        return folder
+    folder = Path(name).expanduser()
+    if name and folder.exists():
+        if not folder.is_dir():
+            raise CallError(f"{name} is a file; expected a folder with config.json and safetensors weights")
+        return folder
+    if name.count("/") != 1 or name.startswith((".", "/", "~")):
+        known = ", ".join(BUNDLED)
+        raise CallError(f"no model {name!r}: expected a bundled name ({known}), an existing folder, or a hub id owner/name")
+    return _from_hub(name, revision)
+
+
+def _from_hub(name: str, revision: str | None) -> Path:
+    import huggingface_hub
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    patterns = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
+    try:
+        return Path(huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=patterns))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ModelError(f"{name}: no such folder here, and the hub did not give it ({reason}); download it and pass its folder") from error
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Read the ``config.json`` of a folder.
+
+    Raises:
+        ModelError: none there, or no JSON object.
+    """
+    path = folder / "config.json"
+    if not path.exists():
+        raise ModelError(f"{folder} is no model: expected config.json in it, found {listing(folder)}")
+    try:
+        config = json.loads(path.read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ModelError(f"{path}: expected JSON, found something else ({error})") from error
+    if not isinstance(config, dict):
+        raise ModelError(f"{path}: expected a JSON object, found {type(config).__name__}")
+    return config

@@ -1,0 +1,125 @@
+"""transformers' Llama with the differences that some checkpoints need: each class changes one thing and keeps Llama's names.
+
+`FullPrecisionLlama` rotates queries and keys in fp32 (LLaDA, MMaDA), `LearnedPositionsLlama` has learned absolute positions
+(the lab's comparison with RoPE), `MasklessHeadLlama` never predicts the mask (paper 2's models).
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
+from transformers.models.llama.modeling_llama import (
+    ALL_ATTENTION_FUNCTIONS,
+    LlamaAttention,
+    LlamaRotaryEmbedding,
+    apply_rotary_pos_emb,
+    eager_attention_forward,
+)
+
+
+class FullPrecisionRotaryEmbedding(LlamaRotaryEmbedding):
+    """Cosines and sines in fp32. The name ends as it must for transformers to fill its buffers when loading."""
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """fp32 [batch, query, dim] twice."""
+        return super().forward(x.new_empty(0, dtype=torch.float32), position_ids)
+
+
+class FullPrecisionAttention(LlamaAttention):
+    """Rotates in the dtype of the cosines and attends in the dtype of the weights."""
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Any]:
+        """hidden_states [batch, query, width] → the same shape."""
+        assert position_embeddings is not None
+        split = (*hidden_states.shape[:-1], -1, self.head_dim)
+        query, key, value = (
+            projection(hidden_states).view(split).transpose(1, 2) for projection in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        rotated = apply_rotary_pos_emb(query.float(), key.float(), *position_embeddings)
+        query, key = (one.to(value.dtype) for one in rotated)
+        if past_key_values is not None:
+            key, value = past_key_values.update(key, value, self.layer_idx)
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation or "eager", eager_attention_forward)
+        dropout = self.attention_dropout if self.training else 0.0
+        output, weights = attend(self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs)
+        return self.o_proj(output.reshape(*hidden_states.shape[:-1], -1).contiguous()), weights
+
+
+class FullPrecisionLlama(LlamaForCausalLM):
+    """`LlamaForCausalLM` with both in place; parameters and names are Llama's."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__(config)
+        self.model.rotary_emb = FullPrecisionRotaryEmbedding(config)
+        for number, layer in enumerate(self.model.layers):
+            layer.self_attn = FullPrecisionAttention(config, number)
+
+
+class NoRotation(nn.Module):
+    """Cosines of 1 and sines of 0, in the place of a rotary embedding."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.dim = dim
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """[batch, query, dim] twice."""
+        ones = x.new_ones(*position_ids.shape, self.dim)
+        return ones, torch.zeros_like(ones)
+
+
+class LearnedPositionsModel(LlamaModel):
+    """The stack, with `embed_positions` [max_position_embeddings, width]."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__(config)
+        self.rotary_emb = NoRotation(config.head_dim or config.hidden_size // config.num_attention_heads)
+        self.embed_positions = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Any = None,
+        past_key_values: Any = None,
+        inputs_embeds: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """As Llama's, of tokens [batch, query]."""
+        embeds: Tensor = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        if position_ids is None:
+            seen = 0 if past_key_values is None else past_key_values.get_seq_length()
+            position_ids = torch.arange(seen, seen + embeds.shape[1], device=embeds.device)[None]
+        return super().forward(
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=embeds + self.embed_positions(position_ids),
+            **kwargs,
+        )
+
+
+class LearnedPositionsLlama(LlamaForCausalLM):
+    """`LlamaForCausalLM` around it."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__(config)
+        self.model = LearnedPositionsModel(config)
+        self.post_init()
+
+
+class MasklessHeadLlama(LlamaForCausalLM):
+    """`LlamaForCausalLM` with one row less in its head than in its embedding; the last row of that is the mask."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size - 1, bias=False)

@@ -1,0 +1,95 @@
+"""The tensors of a trace as arrays that are read from disk when they are indexed."""
+
+from typing import Any
+
+import numpy as np
+
+from sinkscope.axes import TRACE_AXES
+from sinkscope.traces.format import DTYPES
+from sinkscope.traces.parts import Part, open_part, widen
+
+
+class TraceArray:
+    """One tensor of a trace, read when indexed; indices as in NumPy's basic indexing, step first.
+
+    Raises:
+        IndexError: an index beyond an axis.
+    """
+
+    def __init__(self, name: str, parts: tuple[Part, ...]) -> None:
+        self.name, self._parts = name, parts
+        shapes = [part.shapes[name] for part in parts]
+        self.axes = TRACE_AXES[name]
+        rest = tuple(max(sizes) for sizes in zip(*(shape[1:] for shape in shapes), strict=True))
+        self.shape = (sum(part.steps for part in parts), *rest)
+        self.dtype = DTYPES[parts[0].dtypes[name]]
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        return f"TraceArray({self.name}, {' × '.join(f'{axis} {size}' for axis, size in zip(self.axes, self.shape, strict=True))})"
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        array = self[:]
+        return array if dtype is None else array.astype(dtype)
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        index = full_index(index, self.name, self.axes)
+        if not all(isinstance(one, int | np.integer | slice) and not isinstance(one, bool) for one in index):
+            raise IndexError(f"{self.name} takes whole numbers and slices; for anything else load it first: trace.{self.name}[:][...]")
+        step, rest = index[0], index[1:]
+        for axis, size, one in zip(self.axes[1:], self.shape[1:], rest, strict=False):
+            if isinstance(one, int | np.integer) and not -size <= one < size:
+                raise IndexError(f"{axis} {one} is out of range: {self.name} has {size}")
+        if isinstance(step, int | np.integer):
+            number = int(step) + (len(self) if step < 0 else 0)
+            if not 0 <= number < len(self):
+                raise IndexError(f"step {step} is out of range: the trace has {len(self)}")
+            return self._read(number, number + 1, rest)[0]
+        start, stop, stride = step.indices(len(self))
+        if stride < 0:
+            return self[:][index]
+        return self._read(start, max(start, stop), rest)[::stride]
+
+    def _read(self, start: int, stop: int, rest: tuple[Any, ...]) -> np.ndarray:
+        """Steps start…stop−1; the step axis stays."""
+        rest = tuple(int(one) if isinstance(one, np.integer) else one for one in rest)
+        # safetensors slices the axes before the last one that are ints or plain slices; NumPy does the rest.
+        leading: list[Any] = []
+        for one, size in zip(rest, self.shape[1:-1], strict=False):
+            leading.append(one + size if isinstance(one, int) and one < 0 else one if isinstance(one, int) else slice(None))
+        pieces = []
+        for part in self._parts:
+            first, last = max(start, part.first_step), min(stop, part.first_step + part.steps)
+            if first < last:
+                here = slice(first - part.first_step, last - part.first_step)
+                with open_part(part.path) as file:
+                    pieces.append(file.get_slice(self.name)[(here, *leading)])
+        if len(self.shape) == 1:
+            return np.concatenate(pieces) if pieces else np.zeros(0, self.dtype)
+        kept = [
+            size
+            for size, one in zip(self.shape[1:], (*leading, *[slice(None)] * len(self.shape)), strict=False)
+            if not isinstance(one, int)
+        ]
+        whole = (
+            np.concatenate([widen(self.name, piece, self.shape[-1]) for piece in pieces]) if pieces else np.zeros((0, *kept), self.dtype)
+        )
+        pending = [one for number, one in enumerate(rest) if number >= len(leading) or not isinstance(leading[number], int)]
+        return whole[(slice(None), *pending)]
+
+
+def full_index(index: Any, name: str, axes: tuple[str, ...]) -> tuple[Any, ...]:
+    """An index as a tuple without an ellipsis.
+
+    Raises:
+        IndexError: more indices than axes.
+    """
+    index = index if isinstance(index, tuple) else (index,)
+    at = next((number for number, one in enumerate(index) if one is Ellipsis), None)
+    if at is not None:
+        index = (*index[:at], *([slice(None)] * (len(axes) - len(index) + 1)), *index[at + 1 :])
+    if len(index) > len(axes):
+        raise IndexError(f"{name} has axes {', '.join(axes)}; found {len(index)} indices")
+    return index
