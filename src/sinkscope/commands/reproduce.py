@@ -1,6 +1,7 @@
 """`reproduce`: a paper's tables and figures in one command."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -49,7 +50,7 @@ class Reproduce(Command):
     json: Json = False
 
     def run(self) -> None:
-        from sinkscope.commands.reproduction import Options, dry_run, reproduce, show_dry_run
+        from sinkscope.commands.reproduction import Options, reproduce
         from sinkscope.evaluation.tasks import read_data_flags
 
         if (self.limit is not None and self.limit < 1) or self.traces < 1 or self.seeds < 0:
@@ -58,11 +59,11 @@ class Reproduce(Command):
             )
         parts, data = self._parts(), read_data_flags(self.data)
         if self.dry_run:
-            costs = dry_run(parts, self.tflops)
+            costs = _costs(parts, self.tflops)
             if self.json:
                 print_json(costs)
             else:
-                print(show_dry_run(costs))
+                print(_show_costs(costs))
             return
         if self.out is None:
             raise CallError("expected --out FOLDER, or --dry-run")
@@ -91,3 +92,43 @@ class Reproduce(Command):
 
 def _words(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _costs(parts: Sequence[Any], tflops: float) -> dict[str, Any]:
+    """Return what the parts cost, in plain values: a row each, their sum, and what the estimate assumes."""
+    from sinkscope.evaluation.runbook import ASSUMPTIONS, CARD_GIB, estimate
+
+    costs = [estimate(part, tflops) for part in parts]
+    rows = [
+        {"part": part.name, "model": part.model, "task": part.task, "prompts": part.prompts, "rules": len(part.rules)} | asdict(cost)
+        for part, cost in zip(parts, costs, strict=True)
+    ]
+    total = {
+        "forwards": sum(cost.forwards for cost in costs),
+        "gpu_hours": sum(cost.gpu_hours for cost in costs),
+        "memory_gib": max((cost.memory_gib for cost in costs), default=0.0),
+        "disk_gib": sum(cost.disk_gib for cost in costs),
+    }
+    suffices = all(cost.batch_on_card >= 1 for cost in costs)
+    return {"parts": rows, "total": total, "card_gib": CARD_GIB, "card_suffices": suffices, "assumptions": list(ASSUMPTIONS)}
+
+
+def _show_costs(found: Mapping[str, Any]) -> str:
+    """Return costs as a Markdown table with its sums."""
+    lines = [
+        "| part | model | task | prompts | rules | forwards | GPU hours | memory, GiB | batch on 24 GB | disk, GiB |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in found["parts"]:
+        lines.append(
+            f"| {row['part']} | {row['model']} | {row['task']} | {row['prompts']} | {row['rules']} | {row['forwards']:,} "
+            f"| {row['gpu_hours']:.2f} | {row['memory_gib']:.2f} | {row['batch_on_card']} | {row['disk_gib']:.2f} |"
+        )
+    total = found["total"]
+    lines.append(
+        f"| all | | | | | {total['forwards']:,} | {total['gpu_hours']:.2f} | {total['memory_gib']:.2f} | | {total['disk_gib']:.2f} |"
+    )
+    most = min((row["batch_on_card"] for row in found["parts"]), default=0)
+    enough = f"suffices for every part, with --batch {most} or less; each part's own limit is in its row"
+    answer = enough if found["card_suffices"] else "does not suffice for the parts with a batch of 0"
+    return "\n".join([*lines, "", f"A card of {found['card_gib']} GB {answer}.", *(f"Assumed: {line}" for line in found["assumptions"])])

@@ -1,11 +1,10 @@
-"""What `reproduce` runs: every table and figure of arXiv 2510.15731 (paper1), or the tables of arXiv 2601.19657 (paper2), in one
-resumable run.
+"""What `reproduce` does: it runs the parts of a paper's plan, keeps what is done, and writes the tables and figures.
 
-table1.md, .tex, .csv, .json     accuracy with sinks hidden, with intervals, tests, controls, and the paper's own numbers
-table2.md, .json                 the tokens that are sinks most often
-figures/                         from the recorded generations
-paper2.md                        paper 2's accuracies beside its own
-evaluations/, traces/            what they are made of; finished pieces are kept
+table1.md, .tex, .csv, .json     paper 1: accuracy with sinks hidden, with intervals, tests, controls, and the published numbers
+table2.md, .json                 paper 1: the tokens that are sinks most often
+figures/                         paper 1: from the recorded generations
+paper2.md                        paper 2: measured accuracies beside the published ones
+evaluations/, traces/            what the tables and figures are made of; a later run goes on from here
 """
 
 import json
@@ -19,21 +18,22 @@ from typing import Any
 from sinkscope.errors import CallError
 
 TOP = 5
-Part = Any  # of evaluation.runbook, which is loaded inside functions so that the command starts quickly
-Trace = Any
+"""Tokens in a row of Table 2."""
+Part = Any  # evaluation.runbook.Part; imported inside functions only, so that the command starts quickly
+Trace = Any  # sinkscope.Trace
 
 
 @dataclass(frozen=True)
 class Options:
-    """How the runbook is run.
+    """How the parts are run.
 
     Attributes:
         out: folder for everything.
-        data: local files of the tasks.
-        batch: prompts side by side.
-        device, dtype: for `load`.
-        allow_code_execution: needed for HumanEval and lab-code, which are left out without it.
-        excess: ε of Eq. 3 for figures and Table 2.
+        data: local files of the tasks, by task.
+        batch: prompts written side by side.
+        device, dtype: as `load` takes them.
+        allow_code_execution: runs the programs that models write; HumanEval and lab-code are left out without it.
+        excess: ε of Eq. 3 in the figures and Table 2.
     """
 
     out: Path
@@ -45,56 +45,16 @@ class Options:
     excess: float = 3.0
 
 
-def dry_run(parts: Sequence[Part], tflops: float) -> dict[str, Any]:
-    """What the parts cost, in plain values: a row each, their sum, and what the estimate assumes."""
-    from sinkscope.evaluation.runbook import ASSUMPTIONS, CARD_GIB, estimate
-
-    costs = [estimate(part, tflops) for part in parts]
-    rows = [
-        {"part": part.name, "model": part.model, "task": part.task, "prompts": part.prompts, "rules": len(part.rules)} | asdict(cost)
-        for part, cost in zip(parts, costs, strict=True)
-    ]
-    total = {
-        "forwards": sum(cost.forwards for cost in costs),
-        "gpu_hours": sum(cost.gpu_hours for cost in costs),
-        "memory_gib": max((cost.memory_gib for cost in costs), default=0.0),
-        "disk_gib": sum(cost.disk_gib for cost in costs),
-    }
-    suffices = all(cost.batch_on_card >= 1 for cost in costs)
-    return {"parts": rows, "total": total, "card_gib": CARD_GIB, "card_suffices": suffices, "assumptions": list(ASSUMPTIONS)}
-
-
-def show_dry_run(found: Mapping[str, Any]) -> str:
-    """`dry_run` for people."""
-    lines = [
-        "| part | model | task | prompts | rules | forwards | GPU hours | memory, GiB | batch on 24 GB | disk, GiB |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for row in found["parts"]:
-        lines.append(
-            f"| {row['part']} | {row['model']} | {row['task']} | {row['prompts']} | {row['rules']} | {row['forwards']:,} "
-            f"| {row['gpu_hours']:.2f} | {row['memory_gib']:.2f} | {row['batch_on_card']} | {row['disk_gib']:.2f} |"
-        )
-    total = found["total"]
-    lines.append(
-        f"| all | | | | | {total['forwards']:,} | {total['gpu_hours']:.2f} | {total['memory_gib']:.2f} | | {total['disk_gib']:.2f} |"
-    )
-    most = min((row["batch_on_card"] for row in found["parts"]), default=0)
-    enough = f"suffices for every part, with --batch {most} or less; each part's own limit is in its row"
-    answer = enough if found["card_suffices"] else "does not suffice for the parts with a batch of 0"
-    return "\n".join([*lines, "", f"A card of {found['card_gib']} GB {answer}.", *(f"Assumed: {line}" for line in found["assumptions"])])
-
-
 def reproduce(parts: Sequence[Part], options: Options, say: Callable[[str], None] = print) -> list[Path]:
-    """Runs what is not done yet, model by model, then writes all tables and figures.
+    """Run what is not done yet, model by model, then write all tables and figures.
 
     Args:
-        parts: of a runbook.
-        options: see there.
-        say: gets a line for each thing done.
+        parts: of a paper's plan.
+        options: how they are run.
+        say: gets one line per thing done.
 
     Returns:
-        The files written; none from the processes of torchrun but the first.
+        The files written; under torchrun only the first process writes them.
 
     Raises:
         CallError, EvaluationError, TraceError: see `evaluate` and `recording`.
@@ -106,7 +66,7 @@ def reproduce(parts: Sequence[Part], options: Options, say: Callable[[str], None
     if not parts:
         raise CallError("expected at least one part to reproduce, found none")
     _check_paper2({part.model: part.folder for part in parts if part.shape is not None})
-    first = share_of_process().index == 0  # the others only share in the evaluations
+    first = share_of_process().index == 0  # torchrun's other processes only share in the evaluations
     traces: dict[str, list[Trace]] = {}
     evaluations = []
     for name in dict.fromkeys(part.model for part in parts):
@@ -134,7 +94,7 @@ def reproduce(parts: Sequence[Part], options: Options, say: Callable[[str], None
 
 
 def _check_paper2(folders: Mapping[str, str]) -> None:
-    """All of them before the first is loaded: each has a folder, and it holds what its name says."""
+    """Raise CallError where a checkpoint has no folder or its folder holds another model, before any is loaded."""
     from sinkscope.evaluation.paper2 import check_checkpoint, where_from
     from sinkscope.models import identify
 
@@ -150,6 +110,7 @@ def _folder(options: Options, kind: str, model: str) -> Path:
 
 
 def _evaluate(model: Any, part: Part, options: Options, say: Callable[[str], None]) -> bool:
+    """Evaluate a part; return False where it is left out because programs may not run."""
     from sinkscope.evaluation import evaluate
     from sinkscope.evaluation.tasks import find_task
 
@@ -174,7 +135,7 @@ def _evaluate(model: Any, part: Part, options: Options, say: Callable[[str], Non
 
 
 def _record(model: Any, part: Part, options: Options, say: Callable[[str], None]) -> list[Trace]:
-    """The recorded generations, one folder a prompt; whole ones of the same weights and settings are kept."""
+    """Record a part, one folder a prompt, and return its traces; complete ones of the same weights, prompt and settings are kept."""
     from sinkscope.decoding import generate, resolve_settings
     from sinkscope.evaluation.tasks import find_task
     from sinkscope.recorder import recording
@@ -190,7 +151,7 @@ def _record(model: Any, part: Part, options: Options, say: Callable[[str], None]
         stamp = folder.with_suffix(".json")
         if not (stamp.exists() and json.loads(stamp.read_text()) == wanted):
             if (folder / "manifest.json").exists():
-                shutil.rmtree(folder)  # cut short, or of other settings; it is ours
+                shutil.rmtree(folder)  # an earlier run of this command wrote it, was cut short or had other settings
             with recording(model, out=folder):
                 generate(model, wanted["prompt"], **settings)
             _write(stamp, json.dumps(wanted))
@@ -245,7 +206,7 @@ def _write_traces(traces: Mapping[str, list[Trace]], options: Options) -> list[P
 
 
 def sink_tokens(traces: Sequence[Trace], excess: float) -> dict[str, float]:
-    """Share of all sinks that each token is, over steps, layers, heads and traces, the most frequent first."""
+    """Return each token's share of all sinks over steps, layers, heads and traces, the most frequent token first."""
     from sinkscope.sinks import find_sinks
 
     tally: Counter[str] = Counter()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 PROMPT = "Q: Tom has 7 apples.\nA:"
 SHORTER = {
     "sinkscope evaluate lab-diffusion": ["--limit", "1", "--shots", "0", "--length", "4"],
