@@ -350,7 +350,7 @@ def test_the_same_command_goes_on_after_kill_9(alone, run, diffusion_folder, pro
     manifest, _, _ = read_statistics(out)
     assert not manifest["complete"]
     status, said, error = run(*command[3:])
-    assert status == 0 and "prompts are in already" in error
+    assert status == 0 and "prompts are done already" in error
     assert json.loads(said)["prompts"] == 5
     assert_same_statistics(alone, out)
 
@@ -390,8 +390,8 @@ def test_other_settings_in_the_same_folder_are_refused(alone, run, diffusion_fol
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
-        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK: expected 0 to 1, found 2"),
-        ({"RANK": "x"}, "expected whole numbers, as torchrun sets them"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "expected RANK below WORLD_SIZE in the environment, as torchrun sets them, found RANK=2"),
+        ({"RANK": "x"}, "found RANK=x, WORLD_SIZE=1"),
     ],
 )
 def test_ranks_that_cannot_be_are_refused(run, diffusion_folder, prompts, tmp_path, monkeypatch, variables, message):

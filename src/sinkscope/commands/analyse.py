@@ -20,12 +20,12 @@ class Analyse(Command):
 
     Attributes:
         traces: folders of traces, or of numbered traces, of one model; each trace is one prompt.
-        versus: a second set of traces; then each statistic is told as the second minus the first.
-        excess: at which the table is printed, in --unit; JSON has ε = 1, 2, 3, 5 and 8 in both units beside.
-        sweep: leaves out all points but --excess and --unit.
-        tolerance: steps without a sink that a track survives.
+        versus: a second set of traces; every statistic is then the second set minus the first.
+        excess: threshold of the printed table, in --unit; the JSON also has ε = 1, 2, 3, 5 and 8 in queries and percent.
+        sweep: leaves out all thresholds but that of --excess and --unit.
+        tolerance: steps below the threshold that do not end a track.
         training_counts: a JSON file {token id: count} of the training corpus; or lab, for the lab's own models.
-        choice: leaves out the model of which candidate is the main sink, the longest part.
+        choice: leaves out the model that predicts which candidate is the main sink, the slowest part.
     """
 
     traces: Traces

@@ -40,6 +40,6 @@ TaskFiles = UseAppendAction[
 Excess = Annotated[float, arg(help="how far a column must exceed the mean of the others (Eq. 3), in --unit.")]
 Unit = Annotated[
     Literal["queries", "percent", "mean"],
-    arg(help="of the excess: queries' worth of attention, percent of all attention, or mean (share)."),
+    arg(help="unit of --excess: queries' worth of attention, percent of all attention, or mean (share)."),
 ]
 Traces = Annotated[Positional[tuple[Path, ...]], required()]

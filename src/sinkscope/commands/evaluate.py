@@ -10,7 +10,7 @@ from sinkscope.commands.sampler_flags import TaskSamplerFlags
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate(Command):
-    """Accuracy on tasks, with intervals; the same command goes on after a kill, torchrun and --jobs spread it.
+    """Accuracy on tasks, with intervals; the same command resumes after a kill, torchrun or --jobs share out the work.
 
     Attributes:
         out: folder for the results.
@@ -24,7 +24,7 @@ class Evaluate(Command):
         batch: prompts written side by side.
         allow_code_execution: runs the programs that a model writes, in a sandbox.
         device: cpu, cuda …; with torchrun, cuda is each process's own.
-        jobs: submits that many jobs and waits for them; 0 works here.
+        jobs: how many jobs to submit and wait for; 0 runs in this process.
         cluster: where jobs run: slurm, or local processes.
         job_options: name=value separated by commas, for submitit: slurm_partition=gpu,gpus_per_node=1,timeout_min=600 …
         method: how a diffusion model's likelihoods are estimated, in tasks that ask for them.

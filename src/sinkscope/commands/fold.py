@@ -8,7 +8,7 @@ from sinkscope.commands.command import Command, ModelName
 
 @dataclass(frozen=True, kw_only=True)
 class Fold(Command):
-    """Folds the sink token of a trained model into constants, which cost no row.
+    """Folds the sink token of a trained model into constants, which take no position of the canvas.
 
     Attributes:
         out: a new or empty folder.

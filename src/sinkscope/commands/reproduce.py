@@ -14,7 +14,7 @@ from sinkscope.errors import CallError
 
 @dataclass(frozen=True, kw_only=True)
 class Reproduce(Command):
-    """Every table and figure of a paper from named checkpoints; the same command goes on after a kill.
+    """Every table and figure of a paper from named checkpoints; the same command resumes after a kill.
 
     Attributes:
         paper: paper1 is arXiv 2510.15731, Attention Sinks in Diffusion Language Models; paper2 is arXiv 2601.19657, One Token Is Enough

@@ -3,12 +3,10 @@
 import dataclasses
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from sinkscope.commands.output import note
-from sinkscope.errors import CallError
 
 
 def add_prompts(model: Any, prompts: list[str], out: Path, settings: Any, hide: str = "none") -> bool:
@@ -25,21 +23,22 @@ def add_prompts(model: Any, prompts: list[str], out: Path, settings: Any, hide: 
         Whether this process is the one to say that the folder is complete.
 
     Raises:
-        CallError: the folder holds another run.
+        CallError: the folder holds another run, or torchrun's RANK and WORLD_SIZE make no sense.
     """
     from tqdm import tqdm
 
     import sinkscope
     from sinkscope.decoding import step_count
+    from sinkscope.evaluation.work_folder import share_of_process
     from sinkscope.recorder.statistics_recorder import merge_statistics, recording_statistics
     from sinkscope.traces.statistics_folder import StatisticsFolder
 
-    rank, world = _processes()
+    mine = share_of_process()
     folder = StatisticsFolder(out, _identity(model, prompts, settings, hide), merge_statistics, len(prompts))
-    share = range(rank, len(prompts), world)
+    share = range(mine.index, len(prompts), mine.count)
     missing = [index for index in share if not folder.done(index)]
     if len(missing) < len(share):
-        note(f"{out}: {len(share) - len(missing)} prompts are in already")
+        note(f"{out}: {len(share) - len(missing)} prompts are done already")
     completed = folder.fold()  # what a killed process left
     rule = sinkscope.parse_rule(hide)
     with rule(model) as hiding, tqdm(total=step_count(settings) * len(missing), desc="steps", unit="step", disable=None) as bar:
@@ -49,18 +48,7 @@ def add_prompts(model: Any, prompts: list[str], out: Path, settings: Any, hide: 
             completed = completed or recorder.brought_in_the_last
     if missing and not rule.idle:
         note(hiding.effect.sentence(hide))
-    return completed or (not missing and rank == 0)
-
-
-def _processes() -> tuple[int, int]:
-    """Return this process's number and how many there are, as torchrun sets them."""
-    try:
-        rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    except ValueError as error:
-        raise CallError(f"RANK and WORLD_SIZE: expected whole numbers, as torchrun sets them ({error})") from error
-    if not 0 <= rank < world:
-        raise CallError(f"RANK: expected 0 to {world - 1}, found {rank}")
-    return rank, world
+    return completed or (not missing and mine.index == 0)
 
 
 def _identity(model: Any, prompts: list[str], settings: Any, hide: str) -> dict[str, Any]:

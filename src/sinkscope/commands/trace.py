@@ -25,7 +25,7 @@ class Trace(Command):
         problem: number of a held-out problem of the lab, with its shots.
         hide: a rule such as top:1, random:1@seed=2, above:3, window:4+64; options behind @ as in top:1@current,last_row.
         device: cpu, cuda, cuda:1 …
-        keep: columns (everything), top (the largest of each head), statistics (over all prompts; goes on after a kill, torchrun shares it).
+        keep: columns (everything), top (the largest of each head), statistics (over all prompts; resumes after a kill, torchrun shares it).
         top: how many columns of each head are kept with --keep top.
         keep_maps: single attention maps to store as well, as step:layer:head, separated by commas.
     """

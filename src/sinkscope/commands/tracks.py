@@ -13,7 +13,7 @@ from sinkscope.commands.output import open_and_check, print_one_or_all
 
 @dataclass(frozen=True, kw_only=True)
 class Tracks(Command):
-    """How sinks move: tracks, their kinds, moves and drift beside nulls of shuffled steps.
+    """How sinks move: tracks, their kinds, moves and drift, beside the same with the steps shuffled.
 
     Attributes:
         trace: folder of a trace, or of numbered traces.

@@ -14,13 +14,13 @@ from sinkscope.errors import CallError
 
 @dataclass(frozen=True, kw_only=True)
 class Train(Command):
-    """Trains one of the lab's recipes; the same command goes on after a kill.
+    """Trains one of the lab's recipes; the same command resumes after a kill.
 
     Attributes:
         recipe: lab-diffusion, lab-autoregressive, lab-sink-token, lab-shifted … (an unknown name lists them all).
         out: folder for the checkpoint.
         updates: optimiser steps.
-        seed: of everything random.
+        seed: of the weights, the data and the masks.
         compile: compiles the layers: faster, needs a C++ compiler, rounds differently.
         data: your own text: JSON lines with "text" or "prompt" and "answer", or plain text; a corpus folder.
         sink_token: none, token, token-end, token-2, token-4, token-zero-value, logit, off-by-one or gate.
