@@ -5,12 +5,12 @@ import csv
 import numpy as np
 import pytest
 from PIL import Image
-from test_more_figures import planted, write
 
 from sinkscope import cli
 from sinkscope.errors import CallError, TraceError
 from sinkscope.figures import draw_figures, open_counts
 from sinkscope.figures.counts import quarters
+from sinkscope.figures.subject import subject_of
 from sinkscope.recorder.statistics_recorder import merge_statistics
 from sinkscope.sinks.accumulators import Statistics, histogram_edges
 from sinkscope.traces.statistics_folder import StatisticsFolder
@@ -32,13 +32,8 @@ def count(folder, *traces, excess=3.0):
 
 
 @pytest.fixture(scope="module")
-def trace(tmp_path_factory):
-    return write(tmp_path_factory.mktemp("traces") / "planted", *planted())
-
-
-@pytest.fixture(scope="module")
-def statistics(trace, tmp_path_factory):
-    return count(tmp_path_factory.mktemp("counted") / "statistics", trace)
+def statistics(sudden, tmp_path_factory):
+    return count(tmp_path_factory.mktemp("counted") / "statistics", sudden)
 
 
 def rows(path):
@@ -46,9 +41,9 @@ def rows(path):
         return list(csv.reader(file))
 
 
-def test_the_numbers_are_those_of_the_trace(trace, statistics, tmp_path):
+def test_the_numbers_are_those_of_the_trace(sudden, statistics, tmp_path):
     said = []
-    draw_figures([trace], tmp_path / "trace", only=["3", "5", "9", "10", "norms"])
+    draw_figures([sudden], tmp_path / "trace", only=["3", "5", "9", "10", "norms"])
     paths = draw_figures([open_counts(statistics)], tmp_path / "statistics", say=said.append)
     assert [path.name for path in paths] == [f"{name}.{kind}" for name in FILES for kind in ("png", "pdf", "csv")]
     for name in FILES:
@@ -68,21 +63,23 @@ def test_the_numbers_are_those_of_the_trace(trace, statistics, tmp_path):
     with Image.open(tmp_path / "trace" / "figure3-column-sums.png") as image:
         assert "wider bins" not in image.info["Description"]
     assert said == [
-        f"not drawn for org/planted: Figure {name} needs traces of single prompts; statistics keep no columns" for name in "127"
+        f"Figure {name} is not drawn for org/planted: it needs traces of single prompts; statistics keep no single steps"
+        for name in "124678"
     ]
 
 
-def test_several_prompts_add_up(trace, statistics, tmp_path):
-    twice, once = open_counts(count(tmp_path / "twice", trace, trace)), open_counts(statistics)
+def test_several_prompts_add_up(sudden, statistics, tmp_path):
+    twice, once = open_counts(count(tmp_path / "twice", sudden, sudden)), open_counts(statistics)
     assert (twice.steps, twice.sinks, twice.columns) == (2 * once.steps, 2 * once.sinks, 2 * once.columns)
-    assert (twice.positions, twice.threshold) == (once.positions, once.threshold) == (29, pytest.approx(1 + 3 * (1 - 1 / 29)))
-    assert twice.heading == "org/planted, 2 prompts"
+    for one in (once, twice):
+        assert (one.positions, subject_of(one).threshold) == (29, pytest.approx(1 + 3 * (1 - 1 / 29)))
+    assert subject_of(twice).heading == "org/planted, 2 prompts"
     np.testing.assert_allclose(twice.mean_strength, once.mean_strength)
     np.testing.assert_allclose(twice.norms["value"], once.norms["value"], rtol=1e-6)
 
 
-def test_compare_puts_statistics_beside_a_trace(trace, statistics, tmp_path):
-    draw_figures([trace, open_counts(statistics)], tmp_path, compare=True, only=["5"])
+def test_compare_puts_statistics_beside_a_trace(sudden, statistics, tmp_path):
+    draw_figures([sudden, open_counts(statistics)], tmp_path, compare=True, only=["5"])
     labels = {row[0] for row in rows(tmp_path / "figure5-main-sink-strength.csv")[1:]}
     assert labels == {"org/planted (1)", "org/planted (2)"}
 
@@ -118,4 +115,4 @@ def test_the_command_takes_statistics(statistics, tmp_path, capsys):
     assert [line.rpartition("/")[2] for line in shown.out.splitlines()] == [
         f"{name}.{kind}" for name in ("figure3-column-sums", "figure10-thresholds") for kind in ("png", "pdf", "csv")
     ]
-    assert "Figure 4 needs traces of single prompts" in shown.err
+    assert "Figure 4 is not drawn for org/planted: it needs traces of single prompts" in shown.err

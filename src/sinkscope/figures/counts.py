@@ -1,57 +1,18 @@
 """What Figures 3, 5, 9, 10 and norms draw: of one trace (`digest.Digest`), or of all prompts of a folder of statistics."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from sinkscope.errors import TraceError
-from sinkscope.figures.labels import model_label
 from sinkscope.sinks.accumulators import Statistics, histogram_edges
 from sinkscope.sinks.accumulators.norms import KINDS
 from sinkscope.traces import read_statistics
 
 BINS_PER_QUERY = 4
-
-
-class Counted(Protocol):
-    """Counts over all steps, layers and heads; `Counts` says what each is."""
-
-    @property
-    def label(self) -> str: ...
-    @property
-    def heading(self) -> str: ...
-    @property
-    def excess(self) -> float: ...
-    @property
-    def threshold(self) -> float: ...
-    @property
-    def causal(self) -> bool: ...
-    @property
-    def steps(self) -> int: ...
-    @property
-    def positions(self) -> int: ...
-    @property
-    def positions_text(self) -> str: ...
-    @property
-    def sinks(self) -> int: ...
-    @property
-    def columns(self) -> int: ...
-    @property
-    def counts(self) -> np.ndarray: ...
-    @property
-    def layer_counts(self) -> np.ndarray: ...
-    @property
-    def above(self) -> np.ndarray: ...
-    @property
-    def sink_steps(self) -> np.ndarray: ...
-    @property
-    def mean_strength(self) -> np.ndarray: ...
-    @property
-    def norms(self) -> dict[str, np.ndarray]: ...
 
 
 @dataclass(frozen=True)
@@ -60,7 +21,6 @@ class Counts:
 
     Attributes:
         manifest: of the folder.
-        label: what the model is called.
         excess: ε of Eq. 3, in queries' worth, with which the prompts were counted.
         causal: whether the model is autoregressive.
         steps: of all prompts.
@@ -75,7 +35,6 @@ class Counts:
     """
 
     manifest: dict[str, Any] = field(repr=False)
-    label: str
     excess: float
     causal: bool
     steps: int
@@ -93,29 +52,6 @@ class Counts:
         """`layer_counts` of all layers."""
         return self.layer_counts.sum(axis=0)
 
-    @property
-    def heading(self) -> str:
-        """What panels are called."""
-        prompts = self.manifest["prompts"]
-        return f"{self.label}{'' if self.manifest['complete'] else ' (incomplete)'}, {prompts} prompt{'s' if prompts != 1 else ''}"
-
-    @property
-    def positions_text(self) -> str:
-        """Tokens of a canvas, in words."""
-        return f"{self.positions} on average"
-
-    @property
-    def threshold(self) -> float:
-        """Eq. 3 on a column sum, 1 + ε(1 − 1/S)."""
-        return 1 + self.excess * (1 - 1 / self.positions)
-
-
-def spread_note(shown: Sequence[Counted]) -> str:
-    """What a caption says of the bins of statistics; empty where there are none."""
-    if not any(isinstance(one, Counts) for one in shown):
-        return ""
-    return " Statistics keep columns of more than 64 queries' worth in wider bins, which are spread evenly here."
-
 
 def open_counts(folder: str | Path) -> Counts:
     """Reads a folder of statistics for the figures.
@@ -132,7 +68,6 @@ def open_counts(folder: str | Path) -> Counts:
         raise TraceError(f"{folder} counts no column; there is nothing to draw")
     return Counts(
         manifest=manifest,
-        label=model_label(manifest),
         excess=statistics.excess,
         causal=statistics.causal,
         steps=int(strength["steps"].max()),

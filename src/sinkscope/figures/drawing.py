@@ -1,55 +1,34 @@
 """`draw_figures`: the papers' figures from your own traces, each as PNG, PDF and CSV."""
 
+import pkgutil
 import re
+import sys
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
-from sinkscope.errors import CallError, SinkscopeError, TraceError
-from sinkscope.figures.counts import Counted, Counts
-from sinkscope.figures.decoding import decoding_order
-from sinkscope.figures.depths import column_sums_by_layer
-from sinkscope.figures.digest import Digest, digest
-from sinkscope.figures.figure import DrawnFigure, figure_style
-from sinkscope.figures.first_and_last import first_and_last_maps
-from sinkscope.figures.histogram import column_sum_histogram
-from sinkscope.figures.incoming import incoming_attention
-from sinkscope.figures.jumps import sink_jump
-from sinkscope.figures.labels import model_labels
-from sinkscope.figures.maps import Maps
-from sinkscope.figures.norms import sink_norms
-from sinkscope.figures.positions import main_sink_positions
-from sinkscope.figures.query_groups import query_groups
-from sinkscope.figures.strengths import sink_strengths
-from sinkscope.figures.thresholds import share_not_sinks
+from sinkscope.errors import CallError, TraceError
+from sinkscope.figures.counts import Counts
+from sinkscope.figures.figure import Figure
+from sinkscope.figures.style import figure_style, model_labels
+from sinkscope.figures.subject import FigureError, Maps, subject_of
 from sinkscope.traces import Trace
 
-FIGURES: dict[str, Callable[[Sequence[Digest]], DrawnFigure | str]] = {
-    "1": incoming_attention,
-    "2": decoding_order,
-    "7": main_sink_positions,
-}
-"""Figures that a trace alone draws; a function that cannot says why."""
+SIDE_BY_SIDE = 4  # with more panels there is no room for what is written on them
+MODULES = re.compile(r"figure(\d+)?_\w+")
 
-COUNT_FIGURES: dict[str, Callable[[Sequence[Counted]], DrawnFigure | str]] = {
-    "3": column_sum_histogram,
-    "5": sink_strengths,
-    "9": column_sums_by_layer,
-    "10": share_not_sinks,
-    "norms": sink_norms,
-}
-"""Figures that statistics draw too."""
 
-MAP_FIGURES: dict[str, Callable[[Sequence[Digest], Maps], DrawnFigure | str]] = {
-    "4": sink_jump,
-    "6": query_groups,
-    "8": first_and_last_maps,
-}
-"""Figures that need attention maps, and so the model or maps that were stored."""
-
-BESIDE = 4
-"""More panels than these side by side leave no room for what is written on them."""
-ORDER = ("1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "norms")
+def find_figures() -> dict[str, Figure]:
+    """Return every figure of this package by name: numbers first, in order, then words."""
+    package = __name__.rpartition(".")[0]
+    figures = []
+    for found in pkgutil.iter_modules(sys.modules[package].__path__):
+        if MODULES.fullmatch(found.name):
+            module = import_module(f"{package}.{found.name}")
+            kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, Figure)]
+            figures += [kind() for kind in kinds if kind.__module__ == module.__name__]
+    figures.sort(key=lambda figure: (not figure.name.isdigit(), int(figure.name) if figure.name.isdigit() else 0, figure.name))
+    return {figure.name: figure for figure in figures}
 
 
 def draw_figures(
@@ -62,7 +41,7 @@ def draw_figures(
     maps: Maps | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> list[Path]:
-    """Draws paper 1's Figures 1 to 10 and paper 2's figure of norms.
+    """Draw paper 1's Figures 1 to 10, paper 2's figure of norms, and every other figure of this package.
 
     Args:
         traces: one or more, statistics among them (`open_counts`); without ``compare`` each gets its own figures, named after its model.
@@ -70,7 +49,7 @@ def draw_figures(
         excess: ε of Eq. 3, in queries' worth.
         compare: one figure for all traces, panels side by side on a common scale.
         only: names of figures, such as ``"3"`` or ``"norms"``; all when not given.
-        maps: gives single attention maps; without it Figures 4, 6 and 8 are not drawn.
+        maps: gives single attention maps; without it Figures 4, 6 and 8 cannot be drawn.
         say: gets one line for each figure that a trace cannot draw, with the reason.
 
     Returns:
@@ -82,58 +61,34 @@ def draw_figures(
     """
     if not traces:
         raise CallError("expected at least one trace to draw, found none")
-    wanted = [name for name in ORDER if only is None or name in only]
-    if unknown := [name for name in only or () if name not in ORDER]:
-        raise CallError(f"no figure {unknown[0]!r}; expected one of {', '.join(ORDER)}")
-    if compare and len(traces) > BESIDE:
+    figures = find_figures()
+    if unknown := [name for name in only or () if name not in figures]:
+        raise CallError(f"no figure {unknown[0]!r}; expected one of {', '.join(figures)}")
+    if compare and len(traces) > SIDE_BY_SIDE:
         raise CallError(
-            f"compare: expected at most {BESIDE} traces side by side, found {len(traces)}; name single ones, such as FOLDER/000000, "
+            f"compare: expected at most {SIDE_BY_SIDE} traces side by side, found {len(traces)}; name single ones, such as FOLDER/000000, "
             "or compare many prompts by their statistics (`sinkscope trace --keep statistics`)"
         )
     out = make_folder(Path(out))
     labels = model_labels([trace.manifest for trace in traces])
-    digests = [_read(trace, excess, label) for trace, label in zip(traces, labels, strict=True)]
-    groups = [digests] if compare else [[one] for one in digests]
+    subjects = [subject_of(trace, excess, label, maps) for trace, label in zip(traces, labels, strict=True)]
+    groups = [subjects] if compare else [[one] for one in subjects]
     paths: list[Path] = []
     for group in groups:
         suffix = f"-{_file_name(group[0].label)}" if len(groups) > 1 else ""
         with figure_style(wide=len(group) > 1):
-            for name in wanted:
-                drawn = _draw(name, group, maps)
-                if isinstance(drawn, DrawnFigure):
-                    paths += drawn.save(out, suffix)
-                elif maps is not None or name not in MAP_FIGURES or only is not None:
-                    say(f"not drawn for {', '.join(one.label for one in group)}: {drawn}")
+            for name, figure in figures.items():
+                if only is not None and name not in only:
+                    continue
+                try:
+                    paths += figure.draw(group).save(out, suffix)
+                except FigureError as error:
+                    say(f"Figure {name} is not drawn for {', '.join(one.label for one in group)}: {error}")
     return paths
 
 
-def _read(trace: Trace | Counts, excess: float, label: str) -> Digest | Counts:
-    if isinstance(trace, Trace):
-        return digest(trace, excess, label)
-    if trace.excess != excess:
-        raise CallError(f"excess: the statistics of {label} were counted at ε = {trace.excess:g}, found {excess:g}; draw traces instead")
-    return replace(trace, label=label)
-
-
-def _draw(name: str, group: Sequence[Digest | Counts], maps: Maps | None) -> DrawnFigure | str:
-    """A figure, or why there is none."""
-    if name in COUNT_FIGURES:
-        return COUNT_FIGURES[name](group)
-    digests = [one for one in group if isinstance(one, Digest)]
-    if len(digests) < len(group):
-        return f"Figure {name} needs traces of single prompts; statistics keep no columns"
-    if name in FIGURES:
-        return FIGURES[name](digests)
-    if maps is None:
-        return f"Figure {name} needs attention maps; `sinkscope figures` recomputes them"
-    try:
-        return MAP_FIGURES[name](digests, maps)
-    except SinkscopeError as error:  # the model may be gone; all other figures stand without it
-        return f"Figure {name}: {error}"
-
-
 def make_folder(folder: Path) -> Path:
-    """The folder figures and pages go to.
+    """Make the folder that figures and pages go to.
 
     Raises:
         TraceError: it cannot be made.

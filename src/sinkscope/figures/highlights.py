@@ -1,22 +1,25 @@
-"""Highlights: the steps and heads that Figures 4, 6 and 8 show, found a layer at a time."""
+"""Highlights: the heads and steps of a trace that figures pick out, because something shows best there."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, final
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from sinkscope.sinks import HeadMovement, Track
+from sinkscope.sinks import HeadMovement, is_sink, last_query_window
 from sinkscope.sinks.groups import LEAST_QUERIES
+from sinkscope.traces import Trace
 
 
 @dataclass(frozen=True)
 class Jump:
-    """The main sink of a head stands elsewhere one step later.
+    """The main sink of a head is at another position one step later.
 
     Attributes:
         step: the step before.
-        clean: the old position is no sink any more, and the new one was none before.
+        clean: the old position is no longer a sink, and the new one was none before.
     """
 
     step: int
@@ -34,11 +37,11 @@ class Jump:
 
 @dataclass(frozen=True)
 class Split:
-    """A step in which masked and unmasked queries of a head have different strongest keys.
+    """A step in which the masked and the unmasked queries of a head attend most to different keys.
 
     Attributes:
-        clarity: how much more, in shares of a query's attention, each key gets from its own group than from the other;
-            the smaller of the two.
+        clarity: how much larger the share of attention is that each of the two keys gets from its own group than from the other
+            group; the smaller of the two differences.
     """
 
     step: int
@@ -51,7 +54,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Flash:
-    """A sink that lives for one step."""
+    """A sink that lives for one step, neither the first nor the last."""
 
     step: int
     layer: int
@@ -60,8 +63,105 @@ class Flash:
     column_sum: float
 
 
+@final
+@dataclass(frozen=True)
+class Highlights:
+    """The heads and steps of one trace at which each thing shows best. Ties go to the lower layer, then the lower head.
+
+    Attributes:
+        excess: ε of Eq. 3, in queries' worth.
+        main: position of the main sink, −1 where Eq. 3 does not hold.
+        heads: how their main sinks move, by layer and head.
+        largest: mean over steps of the largest column, sink or not.
+    """
+
+    trace: Trace = field(repr=False)
+    excess: float
+    main: Int[np.ndarray, "step layer head"] = field(repr=False)
+    heads: Sequence[HeadMovement] = field(repr=False)
+    largest: Float[np.ndarray, "layer head"] = field(repr=False)
+
+    def places(self, head: HeadMovement) -> int:
+        """Return at how many positions the main sink of a head is."""
+        main = self.main[:, head.layer, head.head]
+        return len(np.unique(main[main >= 0]))
+
+    def residence(self, head: HeadMovement) -> int:
+        """Return in how many steps the main sink of a head is at its most frequent position."""
+        main = self.main[:, head.layer, head.head]
+        return int(np.bincount(main[main >= 0]).max(initial=0))
+
+    @cached_property
+    def most_moves(self) -> HeadMovement | None:
+        """The head whose main sink moves most often; ties to more positions."""
+        return self._best(lambda head: (head.moves, self.places(head)))
+
+    @cached_property
+    def most_positions(self) -> HeadMovement | None:
+        """The head whose main sink is at the most positions; ties to more moves."""
+        return self._best(lambda head: (self.places(head), head.moves))
+
+    @cached_property
+    def most_static(self) -> HeadMovement | None:
+        """The head whose main sink is at one position for the most steps; ties to the larger column."""
+        return self._best(lambda head: (self.residence(head), float(self.largest[head.layer, head.head])))
+
+    def _best(self, merit: Callable[[HeadMovement], Any]) -> HeadMovement | None:
+        with_sinks = [head for head in self.heads if head.steps_with_sink]
+        return max(with_sinks, key=lambda head: (merit(head), -head.layer, -head.head), default=None)
+
+    @cached_property
+    def leftmost(self) -> HeadMovement | None:
+        """The head whose main sink drifts left the fastest, over at least half of the steps; where none drifts left, right."""
+        least = max(2, len(self.main) // 2)
+        drifting = [head for head in self.heads if head.drift_per_step and head.steps_with_sink >= least and head.moves]
+        left = [head for head in drifting if (head.drift_per_step or 0) < 0]
+        return max(left or drifting, key=lambda head: (abs(head.drift_per_step or 0), -head.layer, -head.head), default=None)
+
+    @cached_property
+    def jump(self) -> Jump | None:
+        """The longest jump of a main sink, clean ones before others."""
+        return self._jumps_and_flashes[0]
+
+    @cached_property
+    def flash(self) -> Flash | None:
+        """The strongest sink that lives for one step."""
+        return self._jumps_and_flashes[1]
+
+    @cached_property
+    def _jumps_and_flashes(self) -> tuple[Jump | None, Flash | None]:
+        jumps, flashes = [], []
+        for layer in range(self.main.shape[1]):
+            columns = self._columns(layer)
+            selected = is_sink(columns, self.excess)
+            jumps.append(largest_jump(self.main[:, layer], selected, layer))
+            flashes.append(strongest_flash(columns, selected, layer))
+        return (
+            max((one for one in jumps if one), key=lambda jump: (jump.clean, abs(jump.distance), -jump.layer), default=None),
+            max((one for one in flashes if one), key=lambda flash: (flash.column_sum, -flash.layer), default=None),
+        )
+
+    def _columns(self, layer: int) -> Float[np.ndarray, "step head key"]:
+        """The columns of a layer that movement is read from."""
+        if not self.trace.causal:
+            return self.trace.column_sums[:, layer]
+        return last_query_window(self.trace.last_query[:, layer][:, None])[:, 0]
+
+    @cached_property
+    def split(self) -> Split | None:
+        """The clearest split between masked and unmasked queries; None where the trace does not tell them apart."""
+        if "column_sums_masked" not in self.trace.tensors or "masked" not in self.trace.tensors:
+            return None
+        masked, lengths = self.trace.masked[:].astype(bool), self.trace.lengths[:]
+        splits = [
+            clearest_split(self.trace.column_sums[:, layer], self.trace.column_sums_masked[:, layer], masked, lengths, layer)
+            for layer in range(self.main.shape[1])
+        ]
+        return max((one for one in splits if one), key=lambda split: (split.clarity, -split.layer), default=None)
+
+
 def largest_jump(main: Int[np.ndarray, "step head"], selected: Bool[np.ndarray, "step head key"], layer: int) -> Jump | None:
-    """The longest jump of a layer, clean ones before others; ties to the earlier step, then the lower head."""
+    """Return the longest jump of a layer, clean ones before others; ties to the earlier step, then the lower head."""
     before, after = main[:-1], main[1:]
     step, head = np.nonzero((before >= 0) & (after >= 0) & (before != after))
     if not len(step):
@@ -72,6 +172,16 @@ def largest_jump(main: Int[np.ndarray, "step head"], selected: Bool[np.ndarray, 
     return Jump(int(step[best]), layer, int(head[best]), int(old[best]), int(new[best]), bool(clean[best]))
 
 
+def strongest_flash(columns: Float[np.ndarray, "step head key"], selected: Bool[np.ndarray, "step head key"], layer: int) -> Flash | None:
+    """Return the strongest sink of a layer that lives for one step; ties to the earlier step, then the lower head and position."""
+    alone = selected[1:-1] & ~selected[:-2] & ~selected[2:]
+    if not alone.any():
+        return None
+    at = int(np.where(alone, columns[1:-1], -np.inf).argmax())
+    step, head, position = (int(one) for one in np.unravel_index(at, alone.shape))
+    return Flash(step + 1, layer, head, position, float(columns[step + 1, head, position]))
+
+
 def clearest_split(
     columns: Float[np.ndarray, "step head key"],
     masked_columns: Float[np.ndarray, "step head key"],
@@ -79,7 +189,7 @@ def clearest_split(
     lengths: Int[np.ndarray, " step"],
     layer: int,
 ) -> Split | None:
-    """The step and head of a layer in which the two groups differ most clearly, on means over the queries of each group."""
+    """Return the step and head of a layer in which the two groups differ most clearly, by means over the queries of each group."""
     many = masked.sum(axis=-1)
     few = lengths - many
     enough = (many >= LEAST_QUERIES) & (few >= LEAST_QUERIES)
@@ -97,20 +207,3 @@ def clearest_split(
     if clarity[at, head] <= 0:
         return None
     return Split(int(steps[at]), layer, head, int(first[at, head]), int(second[at, head]), float(clarity[at, head]))
-
-
-def strongest_flash(tracks: Iterable[Track], columns: Float[np.ndarray, "step head key"], layer: int) -> Flash | None:
-    """The strongest sink of a layer that lives for one step, neither the first nor the last."""
-    flashes = [
-        Flash(track.first_step, layer, track.head, track.position, float(columns[track.first_step, track.head, track.position]))
-        for track in tracks
-        if track.kind == "one_step" and 0 < track.first_step < len(columns) - 1
-    ]
-    return max(flashes, key=lambda flash: (flash.column_sum, -flash.step, -flash.head), default=None)
-
-
-def leftmost_drift(heads: Iterable[HeadMovement], steps: int) -> HeadMovement | None:
-    """The head whose main sink drifts left the fastest; where none does, the fastest to the right."""
-    drifting = [head for head in heads if head.drift_per_step and head.steps_with_sink >= max(2, steps // 2) and head.moves]
-    left = [head for head in drifting if head.drift_per_step is not None and head.drift_per_step < 0]
-    return max(left or drifting, key=lambda head: (abs(head.drift_per_step or 0), -head.layer, -head.head), default=None)

@@ -1,4 +1,4 @@
-"""`write_page`: one file that opens anywhere: the texts, the numbers and the figures, nothing fetched from elsewhere."""
+"""`write_page`: texts, numbers and figures in one file that fetches nothing from elsewhere."""
 
 import base64
 from collections.abc import Sequence
@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 
 from sinkscope.errors import CallError
-from sinkscope.figures.digest import Digest, digest
 from sinkscope.figures.drawing import make_folder
-from sinkscope.figures.labels import model_label, model_labels, token_label
-from sinkscope.figures.summary import summary_of
+from sinkscope.figures.page_numbers import page_numbers
+from sinkscope.figures.style import model_label, model_labels, token_label
+from sinkscope.figures.subject import Subject, subject_of
 from sinkscope.traces import Trace
 from sinkscope.traces.format import write_whole
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table for the page, cells as they are to be read.
+    """A table for the page, its cells as they are to be read.
 
     Attributes:
         caption: what is seen and what it does not show.
@@ -41,7 +41,7 @@ def write_page(
     excess: float = 3.0,
     command: str | None = None,
 ) -> Path:
-    """Writes a self-contained page about traces.
+    """Write a self-contained page about traces.
 
     Args:
         out: an ``.html`` file, or a folder, which gets a ``report.html``.
@@ -82,7 +82,7 @@ def write_page(
 
 
 def _model(trace: Trace, label: str, excess: float, command: str | None) -> dict[str, Any]:
-    one = digest(trace, excess, label) if trace.steps else None
+    one = subject_of(trace, excess, label) if trace.steps else None
     sampler = trace.manifest.get("sampler") or {}
     name = sampler.get("name")
     return {
@@ -95,14 +95,14 @@ def _model(trace: Trace, label: str, excess: float, command: str | None) -> dict
         "prompt": _prompt(trace, one),
         "prompt_length": trace.manifest.get("prompt_length", 0),
         "text": _text(trace, one),
-        "summary": None if one is None else summary_of(one),
+        "summary": None if one is None else page_numbers(one),
         "canvas": [] if one is None else _canvas(one),
         "provenance": _provenance(trace, name, sampler, command),
     }
 
 
 def _lead(models: Sequence[dict[str, Any]], excess: float) -> str:
-    """What was done, in one plain sentence."""
+    """Return what was done, in one sentence."""
     who = " and ".join(f"{model['label']} ({model['steps']} steps)" for model in models)
     each = " each" if len(models) > 1 else ""
     return (
@@ -111,13 +111,13 @@ def _lead(models: Sequence[dict[str, Any]], excess: float) -> str:
     )
 
 
-def _prompt(trace: Trace, one: Digest | None) -> str:
+def _prompt(trace: Trace, one: Subject | None) -> str:
     if trace.manifest.get("prompt") is not None:
         return str(trace.manifest["prompt"])
     return "" if one is None else _read(trace, one.canvas[: one.prompt_length])
 
 
-def _text(trace: Trace, one: Digest | None) -> str:
+def _text(trace: Trace, one: Subject | None) -> str:
     if trace.manifest.get("text") is not None:
         return str(trace.manifest["text"])
     return "" if one is None else _read(trace, one.canvas[one.prompt_length :])
@@ -128,14 +128,15 @@ def _read(trace: Trace, tokens: np.ndarray) -> str:
     return "".join("[M]" if token == mask else trace.token_text(token) for token in tokens.tolist() if token >= 0)
 
 
-def _canvas(one: Digest) -> list[dict[str, Any]]:
-    """The tokens of the last canvas, each with its share of the main sinks of all steps, layers and heads."""
-    stood = np.bincount(one.main[one.main >= 0], minlength=len(one.canvas))
+def _canvas(one: Subject) -> list[dict[str, Any]]:
+    """Return the tokens of the last canvas, each with its share of the main sinks of all steps, layers and heads."""
+    main = one.prompt.main
+    stood = np.bincount(main[main >= 0], minlength=len(one.canvas))
     shades = np.sqrt(stood / max(1, stood.max(initial=0)))
     when = {position: step for step, position, _ in one.written.tolist()}
     tokens = []
     for position, token in enumerate(one.canvas.tolist()):
-        title = f"position {position}: main sink in {stood[position] / one.main.size:.2%} of steps × heads"
+        title = f"position {position}: main sink in {stood[position] / main.size:.2%} of steps × heads"
         title += f"; written in step {when[position]}" if position in when else ""
         text = "↵\n" if token_label(one.trace, token) == "↵" else _read(one.trace, np.array([token]))
         tokens.append(
@@ -168,7 +169,7 @@ def _provenance(trace: Trace, sampler_name: Any, sampler: dict[str, Any], comman
 
 
 def _figure(path: Path) -> dict[str, Any]:
-    """A PNG with the title and caption it carries."""
+    """Return a PNG with the title and the caption that it carries."""
     from PIL import Image
 
     if not path.exists():

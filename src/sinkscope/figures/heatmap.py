@@ -1,32 +1,27 @@
-"""How one attention map is drawn, and the figure of a single one."""
+"""How one attention map is drawn, in figures and on a sheet of its own."""
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float
 
-from sinkscope.figures.figure import HEAT, VERMILLION, figure_style, new_figure, plain, spread_out, whole_numbers
-from sinkscope.figures.labels import model_label, tick_label
+from sinkscope.figures.style import HEAT, VERMILLION, figure_style, model_label, new_sheet, plain, spread_out, tick_label, whole_numbers
 from sinkscope.traces import Trace
-
-Maps = Callable[[Trace, int, int, int], np.ndarray]
-"""Gives the map of a step, layer and head: float32 [query, key]. It may raise what stops a map from being computed."""
 
 MAP_HEADER = ("model", "panel", "step", "layer", "head", "query", "key", "attention")
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure as Sheet
 
 GAMMA = 0.3  # on it an equal share of 1/256 still stands a fifth up the scale
 NAMED = 9
 ROOM_FOR_TOKENS = 5.6  # lines of text above a map
 LEAST_SHARE = 1e-4  # smaller shares are left out of CSV files
-LABEL = f"share of a query's attention (colours by power {GAMMA})"
+SCALE = f"share of a query's attention (colours by power {GAMMA})"
 
 
 def draw_map(axes: Any, trace: Trace, step: int, attention: Float[np.ndarray, "query key"], title: str) -> Any:
-    """Draws a map, queries downwards, keys to the right, the strongest columns named above; returns the image."""
+    """Draw a map, queries downwards and keys to the right, name its strongest columns above, and return the image."""
     from matplotlib import colormaps, rcParams
     from matplotlib.colors import PowerNorm
 
@@ -49,7 +44,7 @@ def draw_map(axes: Any, trace: Trace, step: int, attention: Float[np.ndarray, "q
     places = spread_out(strongest, keys / 16, NAMED)
     axes.set_title(
         title, y=1, pad=ROOM_FOR_TOKENS * rcParams["font.size"] if places else 4
-    )  # placed by hand: the layout does not see the names
+    )  # the layout does not see the names of the tokens
     if places:
         above = axes.secondary_xaxis("top")
         tokens = trace.tokens[step]
@@ -61,7 +56,7 @@ def draw_map(axes: Any, trace: Trace, step: int, attention: Float[np.ndarray, "q
 
 
 def mark_column(axes: Any, key: int, queries: int, colour: str = VERMILLION) -> None:
-    """An arrow below the map at a key."""
+    """Draw a triangle below a map at a key."""
     axes.plot(
         [key],
         [queries - 0.5],
@@ -75,21 +70,21 @@ def mark_column(axes: Any, key: int, queries: int, colour: str = VERMILLION) -> 
     )
 
 
-def single_map(trace: Trace, attention: Float[np.ndarray, "query key"], step: int, layer: int, head: int) -> "Figure":
-    """The figure of one map."""
+def single_map(trace: Trace, attention: Float[np.ndarray, "query key"], step: int, layer: int, head: int) -> "Sheet":
+    """Return the sheet of one map."""
     with figure_style():
-        figure = new_figure(5.2, 5.2)
-        axes = figure.subplots()
+        sheet = new_sheet(5.2, 5.2)
+        axes = sheet.subplots()
         title = f"{plain(model_label(trace.manifest))}: attention in step {step}, layer {layer}, head {head}"
         image = draw_map(axes, trace, step, attention, title)
         axes.set_ylabel("query (position; dashed: end of the prompt)")
-        figure.colorbar(image, ax=axes, aspect=30, pad=0.02, shrink=0.85).set_label(LABEL)
-        figure.draw_without_rendering()
-    return figure
+        sheet.colorbar(image, ax=axes, aspect=30, pad=0.02, shrink=0.85).set_label(SCALE)
+        sheet.draw_without_rendering()
+    return sheet
 
 
 def map_lines(label: str, panel: str, place: tuple[int, int, int], attention: Float[np.ndarray, "query key"]) -> list[tuple[Any, ...]]:
-    """Rows of a map for a CSV file, as `MAP_HEADER` names them; shares below `LEAST_SHARE` are left out."""
+    """Return the rows of a map for a CSV file, as `MAP_HEADER` names them; shares below `LEAST_SHARE` are left out."""
     query, key = np.nonzero(attention >= LEAST_SHARE)
     values = attention[query, key]
     return [

@@ -1,17 +1,17 @@
-"""The numbers of one trace, as plain values: what the page shows and `--json` prints."""
+"""The numbers of one trace that the page shows, as plain values."""
 
 import math
 from typing import Any
 
-from sinkscope.figures.digest import Digest, digest
-from sinkscope.figures.labels import token_label
+from sinkscope.figures.style import token_label
+from sinkscope.figures.subject import Subject, subject_of
 from sinkscope.traces import Trace
 
 SINK_TOKENS = 8
 
 
 def summarise(trace: Trace, excess: float = 3.0) -> dict[str, Any]:
-    """Sinks, tracks, moves and sink tokens of a trace.
+    """Return the sinks, tracks, moves and most frequent sink tokens of a trace.
 
     Args:
         excess: ε of Eq. 3, in queries' worth.
@@ -23,27 +23,28 @@ def summarise(trace: Trace, excess: float = 3.0) -> dict[str, Any]:
         TraceError: a trace without a whole step.
         CallError: a threshold that cannot hold.
     """
-    return summary_of(digest(trace, excess))
+    return page_numbers(subject_of(trace, excess))
 
 
-def summary_of(one: Digest) -> dict[str, Any]:
-    """The same, of a trace that has been read already."""
-    manifest, movement = one.trace.manifest, one.movement
+def page_numbers(subject: Subject) -> dict[str, Any]:
+    """Return the same, of a trace that has been read already."""
+    one, manifest = subject.prompt, subject.manifest
+    movement = one.movement
     return _plain(
         {
-            "model": one.label,
+            "model": subject.label,
             "family": manifest["model"].get("family"),
             "weight_hash": manifest["model"].get("weight_hash"),
-            "complete": one.trace.complete,
+            "complete": subject.trace.complete,
             "causal": one.causal,
             "steps": one.steps,
             "layers": one.main.shape[1],
             "heads": one.main.shape[2],
-            "prompt_length": one.prompt_length,
+            "prompt_length": subject.prompt_length,
             "canvas_length": int(one.lengths.max()),
             "excess": one.excess,
             "unit": "queries",
-            "threshold_column_sum": one.threshold,
+            "threshold_column_sum": subject.threshold,
             "sinks": one.sinks,
             "selected_share": one.sinks / max(1, one.columns),
             "sinks_in_percent_unit": one.sinks_percent,
@@ -65,7 +66,7 @@ def summary_of(one: Digest) -> dict[str, Any]:
             }
             if movement.heads and one.steps > 1
             else None,
-            "sink_tokens": _sink_tokens(one),
+            "sink_tokens": _sink_tokens(subject),
             "text": manifest.get("text"),
         }
     )
@@ -75,14 +76,15 @@ def _interval(values: tuple[float, float, float]) -> dict[str, float]:
     return dict(zip(("mean", "low", "high"), values, strict=True))
 
 
-def _sink_tokens(one: Digest) -> list[dict[str, Any]]:
-    """The most frequent sink tokens; a token that is everywhere on the canvas is often a sink by chance alone."""
+def _sink_tokens(subject: Subject) -> list[dict[str, Any]]:
+    """Return the most frequent sink tokens, each beside its share of the canvas: a frequent token is often a sink by chance."""
+    one = subject.prompt
     canvas = one.canvas_tokens.total()
     ranked = sorted(one.sink_tokens.items(), key=lambda item: (-item[1], item[0]))[:SINK_TOKENS]
     rows = []
     for token, count in ranked:
         share, of_canvas = count / one.sinks, one.canvas_tokens[token] / canvas
-        label = token_label(one.trace, token)
+        label = token_label(subject.trace, token)
         rows.append(
             {
                 "token": token,

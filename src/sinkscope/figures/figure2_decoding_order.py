@@ -1,0 +1,145 @@
+"""Figure 2: how a model decodes: three snapshots of its answer, and which positions it commits in which step."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, final
+
+import numpy as np
+from jaxtyping import Int
+
+from sinkscope.figures.figure import DrawnFigure, Figure
+from sinkscope.figures.style import BLUE, SKY, WIDE, new_sheet, plain, tick_label, token_label, whole_numbers
+from sinkscope.figures.subject import FigureError, Subject
+
+SNAPSHOTS = (0.2, 0.5, 0.8)
+MOST_CELLS = 64
+COMMITTED, NEW, MASKED, ABSENT = "committed before", "committed in this step", "masked", "not there yet"
+COLOURS = {COMMITTED: SKY, NEW: BLUE, MASKED: "#d9d9d9", ABSENT: "white"}
+STATES = tuple(COLOURS)
+
+
+@final
+class DecodingOrder(Figure):
+    """The answer after a fifth, half and four fifths of the steps, and every step below."""
+
+    name = "2"
+    file = "figure2-decoding"
+    title = "Figure 2: how the models decode"
+
+    def draw(self, subjects: Sequence[Subject]) -> DrawnFigure:
+        """Draw the snapshots above, and below a raster of step against position."""
+        answering = [one for one in subjects if len(one.canvas) > one.prompt_length and len(one.written)]
+        if not answering:
+            raise FigureError("the trace does not say which tokens were committed")
+        many = len(answering) > 1
+        wrap = 12 if many else 16
+        cells = max(min(MOST_CELLS, len(one.canvas) - one.prompt_length) for one in answering)
+        lines = math.ceil(cells / wrap)
+        height = 0.21 * (lines * len(SNAPSHOTS)) + 0.9
+        sheet = new_sheet(5.6 * len(answering) if many else WIDE, height + 3.3)
+        grid = sheet.subplots(2, len(answering), squeeze=False, gridspec_kw={"height_ratios": [height, 2.6]})
+        rows: list[tuple[Any, ...]] = []
+        for column, one in enumerate(answering):
+            states = states_of(one)
+            _snapshots(grid[0, column], one, states, wrap, lines)
+            _raster(grid[1, column], one, states)
+            if column == 0:
+                grid[1, column].set_ylabel("step")
+            rows += _lines(one)
+        _legend(sheet)
+        sheet.suptitle("How the answer is decoded: snapshots above, every step below", x=0.01, ha="left")
+        header = ("model", "position", "position_in_answer", "step_committed", "order", "token")
+        return self.drawn(answering, sheet, _caption(answering), header, rows)
+
+
+def states_of(one: Subject) -> Int[np.ndarray, "step position"]:
+    """Return the state of every position of the answer in every step, as an index into `STATES`."""
+    steps = one.summary.steps
+    width = len(one.canvas) - one.prompt_length
+    when = np.full(width, steps)
+    for step, position, _ in one.written.tolist():
+        if position >= one.prompt_length:
+            when[position - one.prompt_length] = min(when[position - one.prompt_length], step)
+    at = np.arange(steps)[:, None]
+    there = np.arange(one.prompt_length, len(one.canvas)) < one.prompt.lengths[:, None]
+    later = np.where(there, STATES.index(MASKED), STATES.index(ABSENT))
+    return np.where(when < at, STATES.index(COMMITTED), np.where(when == at, STATES.index(NEW), later))
+
+
+def _snapshots(axes: Any, one: Subject, states: np.ndarray, wrap: int, lines: int) -> None:
+    from matplotlib.patches import Rectangle
+
+    axes.set_axis_off()
+    axes.set_xlim(0, wrap)
+    cells, steps = min(MOST_CELLS, states.shape[1]), one.summary.steps
+    top = 0.0
+    for part in SNAPSHOTS:
+        step = min(steps - 1, round(part * steps))
+        axes.text(0, top + 0.75, f"step {step}", fontsize="small", va="center", fontweight="bold")
+        top += 1.1
+        for place in range(cells):
+            state = STATES[states[step, place]]
+            if state == ABSENT:
+                continue
+            x, y = place % wrap, top + place // wrap
+            axes.add_patch(Rectangle((x + 0.03, y + 0.06), 0.94, 0.88, facecolor=COLOURS[state], edgecolor="none"))
+            label = "" if state == MASKED else plain(tick_label(one.trace, int(one.canvas[one.prompt_length + place]), 7))
+            axes.text(
+                x + 0.5,
+                y + 0.52,
+                label,
+                ha="center",
+                va="center",
+                fontsize="xx-small",
+                color="white" if state == NEW else "black",
+                clip_on=True,
+            )
+        top += lines + 0.35
+    axes.set_ylim(top, 0)
+    cut = f", first {cells} tokens of the answer" if cells < states.shape[1] else ""
+    axes.set_title(f"{plain(one.heading)}{cut}")
+
+
+def _raster(axes: Any, one: Subject, states: np.ndarray) -> None:
+    from matplotlib.colors import ListedColormap
+
+    axes.imshow(
+        states,
+        aspect="auto",
+        cmap=ListedColormap(list(COLOURS.values())),
+        vmin=-0.5,
+        vmax=len(STATES) - 0.5,
+        interpolation="nearest",
+        extent=(one.prompt_length - 0.5, len(one.canvas) - 0.5, one.summary.steps - 0.5, -0.5),
+    )
+    whole_numbers(axes.xaxis, axes.yaxis)
+    axes.set_xlabel("position in the canvas (the answer)")
+
+
+def _legend(sheet: Any) -> None:
+    from matplotlib.patches import Patch
+
+    handles = [
+        Patch(facecolor=COLOURS[state], edgecolor="#888888", linewidth=0.4, label=state) for state in (COMMITTED, NEW, MASKED, ABSENT)
+    ]
+    sheet.legend(handles=handles, loc="outside lower center", ncols=4)
+
+
+def _lines(one: Subject) -> list[tuple[Any, ...]]:
+    return [
+        (one.label, position, position - one.prompt_length, step, order, token_label(one.trace, token))
+        for order, (step, position, token) in enumerate(one.written.tolist())
+    ]
+
+
+def _caption(subjects: Sequence[Subject]) -> str:
+    parts = []
+    for one in subjects:
+        order = one.written[np.argsort(one.written[:, 0], kind="stable"), 1]
+        right = float((np.diff(order) == 1).mean()) if len(order) > 1 else float("nan")
+        parts.append(f"{one.label}: {right:.0%} of the commits are one position to the right of the commit before")
+    return (
+        "How the answer is written. Above: the canvas at the start of three steps, with the tokens that the step commits (writes for "
+        f"good). Below: all steps. {'; '.join(parts)}. What it does not show: how sure the model was, and what it would have written "
+        "elsewhere."
+    )

@@ -1,0 +1,101 @@
+"""Figure 3: how attention is shared out: a histogram of the column sums of all steps, layers and heads."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, final
+
+import numpy as np
+
+from sinkscope.figures.counts import BINS_PER_QUERY
+from sinkscope.figures.figure import DrawnFigure, Figure
+from sinkscope.figures.style import BLUE, VERMILLION, WIDE, WIDER, new_sheet, number, plain
+from sinkscope.figures.subject import Subject
+
+MOST_BINS = 100
+
+
+@final
+class ColumnSums(Figure):
+    """How many columns have which sum, and which part of them are sinks."""
+
+    name = "3"
+    file = "figure3-column-sums"
+    title = "Figure 3: column sums of all steps, layers and heads"
+
+    def draw(self, subjects: Sequence[Subject]) -> DrawnFigure:
+        """Draw a histogram for each subject, on the same axes and bins."""
+        wide = bin_width(subjects)
+        many = len(subjects) > 1
+        sheet = new_sheet(WIDER if many else WIDE, 3.8)
+        grid = sheet.subplots(1, len(subjects), squeeze=False, sharex=True, sharey=True)[0]
+        rows: list[tuple[Any, ...]] = []
+        for axes, one in zip(grid, subjects, strict=True):
+            counts = binned(one.summary.counts, wide)
+            edges = np.arange(len(counts) + 1) * wide / BINS_PER_QUERY
+            _draw(axes, one, counts, edges)
+            rows += [
+                (one.label, number(low), number(high), int(count), number(one.threshold))
+                for low, high, count in zip(edges[:-1], edges[1:], counts, strict=True)
+            ]
+        grid[0].set_ylabel(f"columns in a bin of {wide / BINS_PER_QUERY:g} (log scale)")
+        sheet.suptitle("Column sums over all steps, layers and heads", x=0.01, ha="left")
+        header = ("model", "column_sum_from", "column_sum_to", "columns", "threshold_column_sum")
+        return self.drawn(subjects, sheet, _caption(subjects), header, rows)
+
+
+def bin_width(subjects: Sequence[Subject]) -> int:
+    """Return the width of a bin in quarters of a query's worth, the same for all panels: as fine as a hundred bins allow."""
+    largest = max(int(np.flatnonzero(one.summary.counts).max(initial=0)) + 1 for one in subjects)
+    return next(width for width in (1, 2, 4, 8, 20, 40, 80, 200, 400, largest) if math.ceil(largest / width) <= MOST_BINS)
+
+
+def binned(counts: np.ndarray, wide: int) -> np.ndarray:
+    """Return counts […, bin] in bins ``wide`` times as wide, without the empty ones at the end."""
+    last = int(np.flatnonzero(counts.reshape(-1, counts.shape[-1]).any(axis=0)).max(initial=0)) + 1
+    filled = counts[..., :last]
+    padding = [(0, 0)] * (counts.ndim - 1) + [(0, -last % wide)]
+    return np.pad(filled, padding).reshape(*counts.shape[:-1], -1, wide).sum(axis=-1)
+
+
+def wide_bins_note(subjects: Sequence[Subject]) -> str:
+    """Return what a caption says of the bins of statistics; nothing where all subjects are traces."""
+    if all(one.recorded is not None for one in subjects):
+        return ""
+    return " Statistics keep columns above 64 in wider bins; here their counts are spread evenly."
+
+
+def _draw(axes: Any, one: Subject, counts: np.ndarray, edges: np.ndarray) -> None:
+    axes.stairs(counts, edges, fill=True, color=BLUE, alpha=0.85, baseline=0.5)
+    axes.set_yscale("log")
+    axes.set_ylim(bottom=0.5)
+    axes.set_xlim(left=0)
+    axes.axvline(1, color="black", linestyle=":", linewidth=1)
+    axes.axvline(one.threshold, color=VERMILLION, linestyle="--", linewidth=1.2)
+    sinks, columns = one.summary.sinks, one.summary.columns
+    axes.text(
+        0.98,
+        0.97,
+        f"dotted: an equal share for every token, 1\ndashed: Eq. 3, ε = {one.summary.excess:g}\n1 + ε(1 − 1/S) = {one.threshold:.2f}\n"
+        f"right of it: {sinks:,} of {columns:,} columns ({sinks / max(1, columns):.2%})",
+        transform=axes.transAxes,
+        ha="right",
+        va="top",
+        fontsize="small",
+    )
+    queries = ", running sum over queries" if one.summary.causal else ""
+    axes.set_title(f"{plain(one.heading)},\nS = {one.positions_text}{queries}")
+    axes.set_xlabel("column sum, queries' worth of attention")
+
+
+def _caption(subjects: Sequence[Subject]) -> str:
+    shares = "; ".join(f"{one.label}: {one.summary.sinks / max(1, one.summary.columns):.2%} of the columns are sinks" for one in subjects)
+    causal = ""
+    if any(one.summary.causal for one in subjects):
+        causal = " For the autoregressive model these are running sums over all queries so far; early tokens are seen by more queries."
+    return (
+        "A column is the attention that one token receives in one head at one step. Its sum is given in queries' worth: if all S tokens "
+        "of a canvas shared alike, every sum would be 1. Right of the dashed line a column is a sink by Eq. 3. "
+        f"{shares}.{causal}{wide_bins_note(subjects)} What it does not show: which tokens these are, and that successive steps have "
+        "nearly the same columns, so the counts are not independent. In queries' worth, one ε asks for a smaller share of all attention "
+        "the longer the canvas is."
+    )

@@ -1,0 +1,108 @@
+"""Figure 4: the maps of two successive steps between which the main sink moves, and what becomes of self-attention."""
+
+from collections.abc import Sequence
+from typing import Any, final
+
+import numpy as np
+from jaxtyping import Float
+
+from sinkscope.figures.figure import DrawnFigure, Figure
+from sinkscope.figures.heatmap import MAP_HEADER, SCALE, draw_map, map_lines, mark_column
+from sinkscope.figures.highlights import Jump
+from sinkscope.figures.style import BLUE, INK, VERMILLION, WIDE, new_sheet, number, plain, whole_numbers
+from sinkscope.figures.subject import FigureError, Subject
+
+
+@final
+class SinkJump(Figure):
+    """The longest jump of a main sink in the whole trace."""
+
+    name = "4"
+    file = "figure4-sink-jump"
+    title = "Figure 4: a main sink jumps"
+
+    def draw(self, subjects: Sequence[Subject]) -> DrawnFigure:
+        """Draw the map before and after the jump, and below both keys' shares of attention over all steps."""
+        jumping = [(one, jump) for one in subjects if (jump := one.highlights.jump) is not None]
+        if not jumping:
+            raise FigureError("no main sink moves from one step to the next")
+        sheet = new_sheet(5.9 * len(jumping) if len(jumping) > 1 else WIDE, 5.4)
+        rows: list[tuple[Any, ...]] = []
+        for part, (one, jump) in zip(sheet.subfigures(1, len(jumping), squeeze=False)[0], jumping, strict=True):
+            rows += _draw(part, one, jump)
+        return self.drawn([one for one, _ in jumping], sheet, _caption(jumping), MAP_HEADER, rows)
+
+
+def _draw(part: Any, one: Subject, jump: Jump) -> list[tuple[Any, ...]]:
+    panels = part.subplot_mosaic([["before", "after"], ["over", "over"]], height_ratios=[2.5, 1])
+    rows = []
+    for name, step in (("before", jump.step), ("after", jump.step + 1)):
+        attention = one.map(step, jump.layer, jump.head)
+        image = draw_map(panels[name], one.trace, step, attention, f"step {step}")
+        mark_column(panels[name], jump.before, len(attention), VERMILLION)
+        mark_column(panels[name], jump.after, len(attention), BLUE)
+        rows += map_lines(one.label, name, (step, jump.layer, jump.head), attention)
+    panels["before"].set_ylabel("query (position)")
+    part.colorbar(image, ax=[panels["before"], panels["after"]], aspect=30, pad=0.01).set_label(SCALE.replace(" (", "\n("))
+    rows += _draw_over_steps(panels["over"], one, jump)
+    part.legend(*panels["over"].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    part.suptitle(
+        f"{plain(one.heading)}\nlayer {jump.layer}, head {jump.head}: the main sink goes from {jump.before} to {jump.after}"
+        + ("" if jump.clean else " (change of rank)"),
+        x=0.01,
+        ha="left",
+    )
+    return rows
+
+
+def _draw_over_steps(axes: Any, one: Subject, jump: Jump) -> list[tuple[Any, ...]]:
+    columns = one.head_columns(jump.layer, jump.head)
+    share = columns / np.nansum(columns, axis=-1, keepdims=True)
+    rows: list[tuple[Any, ...]] = []
+    place = (jump.layer, jump.head)
+    for key, colour, marker in ((jump.before, VERMILLION, "o"), (jump.after, BLUE, "s")):
+        rows += [(one.label, "share of all attention", at, *place, "all", key, number(value)) for at, value in enumerate(share[:, key])]
+        axes.plot(share[:, key], color=colour, marker=marker, markersize=2.5, linewidth=1, label=f"key {key}: share of all attention")
+    if (mean := self_attention(one, jump)) is not None:
+        rows += [(one.label, "self-attention", at, *place, "mean", "itself", number(value)) for at, value in enumerate(mean)]
+        axes.plot(mean, color=INK, linestyle="--", linewidth=1, label="self-attention, mean over queries")
+    axes.axvspan(jump.step, jump.step + 1, color="#e8e8e8", linewidth=0, zorder=0)
+    axes.set_ylim(bottom=0)
+    axes.set_xlim(-0.5, one.summary.steps - 0.5)
+    whole_numbers(axes.xaxis)
+    axes.set_xlabel("step (grey: the jump)")
+    axes.set_title("share of attention")  # as a label of the axis it would be cut off
+    return rows
+
+
+def self_attention(one: Subject, jump: Jump) -> Float[np.ndarray, " step"] | None:
+    """Return the mean attention of queries on themselves in the head of the jump; None where it was not kept."""
+    if "self_attention" not in one.trace.tensors:
+        return None
+    return np.nanmean(one.trace.self_attention[:, jump.layer, jump.head], axis=-1)
+
+
+def absorbed(one: Subject, jump: Jump) -> float | None:
+    """Return the correlation over steps between the largest column's share and the mean self-attention in the head of the jump."""
+    mean = self_attention(one, jump)
+    if mean is None or one.summary.steps < 3:
+        return None
+    columns = one.head_columns(jump.layer, jump.head)
+    share = np.nanmax(columns, axis=-1) / np.nansum(columns, axis=-1)
+    return float(np.corrcoef(share, mean)[0, 1]) if share.std() > 0 and mean.std() > 0 else None
+
+
+def _caption(jumping: Sequence[tuple[Subject, Jump]]) -> str:
+    parts = []
+    for one, jump in jumping:
+        together = absorbed(one, jump)
+        said = f"{one.label}: {abs(jump.distance)} positions to the {'right' if jump.distance > 0 else 'left'} after step {jump.step}"
+        said += "" if jump.clean else " (both positions are sinks in one of the two steps: they only change rank)"
+        said += "" if together is None else f"; correlation over steps between the main column's share and self-attention {together:+.2f}"
+        parts.append(said)
+    return (
+        "Attention maps before and after the longest jump of a main sink in the whole trace. Triangles: the sink before (vermillion) and "
+        "after (blue). Below: both keys' shares of attention over all steps, and how much queries attend to themselves. "
+        f"{'; '.join(parts)}. What it does not show: this is the most extreme case of all heads, and a correlation over neighbouring "
+        "steps is no evidence of a cause."
+    )

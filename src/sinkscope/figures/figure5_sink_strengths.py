@@ -1,0 +1,92 @@
+"""Figure 5: where in the network sinks are strong: the main sink's column sum in each layer and head, mean over steps."""
+
+from collections.abc import Sequence
+from typing import Any, final
+
+import numpy as np
+
+from sinkscope.figures.figure import DrawnFigure, Figure
+from sinkscope.figures.style import HEAT, WIDE, WIDER, new_sheet, number, plain
+from sinkscope.figures.subject import Subject
+
+MOST_CELLS_WITH_NUMBERS = 200
+
+
+@final
+class SinkStrengths(Figure):
+    """Layer × head, mean over the steps that have a sink."""
+
+    name = "5"
+    file = "figure5-main-sink-strength"
+    title = "Figure 5: strength of the main sink by layer and head"
+
+    def draw(self, subjects: Sequence[Subject]) -> DrawnFigure:
+        """Draw a map of layer and head for each subject, on one colour scale."""
+        many = len(subjects) > 1
+        means = [one.summary.mean_strength for one in subjects]
+        most = max((float(np.nanmax(mean)) for mean in means if not np.isnan(mean).all()), default=1.0)
+        layers = max(mean.shape[0] for mean in means)
+        sheet = new_sheet(WIDER if many else WIDE * 0.75, float(np.clip(1.8 + 0.38 * layers, 3.2, 6.6)))
+        grid = sheet.subplots(1, len(subjects), squeeze=False)[0]
+        rows: list[tuple[Any, ...]] = []
+        for axes, one, mean in zip(grid, subjects, means, strict=True):
+            with_sink, steps = one.summary.sink_steps, one.summary.steps
+            image = _draw(axes, one, mean, with_sink / steps, most)
+            rows += [
+                (one.label, layer, head, "" if np.isnan(mean[layer, head]) else number(mean[layer, head]), int(count), steps)
+                for (layer, head), count in np.ndenumerate(with_sink)
+            ]
+        sheet.colorbar(image, ax=list(grid), aspect=25, pad=0.01).set_label("column sum of the main sink,\nqueries' worth of attention")
+        grid[0].set_ylabel("layer")
+        if any(((one.summary.sink_steps > 0) & (one.summary.sink_steps < 0.5 * one.summary.steps)).any() for one in subjects):
+            sheet.supxlabel("hatched: a sink in fewer than half of the steps; –: in none", fontsize="small")
+        sheet.suptitle("Strength of the main sink by layer and head, mean over steps", x=0.01, ha="left")
+        header = ("model", "layer", "head", "mean_main_sink_column_sum", "steps_with_main_sink", "steps")
+        return self.drawn(subjects, sheet, _caption(subjects), header, rows)
+
+
+def _draw(axes: Any, one: Subject, mean: np.ndarray, share: np.ndarray, most: float) -> Any:
+    from matplotlib import colormaps
+    from matplotlib.patches import Rectangle
+
+    colours = colormaps[HEAT].with_extremes(bad="#e8e8e8")
+    image = axes.imshow(mean, aspect="auto", origin="lower", cmap=colours, vmin=0, vmax=most)
+    write = mean.size <= MOST_CELLS_WITH_NUMBERS
+    for layer, head in np.ndindex(mean.shape):
+        strength, box = mean[layer, head], None
+        if 0 < share[layer, head] < 0.5:
+            axes.add_patch(Rectangle((head - 0.5, layer - 0.5), 1, 1, fill=False, hatch="////", edgecolor="#b0b0b0", linewidth=0))
+            box = {"facecolor": colours(strength / most), "edgecolor": "none", "pad": 0.8}
+        if write:
+            dark = not np.isnan(strength) and strength < 0.6 * most
+            text = "–" if np.isnan(strength) else f"{strength:.1f}"
+            axes.text(head, layer, text, ha="center", va="center", color="white" if dark else "black", fontsize="small", bbox=box)
+    axes.spines[:].set_visible(False)
+    axes.set_xticks(_ticks(mean.shape[1]))
+    axes.set_yticks(_ticks(mean.shape[0]))
+    axes.set_xlabel("head")
+    queries = "running sums over all queries" if one.summary.causal else "sums over all queries"
+    axes.set_title(f"{plain(one.heading)},\n{one.summary.steps} steps, {queries}")
+    return image
+
+
+def _ticks(count: int) -> np.ndarray:
+    return np.arange(0, count, 1 if count <= 16 else 4)
+
+
+def _caption(subjects: Sequence[Subject]) -> str:
+    parts = []
+    for one in subjects:
+        found = one.summary.sink_steps > 0
+        parts.append(f"{one.label}: {int(found.sum())} of {found.size} heads have a sink in some step")
+    causal = ""
+    if any(one.summary.causal for one in subjects):
+        causal = (
+            " For the autoregressive model these are running sums over all queries so far, which favour early tokens; its movement is "
+            "read from the 16 newest queries, in which other heads may have a sink."
+        )
+    return (
+        "Column sum of the main sink (the head's strongest token, where Eq. 3 holds), averaged over the steps in which the head has one; "
+        f"layer 0 is next to the embedding. Counted over all queries, {'; '.join(parts)}.{causal} What it does not show: the other sinks "
+        "of a head, and whether the main sink is the same token throughout."
+    )

@@ -1,0 +1,174 @@
+"""Figure 7: where the main sink is in each step, in the heads in which it moves most and least."""
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+
+from sinkscope.figures.figure import DrawnFigure, Figure
+from sinkscope.figures.style import (
+    BLUE,
+    GREEN,
+    INK,
+    VERMILLION,
+    WIDE,
+    WIDER,
+    counted,
+    new_sheet,
+    plain,
+    spread_out,
+    tick_label,
+    token_label,
+    whole_numbers,
+)
+from sinkscope.figures.subject import Subject
+from sinkscope.sinks import HeadMovement
+
+LETTERS = 13  # of a legend, to an inch of a sheet
+
+
+@final
+class SinkPositions(Figure):
+    """The heads with most moves, with most positions, and with the longest stay."""
+
+    name = "7"
+    file = "figure7-main-sink-position"
+    title = "Figure 7: position of the main sink over steps"
+
+    def draw(self, subjects: Sequence[Subject]) -> DrawnFigure:
+        """Draw position against step for each trace, on the same axes."""
+        many = len(subjects) > 1
+        sheet = new_sheet(WIDER if many else WIDE, 4.6)
+        grid = sheet.subplots(1, len(subjects), squeeze=False, sharex=True, sharey=True)[0]
+        rows: list[tuple[Any, ...]] = []
+        highest = max(len(one.canvas) for one in subjects)
+        for axes, one in zip(grid, subjects, strict=True):
+            series = chosen_heads(one)
+            _draw(axes, one, series, highest, int(LETTERS * sheet.get_figwidth() / len(subjects)))
+            rows += [line for each in series for line in _lines(each)]
+            rows += [
+                (one.label, "committed", "", "", step, position, token_label(one.trace, token))
+                for step, position, token in one.written.tolist()
+            ]
+        grid[0].set_ylabel("position in the canvas")
+        grid[0].set_xlim(-0.5, max(one.summary.steps for one in subjects) - 0.5)
+        whole_numbers(grid[0].xaxis, grid[0].yaxis)
+        grid[0].set_ylim(-0.02 * highest, 1.02 * highest)
+        sheet.suptitle("Position of the main sink over steps", x=0.01, ha="left")
+        header = ("model", "series", "layer", "head", "step", "position", "token")
+        return self.drawn(subjects, sheet, _caption(subjects), header, rows)
+
+
+@dataclass(frozen=True)
+class _Series:
+    """One head that is drawn, and why."""
+
+    one: Subject
+    movement: HeadMovement
+    why: str
+    colour: str
+    marker: str
+
+    @property
+    def main(self) -> np.ndarray:
+        return self.one.prompt.main[:, self.movement.layer, self.movement.head]
+
+
+def chosen_heads(one: Subject) -> list[_Series]:
+    """Return the head whose main sink moves most often, the one with the most positions, and the most static one."""
+    found = one.highlights
+    roles: dict[HeadMovement, list[str]] = {}
+    for head, why in ((found.most_moves, "most moves"), (found.most_positions, "most positions"), (found.most_static, "most static")):
+        if head is not None and (head.moves or why != "most moves"):
+            roles.setdefault(head, []).append(why)
+    looks = ((VERMILLION, "o"), (BLUE, "^"), (GREEN, "s"))
+    return [
+        _Series(one, head, " and ".join(why), colour, marker) for (head, why), (colour, marker) in zip(roles.items(), looks, strict=False)
+    ]
+
+
+def _draw(axes: Any, one: Subject, series: Sequence[_Series], highest: int, letters: int) -> None:
+    if one.prompt_length:
+        axes.axhspan(0, one.prompt_length - 0.5, color="#f0f0f0", linewidth=0, zorder=0)
+        axes.text(
+            0.99,
+            one.prompt_length / 2,
+            "prompt",
+            transform=axes.get_yaxis_transform(),
+            ha="right",
+            va="center",
+            fontsize="small",
+            color="#555555",
+        )
+    axes.plot(
+        one.written[:, 0],
+        one.written[:, 1],
+        linestyle="none",
+        marker="x",
+        markersize=2.4,
+        markeredgewidth=0.6,
+        color=INK,
+        zorder=3,
+        label="token committed",
+    )
+    for each in series:
+        head = each.movement
+        seen = f"({counted(one.highlights.places(head), 'position')}, {counted(head.moves, 'move')})".replace(" ", "\N{NO-BREAK SPACE}")
+        axes.plot(
+            np.where(each.main >= 0, each.main, np.nan),
+            color=each.colour,
+            marker=each.marker,
+            markersize=3,
+            markerfacecolor="white",
+            markeredgewidth=0.8,
+            linewidth=0.9,
+            label=textwrap.fill(f"layer {head.layer} head {head.head}: {each.why} {seen}", letters - 8),
+        )
+    if not series:
+        axes.text(0.5, 0.5, "no head has a sink by Eq. 3", transform=axes.transAxes, ha="center")
+    axes.set_xlabel("step")
+    axes.set_title(textwrap.fill(f"{plain(one.heading)}, {one.queries_text}", letters - 14))
+    _name_tokens(axes, one, series, highest)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13))
+
+
+def _name_tokens(axes: Any, one: Subject, series: Sequence[_Series], highest: int) -> None:
+    """Name the positions where the sinks drawn are longest."""
+    stood = np.concatenate([each.main[each.main >= 0] for each in series]) if series else np.zeros(0, int)
+    if not len(stood):
+        return
+    places, counts = np.unique(stood, return_counts=True)
+    kept = spread_out(places[np.argsort(-counts, kind="stable")].tolist(), highest / 28, 16)
+    right = axes.secondary_yaxis("right")
+    right.set_yticks(
+        kept, [f"{plain(tick_label(one.trace, int(one.canvas[int(place)])))} {int(place)}" for place in kept], fontsize="x-small"
+    )
+    right.tick_params(length=2, pad=1)
+    right.spines[:].set_visible(False)
+
+
+def _lines(series: _Series) -> list[tuple[Any, ...]]:
+    one, head = series.one, series.movement
+    return [
+        (one.label, series.why, head.layer, head.head, step, position, token_label(one.trace, int(one.prompt.tokens[step, position])))
+        if position >= 0
+        else (one.label, series.why, head.layer, head.head, step, "", "")
+        for step, position in enumerate(series.main.tolist())
+    ]
+
+
+def _caption(subjects: Sequence[Subject]) -> str:
+    causal = ""
+    if any(one.summary.causal for one in subjects):
+        causal = (
+            " For the autoregressive model the main sink is read from the 16 newest queries; in the first steps these are too few for "
+            "Eq. 3 to hold."
+        )
+    return (
+        "Position of the main sink (the head's strongest token, where Eq. 3 holds) in each step, in the heads with the most moves, the "
+        "most positions and the longest stay; a gap is a step without a sink. Crosses: the token committed in that step. Tokens on the "
+        f"right are named as in the final canvas.{causal} What it does not show: these heads are the extremes (the table has the moves "
+        "per head), and a sink that jumps to and fro may be two steady sinks of nearly equal strength."
+    )

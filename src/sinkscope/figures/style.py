@@ -1,0 +1,134 @@
+"""How figures look: colours, type, sheets, and how models and tokens are called in them.
+
+Colours are viridis and those of Okabe and Ito, which colour-blind readers can tell apart; every series has a marker or a line
+style of its own as well.
+"""
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sinkscope.traces import Trace
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Sheet
+
+BLUE, VERMILLION, GREEN, INK = "#0072B2", "#D55E00", "#009E73", "#3a3a3a"
+ORANGE, PURPLE, SKY = "#E69F00", "#CC79A7", "#56B4E9"
+HEAT = "viridis"
+WIDE, WIDER = 7.2, 11.0  # inches
+
+_VISIBLE = {"\n": "↵", "\t": "⇥", "\r": "␍"}
+
+
+@contextmanager
+def figure_style(wide: bool = False) -> Iterator[None]:
+    """Set type, lines and resolution for the figures drawn inside; a wide sheet is printed smaller, so its type is larger."""
+    import matplotlib
+
+    size = 10.0 if wide else 8.0
+    with matplotlib.rc_context(
+        {
+            "font.family": "DejaVu Sans",
+            "font.size": size,
+            "axes.titlesize": size,
+            "axes.titlelocation": "left",
+            "axes.labelsize": size,
+            "figure.titlesize": size + 1.5,
+            "xtick.labelsize": size - 1,
+            "ytick.labelsize": size - 1,
+            "legend.fontsize": size - 1,
+            "legend.frameon": False,
+            "axes.linewidth": 0.6,
+            "xtick.major.width": 0.6,
+            "ytick.major.width": 0.6,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "figure.dpi": 100,
+            "savefig.dpi": 200 if not wide else 160,
+            "pdf.fonttype": 42,
+            "figure.facecolor": "white",
+            "savefig.facecolor": "white",
+        }
+    ):
+        yield
+
+
+def new_sheet(width: float, height: float) -> "Sheet":
+    """Return an empty matplotlib figure, sized in inches, that pyplot does not know."""
+    from matplotlib.figure import Figure as Sheet
+
+    return Sheet(figsize=(width, height), layout="constrained")
+
+
+def whole_numbers(*axes: Any) -> None:
+    """Put ticks at whole numbers only, on axes that count."""
+    from matplotlib.ticker import MaxNLocator
+
+    for axis in axes:
+        axis.set_major_locator(MaxNLocator(nbins="auto", integer=True, steps=[1, 2, 5, 10]))
+
+
+def spread_out(places: Sequence[float], least: float, most: int) -> list[float]:
+    """Return at most ``most`` of the places, in order of importance, that are at least ``least`` apart."""
+    kept: list[float] = []
+    for place in places:
+        if len(kept) < most and all(abs(place - other) >= least for other in kept):
+            kept.append(place)
+    return kept
+
+
+def number(value: Any) -> str:
+    """Return a float as text for a CSV file, with enough digits to give a float32 back."""
+    return format(float(value), ".9g")
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun: 1 move, 2 moves."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def plain(text: str) -> str:
+    """Return text that matplotlib draws literally: no formulas, and ▯ for characters that the font lacks."""
+    known = _known_characters()
+    return "".join(character if ord(character) in known else "▯" for character in text).replace("$", r"\$")
+
+
+@functools.cache
+def _known_characters() -> frozenset[int]:
+    from matplotlib import font_manager
+
+    return frozenset(font_manager.get_font(font_manager.findfont("DejaVu Sans")).get_charmap())
+
+
+def model_label(manifest: Mapping[str, Any]) -> str:
+    """Return the model's name from a manifest; of a local path only its last part."""
+    name = str(manifest["model"]["name"])
+    return Path(name).name if Path(name).is_absolute() or name.startswith(".") else name
+
+
+def model_labels(manifests: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a label for every manifest, numbered where a model comes more than once."""
+    names = [model_label(one) for one in manifests]
+    return [f"{name} ({names[: at + 1].count(name)})" if names.count(name) > 1 else name for at, name in enumerate(names)]
+
+
+def token_label(trace: Trace, token: int) -> str:
+    """Return a token so that it can be told from others: ↵ for a newline, ␣ for a leading space, [M] for the mask."""
+    if token < 0:
+        return ""
+    if token == trace.manifest.get("mask_id"):
+        return "[M]"
+    text = trace.token_text(token)
+    bare = text.lstrip(" ")
+    text = "␣" * (len(text) - len(bare)) + bare
+    return "".join(_VISIBLE.get(character, character if character.isprintable() else "�") for character in text)
+
+
+def tick_label(trace: Trace, token: int, longest: int = 9) -> str:
+    """Return `token_label` short enough for an axis: without leading spaces, cut at ``longest`` characters."""
+    text = token_label(trace, token)
+    text = text.lstrip("␣") or text
+    return text if len(text) <= longest else text[: longest - 1] + "…"

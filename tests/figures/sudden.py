@@ -1,0 +1,78 @@
+"""A trace with planted sinks that jump, drift, flash and split, and maps that fit it."""
+
+import numpy as np
+
+from sinkscope.traces import TraceWriter, open_trace
+
+STEPS, LAYERS, HEADS, KV_HEADS, PROMPT, LENGTH, MASK = 12, 2, 4, 2, 13, 16, 0
+POSITIONS = PROMPT + LENGTH
+ORDER = PROMPT + np.random.default_rng(1).permutation(LENGTH)
+"""The positions in the order in which they are committed, one a step."""
+
+
+def sudden_columns():
+    """Layer 0: head 0 stands, head 1 jumps once, head 2 drifts left; layer 1: head 3 flashes in step 6, head 1 splits in step 5."""
+    rng = np.random.default_rng(2)
+    columns = rng.random((STEPS, LAYERS, HEADS, POSITIONS)).astype(np.float32) * 0.4
+    masked_columns = columns * 0.3
+    for step in range(STEPS):
+        columns[step, 0, 0, 4] = 9
+        columns[step, 0, 1, 3 if step < 7 else 25] = 8
+        columns[step, 0, 2, 24 - step] = 7
+        columns[step, 1, 2, (11, 12)[step % 2]] = 6
+    columns[6, 1, 3, 19] = 11
+    columns[5, 1, 1, [2, 20]] = 3
+    masked_columns[5, 1, 1, [2, 20]] = [0.1, 2.9]
+    return columns, masked_columns
+
+
+def write_sudden(folder, columns, masked_columns, **more):
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(5)
+    manifest = {
+        "model": {"name": "org/planted"},
+        "causal": False,
+        "prompt_length": PROMPT,
+        "mask_id": MASK,
+        "layers": ["a.0", "a.1"],
+        "heads": HEADS,
+        "kv_heads": KV_HEADS,
+        "vocabulary": {str(token): f"w{token}" for token in range(9)},
+        **more,
+    }
+    writer = TraceWriter(folder, manifest)
+    tokens = np.full(POSITIONS, MASK, np.int32)
+    tokens[:PROMPT] = 1 + np.arange(PROMPT) % 8
+    for step in range(len(columns)):
+        written = np.full(POSITIONS, -1, np.int32)
+        written[ORDER[step]] = 1 + step % 8
+        value_norms = rng.random((LAYERS, KV_HEADS, POSITIONS)).astype(np.float32) + 5
+        writer.add(
+            {
+                "tokens": tokens.copy(),
+                "masked": (tokens == MASK).astype(np.uint8),
+                "written": written,
+                "lengths": np.array(POSITIONS, np.int32),
+                "column_sums": columns[step],
+                "column_sums_masked": masked_columns[step],
+                "self_attention": rng.random((LAYERS, HEADS, POSITIONS)).astype(np.float32),
+                "value_norms": value_norms,
+                "hidden_norms": rng.random((LAYERS, POSITIONS)).astype(np.float32),
+            }
+        )
+        tokens = np.where(written >= 0, written, tokens)
+    writer.close(complete=True)
+    return open_trace(folder)
+
+
+def map_of(trace, step, layer, head):
+    """A map with the recorded columns: every query the same row, but in the split of step 5."""
+    columns = trace.column_sums[step, layer, head]
+    rows = np.tile(columns / columns.sum(), (len(columns), 1)).astype(np.float32)
+    if (step, layer, head) == (5, 1, 1):
+        masked = trace.masked[step].astype(bool)
+        rows[masked] = 0.001
+        rows[masked, 20] = 1 - 0.001 * (POSITIONS - 1)
+        rows[~masked] = 0.001
+        rows[~masked, 2] = 1 - 0.001 * (POSITIONS - 1)
+    return rows

@@ -1,0 +1,247 @@
+"""What holds for every figure: its files, several traces, what cannot be drawn, and how one is added."""
+
+import csv
+import sys
+from itertools import chain
+from pathlib import Path
+
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from PIL import Image
+from sudden import map_of, sudden_columns, write_sudden
+
+import sinkscope.figures
+from sinkscope import cli
+from sinkscope.errors import CallError, TraceError
+from sinkscope.figures import draw_figures, find_figures
+from sinkscope.figures.style import figure_style, new_sheet
+from sinkscope.traces.trace_array import TraceArray
+
+FIGURES = find_figures()
+OF_MAPS = ("4", "6", "8")
+KINDS = ("png", "pdf", "csv")
+
+
+def files(*names):
+    return [f"{FIGURES[name].file}.{kind}" for name in names for kind in KINDS]
+
+
+@pytest.fixture(scope="module")
+def drawn(sudden, tmp_path_factory):
+    folder, asked = tmp_path_factory.mktemp("figures"), []
+
+    def maps(trace, step, layer, head):
+        asked.append((step, layer, head))
+        return map_of(trace, step, layer, head)
+
+    return folder, draw_figures([sudden], folder, maps=maps), asked
+
+
+def test_figures_are_found_in_order():
+    assert list(FIGURES) == ["1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "norms"]
+
+
+def test_every_figure_is_png_pdf_and_csv_and_the_png_carries_its_caption(drawn):
+    folder, paths, _ = drawn
+    assert [path.name for path in paths] == files(*FIGURES)
+    assert sorted(folder.iterdir()) == sorted(paths)
+    for path in paths:
+        assert path.stat().st_size > 200
+        if path.suffix == ".pdf":
+            assert path.read_bytes().startswith(b"%PDF")
+        if path.suffix == ".png":
+            with Image.open(path) as image:
+                assert "org/planted" in image.info["Title"]
+                assert "What it does not show:" in image.info["Description"]
+
+
+def test_a_csv_file_holds_the_rows_drawn(draw, drawn, sudden):
+    folder, _, _ = drawn
+    one = draw("5", sudden)
+    with (folder / f"{one.file}.csv").open(newline="", encoding="utf-8") as file:
+        assert list(csv.reader(file)) == [list(one.header), *([str(cell) for cell in row] for row in one.rows)]
+
+
+def test_maps_are_asked_for_at_the_highlights(drawn):
+    _, _, asked = drawn
+    jump = [(6, 0, 1), (7, 0, 1)]
+    split_and_flash = [(5, 1, 1), (5, 1, 3), (6, 1, 3), (7, 1, 3)]
+    first_and_last = [(0, 0, 0), (11, 0, 0), (0, 0, 2), (11, 0, 2)]
+    assert asked == jump + split_and_flash + first_and_last
+
+
+def cut_off(sheet):
+    """Texts that reach beyond their sheet by more than two pixels."""
+    from matplotlib.axis import Axis
+    from matplotlib.text import Text
+
+    canvas = FigureCanvasAgg(sheet)
+    canvas.draw()
+    edge, found = sheet.bbox, []
+    ticks = set(chain(*(axis.get_ticklabels(which="both") for axis in sheet.findobj(Axis))))  # some of these are not drawn
+    for text in sheet.findobj(Text):
+        if text.get_visible() and text.get_text().strip() and text not in ticks:
+            box = text.get_window_extent(canvas.get_renderer())
+            if box.width and (box.x0 < -2 or box.y0 < -2 or box.x1 > edge.width + 2 or box.y1 > edge.height + 2):
+                found.append(text.get_text())
+    return found
+
+
+@pytest.mark.parametrize("side_by_side", [1, 2])
+@pytest.mark.parametrize("name", FIGURES)
+def test_no_text_is_cut_off_alone_or_side_by_side(sudden, name, side_by_side):
+    subjects = [
+        sinkscope.figures.subject.subject_of(sudden, label=f"a model with a name of its own {number}", maps=map_of)
+        for number in range(side_by_side)
+    ]
+    with figure_style(wide=side_by_side > 1):
+        assert cut_off(FIGURES[name].draw(subjects).sheet) == []
+
+
+def test_text_beyond_the_sheet_is_seen():
+    sheet = new_sheet(3, 2)
+    sheet.text(0.9, 0.5, "reaches beyond the right edge")
+    assert cut_off(sheet) == ["reaches beyond the right edge"]
+
+
+def test_reading_is_a_layer_at_a_time(draw, wandering, monkeypatch):
+    read, plain_read = [], TraceArray.__getitem__
+
+    def spy(self, index):
+        array = plain_read(self, index)
+        if self.name == "column_sums":
+            read.append(array.size)
+        return array
+
+    monkeypatch.setattr(TraceArray, "__getitem__", spy)
+    for name in FIGURES.keys() - {"norms", *OF_MAPS}:
+        draw(name, wandering)
+    steps, _, heads, positions = wandering.column_sums.shape
+    assert max(read) == steps * heads * positions
+
+
+# Several traces
+
+
+def test_comparison_puts_both_traces_into_every_figure(unpainted, sudden, tmp_path):
+    columns, masked_columns = sudden_columns()
+    mirrored = (columns[:, :, :, ::-1].copy(), masked_columns[:, :, :, ::-1].copy())
+    other = write_sudden(tmp_path / "other", *mirrored, model={"name": "org/mirrored"})
+    paths = draw_figures([sudden, other], tmp_path / "out", compare=True, maps=map_of)
+    assert [path.name for path in paths] == files(*FIGURES)
+    for path in paths:
+        if path.suffix == ".csv":
+            with path.open(newline="", encoding="utf-8") as file:
+                assert {row["model"] for row in csv.DictReader(file)} == {"org/planted", "org/mirrored"}, path.name
+
+
+def test_several_traces_without_compare_get_figures_of_their_own(unpainted, wandering, causal, tmp_path):
+    names = [path.name for path in draw_figures([wandering, causal], tmp_path, only=["1", "5"]) if path.suffix == ".png"]
+    assert names == [f"{FIGURES[name].file}-{model}.png" for model in ("org-planted", "my-llama") for name in ("1", "5")]
+
+
+def test_more_traces_than_fit_side_by_side_are_refused(sudden, tmp_path):
+    with pytest.raises(CallError, match=r"expected at most 4 traces side by side, found 5; name single ones, such as FOLDER/000000"):
+        draw_figures([sudden] * 5, tmp_path / "out", compare=True)
+    assert not (tmp_path / "out").exists()
+
+
+# What cannot be drawn
+
+
+def test_a_model_that_is_gone_leaves_the_other_figures(sudden, tmp_path):
+    def gone(*_):
+        raise CallError("the model cannot be loaded. Pass --model")
+
+    said = []
+    paths = draw_figures([sudden], tmp_path, only=["10", *OF_MAPS], maps=gone, say=said.append)
+    assert [path.name for path in paths] == files("10")
+    assert said == [f"Figure {name} is not drawn for org/planted: the model cannot be loaded. Pass --model" for name in OF_MAPS]
+
+
+def test_without_maps_the_others_are_drawn(unpainted, sudden, tmp_path):
+    said = []
+    paths = draw_figures([sudden], tmp_path, say=said.append)
+    assert [path.name for path in paths] == files(*(name for name in FIGURES if name not in OF_MAPS))
+    assert said == [
+        f"Figure {name} is not drawn for org/planted: it needs attention maps; `sinkscope figures` recomputes them" for name in OF_MAPS
+    ]
+
+
+def test_an_unknown_figure_is_refused(sudden, tmp_path):
+    with pytest.raises(CallError, match="no figure '11'; expected one of 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, norms"):
+        draw_figures([sudden], tmp_path, only=["11"])
+
+
+def test_nothing_to_draw_is_refused(tmp_path):
+    with pytest.raises(CallError, match="expected at least one trace to draw"):
+        draw_figures([], tmp_path)
+
+
+def test_a_folder_that_cannot_be_made_is_refused(wandering, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(TraceError, match="cannot be made"):
+        draw_figures([wandering], tmp_path / "file" / "out")
+
+
+# How a figure is added
+
+NEW_FIGURE = '''
+"""Figure 11: how many steps a trace has."""
+
+from sinkscope.figures.figure import Figure
+from sinkscope.figures.style import new_sheet
+
+
+class Steps(Figure):
+    """One number."""
+
+    name = "11"
+    file = "figure11-steps"
+    title = "Figure 11: steps"
+
+    def draw(self, subjects):
+        """Write the number."""
+        sheet = new_sheet(3, 2)
+        sheet.text(0.1, 0.5, f"{subjects[0].summary.steps} steps")
+        rows = [(one.label, one.summary.steps) for one in subjects]
+        return self.drawn(subjects, sheet, "Steps. What it does not show: the rest.", ("model", "steps"), rows)
+'''
+
+
+@pytest.fixture
+def with_a_new_figure(tmp_path, monkeypatch):
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "figure11_steps.py").write_text(NEW_FIGURE)
+    monkeypatch.setattr(sinkscope.figures, "__path__", [*sinkscope.figures.__path__, str(tmp_path / "more")])
+    yield
+    sys.modules.pop("sinkscope.figures.figure11_steps", None)
+
+
+def test_a_new_file_in_the_package_is_a_new_figure(with_a_new_figure, sudden, tmp_path, monkeypatch, capsys):
+    assert list(find_figures())[9:] == ["10", "11", "norms"]
+    monkeypatch.setattr(sys, "argv", ["sinkscope", "figures", str(sudden.folder), "--out", str(tmp_path / "out"), "--only", "11"])
+    cli.main()
+    paths = [Path(line) for line in capsys.readouterr().out.splitlines()]
+    assert [path.name for path in paths] == [f"figure11-steps.{kind}" for kind in KINDS]
+    assert paths[2].read_text() == "model,steps\norg/planted,12\n"
+    page = sinkscope.figures.write_page([sudden], tmp_path / "page", figures=paths).read_text()
+    assert "Figure 11: steps (org/planted)" in page
+
+
+# Documentation
+
+
+def undocumented(figures):
+    """Figures without a row in docs/figures.md."""
+    page = (Path(__file__).parents[2] / "docs" / "figures.md").read_text(encoding="utf-8")
+    rows = {line.split("|")[1].strip() for line in page.splitlines() if line.startswith("|")}
+    return [name for name in figures if name not in rows]
+
+
+def test_every_figure_has_a_row_in_the_documentation():
+    assert undocumented(find_figures()) == []
+
+
+def test_a_missing_row_is_seen(with_a_new_figure):
+    assert undocumented(find_figures()) == ["11"]

@@ -1,0 +1,42 @@
+"""Figure 4 draws the maps around the longest jump, and both keys' shares of attention over the steps."""
+
+import numpy as np
+import pytest
+from sudden import HEADS, LAYERS, POSITIONS, STEPS, map_of, write_sudden
+
+from sinkscope.figures import FigureError
+from sinkscope.figures.figure4_sink_jump import absorbed
+from sinkscope.figures.heatmap import LEAST_SHARE
+from sinkscope.figures.subject import subject_of
+
+
+def test_it_draws_both_maps_and_the_shares_over_steps(draw, rows_of, sudden):
+    drawn = draw("4", sudden)
+    for panel, step in (("before", 6), ("after", 7)):
+        dense = map_of(sudden, step, 0, 1)
+        rows = rows_of(drawn, panel=panel)
+        assert len(rows) == (dense >= LEAST_SHARE).sum()
+        for row in rows[::53]:
+            assert (row["step"], row["layer"], row["head"]) == (str(step), "0", "1")
+            assert float(row["attention"]) == pytest.approx(dense[int(row["query"]), int(row["key"])], rel=1e-4)
+    shares = rows_of(drawn, panel="share of all attention", key=25)
+    columns = sudden.column_sums[:, 0, 1]
+    assert [float(row["attention"]) for row in shares] == pytest.approx((columns[:, 25] / columns.sum(axis=-1)).tolist(), rel=1e-5)
+    own = rows_of(drawn, panel="self-attention")
+    assert [float(row["attention"]) for row in own] == pytest.approx(sudden.self_attention[:, 0, 1].mean(axis=-1).tolist(), rel=1e-5)
+
+
+def test_the_caption_correlates_the_sink_with_self_attention(draw, sudden):
+    columns = sudden.column_sums[:, 0, 1]
+    largest = columns.max(axis=-1) / columns.sum(axis=-1)
+    expected = np.corrcoef(largest, sudden.self_attention[:, 0, 1].mean(axis=-1))[0, 1]
+    subject = subject_of(sudden)
+    assert absorbed(subject, subject.highlights.jump) == pytest.approx(expected, abs=1e-6)
+    assert f"self-attention {expected:+.2f}" in draw("4", sudden).caption
+
+
+def test_without_a_move_there_is_no_figure(draw, tmp_path):
+    columns = np.full((STEPS, LAYERS, HEADS, POSITIONS), 0.5, np.float32)
+    columns[:, 0, 0, 4] = 9
+    with pytest.raises(FigureError, match="no main sink moves from one step to the next"):
+        draw("4", write_sudden(tmp_path / "still", columns, columns * 0.5))

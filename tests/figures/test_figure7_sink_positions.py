@@ -1,0 +1,28 @@
+"""Figure 7 follows the main sink of three heads."""
+
+from wandering import FLIPPING, LENGTH, MOVING, PROMPT, STATIC, STEPS
+
+
+def test_it_follows_the_planted_heads(draw, rows_of, wandering):
+    drawn = draw("7", wandering)
+    assert {row["series"] for row in rows_of(drawn)} == {"most moves", "most positions", "most static", "committed"}
+
+    def path(name):
+        rows = rows_of(drawn, series=name)
+        return {(int(row["layer"]), int(row["head"])) for row in rows}, [int(row["position"]) for row in rows]
+
+    assert path("most moves") == ({FLIPPING}, [(2, 8)[step % 2] for step in range(STEPS)])
+    assert path("most positions") == ({MOVING}, [min(PROMPT + step, PROMPT + 12) for step in range(STEPS)])
+    assert path("most static") == ({STATIC}, [4] * STEPS)
+    committed = rows_of(drawn, series="committed")
+    assert [(int(row["step"]), int(row["position"])) for row in committed] == [(step, PROMPT + step) for step in range(LENGTH)]
+
+
+def test_a_head_that_is_first_in_two_ways_is_drawn_once(draw, wandering):
+    assert {row[1] for row in draw("7", wandering, excess=8.5).rows} == {"most positions and most static", "committed"}
+
+
+def test_of_an_autoregressive_model_it_follows_the_newest_queries(draw, rows_of, causal):
+    rows = rows_of(draw("7", causal), layer=MOVING[0], head=MOVING[1])
+    positions = {int(row["position"]) for row in rows if row["position"]}
+    assert positions == {3, 13}, "the running sum stays at 3 throughout"

@@ -1,0 +1,46 @@
+"""The figure of norms compares sinks with other tokens."""
+
+import numpy as np
+import pytest
+from sudden import HEADS, KV_HEADS, LAYERS, sudden_columns
+
+import sinkscope
+from sinkscope.figures import draw_figures
+from sinkscope.figures.figure_norms import effect_size
+from sinkscope.sinks import is_sink
+
+
+def test_norms_are_those_of_sinks_and_of_others(draw, rows_of, sudden):
+    drawn, (columns, _) = draw("norms", sudden), sudden_columns()
+    selected = is_sink(columns)
+    values = np.repeat(sudden.value_norms[:], HEADS // KV_HEADS, axis=2)
+    hidden = np.broadcast_to(sudden.hidden_norms[:][:, :, None], columns.shape)
+    kinds = {"value": values, "contribution": values * columns, "hidden": hidden}
+    assert {row["kind"] for row in rows_of(drawn)} == set(kinds)
+    for kind, norms in kinds.items():
+        for layer in range(LAYERS):
+            for name, chosen in (("sinks", selected), ("others", ~selected)):
+                (row,) = rows_of(drawn, kind=kind, layer=layer, tokens=name)
+                mine = norms[:, layer][chosen[:, layer]].astype(np.float64)
+                assert float(row["mean"]) == pytest.approx(mine.mean(), rel=1e-5)
+                assert float(row["standard_deviation"]) == pytest.approx(mine.std(), rel=1e-4)
+
+
+def test_effect_size_is_the_difference_over_the_mean_spread():
+    assert effect_size(np.array([[[3.0, 1.0]], [[1.0, 7.0]]])) == pytest.approx([2 / 5])
+    assert np.isnan(effect_size(np.array([[[3.0, 1.0]], [[0.0, 0.0]]]))).all()
+
+
+def test_a_trace_of_the_largest_columns_draws_the_other_figures(diffusion, tmp_path):
+    with sinkscope.recording(diffusion, out=tmp_path / "top", keep="top", top=6):
+        sinkscope.generate(diffusion, "Q: Write a function f(x) that returns x plus 3.\nA:", length=6)
+    said = []
+    trace = sinkscope.open_trace(tmp_path / "top")
+    paths = draw_figures([trace], tmp_path / "out", excess=0.5, only=["1", "5", "7", "norms"], say=said.append)
+    assert [path.stem for path in paths if path.suffix == ".png"] == [
+        "figure1-incoming-attention",
+        "figure5-main-sink-strength",
+        "figure7-main-sink-position",
+    ]
+    assert len(said) == 1
+    assert "keeps no norms" in said[0]

@@ -1,0 +1,159 @@
+"""The page: what it shows, where its numbers come from, and that it stands alone."""
+
+import json
+from collections import Counter
+from html.parser import HTMLParser
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from wandering import HEADS, LAYERS, POSITIONS, wandering_columns, write_wandering
+
+from sinkscope.errors import CallError, TraceError
+from sinkscope.figures import Table, draw_figures, find_figures, summarise, write_page
+from sinkscope.figures.subject import subject_of
+from sinkscope.traces import open_trace
+
+ONLY = ("1", "3", "5", "7")
+FILES = [find_figures()[name].file for name in ONLY]
+
+
+@pytest.fixture(scope="module")
+def compared(wandering, causal, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("compared")
+    return SimpleNamespace(folder=folder, paths=draw_figures([wandering, causal], folder, compare=True, only=ONLY))
+
+
+class Page(HTMLParser):
+    """What of a page matters here: whether its elements nest, and what it would load."""
+
+    void = frozenset({"meta", "img", "br", "hr", "link", "input"})
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.faults, self.loads, self.tags, self.text = [], [], [], Counter(), ""
+        self.feed(text)
+        self.close()
+        self.faults += self.open
+
+    def handle_starttag(self, tag, attrs):
+        self.tags[tag] += 1
+        self.loads += [value for key, value in attrs if key in ("src", "href", "srcset", "data", "poster", "action")]
+        self.faults += [f"{tag} has {key} twice" for key, count in Counter(key for key, _ in attrs).items() if count > 1]
+        if tag not in self.void:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if self.open and self.open[-1] == tag:
+            self.open.pop()
+        else:
+            self.faults.append(f"</{tag}>")
+
+    def handle_data(self, data):
+        self.text += data
+        if self.open[-1:] == ["style"]:
+            self.loads += [part for part in data.split() if "url(" in part or part == "@import"]
+
+
+def test_the_page_check_sees_faults():
+    page = Page('<p><b>x</p><img src="https://example.org/x.png" src="y"><style>p { background: url(z) }</style>')
+    assert page.faults == ["</p>", "img has src twice", "p", "b"]
+    assert page.loads == ["https://example.org/x.png", "y", "url(z)"]
+
+
+@pytest.fixture(scope="module")
+def page(wandering, causal, compared):
+    table = Table("Hiding <sinks>", ["model", "exact"], [["org/planted", "12 of 50 & more"]], "Fifty problems.")
+    command = "sinkscope demo --out demo"
+    path = write_page([wandering, causal], compared.folder, figures=compared.paths, tables=[table], command=command)
+    return SimpleNamespace(path=path, source=path.read_text(), parsed=Page(path.read_text()))
+
+
+def test_page_stands_alone_and_nests(page, compared):
+    assert page.path == compared.folder / "report.html"
+    assert page.parsed.faults == []
+    assert page.parsed.tags["img"] == len(FILES)
+    assert all(value.startswith("data:image/png;base64,") for value in page.parsed.loads)
+    assert "http://" not in page.source
+    assert "https://" not in page.source
+    assert "script" not in page.parsed.tags
+
+
+def test_page_escapes_what_models_write(page):
+    assert "<script" not in page.source
+    assert "&lt;script&gt;alert(" in page.source
+    assert "Is 1 < 2 & 3 > 2? <b>bold</b>" in page.parsed.text
+    assert "5 < 6 & so on" in page.parsed.text
+    assert "Hiding <sinks>" in page.parsed.text
+    assert "12 of 50 & more" in page.parsed.text
+
+
+def test_page_shows_the_numbers_and_where_they_come_from(page, wandering):
+    numbers = summarise(wandering)
+    text = page.parsed.text
+    assert f"{numbers['movement']['moves_per_head']:.2f}" in text
+    assert f"({numbers['movement']['null_moves']['low']:.2f} … {numbers['movement']['null_moves']['high']:.2f})" in text
+    assert f"{numbers['selected_share']:.2%}" in text
+    for expected in ("0123abcd", "llada: length 18, steps 19", "python 3.x", "sinkscope demo --out demo", "12,345", "16 newest queries"):
+        assert expected in text
+    for name in FILES:
+        assert f"({name}.png; the numbers drawn are in the CSV file of the same name)" in text
+    assert text.count("What it does not show:") == len(FILES)
+    assert "Incomplete" not in text
+
+
+def test_a_page_calls_a_local_model_by_its_folder_and_says_the_command(tmp_path):
+    trace = write_wandering(tmp_path / "local", wandering_columns()[:3], name="/home/somebody/models/my-llama")
+    manifest = json.loads((tmp_path / "local" / "manifest.json").read_text())
+    (tmp_path / "local" / "manifest.json").write_text(json.dumps(manifest | {"command": "sinkscope trace my-llama --out local"}))
+    page = Page(write_page([open_trace(tmp_path / "local")], tmp_path / "out").read_text())
+    assert "my-llama" in page.text and "/home/somebody" not in page.text
+    assert "sinkscope trace my-llama --out local" in page.text
+    assert trace.manifest["model"]["name"] == "/home/somebody/models/my-llama", "the card keeps the whole"
+
+
+def test_incomplete_traces_are_marked(tmp_path):
+    trace = write_wandering(tmp_path / "cut", wandering_columns()[:5], complete=False)
+    page = Page(write_page([trace], tmp_path / "out" / "cut.html").read_text())
+    assert "Incomplete. The generation was cut short; what follows is from the 5 whole steps on disk." in page.text
+    assert page.faults == []
+    assert subject_of(trace).heading == "org/planted (incomplete), prompt of 11 tokens"
+    assert summarise(trace)["complete"] is False
+    assert "[M]" in page.text
+
+
+def test_a_trace_without_a_whole_step(tmp_path):
+    trace = write_wandering(tmp_path / "empty", wandering_columns()[:0], complete=False)
+    page = Page(write_page([trace], tmp_path / "out").read_text())
+    assert "There is no whole step on disk, so there are no numbers." in page.text
+    assert page.faults == []
+    for reads in (summarise, lambda trace: draw_figures([trace], tmp_path / "out")):
+        with pytest.raises(TraceError, match="holds no whole step yet"):
+            reads(trace)
+
+
+def test_one_step_without_a_sink_is_drawn_and_says_so(tmp_path):
+    trace = write_wandering(tmp_path / "flat", np.ones((1, LAYERS, HEADS, POSITIONS), np.float32))
+    figures = draw_figures([trace], tmp_path / "out", only=ONLY)
+    page = write_page([trace], tmp_path / "out", figures=figures).read_text()
+    assert "nothing to follow" in page
+    assert "no head has a sink" in page
+    numbers = summarise(trace)
+    assert (numbers["sinks"], numbers["movement"], numbers["sink_tokens"]) == (0, None, [])
+
+
+def test_a_page_of_nothing_is_refused(tmp_path):
+    with pytest.raises(CallError, match="expected at least one trace for the page"):
+        write_page([], tmp_path)
+
+
+def test_a_figure_that_is_not_there_is_refused(wandering, tmp_path):
+    with pytest.raises(CallError, match=r"no figure at .*gone\.png"):
+        write_page([wandering], tmp_path, figures=[tmp_path / "gone.png"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_made_is_refused(wandering, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(TraceError, match="cannot be made"):
+        write_page([wandering], tmp_path / "file" / "out")
