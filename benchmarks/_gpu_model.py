@@ -18,7 +18,7 @@ def random_model(shape: str, device: str, dtype: torch.dtype, max_positions: int
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from sinkscope.lab.vocabulary import build_tokenizer
-    from sinkscope.models import LLADA, Model, ModelCard
+    from sinkscope.models import FAMILIES, Model, ModelCard
 
     torch.manual_seed(0)
     given, tokenizer = SHAPES[shape], build_tokenizer()
@@ -45,7 +45,7 @@ def random_model(shape: str, device: str, dtype: torch.dtype, max_positions: int
         f"random-{shape}", "llada", "random", parameters, given["layers"], given["heads"], given["heads"], given["width"],
         given["vocabulary"], name, name, tokenizer.mask_token_id, None, max_positions,
     )  # fmt: skip
-    return Model(network, tokenizer, LLADA, card)
+    return Model(network, tokenizer, FAMILIES["llada"], card)
 
 
 def half_masked(model: Any, length: int, device: str) -> torch.Tensor:

@@ -14,9 +14,9 @@ LOOPS = ("llada", "mmada", "dream")
 
 def of_family(model: Any, family: str) -> Any:
     """The same weights, sampled as another family is."""
-    from sinkscope.models import DREAM, LLADA, MMADA
+    from sinkscope.models import FAMILIES
 
-    return replace(model, family={"llada": LLADA, "mmada": MMADA, "dream": DREAM}[family])
+    return replace(model, family=FAMILIES[family])
 
 
 @torch.no_grad()

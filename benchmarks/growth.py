@@ -41,7 +41,7 @@ def random_model(layers: int) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from sinkscope.lab.vocabulary import build_tokenizer
-    from sinkscope.models import LLADA, Model, ModelCard
+    from sinkscope.models import FAMILIES, Model, ModelCard
 
     torch.manual_seed(0)
     tokenizer = build_tokenizer()
@@ -61,7 +61,7 @@ def random_model(layers: int) -> Any:
         "random", "llada", "random", parameters, layers, 8, 8, 256, len(tokenizer), "float32", "float32",
         tokenizer.mask_token_id, None, max(AXES["length"]),
     )  # fmt: skip
-    return Model(network, tokenizer, LLADA, card)
+    return Model(network, tokenizer, FAMILIES["llada"], card)
 
 
 def runs_of(shape: Shape, keep: Any = "columns") -> dict[str, Callable[[], int]]:

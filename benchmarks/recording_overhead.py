@@ -23,7 +23,7 @@ def random_model(max_positions: int = 1024, dtype: str = "float32") -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from sinkscope.lab.vocabulary import build_tokenizer
-    from sinkscope.models import LLADA, Model, ModelCard
+    from sinkscope.models import FAMILIES, Model, ModelCard
 
     torch.manual_seed(0)
     tokenizer = build_tokenizer()
@@ -56,7 +56,7 @@ def random_model(max_positions: int = 1024, dtype: str = "float32") -> Any:
         tokenizer.eos_token_id,
         max_positions,
     )
-    return Model(network, tokenizer, LLADA, card)
+    return Model(network, tokenizer, FAMILIES["llada"], card)
 
 
 def plain(model: Any, length: int) -> Callable[[], None]:

@@ -20,7 +20,7 @@ def random_model() -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from sinkscope.lab.vocabulary import build_tokenizer
-    from sinkscope.models import LLADA, Model, ModelCard
+    from sinkscope.models import FAMILIES, Model, ModelCard
 
     torch.manual_seed(0)
     tokenizer = build_tokenizer()
@@ -39,7 +39,7 @@ def random_model() -> Any:
     card = ModelCard(
         "random", "llada", "random", parameters, 4, 8, 8, 512, VOCABULARY, "float32", "float32", tokenizer.mask_token_id, None, 1024
     )
-    return Model(network, tokenizer, LLADA, card)
+    return Model(network, tokenizer, FAMILIES["llada"], card)
 
 
 @torch.no_grad()

@@ -9,7 +9,9 @@ import torch
 
 import sinkscope
 from sinkscope.decoding import log_likelihood
-from sinkscope.models import DREAM, MMADA
+from sinkscope.models import FAMILIES
+
+DREAM, MMADA = FAMILIES["dream"], FAMILIES["mmada"]
 
 RULES = ["none", "top:1", "top:1@current", "random:1", "mass:1", "persistent:1", "class:1", "window:2+5"]
 PROMPTS = ["Q: 1 + 2\nA:", "Q: 1 + 2 + 3\nA:"]

@@ -44,7 +44,7 @@ def seeded_model(sampler, seed=0):
         eos_id=EOS,
         max_positions=config.max_position_embeddings,
     )
-    family = Family(sampler, causal=causal, sampler=sampler, recognised=(), source="tests", shift=sampler == "dream")
+    family = Family(sampler, causal=causal, sampler=sampler, model_types=(), source="tests", shift=sampler == "dream")
     return Model(network, words(), family, card)
 
 

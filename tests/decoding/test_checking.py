@@ -7,7 +7,9 @@ import torch
 
 import sinkscope
 from sinkscope.decoding.checking import check_model
-from sinkscope.models import LLADA, LLAMA, PublishedShape
+from sinkscope.models import FAMILIES, PublishedShape
+
+LLADA, LLAMA = FAMILIES["llada"], FAMILIES["llama"]
 
 
 def failed(model):

@@ -6,7 +6,9 @@ import pytest
 import sinkscope
 from sinkscope.decoding import AutoregressiveSettings, LLaDASettings, SettingsError, resolve_settings, step_count
 from sinkscope.errors import CallError, SinkscopeError
-from sinkscope.models import LLADA, LLAMA
+from sinkscope.models import FAMILIES
+
+LLADA, LLAMA = FAMILIES["llada"], FAMILIES["llama"]
 
 REFUSED = [
     (LLADA, {"max_new_tokens": 8}, TypeError, ["llada has no setting 'max_new_tokens'", "it is called length", "length, steps, block"]),

@@ -13,9 +13,11 @@ import sinkscope
 from sinkscope.decoding.checking import check_model
 from sinkscope.decoding.generation import SAMPLERS
 from sinkscope.errors import CallError, ModelError
-from sinkscope.models import DREAM, LLADA, LLAMA, MMADA, recognise
+from sinkscope.models import FAMILIES, recognise
 from sinkscope.models.conversion import convert_config
 from sinkscope.models.loading import build_config, network_class, parameter_shapes
+
+DREAM, LLADA, LLAMA, MMADA = FAMILIES["dream"], FAMILIES["llada"], FAMILIES["llama"], FAMILIES["mmada"]
 
 KINDS = {"llada": LLADA, "mmada": MMADA, "dream": DREAM, "llama": LLAMA}
 
@@ -106,12 +108,12 @@ def test_a_config_is_recognised(config, family):
     [
         (LLADA_CONFIG | {"architectures": ["LLaDAMoEModelLM"]}, r"expected architectures \['LLaDAModelLM'\].*found \['LLaDAMoEModelLM'\]"),
         (TINY["dream"].config | {"architectures": ["DreamForCausalLM"]}, r"expected architectures \['DreamModel'\].*DreamForCausalLM"),
-        ({"model_type": "sdar"}, r"expected model_type llada, mmada, Dream, llama or qwen2.*found model_type 'sdar'"),
+        ({"model_type": "sdar"}, r"expected model_type Dream, llada, mmada, llama or qwen2.*found model_type 'sdar'"),
         ({"model_type": "sdar", "auto_map": {}}, r"names remote code \(auto_map\), which sinkscope never runs"),
         ({"architectures": ["X"]}, r"found model_type None, is_causal True, architectures \['X'\]"),
         (
             {"model_type": "llama", "is_causal": False, "sinkscope_family": "sedd"},
-            "sinkscope_family to be one of llada, mmada, dream.*'sedd'",
+            "sinkscope_family to be one of dream, llada, mmada, smdm.*'sedd'",
         ),
         ({"model_type": "llama", "is_causal": 0}, "is_causal in config.json is true or false, found 0"),
     ],

@@ -112,5 +112,5 @@ def test_saved_again_a_network_is_the_same(name, tmp_path):
 
 def test_dream_texts_become_the_published_ids(tmp_path):
     published = json.loads((FIXTURES / "published_dream_tokens.json").read_text())
-    tokenizer = load_tokenizer(save_dream_tokenizer(tmp_path), sinkscope.models.DREAM, TINY["dream"].config)
+    tokenizer = load_tokenizer(save_dream_tokenizer(tmp_path), sinkscope.models.FAMILIES["dream"], TINY["dream"].config)
     assert {text: tokenizer(text).input_ids for text in TEXTS} == published

@@ -18,9 +18,11 @@ from sinkscope.commands.convert import Convert
 from sinkscope.decoding.checking import check_model
 from sinkscope.errors import CallError, ModelError
 from sinkscope.lab.vocabulary import build_tokenizer
-from sinkscope.models import SMDM
+from sinkscope.models import FAMILIES
 from sinkscope.models.folding import fold
 from sinkscope.models.smdm import convert, convert_weights, read_tensors, split_fused
+
+SMDM = FAMILIES["smdm"]
 
 PUBLISHED = np.load(Path(__file__).parent / "fixtures" / "smdm_logits.npz")
 

@@ -16,7 +16,9 @@ from sinkscope.attention.sweep import attend as attend_by_sweep
 from sinkscope.decoding.projection import project
 from sinkscope.errors import AttentionError
 from sinkscope.interventions import HidePositions, Intervention, compose, parse_rule
-from sinkscope.models import DREAM
+from sinkscope.models import FAMILIES
+
+DREAM = FAMILIES["dream"]
 
 QUEUED = ["top:1", "top:1@last_row", "top:1@current", "top:1@only_sinks", "random:1", "mass:1", "persistent:1", "ranks:1"]
 QUEUED += ["above:3", "above:3@percent", "window:2+5", "top:1@kv_head,keys=prompt", "top:1@queries=masked", "random:2@zero,keys=1-9"]

@@ -10,7 +10,7 @@ from typing import Any
 
 from sinkscope.errors import ModelError
 from sinkscope.models.family import Family
-from sinkscope.models.layouts import MARK, MARK_POSITIONS, MARK_ROTARY, PUBLISHED, STOCK, Fixed, Layout
+from sinkscope.models.layouts import MARK, MARK_POSITIONS, MARK_ROTARY, STOCK, Fixed, Layout
 
 LARGEST_SIZE = 1 << 40
 LARGEST = 1e300  # a number in JSON has no bound, a float has
@@ -47,12 +47,14 @@ class Converted:
 
     Attributes:
         layout: how its folder is written.
+        network: ``module:Class`` of the network that computes it.
         fields: keywords of transformers' config.
         full_precision_rotary: queries and keys are rotated in fp32 whatever the dtype.
         mask_id, eos_ids: special tokens of the config.
     """
 
     layout: Layout
+    network: str
     fields: Mapping[str, Any]
     full_precision_rotary: bool
     mask_id: int | None
@@ -66,7 +68,8 @@ def convert_config(config: Mapping[str, Any], family: Family, where: str) -> Con
         ModelError: a key nobody knows, or a value that is not modelled.
     """
     model_type = config.get("model_type")
-    layout = STOCK[model_type] if model_type in STOCK else PUBLISHED[family.name]
+    layout = STOCK.get(str(model_type), family.layout)
+    assert layout is not None  # a family is recognised by what it has
     file = f"{where}/config.json"
     _refuse_unknown(config, layout, file)
     for key, rule in layout.fixed.items():
@@ -104,7 +107,21 @@ def convert_config(config: Mapping[str, Any], family: Family, where: str) -> Con
         fields |= {"is_causal": False, "mask_token_id": tokens["mask_token_id"], MARK: family.name, MARK_ROTARY: full_precision}
     eos = tokens["eos_token_id"]
     eos_ids = tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
-    return Converted(layout, fields, full_precision, tokens["mask_token_id"] if not family.causal else None, eos_ids)
+    network = _network(layout, family, fields, full_precision)
+    return Converted(layout, network, fields, full_precision, tokens["mask_token_id"] if not family.causal else None, eos_ids)
+
+
+def _network(layout: Layout, family: Family, fields: Mapping[str, Any], full_precision_rotary: bool) -> str:
+    """Return where the class is that computes what a checkpoint's published code does, as ``module:Class``."""
+    if family.network is not None:
+        return family.network
+    if layout.body == "qwen2":
+        return "transformers:Qwen2ForCausalLM"
+    if full_precision_rotary:
+        return "sinkscope.models.llama_variants:FullPrecisionLlama"
+    if fields.get(MARK_POSITIONS):
+        return "sinkscope.models.llama_variants:LearnedPositionsLlama"
+    return "transformers:LlamaForCausalLM"
 
 
 def _refuse_unknown(config: Mapping[str, Any], layout: Layout, file: str) -> None:

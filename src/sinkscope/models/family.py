@@ -1,20 +1,23 @@
-"""What sinkscope knows about a family of checkpoints, as one frozen record each; nothing here runs.
+"""The record of a family of checkpoints: everything that loading and decoding must know about it. It holds data and runs nothing.
 
-The records themselves are in `families`, how their folders are written is in `layouts`.
+The records are in `sinkscope.models.families`, one file each. A new file there is a new family.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any
+
+from sinkscope.models.layouts import Layout
 
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """Ids of the published checkpoints; None where there is none. A checkpoint's own config.json decides.
+    """Ids of the special tokens in the published checkpoints; None where there is none. A checkpoint's own config.json decides.
 
     Attributes:
         mask, eos, pad, bos: ids.
-        end_of_turn: token that ends a turn of a conversation.
-        mask_text: text of the mask token in the tokenizer.
+        end_of_turn: the token that ends a turn of a conversation.
+        mask_text: the text of the mask token in the tokenizer.
     """
 
     mask: int | None = None
@@ -27,12 +30,12 @@ class SpecialTokens:
 
 @dataclass(frozen=True)
 class PublishedShape:
-    """Size of a published checkpoint: the table that `sinkscope check` counts against.
+    """The size of a published checkpoint; `sinkscope check` compares a loaded model with it.
 
     Attributes:
         checkpoints: hub ids.
-        parameters: how many numbers.
-        layers, hidden_size, vocabulary: by which a loaded model is known to be one of them.
+        parameters: the number of parameters.
+        layers, hidden_size, vocabulary: a loaded model with these three is taken for one of the checkpoints.
     """
 
     checkpoints: tuple[str, ...]
@@ -47,26 +50,36 @@ class Family:
     """A family of checkpoints.
 
     Attributes:
-        name: as the field calls it.
-        causal: each token sees only those before it.
-        sampler: which loop of `sinkscope.decoding` writes with it.
-        recognised: ``model_type`` of the config.json files it claims.
+        name: the family's name in the literature. A folder that was saved again in transformers' layout keeps it in its config.json.
+        causal: whether a token attends only to the tokens before it.
+        sampler: the module of `sinkscope.decoding` that writes with it.
+        model_types: values of ``model_type`` in the config.json files of the family. ``llama`` and ``qwen2`` stand for folders in
+            transformers' own layout: a causal family claims the causal ones, another family those with ``is_causal`` false.
         source: where its settings were read.
-        shift: the logits of a position predict the token after it, as in a causal model (Dream).
-        architectures: of its published config.json files; another one is refused.
+        layout: how its published folders are written: config keys and tensor names. None where they are in transformers' layout only.
+        architectures: what its published config.json files may call the network; another name is refused.
+        claims: says from a config.json that it is one of this family although its ``model_type`` is another family's.
+        network: ``module:Class`` of the network, where neither Llama nor Qwen2 of transformers computes it.
+        tokenizer_classes: names that its tokenizer_config.json may give to byte pairs in vocab.json and merges.txt. They are read by
+            transformers' Qwen2Tokenizer; a class of such a name in the folder is never run.
+        shift: whether the logits of a position predict the token after it, as in a causal model.
         tokens: special tokens of the published checkpoints.
-        chat_template: Jinja, used where the tokenizer brings none.
-        chat_tokens: control tokens the template needs; a tokenizer without them belongs to a base model.
+        chat_template: Jinja, used where the tokenizer has no template of its own.
+        chat_tokens: control tokens that the template needs; a tokenizer without them belongs to a base model.
         shapes: sizes of the published checkpoints.
     """
 
     name: str
     causal: bool
-    sampler: Literal["llada", "mmada", "dream", "autoregressive"]
-    recognised: tuple[str, ...]
+    sampler: str
+    model_types: tuple[str, ...]
     source: str
-    shift: bool = False
+    layout: Layout | None = None
     architectures: tuple[str, ...] = ()
+    claims: Callable[[Mapping[str, Any]], bool] | None = None
+    network: str | None = None
+    tokenizer_classes: tuple[str, ...] = ()
+    shift: bool = False
     tokens: SpecialTokens = SpecialTokens()
     chat_template: str | None = None
     chat_tokens: tuple[str, ...] = ()

@@ -7,6 +7,7 @@ import hashlib
 import importlib.util
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,10 @@ import torch
 
 from sinkscope.errors import CallError, ModelError
 from sinkscope.models.conversion import Converted, convert_config, rename_tensor, tensor_renamings
-from sinkscope.models.families import SMDM, recognise
 from sinkscope.models.family import Family
 from sinkscope.models.folders import BUNDLED, find_folder, read_config
-from sinkscope.models.layouts import MARK, MARK_POSITIONS
 from sinkscope.models.model import Model, ModelCard
+from sinkscope.models.recognition import recognise
 from sinkscope.models.sink_token import SinkToken, check_token_id, split_config, with_sink
 from sinkscope.models.tokenization import load_tokenizer
 from sinkscope.models.weights import DTYPES, StoredTensor, UsedTensors, match_tensors, read_headers, weight_files
@@ -194,24 +194,9 @@ def _cast(network: Any, dtype: torch.dtype, files: Mapping[str, Path]) -> None:
 
 
 def network_class(converted: Converted) -> Any:
-    """The transformers class that computes what a checkpoint's published code does."""
-    import transformers
-
-    if converted.layout.body == "qwen2":
-        return transformers.Qwen2ForCausalLM
-    if converted.fields.get(MARK) == SMDM.name:
-        from sinkscope.models.llama_variants import MasklessHeadLlama
-
-        return MasklessHeadLlama
-    if converted.full_precision_rotary:
-        from sinkscope.models.llama_variants import FullPrecisionLlama
-
-        return FullPrecisionLlama
-    if converted.fields.get(MARK_POSITIONS):
-        from sinkscope.models.llama_variants import LearnedPositionsLlama
-
-        return LearnedPositionsLlama
-    return transformers.LlamaForCausalLM
+    """Return the class that computes what a checkpoint's published code does."""
+    module, _, name = converted.network.partition(":")
+    return getattr(import_module(module), name)
 
 
 def build_config(converted: Converted) -> Any:

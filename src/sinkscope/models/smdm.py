@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from sinkscope.errors import CallError, ModelError
-from sinkscope.models.families import SMDM
+from sinkscope.models.families import FAMILIES
 from sinkscope.models.layouts import MARK
 from sinkscope.models.loading import quiet
 from sinkscope.models.sink_token import KEY, SinkToken, check_token_id, split_config
@@ -84,7 +84,7 @@ def _check_tokenizer(folder: Path, config: Mapping[str, Any], file: Path) -> Non
     body, variant = split_config(config, str(file))
     try:
         with quiet():
-            tokenizer = load_tokenizer(folder, SMDM, body)
+            tokenizer = load_tokenizer(folder, FAMILIES["smdm"], body)
         if variant is not None:
             check_token_id(tokenizer, variant, "the tokenizer", ModelError)
     except ModelError as error:
@@ -249,6 +249,6 @@ def _config(shape: Mapping[str, int], variant: SinkToken | None, dtype: str) -> 
         "eos_token_id": 2,
         "is_causal": False,
         "mask_token_id": shape["vocab_size"] - 1,
-        MARK: SMDM.name,
+        MARK: "smdm",
         **({} if variant is None else {KEY: variant.as_config()}),
     }

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from sinkscope.errors import ModelError
+from sinkscope.models.families import FAMILIES
 from sinkscope.models.family import Family
 from sinkscope.models.layouts import STOCK
 
 _DATA_CLASSES = (None, "PreTrainedTokenizerFast", "TokenizersBackend")  # all there is lies in tokenizer.json
-_BYTE_PAIR_CLASSES = ("DreamTokenizer", "Qwen2Tokenizer", "Qwen2TokenizerFast")
+_BYTE_PAIR_CLASSES = {name for family in FAMILIES.values() for name in family.tokenizer_classes} | {"Qwen2Tokenizer", "Qwen2TokenizerFast"}
 _STOCK_CLASSES = (*_DATA_CLASSES, *_BYTE_PAIR_CLASSES, "LlamaTokenizer", "LlamaTokenizerFast", "GPT2Tokenizer", "GPT2TokenizerFast")
 CORE, SETTINGS, VOCABULARY, MERGES = "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"
 PIECES = "tokenizer.model"
@@ -62,7 +63,7 @@ def _check_settings(settings: Mapping[str, Any], family: Family, config: Mapping
     for number, token in added.items():
         if not number.isdecimal() or not isinstance(token, Mapping) or not isinstance(token.get("content"), str):
             raise ModelError(f"{file}: added_tokens_decoder: {number}: expected an id and a token with its content, found {token!r}")
-    if family.name == "dream" and kind in _BYTE_PAIR_CLASSES:  # Dream's own class is remote code; it is Qwen2's byte pairs
+    if kind in family.tokenizer_classes:
         return
     stock = config.get("model_type") in STOCK
     if ("auto_map" in settings and kind not in _STOCK_CLASSES) if stock else (kind not in _DATA_CLASSES):

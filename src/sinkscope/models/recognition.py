@@ -1,0 +1,85 @@
+"""Which family a config.json belongs to."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from sinkscope.errors import ModelError
+from sinkscope.models.families import FAMILIES
+from sinkscope.models.family import Family
+from sinkscope.models.layouts import MARK, MARK_POSITIONS, STOCK
+
+STOCK_CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}
+
+
+def recognise(config: Mapping[str, Any], where: str) -> Family:
+    """Return the family of a ``config.json``; ``where`` names its folder in errors.
+
+    Raises:
+        ModelError: no family claims it, or its network is another one than the family's.
+    """
+    if config.get("quantization_config") is not None:
+        raise ModelError(f"{where}: expected plain weights, found quantization_config in its config.json; convert them to bf16 first")
+    model_type = config.get("model_type")
+    architectures = config.get("architectures")
+    if architectures is not None and not (isinstance(architectures, list) and all(isinstance(one, str) for one in architectures)):
+        raise ModelError(f"{where}/config.json: architectures: expected a list of names or null, found {architectures!r}")
+    if model_type in STOCK:
+        return _stock_family(config, where)
+    published = [family for family in FAMILIES.values() if family.layout is not None]
+    claiming = [family for family in published if family.claims is not None and family.claims(config)]
+    for family in [*claiming, *(family for family in published if model_type in family.model_types)]:
+        found = architectures or []
+        if not set(found) <= set(family.architectures):
+            raise ModelError(
+                f"{where}: config.json: expected architectures {sorted(family.architectures)} for model_type {model_type!r}, "
+                f"found {found}; that network is another one, and sinkscope never runs remote code"
+            )
+        return family
+    names = ", ".join(name for family in published for name in family.model_types if name not in STOCK)
+    code = " Its config.json names remote code (auto_map), which sinkscope never runs." if "auto_map" in config else ""
+    raise ModelError(
+        f"{where}: config.json: expected model_type {names}, {' or '.join(STOCK)} (causal), or one of the last two with is_causal false "
+        f"and a mask_token_id; found model_type {model_type!r}, is_causal {config.get('is_causal', True)}, architectures "
+        f"{architectures}.{code}"
+    )
+
+
+def _stock_family(config: Mapping[str, Any], where: str) -> Family:
+    """Return the family of a folder in transformers' own layout: a causal model, one of the lab's, or one that was saved again."""
+    model_type, causal = config["model_type"], config.get("is_causal", True)
+    if not isinstance(causal, bool):
+        raise ModelError(f"{where}: is_causal in config.json is true or false, found {causal!r}")
+    _check_stock_class(config, where)
+    claiming = [family.name for family in FAMILIES.values() if family.causal == causal and model_type in family.model_types]
+    if causal:
+        return FAMILIES[claiming[0]]
+    known = [family.name for family in FAMILIES.values() if not family.causal]
+    name = config.get(MARK, claiming[0] if claiming else None)
+    if name not in known:
+        raise ModelError(
+            f"{where}: config.json: expected {MARK} to be one of {', '.join(known)} in a bidirectional {model_type}, found {name!r}; "
+            f"found model_type {model_type!r}, is_causal {causal}"
+        )
+    if not isinstance(config.get("mask_token_id"), int):
+        raise ModelError(f"{where}: a bidirectional model needs mask_token_id in its config.json, found {config.get('mask_token_id')!r}")
+    return FAMILIES[name]
+
+
+def _check_stock_class(config: Mapping[str, Any], where: str) -> None:
+    """Raise an error where a folder in transformers' own layout is of a network that none of its classes computes."""
+    model_type, marked = config["model_type"], FAMILIES.get(str(config.get(MARK)))
+    allowed = [STOCK_CLASSES[model_type]]
+    if model_type == "llama" and config.get(MARK_POSITIONS) is True:
+        allowed = ["LearnedPositionsLlama"]
+    elif marked is not None and marked.network is not None:
+        allowed = [marked.network.partition(":")[2]]
+    elif model_type == "llama" and MARK in config:  # saved again by transformers
+        allowed += ["FullPrecisionLlama"]
+    found = config.get("architectures") or []
+    if not set(found) <= set(allowed):
+        why = "that network is another one"
+        if "auto_map" in config:
+            why = "a model that only remote code could run, and sinkscope never runs any"
+        raise ModelError(
+            f"{where}/config.json: architectures: expected {' or '.join(allowed)} for model_type {model_type!r}, found {found}; {why}"
+        )
