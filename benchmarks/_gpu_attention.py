@@ -82,13 +82,14 @@ def tiles(given: Any, length: int, kernel: str, dressed: bool) -> dict[str, Any]
         kernel: ``columns``, behind torch's flash attention unless ``dressed``, or ``attention``, with the columns behind it as they are.
         dressed: with a mask and a hidden key, as a padded batch under a rule has them.
     """
-    from sinkscope.attention import fused
+    from sinkscope.attention import AttentionInputs, Hidden, fused
 
     query, key, value, groups = inputs(given, length)
     mask = torch.ones(1, 1, length, length, dtype=torch.bool, device=given.device) if dressed else None
-    hidden = torch.zeros(1, 1, length, dtype=torch.bool, device=given.device) if dressed else None
-    if hidden is not None:
-        hidden[..., 5] = True
+    hidden = torch.zeros(1, 1, 1, length, dtype=torch.bool, device=given.device)
+    hidden[..., 5] = True
+    scale, taken = query.shape[-1] ** -0.5, [Hidden(hidden)] if dressed else []
+    given_in = AttentionInputs(query, key, value, groups, scale, mask, hidden=taken)
     name, dim = {"columns": "_column_tiles", "attention": "_tiles"}[kernel], query.shape[-1]
     now = fused._column_tiles(query, dim, dressed) if kernel == "columns" else fused._tiles(query, dim, dim, dressed, dressed)
     sizes = list(product((32, 64, 128), (32, 64), (4, 8), (2, 3))) if given.device.startswith("cuda") else [(16, 16, 4, 1), (32, 16, 4, 1)]
@@ -97,13 +98,13 @@ def tiles(given: Any, length: int, kernel: str, dressed: bool) -> dict[str, Any]
     for size in [now, *sizes]:
 
         def run() -> Any:
-            return fused.attend_fused(query, key, value, groups, None, mask, False, hidden, None)
+            return fused.compute_fused(given_in)
 
         with patch.object(fused, name, lambda *_, size=size: size), patch.object(fused, "_flash_takes", lambda *_: by_torch):
             try:
                 found, _ = queued({"run": run}, given.device, 3, CALLS if given.device.startswith("cuda") else 1)
                 tried[",".join(map(str, size))] = round(median(found["run"]), 4)
-            except fused.NoKernel:
+            except fused.KernelError:
                 tried[",".join(map(str, size))] = None  # too large for this device
     timed = {size: ms for size, ms in tried.items() if ms is not None}
     if not timed:

@@ -46,19 +46,19 @@ def recorded(model: Any, length: int, rule: str) -> Callable[[], None]:
 
 def sweeps(model: Any, rule: str) -> float:
     """Sweeps over a layer's attention in a step, counted on a short canvas."""
-    import sinkscope.attention.seam as seam
+    from sinkscope.attention import call
 
-    attend, count = seam.attend, [0]
+    compute, count = call.compute, [0]
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         count[0] += 1
-        return attend(*args, **kwargs)
+        return compute(*args, **kwargs)
 
-    seam.attend = counted
+    call.compute = counted
     try:
         recorded(model, 80, rule)()
     finally:
-        seam.attend = attend
+        call.compute = compute
     return count[0] / (STEPS * model.card.layers)
 
 

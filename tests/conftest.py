@@ -11,7 +11,9 @@ import pytest
 from jaxtyping import install_import_hook
 
 SINKS = ("definition", "tracking", "drift", "runs", "intervals", "candidates", "mixing", "triggers")
-install_import_hook(["sinkscope.attention.sweep", *(f"sinkscope.sinks.{name}" for name in SINKS)], "beartype.beartype")
+install_import_hook(
+    ["sinkscope.attention.dispatch", "sinkscope.attention.records", *(f"sinkscope.sinks.{name}" for name in SINKS)], "beartype.beartype"
+)
 
 import torch
 

@@ -180,10 +180,6 @@ def test_an_allowed_import_passes(module, source, package):
 # Circles
 
 TO_BE_MENDED: set[tuple[str, str]] = {
-    ("sinkscope.attention.call", "sinkscope.attention.session"),
-    ("sinkscope.attention.wiring", "sinkscope.attention.session"),
-    ("sinkscope.attention.seam", "sinkscope.attention.session"),
-    ("sinkscope.attention.compiled", "sinkscope.attention.seam"),
     ("sinkscope.sinks.composition", "sinkscope.sinks.profile"),
     ("sinkscope.sinks.concentration", "sinkscope.sinks.profile"),
     ("sinkscope.sinks.groups", "sinkscope.sinks.profile"),

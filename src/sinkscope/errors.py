@@ -3,7 +3,7 @@
 SinkscopeError
 ├── CallError (ValueError)     the call was wrong: an argument, a name, a setting (exit status 2)
 ├── ModelError                 a model folder that cannot be used
-├── AttentionError             attention that the seam does not model
+├── AttentionError             attention that sinkscope does not model
 ├── TraceError                 a trace that cannot be read or written
 ├── TrainingError              a training run that cannot go on
 └── EvaluationError            an evaluation that cannot go on
@@ -23,7 +23,7 @@ class ModelError(SinkscopeError):
 
 
 class AttentionError(SinkscopeError):
-    """Attention arguments that the seam does not model."""
+    """Attention arguments that sinkscope does not model."""
 
 
 class TraceError(SinkscopeError):

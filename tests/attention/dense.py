@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sinkscope.attention import AttentionInputs, Hidden
+
 BATCH, HEADS, KV_HEADS, QUERIES, KEYS, DIM, VALUE_DIM, GROUPS = 2, 6, 3, 11, 13, 5, 7, 4
 
 
@@ -14,6 +16,12 @@ class Inputs:
     key: Tensor
     value: Tensor
     groups: Tensor
+
+
+def attention_inputs(inputs: Inputs, *, scale: float | None = None, hidden: Tensor | None = None, **more) -> AttentionInputs:
+    """What `attend` makes of its arguments."""
+    scale = inputs.query.shape[-1] ** -0.5 if scale is None else scale
+    return AttentionInputs(**vars(inputs), scale=scale, hidden=() if hidden is None else [Hidden(hidden[:, :, None])], **more)
 
 
 def draw(seed=0, batch=BATCH, heads=HEADS, kv_heads=KV_HEADS, queries=QUERIES, keys=KEYS, dim=DIM, value_dim=VALUE_DIM, groups=GROUPS):

@@ -49,15 +49,15 @@ def test_hiding_bites_in_compiled_layers(diffusion, compiling, tmp_path):
 
 
 def test_a_compiled_layer_outside_its_stack_is_refused(compiling, tmp_path):
-    from sinkscope.attention import compiled
+    from sinkscope.attention.interface import compiled_attention
 
     query = torch.rand(1, 2, 3, 4)
     with pytest.raises(AttentionError, match="expected a compiled layer to run within its stack; call the model, not the layer"):
-        compiled.attention(query, query, query, None, 0.0, None, None)
+        compiled_attention(query, query, query, None, 0.0, None, None)
 
 
 def test_a_call_that_is_cut_off_leaves_nothing_behind(diffusion, tmp_path):
-    from sinkscope.attention import Watcher, compiled, subscribed
+    from sinkscope.attention import Watcher, interface, subscribed
 
     class Impatient(Watcher):
         def watch(self, call, columns):
@@ -66,7 +66,7 @@ def test_a_call_that_is_cut_off_leaves_nothing_behind(diffusion, tmp_path):
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt), subscribed(diffusion.network, Impatient()):
             sinkscope.generate(diffusion, [5, 9, 11, 7], length=4, steps=4, block=4)
-        assert compiled._running == []
+        assert interface._running == []
 
 
 @pytest.mark.skipif(not hasattr(torch.Tag, "cudagraph_unsafe"), reason="needs a torch whose operators can say so")

@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy
 import pytest
 import torch
-from dense import MASKS, Inputs, as_bias, close, dense, dense_sums, draw, draw_mask, triangle, without
+from dense import MASKS, Inputs, as_bias, attention_inputs, close, dense, dense_sums, draw, draw_mask, triangle, without
 
 from sinkscope.attention import Prefix
-from sinkscope.attention.paths import attend_by_kernels, attend_by_sweep
+from sinkscope.attention.blockwise import compute_blockwise
 
 SMALL = {"batch": 2, "heads": 2, "kv_heads": 1, "queries": 21, "keys": 37, "dim": 8, "value_dim": 11, "groups": 3}
 """Several tiles of 16 along both axes, none of them full."""
@@ -30,13 +30,17 @@ def small_tiles(monkeypatch):
         monkeypatch.setattr(f"sinkscope.attention.fused.{name}", lambda *_: (16, 16, 4, 1))
 
 
-def fused(device, inputs, *, scale=None, mask=None, causal=False, hidden=None, prefix=None):
+def fused(device, inputs, *, mask=None, hidden=None, prefix=None, **more):
     """Output and columns on the CPU; the interpreter's numpy warns of every log 0 that `where` drops."""
-    there = [None if one is None else one.to(device) for one in (*vars(inputs).values(), mask, hidden)]
+    from sinkscope.attention.fused import compute_fused
+
+    mask, hidden = (None if one is None else one.to(device) for one in (mask, hidden))
+    there = Inputs(*(one.to(device) for one in vars(inputs).values()))
     if prefix is not None:
         prefix = Prefix(*(None if one is None else one.to(device) for one in vars(prefix).values()))
+    given = attention_inputs(there, mask=mask, hidden=hidden, prefix=prefix, **more)
     with numpy.errstate(all="ignore"), torch.no_grad(), torch.cuda.device(0) if device == "cuda" else contextlib.nullcontext():
-        output, columns = attend_by_kernels(*there[:4], scale, there[4], causal, there[5], prefix)
+        output, columns = compute_fused(given)
     return output.cpu(), replace(columns, **{name: one.cpu() for name, one in vars(columns).items() if isinstance(one, torch.Tensor)})
 
 
@@ -260,7 +264,7 @@ def test_more_heads_than_an_axis_of_a_grid_has():
     inputs = draw(batch=2100, heads=32, kv_heads=32, queries=3, keys=5, dim=16, value_dim=16, groups=1)
     _, columns = fused("cuda", inputs)
     assert columns.path == "triton"
-    close(columns.sums, attend_by_sweep(**vars(inputs))[1].sums)
+    close(columns.sums, compute_blockwise(attention_inputs(inputs))[1].sums)
 
 
 @pytest.mark.gpu

@@ -134,7 +134,7 @@ def test_check_passes_on_a_sound_model(run, diffusion_folder, autoregressive_fol
 
 
 def test_check_fails_when_hiding_does_not_bite(run, diffusion_folder, monkeypatch):
-    from sinkscope.attention.session import Call
+    from sinkscope.attention.call import Call
 
     monkeypatch.setattr(Call, "hidden", lambda self, call: [])
     status, out, err = run("check", diffusion_folder)

@@ -145,11 +145,11 @@ def test_a_model_without_room_for_an_answer_fails(model):
 
 
 def swept(change):
-    """The sweep with changed columns."""
-    from sinkscope.attention.sweep import attend
+    """Attention with changed columns."""
+    from sinkscope.attention.dispatch import compute
 
     def changed(*args, **options):
-        output, columns = attend(*args, **options)
+        output, columns = compute(*args, **options)
         return output, dataclasses.replace(columns, **change(columns))
 
     return changed
@@ -169,7 +169,7 @@ def swept(change):
 )
 def test_columns_that_are_not_those_of_the_map_fail(model, monkeypatch, change, names):
     """Moved columns still add up to the number of queries."""
-    monkeypatch.setattr("sinkscope.attention.seam.attend", swept(change))
+    monkeypatch.setattr("sinkscope.attention.call.compute", swept(change))
     assert failed(model) == names
 
 

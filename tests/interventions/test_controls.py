@@ -110,10 +110,10 @@ CURRENT = {"observe": "current"}
 
 @pytest.mark.parametrize("rule", [MassMatchedKeys(1, **CURRENT), compose(HideTopSinks(1, **CURRENT), RandomKeys(1, **CURRENT))])
 def test_what_is_measured_in_the_running_step_is_measured_once(diffusion, run, question, rule, monkeypatch):
-    import sinkscope.attention.seam as seam
+    from sinkscope.attention import call
 
-    attend, sweeps = seam.attend, []
-    monkeypatch.setattr(seam, "attend", lambda *given, **more: (sweeps.append(1), attend(*given, **more))[1])
+    compute, sweeps = call.compute, []
+    monkeypatch.setattr(call, "compute", lambda *given, **more: (sweeps.append(1), compute(*given, **more))[1])
     run(diffusion, rule, question, length=4)
     assert len(sweeps) == 2 * 4 * diffusion.card.layers
 

@@ -26,10 +26,10 @@ def test_layers_and_steps(diffusion, run, question):
 
 
 def test_the_other_layers_run_stock_attention(diffusion, question, monkeypatch):
-    from sinkscope.attention import seam
+    from sinkscope.attention import call
 
-    swept, attend = [], seam.attend
-    monkeypatch.setattr(seam, "attend", lambda *args, **more: swept.append(1) or attend(*args, **more))
+    swept, compute = [], call.compute
+    monkeypatch.setattr(call, "compute", lambda *args, **more: swept.append(1) or compute(*args, **more))
     with HideTopSinks(1, layers=(1,))(diffusion):
         sinkscope.generate(diffusion, question, length=4)
     assert len(swept) == 4, "one layer, four steps, one sweep each"

@@ -11,8 +11,8 @@ import torch
 from simulated_gpu import OnDevice, SimulatedGpu
 
 import sinkscope
-from sinkscope.attention import paths
-from sinkscope.attention.sweep import attend as attend_by_sweep
+from sinkscope.attention import AttentionInputs, Hidden, dispatch
+from sinkscope.attention.blockwise import compute_blockwise
 from sinkscope.decoding.projection import project
 from sinkscope.errors import AttentionError
 from sinkscope.interventions import HidePositions, Intervention, compose, parse_rule
@@ -26,7 +26,7 @@ WAITING = {
     "class:1": {("interventions/hiding.py:_numbered", "down"): 1},  # Python knows the classes of tokens
     "top:1@clean": {
         ("attention/session.py:unhidden_pass", "one number"): 1,  # whether the canvas is known
-        ("attention/wiring.py:run_again", "one number"): 1,  # whether it has padding
+        ("attention/hooks.py:run_again", "one number"): 1,  # whether it has padding
     },
 }
 """Rule → (place, what) → how often in a step."""
@@ -36,16 +36,19 @@ WAITING = {
 def gpu(monkeypatch):
     simulated = SimulatedGpu()
     simulated.patch(monkeypatch)
-    monkeypatch.setattr(paths, "has_triton", lambda: True)
+    monkeypatch.setattr(dispatch, "has_triton", lambda: True)
 
-    def fused(*arguments):
-        """In the kernels' place the sweep, on what the tensors hold: a launch waits for nothing."""
-        names = ("query", "key", "value", "groups", "scale", "mask", "causal", "hidden", "prefix")
-        output, columns = simulated.launched(attend_by_sweep)(**dict(zip(names, arguments, strict=True)))
+    def blockwise(arguments, hidden):
+        return compute_blockwise(AttentionInputs(**arguments, hidden=[Hidden(keys) for keys in hidden]))
+
+    def in_the_kernels_place(inputs):
+        """The blockwise pass, on what the tensors hold: a launch waits for nothing."""
+        arguments = {name: one for name, one in vars(inputs).items() if name != "hidden"}
+        output, columns = simulated.launched(blockwise)(arguments, [one.keys for one in inputs.hidden])
         found = {name: OnDevice(one) for name, one in vars(columns).items() if isinstance(one, torch.Tensor)}
         return OnDevice(output), replace(columns, path="triton", **found)
 
-    monkeypatch.setattr(paths, "attend_by_kernels", fused)
+    monkeypatch.setattr(dispatch, "compute_by_kernels", in_the_kernels_place)
     return simulated
 
 
@@ -105,7 +108,7 @@ def test_a_mask_for_padding_is_read_once_a_step(gpu, models, tmp_path):
     padding[1, :3] = 0
     waits, _ = waits_by_step(gpu, models[0], parse_rule("top:1"), tmp_path / "trace", attention_mask=padding)
     ours = [{one: count for one, count in step.items() if not one[0].startswith("transformers")} for step in waits]
-    assert ours[1:] == [{("attention/stack_input.py:lengths", "down"): 1}] * 4
+    assert ours[1:] == [{("attention/stacks.py:lengths", "down"): 1}] * 4
 
 
 @pytest.mark.parametrize("rule", ["none", "top:1", "mass:1", "persistent:1", "class:1", "window:2+5", "top:1@zero,queries=masked"])

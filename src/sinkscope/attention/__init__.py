@@ -1,17 +1,26 @@
-"""Attention with column sums, and the seam through which a model uses it."""
+"""Attention with column sums, and the interface through which a model uses it."""
 
+from sinkscope.attention.dispatch import attend
 from sinkscope.attention.foreign_network import foreign
-from sinkscope.attention.hidden import Hidden
-from sinkscope.attention.paths import attend
-from sinkscope.attention.records import GenerationStart, LayerCall, StepContext, StepResult
-from sinkscope.attention.seam import NAME, register_seam
-from sinkscope.attention.session import Session, current_session, subscribed
+from sinkscope.attention.hooks import subscribed
+from sinkscope.attention.interface import NAME, register_interface
+from sinkscope.attention.records import (
+    AttentionInputs,
+    Columns,
+    GenerationStart,
+    Hidden,
+    LayerCall,
+    Prefix,
+    StepContext,
+    StepResult,
+)
+from sinkscope.attention.session import Session, current_session
+from sinkscope.attention.stacks import upload
 from sinkscope.attention.subscribers import Hider, Prepender, Subscriber, Watcher
-from sinkscope.attention.sweep import Columns, Prefix
-from sinkscope.attention.uploads import upload
 
 __all__ = [
     "NAME",
+    "AttentionInputs",
     "Columns",
     "GenerationStart",
     "Hidden",
@@ -27,7 +36,7 @@ __all__ = [
     "attend",
     "current_session",
     "foreign",
-    "register_seam",
+    "register_interface",
     "subscribed",
     "upload",
 ]

@@ -1,43 +1,43 @@
-"""One running call of a stack: who asked for what, and the records its layers show."""
+"""One running call of a stack: what its subscribers ask of each layer, and what they are shown of it."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from sinkscope.attention.hidden import Hidden
-from sinkscope.attention.records import LayerCall, StepContext
-from sinkscope.attention.stack_input import slides
-from sinkscope.attention.stacks import Stack
-from sinkscope.attention.subscribers import Hider, Prepender, Watcher
-from sinkscope.attention.sweep import Columns, Prefix
-from sinkscope.attention.uploads import upload
+from sinkscope.attention.dispatch import compute
+from sinkscope.attention.records import AttentionInputs, Columns, Hidden, LayerCall, Prefix, StepContext
+from sinkscope.attention.scores import Workspace
+from sinkscope.attention.stacks import Stack, slides, upload
+from sinkscope.attention.subscribers import Hider, Prepender, Subscriber, Watcher
 from sinkscope.errors import AttentionError
-
-if TYPE_CHECKING:
-    from sinkscope.attention.session import Session
 
 
 @dataclass
 class LayerNotes:
-    """What the hooks around a layer saw in this call."""
+    """What the hooks around the layers have seen in the running call.
+
+    Attributes:
+        hidden_states: attention module → what entered its layer.
+        crossing: attention modules whose keys are another stack's.
+    """
 
     hidden_states: dict[nn.Module, Tensor] = field(default_factory=dict)
     crossing: set[nn.Module] = field(default_factory=set)
 
 
 @dataclass(frozen=True)
-class Answers:
-    """What the subscribers want of one layer.
+class Requests:
+    """What the subscribers ask of one layer.
 
     Attributes:
         hidden: what is taken away, over the layer's own keys.
         prefix: the constant keys in front, those of the network itself included.
-        in_force: whether the layer cannot run as ever.
+        in_force: whether anything is asked; otherwise the layer runs as in the stock model.
     """
 
     hidden: list[Hidden]
@@ -46,44 +46,59 @@ class Answers:
 
 
 class Call:
-    """What `seam.attention_forward` receives.
+    """A call of a stack while it runs, as `interface.attention_forward` receives it.
 
     Args:
-        session: whose subscribers are told.
-        stack: that is called.
-        context: the step, None where it is nobody's.
-        prompt_lengths: of the generation.
-        cache: that came with the call, where the step was read from its arguments.
+        stack: the stack that is called.
+        subscribers: who may ask for something, and is shown the layers.
+        context: the step, None where nobody knows it.
+        prompt_lengths: tokens of the prompts, one for each row or one for all.
+        inferred: whether the step was read from the arguments of the call, as no sampler published it.
+        cache: the cache that came with the call, where the step was inferred.
+        notes: what the hooks around the layers see; they write it.
+        workspace: memory for scores.
     """
 
     def __init__(
-        self, session: "Session", stack: Stack, context: StepContext | None, prompt_lengths: tuple[int, ...], cache: Any = None
+        self,
+        stack: Stack,
+        subscribers: Sequence[Subscriber],
+        context: StepContext | None,
+        prompt_lengths: tuple[int, ...],
+        *,
+        inferred: bool,
+        cache: Any,
+        notes: LayerNotes,
+        workspace: Workspace,
     ) -> None:
-        self._notes, self._stack, self._context, self._prompt_lengths = session.notes, stack, context, prompt_lengths
-        self._inferred, self._cache = not session.published, cache
-        self.workspace = session.workspace
-        self.reported = False
-        self._turn = 0
+        self._stack, self._context, self._prompt_lengths = stack, context, prompt_lengths
+        self._inferred, self._cache, self._notes, self._workspace = inferred, cache, notes, workspace
+        self.reported = False  # whether a layer has asked for its attention
         self.closed = False  # a gradient checkpoint runs layers once more, in the backward pass
-        subscribers = session.subscribers
+        self._turn = 0
         self._watchers = [one for one in subscribers if isinstance(one, Watcher)]
         self._hiders = [one for one in subscribers if isinstance(one, Hider)]
         self._prependers = [one for one in subscribers if isinstance(one, Prepender)]
         self.groups = tuple(dict.fromkeys(["all", *(group for watcher in self._watchers for group in watcher.groups)]))
         self._membership: Tensor | None = None
-        self._answers: dict[str, Answers] = {}
+        self._requests: dict[str, Requests] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Call":
         return self
 
-    def layer(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor) -> LayerCall | None:
-        """The record of this layer, None for attention that does not belong to the stack."""
+    def layer(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, own: Prefix | None) -> LayerCall | None:
+        """Return the record of a layer, None for attention that does not belong to the stack."""
         if module not in self._stack.layers:
             return None
-        return self.named_layer(module, *self._stack.layers[module], query, key, value)
+        return self.named_layer(module, *self._stack.layers[module], query, key, value, own)
 
-    def named_layer(self, module: nn.Module, name: str, index: int, query: Tensor, key: Tensor, value: Tensor) -> LayerCall:
-        """The record of a layer whose name and index are known.
+    def named_layer(
+        self, module: nn.Module, name: str, index: int, query: Tensor, key: Tensor, value: Tensor, own: Prefix | None = None
+    ) -> LayerCall:
+        """Return the record of a layer whose name and index are known.
+
+        Args:
+            own: constant keys of the network itself.
 
         Raises:
             AttentionError: keys that are neither the tokens so far, the newest of them, nor another stack's; or a CUDA graph is
@@ -103,12 +118,23 @@ class Call:
                     f"expected {name} to look at the {self._context.tokens.shape[1]} tokens so far, found {key.shape[2]} keys; "
                     "this kind of attention is not modelled by sinkscope"
                 )
-        hidden_states = self._notes.hidden_states.pop(module, None)  # the norms are all that is wanted of them
-        members = self._members(query)
-        return LayerCall(name, index, query, key, value, hidden_states, self.groups, members, self._stack.name, first_key, crossing)
+        return LayerCall(
+            name,
+            index,
+            query,
+            key,
+            value,
+            self._notes.hidden_states.pop(module, None),  # the norms are all that is wanted of them
+            self.groups,
+            self._members(query),
+            self._stack.name,
+            first_key,
+            crossing,
+            own=own,
+        )
 
     def next_module(self) -> nn.Module:
-        """The attention module whose turn it is in a stack of compiled layers, which run in order, once each.
+        """Return the attention module whose turn it is in a stack of compiled layers, which run in order, once each.
 
         Raises:
             AttentionError: more calls than the stack has layers.
@@ -122,69 +148,89 @@ class Call:
         return list(self._stack.layers)[self._turn - 1]
 
     def note_entering(self, hidden_states: Tensor) -> None:
-        """Keeps what enters the compiled layer whose turn is next."""
+        """Note what enters the compiled layer whose turn is next."""
         if self._turn < len(self._stack.layers):
             self._notes.hidden_states[list(self._stack.layers)[self._turn]] = hidden_states
 
-    def answers(self, call: LayerCall, sweep: Callable[..., tuple[Tensor, Columns]]) -> Answers:
-        """What is asked of this layer; a second run gets the first one's answers.
+    def attend(self, layer: LayerCall, inputs: AttentionInputs, dropout: float) -> Tensor | None:
+        """Compute a layer's attention as the subscribers ask for it, and show them its columns.
 
         Args:
-            call: the layer.
-            sweep: `attend` with the layer's queries and keys; it takes values, ``hidden`` and ``prefix``.
+            inputs: of the layer, with nothing hidden and no prefix.
+
+        Returns:
+            Output [batch, head, query, value_dim]; None where nothing is asked, so that the layer may run as in the stock model.
+
+        Raises:
+            AttentionError: dropout of attention weights.
         """
-        if not (self.closed and call.name in self._answers):
-            prepended = self.prefix(call)
-            prefix = _only(prepended, call.own)
+        requests = self._requests_for(layer, inputs)
+        if not requests.in_force:
+            return None
+        if dropout:
+            raise AttentionError(
+                f"expected no attention dropout while watching or hiding, found {dropout} in {layer.name}; call network.eval()"
+            )
+        output, columns = compute(replace(inputs, hidden=requests.hidden, prefix=requests.prefix), workspace=self._workspace)
+        self._show(layer, columns)
+        return output
+
+    def _requests_for(self, layer: LayerCall, inputs: AttentionInputs) -> Requests:
+        """Ask the subscribers; a second run of the layer gets what they said in the first."""
+        if not (self.closed and layer.name in self._requests):
+            prepended = self._prepended(layer)
+            prefix = _only(prepended, layer.own)
             bare = None if prefix is None else replace(prefix, values=None)
 
-            @functools.cache  # rules that stand together, and a rule that asks twice, share one sweep
+            @functools.cache  # rules that stand together, and a rule that asks twice, share one pass
             @torch.no_grad()  # what a gradient checkpoint saves has to be the same in both runs
             def measure() -> Columns:
-                return _placed(sweep(call.value[..., :1], prefix=bare)[1], call.first_key)
+                narrow = replace(inputs, value=inputs.value[..., :1], prefix=bare)
+                return _placed(compute(narrow, workspace=self._workspace)[1], layer.first_key)
 
-            own = [replace(one, keys=one.keys[..., call.first_key :]) for one in self.hidden(replace(call, measure=measure))]
+            own = [replace(one, keys=one.keys[..., layer.first_key :]) for one in self.hidden(replace(layer, measure=measure))]
             hidden = [
                 one for one in own if one.keys.is_cuda or bool(one.keys.any()) or (one.front and prefix is not None)
             ]  # asking a GPU would wait
-            self._answers[call.name] = Answers(hidden, prefix, self.watched(call) or bool(hidden) or prepended is not None)
-        return self._answers[call.name]
+            self._requests[layer.name] = Requests(hidden, prefix, self._watched(layer) or bool(hidden) or prepended is not None)
+        return self._requests[layer.name]
 
-    def hidden(self, call: LayerCall) -> list[Hidden]:
-        """What every hider takes away, over all tokens so far."""
+    def hidden(self, layer: LayerCall) -> list[Hidden]:
+        """Return what every hider takes away, over all tokens so far."""
         found: list[Hidden] = []
         for hider in self._hiders:
-            mine = hider.hide(call)
+            mine = hider.hide(layer)
             found += [] if mine is None else [Hidden(mine[:, :, None])] if isinstance(mine, Tensor) else mine
         for one in found:
-            if one.keys.shape[-1] != call.keys:
+            if one.keys.shape[-1] != layer.keys:
                 raise AttentionError(
-                    f"expected hidden keys of {call.name} over {call.keys} tokens, found {one.keys.shape[-1]}; "
+                    f"expected hidden keys of {layer.name} over {layer.keys} tokens, found {one.keys.shape[-1]}; "
                     "a layer with a sliding window holds fewer keys than there are tokens, LayerCall.keys counts them all"
                 )
         return found
 
-    def prefix(self, call: LayerCall) -> Prefix | None:
-        """The constant keys in front, from the only prepender."""
+    def _prepended(self, layer: LayerCall) -> Prefix | None:
+        """Return the constant keys of the only prepender."""
         if len(self._prependers) > 1:
             raise AttentionError(f"expected at most one prepender on a model, found {len(self._prependers)}")
-        return self._prependers[0].prepend(call) if self._prependers else None
+        return self._prependers[0].prepend(layer) if self._prependers else None
 
-    def watched(self, call: LayerCall) -> bool:
-        """Whether anybody wants columns of this layer."""
-        return bool(self._watchers) or any([hider.observes(call) for hider in self._hiders])
+    def _watched(self, layer: LayerCall) -> bool:
+        """Return whether anybody needs the columns of a layer."""
+        return bool(self._watchers) or any([hider.observes(layer) for hider in self._hiders])
 
-    def show(self, call: LayerCall, columns: Columns) -> None:
-        """Tells everybody what the layer saw, columns in their absolute place; nobody when a layer is run once more."""
+    def _show(self, layer: LayerCall, columns: Columns) -> None:
+        """Show everybody what a layer saw, columns in their absolute place; nobody when a layer is run once more."""
         if self.closed:
             return
-        placed = _placed(columns, call.first_key)
+        placed = _placed(columns, layer.first_key)
         for watcher in self._watchers:
-            watcher.watch(call, placed)
+            watcher.watch(layer, placed)
         for hider in self._hiders:
-            hider.observe(call, placed)
+            hider.observe(layer, placed)
 
     def _members(self, query: Tensor) -> Tensor:
+        """Return which queries belong to which group, float32 [batch, group, query]."""
         if self._membership is None:
             batch, queries = query.shape[0], query.shape[2]
             if self._context is None:
@@ -195,13 +241,14 @@ class Call:
 
 
 def _only(prepended: Prefix | None, own: Prefix | None) -> Prefix | None:
+    """Return the one prefix of a layer, the network's own or a prepender's."""
     if prepended is not None and own is not None:
         raise AttentionError("expected one prefix, found a prepender on a network that has a sink of its own; take one of them away")
     return own if prepended is None else prepended
 
 
 def _placed(columns: Columns, first_key: int) -> Columns:
-    """Columns over all tokens so far: those a layer no longer holds receive nothing."""
+    """Return columns over all tokens so far: those a layer no longer holds receive nothing."""
     if not first_key:
         return columns
     return replace(
@@ -216,6 +263,7 @@ def _placed(columns: Columns, first_key: int) -> Columns:
 def _membership(
     context: StepContext, prompt_lengths: tuple[int, ...], groups: tuple[str, ...], queries: int, device: torch.device
 ) -> Tensor:
+    """Return which queries of a step belong to which group, float32 [batch, group, query]."""
     batch, length = context.tokens.shape
     lengths = upload(context.lengths, device)[:, None]
     position, first = torch.arange(length, device=device)[None], length - lengths

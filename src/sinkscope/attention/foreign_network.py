@@ -5,10 +5,10 @@ is local to the thread and to the call; outside of it nothing is different.
 """
 
 import inspect
+import math
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,11 +17,9 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from sinkscope.attention.call import Call
-from sinkscope.attention.paths import attend
-from sinkscope.attention.session import Session, current_session
-from sinkscope.attention.stack_input import StackInput, real_tokens
-from sinkscope.attention.stacks import Stack
-from sinkscope.attention.wiring import Wiring
+from sinkscope.attention.records import AttentionInputs
+from sinkscope.attention.session import Hooks, Session, current_session
+from sinkscope.attention.stacks import Stack, StackInput, real_tokens
 from sinkscope.errors import AttentionError, CallError
 
 stock_attention = functional.scaled_dot_product_attention
@@ -29,7 +27,7 @@ stock_attention = functional.scaled_dot_product_attention
 
 @contextmanager
 def foreign(network: nn.Module, layers: Sequence[str] | None = None, *, causal: bool = False) -> Iterator[None]:
-    """Inside, a torch module that calls ``F.scaled_dot_product_attention`` can be recorded, hidden in and prepended to.
+    """Let a torch module that calls ``F.scaled_dot_product_attention`` be recorded, hidden in and prepended to, inside a ``with``.
 
     A layer is the innermost module that makes the call, named by its path; a second call of one module in one forward
     is ``path:1``. A step is one forward call of the network. Its tokens are read from an integer argument
@@ -53,7 +51,7 @@ def foreign(network: nn.Module, layers: Sequence[str] | None = None, *, causal: 
         )
     if current_session(network) is not None:
         raise AttentionError(f"{type(network).__name__} is watched already; open foreign() before recording")
-    session = Session(network, ForeignWiring(network, None if layers is None else frozenset(layers), causal), kept=True)
+    session = Session(network, ForeignHooks(network, None if layers is None else frozenset(layers), causal), stays=True)
     session.open()
     try:
         yield
@@ -61,8 +59,8 @@ def foreign(network: nn.Module, layers: Sequence[str] | None = None, *, causal: 
         session.close()
 
 
-class ForeignWiring(Wiring):
-    """Wraps the network's forward and follows which of its modules run."""
+class ForeignHooks(Hooks):
+    """A wrapper around the network's forward, and hooks that follow which of its modules run."""
 
     def __init__(self, network: nn.Module, layers: frozenset[str] | None, causal: bool) -> None:
         self.network, self.layers = network, layers
@@ -100,14 +98,14 @@ class ForeignWiring(Wiring):
         )
 
     def layer(self) -> tuple[str, nn.Module] | None:
-        """The layer that is running: path and module."""
+        """Return the layer that is running: path and module."""
         for path, module, _ in reversed(self.running):
             if self.layers is None or path in self.layers:
                 return path, module
         return None
 
     def entering(self, module: nn.Module, batch: int, queries: int) -> Tensor | None:
-        """What entered the block that holds a layer: the innermost running entry of a `ModuleList`, or of a `Sequential`."""
+        """Return what entered the block that holds a layer: the innermost running entry of a `ModuleList`, or of a `Sequential`."""
         for kind in (nn.ModuleList, nn.Sequential):
             for path, _, hidden in reversed(self.running):
                 if path and isinstance(self.parents[path], kind) and hidden is not None:
@@ -117,30 +115,36 @@ class ForeignWiring(Wiring):
 
 
 class _Enter:
-    def __init__(self, wiring: ForeignWiring, session: Session, path: str) -> None:
-        self.wiring, self.session, self.path = wiring, session, path
+    """Notes that a module runs, and what entered it."""
+
+    def __init__(self, hooks: ForeignHooks, session: Session, path: str) -> None:
+        self.hooks, self.session, self.path = hooks, session, path
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         if self.path == "":
-            self.wiring.running.clear()  # what an interrupt has left behind
-        elif not self.wiring.running and self.session.subscribers and torch._C._current_graph_task_id() != -1:
+            self.hooks.running.clear()  # what an interrupt has left behind
+        elif not self.hooks.running and self.session.subscribers and torch._C._current_graph_task_id() != -1:
             raise AttentionError(f"gradient checkpointing runs {self.path} once more, unseen; turn it off while something watches or hides")
         hidden = next(
             (one for one in (*args, *kwargs.values()) if isinstance(one, Tensor) and one.ndim == 3 and one.is_floating_point()), None
         )
-        self.wiring.running.append((self.path, module, hidden))
+        self.hooks.running.append((self.path, module, hidden))
 
 
 class _Leave:
-    def __init__(self, wiring: ForeignWiring) -> None:
-        self.wiring = wiring
+    """Notes that the innermost running module has returned or raised."""
+
+    def __init__(self, hooks: ForeignHooks) -> None:
+        self.hooks = hooks
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        if self.wiring.running:
-            self.wiring.running.pop()
+        if self.hooks.running:
+            self.hooks.running.pop()
 
 
 def _one_generation(session: Session, generate: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the network's own ``generate`` as one generation."""
+
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         with session.foreign_generation():
             return generate(*args, **kwargs)
@@ -149,21 +153,21 @@ def _one_generation(session: Session, generate: Callable[..., Any]) -> Callable[
 
 
 class _Forward:
-    """The network's forward as one step."""
+    """The network's forward, made one step."""
 
-    def __init__(self, wiring: ForeignWiring, session: Session, forward: Callable[..., Any]) -> None:
-        self.wiring, self.session, self.forward = wiring, session, forward
+    def __init__(self, hooks: ForeignHooks, session: Session, forward: Callable[..., Any]) -> None:
+        self.hooks, self.session, self.forward = hooks, session, forward
         self.within = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.within or not self.session.subscribers:
             return self.forward(*args, **kwargs)
-        step, failed, self.within = _Step(self.wiring, self.session, args, kwargs), True, True
+        step, failed, self.within = _Step(self.hooks, self.session, args, kwargs), True, True
         try:
             with _Mode(step):
                 output = self.forward(*args, **kwargs)
             if step.call is None:
-                name = type(self.wiring.network).__name__
+                name = type(self.hooks.network).__name__
                 raise AttentionError(
                     f"expected {name} to call F.scaled_dot_product_attention in its layers, found that it did not; it cannot be watched"
                 )
@@ -175,6 +179,8 @@ class _Forward:
 
 
 class _Mode(TorchFunctionMode):
+    """Sees the network call torch's attention functions, and lets a `_Step` answer."""
+
     def __init__(self, step: "_Step") -> None:
         super().__init__()
         self.step = step
@@ -191,8 +197,8 @@ class _Mode(TorchFunctionMode):
 class _Step:
     """One forward call of a foreign network, read from the attention it asks for."""
 
-    def __init__(self, wiring: ForeignWiring, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.wiring, self.session = wiring, session
+    def __init__(self, hooks: ForeignHooks, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.hooks, self.session = hooks, session
         self.whole = [
             one
             for one in (*args, *kwargs.values())
@@ -213,47 +219,41 @@ class _Step:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        """What stands for ``F.scaled_dot_product_attention``."""
-        layer = self.wiring.layer()
+        """Compute attention in the place of ``F.scaled_dot_product_attention``."""
+        layer = self.hooks.layer()
         if layer is None:
             return stock_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
         name = self._name(layer[0])
         q, k, v, mask = _four_axes(name, query, key, value, attn_mask, enable_gqa)
         if self.call is None:
-            self.call = self.session.begin_read_call(self.wiring.stacks[0], self._read(name, q, k, mask))
+            self.call = self.session.begin_read_call(self.hooks.stacks[0], self._read(name, q, k, mask))
         if (q.shape[2], k.shape[2]) != self.shape:
             raise AttentionError(
                 f"expected {name} to have {self.shape[0]} queries on {self.shape[1]} keys as the layers before it, found {q.shape[2]} on "
                 f"{k.shape[2]}; choose the layers that belong together: foreign(network, layers=[…]), or watch encoder and decoder apart"
             )
-        hidden_states = self.wiring.entering(layer[1], q.shape[0], q.shape[2])
+        hidden_states = self.hooks.entering(layer[1], q.shape[0], q.shape[2])
         if hidden_states is None:
             self.session.notes.hidden_states.pop(layer[1], None)
         else:
             self.session.notes.hidden_states[layer[1]] = hidden_states
         record = self.call.named_layer(layer[1], name, len(self.names) - 1, q, k, v)
         assert record.membership is not None
-        sweep = partial(attend, q, k, groups=record.membership, scale=scale, mask=mask, causal=is_causal, workspace=self.call.workspace)
-        answers = self.call.answers(record, sweep)
-        if not answers.in_force:
+        factor = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+        output = self.call.attend(record, AttentionInputs(q, k, v, record.membership, factor, mask, is_causal), dropout_p)
+        if output is None:
             return stock_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-        if dropout_p:
-            raise AttentionError(
-                f"expected no attention dropout while watching or hiding, found {dropout_p} in {name}; call network.eval()"
-            )
-        output, columns = sweep(v, hidden=answers.hidden or None, prefix=answers.prefix)
-        self.call.show(record, columns)
         return output[:, 0] if query.ndim == 3 else output
 
     def multi_head(self, *args: Any, **kwargs: Any) -> Any:
-        """``nn.MultiheadAttention``, which torch shows as one function: its own code, with `attention` for the attention inside."""
+        """Compute ``nn.MultiheadAttention``, which torch shows as one function, by its own code around `attention`."""
         stock = functional.multi_head_attention_forward
         given = inspect.signature(stock).bind(*args, **kwargs)
         given.apply_defaults()
-        if self.wiring.layer() is None:
+        if self.hooks.layer() is None:
             return stock(*args, **kwargs)
         if given.arguments["need_weights"]:
-            path = (self.wiring.layer() or ("",))[0]
+            path = (self.hooks.layer() or ("",))[0]
             raise AttentionError(
                 f"{path}: nn.MultiheadAttention with need_weights=True computes its attention itself; pass need_weights=False"
             )
@@ -262,6 +262,7 @@ class _Step:
         return ours(*args, **kwargs)
 
     def _name(self, path: str) -> str:
+        """Return the name of the layer that calls: its path, with a number where it has called before in this step."""
         base, again = path or "attention", 0
         while (name := base if not again else f"{base}:{again}") in self.names:
             again += 1
@@ -269,7 +270,7 @@ class _Step:
         return name
 
     def _read(self, name: str, query: Tensor, key: Tensor, mask: Tensor | None) -> StackInput:
-        """The step as its first layer shows it."""
+        """Return the step as its first layer shows it."""
         batch, queries, keys = query.shape[0], query.shape[2], key.shape[2]
         if keys < queries:
             raise AttentionError(f"expected {name}, the first layer, to look at all tokens so far, found {queries} queries on {keys} keys")
@@ -277,7 +278,7 @@ class _Step:
         ids = next((one[:, -queries:] for one in self.whole if one.shape in ((batch, queries), (batch, keys))), None)
         real = None
         if queries == keys:
-            if before is not None and before.behind_cache and self.wiring.stacks[0].causal:
+            if before is not None and before.behind_cache and self.hooks.stacks[0].causal:
                 self.session.end_generation(failed=False)  # from here on another text
             real = None if mask is None else real_tokens(mask).expand(batch, -1)
         elif before is not None and before.real.shape == (batch, keys - queries):
@@ -288,7 +289,7 @@ class _Step:
 def _four_axes(
     name: str, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, grouped: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Queries, keys, values [batch, head, …, dim] and mask [batch, head, query, key], as `attend` has them."""
+    """Return queries, keys, values [batch, head, …, dim] and mask [batch, head, query, key], as `AttentionInputs` has them."""
     if query.is_nested or query.ndim not in (3, 4) or key.ndim != query.ndim or value.ndim != query.ndim:
         found = "nested tensors" if query.is_nested else f"{query.ndim}, {key.ndim} and {value.ndim} axes"
         raise AttentionError(

@@ -1,4 +1,4 @@
-"""`attend` by Triton kernels: two launches a layer, nothing S×S, no wait for the device.
+"""Attention with column sums by Triton's kernels: two launches a layer, no map of queries × keys, no wait for the device.
 
 Where torch's own flash attention takes a call, it gives the output and the log-sum-exp, and only the columns are ours.
 """
@@ -11,11 +11,12 @@ import torch
 import triton
 from torch import Tensor
 
-from sinkscope.attention.kernels import attention_kernel, column_kernel
-from sinkscope.attention.sweep import Columns, Prefix
+from sinkscope.attention.records import AttentionInputs, AttentionPath, Columns
+from sinkscope.attention.scores import Front
+from sinkscope.attention.triton import attention_kernel, column_kernel
 
 PASSING = ("out of memory", "illegal memory access", "device-side assert", "unspecified launch failure", "misaligned address")
-"""What errors say that are not of these kernels, but of what ran before or runs beside them."""
+"""Words of errors that are not these kernels' own: they come from what ran before or runs beside them."""
 LOG2E = math.log2(math.e)
 # A kernel's parameters are no Python parameters to a type checker: it is given a grid, then called with everything flat.
 _attention: Any = attention_kernel
@@ -23,37 +24,25 @@ _columns: Any = column_kernel
 INTERPRETED = not isinstance(attention_kernel, triton.JITFunction)
 
 
-class NoKernel(Exception):
-    """The kernels cannot be compiled or launched here; nothing was computed, and the sweep has to take the call."""
+class KernelError(Exception):
+    """The kernels cannot be compiled or launched on this device; nothing was computed."""
 
 
-def attend_fused(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    groups: Tensor,
-    scale: float | None,
-    mask: Tensor | None,
-    causal: bool,
-    hidden: Tensor | None,
-    prefix: Prefix | None,
-) -> tuple[Tensor, Columns]:
-    """Attention output and column sums, as `sweep.attend` gives them; no gradients.
+def compute_fused(inputs: AttentionInputs) -> tuple[Tensor, Columns]:
+    """Return attention output and column sums, as `blockwise.compute_blockwise` gives them; no gradients.
 
     Args:
-        query, key, value: float32, bfloat16 or float16, heads of at most 256.
-        hidden: bool [1 or batch, 1 or head, key], True where a key is taken away.
+        inputs: float32, bfloat16 or float16, heads of at most 256; hidden keys the same for all queries of a head.
 
     Raises:
-        NoKernel: the kernels cannot be compiled or launched here.
+        KernelError: the kernels cannot be compiled or launched here.
     """
+    query, key, value = (one if one.stride(-1) == 1 else one.contiguous() for one in (inputs.query, inputs.key, inputs.value))
     batch, heads, queries, dim = query.shape
     kv_heads, keys, value_dim = key.shape[1], key.shape[2], value.shape[-1]
-    query, key, value = (one if one.stride(-1) == 1 else one.contiguous() for one in (query, key, value))
-    groups = groups.contiguous()
-    scale = 1 / math.sqrt(dim) if scale is None else scale
-    shift = 0 if causal else keys - queries
-    by_torch = mask is None and hidden is None and prefix is None and _flash_takes(query, key, value, causal)
+    groups, scale, causal, mask, shift = inputs.groups.contiguous(), inputs.scale, inputs.causal, inputs.mask, inputs.own_key
+    hidden, front = _bitmap(inputs), Front.of(inputs)
+    by_torch = mask is None and hidden is None and not front.count and _flash_takes(query, key, value, causal)
     fresh = query.new_empty(0, dtype=torch.float32).new_empty
     if by_torch:
         output, lse_all = _flash(query, key, value, causal, scale)
@@ -65,7 +54,7 @@ def attend_fused(
     lse, removed, local, last_in_force = lse_all, None, None, last_row
     if hidden is not None:
         lse, removed, local, last_in_force = (torch.empty_like(one) for one in (lse_all, diagonal, sums, last_row))
-    front = None if prefix is None else _front(prefix, query, scale)
+    front_scores = front.scores(query.to(front.dtype), scale, slice(None)) if front.count else None
     seen, kind = (None, 0) if mask is None else (mask.view(torch.uint8), 1) if mask.dtype == torch.bool else (mask, 2)
     seen_strides = (0, 0, 0, 0) if seen is None else seen.expand(batch, heads, queries, keys).stride()
     bitmap = None if hidden is None else hidden.view(torch.uint8)
@@ -81,7 +70,7 @@ def attend_fused(
         "WIDEN": INTERPRETED and query.dtype == torch.bfloat16,
         "BD": _at_most(256, dim),
     }
-    logs = None if front is None else (torch.logsumexp(front, -1) * LOG2E).contiguous()
+    logs = None if front_scores is None else (torch.logsumexp(front_scores, -1) * LOG2E).contiguous()
     try:
         with torch.cuda.device(query.device) if query.is_cuda else contextlib.nullcontext():
             if not by_torch:
@@ -89,7 +78,7 @@ def attend_fused(
                     query, key, value, output, lse, lse_all, removed, diagonal, seen, bitmap, logs,
                     *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *output.stride()[:3], *seen_strides, *bitmap_strides,
                     heads, heads // kv_heads, queries, keys, dim, value_dim, shift, scale * LOG2E, least,
-                    FRONTED=front is not None, BV=_at_most(256, value_dim), **shared, **of_attention,
+                    FRONTED=bool(front.count), BV=_at_most(256, value_dim), **shared, **of_attention,
                 )  # fmt: skip
             _columns[(triton.cdiv(keys, of_columns["BN"]) * batch * heads,)](
                 query, key, lse, lse_all, groups, sums, local, diagonal, last_row, last_in_force, seen, bitmap,
@@ -100,19 +89,29 @@ def attend_fused(
     except Exception as error:  # a compiler that is missing or old, a device too small: every stage has errors of its own kind
         if isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in PASSING):
             raise
-        raise NoKernel(f"{type(error).__name__}: {error}") from error
+        raise KernelError(f"{type(error).__name__}: {error}") from error
     received = None
-    if prefix is not None and front is not None:
-        # Behind a prefix a query always keeps something to see, so that ``lse`` is in force for all.
-        weights = torch.exp(front - (lse / LOG2E)[..., None])
+    if front_scores is not None:
+        # Behind constant keys a query always keeps something to see, so that ``lse`` is in force for all.
+        weights = torch.exp(front_scores - (lse / LOG2E)[..., None])
         received = groups[:, None] @ weights
-        if prefix.values is not None:
-            output = output + weights.to(value.dtype) @ _per_head(prefix.values, query)
-    return output, Columns(sums, local, diagonal, last_row, last_in_force, removed, received, "flash" if by_torch else "triton")
+        if front.values is not None:
+            output = output + weights.to(value.dtype) @ front.values
+    path: AttentionPath = "flash" if by_torch else "triton"
+    return output, Columns(sums, local, diagonal, last_row, last_in_force, removed, received, path)
+
+
+def _bitmap(inputs: AttentionInputs) -> Tensor | None:
+    """Return the hidden keys of all `Hidden` as bool [1 or batch, 1 or head, key]; None where nothing is hidden."""
+    union: Tensor | None = None
+    for one in inputs.hidden:
+        keys = one.keys[:, :, 0].to(inputs.query.device)
+        union = keys if union is None else union | keys
+    return union
 
 
 def _flash_takes(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> bool:
-    """Whether torch's flash attention takes heads like these; it says no to other dtypes, old devices and where it is switched off."""
+    """Return whether torch's flash attention takes such heads; it refuses other dtypes, old devices and where it is switched off."""
     if query.shape[1] != key.shape[1] or query.shape[-1] % 8 or (causal and query.shape[2] != key.shape[2]):
         return False  # it would want heads repeated or padded first, and lets the last query of a triangle stand at the last key
     asked = torch.backends.cuda.SDPAParams(query, key, value, None, 0.0, causal, False)
@@ -120,7 +119,7 @@ def _flash_takes(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> boo
 
 
 def _flash(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-    """Output, and the log-sum-exp of each query in base 2, float32 [batch, head, query]."""
+    """Return the output, and the log-sum-exp of each query in base 2, float32 [batch, head, query]."""
     if query.is_cuda:
         output, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, 0.0, causal, scale=scale)
     else:
@@ -128,23 +127,11 @@ def _flash(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float
     return output, (lse.float() * LOG2E).contiguous()
 
 
-def _front(prefix: Prefix, query: Tensor, scale: float) -> Tensor:
-    """Scores of the constant keys in front, float32 [batch, head, query, count]."""
-    batch, _, queries, _ = query.shape
-    if prefix.keys is None:
-        assert prefix.logits is not None
-        return prefix.logits.to(query.device).float()[None, :, None].expand(batch, -1, queries, -1)
-    return query.float() @ _per_head(prefix.keys, query).float().mT * scale
-
-
-def _per_head(constant: Tensor, query: Tensor) -> Tensor:
-    """[1 or batch, head, count, dim]."""
-    batched = constant if constant.ndim == 4 else constant[None]
-    return batched.to(query).repeat_interleave(query.shape[1] // batched.shape[1], dim=1)
-
-
 def _tiles(query: Tensor, dim: int, value_dim: int, masked: bool, hiding: bool) -> tuple[int, int, int, int]:
-    """Queries and keys of a tile of the attention, warps and stages: what fits into shared memory and, compiled for 9.0, into registers."""
+    """Return queries and keys of a tile of the attention kernel, warps and stages.
+
+    They fit into shared memory and, compiled for compute capability 9.0, into registers.
+    """
     wide = max(dim, value_dim)
     if query.dtype == torch.float32:
         if wide <= 64:
@@ -158,7 +145,7 @@ def _tiles(query: Tensor, dim: int, value_dim: int, masked: bool, hiding: bool) 
 
 
 def _column_tiles(query: Tensor, dim: int, hiding: bool) -> tuple[int, int, int, int]:
-    """The same of the columns, which hold less at a time."""
+    """Return the same for the column kernel, which holds less at a time."""
     if query.dtype == torch.float32:
         return (64, 32, 4, 1) if dim <= 64 else (32, 16, 4, 1) if dim <= 128 else (16, 16, 8, 1)
     return (128, 64, 8 if hiding else 4, 2) if dim <= 64 else (128, 64, 8, 2) if dim <= 128 else (64, 32, 4, 2)
@@ -170,5 +157,5 @@ def _fitted(tiles: tuple[int, int, int, int], queries: int, keys: int) -> dict[s
 
 
 def _at_most(size: int, length: int) -> int:
-    """A power of two, at least the 16 that a product of tiles needs, and no larger than the length asks for."""
+    """Return a power of two, at least the 16 that a product of tiles needs, and no larger than the length asks for."""
     return max(16, min(size, 1 << (length - 1).bit_length()))

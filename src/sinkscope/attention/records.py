@@ -1,12 +1,138 @@
-"""The records that cross the seam: what decoding publishes, and what a layer's attention shows to who watches."""
+"""The records of attention: what one call computes with and gives back, what decoding publishes, what a subscriber is shown."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
+import torch
+from jaxtyping import Float, Float32
 from torch import Tensor
 
-from sinkscope.attention.sweep import Columns, Prefix
+from sinkscope.errors import AttentionError
+
+AttentionPath = Literal["sweep", "triton", "flash"]
+"""The implementations of attention with column sums, as traces name them: see `dispatch`."""
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """Constant keys in front of all others, seen by every query (a folded sink token, or a learned logit).
+
+    Attributes:
+        keys: [kv_head, count, dim], or with a batch axis in front, already rotated; None when ``logits`` says the
+            scores directly.
+        values: as the keys; None is a value of zero.
+        logits: [head, count], scores that do not depend on the query.
+    """
+
+    keys: Tensor | None = None
+    values: Tensor | None = None
+    logits: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if (self.keys is None) == (self.logits is None):
+            raise AttentionError("a prefix has either keys or logits; found both or neither")
+
+    @property
+    def count(self) -> int:
+        """How many constant keys."""
+        source = self.keys if self.keys is not None else self.logits
+        assert source is not None
+        return source.shape[-1 if self.keys is None else -2]
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """Keys taken away in one layer.
+
+    Attributes:
+        keys: bool [1 or batch, 1 or head, 1 or query, key], True where a key is taken away.
+        queries: bool [1 or batch, query], which queries lose them; all of them when None.
+        zeroed: their weights become 0 after the softmax and the others stay as they are (the output loses their
+            share); otherwise their scores become −∞ before the softmax, which shares their weight out among the others.
+        front: the constant keys in front (`Prefix`) are taken away too.
+    """
+
+    keys: Tensor
+    queries: Tensor | None = None
+    zeroed: bool = False
+    front: bool = False
+
+
+@dataclass(frozen=True)
+class AttentionInputs:
+    """Everything that one call of attention computes with.
+
+    Attributes:
+        query: [batch, head, query, dim], after rotation.
+        key: [batch, kv_head, key, dim], after rotation.
+        value: [batch, kv_head, key, value_dim].
+        groups: float32 [batch, group, query], the weight of each query in the column sums of each query group: 1 for
+            members, 0 for others and for padding.
+        scale: factor on the scores.
+        mask: [1 or batch, 1 or head, 1 or query, key], boolean (True is visible) or additive.
+        causal: query i sees keys 0…i (upper-left, as torch's sdpa has it); only without a mask.
+        hidden: keys taken away; a query that would lose its last visible key keeps all of them.
+        prefix: constant keys in front.
+
+    Raises:
+        AttentionError: causal together with a mask, or heads that do not divide.
+    """
+
+    query: Float[Tensor, "batch head query dim"]
+    key: Float[Tensor, "batch kv_head key dim"]
+    value: Float[Tensor, "batch kv_head key value_dim"]
+    groups: Float32[Tensor, "batch group query"]
+    scale: float
+    mask: Tensor | None = None
+    causal: bool = False
+    hidden: Sequence[Hidden] = ()
+    prefix: Prefix | None = None
+
+    def __post_init__(self) -> None:
+        if self.causal and self.mask is not None:
+            raise AttentionError("expected either a mask or causal=True, found both; fold causality into the mask")
+        if self.query.shape[1] % self.key.shape[1]:
+            raise AttentionError(f"expected query heads to be a multiple of key heads, found {self.query.shape[1]} and {self.key.shape[1]}")
+
+    @property
+    def own_key(self) -> int:
+        """The key at which query 0 stands; query i stands at key ``own_key`` + i, which may be none of the keys."""
+        return 0 if self.causal else self.key.shape[2] - self.query.shape[2]
+
+    @property
+    def needs_gradient(self) -> bool:
+        """Whether a gradient may be asked through the output."""
+        constants = () if self.prefix is None else (self.prefix.keys, self.prefix.values, self.prefix.logits)
+        given = (self.query, self.key, self.value, self.mask, *constants)
+        return torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in given)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What attention saw besides its output; all float32, in queries' worth of attention (a query has 1 to give).
+
+    Attributes:
+        sums: [batch, head, group, key], column sums as they took effect.
+        local: [batch, head, group, key], the same queries and keys normalised without the hiding; None when
+            nothing was hidden.
+        diagonal: [batch, head, query], each query's attention on itself.
+        last_row: [batch, head, key], the newest query's own attention, without the hiding.
+        last_row_in_force: the same as it took effect.
+        removed: [batch, head, query], the share of each query's attention that went to keys taken from it, measured
+            without the hiding; None when nothing was hidden.
+        prefix: [batch, head, group, count], what the constant keys in front received.
+        path: which implementation ran, also where a call was too much for the one that such tensors take as a rule.
+    """
+
+    sums: Tensor
+    local: Tensor | None
+    diagonal: Tensor
+    last_row: Tensor
+    last_row_in_force: Tensor
+    removed: Tensor | None
+    prefix: Tensor | None
+    path: AttentionPath
 
 
 @dataclass(frozen=True)
@@ -15,7 +141,7 @@ class GenerationStart:
 
     Attributes:
         prompt_lengths: tokens of each prompt, without padding; one entry per recorded row.
-        final_length: positions of the longest canvas once it is written.
+        final_length: positions of the longest canvas (prompt and answer) once it is written.
         causal: columns are running sums over the queries so far.
         sampler: name of the sampler, and its settings as plain values.
         prompts: the texts, where the prompts came as text.
@@ -91,8 +217,8 @@ class LayerCall:
         stack: module path of the stack the layer belongs to.
         first_key: place of the first of these keys among the tokens so far.
         crossing: whether the keys are another stack's tokens (cross-attention).
-        measure: the columns of this layer with nothing hidden, by a sweep of their own; for who needs them before
-            the layer has run.
+        measure: computes the columns of this layer with nothing hidden, in a pass of their own; for a rule that needs
+            them before the layer has run.
         own: constant keys in front that the network itself brings (a sink token, a learned logit).
     """
 

@@ -1,10 +1,11 @@
-"""A session: for its duration, the stacks of one model hand their attention to sinkscope.
+"""A session: for its duration, the stacks of one network hand their attention to sinkscope.
 
-A *step* is one call of a stack. On enter every stack gets a hook that passes the running step down to
-`seam.attention_forward` as a keyword; on exit, also after an exception, hooks and the attention setting are as they were.
+A *step* is one call of a stack. On enter `Hooks` make the network tell the session of every call, and hand the running call
+to the attention function; on exit, also after an exception, the network is as it was.
 """
 
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -13,23 +14,43 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sinkscope.attention import compiled
 from sinkscope.attention.call import Call, LayerNotes
+from sinkscope.attention.interface import call_begins, call_ends
 from sinkscope.attention.records import GenerationStart, StepContext, StepResult
-from sinkscope.attention.stack_input import StackInput, read_stack_input
-from sinkscope.attention.stacks import Stack
+from sinkscope.attention.scores import Workspace
+from sinkscope.attention.stacks import Stack, StackInput, read_stack_input, upload
 from sinkscope.attention.subscribers import Subscriber, Watcher
-from sinkscope.attention.sweep import Workspace
-from sinkscope.attention.uploads import upload
-from sinkscope.attention.wiring import InterfaceWiring, Wiring
 from sinkscope.errors import AttentionError
 
 _sessions: "weakref.WeakKeyDictionary[nn.Module, Session]" = weakref.WeakKeyDictionary()
 
 
+class Hooks(ABC):
+    """What a session hangs into its network, and takes out again: for transformers' models see `hooks`, for others `foreign_network`."""
+
+    stacks: list[Stack]
+
+    @abstractmethod
+    def open(self, session: "Session") -> None:
+        """Hang everything in; what was hung in before an exception is taken out by `close`."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leave the network as it was found."""
+
+    @abstractmethod
+    def run_again(self, tokens: Tensor, real: Tensor) -> None:
+        """Run a canvas through the network's one stack, without a cache.
+
+        Args:
+            tokens: int64 [batch, position].
+            real: bool [batch, position], False on padding, which stands on the left.
+        """
+
+
 @dataclass(frozen=True)
 class LastStep:
-    """What the next step of a foreign network needs of the one before.
+    """What the next step of a foreign network needs to know of the one before.
 
     Attributes:
         behind_cache: whether it had more keys than queries.
@@ -41,22 +62,22 @@ class LastStep:
 
 
 class Session:
-    """The subscribers of one network, and the step that is running. Opened by `subscribed`.
+    """The subscribers of one network, and the step that is running.
 
     Args:
         network: any torch module.
-        wiring: how its attention gets here.
-        kept: whether it stays open when the last subscriber has left.
+        hooks: how its attention gets here.
+        stays: whether the session stays open when the last subscriber has left.
     """
 
-    def __init__(self, network: nn.Module, wiring: Wiring, *, kept: bool = False) -> None:
-        self.network, self.kept = network, kept
-        self.stacks = wiring.stacks
+    def __init__(self, network: nn.Module, hooks: Hooks, *, stays: bool = False) -> None:
+        self.network, self.stays = network, stays
+        self.stacks = hooks.stacks
         self.subscribers: list[Subscriber] = []
         self.notes = LayerNotes()
-        self.workspace = Workspace()
-        self.published = False
-        self._wiring = wiring
+        self.published = False  # whether a sampler publishes the steps; otherwise the arguments of the calls say them
+        self._workspace = Workspace()
+        self._hooks = hooks
         self._context: StepContext | None = None
         self._start: GenerationStart | None = None
         self._in_generation = False
@@ -71,48 +92,48 @@ class Session:
     # Life
 
     def open(self) -> None:
-        """Hangs the hooks in and turns the model's attention to the seam."""
+        """Hang the hooks in."""
         try:
-            self._wiring.open(self)
+            self._hooks.open(self)
         except BaseException:
             self.close()
             raise
         _sessions[self.network] = self
 
     def close(self) -> None:
-        """Leaves the model as it was found."""
+        """Leave the network as it was found."""
         self._in_generation = self.published = False
         self._context = self._tokens = self._call = self._given = None
         while self._calls:
-            compiled.call_ends(self._calls.pop())
-        self.notes, self.workspace = LayerNotes(), Workspace()
+            call_ends(self._calls.pop())
+        self.notes, self._workspace = LayerNotes(), Workspace()
         if _sessions.get(self.network) is self:
             del _sessions[self.network]
-        self._wiring.close()
+        self._hooks.close()
 
     # What decoding publishes
 
     def begin_generation(self, start: GenerationStart) -> None:
-        """Published by a sampler before its first step."""
+        """Tell everybody that a generation begins; a sampler calls this before its first step."""
         if self._in_generation:
             self.end_generation(failed=False)
         self.published = True
         self._begin(start)
 
     def begin_step(self, context: StepContext) -> None:
-        """Published by a sampler before each forward call."""
+        """Tell everybody of a step; a sampler calls this before each forward call."""
         self._context = context
         for subscriber in self.subscribers:
             subscriber.begin_step(context)
 
     def end_step(self, result: StepResult | None) -> None:
-        """Published by a sampler after it has committed."""
+        """Tell everybody what a step led to; a sampler calls this after it has committed."""
         for subscriber in self.subscribers:
             subscriber.end_step(result)
         self._context = None
 
     def end_generation(self, failed: bool) -> None:
-        """Published by a sampler after its last step, or when it is given up."""
+        """Tell everybody that the generation is over; a sampler calls this after its last step, or when it gives up."""
         if not self._in_generation:
             return
         self._in_generation = self.published = False
@@ -123,7 +144,7 @@ class Session:
 
     @contextmanager
     def foreign_generation(self) -> Iterator[None]:
-        """Around a generate of the network's own: what runs inside is one generation."""
+        """Make what runs inside one generation: it is put around a ``generate`` of the network's own."""
         if self.published:
             yield
             return
@@ -136,20 +157,20 @@ class Session:
         self.end_generation(failed=False)
 
     def leave(self, subscriber: Subscriber, failed: bool) -> None:
-        """Takes a subscriber out; a generation that is still running ends for it, unfinished if a sampler published it."""
+        """Take a subscriber out; a generation that is still running ends for it, unfinished if a sampler published it."""
         try:
             if self._in_generation:
                 subscriber.end_generation(failed or self.published)
         finally:  # whatever the farewell raises
             at = max(place for place, one in enumerate(self.subscribers) if one is subscriber)
             del self.subscribers[at]  # not remove(): subscribers may be equal without being the same
-            if not self.subscribers and not self.kept:
+            if not self.subscribers and not self.stays:
                 self.close()
             elif not self.subscribers:
                 self._in_generation = self.published = False
 
     def join(self, subscriber: Subscriber) -> None:
-        """Adds a subscriber; one that comes in the middle of a generation is told of its start."""
+        """Add a subscriber; one that comes in the middle of a generation is told of its start."""
         self.subscribers.append(subscriber)
         if self._in_generation and self._start is not None:
             subscriber.begin_generation(self._start)
@@ -157,7 +178,7 @@ class Session:
     # What a stack call does
 
     def begin_call(self, stack: Stack, arguments: Mapping[str, Any], parents: Iterable[Mapping[str, Any]] = ()) -> Call | None:
-        """The running step as the attention function needs it; None when nobody asks for anything.
+        """Return the call that begins, for the attention function; None when there are no subscribers.
 
         Args:
             arguments: of the stack, by name.
@@ -166,7 +187,7 @@ class Session:
         return self.begin_read_call(stack, read_stack_input(arguments, parents)) if self.subscribers else None
 
     def begin_read_call(self, stack: Stack, given: StackInput | None) -> Call:
-        """The same, once the arguments are read."""
+        """Return the call that begins, once its arguments are read."""
         self._given = given
         if not self.published and not self._unhidden_running:
             self._context = None  # one that an interrupt has left behind
@@ -177,18 +198,27 @@ class Session:
         prompts = self._prompts.get(stack.name) if not self.published else None
         if prompts is None:
             prompts = () if self._start is None else self._start.prompt_lengths
-        self._call = Call(self, stack, self._context, prompts, None if given is None else given.cache)
+        self._call = Call(
+            stack,
+            self.subscribers,
+            self._context,
+            prompts,
+            inferred=not self.published,
+            cache=None if given is None else given.cache,
+            notes=self.notes,
+            workspace=self._workspace,
+        )
         self._calls.append(self._call)
-        compiled.call_begins(self._call)
+        call_begins(self._call)
         return self._call
 
     def end_call(self, failed: bool) -> None:
-        """A stack has returned or raised; a step that no sampler published ends here."""
+        """End the running call: its stack has returned or raised. A step that no sampler published ends with it."""
         call, self._call = self._call, None
         given, self._given = self._given, None
         self.notes.hidden_states.clear()
         if self._calls:
-            compiled.call_ends(self._calls.pop())
+            call_ends(self._calls.pop())
         if call is not None:
             call.closed = True
         if failed:
@@ -208,7 +238,7 @@ class Session:
 
     @torch.no_grad()
     def unhidden_pass(self, watcher: Watcher) -> None:
-        """Runs the canvas of the step that has just begun through the network once more, for one watcher alone.
+        """Run the canvas of the step that has just begun through the network once more, for one watcher alone.
 
         Nothing is hidden, nobody else is told, and no cache is read or written: a causal model reads all tokens so far.
 
@@ -227,12 +257,12 @@ class Session:
         alone: list[Subscriber] = [watcher]
         subscribers, given, self.subscribers, self._unhidden_running = self.subscribers, self._given, alone, True
         try:
-            self._wiring.run_again(tokens, real)
+            self._hooks.run_again(tokens, real)
         finally:
             self.subscribers, self._given, self._unhidden_running = subscribers, given, False
 
     def last_step(self) -> LastStep | None:
-        """The step before, in the running generation that no sampler published."""
+        """Return the step before, in a running generation that no sampler published; None where there is none."""
         return self._last if self._in_generation and not self.published else None
 
     def _begin(self, start: GenerationStart) -> None:
@@ -241,7 +271,7 @@ class Session:
             subscriber.begin_generation(start)
 
     def _infer_step(self, stack: Stack, given: StackInput) -> None:
-        """A plain forward call, or a foreign ``generate``: the step is what the arguments say."""
+        """Begin the step that the arguments of a call say: of a plain forward call, or of a ``generate`` that is not ours."""
         lengths, config = given.lengths(), getattr(self.network, "config", None)
         if self._starts_anew(stack, given):
             self.end_generation(failed=False)
@@ -265,28 +295,12 @@ class Session:
         self.begin_step(StepContext(tokens, masked, lengths, rows, rows, stack.name, stack.causal, self._prompts[stack.name]))
 
     def _starts_anew(self, stack: Stack, given: StackInput) -> bool:
-        """Other rows, or an empty cache for a stack that has been called before."""
+        """Return whether a call begins a generation: it has other rows, or an empty cache for a stack that has been called before."""
         if not self._in_generation or self._start is None or len(self._start.prompt_lengths) != given.batch:
             return True
         return stack.name in self._prompts and given.cache is not None and given.seen == 0
 
 
 def current_session(network: nn.Module) -> Session | None:
-    """The open session of a network, None when nobody watches or hides."""
+    """Return the open session of a network, None when nobody watches or hides."""
     return _sessions.get(network)
-
-
-@contextmanager
-def subscribed(network: nn.Module, subscriber: Subscriber) -> Iterator[Session]:
-    """Adds a subscriber to the network's session, opening one if there is none and closing it with the last."""
-    session = _sessions.get(network)
-    if session is None:
-        session = Session(network, InterfaceWiring(network))
-        session.open()
-    failed = True
-    try:
-        session.join(subscriber)
-        yield session
-        failed = False
-    finally:
-        session.leave(subscriber, failed)

@@ -1,10 +1,19 @@
-"""Stacks: the modules that own the layers (``model.model`` of a Llama; encoder and decoder apart)."""
+"""Stacks: the modules that own the layers (``model.model`` of a Llama; encoder and decoder apart), and what the arguments of a call say.
 
+A call's arguments say which tokens go in, how many are behind a cache, and where padding stands.
+"""
+
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from sinkscope.errors import AttentionError
+
+IDS = ("input_ids", "decoder_input_ids")
+EMBEDDINGS = ("inputs_embeds", "decoder_inputs_embeds", "hidden_states")
 
 
 @dataclass(frozen=True)
@@ -27,10 +36,10 @@ class Stack:
 
 
 def find_stacks(network: nn.Module) -> list[Stack]:
-    """The stacks of a transformers model: owners of a `ModuleList` whose entries hold a module with ``layer_idx``.
+    """Return the stacks of a transformers model: owners of a `ModuleList` whose entries hold a module with ``layer_idx``.
 
     Raises:
-        AttentionError: it has none.
+        AttentionError: the model has none.
     """
     stacks = []
     for name, module in network.named_modules():
@@ -56,15 +65,136 @@ def find_stacks(network: nn.Module) -> list[Stack]:
 
 
 def _attends(module: nn.Module) -> bool:
-    """Feed-forward networks and convolutions may be numbered as well."""
+    """Return whether a numbered module is attention, as its name says; feed-forward networks and convolutions may be numbered too."""
     name = type(module).__name__.lower()
     return any(part in name for part in ("attention", "attn", "mla"))
 
 
 def _is_causal(network: nn.Module, stack: nn.Module, attention: nn.Module) -> bool:
-    """A configuration that says so decides; else the attention does."""
+    """Return whether a stack is causal: its configuration decides, and where that says nothing its attention."""
     for config in (getattr(stack, "config", None), getattr(network, "config", None)):
         said = getattr(config, "is_causal", None)
         if said is not None:
             return bool(said)
     return bool(getattr(attention, "is_causal", True))
+
+
+@dataclass(frozen=True)
+class StackInput:
+    """One call of a stack that no sampler published.
+
+    Attributes:
+        batch, fresh, seen: rows, tokens that go in, tokens behind the cache.
+        ids: int64 [batch, fresh], None where the call had only embeddings.
+        real: bool [batch, seen + fresh], False on padding; None where nothing is padded.
+        cache: the cache that came with the call.
+        device: where the tokens lie.
+    """
+
+    batch: int
+    fresh: int
+    seen: int
+    ids: Tensor | None
+    real: Tensor | None
+    cache: Any
+    device: torch.device
+
+    @property
+    def total(self) -> int:
+        """Tokens so far."""
+        return self.seen + self.fresh
+
+    def visible(self) -> Tensor:
+        """Return bool [batch, seen + fresh], False on padding."""
+        return torch.ones(self.batch, self.total, dtype=torch.bool, device=self.device) if self.real is None else self.real
+
+    def lengths(self) -> Tensor:
+        """Return how many real tokens each row has, int64 [batch], on the host: a GPU is waited for where a mask says them.
+
+        Raises:
+            AttentionError: padding on the right.
+        """
+        if self.real is None:
+            return torch.full((self.batch,), self.total, device="cpu")
+        real = self.real.cpu().long()
+        if bool((real.diff(dim=-1) < 0).any()):
+            raise AttentionError("expected padding on the left, found it on the right; set tokenizer.padding_side = 'left'")
+        return real.sum(-1)
+
+
+def read_stack_input(arguments: Mapping[str, Any], parents: Iterable[Mapping[str, Any]] = ()) -> StackInput | None:
+    """Return what a stack's arguments say; where it got embeddings only, the ids come from the nearest module around it.
+
+    Args:
+        arguments: of the stack, by name.
+        parents: arguments of the modules around it that are running, the nearest first.
+
+    Returns:
+        None where the call shows no tokens and no embeddings.
+
+    Raises:
+        AttentionError: a cache whose keys are not simply the newest tokens.
+    """
+    cache = arguments.get("past_key_values")
+    check_cache(cache)
+    ids = _first(arguments, IDS, 2)
+    entering = ids if ids is not None else _first(arguments, EMBEDDINGS, 3)
+    if entering is None:
+        return None
+    batch, fresh = entering.shape[:2]
+    seen = 0 if cache is None else int(cache.get_seq_length())
+    mask = arguments.get("decoder_attention_mask" if "decoder_input_ids" in arguments else "attention_mask")
+    real = _real(mask, batch, seen + fresh)
+    if ids is None:
+        for around in parents:
+            ids = _first(around, IDS[:1], 2) if ids is None else ids
+            real = _real(around.get("attention_mask"), batch, seen + fresh) if real is None else real
+        ids = ids if ids is not None and ids.shape == (batch, fresh) else None
+    return StackInput(batch, fresh, seen, ids, real, cache, entering.device)
+
+
+def _first(arguments: Mapping[str, Any], names: Iterable[str], axes: int) -> Tensor | None:
+    found = (arguments.get(name) for name in names)
+    return next((one for one in found if isinstance(one, Tensor) and one.ndim == axes), None)
+
+
+def _real(mask: Any, batch: int, total: int) -> Tensor | None:
+    """Return which tokens are no padding; of a mapping of ready masks (transformers' own generate), what queries see."""
+    if isinstance(mask, Mapping):
+        ready = [mask.get("full_attention"), *mask.values()]
+        fitting = (one for one in ready if isinstance(one, Tensor) and one.ndim == 4 and one.shape[-1] == total)
+        return None if (found := next(fitting, None)) is None else real_tokens(found).expand(batch, -1)
+    if isinstance(mask, Tensor) and mask.ndim == 2 and mask.shape == (batch, total):
+        return mask.bool()
+    return None
+
+
+def real_tokens(mask: Tensor) -> Tensor:
+    """Return the tokens that are no padding, bool [batch, key], by a boolean or additive mask [batch, head, query, key].
+
+    Padding is what no query sees at either end; a key in between that nobody sees is one that was taken away.
+    """
+    visible = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+    seen = visible.any(dim=2).any(dim=1).long()
+    return (seen.cummax(dim=-1).values & seen.flip(-1).cummax(dim=-1).values.flip(-1)).bool()
+
+
+def check_cache(cache: Any) -> None:
+    """Raise `AttentionError` for a cache whose keys are not simply the newest tokens."""
+    if getattr(cache, "is_compileable", False):
+        raise AttentionError("static caches are not modelled by sinkscope; use a DynamicCache")
+
+
+def slides(cache: Any) -> bool:
+    """Return whether some layers of a cache hold the newest tokens only."""
+    return any(getattr(cache, "is_sliding", ()))
+
+
+def upload(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a small tensor of the host on a device, without waiting.
+
+    It goes to a GPU by pinned memory: a copy from any other waits for all that is under way there.
+    """
+    if device.type != "cuda" or tensor.is_cuda:
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)

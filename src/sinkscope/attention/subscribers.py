@@ -10,9 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from sinkscope.attention.hidden import Hidden
-from sinkscope.attention.records import GenerationStart, LayerCall, StepContext, StepResult
-from sinkscope.attention.sweep import Columns, Prefix
+from sinkscope.attention.records import Columns, GenerationStart, Hidden, LayerCall, Prefix, StepContext, StepResult
 
 
 class Subscriber(ABC):  # noqa: B024 - the verbs are on the three kinds below

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sinkscope.attention import NAME, register_seam
+from sinkscope.attention import NAME, register_interface
 from sinkscope.errors import AttentionError, CallError, ModelError
 from sinkscope.models.layouts import MARK_POSITIONS
 from sinkscope.models.sink_token.stream import SinkWeights, prefixes
@@ -98,7 +98,7 @@ class Gate(nn.Linear):
 
 def _install(network: Any, variant: SinkToken) -> None:
     """Adds the parameters and hooks of a variant to a freshly made or the user's own network."""
-    register_seam()
+    register_interface()
     stack, config = network.model, network.config
     stack.sink_token = SinkWeights(variant, config)
     stack.register_forward_pre_hook(_BeforeStack(), with_kwargs=True)

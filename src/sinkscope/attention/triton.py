@@ -1,4 +1,4 @@
-"""The Triton kernels behind `fused`: attention with its log-sum-exp, then the columns in a second sweep over tiles of keys.
+"""The Triton kernels behind `fused`: attention with its log-sum-exp, then the columns in a second pass over tiles of keys.
 
 Scores are held tile by tile and never written. Each tile of keys has one owner, who goes through the queries in order: no
 atomics, and the same numbers in every run. Products take the inputs as they are and accumulate in fp32; exponents are base 2.
@@ -10,7 +10,7 @@ import triton.language as tl
 
 @triton.jit
 def _visible(s, m, n, mask, mask_q, mask_k, queries, keys, least, CAUSAL: tl.constexpr, MASKED: tl.constexpr):
-    """Scores with what the mask adds, −∞ where query ``m`` does not see key ``n``."""
+    """Return scores with what the mask adds, −∞ where query ``m`` does not see key ``n``."""
     there = (n >= 0) & (n < keys) & (m < queries)
     seen = there
     if CAUSAL:
@@ -26,7 +26,7 @@ def _visible(s, m, n, mask, mask_q, mask_k, queries, keys, least, CAUSAL: tl.con
 
 @triton.jit
 def _grown(m_i, l_i, s):
-    """A running maximum and sum of exponentials per row, with the scores of one more tile.
+    """Extend a running maximum and sum of exponentials per row by the scores of one more tile.
 
     Returns:
         maximum, sum, what earlier sums are to be multiplied by, and the exponentials of the tile.
@@ -40,14 +40,14 @@ def _grown(m_i, l_i, s):
 
 @triton.jit
 def _rows(base, index, stride, d, count, width):
-    """A tile of rows, 0 beyond the last and beyond their width."""
+    """Load a tile of rows, 0 beyond the last and beyond their width."""
     inside = (index >= 0) & (index < count)
     return tl.load(base + index[:, None].to(tl.int64) * stride + d[None, :], mask=inside[:, None] & (d < width)[None, :], other=0.0)
 
 
 @triton.jit
 def _product(a, b, PRECISION: tl.constexpr, WIDEN: tl.constexpr):
-    """Two tiles multiplied, in fp32. The interpreter does not know products of bfloat16: there they are widened first."""
+    """Return the product of two tiles in fp32. Triton's interpreter has no products of bfloat16: there they are widened first."""
     if WIDEN:
         return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision=PRECISION)
     return tl.dot(a, b, input_precision=PRECISION)
@@ -55,7 +55,7 @@ def _product(a, b, PRECISION: tl.constexpr, WIDEN: tl.constexpr):
 
 @triton.jit
 def _pairs(a, ai, a_s, a_count, b, bi, b_s, b_count, dim, BD: tl.constexpr, SIZE: tl.constexpr):
-    """Row ``ai`` of a times row ``bi`` of b, pair by pair, a few columns at a time to spare the registers."""
+    """Return row ``ai`` of a times row ``bi`` of b, pair by pair, a few columns at a time to spare the registers."""
     total = tl.zeros([SIZE], tl.float32)
     for part in tl.static_range(0, BD, 16):
         d = part + tl.arange(0, 16)
@@ -72,7 +72,7 @@ def attention_kernel(
     CAUSAL: tl.constexpr, MASKED: tl.constexpr, HIDING: tl.constexpr, FRONTED: tl.constexpr, PRECISION: tl.constexpr, WIDEN: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
-    """One tile of queries of one head: its output, log-sum-exps, share removed and diagonal.
+    """Compute one tile of queries of one head: its output, log-sum-exps, share removed and diagonal.
 
     ``lse`` is that in force, +∞ for a query that keeps its hidden keys; ``lse_all`` is without the hiding, +∞ for one that
     sees nothing. Without HIDING only ``lse_all`` is written.
@@ -154,7 +154,7 @@ def attention_kernel(
 
 @triton.jit
 def _weights(s, m, n_gone, lse, row, everything, queries, HIDING: tl.constexpr):
-    """Weights of a tile [key, query] without the hiding, and those in force."""
+    """Return the weights of a tile [key, query] without the hiding, and those in force."""
     p = tl.exp2(s - everything[None, :])
     in_force = p
     if HIDING:
@@ -181,9 +181,9 @@ def column_kernel(
     CAUSAL: tl.constexpr, MASKED: tl.constexpr, HIDING: tl.constexpr, PRECISION: tl.constexpr, WIDEN: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BG: tl.constexpr,
 ):  # fmt: skip
-    """One tile of keys of one head: its columns for every query group, in force and without the hiding, and the last row.
+    """Compute one tile of keys of one head: its columns for every query group, in force and without the hiding, and the last row.
 
-    With DIAGONAL also what the query that stands at a key gives it, where the attention was another's: without mask and hiding.
+    With DIAGONAL also what the query that stands at a key gives it: where torch computed the attention, without mask and hiding.
     """
     tiles = tl.cdiv(keys, BN)
     tile, owner = tl.program_id(0) % tiles, (tl.program_id(0) // tiles).to(tl.int64)

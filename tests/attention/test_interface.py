@@ -1,4 +1,4 @@
-"""The seam inside real networks: idle it is the stock model, watching changes nothing, hiding takes the key away."""
+"""The attention function inside real networks: idle it is the stock model, watching changes nothing, hiding takes the key away."""
 
 import copy
 
@@ -18,7 +18,7 @@ from transformers import (
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from sinkscope.attention import Hider, Prefix, Prepender, Subscriber, Watcher, subscribed
-from sinkscope.attention.seam import attention_forward
+from sinkscope.attention.interface import attention_forward
 from sinkscope.errors import AttentionError
 
 ROWS, LENGTH, PADDING = 2, 13, 4
@@ -325,7 +325,10 @@ def test_dropout_is_refused_while_something_watches(model, ids):
     network = copy.deepcopy(model.network).train()
     for layer in network.model.layers:
         layer.self_attn.attention_dropout = 0.25
-    with pytest.raises(AttentionError, match=r"no attention dropout while watching or hiding, found 0.25; call network.eval\(\)"):
+    with pytest.raises(
+        AttentionError,
+        match=r"no attention dropout while watching or hiding, found 0.25 in model\.layers\.0\.self_attn; call network.eval\(\)",
+    ):
         watched(network, [Seen()], ids)
     with pytest.raises(AttentionError, match="no attention dropout"):
         watched(network, [one_key(2)], ids)

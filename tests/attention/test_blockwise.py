@@ -35,7 +35,7 @@ from sinkscope.attention import Columns, Prefix, attend
 def chunks(request, monkeypatch):
     """On long sequences heads are taken a few at a time."""
     if request.param == "heads apart":
-        monkeypatch.setattr("sinkscope.attention.sweep.CPU_SCORES", 1)
+        monkeypatch.setattr("sinkscope.attention.blockwise.CPU_SCORES", 1)
 
 
 # Output and columns
@@ -297,7 +297,7 @@ def test_any_shape_equals_dense(data):
         st.sampled_from([0.0, 0.3, 1.0])
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sinkscope.attention.sweep.CPU_SCORES", data.draw(st.sampled_from([1, 200, 1 << 18])))
+        patch.setattr("sinkscope.attention.blockwise.CPU_SCORES", data.draw(st.sampled_from([1, 200, 1 << 18])))
         output, columns = attend(**vars(inputs), **arguments, hidden=hidden, block=data.draw(st.integers(1, 10)))
     bias = bias.expand(-1, kv_heads * repeat, -1, -1)
     expected, weights = dense(inputs, without(bias, hidden))

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sinkscope.attention import Prefix, attend
-from sinkscope.attention.sweep import Workspace
+from sinkscope.attention.scores import Workspace
 from sinkscope.errors import AttentionError
 
 # Precision

@@ -1,6 +1,6 @@
 """Attention behind constant keys of the network's own (a sink token, a learned logit), when nobody watches or hides.
 
-Gradients reach the constant keys. Column sums are the business of `sweep.attend`.
+Gradients reach the constant keys. There are no column sums here: `dispatch.attend` computes those.
 """
 
 import torch
@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import dropout as drop
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from sinkscope.attention.sweep import Prefix
+from sinkscope.attention.records import Prefix
 
 FEW_QUERIES = 16  # from here on the fused kernel is worth a copy of the keys
 
@@ -24,7 +24,7 @@ def attend_behind(
     scale: float,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Attention output [batch, head, query, dim], every query seeing the constant keys too.
+    """Return attention output [batch, head, query, dim], every query seeing the constant keys too.
 
     Args:
         query: [batch, head, query, dim].
@@ -69,7 +69,7 @@ def attend_behind(
 
 
 def _weights(scores: Tensor, logits: Tensor | None, mask: Tensor | None, dropout: float) -> Tensor:
-    """Softmax of [batch, head, query, count + key], the scores of learned logits put in."""
+    """Return the softmax of scores [batch, head, query, count + key], those of learned logits put in."""
     if logits is not None:
         scores = scores + pad(logits[None, :, None].to(scores), (0, scores.shape[-1] - logits.shape[-1]))
     if mask is not None:
@@ -79,7 +79,7 @@ def _weights(scores: Tensor, logits: Tensor | None, mask: Tensor | None, dropout
 
 
 def _expanded(constant: Tensor | None, like: Tensor) -> Tensor | None:
-    """[batch, kv_head, count, dim] in the type of the keys."""
+    """Return constant keys or values as [batch, kv_head, count, dim] in the type of the keys."""
     if constant is None:
         return None
     return (constant if constant.ndim == 4 else constant[None]).to(like).expand(like.shape[0], -1, -1, -1)

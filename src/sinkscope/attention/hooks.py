@@ -1,48 +1,41 @@
-"""How the attention of a network reaches its session; here for models that use transformers' attention interface."""
+"""The hooks that bring the attention of a transformers model to its session, and `subscribed`, which opens one."""
 
 import inspect
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from sinkscope.attention import compiled
+from sinkscope.attention.interface import entering, leave_interface, use_interface
+from sinkscope.attention.session import Hooks, Session, current_session
 from sinkscope.attention.stacks import Stack, find_stacks
-
-if TYPE_CHECKING:
-    from sinkscope.attention.session import Session
+from sinkscope.attention.subscribers import Subscriber
+from sinkscope.errors import AttentionError
 
 SOURCES = ("key_value_states", "encoder_hidden_states", "cross_attention_states")
 """Keywords by which transformers hands another stack's states to a layer's attention."""
 
 
-class Wiring(ABC):
-    """What a session hangs into its network, and takes out again."""
-
-    stacks: list[Stack]
-
-    @abstractmethod
-    def open(self, session: "Session") -> None:
-        """Hangs everything in; what was hung in before an exception is taken out by `close`."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Leaves the network as it was found."""
-
-    @abstractmethod
-    def run_again(self, tokens: Tensor, real: Tensor) -> None:
-        """Runs a canvas through the network's one stack, without a cache.
-
-        Args:
-            tokens: int64 [batch, position].
-            real: bool [batch, position], False on padding, which stands on the left.
-        """
+@contextmanager
+def subscribed(network: nn.Module, subscriber: Subscriber) -> Iterator[Session]:
+    """Add a subscriber to the network's session, opening one if there is none and closing it with the last."""
+    session = current_session(network)
+    if session is None:
+        session = Session(network, TransformersHooks(network))
+        session.open()
+    failed = True
+    try:
+        session.join(subscriber)
+        yield session
+        failed = False
+    finally:
+        session.leave(subscriber, failed)
 
 
-class InterfaceWiring(Wiring):
-    """Hooks on the stacks, the modules around them and their layers, and the seam as the attention implementation."""
+class TransformersHooks(Hooks):
+    """Hooks on the stacks, the modules around them and their layers; sinkscope's function as the attention implementation."""
 
     def __init__(self, network: nn.Module) -> None:
         self.network = network
@@ -52,12 +45,10 @@ class InterfaceWiring(Wiring):
         self._wraps_generate = False
         self.running: dict[str, Mapping[str, Any]] = {}  # arguments of the modules around the stacks, outermost first
 
-    def open(self, session: "Session") -> None:
-        from sinkscope.attention.seam import check_generate, use_seam
-
-        self._configs = use_seam(self.network, self.stacks)
+    def open(self, session: Session) -> None:
+        self._configs = use_interface(self.network, self.stacks)
         if "generate" not in vars(self.network) and hasattr(self.network, "generate"):
-            self.network.generate = check_generate(self.network, session)  # type: ignore[assignment]
+            self.network.generate = _one_generation(self.network, session)  # type: ignore[assignment]
             self._wraps_generate = True
         for path, module in self._around():
             self._handles.append(module.register_forward_pre_hook(_BeforeParent(self, path, module), with_kwargs=True))
@@ -70,11 +61,9 @@ class InterfaceWiring(Wiring):
                 self._handles.append(attention.register_forward_pre_hook(_BeforeAttention(session), with_kwargs=True))
 
     def close(self) -> None:
-        from sinkscope.attention.seam import leave_seam
-
         for handle in self._handles:
             handle.remove()
-        leave_seam(self._configs)
+        leave_interface(self._configs)
         if self._wraps_generate:
             del self.network.generate  # type: ignore[attr-defined]
         self._handles, self._configs, self._wraps_generate = [], [], False
@@ -89,53 +78,77 @@ class InterfaceWiring(Wiring):
         )
 
     def _around(self) -> list[tuple[str, nn.Module]]:
-        """The modules that hold a stack, the network first."""
+        """Return the modules that hold a stack, the network first."""
         names = {".".join(stack.name.split(".")[:depth]) for stack in self.stacks for depth in range(stack.name.count(".") + 1)}
         around = sorted(names - {stack.name for stack in self.stacks}, key=lambda path: (len(path.split(".")), path) if path else (0, ""))
         return [(path, self.network.get_submodule(path)) for path in around]
 
 
-def parameter_names(module: nn.Module) -> tuple[str, ...]:
-    """Names of the positional parameters of a module's forward."""
+def _one_generation(network: nn.Module, session: Session) -> Callable[..., Any]:
+    """Return the network's own ``generate`` as one generation that refuses what reorders rows or runs other networks."""
+    generate: Any = network.generate
+
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        config = kwargs.get("generation_config") or (args[1] if len(args) > 1 else None) or network.generation_config
+        names = ("num_beams", "assistant_model", "prompt_lookup_num_tokens")
+        found = [name for name in names if kwargs.get(name, getattr(config, name, None)) not in (None, 1)]
+        if found:
+            raise AttentionError(f"generate with {', '.join(found)} is not modelled; leave it out while something watches or hides")
+        with session.foreign_generation():
+            return generate(*args, **kwargs)
+
+    return checked
+
+
+def _positional_names(module: nn.Module) -> tuple[str, ...]:
+    """Return the names of the positional parameters of a module's forward."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return tuple(name for name, one in inspect.signature(module.forward).parameters.items() if one.kind in kinds)
 
 
-def named(names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of a call by name."""
+def _by_name(names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call by name."""
     return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
 class _BeforeParent:
-    def __init__(self, wiring: InterfaceWiring, path: str, module: nn.Module) -> None:
-        self.wiring, self.path, self.names = wiring, path, parameter_names(module)
+    """Notes the arguments of a module around a stack while it runs."""
+
+    def __init__(self, hooks: TransformersHooks, path: str, module: nn.Module) -> None:
+        self.hooks, self.path, self.names = hooks, path, _positional_names(module)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.path == "":
-            self.wiring.running.clear()  # what an interrupt has left behind
-        self.wiring.running[self.path] = named(self.names, args, kwargs)
+            self.hooks.running.clear()  # what an interrupt has left behind
+        self.hooks.running[self.path] = _by_name(self.names, args, kwargs)
 
 
 class _AfterParent:
-    def __init__(self, wiring: InterfaceWiring, path: str) -> None:
-        self.wiring, self.path = wiring, path
+    """Forgets the arguments of a module around a stack."""
+
+    def __init__(self, hooks: TransformersHooks, path: str) -> None:
+        self.hooks, self.path = hooks, path
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        self.wiring.running.pop(self.path, None)
+        self.hooks.running.pop(self.path, None)
 
 
 class _BeforeStack:
-    def __init__(self, wiring: InterfaceWiring, session: "Session", stack: Stack) -> None:
-        self.wiring, self.session, self.stack, self.names = wiring, session, stack, parameter_names(stack.module)
+    """Tells the session that a stack is called, and passes the call down to the attention function as a keyword."""
+
+    def __init__(self, hooks: TransformersHooks, session: Session, stack: Stack) -> None:
+        self.hooks, self.session, self.stack, self.names = hooks, session, stack, _positional_names(stack.module)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        parents = [given for path, given in self.wiring.running.items() if f"{self.stack.name}.".startswith(f"{path}." if path else "")]
-        call = self.session.begin_call(self.stack, named(self.names, args, kwargs), parents[::-1])
+        parents = [given for path, given in self.hooks.running.items() if f"{self.stack.name}.".startswith(f"{path}." if path else "")]
+        call = self.session.begin_call(self.stack, _by_name(self.names, args, kwargs), parents[::-1])
         return args, kwargs if call is None else {**kwargs, "sinkscope_call": call}
 
 
 class _AfterStack:
-    def __init__(self, session: "Session") -> None:
+    """Tells the session that a stack has returned or raised."""
+
+    def __init__(self, session: Session) -> None:
         self.session = session
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
@@ -143,26 +156,26 @@ class _AfterStack:
 
 
 class _BeforeBlock:
-    """Keeps what enters a layer, for its norms."""
+    """Notes what enters a layer, for its norms."""
 
-    def __init__(self, session: "Session", attention: nn.Module) -> None:
+    def __init__(self, session: Session, attention: nn.Module) -> None:
         self.session, self.attention = session, attention
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        entering = args[0] if args else kwargs.get("hidden_states")
-        if not isinstance(entering, Tensor):
+        hidden_states = args[0] if args else kwargs.get("hidden_states")
+        if not isinstance(hidden_states, Tensor):
             return None
         if torch.compiler.is_compiling():
-            noted = compiled.entering(entering)
+            noted = entering(hidden_states)
             return ((noted, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": noted})
-        self.session.notes.hidden_states[self.attention] = entering
+        self.session.notes.hidden_states[self.attention] = hidden_states
         return None
 
 
 class _BeforeAttention:
     """Notes a layer whose keys are another stack's."""
 
-    def __init__(self, session: "Session") -> None:
+    def __init__(self, session: Session) -> None:
         self.session = session
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -48,7 +48,7 @@ CASES = {
 @pytest.mark.parametrize("chunks", [None, 1], ids=["heads together", "heads apart"])
 def test_hiding_equals_dense(case, mask, chunks, monkeypatch):
     if chunks:
-        monkeypatch.setattr("sinkscope.attention.sweep.CPU_SCORES", chunks)
+        monkeypatch.setattr("sinkscope.attention.blockwise.CPU_SCORES", chunks)
     hidden, masked, zeroed = CASES[case]
     inputs = draw()
     arguments, bias = draw_mask(mask, inputs)

@@ -1,66 +1,73 @@
 """Which implementation a call takes, and that a model is recorded alike by each."""
 
 import subprocess
-from types import SimpleNamespace
 
 import numpy
 import pytest
 import torch
-from dense import close, draw
+from dense import attention_inputs, close, draw
 
 import sinkscope
-from sinkscope.attention import Hidden, attend, paths
+from sinkscope.attention import Hidden, attend, dispatch
+from sinkscope.attention.blockwise import compute_blockwise
 from sinkscope.errors import AttentionError
 
 
 @pytest.fixture(autouse=True)
 def warn_anew():
-    paths._warn_once.cache_clear()
-    paths._given_up.clear()
+    dispatch._warn_once.cache_clear()
+    dispatch._given_up.clear()
     with numpy.errstate(all="ignore"):  # Triton's interpreter warns of every log 0 that `where` drops
         yield
 
 
+class OnAGpu(torch.Tensor):
+    is_cuda = True
+
+
 def on_a_gpu(dtype=torch.bfloat16, dim=128):
-    """What `kernels_take` looks at."""
-    return SimpleNamespace(is_cuda=True, dtype=dtype, shape=(1, 4, 9, dim))
+    """A tensor that says it lies on a GPU."""
+    return torch.empty(1, 4, 9, dim, dtype=dtype).as_subclass(OnAGpu)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("dim", [32, 80, 256])
 def test_a_gpu_takes_triton_where_it_is_installed(dtype, dim, monkeypatch):
     tensors = on_a_gpu(dtype, dim), on_a_gpu(dtype, dim), on_a_gpu(dtype, 64)
-    monkeypatch.setattr(paths, "has_triton", lambda: True)
-    assert paths.kernels_take(*tensors)
-    monkeypatch.setattr(paths, "has_triton", lambda: False)
-    with pytest.warns(RuntimeWarning, match="expected Triton on a GPU, found none .*; the slower sweep runs instead") as told:
-        assert not paths.kernels_take(*tensors) and not paths.kernels_take(*tensors)
+    monkeypatch.setattr(dispatch, "has_triton", lambda: True)
+    assert dispatch.kernels_take(*tensors)
+    monkeypatch.setattr(dispatch, "has_triton", lambda: False)
+    with pytest.warns(RuntimeWarning, match="expected Triton on a GPU, found none .*; the slower blockwise pass runs instead") as told:
+        assert not dispatch.kernels_take(*tensors) and not dispatch.kernels_take(*tensors)
     assert len(told) == 1
 
 
 def test_a_cpu_takes_the_sweep():
     inputs = draw()
-    assert not paths.kernels_take(inputs.query, inputs.key, inputs.value)
+    assert not dispatch.kernels_take(inputs.query, inputs.key, inputs.value)
     assert attend(**vars(inputs))[1].path == "sweep"
 
 
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [
-        ((on_a_gpu(dim=288),) * 3, "expected heads of at most 256 in float32, bfloat16, float16, found head size 288; the slower sweep"),
+        (
+            (on_a_gpu(dim=288),) * 3,
+            "expected heads of at most 256 in float32, bfloat16, float16, found head size 288; the slower blockwise",
+        ),
         ((on_a_gpu(dim=64), on_a_gpu(dim=64), on_a_gpu(dim=512)), "found head size 512"),
         ((on_a_gpu(torch.float64),) * 3, "found dtype float64"),
         ((on_a_gpu(torch.float32), on_a_gpu(), on_a_gpu()), "found dtype bfloat16 and float32"),
     ],
 )
 def test_what_the_kernels_do_not_take_falls_back_with_one_warning(tensors, message, recwarn, monkeypatch):
-    monkeypatch.setattr(paths, "has_triton", lambda: True)
+    monkeypatch.setattr(dispatch, "has_triton", lambda: True)
     for _ in range(3):
-        assert not paths.kernels_take(*tensors)
+        assert not dispatch.kernels_take(*tensors)
     assert len(recwarn) == 1
     with pytest.warns(RuntimeWarning, match=message):
-        paths._warn_once.cache_clear()
-        paths.kernels_take(*tensors)
+        dispatch._warn_once.cache_clear()
+        dispatch.kernels_take(*tensors)
 
 
 @pytest.mark.parametrize(
@@ -101,14 +108,14 @@ def test_wrong_arguments_are_refused_on_a_gpu_too(monkeypatch):
 
 def forced(monkeypatch):
     """Turns the CPU's tensors to the kernels; returns the list of the calls that took them."""
-    taken, by_kernels = [], paths.attend_by_kernels
+    taken, by_kernels = [], dispatch.compute_by_kernels
 
-    def note(*arguments):
+    def note(inputs):
         taken.append("triton")
-        return by_kernels(*arguments)
+        return by_kernels(inputs)
 
-    monkeypatch.setattr(paths, "kernels_take", lambda *_: True)
-    monkeypatch.setattr(paths, "attend_by_kernels", note)
+    monkeypatch.setattr(dispatch, "kernels_take", lambda *_: True)
+    monkeypatch.setattr(dispatch, "compute_by_kernels", note)
     pytest.importorskip("triton", reason="needs Triton, which has wheels for Linux only")
     if torch.cuda.is_available():
         pytest.skip("with a GPU the kernels are compiled, and do not take the CPU's tensors")
@@ -162,10 +169,13 @@ def test_a_kernel_that_cannot_run_falls_back_with_one_warning(kernel, error, mon
     monkeypatch.setattr(f"sinkscope.attention.fused.{kernel}", failing)
     forced(monkeypatch)
     inputs = draw()
-    with pytest.warns(RuntimeWarning, match="Triton attention does not run with head size 7 in float32 on cpu; the slower sweep") as told:
+    with pytest.warns(
+        RuntimeWarning,
+        match=r"Triton attention: expected to run with head size 7 in float32 on cpu, found that it does not \(.*the slower blockwise",
+    ) as told:
         found = [attend(**vars(inputs)) for _ in range(2)]
     assert len(told) == 1 and str(failing.error) in str(told[0].message) and failing.tries == 1
-    expected = paths.attend_by_sweep(**vars(inputs))
+    expected = compute_blockwise(attention_inputs(inputs))
     for output, columns in found:
         assert columns.path == "sweep"
         close(output, expected[0])

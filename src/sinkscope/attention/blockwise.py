@@ -1,0 +1,161 @@
+"""Attention and the sums of its columns in one pass over blocks of queries, without ever holding a map of queries × keys.
+
+For every block of queries the scores against all keys exist once, for one softmax, one product with the values and
+one product with the query groups. Scores and sums are float32 whatever the inputs are. Traces call this pass ``sweep``.
+
+What it does not do: dropout, soft-capping, attention sinks of other makers, paged caches. `interface` refuses those.
+"""
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from sinkscope.attention.records import AttentionInputs, Columns
+from sinkscope.attention.scores import Chunk, Scores, Taken, Workspace, product
+
+BLOCK = 512  # queries at a time
+CPU_SCORES, GPU_SCORES = 1 << 19, 1 << 26  # scores that exist at once, for each thread of a CPU
+
+
+def compute_blockwise(inputs: AttentionInputs, *, block: int | None = None, workspace: Workspace | None = None) -> tuple[Tensor, Columns]:
+    """Return attention output [batch, head, query, value_dim] and column sums.
+
+    Args:
+        block: queries per block, `BLOCK` when None.
+        workspace: memory for the scores, kept from call to call; not used where something needs a gradient.
+    """
+    with torch.autocast(inputs.query.device.type, enabled=False):  # it may round neither scores nor sums
+        run = _Pass(inputs, block or BLOCK, workspace or Workspace())
+        for chunk in run.chunks():
+            run.attend(chunk)
+        return run.output, run.columns()
+
+
+class _Pass:
+    """One pass over a call: its output and its sums, as far as they have got."""
+
+    def __init__(self, inputs: AttentionInputs, block: int, workspace: Workspace) -> None:
+        query, hiding = inputs.query, bool(inputs.hidden)
+        batch, heads, queries, _ = query.shape
+        keys = inputs.key.shape[2]
+        self._inputs = inputs
+        self._in_place = not inputs.needs_gradient
+        self._scores = Scores(inputs, workspace if self._in_place else None)
+        self._front = self._scores.front.count
+        self._taken = Taken(inputs.hidden, self._front, query.device, self._scores.dtype) if hiding else None
+        self._block = min(block, queries)
+        self.output = query.new_empty(batch, queries, heads, inputs.value.shape[-1]).transpose(1, 2)  # as the output projection reads it
+        self._sums = torch.zeros(batch, heads, inputs.groups.shape[1], keys + self._front, dtype=torch.float32, device=query.device)
+        self._local = torch.zeros_like(self._sums) if hiding else None
+        self._diagonal = self._sums.new_zeros(batch, heads, queries)
+        self._last_row = self._sums.new_zeros(batch, heads, keys)
+        self._last_in_force = torch.zeros_like(self._last_row) if hiding else self._last_row
+        self._removed = torch.zeros_like(self._diagonal) if hiding else None
+
+    def chunks(self) -> Iterator[Chunk]:
+        """Yield the heads in equal parts, as many at a time as the scores of one block may take."""
+        query, kv_heads = self._inputs.query, self._inputs.key.shape[1]
+        limit = CPU_SCORES * torch.get_num_threads() if query.device.type == "cpu" else GPU_SCORES
+        of_one = len(query) * (query.shape[1] // kv_heads) * self._block * self._inputs.key.shape[2]
+        size = max(1, min(kv_heads, limit // max(1, of_one)))
+        size = math.ceil(kv_heads / math.ceil(kv_heads / size))
+        for first in range(0, kv_heads, size):
+            yield self._scores.chunk(slice(first, min(first + size, kv_heads)))
+
+    def attend(self, chunk: Chunk) -> None:
+        """Compute the output and the sums of some heads."""
+        queries = self._inputs.query.shape[2]
+        if self._taken is None and not self._front and self._scores.all_see and self._in_place and self._block == queries:
+            self._attend_whole(chunk)
+            return
+        bare = None if self._taken is None else self._taken.values(self._inputs.value[:, chunk.kv_heads], chunk.heads)
+        bare = None if bare is None else bare.flatten(0, 1)
+        for start in range(0, queries, self._block):
+            self._attend_block(chunk, slice(start, min(start + self._block, queries)), bare)
+
+    def _attend_whole(self, chunk: Chunk) -> None:
+        """The common call, without the views and copies that blocks of rows and hidden keys need: 1.4 % of a recorded run."""
+        heads, rows = chunk.heads, slice(0, self._block)
+        weights = self._scores.block(chunk, rows)
+        torch.softmax(weights, dim=-1, out=weights)
+        if self._scores.dtype == torch.float32:
+            torch.matmul(self._inputs.groups[:, None], weights, out=self._sums[:, heads])
+        else:
+            self._sums[:, heads] = product(self._inputs.groups[:, None], weights, self._scores.dtype)
+        self._diagonal[:, heads].copy_(_diagonal(weights, self._inputs.own_key, 0))
+        self._last_row[:, heads].copy_(weights[:, :, -1])
+        self.output[:, heads].copy_(self._mix(weights, chunk.values, heads))
+
+    def _attend_block(self, chunk: Chunk, rows: slice, bare: Tensor | None) -> None:
+        """Compute the output and add to the sums of one block of queries; ``bare`` are values with those of hidden keys 0."""
+        heads, front = chunk.heads, self._front
+        scores = self._scores.block(chunk, rows)
+        weights = torch.softmax(scores, dim=-1, out=scores) if self._in_place else torch.softmax(scores, dim=-1)
+        blind = self._scores.blind(heads, rows)
+        if blind is not None:
+            weights = weights.masked_fill(blind, 0.0)
+        groups, own_key = self._inputs.groups[:, None, :, rows], rows.start + self._inputs.own_key
+        last = rows.stop == self._inputs.query.shape[2]
+        plain = weights.detach()
+        if last:
+            self._last_row[:, heads] = plain[:, :, -1, front:]
+        if self._taken is not None and self._local is not None and self._removed is not None:
+            quick = self._taken.quickly(weights, blind, heads)
+            if quick is not None and bare is not None:
+                # In force, a weight is itself times (kept key) times (query's factor): neither needs a map of its own.
+                kept, factor, self._removed[:, heads, rows] = quick
+                seen = factor.detach()
+                both = torch.cat([groups.expand(-1, weights.shape[1], -1, -1), groups * seen.mT], dim=2)
+                both = product(both, plain, self._scores.dtype)
+                self._local[:, heads].add_(both[:, :, : groups.shape[2]])
+                self._sums[:, heads].add_(both[:, :, groups.shape[2] :] * kept)
+                if last:
+                    self._last_in_force[:, heads] = (plain[:, :, -1:] * kept * seen[:, :, -1:])[:, :, 0, front:]
+                spared = _diagonal(kept.expand_as(plain), own_key, front)
+                self._diagonal[:, heads, rows] = _diagonal(plain, own_key, front) * spared * seen[..., 0]
+                self.output[:, heads, rows] = self._mix(weights, bare, heads) * factor.to(bare.dtype)
+                return
+            self._local[:, heads].add_(product(groups, plain, self._scores.dtype))
+            weights, lost = self._taken.exactly(lambda: self._scores.block(chunk, rows), weights, blind, heads, rows)
+            self._removed[:, heads, rows] = lost
+            plain = weights.detach()
+            if last:
+                self._last_in_force[:, heads] = plain[:, :, -1, front:]
+        self._sums[:, heads].add_(product(groups, plain, self._scores.dtype))
+        self._diagonal[:, heads, rows] = _diagonal(plain, own_key, front)
+        self.output[:, heads, rows] = self._mix(weights, chunk.values, heads)
+
+    def _mix(self, weights: Tensor, values: Tensor, heads: slice) -> Tensor:
+        """Return weights times values [batch · kv_head, key, dim], those of the constant keys in front included."""
+        batch, own, length, _ = weights.shape
+        front, weights = self._scores.front, weights.to(values.dtype)
+        body = weights[..., front.count :] if front.count else weights
+        mixed = torch.bmm(body.reshape(len(values), -1, values.shape[1]), values).view(batch, own, length, -1)
+        return mixed if front.values is None else mixed + weights[..., : front.count] @ front.values[:, heads]
+
+    def columns(self) -> Columns:
+        """Return the sums of the whole call."""
+        front = self._front
+        return Columns(
+            sums=self._sums[..., front:],
+            local=None if self._local is None else self._local[..., front:],
+            diagonal=self._diagonal,
+            last_row=self._last_row,
+            last_row_in_force=self._last_in_force,
+            removed=self._removed,
+            prefix=self._sums[..., :front] if front else None,
+            path="sweep",
+        )
+
+
+def _diagonal(weights: Tensor, own_key: int, front: int) -> Tensor:
+    """Return the weights of each query on its own key: query i of the block stands at key ``own_key`` + i; 0 where there is none."""
+    length = weights.shape[-2]
+    weights = weights[..., front:] if front else weights
+    found = torch.diagonal(weights, offset=max(own_key, -length), dim1=-2, dim2=-1)
+    if found.shape[-1] == length:
+        return found
+    before = min(max(-own_key, 0), length)
+    return torch.nn.functional.pad(found, (before, length - before - found.shape[-1]))

@@ -1,0 +1,216 @@
+"""The attention function that transformers calls: hide keys before the softmax, watch columns after it, prepend constant keys.
+
+With none of the three in force it is transformers' own ``sdpa_attention_forward``, bit for bit.
+
+A layer under ``torch.compile`` knows neither the running call nor its own name, so that one graph serves all layers and all
+steps. What its graph cannot hold goes through two operators, which find both from the order in which the layers of a stack run.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sinkscope.attention.call import Call
+from sinkscope.attention.constant_keys import attend_behind
+from sinkscope.attention.records import AttentionInputs, Prefix
+from sinkscope.attention.stacks import Stack
+from sinkscope.errors import AttentionError
+
+NAME = "sinkscope"
+REFUSED = ("softcap", "s_aux", "position_bias", "cache")
+
+
+def attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    sinkscope_call: Call | None = None,
+    sinkscope_prefixes: Sequence[Prefix] | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Compute the attention of one layer: query [batch, head, query, dim] → output [batch, query, head, dim].
+
+    Args:
+        sinkscope_call: the call of the stack that is being watched; None where nobody watches.
+        sinkscope_prefixes: constant keys of the network's own, one entry a layer.
+
+    Raises:
+        AttentionError: an argument this function does not model, or dropout while something watches or hides.
+    """
+    if found := [name for name in REFUSED if others.get(name) is not None]:
+        raise AttentionError(f"attention arguments {', '.join(found)} are not modelled by sinkscope; use another attention implementation")
+    if sinkscope_call is not None and torch.compiler.is_compiling():
+        if sinkscope_prefixes is not None:
+            raise AttentionError(
+                "a network with a sink token or logit of its own is not watched in compiled layers; leave torch.compile out"
+            )
+        return compiled_attention(query, key, value, attention_mask, dropout, scaling, is_causal), None
+    running, prefixes = sinkscope_call, sinkscope_prefixes
+    return _attention(module, query, key, value, attention_mask, dropout, scaling, is_causal, running, prefixes, **others), None
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout: float,
+    scaling: float | None,
+    is_causal: bool | None,
+    running: Call | None,
+    prefixes: Sequence[Prefix] | None = None,
+    **others: Any,
+) -> Tensor:
+    """Compute the attention of one layer outside of a graph, output [batch, query, head, dim]."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    own = None if prefixes is None else prefixes[module.layer_idx]  # type: ignore[index]
+    causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
+    causal = bool(causal) and mask is None and query.shape[2] > 1
+    scale = 1 / math.sqrt(query.shape[-1]) if scaling is None else scaling
+    layer = None if running is None else running.layer(module, query, key, value, own)
+    if layer is not None and running is not None:
+        assert layer.membership is not None
+        output = running.attend(layer, AttentionInputs(query, key, value, layer.membership, scale, mask, causal), dropout)
+        if output is not None:
+            return output.transpose(1, 2)
+    if own is not None:
+        return attend_behind(query, key, value, own, mask=mask, causal=causal, scale=scale, dropout=dropout).transpose(1, 2)
+    return sdpa_attention_forward(module, query, key, value, mask, dropout=dropout, scaling=scaling, is_causal=is_causal, **others)[0]
+
+
+# Compiled layers
+
+# Replaying a CUDA graph would run neither operator: layers compiled with mode="reduce-overhead" are cut around them.
+_TAGS: Any = {"tags": (torch.Tag.cudagraph_unsafe,)} if hasattr(torch.Tag, "cudagraph_unsafe") else {}
+
+_running: list[Call] = []  # innermost last: a stack may be called within another's layers
+
+
+def call_begins(call: Call) -> None:
+    """Note that a stack is called: the operators in its compiled layers speak of this call."""
+    _running.append(call)
+
+
+def call_ends(call: Call) -> None:
+    """Note that a stack has returned or raised; so have those called within it."""
+    if call in _running:
+        del _running[_running.index(call) :]
+
+
+@torch.library.custom_op("sinkscope::attention", mutates_args=(), **_TAGS)
+def compiled_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float,
+    scaling: float | None,
+    is_causal: bool | None,
+) -> Tensor:
+    """Compute the attention of the next layer, [batch, query, head, dim]."""
+    if not _running:
+        raise AttentionError("expected a compiled layer to run within its stack; call the model, not the layer, while something watches")
+    call = _running[-1]
+    return _attention(call.next_module(), query, key, value, attention_mask, dropout, scaling, is_causal, call).contiguous()
+
+
+@compiled_attention.register_fake
+def _(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float,
+    scaling: float | None,
+    is_causal: bool | None,
+) -> Tensor:
+    return query.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[3])
+
+
+@torch.library.custom_op("sinkscope::entering", mutates_args=(), **_TAGS)
+def entering(hidden_states: Tensor) -> Tensor:
+    """Note what enters the next layer, and return it: an operator without a result would be left out of the graph."""
+    if _running:
+        _running[-1].note_entering(hidden_states)
+    return hidden_states.clone()
+
+
+@entering.register_fake
+def _(hidden_states: Tensor) -> Tensor:
+    return torch.empty_like(hidden_states)
+
+
+# Registration
+
+
+def register_interface() -> None:
+    """Register the attention function and its mask function with transformers."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    AttentionInterface.register(NAME, attention_forward)
+    AttentionMaskInterface.register(NAME, sdpa_mask)  # without one, padding is lost without a word
+
+
+@dataclass
+class _Held:
+    """A configuration that is turned to sinkscope's attention: how it was set before, and for how many sessions."""
+
+    config: Any
+    before: Any
+    sessions: int
+
+
+_held: dict[int, _Held] = {}  # models may share a configuration; the last session gives it back
+
+
+def use_interface(network: nn.Module, stacks: list[Stack]) -> list[Any]:
+    """Turn one network's attention to `attention_forward`.
+
+    Returns:
+        Every configuration that was changed, for `leave_interface`.
+
+    Raises:
+        AttentionError: the model does not go through transformers' attention interface.
+    """
+    register_interface()
+    found: dict[int, Any] = {id(module.config): module.config for module in network.modules() if hasattr(module, "config")}
+    configs = [config for config in found.values() if hasattr(config, "_attn_implementation_internal")]
+    for config in configs:
+        held = _held.setdefault(id(config), _Held(config, config._attn_implementation_internal, 0))
+        held.sessions += 1
+    try:
+        network.set_attn_implementation(NAME)  # type: ignore[operator]
+        for stack in stacks:
+            for attention, (path, _) in stack.layers.items():
+                set_to = getattr(getattr(attention, "config", None), "_attn_implementation", None)
+                if set_to != NAME:
+                    raise AttentionError(
+                        f"expected {path} of {type(network).__name__} to take its attention from transformers' interface, "
+                        f"found {set_to!r}; this model cannot be watched"
+                    )
+    except BaseException:
+        leave_interface(configs)
+        raise
+    return configs
+
+
+def leave_interface(configs: list[Any]) -> None:
+    """Give configurations back as they were; leave alone those that another session still uses."""
+    for config in configs:
+        held = _held[id(config)]
+        held.sessions -= 1
+        if not held.sessions:
+            config._attn_implementation_internal = held.before
+            del _held[id(config)]

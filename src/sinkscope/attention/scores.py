@@ -1,0 +1,322 @@
+"""The scores of a block of queries, and what masks, constant keys in front and hidden keys make of them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sinkscope.attention.records import AttentionInputs, Hidden
+
+LEAST_KEPT = 1e-6  # below this share, the weights that a query keeps no longer carry enough digits to be scaled up
+
+Bias = tuple[Tensor | None, Tensor | None]
+"""What is added to scores, −∞ where a key is not visible; and which queries see nothing, None where all see something."""
+
+
+def product_dtype(device: torch.device) -> torch.dtype:
+    """Return the dtype for products whose factors must keep float32's digits.
+
+    A program may let torch round the factors of float32 products (``torch.set_float32_matmul_precision``), which is a
+    setting of the whole process. Where it has, on a CPU, float64 is not concerned. A GPU is left as the program has it.
+    """
+    if device.type != "cpu":
+        return torch.float32
+    allowed = getattr(getattr(torch.backends.mkldnn, "matmul", None), "fp32_precision", None)
+    if allowed is None:  # before torch 2.9
+        allowed = "bf16" if torch.get_float32_matmul_precision() == "medium" else "ieee"
+    return torch.float32 if allowed in ("none", "ieee") else torch.float64
+
+
+def product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a matrix product of float32, computed in a dtype of `product_dtype`."""
+    return left @ right if dtype == torch.float32 else (left.to(dtype) @ right.to(dtype)).float()
+
+
+class Workspace:
+    """Memory for the scores of a block, kept from call to call: fresh pages for every layer would cost a CPU as much as the column sums.
+
+    One call at a time; what it holds grows to the largest block (2 MiB for each thread, or one head's block if that is more).
+    It also holds the last mask, and what is added to the scores for it: the layers of a stack share both.
+    """
+
+    def __init__(self) -> None:
+        self._buffer: Tensor | None = None
+        self._bias: tuple[Tensor, int, bool, Bias] | None = None
+
+    def take(self, size: int, device: torch.device) -> Tensor:
+        """Return float32 [size], whatever lies there."""
+        if device.type != "cpu":  # whose allocator keeps its memory anyway
+            return torch.empty(size, device=device)
+        if self._buffer is None or len(self._buffer) < size:
+            self._buffer = torch.empty(size, device="cpu")
+        return self._buffer[:size]
+
+    def bias(self, mask: Tensor | None, alone: bool) -> Bias:
+        """Return `bias_of` a mask, computed once as long as the mask is the same."""
+        if mask is None or mask.is_inference():  # an inference tensor keeps no count of its changes
+            return bias_of(mask, alone)
+        held = self._bias
+        if held is None or held[0] is not mask or held[1:3] != (mask._version, alone):
+            self._bias = held = (mask, mask._version, alone, bias_of(mask, alone))
+        return held[3]
+
+
+def bias_of(mask: Tensor | None, alone: bool) -> Bias:
+    """Return what a mask adds to the scores, and which queries see nothing.
+
+    Adding −∞ is ten times as fast as filling it in. Queries that see nothing get 0 for all keys, as softmax (and its
+    gradient) would give NaN; their weights are set to 0 afterwards, which is sdpa's convention.
+
+    Args:
+        alone: no constant keys stand in front, which every query would see.
+    """
+    if mask is None:
+        return None, None
+    if mask.dtype == torch.bool:
+        bias, seen = torch.zeros(mask.shape, device=mask.device), mask
+    else:
+        # A finite stand-in for −∞, as transformers' eager masks have it, hides as well.
+        bias, seen = mask.float(), mask > torch.finfo(mask.dtype).min / 2
+    bias = bias.masked_fill(~seen, -torch.inf)
+    blind = ~seen.any(dim=-1, keepdim=True)
+    if not alone or not (blind.is_cuda or bool(blind.any())):  # asking a GPU would wait for it
+        return bias, None
+    return bias.masked_fill(blind, 0.0), blind
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some query heads, with the keys and values that they read.
+
+    Attributes:
+        heads: the query heads.
+        kv_heads: the key heads that they share.
+        keys: [batch · kv_head, dim, key], in the dtype of the products.
+        values: [batch · kv_head, key, value_dim].
+    """
+
+    heads: slice
+    kv_heads: slice
+    keys: Tensor
+    values: Tensor
+
+
+class Scores:
+    """The scores of one call, float32, for some heads and a block of queries at a time.
+
+    Args:
+        inputs: the call.
+        place: where they are written; None gives fresh memory for every block, as a gradient needs.
+    """
+
+    def __init__(self, inputs: AttentionInputs, place: Workspace | None) -> None:
+        self.dtype = product_dtype(inputs.query.device)
+        self.front = Front.of(inputs)
+        self._inputs, self._place = inputs, place
+        self._query = inputs.query.to(self.dtype)  # scores rounded to bfloat16 before the softmax would be off by a hundredth and more
+        self._keys = inputs.key.to(self.dtype).transpose(-1, -2)
+        self._bias, self._blind = (bias_of if place is None else place.bias)(inputs.mask, not self.front.count)
+
+    @property
+    def all_see(self) -> bool:
+        """Whether every query is known to see something."""
+        return self._blind is None
+
+    def chunk(self, kv_heads: slice) -> Chunk:
+        """Return the query heads that share some key heads, with their keys and values."""
+        repeat = self._inputs.query.shape[1] // self._inputs.key.shape[1]
+        heads = slice(kv_heads.start * repeat, kv_heads.stop * repeat)
+        return Chunk(heads, kv_heads, self._keys[:, kv_heads].flatten(0, 1), self._inputs.value[:, kv_heads].flatten(0, 1))
+
+    def block(self, chunk: Chunk, rows: slice) -> Tensor:
+        """Return the scores of a block of queries [batch, head, query, key], those of the constant keys in front."""
+        part = self._query[:, chunk.heads, rows]
+        scores = self._products(part, chunk.keys)
+        if self._inputs.causal:
+            scores += causal_bias(rows, scores.shape[-1], scores.device)
+        elif self._bias is not None:
+            scores += _part(self._bias, chunk.heads, rows)
+        if not self.front.count:
+            return scores
+        return torch.cat([self.front.scores(part, self._inputs.scale, chunk.heads), scores], dim=-1)
+
+    def blind(self, heads: slice, rows: slice) -> Tensor | None:
+        """Return which queries of a block see nothing, bool [1 or batch, 1 or head, 1 or query, 1]; None where all see something."""
+        return None if self._blind is None else _part(self._blind, heads, rows)
+
+    def _products(self, part: Tensor, keys: Tensor) -> Tensor:
+        """Return queries times keys, scaled; query heads that share a key head go into one product."""
+        batch, heads, length, dim = part.shape
+        part, scale = part.reshape(len(keys), -1, dim), self._inputs.scale
+        if self._place is None:
+            return (torch.bmm(part, keys) * scale).float().view(batch, heads, length, -1)
+        scores = self._place.take(batch * heads * length * keys.shape[-1], part.device).view(len(keys), -1, keys.shape[-1])
+        if self.dtype == torch.float32:
+            torch.baddbmm(scores, part, keys, beta=0, alpha=scale, out=scores)  # a beta of 0 ignores even a NaN that lies there
+        else:
+            scores.copy_(torch.bmm(part, keys).mul_(scale))
+        return scores.view(batch, heads, length, -1)
+
+
+def causal_bias(rows: slice, keys: int, device: torch.device) -> Tensor:
+    """Return what causality adds to the scores of a block: −∞ on keys beyond the query."""
+    later = torch.arange(rows.start, rows.stop, device=device)[:, None] < torch.arange(keys, device=device)
+    return torch.zeros(later.shape, device=device).masked_fill_(later, -torch.inf)
+
+
+@dataclass(frozen=True)
+class Front:
+    """The constant keys in front of all others, in the shapes of one call.
+
+    Attributes:
+        count: how many; 0 where there are none.
+        keys, values: [batch, head, count, dim]; None where logits stand for the keys, or the values are 0.
+        logits: float32 [head, count], scores that do not depend on the query.
+        dtype: of the products.
+    """
+
+    count: int
+    keys: Tensor | None
+    values: Tensor | None
+    logits: Tensor | None
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, inputs: AttentionInputs) -> "Front":
+        """Return the constant keys of a call."""
+        prefix, dtype = inputs.prefix, product_dtype(inputs.query.device)
+        if prefix is None:
+            return cls(0, None, None, None, dtype)
+        keys, values = (None if one is None else per_head(one, inputs.query) for one in (prefix.keys, prefix.values))
+        logits = None if prefix.logits is None else prefix.logits.to(inputs.query.device).float()
+        return cls(prefix.count, keys, values, logits, dtype)
+
+    def scores(self, part: Tensor, scale: float, heads: slice) -> Tensor:
+        """Return the scores of the constant keys for a block of queries, [batch, head, query, count]."""
+        if self.keys is not None:
+            return product(part, self.keys[:, heads].to(part.dtype).transpose(-1, -2), self.dtype) * scale
+        assert self.logits is not None
+        return self.logits[None, heads, None, :].expand(*part.shape[:3], -1)
+
+
+def per_head(constant: Tensor, query: Tensor) -> Tensor:
+    """Return constant keys or values of a `Prefix` for every query head, [batch, head, count, dim], in the type of the queries."""
+    batched = constant if constant.ndim == 4 else constant[None]
+    return batched.to(query).repeat_interleave(query.shape[1] // batched.shape[1], dim=1).expand(len(query), -1, -1, -1)
+
+
+class Taken:
+    """Everything that is hidden in one call of attention. A query that would lose its last visible key keeps all of them.
+
+    Args:
+        hidden: at least one.
+        front: how many constant keys stand in front.
+        dtype: of the products.
+    """
+
+    def __init__(self, hidden: Sequence[Hidden], front: int, device: torch.device, dtype: torch.dtype) -> None:
+        self._masked = [one for one in hidden if not one.zeroed]
+        self._zeroed = [one for one in hidden if one.zeroed]
+        self._front, self._dtype = front, dtype
+        self._kept: Tensor | None = None  # where all queries lose the same keys: 1 for those that stay
+        if all(one.queries is None and one.keys.shape[2] == 1 and not one.front for one in hidden):
+            whole = slice(None)
+            masked, _, gone = self._unions(whole, whole)
+            self._kept = (~gone.to(device)).float()
+            self._unmasked = None if masked is None or not self._zeroed else (~masked.to(device)).float()
+
+    def values(self, value: Tensor, heads: slice) -> Tensor | None:
+        """Return values [batch, head, key, dim] with those of hidden keys 0; None where queries lose different keys."""
+        if self._kept is None:
+            return None
+        kept = _of_heads(self._kept, heads)[..., self._front :].mT.to(value.dtype)
+        count = kept.shape[1]
+        return value * kept if count in (1, value.shape[1]) else value.repeat_interleave(count // value.shape[1], dim=1) * kept
+
+    def quickly(self, weights: Tensor, blind: Tensor | None, heads: slice) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Return what hiding makes of the weights of a block where all queries lose the same keys.
+
+        Softmax without a key is the softmax with it, scaled up over what is left: no second one is needed.
+
+        Args:
+            weights: [batch, head, query, key], softmax of the scores, 0 for queries that see nothing (``blind``).
+
+        Returns:
+            1 for kept keys [1 or batch, 1 or head, 1, key], a factor per query [batch, head, query, 1], and the share
+            taken away [batch, head, query]. None where a query keeps too little for that to be exact, and on a GPU,
+            which would have to be waited for to know what a query keeps.
+        """
+        if self._kept is None or weights.is_cuda:
+            return None
+        kept = _of_heads(self._kept, heads)
+        left = product(weights, kept.mT, self._dtype)
+        nothing = 0.0 if blind is None else blind.to(left)
+        if bool((left + nothing < LEAST_KEPT).any()):
+            return None
+        unmasked = left if self._unmasked is None else product(weights, _of_heads(self._unmasked, heads).mT, self._dtype)
+        factor = 1 / (unmasked + nothing) if self._masked else torch.ones_like(left)
+        return kept, factor, (1 - nothing - left).clamp(min=0)[..., 0].detach()
+
+    def exactly(
+        self, scores: Callable[[], Tensor], weights: Tensor, blind: Tensor | None, heads: slice, rows: slice
+    ) -> tuple[Tensor, Tensor]:
+        """Return the weights of a block in force [batch, head, query, key], and the share each query loses [batch, head, query].
+
+        By a softmax of their own where a query keeps too little, or where some keys are masked and others zeroed.
+
+        Args:
+            scores: computes the block's scores again, the constant keys in front, in the place where ``weights`` may lie.
+            weights: softmax of them, 0 for queries that see nothing (``blind``); they may be written over.
+        """
+        masked, zeroed, gone = self._unions(heads, rows)
+        if (masked is None or zeroed is None) and not weights.is_cuda:
+            stays = (~gone).float()  # times that is three times as fast as filling in 0, where one mask serves all heads
+            kept = weights * stays if weights.requires_grad else weights.mul_(stays)
+            nothing = weights.new_zeros(()) if blind is None else blind.to(weights)
+            left = torch.where(gone.any(-1, keepdim=True), kept.sum(-1, keepdim=True), 1 - nothing)  # who loses nothing stays to the bit
+            if not bool((left + nothing < LEAST_KEPT).any()):  # as in `quickly`: what is left, scaled up
+                lost = (1 - nothing - left).clamp(min=0)[..., 0].detach()
+                factor = 1 / (left + nothing)
+                return (kept if masked is None else kept * factor if kept.requires_grad else kept.mul_(factor)), lost
+        again = scores()
+        weights = torch.softmax(again, dim=-1)
+        if blind is not None:
+            weights = weights.masked_fill(blind, 0.0)
+        spared = torch.isneginf(again.masked_fill(gone, -torch.inf).amax(dim=-1, keepdim=True))
+        gone = gone & ~spared
+        in_force = weights
+        if masked is not None:
+            in_force = torch.softmax(again.masked_fill(masked & ~spared, -torch.inf), dim=-1)
+            if blind is not None:
+                in_force = in_force.masked_fill(blind, 0.0)
+        if zeroed is not None:
+            in_force = in_force.masked_fill(zeroed & ~spared, 0.0)
+        return in_force, (weights * gone).sum(-1).detach()
+
+    def _unions(self, heads: slice, rows: slice) -> tuple[Tensor | None, Tensor | None, Tensor]:
+        """Return what a block loses before the softmax, what it loses after it, and both."""
+        masked, zeroed = self._union(self._masked, heads, rows), self._union(self._zeroed, heads, rows)
+        gone = zeroed if masked is None else masked if zeroed is None else masked | zeroed
+        assert gone is not None
+        return masked, zeroed, gone
+
+    def _union(self, hidden: Sequence[Hidden], heads: slice, rows: slice) -> Tensor | None:
+        """Return bool [batch, head, query, key] of a block, the constant keys in front included."""
+        union: Tensor | None = None
+        for one in hidden:
+            keys = _part(one.keys, heads, rows)
+            keys = torch.nn.functional.pad(keys, (self._front, 0), value=one.front) if self._front else keys
+            if one.queries is not None:
+                keys = keys & one.queries[:, None, rows, None]
+            union = keys if union is None else union | keys
+        return union
+
+
+def _of_heads(tensor: Tensor, heads: slice) -> Tensor:
+    return tensor if tensor.shape[1] == 1 else tensor[:, heads]
+
+
+def _part(mask: Tensor, heads: slice, rows: slice) -> Tensor:
+    mask = _of_heads(mask, heads)
+    return mask if mask.shape[2] == 1 else mask[:, :, rows]
