@@ -366,3 +366,21 @@ def test_every_command_is_a_frozen_class_in_a_file_of_its_name(name):
     command = cli.find_command(name)
     assert issubclass(command, cli.Command) and command.__dataclass_params__.frozen
     assert command.__module__ == f"sinkscope.commands.{name}"
+
+
+@pytest.mark.parametrize("arguments", [[], *([name, "--help"] for name in cli.COMMANDS)], ids=lambda one: one[0] if one else "overview")
+def test_help_loads_no_torch(arguments):
+    """Help comes at once: what the sampler's flags are is read from settings that load nothing heavy."""
+    code = f"""if True:
+        import sys
+        from sinkscope import cli
+        sys.argv[1:] = {arguments}
+        try:
+            cli.main()
+        except SystemExit as stop:
+            assert not stop.code
+        assert not {{"torch", "transformers", "numpy", "matplotlib"}} & set(sys.modules), "heavy modules are loaded"
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "sinkscope" in done.stdout
