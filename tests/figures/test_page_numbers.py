@@ -21,7 +21,7 @@ def test_summary_agrees_with_the_whole_trace_in_memory(wandering):
     assert numbers["selected_share"] == pytest.approx(sinks.selected_share)
     assert numbers["sinks_in_percent_unit"] == is_sink(wandering.column_sums[:], 3.0, "percent").sum()
     assert numbers["tracks"] == tracks.kinds
-    assert numbers["heads_with_main_sink"] == 3
+    assert numbers["heads_with_sink"] == numbers["heads_with_main_sink"] == 3
     assert numbers["movement"]["moves_per_head"] == pytest.approx(np.mean([12, STEPS - 1, 0]))
     assert numbers["movement"]["drift_per_step"] == pytest.approx(np.mean([h.drift_per_step for h in tracks.heads if h.steps_with_sink]))
     null = numbers["movement"]["null_drift"]
@@ -48,3 +48,8 @@ def test_the_threshold_asked_for_is_used(wandering):
 def test_a_threshold_that_cannot_hold_is_refused(wandering, excess):
     with pytest.raises(CallError, match="excess: expected a finite number from 0 upwards"):
         summarise(wandering, excess)
+
+
+def test_of_an_autoregressive_model_two_counts_of_heads_are_told_apart(causal):
+    numbers = summarise(causal)
+    assert (numbers["heads_with_sink"], numbers["heads_with_main_sink"]) == (3, 1)

@@ -38,11 +38,19 @@ class SinkStrengths(Figure):
             ]
         sheet.colorbar(image, ax=list(grid), aspect=25, pad=0.01).set_label("column sum of the main sink,\nqueries' worth of attention")
         grid[0].set_ylabel("layer")
-        if any(((one.summary.sink_steps > 0) & (one.summary.sink_steps < 0.5 * one.summary.steps)).any() for one in subjects):
-            sheet.supxlabel("hatched: a sink in fewer than half of the steps; –: in none", fontsize="small")
+        signs = _signs([one.summary.sink_steps / one.summary.steps for one in subjects])
+        if signs:
+            sheet.supxlabel("; ".join(signs), fontsize="small")
         sheet.suptitle("Strength of the main sink by layer and head, mean over steps", x=0.01, ha="left")
         header = ("model", "layer", "head", "mean_main_sink_column_sum", "steps_with_main_sink", "steps")
         return self.drawn(subjects, sheet, _caption(subjects), header, rows)
+
+
+def _signs(shares: Sequence[np.ndarray]) -> list[str]:
+    """Return what hatching and dashes mean, where there are any."""
+    hatched = any(((share > 0) & (share < 0.5)).any() for share in shares)
+    dashed = any((share == 0).any() for share in shares)
+    return ["hatched: a sink in fewer than half of the steps"] * hatched + ["–: a sink in no step"] * dashed
 
 
 def _draw(axes: Any, one: Subject, mean: np.ndarray, share: np.ndarray, most: float) -> Any:

@@ -51,6 +51,7 @@ def page_numbers(subject: Subject) -> dict[str, Any]:
             "selected_share_in_percent_unit": one.sinks_percent / max(1, one.columns),
             "sink_rate_over_0.3": one.over_third,
             "followed": "last_query, window of 16" if one.causal else "column_sums",
+            "heads_with_sink": int((one.sink_steps > 0).sum()),
             "heads_with_main_sink": sum(head.steps_with_sink > 0 for head in one.heads),
             "tracks": one.kinds,
             "movement": {
