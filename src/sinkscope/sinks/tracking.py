@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float, Int
 from sinkscope.errors import CallError
 from sinkscope.sinks.drift import as_positions, slopes
 from sinkscope.sinks.finding import Sinks
-from sinkscope.sinks.runs import KINDS, find_runs
+from sinkscope.sinks.episodes import KINDS, find_episodes
 
 
 @dataclass(frozen=True)
@@ -112,13 +112,13 @@ def track(sinks: Sinks, tolerance: int = 0) -> Tracks:
     moving = close_dips(sinks.moving, tolerance) if tolerance else sinks.moving
     steps, _, heads = moving.shape[:3]
     step, layer, head, position = np.nonzero(moving)
-    runs = find_runs(step, layer * heads + head, position, steps)
+    episodes = find_episodes(step, layer * heads + head, position, steps)
     found = []
-    columns = (runs.head, runs.position, runs.first, runs.last, runs.kind, runs.successor)
+    columns = (episodes.head, episodes.position, episodes.first, episodes.last, episodes.kind, episodes.successor)
     for row in zip(*(column.tolist() for column in columns), strict=True):
         number, at, first, last, kind, successor = row
         moved = successor >= 0
-        distance = int(runs.position[successor]) - at if moved else None
+        distance = int(episodes.position[successor]) - at if moved else None
         found.append(Track(number // heads, number % heads, at, first, last, KINDS[kind], successor if moved else None, distance))
     main = main_sinks(sinks.columns, moving)
     return Tracks(tuple(found), tuple(head_movement(main)), main, sinks.source)
@@ -140,6 +140,20 @@ def close_dips(selected: Bool[np.ndarray, "step *place"], tolerance: int) -> Boo
     before = np.maximum.accumulate(np.where(selected, steps, -len(selected) - tolerance - 2), axis=0)
     after = np.minimum.accumulate(np.where(selected, steps, 2 * len(selected) + tolerance + 2)[::-1], axis=0)[::-1]
     return selected | (after - before <= tolerance + 1)
+
+
+def fill_dips(main: Int[np.ndarray, "step *head"], tolerance: int) -> Int[np.ndarray, "step *head"]:
+    """Return main sinks with short dips filled: up to ``tolerance`` steps without a main sink between two with the same one."""
+    if not tolerance:
+        return main
+    steps = np.arange(len(main)).reshape(-1, *[1] * (main.ndim - 1))
+    there = main >= 0
+    before = np.maximum.accumulate(np.where(there, steps, -1), axis=0)
+    after = np.minimum.accumulate(np.where(there, steps, len(main))[::-1], axis=0)[::-1]
+    known = (before >= 0) & (after < len(main)) & (after - before <= tolerance + 1)
+    left = np.take_along_axis(main, np.maximum(before, 0), axis=0)
+    right = np.take_along_axis(main, np.minimum(after, len(main) - 1), axis=0)
+    return np.where(known & (left == right), left, main)
 
 
 def head_movement(main: Int[np.ndarray, "step layer head"]) -> list[HeadMovement]:

@@ -10,7 +10,9 @@ with n − 1 degrees of freedom instead of at 2.5 % (Hesterberg, arXiv 1411.5279
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
+
+from sinkscope.statistics.parts import ratio
 
 LEAST_PROMPTS = 5
 """Fewer prompts get no interval: five values can be drawn in only 126 ways."""
@@ -163,3 +165,20 @@ def _corrected(drawn: np.ndarray, mean: np.ndarray, acceleration: np.ndarray, qu
         ends.append(drawn[lower, columns] + (place - lower) * (drawn[upper, columns] - drawn[lower, columns]))
     flat = drawn[count - 1, np.arange(drawn.shape[1])] - drawn[0] <= rounding
     return np.where(flat, mean, ends[0]), np.where(flat, mean, ends[1])
+
+
+def intervals_of_sums(
+    count: Int[np.ndarray, "*statistic"], total: Float[np.ndarray, "*statistic"], square: Float[np.ndarray, "*statistic"]
+) -> tuple[Float[np.ndarray, "*statistic"], Float[np.ndarray, "*statistic"], Float[np.ndarray, "*statistic"]]:
+    """Return mean, low and high from sums over prompts, by Student's t: for statistics that do not keep single prompts.
+
+    Args:
+        count, total, square: number, sum and sum of squares of the prompts that have a value. Fewer than five get no interval (NaN).
+    """
+    from scipy.special import stdtrit
+
+    mean = ratio(total, count)
+    variance = ratio(square - count * np.nan_to_num(mean) ** 2, count - 1)
+    half = stdtrit(np.maximum(count - 1, 1), (1 + LEVEL) / 2) * np.sqrt(np.maximum(variance, 0) / np.maximum(count, 1))
+    half = np.where(count < LEAST_PROMPTS, np.nan, half)
+    return mean, mean - half, mean + half

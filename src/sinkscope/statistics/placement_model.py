@@ -1,26 +1,23 @@
-"""Semantic or positional: a conditional-logit model of which position of the canvas is the main sink.
+"""Semantic or positional: a conditional-logit model of the position of the canvas at which a main sink is placed.
 
     P(main sink at j in step t) = exp(β·x_tj) / Σ_k exp(β·x_tk)
 
-with three blocks of features: the class of an unmasked token; its place (left, right, frontier); whether it is masked.
-What a block is worth is the bits per choice that held-out prompts lose when the model is fitted without it: "class
-given position", "position given class". Nothing is gained on held-out prompts by a block that says nothing.
-Heads share the coefficients: the model describes where sinks stand on the canvas, not which head puts them where.
+with three blocks of features: the class of an unmasked token; its place (left, right, frontier); whether it is masked. A block is worth the
+bits per choice that held-out prompts lose when the model is fitted without it: "class given position", "position given class". Nothing is
+gained on held-out prompts by a block that says nothing. Heads share the coefficients: the model describes where sinks stand on the canvas,
+not which head puts them there.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import ClassVar
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 
-from sinkscope.sinks.composition import classes_of
-from sinkscope.sinks.points import Point
 from sinkscope.sinks.token_classes import CLASSES
-
-if TYPE_CHECKING:
-    from sinkscope.sinks.profile import Profile
+from sinkscope.statistics.prompt import PromptSummary
+from sinkscope.statistics.statistic import Definition, Statistic, Values
 
 MOST_PROMPTS = 32
 MOST_STEPS = 16
@@ -32,42 +29,64 @@ _UNMASKED = [name for name in CLASSES if name not in ("mask", "word")]
 CLASS, POSITION, MASKED = range(3)
 BLOCKS = np.array([CLASS] * len(_UNMASKED) + [POSITION] * 7 + [MASKED])
 MODELS = {"all": (), "class": (CLASS,), "position": (POSITION,), "mask_state": (MASKED,)}
+"""The whole model, and the models without a block."""
+PLACED = "placement is semantic in LLaDA, positional in Dream (§4.2)"
+
+
+class Placement(Statistic):
+    """What the model gains, in bits per choice: it compares prompts (`PlacementModel`), so that one prompt by itself has no number."""
+
+    order = 5
+    definitions: ClassVar = {
+        "choice.all": Definition("held-out gain of the whole conditional-logit model over equal probabilities", "bits per choice", PLACED),
+        "choice.class": Definition("held-out gain by token class, given position and mask state", "bits per choice", PLACED),
+        "choice.position": Definition(
+            "held-out gain by position (left, right, frontier), given class and mask state", "bits per choice", PLACED
+        ),
+        "choice.mask_state": Definition("held-out gain by mask state, given class and position", "bits per choice", PLACED),
+    }
+
+    def values(self, prompt: PromptSummary) -> Values:
+        return {}
 
 
 @dataclass(frozen=True)
 class Choices:
-    """Choice sets of one prompt: the canvases of up to 16 steps.
+    """Choice sets of one prompt: the canvases of up to 16 steps, spread evenly over the denoising.
 
     Attributes:
-        features: [step, position, feature]; there: bool [step, position], which positions can be chosen.
-        chosen: [point, step, position], how many heads have their main sink there.
+        there: which positions can be chosen.
+        chosen: how many heads have their main sink there.
     """
 
     features: Float[np.ndarray, "step position feature"]
-    there: np.ndarray
-    chosen: Float[np.ndarray, "point step position"]
+    there: Bool[np.ndarray, "step position"]
+    chosen: Float[np.ndarray, "threshold step position"]
 
-
-def choices_of(profile: "Profile", points: Sequence[Point]) -> Choices:
-    """Choice sets of one prompt, from steps spread evenly over the denoising."""
-    canvas = profile.canvas
-    steps = np.unique(np.linspace(0, profile.steps - 1, min(MOST_STEPS, profile.steps)).round().astype(int))
-    tokens, masked = canvas.tokens[steps], canvas.masked[steps]
-    width = tokens.shape[1]
-    chosen = []
-    for point in points:
-        main = profile.main_at(point)[steps].reshape(len(steps), -1)
-        step, _ = places = np.nonzero((main >= 0) & (main < width))
-        chosen.append(np.bincount(step * width + main[places], minlength=len(steps) * width).reshape(len(steps), width))
-    classes = np.where(tokens >= 0, classes_of(canvas, profile.token_ids)[profile.token_indices[steps]], -1)
-    features = choice_features(classes, masked, canvas.lengths[steps], canvas.prompt_length)
-    return Choices(features.astype(np.float32), tokens >= 0, np.array(chosen, dtype=np.float32))
+    @classmethod
+    def of(cls, prompt: PromptSummary) -> "Choices":
+        """Return the choice sets of one prompt, at its thresholds."""
+        canvas = prompt.canvas
+        steps = np.unique(np.linspace(0, prompt.steps - 1, min(MOST_STEPS, prompt.steps)).round().astype(int))
+        tokens, masked = canvas.tokens[steps], canvas.masked[steps]
+        width = tokens.shape[1]
+        chosen = []
+        for threshold in prompt.thresholds:
+            main = prompt.main_at(threshold)[steps].reshape(len(steps), -1)
+            step, _ = places = np.nonzero((main >= 0) & (main < width))
+            chosen.append(np.bincount(step * width + main[places], minlength=len(steps) * width).reshape(len(steps), width))
+        classes = np.where(tokens >= 0, canvas.token_classes[canvas.token_indices[steps]], -1)
+        features = choice_features(classes, masked, canvas.lengths[steps], canvas.prompt_length)
+        return cls(features.astype(np.float32), tokens >= 0, np.array(chosen, dtype=np.float32))
 
 
 def choice_features(
-    classes: np.ndarray, masked: np.ndarray, lengths: np.ndarray, prompt_length: int
+    classes: Int[np.ndarray, "step position"],
+    masked: Bool[np.ndarray, "step position"],
+    lengths: Int[np.ndarray, " step"],
+    prompt_length: int,
 ) -> Float[np.ndarray, "step position feature"]:
-    """Features of every position, in the order of `BLOCKS`; distances as log(1 + positions), scaled to at most 1."""
+    """Return the features of every position, in the order of `BLOCKS`; distances as log(1 + positions), scaled to at most 1."""
     steps, width = masked.shape
     here = np.arange(width)
     right = np.maximum(lengths[:, None] - 1 - here, 0)
@@ -87,11 +106,11 @@ def choice_features(
 
 def fit_choices(
     features: Float[np.ndarray, "set position feature"],
-    there: np.ndarray,
+    there: Bool[np.ndarray, "set position"],
     chosen: Float[np.ndarray, "set position"],
     start: np.ndarray | None = None,
 ) -> Float[np.ndarray, " feature"]:
-    """Penalised maximum likelihood by Newton's method with step halving; the problem is convex."""
+    """Return the coefficients of largest penalised likelihood, by Newton's method with step halving; the problem is convex."""
     weight = chosen.sum(axis=1)
     used = weight > 0
     features, there, chosen, weight = features[used], there[used], chosen[used], weight[used]
@@ -134,7 +153,7 @@ def _objective(
 
 
 def bits_per_choice(beta: np.ndarray, choices: Choices, number: int, kept: np.ndarray) -> float:
-    """Mean −log₂ P of the main sinks of one prompt at the point of that number; NaN without a sink."""
+    """Return the mean −log₂ P of the main sinks of one prompt at the threshold of that number; NaN without a sink."""
     chosen = choices.chosen[number].astype(np.float64)
     weight = chosen.sum(axis=1)
     if not weight.any():
@@ -144,18 +163,18 @@ def bits_per_choice(beta: np.ndarray, choices: Choices, number: int, kept: np.nd
 
 
 @dataclass
-class ChoiceModel:
+class PlacementModel:
     """Collects the choice sets of the first 32 prompts and cross-validates over prompts, in five folds."""
 
     prompts: list[Choices] = field(default_factory=list)
 
     def add(self, choices: Choices) -> None:
-        """One prompt's choice sets."""
+        """Take in one prompt's choice sets."""
         if len(self.prompts) < MOST_PROMPTS:
             self.prompts.append(choices)
 
     def result(self, number: int) -> dict[str, np.ndarray]:
-        """Held-out bits per choice of every prompt at the point of that number.
+        """Return the held-out bits per choice of every prompt at the threshold of that number.
 
         ``all``: what the whole model gains over equal probabilities; ``class``, ``position``, ``mask_state``: what is
         lost without the block. NaN without a sink, or with fewer than two prompts that have one.
@@ -183,7 +202,7 @@ def _uniform_bits(choices: Choices, number: int) -> float:
 
 
 def _stacked(prompts: Sequence[Choices], number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Prompts below each other, padded to the widest canvas; each prompt weighs the same."""
+    """Return prompts below each other, padded to the widest canvas; each prompt weighs the same."""
     width = max(one.there.shape[1] for one in prompts)
 
     def padded(array: np.ndarray, axis: int) -> np.ndarray:

@@ -1,7 +1,7 @@
-"""Runs: the maximal stretches of steps in which a position is a sink in a head, all heads at once.
+"""Episodes: the maximal stretches of steps in which a position is a sink in a head, all heads at once.
 
-The kinds are those of `tracking`; a successor is the nearest run of another position of the head that starts within one
-step of this one's end, began after it and lasts longer; ties to the run that comes first.
+The kinds are those of `tracking`. A successor is the nearest episode of another position of the same head that starts within one step of
+this one's end, began after it and lasts longer; ties go to the episode that comes first.
 """
 
 from dataclasses import dataclass
@@ -13,52 +13,57 @@ STATIC_SHARE = 0.95
 KINDS = ("static", "moved", "vanished", "reappeared", "one_step", "lasting")
 STATIC, MOVED, VANISHED, REAPPEARED, ONE_STEP, LASTING = range(len(KINDS))
 PAIRS = 2_000_000
+"""Pairs of episodes that are compared at a time, which bounds the memory."""
 NONE = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True)
-class Runs:
-    """Every run, ordered by head, first step, position.
+class Episodes:
+    """Every episode, ordered by head, first step, position.
 
     Attributes:
         head, position, first, last: int arrays; steps are inclusive.
         kind: number in `KINDS`.
-        successor: number of the run it moved to, −1 where it did not.
+        successor: number of the episode it moved to, −1 where it did not.
     """
 
-    head: Int[np.ndarray, " run"]
-    position: Int[np.ndarray, " run"]
-    first: Int[np.ndarray, " run"]
-    last: Int[np.ndarray, " run"]
-    kind: Int[np.ndarray, " run"]
-    successor: Int[np.ndarray, " run"]
+    head: Int[np.ndarray, " episode"]
+    position: Int[np.ndarray, " episode"]
+    first: Int[np.ndarray, " episode"]
+    last: Int[np.ndarray, " episode"]
+    kind: Int[np.ndarray, " episode"]
+    successor: Int[np.ndarray, " episode"]
 
     def __len__(self) -> int:
         return len(self.head)
 
     @property
-    def durations(self) -> Int[np.ndarray, " run"]:
-        """Steps from the first to the last."""
+    def durations(self) -> Int[np.ndarray, " episode"]:
+        """Steps from the first to the last, both included."""
         return self.last - self.first + 1
 
 
-def find_runs(
+def find_episodes(
     step: Int[np.ndarray, " sink"],
     head: Int[np.ndarray, " sink"],
     position: Int[np.ndarray, " sink"],
     steps: int,
     tolerance: int = 0,
     short_too: bool = True,
-) -> Runs:
-    """Runs of sinks that are given one by one, in any order.
+    ordered: bool = False,
+) -> Episodes:
+    """Return the episodes of sinks that are given one by one.
 
     Args:
         steps: how many the trace has.
-        tolerance: a gap of at most so many steps does not end a run.
-        short_too: looks for successors also of runs of one step, whose kind does not depend on it.
+        tolerance: a gap of at most so many steps does not end an episode.
+        short_too: looks for successors also of episodes of one step, whose kind does not depend on it.
+        ordered: the sinks come ordered by head, position and step; otherwise they may come in any order.
     """
-    order = np.lexsort((step, position, head))
-    step, head, position = (np.asarray(one, dtype=np.int64)[order] for one in (step, head, position))
+    if not ordered:
+        order = np.lexsort((step, position, head))
+        step, head, position = (one[order] for one in (step, head, position))
+    step, head, position = (np.asarray(one, dtype=np.int64) for one in (step, head, position))
     fresh = np.ones(len(step), dtype=bool)
     fresh[1:] = (head[1:] != head[:-1]) | (position[1:] != position[:-1]) | (step[1:] - step[:-1] > 1 + tolerance)
     start = np.flatnonzero(fresh)
@@ -76,11 +81,11 @@ def find_runs(
     kind[successor >= 0] = MOVED
     kind[first == last] = ONE_STEP
     kind[static] = STATIC
-    return Runs(head, position, first, last, kind, successor)
+    return Episodes(head, position, first, last, kind, successor)
 
 
 def _successors(head: np.ndarray, position: np.ndarray, first: np.ndarray, last: np.ndarray, asked: np.ndarray, steps: int) -> np.ndarray:
-    """Numbers of the successors, −1 where there is none; runs are ordered by head and first step."""
+    """Return the numbers of the successors, −1 where there is none; episodes are ordered by head and first step."""
     successor = np.full(len(head), -1)
     start = head * (steps + 2) + first
     low = np.searchsorted(start, head[asked] * (steps + 2) + last[asked] - 1)

@@ -1,0 +1,147 @@
+"""Agreement: do heads and layers share a main sink, and does a head keep its pattern from prompt to prompt?"""
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from sinkscope.sinks.token_classes import CLASSES
+from sinkscope.statistics.intervals import interval_of_pairs
+from sinkscope.statistics.parts import quotient
+from sinkscope.statistics.prompt import PromptSummary
+from sinkscope.statistics.statistic import Definition, Statistic, Values, at_thresholds
+from sinkscope.statistics.thresholds import Threshold
+
+TENTHS = 10
+MOST_PROMPTS = 128
+FEW = "few tokens take most attention (Fig. 3, 9)"
+SAME = "LLaDA's patterns are consistent (§4.2)"
+
+
+class Agreement(Statistic):
+    """Whether the main sinks of two heads stand at one position; agreement between prompts is told by `PromptAgreement`."""
+
+    order = 3
+    definitions: ClassVar = {
+        "agreement.same_layer": Definition("two heads of a layer have their main sink at one position", "probability", FEW),
+        "agreement.other_layers": Definition("two heads of different layers have their main sink at one position", "probability", FEW),
+        "agreement.prompts_place": Definition(
+            "main sinks of one head in two prompts stand in the same tenth of the canvas; percentile interval over prompts",
+            "probability",
+            SAME,
+        ),
+        "agreement.prompts_place_over_other_heads": Definition("that minus the same for two different heads", "probability", SAME),
+        "agreement.prompts_class": Definition(
+            "main sinks of one head in two prompts stand on the same class of token; percentile interval over prompts", "probability", SAME
+        ),
+        "agreement.prompts_class_over_other_heads": Definition("that minus the same for two different heads", "probability", SAME),
+    }
+
+    def values(self, prompt: PromptSummary) -> Values:
+        return at_thresholds(prompt, lambda prompt, threshold: heads_agreement(prompt.main_at(threshold)))
+
+
+def heads_agreement(main: Int[np.ndarray, "step layer head"]) -> Values:
+    """Return the probability that the main sinks of two different heads stand at one position in one step, within and across layers.
+
+    Args:
+        main: positions, −1 where Eq. 3 does not hold.
+    """
+    steps, layers, _ = main.shape
+    width = int(main.max()) + 1
+    if width < 1:
+        return {("agreement.same_layer", ()): float("nan"), ("agreement.other_layers", ()): float("nan")}
+    step, layer, _ = places = np.nonzero(main >= 0)
+    count = np.bincount((step * layers + layer) * width + main[places], minlength=steps * layers * width).reshape(steps, layers, width)
+    same, all_pairs = _pairs(count.sum(axis=-1)), _pairs(count.sum(axis=(1, 2)))
+    agree, agree_all = _pairs(count).sum(axis=-1), _pairs(count.sum(axis=1)).sum(axis=-1)
+    return {
+        ("agreement.same_layer", ()): quotient(agree.sum(), same.sum()),
+        ("agreement.other_layers", ()): quotient(agree_all.sum() - agree.sum(), all_pairs.sum() - same.sum()),
+    }
+
+
+def _pairs(count: np.ndarray) -> np.ndarray:
+    return count.astype(np.float64) * (count - 1)
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """Where the main sink of each head stands in one prompt, as shares of the steps that have one; 0 throughout without.
+
+    Attributes:
+        place: by tenth of the canvas; token: by class of token, as in `token_classes.CLASSES`.
+    """
+
+    place: Float[np.ndarray, "layer head tenth"]
+    token: Float[np.ndarray, "layer head class"]
+
+    @classmethod
+    def of(cls, prompt: PromptSummary, threshold: Threshold) -> "Pattern":
+        """Return the pattern of one prompt."""
+        canvas, main = prompt.canvas, prompt.main_at(threshold)
+        step, layer, head = places = np.nonzero(main >= 0)
+        position = main[places]
+        tenth = np.minimum(position * TENTHS // np.maximum(canvas.lengths[step], 1), TENTHS - 1)
+        indices = canvas.token_indices
+        kinds = canvas.token_classes[indices[step, np.minimum(position, indices.shape[1] - 1)]]
+        number = layer * prompt.heads + head
+        shape = (prompt.layers, prompt.heads)
+        return cls(_by_head(number, tenth, shape, TENTHS), _by_head(number, kinds, shape, len(CLASSES)))
+
+
+def _by_head(head: np.ndarray, kind: np.ndarray, shape: tuple[int, int], kinds: int) -> Float[np.ndarray, "layer head kind"]:
+    heads = shape[0] * shape[1]
+    counts = np.bincount(head * kinds + kind, minlength=heads * kinds).reshape(*shape, kinds)
+    return (counts / np.maximum(counts.sum(axis=-1, keepdims=True), 1)).astype(np.float32)
+
+
+@dataclass
+class PromptAgreement:
+    """Collects the patterns of the first 128 prompts, and compares each head with itself and with other heads.
+
+    ``same head``: the probability that the main sinks of one head, in random steps of two prompts, fall into the same tenth of the canvas
+    (or on the same class of token). ``over other heads``: minus the same for two different heads, which is 0 when it does not matter which
+    head it is.
+    """
+
+    places: list[np.ndarray] = field(default_factory=list)
+    tokens: list[np.ndarray] = field(default_factory=list)
+
+    def add(self, pattern: Pattern) -> None:
+        """Take in one prompt's pattern."""
+        if len(self.places) < MOST_PROMPTS:
+            self.places.append(pattern.place.reshape(-1, TENTHS))
+            self.tokens.append(pattern.token.reshape(-1, len(CLASSES)))
+
+    def result(self, seed: int = 0) -> dict[str, tuple[float, float, float, int]]:
+        """Return {name: (mean over pairs of prompts, low, high, prompts that have a sink)}."""
+        found = {}
+        for name, patterns in (("place", self.places), ("class", self.tokens)):
+            own, weight, over = head_agreement(np.array(patterns))
+            having = sum(bool(one.any()) for one in patterns)
+            found[f"agreement.prompts_{name}"] = (*interval_of_pairs(own * weight, weight, seed=seed), having)
+            found[f"agreement.prompts_{name}_over_other_heads"] = (*interval_of_pairs(over * weight, weight, seed=seed), having)
+        return found
+
+
+def head_agreement(
+    patterns: Float[np.ndarray, "prompt head kind"],
+) -> tuple[Float[np.ndarray, "prompt prompt"], Float[np.ndarray, "prompt prompt"], Float[np.ndarray, "prompt prompt"]]:
+    """Return, for every pair of prompts: agreement of a head with itself, heads that have a sink in both, and the excess over other heads.
+
+    Args:
+        patterns: of all heads of all layers.
+    """
+    prompts, _, _ = patterns.shape
+    patterns = patterns.astype(np.float64)
+    there = (patterns.sum(axis=2) > 0).astype(np.float64)
+    flat = patterns.reshape(prompts, -1)
+    same, same_weight = flat @ flat.T, there @ there.T
+    every, every_weight = patterns.sum(axis=1) @ patterns.sum(axis=1).T, np.outer(there.sum(axis=1), there.sum(axis=1))
+    other_weight = every_weight - same_weight
+    own = same / np.maximum(same_weight, 1)
+    both = (same_weight > 0) & (other_weight > 0)
+    over = np.where(both, own - (every - same) / np.maximum(other_weight, 1), 0.0)
+    return own, same_weight, over

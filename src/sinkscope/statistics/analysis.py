@@ -1,0 +1,265 @@
+"""The analysis of a set of traces: every statistic at every threshold, as a mean over prompts with its interval."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from sinkscope.errors import CallError
+from sinkscope.sinks.finding import Recorded
+from sinkscope.statistics.agreement import Pattern, PromptAgreement
+from sinkscope.statistics.composition import TokenShares, leading_tokens
+from sinkscope.statistics.intervals import LEVEL, Means, interval_of_difference, interval_of_means
+from sinkscope.statistics.placement_model import Choices, PlacementModel
+from sinkscope.statistics.prompt import PromptSummary
+from sinkscope.statistics.statistic import Definition, Key, Values, definition_of, held, order_of, summarise, values_of
+from sinkscope.statistics.thresholds import THRESHOLDS, Threshold
+from sinkscope.statistics.triggers import TriggerTest, draws_of, shares_of
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """One number: a mean over prompts.
+
+    Attributes:
+        name: of a statistic, with an ending where it is told by layer or by third of the steps.
+        place: where it holds, such as {"excess": 3.0, "unit": "queries", "layer": 2}.
+        value, low, high: None where no prompt has a value, or where there are fewer than five for an interval.
+        prompts: how many have a value.
+        p: of the test against shifted commits (triggers only).
+    """
+
+    name: str
+    place: Mapping[str, Any]
+    value: float | None
+    low: float | None
+    high: float | None
+    prompts: int
+    p: float | None = None
+
+    @property
+    def definition(self) -> Definition:
+        """What it is, its unit, and which claim it answers."""
+        return definition_of(self.name)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, no NaN."""
+        row = {"name": self.name, "at": dict(self.place), "value": self.value, "low": self.low, "high": self.high, "prompts": self.prompts}
+        return row if self.p is None else {**row, "p": self.p}
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """What a set of traces of one model says.
+
+    Attributes:
+        prompts: number of traces; prompt_texts: their prompts, by which two analyses are paired.
+        values: [prompt, key], the numbers behind the means; keys: their names and places.
+    """
+
+    statistics: tuple[Estimate, ...] = field(repr=False)
+    prompts: int
+    layers: int
+    heads: int
+    tolerance: int
+    prompt_texts: tuple[Any, ...] = field(repr=False)
+    keys: tuple[Key, ...] = field(repr=False)
+    values: np.ndarray = field(repr=False)
+
+    def find(self, name: str, **place: Any) -> list[Estimate]:
+        """Return the estimates of a name whose place has all of this.
+
+        ``find("movement.drift", excess=3.0, unit="queries")``
+
+        Raises:
+            CallError: no statistic of that name.
+        """
+        of_name = [one for one in self.statistics if one.name == name]
+        if not of_name:
+            raise CallError(f"no statistic {name!r}; there are {', '.join(dict.fromkeys(one.name for one in self.statistics))}")
+        return [one for one in of_name if all(one.place.get(key) == value for key, value in place.items())]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON, definitions once."""
+        definitions = {name: vars(definition_of(name)) for name in dict.fromkeys(one.name for one in self.statistics)}
+        return {
+            "prompts": self.prompts,
+            "layers": self.layers,
+            "heads": self.heads,
+            "tolerance": self.tolerance,
+            "level": LEVEL,
+            "definitions": definitions,
+            "statistics": [one.as_dict() for one in self.statistics],
+        }
+
+
+@dataclass
+class PromptTable:
+    """Collects the numbers of prompts: one row a prompt, 8 bytes a number; small also for thousands.
+
+    Attributes:
+        columns: {key: its number}, in the order in which they came.
+    """
+
+    columns: dict[Key, int] = field(default_factory=dict)
+    rows: list[np.ndarray] = field(default_factory=list)
+
+    def add(self, values: Values) -> None:
+        """Take in one prompt's numbers."""
+        numbers = [self.columns.setdefault(key, len(self.columns)) for key in values]
+        row = np.full(len(self.columns), np.nan)
+        row[numbers] = list(values.values())
+        self.rows.append(row)
+
+    def whole(self, late: Mapping[Key, np.ndarray] | None = None) -> tuple[tuple[Key, ...], np.ndarray]:
+        """Return the keys, and [prompt, key], NaN where a prompt has no such number.
+
+        Args:
+            late: columns that only all prompts together give, by key; a shorter one lacks the last prompts.
+        """
+        late = late or {}
+        found = np.full((len(self.rows), len(self.columns) + len(late)), np.nan)
+        for number, row in enumerate(self.rows):
+            found[number, : len(row)] = row
+        for number, column in enumerate(late.values()):
+            found[: len(column), len(self.columns) + number] = column
+        return (*self.columns, *late), found
+
+
+class _Prompts:
+    """Collects summaries of prompts for an analysis: their own numbers, and what only several prompts show together."""
+
+    def __init__(self, thresholds: Sequence[Threshold], choice: bool, seed: int) -> None:
+        self.thresholds, self.choice, self.seed = tuple(thresholds), choice, seed
+        self.table = PromptTable()
+        self.tests = {threshold: TriggerTest() for threshold in thresholds}
+        self.agreements = {threshold: PromptAgreement() for threshold in thresholds}
+        self.placement = PlacementModel()
+        self.tokens: list[TokenShares] = []
+        self.vocabulary: dict[int, str] = {}
+
+    def add(self, prompt: PromptSummary) -> None:
+        self.table.add(values_of(prompt))
+        draws = draws_of(prompt.canvas)
+        for threshold in self.thresholds:
+            if (shares := shares_of(prompt, threshold)) is not None:
+                self.tests[threshold].add(shares, draws, self.seed)
+            self.agreements[threshold].add(Pattern.of(prompt, threshold))
+        self.tokens.append(TokenShares.of(prompt))
+        if self.choice and not prompt.canvas.causal:
+            self.placement.add(Choices.of(prompt))
+        self.vocabulary |= prompt.canvas.vocabulary
+
+    def result(self) -> tuple[tuple[Key, ...], np.ndarray, list[Estimate]]:
+        late: dict[Key, np.ndarray] = {}
+        for number, threshold in enumerate(self.thresholds):
+            for token, (of_sinks, of_canvas) in leading_tokens(self.tokens, number).items():
+                place = (*threshold.place, ("token", token), ("text", self.vocabulary.get(token)))
+                late["composition.token", place], late["composition.token_on_canvas", place] = of_sinks, of_canvas
+            if self.placement.prompts:
+                late |= {(f"choice.{name}", threshold.place): gains for name, gains in self.placement.result(number).items()}
+        keys, whole = self.table.whole(late)
+        statistics = [*self._tested(_estimates(keys, interval_of_means(whole, seed=self.seed))), *self._agreements()]
+        statistics.sort(key=lambda one: order_of(one.name))
+        return keys, whole, statistics
+
+    def _tested(self, estimates: Iterable[Estimate]) -> Iterator[Estimate]:
+        p_values = {threshold: test.p_values() for threshold, test in self.tests.items()}
+        for one in estimates:
+            if one.name != "triggers.over_chance" or one.value is None:
+                yield one
+                continue
+            threshold, trigger = Threshold(one.place["excess"], one.place["unit"]), one.place["trigger"]
+            low, high = one.low, one.high
+            if low is not None and high is not None:
+                low, high = self.tests[threshold].widened(trigger, low, high)
+            yield replace(one, low=low, high=high, p=p_values[threshold][trigger])
+
+    def _agreements(self) -> Iterator[Estimate]:
+        for threshold, one in self.agreements.items():
+            for name, (mean, low, high, prompts) in one.result(self.seed).items():
+                yield Estimate(name, dict(threshold.place), _plain(mean), _plain(low), _plain(high), prompts)
+
+
+def analyse(
+    traces: Iterable[Recorded],
+    thresholds: Sequence[Threshold] = THRESHOLDS,
+    *,
+    tolerance: int = 0,
+    training: Mapping[int, int] | None = None,
+    choice: bool = True,
+    seed: int = 0,
+) -> Analysis:
+    """Return every statistic of a set of traces of one model; of a trace a few steps at a time are in memory.
+
+    Args:
+        traces: one a prompt; the prompt is the unit of evidence.
+        thresholds: of Eq. 3, at which everything is told.
+        tolerance: steps without a sink that a track and a main sink survive.
+        training: how often each token id stands in the training corpus.
+        choice: fits the placement model, by far the longest part with many prompts.
+        seed: of the resampled prompts and the shifted commits.
+
+    Raises:
+        CallError: no trace, traces of different models, or thresholds that cannot be told.
+        SinkscopeError: a trace without a whole step.
+    """
+    prompts = _Prompts(thresholds, choice, seed)
+    shape: tuple[int, int] | None = None
+    weights: tuple[Any, Any] | None = None
+    texts: list[Any] = []
+    for trace in traces:
+        prompt = summarise(trace, thresholds, tolerance, training)
+        found = (prompt.layers, prompt.heads)
+        if shape is not None and found != shape:
+            raise CallError(
+                f"expected traces of one model, {shape[0]} layers × {shape[1]} heads as in the first; "
+                f"found {found[0]} × {found[1]}. Analyse each model by itself"
+            )
+        shape = found
+        manifest = held(trace, "manifest") or {}
+        weights = _same_model(weights, manifest.get("model") or {})
+        texts.append(manifest.get("prompt"))
+        prompts.add(prompt)
+    if shape is None:
+        raise CallError("expected at least one trace, found none")
+    keys, whole, statistics = prompts.result()
+    return Analysis(tuple(statistics), len(whole), *shape, tolerance, tuple(texts), keys, whole)
+
+
+def compare(first: Analysis, second: Analysis, seed: int = 0) -> tuple[Estimate, ...]:
+    """Return second minus first, of every statistic that both have: what is left of a drift with one block, or with blocks reversed.
+
+    Where both hold the same prompts in the same order the prompts are paired, which makes the interval narrower.
+    """
+    numbers = [{key: number for number, key in enumerate(one.keys)} for one in (first, second)]
+    both = [key for key in numbers[0] if key in numbers[1]]
+    ours, theirs = (one.values[:, [at[key] for key in both]] for one, at in zip((first, second), numbers, strict=True))
+    paired = first.prompt_texts == second.prompt_texts and None not in first.prompt_texts
+    means = interval_of_difference(ours, theirs, paired, seed)
+    return tuple(_estimates(both, means))
+
+
+def _estimates(keys: Sequence[Key], means: Means) -> Iterator[Estimate]:
+    columns = (one.tolist() for one in (means.mean, means.low, means.high, means.prompts))
+    for (name, place), mean, low, high, prompts in zip(keys, *columns, strict=True):
+        yield Estimate(name, dict(place), _plain(mean), _plain(low), _plain(high), prompts)
+
+
+def _same_model(first: tuple[Any, Any] | None, model: Mapping[str, Any]) -> tuple[Any, Any] | None:
+    """Return name and weight hash of the model, the first that says; raise an error for another one."""
+    found = (model.get("name"), model.get("weight_hash"))
+    if found[1] is None:
+        return first
+    if first is not None and first[1] != found[1]:
+        raise CallError(
+            f"expected traces of one model, found {first[0]} (weights {str(first[1])[:12]}…) and {found[0]} "
+            f"(weights {str(found[1])[:12]}…). Analyse each model by itself"
+        )
+    return found
+
+
+def _plain(number: float) -> float | None:
+    return None if math.isnan(number) else float(number)

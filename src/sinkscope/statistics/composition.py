@@ -1,0 +1,132 @@
+"""What sinks are made of (Table 2): sink tokens by token and by class, against the canvas and against training."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from sinkscope.sinks.token_classes import CLASSES
+from sinkscope.statistics.prompt import PromptSummary
+from sinkscope.statistics.statistic import Definition, Statistic, Values, at_thresholds
+from sinkscope.statistics.thresholds import Threshold
+
+MOST_TOKENS = 10
+MADE_OF = "sinks are new lines, punctuation, masks (Table 2)"
+
+
+class Composition(Statistic):
+    """Shares of the sinks by class of token beside the shares of the canvas, and their ratio."""
+
+    order = 4
+    definitions: ClassVar = {
+        "composition.share_of_sinks": Definition("sinks that are of a class", "share of sinks", MADE_OF),
+        "composition.share_of_canvas": Definition("canvas that is of a class, all steps", "share of canvas", MADE_OF),
+        "composition.times_expected": Definition(
+            "share of the sinks over share of the canvases they stand on, step by step", "ratio", MADE_OF
+        ),
+        "composition.times_training": Definition("share of the sinks over share of the training corpus", "ratio", MADE_OF),
+        "composition.frequency_correlation": Definition(
+            "rank correlation, over distinct tokens but the mask, of sinks per occurrence with frequency in training",
+            "Spearman's ρ",
+            MADE_OF,
+        ),
+        "composition.token": Definition("sinks that are a token; prompts without it count 0", "share of sinks", MADE_OF),
+        "composition.token_on_canvas": Definition("canvas that is that token", "share of canvas", MADE_OF),
+    }
+
+    def values(self, prompt: PromptSummary) -> Values:
+        return at_thresholds(prompt, _values_at)
+
+
+def _values_at(prompt: PromptSummary, threshold: Threshold) -> Values:
+    sinks, canvas = prompt.sinks_by_token(threshold), prompt.canvas
+    classes, counts = canvas.token_classes, canvas.token_counts
+    of_sinks, of_canvas = (np.bincount(classes, weights=one, minlength=len(CLASSES)) / max(1, one.sum()) for one in (sinks, counts))
+    beside = _beside_sinks(prompt, threshold)
+    training, trained, corpus = canvas.settings.training, None, None
+    if training is not None:
+        trained = np.array([training.get(token, 0) for token in canvas.token_ids.tolist()], dtype=np.float64)
+        corpus = np.bincount(classes, weights=trained, minlength=len(CLASSES)) / max(1, sum(training.values()))
+    values: Values = {}
+    any_sink = sinks.sum() > 0
+    for number, name in enumerate(CLASSES):
+        at = (("class", name),)
+        values["composition.share_of_sinks", at] = float(of_sinks[number]) if any_sink else float("nan")
+        values["composition.share_of_canvas", at] = float(of_canvas[number])
+        values["composition.times_expected", at] = _ratio(of_sinks[number], beside[number], any_sink)
+        if corpus is not None:
+            values["composition.times_training", at] = _ratio(of_sinks[number], corpus[number], any_sink)
+    if trained is not None:
+        each, but_mask = sinks / np.maximum(counts, 1), canvas.token_ids != canvas.settings.mask_id
+        values["composition.frequency_correlation", ()] = _rank_correlation(each, trained, but_mask)
+    return values
+
+
+def _beside_sinks(prompt: PromptSummary, threshold: Threshold) -> Float[np.ndarray, " class"]:
+    """Return the shares of the classes on the canvases that the sinks stand on, each step as often as it has sinks.
+
+    Where masks are many in the same steps as sinks, they would else seem to be sinks.
+    """
+    canvas = prompt.canvas
+    weight = prompt.counts(threshold).sum(axis=(1, 2)) / np.maximum(canvas.lengths, 1)
+    indices = canvas.token_indices + 1  # 0 beyond the canvas
+    weights = np.broadcast_to(weight[:, None], indices.shape)
+    by_token = np.bincount(indices.ravel(), weights=weights.ravel(), minlength=len(canvas.token_ids) + 1)[1:]
+    return np.bincount(canvas.token_classes, weights=by_token, minlength=len(CLASSES)) / max(by_token.sum(), 1e-12)
+
+
+@dataclass(frozen=True)
+class TokenShares:
+    """The tokens of one prompt.
+
+    Attributes:
+        ids: the tokens of its canvas.
+        of_sinks: share of the sinks, 0 throughout without sinks.
+        of_canvas: share of the canvas.
+    """
+
+    ids: Int[np.ndarray, " token"]
+    of_sinks: Float[np.ndarray, "threshold token"]
+    of_canvas: Float[np.ndarray, " token"]
+
+    @classmethod
+    def of(cls, prompt: PromptSummary) -> "TokenShares":
+        """Return the shares of every token of one prompt."""
+        tally = np.array([prompt.sinks_by_token(threshold) for threshold in prompt.thresholds])
+        shares = tally / np.maximum(tally.sum(axis=1, keepdims=True), 1)
+        counts = prompt.canvas.token_counts
+        return cls(prompt.canvas.token_ids, shares.astype(np.float32), (counts / counts.sum()).astype(np.float32))
+
+
+def leading_tokens(prompts: Sequence[TokenShares], number: int) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+    """Return the ten tokens that are sinks most often at a threshold, each prompt counting alike: shares of sinks and canvas by prompt.
+
+    A prompt that lacks the token counts 0; one without any sink is NaN.
+    """
+    ids = np.concatenate([one.ids for one in prompts])
+    distinct, place = np.unique(ids, return_inverse=True)
+    total = np.bincount(place, weights=np.concatenate([one.of_sinks[number] for one in prompts]))
+    found = {}
+    for token in distinct[np.lexsort((distinct, -total))][:MOST_TOKENS][: np.count_nonzero(total)].tolist():
+        shares = np.full((2, len(prompts)), np.nan)
+        for prompt, one in enumerate(prompts):
+            if one.of_sinks[number].any():
+                at = one.ids == token
+                shares[:, prompt] = one.of_sinks[number][at].sum(), one.of_canvas[at].sum()
+        found[token] = (shares[0], shares[1])
+    return found
+
+
+def _ratio(part: float, expected: float, defined: bool) -> float:
+    return float(part / expected) if defined and expected > 0 else float("nan")
+
+
+def _rank_correlation(first: Float[np.ndarray, " token"], second: Float[np.ndarray, " token"], where: Bool[np.ndarray, " token"]) -> float:
+    """Return Spearman's correlation over the distinct tokens of the canvas; NaN with fewer than three or without variation."""
+    from scipy.stats import rankdata
+
+    if where.sum() < 3 or np.ptp(first[where]) == 0 or np.ptp(second[where]) == 0:
+        return float("nan")
+    return float(np.corrcoef(rankdata(first[where]), rankdata(second[where]))[0, 1])

@@ -1,0 +1,136 @@
+"""How much attention lies on how few tokens: by depth, over the steps, and against ε (Fig. 10)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from sinkscope.sinks.definition import visible_query_mean
+from sinkscope.statistics.parts import depth_slope, mean, ratio, thirds
+from sinkscope.statistics.prompt import PromptSummary
+from sinkscope.statistics.statistic import Definition, Statistic, Values, at_thresholds
+from sinkscope.statistics.step import RecordedStep
+from sinkscope.statistics.thresholds import EPSILONS, UNITS, Threshold
+
+DEPTH = "deeper layers have fewer, stronger sinks (Fig. 5)"
+FEW = "few tokens take most attention (Fig. 3, 9)"
+GU_THRESHOLD = 0.3
+
+
+@dataclass(frozen=True)
+class Evenness:
+    """How evenly the attention of each head is spread over the keys, in one step or in all.
+
+    Attributes:
+        entropy: of the columns, over that of equal columns: 0 where one has all, 1 where all are equal.
+        gini: Gini coefficient: 0 where all columns are equal, 1 − 1/S where one has all.
+        over_third: whether any key's mean α exceeds 0.3 (Gu et al., ICLR 2025).
+    """
+
+    entropy: Float[np.ndarray, "*step layer head"]
+    gini: Float[np.ndarray, "*step layer head"]
+    over_third: Bool[np.ndarray, "*step layer head"]
+
+    @classmethod
+    def of(cls, step: RecordedStep) -> "Evenness":
+        """Return the evenness of one step."""
+        columns, total = step.columns.sums, np.maximum(step.columns.total, np.finfo(np.float32).tiny)
+        of_any = step.columns.at_top(columns) / step.length
+        if step.causal:
+            of_any = visible_query_mean(columns, causal=True).max(axis=-1)
+        return cls(_entropy(columns, total), _gini(columns, total), of_any > GU_THRESHOLD)
+
+
+def _entropy(columns: Float[np.ndarray, "layer head key"], total: Float[np.ndarray, "layer head"]) -> Float[np.ndarray, "layer head"]:
+    share = columns / total[..., None]
+    logs = np.log(np.maximum(share, np.finfo(np.float32).tiny))
+    return -np.einsum("lhk,lhk->lh", share, logs) / np.log(max(columns.shape[-1], 2))
+
+
+def _gini(columns: Float[np.ndarray, "layer head key"], total: Float[np.ndarray, "layer head"]) -> Float[np.ndarray, "layer head"]:
+    """Return 2 Σ i·c₍ᵢ₎ / (n Σ c) − (n+1)/n over the sorted columns."""
+    count = columns.shape[-1]
+    ranked = np.sort(columns, axis=-1) @ np.arange(1, count + 1, dtype=np.float32)
+    return 2 * (ranked / total) / count - (count + 1) / count
+
+
+class Concentration(Statistic):
+    """How many sinks there are, how much attention they take, and how even the rest is."""
+
+    order = 7
+    definitions: ClassVar = {
+        "concentration.sinks_per_head": Definition("sinks in a step and head", "sinks", DEPTH),
+        "concentration.share_on_sinks": Definition("attention that lies on sinks", "share", FEW),
+        "concentration.layers_without": Definition("steps × layers without a sink in any head", "share", DEPTH),
+        "concentration.number_by_depth": Definition("slope of sinks per head from the first (0) to the last layer (1)", "sinks", DEPTH),
+        "concentration.strength_by_depth": Definition(
+            "slope of the main sink's column from the first (0) to the last layer (1)", "queries", DEPTH
+        ),
+        "concentration.strength": Definition("main sink's column, where there is a sink", "queries", DEPTH),
+        "concentration.entropy": Definition("entropy of the columns over that of equal ones", "share", FEW),
+        "concentration.gini": Definition("Gini coefficient of the columns", "0 to 1", FEW),
+        "concentration.gu_rate": Definition("steps × layers × heads in which a key's mean α exceeds 0.3 (Gu et al., Sink_*)", "share", FEW),
+        "epsilon.not_sinks": Definition(
+            "tokens × heads × steps that are not sinks at ε = 0, ½, … 10, for all canvases and by their length",
+            "share",
+            "≥ 96 % at ε = 3 (Fig. 10)",
+        ),
+    }
+
+    def keep(self, step: RecordedStep) -> Evenness:
+        return Evenness.of(step)
+
+    def values(self, prompt: PromptSummary) -> Values:
+        return evenness_values(prompt) | not_sink_values(prompt) | at_thresholds(prompt, concentration_values)
+
+
+def evenness_values(prompt: PromptSummary) -> Values:
+    """Return what needs no ε: entropy, Gini coefficient and the rate of Gu et al."""
+    values: Values = {}
+    found = prompt.kept(Evenness)
+    for name, array in (("entropy", found.entropy), ("gini", found.gini), ("gu_rate", found.over_third)):
+        values[f"concentration.{name}", ()] = mean(array)
+        for layer in range(prompt.layers):
+            values[f"concentration.{name}_in", (("layer", layer),)] = mean(array[:, layer])
+        for third, steps in thirds(prompt.steps).items():
+            values[f"concentration.{name}_over_steps", (("third", third),)] = mean(array[steps])
+    return values
+
+
+def not_sink_values(prompt: PromptSummary) -> Values:
+    """Return the ε curve: the share of columns that are no sinks."""
+    values: Values = {}
+    longest = int(prompt.canvas.lengths.max())
+    for unit, above in zip(UNITS, prompt.above.sum(axis=1), strict=True):
+        for excess, count in zip(EPSILONS[::2].tolist(), above[::2].tolist(), strict=True):
+            for positions in ("any", length_class(longest)):
+                place = (("positions", positions), ("unit", unit), ("excess", excess))
+                values["epsilon.not_sinks", place] = 1 - count / prompt.columns
+    return values
+
+
+def concentration_values(prompt: PromptSummary, threshold: Threshold) -> Values:
+    """Return how many sinks there are and how much attention they take, by depth and over the steps."""
+    counts, shares, present = prompt.counts(threshold), prompt.shares(threshold), prompt.has_sink(threshold)
+    by_layer = counts.mean(axis=(0, 2))
+    strength = ratio(np.where(present, prompt.by_step.largest, 0).sum(axis=(0, 2), dtype=np.float64), present.sum(axis=(0, 2)))
+    values: Values = {
+        ("concentration.sinks_per_head", ()): float(by_layer.mean()),
+        ("concentration.share_on_sinks", ()): mean(shares),
+        ("concentration.layers_without", ()): float((~present.any(axis=2)).mean()),
+        ("concentration.number_by_depth", ()): depth_slope(by_layer),
+        ("concentration.strength_by_depth", ()): depth_slope(strength),
+    }
+    for layer in range(len(by_layer)):
+        values["concentration.sinks_per_head_in", (("layer", layer),)] = float(by_layer[layer])
+        values["concentration.strength_in", (("layer", layer),)] = float(strength[layer])
+    for third, steps in thirds(prompt.steps).items():
+        values["concentration.sinks_per_head_over_steps", (("third", third),)] = mean(counts[steps])
+        values["concentration.share_on_sinks_over_steps", (("third", third),)] = mean(shares[steps])
+    return values
+
+
+def length_class(positions: int) -> str:
+    """Return the class of a canvas by its length: up to 64, 128, 256 … tokens."""
+    return f"up to {max(64, 1 << (positions - 1).bit_length())}"

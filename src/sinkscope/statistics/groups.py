@@ -1,0 +1,213 @@
+"""Who attends: do masked and unmasked queries keep separate sinks, and whose sink is the head's (Fig. 6a)?
+
+The sink of a group of queries is the key with the largest mean column of these queries. Eq. 3 in queries' worth can never hold for three
+queries, so a group is asked only from 8 queries on, and its mean column is scaled to the whole canvas before Eq. 3 is applied: the columns
+there would be if all queries attended as the group does.
+
+A trace keeps the columns of all queries, of the masked ones and of the prompt's; those of unmasked and of written queries (unmasked, but
+not the prompt's) are differences. Prompt and written queries are told apart where a trace holds ``column_sums_prompt``.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from sinkscope.statistics.parts import mean, quotient, thirds
+from sinkscope.statistics.prompt import PromptSummary
+from sinkscope.statistics.statistic import Definition, Statistic, Values, at_thresholds
+from sinkscope.statistics.step import RecordedStep
+from sinkscope.statistics.thresholds import Threshold
+
+GROUPS = ("masked", "unmasked", "prompt", "written")
+LEAST_QUERIES = 8
+LEAST_SPREAD = 1e-5
+"""Standard deviation of a sink's share below which a slope against it would be one of rounding."""
+SPLIT = "masked and unmasked queries keep separate sinks and switch over (Fig. 6a)"
+
+
+@dataclass(frozen=True)
+class GroupSinks:
+    """The sink of each group of queries, in one step or in all; the axis ``group`` is as `GROUPS`.
+
+    Attributes:
+        position: key with the largest mean column of the group, ties to the lower one; −1 with fewer than 8 queries.
+        excess: of that column over the mean of the others, scaled to the whole canvas, in queries' worth.
+        clarity: how clearly masked and unmasked queries have different sinks: by how much more of a query's attention each of the two
+            keys gets from its own group than from the other, the smaller of the two. NaN where one key is both sinks, or a group is small.
+        own_attention: attention of the query at the head's largest column on itself; other_attention: mean of all other queries on
+            themselves. NaN where not recorded.
+    """
+
+    position: Int[np.ndarray, "*step group layer head"]
+    excess: Float[np.ndarray, "*step group layer head"]
+    clarity: Float[np.ndarray, "*step layer head"]
+    own_attention: Float[np.ndarray, "*step layer head"]
+    other_attention: Float[np.ndarray, "*step layer head"]
+
+    @classmethod
+    def of(cls, step: RecordedStep) -> "GroupSinks":
+        """Return the sinks of one step's groups."""
+        shape, length = step.columns.total.shape, float(step.length)
+        position, excess = np.full((len(GROUPS), *shape), -1), np.full((len(GROUPS), *shape), np.nan, np.float32)
+        sizes, sums = group_sizes(step.masked, step.prompt_length), group_sums(step)
+        for number, (group, queries) in enumerate(zip(GROUPS, sizes, strict=True)):
+            if group in sums and queries >= LEAST_QUERIES:
+                position[number] = sums[group].argmax(axis=-1)
+                scaled = _at(sums[group], position[number]) * length / queries
+                excess[number] = scaled - (length - scaled) / max(length - 1, 1)
+        return cls(position, excess, _clarity(position, sums, sizes), *_self_attention(step))
+
+
+def group_sizes(masked: Bool[np.ndarray, " position"], prompt_length: int) -> tuple[int, int, int, int]:
+    """Return the number of queries of each of `GROUPS`.
+
+    None count as written where the prompt itself holds masks, because their columns are not kept apart then.
+    """
+    length, masks, prompt = len(masked), int(masked.sum()), min(len(masked), prompt_length)
+    written = 0 if masked[:prompt_length].any() else length - masks - prompt
+    return masks, length - masks, prompt, written
+
+
+def group_sums(step: RecordedStep) -> dict[str, Float[np.ndarray, "layer head key"]]:
+    """Return the column sums of each of `GROUPS`, as far as they were recorded."""
+    sums = dict(step.group_sums)
+    if "masked" in sums:
+        sums["unmasked"] = step.columns.sums - sums["masked"]
+    if {"masked", "prompt"} <= sums.keys():
+        sums["written"] = sums["unmasked"] - sums["prompt"]
+    return sums
+
+
+def _at(columns: np.ndarray, position: np.ndarray) -> np.ndarray:
+    return np.take_along_axis(columns, position[..., None], axis=-1)[..., 0]
+
+
+def _clarity(position: np.ndarray, sums: dict[str, np.ndarray], sizes: tuple[int, ...]) -> Float[np.ndarray, "layer head"]:
+    masked, unmasked = position[:2]
+    clarity = np.full(masked.shape, np.nan, np.float32)
+    if (masked < 0).any() or (unmasked < 0).any():
+        return clarity
+    own, other = (
+        _at(sums["masked"], at) / sizes[0] - _at(sums["unmasked"], at) / sizes[1] for at in (masked, unmasked)
+    )  # how much more a masked query attends to each of the two
+    return np.where(masked == unmasked, clarity, np.minimum(own, -other).astype(np.float32))
+
+
+def _self_attention(step: RecordedStep) -> tuple[np.ndarray, np.ndarray]:
+    top, own = step.columns.top, step.self_attention
+    if own is None:
+        return np.full(top.shape, np.nan, np.float32), np.full(top.shape, np.nan, np.float32)
+    of_sink = np.nan_to_num(_at(own, top))
+    others = (np.nansum(own, axis=-1) - of_sink) / max(step.length - 1, 1)
+    return of_sink.astype(np.float32), others.astype(np.float32)
+
+
+class Groups(Statistic):
+    """Where groups of queries split, how they switch over, and what a sink absorbs; NaN where a trace has no groups."""
+
+    order = 6
+    definitions: ClassVar = {
+        "groups.both": Definition("steps × heads in which masked and unmasked queries (8 at least each) both have a sink", "share", SPLIT),
+        "groups.split": Definition("of those, where the two sinks differ", "share", SPLIT),
+        "groups.split_from_prompt": Definition(
+            "of those where masked and prompt queries both have a sink, where the two differ", "share", SPLIT
+        ),
+        "groups.split_from_written": Definition(
+            "the same for masked queries and written ones (unmasked, not the prompt's)", "share", SPLIT
+        ),
+        "groups.split_prompt_written": Definition("the same for prompt queries and written ones", "share", SPLIT),
+        "groups.persistence": Definition(
+            "how much oftener a group's sink is the same one step later in its own group than in the other; 0 for chance splits",
+            "share",
+            SPLIT,
+        ),
+        "groups.follows_masked": Definition("where they differ, the head's largest column is the masked queries' sink", "share", SPLIT),
+        "groups.self_share": Definition("part of the largest sink's column that is its own query's", "share", "Fig. 4b"),
+        "groups.self_attention_absorbed": Definition(
+            "slope of the others' self-attention, over what the sink leaves, against the sink's share, within heads; "
+            "negative: absorbed first",
+            "share per share",
+            "the sink absorbs the self-attention of its queries (Fig. 4b)",
+        ),
+    }
+
+    def keep(self, step: RecordedStep) -> GroupSinks:
+        return GroupSinks.of(step)
+
+    def values(self, prompt: PromptSummary) -> Values:
+        return at_thresholds(prompt, _values_at)
+
+
+def strongest_keys_differ(prompt: PromptSummary) -> dict[str, Bool[np.ndarray, "two step layer head"]]:
+    """Return where masked queries can be compared with each other group (8 queries at least each), and where their largest keys differ.
+
+    This asks for the largest key only, whether or not Eq. 3 holds for it; ``groups.split`` asks for a sink of both.
+    """
+    masked, *others = np.moveaxis(prompt.kept(GroupSinks).position, 1, 0)
+    compared = {group: (masked >= 0) & (other >= 0) for group, other in zip(GROUPS[1:], others, strict=True)}
+    return {
+        group: np.stack([compared[group], compared[group] & (masked != other)]) for group, other in zip(GROUPS[1:], others, strict=True)
+    }
+
+
+def _values_at(prompt: PromptSummary, threshold: Threshold) -> Values:
+    found, canvas = prompt.kept(GroupSinks), prompt.canvas
+    percent = 100 / canvas.lengths[:, None, None, None]
+    with np.errstate(invalid="ignore"):
+        sinks = (found.excess if threshold.unit == "queries" else found.excess * percent) > threshold.excess
+    masked, unmasked, prompts, written = np.moveaxis(np.where(sinks, found.position, -1), 1, 0)
+    both = (masked >= 0) & (unmasked >= 0)
+    split = both & (masked != unmasked)
+    follows = split & (prompt.by_step.top == masked)
+    values: Values = {
+        ("groups.both", ()): float(both.mean()),
+        ("groups.split", ()): quotient(split.sum(), both.sum()),
+        ("groups.split_from_prompt", ()): _split(masked, prompts),
+        ("groups.split_from_written", ()): _split(masked, written),
+        ("groups.split_prompt_written", ()): _split(prompts, written),
+        ("groups.persistence", ()): _persistence(masked, unmasked),
+        ("groups.follows_masked", ()): quotient(follows.sum(), split.sum()),
+    }
+    for layer in range(prompt.layers):
+        values["groups.split_in", (("layer", layer),)] = quotient(split[:, layer].sum(), both[:, layer].sum())
+    for third, steps in thirds(prompt.steps).items():
+        values["groups.split_over_steps", (("third", third),)] = quotient(split[steps].sum(), both[steps].sum())
+        values["groups.follows_masked_over_steps", (("third", third),)] = quotient(follows[steps].sum(), split[steps].sum())
+    is_sink = prompt.has_sink(threshold)
+    values["groups.self_share", ()] = mean(found.own_attention / prompt.by_step.largest, is_sink)
+    values["groups.self_attention_absorbed", ()] = _absorbed(prompt, found.other_attention, is_sink)
+    return values
+
+
+def _split(one: np.ndarray, other: np.ndarray) -> float:
+    both = (one >= 0) & (other >= 0)
+    return quotient((both & (one != other)).sum(), both.sum())
+
+
+def _persistence(masked: np.ndarray, unmasked: np.ndarray) -> float:
+    """Return how much oftener a group's sink is found again one step later in its own group than in the other.
+
+    Chance differences between two groups of few queries are forgotten by the next step; separate sinks are not.
+    """
+    both = (masked >= 0) & (unmasked >= 0)
+    there = both[1:] & both[:-1]
+    within = (masked[1:] == masked[:-1]).astype(float) + (unmasked[1:] == unmasked[:-1])
+    across = (masked[1:] == unmasked[:-1]).astype(float) + (unmasked[1:] == masked[:-1])
+    return mean((within - across) / 2, there)
+
+
+def _absorbed(prompt: PromptSummary, others: np.ndarray, is_sink: np.ndarray) -> float:
+    """Return the slope, within each head over the steps, of the self-attention that is left over against the sink's share.
+
+    A sink that takes a share a of every query's attention leaves 1 − a to all else; self-attention over 1 − a then does not depend on a.
+    It falls where the sink takes from the diagonal first.
+    """
+    share = prompt.by_step.largest / np.maximum(prompt.by_step.total, 1)
+    rest = np.where(is_sink & (share < 1), others / np.maximum(1 - share, 1e-6), np.nan).astype(np.float64)
+    share = np.where(np.isnan(rest), np.nan, share)
+    count = (~np.isnan(rest)).sum(axis=0)
+    centred = np.nan_to_num(share - np.nansum(share, axis=0) / np.maximum(count, 1))
+    products, squares = (centred * np.nan_to_num(rest)).sum(), (centred**2).sum()
+    return float(products / squares) if squares > LEAST_SPREAD**2 * max(1, count.sum()) else float("nan")

@@ -1,0 +1,168 @@
+"""How main sinks move over the steps of a prompt: moves, distances, residence, kinds of tracks, and drift.
+
+A main sink moves when it stands elsewhere than in the step before. Its drift is the least-squares slope of its position against the step;
+a sampler that finishes blocks from left to right moves its masks to the right by design, so drift is also told relative to frontiers of
+the masks (`sinks.drift.FRONTIERS`).
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from sinkscope.sinks.drift import FRONTIERS, as_positions, block_edges, blocks_of, relative_positions, slopes
+from sinkscope.sinks.episodes import KINDS
+from sinkscope.statistics.parts import depth_slope, layer_means, mean, quotient
+from sinkscope.statistics.prompt import PromptSummary
+from sinkscope.statistics.prompt_canvas import PromptCanvas
+from sinkscope.statistics.statistic import Definition, Statistic, Values, at_thresholds
+from sinkscope.statistics.thresholds import Threshold
+
+HEAD_KINDS = (*KINDS, "none")
+MOVING = "moving sinks: the position changes over steps, or the sink vanishes (§4.2, Fig. 7)"
+DRIFT = "LLaDA drifts right as blocks are denoised, Dream left, MMaDA stays (§4.2, Fig. 1, 7, 8)"
+
+
+class Movement(Statistic):
+    """How the main sinks of a prompt move, and what all its tracks are."""
+
+    order = 1
+    definitions: ClassVar = {
+        "movement.steps_with_sink": Definition("steps × heads in which Eq. 3 holds", "share", "few tokens take most attention (Fig. 3, 9)"),
+        "movement.moves_per_head": Definition(
+            "how often the main sink stands elsewhere than in the step before; heads with a sink in at least two steps", "moves", MOVING
+        ),
+        "movement.moves": Definition("moves per head of one layer", "moves", MOVING),
+        "movement.distance": Definition("mean distance of a move", "positions", MOVING),
+        "movement.rightward": Definition("moves that go to the right", "share of moves", DRIFT),
+        "movement.residence": Definition("steps in a row that the main sink stays at one position", "steps", MOVING),
+        "movement.track_steps": Definition("mean length of a track, all sinks of a head", "steps", MOVING),
+        "movement.tracks": Definition("tracks of each kind", "share of tracks", MOVING),
+        "movement.heads": Definition("heads by the kind of their longest track", "share of heads", MOVING),
+        "movement.drift": Definition("least-squares slope of the main sink's position, mean over heads", "positions per step", DRIFT),
+        "movement.drift_relative": Definition(
+            "the same slope of the position minus that of a frontier of the masks", "positions per step", DRIFT
+        ),
+        "movement.drift_by_depth": Definition(
+            "slope of a layer's drift from the first (0) to the last layer (1)", "positions per step", DRIFT
+        ),
+        "movement.moves_by_depth": Definition(
+            "slope of a layer's moves per head from the first (0) to the last layer (1)",
+            "moves",
+            "deeper layers have fewer, stronger sinks (Fig. 5)",
+        ),
+    }
+
+    def values(self, prompt: PromptSummary) -> Values:
+        kinds = track_kinds(prompt)
+
+        def values_at(prompt: PromptSummary, threshold: Threshold) -> Values:
+            return main_sink_values(prompt.main_at(threshold), prompt.canvas) | _kind_values(kinds, prompt.number(threshold))
+
+        return at_thresholds(prompt, values_at)
+
+
+@dataclass(frozen=True)
+class MainMoves:
+    """Moves of the main sink of each head, between steps in a row that both have one.
+
+    Attributes:
+        distance: positions of each move, to the right positive; 0 where it does not move, or has no main sink in both steps.
+        pairs: steps in a row that both have a main sink; moves: how many of them are moves.
+        drift: least-squares slope of the position against the step; NaN with fewer than two steps that have a main sink.
+    """
+
+    distance: Int[np.ndarray, "transition layer head"]
+    pairs: Int[np.ndarray, "layer head"]
+    moves: Int[np.ndarray, "layer head"]
+    drift: Float[np.ndarray, "layer head"]
+
+    @classmethod
+    def of(cls, main: Int[np.ndarray, "step layer head"]) -> "MainMoves":
+        """Return the moves of main sinks, given as positions, −1 where there is none."""
+        there = main >= 0
+        both = there[1:] & there[:-1]
+        distance = np.where(both, main[1:] - main[:-1], 0)
+        return cls(distance, both.sum(axis=0), (distance != 0).sum(axis=0), slopes(as_positions(main)))
+
+
+def main_sink_values(main: Int[np.ndarray, "step layer head"], canvas: PromptCanvas) -> Values:
+    """Return how main sinks move; they are −1 where Eq. 3 does not hold."""
+    there, found = main >= 0, MainMoves.of(main)
+    counted = ~np.isnan(found.drift)
+    begun = there[0].astype(np.int64) + (there[1:] & (main[1:] != main[:-1])).sum(axis=0)
+    moves, travelled = np.where(counted, found.moves, np.nan), np.abs(found.distance).sum(axis=0)
+    values: Values = {
+        ("movement.steps_with_sink", ()): float(there.mean()),
+        ("movement.moves_per_head", ()): mean(moves),
+        ("movement.distance", ()): quotient(travelled.sum(), found.moves.sum()),
+        ("movement.rightward", ()): quotient((found.distance > 0).sum(), found.moves.sum()),
+        ("movement.residence", ()): quotient(there.sum(), begun.sum()),
+        ("movement.drift", ()): mean(found.drift),
+        ("movement.drift_by_depth", ()): depth_slope(layer_means(found.drift)),
+        ("movement.moves_by_depth", ()): depth_slope(layer_means(moves)),
+    }
+    for layer in range(main.shape[1]):
+        at = (("layer", layer),)
+        values["movement.moves_in", at] = mean(moves[layer])
+        values["movement.drift_in", at] = mean(found.drift[layer])
+        values["movement.distance_in", at] = quotient(travelled[layer].sum(), found.moves[layer].sum())
+        values["movement.residence_in", at] = quotient(there[:, layer].sum(), begun[layer].sum())
+    for frontier, relative in _relative_drifts(main, canvas).items():
+        values["movement.drift_relative", (("frontier", frontier),)] = mean(relative)
+        for layer, of_layer in enumerate(layer_means(relative).tolist()):
+            values["movement.drift_relative_in", (("layer", layer), ("frontier", frontier))] = of_layer
+    return values
+
+
+def _relative_drifts(main: Int[np.ndarray, "step layer head"], canvas: PromptCanvas) -> dict[str, Float[np.ndarray, "layer head"]]:
+    edges, block = np.full(len(main), np.nan), canvas.settings.block
+    if block and canvas.written is not None:
+        edges = block_edges(blocks_of(canvas.written, canvas.prompt_length, block), canvas.prompt_length, block)
+    return {one: slopes(relative_positions(main, one, canvas.masked, edges)) for one in FRONTIERS}
+
+
+@dataclass(frozen=True)
+class TrackKinds:
+    """Tracks of all sinks, not only of the main ones, by kind.
+
+    Attributes:
+        tracks: how many; lived: the steps that they live, together.
+        heads: heads by the kind of their longest track; the last kind counts heads without any.
+    """
+
+    tracks: Int[np.ndarray, "threshold layer kind"]
+    lived: Int[np.ndarray, "threshold layer kind"]
+    heads: Int[np.ndarray, "threshold layer kind"]
+
+
+def track_kinds(prompt: PromptSummary) -> TrackKinds:
+    """Return the kinds of all tracks of a prompt at its thresholds, with its tolerance."""
+    shape = (len(prompt.thresholds), prompt.layers, len(HEAD_KINDS))
+    tracks, lived, heads = (np.zeros(shape, np.int64) for _ in range(3))
+    for layer in range(prompt.layers):
+        candidates = prompt.followed.of_layer(layer)
+        for number, threshold in enumerate(prompt.thresholds):
+            found, at = candidates.episodes(threshold, prompt.tolerance, short_too=False), (number, layer)
+            tracks[at] = np.bincount(found.kind, minlength=len(HEAD_KINDS))
+            lived[at] = np.bincount(found.kind, weights=found.durations, minlength=len(HEAD_KINDS))
+            order = np.lexsort((-found.durations, found.head))  # stable: ties to the track that comes first
+            with_track, first = np.unique(found.head[order], return_index=True)
+            heads[at] = np.bincount(found.kind[order][first], minlength=len(HEAD_KINDS))
+            heads[(*at, -1)] = prompt.heads - len(with_track)
+    return TrackKinds(tracks, lived, heads)
+
+
+def _kind_values(found: TrackKinds, number: int) -> Values:
+    """Return what all tracks are at the threshold of a number."""
+    tracks, lived, by_layer = found.tracks[number].sum(axis=0), found.lived[number].sum(), found.heads[number]
+    heads = by_layer.sum(axis=0)
+    values: Values = {("movement.track_steps", ()): quotient(lived, tracks.sum())}
+    for one, kind in enumerate(HEAD_KINDS):
+        values["movement.heads", (("kind", kind),)] = float(heads[one] / heads.sum())
+        for layer, share in enumerate((by_layer[:, one] / by_layer.sum(axis=1)).tolist()):
+            values["movement.heads_in", (("layer", layer), ("kind", kind))] = share
+        if kind != "none":
+            values["movement.tracks", (("kind", kind),)] = quotient(tracks[one], tracks.sum())
+    return values

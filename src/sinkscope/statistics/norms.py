@@ -1,0 +1,209 @@
+"""Norms (paper 2, Fig. 1): are sinks small in value space, so that attending to one is close to doing nothing?
+
+A query head reads the value and key norms of its kv head; all heads share the norms of the hidden state. The contribution of a token is its
+column sum times its value norm, c_j·‖v_j‖: what it adds to all queries together.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from sinkscope.statistics.parts import mean, ratio
+from sinkscope.statistics.prompt import PromptSummary
+from sinkscope.statistics.statistic import Definition, Statistic, Values, at_thresholds
+from sinkscope.statistics.step import NORMS, RecordedStep
+from sinkscope.statistics.thresholds import Threshold
+
+NORM_KINDS = ("value", "key", "hidden", "contribution")
+NOOP = "sinks have small values: attending to one is close to a no-op (paper 2, Fig. 1)"
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Number, sum and sum of squares of each kind of norm (`NORM_KINDS`), of sinks (group 0) and of all other tokens (group 1).
+
+    Every array counts steps × heads × positions; sums are 0 where a norm was not recorded.
+    """
+
+    count: Int[np.ndarray, "kind group layer"]
+    total: Float[np.ndarray, "kind group layer"]
+    square: Float[np.ndarray, "kind group layer"]
+
+    @property
+    def mean(self) -> Float[np.ndarray, "kind group layer"]:
+        """Means; NaN where there is no token, or the norm was not recorded."""
+        return ratio(self.total, self.count)
+
+    @property
+    def deviation(self) -> Float[np.ndarray, "kind group layer"]:
+        """Standard deviations (of all tokens there are: divided by n)."""
+        return np.sqrt(np.maximum(ratio(self.square, self.count) - self.mean**2, 0))
+
+    @property
+    def effect(self) -> Float[np.ndarray, "kind layer"]:
+        """Cohen's d: mean of sinks minus mean of others, over the pooled standard deviation √(Σ(x − x̄)²/(n₁ + n₂ − 2)).
+
+        NaN where one of the two groups is empty or nothing differs.
+        """
+        squares = np.maximum(self.square - np.nan_to_num(self.mean) * self.total, 0).sum(axis=1)
+        spread = squares / np.maximum(self.count.sum(axis=1) - 2, 1)
+        difference = self.mean[:, 0] - self.mean[:, 1]
+        return np.divide(difference, np.sqrt(spread), out=np.full(spread.shape, np.nan), where=spread > 0)
+
+
+@dataclass(frozen=True)
+class StepNorms:
+    """Norms of one step, or of all; kinds as in `NORM_KINDS`, NaN where a norm was not recorded.
+
+    Attributes:
+        of_sinks, of_all: number, sum and sum of squares, over heads and positions.
+        above: of each kind but contributions, the share of the other tokens whose norm is above that of the head's largest column.
+        on_sinks: share of Σ_j c_j·‖v_j‖ that comes from sinks.
+        given: Σ_j c_j·‖v_j‖.
+    """
+
+    of_sinks: Float[np.ndarray, "*step threshold kind moment layer"]
+    of_all: Float[np.ndarray, "*step kind moment layer"]
+    above: Float[np.ndarray, "*step norm layer head"]
+    on_sinks: Float[np.ndarray, "*step threshold layer head"]
+    given: Float[np.ndarray, "*step layer head"]
+
+    @classmethod
+    def of(cls, step: RecordedStep) -> "StepNorms":
+        """Return the norms of one step."""
+        sinks, columns = step.columns.candidates, step.columns
+        layers, heads = columns.total.shape
+        thresholds = len(sinks.thresholds)
+        of_sinks, of_all = np.full((thresholds, len(NORM_KINDS), 3, layers), np.nan), np.full((len(NORM_KINDS), 3, layers), np.nan)
+        above = np.full((len(NORMS), layers, heads), np.nan, np.float32)
+        on_sinks, given = np.full((thresholds, layers, heads), np.nan, np.float32), np.full((layers, heads), np.nan, np.float32)
+        for kind, name in enumerate(NORMS):
+            if name not in step.norms:
+                continue
+            norms = step.norms[name]
+            shared = heads // norms.shape[1]
+            known = np.nan_to_num(norms)
+            there = np.count_nonzero(~np.isnan(norms), axis=(1, 2))
+            of_all[kind] = shared * np.stack([there, known.sum(axis=(1, 2), dtype=np.float64), _sum_of_squares(known)])
+            at = known[sinks.layer, sinks.head // shared, sinks.key].astype(np.float64)
+            of_sinks[:, kind] = _tallied(step, at, ~np.isnan(norms[sinks.layer, sinks.head // shared, sinks.key]))
+            above[kind] = _share_above(norms, shared, columns.top)
+            if name == "value_norms":
+                product = columns.sums.reshape(layers, norms.shape[1], shared, -1) * known[:, :, None]
+                product = product.reshape(layers, heads, -1)
+                given = product.sum(axis=-1)
+                total, many = given.sum(axis=-1, dtype=np.float64), np.full(layers, heads * step.length)
+                of_all[-1] = np.stack([many, total, _sum_of_squares(product)])
+                of_sinks[:, -1] = _tallied(step, sinks.column * at)
+                part = sinks.tally(sinks.layer * heads + sinks.head, layers * heads, sinks.column * at).reshape(thresholds, layers, heads)
+                on_sinks = np.divide(part, given, out=np.full(part.shape, np.nan), where=given > 0).astype(np.float32)
+        return cls(of_sinks, of_all, above, on_sinks, given)
+
+
+def _sum_of_squares(values: Float[np.ndarray, "layer any key"]) -> Float[np.ndarray, " layer"]:
+    return np.einsum("lhk,lhk->l", values, values, dtype=np.float64, casting="unsafe")
+
+
+def _tallied(
+    step: RecordedStep, at: Float[np.ndarray, " candidate"], there: Bool[np.ndarray, " candidate"] | None = None
+) -> Float[np.ndarray, "threshold moment layer"]:
+    """Return number, sum and sum of squares of the sinks; ``there``: which of them have a norm, all if it is not given."""
+    sinks, layers = step.columns.candidates, len(step.columns.total)
+    weights = None if there is None or there.all() else there.astype(np.float64)
+    return np.stack([sinks.tally(sinks.layer, layers, one) for one in (weights, at, at**2)], axis=1)
+
+
+def _share_above(
+    norms: Float[np.ndarray, "layer kv_head key"], shared: int, top: Int[np.ndarray, "layer head"]
+) -> Float[np.ndarray, "layer head"]:
+    """Return the share of the other tokens whose norm is above that of each head's largest column; ties count half."""
+    layers, kv_heads, width = norms.shape
+    own = np.take_along_axis(norms, top.reshape(layers, kv_heads, shared), axis=-1)
+    share = np.empty(own.shape, np.float32)
+    with np.errstate(invalid="ignore"):
+        for one in range(shared):
+            larger = np.count_nonzero(norms > own[..., one, None], axis=-1)
+            equal = np.count_nonzero(norms == own[..., one, None], axis=-1) - 1
+            share[..., one] = larger + 0.5 * equal
+    return share.reshape(top.shape) / max(width - 1, 1)
+
+
+def moments(prompt: PromptSummary, threshold: Threshold) -> Moments:
+    """Return the moments of all norms of one prompt, apart for sinks and other tokens."""
+    found = prompt.kept(StepNorms)
+    of_sinks, of_all = found.of_sinks[:, prompt.number(threshold)].sum(axis=0), found.of_all.sum(axis=0)
+    known = np.nan_to_num(np.stack([of_sinks, of_all - of_sinks], axis=1))  # [kind, group, moment, layer]
+    return Moments(known[:, :, 0].astype(np.int64), known[:, :, 1], known[:, :, 2])
+
+
+class Norms(Statistic):
+    """Norms of sinks beside those of other tokens, two sizes of the difference, and what sinks contribute."""
+
+    order = 9
+    definitions: ClassVar = {
+        "norms.contribution": Definition("part of Σ_j c_j·‖v_j‖ that comes from sinks, in heads with one", "share", NOOP),
+        "norms.contribution_over_attention": Definition(
+            "what sinks contribute over what they would with the mean value norm of their head (by attention); "
+            "below 1 a step towards a no-op",
+            "ratio",
+            NOOP,
+        ),
+    } | {
+        f"norms.{kind}_norm_{name}": definition
+        for kind, what in (("value", "value norm"), ("key", "key norm"), ("hidden", "norm of the hidden state"))
+        for name, definition in (
+            ("of_sinks", Definition(f"mean {what} of sinks", "norm", NOOP)),
+            ("of_others", Definition(f"mean {what} of all other tokens", "norm", NOOP)),
+            ("effect", Definition(f"Cohen's d of the {what}, sinks minus others; mean over layers", "standard deviations", NOOP)),
+            (
+                "auc",
+                Definition(f"other tokens of the canvas whose {what} is above the largest sink's; ½ is no difference", "share", NOOP),
+            ),
+        )
+    }
+
+    def keep(self, step: RecordedStep) -> StepNorms:
+        return StepNorms.of(step)
+
+    def values(self, prompt: PromptSummary) -> Values:
+        return at_thresholds(prompt, _values_at)
+
+
+def _values_at(prompt: PromptSummary, threshold: Threshold) -> Values:
+    found, compared, present = prompt.kept(StepNorms), moments(prompt, threshold), prompt.has_sink(threshold)
+    both = (compared.count >= 1).all(axis=1)
+    means = np.where(both[:, None], compared.mean, np.nan)
+    values: Values = {}
+    for kind, name in enumerate(NORM_KINDS[:-1]):
+        short, above = f"norms.{name}_norm", found.above[:, kind]
+        for layer in range(prompt.layers):
+            at = (("layer", layer),)
+            values[f"{short}_of_sinks_in", at] = float(means[kind, 0, layer])
+            values[f"{short}_of_others_in", at] = float(means[kind, 1, layer])
+            values[f"{short}_effect_in", at] = float(compared.effect[kind, layer])
+            values[f"{short}_auc_in", at] = mean(above[:, layer], present[:, layer])
+        values[f"{short}_auc", ()] = mean(above, present)
+        values[f"{short}_effect", ()] = mean(compared.effect[kind])
+    number = prompt.number(threshold)
+    values["norms.contribution", ()] = mean(found.on_sinks[:, number], present)
+    values["norms.contribution_over_attention", ()] = _over_attention(
+        found.on_sinks[:, number], prompt.shares(threshold), found.given, present
+    )
+    return values
+
+
+def _over_attention(
+    on_sinks: Float[np.ndarray, "step layer head"],
+    shares: Float[np.ndarray, "step layer head"],
+    given: Float[np.ndarray, "step layer head"],
+    present: Bool[np.ndarray, "step layer head"],
+) -> float:
+    """Return what sinks contribute over what they would with the mean value norm of their head.
+
+    Both are sums, linear in the norms: a mean of the heads' own ratios falls below 1 also where norms know nothing of sinks.
+    """
+    counted = present & ~np.isnan(on_sinks)
+    expected = (shares * given)[counted].sum(dtype=np.float64)
+    return float((on_sinks * given)[counted].sum(dtype=np.float64) / expected) if expected > 0 else float("nan")

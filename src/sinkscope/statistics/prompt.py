@@ -1,0 +1,302 @@
+"""The summary of one prompt: all that statistics, analyses and figures read of it, made by feeding its steps one by one.
+
+The steps come from a trace (`statistic.summarise`) or live from a recorder (`statistic.feed_of`); the summary is the same. It holds a
+few numbers for each step, layer and head, so that a trace may be larger than memory.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from sinkscope.errors import CallError, SinkscopeError
+from sinkscope.sinks.finding import WINDOW
+from sinkscope.sinks.tracking import check_tolerance, fill_dips
+from sinkscope.statistics.column_counts import FAR_BINS, LINEAR_BINS, count_far, count_quarters
+from sinkscope.statistics.followed import FollowedSinks, StepSinks
+from sinkscope.statistics.prompt_canvas import PromptCanvas, PromptSettings
+from sinkscope.statistics.step import RecordedStep
+from sinkscope.statistics.thresholds import THRESHOLDS, Threshold, check_threshold, count_above
+
+Record = TypeVar("Record")
+Keep = Callable[[RecordedStep], Any]
+"""What a statistic keeps of a step: a dataclass of arrays, or None."""
+
+
+@dataclass(frozen=True)
+class StepSummary:
+    """What is kept of every step. The same record holds all steps of a prompt, then with an axis ``step`` in front.
+
+    Attributes:
+        counts: sinks of each head; shares: part of the head's attention that lies on them.
+        top, largest, total: position and size of the largest column, and what all columns add up to, in queries' worth.
+        main_position: position of the largest column followed, sink or not; main_column: its size.
+        main_excess, main_percent: how far it exceeds the mean of the others.
+    """
+
+    counts: Int[np.ndarray, "*step threshold layer head"]
+    shares: Float[np.ndarray, "*step threshold layer head"]
+    top: Int[np.ndarray, "*step layer head"]
+    largest: Float[np.ndarray, "*step layer head"]
+    total: Float[np.ndarray, "*step layer head"]
+    main_position: Int[np.ndarray, "*step layer head"]
+    main_column: Float[np.ndarray, "*step layer head"]
+    main_excess: Float[np.ndarray, "*step layer head"]
+    main_percent: Float[np.ndarray, "*step layer head"]
+
+    @classmethod
+    def of(cls, step: RecordedStep) -> "StepSummary":
+        """Return what is kept of one step."""
+        columns, followed, sinks = step.columns, step.followed, step.columns.candidates
+        layers, heads = columns.total.shape
+        place = sinks.layer * heads + sinks.head
+        on_sinks = sinks.tally(place, layers * heads, sinks.column).reshape(-1, layers, heads)
+        return cls(
+            sinks.tally(place, layers * heads).reshape(-1, layers, heads).astype(np.int32),
+            (on_sinks / np.maximum(columns.total, np.finfo(np.float32).tiny)).astype(np.float32),
+            columns.top,
+            columns.at_top(columns.sums),
+            columns.total,
+            followed.top,
+            followed.at_top(followed.sums),
+            followed.at_top(followed.excess),
+            followed.at_top(followed.percent),
+        )
+
+
+@dataclass(frozen=True)
+class PromptSummary:
+    """One prompt.
+
+    Two ways of looking at columns are kept apart. *Column sums* are those of all queries; how many sinks there are and how strong is read
+    from them. *Followed columns* are those in which sinks are followed from step to step: column sums again, but for autoregressive
+    models the columns of the 16 newest queries. The main sink is the largest followed column where Eq. 3 holds for it.
+
+    Attributes:
+        canvas: tokens, masks, lengths and commits of every step, and what is known of the prompt.
+        thresholds: at which statistics are told; ``number(threshold)`` is the index of one along the axis ``threshold``.
+        tolerance: steps without a sink that a track and a main sink survive.
+        by_step: `StepSummary` of all steps, [step, …].
+        tally: how often each position is a sink, over layers and heads.
+        above: how many columns exceed each ε of `thresholds.EPSILONS`, in the units `thresholds.UNITS`.
+        quarters: column sums in bins of a quarter of a query's worth, from 0 upwards.
+        far: those from 64 queries' worth on, in the wider bins that many prompts share.
+        mean_columns: followed columns, mean over layers and heads; NaN beyond the canvas.
+        followed: every followed sink, by which tracks are found.
+        vocabulary: see `PromptCanvas`.
+    """
+
+    canvas: PromptCanvas = field(repr=False)
+    thresholds: tuple[Threshold, ...]
+    tolerance: int
+    by_step: StepSummary = field(repr=False)
+    tally: Int[np.ndarray, "threshold step position"] = field(repr=False)
+    above: Int[np.ndarray, "unit layer epsilon"] = field(repr=False)
+    quarters: Int[np.ndarray, "layer quarter"] = field(repr=False)
+    far: Int[np.ndarray, "layer far_bin"] = field(repr=False)
+    mean_columns: Float[np.ndarray, "step key"] = field(repr=False)
+    followed: FollowedSinks = field(repr=False)
+    kept_records: Mapping[type, Any] = field(repr=False)
+
+    @property
+    def steps(self) -> int:
+        """Whole steps."""
+        return self.by_step.top.shape[0]
+
+    @property
+    def layers(self) -> int:
+        """Layers of the model."""
+        return self.by_step.top.shape[1]
+
+    @property
+    def heads(self) -> int:
+        """Query heads of a layer."""
+        return self.by_step.top.shape[2]
+
+    @property
+    def columns(self) -> int:
+        """How many columns there are: steps × layers × heads × tokens."""
+        return int(self.canvas.lengths.sum()) * self.layers * self.heads
+
+    @property
+    def histogram(self) -> Int[np.ndarray, "layer bin"]:
+        """Column sums in the bins of `column_counts.histogram_edges`."""
+        near = self.quarters[:, :LINEAR_BINS]
+        return np.concatenate([np.pad(near, ((0, 0), (0, LINEAR_BINS - near.shape[1]))), self.far], axis=1)
+
+    def kept(self, record: type[Record]) -> Record:
+        """Return what a statistic kept of every step, [step, …]: a record of the class that its ``keep`` returns.
+
+        Raises:
+            CallError: no statistic kept such a record.
+        """
+        if record not in self.kept_records:
+            raise CallError(f"expected a record that a statistic keeps of each step, found {record.__name__}")
+        return self.kept_records[record]
+
+    def number(self, threshold: Threshold) -> int:
+        """Return the index of a threshold along the axis ``threshold``.
+
+        Raises:
+            CallError: sinks were not counted at it.
+        """
+        counted = self.followed.thresholds
+        if threshold not in counted:
+            raise CallError(f"expected one of the thresholds at which sinks were counted, {counted}, found {threshold}")
+        return counted.index(threshold)
+
+    # Column sums of all queries
+
+    def counts(self, threshold: Threshold) -> Int[np.ndarray, "step layer head"]:
+        """Return how many sinks each head has."""
+        return self.by_step.counts[:, self.number(threshold)]
+
+    def shares(self, threshold: Threshold) -> Float[np.ndarray, "step layer head"]:
+        """Return the part of each head's attention that lies on its sinks."""
+        return self.by_step.shares[:, self.number(threshold)]
+
+    def has_sink(self, threshold: Threshold) -> Bool[np.ndarray, "step layer head"]:
+        """Return whether a head has a sink."""
+        return self.counts(threshold) > 0
+
+    def strength(self, threshold: Threshold) -> Float[np.ndarray, "step layer head"]:
+        """Return the column sum of each head's strongest sink; NaN where there is none."""
+        return np.where(self.has_sink(threshold), self.by_step.largest, np.float32(np.nan))
+
+    def sinks(self, threshold: Threshold) -> int:
+        """Return how many columns are sinks, over steps, layers and heads."""
+        return int(self.counts(threshold).sum())
+
+    def sinks_by_token(self, threshold: Threshold) -> Int[np.ndarray, " token"]:
+        """Return how often each of ``canvas.token_ids`` is a sink, over steps, layers and heads."""
+        indices, tally = self.canvas.token_indices, self.tally[self.number(threshold)]
+        return np.bincount(indices[indices >= 0], tally[indices >= 0], len(self.canvas.token_ids)).astype(np.int64)
+
+    # Followed columns
+
+    def main_at(self, threshold: Threshold) -> Int[np.ndarray, "step layer head"]:
+        """Return the position of each head's main sink, −1 where Eq. 3 does not hold; dips up to the tolerance are filled."""
+        size = self.by_step.main_excess if threshold.unit == "queries" else self.by_step.main_percent
+        return fill_dips(np.where(size > threshold.excess, self.by_step.main_position, -1), self.tolerance)
+
+    # Heads: two counts that differ for autoregressive models
+
+    def heads_with_sink(self, threshold: Threshold) -> int:
+        """Return how many heads have, in any step, a sink among the column sums of all queries."""
+        return int(self.has_sink(threshold).any(axis=0).sum())
+
+    def heads_with_main_sink(self, threshold: Threshold) -> int:
+        """Return how many heads have, in any step, a main sink: one among the followed columns."""
+        return int((self.main_at(threshold) >= 0).any(axis=0).sum())
+
+
+class PromptFeed:
+    """Takes in the steps of one prompt, one after the other, and makes its summary.
+
+    Args:
+        settings: what is known of the prompt.
+        thresholds: at which sinks are counted.
+        tolerance: steps without a sink that a track and a main sink survive.
+        keeps: what statistics keep of each step.
+
+    Raises:
+        CallError: a threshold that cannot be told, none at all, or a tolerance below 0.
+    """
+
+    def __init__(
+        self, settings: PromptSettings, thresholds: Sequence[Threshold] = THRESHOLDS, tolerance: int = 0, keeps: Iterable[Keep] = ()
+    ) -> None:
+        if not thresholds:
+            raise CallError("thresholds: expected at least one Threshold(excess, unit), found none")
+        for threshold in thresholds:
+            check_threshold(threshold)
+        check_tolerance(tolerance)
+        self.settings, self.thresholds, self.tolerance, self.keeps = settings, tuple(thresholds), tolerance, tuple(keeps)
+        self._rows: deque[np.ndarray] = deque(maxlen=WINDOW)
+        self._summaries: list[StepSummary] = []
+        self._canvas: list[tuple[np.ndarray, np.ndarray, np.ndarray | None]] = []
+        self._tally: list[np.ndarray] = []
+        self._means: list[np.ndarray] = []
+        self._followed: list[StepSinks] = []
+        self._kept: dict[type, list[Any]] = {}
+        self._above: Any = 0
+        self._quarters, self._far = np.zeros((0, 0), np.int64), np.zeros((0, FAR_BINS), np.int64)
+
+    @property
+    def steps(self) -> int:
+        """Steps taken in so far."""
+        return len(self._summaries)
+
+    def feed(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Take in the next step: arrays as in `axes.TRACE_AXES`, without the step axis and without positions beyond the canvas."""
+        newest = self._newest(np.asarray(arrays["last_query"], np.float32)) if self.settings.causal else None
+        settings = self.settings
+        step = RecordedStep.of(arrays, self.thresholds, causal=settings.causal, prompt_length=settings.prompt_length, newest=newest)
+        columns = step.columns
+        self._summaries.append(StepSummary.of(step))
+        self._canvas.append((step.tokens, step.masked, step.written))
+        self._tally.append(columns.candidates.tally(columns.candidates.key, step.length).astype(np.int32))
+        self._means.append(step.followed.sums.mean(axis=(0, 1), dtype=np.float64))
+        self._followed.append(StepSinks.of(step.followed.candidates, len(columns.sums)))
+        self._above = self._above + np.stack([count_above(columns.excess), count_above(columns.percent)])
+        self._add_columns(columns.sums)
+        for keep in self.keeps:
+            if (record := keep(step)) is not None:
+                self._kept.setdefault(type(record), []).append(record)
+
+    def _newest(self, row: np.ndarray) -> np.ndarray:
+        """Return the columns of the newest queries, this one included; a key that came later counts 0 for the queries before it."""
+        self._rows.append(row)
+        summed = np.zeros(row.shape, np.float64)
+        for older in self._rows:
+            summed[..., : older.shape[-1]] += older
+        return summed.astype(np.float32)
+
+    def _add_columns(self, columns: np.ndarray) -> None:
+        counted = count_quarters(columns)
+        width = max(counted.shape[1], self._quarters.shape[1])
+        wider = np.zeros((len(columns), width), np.int64)
+        wider[:, : self._quarters.shape[1]] += self._quarters if len(self._quarters) else 0
+        wider[:, : counted.shape[1]] += counted
+        self._quarters = wider
+        self._far = count_far(columns) + (self._far if len(self._far) else 0)
+
+    def finish(self, vocabulary: Mapping[int, str] | None = None) -> PromptSummary:
+        """Return the summary of all steps taken in.
+
+        Args:
+            vocabulary: {token: how it reads}, by which tokens are told apart by class.
+
+        Raises:
+            SinkscopeError: no step was taken in.
+        """
+        if not self._summaries:
+            raise SinkscopeError("the trace holds no whole step yet; there is nothing to analyse")
+        width = max(len(tokens) for tokens, _, _ in self._canvas)
+        tally = np.zeros((len(self.thresholds), self.steps, width), np.int32)
+        means = np.full((self.steps, width), np.nan)
+        for number, (one, mean) in enumerate(zip(self._tally, self._means, strict=True)):
+            tally[:, number, : one.shape[1]] = one
+            means[number, : len(mean)] = mean
+        return PromptSummary(
+            canvas=PromptCanvas.of(*zip(*self._canvas, strict=True), self.settings, vocabulary or {}),
+            thresholds=self.thresholds,
+            tolerance=self.tolerance,
+            by_step=stack_steps(self._summaries),
+            tally=tally,
+            above=self._above,
+            quarters=self._quarters,
+            far=self._far,
+            mean_columns=means,
+            followed=FollowedSinks(tuple(self._followed), self.thresholds),
+            kept_records={record: stack_steps(rows) for record, rows in self._kept.items()},
+        )
+
+
+def stack_steps(records: Sequence[Record]) -> Record:
+    """Return records of single steps as one record: every array gets an axis ``step`` in front."""
+    names = [one.name for one in fields(records[0])]  # type: ignore[arg-type]
+    return type(records[0])(**{name: np.stack([getattr(one, name) for one in records]) for name in names})

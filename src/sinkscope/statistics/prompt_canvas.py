@@ -1,0 +1,131 @@
+"""What stood on the canvas of one prompt in each step, what was committed, and of which class its tokens are."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Self
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from sinkscope.sinks.token_classes import CLASSES, token_class
+
+
+@dataclass(frozen=True)
+class PromptSettings:
+    """What is known of a prompt before its first step.
+
+    Attributes:
+        causal: whether the model is autoregressive.
+        prompt_length: tokens of the prompt; 0 where unknown.
+        block: tokens of a block of the sampler; None for samplers without blocks.
+        mask_id: the mask token; special_ids: other tokens that are special.
+        training: {token: how often it stands in the training corpus}; None where nobody counted.
+    """
+
+    causal: bool = False
+    prompt_length: int = 0
+    block: int | None = None
+    mask_id: int | None = None
+    special_ids: tuple[int, ...] = ()
+    training: Mapping[int, int] | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, causal: bool, manifest: Mapping[str, Any], training: Mapping[int, int] | None = None) -> Self:
+        """Return what the manifest of a trace says."""
+        special = [manifest.get("eos_id"), *(manifest.get("special_ids") or ())]
+        return cls(
+            causal,
+            int(manifest.get("prompt_length") or 0),
+            (manifest.get("sampler") or {}).get("block"),
+            manifest.get("mask_id"),
+            tuple(int(one) for one in special if one is not None),
+            training,
+        )
+
+
+@dataclass(frozen=True)
+class PromptCanvas:
+    """The canvas of one prompt over all steps.
+
+    Attributes:
+        tokens: −1 beyond ``lengths``.
+        masked: False beyond ``lengths``.
+        lengths: tokens of the canvas in each step.
+        written: token committed in the step, −1 where none; None where not recorded.
+        settings: what was known before the first step.
+        vocabulary: {token: how it reads}, as far as known.
+    """
+
+    tokens: Int[np.ndarray, "step position"]
+    masked: Bool[np.ndarray, "step position"]
+    lengths: Int[np.ndarray, " step"]
+    written: Int[np.ndarray, "step written_position"] | None
+    settings: PromptSettings
+    vocabulary: Mapping[int, str] = field(repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        tokens: Sequence[np.ndarray],
+        masked: Sequence[np.ndarray],
+        written: Sequence[np.ndarray | None],
+        settings: PromptSettings,
+        vocabulary: Mapping[int, str],
+    ) -> Self:
+        """Return the canvases of single steps, which may differ in length, side by side."""
+        commits = [one for one in written if one is not None]
+        return cls(
+            _side_by_side(tokens, -1),
+            _side_by_side(masked, 0) > 0,
+            np.array([len(one) for one in tokens]),
+            _side_by_side(commits, -1) if len(commits) == len(tokens) else None,
+            settings,
+            dict(vocabulary),
+        )
+
+    @property
+    def causal(self) -> bool:
+        """Whether the model is autoregressive."""
+        return self.settings.causal
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens of the prompt; 0 where unknown."""
+        return self.settings.prompt_length
+
+    @cached_property
+    def _distinct(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        ids, indices, counts = np.unique(self.tokens, return_inverse=True, return_counts=True)
+        beyond = int(ids[0] < 0)  # −1 sorts first
+        return ids[beyond:], counts[beyond:], indices.reshape(self.tokens.shape) - beyond
+
+    @property
+    def token_ids(self) -> Int[np.ndarray, " token"]:
+        """The distinct tokens, in rising order."""
+        return self._distinct[0]
+
+    @property
+    def token_counts(self) -> Int[np.ndarray, " token"]:
+        """How often each of `token_ids` stands on the canvas, over all steps."""
+        return self._distinct[1]
+
+    @property
+    def token_indices(self) -> Int[np.ndarray, "step position"]:
+        """The canvas as indices into `token_ids`; −1 beyond ``lengths``."""
+        return self._distinct[2]
+
+    @cached_property
+    def token_classes(self) -> Int[np.ndarray, " token"]:
+        """Number in `token_classes.CLASSES` of each of `token_ids`."""
+        mask, special = self.settings.mask_id, self.settings.special_ids
+        names = [token_class(self.vocabulary.get(token), token == mask, token in special) for token in self.token_ids.tolist()]
+        return np.array([CLASSES.index(name) for name in names], dtype=np.int64)
+
+
+def _side_by_side(rows: Sequence[np.ndarray], missing: int) -> Int[np.ndarray, "step position"]:
+    """Return rows below each other as int64, filled up to the longest."""
+    whole = np.full((len(rows), max(len(row) for row in rows)), missing, np.int64)
+    for number, row in enumerate(rows):
+        whole[number, : len(row)] = row
+    return whole

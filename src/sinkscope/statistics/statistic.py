@@ -1,0 +1,203 @@
+"""What a statistic is, and which there are: each is one file of this package, found by itself.
+
+To add a statistic, put a file into this package that holds one class:
+
+    class LargestColumn(Statistic):
+        definitions = {"largest.column": Definition("largest column of each head", "queries", "few tokens take most attention (Fig. 3, 9)")}
+
+        def values(self, prompt):
+            return {("largest.column", ()): float(prompt.by_step.largest.mean())}
+
+and the numbers appear in `analyse`, in its JSON, and in what ``--keep statistics`` keeps. A statistic that needs more of the columns than
+a `PromptSummary` has says what it keeps of each step in ``keep``.
+"""
+
+import importlib
+import pkgutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, ClassVar
+
+import numpy as np
+
+from sinkscope.errors import SinkscopeError
+from sinkscope.sinks.finding import Recorded
+from sinkscope.statistics.prompt import PromptFeed, PromptSummary
+from sinkscope.statistics.prompt_canvas import PromptSettings
+from sinkscope.statistics.step import PER_LAYER, RecordedStep
+from sinkscope.statistics.thresholds import THRESHOLDS, Place, Threshold
+
+Key = tuple[str, Place]
+"""Name of a statistic and the place where it holds."""
+Values = dict[Key, float]
+"""One prompt's numbers, NaN where the prompt has none."""
+
+READ_AT_ONCE = 16 << 20
+"""Bytes of a trace that are read at a time, where a step is smaller."""
+
+
+@dataclass(frozen=True)
+class Definition:
+    """What a number means.
+
+    Attributes:
+        claim: the paper's words or figure that it puts a number on.
+    """
+
+    text: str
+    unit: str
+    claim: str
+
+
+class Statistic(ABC):
+    """A family of numbers that every prompt has by itself.
+
+    Names that end in ``_in`` are told for every layer, those in ``_over_steps`` for each third of the steps; they share the definition of
+    the name without the ending.
+
+    Attributes:
+        definitions: {name: what it is}, in the order in which tables show them.
+        order: where tables show the family; families that do not say come last.
+    """
+
+    definitions: ClassVar[Mapping[str, Definition]]
+    order: ClassVar[int] = 100
+
+    @abstractmethod
+    def values(self, prompt: PromptSummary) -> Values:
+        """Return the numbers of one prompt; a number at a threshold has ``threshold.place`` in front of its place."""
+
+    def keep(self, step: RecordedStep) -> Any:
+        """Return what ``values`` needs of a step beside what a `PromptSummary` has: a dataclass of arrays, or None.
+
+        ``prompt.kept(TheDataclass)`` then has these arrays with an axis ``step`` in front.
+        """
+        return None
+
+
+def at_thresholds(prompt: PromptSummary, values_at: Callable[[PromptSummary, Threshold], Values]) -> Values:
+    """Return the numbers at every threshold, with the threshold in front of each place."""
+    return {
+        (name, (*threshold.place, *place)): value
+        for threshold in prompt.thresholds
+        for (name, place), value in values_at(prompt, threshold).items()
+    }
+
+
+@cache
+def all_statistics() -> tuple[Statistic, ...]:
+    """Return one of each statistic in this package, in the order of tables."""
+    found = []
+    package = importlib.import_module(__package__)
+    for module in pkgutil.iter_modules(package.__path__):
+        home = f"{package.__name__}.{module.name}"
+        for one in vars(importlib.import_module(home)).values():
+            if isinstance(one, type) and issubclass(one, Statistic) and one.__module__ == home and one is not Statistic:
+                found.append(one())
+    found.sort(key=lambda one: (one.order, type(one).__module__))
+    names = [name for one in found for name in one.definitions]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise SinkscopeError(f"expected every statistic to be defined once, found two definitions of {min(twice)}; rename one of them")
+    return tuple(found)
+
+
+@cache
+def all_definitions() -> dict[str, Definition]:
+    """Return {name: what it is} of every statistic, in the order of tables."""
+    return {name: definition for one in all_statistics() for name, definition in one.definitions.items()}
+
+
+def short_name(name: str) -> str:
+    """Return the name of a statistic without its ending for layers or thirds of the steps."""
+    return name.removesuffix("_over_steps").removesuffix("_in")
+
+
+def definition_of(name: str) -> Definition:
+    """Return what a number means, whether or not its name has an ending."""
+    return all_definitions()[short_name(name)]
+
+
+def order_of(name: str) -> int:
+    """Return the place of a name among all definitions, by which statistics are sorted."""
+    return _order()[short_name(name)]
+
+
+@cache
+def _order() -> dict[str, int]:
+    return {name: number for number, name in enumerate(all_definitions())}
+
+
+def values_of(prompt: PromptSummary, statistics: Sequence[Statistic] | None = None) -> Values:
+    """Return all numbers of one prompt.
+
+    Args:
+        statistics: which; all when not given.
+
+    Raises:
+        SinkscopeError: a number without a definition.
+    """
+    values: Values = {}
+    for one in all_statistics() if statistics is None else statistics:
+        found = one.values(prompt)
+        for name in dict.fromkeys(name for name, _ in found):
+            if short_name(name) not in one.definitions:
+                raise SinkscopeError(f"expected {type(one).__name__} to define {short_name(name)!r}, found {', '.join(one.definitions)}")
+        values |= found
+    return values
+
+
+def feed_of(settings: PromptSettings, thresholds: Sequence[Threshold] = THRESHOLDS, tolerance: int = 0) -> PromptFeed:
+    """Return a feed that keeps of each step what any statistic needs."""
+    return PromptFeed(settings, thresholds, tolerance, [one.keep for one in all_statistics()])
+
+
+def summarise(
+    trace: Recorded, thresholds: Sequence[Threshold] = THRESHOLDS, tolerance: int = 0, training: Mapping[int, int] | None = None
+) -> PromptSummary:
+    """Return the summary of a trace, which is read once, a few steps at a time.
+
+    Args:
+        thresholds: at which sinks are counted.
+        tolerance: steps without a sink that a track and a main sink survive.
+        training: {token: how often it stands in the training corpus}.
+
+    Raises:
+        CallError: a threshold that cannot be told, none at all, or a tolerance below 0.
+        SinkscopeError: a trace without a whole step.
+    """
+    manifest = held(trace, "manifest") or {}
+    feed = feed_of(PromptSettings.of(bool(trace.causal), manifest, training), thresholds, tolerance)
+    for step in recorded_steps(trace):
+        feed.feed(step)
+    return feed.finish({int(token): text for token, text in (manifest.get("vocabulary") or {}).items()})
+
+
+def held(trace: Any, name: str) -> Any:
+    """Return a tensor of a trace, None where it was not recorded."""
+    try:
+        return getattr(trace, name)
+    except (AttributeError, SinkscopeError):
+        return None
+
+
+def recorded_steps(trace: Recorded) -> Iterator[dict[str, np.ndarray]]:
+    """Yield the steps of a trace as a `PromptFeed` takes them in, without what lies beyond the canvas."""
+    if not trace.steps:
+        return
+    whole = {name: np.asarray(one[:]) for name in ("tokens", "masked", "written") if (one := held(trace, name)) is not None}
+    lengths = held(trace, "lengths")
+    lengths = (whole["tokens"] >= 0).sum(axis=1) if lengths is None else np.asarray(lengths[:])
+    tensors = {"column_sums": trace.column_sums} | ({"last_query": trace.last_query} if trace.causal else {})
+    tensors |= {name: one for name in PER_LAYER if name != "last_query" and (one := held(trace, name)) is not None}
+    bytes_a_step = sum(4 * int(np.prod(one.shape[1:])) for one in tensors.values())
+    many = max(1, READ_AT_ONCE // bytes_a_step)
+    for first in range(0, trace.steps, many):
+        read = {name: np.asarray(one[first : first + many]) for name, one in tensors.items()}
+        for step in range(first, min(first + many, trace.steps)):
+            length = int(lengths[step])
+            yield {
+                **{name: one[step] if name == "written" else one[step, :length] for name, one in whole.items()},
+                **{name: one[step - first, ..., :length] for name, one in read.items()},
+            }

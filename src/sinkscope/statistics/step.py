@@ -1,0 +1,116 @@
+"""One recorded step of one prompt, with what Eq. 3 says of it: the record from which every statistic of a step is computed."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from sinkscope.sinks.definition import excess_of, in_unit
+from sinkscope.statistics.candidates import Candidates, find_candidates
+from sinkscope.statistics.thresholds import Threshold
+
+NORMS = ("value_norms", "key_norms", "hidden_norms")
+QUERY_GROUPS = ("masked", "prompt")
+"""Groups of queries whose column sums are recorded apart."""
+PER_LAYER = ("column_sums", *(f"column_sums_{group}" for group in QUERY_GROUPS), "self_attention", "last_query", *NORMS)
+PER_STEP = ("tokens", "masked", "written", *PER_LAYER)
+"""Tensors of a trace that are read, as `axes.TRACE_AXES` names them."""
+
+
+@dataclass(frozen=True)
+class SummedColumns:
+    """Column sums of one step, with what Eq. 3 says of them.
+
+    Attributes:
+        sums: in queries' worth.
+        excess, percent: of each over the mean of the others, in queries' worth and in percent of all attention.
+        total: what the columns of a head add up to.
+        candidates: those that are sinks at the loosest threshold.
+        top: position of the largest column of each head, ties to the lower one.
+    """
+
+    sums: Float[np.ndarray, "layer head key"]
+    excess: Float[np.ndarray, "layer head key"]
+    percent: Float[np.ndarray, "layer head key"]
+    total: Float[np.ndarray, "layer head"]
+    candidates: Candidates
+    top: Int[np.ndarray, "layer head"]
+
+    @classmethod
+    def of(cls, sums: Float[np.ndarray, "layer head key"], thresholds: Sequence[Threshold]) -> Self:
+        """Return column sums with their excesses, candidates and largest columns."""
+        excess, percent = excess_of(sums), excess_of(in_unit(sums, "percent"))
+        return cls(sums, excess, percent, sums.sum(axis=-1), find_candidates(sums, excess, percent, thresholds), sums.argmax(axis=-1))
+
+    def at_top(self, array: Float[np.ndarray, "layer head key"]) -> Float[np.ndarray, "layer head"]:
+        """Return what an array has at the largest column of each head."""
+        return np.take_along_axis(array, self.top[..., None], axis=-1)[..., 0]
+
+
+@dataclass(frozen=True)
+class RecordedStep:
+    """One step of one prompt, cut to the tokens of its canvas.
+
+    Attributes:
+        columns: column sums of all queries.
+        followed: the columns in which sinks are followed from step to step: ``columns`` itself, or for autoregressive models, whose
+            running sums can hardly move, those of the 16 newest queries.
+        tokens, masked: the canvas.
+        written: tokens committed in this step, −1 where none; None where not recorded.
+        prompt_length: tokens of the prompt, 0 where unknown.
+        causal: whether the model is autoregressive.
+        group_sums: {group of queries: column sums of these queries only}, those of `QUERY_GROUPS` that were recorded.
+        self_attention: attention of each query on itself; None where not recorded.
+        norms: {name of `NORMS`: norms as recorded}; hidden norms are the same for all heads and have one kv head.
+    """
+
+    columns: SummedColumns
+    followed: SummedColumns
+    tokens: Int[np.ndarray, " key"]
+    masked: Bool[np.ndarray, " key"]
+    written: Int[np.ndarray, " position"] | None
+    prompt_length: int
+    causal: bool
+    group_sums: Mapping[str, Float[np.ndarray, "layer head key"]]
+    self_attention: Float[np.ndarray, "layer head key"] | None
+    norms: Mapping[str, Float[np.ndarray, "layer kv_head key"]]
+
+    @classmethod
+    def of(
+        cls,
+        arrays: Mapping[str, np.ndarray],
+        thresholds: Sequence[Threshold],
+        *,
+        causal: bool = False,
+        prompt_length: int = 0,
+        newest: Float[np.ndarray, "layer head key"] | None = None,
+    ) -> Self:
+        """Return a step as it was recorded, with what Eq. 3 says of it.
+
+        Args:
+            arrays: as in `axes.TRACE_AXES`, without the step axis and without positions beyond the canvas.
+            newest: columns of the newest queries, for autoregressive models.
+        """
+        columns = SummedColumns.of(np.asarray(arrays["column_sums"], np.float32), thresholds)
+        tokens = np.asarray(arrays["tokens"])
+        masked = arrays.get("masked")
+        norms = {name: np.asarray(arrays[name]) for name in NORMS if arrays.get(name) is not None}
+        return cls(
+            columns,
+            columns if newest is None else SummedColumns.of(newest, thresholds),
+            tokens,
+            np.zeros(tokens.shape, bool) if masked is None else np.asarray(masked).astype(bool),
+            arrays.get("written"),
+            prompt_length,
+            causal,
+            {group: arrays[name] for group in QUERY_GROUPS if arrays.get(name := f"column_sums_{group}") is not None},
+            arrays.get("self_attention"),
+            {name: one[:, None] if one.ndim == 2 else one for name, one in norms.items()},
+        )
+
+    @property
+    def length(self) -> int:
+        """Tokens of the canvas."""
+        return len(self.tokens)

@@ -1,0 +1,345 @@
+"""The summary of many prompts: sums that merge in any order and grouping, in arrays whose size does not grow with the prompts."""
+
+import json
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from sinkscope.errors import SinkscopeError
+from sinkscope.sinks.token_classes import CLASSES, token_class
+from sinkscope.statistics.column_counts import quarters_of
+from sinkscope.statistics.intervals import intervals_of_sums
+from sinkscope.statistics.norms import NORM_KINDS, Moments
+from sinkscope.statistics.parts import ratio
+from sinkscope.statistics.prompt import PromptFeed, PromptSummary
+from sinkscope.statistics.prompt_canvas import PromptSettings
+from sinkscope.statistics.prompt_sums import COMPARED, PROMPT_MEANS, Arrays, PromptSums, empty_arrays
+from sinkscope.statistics.statistic import Key, feed_of, order_of
+from sinkscope.statistics.summary_keys import keys_of_old_files
+from sinkscope.statistics.thresholds import EPSILONS, THRESHOLDS, UNITS, Threshold
+from sinkscope.statistics.triggers import TriggerTest
+
+MOST_TOKENS = 50
+
+
+class Summary:
+    """What many prompts show together.
+
+    Args:
+        layers, heads: of the model.
+        excess: ε of Eq. 3, in queries' worth of attention, of everything that is told at one threshold only.
+        causal: whether the model is autoregressive, and main sinks are followed in the newest 16 queries.
+
+    Attributes:
+        arrays: counts and sums over prompts, with the axes of `prompt_sums.AXES`.
+        keys: names and places of the statistics that any prompt has.
+        values: [key, moment], over prompts: how many have a value, its sum, its sum of squares.
+    """
+
+    def __init__(self, layers: int, heads: int, *, excess: float = 3.0, causal: bool = False) -> None:
+        self.layers, self.heads, self.excess, self.causal = layers, heads, excess, causal
+        self.arrays: Arrays = empty_arrays(layers, heads)
+        self.keys: tuple[Key, ...] = ()
+        self.values = np.zeros((0, 3))
+
+    @staticmethod
+    def feed(settings: PromptSettings, excess: float = 3.0) -> PromptFeed:
+        """Return a feed for the steps of one prompt, whose summary `of` takes."""
+        return feed_of(settings, tuple(dict.fromkeys((*THRESHOLDS, Threshold(excess)))))
+
+    @classmethod
+    def of(cls, prompt: PromptSummary, excess: float = 3.0) -> Self:
+        """Return the summary of one prompt, with sinks counted at `THRESHOLDS` and at ``excess``."""
+        found = cls(prompt.layers, prompt.heads, excess=excess, causal=prompt.canvas.causal)
+        sums = PromptSums.of(prompt, Threshold(excess))
+        found.arrays = {name: sums.arrays[name] for name in found.arrays}
+        found.keys = tuple(sorted(sums.values, key=repr))  # one order for all prompts
+        numbers = np.array([sums.values[key] for key in found.keys])
+        known = np.isfinite(numbers)
+        numbers = np.where(known, numbers, 0)
+        found.values = np.stack([known, numbers, numbers**2], axis=-1)
+        return found
+
+    # Merging and files
+
+    def merge(self, other: Self) -> None:
+        """Add what other prompts show.
+
+        Raises:
+            SinkscopeError: of another shape of model, or with another threshold.
+        """
+        mine, theirs = ((one.layers, one.heads, one.excess, one.causal) for one in (self, other))
+        if mine != theirs:
+            names = "layers, heads, excess, causal"
+            raise SinkscopeError(f"expected statistics with the same {names} {mine}, found {theirs}; they cannot be merged")
+        merged = {name: array + other.arrays[name] for name, array in self.arrays.items() if not name.startswith("tokens.")}
+        self.arrays = merged | _merged_tokens(self.arrays, other.arrays)
+        if self.keys != other.keys:
+            keys = tuple(sorted({*self.keys, *other.keys}, key=repr))
+            self.keys, self.values, added = keys, _placed(self, keys), _placed(other, keys)
+        else:
+            added = other.values
+        self.values = self.values + added
+
+    def to_arrays(self) -> Arrays:
+        """Return everything as named arrays, for a file."""
+        names = zlib.compress(json.dumps(self.keys, ensure_ascii=False).encode())
+        return {
+            "settings": np.array([self.layers, self.heads, self.excess, self.causal], np.float64),
+            **self.arrays,
+            "profiles.keys": np.frombuffer(names, np.uint8),
+            "profiles.count": self.values[:, 0].astype(np.int64),
+            **{f"profiles.{name}": self.values[:, number].copy() for number, name in ((1, "sum"), (2, "square"))},
+        }
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Self:
+        """Return what `to_arrays` gave; also of files from before names of statistics were kept in them.
+
+        Raises:
+            SinkscopeError: arrays of something else.
+        """
+        try:
+            layers, heads, excess, causal = arrays["settings"].tolist()
+            found = cls(int(layers), int(heads), excess=excess, causal=bool(causal))
+            for name, empty in found.arrays.items():
+                fixed = not name.startswith("tokens.")
+                found.arrays[name] = np.array(arrays[name]).reshape(empty.shape) if fixed else np.array(arrays[name])
+            if "profiles.keys" in arrays:
+                listed = json.loads(zlib.decompress(np.asarray(arrays["profiles.keys"]).tobytes()))
+                found.keys = tuple((name, tuple((key, value) for key, value in place)) for name, place in listed)
+            else:
+                found.keys = keys_of_old_files(int(layers))
+            found.values = np.stack([arrays[f"profiles.{name}"].astype(np.float64) for name in ("count", "sum", "square")], axis=-1)
+            if len(found.keys) != len(found.values):
+                raise ValueError(f"{len(found.keys)} names for {len(found.values)} statistics")
+            if "profiles.keys" not in arrays:
+                order = sorted((key, number) for number, key in enumerate(map(repr, found.keys)) if _told(found, number))
+                found.keys, found.values = tuple(found.keys[number] for _, number in order), found.values[[number for _, number in order]]
+        except (KeyError, ValueError, zlib.error) as error:
+            raise SinkscopeError(
+                f"expected the arrays of statistics, found others ({error}); were they written by another version?"
+            ) from error
+        return found
+
+    # What figures draw
+
+    @property
+    def prompts(self) -> int:
+        """How many prompts there are."""
+        return int(self.arrays["prompts.prompts"][0])
+
+    @property
+    def steps(self) -> int:
+        """Steps of all prompts."""
+        return int(self.arrays["strength.steps"].max(initial=0))
+
+    @property
+    def columns(self) -> int:
+        """How many columns there are: steps × layers × heads × tokens."""
+        return int(self.arrays["epsilon.columns"].sum())
+
+    @property
+    def sinks(self) -> int:
+        """How many columns are sinks."""
+        return int(self.arrays["strength.sinks"].sum())
+
+    @property
+    def positions(self) -> int:
+        """Tokens of a canvas, mean over steps; 0 without a step."""
+        return round(self.columns / max(1, int(self.arrays["strength.steps"].sum())))
+
+    @property
+    def quarters(self) -> Int[np.ndarray, "layer quarter"]:
+        """Column sums in bins of a quarter of a query's worth; see `column_counts.quarters_of`."""
+        return quarters_of(self.arrays["histogram.columns"])
+
+    @property
+    def above(self) -> Int[np.ndarray, "unit layer epsilon"]:
+        """How many columns exceed each ε of `thresholds.EPSILONS`, in the units `thresholds.UNITS`."""
+        return self.arrays["epsilon.above"]
+
+    @property
+    def steps_with_sink(self) -> Int[np.ndarray, "layer head"]:
+        """In how many steps each head has a sink."""
+        return self.arrays["strength.steps_with_sink"]
+
+    @property
+    def mean_strength(self) -> Float[np.ndarray, "layer head"]:
+        """Column sum of each head's strongest sink, mean over the steps that have one; NaN where there is none."""
+        return ratio(self.arrays["strength.main"], self.steps_with_sink)
+
+    @property
+    def norms(self) -> Moments:
+        """Norms of sinks and of other tokens."""
+        return Moments(*(self.arrays[f"norms.{name}"] for name in ("count", "sum", "square")))
+
+    # What `sinkscope sinks --json` prints
+
+    def result(self, texts: Mapping[int, str] | None = None, mask_id: int | None = None, special: tuple[int, ...] = ()) -> dict[str, Any]:
+        """Return counts and means as plain values; means over layers and heads, and by layer.
+
+        Args:
+            texts: how tokens read, for their classes.
+            mask_id, special: the mask token, and others that are special.
+        """
+        arrays = self.arrays
+        tokens = self._token_rows(texts or {}, mask_id, special)
+        counts: dict[str, Any] = {
+            "prompts": self.prompts,
+            "steps": self.steps,
+            "columns": self.columns,
+            "sinks": self.sinks,
+            "heads_with_sink": int(self.steps_with_sink.sum()),
+            "moves": int(arrays["moves.moves"].sum()),
+            "steps_in_a_row_with_sink": int(arrays["moves.pairs"].sum()),
+            "groups_compared": int(arrays["groups.compared"].sum()),
+            "groups_split": int(arrays["groups.split"].sum()),
+            "above_epsilon": {unit: above.sum(axis=0).tolist() for unit, above in zip(UNITS, self.above, strict=True)},
+            "column_sums": arrays["histogram.columns"].sum(axis=0).tolist(),
+            "heads_by_number_of_sinks": arrays["strength.per_head"].tolist(),
+            "tokens": [row for row in tokens[:MOST_TOKENS] if row["sinks"]],
+            "classes": _by_class(tokens),
+        }
+        means: dict[str, Any] = {
+            "by_prompt": self._prompt_means(),
+            "by_layer_and_head": {name: plain(values) for name, values in self.by_head.items()},
+            "norms_by_layer": {name: plain(values) for name, values in self._norms_by_layer().items()},
+            "epsilon_curve": {
+                "epsilon": EPSILONS.tolist(),
+                **{
+                    f"not_sinks_{unit}": plain(1 - ratio(above.sum(axis=0), self.columns))
+                    for unit, above in zip(UNITS, self.above, strict=True)
+                },
+            },
+        }
+        return {"counts": counts, "means": means, "statistics": self.statistics()}
+
+    @property
+    def by_head(self) -> dict[str, Float[np.ndarray, "layer head"]]:
+        """Means by layer and head, over the steps of all prompts."""
+        arrays = self.arrays
+        steps = arrays["strength.steps"]
+        return {
+            "main_sink_column_sum": self.mean_strength,
+            "steps_with_sink": ratio(self.steps_with_sink, steps),
+            **{name: ratio(arrays[f"strength.{name}"], steps) for name in ("sinks", "largest", "sink_share", "entropy", "gini")},
+            "moves_per_step": ratio(arrays["moves.moves"], arrays["moves.pairs"]),
+            "distance_per_move": ratio(arrays["moves.absolute_distance"], arrays["moves.moves"]),
+            "drift_per_step": ratio(arrays["moves.drift"], arrays["moves.drifts"]),
+            **{f"split{ending}": ratio(arrays[f"groups.split{ending}"], arrays[f"groups.compared{ending}"]) for ending in COMPARED},
+        }
+
+    def _norms_by_layer(self) -> dict[str, Float[np.ndarray, " layer"]]:
+        found, mean, effect = {}, self.norms.mean, self.norms.effect
+        for number, kind in enumerate(NORM_KINDS):
+            found[f"{kind}_sinks"], found[f"{kind}_others"], found[f"{kind}_effect_size"] = *mean[number], effect[number]
+        return found
+
+    def _prompt_means(self) -> dict[str, Any]:
+        count = self.arrays["prompts.count"]
+        mean, low, high = intervals_of_sums(count, self.arrays["prompts.sum"], self.arrays["prompts.square"])
+        return {
+            name: {
+                "mean": plain(mean[at]),
+                "interval": None if np.isnan(low[at]) else [float(low[at]), float(high[at])],
+                "prompts": int(count[at]),
+            }
+            for at, name in enumerate(PROMPT_MEANS)
+        }
+
+    def token_tallies(self) -> dict[str, Int[np.ndarray, " token"]]:
+        """Return the tokens by how often they are sinks; ``sinks``, ``main_sinks`` and ``canvas`` count steps × layers × heads."""
+        ids, counts = self.arrays["tokens.ids"], self.arrays["tokens.counts"]
+        order = np.lexsort((ids, -counts[:, 0]))
+        return {"token": ids[order], **{name: counts[order, at] for at, name in enumerate(("sinks", "main_sinks", "canvas"))}}
+
+    def _token_rows(self, texts: Mapping[int, str], mask_id: int | None, special: tuple[int, ...]) -> list[dict[str, Any]]:
+        found = self.token_tallies()
+        rows = (dict(zip(found, row, strict=True)) for row in zip(*(values.tolist() for values in found.values()), strict=True))
+        return [
+            {
+                **row,
+                "text": texts.get(row["token"]),
+                "class": token_class(texts.get(row["token"]), row["token"] == mask_id, row["token"] in special),
+            }
+            for row in rows
+        ]
+
+    def statistics(self) -> list[dict[str, Any]]:
+        """Return rows like those of `Analysis.as_dict`, with intervals by Student's t over prompts."""
+        return sorted([*self._means(), *self._agreements()], key=lambda row: order_of(row["name"]))
+
+    def trigger_tests(self) -> dict[Threshold, TriggerTest]:
+        """Return the test of triggers against shifted commits, at each threshold."""
+        sums = (self.arrays[f"profiles.{name}"] for name in ("moving", "triggered", "shifted"))
+        return {threshold: TriggerTest(int(moving), *both) for threshold, moving, *both in zip(THRESHOLDS, *sums, strict=True)}
+
+    def _means(self) -> Iterator[dict[str, Any]]:
+        count = self.values[:, 0].astype(np.int64)
+        tests = self.trigger_tests()
+        p_values = {threshold: test.p_values() for threshold, test in tests.items()}
+        for number, numbers in enumerate(zip(*intervals_of_sums(count, *self.values[:, 1:].T), strict=True)):
+            (name, place), more = self.keys[number], {}
+            at = dict(place)
+            value, low, high = (plain(one) for one in numbers)
+            if name == "triggers.over_chance" and count[number]:
+                threshold = Threshold(at["excess"], at["unit"])
+                more["p"] = p_values[threshold][at["trigger"]]
+                if low is not None:
+                    low, high = tests[threshold].widened(at["trigger"], low, high)
+            yield {"name": name, "at": at, "value": value, "low": low, "high": high, "prompts": int(count[number]), **more}
+
+    def _agreements(self) -> Iterator[dict[str, Any]]:
+        """Mean over pairs of different prompts: Σ_i≠j p_i·p_j = |Σ p_i|² − Σ |p_i|²."""
+        arrays = self.arrays
+        having = arrays["profiles.heads_with_sink"]
+        pairs = (having * (having - 1)).sum(axis=(1, 2))
+        for name in ("place", "class"):
+            products = np.square(arrays[f"profiles.{name}"]).sum(axis=(1, 2, 3)) - arrays[f"profiles.{name}_square"]
+            for number, (threshold, value) in enumerate(zip(THRESHOLDS, ratio(products, pairs).tolist(), strict=True)):
+                row = {"name": f"agreement.prompts_{name}", "at": dict(threshold.place), "value": plain(value)}
+                yield {**row, "low": None, "high": None, "prompts": int(arrays["profiles.with_sink"][number])}
+
+
+def _merged_tokens(first: Arrays, second: Arrays) -> Arrays:
+    ids = np.union1d(first["tokens.ids"], second["tokens.ids"]).astype(np.int32)
+    counts = np.zeros((len(ids), first["tokens.counts"].shape[1]), np.int64)
+    for one in (first, second):
+        counts[np.searchsorted(ids, one["tokens.ids"])] += one["tokens.counts"]
+    return {"tokens.ids": ids, "tokens.counts": counts}
+
+
+def _told(found: Summary, number: int) -> bool:
+    """Return whether old files tell a statistic: lengths of canvases that do not occur are left out."""
+    name, _ = found.keys[number]
+    return bool(found.values[number, 0]) or name != "epsilon.not_sinks"
+
+
+def _placed(one: Summary, keys: Sequence[Key]) -> Float[np.ndarray, "key moment"]:
+    """Return the values of a summary in the order of keys, 0 where it has none."""
+    at = {key: number for number, key in enumerate(keys)}
+    values = np.zeros((len(keys), 3))
+    values[[at[key] for key in one.keys]] = one.values
+    return values
+
+
+def _by_class(tokens: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+    names = ("sinks", "main_sinks", "canvas")
+    classes: dict[str, dict[str, int]] = {kind: dict.fromkeys(names, 0) for kind in CLASSES}
+    for row in tokens:
+        for name in names:
+            classes[row["class"]][name] += row[name]
+    return classes
+
+
+def plain(values: Any) -> Any:
+    """Return arrays as nested lists and numbers as they are, with None where there is no number."""
+    if isinstance(values, np.ndarray | np.generic):
+        values = values.tolist()
+    if isinstance(values, list):
+        return [plain(one) for one in values]
+    return None if isinstance(values, float) and not np.isfinite(values) else values

@@ -1,0 +1,64 @@
+"""The thresholds at which every statistic is told, and the finer grid of the ε curve.
+
+A column sum is the attention that a key receives from all queries, counted in queries' worth. By Eq. 3 of paper 1 a key is a sink where
+its column sum exceeds the mean of the other columns by more than ε. Nobody knows the right ε, so each statistic is told at ten thresholds.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from sinkscope.errors import CallError
+from sinkscope.sinks.definition import Unit, check_excess
+
+Place = tuple[tuple[str, Any], ...]
+"""Where a number holds, such as (("excess", 3.0), ("unit", "queries"), ("layer", 2)); empty where one number is all."""
+
+
+@dataclass(frozen=True, order=True)
+class Threshold:
+    """One threshold of Eq. 3.
+
+    Attributes:
+        excess: ε, in ``unit``.
+        unit: ``queries`` (queries' worth of attention) or ``percent`` of all attention.
+    """
+
+    excess: float
+    unit: Unit = "queries"
+
+    @property
+    def place(self) -> Place:
+        """The threshold as the beginning of a place."""
+        return (("excess", self.excess), ("unit", self.unit))
+
+
+UNITS: tuple[Unit, ...] = ("queries", "percent")
+THRESHOLDS = tuple(Threshold(excess, unit) for unit in UNITS for excess in (1.0, 2.0, 3.0, 5.0, 8.0))
+
+EPSILON_STEP = 0.25
+EPSILONS = np.arange(41) * EPSILON_STEP
+"""ε of the ε curve: 0, ¼, ½ … 10. Multiplying by 4 is exact in binary, so that counts on this grid are those of Eq. 3 to the last one."""
+
+
+def check_threshold(threshold: Threshold) -> None:
+    """Raise an error for a threshold at which no statistic is told.
+
+    Raises:
+        CallError: an ε that cannot hold, or a unit other than queries and percent.
+    """
+    check_excess(threshold.excess, threshold.unit)
+    if threshold.unit == "mean":
+        raise CallError("unit: expected queries or percent, found 'mean'; a mean is percent / 100")
+
+
+def count_above(excess: Float[np.ndarray, "layer head key"]) -> Int[np.ndarray, "layer epsilon"]:
+    """Return how many columns of each layer exceed each ε of `EPSILONS`; a column that is NaN exceeds none."""
+    layers, kinds = len(excess), len(EPSILONS) + 1
+    with np.errstate(invalid="ignore"):
+        layer, _, _ = above = np.nonzero(excess > 0)
+    exceeded = np.minimum(np.ceil(excess[above] * (1 / EPSILON_STEP)), kinds - 1).astype(np.int64)  # the first so many of the grid
+    table = np.bincount(layer * kinds + exceeded, minlength=layers * kinds).reshape(layers, kinds)
+    return table[:, ::-1].cumsum(axis=1)[:, -2::-1]

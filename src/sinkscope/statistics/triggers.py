@@ -1,0 +1,164 @@
+"""What triggers a move: a commit at the position left or entered, a block change, or neither, against shifted commits.
+
+A move at step t is seen beside the commits of step t − 1, which is what changed on the canvas in between. The null shifts the commit times
+of a prompt circularly, block changes with them: the rhythm of the commits and of the moves stay as they are, only their alignment is lost.
+All shifts are counted at once: a move is triggered under exactly one shift by each commit. Shifts go around the transitions between steps,
+of which there is one less than steps: a commit in the last step can trigger nothing and is left out.
+"""
+
+import zlib
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from sinkscope.sinks.drift import blocks_of
+from sinkscope.statistics.movement import MOVING
+from sinkscope.statistics.prompt import PromptSummary
+from sinkscope.statistics.prompt_canvas import PromptCanvas
+from sinkscope.statistics.statistic import Definition, Statistic, Values, at_thresholds
+from sinkscope.statistics.thresholds import Threshold
+
+TRIGGERS = ("own", "left", "entered", "block", "neither")
+DRAWS = 999
+
+
+class Triggers(Statistic):
+    """Shares of the moves with each trigger, as they were and over their mean under all shifts of the commits.
+
+    None where nothing moves, and where a trace has no commits to shift. `TriggerTest` tells whether a trigger is commoner than chance.
+    """
+
+    order = 2
+    definitions: ClassVar = {
+        "triggers.share": Definition(
+            "moves by what happened in the step before: own commit, block change, neither", "share of moves", MOVING
+        ),
+        "triggers.over_chance": Definition("that share minus its mean over all circular shifts of the commits", "share of moves", MOVING),
+    }
+
+    def values(self, prompt: PromptSummary) -> Values:
+        return at_thresholds(prompt, _values_at)
+
+
+def _values_at(prompt: PromptSummary, threshold: Threshold) -> Values:
+    shares = shares_of(prompt, threshold)
+    return {} if shares is None else trigger_values(shares)
+
+
+def trigger_shares(
+    main: Int[np.ndarray, "step layer head"], written: Int[np.ndarray, "step position"], blocks: Int[np.ndarray, " step"] | None
+) -> Float[np.ndarray, "trigger shift"] | None:
+    """Return the share of the moves with each trigger of `TRIGGERS` under every circular shift of the commits; shift 0 is as it was.
+
+    own      the position left or the position entered was committed in the step before
+    left     the position left was; entered: the position entered was
+    block    not own, and the block in which tokens are committed changed with the step
+    neither  none of these
+
+    Args:
+        blocks: number of the block of each step; None without blocks.
+
+    None where nothing moves.
+    """
+    transitions = len(main) - 1
+    step, layer, head = np.nonzero((main[1:] >= 0) & (main[:-1] >= 0) & (main[1:] != main[:-1]))
+    if not len(step):
+        return None
+    committed = written[:transitions] >= 0
+    commit = np.where(committed.any(axis=0), committed.argmax(axis=0), -1)
+    commit = np.append(commit, np.full(max(0, int(main.max()) + 1 - len(commit)), -1))
+    left, entered = commit[main[step, layer, head]], commit[main[step + 1, layer, head]]
+    shift_left = np.where(left >= 0, (step - left) % transitions, -1)
+    shift_entered = np.where(entered >= 0, (step - entered) % transitions, -2)
+    counts = {name: np.bincount(one[one >= 0], minlength=transitions) for name, one in (("left", shift_left), ("entered", shift_entered))}
+    own = counts["left"] + counts["entered"] - np.bincount(shift_left[shift_left == shift_entered], minlength=transitions)
+    block = np.zeros(transitions, dtype=np.int64)
+    if blocks is not None:
+        for change in np.flatnonzero((np.diff(blocks) != 0) & (blocks[:-1] >= 0)):
+            shift = (step - change) % transitions
+            block += np.bincount(shift[(shift != shift_left) & (shift != shift_entered)], minlength=transitions)
+    found = {**counts, "own": own, "block": block, "neither": len(step) - own - block}
+    return np.array([found[name] for name in TRIGGERS]) / len(step)
+
+
+def shares_of(prompt: PromptSummary, threshold: Threshold) -> Float[np.ndarray, "trigger shift"] | None:
+    """Return `trigger_shares` of a prompt; None where nothing moves, and where there are no commits to shift."""
+    return shares_on(prompt.main_at(threshold), prompt.canvas)
+
+
+def shares_on(main: Int[np.ndarray, "step layer head"], canvas: PromptCanvas) -> Float[np.ndarray, "trigger shift"] | None:
+    """Return `trigger_shares` of main sinks on a canvas; None where nothing moves, and where there are no commits to shift."""
+    if canvas.causal or canvas.written is None:
+        return None
+    block = canvas.settings.block
+    blocks = blocks_of(canvas.written, canvas.prompt_length, block) if block else None
+    return trigger_shares(main, canvas.written, blocks)
+
+
+def trigger_values(shares: Float[np.ndarray, "trigger shift"]) -> Values:
+    """Return the shares as they were, and over their mean under all shifts."""
+    values: Values = {}
+    for name, by_shift in zip(TRIGGERS, shares, strict=True):
+        at = (("trigger", name),)
+        values["triggers.share", at] = float(by_shift[0])
+        values["triggers.over_chance", at] = float(by_shift[0] - by_shift.mean())
+    return values
+
+
+def draws_of(canvas: PromptCanvas) -> int:
+    """Return the seed of a prompt's shifts, which is of its own tokens: they are the same whichever process looks, and in any order."""
+    return zlib.crc32(np.ascontiguousarray(canvas.tokens, np.int64).tobytes())
+
+
+@dataclass
+class TriggerTest:
+    """Sums over prompts; is a trigger commoner than with commits shifted in every prompt on its own?
+
+    The shift as it was is among the draws, so that under the null the observed mean is one draw like the others and p is exact.
+
+    Attributes:
+        prompts: in which something moves.
+        observed: shares as they were; null: shares with the commits shifted at random.
+    """
+
+    prompts: int = 0
+    observed: Float[np.ndarray, " trigger"] = field(default_factory=lambda: np.zeros(len(TRIGGERS)))
+    null: Float[np.ndarray, "trigger draw"] = field(default_factory=lambda: np.zeros((len(TRIGGERS), DRAWS)))
+
+    def add(self, shares: Float[np.ndarray, "trigger shift"], draws: int, seed: int = 0) -> None:
+        """Take in one prompt's `trigger_shares`; ``draws`` is that of `draws_of`."""
+        rng = np.random.default_rng([draws, seed])
+        self.null = self.null + shares[:, rng.integers(0, shares.shape[1], self.null.shape[1])]
+        self.observed = self.observed + shares[:, 0]
+        self.prompts += 1
+
+    def intervals(self, level: float = 0.95) -> dict[str, tuple[float, float]]:
+        """Return {trigger: (low, high)} of the mean share over chance: what chance alone would put around it, turned around.
+
+        A bootstrap of prompts that all lack a rare trigger is narrow and lies below zero; this one is not.
+        """
+        found = {}
+        for number, name in enumerate(TRIGGERS):
+            tails = np.quantile(self.null[number], [(1 + level) / 2, (1 - level) / 2])
+            low, high = (self.observed[number] - tails) / max(1, self.prompts)
+            found[name] = (float(low), float(high))
+        return found
+
+    def p_values(self) -> dict[str, float]:
+        """Return one-sided {trigger: share of draws at least as common}; for ``neither``: at most as common. 1 without prompts."""
+        if not self.prompts:
+            return dict.fromkeys(TRIGGERS, 1.0)
+        rounding = 1e-9
+        found = {}
+        for number, name in enumerate(TRIGGERS):
+            sign = -1 if name == "neither" else 1
+            as_far = (sign * self.null[number] >= sign * self.observed[number] - rounding).sum()
+            found[name] = float((1 + as_far) / (1 + self.null.shape[1]))
+        return found
+
+    def widened(self, trigger: str, low: float, high: float) -> tuple[float, float]:
+        """Return the wider of an interval over prompts and of that around chance: zero is left out only where both leave it out."""
+        around = self.intervals()[trigger]
+        return min(low, around[0]), max(high, around[1])
