@@ -79,7 +79,7 @@ def prepare(folder: str) -> Callable[[], Any]:
     import scipy.special
     import scipy.stats  # noqa: F401
 
-    from sinkscope.sinks import analyse
+    from sinkscope.statistics import analyse
     from sinkscope.traces import open_trace
 
     def run() -> None:

@@ -22,11 +22,10 @@ import numpy as np
 from claims_page import RESULTS, shown
 from lab_runs import PROMPTS, RUNS, Run, analysis
 
-from sinkscope.sinks import POINTS, Point
-from sinkscope.sinks.catalogue import definition_of
-from sinkscope.sinks.intervals import interval_of_means
+from sinkscope.statistics import THRESHOLDS, Threshold, definition_of
+from sinkscope.statistics.intervals import interval_of_means
 
-MAIN = Point(3.0, "queries")
+MAIN = Threshold(3.0, "queries")
 Verdict = Literal["holds", "does not hold", "undecided"]
 
 
@@ -44,7 +43,7 @@ class Number:
         place = ", ".join(str(value) for _, value in self.at)
         return f"`{self.statistic}`{f' ({place})' if place else ''}, {self.run}"
 
-    def by_prompt(self, prompts: int, point: Point) -> np.ndarray | None:
+    def by_prompt(self, prompts: int, point: Threshold) -> np.ndarray | None:
         """[prompt]; None where it has no value for single prompts, or an interval of its own."""
         if self.statistic == "triggers.over_chance":
             return None
@@ -55,7 +54,7 @@ class Number:
                 return found.values[:, number]
         return None
 
-    def over_prompts(self, prompts: int, point: Point) -> tuple[float, float, float, int]:
+    def over_prompts(self, prompts: int, point: Threshold) -> tuple[float, float, float, int]:
         """Mean, low, high, prompts, of what is only told over prompts; NaN where nothing is."""
         key = self._place(point)
         for one in analysis(RUNS[self.run], prompts).find(self.statistic):
@@ -64,7 +63,7 @@ class Number:
                 return value, low, high, one.prompts
         raise KeyError(f"{self.run} has no {self.statistic} at {key}")
 
-    def _place(self, point: Point) -> dict[str, Any]:
+    def _place(self, point: Threshold) -> dict[str, Any]:
         if self.statistic.startswith(("epsilon.", "concentration.gini", "concentration.entropy", "concentration.gu_rate")):
             return dict(self.at)
         return {"excess": point.excess, "unit": point.unit, **dict(self.at)}
@@ -130,7 +129,7 @@ def interval(numbers: np.ndarray) -> tuple[float, float, float, int]:
     return float(found.mean[0]), float(found.low[0]), float(found.high[0]), int(found.prompts[0])
 
 
-def measure(part: Part, prompts: int, point: Point = MAIN) -> tuple[float, float, float, int]:
+def measure(part: Part, prompts: int, point: Threshold = MAIN) -> tuple[float, float, float, int]:
     """Mean, low, high, prompts of a part."""
     numbers = part.number.by_prompt(prompts, point)
     if numbers is None:
@@ -165,7 +164,7 @@ def read_part(part: Part, prompts: int) -> dict[str, Any]:
     found = measure(part, prompts)
     fixed = not {"excess", "unit"} & set(part.number._place(MAIN)) or "epsilon." in part.number.statistic
     elsewhere = {}
-    for point in () if fixed else POINTS:
+    for point in () if fixed else THRESHOLDS:
         if point != MAIN:
             _, low, high, _ = measure(part, prompts, point)
             elsewhere[f"{point.excess:g} {point.unit}"] = judge(low, high, part.wanted, part.bound)

@@ -22,7 +22,7 @@ import sinkscope
 from sinkscope.errors import SinkscopeError
 from sinkscope.lab.prompts import held_out, problem_prompt, problem_prompts
 from sinkscope.lab.recipes import SHORT
-from sinkscope.sinks import Analysis, Statistic, analyse
+from sinkscope.statistics import Analysis, Estimate, analyse
 from sinkscope.traces import Trace, open_trace
 
 WORK = Path(os.environ.get("SINKSCOPE_WORK", Path(__file__).parent / "work"))
@@ -120,7 +120,7 @@ def analysis(run: Run, prompts: int) -> Analysis:
         beside.replace(path)
     read = json.loads(path.read_text())
     statistics = tuple(
-        Statistic(row["name"], row["at"], row["value"], row["low"], row["high"], row["prompts"], row.get("p")) for row in read["statistics"]
+        Estimate(row["name"], row["at"], row["value"], row["low"], row["high"], row["prompts"], row.get("p")) for row in read["statistics"]
     )
     keys = tuple((name, tuple((axis, value) for axis, value in place)) for name, place in read["keys"])
     values = np.array(read["values"], dtype=np.float64)

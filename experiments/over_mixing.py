@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from _mixing import attention_variance, effective_rank, mean_cosine, perturbation_spread
 from claims import Claim, Number, Part, interval, result_of, tell
 from lab_runs import RUNS, WORK, load, trace
 from torch import Tensor
 
 import sinkscope
 from sinkscope.attention import Columns, Hider, LayerCall, Watcher, subscribed
-from sinkscope.sinks import attention_variance, effective_rank, mean_cosine, perturbation_spread
 
 STEPS = (8, 32, 56)
 RULES = ("none", "top:1@current", "random:1@current")

@@ -22,7 +22,7 @@ from sinkscope.errors import CallError
 from sinkscope.lab.problems import Problem
 from sinkscope.lab.prompts import held_out
 from sinkscope.lab.vocabulary import question_text
-from sinkscope.sinks.intervals import interval_of_means
+from sinkscope.statistics.intervals import interval_of_means
 
 LENGTH = 32
 """Tokens of an answer; prompt and answer stay below the 96 tokens of the canvases the arms were trained on."""

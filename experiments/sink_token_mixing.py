@@ -18,12 +18,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from _mixing import effective_rank, mean_cosine, perturbation_spread
 from sink_arms import Arm, find_arms, measure_arms, show, sums, write
 
 from sinkscope.attention import Columns, LayerCall, Watcher, subscribed
 from sinkscope.interventions import HideSinkToken
 from sinkscope.lab.vocabulary import question_text
-from sinkscope.sinks import effective_rank, is_sink, mean_cosine, perturbation_spread
+from sinkscope.sinks import is_sink
 
 
 def canvases(arm: Arm, model: Any, count: int) -> list[torch.Tensor]:

@@ -10,10 +10,10 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import pytest
 from jaxtyping import install_import_hook
 
-SINKS = ("definition", "tracking", "drift", "runs", "intervals", "candidates", "mixing", "triggers")
-install_import_hook(
-    ["sinkscope.attention.dispatch", "sinkscope.attention.records", *(f"sinkscope.sinks.{name}" for name in SINKS)], "beartype.beartype"
-)
+SINKS = ("definition", "tracking", "drift", "episodes")
+STATISTICS = ("candidates", "column_counts", "groups", "intervals", "movement", "norms", "prompt", "prompt_canvas", "step", "triggers")
+CHECKED = (*(f"sinks.{name}" for name in SINKS), *(f"statistics.{name}" for name in STATISTICS))
+install_import_hook([f"sinkscope.{name}" for name in ("attention.dispatch", "attention.records", *CHECKED)], "beartype.beartype")
 
 import torch
 

@@ -180,11 +180,6 @@ def test_an_allowed_import_passes(module, source, package):
 # Circles
 
 TO_BE_MENDED: set[tuple[str, str]] = {
-    ("sinkscope.sinks.composition", "sinkscope.sinks.profile"),
-    ("sinkscope.sinks.concentration", "sinkscope.sinks.profile"),
-    ("sinkscope.sinks.groups", "sinkscope.sinks.profile"),
-    ("sinkscope.sinks.movement", "sinkscope.sinks.profile"),
-    ("sinkscope.sinks.norms", "sinkscope.sinks.profile"),
     ("sinkscope.recorder.statistics_recorder", "sinkscope.recorder.trace_recorder"),
     ("sinkscope.interventions.intervention", "sinkscope.interventions.hiding"),
     ("sinkscope.evaluation.gsm8k", "sinkscope.evaluation.tasks"),

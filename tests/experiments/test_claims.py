@@ -12,7 +12,7 @@ import pytest
 from claims import MAIN, Claim, Number, Part, interval, judge, measure, read_part, store, verdict_of
 
 from sinkscope.errors import CallError
-from sinkscope.sinks import Analysis, Point
+from sinkscope.statistics import Analysis, Threshold
 
 SCRIPTS = all_claims.SCRIPTS
 
@@ -52,7 +52,7 @@ def planted(monkeypatch):
     found = {name: Analysis((), 7, 2, 3, 0, ("",) * 7, keys, values) for name, values in zip(("one", "two"), columns, strict=True)}
     monkeypatch.setattr(claims, "RUNS", {name: lab_runs.Run(name, "lab-diffusion") for name in found})
     monkeypatch.setattr(claims, "analysis", lambda run, prompts: found[run.name])
-    monkeypatch.setattr(claims, "POINTS", (MAIN, Point(5.0, "percent")))
+    monkeypatch.setattr(claims, "THRESHOLDS", (MAIN, Threshold(5.0, "percent")))
     return first
 
 
@@ -104,7 +104,7 @@ def test_the_interval_is_over_prompts():
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_every_script_states_a_claim_that_can_be_measured(name):
     """Its statistics are in the catalogue, its runs exist, and something decides."""
-    from sinkscope.sinks import DEFINITIONS
+    from sinkscope.statistics import all_definitions
 
     module = importlib.import_module(SCRIPTS[name])
     claim = module.CLAIM
@@ -117,7 +117,7 @@ def test_every_script_states_a_claim_that_can_be_measured(name):
             if number is not None:
                 assert number.run in lab_runs.RUNS
                 short = number.statistic.removesuffix("_over_steps").removesuffix("_in")
-                assert short in DEFINITIONS or number.statistic in getattr(module, "UNITS", {})
+                assert short in all_definitions or number.statistic in getattr(module, "UNITS", {})
 
 
 def test_every_claim_of_the_folder_is_run_and_shown():

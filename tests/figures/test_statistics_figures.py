@@ -9,10 +9,10 @@ from PIL import Image
 from sinkscope import cli
 from sinkscope.errors import CallError, TraceError
 from sinkscope.figures import draw_figures, open_counts
-from sinkscope.figures.counts import quarters
 from sinkscope.figures.subject import subject_of
 from sinkscope.recorder.statistics_recorder import merge_statistics
-from sinkscope.sinks.accumulators import Statistics, histogram_edges
+from sinkscope.statistics import PromptSettings, Summary
+from sinkscope.statistics.column_counts import histogram_edges, quarters_of
 from sinkscope.traces.statistics_folder import StatisticsFolder
 
 FILES = ["figure3-column-sums", "figure5-main-sink-strength", "figure9-column-sums-by-layer", "figure10-thresholds", "figure-norms"]
@@ -22,12 +22,11 @@ def count(folder, *traces, excess=3.0):
     """Statistics of traces, as a recorder leaves them."""
     kept = StatisticsFolder(folder, {}, merge_statistics, len(traces))
     for number, trace in enumerate(traces):
-        statistics = Statistics(len(trace.layers), trace.heads, excess=excess)
+        feed = Summary.feed(PromptSettings(), excess)
         for step in range(trace.steps):
             arrays = {name: getattr(trace, name)[step] for name in trace.tensors}
-            statistics.update(arrays | {"key_norms": np.zeros_like(arrays["value_norms"])})
-        statistics.finish()
-        kept.commit(number, statistics.arrays(), {"model": {"name": "org/planted"}, "causal": False}, {})
+            feed.feed(arrays | {"key_norms": np.zeros_like(arrays["value_norms"])})
+        kept.commit(number, Summary.of(feed.finish(), excess).to_arrays(), {"model": {"name": "org/planted"}, "causal": False}, {})
     return folder
 
 
@@ -88,7 +87,7 @@ def test_wide_bins_are_spread_over_their_quarters_and_lose_no_column():
     histogram = np.zeros((2, len(histogram_edges())), np.int64)
     histogram[0, [0, 3, 255]] = 5, 7, 2
     histogram[1, 256], histogram[1, 258] = 23, 4
-    found = quarters(histogram)
+    found = quarters_of(histogram)
     np.testing.assert_array_equal(found.sum(axis=1), histogram.sum(axis=1))
     np.testing.assert_array_equal(found[0, :256], histogram[0, :256])
     edges = histogram_edges()

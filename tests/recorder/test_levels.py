@@ -12,7 +12,7 @@ import pytest
 import sinkscope
 from sinkscope.errors import CallError, TraceError
 from sinkscope.recorder.statistics_recorder import merge_statistics
-from sinkscope.sinks.accumulators import Statistics
+from sinkscope.statistics import Summary, summarise
 from sinkscope.traces import export_trace, is_statistics, read_statistics
 from sinkscope.traces.statistics_folder import StatisticsFolder
 from sinkscope.traces.top_columns import keep_top
@@ -129,22 +129,7 @@ def of_traces(folder, excess=3.0):
     """The same statistics from whole traces."""
     merged = None
     for trace in sinkscope.open_traces(folder):
-        manifest = trace.manifest
-        found = Statistics(
-            len(trace.layers),
-            trace.heads,
-            excess=excess,
-            causal=trace.causal,
-            prompt_length=manifest["prompt_length"],
-            block=manifest["sampler"].get("block"),
-            mask_id=manifest["mask_id"],
-            special_ids=(manifest["eos_id"],),
-        )
-        for step in range(trace.steps):
-            length = trace.lengths[step]
-            arrays = {name: getattr(trace, name)[step] for name in trace.tensors}
-            found.update({name: array if array.ndim == 0 else array[..., :length] for name, array in arrays.items()})
-        found.finish({int(token): text for token, text in manifest["vocabulary"].items()})
+        found = Summary.of(summarise(trace, Summary.thresholds(excess)), excess)
         if merged is None:
             merged = found
         else:
@@ -154,7 +139,7 @@ def of_traces(folder, excess=3.0):
 
 def test_statistics_are_those_of_the_whole_traces(kept):
     manifest, arrays, texts = read_statistics(kept / "statistics")
-    expected = of_traces(kept / "columns").arrays()
+    expected = of_traces(kept / "columns").to_arrays()
     assert arrays.keys() == expected.keys()
     for name, array in expected.items():
         np.testing.assert_array_equal(arrays[name], array, err_msg=name)
@@ -360,8 +345,8 @@ def test_sinks_prints_the_statistics(alone, run):
     document = json.loads(out)
     assert (status, error) == (0, "")
     assert (document["level"], document["prompts"], document["complete"]) == ("statistics", 5, True)
-    expected = Statistics.from_arrays(read_statistics(alone)[1])
-    assert document["counts"]["sinks"] == expected.strength.arrays["sinks"].sum()
+    expected = Summary.from_arrays(read_statistics(alone)[1])
+    assert document["counts"]["sinks"] == expected.sinks
     assert document["counts"]["steps"] == 30
     assert set(document["means"]) == {"by_prompt", "by_layer_and_head", "norms_by_layer", "epsilon_curve"}
     status, out, _ = run("sinks", alone)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from planted import extras, make_trace, random_columns
 
-from sinkscope.sinks import Point, analyse
+from sinkscope.statistics import Threshold, analyse
 from sinkscope.traces import TraceWriter, open_traces
 
 
@@ -43,7 +43,7 @@ def test_the_json_is_that_of_the_function(run, folders):
     document = json.loads(out)
     assert status == 0
     assert document["traces"] == [str(folders)]
-    expected = analyse(open_traces(folders), [Point(3.0)], choice=False).as_dict()
+    expected = analyse(open_traces(folders), [Threshold(3.0)], choice=False).as_dict()
     assert document["statistics"] == json.loads(json.dumps(expected["statistics"]))
     assert document["prompts"] == 6
 

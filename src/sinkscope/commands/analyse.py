@@ -39,17 +39,17 @@ class Analyse(Command):
     json: Json = False
 
     def run(self) -> None:
-        from sinkscope.sinks import POINTS, Point, analyse, compare
+        from sinkscope.statistics import THRESHOLDS, Threshold, analyse, compare
 
         if not self.traces:
             raise CallError("expected at least one trace")
-        asked = Point(self.excess, self.unit)
-        points = (asked, *(point for point in POINTS if point != asked)) if self.sweep else (asked,)
+        asked = Threshold(self.excess, self.unit)
+        thresholds = (asked, *(one for one in THRESHOLDS if one != asked)) if self.sweep else (asked,)
         training = None if self.training_counts is None else _training_counts(self.training_counts, self.traces)
 
         def analysis(folders: tuple[Path, ...]) -> Any:
             traces = (trace for folder in folders for trace in open_and_check(folder))
-            return analyse(traces, points, tolerance=self.tolerance, training=training, choice=self.choice)
+            return analyse(traces, thresholds, tolerance=self.tolerance, training=training, choice=self.choice)
 
         first = analysis(self.traces)
         document, statistics = first.as_dict(), first.statistics
@@ -104,8 +104,8 @@ def _print_table(statistics: Any, asked: Any) -> None:
     last = ""
     for one in statistics:
         place = dict(one.place)
-        point = place.pop("excess", asked.excess), place.pop("unit", asked.unit)
-        if one.name.endswith("_in") or point != (asked.excess, asked.unit):
+        threshold = place.pop("excess", asked.excess), place.pop("unit", asked.unit)
+        if one.name.endswith("_in") or threshold != (asked.excess, asked.unit):
             continue
         part, _, short = one.name.partition(".")
         if part != last:

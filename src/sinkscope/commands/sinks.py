@@ -78,20 +78,20 @@ def _print_sinks(trace: Any, found: Any) -> None:
 
 def statistics_document(folder: Path) -> dict[str, Any]:
     """Return what ``sinks --json`` prints for a folder of statistics."""
-    from sinkscope.sinks.accumulators import Statistics
+    from sinkscope.statistics import Summary
     from sinkscope.traces import read_statistics
 
     manifest, arrays, texts = read_statistics(folder)
-    statistics = Statistics.from_arrays(arrays)
+    summary = Summary.from_arrays(arrays)
     special = tuple(token for token in (manifest.get("eos_id"),) if token is not None)
     return {
         "level": "statistics",
         "trace": str(folder),
         "complete": manifest["complete"],
         "prompts": manifest["prompts"],
-        "excess": statistics.excess,
+        "excess": summary.excess,
         "unit": "queries",
-        **statistics.result(texts, manifest.get("mask_id"), special),
+        **summary.result(texts, manifest.get("mask_id"), special),
     }
 
 
@@ -114,7 +114,7 @@ def _print_statistics(document: dict[str, Any]) -> None:
 
 def _print_movement_and_groups(rows: list[dict[str, Any]]) -> None:
     """Print how sinks move and who attends to them at ε = 3 queries' worth; other thresholds and single layers are in the JSON only."""
-    from sinkscope.sinks.catalogue import definition_of
+    from sinkscope.statistics import definition_of
 
     for row in rows:
         place = {key: value for key, value in row["at"].items() if key not in ("excess", "unit")}

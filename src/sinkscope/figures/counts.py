@@ -8,8 +8,8 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from sinkscope.errors import TraceError
-from sinkscope.sinks.accumulators import Statistics, histogram_edges
-from sinkscope.sinks.accumulators.norms import KINDS
+from sinkscope.statistics import Summary
+from sinkscope.statistics.norms import NORM_KINDS, Moments
 from sinkscope.traces import read_statistics
 
 BINS_PER_QUERY = 4
@@ -61,43 +61,25 @@ def open_counts(folder: str | Path) -> Counts:
         SinkscopeError: written by another version.
     """
     manifest, arrays, _ = read_statistics(folder)
-    statistics = Statistics.from_arrays(arrays)
-    strength, epsilon = statistics.strength.arrays, statistics.epsilon.arrays
-    columns, calls = int(epsilon["columns"].sum()), int(strength["steps"].sum())
-    if not columns:
+    summary = Summary.from_arrays(arrays)
+    if not summary.columns:
         raise TraceError(f"{folder} counts no column; there is nothing to draw")
     return Counts(
         manifest=manifest,
-        excess=statistics.excess,
-        causal=statistics.causal,
-        steps=int(strength["steps"].max()),
-        positions=round(columns / calls),
-        sinks=int(strength["sinks"].sum()),
-        columns=columns,
-        layer_counts=quarters(statistics.histogram.arrays["columns"]),
-        above=epsilon["above"].sum(axis=1),
-        sink_steps=strength["steps_with_sink"],
-        mean_strength=statistics.strength.result()["main_sink_column_sum"],
-        norms=_norms(statistics.norms.arrays),
+        excess=summary.excess,
+        causal=summary.causal,
+        steps=summary.steps,
+        positions=summary.positions,
+        sinks=summary.sinks,
+        columns=summary.columns,
+        layer_counts=summary.quarters,
+        above=summary.above.sum(axis=1),
+        sink_steps=summary.steps_with_sink,
+        mean_strength=summary.mean_strength,
+        norms=_norms(summary.norms),
     )
 
 
-def quarters(histogram: Int[np.ndarray, "layer bin"]) -> Int[np.ndarray, "layer quarter"]:
-    """The histogram of `accumulators.Statistics` in bins of a quarter of a query's worth; each layer keeps its number of columns."""
-    last = int(np.flatnonzero(histogram.any(axis=0)).max(initial=0)) + 1
-    edges = np.append(histogram_edges(), np.inf)[: last + 1]
-    edges[-1] = min(edges[-1], 2 * edges[-2] + 1)  # of the last bin of all, which has no upper end
-    fine = np.arange(int(np.ceil(edges[-1] * BINS_PER_QUERY)) + 1) / BINS_PER_QUERY
-    rising = np.concatenate([np.zeros((len(histogram), 1), np.int64), histogram[:, :last].cumsum(axis=1)], axis=1)
-    return np.diff(np.rint([np.interp(fine, edges, one) for one in rising]).astype(np.int64), axis=1)
-
-
-def _norms(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    found = {}
-    for number, kind in enumerate(KINDS):
-        count, total, square = (arrays[name][number].T.astype(np.float64) for name in ("count", "sum", "square"))
-        if total.any():
-            with np.errstate(invalid="ignore", divide="ignore"):
-                mean = total / count
-                found[kind] = np.stack([mean, np.sqrt(np.maximum(square / count - mean**2, 0))])
-    return found
+def _norms(found: Moments) -> dict[str, np.ndarray]:
+    both = np.stack([found.mean, found.deviation])  # [moment, kind, group, layer]
+    return {kind: both[:, number].swapaxes(1, 2) for number, kind in enumerate(NORM_KINDS) if found.total[number].any()}

@@ -25,7 +25,7 @@ from sinkscope.sinks import (
     sink_rates,
     track,
 )
-from sinkscope.sinks.accumulators import count_above
+from sinkscope.statistics.thresholds import count_above
 from sinkscope.traces import Trace
 
 

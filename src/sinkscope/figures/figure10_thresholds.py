@@ -10,7 +10,7 @@ from jaxtyping import Float
 from sinkscope.figures.figure import DrawnFigure, Figure
 from sinkscope.figures.style import BLUE, GREEN, INK, ORANGE, PURPLE, VERMILLION, WIDE, new_sheet, number, plain
 from sinkscope.figures.subject import Subject
-from sinkscope.sinks.accumulators import epsilons
+from sinkscope.statistics import EPSILONS
 
 UNITS = ("queries", "percent")
 LOOKS = ((BLUE, "o"), (VERMILLION, "s"), (GREEN, "^"), (ORANGE, "D"), (PURPLE, "v"), (INK, "P"))
@@ -34,10 +34,10 @@ class Thresholds(Figure):
             for one, (colour, marker) in zip(subjects, cycle(LOOKS), strict=False):
                 shares = not_sinks(one)[at]
                 label = f"{plain(one.label)}, S = {one.positions_text}"
-                axes.plot(epsilons(), shares * 100, color=colour, marker=marker, markevery=4, markersize=4, linewidth=1.2, label=label)
+                axes.plot(EPSILONS, shares * 100, color=colour, marker=marker, markevery=4, markersize=4, linewidth=1.2, label=label)
                 rows += [
                     (one.label, one.summary.positions, unit, number(e), number(share), one.summary.columns)
-                    for e, share in zip(epsilons(), shares, strict=True)
+                    for e, share in zip(EPSILONS, shares, strict=True)
                 ]
             axes.axvline(subjects[-1].summary.excess, color="black", linestyle=":", linewidth=0.9)
             axes.set_xlabel(f"threshold ε, {name}")
@@ -78,7 +78,7 @@ def not_sinks(one: Subject) -> Float[np.ndarray, "unit epsilon"]:
 
 
 def _caption(subjects: Sequence[Subject]) -> str:
-    at = int(np.searchsorted(epsilons(), PAPER_EPSILON))
+    at = int(np.searchsorted(EPSILONS, PAPER_EPSILON))
     shares = "; ".join(f"{one.label}: {not_sinks(one)[0, at]:.2%} and {not_sinks(one)[1, at]:.2%}" for one in subjects)
     return (
         "Share of the columns of all steps, layers and heads that do not exceed the mean of the other columns by more than ε. Left: "

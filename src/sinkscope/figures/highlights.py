@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from sinkscope.sinks import HeadMovement, is_sink, last_query_window
-from sinkscope.sinks.groups import LEAST_QUERIES
+from sinkscope.statistics.groups import LEAST_QUERIES
 from sinkscope.traces import Trace
 
 

@@ -1,4 +1,4 @@
-"""Recording that keeps statistics only: every step goes into accumulators, no column is stored."""
+"""Recording that keeps statistics only: every step goes into the summary of its prompt, no column is stored."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ from sinkscope.errors import CallError
 from sinkscope.models import Model
 from sinkscope.recorder.step_tensors import LayerSeen
 from sinkscope.recorder.trace_recorder import Recorder, _Looked, _Row, _shape, _View
-from sinkscope.sinks.accumulators import Statistics
+from sinkscope.statistics import PromptSettings, Summary
 from sinkscope.traces.statistics_folder import Arrays, StatisticsFolder
 
 ABOUT = ("model", "causal", "sampler", "mask_id", "eos_id", "layers", "heads", "kv_heads", "device", "dtype", "versions")
@@ -26,28 +26,19 @@ class _Counted:
 
     def __init__(self, folder: StatisticsFolder, index: int, manifest: dict[str, Any], excess: float) -> None:
         self.folder, self.index, self.manifest, self.brought_in_the_last = folder, index, manifest, False
-        self.statistics = Statistics(
-            len(manifest["layers"]),
-            manifest["heads"],
-            excess=excess,
-            causal=manifest["causal"],
-            prompt_length=manifest["prompt_length"],
-            block=(manifest["sampler"] or {}).get("block"),
-            mask_id=manifest["mask_id"],
-            special_ids=tuple(one for one in (manifest["eos_id"],) if one is not None),
-        )
+        self.excess, self.feed = excess, Summary.feed(PromptSettings.of(manifest["causal"], manifest), excess)
 
     def add(self, step: dict[str, np.ndarray]) -> None:
-        self.statistics.update(step)
+        self.feed.feed(step)
 
     def close(self, complete: bool, **more: Any) -> None:
         """A prompt that was given up counts for nothing."""
         if complete:
             texts = more.get("vocabulary", {})
-            self.statistics.finish({int(token): text for token, text in texts.items()})
+            prompt = self.feed.finish({int(token): text for token, text in texts.items()})
             about = {name: self.manifest[name] for name in ABOUT}
             about["hidden"] = [{name: one[name] for name in ("rule", "rules") if name in one} for one in more.get("hidden", ())]
-            self.brought_in_the_last = self.folder.commit(self.index, self.statistics.arrays(), about, texts)
+            self.brought_in_the_last = self.folder.commit(self.index, Summary.of(prompt, self.excess).to_arrays(), about, texts)
 
 
 class StatisticsRecorder(Recorder):
@@ -80,9 +71,9 @@ class StatisticsRecorder(Recorder):
 
 def merge_statistics(earlier: Arrays, later: Arrays) -> Arrays:
     """The arrays of both, for a `StatisticsFolder`."""
-    merged = Statistics.from_arrays(earlier)
-    merged.merge(Statistics.from_arrays(later))
-    return merged.arrays()
+    merged = Summary.from_arrays(earlier)
+    merged.merge(Summary.from_arrays(later))
+    return merged.to_arrays()
 
 
 @contextmanager

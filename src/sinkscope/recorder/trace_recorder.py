@@ -356,7 +356,7 @@ def recording(
             network of several stacks (encoder and decoder) makes numbered traces in it.
         numbered: numbers the traces from the first on, also when there is only one.
         keep: ``columns`` (everything), ``top`` (the largest columns of each head and where they are), or ``statistics``
-            (counts and means over all prompts, in one small folder; see `sinks.accumulators.Statistics`).
+            (counts and means over all prompts, in one small folder; see `statistics.Summary`).
         top: how many columns of each head ``top`` keeps.
 
     Raises:

@@ -19,8 +19,8 @@ from jaxtyping import Bool, Float, Int
 
 from sinkscope.errors import CallError
 from sinkscope.sinks.drift import as_positions, slopes
-from sinkscope.sinks.finding import Sinks
 from sinkscope.sinks.episodes import KINDS, find_episodes
+from sinkscope.sinks.finding import Sinks
 
 
 @dataclass(frozen=True)

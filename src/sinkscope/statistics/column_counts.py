@@ -19,9 +19,9 @@ def histogram_edges() -> Float[np.ndarray, " bin"]:
 
 
 def count_quarters(columns: Float[np.ndarray, "layer head key"]) -> Int[np.ndarray, "layer quarter"]:
-    """Return how many columns of each layer fall into each quarter of a query's worth, from 0 up to the number of keys and one more."""
-    layers, bins = len(columns), BINS_PER_QUERY * (columns.shape[-1] + 1)
-    quarter = np.minimum((columns * BINS_PER_QUERY).astype(np.int32), bins - 1)
+    """Return how many columns of each layer fall into each quarter of a query's worth, from 0 up to the largest column."""
+    quarter = (columns * BINS_PER_QUERY).astype(np.int32)
+    layers, bins = len(columns), int(quarter.max()) + 1
     quarter += (np.arange(layers, dtype=np.int32) * bins)[:, None, None]
     return np.bincount(quarter.ravel(), minlength=layers * bins).reshape(layers, bins)
 

@@ -112,7 +112,7 @@ def _tallied(
     """Return number, sum and sum of squares of the sinks; ``there``: which of them have a norm, all if it is not given."""
     sinks, layers = step.columns.candidates, len(step.columns.total)
     weights = None if there is None or there.all() else there.astype(np.float64)
-    return np.stack([sinks.tally(sinks.layer, layers, one) for one in (weights, at, at**2)], axis=1)
+    return np.stack([sinks.tally(sinks.layer, layers, one) for one in (weights, at, at**2)], axis=1, dtype=np.float64)
 
 
 def _share_above(

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Int
@@ -31,7 +31,7 @@ class PromptSettings:
     training: Mapping[int, int] | None = field(default=None, repr=False)
 
     @classmethod
-    def of(cls, causal: bool, manifest: Mapping[str, Any], training: Mapping[int, int] | None = None) -> Self:
+    def of(cls, causal: bool, manifest: Mapping[str, Any], training: Mapping[int, int] | None = None) -> "PromptSettings":
         """Return what the manifest of a trace says."""
         special = [manifest.get("eos_id"), *(manifest.get("special_ids") or ())]
         return cls(
@@ -72,7 +72,7 @@ class PromptCanvas:
         written: Sequence[np.ndarray | None],
         settings: PromptSettings,
         vocabulary: Mapping[int, str],
-    ) -> Self:
+    ) -> "PromptCanvas":
         """Return the canvases of single steps, which may differ in length, side by side."""
         commits = [one for one in written if one is not None]
         return cls(

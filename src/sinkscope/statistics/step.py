@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -39,7 +38,7 @@ class SummedColumns:
     top: Int[np.ndarray, "layer head"]
 
     @classmethod
-    def of(cls, sums: Float[np.ndarray, "layer head key"], thresholds: Sequence[Threshold]) -> Self:
+    def of(cls, sums: Float[np.ndarray, "layer head key"], thresholds: Sequence[Threshold]) -> "SummedColumns":
         """Return column sums with their excesses, candidates and largest columns."""
         excess, percent = excess_of(sums), excess_of(in_unit(sums, "percent"))
         return cls(sums, excess, percent, sums.sum(axis=-1), find_candidates(sums, excess, percent, thresholds), sums.argmax(axis=-1))
@@ -86,7 +85,7 @@ class RecordedStep:
         causal: bool = False,
         prompt_length: int = 0,
         newest: Float[np.ndarray, "layer head key"] | None = None,
-    ) -> Self:
+    ) -> "RecordedStep":
         """Return a step as it was recorded, with what Eq. 3 says of it.
 
         Args:

@@ -46,13 +46,18 @@ class Summary:
         self.values = np.zeros((0, 3))
 
     @staticmethod
-    def feed(settings: PromptSettings, excess: float = 3.0) -> PromptFeed:
+    def thresholds(excess: float = 3.0) -> tuple[Threshold, ...]:
+        """Return the thresholds at which the sinks of a prompt must be counted for `of`."""
+        return tuple(dict.fromkeys((*THRESHOLDS, Threshold(excess))))
+
+    @classmethod
+    def feed(cls, settings: PromptSettings, excess: float = 3.0) -> PromptFeed:
         """Return a feed for the steps of one prompt, whose summary `of` takes."""
-        return feed_of(settings, tuple(dict.fromkeys((*THRESHOLDS, Threshold(excess)))))
+        return feed_of(settings, cls.thresholds(excess))
 
     @classmethod
     def of(cls, prompt: PromptSummary, excess: float = 3.0) -> Self:
-        """Return the summary of one prompt, with sinks counted at `THRESHOLDS` and at ``excess``."""
+        """Return the summary of one prompt, with sinks counted at `thresholds`."""
         found = cls(prompt.layers, prompt.heads, excess=excess, causal=prompt.canvas.causal)
         sums = PromptSums.of(prompt, Threshold(excess))
         found.arrays = {name: sums.arrays[name] for name in found.arrays}
@@ -87,13 +92,14 @@ class Summary:
     def to_arrays(self) -> Arrays:
         """Return everything as named arrays, for a file."""
         names = zlib.compress(json.dumps(self.keys, ensure_ascii=False).encode())
-        return {
+        found = {
             "settings": np.array([self.layers, self.heads, self.excess, self.causal], np.float64),
             **self.arrays,
             "profiles.keys": np.frombuffer(names, np.uint8),
             "profiles.count": self.values[:, 0].astype(np.int64),
-            **{f"profiles.{name}": self.values[:, number].copy() for number, name in ((1, "sum"), (2, "square"))},
+            **{f"profiles.{name}": self.values[:, number] for number, name in ((1, "sum"), (2, "square"))},
         }
+        return {name: np.ascontiguousarray(array) for name, array in found.items()}  # safetensors writes the memory as it lies
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Self:

@@ -2,10 +2,13 @@ import numpy as np
 import pytest
 from planted import make_trace, random_columns, sink_at
 
-from sinkscope.sinks import Point, is_sink, profile_of, sink_rates
-from sinkscope.sinks.concentration import CURVE, concentration_values, depth_slope, evenness_values, length_class, thirds
+from sinkscope.sinks import excess_of, is_sink, sink_rates
+from sinkscope.statistics import Threshold, summarise
+from sinkscope.statistics.concentration import Evenness, concentration_values, length_class, not_sink_values
+from sinkscope.statistics.parts import depth_slope, thirds
+from sinkscope.statistics.thresholds import EPSILONS, count_above
 
-POINTS = [Point(3.0), Point(5.0, "percent")]
+THRESHOLDS = [Threshold(3.0), Threshold(5.0, "percent")]
 
 
 def ragged(seed=0, width=40):
@@ -20,20 +23,20 @@ def ragged(seed=0, width=40):
 @pytest.mark.parametrize("number", [0, 1])
 def test_counts_and_shares_are_those_of_a_loop(number):
     trace = ragged()
-    found = profile_of(trace, POINTS).concentration
-    point = POINTS[number]
+    found = summarise(trace, THRESHOLDS)
+    point = THRESHOLDS[number]
     selected = is_sink(trace.column_sums, point.excess, point.unit)
     for place in np.ndindex(7, 3, 2):
         columns = trace.column_sums[place]
-        assert found.counts[(number, *place)] == selected[place].sum()
-        assert found.shares[(number, *place)] == pytest.approx(columns[selected[place]].sum() / np.nansum(columns), abs=1e-6)
-        assert found.top[place] == np.nanargmax(columns)
-        assert found.largest[place] == np.nanmax(columns)
+        assert found.counts(point)[place] == selected[place].sum()
+        assert found.shares(point)[place] == pytest.approx(columns[selected[place]].sum() / np.nansum(columns), abs=1e-6)
+        assert found.by_step.top[place] == np.nanargmax(columns)
+        assert found.by_step.largest[place] == np.nanmax(columns)
 
 
 def test_entropy_and_gini_are_those_of_their_formulas():
     trace = ragged()
-    found = profile_of(trace, POINTS).concentration
+    found = summarise(trace, THRESHOLDS).kept(Evenness)
     for place in np.ndindex(7, 3, 2):
         columns = trace.column_sums[place]
         columns = columns[~np.isnan(columns)].astype(np.float64)
@@ -48,28 +51,30 @@ def test_the_rate_of_gu_is_that_of_the_definition():
     trace = ragged(1)
     trace.column_sums[0, 0, 0] = 0.1
     trace.column_sums[0, 0, 0, 4] = 30
-    found = profile_of(trace, POINTS).concentration
+    found = summarise(trace, THRESHOLDS).kept(Evenness)
     np.testing.assert_allclose(found.over_third.mean(axis=(1, 2)), sink_rates(trace.column_sums, causal=False).any_key)
 
 
 def test_the_curve_counts_columns_that_do_not_exceed_epsilon():
     trace = ragged(2)
-    values = evenness_values(profile_of(trace, POINTS))
+    values = not_sink_values(summarise(trace, THRESHOLDS))
     columns = (~np.isnan(trace.column_sums)).sum()
     for unit in ("queries", "percent"):
-        for epsilon in CURVE:
+        for epsilon in EPSILONS[::2].tolist():
             expected = 1 - is_sink(trace.column_sums, epsilon, unit).sum() / columns
             for positions in ("any", "up to 64"):
                 at = (("positions", positions), ("unit", unit), ("excess", epsilon))
                 assert values["epsilon.not_sinks", at] == pytest.approx(expected, abs=1e-9)
-    assert CURVE[0] == 0
-    assert CURVE[-1] == 10
+    assert (EPSILONS[0], EPSILONS[1], EPSILONS[-1]) == (0, 0.25, 10)
+    for layer, counted in enumerate(count_above(excess_of(trace.column_sums).swapaxes(0, 1))):
+        expected = [is_sink(trace.column_sums, epsilon)[:, layer].sum() for epsilon in EPSILONS.tolist()]
+        assert counted.tolist() == expected
 
 
 def test_an_excess_that_is_epsilon_itself_is_no_sink():
     columns = np.full((1, 1, 1, 5), 0.5)
     columns[..., 2] = 3.0  # an excess of 2.5 exactly
-    values = evenness_values(profile_of(make_trace(columns, prompt_length=1, block=4), POINTS))
+    values = not_sink_values(summarise(make_trace(columns, prompt_length=1, block=4), THRESHOLDS))
     at = {
         excess: values["epsilon.not_sinks", (("positions", "any"), ("unit", "queries"), ("excess", excess))] for excess in (2.0, 2.5, 3.0)
     }
@@ -82,7 +87,7 @@ def test_fewer_and_stronger_sinks_in_depth_are_recovered():
     for layer in range(layers):
         for sink in range(4 - layer):  # 4, 3, 2, 1 sinks of 6, 8, 10, 12 queries' worth
             columns[:, layer, :, 7 * sink] = 6 + 2 * layer
-    values = concentration_values(profile_of(make_trace(columns, block=10), POINTS), POINTS[0])
+    values = concentration_values(summarise(make_trace(columns, block=10), THRESHOLDS), THRESHOLDS[0])
     assert values["concentration.sinks_per_head", ()] == 2.5
     assert [values["concentration.sinks_per_head_in", (("layer", layer),)] for layer in range(4)] == [4, 3, 2, 1]
     assert [values["concentration.strength_in", (("layer", layer),)] for layer in range(4)] == [6, 8, 10, 12]
@@ -93,7 +98,7 @@ def test_fewer_and_stronger_sinks_in_depth_are_recovered():
 
 def test_sinks_that_vanish_are_seen_over_the_steps():
     position = np.where(np.arange(12) < 4, 6, -1)
-    values = concentration_values(profile_of(make_trace(sink_at(position)), POINTS), POINTS[0])
+    values = concentration_values(summarise(make_trace(sink_at(position)), THRESHOLDS), THRESHOLDS[0])
     counts = [values["concentration.sinks_per_head_over_steps", (("third", third),)] for third in ("first", "middle", "last")]
     assert counts == [1, 0, 0]
     assert values["concentration.share_on_sinks_over_steps", (("third", "first"),)] == pytest.approx(12 / 30, abs=1e-4)
@@ -113,7 +118,7 @@ def test_a_depth_slope_needs_two_layers():
 
 
 def test_without_structure_nothing_falls_or_rises_with_depth():
-    from sinkscope.sinks.intervals import interval_of_means
+    from sinkscope.statistics.intervals import interval_of_means
 
     slopes = []
     for seed in range(120):

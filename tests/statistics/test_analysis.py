@@ -8,12 +8,11 @@ from planted import NEWLINE, extras, make_trace, random_columns, sink_at
 
 import sinkscope
 from sinkscope.errors import CallError
-from sinkscope.sinks import DEFINITIONS, POINTS, Point, analyse, compare, profile_of
-from sinkscope.sinks.analysis import prompt_values
-from sinkscope.sinks.catalogue import definition_of
-from sinkscope.sinks.table import PromptTable
+from sinkscope.statistics import THRESHOLDS, Threshold, all_definitions, analyse, compare, definition_of, summarise
+from sinkscope.statistics.analysis import PromptTable
+from sinkscope.statistics.statistic import values_of
 
-FEW = [Point(3.0), Point(5.0, "percent")]
+FEW = [Threshold(3.0), Threshold(5.0, "percent")]
 
 
 def random_traces(count, seed=0, **more):
@@ -31,7 +30,7 @@ def test_every_statistic_has_a_definition_and_every_definition_a_statistic(analy
     names = {one.name for one in analysis.statistics}
     assert all(definition_of(name) for name in names)
     defined = {name.removesuffix("_over_steps").removesuffix("_in") for name in names}
-    assert defined == set(DEFINITIONS)
+    assert defined == set(all_definitions())
     assert all(one.definition.text and one.definition.unit and one.definition.claim for one in analysis.statistics)
 
 
@@ -39,7 +38,7 @@ def test_a_mean_is_that_over_prompts_with_its_interval(analysis):
     for name in ("movement.moves_per_head", "concentration.sinks_per_head", "norms.value_norm_auc"):
         (one,) = analysis.find(name, excess=3.0, unit="queries")
         place = (("excess", 3.0), ("unit", "queries"))
-        each = [prompt_values(profile_of(trace, FEW))[name, place] for trace in random_traces(6)]
+        each = [values_of(summarise(trace, FEW))[name, place] for trace in random_traces(6)]
         assert one.value == pytest.approx(np.mean(each))
         assert min(each) <= one.low <= one.value <= one.high <= max(each)
         assert one.prompts == 6
@@ -48,7 +47,7 @@ def test_a_mean_is_that_over_prompts_with_its_interval(analysis):
 def test_everything_is_told_at_every_point(analysis):
     points = {(one.place.get("excess"), one.place.get("unit")) for one in analysis.find("movement.drift")}
     assert points == {(3.0, "queries"), (5.0, "percent")}
-    assert len(POINTS) == 10
+    assert len(THRESHOLDS) == 10
     assert {one.place["layer"] for one in analysis.find("movement.drift_in", excess=3.0)} == {0, 1}
     tokens = analysis.find("composition.token", excess=3.0)
     assert sum(one.value for one in tokens) == pytest.approx(1)
@@ -69,7 +68,7 @@ def test_an_analysis_is_json_without_nan(analysis):
 
 
 def test_one_prompt_has_values_and_no_interval():
-    found = analyse(random_traces(1), [Point(3.0)])
+    found = analyse(random_traces(1), [Threshold(3.0)])
     (drift,) = found.find("movement.drift")
     assert drift.value is not None
     assert (drift.low, drift.high, drift.prompts) == (None, None, 1)
@@ -80,7 +79,7 @@ def test_a_causal_trace_has_no_triggers_groups_or_choices():
     columns = sink_at(np.repeat([3, 9], 6), strength=20)
     trace = make_trace(columns)
     trace.causal, trace.last_query = True, columns / 30
-    found = analyse([trace], [Point(3.0)])
+    found = analyse([trace], [Threshold(3.0)])
     names = {one.name for one in found.statistics}
     assert not [name for name in names if name.startswith(("triggers", "choice"))]
     assert found.find("groups.split")[0].value is None
@@ -112,11 +111,11 @@ def moving(speed, seed):
 
 
 def test_two_sets_are_compared_paired_where_the_prompts_are_the_same():
-    first, second = (analyse((moving(speed, seed) for seed in range(8)), [Point(3.0)], choice=False) for speed in (1, -1))
+    first, second = (analyse((moving(speed, seed) for seed in range(8)), [Threshold(3.0)], choice=False) for speed in (1, -1))
     (drift,) = [one for one in compare(first, second) if one.name == "movement.drift"]
     assert drift.value == pytest.approx(-2, abs=0.3)
     assert drift.high < -1.5
-    others = analyse((moving(-1, seed) for seed in range(20, 30)), [Point(3.0)], choice=False)
+    others = analyse((moving(-1, seed) for seed in range(20, 30)), [Threshold(3.0)], choice=False)
     (apart,) = [one for one in compare(first, others) if one.name == "movement.drift"]
     assert apart.value == pytest.approx(-2, abs=0.4)
     assert apart.low < apart.value < apart.high < -1
@@ -128,8 +127,8 @@ def test_the_page_of_statistics_names_each_of_them():
     if not page.exists():
         pytest.skip("docs/ is not part of an installed package")
     named = set(re.findall(r"^\| `([a-z_.]+)` \|", page.read_text(), flags=re.MULTILINE))
-    assert named == set(DEFINITIONS)
-    for name, definition in DEFINITIONS.items():
+    assert named == set(all_definitions())
+    for name, definition in all_definitions().items():
         assert f"| `{name}` | {definition.text.replace('|', chr(92) + '|')}" in page.read_text()
 
 

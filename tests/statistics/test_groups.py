@@ -1,12 +1,12 @@
 import numpy as np
 import pytest
-from planted import extras, make_trace, random_columns, sink_at
+from planted import extras, make_trace, random_columns, sink_at, values_at
 
-from sinkscope.sinks import Point, profile_of
-from sinkscope.sinks.groups import LEAST_QUERIES, group_values, sizes_of_groups
-from sinkscope.sinks.intervals import interval_of_means
+from sinkscope.statistics import Threshold, summarise
+from sinkscope.statistics.groups import LEAST_QUERIES, Groups, GroupSinks, group_sizes
+from sinkscope.statistics.intervals import interval_of_means
 
-POINT = Point(3.0)
+POINT = Threshold(3.0)
 
 
 def split_trace(masked_at, unmasked_at, steps=20, width=40, seed=0, strength=0.5):
@@ -26,13 +26,13 @@ def split_trace(masked_at, unmasked_at, steps=20, width=40, seed=0, strength=0.5
 
 def test_a_planted_split_is_found_with_its_places():
     trace = split_trace(30, 4)
-    profile = profile_of(trace, [POINT])
-    values = group_values(profile, POINT)
+    profile = summarise(trace, [POINT])
+    values = values_at(Groups(), profile, POINT)
     assert values["groups.both", ()] == 1
     assert values["groups.split", ()] == 1
     assert values["groups.persistence", ()] == 1
-    assert (profile.groups.position[0] == 30).all()
-    assert (profile.groups.position[1] == 4).all()
+    assert (profile.kept(GroupSinks).position[:, 0] == 30).all()
+    assert (profile.kept(GroupSinks).position[:, 1] == 4).all()
     first, last = (values["groups.follows_masked_over_steps", (("third", third),)] for third in ("first", "last"))
     assert first == 1  # most queries are masked at first …
     assert last == 0  # … and the head switches over as they are written
@@ -40,7 +40,7 @@ def test_a_planted_split_is_found_with_its_places():
 
 
 def test_without_a_split_there_is_none():
-    values = group_values(profile_of(split_trace(4, 4), [POINT]), POINT)
+    values = values_at(Groups(), summarise(split_trace(4, 4), [POINT]), POINT)
     assert (values["groups.both", ()], values["groups.split", ()]) == (1, 0)
     assert values["groups.persistence", ()] == 0
     assert np.isnan(values["groups.follows_masked", ()])
@@ -48,7 +48,7 @@ def test_without_a_split_there_is_none():
 
 def test_a_groups_sink_is_the_argmax_of_its_mean_column_from_eight_queries_on():
     trace = split_trace(30, 4, steps=30)
-    found = profile_of(trace, [POINT]).groups
+    found = summarise(trace, [POINT]).kept(GroupSinks)
     masked = trace.masked.sum(axis=1)
     assert masked.min() < LEAST_QUERIES < masked.max()
     for step, layer, head in np.ndindex(30, 2, 3):
@@ -58,7 +58,7 @@ def test_a_groups_sink_is_the_argmax_of_its_mean_column_from_eight_queries_on():
                 ((trace.column_sums - trace.column_sums_masked)[step, layer, head], 40 - masked[step]),
             )
         ):
-            place = (group, step, layer, head)
+            place = (step, group, layer, head)
             if queries < 8:
                 assert found.position[place] == -1
                 assert np.isnan(found.excess[place])
@@ -72,13 +72,13 @@ def test_a_groups_sink_is_the_argmax_of_its_mean_column_from_eight_queries_on():
 
 def test_prompt_queries_are_compared_where_they_were_recorded():
     trace = split_trace(30, 4)
-    assert np.isnan(group_values(profile_of(trace, [POINT]), POINT)["groups.split_from_prompt", ()])
+    assert np.isnan(values_at(Groups(), summarise(trace, [POINT]), POINT)["groups.split_from_prompt", ()])
     prompt = np.full(trace.column_sums.shape, 0.1, np.float32)
     prompt[..., 30] = 6
     trace.column_sums_prompt = prompt
-    assert group_values(profile_of(trace, [POINT]), POINT)["groups.split_from_prompt", ()] == 0
+    assert values_at(Groups(), summarise(trace, [POINT]), POINT)["groups.split_from_prompt", ()] == 0
     prompt[..., 30], prompt[..., 2] = 0.1, 6
-    assert group_values(profile_of(trace, [POINT]), POINT)["groups.split_from_prompt", ()] == 1
+    assert values_at(Groups(), summarise(trace, [POINT]), POINT)["groups.split_from_prompt", ()] == 1
 
 
 def test_written_queries_are_told_from_the_prompts():
@@ -89,21 +89,21 @@ def test_written_queries_are_told_from_the_prompts():
     trace.column_sums_prompt = prompt
     trace.column_sums = trace.column_sums_masked + prompt + unmasked
     trace.column_sums[..., 17] += 30 - trace.masked.sum(axis=1)[:, None, None]
-    profile = profile_of(trace, [POINT])
-    values = group_values(profile, POINT)
+    profile = summarise(trace, [POINT])
+    values, position = values_at(Groups(), profile, POINT), profile.kept(GroupSinks).position
     for step, layer, head in np.ndindex(30, 2, 3):
         written = trace.lengths[step] - trace.masked[step].sum() - 10
         columns = (trace.column_sums - trace.column_sums_masked - prompt)[step, layer, head]
-        assert profile.groups.position[3, step, layer, head] == (columns.argmax() if written >= 8 else -1)
-        assert profile.groups.position[2, step, layer, head] == 4
+        assert position[step, 3, layer, head] == (columns.argmax() if written >= 8 else -1)
+        assert position[step, 2, layer, head] == 4
     assert values["groups.split_from_written", ()] == 1
-    assert values["groups.split_prompt_written", ()] == np.mean(profile.groups.position[3][8:] != 4)
+    assert values["groups.split_prompt_written", ()] == np.mean(position[8:, 3] != 4)
 
 
 def test_nothing_counts_as_written_where_the_prompt_holds_masks():
     masked = np.zeros((2, 30), bool)
     masked[0, 20:], masked[1, 3:] = True, True
-    assert sizes_of_groups(masked, np.array([30, 30]), 10).tolist() == [[10, 27], [20, 3], [10, 10], [10, 0]]
+    assert [group_sizes(one, 10) for one in masked] == [(10, 20, 10, 10), (27, 3, 10, 0)]
 
 
 def test_chance_splits_do_not_persist():
@@ -116,7 +116,7 @@ def test_chance_splits_do_not_persist():
             masked = trace.masked.sum(axis=1)[:, None, None, None]
             trace.column_sums_masked = share[0] * masked
             trace.column_sums = share[0] * masked + share[1] * (25 - masked)
-            prompts.append(group_values(profile_of(trace, [POINT]), POINT)["groups.persistence", ()])
+            prompts.append(values_at(Groups(), summarise(trace, [POINT]), POINT)["groups.persistence", ()])
         persistence.append(prompts)
     found = interval_of_means(np.array(persistence).T, resamples=500)
     assert np.nanmean(found.mean) == pytest.approx(0, abs=0.01)
@@ -135,9 +135,9 @@ def absorbing(diagonal):
 
 
 def test_a_sink_that_takes_from_all_alike_absorbs_no_self_attention_and_one_that_takes_it_first_does():
-    alike = group_values(profile_of(absorbing(lambda share: 0.1 * (1 - share)), [POINT]), POINT)
+    alike = values_at(Groups(), summarise(absorbing(lambda share: 0.1 * (1 - share)), [POINT]), POINT)
     assert alike["groups.self_attention_absorbed", ()] == pytest.approx(0, abs=1e-3)
-    first = group_values(profile_of(absorbing(lambda share: 0.1 * (1 - share) ** 2), [POINT]), POINT)
+    first = values_at(Groups(), summarise(absorbing(lambda share: 0.1 * (1 - share) ** 2), [POINT]), POINT)
     assert first["groups.self_attention_absorbed", ()] == pytest.approx(-0.1, abs=0.005)
     assert 0 < first["groups.self_share", ()] < 0.1
 
@@ -145,10 +145,10 @@ def test_a_sink_that_takes_from_all_alike_absorbs_no_self_attention_and_one_that
 def test_a_sink_whose_share_does_not_change_has_no_slope_against_it():
     trace = absorbing(lambda share: 0.1 * (1 - share))
     trace.column_sums = sink_at(np.full(24, 5), strength=12, noise=0.5).astype(np.float32)  # what varies is rounding
-    assert np.isnan(group_values(profile_of(trace, [POINT]), POINT)["groups.self_attention_absorbed", ()])
+    assert np.isnan(values_at(Groups(), summarise(trace, [POINT]), POINT)["groups.self_attention_absorbed", ()])
 
 
 def test_a_trace_without_groups_or_self_attention_has_none_of_it():
-    values = group_values(profile_of(make_trace(random_columns(0)), [POINT]), POINT)
+    values = values_at(Groups(), summarise(make_trace(random_columns(0)), [POINT]), POINT)
     assert values["groups.both", ()] == 0
     assert np.isnan([values["groups.split", ()], values["groups.self_share", ()], values["groups.self_attention_absorbed", ()]]).all()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from planted import APPLE, NEWLINE, THE, make_trace, sink_at
 
-from sinkscope.sinks import Point, analyse
+from sinkscope.statistics import Threshold, analyse
 
 WIDTH, STRENGTH = 40, 14.0
 TRAINING = {NEWLINE: 6, APPLE: 3, THE: 1}
@@ -63,7 +63,7 @@ CANVASES = {"scene": (scene, 3), "groups": (groups, 2), "newlines": (newlines, 1
 @cache
 def analysis_of(canvas):
     make, prompts = CANVASES[canvas]
-    return analyse(map(make, range(prompts)), [Point(3.0)], training=TRAINING, choice=canvas == "newlines")
+    return analyse(map(make, range(prompts)), [Threshold(3.0)], training=TRAINING, choice=canvas == "newlines")
 
 
 def norm_numbers():

@@ -3,7 +3,7 @@ import pytest
 
 from sinkscope.errors import CallError
 from sinkscope.sinks import Sinks, track
-from sinkscope.sinks.runs import KINDS, ONE_STEP, find_runs
+from sinkscope.sinks.episodes import KINDS, ONE_STEP, find_episodes
 from sinkscope.sinks.tracking import close_dips
 
 
@@ -37,7 +37,7 @@ def test_runs_and_successors_are_those_of_a_walk_along_the_steps(seed, tolerance
     selected = np.random.default_rng(seed).random((14, 3, 7)) < 0.35
     step, head, position = np.nonzero(selected)
     shuffled = np.random.default_rng(seed).permutation(len(step))
-    found = find_runs(step[shuffled], head[shuffled], position[shuffled], 14, tolerance)
+    found = find_episodes(step[shuffled], head[shuffled], position[shuffled], 14, tolerance)
     expected = dense_runs(selected, tolerance)
     assert list(zip(found.head, found.position, found.first, found.last, strict=True)) == expected
     assert found.successor.tolist() == [dense_successor(expected, number, 14) for number in range(len(expected))]
@@ -48,15 +48,15 @@ def test_runs_and_successors_are_those_of_a_walk_along_the_steps(seed, tolerance
 
 def test_pairs_are_looked_at_in_pieces_without_a_difference(monkeypatch):
     step, head, position = np.nonzero(np.random.default_rng(1).random((20, 4, 9)) < 0.4)
-    whole = find_runs(step, head, position, 20)
-    monkeypatch.setattr("sinkscope.sinks.runs.PAIRS", 7)
-    pieces = find_runs(step, head, position, 20)
+    whole = find_episodes(step, head, position, 20)
+    monkeypatch.setattr("sinkscope.sinks.episodes.PAIRS", 7)
+    pieces = find_episodes(step, head, position, 20)
     assert whole.successor.tolist() == pieces.successor.tolist()
 
 
 def test_without_the_short_ones_the_kinds_are_the_same():
     step, head, position = np.nonzero(np.random.default_rng(2).random((20, 4, 9)) < 0.4)
-    every, fewer = find_runs(step, head, position, 20), find_runs(step, head, position, 20, short_too=False)
+    every, fewer = find_episodes(step, head, position, 20), find_episodes(step, head, position, 20, short_too=False)
     assert every.kind.tolist() == fewer.kind.tolist()
     assert len(set(every.kind.tolist())) >= 4
     short = every.kind == ONE_STEP
@@ -67,7 +67,7 @@ def test_without_the_short_ones_the_kinds_are_the_same():
 
 def test_no_sink_no_run():
     nothing = np.zeros(0, int)
-    assert len(find_runs(nothing, nothing, nothing, 5)) == 0
+    assert len(find_episodes(nothing, nothing, nothing, 5)) == 0
 
 
 def follow(selected, tolerance):

@@ -92,3 +92,9 @@ def within_binomial(found, trials, rate=0.05, level=0.999):
     from scipy.stats import binom
 
     return found <= binom.ppf(level, trials, rate)
+
+
+def values_at(statistic, prompt, threshold):
+    """The numbers of one statistic at one threshold, without the threshold in their places."""
+    found = statistic.values(prompt).items()
+    return {(name, place[2:]): value for (name, place), value in found if place[:2] == threshold.place}

@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
-
-from sinkscope.sinks import attention_variance, effective_rank, mean_cosine, perturbation_spread
+from _mixing import attention_variance, effective_rank, mean_cosine, perturbation_spread
 
 LAYERS, TOKENS, DIM = 3, 7, 5
 

@@ -1,17 +1,18 @@
 import numpy as np
 import pytest
-from planted import make_trace, sink_at
+from planted import make_trace, sink_at, values_at
 
-from sinkscope.sinks import Point, find_sinks, movement_test, profile_of, track
-from sinkscope.sinks.intervals import interval_of_means
-from sinkscope.sinks.movement import movement_values
+from sinkscope.sinks import find_sinks, movement_test, track
+from sinkscope.statistics import Threshold, summarise
+from sinkscope.statistics.intervals import interval_of_means
+from sinkscope.statistics.movement import Movement
 
-POINT = Point(3.0)
+POINT = Threshold(3.0)
 STEPS = 20
 
 
 def values_of(columns, **more):
-    return movement_values(profile_of(make_trace(columns, **more), [POINT]), POINT)
+    return values_at(Movement(), summarise(make_trace(columns, **more), [POINT]), POINT)
 
 
 def test_a_static_sink_is_static():
@@ -92,7 +93,7 @@ def test_with_the_blocks_reversed_a_sink_at_the_frontier_drifts_left():
 def test_without_blocks_there_is_no_block_edge():
     trace = make_trace(sink_at(np.full(STEPS, 4)))
     trace.manifest["sampler"] = {}
-    values = movement_values(profile_of(trace, [POINT]), POINT)
+    values = values_at(Movement(), summarise(trace, [POINT]), POINT)
     assert np.isnan(values["movement.drift_relative", (("frontier", "block_edge"),)])
 
 
@@ -105,7 +106,7 @@ def test_moves_and_drift_are_those_of_tracks():
     rng = np.random.default_rng(5)
     position = np.where(rng.random((STEPS, 2, 3)) < 0.3, -1, rng.integers(0, 30, (STEPS, 2, 3)))
     trace = make_trace(sink_at(position))
-    values = movement_values(profile_of(trace, [POINT]), POINT)
+    values = values_at(Movement(), summarise(trace, [POINT]), POINT)
     tracks = track(find_sinks(trace))
     test = movement_test(tracks.main, shuffles=1)
     assert values["movement.moves_per_head", ()] == pytest.approx(test.moves_per_head)

@@ -5,9 +5,7 @@ import pytest
 from planted import extras, make_trace, random_columns, sink_at
 from scipy.stats import t
 
-from sinkscope.sinks import DEFINITIONS, Point, analyse
-from sinkscope.sinks.accumulators import Statistics
-from sinkscope.sinks.accumulators.profiles import LENGTH_CLASSES, prompt_keys
+from sinkscope.statistics import PromptSettings, Summary, Threshold, all_definitions, analyse
 
 NAMES = (
     "tokens",
@@ -36,20 +34,12 @@ def traces(causal=False):
 
 
 def counted(trace, names=NAMES):
-    manifest = trace.manifest
-    found = Statistics(
-        *trace.column_sums.shape[1:3],
-        causal=trace.causal,
-        prompt_length=manifest["prompt_length"],
-        block=manifest["sampler"]["block"],
-        mask_id=manifest["mask_id"],
-        special_ids=(manifest["eos_id"],),
-    )
+    """A prompt as a recorder gives it, a step at a time."""
+    feed = Summary.feed(PromptSettings.of(trace.causal, trace.manifest))
     names = [name for name in (*names, "last_query") if hasattr(trace, name)]
     for step in range(trace.steps):
-        found.update({name: getattr(trace, name)[step] for name in names})
-    found.finish({int(token): text for token, text in manifest["vocabulary"].items()})
-    return found
+        feed.feed({name: getattr(trace, name)[step] for name in names})
+    return Summary.of(feed.finish({int(token): text for token, text in trace.manifest["vocabulary"].items()}))
 
 
 def merged(all_traces):
@@ -77,28 +67,23 @@ def test_every_number_is_that_of_the_analysis_of_whole_traces_at_every_point(cau
         row = rows.pop((one.name, tuple(one.place.items())))
         assert row["prompts"] == one.prompts, one
         assert row["value"] == (None if one.value is None else pytest.approx(one.value, rel=1e-6, abs=1e-7)), one
+        assert row.get("p") == one.p, one
     assert {name for name, _ in rows} == ({"triggers.share", "triggers.over_chance"} if causal else set())
 
 
 def test_nothing_is_left_out_but_what_the_docs_say():
     names = {name for name, _ in rows_of(next(map(counted, traces())))}
-    only_traces = {name for name in DEFINITIONS if name not in {one.removesuffix("_over_steps").removesuffix("_in") for one in names}}
+    only_traces = {name for name in all_definitions() if name not in {one.removesuffix("_over_steps").removesuffix("_in") for one in names}}
     assert only_traces == {*ELSEWHERE, *(f"choice.{one}" for one in ("all", "class", "position", "mask_state"))} | {
         "composition.times_training",
         "composition.frequency_correlation",
     }
 
 
-def test_a_prompt_has_no_number_without_a_key():
+def test_the_curve_over_epsilon_is_told_for_the_lengths_that_occur():
     columns = random_columns(3, layers=4, heads=2, width=70)
-    trace = make_trace(columns, **extras(columns))
-    places = {name for name, _ in prompt_keys(4)}
-    for one in analyse([trace], choice=False).statistics:
-        key = one.name, tuple(one.place.items())
-        assert one.name in ELSEWHERE or one.name.startswith("agreement.prompts") or key in prompt_keys(4), one
-    assert "epsilon.not_sinks" in places
-    assert LENGTH_CLASSES[0] == "up to 64"
-    assert [row["at"]["positions"] for row in counted(trace).profiles.result()["statistics"] if "positions" in row["at"]][-1] == "up to 128"
+    rows = counted(make_trace(columns, **extras(columns))).statistics()
+    assert {row["at"]["positions"] for row in rows if "positions" in row["at"]} == {"any", "up to 128"}
 
 
 def test_agreement_between_prompts_of_planted_sinks():
@@ -145,16 +130,16 @@ def test_the_draws_are_those_of_the_prompt_whichever_process_writes_it():
     forward, backward = counted(one), counted(other)
     forward.merge(counted(other))
     backward.merge(counted(one))
-    for name, array in forward.profiles.arrays.items():
-        np.testing.assert_array_equal(array, backward.profiles.arrays[name])
-    assert forward.profiles.arrays["shifted"].std() > 0
-    assert not np.array_equal(counted(one).profiles.arrays["shifted"], counted(other).profiles.arrays["shifted"])
+    for name, array in forward.to_arrays().items():
+        np.testing.assert_array_equal(array, backward.to_arrays()[name])
+    assert forward.arrays["profiles.shifted"].std() > 0
+    assert not np.array_equal(counted(one).arrays["profiles.shifted"], counted(other).arrays["profiles.shifted"])
 
 
 def test_without_commits_or_moves_there_are_no_triggers():
     trace = next(traces())
     found = counted(trace, [name for name in NAMES if name != "written"])
-    assert found.profiles.arrays["moving"].sum() == 0
+    assert found.arrays["profiles.moving"].sum() == 0
     row = rows_of(found)["triggers.over_chance", (("excess", 3.0), ("unit", "queries"), ("trigger", "own"))]
     assert (row["value"], row["low"], row["prompts"], "p" in row) == (None, None, 0, False)
-    assert analyse([trace], [Point(3.0)], choice=False).find("triggers.share")
+    assert analyse([trace], [Threshold(3.0)], choice=False).find("triggers.share")

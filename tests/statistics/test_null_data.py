@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from planted import APPLE, DOT, END, NEWLINE, SEVEN, SPACE, THE, make_trace, within_binomial
 
-from sinkscope.sinks import Point, profile_of
-from sinkscope.sinks.analysis import prompt_values
-from sinkscope.sinks.intervals import interval_of_means
+from sinkscope.statistics import Threshold, summarise
+from sinkscope.statistics.intervals import interval_of_means
+from sinkscope.statistics.statistic import values_of
 
-POINT = Point(3.0)
+POINT = Threshold(3.0)
 SETS, PROMPTS, STATED = 80, 6, 0.09
 TRAINING = {NEWLINE: 50, SPACE: 30, DOT: 15, SEVEN: 5, THE: 60, APPLE: 9}
 TRUTH = {
@@ -53,10 +53,12 @@ def null_trace(seed, steps=12, layers=3, heads=2, width=30):
 @pytest.fixture(scope="module")
 def fired():
     """{name and place: in how many sets of prompts the interval leaves out the truth}, and of how many."""
-    rows = [[prompt_values(profile_of(null_trace([one, number]), [POINT]), TRAINING) for number in range(SETS)] for one in range(PROMPTS)]
+    rows = [
+        [values_of(summarise(null_trace([one, number]), [POINT], training=TRAINING)) for number in range(SETS)] for one in range(PROMPTS)
+    ]
     keys = [key for key in rows[0][0] if key[0] in TRUTH]
-    values = np.array([[[one.get(key, np.nan) - TRUTH[key[0]] for key in keys] for one in row] for row in rows])
-    found = interval_of_means(values.reshape(PROMPTS, -1), resamples=1000)
+    found = np.array([[[one.get(key, np.nan) - TRUTH[key[0]] for key in keys] for one in row] for row in rows])
+    found = interval_of_means(found.reshape(PROMPTS, -1), resamples=1000)
     low, high = found.low.reshape(SETS, -1), found.high.reshape(SETS, -1)
     outside = (low > 0) | (high < 0)
     return {key: (int(outside[:, at].sum()), int((~np.isnan(low[:, at])).sum())) for at, key in enumerate(keys)}

@@ -1,11 +1,12 @@
 import numpy as np
 import pytest
-from planted import extras, make_trace, random_columns, sink_at
+from planted import extras, make_trace, random_columns, sink_at, values_at
 
-from sinkscope.sinks import Point, is_sink, profile_of
-from sinkscope.sinks.norms import norm_values
+from sinkscope.sinks import is_sink
+from sinkscope.statistics import Threshold, summarise
+from sinkscope.statistics.norms import Norms
 
-POINTS = [Point(3.0), Point(8.0, "percent")]
+THRESHOLDS = [Threshold(3.0), Threshold(8.0, "percent")]
 
 
 def repeated(norms, heads):
@@ -19,8 +20,8 @@ def repeated(norms, heads):
 def test_means_effects_and_contributions_are_those_of_a_loop(number, kv_heads):
     columns = random_columns(0, steps=6, layers=2, heads=4)
     trace = make_trace(columns, **extras(columns, kv_heads=kv_heads))
-    point = POINTS[number]
-    values = norm_values(profile_of(trace, POINTS), point)
+    point = THRESHOLDS[number]
+    values = values_at(Norms(), summarise(trace, THRESHOLDS), point)
     selected = is_sink(trace.column_sums, point.excess, point.unit)
     for name in ("value_norm", "key_norm", "hidden_norm"):
         norms = repeated(getattr(trace, f"{name}s"), 4)
@@ -54,7 +55,7 @@ def test_small_values_under_a_planted_sink_are_found():
     columns = sink_at(np.full(8, 5))
     trace = make_trace(columns, **extras(columns))
     trace.value_norms[..., 5] = 0.05
-    values = norm_values(profile_of(trace, POINTS), POINTS[0])
+    values = values_at(Norms(), summarise(trace, THRESHOLDS), THRESHOLDS[0])
     assert values["norms.value_norm_auc", ()] == 1
     assert values["norms.value_norm_effect", ()] < -2
     assert values["norms.contribution_over_attention", ()] < 0.15
@@ -65,16 +66,16 @@ def test_ties_count_half():
     columns = sink_at(np.full(4, 5))
     trace = make_trace(columns, **extras(columns))
     trace.key_norms[:] = 2.0
-    values = norm_values(profile_of(trace, POINTS), POINTS[0])
+    values = values_at(Norms(), summarise(trace, THRESHOLDS), THRESHOLDS[0])
     assert values["norms.key_norm_auc", ()] == 0.5
     assert np.isnan(values["norms.key_norm_effect", ()])  # no spread, no effect size
 
 
 def test_what_was_not_recorded_and_what_has_no_sink_is_nothing():
-    values = norm_values(profile_of(make_trace(sink_at(np.full(4, 5))), POINTS), POINTS[0])
+    values = values_at(Norms(), summarise(make_trace(sink_at(np.full(4, 5))), THRESHOLDS), THRESHOLDS[0])
     assert all(np.isnan(value) for value in values.values())
     columns = np.ones((4, 2, 3, 30))
-    values = norm_values(profile_of(make_trace(columns, **extras(columns)), POINTS), POINTS[0])
+    values = values_at(Norms(), summarise(make_trace(columns, **extras(columns)), THRESHOLDS), THRESHOLDS[0])
     assert np.isnan(values["norms.value_norm_effect", ()])
     assert np.isnan(values["norms.contribution", ()])
 
@@ -84,7 +85,7 @@ def test_random_norms_show_no_effect_beyond_chance():
     for seed in range(60):
         columns = random_columns(seed, steps=6, layers=1, heads=2)
         trace = make_trace(columns, **extras(columns, seed=seed))
-        effects.append(norm_values(profile_of(trace, POINTS), POINTS[0])["norms.value_norm_auc", ()])
+        effects.append(values_at(Norms(), summarise(trace, THRESHOLDS), THRESHOLDS[0])["norms.value_norm_auc", ()])
     assert np.mean(effects) == pytest.approx(0.5, abs=4 * np.std(effects) / np.sqrt(60))
 
 
@@ -94,5 +95,5 @@ def test_norms_that_know_nothing_of_sinks_contribute_as_much_as_their_attention(
     for seed in range(120):
         columns = sink_at(np.full((6, 1, 2), 5), strength=14, noise=0.5, seed=seed)
         trace = make_trace(columns, **extras(columns, seed=seed))
-        found.append(norm_values(profile_of(trace, POINTS), POINTS[0])["norms.contribution_over_attention", ()])
+        found.append(values_at(Norms(), summarise(trace, THRESHOLDS), THRESHOLDS[0])["norms.contribution_over_attention", ()])
     assert np.mean(found) == pytest.approx(1, abs=3 * np.std(found) / np.sqrt(120))

@@ -2,11 +2,11 @@ import numpy as np
 import pytest
 from planted import NEWLINE, THE, make_trace, random_columns, sink_at
 
-from sinkscope.sinks import Point, profile_of
-from sinkscope.sinks.choice import BLOCKS, CLASS, MOST_STEPS, RIDGE, ChoiceModel, bits_per_choice, choices_of, fit_choices
-from sinkscope.sinks.intervals import interval_of_means
+from sinkscope.statistics import Threshold, summarise
+from sinkscope.statistics.intervals import interval_of_means
+from sinkscope.statistics.placement_model import BLOCKS, CLASS, MOST_STEPS, RIDGE, Choices, PlacementModel, bits_per_choice, fit_choices
 
-POINT = Point(3.0)
+POINT = Threshold(3.0)
 
 
 def random_choices(seed, sets=12, positions=9, features=4):
@@ -39,14 +39,14 @@ def test_the_fit_is_that_of_scipys_minimiser():
 
 def prompts(place, count=8, steps=20, heads=4):
     """Choice sets of prompts whose main sink is drawn by ``place(rng, canvas, masked)``."""
-    model = ChoiceModel()
+    model = PlacementModel()
     for seed in range(count):
         rng = np.random.default_rng([seed, 7])
         tokens = np.where(rng.random(30) < 0.15, NEWLINE, THE)
         blank = make_trace(np.ones((steps, 1, heads, 30)), tokens=tokens, order="random", seed=seed)
         position = np.array([[[place(rng, blank.tokens[step], blank.masked[step]) for _ in range(heads)]] for step in range(steps)])
         trace = make_trace(sink_at(position), tokens=tokens, order="random", seed=seed)
-        model.add(choices_of(profile_of(trace, [POINT]), [POINT]))
+        model.add(Choices.of(summarise(trace, [POINT])))
     return model
 
 
@@ -83,10 +83,10 @@ def test_sinks_on_masks_are_of_the_mask_state():
 def test_sinks_anywhere_gain_nothing_on_held_out_prompts_at_the_stated_rate():
     rejected = dict.fromkeys(("all", "class", "position", "mask_state"), 0)
     for seed in range(20):
-        model = ChoiceModel()
+        model = PlacementModel()
         for one in range(6):
             trace = make_trace(random_columns(100 * seed + one, steps=8, layers=1, heads=3), seed=seed)
-            model.add(choices_of(profile_of(trace, [POINT]), [POINT]))
+            model.add(Choices.of(summarise(trace, [POINT])))
         for name, gains in model.result(0).items():
             rejected[name] += interval_of_means(gains[:, None], resamples=400).low[0] > 0
     assert max(rejected.values()) <= 3  # of 20, at 5 % (2.5 % on this side): P(more) < .002
@@ -98,29 +98,29 @@ def test_choice_sets_hold_every_position_of_the_canvas_and_every_head():
     trace.tokens[:, 28:] = -1
     trace.lengths[:] = 28
     trace.column_sums[..., 28:] = np.nan
-    profile = profile_of(trace, [POINT])
-    choices = choices_of(profile, [POINT])
-    assert choices.features.shape == (MOST_STEPS, 30, len(BLOCKS))
+    profile = summarise(trace, [POINT])
+    choices = Choices.of(profile)
+    assert choices.features.shape == (MOST_STEPS, 28, len(BLOCKS))
     assert choices.there.sum() == MOST_STEPS * 28
     main = profile.main_at(POINT)
     assert choices.chosen[0].sum() == sum((main[step] >= 0).sum() for step in np.linspace(0, 39, MOST_STEPS).round().astype(int))
-    assert choices.chosen[0][0].tolist() == np.bincount(main[0][main[0] >= 0], minlength=30).tolist()
-    assert np.abs(choices.features[:, :28]).max() <= 1
+    assert choices.chosen[0][0].tolist() == np.bincount(main[0][main[0] >= 0], minlength=28).tolist()
+    assert np.abs(choices.features).max() <= 1
     uniform = bits_per_choice(np.zeros(len(BLOCKS)), choices, 0, np.ones(len(BLOCKS), bool))
     assert uniform == pytest.approx(np.log2(28))
 
 
 def test_prompts_of_different_lengths_go_together():
-    model = ChoiceModel()
+    model = PlacementModel()
     for width in (20, 30, 25):
-        model.add(choices_of(profile_of(make_trace(random_columns(width, width=width)), [POINT]), [POINT]))
+        model.add(Choices.of(summarise(make_trace(random_columns(width, width=width)), [POINT])))
     assert np.isfinite(model.result(0)["all"]).all()
 
 
 def test_one_prompt_or_none_with_a_sink_is_no_evidence():
-    model = ChoiceModel()
-    model.add(choices_of(profile_of(make_trace(random_columns(0)), [POINT]), [POINT]))
+    model = PlacementModel()
+    model.add(Choices.of(summarise(make_trace(random_columns(0)), [POINT])))
     assert np.isnan(model.result(0)["class"]).all()
-    model.add(choices_of(profile_of(make_trace(np.ones((4, 2, 3, 30))), [POINT]), [POINT]))
+    model.add(Choices.of(summarise(make_trace(np.ones((4, 2, 3, 30))), [POINT])))
     assert np.isnan(model.result(0)["class"]).all()
     assert (BLOCKS == CLASS).sum() == 5

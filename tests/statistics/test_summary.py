@@ -1,5 +1,7 @@
 """Statistics that merge: every count against a dense one, and merging in any order and grouping."""
 
+import zlib
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,9 +9,10 @@ from hypothesis import strategies as st
 
 from sinkscope.errors import SinkscopeError
 from sinkscope.sinks import find_sinks, is_sink, last_query_window, main_sinks, track
-from sinkscope.sinks.accumulators import Statistics
-from sinkscope.sinks.accumulators.strength import epsilons, histogram_edges
 from sinkscope.sinks.token_classes import token_class
+from sinkscope.statistics import EPSILONS, PromptSettings, Summary
+from sinkscope.statistics.column_counts import histogram_edges
+from sinkscope.statistics.summary_keys import keys_of_old_files
 
 LAYERS, HEADS, KV_HEADS, LENGTH, STEPS = 2, 4, 2, 27, 9
 MASK = 50
@@ -50,11 +53,10 @@ class Prompt:
         return {name: getattr(self, name)[number][..., : self.lengths[number]] for name in names}
 
     def statistics(self):
-        found = Statistics(LAYERS, HEADS, causal=self.causal, prompt_length=self.prompt_length)
+        feed = Summary.feed(PromptSettings(self.causal, self.prompt_length))
         for number in range(self.steps):
-            found.update(self.step(number))
-        found.finish()
-        return found
+            feed.feed(self.step(number))
+        return Summary.of(feed.finish())
 
 
 def whole(*prompts):
@@ -90,7 +92,7 @@ def test_counts_are_those_of_find_sinks(prompts, merged):
 def test_epsilon_curves_are_eq_3_at_every_threshold_and_in_both_units(prompts, merged):
     above = merged.result()["counts"]["above_epsilon"]
     for unit in ("queries", "percent"):
-        dense = [sum(int(is_sink(prompt.column_sums, float(e), unit).sum()) for prompt in prompts) for e in epsilons()]
+        dense = [sum(int(is_sink(prompt.column_sums, float(e), unit).sum()) for prompt in prompts) for e in EPSILONS]
         assert above[unit] == dense
     curve = merged.result()["means"]["epsilon_curve"]
     assert curve["epsilon"][12] == 3
@@ -100,21 +102,21 @@ def test_epsilon_curves_are_eq_3_at_every_threshold_and_in_both_units(prompts, m
 def test_the_histogram_counts_every_column_once_in_its_bin(prompts, merged):
     edges = np.append(histogram_edges(), np.inf)
     for layer, columns in enumerate(columns_of(prompts)):
-        np.testing.assert_array_equal(merged.histogram.arrays["columns"][layer], np.histogram(columns, edges)[0])
-    assert merged.histogram.arrays["columns"][1, 256:].sum() == sum(prompt.steps for prompt in prompts)  # those of 70 and 100
+        np.testing.assert_array_equal(merged.arrays["histogram.columns"][layer], np.histogram(columns, edges)[0])
+    assert merged.arrays["histogram.columns"][1, 256:].sum() == sum(prompt.steps for prompt in prompts)  # those of 70 and 100
 
 
 def test_moves_and_drift_are_those_of_the_tracks(prompts, merged):
     expected = [track(find_sinks(prompt)).heads for prompt in prompts]
     moves = np.array([[head.moves for head in heads] for heads in expected]).reshape(3, LAYERS, HEADS)
-    np.testing.assert_array_equal(merged.moves.arrays["moves"], moves.sum(axis=0))
+    np.testing.assert_array_equal(merged.arrays["moves.moves"], moves.sum(axis=0))
     assert moves.sum() > 0
     for layer in range(LAYERS):
         for head in range(HEADS):
             drifts = [heads[layer * HEADS + head].drift_per_step for heads in expected]
             drifts = [drift for drift in drifts if drift is not None]
-            assert merged.moves.arrays["drifts"][layer, head] == len(drifts)
-            assert merged.moves.arrays["drift"][layer, head] == pytest.approx(sum(drifts), abs=1e-9)
+            assert merged.arrays["moves.drifts"][layer, head] == len(drifts)
+            assert merged.arrays["moves.drift"][layer, head] == pytest.approx(sum(drifts), abs=1e-9)
 
 
 def main_of(prompt):
@@ -130,12 +132,12 @@ def test_distances_of_moves(prompts, merged):
         pairs += both.sum()
         signed += ((main[1:] - main[:-1]) * both).sum()
         absolute += (abs(main[1:] - main[:-1]) * both).sum()
-    arrays = merged.moves.arrays
-    assert (arrays["pairs"].sum(), arrays["distance"].sum(), arrays["absolute_distance"].sum()) == (pairs, signed, absolute)
+    found = tuple(merged.arrays[f"moves.{name}"].sum() for name in ("pairs", "distance", "absolute_distance"))
+    assert found == (pairs, signed, absolute)
 
 
 def test_tokens_are_tallied_as_sinks_and_on_the_canvas(prompts, merged):
-    found = merged.tokens.result()
+    found = merged.token_tallies()
     for token, sinks, main, canvas in zip(*(values.tolist() for values in found.values()), strict=True):
         assert sinks == sum(int((find_sinks(prompt).token == token).sum()) for prompt in prompts)
         here = [[prompt.tokens[step][: prompt.lengths[step]] for step in range(prompt.steps)] for prompt in prompts]
@@ -151,7 +153,7 @@ def test_classes_add_up_to_all_sinks(prompts, merged):
     texts = {0: "\n", 1: " ", 2: "7", 3: ".", 4: " Tom", 5: "<|im_start|>"}
     counts = merged.result(texts, mask_id=6, special=(7,))["counts"]
     assert sum(one["sinks"] for one in counts["classes"].values()) == counts["sinks"]
-    by_token = dict(zip(*(merged.tokens.result()[name].tolist() for name in ("token", "sinks")), strict=True))
+    by_token = dict(zip(*(merged.token_tallies()[name].tolist() for name in ("token", "sinks")), strict=True))
     expected = {
         "newline": [0],
         "white space": [1],
@@ -186,7 +188,7 @@ def test_classes_of_tokens(text, kind):
 
 
 def test_strengths_and_concentration_of_every_head(prompts, merged):
-    found = merged.strength.result()
+    found = merged.by_head
     for layer in range(LAYERS):
         for head in range(HEADS):
             rows = [p.column_sums[step, layer, head, : p.lengths[step]].astype(float) for p in prompts for step in range(p.steps)]
@@ -207,11 +209,11 @@ def test_strengths_and_concentration_of_every_head(prompts, merged):
             if (layer, head) == (0, 3):
                 assert counts[0] == len(rows)
     per_head = sum(np.bincount(is_sink(p.column_sums[:, 0]).sum(-1).ravel(), minlength=33) for p in prompts)
-    np.testing.assert_array_equal(found["heads_with_that_many_sinks"][0], per_head)
+    np.testing.assert_array_equal(merged.arrays["strength.per_head"][0], per_head)
 
 
 def test_norms_of_sinks_and_of_others(prompts, merged):
-    found = merged.norms.result()
+    found = merged.result()["means"]["norms_by_layer"]
     for layer in range(LAYERS):
         numbers = {kind: ([], []) for kind in ("value", "key", "hidden", "contribution")}
         for prompt in prompts:
@@ -246,11 +248,11 @@ def test_groups_split_where_their_strongest_keys_differ():
             if masks >= 8 and queries >= 8:
                 compared[name] += 1
                 split[name] += masked.argmax(-1) != columns.argmax(-1)
-    arrays = prompt.statistics().groups.arrays
+    arrays = prompt.statistics().arrays
     assert compared == {"": 4, "_prompt": 4, "_written": 2}
     for name in compared:
-        assert (arrays[f"compared{name}"] == compared[name]).all()
-        np.testing.assert_array_equal(arrays[f"split{name}"], split[name])
+        assert (arrays[f"groups.compared{name}"] == compared[name]).all()
+        np.testing.assert_array_equal(arrays[f"groups.split{name}"], split[name])
 
 
 def test_prompts_are_the_unit_of_the_intervals(prompts, merged):
@@ -270,7 +272,7 @@ def test_prompts_are_the_unit_of_the_intervals(prompts, merged):
 
 
 def assert_same(one, other, exact=False):
-    mine, theirs = one.arrays(), other.arrays()
+    mine, theirs = one.to_arrays(), other.to_arrays()
     assert mine.keys() == theirs.keys()
     for name, array in mine.items():
         assert array.dtype == theirs[name].dtype
@@ -300,8 +302,8 @@ def test_two_prompts_merge_the_same_to_the_bit_in_either_order(one, other):
 
 def test_merging_with_nothing_changes_nothing(merged, prompts):
     for pair in (
-        (Statistics(LAYERS, HEADS, causal=merged.causal), merged),
-        (whole(*prompts), Statistics(LAYERS, HEADS, causal=merged.causal)),
+        (Summary(LAYERS, HEADS, causal=merged.causal), merged),
+        (whole(*prompts), Summary(LAYERS, HEADS, causal=merged.causal)),
     ):
         empty_first, added = pair
         empty_first.merge(added)
@@ -309,30 +311,62 @@ def test_merging_with_nothing_changes_nothing(merged, prompts):
 
 
 def test_arrays_give_the_same_back(merged):
-    again = Statistics.from_arrays(merged.arrays())
+    again = Summary.from_arrays(merged.to_arrays())
     assert_same(again, merged, exact=True)
     assert (again.excess, again.causal) == (3.0, merged.causal)
     assert again.result() == merged.result()
 
 
 def test_under_ten_megabytes_with_every_token_of_an_8b_vocabulary():
-    large = Statistics(32, 32)
-    vocabulary = 126_464
-    large.tokens._add(np.arange(vocabulary, dtype=np.int32), np.ones((vocabulary, 3), np.int64))
-    assert sum(array.nbytes for array in large.arrays().values()) < 7e6
+    feed = Summary.feed(PromptSettings())
+    step = {"column_sums": np.ones((32, 32, 2)), "tokens": np.zeros(2, np.int64)}
+    feed.feed(step)
+    large, vocabulary = Summary.of(feed.finish()), 126_464
+    large.arrays["tokens.ids"], large.arrays["tokens.counts"] = np.arange(vocabulary, dtype=np.int32), np.ones((vocabulary, 3), np.int64)
+    assert sum(array.nbytes for array in large.to_arrays().values()) < 7e6
+
+
+def test_files_from_before_names_were_kept_are_read_by_their_order(prompts):
+    """The order is that of the last version without names: a statistic that is moved or renamed fails here."""
+    assert zlib.crc32(repr(keys_of_old_files(2)).encode()) == 1738196611
+    now = whole(*prompts)
+    values = {key: row for key, row in zip(now.keys, now.values, strict=True)}
+    old = np.array([values.get(key, np.zeros(3)) for key in keys_of_old_files(LAYERS)])
+    arrays = {name: array for name, array in now.to_arrays().items() if name != "profiles.keys"}
+    arrays |= {f"profiles.{name}": old[:, number] for number, name in enumerate(("count", "sum", "square"))}
+    arrays |= {f"profiles.{name}": arrays[f"profiles.{name}"].reshape(10, LAYERS * HEADS, -1) for name in ("place", "class")}
+    again = Summary.from_arrays(arrays)
+    assert again.result() == now.result()
+    again.merge(prompts[0].statistics())
+    assert again.prompts == 4
+    arrays["profiles.count"] = old[1:, 0]
+    with pytest.raises(SinkscopeError, match="were they written by another version"):
+        Summary.from_arrays(arrays)
+
+
+def test_a_statistic_that_only_some_prompts_have_is_merged_by_its_name(prompts):
+    one, other = prompts[0].statistics(), prompts[1].statistics()
+    alone = dict(zip(one.keys, one.values, strict=True))
+    extra = ("new.number", (("layer", 1),))
+    other.keys, other.values = (*other.keys, extra), np.concatenate([other.values, [[1, 2.5, 6.25]]])
+    one.merge(other)
+    found = dict(zip(one.keys, one.values, strict=True))
+    assert found[extra].tolist() == [1, 2.5, 6.25]
+    key = ("concentration.entropy", ())
+    np.testing.assert_array_equal(found[key], alone[key] + dict(zip(other.keys, other.values, strict=True))[key])
 
 
 def test_an_empty_one_has_no_means():
-    found = Statistics(LAYERS, HEADS).result()
+    found = Summary(LAYERS, HEADS).result()
     assert found["counts"]["sinks"] == 0
     assert found["means"]["by_prompt"]["entropy"] == {"mean": None, "interval": None, "prompts": 0}
 
 
 def test_another_shape_or_threshold_is_refused(merged):
     with pytest.raises(SinkscopeError, match="expected statistics with the same layers, heads, excess, causal"):
-        merged.merge(Statistics(LAYERS, HEADS, excess=2, causal=merged.causal))
+        merged.merge(Summary(LAYERS, HEADS, excess=2, causal=merged.causal))
 
 
 def test_other_arrays_are_refused():
     with pytest.raises(SinkscopeError, match="expected the arrays of statistics, found others"):
-        Statistics.from_arrays({"settings": np.array([2.0, 4, 3, 0])})
+        Summary.from_arrays({"settings": np.array([2.0, 4, 3, 0])})

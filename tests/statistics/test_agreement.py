@@ -2,21 +2,21 @@ import itertools
 
 import numpy as np
 import pytest
-from planted import DOT, NEWLINE, THE, make_trace, sink_at, within_binomial
+from planted import DOT, NEWLINE, THE, make_trace, sink_at, values_at, within_binomial
 
-from sinkscope.sinks import Point, profile_of
-from sinkscope.sinks.agreement import MOST_PROMPTS, PromptAgreement, agreement_values, head_agreement, pattern_of
+from sinkscope.statistics import Threshold, summarise
+from sinkscope.statistics.agreement import MOST_PROMPTS, Agreement, Pattern, PromptAgreement, head_agreement
 
-POINT = Point(3.0)
+POINT = Threshold(3.0)
 
 
 def profile(position, **more):
-    return profile_of(make_trace(sink_at(position), **more), [POINT])
+    return summarise(make_trace(sink_at(position), **more), [POINT])
 
 
 def test_agreement_of_heads_is_that_of_all_pairs():
     position = np.random.default_rng(0).integers(-1, 5, (9, 2, 3))
-    values = agreement_values(profile(position), POINT)
+    values = values_at(Agreement(), profile(position), POINT)
     same, other = [], []
     for step in range(9):
         for a, b in itertools.combinations(np.ndindex(2, 3), 2):
@@ -28,7 +28,7 @@ def test_agreement_of_heads_is_that_of_all_pairs():
 
 
 def test_without_sinks_nobody_agrees():
-    values = agreement_values(profile(np.full((4, 2, 3), -1)), POINT)
+    values = values_at(Agreement(), profile(np.full((4, 2, 3), -1)), POINT)
     assert np.isnan(list(values.values())).all()
 
 
@@ -37,10 +37,10 @@ def test_a_pattern_is_the_share_of_steps_by_tenth_of_the_canvas_and_class():
     tokens[3], tokens[8] = NEWLINE, DOT
     position = np.full((8, 2, 3), -1)
     position[:6, 1, 2] = [3, 3, 3, 8, 29, 29]  # 29 is masked
-    found = pattern_of(profile(position, tokens=tokens), POINT)
-    assert found.place[5].tolist() == pytest.approx([0, 0.5, 1 / 6, 0, 0, 0, 0, 0, 0, 1 / 3])
-    assert found.token[5].tolist() == pytest.approx([1 / 3, 0.5, 0, 1 / 6, 0, 0, 0])  # mask, newline, …, punctuation
-    assert not found.place[:5].any()
+    found = Pattern.of(profile(position, tokens=tokens), POINT)
+    assert found.place[1, 2].tolist() == pytest.approx([0, 0.5, 1 / 6, 0, 0, 0, 0, 0, 0, 1 / 3])
+    assert found.token[1, 2].tolist() == pytest.approx([1 / 3, 0.5, 0, 1 / 6, 0, 0, 0])  # mask, newline, …, punctuation
+    assert not found.place.reshape(6, 10)[:5].any()
 
 
 def test_agreement_of_prompts_is_that_of_all_pairs_of_heads():
@@ -61,8 +61,8 @@ def test_heads_that_keep_their_place_from_prompt_to_prompt_are_found():
     collected = PromptAgreement()
     for seed in range(6):
         position = np.array([[2, 8, 14], [20, 26, 26]]) + np.zeros((10, 1, 1), int)
-        collected.add(pattern_of(profile(position, seed=seed), POINT))
-    collected.add(pattern_of(profile(np.full((10, 2, 3), -1)), POINT))  # a prompt without a sink is no evidence
+        collected.add(Pattern.of(profile(position, seed=seed), POINT))
+    collected.add(Pattern.of(profile(np.full((10, 2, 3), -1)), POINT))  # a prompt without a sink is no evidence
     found = collected.result()
     assert found["agreement.prompts_place"][:3] == pytest.approx((1, 1, 1))
     mean, low, _, prompts = found["agreement.prompts_place_over_other_heads"]
@@ -89,8 +89,8 @@ def test_heads_that_are_shuffled_in_every_prompt_agree_no_better_than_others_at_
 
 def test_one_prompt_alone_agrees_with_nobody():
     collected = PromptAgreement()
-    collected.add(pattern_of(profile(np.full((5, 2, 3), 4)), POINT))
+    collected.add(Pattern.of(profile(np.full((5, 2, 3), 4)), POINT))
     assert np.isnan(collected.result()["agreement.prompts_place"][:3]).all()
     for _ in range(MOST_PROMPTS + 3):
-        collected.add(pattern_of(profile(np.full((5, 2, 3), 4)), POINT))
+        collected.add(Pattern.of(profile(np.full((5, 2, 3), 4)), POINT))
     assert len(collected.places) == MOST_PROMPTS

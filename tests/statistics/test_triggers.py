@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from planted import within_binomial
 
-from sinkscope.sinks.triggers import TRIGGERS, TriggerTest, trigger_shares
+from sinkscope.statistics.triggers import TRIGGERS, TriggerTest, trigger_shares
 
 
 def commits(at, steps, width=24):
@@ -77,7 +77,7 @@ def test_planted_triggers_are_recovered():
         assert dict(zip(TRIGGERS, shares[:, 0], strict=True)) == pytest.approx(
             {"own": 1, "left": 1, "entered": 0, "block": 0, "neither": 0}
         )
-        test.add(shares)
+        test.add(shares, seed)
     p = test.p_values()
     assert p["own"] == p["left"] == p["neither"] == 1 / 1000
     assert p["entered"] > 0.2
@@ -85,7 +85,7 @@ def test_planted_triggers_are_recovered():
     for seed in range(6):
         shares = trigger_shares(*block_moves(seed))
         assert shares[TRIGGERS.index("block"), 0] == 1
-        test.add(shares)
+        test.add(shares, seed)
     assert test.p_values()["block"] == 1 / 1000
     assert test.p_values()["own"] == 1
 
@@ -93,7 +93,7 @@ def test_planted_triggers_are_recovered():
 def test_moves_that_know_nothing_of_the_commits_are_found_at_the_stated_rate():
     rejected, over = dict.fromkeys(TRIGGERS, 0), []
     for seed in range(200):
-        test = TriggerTest(draws=199, seed=seed)
+        test = TriggerTest(null=np.zeros((len(TRIGGERS), 199)))
         for one in range(5):
             rng = np.random.default_rng([seed, one])
             main = np.repeat(rng.integers(0, 24, (20, 1, 3)), 1, axis=1)
@@ -103,7 +103,7 @@ def test_moves_that_know_nothing_of_the_commits_are_found_at_the_stated_rate():
             written = commits(rng.permutation(24)[:20], 20)
             shares = trigger_shares(main, written, np.arange(20) // 5)
             over.append(shares[:, 0] - shares.mean(axis=1))
-            test.add(shares)
+            test.add(shares, one, seed)
         for name, p in test.p_values().items():
             rejected[name] += p <= 0.05
     for name, count in rejected.items():
@@ -137,7 +137,7 @@ def test_a_rare_trigger_that_never_fires_is_not_below_chance():
         main = np.where(np.arange(30) <= at, 3, 9)[:, None, None]
         shares = trigger_shares(main, commits([-1] * 20 + [9] + [-1] * 9, 30), None)
         over.append(shares[0, 0] - shares[0].mean())
-        test.add(shares)
+        test.add(shares, at)
     low, high = test.intervals()["own"]
     assert max(over) < -0.02  # a bootstrap of these prompts has no zero in it
     assert low <= np.mean(over) < 0 <= high
