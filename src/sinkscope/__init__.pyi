@@ -7,7 +7,8 @@ from .models import Model as Model, SinkToken as SinkToken, add_sink_token as ad
 from .decoding import Generation as Generation, Likelihood as Likelihood, generate as generate, log_likelihood as log_likelihood
 from .recorder import recording as recording
 from .traces import Trace as Trace, open_trace as open_trace, open_traces as open_traces
-from .sinks import Sinks as Sinks, Track as Track, Tracks as Tracks, analyse as analyse, find_sinks as find_sinks, track as track
+from .sinks import Sinks as Sinks, Track as Track, Tracks as Tracks, find_sinks as find_sinks, track as track
+from .statistics import analyse as analyse
 from .interventions import HideTopSinks as HideTopSinks, parse_rule as parse_rule
 from .evaluation import evaluate as evaluate
 from . import evaluation as evaluation, figures as figures, interventions as interventions
