@@ -10,7 +10,7 @@ import torch
 
 import sinkscope
 from sinkscope.attention import Columns, Hidden, Hider, LayerCall, StepContext, StepResult, Watcher, subscribed
-from sinkscope.interventions.token_classes import class_in
+from sinkscope.interventions.step_canvas import class_in
 from sinkscope.lab.prompts import few_shot_prompt, held_out
 from sinkscope.sinks.token_classes import CLASSES
 

@@ -25,14 +25,13 @@ from typing import Any
 
 import numpy as np
 from _canvases import Diary
+from _commit_order import reliance, write_in_order
 from _made_by import made_by
 from scipy.stats import bootstrap
 
 import sinkscope
 from sinkscope.attention import subscribed
-from sinkscope.evaluation.commit_order import write_in_order
 from sinkscope.evaluation.tasks import score_number
-from sinkscope.interventions import reliance
 from sinkscope.lab.prompts import few_shot_prompt, held_out
 
 RULES = ("none", "top:1", *(f"random:1@seed={seed}" for seed in range(3)))

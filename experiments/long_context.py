@@ -32,8 +32,7 @@ from table_one import SETTINGS
 import sinkscope
 from sinkscope.evaluation.statistics import against_controls, wilson_interval
 from sinkscope.evaluation.tasks import score_number
-from sinkscope.interventions import HidePositions, Intervention, RandomKeys, compose
-from sinkscope.interventions.hiding import RuleContext
+from sinkscope.interventions import HidePositions, Intervention, RandomKeys, RuleContext, compose
 from sinkscope.lab.prompts import few_shot_prompt, held_out
 
 SHOTS = 5
@@ -43,6 +42,8 @@ BATCH = {"lab-diffusion": 1, "lab-autoregressive": 32}  # a diffusion model's wh
 @dataclass(frozen=True)
 class DropOldest(Intervention):
     """`drop_past` for prompts side by side: of each its own number of oldest tokens, but for the first ``keep``."""
+
+    observing = False
 
     counts: tuple[int, ...]
     keep: int = 0

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from sinkscope.evaluation.choices import BENCHMARKS, Asked, Question, judge
 from sinkscope.evaluation.protocols import find_protocol
 from sinkscope.evaluation.running import PASS_SEEDS
 from sinkscope.evaluation.tasks import find_task
+from sinkscope.interventions import Intervention, rules
 from sinkscope.lab.recipes import RECIPES, Architecture
 from sinkscope.lab.texts import read_texts, train_tokenizer
 from sinkscope.lab.training import build_network
@@ -286,6 +288,28 @@ def test_models_of_paper_2_get_its_settings():
     }
     chain = {task for task, one in found.items() if one and one.settings.get("method") == "chain_rule"}
     assert chain == {"piqa", "lambada"} and find_protocol("llada", "lab-diffusion", "piqa") is None
+
+
+@dataclass(frozen=True)
+class AskingForTheStepBefore(Intervention):
+    """A rule that somebody adds without saying that it `waits`."""
+
+    rule = "mine"
+
+    def choose(self, context):
+        seen = context.seen("previous", "local")
+        return None if seen is None else seen.columns > 1
+
+
+@pytest.mark.parametrize(("rule", "found"), [("mine", "asked for the step before"), ("top:1@current,steps=900", "was never in force")])
+def test_a_rule_that_cannot_work_in_a_likelihood_is_an_error(rule, found, model, tmp_path, monkeypatch):
+    known = rules.known_rules() | {"mine": AskingForTheStepBefore}
+    monkeypatch.setattr(rules, "known_rules", lambda: known)
+    data = {"piqa": write_rows(tmp_path, "piqa")}
+    with pytest.raises(
+        CallError, match=rf"hide: expected a rule for the one step of a likelihood, found that .*\) {found}; let it measure"
+    ):
+        evaluate(model, out=tmp_path / "out", data=data, hide=[rule], **settled("piqa"))
 
 
 @pytest.mark.parametrize(

@@ -235,6 +235,7 @@ def likelihoods(monkeypatch):
 
     def log_likelihood(model, context, continuation, **arguments):
         asked.append(arguments)
+        model.network(input_ids=torch.tensor([context + continuation]))
         return types.SimpleNamespace(total=-float(len(continuation)), greedy=len(continuation) == 1 or None)
 
     monkeypatch.setitem(sys.modules, "sinkscope.decoding.likelihood", types.SimpleNamespace(log_likelihood=log_likelihood))

@@ -5,7 +5,7 @@ import torch
 
 import sinkscope
 from sinkscope.interventions import HideTopSinks, MassMatchedKeys, NextRanks, PersistentRandomKeys, RandomKeys, SameClassKeys, compose
-from sinkscope.interventions.token_classes import class_in
+from sinkscope.interventions.step_canvas import class_in
 from sinkscope.sinks import is_sink
 from sinkscope.sinks.token_classes import CLASSES
 

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from sinkscope import interventions
-from sinkscope.interventions import RULES, Intervention
+from sinkscope.interventions import Intervention, known_rules
 
 PAGE = (Path(__file__).parents[2] / "docs" / "interventions.md").read_text()
 
@@ -23,5 +23,5 @@ def test_it_names_every_intervention_and_every_rule():
     final = {kind.__name__ for kind in vars(interventions).values() if isinstance(kind, type) and issubclass(kind, Intervention)}
     for name in final - {"Intervention", "Observed", "SinkRule"}:
         assert f"`{name}(" in PAGE
-    for name, (shape, _) in RULES.items():
-        assert f"`{name}{':' if shape else '`'}" in PAGE
+    for word, kind in known_rules().items():
+        assert f"`{word}{':' if ':' in kind.rule else '`'}" in PAGE

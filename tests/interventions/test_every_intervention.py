@@ -1,6 +1,7 @@
 """What holds for every rule and control: it bites, it idles, it leaves no trace, a batch is its rows, it says what it took."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -18,6 +19,8 @@ from sinkscope.interventions import (
     RandomKeys,
     SameClassKeys,
     compose,
+    known_rules,
+    parse_rule,
 )
 
 RULES = {
@@ -54,6 +57,9 @@ IDLE = {
     "a step that never comes": KeepWindow(1, 2, steps=(900,)),
     "composed": compose(),
 }
+tried = {type(rule) for rule in RULES.values()}
+others = {word: kind for word, kind in known_rules().items() if kind not in tried and not kind.takes_own}
+RULES |= {word: parse_rule(re.sub("[A-Z]+", "2", kind.rule)) for word, kind in others.items()}
 each_rule = pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 
 

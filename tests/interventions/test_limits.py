@@ -6,7 +6,8 @@ from dense_maps import Seen
 
 import sinkscope
 from sinkscope.attention import subscribed
-from sinkscope.interventions import HidePositions, HideSinksAbove, HideTopSinks, KeepWindow, calibrate_excess
+from sinkscope.errors import CallError
+from sinkscope.interventions import HidePositions, HideSinksAbove, HideTopSinks, KeepWindow, calibrate_excess, drop_past
 from sinkscope.sinks import excess_of, in_unit, is_sink
 
 POSITIONS = HidePositions((0, 3))
@@ -167,3 +168,17 @@ def test_calibrating_needs_something_to_learn_from(lab_diffusion, question):
         calibrate_excess(lab_diffusion, lambda: None, 1)
     with pytest.raises(CallError, match=r"so few that their excess is positive, found 40; .* keys per head have one"):
         calibrate_excess(lab_diffusion, lambda: sinkscope.generate(lab_diffusion, question, length=3), 40)
+
+
+def test_dropping_the_past(diffusion, autoregressive, run, question):
+    _, seen, _ = run(diffusion, drop_past(4, keep_first=1, hide_future_sinks=2), question, length=4)
+    masked = seen.contexts[1].masked[0]
+    hidden = seen.hidden(1, 0)[0]
+    assert all(head.nonzero().flatten().tolist()[:3] == [1, 2, 3] for head in hidden)
+    assert ((hidden & masked).sum(-1) == 2).all() and (hidden.sum(-1) == 5).all()
+    _, seen, _ = run(autoregressive, drop_past(4, hide_future_sinks=2), question, length=3)
+    assert seen.hidden(1, 0)[0, 0].nonzero().flatten().tolist() == [0, 1, 2, 3]
+    with pytest.raises(CallError, match="keep_first: expected at most count, 2, found 3"):
+        drop_past(2, keep_first=3)
+    with pytest.raises(CallError, match="count: expected a whole number"):
+        drop_past(-1)

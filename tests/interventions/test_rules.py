@@ -9,7 +9,6 @@ import torch
 import sinkscope
 from sinkscope.errors import AttentionError, CallError
 from sinkscope.interventions import (
-    RULES,
     HidePositions,
     HideSinksAbove,
     HideSinkToken,
@@ -21,6 +20,8 @@ from sinkscope.interventions import (
     RandomKeys,
     SameClassKeys,
     compose,
+    known_controls,
+    known_rules,
     parse_rule,
     split_rules,
 )
@@ -44,6 +45,7 @@ TEXTS = {
     "class:1@seed=1": SameClassKeys(1, seed=1),
     "above:3": HideSinksAbove(3.0),
     "above:2.5@percent": HideSinksAbove(2.5, unit="percent"),
+    "above:1e2@queries": HideSinksAbove(100.0),
     "above:inf": HideSinksAbove(math.inf),
     "window:4+64": KeepWindow(4, 64),
     "sink-token": HideSinkToken(),
@@ -57,13 +59,16 @@ def test_a_rule_is_read(text):
 
 
 def test_every_rule_is_tried():
-    assert {re.split("[:@]", text.strip())[0] for text in TEXTS} == {"none", *RULES}
+    assert {re.split("[:@]", text.strip())[0] for text in TEXTS} == {"none", *known_rules()}
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("bottom:1", r"no rule 'bottom:1'; expected one of none, top:K, random:K, mass:K, .*, above:E, window:SINKS\+RECENT"),
+        (
+            "bottom:1",
+            r"no rule 'bottom:1'; expected one of none, above:E, class:K, .*, sink-token, top:K, window:SINKS\+RECENT",
+        ),
         ("", "no rule ''; expected one of none"),
         ("top", "no rule 'top'; expected one of none"),
         ("none@current", "no rule 'none@current'"),
@@ -74,11 +79,15 @@ def test_every_rule_is_tried():
         ("above:high", "expected above:E, found 'high' behind the colon"),
         ("above:-1", "excess: expected a number from 0 upwards, found -1.0"),
         ("above:nan", "excess: expected a number from 0 upwards, found nan"),
-        ("top:1@next", r"top has no option 'next'; expected some of previous, current, .*, layers=…, steps=…"),
+        ("top:1@next", r"top has no option 'next'; expected some of previous, current, .*, only_sinks, layers=…, steps=…"),
         ("top:1@seed=2", "top has no option 'seed=2'"),
-        ("sink-token:1", r"no rule 'sink-token:1'; expected one of none, .*, sink-token, with options"),
+        ("sink-token:1", r"no rule 'sink-token:1'; expected one of none, .*, sink-token, .*, with options"),
         ("window:4+8@current", "window has no option 'current'; expected some of mask, zero, layers=…"),
-        ("random:1@seed=x", "random has no option 'seed=x'"),
+        ("random:1@seed=x", r"random has no option 'seed=x'; expected some of .*, seed=…, "),
+        ("random:1@classify", "random has no option 'classify'"),
+        ("class:1@classify=int", "class has no option 'classify=int'"),
+        ("top:1@only_sinks=1", "top has no option 'only_sinks=1'"),
+        ("top:1+2", r"expected top:K, found '1\+2' behind the colon"),
         ("top:1@current,previous", "observe is given twice"),
         ("top:1@layers=a", "expected layers as numbers such as 0-3\\+7, found 'a'"),
         ("top:1@layers=masked", "layers: expected numbers from 0 upwards, such as range\\(4\\) or \\(0, 2\\), found 'masked'"),
@@ -243,3 +252,13 @@ def test_statistics_say_the_rules(diffusion, question, tmp_path):
     with sinkscope.recording(diffusion, out=tmp_path / "s", keep="statistics"), (rule := HideTopSinks(1))(diffusion):
         sinkscope.generate(diffusion, question, length=4)
     assert read_statistics(tmp_path / "s")[0]["hidden"] == [{"rules": [repr(rule)]}]
+
+
+def test_controls_say_whether_they_draw_at_random():
+    assert known_controls() == {"class": True, "mass": True, "persistent": True, "random": True, "ranks": False}
+
+
+@pytest.mark.parametrize(("text", "least"), [("top:3", 4), ("ranks:3", 7), ("window:4+64", 1), ("none", 1)])
+def test_a_rule_says_how_long_a_canvas_must_be(text, least):
+    rule = parse_rule(text)
+    assert rule.least_tokens == least and compose(rule, HideTopSinks(1)).least_tokens == max(least, 2)

@@ -23,7 +23,7 @@ DREAM = FAMILIES["dream"]
 QUEUED = ["top:1", "top:1@last_row", "top:1@current", "top:1@only_sinks", "random:1", "mass:1", "persistent:1", "ranks:1"]
 QUEUED += ["above:3", "above:3@percent", "window:2+5", "top:1@kv_head,keys=prompt", "top:1@queries=masked", "random:2@zero,keys=1-9"]
 WAITING = {
-    "class:1": {("interventions/hiding.py:_numbered", "down"): 1},  # Python knows the classes of tokens
+    "class:1": {("interventions/step_canvas.py:_numbered", "down"): 1},  # Python knows the classes of tokens
     "top:1@clean": {
         ("attention/session.py:unhidden_pass", "one number"): 1,  # whether the canvas is known
         ("attention/hooks.py:run_again", "one number"): 1,  # whether it has padding

@@ -1,20 +1,53 @@
-"""The text of an answer as lm-eval's tasks read it: unstripped, up to the first stop string."""
+"""How answers come about: under a rule, whose effect is kept, and up to the first stop string."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 
+from sinkscope.errors import CallError
+from sinkscope.interventions import Composed, Intervention
 from sinkscope.models import Model
+
+Rule = Intervention | Composed
+Effects = Callable[[int | None], dict[str, Any] | None]
+
+
+@contextmanager
+def rule_in_force(rule: Rule, model: Model) -> Iterator[Effects]:
+    """Hide by a rule while the body runs.
+
+    Yields:
+        A function from the row of a generation, or None for a likelihood, to what was taken from it: ``removed_share`` of all
+        attention, ``hit_rate`` of hidden keys that were still among the top ones, ``keys_per_head``; None under a rule that hides
+        nothing. For a likelihood, which has one step a text, it raises CallError where the rule asked for the step before or was never
+        in force.
+    """
+    with rule(model) as running:
+
+        def effects(row: int | None) -> dict[str, Any] | None:
+            if rule.idle:
+                return None
+            if row is None and (running.asked_previous or not running.effect.steps.any()):
+                found = "asked for the step before" if running.asked_previous else "was never in force"
+                raise CallError(
+                    f"hide: expected a rule for the one step of a likelihood, found that {rule} {found}; let it measure the running step, "
+                    "as observe=current does, and do not limit it to later steps"
+                )
+            return (running.effect if row is None else running.effect.of(row)).as_dict()
+
+        yield effects
 
 
 def answer_until(model: Model, answer: torch.Tensor, stops: Sequence[str]) -> str:
-    """Text before the first EOS and the first of the stop strings.
+    """Return the text of an answer as lm-eval's tasks read it: unstripped, before the first EOS and the first of the stop strings.
 
     White space in front stays: a completion of a program needs it. A stop string that is a special token of the
     tokenizer ends the answer as a token, since special tokens are left out of the text.
 
     Args:
-        model: who wrote.
+        model: the model that wrote.
         answer: int64 [position], without the prompt.
         stops: strings.
     """

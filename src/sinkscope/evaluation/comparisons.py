@@ -10,8 +10,6 @@ from sinkscope.evaluation.statistics import Difference, against_controls, holm, 
 
 SEEDS = 3
 _RULE = re.compile(r"([a-z]+):(\d+)(?:@(.*))?")
-_CONTROLS = {"random", "mass", "persistent", "ranks", "class"}
-_SEEDED = {"random", "mass", "persistent", "class"}
 _DEFAULTS = {"", "previous", "local", "columns", "head", "mask"}
 _MATCHED = 1.5
 """A control of equal mass that takes away so many times more, or less, is none."""
@@ -93,7 +91,7 @@ def _contrasts(result: Result, results: Sequence[Result]) -> list[tuple[str, int
     kinds: dict[str, dict[int, Result]] = {}
     for one in results:
         other = _RULE.fullmatch(one.hide)
-        if other is None or other[1] not in _CONTROLS or not _comparable(one, result):
+        if other is None or other[1] not in _controls() or not _comparable(one, result):
             continue
         if other[2] == rule[2] and _options(other[3]) == _options(rule[3]):
             runs = kinds.setdefault(other[1], {})
@@ -108,8 +106,14 @@ def _contrasts(result: Result, results: Sequence[Result]) -> list[tuple[str, int
     return found
 
 
+def _controls() -> dict[str, bool]:
+    from sinkscope.interventions import known_controls  # here, as it loads torch
+
+    return known_controls()
+
+
 def _is_control(result: Result) -> bool:
-    return result.hide.partition(":")[0] in _CONTROLS
+    return result.hide.partition(":")[0] in _controls()
 
 
 def arranged(results: Sequence[Result]) -> list[Result]:
@@ -161,7 +165,7 @@ def remarks(rows: Sequence[Row]) -> list[str]:
         elif result.hide != "none" and change is None:
             said.append(f"{where}: no unhidden run of the same weights, problems, settings, dtype and device to compare with")
         for contrast in row.contrasts:
-            if contrast.seeds < SEEDS and contrast.control.partition(":")[0] in _SEEDED:
+            if contrast.seeds < SEEDS and _controls()[contrast.control.partition(":")[0]]:
                 said.append(f"{where}: {contrast.seeds} of at least {SEEDS} seeds of {contrast.control}")
             mine, theirs = result.removed_share, contrast.removed_share
             if contrast.control.startswith("mass:") and mine and theirs and not 1 / _MATCHED <= theirs / mine <= _MATCHED:
@@ -170,7 +174,7 @@ def remarks(rows: Sequence[Row]) -> list[str]:
         for n in sorted({one.difference.n for one in row.contrasts} - {result.n}):
             some = ", ".join(one.control for one in row.contrasts if one.difference.n == n)
             said.append(f"{where}: set against {some} over the {n} problems that both have")
-        if result.hide.startswith("top:") and not any(one.control.partition(":")[0] in _SEEDED for one in row.contrasts):
+        if result.hide.startswith("top:") and not any(_controls()[one.control.partition(":")[0]] for one in row.contrasts):
             said.append(f"{where}: no random control with its K and options; hiding any keys may hurt as much")
     for (model, task, n), rules in small.items():
         said.append(

@@ -27,10 +27,10 @@ from lm_eval.api.registry import register_model
 
 from sinkscope.decoding import Settings, generate, resolve_settings
 from sinkscope.errors import CallError, SinkscopeError
-from sinkscope.evaluation.answers import answer_until
-from sinkscope.evaluation.hiding import find_rules, hiding
+from sinkscope.evaluation.answers import answer_until, rule_in_force
 from sinkscope.evaluation.plans import chat_text
 from sinkscope.evaluation.work_folder import share_of_process
+from sinkscope.interventions import parse_rule
 from sinkscope.models import Model, load
 
 LENGTH = 256
@@ -83,7 +83,7 @@ class SinkscopeLM(TemplateLM):
         self.model = pretrained if isinstance(pretrained, Model) else load(pretrained, dtype=dtype, device=_own_device(device))
         self.tokenizer = self.model.tokenizer
         self.hide = hide.replace(";", ",")
-        self.rule = find_rules([self.hide])[self.hide]
+        self.rule = parse_rule(self.hide)
         self.batch = int(batch_size)
         self.likelihood = {"method": method, "samples": samples, "guidance": likelihood_guidance, "seed": int(settings.get("seed", 0))}
         self.settings = settings
@@ -131,7 +131,7 @@ class SinkscopeLM(TemplateLM):
             settings, stops = self._settings(arguments[indices[0]][1])
             settings = replace(settings, seed=settings.seed + indices[0])
             prompts = [self.model.encode(self.tok_encode(arguments[index][0])) for index in indices]
-            with hiding(self.rule, self.model) as effect:
+            with rule_in_force(self.rule, self.model) as effect:
                 generations = generate(self.model, prompts, **asdict(settings))
                 self._note(*(effect(row) for row in range(len(prompts))))
             return [answer_until(self.model, one.tokens[one.prompt_length :], stops) for one in generations]
@@ -173,7 +173,7 @@ class SinkscopeLM(TemplateLM):
     def _score(self, context: list[int], continuation: list[int]) -> tuple[float, bool]:
         from sinkscope.decoding.likelihood import log_likelihood
 
-        with hiding(self.rule, self.model) as effect:
+        with rule_in_force(self.rule, self.model) as effect:
             found = log_likelihood(self.model, context, continuation, **self.likelihood, batch=self.batch)
             self._note(effect(None))
         if found.greedy is None and not self._said_greedy:

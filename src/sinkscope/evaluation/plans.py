@@ -8,10 +8,11 @@ from typing import Any
 
 from sinkscope.decoding import SETTINGS, Settings, make_batch, resolve_settings
 from sinkscope.errors import CallError, ModelError
+from sinkscope.evaluation.answers import Rule
 from sinkscope.evaluation.choices import LikelihoodSettings, count_tokens, settings_for
-from sinkscope.evaluation.hiding import Rule, check_count, find_rules
 from sinkscope.evaluation.protocols import AUTO, find_protocol
 from sinkscope.evaluation.tasks import PUBLISHED, Message, Task, find_task
+from sinkscope.interventions import parse_rule
 from sinkscope.models import Model
 
 LENGTH, BLOCK = 64, 16
@@ -84,7 +85,7 @@ def make_plans(model: Model, request: Request) -> tuple[list[TaskPlan], dict[str
             raise CallError(f"{name}: expected a list of {example}, found {value!r}")
     if request.limit is not None and request.limit < 1:
         raise CallError(f"limit: expected at least 1 problem, found {request.limit}")
-    rules = find_rules(request.hide)
+    rules = {text: parse_rule(text) for text in dict.fromkeys(request.hide)}
     tasks = [find_task(name, request.data) for name in dict.fromkeys(request.tasks)]
     for task in tasks:
         if task.runs_programs and not request.allow_code_execution:
@@ -99,8 +100,8 @@ def make_plans(model: Model, request: Request) -> tuple[list[TaskPlan], dict[str
             continue
         make_batch(model, [max(plan.encoded, key=len)], [None], plan.sampler.length)
         written = 1 if model.family.causal else plan.sampler.length
-        for text in rules:
-            check_count(text, [len(ids) + written for ids in plan.encoded])
+        for text, rule in rules.items():
+            _check_canvases(text, rule, [len(ids) + written for ids in plan.encoded])
     return plans, rules
 
 
@@ -137,7 +138,14 @@ def _check_likelihoods(model: Model, plan: TaskPlan, rules: Mapping[str, Rule]) 
                 f"hide: {text} decides by the step before, and a likelihood has one step a text; "
                 f"expected observe=current, as in {text.partition('@')[0]}@current"
             )
-        check_count(text, lengths)
+        _check_canvases(text, rule, lengths)
+
+
+def _check_canvases(text: str, rule: Rule, canvases: Sequence[int]) -> None:
+    """Raise CallError for a rule that needs longer canvases than the shortest, given the tokens of each when it first comes into force."""
+    if min(canvases) < rule.least_tokens:
+        where = f"that of problem {canvases.index(min(canvases))} has {min(canvases)}"
+        raise CallError(f"hide: {text} needs a canvas of at least {rule.least_tokens} tokens; {where}: choose fewer keys")
 
 
 def _resolve(model: Model, task: Task, settings: Mapping[str, Any]) -> Settings:

@@ -70,7 +70,8 @@ MODELS: dict[str, tuple[str, Shape]] = {
     "lab-autoregressive": ("llama", replace(_LAB, causal=True)),
 }
 """Family and shape of the checkpoints of a runbook, by name."""
-CONTROLS = ("random", "ranks", "mass", "persistent", "class")
+CONTROLS = ("random", "ranks")
+"""The controls of a run, unless others are asked for."""
 PUBLISHED = tuple(name for name in MODELS if "/" in name)
 LAB = tuple(name for name in MODELS if "/" not in name)
 
@@ -128,22 +129,25 @@ class Cost:
     disk_gib: float
 
 
-def rules_for(model: str, ks: Sequence[int], seeds: int, controls: Sequence[str] = CONTROLS[:2]) -> tuple[str, ...]:
+def rules_for(model: str, ks: Sequence[int], seeds: int, controls: Sequence[str] = CONTROLS) -> tuple[str, ...]:
     """Paper 1's rules and the controls it lacks, with several seeds where they draw at random; controls stand in for the keys of the rule.
 
     Raises:
         CallError: an unknown control.
     """
-    unknown = [control for control in controls if control not in CONTROLS]
+    from sinkscope.interventions import known_controls  # here, as it loads torch
+
+    known = known_controls()
+    unknown = [control for control in controls if control not in known]
     if unknown:
-        raise CallError(f"controls: expected some of {', '.join(CONTROLS)}, found {unknown[0]!r}")
+        raise CallError(f"controls: expected some of {', '.join(known)}, found {unknown[0]!r}")
     decide = "@last_row" if MODELS[model][1].causal else ""
     rules = ["none"]
     for k in ks:
         rules.append(f"top:{k}{decide}")
         for control in controls:
             seeded = [f"{control}:{k}{decide}{',' if decide else '@'}seed={seed}" for seed in range(seeds)]
-            rules += [f"ranks:{k}{decide}"] if control == "ranks" else seeded
+            rules += seeded if known[control] else [f"{control}:{k}{decide}"]
     return tuple(rules)
 
 
@@ -152,7 +156,7 @@ def paper1(
     *,
     ks: Sequence[int] = (1, 5, 10),
     seeds: int = 3,
-    controls: Sequence[str] = CONTROLS[:2],
+    controls: Sequence[str] = CONTROLS,
     limit: int | None = None,
     traces: int = 30,
 ) -> tuple[Part, ...]:
@@ -162,7 +166,7 @@ def paper1(
         models: names of `MODELS`.
         ks: how many sinks are hidden.
         seeds: of each control that draws at random.
-        controls: some of `CONTROLS`.
+        controls: some of `known_controls`.
         limit: problems of each task; all when None.
         traces: recorded generations a model (the paper's Table 2: 30).
 

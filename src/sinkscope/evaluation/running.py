@@ -19,9 +19,8 @@ import torch
 
 from sinkscope.decoding import Generation, generate
 from sinkscope.errors import CallError, EvaluationError
-from sinkscope.evaluation.answers import answer_until
+from sinkscope.evaluation.answers import Rule, answer_until, rule_in_force
 from sinkscope.evaluation.choices import LikelihoodSettings, ask
-from sinkscope.evaluation.hiding import Rule, hiding
 from sinkscope.evaluation.plans import Request, TaskPlan, make_plans
 from sinkscope.evaluation.protocols import AUTO
 from sinkscope.evaluation.results import Result, collect
@@ -157,7 +156,7 @@ def _work(model: Model, batch: _Batch, missing: Sequence[int]) -> Iterator[tuple
     began = time.monotonic()
     # Row i draws from seed + i: the seed of a problem depends on its number, not on the batch.
     own = replace(plan.sampler, seed=plan.sampler.seed + start)
-    with hiding(batch.rule, model) as effect:
+    with rule_in_force(batch.rule, model) as effect:
         generations = generate(model, list(plan.encoded[start : batch.indices.stop]), **asdict(own))
         for _ in range(plan.task.passes - 1):
             thoughts = [_read_so_far(model, one) for one in generations]
@@ -200,7 +199,7 @@ def _compare(model: Model, batch: _Batch, missing: Sequence[int], settings: Like
     plan = batch.plan
     for index in missing:
         began, question = time.monotonic(), plan.problems[index]
-        with hiding(batch.rule, model) as effect:
+        with rule_in_force(batch.rule, model) as effect:
             asked = ask(model, question, settings, index, len(batch.indices))
             found = effect(None)
         score = plan.task.score(question, asked)

@@ -1,26 +1,20 @@
-"""Taking keys away while a model writes: the rules, their controls, and what came of it."""
+"""Taking keys away while a model writes: rules, their controls, and how much attention they removed."""
 
-from sinkscope.interventions.calibration import calibrate_excess
-from sinkscope.interventions.composition import Composed, compose, drop_past
+import warnings
+from typing import Any
+
+from sinkscope.interventions.controls import MassMatchedKeys, NextRanks, PersistentRandomKeys, RandomKeys, SameClassKeys
 from sinkscope.interventions.effect import Effect
-from sinkscope.interventions.hiding import Hiding, Observation, RuleContext
-from sinkscope.interventions.intervention import Intervention
-from sinkscope.interventions.mass_matched_keys import MassMatchedKeys
-from sinkscope.interventions.next_ranks import NextRanks
+from sinkscope.interventions.fixed_keys import HidePositions, HideSinkToken, KeepWindow, drop_past
+from sinkscope.interventions.hiding import Hiding
+from sinkscope.interventions.intervention import Composed, Intervention, compose
 from sinkscope.interventions.observed import Observed, Ranking
-from sinkscope.interventions.persistent_random_keys import PersistentRandomKeys
-from sinkscope.interventions.positions import HidePositions
-from sinkscope.interventions.random_keys import RandomKeys
-from sinkscope.interventions.rules import RULES, parse_rule, split_rules
-from sinkscope.interventions.same_class_keys import SameClassKeys
-from sinkscope.interventions.sink_token import HideSinkToken
-from sinkscope.interventions.sinks_above import HideSinksAbove
+from sinkscope.interventions.rule_context import Observation, RuleContext
+from sinkscope.interventions.rules import known_controls, known_rules, parse_rule, split_rules
+from sinkscope.interventions.sinks_above import HideSinksAbove, calibrate_excess
 from sinkscope.interventions.top_sinks import HideTopSinks, SinkRule
-from sinkscope.interventions.why import Reliance, reliance
-from sinkscope.interventions.window import KeepWindow
 
 __all__ = [
-    "RULES",
     "Composed",
     "Effect",
     "HidePositions",
@@ -30,21 +24,32 @@ __all__ = [
     "Hiding",
     "Intervention",
     "KeepWindow",
-    "RuleContext",
     "MassMatchedKeys",
     "NextRanks",
+    "Observation",
     "Observed",
     "PersistentRandomKeys",
     "RandomKeys",
     "Ranking",
-    "Reliance",
+    "RuleContext",
     "SameClassKeys",
-    "Observation",
     "SinkRule",
     "calibrate_excess",
     "compose",
     "drop_past",
+    "known_controls",
+    "known_rules",
     "parse_rule",
-    "reliance",
     "split_rules",
 ]
+
+_RENAMED: dict[str, Any] = {"Look": RuleContext, "Seen": Observation}
+
+
+def __getattr__(name: str) -> Any:
+    """Return what an old name stands for, with a warning."""
+    if name not in _RENAMED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    new = _RENAMED[name].__name__
+    warnings.warn(f"sinkscope.interventions.{name} is now called {new}", DeprecationWarning, stacklevel=2)
+    return _RENAMED[name]

@@ -1,17 +1,20 @@
-"""The base of everything that takes keys away: one verb, and the options that limit any of them."""
+"""The base class of everything that takes keys away, with the options that limit any of them; and several such rules at once."""
 
+import dataclasses
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, get_type_hints
 
 from torch import Tensor, nn
 
 from sinkscope.errors import CallError
-from sinkscope.interventions.canvas import GROUPS
-from sinkscope.interventions.hiding import Hiding, Observation, RuleContext, hiding
+from sinkscope.interventions.hiding import Hiding, hiding
 from sinkscope.interventions.ranking import Scope
+from sinkscope.interventions.rule_context import Observation, RuleContext
+from sinkscope.interventions.step_canvas import GROUPS
 from sinkscope.models import Model
 
 Where = str | Collection[int] | None
@@ -19,20 +22,32 @@ Where = str | Collection[int] | None
 
 @dataclass(frozen=True, kw_only=True)
 class Intervention(ABC):
-    """Takes keys away from queries: a frozen value; called with a model, a context manager.
+    """A rule that takes keys away from queries: a frozen value, and called with a model a context manager.
 
-    ``with HideTopSinks(1)(model) as hiding:`` leaves no trace on the model, also after an exception; what came of it
-    is in ``hiding.effect``. A query never loses its last visible key.
+    ``with HideTopSinks(1)(model) as hiding:`` hides while the body runs and leaves no trace on the model, also after an exception;
+    ``hiding.effect`` says how much attention was removed. A query never loses its last visible key.
+
+    A subclass implements `choose`. To be found by `parse_rule` and ``--hide``, it names its `rule` and lies in a module of this
+    package, or in one that an installed package declares as an entry point of the group ``sinkscope.interventions``.
 
     Attributes:
-        layers: numbers of the layers it is limited to, from 0; all when None.
-        steps: numbers of the steps of a generation it is limited to, from 0.
-        keys: the only keys it may choose among: positions of the canvas (padding left out), or ``masked``,
-            ``unmasked``, ``prompt``, ``answer``.
-        queries: the only queries that lose them, said in the same way.
-        effect: ``mask``: −∞ before the softmax, so that the other keys share the attention; ``zero``: 0 after the
-            softmax, so that it is lost, and with it the values.
+        layers: numbers of the layers to which the rule is limited, from 0; all when None.
+        steps: numbers of the steps of a generation to which it is limited, from 0; all when None.
+        keys: the only keys it may choose: positions of the canvas (padding not counted), or ``masked``, ``unmasked``, ``prompt``,
+            ``answer``; any when None.
+        queries: the only queries that lose them, named in the same way.
+        effect: ``mask``: −∞ before the softmax, so that the other keys share the attention; ``zero``: 0 after the softmax, so that
+            the attention is lost, and with it the values.
     """
+
+    rule: ClassVar[str] = ""
+    """How the rule is written as text, such as ``top:K``: its word, and a name for each argument; empty for a rule without a text."""
+    observing: ClassVar[bool] = True
+    """Whether `choose` may ask for attention (`RuleContext.seen`). False saves a sweep in layers and steps where nothing is hidden."""
+    control: ClassVar[bool] = False
+    """Whether the rule hides other keys in place of the top K, for comparison; see `controls`."""
+    takes_own: ClassVar[bool] = False
+    """Whether the network's own sink token or learned logit is taken away too."""
 
     layers: Collection[int] | None = None
     steps: Collection[int] | None = None
@@ -42,85 +57,136 @@ class Intervention(ABC):
 
     def __post_init__(self) -> None:
         for name in ("layers", "steps", "keys", "queries"):
-            object.__setattr__(self, name, _numbers(name, getattr(self, name), words=name in ("keys", "queries")))
+            object.__setattr__(self, name, _read_numbers(name, getattr(self, name), words=name in ("keys", "queries")))
         check_choice("effect", self.effect, ("mask", "zero"))
 
     @abstractmethod
     def choose(self, context: RuleContext) -> Tensor | None:
-        """The keys to take away in one layer of one step.
+        """Return the keys to take away in one layer of one step.
 
         Returns:
             bool [batch, head, key] or [batch, head, query, key], with one head for all where they do not differ;
-            None as long as the rule is not in force (nothing has been observed yet).
+            None while the rule is not in force, such as before anything has been observed.
         """
 
     @property
     def most(self) -> int | None:
-        """How many keys a head can lose; None where that is not known beforehand."""
+        """The largest number of keys that a head can lose; None where it is not known beforehand."""
         return None
 
     @property
+    def least_tokens(self) -> int:
+        """The smallest number of tokens that a canvas must have."""
+        return 1
+
+    @property
     def idle(self) -> bool:
-        """Whether this hides nothing whatever the model does; the model then runs untouched."""
+        """Whether the rule hides nothing whatever the model does; the model then runs untouched."""
         return self.layers == () or self.steps == () or self.keys == () or self.queries == ()
 
     @property
-    def observing(self) -> bool:
-        """Whether the columns of a step are needed in the next one."""
-        return False
-
-    @property
-    def takes_own(self) -> bool:
-        """Whether the network's own sink token or learned logit is taken away too."""
-        return False
-
-    @property
     def waits(self) -> bool:
-        """Whether it goes by the step before, and so does nothing where there is only one step, as in a likelihood."""
+        """Whether the rule needs the step before, and so hides nothing where there is only one step, as in a likelihood."""
         return False
 
     @property
     def unhidden_pass(self) -> bool:
-        """Whether every step needs an extra forward call without hiding."""
+        """Whether every step needs one more forward call with nothing hidden (``clean`` attention)."""
         return False
 
-    def criterion(self, seen: Observation, causal: bool) -> tuple[Tensor, Scope]:
-        """Values [batch, head, key] by which the current top K is told, and which heads share them; for `Effect.hits`."""
-        return (seen.last_row if causal else seen.columns), "head"
+    def criterion(self, found: Observation, causal: bool) -> tuple[Tensor, Scope]:
+        """Return values [batch, head, key] that rank the keys, and which heads share a ranking; `Effect.hits` counts by it."""
+        return (found.last_row if causal else found.columns), "head"
+
+    @classmethod
+    def read_arguments(cls, text: str) -> tuple[Any, ...]:
+        """Return the arguments that stand behind the colon in the text of a rule.
+
+        They are separated by ``+``, one for each name in `rule`, in the order of the class's positional fields; each is a whole
+        number or a number, as its field is annotated.
+
+        Raises:
+            ValueError: the text does not fit.
+        """
+        hints = get_type_hints(cls)
+        fields = [field for field in dataclasses.fields(cls) if field.init and not field.kw_only]
+        names, parts = cls.rule.partition(":")[2].split("+"), text.split("+")
+        if len(parts) != len(names):
+            raise ValueError(f"expected {len(names)} arguments, found {len(parts)}")
+        for field, part in zip(fields, parts, strict=False):
+            if hints[field.name] is int and not re.fullmatch(r"[0-9]+", part):
+                raise ValueError(f"expected a whole number, found {part!r}")
+        return tuple(hints[field.name](part) for field, part in zip(fields, parts, strict=False))
 
     @contextmanager
     def __call__(self, model: Model | nn.Module) -> Iterator[Hiding]:
-        """Hides while the body runs.
+        """Hide while the body runs.
 
         Raises:
             CallError: no model, or layers that it does not have.
             AttentionError: the model's attention cannot be changed.
         """
-        with hiding(model, (self,)) as running:
+        with hiding(model, () if self.idle else (self,)) as running:
             yield running
 
 
-def check_choice(name: str, value: Any, known: Collection[str]) -> None:
-    """Refuses a word that is none of the known ones.
+@dataclass(frozen=True)
+class Composed:
+    """Rules in force at the same time: a key is hidden where any of them hides it. Made by `compose`.
+
+    Its effect counts removed attention once. Each rule observes what all of them do: ``local`` is without any hiding,
+    ``hidden`` with all of it.
+    """
+
+    parts: tuple[Intervention, ...]
+
+    @property
+    def idle(self) -> bool:
+        """Whether none of them hides anything."""
+        return all(part.idle for part in self.parts)
+
+    @property
+    def waits(self) -> bool:
+        """Whether any of them needs the step before; see `Intervention.waits`."""
+        return any(part.waits for part in self.parts)
+
+    @property
+    def least_tokens(self) -> int:
+        """The smallest number of tokens that a canvas must have."""
+        return max((part.least_tokens for part in self.parts), default=1)
+
+    @contextmanager
+    def __call__(self, model: Model | nn.Module) -> Iterator[Hiding]:
+        """Hide while the body runs; see `Intervention`."""
+        with hiding(model, [part for part in self.parts if not part.idle]) as running:
+            yield running
+
+
+def compose(*rules: Intervention | Composed) -> Composed:
+    """Return several rules as one; of none, one that hides nothing.
 
     Raises:
-        CallError: names them.
+        CallError: something that is no rule.
     """
+    wrong = [rule for rule in rules if not isinstance(rule, Intervention | Composed)]
+    if wrong:
+        raise CallError(f"compose: expected interventions such as HideTopSinks(1), found {wrong[0]!r}")
+    return Composed(tuple(part for rule in rules for part in (rule.parts if isinstance(rule, Composed) else (rule,))))
+
+
+def check_choice(name: str, value: Any, known: Collection[str]) -> None:
+    """Raise CallError for a word that is none of the known ones."""
     if value not in known:
         raise CallError(f"{name}: expected {' or '.join(known)}, found {value!r}")
 
 
 def check_count(name: str, value: Any) -> None:
-    """Refuses what is no number of keys.
-
-    Raises:
-        CallError: not a whole number from 0.
-    """
+    """Raise CallError for anything but a whole number from 0 upwards."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise CallError(f"{name}: expected a whole number from 0 upwards, found {value!r}")
 
 
-def _numbers(name: str, given: Any, words: bool) -> Any:
+def _read_numbers(name: str, given: Any, words: bool) -> Any:
     if given is None or (words and isinstance(given, str) and given in GROUPS):
         return given
     expected = "numbers from 0 upwards, such as range(4) or (0, 2)" + (f", or one of {', '.join(GROUPS)}" if words else "")

@@ -10,23 +10,23 @@ SCOPES: tuple[Scope, ...] = ("head", "kv_head", "layer")
 
 
 def excess_of(columns: Tensor, real: Tensor) -> Tensor:
-    """c_j − mean over k ≠ j of c_k (paper 1, Eq. 3): columns [batch, head, key], real [batch, key] → [batch, head, key]."""
+    """Return c_j − mean over k ≠ j of c_k (paper 1, Eq. 3): columns [batch, head, key], real [batch, key] → [batch, head, key]."""
     real = real[:, None]
     total = (columns * real).sum(-1, keepdim=True)
     return columns - (total - columns) / (real.sum(-1, keepdim=True) - 1).clamp(min=1)
 
 
 FEW = 6
-"""Up to so many ranks, looking for the largest value so many times is quicker than sorting (ten times for one rank)."""
+"""Up to this many ranks, repeated arg-max is quicker than sorting (ten times quicker for one rank)."""
 
 
 def rank_of(values: Tensor, candidates: Tensor, most: int | None = None) -> Tensor:
-    """Rank of every key in its head, 0 for the largest value, ties to the lower position; others behind the candidates.
+    """Return the rank of every key in its head: 0 for the largest value, ties to the lower position, no candidates last.
 
     Args:
         values: [batch, head, key].
         candidates: bool [batch, 1 or head, key].
-        most: only so many ranks are asked for; what lies behind them may get any rank from ``most`` on.
+        most: how many ranks must be exact; keys behind them may get any rank from ``most`` on. All when None.
 
     Returns:
         int64 [batch, head, key].
@@ -45,7 +45,7 @@ def rank_of(values: Tensor, candidates: Tensor, most: int | None = None) -> Tens
 
 
 def pool(values: Tensor, scope: Scope, kv_heads: int) -> Tensor:
-    """Mean over the heads that share a ranking: [batch, head, key] → [batch, head or kv_head or 1, key]."""
+    """Return the mean over the heads that share a ranking: [batch, head, key] → [batch, head or kv_head or 1, key]."""
     if scope == "head":
         return values
     if scope == "layer":
@@ -55,5 +55,5 @@ def pool(values: Tensor, scope: Scope, kv_heads: int) -> Tensor:
 
 
 def spread(chosen: Tensor, heads: int) -> Tensor:
-    """The inverse of `pool` for what was chosen: [batch, group, key] → [batch, 1 or head, key]."""
+    """Repeat what a group chose for each of its heads: [batch, group, key] → [batch, 1 or head, key]. Undoes `pool`."""
     return chosen if chosen.shape[1] in (1, heads) else chosen.repeat_interleave(heads // chosen.shape[1], dim=1)

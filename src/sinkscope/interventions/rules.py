@@ -1,82 +1,90 @@
-"""Rules as text, as ``--hide`` takes them: ``top:1``, ``random:5@seed=2``, ``top:1@current,last_row``."""
+"""Rules as text, as ``--hide`` takes them: ``top:1``, ``random:5@seed=2``, ``top:1@current,last_row``.
+
+Every class with a `Intervention.rule` is found by itself: those in the modules of this package, and those that an installed package
+declares as entry points of the group ``sinkscope.interventions`` (a class, or a module with classes).
+"""
 
 import dataclasses
+import functools
+import inspect
+import pkgutil
 import re
-from typing import Any
+from collections.abc import Iterator
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from sinkscope.errors import CallError
-from sinkscope.interventions.canvas import GROUPS
-from sinkscope.interventions.composition import Composed, compose
-from sinkscope.interventions.intervention import Intervention
-from sinkscope.interventions.mass_matched_keys import MassMatchedKeys
-from sinkscope.interventions.next_ranks import NextRanks
-from sinkscope.interventions.persistent_random_keys import PersistentRandomKeys
-from sinkscope.interventions.random_keys import RandomKeys
-from sinkscope.interventions.same_class_keys import SameClassKeys
-from sinkscope.interventions.sink_token import HideSinkToken
-from sinkscope.interventions.sinks_above import HideSinksAbove
-from sinkscope.interventions.top_sinks import HideTopSinks
-from sinkscope.interventions.window import KeepWindow
+from sinkscope.interventions.intervention import Composed, Intervention, compose
+from sinkscope.interventions.step_canvas import GROUPS
 
-RULES: dict[str, tuple[str, type[Intervention]]] = {
-    "top": ("K", HideTopSinks),
-    "random": ("K", RandomKeys),
-    "mass": ("K", MassMatchedKeys),
-    "persistent": ("K", PersistentRandomKeys),
-    "ranks": ("K", NextRanks),
-    "class": ("K", SameClassKeys),
-    "above": ("E", HideSinksAbove),
-    "window": ("SINKS+RECENT", KeepWindow),
-    "sink-token": ("", HideSinkToken),
-}
-"""Name → (what stands behind the colon, nothing where there is none, the class)."""
-
-WORDS: dict[str, tuple[str, Any]] = {
-    "previous": ("observe", "previous"),
-    "current": ("observe", "current"),
-    "local": ("measured", "local"),
-    "hidden": ("measured", "hidden"),
-    "clean": ("measured", "clean"),
-    "columns": ("decide", "columns"),
-    "last_row": ("decide", "last_row"),
-    "head": ("scope", "head"),
-    "kv_head": ("scope", "kv_head"),
-    "layer": ("scope", "layer"),
-    "only_sinks": ("only_sinks", True),
-    "percent": ("unit", "percent"),
-    "mask": ("effect", "mask"),
-    "zero": ("effect", "zero"),
-}
+ENTRY_POINTS = "sinkscope.interventions"
+NOTHING = "none"
 LISTS = ("layers", "steps", "keys", "queries")
+_NUMBERS: dict[Any, str] = {int: r"[0-9]+", float: r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?|inf"}
+
+
+@functools.cache
+def known_rules() -> dict[str, type[Intervention]]:
+    """Return the class of every rule by its word, in alphabetical order.
+
+    Raises:
+        CallError: two rules of one word, or an entry point that brings no rule.
+    """
+    package = Path(__file__).parent
+    kinds = [kind for module in pkgutil.iter_modules([str(package)]) for kind in _rules_in(import_module(f"{__package__}.{module.name}"))]
+    found: dict[str, type[Intervention]] = {}
+    for kind in [*kinds, *_declared_rules()]:
+        word = kind.rule.partition(":")[0]
+        if word in (NOTHING, *found):
+            other = "the rule that hides nothing" if word == NOTHING else found[word].__qualname__
+            raise CallError(f"{kind.__qualname__}: expected a word of its own, found {word!r}, which is {other}")
+        found[word] = kind
+    return dict(sorted(found.items()))
+
+
+def known_controls() -> dict[str, bool]:
+    """Return for the word of every control whether it draws at random, and so takes a seed."""
+    return {word: "seed" in _option_fields(kind) for word, kind in known_rules().items() if kind.control}
 
 
 def parse_rule(text: str) -> Intervention | Composed:
-    """The intervention a rule stands for.
+    """Return the intervention that a rule stands for.
 
-    ``none``, ``top:K``, ``random:K``, ``mass:K``, ``persistent:K``, ``ranks:K``, ``class:K``, ``above:E``,
-    ``window:SINKS+RECENT``, ``sink-token``, with options behind ``@``, separated by commas: the words of `WORDS`, ``seed=N``, and
-    ``layers=``, ``steps=``, ``keys=``, ``queries=`` with numbers such as ``0-3+7`` or, for keys and queries,
-    ``masked``, ``unmasked``, ``prompt``, ``answer``.
+    A rule is a word of `known_rules` and its arguments, such as ``top:1`` or ``window:4+64``, or ``none``, which hides nothing.
+    Options follow ``@``, separated by commas. They are the fields of the rule's class: a choice is written as its value (``current``),
+    a switch as its name (``only_sinks``), a number as ``seed=2``; ``layers=``, ``steps=``, ``keys=``, ``queries=`` take numbers such as
+    ``0-3+7``, the last two also ``masked``, ``unmasked``, ``prompt``, ``answer``.
 
     Raises:
-        CallError: names the rules or options there are.
+        CallError: no such rule, argument or option; the message names those there are.
     """
     head, _, tail = text.strip().partition("@")
-    name, colon, amount = head.partition(":")
-    if head == "none" and not tail:
+    word, colon, arguments = head.partition(":")
+    if head == NOTHING and not tail:
         return compose()
-    if name not in RULES or bool(colon) != bool(RULES[name][0]):
-        known = ", ".join(["none", *(f"{rule}:{shape}" if shape else rule for rule, (shape, _) in RULES.items())])
+    rules = known_rules()
+    if word not in rules or bool(colon) != (":" in rules[word].rule):
+        known = ", ".join([NOTHING, *(kind.rule for kind in rules.values())])
         raise CallError(f"no rule {text!r}; expected one of {known}, with options behind @ as in top:1@current")
-    shape, kind = RULES[name]
-    return kind(*_amounts(text, name, shape, amount), **_options(text, name, kind, tail))
+    kind = rules[word]
+    try:
+        given = kind.read_arguments(arguments) if colon else ()
+    except ValueError:
+        raise CallError(f"rule {text!r}: expected {kind.rule}, found {arguments!r} behind the colon") from None
+    return kind(*given, **_options(text, word, kind, tail))
 
 
 def split_rules(text: str) -> list[str]:
-    """Rules separated by commas, each once and with its options: ``none,top:1@current,last_row`` → ``none``, ``top:1@current,last_row``."""
+    """Return rules separated by commas, each once and with its options: ``none,top:1@current,last_row`` has two.
+
+    A piece belongs to the options of the rule before it unless it begins a rule itself.
+    """
     rules: list[str] = []
     for piece in filter(None, map(str.strip, text.split(","))):
-        bare = piece.partition("@")[0] in ("none", *(name for name, (shape, _) in RULES.items() if not shape))
+        bare = piece.partition("@")[0] in (NOTHING, *(word for word, kind in known_rules().items() if ":" not in kind.rule))
         if rules and "@" in rules[-1] and ":" not in piece and not bare:
             rules[-1] += f",{piece}"
         else:
@@ -84,44 +92,65 @@ def split_rules(text: str) -> list[str]:
     return list(dict.fromkeys(rules))
 
 
-def _amounts(text: str, name: str, shape: str, amount: str) -> list[Any]:
-    if not shape:
-        return []
-    try:
-        if shape == "E":
-            return [float(amount)]
-        parts = amount.split("+") if "+" in shape else [amount]
-        if len(parts) != len(shape.split("+")) or not all(re.fullmatch(r"[0-9]+", part) for part in parts):
-            raise ValueError
-        return [int(part) for part in parts]
-    except ValueError:
-        raise CallError(f"rule {text!r}: expected {name}:{shape}, found {amount!r} behind the colon") from None
+def _rules_in(module: ModuleType) -> Iterator[type[Intervention]]:
+    """Yield the classes of a module that name a rule of their own."""
+    for kind in vars(module).values():
+        if isinstance(kind, type) and issubclass(kind, Intervention) and kind.__module__ == module.__name__ and vars(kind).get("rule"):
+            yield kind
 
 
-def _options(text: str, name: str, kind: type[Intervention], tail: str) -> dict[str, Any]:
-    fields = {field.name for field in dataclasses.fields(kind)}
+def _declared_rules() -> Iterator[type[Intervention]]:
+    """Yield the rules that installed packages declare."""
+    for point in entry_points(group=ENTRY_POINTS):
+        try:
+            loaded = point.load()
+        except (ImportError, AttributeError) as error:
+            raise CallError(f"the entry point {point.name} of {ENTRY_POINTS} cannot be loaded from {point.value}: {error}") from error
+        found = list(_rules_in(loaded)) if isinstance(loaded, ModuleType) else [loaded]
+        good = [kind for kind in found if isinstance(kind, type) and issubclass(kind, Intervention) and kind.rule]
+        if not found or len(good) < len(found):
+            raise CallError(
+                f"the entry point {point.name} of {ENTRY_POINTS}: expected an Intervention with a `rule`, or a module with some, "
+                f"found {point.value}"
+            )
+        yield from good
+
+
+def _options(text: str, word: str, kind: type[Intervention], tail: str) -> dict[str, Any]:
+    hints = get_type_hints(kind)
+    fields = _option_fields(kind)
+    words = _option_words(fields, hints)
     found: dict[str, Any] = {}
     for piece in filter(None, map(str.strip, tail.split(","))):
-        word, equals, value = piece.partition("=")
-        if equals and word in LISTS:
-            key, chosen = word, value if value in GROUPS else _numbers(text, word, value)
-        elif equals and word == "seed" and re.fullmatch(r"[0-9]+", value):
-            key, chosen = word, int(value)
-        elif not equals and word in WORDS:
-            key, chosen = WORDS[word]
+        name, equals, value = piece.partition("=")
+        if equals and name in LISTS and name in fields:
+            key, chosen = name, value if value in GROUPS else _read_numbers(text, name, value)
+        elif equals and name in fields and re.fullmatch(_NUMBERS.get(hints[name], "(?!)"), value):
+            key, chosen = name, hints[name](value)
+        elif not equals and piece in words:
+            key, chosen = words[piece]
         else:
-            key, chosen = "", None
-        if key not in fields:
-            known = [one for one, (option, _) in WORDS.items() if option in fields]
-            known += [f"{one}=…" for one in ("seed", *LISTS) if one in fields]
-            raise CallError(f"rule {text!r}: {name} has no option {piece!r}; expected some of {', '.join(known)}")
+            known = [*words, *(f"{one}=…" for one in fields if one in LISTS or hints[one] in _NUMBERS)]
+            raise CallError(f"rule {text!r}: {word} has no option {piece!r}; expected some of {', '.join(known)}")
         if key in found and found[key] != chosen:
             raise CallError(f"rule {text!r}: {key} is given twice")
         found[key] = chosen
     return found
 
 
-def _numbers(text: str, name: str, value: str) -> tuple[int, ...]:
+def _option_fields(kind: type[Intervention]) -> list[str]:
+    """Return the names of a rule's options, its own before those of its base classes."""
+    options = {field.name for field in dataclasses.fields(kind) if field.kw_only and field.init}
+    return [name for base in kind.__mro__ for name in inspect.get_annotations(base) if name in options]
+
+
+def _option_words(fields: list[str], hints: dict[str, Any]) -> dict[str, tuple[str, Any]]:
+    """Return for each word that may stand as an option the field it sets, and the value."""
+    choices = {value: (name, value) for name in fields if get_origin(hints[name]) is Literal for value in get_args(hints[name])}
+    return choices | {name: (name, True) for name in fields if hints[name] is bool}
+
+
+def _read_numbers(text: str, name: str, value: str) -> tuple[int, ...]:
     numbers: list[int] = []
     for part in value.split("+"):
         ends = re.fullmatch(r"([0-9]+)(?:-([0-9]+))?", part)

@@ -1,16 +1,22 @@
-"""Hiding every key whose excess is above a threshold (paper 1, Eq. 3)."""
+"""Hiding every key whose excess is above a threshold (paper 1, Eq. 3), and the threshold that hides K keys on average."""
 
 import math
-from dataclasses import KW_ONLY, dataclass
-from typing import Literal
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import Any, Literal
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from sinkscope.errors import CallError
-from sinkscope.interventions.hiding import RuleContext
 from sinkscope.interventions.intervention import check_choice
 from sinkscope.interventions.observed import Observed, Ranking
 from sinkscope.interventions.ranking import excess_of, spread
+from sinkscope.interventions.rule_context import RuleContext
+from sinkscope.models import Model
+
+BINS_PER_UNIT = 256
+LOWEST = -8.0
 
 
 @dataclass(frozen=True)
@@ -22,8 +28,10 @@ class HideSinksAbove(Observed):
 
     Attributes:
         excess: ε; infinite hides nothing.
-        unit: of ε: ``queries`` worth of attention, or ``percent`` of all of it.
+        unit: of ε: ``queries`` worth of attention, or ``percent`` of all attention.
     """
+
+    rule = "above:E"
 
     excess: float
     _: KW_ONLY
@@ -52,9 +60,60 @@ class HideSinksAbove(Observed):
         return spread(above, context.call.query.shape[1])
 
     def excess_of(self, ranking: Ranking) -> Tensor:
-        """Excess of every key in the rule's unit, [batch, group, key]."""
+        """Return the excess of every key in the rule's unit, [batch, group, key]."""
         values = ranking.values
         if self.unit == "percent":
             total = (values * ranking.real[:, None]).sum(-1, keepdim=True)
             values = 100 * values / total.clamp(min=1e-9)
         return excess_of(values, ranking.real)
+
+
+@dataclass(frozen=True)
+class _ExcessCount(HideSinksAbove):
+    """Hides nothing; counts how often each excess occurs, and in how many heads."""
+
+    found: dict[str, Any] = field(default_factory=dict, compare=False, kw_only=True)
+
+    @property
+    def idle(self) -> bool:
+        return False
+
+    def choose(self, context: RuleContext) -> Tensor | None:
+        ranking = self.rank(context)
+        if ranking is not None:
+            bins = ((self.excess_of(ranking) - LOWEST) * BINS_PER_UNIT).floor().long().clamp(min=0)
+            counts = bins[ranking.candidates.expand_as(bins)].bincount().cpu()
+            before = self.found.get("counts", counts.new_zeros(0))
+            width = max(len(before), len(counts))
+            self.found["counts"] = sum(torch.nn.functional.pad(one, (0, width - len(one))) for one in (before, counts))
+            self.found["heads"] = self.found.get("heads", 0) + bins.shape[0] * bins.shape[1]
+        return None
+
+
+def calibrate_excess(model: Model | nn.Module, run: Callable[[], Any], sinks_per_head: float, **options: Any) -> HideSinksAbove:
+    """Return the rule whose ε lies below ``sinks_per_head`` keys on average over steps, layers and heads of unhidden runs.
+
+    Args:
+        model: from `load`, or a bare network.
+        run: writes with the model, such as ``lambda: sinkscope.generate(model, prompts)``.
+        sinks_per_head: how many keys shall be hidden on average.
+        options: of `HideSinksAbove`.
+
+    Raises:
+        CallError: nothing that could be observed, or so many keys that ε would have to be negative.
+    """
+    rule = HideSinksAbove(0.0, **options)
+    count = _ExcessCount(**{**vars(rule), "found": {}})
+    with count(model):
+        run()
+    if not count.found:
+        raise CallError("run: expected it to write at least two steps with the model, found none to learn from")
+    above = count.found["counts"].flip(0).cumsum(0).flip(0) / count.found["heads"]  # keys per head from this bin on
+    place = int((above - sinks_per_head).abs().argmin())
+    excess = LOWEST + place / BINS_PER_UNIT
+    if not sinks_per_head > 0 or excess < 0:
+        raise CallError(
+            f"sinks_per_head: expected so few that their excess is positive, found {sinks_per_head:g}; "
+            f"{float(above[int(-LOWEST * BINS_PER_UNIT)]) if len(above) > -LOWEST * BINS_PER_UNIT else 0:.2f} keys per head have one"
+        )
+    return replace(rule, excess=excess)

@@ -6,20 +6,22 @@ from dataclasses import KW_ONLY, dataclass
 from torch import Tensor
 
 from sinkscope.errors import CallError
-from sinkscope.interventions.hiding import RuleContext
 from sinkscope.interventions.intervention import check_count
 from sinkscope.interventions.observed import Observed, Ranking
 from sinkscope.interventions.ranking import spread
+from sinkscope.interventions.rule_context import RuleContext
 
 
 @dataclass(frozen=True)
 class SinkRule(Observed, ABC):
-    """The top k keys of every head, or as many others in their place: the base of the rule and of its controls.
+    """The base of the rule that hides the top k keys of every head, and of its controls, which hide as many others instead.
 
     Attributes:
         k: how many keys per head; 0 hides nothing.
         only_sinks: of the top k, only those that are sinks by Eq. 3 (ε = 3 on column sums). Deep heads have one or two.
     """
+
+    control = True
 
     k: int
     _: KW_ONLY
@@ -32,6 +34,10 @@ class SinkRule(Observed, ABC):
     @property
     def most(self) -> int | None:
         return self.k
+
+    @property
+    def least_tokens(self) -> int:
+        return self.k + 1
 
     @property
     def idle(self) -> bool:
@@ -50,7 +56,7 @@ class SinkRule(Observed, ABC):
 
     @abstractmethod
     def pick(self, context: RuleContext, ranking: Ranking, top: Tensor) -> Tensor:
-        """The keys to hide, bool [batch, group, key], where the rule hides ``top``."""
+        """Return the keys to hide, bool [batch, group, key]; ``top`` are those that `HideTopSinks` would hide."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,9 @@ class HideTopSinks(SinkRule):
 
     Source: paper 1 (arXiv 2510.15731), Table 1: from the map of the step before, per layer and head, for all queries.
     """
+
+    rule = "top:K"
+    control = False
 
     def pick(self, context: RuleContext, ranking: Ranking, top: Tensor) -> Tensor:
         return top

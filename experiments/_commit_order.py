@@ -1,7 +1,10 @@
-"""Why hiding a sink may cost little (paper 1, §5.2): what it does to the confidence of the tokens that looked at it.
+"""Two instruments for paper 1's explanation of why hiding a sink costs a diffusion model little (§5.2).
 
-The paper's explanation: tokens that relied on the sink become less sure and are committed later, when the sink has moved.
-Here every step of an unhidden run is looked at again with the sinks hidden, on the same canvas, so that only the hiding differs.
+The explanation: tokens that relied on the sink become less confident and are committed later, when the sink has moved.
+
+`reliance` reads every step of an unhidden run again with the sinks hidden, on the same canvas, so that only the hiding differs.
+`write_in_order` writes in an order that is given: if hiding is harmless because tokens wait, it is no longer harmless when they may
+not. LLaDA's own ``remasking="random"`` also takes the choice of the order away.
 """
 
 from collections.abc import Sequence
@@ -12,15 +15,16 @@ import torch
 from torch import Tensor
 
 from sinkscope.attention import Columns, LayerCall, StepContext, Watcher, subscribed
+from sinkscope.decoding import Generation, make_batch, resolve_settings
+from sinkscope.decoding.canvas import publishing
 from sinkscope.errors import CallError
-from sinkscope.interventions.composition import Composed
-from sinkscope.interventions.intervention import Intervention
+from sinkscope.interventions import Composed, Intervention
 from sinkscope.models import Model
 
 
 @dataclass(frozen=True)
 class Reliance:
-    """One row for every masked position of every step from which on the rule hides something.
+    """What a rule did to confidence: one row for every masked position of every step in which the rule hides something.
 
     Attributes:
         step, position: int [row].
@@ -40,10 +44,10 @@ class Reliance:
     same_token: np.ndarray
 
     def correlations(self) -> dict[str, float]:
-        """Spearman's ρ of a position's attention to the hidden keys with what hiding did to it, mean over the steps with at least 3 rows.
+        """Return Spearman's ρ of a position's attention to the hidden keys with the effect of hiding, mean over steps of 3 rows or more.
 
-        ``confidence``: with its change (the explanation wants it negative); ``order``: with how many places later it comes
-        (positive). Steps in which nothing varies are left out; NaN where none is left.
+        ``confidence``: with the change of its confidence (the explanation predicts a negative ρ); ``order``: with how many places
+        later it comes (positive). Steps in which nothing varies are left out; NaN where none is left.
         """
         changes = {"confidence": self.confidence_hidden - self.confidence, "order": (self.order_hidden - self.order).astype(float)}
         return {name: self._within_steps(change) for name, change in changes.items()}
@@ -60,7 +64,7 @@ class Reliance:
 
 
 class _Lost(Watcher):
-    """Mean over layers and heads of what each query loses in the running step; None where nothing was hidden."""
+    """The share of attention that each query loses in the running step, mean over layers and heads; None where nothing is hidden."""
 
     def __init__(self) -> None:
         self._sum: Tensor | None = None
@@ -85,10 +89,12 @@ class _Lost(Watcher):
 def reliance(
     model: Model, canvases: Sequence[np.ndarray] | np.ndarray, rule: Intervention | Composed, candidates: np.ndarray | None = None
 ) -> Reliance:
-    """What a rule does to the confidence of every masked position, on the canvases of a run in which nothing was hidden.
+    """Compute what a rule does to the confidence of every masked position, on the canvases of a run in which nothing was hidden.
 
     Args:
+        model: from `load`, a diffusion model.
         canvases: token ids [step, position] that went into each step, such as ``trace.tokens[:]``.
+        rule: what is hidden.
         candidates: bool [step, position], the positions among which a step commits; all masked ones when None. With
             blocks, ``~numpy.isnan(trace.confidence[:])``.
 
@@ -134,7 +140,7 @@ def reliance(
 
 
 def _most_likely(model: Model, canvas: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """The most likely token of every position, and its probability."""
+    """Return the most likely token of every position, and its probability."""
     states = model.network.model(input_ids=canvas[None], use_cache=False).last_hidden_state[0]
     if model.family.shift:
         states = torch.cat([states[:1], states[:-1]])
@@ -146,3 +152,46 @@ def _order(confidence: np.ndarray) -> np.ndarray:
     places = np.empty(len(confidence), dtype=np.int64)
     places[np.argsort(-confidence, kind="stable")] = np.arange(len(confidence))
     return places
+
+
+def order_of(written: np.ndarray) -> list[list[int]]:
+    """Return the positions that each step of a trace committed, from ``trace.written[:]`` [step, position]."""
+    return [np.flatnonzero(step >= 0).tolist() for step in written]
+
+
+@torch.no_grad()
+def write_in_order(model: Model, prompt: str | Sequence[int], order: Sequence[Sequence[int]]) -> Generation:
+    """Write with a masked diffusion model, committing in each step the positions of ``order``; arg-max tokens, no guidance.
+
+    Args:
+        model: from `load`, a diffusion model.
+        prompt: text or token ids.
+        order: positions of the canvas, prompt included, for every step; together all positions behind the prompt.
+
+    Raises:
+        CallError: an autoregressive model, or an order that leaves out a position or names one twice.
+    """
+    mask = model.card.mask_id
+    if mask is None:
+        raise CallError(f"{model.card.name} has no mask token; it writes from left to right")
+    ids = model.encode(prompt)
+    length = sum(map(len, order))
+    if sorted(place for places in order for place in places) != list(range(len(ids), len(ids) + length)):
+        raise CallError(f"order: expected every position from {len(ids)} (behind the prompt) on once, found another set")
+    batch = make_batch(model, [ids], [prompt if isinstance(prompt, str) else None], length)
+    canvas = torch.cat([batch.tokens, batch.tokens.new_full((1, length), mask)], dim=1)
+    lengths = torch.tensor([canvas.shape[1]])
+    settings = resolve_settings(model.family, length=length)
+    with publishing(model, batch, settings) as publisher:
+        for places in order:
+            publisher.before(canvas, canvas == mask, lengths, (0,))
+            states = model.network.model(input_ids=canvas, use_cache=False).last_hidden_state
+            if model.family.shift:
+                states = torch.cat([states[:, :1], states[:, :-1]], dim=1)
+            likely = torch.softmax(model.network.lm_head(states).float(), dim=-1).max(-1)
+            written = torch.full_like(canvas, -1)
+            written[:, list(places)] = likely.indices[:, list(places)]
+            publisher.after(written, likely.indices, likely.values.masked_fill(canvas != mask, torch.nan))
+            canvas = torch.where(written >= 0, written, canvas)
+    tokens = canvas[0].cpu()
+    return Generation(tokens, model.answer_text(tokens[len(ids) :]), len(order), len(ids))

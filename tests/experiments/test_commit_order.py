@@ -1,13 +1,14 @@
-"""Confidence against a query's own attention to what is hidden; dropping the past."""
+"""Confidence against a query's own attention to what is hidden; writing in a given order."""
 
 import numpy as np
 import pytest
 import torch
+from _commit_order import Reliance, order_of, reliance, write_in_order
 from dense_maps import replay
 
 import sinkscope
 from sinkscope.errors import CallError
-from sinkscope.interventions import HidePositions, HideTopSinks, Reliance, compose, drop_past, reliance
+from sinkscope.interventions import HidePositions, HideTopSinks, compose
 
 
 @pytest.fixture(scope="module")
@@ -81,15 +82,31 @@ def test_what_cannot_be_looked_at_is_refused(diffusion, autoregressive):
         reliance(diffusion, np.zeros(3, int), compose())
 
 
-def test_dropping_the_past(diffusion, autoregressive, run, question):
-    _, seen, _ = run(diffusion, drop_past(4, keep_first=1, hide_future_sinks=2), question, length=4)
-    masked = seen.contexts[1].masked[0]
-    hidden = seen.hidden(1, 0)[0]
-    assert all(head.nonzero().flatten().tolist()[:3] == [1, 2, 3] for head in hidden)
-    assert ((hidden & masked).sum(-1) == 2).all() and (hidden.sum(-1) == 5).all()
-    _, seen, _ = run(autoregressive, drop_past(4, hide_future_sinks=2), question, length=3)
-    assert seen.hidden(1, 0)[0, 0].nonzero().flatten().tolist() == [0, 1, 2, 3]
-    with pytest.raises(CallError, match="keep_first: expected at most count, 2, found 3"):
-        drop_past(2, keep_first=3)
-    with pytest.raises(CallError, match="count: expected a whole number"):
-        drop_past(-1)
+@pytest.mark.parametrize("rule", ["none", "top:2"])
+def test_in_its_own_order_a_run_repeats_itself(diffusion, question, tmp_path, rule):
+    with sinkscope.recording(diffusion, out=tmp_path / "t"), sinkscope.parse_rule(rule)(diffusion):
+        expected = sinkscope.generate(diffusion, question, length=12, block=4, steps=6)
+    order = order_of(sinkscope.open_trace(tmp_path / "t").written[:])
+    assert [len(places) for places in order] == [2] * 6
+    with sinkscope.parse_rule(rule)(diffusion) as running:
+        found = write_in_order(diffusion, question, order)
+    assert found.tokens.tolist() == expected.tokens.tolist()
+    assert (found.text, found.steps, found.prompt_length) == (expected.text, expected.steps, expected.prompt_length)
+    assert (running.effect.removed_share > 0) == (rule != "none")
+
+
+def test_the_order_is_kept(diffusion, question, tmp_path):
+    first = len(diffusion.encode(question))
+    order = [[first + 3], [first, first + 2], [first + 1]]
+    with sinkscope.recording(diffusion, out=tmp_path / "t"):
+        write_in_order(diffusion, question, order)
+    assert order_of(sinkscope.open_trace(tmp_path / "t").written[:]) == order
+
+
+def test_a_bad_order_is_refused(diffusion, autoregressive, question):
+    first = len(diffusion.encode(question))
+    for order in ([[first], [first]], [[first + 1]], [[0], [first]]):
+        with pytest.raises(CallError, match=rf"order: expected every position from {first} \(behind the prompt\) on once"):
+            write_in_order(diffusion, question, order)
+    with pytest.raises(CallError, match="has no mask token; it writes from left to right"):
+        write_in_order(autoregressive, question, [[first]])

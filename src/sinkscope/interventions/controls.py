@@ -1,0 +1,153 @@
+"""Controls: rules that hide as many keys as `HideTopSinks` would, but others. What they break is not due to sinks."""
+
+from abc import ABC
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from sinkscope.interventions.intervention import check_count
+from sinkscope.interventions.observed import Ranking
+from sinkscope.interventions.ranking import rank_of
+from sinkscope.interventions.rule_context import RuleContext
+from sinkscope.interventions.top_sinks import SinkRule
+
+
+@dataclass(frozen=True)
+class NextRanks(SinkRule):
+    """Control: hides the keys of ranks k+1 … 2k; with ``only_sinks`` as many of them as `HideTopSinks` would hide."""
+
+    rule = "ranks:K"
+
+    @property
+    def least_tokens(self) -> int:
+        return 2 * self.k + 1
+
+    def pick(self, context: RuleContext, ranking: Ranking, top: Tensor) -> Tensor:
+        ranks = ranking.ranks(2 * self.k)
+        return (ranks >= self.k) & (ranks < self.k + top.sum(-1, keepdim=True)) & ranking.candidates
+
+
+@dataclass(frozen=True)
+class RandomControl(SinkRule, ABC):
+    """The base of the controls that draw keys at random.
+
+    Attributes:
+        seed: the draw is a function of it, the prompt, the step and the layer, so a batch draws what its prompts draw alone.
+    """
+
+    _: KW_ONLY
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_count("seed", self.seed)
+
+    def random_ranks(self, context: RuleContext, ranking: Ranking, top: Tensor, most: int | None = None) -> Tensor:
+        """Return the keys outside ``top`` in random order, sinks by Eq. 3 last: int64 [batch, group, key], exact below ``most``."""
+        drawn = context.draw(self.seed, top.shape[1])
+        return rank_of(drawn + (~ranking.sinks).float(), ranking.candidates & ~top, most)
+
+
+@dataclass(frozen=True)
+class RandomKeys(RandomControl):
+    """Control: where `HideTopSinks` hides k sinks, hides as many random keys, drawn anew in every layer, head and step.
+
+    Drawn from the visible keys that are no sinks; where there are not enough of those, also from sinks outside the top k.
+    """
+
+    rule = "random:K"
+
+    def pick(self, context: RuleContext, ranking: Ranking, top: Tensor) -> Tensor:
+        ranks = self.random_ranks(context, ranking, top, self.k)
+        return (ranks < top.sum(-1, keepdim=True)) & ranking.candidates & ~top
+
+
+@dataclass(frozen=True)
+class MassMatchedKeys(RandomControl):
+    """Control: hides random keys until they hold as much attention as the k sinks do, in the step that loses it.
+
+    The sinks are chosen by the step the rule goes by. What they and the random keys hold is measured in the running step,
+    before anything is hidden, which costs a second sweep. Measured in the step before, a key chosen for what it held then
+    would count for more than it takes away (five times, in the lab's autoregressive model with ``decide="last_row"``).
+
+    Keys are taken in random order, the last one only where it brings the sum nearer. Limit: where the other keys hold less
+    than the sinks do, all of them are hidden and the match fails; `Effect.removed_share` shows it.
+    """
+
+    rule = "mass:K"
+
+    @property
+    def most(self) -> int | None:
+        return None
+
+    def pick(self, context: RuleContext, ranking: Ranking, top: Tensor) -> Tensor:
+        ranks = self.random_ranks(context, ranking, top)
+        others = ranking.candidates & ~top
+        at_stake = self.at_stake(context)
+        order = ranks.argsort(dim=-1)
+        mass = (at_stake * others).gather(-1, order)
+        nearer = mass.cumsum(-1) - mass / 2 < (at_stake * top).sum(-1, keepdim=True)
+        return nearer.gather(-1, ranks) & others
+
+
+@dataclass(frozen=True)
+class PersistentRandomKeys(RandomControl):
+    """Control: hides one random key for each of the k sinks, the same one as long as that sink stays in the top k.
+
+    It is drawn anew only if it becomes a sink itself. So it separates losing a key for long from losing one for a single step.
+    """
+
+    rule = "persistent:K"
+
+    def pick(self, context: RuleContext, ranking: Ranking, top: Tensor) -> Tensor:
+        free = ranking.candidates & ~top & ~ranking.sinks
+        stand_in = context.memory.get("stand_in", torch.zeros(*top.shape[:2], 0, dtype=torch.long, device=top.device))
+        stand_in = pad(stand_in, (0, top.shape[-1] - stand_in.shape[-1]), value=-1)  # sink position → its key, −1 for none
+        kept = top & (stand_in >= 0)
+        kept = kept & free.gather(-1, stand_in.clamp(min=0))
+        stand_in = stand_in.masked_fill(~kept, -1)
+        taken = _marked(stand_in)
+        needy = top & ~kept
+        drawn = self.random_ranks(context, ranking, top | taken)
+        in_line = needy.cumsum(-1) - 1
+        order = drawn.argsort(dim=-1)
+        enough = in_line < (ranking.candidates & ~top & ~taken).sum(-1, keepdim=True)
+        stand_in = torch.where(needy & enough, order.gather(-1, in_line.clamp(min=0)), stand_in)
+        context.memory["stand_in"] = stand_in
+        return _marked(stand_in)
+
+
+def _marked(stand_in: Tensor) -> Tensor:
+    """Return which keys stand in for a sink, bool [batch, group, key]."""
+    marks = torch.zeros(*stand_in.shape[:2], stand_in.shape[-1] + 1, dtype=torch.bool, device=stand_in.device)
+    return marks.scatter_(-1, stand_in + 1, True)[..., 1:]
+
+
+@dataclass(frozen=True)
+class SameClassKeys(RandomControl):
+    """Control: hides for each of the k sinks a random key whose token is of the same class, drawn anew in every step.
+
+    So it separates being a sink from being, say, a newline. Limit: a sink alone in its class (a first token, often) has no match,
+    and fewer keys are hidden; `Effect.keys_per_head` shows it.
+
+    Attributes:
+        classify: token id → name of its class; `class_in` with the model's tokenizer when None.
+    """
+
+    rule = "class:K"
+
+    _: KW_ONLY
+    classify: Callable[[int], str] | None = None
+
+    def pick(self, context: RuleContext, ranking: Ranking, top: Tensor) -> Tensor:
+        chosen = torch.zeros_like(top)
+        drawn = context.draw(self.seed, top.shape[1]) + (~ranking.sinks).float()
+        for where in context.classes(self.classify).values():
+            alike = where[:, None]
+            others = ranking.candidates & ~top & alike
+            ranks = rank_of(drawn, others, self.k)
+            chosen |= (ranks < (top & alike).sum(-1, keepdim=True)) & others
+        return chosen

@@ -1,0 +1,240 @@
+"""What a rule may know when it chooses keys: the canvas, the running layer, and the attention observed so far."""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from sinkscope.attention import Columns, LayerCall, Session, StepContext, Watcher, upload
+from sinkscope.errors import CallError
+from sinkscope.interventions.ranking import Scope
+from sinkscope.interventions.step_canvas import StepCanvas, TokenClasses
+
+OBSERVED = ("previous", "current")
+"""Steps whose attention a rule can ask for."""
+MEASURED = ("local", "hidden", "clean")
+"""Ways in which that attention is measured; see `Observed`."""
+
+
+@dataclass(frozen=True)
+class Observation:
+    """The attention of one layer in one step. Its keys are those of the layer.
+
+    Attributes:
+        columns: [batch, head, key], column sums. In a causal model they are running sums over all queries so far.
+        last_row: [batch, head, key], the attention of the newest query.
+        keys: how many keys there were.
+    """
+
+    columns: Tensor
+    last_row: Tensor
+    keys: int
+
+    def widened(self, keys: int) -> "Observation":
+        """Return the same with zeros for keys that have been added since."""
+        return Observation(pad(self.columns, (0, keys - self.keys)), pad(self.last_row, (0, keys - self.keys)), self.keys)
+
+
+class AttentionMemory:
+    """The attention of every layer in the step before and in the running one.
+
+    Attributes:
+        causal: whether columns are running sums over the queries so far.
+        asked_previous: whether a rule has ever asked for the step before.
+    """
+
+    def __init__(self) -> None:
+        self.asked_previous = False
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget all attention, as a generation begins."""
+        self.causal = False
+        self._before: dict[str, dict[str, Observation]] = {}  # layer → how it was measured → attention
+        self._unhidden: dict[str, Observation] = {}
+        self._unhidden_before: dict[str, Observation] = {}
+
+    def run_unhidden(self, session: Session) -> None:
+        """Run the canvas of the running step once more with nothing hidden, and keep what every layer shows."""
+        self._unhidden_before = self._unhidden
+        session.unhidden_pass(watcher := _UnhiddenWatcher())
+        self._unhidden = watcher.found
+
+    def keep(self, call: LayerCall, columns: Columns) -> Observation:
+        """Keep the attention of a layer that has run. Return it as the same queries and keys give it without the hiding."""
+        all_queries = call.groups.index("all")
+        local = columns.sums if columns.local is None else columns.local
+        self._before[call.name] = {
+            "local": self._added_up(call, "local", Observation(local[:, :, all_queries], columns.last_row, call.keys)),
+            "hidden": self._added_up(call, "hidden", Observation(columns.sums[:, :, all_queries], columns.last_row_in_force, call.keys)),
+        }
+        return self._before[call.name]["local"]
+
+    def previous(self, call: LayerCall, measured: str) -> Observation | None:
+        """Return the attention of this layer in the step before; None in the first step."""
+        self.asked_previous = True
+        return self._unhidden_before.get(call.name) if measured == "clean" else self._before.get(call.name, {}).get(measured)
+
+    def current(self, call: LayerCall, measured: str) -> Observation:
+        """Return the attention of this layer in the running step, before anything is hidden in it."""
+        if measured == "clean":
+            return self._unhidden[call.name]
+        assert call.measure is not None
+        columns = call.measure()
+        return self._added_up(call, "local", Observation(columns.sums[:, :, call.groups.index("all")], columns.last_row, call.keys))
+
+    def _added_up(self, call: LayerCall, measured: str, found: Observation) -> Observation:
+        """Return a causal model's running sums: behind a cache the columns of the steps before are added."""
+        before = self._before.get(call.name, {}).get(measured)
+        if not self.causal or before is None or call.query.shape[2] == call.keys:
+            return found
+        return Observation(found.columns + before.widened(found.keys).columns, found.last_row, found.keys)
+
+
+class _UnhiddenWatcher(Watcher):
+    """Keeps what every layer shows in a forward call without hiding."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, Observation] = {}
+
+    def watch(self, call: LayerCall, columns: Columns) -> None:
+        self.found[call.name] = Observation(columns.sums[:, :, call.groups.index("all")], columns.last_row, call.keys)
+
+
+class PromptDraws:
+    """Random numbers that belong to a prompt: they do not depend on what stands beside it in the batch.
+
+    Args:
+        context: the first step of the generation.
+    """
+
+    def __init__(self, context: StepContext) -> None:
+        tokens, lengths = context.tokens.cpu(), context.lengths.tolist()
+        self._digests = [blake2b(row[len(row) - own :].numpy().tobytes()).digest() for row, own in zip(tokens, lengths, strict=True)]
+
+    def __len__(self) -> int:
+        return len(self._digests)
+
+    def draw(self, call: LayerCall, lengths: list[int], step: int, seed: int, groups: int) -> Tensor:
+        """Return numbers from 0 to 1, [batch, group, key], for rows of so many tokens."""
+        drawn = torch.zeros(len(self._digests), groups, call.keys, device="cpu")
+        for row, (digest, length) in enumerate(zip(self._digests, lengths, strict=True)):
+            key = blake2b(digest + f"{seed} {step} {call.index}".encode(), digest_size=7).digest()
+            source = torch.Generator("cpu").manual_seed(int.from_bytes(key, "big"))
+            drawn[row, :, call.keys - length :] = torch.rand(groups, length, generator=source, device="cpu")
+        return upload(drawn, call.key.device)
+
+
+class Rule(Protocol):
+    """What a running rule is asked. `Intervention` is the base class that answers; see there."""
+
+    @property
+    def layers(self) -> Collection[int] | None: ...
+    @property
+    def steps(self) -> Collection[int] | None: ...
+    @property
+    def keys(self) -> str | Collection[int] | None: ...
+    @property
+    def queries(self) -> str | Collection[int] | None: ...
+    @property
+    def effect(self) -> str: ...
+    @property
+    def observing(self) -> bool: ...
+    @property
+    def unhidden_pass(self) -> bool: ...
+    @property
+    def takes_own(self) -> bool: ...
+    @property
+    def most(self) -> int | None: ...
+    def choose(self, context: "RuleContext") -> Tensor | None: ...
+    def criterion(self, found: Observation, causal: bool) -> tuple[Tensor, Scope]: ...
+
+
+@dataclass(frozen=True)
+class RuleContext:
+    """What a rule may know when it chooses the keys of one layer in one step.
+
+    Attributes:
+        rule: the rule that is asked.
+        step: number of the step in its generation, from 0.
+        call: the layer's queries and keys.
+        canvas: the canvas of the step.
+        candidates: bool [batch, key], the keys that may be chosen; behind a sliding window those that it still holds.
+        memory: what the rule kept for this layer since the generation began; empty at first.
+        attention: what was observed so far; rules ask for it with `seen`.
+        draws: random numbers; rules ask for them with `draw`.
+        token_classes: classes of tokens; rules ask for them with `classes`.
+    """
+
+    rule: Rule
+    step: int
+    call: LayerCall
+    canvas: StepCanvas
+    candidates: Tensor
+    memory: dict[str, Any]
+    attention: AttentionMemory
+    draws: PromptDraws
+    token_classes: TokenClasses
+
+    @property
+    def tokens(self) -> Tensor:
+        """Token ids, int64 [batch, key]."""
+        return self.canvas.tokens(self.call.key.device)
+
+    @property
+    def real(self) -> Tensor:
+        """Bool [batch, key], False on padding."""
+        return self.canvas.real(self.call.key.device)
+
+    @property
+    def causal(self) -> bool:
+        """Whether columns are running sums over the queries so far."""
+        return self.attention.causal
+
+    @property
+    def shortest(self) -> int:
+        """Tokens of the shortest row."""
+        return self.canvas.shortest
+
+    def seen(self, observe: str, measured: str) -> Observation | None:
+        """Return the attention of this layer, as wide as its keys are now; None in the first step for ``previous``.
+
+        Args:
+            observe: ``previous`` or ``current`` step.
+            measured: ``local``, ``hidden`` or ``clean``, see `Observed`. Before a layer has run nothing is hidden in it, so for the
+                current step ``hidden`` is ``local``.
+
+        Raises:
+            CallError: another word, or attention that the rule says it does not need.
+        """
+        for name, value, known in (("observe", observe, OBSERVED), ("measured", measured, MEASURED)):
+            if value not in known:
+                raise CallError(f"{name}: expected {' or '.join(known)}, found {value!r}")
+        needed = "unhidden_pass" if measured == "clean" else "observing"
+        if not getattr(self.rule, needed):
+            raise CallError(
+                f"{type(self.rule).__name__} asks for the attention of the {observe} step ({measured}): expected its {needed} to be True, "
+                "found False, so nothing was measured; set it in the class"
+            )
+        attention, keys = self.attention, self.call.keys
+        found = attention.previous(self.call, measured) if observe == "previous" else attention.current(self.call, measured)
+        return None if found is None or found.keys > keys else found.widened(keys)
+
+    def draw(self, seed: int, groups: int) -> Tensor:
+        """Return random numbers [batch, group, key]: a function of seed, prompt, step and layer, not of the rest of the batch."""
+        return self.draws.draw(self.call, self.canvas.lengths, self.step, seed, groups)
+
+    def among(self, where: str | Collection[int]) -> Tensor:
+        """Return a group of keys, or the keys at positions of the canvas (padding not counted), bool [batch, key]."""
+        return self.canvas.among(where, self.call.key.device)
+
+    def classes(self, classify: Callable[[int], str] | None) -> dict[int, Tensor]:
+        """Return for the number of each class of tokens where they stand, bool [batch, key]; see `TokenClasses.places`.
+
+        The first layer that asks in a step waits for the canvas to reach the host, as Python computes the classes.
+        """
+        return self.token_classes.places(self.canvas, self.call.key.device, classify)

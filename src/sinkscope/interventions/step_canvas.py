@@ -1,0 +1,135 @@
+"""The canvas of one step as rules see it: tokens, padding, groups of keys, classes of tokens. Each is computed once per device."""
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sinkscope.attention import StepContext, upload
+from sinkscope.errors import CallError
+from sinkscope.models import Model
+from sinkscope.sinks.token_classes import token_class
+
+GROUPS = ("masked", "unmasked", "prompt", "answer")
+"""Names of groups of keys or queries, for ``keys=`` and ``queries=`` of a rule."""
+
+
+class StepCanvas:
+    """The canvas of one step. What goes to a device is uploaded once, and the host does not wait for it.
+
+    Args:
+        context: the step.
+        prompt_lengths: tokens of each prompt. A batch may have more rows than prompts (guidance); they repeat these lengths.
+    """
+
+    def __init__(self, context: StepContext, prompt_lengths: tuple[int, ...]) -> None:
+        self.context, self._prompt_lengths = context, prompt_lengths
+        self.rows, self.width = context.tokens.shape
+        self.lengths: list[int] = context.lengths.tolist()
+        self._made: dict[Any, Any] = {}
+
+    @property
+    def shortest(self) -> int:
+        """Tokens of the shortest row."""
+        return min(self.lengths)
+
+    def once(self, name: Any, make: Callable[[], Any]) -> Any:
+        """Return what ``make`` returns; it is called at most once a step for each name."""
+        if name not in self._made:
+            self._made[name] = make()
+        return self._made[name]
+
+    def tokens(self, device: torch.device) -> Tensor:
+        """Return the token ids, int64 [batch, position]."""
+        return self.once(("tokens", device), lambda: upload(self.context.tokens, device))
+
+    def real(self, device: torch.device) -> Tensor:
+        """Return which positions are tokens, bool [batch, position]: False on padding, which stands on the left."""
+        return self.once(
+            ("real", device), lambda: torch.arange(self.width, device=device) >= self.width - self._column(self.lengths, device)
+        )
+
+    def among(self, where: str | Collection[int], device: torch.device) -> Tensor:
+        """Return the positions of a group, or those with the given numbers (padding not counted), bool [batch, position]."""
+        return self.once((where, device), lambda: self._among(where, device))
+
+    def recorded(self, values: Tensor) -> Tensor:
+        """Return the rows of ``values`` [batch, …] that are recorded, [row, …]."""
+        rows, device = self.context.rows, values.device
+        if rows == tuple(range(self.rows)):
+            return values
+        return values[self.once(("rows", device), lambda: upload(torch.tensor(rows, dtype=torch.long, device="cpu"), device))]
+
+    def prompts(self, device: torch.device) -> Tensor:
+        """Return the number of the prompt of each recorded row, int64 [row]."""
+        return self.once(("prompts", device), lambda: upload(torch.tensor(self.context.prompts, dtype=torch.long, device="cpu"), device))
+
+    def _among(self, where: str | Collection[int], device: torch.device) -> Tensor:
+        real = self.real(device)
+        position = real.long().cumsum(-1) - 1
+        if not isinstance(where, str):
+            wanted = torch.zeros(self.width, dtype=torch.bool, device="cpu")
+            wanted[[place for place in where if place < self.width]] = True
+            return real & upload(wanted, device)[position.clamp(min=0)]
+        if where in ("masked", "unmasked"):
+            masked = upload(self.context.masked, device)
+            return real & (masked if where == "masked" else ~masked)
+        lengths = self._prompt_lengths
+        in_prompt = position < self._column([lengths[row % len(lengths)] for row in range(self.rows)], device)
+        return real & (in_prompt if where == "prompt" else ~in_prompt)
+
+    @staticmethod
+    def _column(numbers: list[int], device: torch.device) -> Tensor:
+        return upload(torch.tensor(numbers, dtype=torch.long, device="cpu"), device)[:, None]
+
+
+class TokenClasses:
+    """The classes of the tokens that have occurred so far: newline, digit, mask …
+
+    Args:
+        model: its tokenizer says what a token reads; None for a bare network, which has no tokenizer.
+    """
+
+    def __init__(self, model: Model | None) -> None:
+        self._model = model
+        self._known: dict[Callable[[int], str], dict[int, int]] = {}
+        self._names: dict[str, int] = {}
+
+    def places(self, canvas: StepCanvas, device: torch.device, classify: Callable[[int], str] | None) -> dict[int, Tensor]:
+        """Return for the number of each class where its tokens stand, bool [batch, position].
+
+        Args:
+            canvas: of the running step.
+            device: where the result is needed.
+            classify: token id → name of its class; `class_in` when None.
+
+        Raises:
+            CallError: no ``classify`` for a bare network.
+        """
+        if classify is None:
+            if self._model is None:
+                raise CallError("classify: expected a function from token id to class, as a bare network has no tokenizer")
+            classify = self._classify_by_tokenizer
+        numbers = canvas.once(("classes", classify), lambda: self._numbered(canvas, classify))
+        there = canvas.once(("classes", classify, device), lambda: upload(numbers, device))
+        return canvas.once(("of each class", classify, device), lambda: {one: there == one for one in numbers.unique().tolist()})
+
+    def _numbered(self, canvas: StepCanvas, classify: Callable[[int], str]) -> Tensor:
+        """Return the class of every token as a number, int64 [batch, position] on the host."""
+        known = self._known.setdefault(classify, {})
+        unique, places = canvas.context.tokens.cpu().unique(return_inverse=True)
+        for token in unique.tolist():
+            if token not in known:
+                known[token] = self._names.setdefault(classify(token), len(self._names))
+        return torch.tensor([known[token] for token in unique.tolist()], device="cpu")[places]
+
+    def _classify_by_tokenizer(self, token: int) -> str:
+        assert self._model is not None
+        return class_in(self._model, token)
+
+
+def class_in(model: Model, token: int) -> str:
+    """Return the class of a token, one of `sinks.token_classes.CLASSES`, by the model's mask token, special tokens and texts."""
+    special = token in model.tokenizer.all_special_ids or not 0 <= token < len(model.tokenizer)
+    return token_class(None if special else model.tokenizer.decode([token]), token == model.card.mask_id, special)

@@ -1,0 +1,185 @@
+"""A rule that somebody adds: asking for attention is enough, or an error; the documentation's example; a rule of another package."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import KW_ONLY, dataclass
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import torch
+
+import sinkscope
+from sinkscope import interventions
+from sinkscope.errors import CallError
+from sinkscope.interventions import HideTopSinks, Intervention, known_rules, parse_rule, rules
+
+PAGE = (Path(__file__).parents[2] / "docs" / "adding.md").read_text()
+(EXAMPLE,) = re.findall(r"```python\n(.*?HideBottomKeys.*?)```", PAGE, re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Asking(Intervention):
+    """Hides the largest column of what it asks for."""
+
+    observe: str = "previous"
+    measured: str = "local"
+
+    def choose(self, context):
+        seen = context.seen(self.observe, self.measured)
+        if seen is None:
+            return None
+        values = seen.columns.masked_fill(~context.candidates[:, None], -1)
+        return torch.zeros_like(values, dtype=torch.bool).scatter(-1, values.argmax(-1, keepdim=True), True)
+
+
+@dataclass(frozen=True)
+class AskingBlindly(Asking):
+    observing = False
+
+
+@dataclass(frozen=True)
+class AskingForUnhidden(Asking):
+    unhidden_pass = True
+
+
+def written(model, rule, question, **settings):
+    with rule(model) as running:
+        tokens = sinkscope.generate(model, question, **settings).tokens
+    return tokens, running.effect
+
+
+@pytest.mark.parametrize("observe", ["previous", "current"])
+@pytest.mark.parametrize("measured", ["local", "hidden", "clean"])
+def test_asking_for_attention_is_enough(model, settings, question, observe, measured):
+    kind = AskingForUnhidden if measured == "clean" else Asking
+    tokens, effect = written(model, kind(observe=observe, measured=measured), question, **settings)
+    expected, known = written(model, HideTopSinks(1, observe=observe, measured=measured), question, **settings)
+    assert effect.removed_share > 0 and torch.equal(tokens, expected)
+    assert effect.removed_share == pytest.approx(known.removed_share)
+
+
+def test_a_rule_for_one_step_has_seen_the_step_before_it(diffusion, settings, question):
+    _, effect = written(diffusion, Asking(steps=(3,)), question, length=8, block=4)
+    assert effect.steps.tolist() == [[1, 1, 1]] and effect.removed_share > 0
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (AskingBlindly(), r"AskingBlindly asks for .* the previous step \(local\): expected its observing to be True, found False"),
+        (AskingBlindly(observe="current"), r"the current step \(local\): expected its observing to be True"),
+        (Asking(measured="clean"), r"Asking asks for .* \(clean\): expected its unhidden_pass to be True, found False"),
+        (Asking(observe="next"), "observe: expected previous or current, found 'next'"),
+        (Asking(measured="hiden"), "measured: expected local or hidden or clean, found 'hiden'"),
+    ],
+)
+def test_asking_for_what_is_not_measured_is_an_error(model, settings, question, rule, message):
+    with pytest.raises(CallError, match=message):
+        written(model, rule, question, **settings)
+
+
+def test_the_example_of_the_documentation_bites(model, settings, question):
+    names = {}
+    exec(EXAMPLE, names)
+    _, effect = written(model, names["HideBottomKeys"](2), question, **settings)
+    assert effect.removed_share > 0 and effect.keys_per_head == 2
+    assert effect.removed_share < written(model, HideTopSinks(2), question, **settings)[1].removed_share
+
+
+def declare(folder, name, value):
+    """A folder that Python takes for an installed package with one entry point."""
+    info = folder / f"{name}-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[sinkscope.interventions]\n{name} = {value}\n")
+    return folder
+
+
+@pytest.mark.parametrize("value", ["mine", "mine:HideBottomKeys"])
+def test_a_rule_of_another_package_is_hidden_by_from_the_shell(value, diffusion_folder, tmp_path):
+    site = declare(tmp_path / "site", "mine", value)
+    (site / "mine.py").write_text(EXAMPLE.replace("bottom:K", "mine:K"))
+    arguments = ["trace", diffusion_folder, "--prompt", "a b c", "--length", "4", "--hide", "mine:1", "--out", tmp_path / "t", "--json"]
+    path = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [sys.executable, "-m", "sinkscope", *map(str, arguments)]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["removed_share"] > 0
+    (found,) = sinkscope.open_trace(tmp_path / "t").manifest["hidden"]
+    assert "HideBottomKeys" in found["rules"][0] and found["removed_share"] > 0
+
+
+def test_a_file_in_the_package_is_enough(tmp_path, monkeypatch):
+    """The package's folder is a temporary one with one more module."""
+    (tmp_path / "bottom_keys.py").write_text(EXAMPLE)
+    monkeypatch.setattr(rules, "__file__", str(tmp_path / "rules.py"))
+    monkeypatch.setattr("sinkscope.interventions.__path__", [*sinkscope.interventions.__path__, str(tmp_path)])
+    fresh = known_rules.__wrapped__()
+    assert list(fresh) == ["bottom"] and fresh["bottom"](3).k == 3
+
+
+class _Abstract(Intervention):
+    def choose(self, context):
+        return None
+
+
+class Double(_Abstract):
+    rule = "top:K"
+
+
+class Nothing(_Abstract):
+    rule = "none"
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("test_adding_a_rule:Double", "Double: expected a word of its own, found 'top', which is HideTopSinks"),
+        ("test_adding_a_rule:Nothing", "Nothing: expected a word of its own, found 'none', which is the rule that hides nothing"),
+        ("test_adding_a_rule:Asking", "entry point mine of sinkscope.interventions: expected an Intervention with a `rule`, .* found"),
+        ("pathlib", "expected an Intervention with a `rule`, or a module with some, found pathlib"),
+        ("no_such_module_at_all", "entry point mine of sinkscope.interventions cannot be loaded from no_such_module_at_all: No module"),
+    ],
+)
+def test_a_bad_declaration_is_refused(value, message, monkeypatch):
+    monkeypatch.setattr(rules, "entry_points", lambda group: [EntryPoint("mine", value, group)])
+    with pytest.raises(CallError, match=message):
+        known_rules.__wrapped__()
+
+
+@dataclass(frozen=True)
+class WithOptions(_Abstract):
+    """Every kind of argument and option."""
+
+    rule = "mine:N+SHARE"
+
+    n: int
+    share: float
+    _: KW_ONLY
+    seed: int = 0
+    weight: float = 1.0
+    way: Literal["here", "there"] = "here"
+    strict: bool = False
+
+
+def test_arguments_and_options_are_the_fields_of_the_class(monkeypatch):
+    monkeypatch.setattr(rules, "known_rules", lambda: {"mine": WithOptions})
+    assert parse_rule("mine:2+0.5") == WithOptions(2, 0.5)
+    assert parse_rule("mine:2+.5@there,strict,seed=3,weight=1e-2,layers=1") == WithOptions(
+        2, 0.5, seed=3, strict=True, weight=0.01, way="there", layers=(1,)
+    )
+    with pytest.raises(CallError, match=r"expected mine:N\+SHARE, found '2' behind the colon"):
+        parse_rule("mine:2")
+
+
+@pytest.mark.parametrize(("old", "new"), [("Look", "RuleContext"), ("Seen", "Observation")])
+def test_old_names_warn(old, new):
+    with pytest.warns(DeprecationWarning, match=f"sinkscope.interventions.{old} is now called {new}"):
+        assert getattr(interventions, old) is getattr(interventions, new)
+    with pytest.raises(AttributeError, match="has no attribute 'Looks'"):
+        _ = interventions.Looks
