@@ -6,7 +6,7 @@ from dense import BATCH, DIM, HEADS, KEYS, KV_HEADS, MASKS, QUERIES, VALUE_DIM, 
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sinkscope.attention import Prefix, attend
+from sinkscope.attention import Hidden, Prefix, attend, scores
 from sinkscope.attention.scores import Workspace
 from sinkscope.errors import AttentionError
 
@@ -35,37 +35,100 @@ def test_autocast_leaves_the_sums_in_fp32():
     close(columns.sums.sum(-1), inputs.groups.sum(-1)[:, None].expand(-1, HEADS, -1), 1e-5)
 
 
-@pytest.mark.parametrize("precision", ["high", "medium"])
-def test_products_that_the_program_lets_torch_round_are_not_rounded_in_the_sums(precision):
-    """On a CPU with bfloat16 units, sums of about 1 were off by .002 under "medium"."""
+class Rounding(TorchDispatchMode):
+    """Rounds the factors of float32 products to bfloat16 where the program allows it, as CPUs with units for that do."""
+
+    products = (torch.ops.aten.mm, torch.ops.aten.bmm, torch.ops.aten.addmm, torch.ops.aten.baddbmm)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket in self.products and torch.get_float32_matmul_precision() != "highest":
+            *others, left, right = args
+            args = (*others, *(one.bfloat16().float() if one.dtype == torch.float32 else one for one in (left, right)))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def rounding(monkeypatch):
+    """A program that lets torch round, on a CPU that does; what sets the precision raises while the test runs."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    scores._rounds.cache_clear()
+    with Rounding(), monkeypatch.context() as patch:
+        for name in ("_set_float32_matmul_precision", "_set_fp32_precision_setter"):
+            patch.setattr(torch._C, name, None, raising=False)
+        yield
+    torch.set_float32_matmul_precision(before)
+    scores._rounds.cache_clear()
+
+
+HIDING = {
+    "nothing hidden": None,
+    "keys hidden": torch.arange(310)[None, None] % 7 == 3,
+    "nearly all keys hidden": torch.arange(310)[None, None] != 3,
+    "other keys for each query": [Hidden((torch.arange(310) % 7 == torch.arange(300)[:, None] % 7)[None, None])],
+}
+
+
+@pytest.mark.parametrize("block", [None, 64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("hiding", HIDING)
+def test_scores_and_sums_keep_their_digits_where_the_program_lets_torch_round(hiding, dtype, block, rounding):
+    """The output's product with the values is left as the program has it, as in torch's own attention."""
+    inputs = draw(queries=300, keys=310, groups=1)
+    inputs = Inputs(*(one.to(dtype) for one in (inputs.query, inputs.key, inputs.value)), inputs.groups)
+    hidden = HIDING[hiding]
+    output, columns = attend(**vars(inputs), hidden=hidden, block=block)
+    expected, clean = dense(inputs)
+    assert torch.get_float32_matmul_precision() == "medium"
+    close(columns.sums if hidden is None else columns.local, dense_sums(inputs, clean))
+    if hidden is not None:
+        keys = hidden[0].keys if isinstance(hidden, list) else hidden[:, :, None]
+        bias = torch.zeros(1, 1, 300, 310, dtype=torch.float64).masked_fill(keys, -torch.inf)
+        expected, weights = dense(inputs, bias)
+        close(columns.sums, dense_sums(inputs, weights))
+        close(columns.removed, (clean * keys).sum(-1))
+        close(columns.last_row_in_force, weights[:, :, -1])
+    close(output, expected, 0.03)
+
+
+@pytest.mark.parametrize("constant", ["keys", "logits"])
+def test_constant_keys_keep_their_digits_where_the_program_lets_torch_round(constant, rounding):
+    inputs, front = draw(queries=300, keys=310, groups=1), draw(batch=1, keys=2, seed=5)
+    prefix = Prefix(keys=front.key[0]) if constant == "keys" else Prefix(logits=torch.ones(HEADS, 2))
+    _, columns = attend(**vars(inputs), prefix=prefix)
+    repeat, scale = HEADS // KV_HEADS, DIM**-0.5
+    body = inputs.query.double() @ inputs.key.repeat_interleave(repeat, 1).double().mT * scale
+    own = inputs.query.double() @ front.key.repeat_interleave(repeat, 1).double().mT * scale
+    own = own if constant == "keys" else torch.ones_like(own)
+    sums = dense_sums(inputs, torch.softmax(torch.cat([own, body], -1), -1))
+    close(columns.prefix, sums[..., :2])
+    close(columns.sums, sums[..., 2:])
+
+
+def test_without_care_the_sums_would_be_rounded(rounding, monkeypatch):
+    inputs = draw(queries=300, keys=310, groups=1)
+    with monkeypatch.context() as careless:
+        careless.setattr(scores, "_rounds", lambda _: False)
+        _, columns = attend(**vars(inputs))
+    assert (columns.sums - dense_sums(inputs, dense(inputs)[1])).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
+def test_this_machine_s_sums_keep_their_digits_too(precision):
     inputs = draw(queries=300, keys=310, groups=1)
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     try:
         _, columns = attend(**vars(inputs))
-        with pytest.raises(AttentionError):
-            attend(**vars(inputs), mask=torch.ones(1, 1, 300, 310, dtype=torch.bool), causal=True)
         assert torch.get_float32_matmul_precision() == precision
     finally:
         torch.set_float32_matmul_precision(before)
-    _, weights = dense(inputs)
-    close(columns.sums, dense_sums(inputs, weights), 1e-5)
+    close(columns.sums, dense_sums(inputs, dense(inputs)[1]), 1e-5)
 
 
-@pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="needs torch 2.9")
-def test_what_the_program_sets_for_all_products_later_still_holds():
-    inputs = draw()
-    low = Inputs(*(one.bfloat16() for one in (inputs.query, inputs.key, inputs.value)), inputs.groups)
-    before = torch.backends.fp32_precision
-    torch.backends.mkldnn.matmul.fp32_precision = "none"  # which the older switch sets as well
-    try:
-        for precision in ("tf32", "ieee"):
-            torch.backends.fp32_precision = precision
-            attend(**vars(inputs))
-            attend(**vars(low))
-            assert torch.backends.mkldnn.matmul.fp32_precision == precision
-    finally:
-        torch.backends.fp32_precision = before
+def test_products_stay_in_float32_where_nothing_rounds():
+    assert scores.product_dtype(torch.device("cpu")) == torch.float32
+    assert not scores._rounds("highest"), "this test runs with torch's own setting, which rounds nothing"
 
 
 # Gradients, memory, inputs

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -17,15 +18,23 @@ Bias = tuple[Tensor | None, Tensor | None]
 def product_dtype(device: torch.device) -> torch.dtype:
     """Return the dtype for products whose factors must keep float32's digits.
 
-    A program may let torch round the factors of float32 products (``torch.set_float32_matmul_precision``), which is a
-    setting of the whole process. Where it has, on a CPU, float64 is not concerned. A GPU is left as the program has it.
+    A program may let torch round the factors of float32 products (``torch.set_float32_matmul_precision``); that is a setting of
+    the whole process, which is read here and never written. Where it holds and this CPU rounds, the dtype is float64, which
+    the setting does not concern. A GPU follows the setting.
     """
     if device.type != "cpu":
         return torch.float32
     allowed = getattr(getattr(torch.backends.mkldnn, "matmul", None), "fp32_precision", None)
     if allowed is None:  # before torch 2.9
-        allowed = "bf16" if torch.get_float32_matmul_precision() == "medium" else "ieee"
-    return torch.float32 if allowed in ("none", "ieee") else torch.float64
+        allowed = torch.get_float32_matmul_precision()
+    return torch.float64 if allowed not in ("none", "ieee", "highest") and _rounds(allowed) else torch.float32
+
+
+@cache
+def _rounds(allowed: str) -> bool:
+    """Return whether this CPU rounds factors where the program allows it: tried once for each setting, on a product that shows it."""
+    left, right = torch.full((2, 512, 64), 1 + 2**-12, device="cpu"), torch.ones(2, 64, 512, device="cpu")
+    return bool((torch.bmm(left, right) < 64 * (1 + 2**-13)).any())
 
 
 def product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
