@@ -7,7 +7,8 @@ from transformers import DynamicCache, Gemma3ForCausalLM, Gemma3TextConfig, Stat
 
 import sinkscope
 from sinkscope.attention import Hider, subscribed
-from sinkscope.decoding import LLaDASettings, llada_steps, make_batch
+from sinkscope.decoding import LLaDASettings, make_batch
+from sinkscope.decoding.llada import llada_steps
 from sinkscope.errors import AttentionError
 
 # What a published generation tells

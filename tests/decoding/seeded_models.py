@@ -4,11 +4,10 @@ from functools import cache
 
 from seeded_network import EOS, MASK, VOCABULARY, seeded_network
 
-from sinkscope.decoding import SETTINGS, dream_steps, llada_steps, make_batch, mmada_steps
+from sinkscope.decoding import find_sampler, make_batch, settings_of
 from sinkscope.models import Family, Model, ModelCard
 
 NETWORKS = {"llada": "llama", "mmada": "llama", "dream": "qwen2", "autoregressive": "causal"}
-STEPS = {"llada": llada_steps, "mmada": mmada_steps, "dream": dream_steps}
 
 
 @cache
@@ -50,6 +49,6 @@ def seeded_model(sampler, seed=0):
 
 def steps_of(model, prompts, **settings):
     """All steps of a diffusion sampler for prompts given as ids; settings as they stand, none follows from another."""
-    resolved = SETTINGS[model.family.sampler](**settings)
+    resolved = settings_of(model.family.sampler)(**settings)
     batch = make_batch(model, prompts, [None] * len(prompts), resolved.length)
-    return list(STEPS[model.family.sampler](model, batch, resolved))
+    return list(find_sampler(model.family.sampler)(model, batch, resolved))

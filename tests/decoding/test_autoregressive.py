@@ -5,7 +5,8 @@ import scipy.stats
 import torch
 
 import sinkscope
-from sinkscope.decoding import AutoregressiveSettings, autoregressive_steps, make_batch
+from sinkscope.decoding import AutoregressiveSettings, make_batch
+from sinkscope.decoding.autoregressive import autoregressive_steps
 
 PROMPTS = (
     "Q: Tom has 7 apples and buys 5 more. How many apples does Tom have now?\nA:",

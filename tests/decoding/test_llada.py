@@ -9,7 +9,8 @@ import scipy.stats
 import torch
 
 import sinkscope
-from sinkscope.decoding import LLaDASettings, blocks, llada_steps, make_batch, projection, quotas
+from sinkscope.decoding import LLaDASettings, blocks, make_batch, projection, quotas
+from sinkscope.decoding.llada import llada_steps
 
 MORE = "Q: There are 3 boxes with 4 pens in each box. How many pens are there?\nA:"
 EOT = 57  # an ordinary word that a test declares to be the end of a turn

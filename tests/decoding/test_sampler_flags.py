@@ -7,7 +7,8 @@ from seeded_models import seeded_model
 
 import sinkscope
 from sinkscope import cli
-from sinkscope.decoding import SETTINGS, DreamSettings, SettingsError, resolve_settings
+from sinkscope.decoding import DreamSettings, SettingsError, resolve_settings
+from sinkscope.decoding.samplers import all_settings
 from sinkscope.errors import CallError
 
 DREAM, MMADA = seeded_model("dream").family, seeded_model("mmada").family
@@ -18,7 +19,7 @@ def test_help_shows_every_setting_of_every_sampler(capsys):
         cli._run(["trace", "--help"])
     shown = capsys.readouterr().out
     assert ended.value.code == 0
-    for kind in SETTINGS.values():
+    for kind in all_settings().values():
         for field in dataclasses.fields(kind):
             assert f"--{field.name.replace('_', '-')} " in shown, field.name
     assert "maskgit_plus" in shown

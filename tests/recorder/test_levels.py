@@ -357,7 +357,7 @@ def test_sinks_prints_the_statistics(alone, run):
 
 def test_the_same_command_again_says_what_is_there_and_writes_nothing(alone, run, diffusion_folder, prompts, monkeypatch):
     before = (alone / "statistics.safetensors").read_bytes()
-    monkeypatch.setattr("sinkscope.decoding.generation.SAMPLERS", {})
+    monkeypatch.setattr("sinkscope.decoding.generation.find_sampler", None)
     status, out, error = run("trace", diffusion_folder, "--prompts", prompts, "--out", alone, *COUNT)
     assert status == 0, error
     assert json.loads(out) == {"statistics": str(alone), "prompts": 5, "complete": True}

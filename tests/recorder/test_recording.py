@@ -14,7 +14,9 @@ from torch import nn
 
 import sinkscope
 from sinkscope.attention import Watcher, current_session, subscribed
-from sinkscope.decoding import autoregressive_steps, llada_steps, make_batch, resolve_settings
+from sinkscope.decoding import make_batch, resolve_settings
+from sinkscope.decoding.autoregressive import autoregressive_steps
+from sinkscope.decoding.llada import llada_steps
 from sinkscope.errors import AttentionError, CallError, TraceError
 from sinkscope.traces import writing
 

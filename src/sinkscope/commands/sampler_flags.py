@@ -15,10 +15,10 @@ def _flags(default: str | None = None) -> type:
     """
     import docstring_parser
 
-    from sinkscope.decoding.settings import SETTINGS
+    from sinkscope.decoding.samplers import all_settings
 
     flags: dict[str, Any] = {}
-    for kind in SETTINGS.values():
+    for kind in all_settings().values():
         texts = {one.arg_name: one.description or "" for one in docstring_parser.parse(kind.__doc__ or "").params}
         for field in dataclasses.fields(kind):
             hint = f"(default: {default or _default_by_sampler(field.name)})"
@@ -29,14 +29,14 @@ def _flags(default: str | None = None) -> type:
 
 def _default_by_sampler(name: str) -> str:
     """Return a setting's default; with the samplers that have it, where not all do or where they differ."""
-    from sinkscope.decoding.settings import FOLLOW_LENGTH, SETTINGS
+    from sinkscope.decoding.samplers import FOLLOW_LENGTH, all_settings
 
     samplers: dict[Any, list[str]] = {}
-    for sampler, kind in SETTINGS.items():
+    for sampler, kind in all_settings().items():
         for field in dataclasses.fields(kind):
             if field.name == name:
                 samplers.setdefault(field.default, []).append(sampler)
-    if [*samplers.values()] == [[*SETTINGS]]:
+    if [*samplers.values()] == [[*all_settings()]]:
         return str(next(iter(samplers)))
     values = "; ".join(f"{value} for {', '.join(names)}" for value, names in samplers.items())
     return f"--length where given, else {values}" if name in FOLLOW_LENGTH else values

@@ -1,6 +1,6 @@
 """`generate`: prompts in, what the model wrote out."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, overload
@@ -8,21 +8,10 @@ from typing import Any, overload
 import numpy as np
 import torch
 
-from sinkscope.decoding.autoregressive import autoregressive_steps
-from sinkscope.decoding.canvas import Batch, Step, make_batch
-from sinkscope.decoding.dream import dream_steps
-from sinkscope.decoding.llada import llada_steps
-from sinkscope.decoding.mmada import mmada_steps
-from sinkscope.decoding.settings import Settings, resolve_settings
+from sinkscope.decoding.canvas import Step, make_batch
+from sinkscope.decoding.samplers import find_sampler, resolve_settings
 from sinkscope.errors import CallError
 from sinkscope.models import Model
-
-SAMPLERS: dict[str, Callable[[Model, Batch, Any], Iterator[Step]]] = {
-    "llada": llada_steps,
-    "mmada": mmada_steps,
-    "dream": dream_steps,
-    "autoregressive": autoregressive_steps,
-}
 
 Prompt = str | Sequence[int] | torch.Tensor
 
@@ -80,7 +69,7 @@ def generate(
     batch = make_batch(model, prompts, texts, resolved.length)
     canvas = batch.tokens
     counts = [0] * len(prompts)
-    for step in SAMPLERS[model.family.sampler](model, batch, resolved):
+    for step in find_sampler(model.family.sampler)(model, batch, resolved):
         canvas = step.tokens
         wrote = (step.written >= 0).any(-1).tolist() if model.family.causal else [True] * len(counts)  # asking a GPU would wait for it
         counts = [count + wrote[row] for row, count in enumerate(counts)]
@@ -118,8 +107,3 @@ def _read_prompts(model: Model, prompt: Any, messages: Any) -> tuple[list[list[i
     if not prompts:
         raise CallError("expected at least one prompt, found an empty list")
     return [model.encode(one) for one in prompts], [one if isinstance(one, str) else None for one in prompts], single
-
-
-def step_count(settings: Settings) -> int:
-    """The most forward calls these settings make."""
-    return getattr(settings, "steps", settings.length)

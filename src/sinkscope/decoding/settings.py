@@ -1,11 +1,12 @@
-"""Sampling settings, one frozen record a sampler. Defaults are those of the published sampling function."""
+"""Sampling settings, one frozen record for each sampler. Defaults are those of the published sampling function.
 
-import dataclasses
+This module loads without torch: the command line builds its flags from these records.
+"""
+
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from sinkscope.errors import CallError
-from sinkscope.models import Family
 
 ALGORITHMS = ("origin", "maskgit_plus", "topk_margin", "entropy")
 
@@ -15,7 +16,18 @@ class SettingsError(CallError, TypeError):
 
 
 @dataclass(frozen=True)
-class LLaDASettings:
+class Settings:
+    """Base of a sampler's settings.
+
+    Attributes:
+        length: tokens to write.
+    """
+
+    length: int
+
+
+@dataclass(frozen=True)
+class LLaDASettings(Settings):
     """LLaDA's semi-autoregressive low-confidence remasking (ML-GSAI/LLaDA, generate.py).
 
     Attributes:
@@ -47,7 +59,7 @@ class LLaDASettings:
 
 
 @dataclass(frozen=True)
-class MMaDASettings:
+class MMaDASettings(Settings):
     """MMaDA's text sampler: LLaDA's loop with confidences in float64, without the EOS switches (Gen-Verse/MMaDA, generate.py).
 
     Attributes:
@@ -75,7 +87,7 @@ class MMaDASettings:
 
 
 @dataclass(frozen=True)
-class DreamSettings:
+class DreamSettings(Settings):
     """Dream's sampler over the whole canvas (Dream-org/Dream-v0-Instruct-7B, generation_utils.py).
 
     The published function writes 20 tokens in 512 steps unless told otherwise, and so does this one.
@@ -115,7 +127,7 @@ class DreamSettings:
 
 
 @dataclass(frozen=True)
-class AutoregressiveSettings:
+class AutoregressiveSettings(Settings):
     """One token a step from the left, with a cache of keys and values.
 
     Attributes:
@@ -140,58 +152,14 @@ class AutoregressiveSettings:
 
 
 BlockSettings = LLaDASettings | MMaDASettings
-Settings = LLaDASettings | MMaDASettings | DreamSettings | AutoregressiveSettings
-SETTINGS: dict[str, type[Settings]] = {
-    "llada": LLaDASettings,
-    "mmada": MMaDASettings,
-    "dream": DreamSettings,
-    "autoregressive": AutoregressiveSettings,
-}
-
-OTHER_NAMES = {
-    "max_new_tokens": "length",
-    "max_length": "length",
-    "gen_length": "length",
-    "block_length": "block",
-    "block_size": "block",
-    "cfg_scale": "guidance",
-    "cfg": "guidance",
-    "do_sample": "temperature",
-    "diffusion_steps": "steps",
-    "num_steps": "steps",
-    "alg": "algorithm",
-    "algorithm_temp": "alg_temp",
-    "algorithm_temperature": "alg_temp",
-    "sampling_eps": "eps",
-}
 
 
-FOLLOW_LENGTH = ("steps", "block")
-"""Settings that ``length`` alone sets to itself."""
-
-
-def resolve_settings(family: Family, **given: Any) -> Settings:
-    """The settings of a family's sampler, with its defaults; for diffusion, ``length`` alone sets ``steps`` and ``block`` to it.
+def check_type(name: str, value: Any, default: Any) -> None:
+    """Raise an error where a setting is not of the type of its default.
 
     Raises:
-        SettingsError: an unknown setting, with the right name where there is one.
-        CallError: values that do not fit together.
+        SettingsError: it is of another type.
     """
-    kind = SETTINGS[family.sampler]
-    names = [field.name for field in dataclasses.fields(kind)]
-    for name in given:
-        if name not in names:
-            other = OTHER_NAMES.get(name)
-            hint = f"; here it is called {other}" if other in names else ""
-            raise SettingsError(f"{family.name} has no setting {name!r}{hint}. Its settings are {', '.join(names)}")
-    for field in dataclasses.fields(kind):
-        _check_type(field.name, given.get(field.name, field.default), field.default)
-    if "length" in given:
-        given = {**{name: given["length"] for name in FOLLOW_LENGTH if name in names}, **given}
-    return kind(**given)
-
-
-def _check_type(name: str, value: Any, default: Any) -> None:
     fits = {bool: (bool,), int: (int,), float: (int, float), str: (str,)}[type(default)]
     if not isinstance(value, fits) or (isinstance(value, bool) and not isinstance(default, bool)):
         raise SettingsError(f"{name}: expected {type(default).__name__}, found {value!r}")

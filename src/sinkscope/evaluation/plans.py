@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sinkscope.decoding import SETTINGS, Settings, make_batch, resolve_settings
+from sinkscope.decoding import Settings, make_batch, resolve_settings, settings_of
 from sinkscope.errors import CallError, ModelError
 from sinkscope.evaluation.answers import Rule
 from sinkscope.evaluation.choices import LikelihoodSettings, count_tokens, settings_for
@@ -151,7 +151,7 @@ def _check_canvases(text: str, rule: Rule, canvases: Sequence[int]) -> None:
 def _resolve(model: Model, task: Task, settings: Mapping[str, Any]) -> Settings:
     published = task.name in PUBLISHED
     given = {"length": PUBLISHED_LENGTHS[task.name] if published else LENGTH, **settings}
-    names = {field.name for field in dataclasses.fields(SETTINGS[model.family.sampler])}
+    names = {field.name for field in dataclasses.fields(settings_of(model.family.sampler))}
     if "steps" in names and isinstance(given["length"], int):
         given.setdefault("steps", given["length"])
         if "block" in names:

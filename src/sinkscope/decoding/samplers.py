@@ -1,0 +1,100 @@
+"""Samplers by name. The sampler NAME is the function ``NAME_steps(model, batch, settings)`` in the file NAME.py of this package.
+
+The annotation of ``settings`` says which class holds its settings. Those of the samplers that ship with sinkscope stand in `settings`,
+so that the command line can show them without loading torch; another sampler defines them in its own file.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, get_type_hints
+
+from sinkscope.decoding.settings import (
+    AutoregressiveSettings,
+    DreamSettings,
+    LLaDASettings,
+    MMaDASettings,
+    Settings,
+    SettingsError,
+    check_type,
+)
+from sinkscope.models.families import FAMILIES
+from sinkscope.models.family import Family
+
+SHIPPED: dict[str, type[Settings]] = {
+    "llada": LLaDASettings,
+    "mmada": MMaDASettings,
+    "dream": DreamSettings,
+    "autoregressive": AutoregressiveSettings,
+}
+
+OTHER_NAMES = {
+    "max_new_tokens": "length",
+    "max_length": "length",
+    "gen_length": "length",
+    "block_length": "block",
+    "block_size": "block",
+    "cfg_scale": "guidance",
+    "cfg": "guidance",
+    "do_sample": "temperature",
+    "diffusion_steps": "steps",
+    "num_steps": "steps",
+    "alg": "algorithm",
+    "algorithm_temp": "alg_temp",
+    "algorithm_temperature": "alg_temp",
+    "sampling_eps": "eps",
+}
+"""Names of settings in other libraries, and ours."""
+
+FOLLOW_LENGTH = ("steps", "block")
+"""Settings that take the value of ``length`` where only ``length`` is given."""
+
+
+def find_sampler(name: str) -> Callable[..., Any]:
+    """Return the function that writes, one step at a time.
+
+    Raises:
+        ValueError: the package has no such file, or the file no such function.
+    """
+    file = f"sinkscope.decoding.{name}"
+    steps = getattr(import_module(file), f"{name}_steps", None) if find_spec(file) is not None else None
+    if steps is None:
+        raise ValueError(f"sampler {name!r}: expected a function {name}_steps in sinkscope/decoding/{name}.py, found none")
+    return steps
+
+
+def settings_of(sampler: str) -> type[Settings]:
+    """Return the class of a sampler's settings."""
+    return SHIPPED[sampler] if sampler in SHIPPED else get_type_hints(find_sampler(sampler))["settings"]
+
+
+def all_settings() -> dict[str, type[Settings]]:
+    """Return the class of the settings of every sampler that a family names, by the sampler's name."""
+    return {name: settings_of(name) for name in [*SHIPPED, *(family.sampler for family in FAMILIES.values())]}
+
+
+def resolve_settings(family: Family, **given: Any) -> Settings:
+    """Return the settings of a family's sampler, with its defaults; for diffusion, ``length`` alone sets ``steps`` and ``block`` to it.
+
+    Raises:
+        SettingsError: an unknown setting, with the right name where there is one.
+        CallError: values that do not fit together.
+    """
+    kind = settings_of(family.sampler)
+    names = [field.name for field in dataclasses.fields(kind)]
+    for name in given:
+        if name not in names:
+            other = OTHER_NAMES.get(name)
+            hint = f"; here it is called {other}" if other in names else ""
+            raise SettingsError(f"{family.name} has no setting {name!r}{hint}. Its settings are {', '.join(names)}")
+    for field in dataclasses.fields(kind):
+        check_type(field.name, given.get(field.name, field.default), field.default)
+    if "length" in given:
+        given = {**{name: given["length"] for name in FOLLOW_LENGTH if name in names}, **given}
+    return kind(**given)
+
+
+def step_count(settings: Settings) -> int:
+    """Return the largest number of forward calls that these settings make."""
+    return getattr(settings, "steps", settings.length)
