@@ -14,11 +14,22 @@ CLAIM = Claim(
     source="Fig. 4b",
     says="Where a sink grows, its queries attend less to themselves.",
     expected="self-attention is taken first",
-    limits="A slope within heads over steps: what else changes with the steps (fewer masks) is not held fixed.",
+    limits="The slope is taken within heads, over the steps. Other things change with the steps too, such as the number of masks.",
     parts=(
-        Part("self-attention left over against the sink's share", Number("blocks-of-16", "groups.self_attention_absorbed"), "below", 0.0),
-        Part("the same, one block", Number("one-block", "groups.self_attention_absorbed"), "below", 0.0, decides=False),
-        Part("part of the sink's column that is its own", Number("blocks-of-16", "groups.self_share"), "below", 0.5, decides=False),
+        Part(
+            "self-attention of the other queries, over what the sink leaves them: slope against the sink's share",
+            Number("blocks-of-16", "groups.self_attention_absorbed"),
+            "below",
+            0.0,
+        ),
+        Part("the same slope, one block", Number("one-block", "groups.self_attention_absorbed"), "below", 0.0, decides=False),
+        Part(
+            "part of the sink's column that comes from its own query",
+            Number("blocks-of-16", "groups.self_share"),
+            "below",
+            0.5,
+            decides=False,
+        ),
     ),
 )
 

@@ -9,7 +9,7 @@ import argparse
 import importlib
 
 from claims import read_part, report
-from claims_page import ORDER, PAGE, page, read
+from claims_page import ORDER, write
 from lab_runs import PROMPTS
 
 SCRIPTS = {name: name.replace("-", "_") for name in ORDER}
@@ -24,7 +24,7 @@ def main() -> None:
         if name not in arguments.without:
             module = importlib.import_module(script)
             report(module.CLAIM, arguments.prompts, f"{script}.py", getattr(module, "read", read_part))
-            PAGE.write_text(page(read()))
+            write()
 
 
 if __name__ == "__main__":

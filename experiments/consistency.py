@@ -14,14 +14,34 @@ CLAIM = Claim(
     source="§4.2",
     says="LLaDA's patterns are consistent from prompt to prompt.",
     expected="a head agrees with itself in another prompt more than with other heads",
-    limits="All prompts are word problems with five solved ones in front: less varied than the paper's.",
+    limits="All prompts are word problems behind five solved ones. They vary less than the paper's prompts.",
     parts=(
         Part(
-            "same tenth of the canvas, over other heads", Number("blocks-of-16", "agreement.prompts_place_over_other_heads"), "above", 0.0
+            "main sinks of one head in two prompts stand in the same tenth of the canvas, minus the same for two different heads",
+            Number("blocks-of-16", "agreement.prompts_place_over_other_heads"),
+            "above",
+            0.0,
         ),
-        Part("same class of token, over other heads", Number("blocks-of-16", "agreement.prompts_class_over_other_heads"), "above", 0.0),
-        Part("same tenth of the canvas", Number("blocks-of-16", "agreement.prompts_place"), "above", 0.1, decides=False),
-        Part("same class of token", Number("blocks-of-16", "agreement.prompts_class"), "above", 0.5, decides=False),
+        Part(
+            "main sinks of one head in two prompts stand on the same class of token, minus the same for two different heads",
+            Number("blocks-of-16", "agreement.prompts_class_over_other_heads"),
+            "above",
+            0.0,
+        ),
+        Part(
+            "main sinks of one head in two prompts stand in the same tenth of the canvas",
+            Number("blocks-of-16", "agreement.prompts_place"),
+            "above",
+            0.1,
+            decides=False,
+        ),
+        Part(
+            "main sinks of one head in two prompts stand on the same class of token",
+            Number("blocks-of-16", "agreement.prompts_class"),
+            "above",
+            0.5,
+            decides=False,
+        ),
     ),
 )
 

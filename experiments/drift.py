@@ -16,12 +16,12 @@ CLAIM = Claim(
     source="§4.2, Fig. 1 and 7",
     says="LLaDA's sinks drift to the right as its blocks are denoised from left to right.",
     expected="rightward with blocks from the left; the schedule, not the model, when it turns with the blocks",
-    limits="Blocks move right by design. A drift that turns with reversed blocks follows the sampler; "
-    "only what one block leaves is the model's.",
+    limits="The sampler's blocks go to the right by design. A drift that turns round with reversed blocks comes from the "
+    "sampler. Only the drift that is left with a single block is the model's own.",
     parts=(
         Part("drift, blocks of 16 from the left", Number("blocks-of-16", "movement.drift"), "above", 0.0),
         Part(
-            "drift, from the left minus from the right",
+            "drift with blocks from the left, minus drift with blocks from the right",
             Number("blocks-of-16", "movement.drift"),
             "above",
             0.0,
@@ -30,14 +30,14 @@ CLAIM = Claim(
         Part("drift, blocks from the right", Number("blocks-reversed", "movement.drift"), "below", 0.0, decides=False),
         Part("drift, one block", Number("one-block", "movement.drift"), "above", 0.0, decides=False),
         Part(
-            "drift, one block minus blocks of 16",
+            "drift with one block, minus drift with blocks of 16",
             Number("one-block", "movement.drift"),
             "below",
             0.0,
             minus=Number("blocks-of-16", "movement.drift"),
             decides=False,
         ),
-        Part("moves to the right, blocks of 16", Number("blocks-of-16", "movement.rightward"), "above", 0.5, decides=False),
+        Part("moves that go to the right, blocks of 16", Number("blocks-of-16", "movement.rightward"), "above", 0.5, decides=False),
         Part(
             "drift relative to the leftmost mask",
             Number("blocks-of-16", "movement.drift_relative", (("frontier", "leftmost_mask"),)),
@@ -46,14 +46,14 @@ CLAIM = Claim(
             decides=False,
         ),
         Part(
-            "moves right after a block change, over chance",
+            "moves in the step after a block change, minus chance",
             Number("blocks-of-16", "triggers.over_chance", (("trigger", "block"),)),
             "above",
             0.0,
             decides=False,
         ),
         Part(
-            "moves right after the commit of the token left or entered, over chance",
+            "moves in the step after the token left or entered was committed, minus chance",
             Number("blocks-of-16", "triggers.over_chance", (("trigger", "own"),)),
             "above",
             0.0,

@@ -36,7 +36,7 @@ def beside(what: str, statistic: str, wanted: Any, bound: float) -> tuple[Part, 
     """The same of the rotary twin, and the difference; neither decides."""
     learned, rotary = (Number(name, statistic) for name in TWINS)
     return (
-        Part(f"rotary: {what}", rotary, wanted, bound, decides=False),
+        Part(f"rotary positions: {what}", rotary, wanted, bound, decides=False),
         Part(f"learned minus rotary: {what}", learned, wanted, 0.0, minus=rotary, decides=False),
     )
 
@@ -45,23 +45,25 @@ CLAIM = Claim(
     name="learned-positions",
     title="Sinks do not need rotary positions",
     source="not in the papers",
-    says="A diffusion model with learned absolute positions has sinks as well, they move as well, and they keep more to their places.",
+    says="A diffusion model with learned absolute positions has sinks too. They move too, and their position says more "
+    "about where they stand.",
     expected="sinks, movement, and more bits from position than in the rotary twin",
-    limits="Short problems without shots on canvases of 60 to 70 tokens: the table of positions ends at 96. One seed each.",
+    limits="These are short problems without shots, on canvases of 60 to 70 tokens, because the table of positions ends "
+    "at 96. There is one seed of each model.",
     parts=(
-        Part("learned: steps × heads with a sink", Number("learned", "movement.steps_with_sink"), "above", 0.5),
-        Part("learned: moves of the main sink per head, 32 steps", Number("learned", "movement.moves_per_head"), "above", 1.0),
+        Part("learned positions: steps × heads that have a sink", Number("learned", "movement.steps_with_sink"), "above", 0.5),
+        Part("learned positions: moves of the main sink per head, 32 steps", Number("learned", "movement.moves_per_head"), "above", 1.0),
         Part(
-            "bits per choice by position, learned minus rotary",
+            "gain from the position in the choice of the sink, learned minus rotary",
             Number("learned", "choice.position"),
             "above",
             0.0,
             minus=Number("rotary", "choice.position"),
         ),
-        *beside("steps × heads with a sink", "movement.steps_with_sink", "above", 0.5),
-        *beside("moves per head", "movement.moves_per_head", "above", 1.0),
-        *beside("drift, positions per step", "movement.drift", "above", 0.0),
-        *beside("attention on sinks", "concentration.share_on_sinks", "above", 0.5),
+        *beside("steps × heads that have a sink", "movement.steps_with_sink", "above", 0.5),
+        *beside("moves of the main sink per head", "movement.moves_per_head", "above", 1.0),
+        *beside("drift", "movement.drift", "above", 0.0),
+        *beside("attention that sinks receive", "concentration.share_on_sinks", "above", 0.5),
     ),
 )
 

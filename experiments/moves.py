@@ -14,18 +14,19 @@ CLAIM = Claim(
     name="moves",
     title="Sinks move",
     source="§4.2, Fig. 1, 4, 6b and 7",
-    says="In diffusion models the position of a sink changes over the steps or the sink vanishes, some live for one step only; "
-    "in autoregressive models it stays.",
+    says="In diffusion models the position of a sink changes over the steps, or the sink vanishes; some last for one "
+    "step only. In autoregressive models it stays.",
     expected="the diffusion model's sinks move, the autoregressive one's do not",
-    limits="Moves of an autoregressive model are read from its newest 16 queries, of which an excess of 3 is 19 % of all attention: "
-    "few heads of a small model have such a sink, so there is little that could stay.",
+    limits="Moves of an autoregressive model are read from its newest 16 queries. A sink must exceed the other keys by 19 "
+    "% of the attention of these 16 queries, and few heads of a small model have such a key. So there is little "
+    "that could stay in its place.",
     parts=(
         Part("moves of the main sink per head, 64 steps", Number("blocks-of-16", "movement.moves_per_head"), "above", 1.0),
         Part("heads whose longest track is static", Number("blocks-of-16", "movement.heads", (("kind", "static"),)), "below", 0.5),
         Part("tracks that last one step", Number("blocks-of-16", "movement.tracks", (("kind", "one_step"),)), "above", 0.0),
-        Part("autoregressive: steps × heads with a sink to follow", Number("autoregressive", "movement.steps_with_sink"), "above", 0.5),
-        Part("autoregressive: moves per head", Number("autoregressive", "movement.moves_per_head"), "below", 1.0),
-        Part("steps at one position", Number("blocks-of-16", "movement.residence"), "below", 64.0, decides=False),
+        Part("autoregressive model: steps × heads that have a sink", Number("autoregressive", "movement.steps_with_sink"), "above", 0.5),
+        Part("autoregressive model: moves of the main sink per head", Number("autoregressive", "movement.moves_per_head"), "below", 1.0),
+        Part("steps in a row at one position", Number("blocks-of-16", "movement.residence"), "below", 64.0, decides=False),
     ),
 )
 

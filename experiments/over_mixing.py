@@ -128,10 +128,11 @@ CLAIM = Claim(
     name="over-mixing",
     title="Without sinks, tokens mix more",
     source="paper 2",
-    says="Sinks protect against over-mixing: without them tokens become more alike, and a change of one reaches the others further.",
+    says="Sinks protect against over-mixing: without them, tokens become more alike, and a change of one token spreads "
+    "further to the others.",
     expected="with the top sink hidden: lower rank, higher cosine, wider spread, each beyond what a random key does",
-    limits="The model never learnt to write without its sinks, so hiding them also takes it off its path; the random key is a control for "
-    "hiding as such, not for how much attention is moved.",
+    limits="The model never learnt to write without its sinks, so hiding them also disturbs it. The random key controls "
+    "for hiding as such, not for how much attention is moved.",
     parts=parts(),
 )
 

@@ -16,27 +16,29 @@ CLAIM = Claim(
     name="placement",
     title="Sinks stand on new lines, masks and punctuation",
     source="§4.2, Table 2",
-    says="LLaDA's sinks stand on new lines, masks and punctuation; the token decides rather than the place.",
+    says="LLaDA's sinks stand on new lines, masks and punctuation. The token decides where they stand, more than the place.",
     expected="each class oftener than its share of the canvas, token class worth more than position",
-    limits="The lab's texts have one new line a line of working and little other white space. Class and place go together in texts "
-    "this regular; the model separates them only as far as they vary.",
+    limits="The lab's texts have one new line after each line of working and little other white space. In texts this "
+    "regular, class and place go together, and the model can separate them only as far as they vary.",
     parts=(
-        Part("new lines among sinks over new lines on the canvas", Number("blocks-of-16", EXPECTED, (("class", "newline"),)), "above", 1.0),
-        Part("masks", Number("blocks-of-16", EXPECTED, (("class", "mask"),)), "above", 1.0),
-        Part("punctuation", Number("blocks-of-16", EXPECTED, (("class", "punctuation"),)), "above", 1.0),
         Part(
-            "bits per choice: class minus position",
+            "new lines: share among sinks over share of the canvas", Number("blocks-of-16", EXPECTED, (("class", "newline"),)), "above", 1.0
+        ),
+        Part("masks: the same ratio", Number("blocks-of-16", EXPECTED, (("class", "mask"),)), "above", 1.0),
+        Part("punctuation: the same ratio", Number("blocks-of-16", EXPECTED, (("class", "punctuation: the same ratio"),)), "above", 1.0),
+        Part(
+            "choice of the sink: gain from the class minus gain from the position",
             Number("blocks-of-16", "choice.class"),
             "above",
             0.0,
             minus=Number("blocks-of-16", "choice.position"),
         ),
-        Part("bits per choice: class", Number("blocks-of-16", "choice.class"), "above", 0.0, decides=False),
-        Part("bits per choice: position", Number("blocks-of-16", "choice.position"), "above", 0.0, decides=False),
-        Part("bits per choice: mask state", Number("blocks-of-16", "choice.mask_state"), "above", 0.0, decides=False),
-        Part("special tokens", Number("blocks-of-16", EXPECTED, (("class", "special"),)), "above", 1.0, decides=False),
-        Part("digits", Number("blocks-of-16", EXPECTED, (("class", "digit"),)), "above", 1.0, decides=False),
-        Part("words", Number("blocks-of-16", EXPECTED, (("class", "word"),)), "above", 1.0, decides=False),
+        Part("choice of the sink: gain from the class", Number("blocks-of-16", "choice.class"), "above", 0.0, decides=False),
+        Part("choice of the sink: gain from the position", Number("blocks-of-16", "choice.position"), "above", 0.0, decides=False),
+        Part("choice of the sink: gain from being masked or not", Number("blocks-of-16", "choice.mask_state"), "above", 0.0, decides=False),
+        Part("special tokens: the same ratio", Number("blocks-of-16", EXPECTED, (("class", "special"),)), "above", 1.0, decides=False),
+        Part("digits: the same ratio", Number("blocks-of-16", EXPECTED, (("class", "digit"),)), "above", 1.0, decides=False),
+        Part("words: the same ratio", Number("blocks-of-16", EXPECTED, (("class", "word"),)), "above", 1.0, decides=False),
     ),
 )
 

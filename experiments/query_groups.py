@@ -14,25 +14,41 @@ CLAIM = Claim(
     name="query-groups",
     title="Masked and unmasked queries keep separate sinks",
     source="§4.2, Fig. 6a",
-    says="Masked and unmasked queries can keep separate sinks, and switch over as tokens are unmasked.",
+    says="Masked and unmasked queries can have separate sinks, and the head switches from one to the other as tokens are written.",
     expected="separate, lasting, and switching over",
-    limits="On these canvases unmasked queries are mostly the prompt's. The largest column of a head is that of the larger group as a "
-    "rule, so switching over may say no more than that the groups' sizes change. Prompt and written queries, both unmasked, differ nearly "
-    "as often, and any two lasting groups of unlike queries would: this does not show that being masked is what parts them.",
+    limits="Most unmasked queries of these canvases belong to the prompt. The largest column of a head is usually that of "
+    "the larger group, so switching over may only show that the groups change in size. Prompt and written queries, "
+    "both unmasked, have different sinks nearly as often, and so would any two lasting groups of unlike queries. "
+    "So this does not show that being masked is what separates them.",
     parts=(
-        Part("masked and unmasked queries' sinks differ", Number("blocks-of-16", "groups.split"), "above", 0.1),
-        Part("a group's sink is found again in its own group", Number("blocks-of-16", "groups.persistence"), "above", 0.0),
-        Part("masked and written queries' sinks differ", Number("blocks-of-16", "groups.split_from_written"), "above", 0.1),
+        Part("masked and unmasked queries have different sinks", Number("blocks-of-16", "groups.split"), "above", 0.1),
         Part(
-            "the head follows its masked queries, first third minus last",
+            "a group's sink is found one step later in its own group more often than in the other",
+            Number("blocks-of-16", "groups.persistence"),
+            "above",
+            0.0,
+        ),
+        Part("masked and written queries have different sinks", Number("blocks-of-16", "groups.split_from_written"), "above", 0.1),
+        Part(
+            "the head's largest column is the masked queries' sink: first third of the steps minus last third",
             Number("blocks-of-16", "groups.follows_masked_over_steps", (("third", "first"),)),
             "above",
             0.0,
             minus=Number("blocks-of-16", "groups.follows_masked_over_steps", (("third", "last"),)),
         ),
-        Part("masked and prompt queries' sinks differ", Number("blocks-of-16", "groups.split_from_prompt"), "above", 0.1, decides=False),
         Part(
-            "prompt and written queries' sinks differ", Number("blocks-of-16", "groups.split_prompt_written"), "above", 0.1, decides=False
+            "masked and prompt queries have different sinks",
+            Number("blocks-of-16", "groups.split_from_prompt"),
+            "above",
+            0.1,
+            decides=False,
+        ),
+        Part(
+            "prompt and written queries have different sinks",
+            Number("blocks-of-16", "groups.split_prompt_written"),
+            "above",
+            0.1,
+            decides=False,
         ),
     ),
 )

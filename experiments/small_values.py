@@ -14,10 +14,15 @@ CLAIM = Claim(
     source="paper 2, Fig. 1",
     says="Sinks have low value norms, so attending to one is close to a no-op.",
     expected="small values, less contribution than attention",
-    limits="Norms bound what a value adds; they do not say what the output projection makes of it.",
+    limits="A norm bounds what a value can add. It does not say what the output projection makes of it.",
     parts=(
-        Part("other tokens with a larger value norm", Number("blocks-of-16", "norms.value_norm_auc"), "above", 0.5),
-        Part("contribution over attention", Number("blocks-of-16", "norms.contribution_over_attention"), "below", 1.0),
+        Part("other tokens whose value norm is larger than the main sink's", Number("blocks-of-16", "norms.value_norm_auc"), "above", 0.5),
+        Part(
+            "what sinks contribute, over what they would with the mean value norm of their head",
+            Number("blocks-of-16", "norms.contribution_over_attention"),
+            "below",
+            1.0,
+        ),
         Part(
             "effect size of the value norm, sinks minus others",
             Number("blocks-of-16", "norms.value_norm_effect"),
@@ -28,14 +33,14 @@ CLAIM = Claim(
         Part("effect size of the key norm", Number("blocks-of-16", "norms.key_norm_effect"), "below", 0.0, decides=False),
         Part("effect size of the hidden state's norm", Number("blocks-of-16", "norms.hidden_norm_effect"), "above", 0.0, decides=False),
         Part(
-            "autoregressive: other tokens with a larger value norm",
+            "autoregressive model: other tokens whose value norm is larger than the main sink's",
             Number("autoregressive", "norms.value_norm_auc"),
             "above",
             0.5,
             decides=False,
         ),
         Part(
-            "autoregressive: contribution over attention",
+            "autoregressive model: what sinks contribute, over what they would with the mean value norm",
             Number("autoregressive", "norms.contribution_over_attention"),
             "below",
             1.0,

@@ -127,6 +127,7 @@ def test_every_claim_of_the_folder_is_run_and_shown():
 
 def test_the_page_is_what_the_results_say():
     assert claims_page.PAGE.read_text() == claims_page.page(claims_page.read())
+    assert claims_page.FULL.read_text() == claims_page.full(claims_page.read())
 
 
 def test_stored_results_are_of_the_claims_as_they_stand():
@@ -151,5 +152,13 @@ def test_a_changed_number_changes_the_page():
     documents = json.loads(json.dumps(claims_page.read()))
     first = next(iter(documents))
     documents[first]["parts"][0]["found"]["value"] = 123.456
-    assert "123" in claims_page.page(documents)
-    assert claims_page.page(documents) != claims_page.page(claims_page.read())
+    for page in (claims_page.page, claims_page.full):
+        assert "123" in page(documents)
+        assert page(documents) != page(claims_page.read())
+
+
+def test_a_part_says_how_many_thresholds_differ():
+    part = {"verdict": "holds", "verdicts_elsewhere": {"1 queries": "holds", "2 percent": "undecided", "5 percent": "does not hold"}}
+    assert claims_page.agreement(part) == "2 of 3 differ"
+    assert claims_page.agreement({"verdict": "holds", "verdicts_elsewhere": {"1 queries": "holds"}}) == "all ten agree"
+    assert claims_page.agreement({"verdict": "holds", "verdicts_elsewhere": {}}) == "–"
