@@ -117,7 +117,7 @@ def test_every_script_states_a_claim_that_can_be_measured(name):
             if number is not None:
                 assert number.run in lab_runs.RUNS
                 short = number.statistic.removesuffix("_over_steps").removesuffix("_in")
-                assert short in all_definitions or number.statistic in getattr(module, "UNITS", {})
+                assert short in all_definitions() or number.statistic in getattr(module, "UNITS", {})
 
 
 def test_every_claim_of_the_folder_is_run_and_shown():
