@@ -159,9 +159,17 @@ def test_forged_success_is_a_wrong_answer_to_humaneval(forgery, monkeypatch):
     assert not humaneval.score_completion(row, "    return x + 3\n" + forgery, fenced=False).correct
 
 
+@pytest.mark.parametrize("test", ["7 < f(4) < 9", "f(4) == 8 or f(4) == 9", "not f(4) != 8", "f(4) in (8, 9)"])
+def test_forged_comparisons_do_not_count_wherever_they_stand_in_an_assertion(test):
+    forgery = "\n".join(f"    def __{name}__(s, o): return True" for name in ("eq", "lt", "gt", "le", "ge"))
+    program = f"class A:\n{forgery}\n    def __ne__(s, o): return False\n    __hash__ = None\ndef f(x): return A()\n"
+    assert not run_program(f"{program}assert {test}\n").passed
+    assert run_program(f"def f(x): return x + 4\nassert {test}\n").passed
+
+
 @pytest.mark.parametrize("test", ["assert False", "assert 0, 'no'", "assert 1 == 2", "assert not True", "assert None", "assert 3 in [4]"])
 def test_assertions_without_a_name_are_not_asked_for(test):
-    lie = "import builtins, sys\nsys.modules['sinkscope.evaluation.sandbox.worker'].pack = lambda value: True\n"
+    lie = "import builtins, sys\nsys.modules['sinkscope.evaluation.sandbox.confined'].pack = lambda value: True\n"
     assert not run_program(lie + test).passed
 
 

@@ -1,13 +1,14 @@
-"""`run_program`: untrusted Python in a process of its own, without network, other files, other processes, or much of anything.
+"""`run_program`: run untrusted Python in a process of its own, without network, other processes, or files but an empty folder.
 
-Processes: this one; a supervisor, which makes the world, holds the expected values and judges; the program's own, forked
-from the supervisor before it knew either; and, for tests that call a function of the program, one more in which they run.
+There are three or four processes. This one starts a supervisor (`supervisor`), which confines itself, holds the expected values and
+judges. The program runs in a process that was forked from the supervisor before the supervisor knew those values. Tests that call a
+function of the program run in one more. Between them only plain data travels (`confined`). `isolation` is the confinement.
 
-What is not covered: assertions at the top level of the program itself that compare with something else than a literal
-(``assert close(a, b)``) run in its own process, and a program that is written against them can claim to have passed them
-(pass ``tests`` to have them run elsewhere); a look-up table of the right answers passes; a function may hold answers from one
-call to the next; side channels, and bugs of the kernel; a folder's total size where the system grants no namespaces. A value
-that equals another without being plain data (a class with an ``__eq__`` of its own) counts as different. Threads cannot be started.
+Limits. An assertion at the top level of the program that is no comparison with a literal (``assert close(a, b)``) is computed in the
+program's own process, so a program written against it can claim to have passed; pass ``tests`` to have them run elsewhere. A look-up
+table of the right answers passes. A function may keep answers from one call to the next. Side channels and bugs of the kernel are not
+covered, nor is a folder's total size where the system grants no namespaces. A value that is no plain data (a class with an ``__eq__``
+of its own) counts as different from everything. Threads cannot be started.
 """
 
 import contextlib
@@ -25,7 +26,7 @@ from pathlib import Path
 from sinkscope.errors import CallError, EvaluationError
 
 LEAST_MEMORY_MB = 64
-GRACE_S = 60.0  # for making the world and compiling; the program's own clock runs in the supervisor
+GRACE_S = 60.0  # for the confinement and for compiling; the program's own clock runs in the supervisor
 BY_THE_CLOCK = 10  # times the CPU time: on a busy machine a right answer is late, not wrong
 INSIDE = "; its tests ran in the program's own process, since they pass what cannot leave one"
 _START = """
@@ -39,13 +40,13 @@ main(*sys.argv[2:])
 
 @dataclass(frozen=True)
 class ProgramResult:
-    """What came of a program.
+    """Whether a program passed, and why.
 
     Attributes:
-        passed: it ran to its end, and every assertion on the way held.
+        passed: whether it ran to its end and every assertion on the way held.
         reason: in one line, why or why not.
-        output: the first 2,000 bytes of what it printed.
-        not_enforced: protections this system did not give, one line each with what it said; empty where all held.
+        output: the first 2,000 bytes that it printed.
+        not_enforced: protections that this system refused, one line each with the system's message; empty where all held.
     """
 
     passed: bool
@@ -63,17 +64,17 @@ def run_program(
     memory_mb: int = 512,
     without: tuple[str, ...] = (),
 ) -> ProgramResult:
-    """Runs untrusted Python, tests included, and says whether it passed.
+    """Run untrusted Python, tests included, and return whether it passed.
 
     Args:
         source: the program; it sees Python's standard library, an empty folder it may write to, no environment and
             an empty standard input.
-        tests: Python that runs after it in another process, where ``function`` is there and asks the program's process:
-            arguments and results travel as plain data. Nothing else of the program is there.
+        tests: Python that runs after it in another process. Of the program only ``function`` is there; calling it asks the program's
+            process, and arguments and results travel as plain data.
         function: the name of the one function of the program that ``tests`` call.
         timeout_s: seconds of CPU time, rounded up; ten times as many by the clock, for programs that wait.
         memory_mb: megabytes of address space, at least 64.
-        without: measures to leave out, for testing what the others hold: ``namespaces``, ``own root``, ``other user``,
+        without: measures to leave out, to test what the others prevent: ``namespaces``, ``own root``, ``other user``,
             ``landlock``, ``seccomp``, ``process limit``, ….
 
     Raises:
@@ -108,7 +109,7 @@ def run_program(
 
 
 def _supervise(limits: list[str], job: str, clock_s: float) -> tuple[list[dict], str]:
-    """What the supervisor said, line by line, and what went to its standard error."""
+    """Run the supervisor; return what it printed, line by line, and its standard error."""
     package = str(Path(__file__).parents[3])
     environment = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}  # some Pythons do not start without
     command = [sys.executable, "-I", "-S", "-X", "utf8", "-c", _START, package, *limits]
@@ -131,7 +132,7 @@ def _supervise(limits: list[str], job: str, clock_s: float) -> tuple[list[dict],
 
 
 def _wait(process: subprocess.Popen[bytes], job: str, seconds: float) -> tuple[bytes, bytes]:
-    """Everything it says; it is ended after so many seconds in which this process had its turn."""
+    """Return standard output and error of a process; end it after so many seconds in which this process had its turn."""
     content: bytes | None = job.encode()
     for _ in range(ceil(seconds)):
         try:

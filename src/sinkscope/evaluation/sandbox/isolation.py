@@ -1,8 +1,8 @@
-"""What a process of the sandbox does to itself before a program runs: a small world of its own, and limits.
+"""How a process of the sandbox confines itself before a program runs: a small file system of its own, few rights, limits.
 
-Every measure is tried; what one protects is noted when it held, and why not when the system refused it. Several
+Every measure is tried. What it protects is noted where it held, and the system's message where it was refused. Several
 measures protect the same thing on purpose, because containers, kernels and users differ in what they allow.
-Standard library only: this runs inside the sandbox, before `sinkscope` could be seen from there.
+Standard library only: this runs inside the sandbox.
 """
 
 import contextlib
@@ -14,8 +14,6 @@ import resource
 import struct
 import sys
 from collections.abc import Callable, Iterable
-
-from sinkscope.evaluation.sandbox.syscall_filter import install_filter
 
 NOBODY = 65534
 FILE_BYTES = 1 << 20  # of one file, the program's output among them
@@ -40,7 +38,7 @@ _LOCKED_FLAGS = 1 | 2 | 4 | 8 | 1024 | 2048  # what a remount must not take away
 
 
 class Isolation:
-    """What has been enforced so far, and what was refused."""
+    """The measures taken so far: what they protect, and what the system refused."""
 
     def __init__(self, without: Iterable[str] = ()) -> None:
         self.without = frozenset(without)
@@ -48,7 +46,7 @@ class Isolation:
         self.refused: dict[str, str] = {}
 
     def attempt(self, name: str, measure: Callable[..., None], *arguments: object, protects: Iterable[str] = ()) -> bool:
-        """Tries a measure and notes what came of it."""
+        """Try a measure; note what it protects, or why it was refused."""
         try:
             if name in self.without:
                 raise OSError(errno.ECANCELED, "switched off")
@@ -60,12 +58,12 @@ class Isolation:
         return True
 
     def not_enforced(self) -> list[str]:
-        """One line for each protection that no measure gave, with what the system said."""
+        """Return one line for each protection that no measure gave, with the system's messages."""
         why = "; ".join(f"{name}: {reason}" for name, reason in self.refused.items())
         return [f"{name}: {what} ({why})" for name, what in PROTECTIONS.items() if name not in self.protected]
 
     def enter_world(self, box: str) -> None:
-        """Own namespaces and, in them, a file system that holds Python and an empty folder; for one process, before it forks."""
+        """Enter namespaces of its own with a file system that holds Python and an empty folder. One process does so, then forks."""
         outside = mount_namespace()
         if self.attempt("namespaces", namespaces, protects=("network", "signals")):
             self.attempt("own root", own_root, box, outside, protects=("files",))
@@ -73,7 +71,7 @@ class Isolation:
             os.chdir(box)
 
     def give_up_rights(self) -> None:
-        """Another user where this is root, no capabilities, nothing to gain from setuid programs, no peeking from siblings."""
+        """Become another user where this is root; give up all capabilities, setuid programs, and being traced by siblings."""
         if os.geteuid() == 0:
             self.attempt("other user", other_user, "files" in self.protected, protects=("user", "signals"))
         elif "files" in self.protected:
@@ -82,7 +80,7 @@ class Isolation:
         self.attempt("no new privileges", no_new_privileges)
 
     def limit(self, memory_mb: int, cpu_s: int) -> None:
-        """Limits for the one process that runs the program; there is no way back from them."""
+        """Limit the one process that runs the program, for good."""
         self.attempt("memory limit", set_limit, resource.RLIMIT_AS, memory_mb << 20, protects=("memory",))
         self.attempt("time limit", set_limit, resource.RLIMIT_CPU, cpu_s, cpu_s + 1, protects=("time",))
         self.attempt("output limit", set_limit, resource.RLIMIT_FSIZE, FILE_BYTES, protects=("output",))
@@ -91,17 +89,17 @@ class Isolation:
         self.attempt("no core file", set_limit, resource.RLIMIT_CORE, 0)
         self.attempt("few open files", set_limit, resource.RLIMIT_NOFILE, 64)
         self.attempt("landlock", landlock, ".", protects=("files",))
-        self.attempt("seccomp", install_filter, call_c, protects=("network", "processes", "signals"))
+        self.attempt("seccomp", install_filter, protects=("network", "processes", "signals"))
 
 
 def die_with_parent() -> None:
-    """The kernel kills this process when the one that started it is gone; only Linux can do so."""
+    """Let the kernel kill this process when the one that started it is gone; only Linux can."""
     with contextlib.suppress(OSError):
         call_c("prctl", 1, 9, 0, 0, 0)
 
 
 def namespaces() -> None:
-    """Network, processes, IPC and mounts of one's own; through a user namespace where one is not root."""
+    """Enter namespaces of its own for network, processes, IPC and mounts; through a user namespace where this is not root."""
     user, group = os.getuid(), os.getgid()
     try:
         call_c("unshare", _SPACES)
@@ -113,7 +111,7 @@ def namespaces() -> None:
 
 
 def mount_namespace() -> str:
-    """Which mounts this process sees; empty where the system does not say."""
+    """Return the name of the mount namespace of this process; empty where the system does not say."""
     try:
         return os.readlink("/proc/self/ns/mnt")
     except OSError:
@@ -121,7 +119,7 @@ def mount_namespace() -> str:
 
 
 def own_root(box: str, outside: str) -> None:
-    """A root of its own over ``box``: Python and the system's libraries to read, /tmp to write, nothing else.
+    """Make ``box`` the root: Python and the system's libraries to read, /tmp to write, nothing else.
 
     Raises:
         OSError: the system refuses, or this would change the root of everybody in the mount namespace ``outside``.
@@ -156,14 +154,14 @@ def own_root(box: str, outside: str) -> None:
 
 
 def visible_folders() -> list[str]:
-    """What the program may read: this Python and the libraries its modules load; no folder lies inside another."""
+    """Return the folders that the program may read: this Python and the libraries its modules load; none lies inside another."""
     wanted = {sys.base_prefix, sys.base_exec_prefix, os.path.dirname(os.__file__), "/usr", "/lib", "/lib64", "/nix/store"}
     present = sorted(folder for folder in wanted if os.path.isdir(folder) and folder != "/")
     return [folder for folder in present if not any(folder.startswith(other + "/") for other in present)]
 
 
 def other_user(own_root: bool) -> None:
-    """Root becomes nobody, unless nobody could not read Python's own modules."""
+    """Become nobody, unless nobody could not read Python's own modules."""
     if not own_root:
         folder = os.path.dirname(os.path.realpath(os.__file__))
         while folder != "/":
@@ -177,19 +175,19 @@ def other_user(own_root: bool) -> None:
 
 
 def no_capabilities() -> None:
-    """Every capability goes, also those of a user namespace."""
+    """Give up every capability, also those of a user namespace."""
     header = ctypes.create_string_buffer(struct.pack("Ii", 0x20080522, 0))
     call_c("capset", header, ctypes.create_string_buffer(24))
 
 
 def no_new_privileges() -> None:
-    """No rights from setuid programs, and no look into this process for others of the same user."""
+    """Gain no rights from setuid programs, and let no process of the same user look into this one."""
     call_c("prctl", 38, 1, 0, 0, 0)
     call_c("prctl", 4, 0, 0, 0, 0)
 
 
 def set_limit(kind: int, soft: int, hard: int | None = None) -> None:
-    """A resource limit, or the one already in force where that is lower."""
+    """Set a resource limit, unless the one in force is lower."""
     ceiling = resource.getrlimit(kind)[1]
     hard = soft if hard is None else hard
     hard = hard if ceiling == resource.RLIM_INFINITY else min(hard, ceiling)
@@ -197,7 +195,7 @@ def set_limit(kind: int, soft: int, hard: int | None = None) -> None:
 
 
 def landlock(folder: str) -> None:
-    """Files by the kernel's own allow-list: `visible_folders` to read, ``folder`` to change; needs no privilege."""
+    """Limit files by the kernel's own allow-list: `visible_folders` to read, ``folder`` to change; needs no privilege."""
     version = call_c("syscall", 444, None, 0, 1)
     access = (1 << (13 + (version > 1) + (version > 2) + (version > 4))) - 1
     attributes = struct.pack("QQQ", access, 3 if version > 3 else 0, 3 if version > 5 else 0)  # files, TCP, signals and sockets outside
@@ -213,13 +211,13 @@ def landlock(folder: str) -> None:
 
 
 def mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
-    """A mount, or a change of one."""
+    """Make a mount, or change one."""
     texts = [None if text is None else os.fsencode(text) for text in (source, target, kind, data)]
     call_c("mount", *texts[:3], flags, texts[3])
 
 
 def call_c(name: str, *arguments: bytes | int | ctypes.Array[ctypes.c_char] | None) -> int:
-    """Calls a function of the C library; a whole number travels as a long.
+    """Call a function of the C library; a whole number travels as a long.
 
     Raises:
         OSError: it failed, or there is none of that name.
@@ -236,3 +234,58 @@ def call_c(name: str, *arguments: bytes | int | ctypes.Array[ctypes.c_char] | No
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
     return result
+
+
+# The filter of system calls (seccomp)
+
+# Numbers from the kernel's tables (arch/x86/entry/syscalls/syscall_64.tbl, include/uapi/asm-generic/unistd.h).
+_SHARED = {"pidfd_send_signal": 424, "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "open_tree": 428}
+_SHARED |= {"move_mount": 429, "fsopen": 430, "pidfd_open": 434, "clone3": 435, "pidfd_getfd": 438}
+_X86_64 = {"shmget": 29, "socket": 41, "connect": 42, "bind": 49, "socketpair": 53, "clone": 56, "fork": 57, "vfork": 58, "execve": 59}
+_X86_64 |= {"kill": 62, "semget": 64, "msgget": 68, "ptrace": 101, "setpgid": 109, "setsid": 112, "rt_sigqueueinfo": 129, "chroot": 161}
+_X86_64 |= {"mount": 165, "umount2": 166, "tkill": 200, "tgkill": 234, "add_key": 248, "request_key": 249, "keyctl": 250, "unshare": 272}
+_X86_64 |= {"rt_tgsigqueueinfo": 297, "perf_event_open": 298, "setns": 308, "process_vm_readv": 310, "process_vm_writev": 311}
+_X86_64 |= {"bpf": 321, "execveat": 322, "userfaultfd": 323}
+_AARCH64 = {"umount2": 39, "mount": 40, "chroot": 51, "ptrace": 117, "kill": 129, "tkill": 130, "tgkill": 131, "rt_sigqueueinfo": 138}
+_AARCH64 |= {"setpgid": 154, "setsid": 157, "msgget": 186, "semget": 190, "shmget": 194, "socket": 198, "socketpair": 199, "bind": 200}
+_AARCH64 |= {"connect": 203, "add_key": 217, "request_key": 218, "keyctl": 219, "clone": 220, "execve": 221, "unshare": 97}
+_AARCH64 |= {"rt_tgsigqueueinfo": 240, "perf_event_open": 241, "setns": 268, "process_vm_readv": 270, "process_vm_writev": 271}
+_AARCH64 |= {"bpf": 280, "execveat": 281, "userfaultfd": 282}
+DENIED = {"x86_64": (0xC000003E, _X86_64 | _SHARED), "aarch64": (0xC00000B7, _AARCH64 | _SHARED)}
+
+_LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
+_ALLOW, _REFUSE, _KILL = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x80000000
+_X32 = 0x40000000  # x86-64's third table of calls, numbered from here; nothing of ours uses it
+
+
+def build_filter(machine: str) -> bytes:
+    """Return the filter of system calls as a program for the kernel's virtual machine.
+
+    Raises:
+        OSError: a machine whose numbers are not known here.
+    """
+    if machine not in DENIED:
+        raise OSError(errno.ENOSYS, f"no table of system calls for {machine}")
+    architecture, denied = DENIED[machine]
+    program = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, architecture), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, 0)]
+    if machine == "x86_64":
+        program += [(_AT_LEAST, 0, 1, _X32), (_RETURN, 0, 0, _KILL)]
+    for number in sorted(denied.values()):
+        program += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _REFUSE)]
+    program.append((_RETURN, 0, 0, _ALLOW))
+    return b"".join(struct.pack("HBBI", *line) for line in program)
+
+
+def install_filter() -> None:
+    """Take dangerous system calls away from this process for good; Linux on x86-64 and ARM64.
+
+    This layer needs no privilege and works inside containers: no sockets, no new processes or programs, no signals, no tracing, no
+    mounts, no namespaces, and none of the calls that would go around the others (io_uring).
+
+    Raises:
+        OSError: the system refuses.
+    """
+    program = build_filter(platform.machine())
+    buffer = ctypes.create_string_buffer(program, len(program))
+    header = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(buffer)))
+    call_c("prctl", 22, 2, ctypes.addressof(header), 0, 0)  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER

@@ -1,11 +1,14 @@
-"""The trusted process of the sandbox: it makes the world in which a program runs, asks the program for values, and judges.
+"""The trusted process of the sandbox: it builds the confinement in which a program runs, asks the program for values, and judges.
 
-It runs as ``python -I -S`` with nothing of the parent's but two pipes. Order matters: the processes of the program and of its
+It runs as ``python -I -S`` with nothing of the parent's but two pipes. The order matters: the processes of the program and of its
 tests are forked before the job is read, so neither the expected values of a test nor the parent's nonce were ever in the
 program's memory.
 Standard library only.
 """
 
+import __future__
+
+import ast
 import base64
 import json
 import marshal
@@ -16,18 +19,22 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import CodeType
 from typing import Any
 
-from sinkscope.evaluation.sandbox.examiner import serve_tests
+from sinkscope.evaluation.sandbox.confined import Serve, serve_program, serve_tests, unpack, unpack_reply, work
 from sinkscope.evaluation.sandbox.isolation import Isolation, die_with_parent, set_limit
-from sinkscope.evaluation.sandbox.pieces import Piece, shorten, split_program
-from sinkscope.evaluation.sandbox.plain_values import unpack, unpack_reply
-from sinkscope.evaluation.sandbox.worker import Serve, serve_program, work
 
 REPLY_BYTES = 4 << 20
-SHOWN = 2000
+OUTPUT_BYTES = 2000
 STARTING_S = 30.0
 TICK_S = 0.1
+_PLACE = {"lineno": 1, "col_offset": 0, "end_lineno": 1, "end_col_offset": 0}
+_FUTURE = 0
+for _name in __future__.all_feature_names:
+    _FUTURE |= getattr(__future__, _name).compiler_flag
 
 
 class ProgramFailed(Exception):
@@ -39,13 +46,13 @@ class TestsNeedTheProgram(Exception):
 
 
 class Clock:
-    """Time by the clock, but for what passes while this process itself gets no turn: on a paused or overloaded machine."""
+    """A limit of time by the clock. Time in which this process itself gets no turn (a paused or overloaded machine) does not count."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = self.left = seconds
 
     def wait(self, reading: list[int], writing: list[int]) -> None:
-        """Until a pipe is ready.
+        """Wait until a pipe is ready.
 
         Raises:
             ProgramFailed: none is in time.
@@ -59,8 +66,8 @@ class Clock:
         raise ProgramFailed(f"ran past {self.seconds:g} s by the clock")
 
 
-def main(box: str, memory_mb: str, cpu_s: str, clock_s: str, examined: str, without: str) -> None:
-    """Runs one job; its output is a line of what is not enforced, and a line with the verdict."""
+def main(box: str, memory_mb: str, cpu_s: str, clock_s: str, tested_apart: str, without: str) -> None:
+    """Run one job. The output is a line of what is not enforced, and a line with the verdict."""
     die_with_parent()
     isolation = Isolation(without.split(","))
     isolation.enter_world(box)
@@ -71,11 +78,10 @@ def main(box: str, memory_mb: str, cpu_s: str, clock_s: str, examined: str, with
         _, status = os.waitpid(child, 0)
         os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
     isolation.give_up_rights()
-    die_with_parent()  # after it: a change of user forgets the wish
-    workers = [
-        Worker(isolation, int(memory_mb), int(cpu_s), serve) for serve in ([serve_program, serve_tests] if examined else [serve_program])
-    ]
-    _say({"not_enforced": list(dict.fromkeys(line for worker in workers for line in worker.not_enforced))})
+    die_with_parent()  # again: the kernel drops this setting when a process changes its user
+    serves = [serve_program, serve_tests] if tested_apart else [serve_program]
+    workers = [Worker(isolation, int(memory_mb), int(cpu_s), serve) for serve in serves]
+    _print({"not_enforced": list(dict.fromkeys(line for worker in workers for line in worker.not_enforced))})
     isolation.attempt("own memory limit", set_limit, resource.RLIMIT_AS, 1 << 30)  # it reads and compiles a stranger's text
     job = json.loads(_read_all(0))
     clock = Clock(float(clock_s))
@@ -83,84 +89,179 @@ def main(box: str, memory_mb: str, cpu_s: str, clock_s: str, examined: str, with
         worker.clock = clock
     verdict: dict[str, Any] = {"passed": False}
     try:
-        count = judge(job["source"], workers[0])
+        count = run_and_judge(job["source"], workers[0])
         verdict |= {"passed": True, "reason": f"ran to its end, {count} assertions held" if count else "ran to its end"}
-        if examined:
-            calls = examine(job["tests"], job["function"], *workers)
+        if tested_apart:
+            calls = run_tests(job["tests"], job["function"], *workers)
             verdict["reason"] = f"ran to its end, the tests held in {calls} calls"
     except ProgramFailed as failure:
         verdict |= {"passed": False, "reason": str(failure)}
     except TestsNeedTheProgram as need:
         verdict |= {"passed": False, "reason": str(need), "inside": True}
     outputs = [worker.end() for worker in workers]
-    _say({"nonce": job["nonce"], "output": outputs[0], **verdict})
+    _print({"nonce": job["nonce"], "output": outputs[0], **verdict})
 
 
-def judge(source: str, worker: "Worker") -> int:
-    """Runs a program piece by piece and counts its top-level assertions.
+# A program and its top-level assertions
+
+
+@dataclass(frozen=True)
+class Assertion:
+    """The condition of a top-level assertion, split so that its comparisons with literals are made outside the program's process.
+
+    Of ``assert f(3) == 7`` the program's process is asked for ``f(3)`` alone, and the 7 stays here, out of its reach. Of a condition
+    that is no comparison with a literal the program says itself whether it holds. The message of an assertion is never evaluated.
+
+    Attributes:
+        text: the condition, as it is shown.
+        condition: what is left of it here: literals, comparisons, ``not``, ``and``, ``or``, and a name for each operand.
+        operands: what the program's process is asked for, by name.
+    """
+
+    text: str
+    condition: CodeType
+    operands: dict[str, CodeType] = field(default_factory=dict)
+
+    def holds(self, ask: Callable[[CodeType], Any]) -> tuple[bool, list[Any]]:
+        """Return whether it holds, and the values of the operands that were asked for."""
+        values = _Operands(self.operands, ask)
+        return bool(eval(self.condition, {"__builtins__": {}}, values)), list(values.values())
+
+
+class _Operands(dict[str, Any]):
+    """Values of operands by name, each asked for when the condition first needs it."""
+
+    def __init__(self, codes: dict[str, CodeType], ask: Callable[[CodeType], Any]) -> None:
+        super().__init__()
+        self._codes, self._ask = codes, ask
+
+    def __missing__(self, name: str) -> Any:
+        value = self[name] = self._ask(self._codes[name])
+        return value
+
+
+def split_program(source: str) -> Iterator[CodeType | Assertion]:
+    """Yield the parts of a program in order: statements to run, and its top-level assertions."""
+    tree = ast.parse(source)
+    flags = compile(tree, "<program>", "exec", dont_inherit=True).co_flags & _FUTURE
+    statements: list[ast.stmt] = []
+    for node in [*tree.body, None]:
+        if node is not None and not isinstance(node, ast.Assert):
+            statements.append(node)
+            continue
+        if statements:
+            yield compile(ast.Module(statements, []), "<program>", "exec", flags, dont_inherit=True)
+            statements = []
+        if node is not None:
+            # Of conditions joined by ``and`` each is an assertion; the first that fails ends the program, as it does in Python.
+            joined = isinstance(node.test, ast.BoolOp) and isinstance(node.test.op, ast.And)
+            for condition in node.test.values if joined else [node.test]:
+                yield _split_condition(condition, flags)
+
+
+def _split_condition(test: ast.expr, flags: int) -> Assertion:
+    text, operands = shorten(ast.unparse(test)), {}
+
+    def named(node: ast.expr) -> ast.expr:
+        name = f"operand_{len(operands)}"
+        operands[name] = compile(ast.Expression(node), "<program>", "eval", flags, dont_inherit=True)
+        return ast.Name(name, ast.Load(), **_PLACE)
+
+    def kept(node: ast.expr) -> ast.expr:
+        if _is_literal(node):
+            return node
+        if isinstance(node, ast.BoolOp):
+            return ast.BoolOp(node.op, [kept(one) for one in node.values], **_PLACE)
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            return ast.UnaryOp(node.op, kept(node.operand), **_PLACE)
+        if isinstance(node, ast.Compare) and any(map(_is_literal, sides := [node.left, *node.comparators])):
+            left, *others = [side if _is_literal(side) else named(side) for side in sides]
+            return ast.Compare(left, node.ops, others, **_PLACE)
+        return named(ast.UnaryOp(ast.Not(), ast.UnaryOp(ast.Not(), node, **_PLACE), **_PLACE))
+
+    return Assertion(text, compile(ast.Expression(kept(test)), "<condition>", "eval", dont_inherit=True), operands)
+
+
+def _is_literal(node: ast.expr) -> bool:
+    try:
+        ast.literal_eval(node)
+    except (ValueError, TypeError):
+        return False
+    return True
+
+
+def run_and_judge(source: str, worker: "Worker") -> int:
+    """Run a program part by part, and return how many top-level assertions held.
 
     Raises:
         ProgramFailed: it does not compile, an exception, an assertion that does not hold, a limit.
     """
     count = 0
     try:
-        pieces = list(split_program(source))
+        parts = list(split_program(source))
     except RecursionError as error:
         raise ProgramFailed("SyntaxError: nested too deeply") from error
     except (SyntaxError, ValueError, MemoryError, OverflowError) as error:
         raise ProgramFailed(f"{type(error).__name__}: {error}") from error
-    for piece in pieces:
-        reply = worker.answer(piece) if piece.code is not None else {}
-        if piece.verb == "run":
+    for part in parts:
+        if not isinstance(part, Assertion):
+            worker.answer("run", part)
             continue
         try:
-            value = unpack_reply(reply)
-            holds = piece.holds(value)
+            holds, found = part.holds(lambda code: unpack_reply(worker.answer("value", code)))
         except (TypeError, ValueError, RecursionError, ArithmeticError) as error:
-            raise ProgramFailed(f"{piece.text}: {type(error).__name__}: {error}") from error
+            raise ProgramFailed(f"{part.text}: {type(error).__name__}: {error}") from error
         if not holds:
-            found = "" if piece.code is None else f", found {shorten(repr(value))}"
-            raise ProgramFailed(f"AssertionError: {piece.text} does not hold{found}")
+            shown = f", found {shorten(', '.join(map(repr, found)))}" if found else ""
+            raise ProgramFailed(f"AssertionError: {part.text} does not hold{shown}")
         count += 1
     return count
 
 
-def examine(tests: str, function: str, worker: "Worker", examiner: "Worker") -> int:
-    """Runs tests in one process that call a function in the other, and counts the calls.
+def shorten(text: str) -> str:
+    """Return text for a message of one line."""
+    return text if len(text) <= 200 else text[:200] + " …"
+
+
+# Tests that call a function of the program
+
+
+def run_tests(tests: str, function: str, worker: "Worker", tester: "Worker") -> int:
+    """Run tests in one process that call a function in another, and return the number of calls.
 
     Raises:
         ProgramFailed: there is no such function, a test does not hold, an exception, a limit.
         TestsNeedTheProgram: they pass something else than plain data.
     """
-    worker.answer(Piece("run", compile(function, "<program>", "eval")))
-    examiner.tell({"tests": tests, "function": function})
+    worker.answer("run", compile(function, "<program>", "eval"))
+    tester.tell({"tests": tests, "function": function})
     calls, last = 0, ([[], {}], {})
-    while "call" in (said := examiner.hear()):
-        reply = worker.ask({"call": function, "arguments": said["call"]})
+    while "call" in (heard := tester.hear()):
+        reply = worker.ask({"call": function, "arguments": heard["call"]})
         error = str(reply.get("error", ""))[:500]
         if error.startswith("SystemExit"):
             raise ProgramFailed(f"left before its end ({error})")
-        examiner.tell({"error": error} if error else reply)
-        calls, last = calls + 1, (said["call"], reply)
-    if "unsendable" in said:
-        raise TestsNeedTheProgram(str(said["unsendable"]))
-    if said.get("held") is not True:
-        raise ProgramFailed(f"{said.get('error', 'the tests did not end')}{_show_call(function, *last) if calls else ''}")
+        tester.tell({"error": error} if error else reply)
+        calls, last = calls + 1, (heard["call"], reply)
+    if "unsendable" in heard:
+        raise TestsNeedTheProgram(str(heard["unsendable"]))
+    if heard.get("held") is not True:
+        raise ProgramFailed(f"{heard.get('error', 'the tests did not end')}{_describe_call(function, *last) if calls else ''}")
     return calls
 
 
-def _show_call(function: str, arguments: Any, reply: dict[str, Any]) -> str:
+def _describe_call(function: str, arguments: Any, reply: dict[str, Any]) -> str:
     try:
         positional, named = unpack(arguments)
-        shown = ", ".join([*map(repr, positional), *(f"{name}={value!r}" for name, value in named.items())])
+        given = ", ".join([*map(repr, positional), *(f"{name}={value!r}" for name, value in named.items())])
         came = "raised it" if "error" in reply else f"gave {shorten(repr(unpack_reply(reply)))}"
     except (TypeError, ValueError, RecursionError, ArithmeticError):
         return ""
-    return f"; last call: {function}({shorten(shown)}), which {came}"
+    return f"; last call: {function}({shorten(given)}), which {came}"
 
 
 class Worker:
-    """A process of the sandbox, seen from here: the program's, or that of its tests."""
+    """A confined process, seen from here: the program's, or that of its tests."""
 
     def __init__(self, isolation: Isolation, memory_mb: int, cpu_s: int, serve: Serve) -> None:
         self.cpu_s = cpu_s
@@ -179,20 +280,20 @@ class Worker:
         self.clock = Clock(STARTING_S)
         self.not_enforced: list[str] = self.hear()["not_enforced"]
 
-    def answer(self, piece: Piece) -> dict[str, Any]:
-        """Sends a piece and waits for its reply.
+    def answer(self, verb: str, code: CodeType) -> dict[str, Any]:
+        """Send code to run, or whose value is wanted, and return the reply.
 
         Raises:
             ProgramFailed: the program failed, ended, or ran into a limit.
         """
-        reply = self.ask({piece.verb: base64.b64encode(marshal.dumps(piece.code)).decode()})
+        reply = self.ask({verb: base64.b64encode(marshal.dumps(code)).decode()})
         if "error" in reply:
             error = str(reply["error"])[:500]
             raise ProgramFailed(f"left before its end ({error})" if error.startswith("SystemExit") else error)
         return reply
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Sends a request and waits for its reply, which may tell of an error.
+        """Send a request and return the reply, which may be an error.
 
         Raises:
             ProgramFailed: the program ended, ran into a limit, or answered something else.
@@ -205,7 +306,7 @@ class Worker:
         return reply
 
     def tell(self, message: dict[str, Any]) -> None:
-        """Sends a line.
+        """Send a line.
 
         Raises:
             ProgramFailed: the process has ended, or reads nothing.
@@ -216,10 +317,10 @@ class Worker:
             try:
                 content = content[os.write(self._requests, content) :]
             except BrokenPipeError:
-                self._ended()
+                self._raise_ended()
 
     def hear(self) -> dict[str, Any]:
-        """The next line; empty where it is none of ours.
+        """Return the next line; an empty message where it is none of ours.
 
         Raises:
             ProgramFailed: the process has ended, says nothing in time, or says too much.
@@ -228,7 +329,7 @@ class Worker:
             self.clock.wait([self._replies], [])
             part = os.read(self._replies, 1 << 16)
             if not part:
-                self._ended()
+                self._raise_ended()
             self._unread += part
             if len(self._unread) > REPLY_BYTES:
                 raise ProgramFailed(f"a value is larger than {REPLY_BYTES >> 20} MB")
@@ -240,12 +341,12 @@ class Worker:
         return reply if isinstance(reply, dict) else {}
 
     def end(self) -> str:
-        """Ends the program's process; returns the beginning of what it printed."""
+        """End the process, and return the beginning of what it printed."""
         if self._pid:
             os.kill(self._pid, signal.SIGKILL)
-        return os.pread(self._output, SHOWN, 0).decode(errors="replace")
+        return os.pread(self._output, OUTPUT_BYTES, 0).decode(errors="replace")
 
-    def _ended(self) -> None:
+    def _raise_ended(self) -> None:
         _, status = os.waitpid(self._pid, 0)
         self._pid = 0
         code = os.waitstatus_to_exitcode(status)
@@ -265,6 +366,6 @@ def _read_all(descriptor: int) -> bytes:
     return b"".join(parts)
 
 
-def _say(line: dict[str, Any]) -> None:
+def _print(line: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(line) + "\n")
     sys.stdout.flush()

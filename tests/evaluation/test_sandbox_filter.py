@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from sinkscope.evaluation.sandbox.syscall_filter import DENIED, build_filter
+from sinkscope.evaluation.sandbox.isolation import DENIED, build_filter
 
 ALLOWED, REFUSED, KILLED = 0x7FFF0000, 0x50000 | errno.EPERM, 0x80000000
 

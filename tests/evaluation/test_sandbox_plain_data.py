@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sinkscope.evaluation.sandbox.plain_values import pack, unpack, unpack_reply
+from sinkscope.evaluation.sandbox.confined import pack, unpack, unpack_reply
 
 numbers = st.integers() | st.floats(allow_nan=False) | st.complex_numbers(allow_nan=False) | st.fractions() | st.decimals(allow_nan=False)
 leaves = st.none() | st.booleans() | numbers | st.text() | st.binary()

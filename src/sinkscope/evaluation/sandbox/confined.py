@@ -1,0 +1,309 @@
+"""What runs inside the confined processes of the sandbox: the one of the program, and the one of its tests.
+
+The program's process executes what the supervisor sends and answers with plain data. Nothing it says is trusted, since the program
+runs in that very process and can say it too. The tests' process has the tests, while the function that they call stays in the
+program's process. What it says is trusted, since nothing of the program gets in there but plain data.
+Standard library only: this runs where `sinkscope` cannot be seen.
+"""
+
+import base64
+import builtins
+import contextlib
+import json
+import marshal
+import os
+import signal
+import sys
+import types
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from sinkscope.evaluation.sandbox.isolation import Isolation, die_with_parent
+
+Serve = Callable[[Any, int], None]
+"""What a process does with its requests, line by line, and the descriptor for its replies."""
+
+# Both processes
+
+
+def work(requests: int, replies: int, output: int, isolation: Isolation, memory_mb: int, cpu_s: int, serve: Serve) -> None:
+    """Confine this process, then serve the supervisor until it closes the pipe; never return."""
+    die_with_parent()
+    requests, replies = _keep_only(requests, replies, output)
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    os.environ.clear()
+    sys.path[:] = [path for path in sys.path if "site-packages" not in path]
+    isolation.limit(memory_mb, cpu_s)
+    _send(replies, {"not_enforced": isolation.not_enforced()})
+    with open(requests, "rb", buffering=0) as lines:
+        serve(lines, replies)
+    os._exit(0)
+
+
+def _keep_only(requests: int, replies: int, output: int) -> tuple[int, int]:
+    """Close every file but the two pipes, empty the standard input, and let what is printed go to ``output``."""
+    nothing = os.open("/dev/null", os.O_RDONLY)
+    for source, target in ((requests, 20), (replies, 21), (nothing, 0), (output, 1), (output, 2)):
+        os.dup2(source, target)
+    os.closerange(3, 20)
+    os.closerange(22, 4096)
+    return 20, 21
+
+
+def _receive(file: Any) -> dict[str, Any]:
+    """Return the next line, read without reading ahead; an empty message when the supervisor has closed the pipe."""
+    parts = []
+    while (part := file.read(1 << 16)) and not part.endswith(b"\n"):
+        parts.append(part)
+    return json.loads(b"".join([*parts, part]) or b"{}")
+
+
+def _send(replies: int, answer: dict[str, Any]) -> None:
+    """Write one line to the supervisor."""
+    content = json.dumps(answer).encode() + b"\n"
+    while content:
+        content = content[os.write(replies, content) :]
+
+
+def _describe_error(error: BaseException) -> str:
+    """Return an exception in one line."""
+    try:
+        text = str(error).strip()
+    except BaseException:
+        text = "?"
+    kind = type(error).__name__
+    return f"{kind}: {text}"[:500] if text else kind
+
+
+# The process of the program
+
+
+def serve_program(lines: Any, replies: int) -> None:
+    """Run the statements of a program, and compute its values.
+
+    A request is ``{"run": code}``, ``{"value": code}`` or ``{"call": name, "arguments": packed}``, with a ``token`` that the reply
+    repeats.
+    """
+    module = types.ModuleType("__main__")
+    sys.modules["__main__"] = module
+    while request := _receive(lines):
+        # The token must not be a variable that the program could read off this frame.
+        _send(replies, {"token": request.pop("token"), **_answer(request, module.__dict__)})
+
+
+def _answer(request: dict[str, Any], namespace: dict[str, Any]) -> dict[str, Any]:
+    try:
+        if "call" in request:
+            return _call(eval(request["call"], namespace), unpack(request["arguments"]))
+        ((verb, text),) = request.items()
+        code = marshal.loads(base64.b64decode(text))
+        if verb == "value":
+            return _pack_value(eval(code, namespace))
+        exec(code, namespace)
+        _flush()
+        return {}
+    except BaseException as error:  # SystemExit and KeyboardInterrupt end a program too
+        return {"error": _describe_error(error)}
+
+
+def _call(function: Callable[..., Any], arguments: tuple[list[Any], dict[str, Any]]) -> dict[str, Any]:
+    """Return the value of a function, and the arguments as the function left them."""
+    positional, named = arguments
+    value = function(*positional, **named)
+    reply = _pack_value(value)
+    if "foreign" in reply:
+        reply["truth"] = bool(value)
+        with contextlib.suppress(TypeError):
+            reply["items"] = pack(list(value)) if isinstance(value, Iterable) else None
+    _flush()
+    with contextlib.suppress(TypeError):
+        reply["arguments"] = pack(positional)
+    return reply
+
+
+def _pack_value(value: Any) -> dict[str, Any]:
+    try:
+        return {"value": pack(value)}
+    except TypeError:
+        return {"foreign": type(value).__name__}
+
+
+def _flush() -> None:
+    with contextlib.suppress(Exception):  # a program may have closed it
+        sys.stdout.flush()
+
+
+# The process of the tests
+
+
+class _CannotBeSent(BaseException):
+    """The tests pass something that is not plain data; no test may catch it."""
+
+
+def serve_tests(lines: Any, replies: int) -> None:
+    """Run the tests of one request, ``{"tests": source, "function": name}``.
+
+    For each call of the function, send ``{"call": arguments}`` and receive the answer of the program's process. At the end send
+    ``{"held": True}``, ``{"error": …}``, or ``{"unsendable": …}``.
+    """
+    request = _receive(lines)
+    foreign = False
+
+    def call(*positional: Any, **named: Any) -> Any:
+        nonlocal foreign
+        try:
+            arguments = pack([list(positional), named])
+        except TypeError as error:
+            if foreign:  # it may well be the program's own
+                raise
+            raise _CannotBeSent(str(error)) from error
+        _send(replies, {"call": arguments})
+        reply = _receive(lines)
+        if "error" in reply:
+            raise _as_exception(str(reply["error"]))
+        for mine, theirs in zip(positional, unpack(reply.get("arguments")) or (), strict=False):
+            _update(mine, theirs)
+        value = unpack_reply(reply)
+        foreign = foreign or isinstance(value, Foreign)
+        return value
+
+    call.__name__ = request["function"]
+    module = types.ModuleType("__main__")
+    module.__dict__[request["function"]] = call
+    try:
+        exec(compile(request["tests"], "<tests>", "exec", dont_inherit=True), module.__dict__)
+        verdict: dict[str, Any] = {"held": True}
+    except _CannotBeSent as error:
+        verdict = {"unsendable": str(error)}
+    except BaseException as error:
+        verdict = {"error": _describe_error(error)}
+    _send(replies, verdict)
+
+
+def _as_exception(description: str) -> Exception:
+    """Return what a program raised, for tests that expect it; of an exception of its own class only the text is left."""
+    name, _, text = description.partition(": ")
+    kind = getattr(builtins, name, None)
+    if isinstance(kind, type) and issubclass(kind, Exception):
+        try:
+            return kind(text) if text else kind()
+        except TypeError:  # one that wants more than a text
+            pass
+    return Exception(description)
+
+
+def _update(mine: Any, theirs: Any) -> None:
+    """Do to a list, a dictionary or a set of the tests what the function did to it."""
+    if type(mine) is not type(theirs) or mine == theirs:
+        return
+    if isinstance(mine, list):
+        mine[:] = theirs
+    elif isinstance(mine, dict | set):
+        mine.clear()
+        mine.update(theirs)
+
+
+# Plain data as JSON, so that a value leaves a process without any code. A subclass travels as what it is built on.
+
+_KINDS: dict[str, type] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
+_VIEWS = (type({}.keys()), type({}.items()))
+_WRITTEN = {"Decimal": "decimal", "Fraction": "fractions"}  # travel as what ``str`` makes of them
+SMALL = 1 << 53
+
+
+class Foreign:
+    """A stand-in for a value that is not plain data: equal to nothing else, and not None.
+
+    Args:
+        kind: the name of its type.
+        truth: what ``bool`` says of it.
+        items: what iterating over it gives, where that is known.
+    """
+
+    def __init__(self, kind: str, truth: bool = True, items: list[Any] | None = None) -> None:
+        self.kind, self.truth, self.items = kind, truth, items
+
+    def __repr__(self) -> str:
+        return f"a {self.kind}, which is not plain data and cannot be compared outside the program"
+
+    def __bool__(self) -> bool:
+        return self.truth
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.items is None:
+            raise TypeError(f"'{self.kind}' object is not iterable")
+        return iter(self.items)
+
+
+def pack(value: Any) -> Any:
+    """Return a JSON value that `unpack` reads back.
+
+    Raises:
+        TypeError: a value that is not plain data.
+    """
+    if value is None or value is True or value is False:
+        return value
+    if isinstance(value, int):
+        number = int.__index__(value)
+        return number if abs(number) < SMALL else ["int", int.__format__(number, "x")]
+    if isinstance(value, float):
+        return float.__pos__(value)
+    if isinstance(value, complex):
+        return ["complex", [pack(value.real), pack(value.imag)]]
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, bytes | bytearray):
+        return ["bytes", bytes(value).hex()]
+    if isinstance(value, dict):
+        return ["dict", [[pack(key), pack(item)] for key, item in dict.items(value)]]
+    if isinstance(value, _VIEWS):
+        return ["set", [pack(item) for item in value]]
+    for name, kind in _KINDS.items():
+        if isinstance(value, kind):
+            return [name, [pack(item) for item in kind.__iter__(value)]]
+    for name, module in _WRITTEN.items():
+        if module in sys.modules and isinstance(value, getattr(sys.modules[module], name)):
+            return [name, str(value)]
+    raise TypeError(f"a {type(value).__name__} is not plain data")
+
+
+def unpack(packed: Any) -> Any:
+    """Return the value that `pack` was given.
+
+    Raises:
+        ValueError: the JSON value was not made by `pack`.
+    """
+    if packed is None or isinstance(packed, bool | int | float | str):
+        return packed
+    match packed:
+        case ["int", str() as digits]:
+            return int(digits, 16)
+        case ["complex", [real, imaginary]]:
+            return complex(unpack(real), unpack(imaginary))
+        case ["bytes", str() as digits]:
+            return bytes.fromhex(digits)
+        case ["dict", list() as items]:
+            return {unpack(key): unpack(item) for key, item in items}
+        case ["Decimal", str() as digits]:
+            from decimal import Decimal
+
+            return Decimal(digits)
+        case ["Fraction", str() as digits]:
+            from fractions import Fraction
+
+            return Fraction(digits)
+        case [str() as name, list() as items] if name in _KINDS:
+            return _KINDS[name](unpack(item) for item in items)
+    raise ValueError(f"not a packed value: {str(packed)[:80]}")
+
+
+def unpack_reply(reply: dict[str, Any]) -> Any:
+    """Return the value with which the program's process answered, or what stands for it.
+
+    Raises:
+        ValueError: it was not made by `pack`.
+    """
+    if "foreign" not in reply:
+        return unpack(reply.get("value"))
+    items = reply.get("items")
+    return Foreign(str(reply["foreign"])[:80], reply.get("truth") is not False, None if items is None else list(unpack(items)))
