@@ -12,7 +12,7 @@ from pathlib import Path
 
 from _measuring import show
 
-from sinkscope.evaluation.statistics import paired_difference
+from sinkscope.evaluation.paired_tests import paired_difference
 from sinkscope.evaluation.tasks import find_task
 
 TEST, TRAIN = 1319, 7473

@@ -21,7 +21,7 @@ from table_one import SETTINGS, seeded
 
 import sinkscope
 from sinkscope.evaluation import evaluate
-from sinkscope.evaluation.statistics import against_controls, holm, paired_difference
+from sinkscope.evaluation.paired_tests import against_controls, holm, paired_difference
 
 SHOTS = {"lab-diffusion": 0, "lab-autoregressive": 5}
 BATCH = 48

@@ -30,7 +30,7 @@ from _made_by import made_by
 from table_one import SETTINGS
 
 import sinkscope
-from sinkscope.evaluation.statistics import against_controls, wilson_interval
+from sinkscope.evaluation.paired_tests import against_controls, wilson_interval
 from sinkscope.evaluation.tasks import score_number
 from sinkscope.interventions import HidePositions, Intervention, RandomKeys, RuleContext, compose
 from sinkscope.lab.prompts import few_shot_prompt, held_out

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from _made_by import made_by
 
-from sinkscope.evaluation.statistics import wilson_interval
+from sinkscope.evaluation.paired_tests import wilson_interval
 from sinkscope.lab.prompts import held_out
 
 LINE = re.compile(r"(?:Then )?(\d+) ([-+*]) (\d+) = (\d+)\.")

@@ -6,8 +6,8 @@ import pytest
 
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.evaluation import Result, read_results
+from sinkscope.evaluation.paired_tests import wilson_interval
 from sinkscope.evaluation.results import collect, summarise, write_results
-from sinkscope.evaluation.statistics import wilson_interval
 
 RESULT = Result(
     model="m",

@@ -4,9 +4,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sinkscope.evaluation.paired_tests import Difference, against_controls, holm, paired_difference
 from sinkscope.evaluation.published import published_accuracy
 from sinkscope.evaluation.results import Result
-from sinkscope.evaluation.statistics import Difference, against_controls, holm, paired_difference
 
 SEEDS = 3
 _RULE = re.compile(r"([a-z]+):(\d+)(?:@(.*))?")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sinkscope.errors import CallError, EvaluationError
-from sinkscope.evaluation.statistics import wilson_interval
+from sinkscope.evaluation.paired_tests import wilson_interval
 from sinkscope.evaluation.work_folder import RESULTS, RUN, TASK, WorkItems, find_items, hash_claim, read_object, write_json
 
 FORMAT = 1

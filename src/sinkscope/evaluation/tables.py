@@ -8,8 +8,8 @@ from dataclasses import asdict, fields
 from typing import Any, Literal
 
 from sinkscope.evaluation.comparisons import Row, arranged, compare, remarks
+from sinkscope.evaluation.paired_tests import Difference
 from sinkscope.evaluation.results import Result
-from sinkscope.evaluation.statistics import Difference
 
 Format = Literal["markdown", "latex", "csv", "json"]
 NOTES = (

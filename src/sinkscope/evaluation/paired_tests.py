@@ -1,6 +1,6 @@
-"""Intervals, paired tests and verdicts; what they mean was fixed before any result was seen.
+"""Intervals, paired tests and verdicts. What they mean was fixed before any result was seen.
 
-Everything is over problems, paired by problem, of one checkpoint. A *difference* is accuracy with keys hidden minus
+All of it is over problems of one checkpoint, paired by problem. A *difference* is accuracy with keys hidden minus
 accuracy without. Verdicts, by its two-sided 95 % interval:
 
 robust      the lower bound is above −2 points; takes 189 problems (`LEAST`), even where nothing is lost
@@ -26,7 +26,7 @@ LEAST = math.ceil(Z**2 * (1 - MARGIN) / MARGIN)
 
 
 def wilson_interval(correct: int, n: int) -> tuple[float, float]:
-    """Wilson's score interval of a share, 95 %; sensible also at 0 and n."""
+    """Return Wilson's 95 % score interval of a share; it is sensible also at 0 and n."""
     from scipy.stats import binomtest
 
     interval = binomtest(correct, n).proportion_ci(CONFIDENCE, method="wilson")
@@ -34,7 +34,7 @@ def wilson_interval(correct: int, n: int) -> tuple[float, float]:
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:
-    """Unbiased estimate of how often one of k answers is correct, from n of which some are (Chen et al. 2021, eq. 1).
+    """Return the unbiased estimate of how often one of k answers is correct, from n of which some are (Chen et al. 2021, eq. 1).
 
     Raises:
         CallError: k above n, or below 1.
@@ -82,7 +82,7 @@ class Difference:
 
 
 def paired_difference(changed: Sequence[int], unchanged: Sequence[int]) -> Difference:
-    """Accuracy of the same problems under two conditions, the first minus the second.
+    """Return accuracy under one condition minus accuracy under another, of the same problems.
 
     The interval is Tango's score interval (1998), McNemar's exact test beside it. A bootstrap of so few values is too narrow
     where few problems change: at a true loss of 2 points it would call up to 11 % of 48 problems degraded, this one at most 3.3 %.
@@ -100,7 +100,7 @@ def paired_difference(changed: Sequence[int], unchanged: Sequence[int]) -> Diffe
 
 
 def against_controls(sink: Sequence[int], controls: Sequence[Sequence[int]]) -> Difference:
-    """Difference of differences: what hiding sinks changes beyond what the controls, averaged over their seeds, change.
+    """Return what hiding sinks changes beyond what the controls, averaged over their seeds, change: a difference of differences.
 
     The unhidden run cancels: (sink − none) − mean(control − none) = sink − mean(control), problem by problem. The interval is Agresti
     and Min's (2005), whose cells are averaged over the seeds; a bootstrap misses in up to 17 % of runs on one side where few problems
@@ -132,7 +132,7 @@ def _runs(outcomes: Sequence[Sequence[int]]) -> list[NDArray[np.float64]]:
 
 
 def _tango(gained: int, lost: int, n: int) -> tuple[float, float]:
-    """Score interval of a difference of paired shares (Tango 1998): the differences that its score test does not reject."""
+    """Return the score interval of a difference of paired shares (Tango 1998): the differences that its score test does not reject."""
     from scipy.optimize import root_scalar
 
     def end(sign: int, low: float, high: float) -> float:
@@ -146,7 +146,7 @@ def _tango(gained: int, lost: int, n: int) -> tuple[float, float]:
 
 
 def _variance(gained: float, lost: float, difference: float) -> float:
-    """Of a paired difference, times n, at the likeliest shares of gained and lost problems that differ by so much."""
+    """Return the variance of a paired difference, times n, at the likeliest shares of gained and lost problems that differ by so much."""
     linear = (2 - gained + lost) * difference - gained - lost
     constant = -lost * difference * (1 - difference)
     likeliest = (math.sqrt(max(linear**2 - 8 * constant, 0.0)) - linear) / 4
@@ -154,7 +154,7 @@ def _variance(gained: float, lost: float, difference: float) -> float:
 
 
 def _adjusted(pairs: NDArray[np.float64]) -> tuple[float, float]:
-    """Wald's interval with two problems more, one gained and one lost by half (Agresti and Min 2005), for means of several runs."""
+    """Return Wald's interval with two problems more, one gained and one lost by half (Agresti and Min 2005), for means of several runs."""
     n = len(pairs) + 2
     middle = pairs.sum() / n
     reach = Z * math.sqrt(((pairs**2).sum() + 1) / n - middle**2) / math.sqrt(n)
@@ -162,7 +162,7 @@ def _adjusted(pairs: NDArray[np.float64]) -> tuple[float, float]:
 
 
 def _p_value(one: NDArray, others: Sequence[NDArray]) -> float:
-    """Twice the smaller tail: of a problem's runs so many are right, and each is as likely to be one of them."""
+    """Return twice the smaller tail, where the runs of a problem that are right are as likely to be any of its runs."""
     from scipy.stats import binom
 
     right = one + np.sum(others, axis=0)
@@ -178,7 +178,7 @@ def _p_value(one: NDArray, others: Sequence[NDArray]) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """p-values adjusted for that many tests (Holm 1979), in the given order."""
+    """Return p-values adjusted for that many tests (Holm 1979), in the given order."""
     order = sorted(range(len(p_values)), key=lambda index: p_values[index])
     adjusted, largest = [0.0] * len(p_values), 0.0
     for rank, index in enumerate(order):

@@ -10,7 +10,16 @@ import scipy.special
 import scipy.stats
 
 from sinkscope.errors import CallError
-from sinkscope.evaluation.statistics import LEAST, MARGIN, Difference, against_controls, holm, paired_difference, pass_at_k, wilson_interval
+from sinkscope.evaluation.paired_tests import (
+    LEAST,
+    MARGIN,
+    Difference,
+    against_controls,
+    holm,
+    paired_difference,
+    pass_at_k,
+    wilson_interval,
+)
 
 
 def wilson_by_hand(correct, n, z=1.959963984540054):
