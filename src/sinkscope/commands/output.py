@@ -37,7 +37,7 @@ def open_and_check(path: Path) -> list[Any]:
 
 
 def describe_interval(prompts: int) -> str:
-    """Return what an interval over so many prompts is called: over few it covers less than 95 %, as measured in docs/statistics.md."""
+    """Return what an interval over so many prompts is called: over few it covers less than 95 %, as measured in benchmarks/RESULTS.md."""
     if prompts < 5:
         return "no interval: fewer than five prompts"
     few = "; with so few about 90 %" if prompts < 8 else "; with so few about 93 %" if prompts < 12 else ""

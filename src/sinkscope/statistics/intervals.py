@@ -4,7 +4,7 @@ The unit of evidence is the prompt: steps follow each other and all heads see th
 a repetition. All statistics are resampled with the same draws of prompts.
 
 A bootstrap of few values is too narrow. Percentiles are therefore taken further out, at Φ(√(n/(n−1))·t) of Student's t
-with n − 1 degrees of freedom instead of at 2.5 % (Hesterberg, arXiv 1411.5279): what is reached is in docs/statistics.md.
+with n − 1 degrees of freedom instead of at 2.5 % (Hesterberg, arXiv 1411.5279): what is reached is in benchmarks/RESULTS.md.
 """
 
 from dataclasses import dataclass
