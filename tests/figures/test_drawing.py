@@ -104,7 +104,7 @@ def test_text_beyond_the_sheet_is_seen():
     assert cut_off(sheet) == ["reaches beyond the right edge"]
 
 
-def test_reading_is_a_layer_at_a_time(draw, wandering, monkeypatch):
+def test_no_more_than_a_step_or_a_layer_is_read_at_once(draw, sudden, monkeypatch):
     read, plain_read = [], TraceArray.__getitem__
 
     def spy(self, index):
@@ -114,10 +114,11 @@ def test_reading_is_a_layer_at_a_time(draw, wandering, monkeypatch):
         return array
 
     monkeypatch.setattr(TraceArray, "__getitem__", spy)
-    for name in FIGURES.keys() - {"norms", *OF_MAPS}:
-        draw(name, wandering)
-    steps, _, heads, positions = wandering.column_sums.shape
-    assert max(read) == steps * heads * positions
+    monkeypatch.setattr("sinkscope.statistics.statistic.READ_AT_ONCE", 1)
+    for name in FIGURES:
+        draw(name, sudden)
+    steps, layers, heads, positions = sudden.column_sums.shape
+    assert max(read) == max(steps, layers) * heads * positions
 
 
 # Several traces

@@ -6,7 +6,6 @@ from sudden import HEADS, KV_HEADS, LAYERS, sudden_columns
 
 import sinkscope
 from sinkscope.figures import draw_figures
-from sinkscope.figures.figure_norms import effect_size
 from sinkscope.sinks import is_sink
 
 
@@ -26,9 +25,16 @@ def test_norms_are_those_of_sinks_and_of_others(draw, rows_of, sudden):
                 assert float(row["standard_deviation"]) == pytest.approx(mine.std(), rel=1e-4)
 
 
-def test_effect_size_is_the_difference_over_the_mean_spread():
-    assert effect_size(np.array([[[3.0, 1.0]], [[1.0, 7.0]]])) == pytest.approx([2 / 5])
-    assert np.isnan(effect_size(np.array([[[3.0, 1.0]], [[0.0, 0.0]]]))).all()
+def test_effect_size_is_cohens_d_with_the_pooled_standard_deviation(draw, rows_of, sudden):
+    """With few sinks among many tokens, other ways of averaging the two spreads give other numbers."""
+    drawn, (columns, _) = draw("norms", sudden), sudden_columns()
+    selected, values = is_sink(columns), np.repeat(sudden.value_norms[:], HEADS // KV_HEADS, axis=2).astype(np.float64)
+    for layer in range(LAYERS):
+        sinks, others = (values[:, layer][chosen[:, layer]] for chosen in (selected, ~selected))
+        pooled = np.sqrt((((sinks - sinks.mean()) ** 2).sum() + ((others - others.mean()) ** 2).sum()) / (len(sinks) + len(others) - 2))
+        for row in rows_of(drawn, kind="value", layer=layer):
+            assert float(row["effect_size"]) == pytest.approx((sinks.mean() - others.mean()) / pooled, rel=1e-5)
+        assert abs(pooled - np.sqrt((sinks.var() + others.var()) / 2)) > 1e-4 * pooled, "the test cannot tell them apart"
 
 
 def test_a_trace_of_the_largest_columns_draws_the_other_figures(diffusion, tmp_path):

@@ -10,7 +10,7 @@ import pytest
 from wandering import HEADS, LAYERS, POSITIONS, wandering_columns, write_wandering
 
 from sinkscope.errors import CallError, TraceError
-from sinkscope.figures import Table, draw_figures, find_figures, summarise, write_page
+from sinkscope.figures import Table, draw_figures, find_figures, page_numbers, write_page
 from sinkscope.figures.subject import subject_of
 from sinkscope.traces import open_trace
 
@@ -89,7 +89,7 @@ def test_page_escapes_what_models_write(page):
 
 
 def test_page_shows_the_numbers_and_where_they_come_from(page, wandering):
-    numbers = summarise(wandering)
+    numbers = page_numbers(wandering)
     text = page.parsed.text
     assert f"{numbers['movement']['moves_per_head']:.2f}" in text
     assert f"({numbers['movement']['null_moves']['low']:.2f} … {numbers['movement']['null_moves']['high']:.2f})" in text
@@ -118,7 +118,7 @@ def test_incomplete_traces_are_marked(tmp_path):
     assert "Incomplete. The generation was cut short; what follows is from the 5 whole steps on disk." in page.text
     assert page.faults == []
     assert subject_of(trace).heading == "org/planted (incomplete), prompt of 11 tokens"
-    assert summarise(trace)["complete"] is False
+    assert page_numbers(trace)["complete"] is False
     assert "[M]" in page.text
 
 
@@ -127,7 +127,7 @@ def test_a_trace_without_a_whole_step(tmp_path):
     page = Page(write_page([trace], tmp_path / "out").read_text())
     assert "There is no whole step on disk, so there are no numbers." in page.text
     assert page.faults == []
-    for reads in (summarise, lambda trace: draw_figures([trace], tmp_path / "out")):
+    for reads in (page_numbers, lambda trace: draw_figures([trace], tmp_path / "out")):
         with pytest.raises(TraceError, match="holds no whole step yet"):
             reads(trace)
 
@@ -138,7 +138,7 @@ def test_one_step_without_a_sink_is_drawn_and_says_so(tmp_path):
     page = write_page([trace], tmp_path / "out", figures=figures).read_text()
     assert "nothing to follow" in page
     assert "no head has a sink" in page
-    numbers = summarise(trace)
+    numbers = page_numbers(trace)
     assert (numbers["sinks"], numbers["movement"], numbers["sink_tokens"]) == (0, None, [])
 
 

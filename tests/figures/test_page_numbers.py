@@ -8,12 +8,12 @@ import pytest
 from wandering import HEADS, LAYERS, MASK, STEPS
 
 from sinkscope.errors import CallError
-from sinkscope.figures import summarise
+from sinkscope.figures import page_numbers
 from sinkscope.sinks import find_sinks, is_sink, track
 
 
 def test_summary_agrees_with_the_whole_trace_in_memory(wandering):
-    numbers, sinks = summarise(wandering), find_sinks(wandering)
+    numbers, sinks = page_numbers(wandering), find_sinks(wandering)
     tracks = track(sinks)
     assert json.loads(json.dumps(numbers, allow_nan=False)) == numbers
     assert (numbers["steps"], numbers["layers"], numbers["heads"]) == (STEPS, LAYERS, HEADS)
@@ -31,7 +31,7 @@ def test_summary_agrees_with_the_whole_trace_in_memory(wandering):
 def test_summary_counts_sink_tokens_beside_their_share_of_the_canvas(wandering):
     sinks, tokens = find_sinks(wandering), wandering.tokens[:]
     expected, canvas = Counter(sinks.token.tolist()), Counter(tokens.ravel().tolist())
-    found = {row["token"]: row for row in summarise(wandering)["sink_tokens"]}
+    found = {row["token"]: row for row in page_numbers(wandering)["sink_tokens"]}
     assert {token: row["sinks"] for token, row in found.items()} == expected
     for token, row in found.items():
         assert row["share_of_canvas"] == pytest.approx(canvas[token] / tokens.size)
@@ -41,15 +41,15 @@ def test_summary_counts_sink_tokens_beside_their_share_of_the_canvas(wandering):
 
 
 def test_the_threshold_asked_for_is_used(wandering):
-    assert summarise(wandering, excess=8.5)["sinks"] == len(find_sinks(wandering, excess=8.5)) == STEPS
+    assert page_numbers(wandering, excess=8.5)["sinks"] == len(find_sinks(wandering, excess=8.5)) == STEPS
 
 
 @pytest.mark.parametrize("excess", [float("nan"), float("inf"), -1.0])
 def test_a_threshold_that_cannot_hold_is_refused(wandering, excess):
     with pytest.raises(CallError, match="excess: expected a finite number from 0 upwards"):
-        summarise(wandering, excess)
+        page_numbers(wandering, excess)
 
 
 def test_of_an_autoregressive_model_two_counts_of_heads_are_told_apart(causal):
-    numbers = summarise(causal)
+    numbers = page_numbers(causal)
     assert (numbers["heads_with_sink"], numbers["heads_with_main_sink"]) == (3, 1)

@@ -7,7 +7,7 @@ import transformers
 from eager_run import DENSE, EagerRun, columns, so_far
 
 import sinkscope
-from sinkscope.figures import summarise
+from sinkscope.figures import page_numbers
 
 TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
 CLOSE = {"rtol": 2e-4, "atol": 2e-4}
@@ -284,7 +284,7 @@ def test_traces_of_an_encoder_and_a_decoder_can_be_read_for_sinks(tmp_path):
     for trace in sinkscope.open_traces(tmp_path / "t"):
         sinks = sinkscope.find_sinks(trace, excess=0.1)
         assert len(sinks) > 0 and sinkscope.track(sinks)
-        assert summarise(trace)["complete"]
+        assert page_numbers(trace)["complete"]
 
 
 def test_a_second_generate_makes_further_traces(tmp_path):

@@ -33,13 +33,13 @@ class Figures(Command):
     device: str = "cpu"
 
     def run(self) -> None:
-        from sinkscope.figures import draw_figures, open_counts
+        from sinkscope.figures import draw_figures, open_statistics
         from sinkscope.traces import is_statistics
 
         if not self.traces:
             raise CallError("expected at least one trace")
         names = None if self.only is None else [name.strip() for name in self.only.split(",")]
-        traces = [one for folder in self.traces for one in ([open_counts(folder)] if is_statistics(folder) else open_and_check(folder))]
+        traces = [one for folder in self.traces for one in ([open_statistics(folder)] if is_statistics(folder) else open_and_check(folder))]
         maps = map_reader(self.model, self.device)
         for path in draw_figures(traces, self.out, excess=self.excess, compare=self.compare, only=names, maps=maps, say=note):
             print(path)

@@ -1,25 +1,24 @@
 """Figures: the papers' figures from your own traces, their numbers, and a page that holds both."""
 
-from sinkscope.figures.counts import Counts, open_counts
 from sinkscope.figures.drawing import draw_figures, find_figures, make_folder
 from sinkscope.figures.figure import DrawnFigure, Figure
 from sinkscope.figures.heatmap import single_map
 from sinkscope.figures.page import Table, write_page
-from sinkscope.figures.page_numbers import summarise
-from sinkscope.figures.subject import FigureError, Subject
+from sinkscope.figures.page_numbers import page_numbers
+from sinkscope.figures.subject import FigureError, OpenedStatistics, Subject, open_statistics
 
 __all__ = [
-    "Counts",
     "DrawnFigure",
     "Figure",
     "FigureError",
+    "OpenedStatistics",
     "Subject",
     "Table",
     "draw_figures",
     "find_figures",
     "make_folder",
-    "open_counts",
+    "open_statistics",
+    "page_numbers",
     "single_map",
-    "summarise",
     "write_page",
 ]

@@ -8,10 +8,9 @@ from importlib import import_module
 from pathlib import Path
 
 from sinkscope.errors import CallError, TraceError
-from sinkscope.figures.counts import Counts
 from sinkscope.figures.figure import Figure
 from sinkscope.figures.style import figure_style, model_labels
-from sinkscope.figures.subject import FigureError, Maps, subject_of
+from sinkscope.figures.subject import FigureError, Maps, OpenedStatistics, subject_of
 from sinkscope.traces import Trace
 
 SIDE_BY_SIDE = 4  # with more panels there is no room for what is written on them
@@ -32,7 +31,7 @@ def find_figures() -> dict[str, Figure]:
 
 
 def draw_figures(
-    traces: Sequence[Trace | Counts],
+    traces: Sequence[Trace | OpenedStatistics],
     out: Path,
     *,
     excess: float = 3.0,
@@ -44,7 +43,7 @@ def draw_figures(
     """Draw paper 1's Figures 1 to 10, paper 2's figure of norms, and every other figure of this package.
 
     Args:
-        traces: one or more, statistics among them (`open_counts`); without ``compare`` each gets its own figures, named after its model.
+        traces: one or more, statistics among them (`open_statistics`); without ``compare`` each gets figures of its own.
         out: a folder, made if need be.
         excess: ε of Eq. 3, in queries' worth.
         compare: one figure for all traces, panels side by side on a common scale.

@@ -36,7 +36,7 @@ class Thresholds(Figure):
                 label = f"{plain(one.label)}, S = {one.positions_text}"
                 axes.plot(EPSILONS, shares * 100, color=colour, marker=marker, markevery=4, markersize=4, linewidth=1.2, label=label)
                 rows += [
-                    (one.label, one.summary.positions, unit, number(e), number(share), one.summary.columns)
+                    (one.label, one.positions, unit, number(e), number(share), one.summary.columns)
                     for e, share in zip(EPSILONS, shares, strict=True)
                 ]
             axes.axvline(subjects[-1].summary.excess, color="black", linestyle=":", linewidth=0.9)
@@ -74,7 +74,7 @@ def _mark(grid: Sequence[Any], excess: float) -> None:
 
 def not_sinks(one: Subject) -> Float[np.ndarray, "unit epsilon"]:
     """Return the share of all columns that Eq. 3 does not select, at every ε of the grid."""
-    return 1 - one.summary.above / max(1, one.summary.columns)
+    return 1 - one.summary.above.sum(axis=1) / max(1, one.summary.columns)
 
 
 def _caption(subjects: Sequence[Subject]) -> str:

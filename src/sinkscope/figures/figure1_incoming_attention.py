@@ -49,7 +49,7 @@ class IncomingAttention(Figure):
                 image = _draw(grid[row, column], panel, norm, last=row == 1, first=column == 0)
             bar = sheet.colorbar(image, ax=list(grid[row]), aspect=25, pad=0.01)
             bar.set_label(f"column, {unit}\n({_scale(norm)})")
-        grid[0, 0].set_xlim(-0.5, max(len(one.canvas) for one in subjects) - 0.5)
+        grid[0, 0].set_xlim(-0.5, max(len(one.last_canvas) for one in subjects) - 0.5)
         grid[0, 0].set_ylim(max(one.summary.steps for one in subjects) - 0.5, -0.5)
         whole_numbers(grid[0, 0].xaxis, grid[0, 0].yaxis)
         _legend(sheet)
@@ -83,14 +83,14 @@ def as_drawn(one: Subject, columns: np.ndarray, percent: bool) -> np.ndarray:
     """Return columns [step, …] in the unit drawn."""
     if not percent:
         return columns
-    total = np.nansum(one.prompt.mean, axis=-1)
+    total = np.nansum(one.prompt.mean_columns, axis=-1)
     return columns * (100 / total.reshape(-1, *[1] * (columns.ndim - 1)))
 
 
 def _head_panel(one: Subject, percent: bool) -> _Panel:
     head = one.highlights.most_positions
     if head is None:
-        largest = one.prompt.largest
+        largest = one.highlights.largest
         layer, head_number = (int(at) for at in np.unravel_index(int(largest.argmax()), largest.shape))
         title = f"layer {layer} head {head_number}: largest column; no head has a sink by Eq. 3"
     else:
@@ -98,12 +98,12 @@ def _head_panel(one: Subject, percent: bool) -> _Panel:
         places = counted(one.highlights.places(head), "position")
         title = f"layer {layer} head {head_number}: main sink at {places}, {counted(head.moves, 'move')}"
     values = as_drawn(one, one.head_columns(layer, head_number), percent)
-    return _Panel(one, "head", title, values, one.prompt.main[:, layer, head_number], layer, head_number)
+    return _Panel(one, "head", title, values, one.main[:, layer, head_number], layer, head_number)
 
 
 def _mean_panel(one: Subject, percent: bool) -> _Panel:
-    mean = one.prompt.mean
-    title = f"mean over all {one.prompt.main[0].size} heads"
+    mean = one.prompt.mean_columns
+    title = f"mean over all {one.main[0].size} heads"
     return _Panel(one, "mean", title, as_drawn(one, mean, percent), np.nanargmax(mean, axis=-1), "all", "all")
 
 
@@ -112,7 +112,7 @@ def _norm(panels: Sequence[_Panel], percent: bool) -> Any:
     from matplotlib.colors import PowerNorm
 
     most = max(float(np.nanmax(panel.values)) for panel in panels)
-    equal = 100 / max(float(panel.one.prompt.lengths.max()) for panel in panels) if percent else 1.0
+    equal = 100 / max(float(panel.one.prompt.canvas.lengths.max()) for panel in panels) if percent else 1.0
     return PowerNorm(float(np.clip(np.log(0.2) / np.log(equal / most), 0.3, 1)) if most > equal else 1.0, 0, most)
 
 
@@ -142,7 +142,7 @@ def _draw(axes: Any, panel: _Panel, norm: Any, last: bool, first: bool) -> Any:
         axes.set_ylabel("step")
     if last:
         axes.set_xlabel("position in the canvas (dashed: end of the prompt)")
-    _name_tokens(axes, panel, len(one.canvas))
+    _name_tokens(axes, panel, len(one.last_canvas))
     return image
 
 
@@ -158,7 +158,7 @@ def _name_tokens(axes: Any, panel: _Panel, end: int) -> None:
         return
     above = axes.secondary_xaxis("top")
     above.set_xticks(
-        places, [plain(tick_label(one.trace, int(one.canvas[int(place)]))) for place in places], rotation=90, fontsize="x-small"
+        places, [plain(tick_label(one.trace, int(one.last_canvas[int(place)]))) for place in places], rotation=90, fontsize="x-small"
     )
     above.tick_params(length=2, pad=1)
     above.spines[:].set_visible(False)
@@ -183,7 +183,7 @@ def _lines(panel: _Panel) -> list[tuple[Any, ...]]:
     names: dict[int, str] = {-1: ""}
     lines = []
     for step, values in enumerate(panel.values):
-        tokens = one.prompt.tokens[step].tolist()
+        tokens = one.prompt.canvas.tokens[step].tolist()
         for position in np.flatnonzero(~np.isnan(values)).tolist():
             token = tokens[position]
             if token not in names:

@@ -28,12 +28,12 @@ class DecodingOrder(Figure):
 
     def draw(self, subjects: Sequence[Subject]) -> DrawnFigure:
         """Draw the snapshots above, and below a raster of step against position."""
-        answering = [one for one in subjects if len(one.canvas) > one.prompt_length and len(one.written)]
+        answering = [one for one in subjects if len(one.last_canvas) > one.prompt_length and len(one.written)]
         if not answering:
             raise FigureError("the trace does not say which tokens were committed")
         many = len(answering) > 1
         wrap = 12 if many else 16
-        cells = max(min(MOST_CELLS, len(one.canvas) - one.prompt_length) for one in answering)
+        cells = max(min(MOST_CELLS, len(one.last_canvas) - one.prompt_length) for one in answering)
         lines = math.ceil(cells / wrap)
         height = 0.21 * (lines * len(SNAPSHOTS)) + 0.9
         sheet = new_sheet(5.6 * len(answering) if many else WIDE, height + 3.3)
@@ -55,13 +55,13 @@ class DecodingOrder(Figure):
 def states_of(one: Subject) -> Int[np.ndarray, "step position"]:
     """Return the state of every position of the answer in every step, as an index into `STATES`."""
     steps = one.summary.steps
-    width = len(one.canvas) - one.prompt_length
+    width = len(one.last_canvas) - one.prompt_length
     when = np.full(width, steps)
     for step, position, _ in one.written.tolist():
         if position >= one.prompt_length:
             when[position - one.prompt_length] = min(when[position - one.prompt_length], step)
     at = np.arange(steps)[:, None]
-    there = np.arange(one.prompt_length, len(one.canvas)) < one.prompt.lengths[:, None]
+    there = np.arange(one.prompt_length, len(one.last_canvas)) < one.prompt.canvas.lengths[:, None]
     later = np.where(there, STATES.index(MASKED), STATES.index(ABSENT))
     return np.where(when < at, STATES.index(COMMITTED), np.where(when == at, STATES.index(NEW), later))
 
@@ -83,7 +83,7 @@ def _snapshots(axes: Any, one: Subject, states: np.ndarray, wrap: int, lines: in
                 continue
             x, y = place % wrap, top + place // wrap
             axes.add_patch(Rectangle((x + 0.03, y + 0.06), 0.94, 0.88, facecolor=COLOURS[state], edgecolor="none"))
-            label = "" if state == MASKED else plain(tick_label(one.trace, int(one.canvas[one.prompt_length + place]), 7))
+            label = "" if state == MASKED else plain(tick_label(one.trace, int(one.last_canvas[one.prompt_length + place]), 7))
             axes.text(
                 x + 0.5,
                 y + 0.52,
@@ -110,7 +110,7 @@ def _raster(axes: Any, one: Subject, states: np.ndarray) -> None:
         vmin=-0.5,
         vmax=len(STATES) - 0.5,
         interpolation="nearest",
-        extent=(one.prompt_length - 0.5, len(one.canvas) - 0.5, one.summary.steps - 0.5, -0.5),
+        extent=(one.prompt_length - 0.5, len(one.last_canvas) - 0.5, one.summary.steps - 0.5, -0.5),
     )
     whole_numbers(axes.xaxis, axes.yaxis)
     axes.set_xlabel("position in the canvas (the answer)")

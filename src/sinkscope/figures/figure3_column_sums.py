@@ -6,10 +6,10 @@ from typing import Any, final
 
 import numpy as np
 
-from sinkscope.figures.counts import BINS_PER_QUERY
 from sinkscope.figures.figure import DrawnFigure, Figure
 from sinkscope.figures.style import BLUE, VERMILLION, WIDE, WIDER, new_sheet, number, plain
 from sinkscope.figures.subject import Subject
+from sinkscope.statistics.column_counts import BINS_PER_QUERY
 
 MOST_BINS = 100
 
@@ -30,11 +30,11 @@ class ColumnSums(Figure):
         grid = sheet.subplots(1, len(subjects), squeeze=False, sharex=True, sharey=True)[0]
         rows: list[tuple[Any, ...]] = []
         for axes, one in zip(grid, subjects, strict=True):
-            counts = binned(one.summary.counts, wide)
+            counts = binned(one.quarters.sum(axis=0), wide)
             edges = np.arange(len(counts) + 1) * wide / BINS_PER_QUERY
             _draw(axes, one, counts, edges)
             rows += [
-                (one.label, number(low), number(high), int(count), number(one.threshold))
+                (one.label, number(low), number(high), int(count), number(one.threshold_column_sum))
                 for low, high, count in zip(edges[:-1], edges[1:], counts, strict=True)
             ]
         grid[0].set_ylabel(f"columns in a bin of {wide / BINS_PER_QUERY:g} (log scale)")
@@ -45,7 +45,7 @@ class ColumnSums(Figure):
 
 def bin_width(subjects: Sequence[Subject]) -> int:
     """Return the width of a bin in quarters of a query's worth, the same for all panels: as fine as a hundred bins allow."""
-    largest = max(int(np.flatnonzero(one.summary.counts).max(initial=0)) + 1 for one in subjects)
+    largest = max(int(np.flatnonzero(one.quarters.sum(axis=0)).max(initial=0)) + 1 for one in subjects)
     return next(width for width in (1, 2, 4, 8, 20, 40, 80, 200, 400, largest) if math.ceil(largest / width) <= MOST_BINS)
 
 
@@ -70,12 +70,13 @@ def _draw(axes: Any, one: Subject, counts: np.ndarray, edges: np.ndarray) -> Non
     axes.set_ylim(bottom=0.5)
     axes.set_xlim(left=0)
     axes.axvline(1, color="black", linestyle=":", linewidth=1)
-    axes.axvline(one.threshold, color=VERMILLION, linestyle="--", linewidth=1.2)
+    axes.axvline(one.threshold_column_sum, color=VERMILLION, linestyle="--", linewidth=1.2)
     sinks, columns = one.summary.sinks, one.summary.columns
     axes.text(
         0.98,
         0.97,
-        f"dotted: an equal share for every token, 1\ndashed: Eq. 3, ε = {one.summary.excess:g}\n1 + ε(1 − 1/S) = {one.threshold:.2f}\n"
+        f"dotted: an equal share for every token, 1\ndashed: Eq. 3, ε = {one.summary.excess:g}\n"
+        f"1 + ε(1 − 1/S) = {one.threshold_column_sum:.2f}\n"
         f"right of it: {sinks:,} of {columns:,} columns ({sinks / max(1, columns):.2%})",
         transform=axes.transAxes,
         ha="right",

@@ -30,7 +30,7 @@ class SinkStrengths(Figure):
         grid = sheet.subplots(1, len(subjects), squeeze=False)[0]
         rows: list[tuple[Any, ...]] = []
         for axes, one, mean in zip(grid, subjects, means, strict=True):
-            with_sink, steps = one.summary.sink_steps, one.summary.steps
+            with_sink, steps = one.summary.steps_with_sink, one.summary.steps
             image = _draw(axes, one, mean, with_sink / steps, most)
             rows += [
                 (one.label, layer, head, "" if np.isnan(mean[layer, head]) else number(mean[layer, head]), int(count), steps)
@@ -38,7 +38,7 @@ class SinkStrengths(Figure):
             ]
         sheet.colorbar(image, ax=list(grid), aspect=25, pad=0.01).set_label("column sum of the main sink,\nqueries' worth of attention")
         grid[0].set_ylabel("layer")
-        signs = _signs([one.summary.sink_steps / one.summary.steps for one in subjects])
+        signs = _signs([one.summary.steps_with_sink / one.summary.steps for one in subjects])
         if signs:
             sheet.supxlabel("; ".join(signs), fontsize="small")
         sheet.suptitle("Strength of the main sink by layer and head, mean over steps", x=0.01, ha="left")
@@ -85,7 +85,7 @@ def _ticks(count: int) -> np.ndarray:
 def _caption(subjects: Sequence[Subject]) -> str:
     parts = []
     for one in subjects:
-        found = one.summary.sink_steps > 0
+        found = one.summary.steps_with_sink > 0
         parts.append(f"{one.label}: {int(found.sum())} of {found.size} heads have a sink in some step")
     causal = ""
     if any(one.summary.causal for one in subjects):

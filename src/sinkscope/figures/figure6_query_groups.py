@@ -52,7 +52,7 @@ def _draw_split(part: Any, one: Subject, split: Split) -> list[tuple[Any, ...]]:
     rows = map_lines(one.label, "split", place, attention)
     for name, colour, marker, line in looks:
         key = int(means[name].argmax())
-        token = plain(token_label(one.trace, int(one.prompt.tokens[split.step, key])))
+        token = plain(token_label(one.trace, int(one.prompt.canvas.tokens[split.step, key])))
         count = int((masked if name == "masked" else ~masked).sum())
         rows += [(one.label, f"mean of {name} queries", *place, name, at, number(value)) for at, value in enumerate(means[name])]
         axes.plot(means[name], color=colour, linestyle=line, linewidth=0.9, label=f"{count} {name} queries: key {key} “{token}”")

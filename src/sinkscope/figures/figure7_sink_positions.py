@@ -43,7 +43,7 @@ class SinkPositions(Figure):
         sheet = new_sheet(WIDER if many else WIDE, 4.6)
         grid = sheet.subplots(1, len(subjects), squeeze=False, sharex=True, sharey=True)[0]
         rows: list[tuple[Any, ...]] = []
-        highest = max(len(one.canvas) for one in subjects)
+        highest = max(len(one.last_canvas) for one in subjects)
         for axes, one in zip(grid, subjects, strict=True):
             series = chosen_heads(one)
             _draw(axes, one, series, highest, int(LETTERS * sheet.get_figwidth() / len(subjects)))
@@ -73,7 +73,7 @@ class _Series:
 
     @property
     def main(self) -> np.ndarray:
-        return self.one.prompt.main[:, self.movement.layer, self.movement.head]
+        return self.one.main[:, self.movement.layer, self.movement.head]
 
 
 def chosen_heads(one: Subject) -> list[_Series]:
@@ -143,16 +143,24 @@ def _name_tokens(axes: Any, one: Subject, series: Sequence[_Series], highest: in
     kept = spread_out(places[np.argsort(-counts, kind="stable")].tolist(), highest / 28, 16)
     right = axes.secondary_yaxis("right")
     right.set_yticks(
-        kept, [f"{plain(tick_label(one.trace, int(one.canvas[int(place)])))} {int(place)}" for place in kept], fontsize="x-small"
+        kept, [f"{plain(tick_label(one.trace, int(one.last_canvas[int(place)])))} {int(place)}" for place in kept], fontsize="x-small"
     )
     right.tick_params(length=2, pad=1)
     right.spines[:].set_visible(False)
 
 
 def _lines(series: _Series) -> list[tuple[Any, ...]]:
-    one, head = series.one, series.movement
+    one, head, tokens = series.one, series.movement, series.one.prompt.canvas.tokens
     return [
-        (one.label, series.why, head.layer, head.head, step, position, token_label(one.trace, int(one.prompt.tokens[step, position])))
+        (
+            one.label,
+            series.why,
+            head.layer,
+            head.head,
+            step,
+            position,
+            token_label(one.trace, int(tokens[step, position])),
+        )
         if position >= 0
         else (one.label, series.why, head.layer, head.head, step, "", "")
         for step, position in enumerate(series.main.tolist())

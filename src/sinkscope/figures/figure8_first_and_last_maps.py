@@ -35,7 +35,7 @@ class FirstAndLastMaps(Figure):
                     attention = one.map(step, head.layer, head.head)
                     axes = grid[row, column]
                     image = draw_map(axes, one.trace, step, attention, f"layer {head.layer} head {head.head}, step {step}")
-                    main = int(one.prompt.main[step, head.layer, head.head])
+                    main = int(one.main[step, head.layer, head.head])
                     if main >= 0:
                         mark_column(axes, main, len(attention))
                     rows += map_lines(one.label, why, (step, head.layer, head.head), attention)

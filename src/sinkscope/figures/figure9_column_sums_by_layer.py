@@ -5,11 +5,11 @@ from typing import Any, final
 
 import numpy as np
 
-from sinkscope.figures.counts import BINS_PER_QUERY
 from sinkscope.figures.figure import DrawnFigure, Figure
 from sinkscope.figures.figure3_column_sums import bin_width, binned, wide_bins_note
 from sinkscope.figures.style import HEAT, VERMILLION, WIDE, WIDER, new_sheet, number, plain
 from sinkscope.figures.subject import Subject
+from sinkscope.statistics.column_counts import BINS_PER_QUERY
 
 
 @final
@@ -26,7 +26,7 @@ class ColumnSumsByLayer(Figure):
         from matplotlib.colors import LogNorm
 
         wide, many = bin_width(subjects), len(subjects) > 1
-        counts = [binned(one.summary.layer_counts, wide) for one in subjects]
+        counts = [binned(one.quarters, wide) for one in subjects]
         shares = [count / count.sum(axis=1, keepdims=True) for count in counts]
         least = min(float(share[share > 0].min()) for share in shares)
         layers = max(len(share) for share in shares)
@@ -45,9 +45,9 @@ class ColumnSumsByLayer(Figure):
                 norm=LogNorm(least, 1),
                 rasterized=True,
             )
-            axes.axvline(one.threshold, color=VERMILLION, linestyle="--", linewidth=1.2)
+            axes.axvline(one.threshold_column_sum, color=VERMILLION, linestyle="--", linewidth=1.2)
             label = f" Eq. 3, ε = {one.summary.excess:g}"
-            axes.text(one.threshold, len(share) - 0.42, label, color=VERMILLION, fontsize="small", va="bottom")
+            axes.text(one.threshold_column_sum, len(share) - 0.42, label, color=VERMILLION, fontsize="small", va="bottom")
             axes.set_title(plain(one.heading), pad=14)
             axes.set_xlabel("column sum, queries' worth of attention")
             axes.set_xlim(0, end)

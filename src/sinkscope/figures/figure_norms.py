@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from typing import Any, final
 
 import numpy as np
-from jaxtyping import Float
 
 from sinkscope.figures.figure import DrawnFigure, Figure
 from sinkscope.figures.style import BLUE, VERMILLION, WIDE, WIDER, new_sheet, number, plain
 from sinkscope.figures.subject import FigureError, Subject
+from sinkscope.statistics.norms import NORM_KINDS
 
-KINDS = {
+LABELS = {
     "value": "value norm ‖v‖",
     "key": "key norm ‖k‖",
     "hidden": "hidden norm ‖x‖",
@@ -28,10 +28,10 @@ class SinkNorms(Figure):
 
     def draw(self, subjects: Sequence[Subject]) -> DrawnFigure:
         """Draw a panel for each kind of norm, a column of them for each subject."""
-        with_norms = [one for one in subjects if one.summary.norms]
+        with_norms = [one for one in subjects if recorded_kinds(one)]
         if not with_norms:
             raise FigureError("the trace keeps no norms (it was recorded with --keep top)")
-        kinds = [kind for kind in KINDS if any(kind in one.summary.norms for one in with_norms)]
+        kinds = [kind for kind in NORM_KINDS if any(kind in recorded_kinds(one) for one in with_norms)]
         many = len(with_norms) > 1
         sheet = new_sheet(WIDER if many else WIDE, 5.2 if not many else 1.0 + 1.75 * len(kinds))
         if many:
@@ -41,20 +41,19 @@ class SinkNorms(Figure):
         rows: list[tuple[Any, ...]] = []
         for row, kind in enumerate(kinds):
             for column, one in enumerate(with_norms):
-                if kind in one.summary.norms:
+                if kind in recorded_kinds(one):
                     _draw(grid[row, column], one, kind)
                     rows += _lines(one, kind)
                 if column == 0 or not many:
-                    grid[row, column].set_ylabel(KINDS[kind])
+                    grid[row, column].set_ylabel(LABELS[kind])
                 if row == len(kinds) - 1 or not many:
                     grid[row, column].set_xlabel("layer")
                 if many and row == 0:
                     grid[row, column].set_title(plain(one.heading))
         for kind, panels in zip(kinds, grid, strict=True):
-            known = [one.summary.norms[kind] for one in with_norms if kind in one.summary.norms]
-            tops = [np.nanmax(moments.sum(axis=0)) for moments in known if not np.isnan(moments).all()]
+            tops = [np.nanmax(mean + deviation, initial=0) for mean, deviation, _ in (of_kind(one, kind) for one in with_norms)]
             for axes in panels:
-                axes.set_ylim(0, 1.05 * max(tops, default=1.0))
+                axes.set_ylim(0, 1.05 * (max(tops) or 1))
         handles, labels = grid[0, 0].get_legend_handles_labels()
         sheet.legend(handles, labels, loc="outside lower center", ncols=2)
         name = "" if many else f": {plain(with_norms[0].heading)}"
@@ -63,22 +62,26 @@ class SinkNorms(Figure):
         return self.drawn(with_norms, sheet, _caption(with_norms), header, rows)
 
 
-def effect_size(moments: Float[np.ndarray, "moment layer group"]) -> Float[np.ndarray, " layer"]:
-    """Return the difference of the means over the root mean square of the two standard deviations."""
-    (sinks, others), (spread, other_spread) = moments[0].T, moments[1].T
-    pooled = np.sqrt((spread**2 + other_spread**2) / 2)
-    return np.divide(sinks - others, pooled, out=np.full(len(pooled), np.nan), where=pooled > 0)
+def recorded_kinds(one: Subject) -> list[str]:
+    """Return the kinds of norms that were recorded."""
+    return [kind for kind, total in zip(NORM_KINDS, one.summary.norms.total, strict=True) if total.any()]
+
+
+def of_kind(one: Subject, kind: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return means and standard deviations, [group, layer], and Cohen's d, [layer], of one kind of norms."""
+    norms, at = one.summary.norms, NORM_KINDS.index(kind)
+    return norms.mean[at], norms.deviation[at], norms.effect[at]
 
 
 def _draw(axes: Any, one: Subject, kind: str) -> None:
-    means, spreads = one.summary.norms[kind]
-    layers = np.arange(len(means))
+    means, spreads, _ = of_kind(one, kind)
+    layers = np.arange(means.shape[1])
     looks = ((VERMILLION, "o", "sinks (Eq. 3)", -0.12), (BLUE, "s", "other tokens", 0.12))
     for group, (colour, marker, label, shift) in enumerate(looks):
         axes.errorbar(
             layers + shift,
-            means[:, group],
-            yerr=spreads[:, group],
+            means[group],
+            yerr=spreads[group],
             color=colour,
             marker=marker,
             markersize=4,
@@ -92,15 +95,14 @@ def _draw(axes: Any, one: Subject, kind: str) -> None:
 
 
 def _lines(one: Subject, kind: str) -> list[tuple[Any, ...]]:
-    means, spreads = one.summary.norms[kind]
-    sizes = effect_size(one.summary.norms[kind])
+    means, spreads, sizes = of_kind(one, kind)
 
     def text(value: float) -> str:
         return "" if np.isnan(value) else number(value)
 
     return [
-        (one.label, kind, layer, name, text(means[layer, group]), text(spreads[layer, group]), text(sizes[layer]))
-        for layer in range(len(means))
+        (one.label, kind, layer, name, text(means[group, layer]), text(spreads[group, layer]), text(sizes[layer]))
+        for layer in range(one.summary.layers)
         for group, name in enumerate(("sinks", "others"))
     ]
 
@@ -108,10 +110,9 @@ def _lines(one: Subject, kind: str) -> list[tuple[Any, ...]]:
 def _caption(subjects: Sequence[Subject]) -> str:
     parts = []
     for one in subjects:
-        if "value" in one.summary.norms:
-            means = one.summary.norms["value"][0]
-            lower = int((means[:, 0] < means[:, 1]).sum())
-            parts.append(f"{one.label}: sinks have the smaller value norms in {lower} of {len(means)} layers")
+        if "value" in recorded_kinds(one):
+            (sinks, others), _, _ = of_kind(one, "value")
+            parts.append(f"{one.label}: sinks have the smaller value norms in {int((sinks < others).sum())} of {len(sinks)} layers")
     return (
         "Euclidean norms of values and keys (per head, keys after rotation) and of the hidden state that enters the layer, for tokens "
         "that are sinks by Eq. 3 in a head and for all others, over steps, heads and positions; bars are standard deviations. "

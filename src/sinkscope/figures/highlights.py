@@ -1,6 +1,6 @@
 """Highlights: the heads and steps of a trace that figures pick out, because something shows best there."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, final
@@ -8,7 +8,10 @@ from typing import Any, final
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from sinkscope.sinks import HeadMovement, is_sink, last_query_window
+from sinkscope.sinks import HeadMovement
+from sinkscope.sinks.tracking import head_movement
+from sinkscope.statistics import PromptSummary, Threshold
+from sinkscope.statistics.followed import LayerSinks
 from sinkscope.statistics.groups import LEAST_QUERIES
 from sinkscope.traces import Trace
 
@@ -69,17 +72,28 @@ class Highlights:
     """The heads and steps of one trace at which each thing shows best. Ties go to the lower layer, then the lower head.
 
     Attributes:
-        excess: ε of Eq. 3, in queries' worth.
-        main: position of the main sink, −1 where Eq. 3 does not hold.
-        heads: how their main sinks move, by layer and head.
-        largest: mean over steps of the largest column, sink or not.
+        prompt: the numbers of the trace.
+        threshold: where Eq. 3 is asked.
     """
 
     trace: Trace = field(repr=False)
-    excess: float
-    main: Int[np.ndarray, "step layer head"] = field(repr=False)
-    heads: Sequence[HeadMovement] = field(repr=False)
-    largest: Float[np.ndarray, "layer head"] = field(repr=False)
+    prompt: PromptSummary = field(repr=False)
+    threshold: Threshold
+
+    @cached_property
+    def main(self) -> Int[np.ndarray, "step layer head"]:
+        """Position of the main sink of each head, −1 where Eq. 3 does not hold."""
+        return self.prompt.main_at(self.threshold)
+
+    @cached_property
+    def heads(self) -> list[HeadMovement]:
+        """How the main sink of each head moves, by layer and head."""
+        return head_movement(self.main)
+
+    @cached_property
+    def largest(self) -> Float[np.ndarray, "layer head"]:
+        """Largest column followed, sink or not, mean over steps."""
+        return self.prompt.by_step.main_column.mean(axis=0)
 
     def places(self, head: HeadMovement) -> int:
         """Return at how many positions the main sink of a head is."""
@@ -131,55 +145,48 @@ class Highlights:
     @cached_property
     def _jumps_and_flashes(self) -> tuple[Jump | None, Flash | None]:
         jumps, flashes = [], []
-        for layer in range(self.main.shape[1]):
-            columns = self._columns(layer)
-            selected = is_sink(columns, self.excess)
-            jumps.append(largest_jump(self.main[:, layer], selected, layer))
-            flashes.append(strongest_flash(columns, selected, layer))
+        for layer in range(self.prompt.layers):
+            sinks = self.prompt.followed.of_layer(layer).at(self.threshold)
+            jumps.append(largest_jump(self.main[:, layer], sinks, layer))
+            flashes.append(strongest_flash(sinks, self.prompt.steps, layer))
         return (
             max((one for one in jumps if one), key=lambda jump: (jump.clean, abs(jump.distance), -jump.layer), default=None),
             max((one for one in flashes if one), key=lambda flash: (flash.column_sum, -flash.layer), default=None),
         )
-
-    def _columns(self, layer: int) -> Float[np.ndarray, "step head key"]:
-        """The columns of a layer that movement is read from."""
-        if not self.trace.causal:
-            return self.trace.column_sums[:, layer]
-        return last_query_window(self.trace.last_query[:, layer][:, None])[:, 0]
 
     @cached_property
     def split(self) -> Split | None:
         """The clearest split between masked and unmasked queries; None where the trace does not tell them apart."""
         if "column_sums_masked" not in self.trace.tensors or "masked" not in self.trace.tensors:
             return None
-        masked, lengths = self.trace.masked[:].astype(bool), self.trace.lengths[:]
+        masked, lengths = self.prompt.canvas.masked, self.prompt.canvas.lengths
         splits = [
             clearest_split(self.trace.column_sums[:, layer], self.trace.column_sums_masked[:, layer], masked, lengths, layer)
-            for layer in range(self.main.shape[1])
+            for layer in range(self.prompt.layers)
         ]
         return max((one for one in splits if one), key=lambda split: (split.clarity, -split.layer), default=None)
 
 
-def largest_jump(main: Int[np.ndarray, "step head"], selected: Bool[np.ndarray, "step head key"], layer: int) -> Jump | None:
+def largest_jump(main: Int[np.ndarray, "step head"], sinks: LayerSinks, layer: int) -> Jump | None:
     """Return the longest jump of a layer, clean ones before others; ties to the earlier step, then the lower head."""
     before, after = main[:-1], main[1:]
     step, head = np.nonzero((before >= 0) & (after >= 0) & (before != after))
     if not len(step):
         return None
     old, new = before[step, head], after[step, head]
-    clean = ~selected[step + 1, head, old] & ~selected[step, head, new]
+    clean = ~sinks.contains(step + 1, head, old) & ~sinks.contains(step, head, new)
     best = int(np.lexsort((head, step, -np.abs(new - old), ~clean))[0])
     return Jump(int(step[best]), layer, int(head[best]), int(old[best]), int(new[best]), bool(clean[best]))
 
 
-def strongest_flash(columns: Float[np.ndarray, "step head key"], selected: Bool[np.ndarray, "step head key"], layer: int) -> Flash | None:
+def strongest_flash(sinks: LayerSinks, steps: int, layer: int) -> Flash | None:
     """Return the strongest sink of a layer that lives for one step; ties to the earlier step, then the lower head and position."""
-    alone = selected[1:-1] & ~selected[:-2] & ~selected[2:]
+    step, head, key = sinks.step, sinks.head, sinks.key
+    alone = ~sinks.contains(step - 1, head, key) & ~sinks.contains(step + 1, head, key) & (step > 0) & (step < steps - 1)
     if not alone.any():
         return None
-    at = int(np.where(alone, columns[1:-1], -np.inf).argmax())
-    step, head, position = (int(one) for one in np.unravel_index(at, alone.shape))
-    return Flash(step + 1, layer, head, position, float(columns[step + 1, head, position]))
+    at = np.flatnonzero(alone)[np.lexsort((key[alone], head[alone], step[alone], -sinks.column[alone]))[0]]
+    return Flash(int(step[at]), layer, int(head[at]), int(key[at]), float(sinks.column[at]))
 
 
 def clearest_split(

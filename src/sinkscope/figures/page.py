@@ -11,7 +11,7 @@ import numpy as np
 
 from sinkscope.errors import CallError
 from sinkscope.figures.drawing import make_folder
-from sinkscope.figures.page_numbers import page_numbers
+from sinkscope.figures.page_numbers import numbers_of
 from sinkscope.figures.style import model_label, model_labels, token_label
 from sinkscope.figures.subject import Subject, subject_of
 from sinkscope.traces import Trace
@@ -95,7 +95,7 @@ def _model(trace: Trace, label: str, excess: float, command: str | None) -> dict
         "prompt": _prompt(trace, one),
         "prompt_length": trace.manifest.get("prompt_length", 0),
         "text": _text(trace, one),
-        "summary": None if one is None else page_numbers(one),
+        "summary": None if one is None else numbers_of(one),
         "canvas": [] if one is None else _canvas(one),
         "provenance": _provenance(trace, name, sampler, command),
     }
@@ -114,13 +114,13 @@ def _lead(models: Sequence[dict[str, Any]], excess: float) -> str:
 def _prompt(trace: Trace, one: Subject | None) -> str:
     if trace.manifest.get("prompt") is not None:
         return str(trace.manifest["prompt"])
-    return "" if one is None else _read(trace, one.canvas[: one.prompt_length])
+    return "" if one is None else _read(trace, one.last_canvas[: one.prompt_length])
 
 
 def _text(trace: Trace, one: Subject | None) -> str:
     if trace.manifest.get("text") is not None:
         return str(trace.manifest["text"])
-    return "" if one is None else _read(trace, one.canvas[one.prompt_length :])
+    return "" if one is None else _read(trace, one.last_canvas[one.prompt_length :])
 
 
 def _read(trace: Trace, tokens: np.ndarray) -> str:
@@ -130,12 +130,12 @@ def _read(trace: Trace, tokens: np.ndarray) -> str:
 
 def _canvas(one: Subject) -> list[dict[str, Any]]:
     """Return the tokens of the last canvas, each with its share of the main sinks of all steps, layers and heads."""
-    main = one.prompt.main
-    stood = np.bincount(main[main >= 0], minlength=len(one.canvas))
+    main = one.main
+    stood = np.bincount(main[main >= 0], minlength=len(one.last_canvas))
     shades = np.sqrt(stood / max(1, stood.max(initial=0)))
     when = {position: step for step, position, _ in one.written.tolist()}
     tokens = []
-    for position, token in enumerate(one.canvas.tolist()):
+    for position, token in enumerate(one.last_canvas.tolist()):
         title = f"position {position}: main sink in {stood[position] / main.size:.2%} of steps × heads"
         title += f"; written in step {when[position]}" if position in when else ""
         text = "↵\n" if token_label(one.trace, token) == "↵" else _read(one.trace, np.array([token]))

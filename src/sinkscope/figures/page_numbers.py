@@ -1,16 +1,23 @@
 """The numbers of one trace that the page shows, as plain values."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from sinkscope.figures.style import token_label
 from sinkscope.figures.subject import Subject, subject_of
+from sinkscope.sinks import movement_test
+from sinkscope.sinks.episodes import KINDS
+from sinkscope.sinks.finding import WINDOW
+from sinkscope.statistics import Threshold
+from sinkscope.statistics.concentration import Evenness
+from sinkscope.statistics.movement import track_kinds
 from sinkscope.traces import Trace
 
 SINK_TOKENS = 8
 
 
-def summarise(trace: Trace, excess: float = 3.0) -> dict[str, Any]:
+def page_numbers(trace: Trace, excess: float = 3.0) -> dict[str, Any]:
     """Return the sinks, tracks, moves and most frequent sink tokens of a trace.
 
     Args:
@@ -23,54 +30,61 @@ def summarise(trace: Trace, excess: float = 3.0) -> dict[str, Any]:
         TraceError: a trace without a whole step.
         CallError: a threshold that cannot hold.
     """
-    return page_numbers(subject_of(trace, excess))
+    return numbers_of(subject_of(trace, excess))
 
 
-def page_numbers(subject: Subject) -> dict[str, Any]:
+def numbers_of(subject: Subject) -> dict[str, Any]:
     """Return the same, of a trace that has been read already."""
-    one, manifest = subject.prompt, subject.manifest
-    movement = one.movement
+    manifest, prompt, summary, threshold = subject.manifest, subject.prompt, subject.summary, subject.threshold
+    in_percent = prompt.sinks(Threshold(threshold.excess, "percent"))
+    tracks = track_kinds(replace(prompt, thresholds=(threshold,))).tracks[0].sum(axis=0).tolist()
     return _plain(
         {
             "model": subject.label,
             "family": manifest["model"].get("family"),
             "weight_hash": manifest["model"].get("weight_hash"),
             "complete": subject.trace.complete,
-            "causal": one.causal,
-            "steps": one.steps,
-            "layers": one.main.shape[1],
-            "heads": one.main.shape[2],
+            "causal": summary.causal,
+            "steps": summary.steps,
+            "layers": summary.layers,
+            "heads": summary.heads,
             "prompt_length": subject.prompt_length,
-            "canvas_length": int(one.lengths.max()),
-            "excess": one.excess,
-            "unit": "queries",
-            "threshold_column_sum": subject.threshold,
-            "sinks": one.sinks,
-            "selected_share": one.sinks / max(1, one.columns),
-            "sinks_in_percent_unit": one.sinks_percent,
-            "selected_share_in_percent_unit": one.sinks_percent / max(1, one.columns),
-            "sink_rate_over_0.3": one.over_third,
-            "followed": "last_query, window of 16" if one.causal else "column_sums",
-            "heads_with_sink": int((one.sink_steps > 0).sum()),
-            "heads_with_main_sink": sum(head.steps_with_sink > 0 for head in one.heads),
-            "tracks": one.kinds,
-            "movement": {
-                "heads": movement.heads,
-                "moves_per_head": movement.moves_per_head,
-                "null_moves": _interval(movement.null_moves),
-                "p_moves": movement.p_moves,
-                "drift_per_step": movement.drift_per_step,
-                "null_drift": _interval(movement.null_drift),
-                "p_drift": movement.p_drift,
-                "shuffles": movement.shuffles,
-                "block_steps": movement.block_steps,
-            }
-            if movement.heads and one.steps > 1
-            else None,
+            "canvas_length": subject.positions,
+            "excess": threshold.excess,
+            "unit": threshold.unit,
+            "threshold_column_sum": subject.threshold_column_sum,
+            "sinks": summary.sinks,
+            "selected_share": summary.sinks / summary.columns,
+            "sinks_in_percent_unit": in_percent,
+            "selected_share_in_percent_unit": in_percent / summary.columns,
+            "sink_rate_over_0.3": float(prompt.kept(Evenness).over_third.mean()),
+            "followed": f"last_query, window of {WINDOW}" if summary.causal else "column_sums",
+            "heads_with_sink": prompt.heads_with_sink(threshold),
+            "heads_with_main_sink": prompt.heads_with_main_sink(threshold),
+            "tracks": dict(zip(KINDS, tracks, strict=False)),
+            "movement": _movement(subject),
             "sink_tokens": _sink_tokens(subject),
             "text": manifest.get("text"),
         }
     )
+
+
+def _movement(subject: Subject) -> dict[str, Any] | None:
+    """Return moves and drift beside the same steps shuffled; None where no head can be followed."""
+    found = movement_test(subject.main)
+    if not found.heads or subject.summary.steps < 2:
+        return None
+    return {
+        "heads": found.heads,
+        "moves_per_head": found.moves_per_head,
+        "null_moves": _interval(found.null_moves),
+        "p_moves": found.p_moves,
+        "drift_per_step": found.drift_per_step,
+        "null_drift": _interval(found.null_drift),
+        "p_drift": found.p_drift,
+        "shuffles": found.shuffles,
+        "block_steps": found.block_steps,
+    }
 
 
 def _interval(values: tuple[float, float, float]) -> dict[str, float]:
@@ -79,17 +93,17 @@ def _interval(values: tuple[float, float, float]) -> dict[str, float]:
 
 def _sink_tokens(subject: Subject) -> list[dict[str, Any]]:
     """Return the most frequent sink tokens, each beside its share of the canvas: a frequent token is often a sink by chance."""
-    one = subject.prompt
-    canvas = one.canvas_tokens.total()
-    ranked = sorted(one.sink_tokens.items(), key=lambda item: (-item[1], item[0]))[:SINK_TOKENS]
+    found = subject.summary.token_tallies()
+    sinks, canvas = int(found["sinks"].sum()), int(found["canvas"].sum())
     rows = []
-    for token, count in ranked:
-        share, of_canvas = count / one.sinks, one.canvas_tokens[token] / canvas
-        label = token_label(subject.trace, token)
+    for token, count, on_canvas in zip(found["token"].tolist(), found["sinks"].tolist(), found["canvas"].tolist(), strict=True):
+        if not count or len(rows) == SINK_TOKENS:
+            break
+        share, of_canvas = count / sinks, on_canvas / canvas
         rows.append(
             {
                 "token": token,
-                "text": label,
+                "text": token_label(subject.trace, token),
                 "sinks": count,
                 "share_of_sinks": share,
                 "share_of_canvas": of_canvas,

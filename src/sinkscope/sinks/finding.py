@@ -99,11 +99,7 @@ def find_sinks(trace: Recorded, excess: float = 3.0, unit: Unit = "queries") -> 
     if not trace.steps:
         raise SinkscopeError("the trace holds no whole step yet; there is nothing to find sinks in")
     columns = np.asarray(trace.column_sums[:], dtype=np.float32)
-    most = largest_excess(max(columns.shape[-1], round(float(np.nansum(columns, axis=-1).max()))), unit)
-    if excess >= most:
-        raise CallError(
-            f"excess: {excess:g} in {unit} can never hold here: a key that received all attention would exceed the others by {most:g}"
-        )
+    check_reach(excess, unit, np.nansum(columns, axis=-1), columns.shape[-1])
     tokens = trace.tokens[:]
     selected = is_sink(columns, excess, unit)
     where = np.argwhere(selected)
@@ -130,3 +126,20 @@ def find_sinks(trace: Recorded, excess: float = 3.0, unit: Unit = "queries") -> 
         columns=moving_columns,
         moving=selected if moving_columns is columns else is_sink(moving_columns, excess, unit),
     )
+
+
+def check_reach(excess: float, unit: Unit, totals: Float[np.ndarray, "step layer head"], keys: int) -> None:
+    """Raise an error for a threshold that no column of a trace can exceed.
+
+    Args:
+        totals: what the columns of a head add up to, in queries' worth.
+        keys: tokens of the longest canvas.
+
+    Raises:
+        CallError: such a threshold.
+    """
+    most = largest_excess(max(keys, round(float(totals.max()))), unit)
+    if excess >= most:
+        raise CallError(
+            f"excess: {excess:g} in {unit} can never hold here: a key that received all attention would exceed the others by {most:g}"
+        )
