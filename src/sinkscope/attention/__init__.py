@@ -1,4 +1,10 @@
-"""Attention with column sums, and the interface through which a model uses it."""
+"""Attention with column sums, and the interface through which a model uses it.
+
+A *column sum* is the attention that one key receives from all queries together: the sum of a column of the attention map, in
+queries' worth. It may be split by *query group* (all queries, those at masks, those of the prompt). A *subscriber* does one of
+three things in a layer: it *watches* the columns, it *hides* keys from the queries, or it *prepends* constant keys. A
+*session* holds the subscribers of one network; a *step* is one call of one of its *stacks*, the modules that own the layers.
+"""
 
 from sinkscope.attention.dispatch import attend
 from sinkscope.attention.foreign_network import foreign

@@ -3,7 +3,7 @@
 For every block of queries the scores against all keys exist once, for one softmax, one product with the values and
 one product with the query groups. Scores and sums are float32 whatever the inputs are. Traces call this pass ``sweep``.
 
-What it does not do: dropout, soft-capping, attention sinks of other makers, paged caches. `interface` refuses those.
+What it does not do: dropout, soft-capping, the sink logits of other libraries, paged caches. `interface` refuses those.
 """
 
 import math
@@ -26,7 +26,7 @@ def compute_blockwise(inputs: AttentionInputs, *, block: int | None = None, work
         block: queries per block, `BLOCK` when None.
         workspace: memory for the scores, kept from call to call; not used where something needs a gradient.
     """
-    with torch.autocast(inputs.query.device.type, enabled=False):  # it may round neither scores nor sums
+    with torch.autocast(inputs.query.device.type, enabled=False):  # which would round scores and sums
         run = _Pass(inputs, block or BLOCK, workspace or Workspace())
         for chunk in run.chunks():
             run.attend(chunk)
@@ -34,7 +34,7 @@ def compute_blockwise(inputs: AttentionInputs, *, block: int | None = None, work
 
 
 class _Pass:
-    """One pass over a call: its output and its sums, as far as they have got."""
+    """One pass over the queries of a call: the output and the sums so far."""
 
     def __init__(self, inputs: AttentionInputs, block: int, workspace: Workspace) -> None:
         query, hiding = inputs.query, bool(inputs.hidden)
@@ -46,7 +46,7 @@ class _Pass:
         self._front = self._scores.front.count
         self._taken = Taken(inputs.hidden, self._front, query.device, self._scores.dtype) if hiding else None
         self._block = min(block, queries)
-        self.output = query.new_empty(batch, queries, heads, inputs.value.shape[-1]).transpose(1, 2)  # as the output projection reads it
+        self.output = query.new_empty(batch, queries, heads, inputs.value.shape[-1]).transpose(1, 2)  # read so by the output projection
         self._sums = torch.zeros(batch, heads, inputs.groups.shape[1], keys + self._front, dtype=torch.float32, device=query.device)
         self._local = torch.zeros_like(self._sums) if hiding else None
         self._diagonal = self._sums.new_zeros(batch, heads, queries)
@@ -55,7 +55,7 @@ class _Pass:
         self._removed = torch.zeros_like(self._diagonal) if hiding else None
 
     def chunks(self) -> Iterator[Chunk]:
-        """Yield the heads in equal parts, as many at a time as the scores of one block may take."""
+        """Yield the heads in equal parts, each as large as the limit on scores that exist at once allows."""
         query, kv_heads = self._inputs.query, self._inputs.key.shape[1]
         limit = CPU_SCORES * torch.get_num_threads() if query.device.type == "cpu" else GPU_SCORES
         of_one = len(query) * (query.shape[1] // kv_heads) * self._block * self._inputs.key.shape[2]
@@ -76,7 +76,7 @@ class _Pass:
             self._attend_block(chunk, slice(start, min(start + self._block, queries)), bare)
 
     def _attend_whole(self, chunk: Chunk) -> None:
-        """The common call, without the views and copies that blocks of rows and hidden keys need: 1.4 % of a recorded run."""
+        """Compute some heads in one block: the common call, without the views and copies of the general one (1.4 % of a recorded run)."""
         heads, rows = chunk.heads, slice(0, self._block)
         weights = self._scores.block(chunk, rows)
         torch.softmax(weights, dim=-1, out=weights)
@@ -89,7 +89,7 @@ class _Pass:
         self.output[:, heads].copy_(self._mix(weights, chunk.values, heads))
 
     def _attend_block(self, chunk: Chunk, rows: slice, bare: Tensor | None) -> None:
-        """Compute the output and add to the sums of one block of queries; ``bare`` are values with those of hidden keys 0."""
+        """Compute one block of queries of some heads; ``bare`` are the values with those of hidden keys 0."""
         heads, front = chunk.heads, self._front
         scores = self._scores.block(chunk, rows)
         weights = torch.softmax(scores, dim=-1, out=scores) if self._in_place else torch.softmax(scores, dim=-1)
@@ -104,7 +104,7 @@ class _Pass:
         if self._taken is not None and self._local is not None and self._removed is not None:
             quick = self._taken.quickly(weights, blind, heads)
             if quick is not None and bare is not None:
-                # In force, a weight is itself times (kept key) times (query's factor): neither needs a map of its own.
+                # The weight in force is weight × kept key × factor of the query, so that no second map is needed.
                 kept, factor, self._removed[:, heads, rows] = quick
                 seen = factor.detach()
                 both = torch.cat([groups.expand(-1, weights.shape[1], -1, -1), groups * seen.mT], dim=2)

@@ -74,7 +74,7 @@ class Call:
         self._stack, self._context, self._prompt_lengths = stack, context, prompt_lengths
         self._inferred, self._cache, self._notes, self._workspace = inferred, cache, notes, workspace
         self.reported = False  # whether a layer has asked for its attention
-        self.closed = False  # a gradient checkpoint runs layers once more, in the backward pass
+        self.closed = False  # set once the stack has returned: a gradient checkpoint runs layers once more, in the backward pass
         self._turn = 0
         self._watchers = [one for one in subscribers if isinstance(one, Watcher)]
         self._hiders = [one for one in subscribers if isinstance(one, Hider)]
@@ -124,7 +124,7 @@ class Call:
             query,
             key,
             value,
-            self._notes.hidden_states.pop(module, None),  # the norms are all that is wanted of them
+            self._notes.hidden_states.pop(module, None),  # popped: only its norms are needed
             self.groups,
             self._members(query),
             self._stack.name,
@@ -182,7 +182,7 @@ class Call:
             prefix = _only(prepended, layer.own)
             bare = None if prefix is None else replace(prefix, values=None)
 
-            @functools.cache  # rules that stand together, and a rule that asks twice, share one pass
+            @functools.cache  # several rules, or a rule that asks twice, share one pass
             @torch.no_grad()  # what a gradient checkpoint saves has to be the same in both runs
             def measure() -> Columns:
                 narrow = replace(inputs, value=inputs.value[..., :1], prefix=bare)

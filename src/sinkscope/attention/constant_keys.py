@@ -10,7 +10,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from sinkscope.attention.records import Prefix
 
-FEW_QUERIES = 16  # from here on the fused kernel is worth a copy of the keys
+FEW_QUERIES = 16  # with more queries, the fused kernel is worth a copy of the keys
 
 
 def attend_behind(

@@ -78,7 +78,7 @@ def compute(inputs: AttentionInputs, *, block: int | None = None, workspace: Wor
 def compute_by_kernels(inputs: AttentionInputs) -> tuple[Tensor, Columns] | None:
     """Return output and column sums by Triton's kernels; None where they cannot be compiled or launched.
 
-    That is told once for heads of a kind on a device, and not tried again.
+    What cannot run is warned of once for each device, dtype and head size, and not tried again.
     """
     query, wide = inputs.query, max(inputs.query.shape[-1], inputs.value.shape[-1])
     kind = (str(query.device), str(query.dtype).removeprefix("torch."), wide, inputs.mask is None, not inputs.hidden)

@@ -1,7 +1,7 @@
-"""Watching a torch module that is none of transformers': every ``F.scaled_dot_product_attention`` it calls is seen.
+"""Watching a torch module that is not a transformers model, by its calls of ``F.scaled_dot_product_attention``.
 
 While the network's forward runs, a `TorchFunctionMode` sees the calls, and hooks say which module makes them. The mode
-is local to the thread and to the call; outside of it nothing is different.
+holds in the thread and the call only; outside of it nothing changes.
 """
 
 import inspect
@@ -35,12 +35,12 @@ def foreign(network: nn.Module, layers: Sequence[str] | None = None, *, causal: 
 
     Args:
         network: the module whose forward is a step.
-        layers: paths of the modules whose attention is meant; others run as ever. All that call it when None.
-        causal: whether it writes from left to right, so that columns are running sums over the queries so far.
+        layers: paths of the modules to watch; the others run unchanged. None is all that call it.
+        causal: whether the network writes from left to right, so that columns are running sums over the queries so far.
 
     Raises:
-        CallError: no torch module, or a path it does not have.
-        AttentionError: somebody watches it already.
+        CallError: not a torch module, or a path that it does not have.
+        AttentionError: the network is watched already.
     """
     if not isinstance(network, nn.Module):
         raise CallError(f"expected a torch module, found {type(network).__name__}")
@@ -122,7 +122,7 @@ class _Enter:
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         if self.path == "":
-            self.hooks.running.clear()  # what an interrupt has left behind
+            self.hooks.running.clear()  # an interrupt may have left entries behind
         elif not self.hooks.running and self.session.subscribers and torch._C._current_graph_task_id() != -1:
             raise AttentionError(f"gradient checkpointing runs {self.path} once more, unseen; turn it off while something watches or hides")
         hidden = next(
@@ -153,7 +153,7 @@ def _one_generation(session: Session, generate: Callable[..., Any]) -> Callable[
 
 
 class _Forward:
-    """The network's forward, made one step."""
+    """The network's forward, run as one step."""
 
     def __init__(self, hooks: ForeignHooks, session: Session, forward: Callable[..., Any]) -> None:
         self.hooks, self.session, self.forward = hooks, session, forward
@@ -279,7 +279,7 @@ class _Step:
         real = None
         if queries == keys:
             if before is not None and before.behind_cache and self.hooks.stacks[0].causal:
-                self.session.end_generation(failed=False)  # from here on another text
+                self.session.end_generation(failed=False)  # another text begins
             real = None if mask is None else real_tokens(mask).expand(batch, -1)
         elif before is not None and before.real.shape == (batch, keys - queries):
             real = functional.pad(before.real, (0, queries), value=True)

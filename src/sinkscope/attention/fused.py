@@ -46,9 +46,9 @@ def compute_fused(inputs: AttentionInputs) -> tuple[Tensor, Columns]:
     fresh = query.new_empty(0, dtype=torch.float32).new_empty
     if by_torch:
         output, lse_all = _flash(query, key, value, causal, scale)
-        diagonal = torch.zeros_like(lse_all)  # of which queries without a key of their own keep the 0
+        diagonal = torch.zeros_like(lse_all)  # stays 0 for queries that have no key of their own
     else:
-        output = query.new_empty(batch, queries, heads, value_dim).transpose(1, 2)  # as the layer goes on with it
+        output = query.new_empty(batch, queries, heads, value_dim).transpose(1, 2)  # the layout that the output projection reads
         lse_all, diagonal = fresh(batch, heads, queries), fresh(batch, heads, queries)
     sums, last_row = fresh(batch, heads, groups.shape[1], keys), fresh(batch, heads, keys)
     lse, removed, local, last_in_force = lse_all, None, None, last_row
@@ -66,7 +66,7 @@ def compute_fused(inputs: AttentionInputs) -> tuple[Tensor, Columns]:
         "CAUSAL": causal,
         "MASKED": kind,
         "HIDING": hidden is not None,
-        "PRECISION": "tf32x3" if query.dtype == torch.float32 else "ieee",  # which keeps float32's digits
+        "PRECISION": "tf32x3" if query.dtype == torch.float32 else "ieee",  # three products, which keep float32's digits
         "WIDEN": INTERPRETED and query.dtype == torch.bfloat16,
         "BD": _at_most(256, dim),
     }
@@ -113,7 +113,7 @@ def _bitmap(inputs: AttentionInputs) -> Tensor | None:
 def _flash_takes(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> bool:
     """Return whether torch's flash attention takes such heads; it refuses other dtypes, old devices and where it is switched off."""
     if query.shape[1] != key.shape[1] or query.shape[-1] % 8 or (causal and query.shape[2] != key.shape[2]):
-        return False  # it would want heads repeated or padded first, and lets the last query of a triangle stand at the last key
+        return False  # it would repeat or pad heads, and align a causal call of unequal lengths to the last key
     asked = torch.backends.cuda.SDPAParams(query, key, value, None, 0.0, causal, False)
     return torch.backends.cuda.can_use_flash_attention(asked)
 

@@ -119,7 +119,7 @@ class _BeforeParent:
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.path == "":
-            self.hooks.running.clear()  # what an interrupt has left behind
+            self.hooks.running.clear()  # an interrupt may have left entries behind
         self.hooks.running[self.path] = _by_name(self.names, args, kwargs)
 
 

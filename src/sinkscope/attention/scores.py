@@ -43,7 +43,7 @@ def product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class Workspace:
-    """Memory for the scores of a block, kept from call to call: fresh pages for every layer would cost a CPU as much as the column sums.
+    """Memory for the scores of a block, kept from call to call: fresh pages for every layer would take a CPU as long as the column sums.
 
     One call at a time; what it holds grows to the largest block (2 MiB for each thread, or one head's block if that is more).
     It also holds the last mask, and what is added to the scores for it: the layers of a stack share both.
@@ -216,7 +216,7 @@ def per_head(constant: Tensor, query: Tensor) -> Tensor:
 
 
 class Taken:
-    """Everything that is hidden in one call of attention. A query that would lose its last visible key keeps all of them.
+    """The hidden keys of one call. A query that would lose its last visible key keeps all of them.
 
     Args:
         hidden: at least one.
@@ -280,10 +280,12 @@ class Taken:
         """
         masked, zeroed, gone = self._unions(heads, rows)
         if (masked is None or zeroed is None) and not weights.is_cuda:
-            stays = (~gone).float()  # times that is three times as fast as filling in 0, where one mask serves all heads
+            stays = (~gone).float()  # multiplying is three times as fast as filling in 0, where one mask serves all heads
             kept = weights * stays if weights.requires_grad else weights.mul_(stays)
             nothing = weights.new_zeros(()) if blind is None else blind.to(weights)
-            left = torch.where(gone.any(-1, keepdim=True), kept.sum(-1, keepdim=True), 1 - nothing)  # who loses nothing stays to the bit
+            left = torch.where(
+                gone.any(-1, keepdim=True), kept.sum(-1, keepdim=True), 1 - nothing
+            )  # a query that loses nothing stays bit-identical
             if not bool((left + nothing < LEAST_KEPT).any()):  # as in `quickly`: what is left, scaled up
                 lost = (1 - nothing - left).clamp(min=0)[..., 0].detach()
                 factor = 1 / (left + nothing)

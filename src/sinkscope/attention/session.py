@@ -26,13 +26,13 @@ _sessions: "weakref.WeakKeyDictionary[nn.Module, Session]" = weakref.WeakKeyDict
 
 
 class Hooks(ABC):
-    """What a session hangs into its network, and takes out again: for transformers' models see `hooks`, for others `foreign_network`."""
+    """The hooks by which a session sees the calls of its network: see `hooks` for transformers' models, `foreign_network` for others."""
 
     stacks: list[Stack]
 
     @abstractmethod
     def open(self, session: "Session") -> None:
-        """Hang everything in; what was hung in before an exception is taken out by `close`."""
+        """Install the hooks; after an exception `close` removes those that were installed."""
 
     @abstractmethod
     def close(self) -> None:
@@ -82,17 +82,17 @@ class Session:
         self._start: GenerationStart | None = None
         self._in_generation = False
         self._prompts: dict[str, tuple[int, ...]] = {}  # of the stacks that were called in this generation
-        self._tokens: Tensor | None = None  # behind the cache; a call passes the fresh ones only
+        self._tokens: Tensor | None = None  # all tokens so far: behind a cache, a call passes the fresh ones only
         self._call: Call | None = None
         self._calls: list[Call] = []  # that have begun and not ended, innermost last
         self._given: StackInput | None = None
         self._last: LastStep | None = None
         self._unhidden_running = False
 
-    # Life
+    # Opening and closing
 
     def open(self) -> None:
-        """Hang the hooks in."""
+        """Install the hooks."""
         try:
             self._hooks.open(self)
         except BaseException:
@@ -114,37 +114,37 @@ class Session:
     # What decoding publishes
 
     def begin_generation(self, start: GenerationStart) -> None:
-        """Tell everybody that a generation begins; a sampler calls this before its first step."""
+        """Tell all subscribers that a generation begins; a sampler calls this before its first step."""
         if self._in_generation:
             self.end_generation(failed=False)
         self.published = True
         self._begin(start)
 
     def begin_step(self, context: StepContext) -> None:
-        """Tell everybody of a step; a sampler calls this before each forward call."""
+        """Tell all subscribers of a step; a sampler calls this before each forward call."""
         self._context = context
         for subscriber in self.subscribers:
             subscriber.begin_step(context)
 
     def end_step(self, result: StepResult | None) -> None:
-        """Tell everybody what a step led to; a sampler calls this after it has committed."""
+        """Tell all subscribers what a step led to; a sampler calls this after it has committed."""
         for subscriber in self.subscribers:
             subscriber.end_step(result)
         self._context = None
 
     def end_generation(self, failed: bool) -> None:
-        """Tell everybody that the generation is over; a sampler calls this after its last step, or when it gives up."""
+        """Tell all subscribers that the generation is over; a sampler calls this after its last step, or when it gives up."""
         if not self._in_generation:
             return
         self._in_generation = self.published = False
         self._context = self._tokens = None
-        with ExitStack() as everybody:  # one that raises does not keep the others from knowing
+        with ExitStack() as everybody:  # the others are told even if one raises
             for subscriber in reversed(self.subscribers):
                 everybody.callback(subscriber.end_generation, failed)
 
     @contextmanager
     def foreign_generation(self) -> Iterator[None]:
-        """Make what runs inside one generation: it is put around a ``generate`` of the network's own."""
+        """Run a ``generate`` of the network's own as one generation."""
         if self.published:
             yield
             return
@@ -161,7 +161,7 @@ class Session:
         try:
             if self._in_generation:
                 subscriber.end_generation(failed or self.published)
-        finally:  # whatever the farewell raises
+        finally:  # even if end_generation raises
             at = max(place for place, one in enumerate(self.subscribers) if one is subscriber)
             del self.subscribers[at]  # not remove(): subscribers may be equal without being the same
             if not self.subscribers and not self.stays:
@@ -190,7 +190,7 @@ class Session:
         """Return the call that begins, once its arguments are read."""
         self._given = given
         if not self.published and not self._unhidden_running:
-            self._context = None  # one that an interrupt has left behind
+            self._context = None  # an interrupt may have left one behind
             if given is not None:
                 self._infer_step(stack, given)
         self.notes.hidden_states.clear()
@@ -276,11 +276,11 @@ class Session:
         if self._starts_anew(stack, given):
             self.end_generation(failed=False)
             self._tokens = None
-            causal = self.stacks[-1].causal  # of the one that writes
+            causal = self.stacks[-1].causal  # of the last stack, which writes
             mask_id = None if causal else getattr(config, "mask_token_id", None)
             rows = (None,) * given.batch
             self._begin(GenerationStart(tuple(lengths.tolist()), given.total, causal, {"name": "foreign"}, rows, mask_id))
-        if stack.name not in self._prompts:  # of an encoder and a decoder each has prompts of its own
+        if stack.name not in self._prompts:  # an encoder and a decoder have prompts of their own
             prompts = lengths - given.fresh if given.seen and self._prompts else lengths
             self._prompts[stack.name] = tuple(prompts.tolist())
         self._last = LastStep(bool(given.seen), given.visible())

@@ -54,7 +54,7 @@ def find_stacks(network: nn.Module) -> list[Stack]:
                         path = ".".join(part for part in (name, child_name, str(number), inner_name) if part)
                         layers[inner] = (path, len(layers))
                         blocks[inner] = block
-        if layers and not any(layers.keys() <= stack.layers.keys() for stack in stacks):  # a list within a layer is no stack of its own
+        if layers and not any(layers.keys() <= stack.layers.keys() for stack in stacks):  # a ModuleList inside a layer is not a stack
             stacks.append(Stack(name, module, layers, blocks, _is_causal(network, module, next(iter(layers)))))
     if not stacks:
         raise AttentionError(
@@ -81,10 +81,10 @@ def _is_causal(network: nn.Module, stack: nn.Module, attention: nn.Module) -> bo
 
 @dataclass(frozen=True)
 class StackInput:
-    """One call of a stack that no sampler published.
+    """What the arguments of a stack call say about the step.
 
     Attributes:
-        batch, fresh, seen: rows, tokens that go in, tokens behind the cache.
+        batch, fresh, seen: how many rows, tokens that go in, tokens behind the cache.
         ids: int64 [batch, fresh], None where the call had only embeddings.
         real: bool [batch, seen + fresh], False on padding; None where nothing is padded.
         cache: the cache that came with the call.
