@@ -1,111 +1,202 @@
-"""The tables of docs/hiding.md, printed from results/hiding/*.json; nothing is computed anew.
+"""Writes results/hiding/README.md, every table behind docs/hiding.md, from the JSON files beside it; a test compares them.
 
-Command   python experiments/hiding_page.py [results/hiding]
+Command   python experiments/hiding_page.py
 """
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
+RESULTS = Path(__file__).parents[1] / "results" / "hiding"
+PAGE = RESULTS / "README.md"
+HEAD = """# Everything that was measured about hiding
 
-def line(*cells: object) -> None:
-    print("| " + " | ".join(map(str, cells)) + " |")
+`python experiments/hiding_page.py` writes this page from the JSON files beside it; [docs/hiding.md](../../docs/hiding.md) says what
+they mean. Brackets hold 95 % intervals over problems. *Removed* is the share of attention that the hidden keys would have had, of all
+attention in the layers and steps where the rule is in force (in the tables of single tokens: of all attention). Rules are written as
+in [docs/interventions.md](../../docs/interventions.md).
+
+"""
+PROVENANCE = (
+    ("probe-0", "python experiments/why_hiding_hurts.py --shots 0 --out FILE", "35ac9de"),
+    ("probe-0-heads", "python experiments/why_hiding_hurts.py --shots 0 --part heads --out FILE", "0ff76bb"),
+    ("probe-0-layer-4", "python experiments/why_hiding_hurts.py --shots 0 --part heads --layer 4 --out FILE", "9e04a9a"),
+    ("probe-5", "python experiments/why_hiding_hurts.py --shots 5 --out FILE", "fd7bce7"),
+    ("last_row", "python experiments/why_last_row_hurts.py --out FILE", "e3c40b0"),
+    ("arms", "python experiments/hiding_arms.py --work DIR --out FILE --problems 48", "in the file"),
+    ("commit_order", "python experiments/commit_order.py --work DIR --out FILE --problems 192", "b18a0d2"),
+    ("long_context", "python experiments/long_context.py --work DIR --out FILE --problems 192", "b18a0d2"),
+    ("what_breaks", "python experiments/what_breaks.py DIR/lab-diffusion DIR/lab-autoregressive --out FILE", "in the file"),
+)
+"""File, command, and the commit that stored it; DIR of the last one is that of table_one.py."""
+KINDS_OF_ERROR = (
+    "lines of the right form",
+    "operands of the first line",
+    "operation of the first line",
+    "arithmetic",
+    "going on with the result",
+    "last number",
+)
 
 
-def head(*cells: str) -> None:
-    line(*cells)
-    print("|---" * len(cells) + "|")
+def table(columns: tuple[str, ...], rows: list[tuple[object, ...]]) -> str:
+    """Return a Markdown table."""
+    lines = [columns, ("---",) * len(columns), *rows]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
 
 
 def span(interval: list[float], digits: int = 2) -> str:
+    """Return an interval as text."""
     return f"{interval[0]:.{digits}f} to {interval[1]:.{digits}f}"
 
 
 def points(row: dict[str, Any]) -> str:
+    """Return a difference of accuracies in points."""
     return f"{100 * row['mean']:+.1f} ({100 * row['low']:+.1f} to {100 * row['high']:+.1f}), p = {row['p_value']:.2g}"
 
 
-def show_probe(document: dict[str, Any]) -> None:
-    found = f"{document['problems']} problems, {document['settings']['shots']} shots"
-    print(f"\n### Single tokens, lab-diffusion, {found}\n")
-    means = document["top_keys"]["mean"]
-    print(", ".join(f"{name} {value:.3f}" for name, value in means.items()) + "\n")
-    head("hidden", "results kept", "other tokens kept", "attention removed")
+def share(number: float | None) -> str:
+    """Return a share in percent, nothing where there is none."""
+    return "" if number is None else f"{100 * number:.1f} %"
+
+
+def what_breaks(document: dict[str, Any]) -> str:
+    """Return which part of the stored answers is right under each rule."""
+    rows = [
+        (one["model"], one["hide"], one["n"], *(f"{one[kind]['right']} of {one[kind]['of']}" for kind in KINDS_OF_ERROR))
+        for one in document["rows"]
+    ]
+    return "## What breaks in an answer\n\n" + table(("model", "hidden", "problems", *KINDS_OF_ERROR), rows)
+
+
+def probe(document: dict[str, Any], more: str = "") -> str:
+    """Return how many single tokens of lab-diffusion survive when keys are hidden."""
+    part = f"{document['problems']} problems, {document['settings']['shots']} shots"
+    rows = []
     for name, cell in document["cells"].items():
-        kept = f"{cell['kept']:.2f} ({span(cell['kept_interval'])})"
-        line(name, kept, f"{cell['others_kept']:.2f} ({span(cell['others_kept_interval'])})", f"{cell['removed_share']:.1%}")
-    for name, row in document["halves"].items():
-        print(f"\nlarger minus smaller {name}: {row['difference']:+.3f} ({span(row['interval'], 3)})")
-    if document["spared"]:
-        print("\nspared:", json.dumps(document["spared"]))
+        kept = (f"{cell[which]:.2f} ({span(cell[f'{which}_interval'])})" for which in ("kept", "others_kept"))
+        rows.append((name, *kept, share(cell["removed_share"])))
+    lines = [
+        f"## Single tokens, lab-diffusion, {part}{more}",
+        "Means over the top keys: " + ", ".join(f"{name} {value:.3f}" for name, value in document["top_keys"]["mean"].items()) + ".",
+        table(("hidden", "results kept", "other tokens kept", "removed"), rows),
+    ]
+    lines += [
+        f"Larger minus smaller {name}: {row['difference']:+.3f} ({span(row['interval'], 3)})." for name, row in document["halves"].items()
+    ]
+    if spared := document["spared"]:
+        heads = "; ".join(f"{half} problems: {', '.join(names)}" for half, names in spared["heads"].items())
+        lines.append(f"Heads spared, found on the other half of the problems: {heads}.")
+        for name in ("worst", "random"):
+            one = spared[name]
+            over = f"{one['over_top']['difference']:+.2f} ({span(one['over_top']['interval'])})"
+            lines.append(f"Six {name} heads spared: {one['kept']:.2f} ({span(one['interval'])}) kept, {over} over none spared.")
+    return "\n\n".join(lines)
 
 
-def show_last_row(document: dict[str, Any]) -> None:
-    print(f"\n### Single tokens, lab-autoregressive, {document['problems']} problems, {document['shots']} shots\n")
-    head("hidden", "tokens kept", "answers kept whole", "attention removed", "share of the loss")
+def last_row(document: dict[str, Any]) -> str:
+    """Return how many single tokens of lab-autoregressive survive when keys are hidden."""
+    rows = []
     for name, cell in document["arms"].items():
         kept = f"{cell['kept']:.3f} ({span(cell['kept_interval'], 3)})"
-        line(name, kept, f"{cell['whole_answer_kept']:.2f}", f"{cell['removed_share']:.1%}", f"{cell['share_of_the_loss']:.2f}")
-    print("\n" + ", ".join(f"{name} {value:.3f}" for name, value in document["keys"].items()))
+        rows.append((name, kept, f"{cell['whole_answer_kept']:.2f}", share(cell["removed_share"]), f"{cell['share_of_the_loss']:.2f}"))
+    keys = ", ".join(f"{name} {value:.3f}" for name, value in document["keys"].items())
+    return "\n\n".join(
+        (
+            f"## Single tokens, lab-autoregressive, {document['problems']} problems, {document['shots']} shots",
+            table(("hidden", "tokens kept", "whole answers kept", "removed", "share of the loss"), rows),
+            f"Means over the hidden keys: {keys}.",
+        )
+    )
 
 
-def show_arms(document: dict[str, Any]) -> None:
+def arms(document: dict[str, Any]) -> str:
+    """Return the accuracy of whole answers under each rule."""
+    sections = []
     for model, found in document["models"].items():
-        print(f"\n### Whole answers, {model}, {found['problems']} problems, {found['settings']['shots']} shots, {found['dtype']}\n")
-        head("hidden", "accuracy", "change, points", "removed", "hit rate")
-        for rule, arm in found["arms"].items():
-            change = points(arm["change"]) if "change" in arm else ""
-            removed = "" if arm["removed_share"] is None else f"{arm['removed_share']:.1%}"
-            line(
-                rule,
-                f"{arm['accuracy']:.2f} ({span(arm['interval'])})",
-                change,
-                removed,
-                "" if arm["hit_rate"] is None else f"{arm['hit_rate']:.2f}",
+        rows = [
+            (
+                f"`{rule}`",
+                f"{one['accuracy']:.2f} ({span(one['interval'])})",
+                points(one["change"]) if "change" in one else "",
+                share(one["removed_share"]),
+                "" if one["hit_rate"] is None else f"{one['hit_rate']:.2f}",
             )
-        print()
-        for row in found["pairs"]:
-            print(f"* {row['arm']} minus {', '.join(row['against'])}: {points(row)}")
+            for rule, one in found["arms"].items()
+        ]
+        settings = f"{found['problems']} problems, {found['settings']['shots']} shots, {found['dtype']}"
+        pairs = "\n".join(
+            f"* `{one['arm']}` minus {', '.join(f'`{name}`' for name in one['against'])}: {points(one)}" for one in found["pairs"]
+        )
+        head = table(("hidden", "accuracy", "change in points", "removed", "hit rate"), rows)
+        sections.append(f"## Whole answers, {model}, {settings}\n\n{head}\n\n{pairs}")
+    return "\n\n".join(sections)
 
 
-def show_order(document: dict[str, Any]) -> None:
-    print(f"\n### Order of commitment, {document['problems']} problems, {document['shots']} shots\n")
-    head("order", "nothing hidden", "top:1", "random:1", "loss by top:1", "beyond the own order's")
+def commit_order(document: dict[str, Any]) -> str:
+    """Return the accuracy under each order of commitment."""
+    rules = ("none", "top:1", *(f"random:1@seed={seed}" for seed in range(3)))
+    rows = []
     for arm, loss in document["loss"].items():
-        cells = [f"{document['accuracy'][f'{arm}, {rule}']['mean']:.2f}" for rule in ("none", "top:1", "random:1@seed=0")]
+        cells = (f"{document['accuracy'][f'{arm}, {rule}']['mean']:.2f}" for rule in rules)
         beyond = document["loss_beyond_own_order"].get(arm)
         more = "" if beyond is None else f"{beyond['mean']:+.2f} ({span(beyond['interval'])})"
-        line(arm, *cells, f"{loss['top:1']['mean']:+.2f} ({span(loss['top:1']['interval'])})", more)
-    for name, row in document["reliance"].items():
-        told = f"{row['mean']:+.3f} ({span(row['interval'], 3)}), n = {row['n']}"
-        print(f"\nSpearman, attention to the hidden key with change of {name}: {told}")
+        rows.append((arm, *cells, f"{loss['top:1']['mean']:+.2f} ({span(loss['top:1']['interval'])})", more))
+    told = (
+        f"* Spearman's ρ of the attention to the hidden key with the change of {name}: {one['mean']:+.3f} ({span(one['interval'], 3)})"
+        for name, one in document["reliance"].items()
+    )
+    head = table(("order", "nothing hidden", *(f"`{rule}`" for rule in rules[1:]), "loss by `top:1`", "beyond the own order's"), rows)
+    title = f"## Order of commitment, lab-diffusion, {document['problems']} problems, {document['shots']} shots"
+    return "\n\n".join((title, head, "\n".join(told)))
 
 
-def show_long(document: dict[str, Any]) -> None:
+def long_context(document: dict[str, Any]) -> str:
+    """Return the accuracy with half of the prompt hidden."""
+    sections = []
     for model, found in document["models"].items():
-        print(f"\n### Long context, {model}, {found['problems']} problems, {document['shots']} shots, {found['dtype']}\n")
-        head("hidden", "accuracy", "against", "difference, points", "removed")
-        for arm, row in found["arms"].items():
-            difference = points(row) if "mean" in row else ""
-            line(arm, f"{row['accuracy']:.2f} ({span(row['interval'])})", row.get("against", ""), difference, f"{row['removed_share']:.1%}")
+        rows = [
+            (
+                arm,
+                f"{one['accuracy']:.2f} ({span(one['interval'])})",
+                one.get("against", ""),
+                points(one) if "mean" in one else "",
+                share(one["removed_share"]),
+            )
+            for arm, one in found["arms"].items()
+        ]
+        head = table(("hidden", "accuracy", "against", "difference in points", "removed"), rows)
+        settings = f"{found['problems']} problems, {document['shots']} shots, {found['dtype']}"
+        sections.append(f"## Dropping the past, {model}, {settings}\n\n{head}")
+    return "\n\n".join(sections)
 
 
-SHOW = {
-    "why_hiding_hurts": show_probe,
-    "why_last_row_hurts": show_last_row,
-    "hiding_arms": show_arms,
-    "commit_order": show_order,
-    "long_context": show_long,
-}
+SECTIONS = (
+    ("what_breaks", what_breaks),
+    ("probe-0", probe),
+    ("probe-0-heads", lambda document: probe(document, ", head by head")),
+    ("probe-0-layer-4", lambda document: probe(document, ", layer 4")),
+    ("probe-5", probe),
+    ("arms", arms),
+    ("last_row", last_row),
+    ("commit_order", commit_order),
+    ("long_context", long_context),
+)
 
 
-def main() -> None:
-    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "results/hiding")
-    for path in sorted(folder.glob("*.json")):
-        document = json.loads(path.read_text())
-        SHOW.get(document["experiment"], lambda _: None)(document)
+def page(documents: dict[str, dict[str, Any]]) -> str:
+    """Return the page as text."""
+    made = table(
+        ("file", "command", "commit that stored it"), [(f"`{name}.json`", f"`{command}`", commit) for name, command, commit in PROVENANCE]
+    )
+    return HEAD + made + "\n\n" + "\n\n".join(section(documents[name]) for name, section in SECTIONS if name in documents) + "\n"
+
+
+def read() -> dict[str, dict[str, Any]]:
+    """Return all results that are there, by name of the file."""
+    return {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
 
 
 if __name__ == "__main__":
-    main()
+    PAGE.write_text(page(read()))
+    print(PAGE)
