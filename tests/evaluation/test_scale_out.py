@@ -12,7 +12,7 @@ import pytest
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.evaluation import evaluate, jobs, read_results
 from sinkscope.evaluation.jobs import run_in_jobs
-from sinkscope.evaluation.work_folder import Share
+from sinkscope.work_items import Share
 
 ARGUMENTS = {"tasks": ["lab-arith"], "limit": 11, "shots": 0, "batch": 2, "settings": {"length": 8}}
 

@@ -60,8 +60,8 @@ def reproduce(parts: Sequence[Part], options: Options, say: Callable[[str], None
         CallError, EvaluationError, TraceError: see `evaluate` and `recording`.
     """
     from sinkscope.evaluation.results import read_results
-    from sinkscope.evaluation.work_folder import share_of_process
     from sinkscope.models import load
+    from sinkscope.work_items import share_of_process
 
     if not parts:
         raise CallError("expected at least one part to reproduce, found none")

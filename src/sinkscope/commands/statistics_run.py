@@ -29,9 +29,9 @@ def add_prompts(model: Any, prompts: list[str], out: Path, settings: Any, hide: 
 
     import sinkscope
     from sinkscope.decoding import step_count
-    from sinkscope.evaluation.work_folder import share_of_process
     from sinkscope.recorder.statistics_recorder import merge_statistics, recording_statistics
     from sinkscope.traces.statistics_folder import StatisticsFolder
+    from sinkscope.work_items import share_of_process
 
     mine = share_of_process()
     folder = StatisticsFolder(out, _identity(model, prompts, settings, hide), merge_statistics, len(prompts))

@@ -6,7 +6,7 @@ from typing import Any
 
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.evaluation.results import Result
-from sinkscope.evaluation.work_folder import Share
+from sinkscope.work_items import Share
 
 LOGS = "lock.jobs"  # begins like a lock, so that the folder is known as one of ours
 

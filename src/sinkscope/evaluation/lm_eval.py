@@ -29,9 +29,9 @@ from sinkscope.decoding import Settings, generate, resolve_settings
 from sinkscope.errors import CallError, SinkscopeError
 from sinkscope.evaluation.answers import answer_until, rule_in_force
 from sinkscope.evaluation.plans import chat_text
-from sinkscope.evaluation.work_folder import share_of_process
 from sinkscope.interventions import parse_rule
 from sinkscope.models import Model, load
+from sinkscope.work_items import share_of_process
 
 LENGTH = 256
 LENGTH_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")

@@ -8,7 +8,8 @@ from typing import Any
 
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.evaluation.paired_tests import wilson_interval
-from sinkscope.evaluation.work_folder import RESULTS, RUN, TASK, WorkItems, find_items, hash_claim, read_object, write_json
+from sinkscope.evaluation.results_folder import RESULTS, RUN, TASK, ResultItems, find_items, hash_claim, write_json
+from sinkscope.work_items import read_object
 
 FORMAT = 1
 
@@ -102,7 +103,7 @@ def collect(folder: Path, wanted: Sequence[tuple[str, str]]) -> list[Result]:
         asked = read_object(folder / task / TASK)
         if run is None or asked is None:
             raise EvaluationError(f"{folder} is damaged or not begun ({RUN}, {task}/{TASK}); run the same `sinkscope evaluate` again")
-        stored = WorkItems(folder, task, hide, hash_claim(run), hash_claim(asked))
+        stored = ResultItems(folder, task, hide, hash_claim(run), hash_claim(asked))
         count, batch = asked["problems"], run["batch"]
         items = [stored.read(index, min(batch, count - index // batch * batch)) for index in range(count)]
         missing += items.count(None)

@@ -24,9 +24,10 @@ from sinkscope.evaluation.choices import LikelihoodSettings, ask
 from sinkscope.evaluation.plans import Request, TaskPlan, make_plans
 from sinkscope.evaluation.protocols import AUTO
 from sinkscope.evaluation.results import Result, collect
+from sinkscope.evaluation.results_folder import RUN, TASK, ResultItems, claim, is_working, locked, started_at
 from sinkscope.evaluation.sandbox import run_program
-from sinkscope.evaluation.work_folder import RUN, TASK, Share, WorkItems, claim, is_working, locked, share_of_process, started_at
 from sinkscope.models import Model
+from sinkscope.work_items import Share, share_of_process
 
 STARTING_S = 1800.0  # for another process to load its model
 POLL_S = 0.5
@@ -41,7 +42,7 @@ class _Batch:
 
     plan: TaskPlan
     rule: Rule
-    items: WorkItems
+    items: ResultItems
     indices: range
 
 
@@ -104,7 +105,7 @@ def evaluate(
         for plan in plans:
             asked = claim(out / plan.task.name / TASK, plan.describe())
             for text, rule in rules.items():
-                items = WorkItems(out, plan.task.name, text, run, asked)
+                items = ResultItems(out, plan.task.name, text, run, asked)
                 count = len(plan.problems)
                 batches += [_Batch(plan, rule, items, range(at, min(at + batch, count))) for at in range(0, count, batch)]
         _work_through(model, batches[mine.index :: mine.count], progress and mine.index == 0)

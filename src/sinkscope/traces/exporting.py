@@ -21,11 +21,11 @@ import numpy as np
 
 from sinkscope.axes import KEY, POSITION, TRACE_AXES, TRACE_UNITS
 from sinkscope.errors import CallError, TraceError
-from sinkscope.traces.format import UNFINISHED
 from sinkscope.traces.parquet import write_parquet
 from sinkscope.traces.parts import widen
 from sinkscope.traces.reading import Trace
 from sinkscope.traces.writing import STEPS_PER_PART
+from sinkscope.work_items import UNFINISHED
 
 Target = Literal["xarray", "zarr", "parquet", "numpy"]
 SUFFIXES: dict[str, str] = {"xarray": ".nc", "zarr": ".zarr", "parquet": ".parquet", "numpy": ".npz"}

@@ -4,45 +4,32 @@ manifest.json          written first, replaced at the end: what made the trace, 
 steps-000000.safetensors …   parts of a few steps (see `writing`), written under another name and renamed
 """
 
-import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from sinkscope import work_items
 from sinkscope.errors import TraceError
 
 FORMAT = 1
 MANIFEST = "manifest.json"
 PART = "steps-{:06d}.safetensors"
 PART_GLOB = "steps-??????.safetensors"
-UNFINISHED = ".writing"
 DTYPES = {"F32": np.dtype(np.float32), "I32": np.dtype(np.int32), "U8": np.dtype(np.uint8)}
 """The types a part may hold, as safetensors names them and in the order in which it stores them."""
 
 
 def write_whole(path: Path, content: bytes | Iterable[bytes | memoryview]) -> None:
-    """Writes a file, whole or in pieces, so that a reader sees all of it or nothing.
+    """Write a file, whole or in pieces, so that a reader sees all of it or nothing.
 
     Raises:
         TraceError: no permission, no space.
     """
-    beside = path.with_name(path.name + UNFINISHED)
-    try:
-        with beside.open("wb") as file:
-            for piece in [content] if isinstance(content, bytes) else content:
-                file.write(piece)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)
-        raise TraceError(f"{path} cannot be written ({error.strerror or error}); make room or choose another folder") from error
+    work_items.write_whole(path, content, TraceError, "make room or choose another folder")
 
 
 def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:

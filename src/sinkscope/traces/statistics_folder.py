@@ -8,10 +8,9 @@ A prompt is committed by an atomic rename and folded under a lock that the syste
 run that was killed goes on by the same command, and the result does not depend on how many processes there were.
 """
 
-import contextlib
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from sinkscope.errors import CallError, TraceError
-from sinkscope.traces.format import FORMAT, MANIFEST, UNFINISHED, write_manifest, write_whole
+from sinkscope.traces.format import FORMAT, MANIFEST, write_manifest, write_whole
+from sinkscope.work_items import UNFINISHED, differences, exclusive, item_path
 
 STATISTICS, ITEMS, LOCK = "statistics.safetensors", "items", ".lock"
 Arrays = dict[str, np.ndarray]
@@ -50,20 +50,20 @@ class StatisticsFolder:
         except OSError as error:
             raise TraceError(f"{folder} cannot be made ({error.strerror}); choose another folder") from error
         if not begun:
-            with self._locked():
+            with exclusive(self.folder / LOCK, TraceError):
                 if not self._check():
                     write_manifest(folder, self._manifest(0, {}, False))
 
     def _check(self) -> bool:
         """Whether the same run has begun here; refuses what is not ours."""
         if (self.folder / MANIFEST).exists():
-            found = read_statistics_manifest(self.folder).get("run", {})
-            for key in {**self.identity, **found}:
-                if found.get(key) != self.identity.get(key):
-                    raise CallError(
-                        f"{self.folder} holds statistics of another run: expected {key} {self.identity.get(key)!r}, found "
-                        f"{found.get(key)!r}; choose another folder or delete this one"
-                    )
+            other = next(differences(read_statistics_manifest(self.folder).get("run", {}), self.identity), None)
+            if other is not None:
+                name, theirs, mine = other
+                raise CallError(
+                    f"{self.folder} holds statistics of another run: expected {name} {mine!r}, found {theirs!r}; "
+                    "choose another folder or delete this one"
+                )
             return True
         if self.folder.is_dir():
             others = [one.name for one in self.folder.iterdir() if one.name not in (ITEMS, LOCK) and not one.name.endswith(UNFINISHED)]
@@ -82,14 +82,6 @@ class StatisticsFolder:
             **about,
         }
 
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        import fcntl
-
-        with (self.folder / LOCK).open("a") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield  # closing the file gives the lock back, and so does dying
-
     @property
     def prompts(self) -> int:
         """How many prompts are merged."""
@@ -101,7 +93,7 @@ class StatisticsFolder:
         return self._item(index).exists() or index < self.prompts
 
     def _item(self, index: int) -> Path:
-        return self.folder / ITEMS / f"{index:06d}.safetensors"
+        return item_path(self.folder / ITEMS, index, ".safetensors")
 
     def commit(self, index: int, arrays: Arrays, about: dict[str, Any], texts: dict[str, str]) -> bool:
         """Puts a prompt in, and folds what can be folded; returns whether this call brought the last one in.
@@ -119,7 +111,7 @@ class StatisticsFolder:
 
     def fold(self) -> bool:
         """Merges the prompts whose turn it is; returns whether this call brought the last one in."""
-        with self._locked():
+        with exclusive(self.folder / LOCK, TraceError):
             path = self.folder / STATISTICS
             merged, metadata = _read(path) if path.exists() else ({}, {"prompts": "0", "about": "{}", "texts": "{}"})
             first = count = int(metadata["prompts"])

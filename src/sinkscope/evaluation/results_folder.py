@@ -1,7 +1,7 @@
 """The folder of an evaluation: one JSON file a problem, each written whole, so that a killed run loses one batch at most.
 
-run.json                         what is evaluated, and with which libraries; another run is refused
-lock, lock.0-of-4 …              held by the processes at work; the system drops them when a process dies, however it dies
+run.json                         the model and the versions of the libraries; another run is refused
+lock, lock.0-of-4 …              held by the processes at work; the system releases them when a process dies, however it dies
 lab-arith/task.json              how the task is asked: sampler, shots, data; another one is refused
 lab-arith/none/000017.json       one problem under one rule, with everything needed to audit it, and a checksum
 results.json                     written at the end
@@ -16,42 +16,23 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from sinkscope.errors import CallError, EvaluationError
+from sinkscope.work_items import ALL, UNFINISHED, Share, differences, exclusive, item_path, lock, read_object, write_whole
 
 RUN, TASK, LOCK, RESULTS = "run.json", "task.json", "lock", "results.json"
+CLAIM = f"{LOCK}.claim"  # held by those who are about to take a lock or to write what the run is
 AMOUNTS = ("limit", "problems")  # how many problems are asked, which changes none of their answers
-UNFINISHED, DAMAGED = ".writing", ".damaged"
+DAMAGED = ".damaged"
 _OURS = re.compile(rf"{LOCK}.*|({RUN}|{RESULTS})(.*{UNFINISHED})?")
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Share:
-    """Which part of the work a process does: every ``count``-th batch from number ``index``."""
-
-    index: int = 0
-    count: int = 1
-
-
-def share_of_process() -> Share:
-    """What torchrun says in ``RANK`` and ``WORLD_SIZE``; all of the work without it.
-
-    Raises:
-        CallError: numbers that make no sense.
-    """
-    rank, count = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
-    if not (rank.isdigit() and count.isdigit() and int(rank) < int(count)):
-        raise CallError(f"expected RANK below WORLD_SIZE in the environment, as torchrun sets them, found RANK={rank}, WORLD_SIZE={count}")
-    return Share(int(rank), int(count))
-
-
 @contextmanager
-def locked(folder: Path, share: Share = Share()) -> Iterator[None]:
-    """Makes the folder and keeps other processes out of it, but for the other shares of the same work.
+def locked(folder: Path, share: Share = ALL) -> Iterator[None]:
+    """Make the folder, and keep other processes out of it while the body runs, except those with other shares of the same work.
 
     Raises:
         CallError: the folder is a file, holds something else, or another process is at work in it.
@@ -73,12 +54,12 @@ def locked(folder: Path, share: Share = Share()) -> Iterator[None]:
         except OSError as error:
             raise EvaluationError(f"{folder} cannot be written ({error.strerror}); choose another folder") from error
         try:
-            with _one_at_a_time(folder):  # else two that start together would each find nobody
+            with exclusive(folder / CLAIM, EvaluationError):  # else two that start together would each find nobody
                 busy = next((other for other in _other_shares(folder, share.count) if is_working(folder, other)), None)
                 if busy is not None:
                     own = stack.enter_context(_lock_path(folder, busy).open())
                     raise BlockingIOError
-                _lock(shared, (fcntl.LOCK_EX if share.count == 1 else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+                lock(shared, (fcntl.LOCK_EX if share.count == 1 else fcntl.LOCK_SH) | fcntl.LOCK_NB, EvaluationError)
                 if share.count > 1:
                     _take(own)
         except BlockingIOError as error:
@@ -92,41 +73,13 @@ def locked(folder: Path, share: Share = Share()) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _one_at_a_time(folder: Path) -> Iterator[None]:
-    """Waits until no other process is in here."""
-    import fcntl
-
-    with (folder / f"{LOCK}.claim").open("a+") as file:
-        _lock(file, fcntl.LOCK_EX)
-        yield
-
-
-def _lock(file: IO[str], how: int) -> None:
-    """``flock``.
-
-    Raises:
-        BlockingIOError: another process has it.
-        EvaluationError: the file system has no locks.
-    """
-    import fcntl
-
-    try:
-        fcntl.flock(file, how)
-    except BlockingIOError:
-        raise
-    except OSError as error:
-        way_out = "choose a folder on a local disk, or have the shared one mounted with locks (NFS: its lock service; Lustre: flock)"
-        raise EvaluationError(f"{file.name}: expected a file system that locks files, found {error.strerror}; {way_out}") from error
-
-
 def _take(file: IO[str]) -> None:
-    """Takes a lock that others may probe for a moment."""
+    """Lock a file that others may hold for a moment to see whether it is locked."""
     import fcntl
 
     for attempt in range(20):
         try:
-            return _lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB, EvaluationError)
         except BlockingIOError:
             if attempt == 19:
                 raise
@@ -134,7 +87,7 @@ def _take(file: IO[str]) -> None:
 
 
 def is_working(folder: Path, share: Share) -> bool:
-    """Whether a process holds that share.
+    """Return whether a process holds that share.
 
     Raises:
         EvaluationError: the file system has no locks.
@@ -143,14 +96,14 @@ def is_working(folder: Path, share: Share) -> bool:
 
     try:
         with _lock_path(folder, share).open("a+") as file:
-            _lock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            lock(file, fcntl.LOCK_SH | fcntl.LOCK_NB, EvaluationError)
     except BlockingIOError:
         return True
     return False
 
 
 def started_at(folder: Path, share: Share) -> int | None:
-    """When a process last took that share, in nanoseconds; None when none ever did."""
+    """Return when a process last took that share, in nanoseconds; None when none ever did."""
     path = _lock_path(folder, share)
     return path.stat().st_mtime_ns if path.exists() else None
 
@@ -160,13 +113,13 @@ def _lock_path(folder: Path, share: Share) -> Path:
 
 
 def _other_shares(folder: Path, count: int) -> list[Share]:
-    """Shares of a division into another number of processes that have left their names here."""
+    """Return the shares of other divisions of the work, into another number of processes, whose locks were made here."""
     found = [re.fullmatch(r"(\d+)-of-(\d+)", path.name.removeprefix(f"{LOCK}.")) for path in folder.glob(f"{LOCK}.*")]
     return [Share(int(match[1]), int(match[2])) for match in found if match and int(match[2]) != count]
 
 
 def claim(path: Path, content: Mapping[str, Any]) -> str:
-    """Writes what is evaluated, or compares it with what is there; returns a hash for `WorkItems`.
+    """Write what is evaluated, or compare it with what is there; return its hash for `ResultItems`.
 
     How many problems are asked may change from one call to the next; the file says how many were asked last.
 
@@ -176,7 +129,7 @@ def claim(path: Path, content: Mapping[str, Any]) -> str:
     """
     folder = path.parent
     folder.mkdir(parents=True, exist_ok=True)
-    with _one_at_a_time(folder):
+    with exclusive(folder / CLAIM, EvaluationError):
         mine = json.loads(json.dumps(content))
         theirs = read_object(path)
         if theirs is None:
@@ -184,7 +137,11 @@ def claim(path: Path, content: Mapping[str, Any]) -> str:
                 _log.warning("%s is damaged and is written anew; items of another run will be redone", path)
             write_json(path, mine)
         else:
-            changes = list(_changes(_settings(theirs), _settings(mine)))
+            changes = [
+                f"{name}: {old} → {new}"
+                for name, old, new in differences(_settings(theirs), _settings(mine))
+                if name != "model.name"  # the same weights under another path are the same model
+            ]
             if changes:
                 raise CallError(f"{folder} holds another run ({'; '.join(changes)}); choose another folder, or go on with its settings")
             if any(theirs.get(name) != mine.get(name) for name in AMOUNTS):
@@ -193,7 +150,7 @@ def claim(path: Path, content: Mapping[str, Any]) -> str:
 
 
 def hash_claim(content: Mapping[str, Any]) -> str:
-    """The hash that `claim` returns; the same weights under another path are the same model, and more problems the same run."""
+    """Return the hash of `claim`: the same weights under another path are the same model, and more problems the same run."""
     plain = _settings(content)
     if "model" in plain:
         plain["model"] = {key: value for key, value in plain["model"].items() if key != "name"}
@@ -201,25 +158,16 @@ def hash_claim(content: Mapping[str, Any]) -> str:
 
 
 def _settings(content: Mapping[str, Any]) -> dict[str, Any]:
-    """What decides the answers."""
+    """Return what decides the answers."""
     return {key: value for key, value in content.items() if key not in AMOUNTS}
 
 
-def _changes(theirs: dict[str, Any], mine: dict[str, Any], where: str = "") -> Iterator[str]:
-    for key in dict.fromkeys([*theirs, *mine]):
-        old, new, name = theirs.get(key), mine.get(key), f"{where}{key}"
-        if isinstance(old, dict) and isinstance(new, dict):
-            yield from _changes(old, new, f"{name}.")
-        elif old != new and name != "model.name":  # the same weights under another path are the same model
-            yield f"{name}: {old} → {new}"
-
-
-class WorkItems:
-    """The problems of one task under one rule.
+class ResultItems:
+    """The items of one task under one rule, one a problem.
 
     Args:
         folder: of the evaluation.
-        task, hide: which.
+        task, hide: names of the task and the rule.
         run: from `claim`, for the folder and for the task; items of another run do not count.
     """
 
@@ -228,10 +176,10 @@ class WorkItems:
         self.run = _checksum({"run": run, "task": task, "hide": hide})
 
     def read(self, index: int, beside: int = 0) -> dict[str, Any] | None:
-        """A committed item, or None; a damaged one is set aside and reported.
+        """Return a committed item, or None; a damaged one is set aside and reported.
 
         Args:
-            index: of the problem.
+            index: number of the problem.
             beside: problems of its batch as it is now; an item that was written among fewer, at the end of a smaller
                 limit, is to be done again, so that padding and rounding are those of an uninterrupted run.
         """
@@ -248,7 +196,7 @@ class WorkItems:
         return None
 
     def commit(self, index: int, item: Mapping[str, Any]) -> dict[str, Any]:
-        """Writes an item for good.
+        """Write an item.
 
         Raises:
             EvaluationError: no permission, no space.
@@ -258,47 +206,31 @@ class WorkItems:
         return content
 
     def is_done(self, index: int, beside: int = 0) -> bool:
-        """Whether an item is committed, damaged or not; ``beside`` as in `read`."""
+        """Return whether an item is committed, damaged or not; ``beside`` as in `read`."""
         path = self._path(index)
         return path.exists() and (read_object(path) or {}).get("beside", beside) >= beside
 
     def _path(self, index: int) -> Path:
-        return self.folder / f"{index:06d}.json"
+        return item_path(self.folder, index, ".json")
 
 
 def find_items(folder: Path) -> list[Path]:
-    """Files of the problems that are done."""
+    """Return the files of the problems that are done."""
     return sorted(folder.glob("*/*/??????.json"))
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Writes a file so that a reader sees all of it or nothing.
+    """Write a file so that a reader sees all of it or nothing.
 
     Raises:
         EvaluationError: no permission, no space.
     """
-    beside = path.with_name(f"{path.name}.{os.getpid()}{UNFINISHED}")
+    kept = "what was done before is kept: make room and run the same command again"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with beside.open("w", encoding="utf-8") as file:
-            file.write(json.dumps(content, ensure_ascii=False, indent=1) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)
-        kept = "what was done before is kept: make room and run the same command again"
         raise EvaluationError(f"{path} cannot be written ({error.strerror}); {kept}") from error
-
-
-def read_object(path: Path) -> dict[str, Any] | None:
-    """A file's JSON object, or None where there is none that can be read."""
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) else None
+    write_whole(path, (json.dumps(content, ensure_ascii=False, indent=1) + "\n").encode(), EvaluationError, kept)
 
 
 def _checksum(content: Mapping[str, Any]) -> str:

@@ -10,15 +10,16 @@ import threading
 import pytest
 
 from sinkscope.errors import CallError, EvaluationError
-from sinkscope.evaluation import work_folder
-from sinkscope.evaluation.work_folder import Share, WorkItems, claim, find_items, is_working, locked, share_of_process, write_json
+from sinkscope.evaluation import results_folder
+from sinkscope.evaluation.results_folder import ResultItems, claim, find_items, is_working, locked, write_json
+from sinkscope.work_items import Share
 
 RUN = {"format": 1, "model": {"name": "a", "weight_hash": "f0"}, "sampler": {"length": 8, "seed": 0}, "limit": None}
 
 
 @pytest.fixture
 def items(tmp_path):
-    return WorkItems(tmp_path, "lab-arith", "none", "hash")
+    return ResultItems(tmp_path, "lab-arith", "none", "hash")
 
 
 def test_an_item_comes_back_as_it_went_in(items, tmp_path):
@@ -55,11 +56,11 @@ def test_an_item_in_another_items_place_or_of_another_run_does_not_count(items, 
     os.rename(items.folder / "000003.json", items.folder / "000004.json")
     assert items.read(4) is None
     items.commit(5, {"correct": True})
-    assert WorkItems(tmp_path, "lab-arith", "none", "other").read(5) is None
+    assert ResultItems(tmp_path, "lab-arith", "none", "other").read(5) is None
 
 
 def test_rules_get_folders_of_their_own(tmp_path):
-    one, other = WorkItems(tmp_path, "lab-arith", "top:1@current", "h"), WorkItems(tmp_path, "lab-arith", "top:1", "h")
+    one, other = ResultItems(tmp_path, "lab-arith", "top:1@current", "h"), ResultItems(tmp_path, "lab-arith", "top:1", "h")
     assert (one.folder.name, other.folder.name) == ("top-1-current", "top-1")
     assert one.run != other.run
 
@@ -121,7 +122,7 @@ def test_two_processes_cannot_work_in_one_folder_and_a_killed_one_leaves_no_lock
     code = f"""
 import time
 from pathlib import Path
-from sinkscope.evaluation.work_folder import locked
+from sinkscope.evaluation.results_folder import locked
 with locked(Path({str(tmp_path)!r})):
     print("locked", flush=True)
     time.sleep(60)
@@ -197,7 +198,7 @@ def test_shares_of_the_same_work_go_together_and_nothing_else(tmp_path):
 def test_two_that_start_together_cannot_both_go_on(tmp_path, monkeypatch):
     """Each division looks for the other before it takes its own lock; the second to look has to wait for the first to have taken it."""
     looked, entered, outcomes = threading.Event(), threading.Event(), {}
-    others = work_folder._other_shares
+    others = results_folder._other_shares
 
     def slowly(folder, count):
         found = others(folder, count)
@@ -206,7 +207,7 @@ def test_two_that_start_together_cannot_both_go_on(tmp_path, monkeypatch):
             entered.wait(0.5)
         return found
 
-    monkeypatch.setattr(work_folder, "_other_shares", slowly)
+    monkeypatch.setattr(results_folder, "_other_shares", slowly)
     done = threading.Event()
 
     def start(count):
@@ -258,16 +259,3 @@ def test_two_writers_of_one_file_do_not_share_a_name_for_what_is_unfinished(tmp_
     write_json(tmp_path / "a.json", {})
     assert len(set(names)) == 2
     assert names[1] == "a.json.4711.writing"
-
-
-def test_the_share_is_torchruns(monkeypatch):
-    monkeypatch.delenv("RANK", raising=False)
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    assert share_of_process() == Share(0, 1)
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    monkeypatch.setenv("RANK", "3")
-    assert share_of_process() == Share(3, 4)
-    for rank in ("4", "x"):
-        monkeypatch.setenv("RANK", rank)
-        with pytest.raises(CallError, match=f"expected RANK below WORLD_SIZE in the environment, .* found RANK={rank}, WORLD_SIZE=4"):
-            share_of_process()

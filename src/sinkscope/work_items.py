@@ -1,0 +1,116 @@
+"""Work items: numbered pieces of work that several processes share, so that a run that was killed goes on by the same command.
+
+Doing an item again gives the same result. An item is committed by writing its file under another name and renaming it, so that a
+reader sees all of it or nothing. A folder of items belongs to one run: what decides the results stands beside them, and another run
+is refused. Locks are the system's own, which releases them when their holder dies, however it dies.
+
+Functions that touch the disk take ``failure``, the class of the exception that they raise when the system refuses.
+"""
+
+import contextlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from sinkscope.errors import CallError, SinkscopeError
+
+UNFINISHED = ".writing"
+"""What the name of a file ends in while it is being written."""
+Failure = type[SinkscopeError]
+
+
+@dataclass(frozen=True)
+class Share:
+    """The part of the work that a process does: every ``count``-th piece from number ``index`` on."""
+
+    index: int = 0
+    count: int = 1
+
+
+ALL = Share()
+
+
+def share_of_process() -> Share:
+    """Return the share that torchrun gives this process in ``RANK`` and ``WORLD_SIZE``; all of the work without it.
+
+    Raises:
+        CallError: numbers that make no sense.
+    """
+    rank, count = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
+    if not (rank.isdigit() and count.isdigit() and int(rank) < int(count)):
+        raise CallError(f"expected RANK below WORLD_SIZE in the environment, as torchrun sets them, found RANK={rank}, WORLD_SIZE={count}")
+    return Share(int(rank), int(count))
+
+
+def item_path(folder: Path, index: int, suffix: str) -> Path:
+    """Return the file of an item; in a folder of them the order of names is that of numbers."""
+    return folder / f"{index:06d}{suffix}"
+
+
+def write_whole(path: Path, content: bytes | Iterable[bytes | memoryview], failure: Failure, advice: str) -> None:
+    """Write a file, whole or in pieces, so that a reader sees all of it or nothing; ``advice`` ends the message of a failure.
+
+    Two processes may write the same file at once: the one that ends last wins.
+    """
+    beside = path.with_name(f"{path.name}.{os.getpid()}{UNFINISHED}")
+    try:
+        with beside.open("wb") as file:
+            for piece in [content] if isinstance(content, bytes) else content:
+                file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise failure(f"{path} cannot be written ({error.strerror or error}); {advice}") from error
+
+
+def read_object(path: Path) -> dict[str, Any] | None:
+    """Return the JSON object in a file, or None where there is none that can be read."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def differences(theirs: Mapping[str, Any], mine: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield what makes two runs different ones: the name of each value that differs, such as ``sampler.length``, theirs and mine."""
+    for key in dict.fromkeys([*theirs, *mine]):
+        old, new, name = theirs.get(key), mine.get(key), f"{where}{key}"
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            yield from differences(old, new, f"{name}.")
+        elif old != new:
+            yield name, old, new
+
+
+@contextmanager
+def exclusive(path: Path, failure: Failure) -> Iterator[None]:
+    """Wait until no other process is in here with the same file, and keep others out while the body runs."""
+    import fcntl
+
+    with path.open("a+") as file:
+        lock(file, fcntl.LOCK_EX, failure)
+        yield  # closing the file releases the lock, and so does dying
+
+
+def lock(file: IO[str], how: int, failure: Failure) -> None:
+    """Lock an open file; ``how`` as for ``fcntl.flock``.
+
+    Raises:
+        BlockingIOError: another process has it.
+    """
+    import fcntl  # not on Windows, where results can still be read
+
+    try:
+        fcntl.flock(file, how)
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        way_out = "choose a folder on a local disk, or have the shared one mounted with locks (NFS: its lock service; Lustre: flock)"
+        raise failure(f"{file.name}: expected a file system that locks files, found {error.strerror}; {way_out}") from error
