@@ -344,7 +344,7 @@ def test_maps_are_not_kept_of_a_hidden_run(run, diffusion_folder, tmp_path):
 def test_trace_with_an_unknown_rule_writes_nothing(run, diffusion_folder, tmp_path):
     status, out, err = run("trace", diffusion_folder, "--prompt", PROMPT, "--out", tmp_path / "t", "--hide", "bottom:1")
     assert (status, out) == (2, "")
-    assert "no rule 'bottom:1'; expected one of none, top:K" in err
+    assert "no rule 'bottom:1'; expected one of none, above:E" in err
     assert not (tmp_path / "t").exists()
 
 
