@@ -52,18 +52,20 @@ def test_candidates_are_the_sinks_of_eq_3_at_every_threshold(threshold):
     assert by_key == pytest.approx(np.bincount(expected[:, 2], columns[tuple(expected.T)], 70))
 
 
+@pytest.mark.parametrize("tolerance", [0, 2])
 @pytest.mark.parametrize("threshold", [Threshold(1.0), Threshold(3.0), Threshold(5.0, "percent")])
-def test_main_sinks_and_tracks_are_those_of_the_whole_trace(threshold):
+def test_main_sinks_and_tracks_are_those_of_the_whole_trace(threshold, tolerance):
     trace = grown_trace(1, RAGGED, sharpness=0.3)
-    found = summarise(trace, [Threshold(8.0), threshold])
+    found = summarise(trace, [Threshold(8.0), threshold], tolerance)
     sinks = find_sinks(trace, threshold.excess, threshold.unit)
-    np.testing.assert_array_equal(found.main_at(threshold), main_sinks(sinks.columns, sinks.moving))
+    tracks = track(sinks, tolerance)
+    np.testing.assert_array_equal(found.main_at(threshold), tracks.main)
     kinds = track_kinds(found)
-    assert dict(zip(HEAD_KINDS, kinds.tracks[1].sum(axis=0).tolist(), strict=True)) == {**track(sinks).kinds, "none": 0}
-    durations = [one.last_step - one.first_step + 1 for one in track(sinks).tracks]
+    assert dict(zip(HEAD_KINDS, kinds.tracks[1].sum(axis=0).tolist(), strict=True)) == {**tracks.kinds, "none": 0}
+    durations = [one.last_step - one.first_step + 1 for one in tracks.tracks]
     assert kinds.lived[1].sum() == sum(durations)
     longest = dict.fromkeys(np.ndindex(2, 3), (0, "none"))
-    for one in track(sinks).tracks:
+    for one in tracks.tracks:
         longest[one.layer, one.head] = max(
             longest[one.layer, one.head], (one.last_step - one.first_step + 1, one.kind), key=lambda pair: pair[0]
         )

@@ -16,7 +16,7 @@ FRONTIERS = ("nearest_mask", "leftmost_mask", "rightmost_mask", "block_edge")
 
 
 def slopes(position: Float[np.ndarray, "step *head"]) -> Float[np.ndarray, "*head"]:
-    """Least-squares slope of a position against the step, in positions per step.
+    """Return the least-squares slope of a position against the step, in positions per step.
 
     NaN steps are left out; NaN where fewer than two are left.
     """
@@ -33,14 +33,14 @@ def slopes(position: Float[np.ndarray, "step *head"]) -> Float[np.ndarray, "*hea
 
 
 def as_positions(main: Int[np.ndarray, "step layer head"]) -> Float[np.ndarray, "step layer head"]:
-    """Main sinks with NaN instead of −1."""
+    """Return main sinks with NaN instead of −1."""
     return np.where(main >= 0, main, np.nan).astype(np.float64)
 
 
 def relative_positions(
     main: Int[np.ndarray, "step layer head"], frontier: str, masked: Bool[np.ndarray, "step position"], edges: Float[np.ndarray, " step"]
 ) -> Float[np.ndarray, "step layer head"]:
-    """Positions of the main sinks minus that of a frontier; NaN where there is no sink or no frontier.
+    """Return the positions of the main sinks minus that of a frontier; NaN where there is no sink or no frontier.
 
     Args:
         frontier: one of `FRONTIERS`.
@@ -62,7 +62,7 @@ def relative_positions(
 
 
 def nearest_masks(masked: Bool[np.ndarray, "step position"]) -> Float[np.ndarray, "step position"]:
-    """The masked position nearest to each position, ties to the left; NaN where none is masked."""
+    """Return the masked position nearest to each position, ties to the left; NaN where none is masked."""
     here = np.arange(masked.shape[1], dtype=np.float64)
     left = np.maximum.accumulate(np.where(masked, here, -np.inf), axis=1)
     right = np.minimum.accumulate(np.where(masked, here, np.inf)[:, ::-1], axis=1)[:, ::-1]
@@ -71,7 +71,7 @@ def nearest_masks(masked: Bool[np.ndarray, "step position"]) -> Float[np.ndarray
 
 
 def blocks_of(written: Int[np.ndarray, "step position"], prompt_length: int, block: int) -> Int[np.ndarray, " step"]:
-    """Number of the block in which each step commits: that of its first commit; −1 before the first.
+    """Return the number of the block in which each step commits: that of its first commit; −1 before the first.
 
     A step without a commit counts to the block of the step before.
     """
@@ -82,5 +82,5 @@ def blocks_of(written: Int[np.ndarray, "step position"], prompt_length: int, blo
 
 
 def block_edges(blocks: Int[np.ndarray, " step"], prompt_length: int, block: int) -> Float[np.ndarray, " step"]:
-    """Last position of the block of each step; NaN where there is none."""
+    """Return the last position of the block of each step; NaN where there is none."""
     return np.where(blocks >= 0, prompt_length + (blocks + 1) * block - 1, np.nan).astype(np.float64)

@@ -19,10 +19,11 @@ from sinkscope.sinks.definition import (
 )
 
 WINDOW = 16
+"""Newest queries of an autoregressive model whose columns are followed from step to step."""
 
 
 class Recorded(Protocol):
-    """What of a trace is read here; `sinkscope.traces.Trace` is one."""
+    """What must be known of a trace to find its sinks; `sinkscope.traces.Trace` is one."""
 
     @property
     def steps(self) -> int: ...
@@ -70,7 +71,7 @@ class Sinks:
         return len(self.step)
 
     def rows(self) -> list[dict[str, Any]]:
-        """One plain record a sink, as ``sinkscope sinks --json`` prints them."""
+        """Return one plain record for each sink, as ``sinkscope sinks --json`` prints them."""
         columns = {
             "step": self.step,
             "layer": self.layer,
@@ -85,7 +86,7 @@ class Sinks:
 
 
 def find_sinks(trace: Recorded, excess: float = 3.0, unit: Unit = "queries") -> Sinks:
-    """Eq. 3 on every step, layer and head of a trace.
+    """Return the sinks of a trace: Eq. 3 on every step, layer and head.
 
     Args:
         excess: ε, in ``unit``.

@@ -1,6 +1,6 @@
-"""Following sinks over steps: tracks, main sinks, moves, and the null in which the steps are shuffled.
+"""Following sinks over steps: tracks, main sinks, moves, and a null hypothesis in which the steps are shuffled.
 
-A track is a maximal run of steps in which one position is a sink in one head. Its kind:
+A track is a longest stretch of steps in which one position is a sink in one head. It is of one of these kinds:
 
 static      it covers at least 95 % of the steps
 one_step    it lives for one step
@@ -81,7 +81,7 @@ class Tracks:
         return {kind: counts[kind] for kind in KINDS}
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, as ``sinkscope tracks --json`` prints them."""
+        """Return plain values, as ``sinkscope tracks --json`` prints them."""
         return {
             "tracks": [vars(track) for track in self.tracks],
             "kinds": self.kinds,
@@ -93,26 +93,25 @@ class Tracks:
 def main_sinks(
     columns: Float[np.ndarray, "step layer head key"], selected: Bool[np.ndarray, "step layer head key"]
 ) -> Int[np.ndarray, "step layer head"]:
-    """Position of the strongest sink, ties to the lower position; −1 where Eq. 3 does not hold."""
+    """Return the position of the strongest sink, ties to the lower position; −1 where Eq. 3 does not hold."""
     strongest = np.where(selected, columns, -np.inf).argmax(axis=-1)
     return np.where(selected.any(axis=-1), strongest, -1)
 
 
 def track(sinks: Sinks, tolerance: int = 0) -> Tracks:
-    """Follows the sinks of a trace.
+    """Return the tracks and main sinks of a trace.
 
     Args:
-        tolerance: a dip below the threshold of at most so many steps does not end a track. In a dip the position
-            counts as a sink, so it can also be the main sink there.
+        tolerance: a dip below the threshold of at most so many steps does not end a track. A main sink, too, survives a dip in which its
+            head has no sink.
 
     Raises:
         CallError: a tolerance below 0.
     """
     check_tolerance(tolerance)
-    moving = close_dips(sinks.moving, tolerance) if tolerance else sinks.moving
-    steps, _, heads = moving.shape[:3]
-    step, layer, head, position = np.nonzero(moving)
-    episodes = find_episodes(step, layer * heads + head, position, steps)
+    steps, _, heads = sinks.moving.shape[:3]
+    step, layer, head, position = np.nonzero(sinks.moving)
+    episodes = find_episodes(step, layer * heads + head, position, steps, tolerance)
     found = []
     columns = (episodes.head, episodes.position, episodes.first, episodes.last, episodes.kind, episodes.successor)
     for row in zip(*(column.tolist() for column in columns), strict=True):
@@ -120,26 +119,18 @@ def track(sinks: Sinks, tolerance: int = 0) -> Tracks:
         moved = successor >= 0
         distance = int(episodes.position[successor]) - at if moved else None
         found.append(Track(number // heads, number % heads, at, first, last, KINDS[kind], successor if moved else None, distance))
-    main = main_sinks(sinks.columns, moving)
+    main = fill_dips(main_sinks(sinks.columns, sinks.moving), tolerance)
     return Tracks(tuple(found), tuple(head_movement(main)), main, sinks.source)
 
 
 def check_tolerance(tolerance: int) -> None:
-    """Refuses a tolerance that is no number of steps.
+    """Raise an error for a tolerance that is no number of steps.
 
     Raises:
         CallError: below 0.
     """
     if tolerance < 0:
         raise CallError(f"tolerance: expected a number of steps from 0 upwards, found {tolerance}")
-
-
-def close_dips(selected: Bool[np.ndarray, "step *place"], tolerance: int) -> Bool[np.ndarray, "step *place"]:
-    """Fills gaps of at most ``tolerance`` steps between two steps of one place."""
-    steps = np.arange(len(selected)).reshape(-1, *[1] * (selected.ndim - 1))
-    before = np.maximum.accumulate(np.where(selected, steps, -len(selected) - tolerance - 2), axis=0)
-    after = np.minimum.accumulate(np.where(selected, steps, 2 * len(selected) + tolerance + 2)[::-1], axis=0)[::-1]
-    return selected | (after - before <= tolerance + 1)
 
 
 def fill_dips(main: Int[np.ndarray, "step *head"], tolerance: int) -> Int[np.ndarray, "step *head"]:
@@ -157,7 +148,7 @@ def fill_dips(main: Int[np.ndarray, "step *head"], tolerance: int) -> Int[np.nda
 
 
 def head_movement(main: Int[np.ndarray, "step layer head"]) -> list[HeadMovement]:
-    """Moves and drift of every head."""
+    """Return moves and drift of every head."""
     moves, drift, with_sink = _movement(main)
     return [
         HeadMovement(layer, head, int(moves[layer, head]), None if np.isnan(drift[layer, head]) else float(drift[layer, head]), count)
@@ -167,7 +158,7 @@ def head_movement(main: Int[np.ndarray, "step layer head"]) -> list[HeadMovement
 
 
 def _movement(main: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Moves, slope (NaN with fewer than two steps that have a sink) and steps with a sink, each [layer, head]."""
+    """Return moves, slope (NaN with fewer than two steps that have a sink) and steps with a sink, each [layer, head]."""
     moves = ((main[1:] != main[:-1]) & (main[1:] >= 0) & (main[:-1] >= 0)).sum(axis=0)
     return moves, slopes(as_positions(main)), (main >= 0).sum(axis=0)
 
@@ -197,13 +188,12 @@ class MovementTest:
 
 
 def movement_test(main: Int[np.ndarray, "step layer head"], shuffles: int = 200, seed: int = 0) -> MovementTest:
-    """Compares moves and drift with what the same columns give when the order of the steps means nothing.
+    """Return moves and drift beside what the same main sinks give when the order of the steps means nothing.
 
-    All heads are shuffled together, because they see the same commits. A sink that stays for a while and then stands
-    anywhere has a slope in nearly every trace; steps shuffled singly take it for a drift in six traces of ten. For drift
-    blocks of steps are therefore shuffled, twice as long as moving sinks stay; then it is one in twenty or fewer. In a trace
-    with fewer than four such blocks little can be told. What this null cannot tell: whether a drift only follows the tokens
-    being committed from left to right.
+    All heads are shuffled together, because they see the same commits. A sink that stays for a while and then stands anywhere has a slope
+    in nearly every trace; if single steps were shuffled, the test would call it a drift in six traces of ten. For drift, blocks of steps
+    are therefore shuffled, twice as long as moving sinks stay; then it is one trace in twenty or fewer. A trace with fewer than four such
+    blocks tells little. The test cannot tell a drift from sinks that only follow the tokens committed from left to right.
     """
     observed = moves, drift, heads = _summary(main)
     rng = np.random.default_rng(seed)
@@ -234,7 +224,7 @@ def movement_test(main: Int[np.ndarray, "step layer head"], shuffles: int = 200,
 
 
 def _stay(main: Int[np.ndarray, "step layer head"]) -> float:
-    """How long the main sink of a random step stays at its position, in steps, over heads in which it does not always stand still."""
+    """Return how many steps the main sink of a random step stays where it is, over heads in which it does not always stand still."""
     steps = len(main)
     change = np.ones((steps + 1, *main.shape[1:]), dtype=bool)
     change[1:-1] = main[1:] != main[:-1]
@@ -248,7 +238,7 @@ def _stay(main: Int[np.ndarray, "step layer head"]) -> float:
 
 
 def _blocks_shuffled(steps: int, block: int, rng: "np.random.Generator") -> Int[np.ndarray, " step"]:
-    """The steps with blocks in another order; cut at a random place, so that the first and the last block may be short."""
+    """Return the steps with blocks in another order, cut at a random place, so that the first and the last block may be short."""
     if block >= steps:
         return np.arange(steps)
     cuts = np.arange(rng.integers(block), steps, block)

@@ -1,0 +1,125 @@
+"""A statistic is one file: put into the package, it is found by `analyse`, by its JSON and table, and by ``--keep statistics``."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from planted import make_trace, random_columns
+
+import sinkscope
+from sinkscope.errors import SinkscopeError
+from sinkscope.statistics import Definition, Statistic, summarise
+from sinkscope.statistics.statistic import all_definitions, all_statistics, values_of
+
+SECOND = '''
+"""The second largest column of each head: how far the main sink is from being alone."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from jaxtyping import Float
+
+from sinkscope.statistics import Definition, PromptSummary, RecordedStep, Statistic
+
+
+@dataclass(frozen=True)
+class SecondColumns:
+    second: Float[np.ndarray, "*step layer head"]
+
+
+class SecondColumn(Statistic):
+    """The second largest column of each head."""
+
+    definitions: ClassVar = {"second.column": Definition("second largest column of each head", "queries", "few tokens take most attention")}
+
+    def keep(self, step: RecordedStep) -> SecondColumns:
+        return SecondColumns(np.sort(step.columns.sums, axis=-1)[..., -2])
+
+    def values(self, prompt: PromptSummary):
+        second = prompt.kept(SecondColumns).second
+        values = {("second.column", threshold.place): float(second[prompt.has_sink(threshold)].mean()) for threshold in prompt.thresholds}
+        return values | {("second.column_in", (("layer", layer),)): float(second[:, layer].mean()) for layer in range(prompt.layers)}
+'''
+
+
+@pytest.fixture(scope="module")
+def command(tmp_path_factory):
+    """`sinkscope` of a copy of the package that has one file more."""
+    package, copy = Path(sinkscope.__file__).parent, tmp_path_factory.mktemp("package")
+    shutil.copytree(package, copy / "sinkscope", copy_function=os.symlink, ignore=shutil.ignore_patterns("__pycache__"))
+    (copy / "sinkscope" / "statistics" / "second_column.py").write_text(SECOND)
+
+    def command(*arguments):
+        found = subprocess.run(
+            [sys.executable, "-m", "sinkscope", *map(str, arguments)],
+            env={**os.environ, "PYTHONPATH": str(copy)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert found.returncode == 0, found.stderr
+        return found.stdout
+
+    return command
+
+
+@pytest.fixture(scope="module")
+def recorded(command, diffusion_folder, tmp_path_factory):
+    """The same prompt as a trace and as statistics."""
+    folder = tmp_path_factory.mktemp("recorded")
+    settings = ("--prompt", "Tom has 7 apples", "--length", 8, "--steps", 8, "--block", 8)
+    for level in ("columns", "statistics"):
+        command("trace", diffusion_folder, *settings, "--keep", level, "--out", folder / level)
+    return folder
+
+
+def test_it_shows_up_in_analyse_and_its_table(command, recorded):
+    document = json.loads(command("analyse", recorded / "columns", "--json"))
+    assert document["definitions"]["second.column"]["unit"] == "queries"
+    rows = {tuple(row["at"].items()): row["value"] for row in document["statistics"] if row["name"].startswith("second.")}
+    columns = np.sort(sinkscope.open_trace(recorded / "columns").column_sums[:], axis=-1)
+    for layer in range(columns.shape[1]):
+        assert rows[(("layer", layer),)] == pytest.approx(columns[:, layer, :, -2].mean())
+    assert len(rows) == 10 + columns.shape[1]
+    assert document["statistics"][-1]["name"].startswith("second.")  # after the statistics that say where they stand
+    assert "second\n  column" in command("analyse", recorded / "columns")
+
+
+def test_it_shows_up_in_what_the_level_of_statistics_keeps(command, recorded):
+    whole, kept = command("analyse", recorded / "columns", "--json"), command("sinks", recorded / "statistics", "--json")
+    of_traces, of_statistics = (
+        {(row["name"], tuple(row["at"].items())): row["value"] for row in document["statistics"] if row["name"].startswith("second.")}
+        for document in map(json.loads, (whole, kept))
+    )
+    assert of_statistics == pytest.approx(of_traces)
+
+
+class Undefined(Statistic):
+    definitions: ClassVar = {"one.thing": Definition("one", "thing", "none")}
+
+    def values(self, prompt):
+        return {("another.thing", ()): 1.0}
+
+
+def test_a_number_without_a_definition_is_refused():
+    with pytest.raises(SinkscopeError, match=r"expected Undefined to define 'another.thing', found one.thing"):
+        values_of(summarise(make_trace(random_columns(0))), [Undefined()])
+
+
+def test_a_statistic_that_is_defined_twice_is_refused(monkeypatch):
+    home = __import__("sinkscope.statistics.norms", fromlist=["Norms"])
+    monkeypatch.setattr(home, "Again", type("Again", (home.Norms,), {"__module__": home.__name__}), raising=False)
+    for cached in (all_statistics, all_definitions):
+        cached.cache_clear()
+    try:
+        with pytest.raises(SinkscopeError, match=r"found two definitions of norms.contribution; rename one of them"):
+            all_statistics()
+    finally:
+        all_statistics.cache_clear()
