@@ -36,7 +36,8 @@ def test_summary_counts_sink_tokens_beside_their_share_of_the_canvas(wandering):
     for token, row in found.items():
         assert row["share_of_canvas"] == pytest.approx(canvas[token] / tokens.size)
         assert row["share_of_sinks"] == pytest.approx(expected[token] / len(sinks))
-        assert row["times_expected"] == pytest.approx(row["share_of_sinks"] / row["share_of_canvas"])
+        assert row["expected_share"] == pytest.approx((tokens[sinks.step] == token).mean())
+        assert row["times_expected"] == pytest.approx(row["share_of_sinks"] / row["expected_share"])
     assert found[MASK]["text"] == "[M]"
 
 

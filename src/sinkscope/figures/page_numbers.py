@@ -4,12 +4,15 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from sinkscope.figures.style import token_label
 from sinkscope.figures.subject import Subject, subject_of
 from sinkscope.sinks import movement_test
 from sinkscope.sinks.episodes import KINDS
 from sinkscope.sinks.finding import WINDOW
 from sinkscope.statistics import Threshold
+from sinkscope.statistics.composition import expected_shares
 from sinkscope.statistics.concentration import Evenness
 from sinkscope.statistics.movement import track_kinds
 from sinkscope.traces import Trace
@@ -92,25 +95,23 @@ def _interval(values: tuple[float, float, float]) -> dict[str, float]:
 
 
 def _sink_tokens(subject: Subject) -> list[dict[str, Any]]:
-    """Return the most frequent sink tokens, each beside its share of the canvas: a frequent token is often a sink by chance."""
-    found = subject.summary.token_tallies()
-    sinks, canvas = int(found["sinks"].sum()), int(found["canvas"].sum())
-    rows = []
-    for token, count, on_canvas in zip(found["token"].tolist(), found["sinks"].tolist(), found["canvas"].tolist(), strict=True):
-        if not count or len(rows) == SINK_TOKENS:
-            break
-        share, of_canvas = count / sinks, on_canvas / canvas
-        rows.append(
-            {
-                "token": token,
-                "text": token_label(subject.trace, token),
-                "sinks": count,
-                "share_of_sinks": share,
-                "share_of_canvas": of_canvas,
-                "times_expected": share / of_canvas,
-            }
-        )
-    return rows
+    """Return the most frequent sink tokens, each beside the share it would have by chance: a frequent token is often a sink."""
+    canvas = subject.prompt.canvas
+    sinks, expected = subject.prompt.sinks_by_token(subject.threshold), expected_shares(subject.prompt, subject.threshold)
+    shares, of_canvas = sinks / max(1, sinks.sum()), canvas.token_counts / canvas.token_counts.sum()
+    return [
+        {
+            "token": int(canvas.token_ids[at]),
+            "text": token_label(subject.trace, int(canvas.token_ids[at])),
+            "sinks": int(sinks[at]),
+            "share_of_sinks": float(shares[at]),
+            "share_of_canvas": float(of_canvas[at]),
+            "expected_share": float(expected[at]),
+            "times_expected": float(shares[at] / expected[at]),
+        }
+        for at in np.argsort(-sinks, kind="stable")[:SINK_TOKENS].tolist()
+        if sinks[at]
+    ]
 
 
 def _plain(value: Any) -> Any:

@@ -208,6 +208,7 @@ def subject_of(source: Trace | OpenedStatistics, excess: float = 3.0, label: str
         return Subject(label, source.manifest, source.summary)
     if not source.steps:
         raise TraceError(f"{source.folder} holds no whole step yet; there is nothing to draw or to sum up")
-    prompt = summarise(source, tuple(dict.fromkeys((*Summary.thresholds(excess), Threshold(excess, "percent")))))  # type: ignore[arg-type]  # a cached property serves as one
+    thresholds = tuple(dict.fromkeys((*Summary.thresholds(excess), Threshold(excess, "percent"))))
+    prompt = summarise(source, thresholds)  # type: ignore[arg-type]  # steps may be a cached property
     check_reach(excess, "queries", prompt.by_step.total, int(prompt.canvas.lengths.max()))
     return Subject(label, source.manifest, Summary.of(prompt, excess), source, prompt, maps)

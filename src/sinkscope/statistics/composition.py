@@ -44,7 +44,7 @@ def _values_at(prompt: PromptSummary, threshold: Threshold) -> Values:
     sinks, canvas = prompt.sinks_by_token(threshold), prompt.canvas
     classes, counts = canvas.token_classes, canvas.token_counts
     of_sinks, of_canvas = (np.bincount(classes, weights=one, minlength=len(CLASSES)) / max(1, one.sum()) for one in (sinks, counts))
-    beside = _beside_sinks(prompt, threshold)
+    expected = np.bincount(classes, weights=expected_shares(prompt, threshold), minlength=len(CLASSES))
     training, trained, corpus = canvas.settings.training, None, None
     if training is not None:
         trained = np.array([training.get(token, 0) for token in canvas.token_ids.tolist()], dtype=np.float64)
@@ -55,7 +55,7 @@ def _values_at(prompt: PromptSummary, threshold: Threshold) -> Values:
         at = (("class", name),)
         values["composition.share_of_sinks", at] = float(of_sinks[number]) if any_sink else float("nan")
         values["composition.share_of_canvas", at] = float(of_canvas[number])
-        values["composition.times_expected", at] = _ratio(of_sinks[number], beside[number], any_sink)
+        values["composition.times_expected", at] = _ratio(of_sinks[number], expected[number], any_sink)
         if corpus is not None:
             values["composition.times_training", at] = _ratio(of_sinks[number], corpus[number], any_sink)
     if trained is not None:
@@ -64,17 +64,17 @@ def _values_at(prompt: PromptSummary, threshold: Threshold) -> Values:
     return values
 
 
-def _beside_sinks(prompt: PromptSummary, threshold: Threshold) -> Float[np.ndarray, " class"]:
-    """Return the shares of the classes on the canvases that the sinks stand on, each step as often as it has sinks.
+def expected_shares(prompt: PromptSummary, threshold: Threshold) -> Float[np.ndarray, " token"]:
+    """Return the share of the sinks that each of ``canvas.token_ids`` would have if sinks were any tokens of their step's canvas.
 
-    Where masks are many in the same steps as sinks, they would else seem to be sinks.
+    Where masks are many in the same steps as sinks, they would seem to be sinks if all steps counted alike.
     """
     canvas = prompt.canvas
     weight = prompt.counts(threshold).sum(axis=(1, 2)) / np.maximum(canvas.lengths, 1)
     indices = canvas.token_indices + 1  # 0 beyond the canvas
     weights = np.broadcast_to(weight[:, None], indices.shape)
     by_token = np.bincount(indices.ravel(), weights=weights.ravel(), minlength=len(canvas.token_ids) + 1)[1:]
-    return np.bincount(canvas.token_classes, weights=by_token, minlength=len(CLASSES)) / max(by_token.sum(), 1e-12)
+    return by_token / max(by_token.sum(), 1e-12)
 
 
 @dataclass(frozen=True)

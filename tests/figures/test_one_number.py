@@ -1,0 +1,261 @@
+"""One number, one definition: what stands in two outputs is equal in both.
+
+The outputs are `sinks`, `tracks` and `analyse` as JSON, statistics of the same prompt as JSON, the CSV files of the figures, and the
+numbers of the page. Each is read into {(what, where …): value}; every name that two of them share is compared.
+"""
+
+import contextlib
+import csv
+import io
+import json
+import sys
+from collections import Counter, defaultdict
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from sudden import map_of
+
+from sinkscope import cli
+from sinkscope.figures import draw_figures, page_numbers
+from sinkscope.recorder.statistics_recorder import merge_statistics
+from sinkscope.statistics import PromptSettings, Summary
+from sinkscope.traces.statistics_folder import StatisticsFolder
+
+EXCESS, UNITS = 3.0, ("queries", "percent")
+AT = {"excess": EXCESS, "unit": "queries"}
+
+
+def said(*command):
+    out = io.StringIO()
+    with patch.object(sys, "argv", ["sinkscope", *map(str, command)]), contextlib.redirect_stdout(out):
+        cli.main()
+    return json.loads(out.getvalue())
+
+
+def of_sinks(trace):
+    found = said("sinks", trace.folder, "--json")
+    percent = said("sinks", trace.folder, "--unit", "percent", "--json")
+    numbers = {(name,): found[name] for name in ("steps", "layers", "heads")}
+    numbers |= {("sinks", "queries"): len(found["sinks"]), ("sinks", "percent"): len(percent["sinks"])}
+    numbers |= {("share of columns", "queries"): found["selected_share"], ("share of columns", "percent"): percent["selected_share"]}
+    strongest = defaultdict(dict)
+    for row in found["sinks"]:
+        place = strongest[row["layer"], row["head"]]
+        place[row["step"]] = max(row["column_sum"], place.get(row["step"], 0))
+    numbers["heads with a sink",] = len(strongest)
+    for layer, head in np.ndindex(found["layers"], found["heads"]):
+        sums = strongest[layer, head]
+        numbers["steps with a sink", layer, head] = len(sums)
+        numbers["column sum of the main sink", layer, head] = np.mean(list(sums.values())) if sums else None
+    for token, count in Counter(row["token"] for row in found["sinks"]).items():
+        numbers["sinks of a token", token] = count
+        numbers["share of sinks", token] = count / len(found["sinks"])
+    return numbers
+
+
+def of_tracks(trace):
+    found = said("tracks", trace.folder, "--json")
+    numbers = {("tracks", kind): count for kind, count in found["kinds"].items()}
+    numbers |= {("test of movement", name): value for name, value in flat(found["null"])}
+    numbers["heads with a main sink",] = sum(row["steps_with_sink"] > 0 for row in found["heads"])
+    numbers |= {("moves", row["layer"], row["head"]): row["moves"] for row in found["heads"]}
+    numbers["share of steps with a main sink",] = np.mean([row["steps_with_sink"] for row in found["heads"]]) / trace.steps
+    return numbers
+
+
+def flat(null):
+    for name, value in null.items():
+        yield from (
+            zip((f"{name}, mean", f"{name}, low", f"{name}, high"), value, strict=True) if isinstance(value, list) else [(name, value)]
+        )
+
+
+def of_analyse(trace):
+    found = said("analyse", trace.folder, "--no-choice", "--json")
+    numbers = {("layers",): found["layers"], ("heads",): found["heads"]}
+    numbers |= {("statistic", row["name"], *row["at"].items()): row["value"] for row in found["statistics"]}
+    at = {
+        (row["name"], *(value for key, value in row["at"].items() if (key, value) not in AT.items())): row["value"]
+        for row in found["statistics"]
+    }
+    numbers |= {("share of sinks", token): at[name, token, text] for name, token, text in some(at, "composition.token", 3)}
+    numbers |= {("share of the canvas", token): at[name, token, text] for name, token, text in some(at, "composition.token_on_canvas", 3)}
+    numbers |= {("tracks, share", kind): at[name, kind] for name, kind in some(at, "movement.tracks", 2)}
+    numbers["share of steps × heads above 0.3",] = at["concentration.gu_rate",]
+    numbers["test of movement", "moves_per_head"] = at["movement.moves_per_head",]
+    numbers["test of movement", "drift_per_step"] = at["movement.drift",]
+    numbers["share of steps with a main sink",] = at["movement.steps_with_sink",]
+    for row in found["statistics"]:
+        if row["name"] == "epsilon.not_sinks" and row["at"]["positions"] == "any":
+            numbers["share that are not sinks", row["at"]["unit"], row["at"]["excess"]] = row["value"]
+    for kind in ("value", "key", "hidden"):
+        for name, ours in (("of_sinks", "sinks"), ("of_others", "others"), ("effect", "effect")):
+            numbers |= {("norms", kind, ours, layer): at[one, layer] for one, layer in some(at, f"norms.{kind}_norm_{name}_in", 2)}
+    return numbers
+
+
+def some(at, name, length):
+    return [key for key in at if key[0] == name and len(key) == length]
+
+
+def of_statistics(trace, folder):
+    kept = StatisticsFolder(folder, {}, merge_statistics, 1)
+    feed = Summary.feed(PromptSettings.of(trace.causal, trace.manifest))
+    for step in range(trace.steps):
+        feed.feed({name: getattr(trace, name)[step] for name in trace.tensors if name != "lengths"})
+    vocabulary = {int(token): text for token, text in trace.manifest["vocabulary"].items()}
+    summary = Summary.of(feed.finish(vocabulary))
+    kept.commit(0, summary.to_arrays(), {"model": trace.manifest["model"], "causal": trace.causal}, vocabulary)
+    found = said("sinks", folder, "--json")
+    counts, means = found["counts"], found["means"]
+    numbers = {("steps",): counts["steps"], ("columns",): counts["columns"], ("sinks", "queries"): counts["sinks"]}
+    numbers |= {("statistic", row["name"], *row["at"].items()): row["value"] for row in found["statistics"]}
+    numbers |= {("sinks of a token", row["token"]): row["sinks"] for row in counts["tokens"]}
+    numbers["share of columns", "queries"] = means["by_prompt"]["share_of_tokens_that_are_sinks"]["mean"]
+    by_head = means["by_layer_and_head"]
+    for layer, heads in enumerate(by_head["main_sink_column_sum"]):
+        for head, value in enumerate(heads):
+            numbers["column sum of the main sink", layer, head] = value
+            numbers["steps with a sink", layer, head] = round(by_head["steps_with_sink"][layer][head] * counts["steps"])
+    for unit in UNITS:
+        for epsilon, share in zip(means["epsilon_curve"]["epsilon"], means["epsilon_curve"][f"not_sinks_{unit}"], strict=True):
+            numbers["share that are not sinks", unit, epsilon] = share
+    for name, by_layer in means["norms_by_layer"].items():
+        kind, _, what = name.partition("_")
+        numbers |= {("norms", kind, what.replace("effect_size", "effect"), layer): value for layer, value in enumerate(by_layer)}
+    for number, columns in enumerate(counts["column_sums"][:256]):
+        numbers["columns in a bin", number / 4, number / 4 + 0.25] = columns
+    return numbers
+
+
+def of_figures(trace, folder):
+    paths = {path.name.split("-")[0] + ("-norms" if "norms" in path.name else ""): path for path in draw(trace, folder)}
+
+    def rows(name):
+        with paths[name].open(newline="", encoding="utf-8") as file:
+            return [{key: number_of(value) for key, value in row.items()} for row in csv.DictReader(file)]
+
+    numbers = {}
+    for row in rows("figure3"):
+        numbers["columns in a bin", row["column_sum_from"], row["column_sum_to"]] = row["columns"]
+        numbers["threshold of a column sum",] = row["threshold_column_sum"]
+    for row in rows("figure5"):
+        numbers["column sum of the main sink", row["layer"], row["head"]] = row["mean_main_sink_column_sum"]
+        numbers["steps with a sink", row["layer"], row["head"]] = row["steps_with_main_sink"]
+        numbers["steps",] = row["steps"]
+    numbers["heads with a sink",] = sum(row["steps_with_main_sink"] > 0 for row in rows("figure5"))
+    followed = defaultdict(dict)
+    for row in rows("figure7"):
+        if row["series"] != "committed" and row["position"] is not None:
+            followed[row["layer"], row["head"]][row["step"]] = row["position"]
+    for place, at in followed.items():
+        numbers["moves", *place] = sum(at[step] != at[step - 1] for step in at if step - 1 in at)
+    by_layer = Counter()
+    for row in rows("figure9"):
+        by_layer[row["column_sum_from"], row["column_sum_to"]] += row["columns"]
+    numbers |= {("columns in a bin, by layer", *edges): count for edges, count in by_layer.items()}
+    for row in rows("figure10"):
+        numbers["share that are not sinks", row["unit"], row["epsilon"]] = row["share_not_sinks"]
+        numbers["columns",] = row["columns"]
+        if row["epsilon"] == EXCESS:
+            numbers["share of columns", row["unit"]] = 1 - row["share_not_sinks"]
+    for row in rows("figure-norms") if "figure-norms" in paths else []:
+        numbers["norms", row["kind"], row["tokens"], row["layer"]] = row["mean"]
+        numbers["norms", row["kind"], "effect", row["layer"]] = row["effect_size"]
+    for edges, count in by_layer.items():  # Figure 9 is Figure 3 by layer
+        assert numbers["columns in a bin", *edges] == count
+    return numbers
+
+
+def draw(trace, folder):
+    maps = None if trace.causal else map_of
+    return [path for path in draw_figures([trace], folder, only=["3", "5", "7", "9", "10", "norms"], maps=maps) if path.suffix == ".csv"]
+
+
+def number_of(text):
+    """A cell as a number where it is one, None where it is empty."""
+    if not text:
+        return None
+    try:
+        return int(text) if text.lstrip("-").isdigit() else float(text)
+    except ValueError:
+        return text
+
+
+def of_page(trace):
+    found = page_numbers(trace)
+    numbers = {(name,): found[name] for name in ("steps", "layers", "heads")}
+    numbers |= {("sinks", "queries"): found["sinks"], ("sinks", "percent"): found["sinks_in_percent_unit"]}
+    numbers |= {
+        ("share of columns", "queries"): found["selected_share"],
+        ("share of columns", "percent"): found["selected_share_in_percent_unit"],
+        ("share of steps × heads above 0.3",): found["sink_rate_over_0.3"],
+        ("heads with a sink",): found["heads_with_sink"],
+        ("heads with a main sink",): found["heads_with_main_sink"],
+        ("threshold of a column sum",): found["threshold_column_sum"],
+    }
+    numbers |= {("tracks", kind): count for kind, count in found["tracks"].items()}
+    total = sum(found["tracks"].values())
+    numbers |= {("tracks, share", kind): count / total for kind, count in found["tracks"].items()}
+    for name, value in found["movement"].items():
+        parts = {f"{name}, {part}": one for part, one in value.items()} if isinstance(value, dict) else {name: value}
+        numbers |= {("test of movement", part): one for part, one in parts.items()}
+    for row in found["sink_tokens"]:
+        numbers["sinks of a token", row["token"]] = row["sinks"]
+        numbers["share of sinks", row["token"]] = row["share_of_sinks"]
+        numbers["share of the canvas", row["token"]] = row["share_of_canvas"]
+    return numbers
+
+
+def differences(outputs):
+    """[(name, {output: value})] of names that two outputs share and do not agree on; and {pair of outputs: names shared}."""
+    found, shared = [], Counter()
+    for name in {name for numbers in outputs.values() for name in numbers}:
+        values = {output: numbers[name] for output, numbers in outputs.items() if name in numbers}
+        for first in values:
+            shared.update((first, second) for second in values if first < second)
+        known = [np.nan if value is None else value for value in values.values()]
+        if not np.allclose(known, known[0], rtol=2e-5, atol=1e-7, equal_nan=True):
+            found.append((name, values))
+    return found, shared
+
+
+@pytest.fixture(scope="module", params=["wandering", "sudden", "causal"])
+def outputs(request, tmp_path_factory):
+    trace, folder = request.getfixturevalue(request.param), tmp_path_factory.mktemp("numbers")
+    return {
+        "sinks": of_sinks(trace),
+        "tracks": of_tracks(trace),
+        "analyse": of_analyse(trace),
+        "statistics": of_statistics(trace, folder / "statistics"),
+        "figures": of_figures(trace, folder / "figures"),
+        "page": of_page(trace),
+    }
+
+
+def test_what_stands_in_two_outputs_is_equal(outputs):
+    different, shared = differences(outputs)
+    assert different == []
+    least = {
+        ("figures", "sinks"): 15,
+        ("figures", "statistics"): 100,
+        ("analyse", "figures"): 40,
+        ("figures", "page"): 5,
+        ("figures", "tracks"): 1,
+        ("page", "sinks"): 10,
+        ("page", "tracks"): 15,
+        ("analyse", "page"): 5,
+        ("page", "statistics"): 5,
+        ("analyse", "statistics"): 500,
+        ("sinks", "statistics"): 15,
+        ("analyse", "tracks"): 3,
+    }
+    assert {pair: shared[pair] for pair, number in least.items() if shared[pair] < number} == {}
+
+
+def test_a_number_that_differs_is_seen(outputs):
+    wrong = {**outputs, "page": {**outputs["page"], ("heads with a sink",): outputs["page"]["heads with a sink",] + 1}}
+    assert [name for name, _ in differences(wrong)[0]] == [("heads with a sink",)]
+    wrong = {**outputs, "page": {**outputs["page"], ("steps",): None}}
+    assert [name for name, _ in differences(wrong)[0]] == [("steps",)]
