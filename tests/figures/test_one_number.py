@@ -18,7 +18,7 @@ from sudden import map_of
 
 from sinkscope import cli
 from sinkscope.figures import draw_figures, page_numbers
-from sinkscope.recorder.statistics_recorder import merge_statistics
+from sinkscope.recorder.statistics_destination import merge_statistics
 from sinkscope.statistics import PromptSettings, Summary
 from sinkscope.traces.statistics_folder import StatisticsFolder
 

@@ -10,7 +10,7 @@ from sinkscope import cli
 from sinkscope.errors import CallError, TraceError
 from sinkscope.figures import draw_figures, open_statistics
 from sinkscope.figures.subject import subject_of
-from sinkscope.recorder.statistics_recorder import merge_statistics
+from sinkscope.recorder.statistics_destination import merge_statistics
 from sinkscope.statistics import PromptSettings, Summary
 from sinkscope.statistics.column_counts import histogram_edges, quarters_of
 from sinkscope.traces.statistics_folder import StatisticsFolder

@@ -11,7 +11,7 @@ import pytest
 
 import sinkscope
 from sinkscope.errors import CallError, TraceError
-from sinkscope.recorder.statistics_recorder import merge_statistics
+from sinkscope.recorder.statistics_destination import merge_statistics
 from sinkscope.statistics import Summary, summarise
 from sinkscope.traces import export_trace, is_statistics, read_statistics
 from sinkscope.traces.statistics_folder import StatisticsFolder

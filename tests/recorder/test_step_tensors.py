@@ -9,14 +9,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import sinkscope
 from sinkscope.errors import AttentionError
-from sinkscope.recorder.step_tensors import LayerSeen, at_the_end, check_numbers, heads_of, join_devices, stack_layers
+from sinkscope.recorder.step_tensors import LayerTensors, align_to_end, check_numbers, head_counts, join_devices, stack_layers
 
 BATCH, HEADS, KEYS, QUERIES, GROUPS = 2, 6, 7, 4, 3
 
 
 def layer(heads=HEADS, kv_heads=3):
     norms = torch.rand(BATCH, kv_heads, KEYS)
-    return LayerSeen(
+    return LayerTensors(
         torch.rand(BATCH, heads, GROUPS, KEYS), torch.rand(BATCH, heads, QUERIES), torch.rand(BATCH, heads, KEYS), norms, norms + 1, None
     )
 
@@ -41,13 +41,13 @@ def test_of_a_step_only_what_its_trace_holds_is_taken():
 
 def test_layers_that_differ_in_query_heads_are_refused():
     with pytest.raises(AttentionError, match="expected as many query heads in every layer, found 4 and 6; such a model is not recorded"):
-        heads_of([layer(6), layer(4)])
+        head_counts([layer(6), layer(4)])
 
 
 def test_what_is_known_of_the_newest_queries_stands_at_the_end():
     arrays = {"self_attention": torch.rand(5, HEADS, QUERIES), "column_sums": torch.rand(5, HEADS, KEYS)}
     known = arrays["self_attention"]
-    at_the_end(arrays, KEYS)
+    align_to_end(arrays, KEYS)
     assert arrays["self_attention"].shape == (5, HEADS, KEYS) and arrays["self_attention"][..., : KEYS - QUERIES].isnan().all()
     assert torch.equal(arrays["self_attention"][..., KEYS - QUERIES :], known)
 
@@ -97,7 +97,7 @@ def test_a_layer_whose_input_lies_on_the_device_before_it():
             columns = SimpleNamespace(
                 sums=torch.empty(BATCH, HEADS, 1, KEYS, device=at), diagonal=key[..., 0], last_row=key[..., 0], prefix=None
             )
-            return LayerSeen.of(call, columns, ("all",))
+            return LayerTensors.of(call, columns, ("all",))
 
         parts = stack_layers([seen("cpu", "cpu"), seen("cpu", "meta"), seen("meta", "meta")], causal=True)
     assert [{str(one.device) for one in part.values()} for part in parts] == [{"cpu"}, {"meta"}]

@@ -29,7 +29,8 @@ def add_prompts(model: Any, prompts: list[str], out: Path, settings: Any, hide: 
 
     import sinkscope
     from sinkscope.decoding import step_count
-    from sinkscope.recorder.statistics_recorder import merge_statistics, recording_statistics
+    from sinkscope.recorder.levels import recording_to
+    from sinkscope.recorder.statistics_destination import StatisticsDestination, merge_statistics
     from sinkscope.traces.statistics_folder import StatisticsFolder
     from sinkscope.work_items import share_of_process
 
@@ -43,9 +44,10 @@ def add_prompts(model: Any, prompts: list[str], out: Path, settings: Any, hide: 
     rule = sinkscope.parse_rule(hide)
     with rule(model) as hiding, tqdm(total=step_count(settings) * len(missing), desc="steps", unit="step", disable=None) as bar:
         for index in missing:
-            with recording_statistics(model, folder, [index]) as recorder:
+            destination = StatisticsDestination(folder, [index])
+            with recording_to(model, destination):
                 sinkscope.generate(model, prompts[index], on_step=lambda _: bar.update(), **dataclasses.asdict(settings))
-            completed = completed or recorder.brought_in_the_last
+            completed = completed or destination.completed_the_folder
     if missing and not rule.idle:
         note(hiding.effect.sentence(hide))
     return completed or (not missing and mine.index == 0)

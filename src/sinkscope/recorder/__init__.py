@@ -1,5 +1,6 @@
-"""Recording: column sums, norms and the canvas of every step, written while the model writes."""
+"""Recording: column sums, norms and the canvas of every step go to disk while the model writes."""
 
-from sinkscope.recorder.trace_recorder import Recorder, recording
+from sinkscope.recorder.levels import recording
+from sinkscope.recorder.recorder import Recorder
 
 __all__ = ["Recorder", "recording"]

@@ -17,7 +17,7 @@ PER_KV_HEAD = ("value_norms", "key_norms")
 
 
 @dataclass(frozen=True)
-class LayerSeen:
+class LayerTensors:
     """What one layer showed in a step, all rows; keys a layer no longer holds have NaN norms.
 
     Attributes:
@@ -38,7 +38,7 @@ class LayerSeen:
     sink_token: Tensor | None = None
 
     @classmethod
-    def of(cls, call: LayerCall, columns: Columns, groups: tuple[str, ...]) -> "LayerSeen":
+    def of(cls, call: LayerCall, columns: Columns, groups: tuple[str, ...]) -> "LayerTensors":
         """What a watcher is told, brought to norms."""
         hidden = call.hidden_states
         return cls(
@@ -53,7 +53,7 @@ class LayerSeen:
             None if columns.prefix is None or call.own is None else columns.prefix[:, :, call.groups.index("all")],
         )
 
-    def on_the_host(self) -> "LayerSeen":
+    def on_the_host(self) -> "LayerTensors":
         """The same, copied one by one, where the device has no room to stack layers."""
         return replace(self, **{name: one.cpu() for name, one in vars(self).items() if one is not None})
 
@@ -66,7 +66,7 @@ def _placed(norms: Tensor, first_key: int) -> Tensor:
     return pad(norms, (first_key, 0), value=torch.nan) if first_key else norms
 
 
-def stack_layers(layers: list[LayerSeen], causal: bool) -> list[dict[str, Tensor]]:
+def stack_layers(layers: list[LayerTensors], causal: bool) -> list[dict[str, Tensor]]:
     """Layers of one step side by side, [layer, batch, …], those of each device by themselves; see `join_devices`.
 
     Args:
@@ -78,7 +78,7 @@ def stack_layers(layers: list[LayerSeen], causal: bool) -> list[dict[str, Tensor
     return [_stacked(run, causal, shown, sinks) for run in runs]
 
 
-def _stacked(layers: list[LayerSeen], causal: bool, with_hidden_norms: bool, with_sinks: bool) -> dict[str, Tensor]:
+def _stacked(layers: list[LayerTensors], causal: bool, with_hidden_norms: bool, with_sinks: bool) -> dict[str, Tensor]:
     groups = GROUPS[:1] if causal else GROUPS  # each by itself, as it will lie on the disk
     stacked = {name: torch.stack([layer.sums[:, :, number] for layer in layers]) for number, name in enumerate(groups)}
     stacked["self_attention"] = torch.stack([layer.diagonal for layer in layers])
@@ -100,7 +100,7 @@ def join_devices(stacked: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     return {name: join[name]([part[name] for part in stacked]) for name in stacked[0]}
 
 
-def heads_of(layers: list[LayerSeen]) -> tuple[int, int]:
+def head_counts(layers: list[LayerTensors]) -> tuple[int, int]:
     """Query heads and, at most, kv heads.
 
     Raises:
@@ -138,15 +138,15 @@ def check_numbers(sums: Tensor, layers: list[str], step: int) -> None:
     )
 
 
-def accumulate(running: dict[str, Tensor], arrays: dict[str, Tensor], anew: bool) -> dict[str, Tensor]:
+def accumulate(running: dict[str, Tensor], arrays: dict[str, Tensor], all_queries: bool) -> dict[str, Tensor]:
     """Behind a cache a step has few new queries: columns add up, per-query values are appended, norms stay known.
 
     Args:
         running: what the steps so far came to; changed.
         arrays: of this step.
-        anew: whether all queries are in this step.
+        all_queries: whether all queries are in this step.
     """
-    if anew:
+    if all_queries:
         running.clear()
     columns = arrays["column_sums"].clone()
     if "column_sums" in running:
@@ -167,7 +167,7 @@ def accumulate(running: dict[str, Tensor], arrays: dict[str, Tensor], anew: bool
     return dict(running)
 
 
-def at_the_end(arrays: dict[str, Tensor], length: int) -> None:
+def align_to_end(arrays: dict[str, Tensor], length: int) -> None:
     """Puts what is known per query under the newest positions of the canvas, NaN in front of it."""
     for name in PER_QUERY:
         if name in arrays:

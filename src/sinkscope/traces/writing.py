@@ -1,6 +1,7 @@
 """Writing one trace: steps go into parts, and a part is closed at 16 steps, 2 seconds or 64 MiB, whichever comes first."""
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from sinkscope.traces.parts import write_part
 STEPS_PER_PART = 16
 SECONDS_PER_PART = 2.0
 BYTES_PER_PART = 64 << 20
+
+Step = dict[str, np.ndarray]
 
 
 def claim_folder(folder: Path) -> None:
@@ -43,13 +46,14 @@ class TraceWriter:
     Args:
         folder: an empty folder, see `claim_folder`.
         manifest: everything known before the first step; format, axes and parts are added here.
+        reduce: what is kept of a step; None keeps all of it.
 
     Attributes:
         held: bytes of the steps that wait for their part to be closed.
     """
 
-    def __init__(self, folder: Path, manifest: dict[str, Any]) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, manifest: dict[str, Any], reduce: Callable[[Step], Step] | None = None) -> None:
+        self.folder, self._reduce = folder, reduce
         self.manifest = {
             "format": FORMAT,
             "complete": False,
@@ -60,12 +64,13 @@ class TraceWriter:
             "parts": [],
         }
         self.held = 0
-        self._steps: list[dict[str, np.ndarray]] = []
+        self._steps: list[Step] = []
         self._opened = time.monotonic()
         write_manifest(folder, self.manifest)
 
-    def add(self, step: dict[str, np.ndarray]) -> None:
+    def add(self, step: Step) -> None:
         """Adds a step: arrays as in `axes.TRACE_AXES`, without the step axis; position and key axes may grow."""
+        step = step if self._reduce is None else self._reduce(step)
         self._steps.append(step)
         self.held += sum(array.nbytes for array in step.values())
         late = time.monotonic() - self._opened >= SECONDS_PER_PART

@@ -1,0 +1,91 @@
+"""Where recorded steps go: a destination opens a writer for each prompt. `TraceFolders` here writes traces."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from sinkscope.traces import TraceWriter, claim_folder, move_trace
+from sinkscope.traces.top_columns import keep_top
+
+
+class StepWriter(Protocol):
+    """Takes the steps of one prompt, in order; a `TraceWriter` is one.
+
+    Attributes:
+        held: bytes of steps that it keeps in memory.
+    """
+
+    held: int
+
+    def add(self, step: dict[str, np.ndarray]) -> None:
+        """Take a step: arrays as in `axes.TRACE_AXES`, without the step axis."""
+
+    def flush(self) -> None:
+        """Write down what is kept in memory."""
+
+    def close(self, complete: bool, **more: Any) -> None:
+        """End the prompt; ``complete`` is False where it was given up, ``more`` are keys of the manifest."""
+
+
+class Destination(ABC):
+    """Makes the writers of a recording.
+
+    Attributes:
+        level: what is kept, as manifests call it.
+        folders: folders of the traces so far; none where no traces are written.
+    """
+
+    level: str
+    folders: tuple[Path, ...] = ()
+
+    @abstractmethod
+    def open(self, manifests: Sequence[dict[str, Any]], several: bool) -> list[StepWriter]:
+        """Return a writer for each prompt of a generation, or of one more stack of it.
+
+        Args:
+            manifests: what is known of each prompt before its first step.
+            several: whether the generation makes more than one trace.
+        """
+
+
+class TraceFolders(Destination):
+    """Writes a trace for each prompt: in the folder itself where it stays the only one, else in numbered folders within it.
+
+    Args:
+        out: an empty folder.
+        numbered: numbers also the only trace.
+        top: how many of the largest columns of each head are kept; None keeps all.
+    """
+
+    def __init__(self, out: Path, numbered: bool = False, top: int | None = None) -> None:
+        self.out, self.numbered, self.top = out, numbered, top
+        self.level = "columns" if top is None else "top"
+        self.folders: tuple[Path, ...] = ()
+        self._first: TraceWriter | None = None
+
+    def open(self, manifests: Sequence[dict[str, Any]], several: bool) -> list[StepWriter]:
+        """Make a folder and a writer for each prompt.
+
+        Raises:
+            CallError, TraceError: a folder that is not free, or cannot be made.
+        """
+        if self._first is not None and self.folders == (self.out,):  # a second trace makes the first a numbered one
+            numbered = self.out / "000000"
+            move_trace(self.out, numbered)
+            self._first.folder, self.folders = numbered, (numbered,)
+        reduce = None if self.top is None else partial(keep_top, count=self.top)
+        writers: list[StepWriter] = []
+        for manifest in manifests:
+            alone = not several and not self.folders and not self.numbered
+            folder = self.out if alone else self.out / f"{len(self.folders):06d}"
+            if not alone:
+                claim_folder(folder)
+            writer = TraceWriter(folder, manifest, reduce)
+            self.folders += (folder,)
+            self._first = self._first or writer
+            writers.append(writer)
+        return writers

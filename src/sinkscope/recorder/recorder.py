@@ -1,0 +1,200 @@
+"""The recorder of a model: it measures every layer of a step, brings the step to the host, and hands it to the writer of each prompt.
+
+A step is one call of a stack, the module that owns the layers. Its way:
+
+1. ``watch``, once for each layer: the layer's measurements are kept on their device (`step_tensors`).
+2. ``end_step``: the layers are stacked and sent to the host, on a GPU without waiting (`async_writer`).
+3. ``_write_step``, once they have arrived: each prompt's row is cut out of the batch, its padding removed (`prompt_steps`), and added to
+   the prompt's writer, which the destination has made (`destination`, `statistics_destination`).
+"""
+
+import contextlib
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sinkscope.attention import Columns, GenerationStart, Hider, LayerCall, StepContext, StepResult, Watcher, current_session
+from sinkscope.models import Model
+from sinkscope.recorder.async_writer import AsyncWriter
+from sinkscope.recorder.destination import Destination, StepWriter
+from sinkscope.recorder.manifest import Description
+from sinkscope.recorder.prompt_steps import PartStep, StackPart, canvas_after, part_step, prompt_arrays
+from sinkscope.recorder.step_tensors import LayerTensors, check_numbers, head_counts, join_devices, stack_layers
+
+CONTEXT = ("tokens", "masked", "lengths")
+RESULT = ("written", "predicted", "confidence")
+"""Tensors of a `StepContext` and of a `StepResult` that are brought to the host."""
+MOST_HELD = 256 << 20
+"""Bytes that the prompts of a batch may keep in memory, all together, before their parts of a trace are closed."""
+
+
+@dataclass
+class _Prompt:
+    """A prompt whose steps are being recorded.
+
+    Attributes:
+        writer: what takes its steps.
+        length: tokens of the prompt.
+        running: column sums and norms that a causal model has added up so far.
+        canvas: int32 [position], after the last step.
+        steps: steps so far.
+    """
+
+    writer: StepWriter
+    length: int
+    running: dict[str, Tensor] = field(default_factory=dict)
+    canvas: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))
+    steps: int = 0
+
+
+class Recorder(Watcher):
+    """Records every generation of one model.
+
+    Args:
+        network: the module that is watched.
+        model: what `load` gave, for the card and the tokenizer; None for another module.
+        destination: makes the writer of each prompt.
+    """
+
+    groups = ("all", "masked", "prompt")
+
+    def __init__(self, network: nn.Module, model: Model | None, destination: Destination) -> None:
+        self.network, self.destination = network, destination
+        self._description = Description(network, model)
+        self._async_writer = AsyncWriter()
+        self._start: GenerationStart | None = None
+        self._context: StepContext | None = None  # of the step that is running
+        self._measured: dict[StackPart, dict[str, LayerTensors]] = {}  # of the step that is running, by module path
+        self._prompts: dict[StackPart, dict[int, _Prompt]] = {}
+        self._last_contexts: dict[str, StepContext] = {}  # the newest step of each stack
+        self._paths: dict[StackPart, set[str]] = {}  # implementations of attention that were used in this generation
+        self._hiders: dict[int, Hider] = {}  # by identity: all that took part in a step of this generation
+
+    @property
+    def folders(self) -> tuple[Any, ...]:
+        """Folders of the traces so far, in order."""
+        return self.destination.folders
+
+    def begin_generation(self, start: GenerationStart) -> None:
+        """Prepare for a generation; its traces appear on disk with their first step."""
+        self._start, self._prompts, self._last_contexts, self._hiders, self._paths = start, {}, {}, {}, {}
+
+    def begin_step(self, context: StepContext) -> None:
+        """Keep the canvas of a step, and which subscribers hide keys."""
+        self._context, self._measured = context, {}
+        session = current_session(self.network)
+        if session is not None:
+            self._hiders.update((id(one), one) for one in session.subscribers if isinstance(one, Hider))
+
+    def watch(self, call: LayerCall, columns: Columns) -> None:
+        """Keep a layer's measurements until the step ends."""
+        if self._context is None:  # a sampler may call the network outside its steps; such a call is not recorded
+            return
+        part = StackPart(call.stack, call.crossing)
+        self._paths.setdefault(part, set()).add(columns.path)
+        try:
+            measured = LayerTensors.of(call, columns, self.groups)
+        except torch.OutOfMemoryError:  # the steps on their way to the host hold memory of the device
+            self._async_writer.drain()
+            measured = LayerTensors.of(call, columns, self.groups)
+        self._measured.setdefault(part, {})[call.name] = measured
+
+    def end_step(self, result: StepResult | None) -> None:
+        """Send the step to the writers; on a GPU it is still on its way when this returns."""
+        context, start = self._context, self._start
+        if context is None or start is None:
+            return
+        for part, measured in self._measured.items():
+            layers = list(measured.values())
+            heads, kv_heads = head_counts(layers)
+            step = part_step(part, layers[0], context, start, self._last_contexts)
+            if part not in self._prompts:
+                self._prompts[part] = self._open(part, step, start, {"layers": list(measured), "heads": heads, "kv_heads": kv_heads})
+            try:
+                stacked = stack_layers(layers, step.causal)
+            except torch.OutOfMemoryError:
+                self._async_writer.drain()
+                stacked = stack_layers([layer.on_the_host() for layer in layers], step.causal)
+            sent = {f"{number} {name}": one for number, device in enumerate(stacked) for name, one in device.items()}
+            sent |= {name: getattr(step.context, name) for name in CONTEXT}
+            if result is not None and not part.crossing:
+                sent |= {name: one for name in RESULT if (one := getattr(result, name)) is not None}
+            self._async_writer.send(sent, partial(self._write_step, self._prompts[part], step, list(measured), len(stacked)))
+            self._last_contexts[part.stack] = context
+        self._context, self._measured = None, {}
+
+    def _write_step(self, prompts: dict[int, _Prompt], step: PartStep, layers: list[str], devices: int, sent: dict[str, Tensor]) -> None:
+        """Add a step that has arrived on the host to the writer of each of its prompts."""
+        names = [[name for name in sent if name.startswith(f"{number} ")] for number in range(devices)]
+        stacked = join_devices([{name.partition(" ")[2]: sent[name] for name in device} for device in names])
+        step = replace(step, context=replace(step.context, **{name: sent[name] for name in CONTEXT}))
+        result = StepResult(**{name: sent[name] for name in RESULT if name in sent}) if "written" in sent else None
+        for row, number in zip(step.context.rows, step.context.prompts, strict=True):
+            prompt = prompts[number]
+            check_numbers(stacked["column_sums"][:, row], layers, prompt.steps)
+            arrays = prompt_arrays(step, row, stacked, result, prompt.running)
+            prompt.canvas = canvas_after(arrays)
+            prompt.steps += 1
+            prompt.writer.add(arrays)
+            writers = [one.writer for one in prompts.values()]
+            while sum(writer.held for writer in writers) > MOST_HELD:
+                max(writers, key=lambda writer: writer.held).flush()
+
+    def end_generation(self, failed: bool) -> None:
+        """Close the traces once every step has arrived; the manifest of one that was given up says ``complete: false``.
+
+        Raises:
+            AttentionError: a step whose attention is not a number.
+        """
+        prompts, self._prompts = [(part, *one) for part, prompts in self._prompts.items() for one in prompts.items()], {}
+        error: BaseException | None = None
+        try:
+            self._async_writer.drain()
+        except BaseException as late:
+            error = late
+        self._async_writer.close()
+        for part, number, prompt in prompts:
+            more = self._description.final_texts(prompt.canvas, prompt.length)
+            more |= {"hidden": self._hidden(number), "attention": self._attention(part)}
+            if failed or error is not None:
+                with contextlib.suppress(Exception):  # the error that is raised already is the one to be told
+                    prompt.writer.close(complete=False, **more)
+            else:
+                prompt.writer.close(complete=True, **more)
+        self._start = self._context = None
+        if error is not None and not failed:
+            raise error
+
+    def _open(self, part: StackPart, step: PartStep, start: GenerationStart, shape: dict[str, Any]) -> dict[int, _Prompt]:
+        """Return a writer for each prompt of the generation."""
+        context = step.context
+        session = current_session(self.network)
+        several = len(start.prompt_lengths) > 1 or (session is not None and len(session.stacks) > 1)
+        lengths = context.prompt_lengths or start.prompt_lengths
+        manifests = []
+        for number in range(len(start.prompt_lengths)):
+            row = context.rows[context.prompts.index(number)] if number in context.prompts else 0
+            manifests.append(
+                {
+                    **self._description.of_run(start, number, step, self.destination.level, self._hidden(number)),
+                    **self._description.vocabulary(context.tokens[row].cpu().numpy()),
+                    **shape,
+                    "stack": part.stack,
+                    "attends_to": step.source if part.crossing else part.stack,
+                    "attention": self._attention(part),
+                }
+            )
+        writers = self.destination.open(manifests, several)
+        return {number: _Prompt(writer, lengths[number]) for number, writer in enumerate(writers)}
+
+    def _hidden(self, prompt: int) -> list[dict[str, Any]]:
+        """Return what is hidden from the model in this generation, and what came of it so far."""
+        return [one.describe(prompt) for one in self._hiders.values()]
+
+    def _attention(self, part: StackPart) -> str:
+        """Return which implementations of attention ran so far."""
+        return "+".join(sorted(self._paths[part]))

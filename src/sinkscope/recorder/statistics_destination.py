@@ -1,0 +1,96 @@
+"""Recording that keeps statistics only: every step goes into the summary of its prompt, and no column is stored."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sinkscope.errors import CallError
+from sinkscope.recorder.destination import Destination, StepWriter
+from sinkscope.statistics import PromptSettings, Summary
+from sinkscope.traces.statistics_folder import Arrays, StatisticsFolder
+
+ABOUT = ("model", "causal", "sampler", "mask_id", "eos_id", "layers", "heads", "kv_heads", "device", "dtype", "versions")
+"""Keys of a prompt's manifest that are the same for all prompts of a run."""
+
+
+class PromptCounter:
+    """Counts the steps of one prompt, and adds them to the folder when the prompt is complete."""
+
+    held = 0  # a step is counted at once
+
+    def __init__(self, folder: StatisticsFolder, index: int, manifest: dict[str, Any], excess: float) -> None:
+        self.folder, self.index, self.manifest, self.excess = folder, index, manifest, excess
+        self.completed_the_folder = False
+        self._feed = Summary.feed(PromptSettings.of(manifest["causal"], manifest), excess)
+
+    def add(self, step: dict[str, np.ndarray]) -> None:
+        """Count a step."""
+        self._feed.feed(step)
+
+    def flush(self) -> None:
+        """Do nothing: no step is kept."""
+
+    def close(self, complete: bool, **more: Any) -> None:
+        """Add the prompt to the folder; a prompt that was given up is left out."""
+        if complete:
+            texts = more.get("vocabulary", {})
+            prompt = self._feed.finish({int(token): text for token, text in texts.items()})
+            about = {name: self.manifest[name] for name in ABOUT}
+            about["hidden"] = [{name: one[name] for name in ("rule", "rules") if name in one} for one in more.get("hidden", ())]
+            arrays = Summary.of(prompt, self.excess).to_arrays()
+            self.completed_the_folder = self.folder.commit(self.index, arrays, about, texts)
+
+
+class StatisticsDestination(Destination):
+    """Counts every prompt into one folder, under the next of the numbers given.
+
+    Args:
+        folder: where the prompts go; whoever opened it says when it is complete.
+        indices: numbers of the prompts, in the order in which they are written.
+        excess: ε of Eq. 3, in queries' worth of attention.
+    """
+
+    level = "statistics"
+
+    def __init__(self, folder: StatisticsFolder, indices: Iterable[int], excess: float = 3.0) -> None:
+        self.folder, self.excess = folder, excess
+        self._indices = iter(indices)
+        self._counters: list[PromptCounter] = []
+        self._stack: tuple[str, str] | None = None
+
+    @property
+    def completed_the_folder(self) -> bool:
+        """Whether a prompt of this recording was the last one that the folder waited for."""
+        return any(one.completed_the_folder for one in self._counters)
+
+    def open(self, manifests: Sequence[dict[str, Any]], several: bool) -> list[StepWriter]:
+        """Return a counter for each prompt.
+
+        Raises:
+            CallError: a network of several stacks.
+        """
+        for manifest in manifests:
+            stack = (manifest["stack"], manifest["attends_to"])
+            if self._stack not in (None, stack):
+                raise CallError(
+                    "keep='statistics' counts one stack of layers, found a second one "
+                    f"({manifest['stack'] or manifest['model']['name']}); use keep='columns', which makes a trace of each"
+                )
+            self._stack = stack
+        counters = [PromptCounter(self.folder, next(self._indices), manifest, self.excess) for manifest in manifests]
+        self._counters += counters
+        return list(counters)
+
+
+def merge_statistics(earlier: Arrays, later: Arrays) -> Arrays:
+    """Return the arrays of both, for a `StatisticsFolder`."""
+    merged = Summary.from_arrays(earlier)
+    merged.merge(Summary.from_arrays(later))
+    return merged.to_arrays()
+
+
+def own_folder(out: Path) -> StatisticsFolder:
+    """Return a folder for the statistics of one recording, however many prompts it will have."""
+    return StatisticsFolder(out, {}, merge_statistics)
