@@ -1,7 +1,9 @@
 """What holds for every figure: its files, several traces, what cannot be drawn, and how one is added."""
 
 import csv
+import re
 import sys
+import textwrap
 from itertools import chain
 from pathlib import Path
 
@@ -187,39 +189,26 @@ def test_a_folder_that_cannot_be_made_is_refused(wandering, tmp_path):
 
 # How a figure is added
 
-NEW_FIGURE = '''
-"""Figure 11: how many steps a trace has."""
-
-from sinkscope.figures.figure import Figure
-from sinkscope.figures.style import new_sheet
+DOCS = Path(__file__).parents[2] / "docs"
 
 
-class Steps(Figure):
-    """One number."""
-
-    name = "11"
-    file = "figure11-steps"
-    title = "Figure 11: steps"
-
-    def draw(self, subjects):
-        """Write the number."""
-        sheet = new_sheet(3, 2)
-        sheet.text(0.1, 0.5, f"{subjects[0].summary.steps} steps")
-        rows = [(one.label, one.summary.steps) for one in subjects]
-        return self.drawn(subjects, sheet, "Steps. What it does not show: the rest.", ("model", "steps"), rows)
-'''
+def example():
+    """The figure that docs/adding.md adds."""
+    blocks = re.findall(r"((?:^(?: {4}.*)?\n)+)", (DOCS / "adding.md").read_text(encoding="utf-8"), re.MULTILINE)
+    (found,) = [block for block in blocks if "(Figure):" in block]
+    return textwrap.dedent(found)
 
 
 @pytest.fixture
 def with_a_new_figure(tmp_path, monkeypatch):
     (tmp_path / "more").mkdir()
-    (tmp_path / "more" / "figure11_steps.py").write_text(NEW_FIGURE)
+    (tmp_path / "more" / "figure11_steps.py").write_text(example())
     monkeypatch.setattr(sinkscope.figures, "__path__", [*sinkscope.figures.__path__, str(tmp_path / "more")])
     yield
     sys.modules.pop("sinkscope.figures.figure11_steps", None)
 
 
-def test_a_new_file_in_the_package_is_a_new_figure(with_a_new_figure, sudden, tmp_path, monkeypatch, capsys):
+def test_the_documented_example_is_a_new_figure(with_a_new_figure, sudden, tmp_path, monkeypatch, capsys):
     assert list(find_figures())[9:] == ["10", "11", "norms"]
     monkeypatch.setattr(sys, "argv", ["sinkscope", "figures", str(sudden.folder), "--out", str(tmp_path / "out"), "--only", "11"])
     cli.main()
@@ -235,7 +224,7 @@ def test_a_new_file_in_the_package_is_a_new_figure(with_a_new_figure, sudden, tm
 
 def undocumented(figures):
     """Figures without a row in docs/figures.md."""
-    page = (Path(__file__).parents[2] / "docs" / "figures.md").read_text(encoding="utf-8")
+    page = (DOCS / "figures.md").read_text(encoding="utf-8")
     rows = {line.split("|")[1].strip() for line in page.splitlines() if line.startswith("|")}
     return [name for name in figures if name not in rows]
 

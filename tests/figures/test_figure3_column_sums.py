@@ -22,3 +22,11 @@ def test_it_widens_its_bins_for_large_columns(draw, tmp_path):
     edges = [float(row[1]) for row in drawn.rows] + [float(drawn.rows[-1][2])]
     assert np.diff(edges) == pytest.approx(0.5)
     assert [row[3] for row in drawn.rows] == np.histogram(columns, edges)[0].tolist()
+
+
+def test_side_by_side_the_axis_reaches_to_the_largest_column_of_all(draw, tmp_path, wandering):
+    columns = wandering_columns()
+    columns[0, 0, 0, 0] = 28.9
+    larger = write_wandering(tmp_path / "larger", columns, name="org/larger")
+    for traces in ((wandering, larger), (larger, wandering)):
+        assert all(axes.get_xlim()[1] > 28.9 for axes in draw("3", *traces).sheet.axes)

@@ -29,14 +29,17 @@ class ColumnSums(Figure):
         sheet = new_sheet(WIDER if many else WIDE, 3.8)
         grid = sheet.subplots(1, len(subjects), squeeze=False, sharex=True, sharey=True)[0]
         rows: list[tuple[Any, ...]] = []
+        end = 0.0
         for axes, one in zip(grid, subjects, strict=True):
             counts = binned(one.quarters.sum(axis=0), wide)
             edges = np.arange(len(counts) + 1) * wide / BINS_PER_QUERY
             _draw(axes, one, counts, edges)
+            end = max(end, float(edges[-1]))
             rows += [
                 (one.label, number(low), number(high), int(count), number(one.threshold_column_sum))
                 for low, high, count in zip(edges[:-1], edges[1:], counts, strict=True)
             ]
+        grid[0].set_xlim(0, 1.03 * end)
         grid[0].set_ylabel(f"columns in a bin of {wide / BINS_PER_QUERY:g} (log scale)")
         sheet.suptitle("Column sums over all steps, layers and heads", x=0.01, ha="left")
         header = ("model", "column_sum_from", "column_sum_to", "columns", "threshold_column_sum")
@@ -68,7 +71,6 @@ def _draw(axes: Any, one: Subject, counts: np.ndarray, edges: np.ndarray) -> Non
     axes.stairs(counts, edges, fill=True, color=BLUE, alpha=0.85, baseline=0.5)
     axes.set_yscale("log")
     axes.set_ylim(bottom=0.5)
-    axes.set_xlim(left=0)
     axes.axvline(1, color="black", linestyle=":", linewidth=1)
     axes.axvline(one.threshold_column_sum, color=VERMILLION, linestyle="--", linewidth=1.2)
     sinks, columns = one.summary.sinks, one.summary.columns
