@@ -14,7 +14,7 @@ from sudden import map_of, sudden_columns, write_sudden
 
 import sinkscope.figures
 from sinkscope import cli
-from sinkscope.errors import CallError, TraceError
+from sinkscope.errors import CallError, SinkscopeError, TraceError
 from sinkscope.figures import draw_figures, find_figures
 from sinkscope.figures.style import figure_style, new_sheet
 from sinkscope.traces.trace_array import TraceArray
@@ -217,6 +217,13 @@ def test_the_documented_example_is_a_new_figure(with_a_new_figure, sudden, tmp_p
     assert paths[2].read_text() == "model,steps\norg/planted,12\n"
     page = sinkscope.figures.write_page([sudden], tmp_path / "page", figures=paths).read_text()
     assert "Figure 11: steps (org/planted)" in page
+
+
+@pytest.mark.parametrize(("mine", "taken"), [('"11"', '"3"'), ('"figure11-steps"', '"figure3-column-sums"')])
+def test_two_figures_of_one_name_are_refused(with_a_new_figure, tmp_path, mine, taken):
+    (tmp_path / "more" / "figure11_steps.py").write_text(example().replace(mine, taken))
+    with pytest.raises(SinkscopeError, match=f"of its own, found {taken.replace(chr(34), chr(39))} twice; rename one of them"):
+        find_figures()
 
 
 # Documentation

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from importlib import import_module
 from pathlib import Path
 
-from sinkscope.errors import CallError, TraceError
+from sinkscope.errors import CallError, SinkscopeError, TraceError
 from sinkscope.figures.figure import Figure
 from sinkscope.figures.style import figure_style, model_labels
 from sinkscope.figures.subject import FigureError, Maps, OpenedStatistics, subject_of
@@ -18,7 +18,11 @@ MODULES = re.compile(r"figure(\d+)?_\w+")
 
 
 def find_figures() -> dict[str, Figure]:
-    """Return every figure of this package by name: numbers first, in order, then words."""
+    """Return every figure of this package by name: numbers first, in order, then words.
+
+    Raises:
+        SinkscopeError: two figures of one name, or whose files have one name.
+    """
     package = __name__.rpartition(".")[0]
     figures = []
     for found in pkgutil.iter_modules(sys.modules[package].__path__):
@@ -27,6 +31,10 @@ def find_figures() -> dict[str, Figure]:
             kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, Figure)]
             figures += [kind() for kind in kinds if kind.__module__ == module.__name__]
     figures.sort(key=lambda figure: (not figure.name.isdigit(), int(figure.name) if figure.name.isdigit() else 0, figure.name))
+    for what in ("name", "file"):
+        names = [getattr(figure, what) for figure in figures]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise SinkscopeError(f"expected every figure to have a {what} of its own, found {min(twice)!r} twice; rename one of them")
     return {figure.name: figure for figure in figures}
 
 
