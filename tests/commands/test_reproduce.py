@@ -7,7 +7,7 @@ import pytest
 
 import sinkscope
 from sinkscope.commands.reproduction import Options, reproduce, sink_tokens
-from sinkscope.evaluation.runbook import LAB, paper1
+from sinkscope.evaluation.papers.paper1 import LAB, paper1
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_every_table_and_figure_and_nothing_is_done_twice(lab, tmp_path, monkeyp
     assert [line for line in said if "recorded" in line] == ["lab-diffusion: generation 2 of 2 recorded"]
 
 
-def test_the_runbook_on_the_labs_models_with_hiding_controls_and_programs(tmp_path):
+def test_the_plan_on_the_labs_models_with_hiding_controls_and_programs(tmp_path):
     """The bundled checkpoints, every prompt in full, and the rules as they are; two problems, and answers of half the length."""
     parts = []
     for part in paper1(LAB, limit=2, ks=(1,), seeds=1, traces=1):

@@ -14,7 +14,7 @@ import torch
 import sinkscope
 from sinkscope.decoding import Generation
 from sinkscope.errors import CallError, EvaluationError
-from sinkscope.evaluation import evaluate, plans, read_results, running
+from sinkscope.evaluation import evaluate, read_results, running, task_plans
 from sinkscope.interventions import split_rules
 from sinkscope.lab.prompts import few_shot_prompt, held_out
 
@@ -109,7 +109,7 @@ def test_defaults(diffusion, autoregressive, tmp_path, answers):
 
 
 def test_the_tasks_own_shots(diffusion, tmp_path, answers, monkeypatch):
-    monkeypatch.setattr(plans, "make_batch", lambda *_: None)  # these prompts are longer than the tiny model's canvas
+    monkeypatch.setattr(task_plans, "make_batch", lambda *_: None)  # these prompts are longer than the tiny model's canvas
     monkeypatch.setattr(running, "generate", lambda model, prompts, **_: [Generation(torch.tensor([1]), "", 1, 0) for _ in prompts])
     (result,) = evaluate(diffusion, out=tmp_path, tasks=["lab-arith"], limit=1, progress=False)
     assert result.settings["shots"] == 5

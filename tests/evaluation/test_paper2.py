@@ -13,8 +13,8 @@ from sinkscope.commands.reproduction import Options, reproduce
 from sinkscope.decoding import quotas
 from sinkscope.decoding.likelihood import expected_masks, mask_patterns
 from sinkscope.errors import CallError
-from sinkscope.evaluation.paper2 import ACCURACY, CHECKPOINTS, LIKELIHOODS, PROBLEMS, SHAPES, TASKS, paper2, read_folders
-from sinkscope.evaluation.runbook import estimate
+from sinkscope.evaluation.papers.cost import CHOICE_TOKENS, PROBLEMS, estimate
+from sinkscope.evaluation.papers.paper2 import ACCURACY, CHECKPOINTS, SHAPES, TASKS, paper2, read_folders
 from sinkscope.models.folding import fold
 from sinkscope.models.smdm import convert
 
@@ -122,7 +122,7 @@ def test_the_plan_counts_what_a_run_does(name, task, settings, folders, tmp_path
     found, lengths = counted(part, write_rows(tmp_path, task, rows), tmp_path / "out", monkeypatch)
     if lengths:
         (length,) = lengths
-        monkeypatch.setitem(LIKELIHOODS, task, (9, 3 if task == "arc_easy" else 2 if task == "piqa" else 1, length))
+        monkeypatch.setitem(CHOICE_TOKENS, task, (9, 3 if task == "arc_easy" else 2 if task == "piqa" else 1, length))
         assert length > 1
     draws = task == "arc_easy" and part.settings["samples"] < 400
     assert estimate(part).forwards == (pytest.approx(found, rel=0.03) if draws else found)

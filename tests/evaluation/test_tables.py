@@ -10,7 +10,7 @@ import pytest
 from sinkscope.evaluation import Result, table, write_table
 from sinkscope.evaluation.comparisons import arranged, compare, remarks
 from sinkscope.evaluation.paired_tests import against_controls, holm, paired_difference, wilson_interval
-from sinkscope.evaluation.published import published_accuracy
+from sinkscope.evaluation.papers.paper1 import published_accuracy
 
 
 def result(hide, outcomes, model="GSAI-ML/LLaDA-8B-Instruct", task="gsm8k", **more):

@@ -76,8 +76,8 @@ class Reproduce(Command):
 
     def _parts(self) -> Any:
         """Return the paper's work as the flags narrow it."""
-        from sinkscope.evaluation.paper2 import paper2, read_folders
-        from sinkscope.evaluation.runbook import LAB, PUBLISHED, paper1
+        from sinkscope.evaluation.papers.paper1 import LAB, PUBLISHED, paper1
+        from sinkscope.evaluation.papers.paper2 import paper2, read_folders
 
         if self.paper == "paper2":
             return paper2(read_folders(self.models), limit=self.limit)
@@ -96,7 +96,7 @@ def _words(text: str) -> list[str]:
 
 def _costs(parts: Sequence[Any], tflops: float) -> dict[str, Any]:
     """Return what the parts cost, in plain values: a row each, their sum, and what the estimate assumes."""
-    from sinkscope.evaluation.runbook import ASSUMPTIONS, CARD_GIB, estimate
+    from sinkscope.evaluation.papers.cost import ASSUMPTIONS, CARD_GIB, estimate
 
     costs = [estimate(part, tflops) for part in parts]
     rows = [

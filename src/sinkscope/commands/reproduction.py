@@ -19,7 +19,7 @@ from sinkscope.errors import CallError
 
 TOP = 5
 """Tokens in a row of Table 2."""
-Part = Any  # evaluation.runbook.Part; imported inside functions only, so that the command starts quickly
+Part = Any  # evaluation.papers.cost.Part; imported inside functions only, so that the command starts quickly
 Trace = Any  # sinkscope.Trace
 
 
@@ -65,15 +65,15 @@ def reproduce(parts: Sequence[Part], options: Options, say: Callable[[str], None
 
     if not parts:
         raise CallError("expected at least one part to reproduce, found none")
-    _check_paper2({part.model: part.folder for part in parts if part.shape is not None})
+    _check_paper2({part.model: part.folder for part in parts if part.paper == "paper2"})
     first = share_of_process().index == 0  # torchrun's other processes only share in the evaluations
     traces: dict[str, list[Trace]] = {}
     evaluations = []
     for name in dict.fromkeys(part.model for part in parts):
         folder = next((part.folder for part in parts if part.model == name and part.folder), name)
         model = load(folder, dtype=options.dtype, device=options.device)
-        shape = next((part.shape for part in parts if part.model == name), None)
-        if shape is not None and (model.card.layers, model.card.hidden_size) != (shape.layers, shape.hidden):
+        shape = next(part.shape for part in parts if part.model == name)
+        if (model.card.layers, model.card.hidden_size) != (shape.layers, shape.hidden):
             found = f"{model.card.layers} layers of width {model.card.hidden_size}, the paper's has {shape.layers} of {shape.hidden}"
             say(f"{name}: {folder} has {found}; it runs as it is, and is not the paper's checkpoint")
         for part in (part for part in parts if part.model == name):
@@ -85,7 +85,7 @@ def reproduce(parts: Sequence[Part], options: Options, say: Callable[[str], None
         del model
     if not first:
         return []
-    if all(part.shape is not None for part in parts):
+    if all(part.paper == "paper2" for part in parts):
         return [_write_paper2(parts, options)]
     written = _write_tables(read_results(*evaluations), options.out) if evaluations else []
     if traces:
@@ -95,7 +95,7 @@ def reproduce(parts: Sequence[Part], options: Options, say: Callable[[str], None
 
 def _check_paper2(folders: Mapping[str, str]) -> None:
     """Raise CallError where a checkpoint has no folder or its folder holds another model, before any is loaded."""
-    from sinkscope.evaluation.paper2 import check_checkpoint, where_from
+    from sinkscope.evaluation.papers.paper2 import check_checkpoint, where_from
     from sinkscope.models import identify
 
     for name, folder in folders.items():
@@ -179,7 +179,7 @@ def _write_tables(results: Any, out: Path) -> list[Path]:
 
 
 def _write_paper2(parts: Sequence[Part], options: Options) -> Path:
-    from sinkscope.evaluation.paper2 import beside_paper
+    from sinkscope.evaluation.papers.paper2 import beside_paper
     from sinkscope.evaluation.results import read_results
 
     found = {name: [] for name in dict.fromkeys(part.model for part in parts)}

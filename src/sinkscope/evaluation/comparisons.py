@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sinkscope.evaluation.paired_tests import Difference, against_controls, holm, paired_difference
-from sinkscope.evaluation.published import published_accuracy
+from sinkscope.evaluation.papers.paper1 import published_accuracy
 from sinkscope.evaluation.results import Result
 
 SEEDS = 3

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sinkscope.errors import CallError
+from sinkscope.evaluation.task import Message, Score, Task
 from sinkscope.evaluation.task_data import Row, Source, hash_rows
-from sinkscope.evaluation.tasks import Message, Score, Task
 
 HUB = ("openai/gsm8k", "main")
 FEWSHOT_SEED = 1234  # lm-eval's default --seed for shots

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from sinkscope.errors import CallError
 from sinkscope.evaluation.sandbox import ProgramResult, run_program
+from sinkscope.evaluation.task import Message, Score, Task
 from sinkscope.evaluation.task_data import Row, Source, hash_rows
-from sinkscope.evaluation.tasks import Message, Score, Task
 
 HUB = ("openai/openai_humaneval", None)
 FILES = {"test": ("HumanEval.jsonl", "humaneval.jsonl", "test.jsonl")}

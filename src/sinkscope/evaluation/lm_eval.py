@@ -28,7 +28,7 @@ from lm_eval.api.registry import register_model
 from sinkscope.decoding import Settings, generate, resolve_settings
 from sinkscope.errors import CallError, SinkscopeError
 from sinkscope.evaluation.answers import answer_until, rule_in_force
-from sinkscope.evaluation.plans import chat_text
+from sinkscope.evaluation.task_plans import chat_text
 from sinkscope.interventions import parse_rule
 from sinkscope.models import Model, load
 from sinkscope.work_items import share_of_process

@@ -21,11 +21,11 @@ from sinkscope.decoding import Generation, generate
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.evaluation.answers import Rule, answer_until, rule_in_force
 from sinkscope.evaluation.choices import LikelihoodSettings, ask
-from sinkscope.evaluation.plans import Request, TaskPlan, make_plans
 from sinkscope.evaluation.protocols import AUTO
 from sinkscope.evaluation.results import Result, collect
 from sinkscope.evaluation.results_folder import RUN, TASK, ResultItems, claim, is_working, locked, started_at
 from sinkscope.evaluation.sandbox import run_program
+from sinkscope.evaluation.task_plans import Request, TaskPlan, make_plans
 from sinkscope.models import Model
 from sinkscope.work_items import Share, share_of_process
 

@@ -1,80 +1,24 @@
-"""What is asked and how an answer is scored, one frozen `Task` each."""
+"""The tasks there are: the lab's, and published ones by their names."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from sinkscope.errors import CallError
 from sinkscope.evaluation.sandbox import run_program
+from sinkscope.evaluation.task import Score, Task
 from sinkscope.lab.problems import Problem, read_result
 from sinkscope.lab.prompts import SHOTS, few_shot_prompt, held_out
 
 NEXT_QUESTION = "\n\nQ:"
-Message = dict[str, str]
-
-
-@dataclass(frozen=True)
-class Score:
-    """What came of one answer.
-
-    Attributes:
-        correct: whether it counts.
-        read: what was compared: the number that was read, or the program that was run; None where there was none.
-        reason: in one line.
-        not_enforced: see `sandbox.ProgramResult`; empty for tasks that run nothing.
-        measures: every published measure of the task, ``correct`` among them; empty for the lab's tasks.
-    """
-
-    correct: bool
-    read: str | None
-    reason: str
-    not_enforced: tuple[str, ...] = ()
-    measures: Mapping[str, bool] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Task:
-    """A set of problems.
-
-    Attributes:
-        name: as in ``--tasks``.
-        shots: solved problems in a prompt, unless another number is asked for.
-        runs_programs: whether scoring runs what a model wrote.
-        problems: loads them, always the same ones in the same order.
-        prompt: the text for a problem, its number and a number of shots.
-        gold: what an answer is held against.
-        score: a problem and a model's text; of a task of likelihoods the problem and what `choices.ask` found.
-        messages: the same as a conversation, a pair of turns a shot; a last turn of the assistant is gone on with.
-            None where the task is only asked as raw text.
-        stops: an answer ends before the first of these; None leaves answers as they are.
-        fingerprint: of the data that prompts with a number of shots are made of.
-        asks_likelihoods: each problem is a `choices.Question`: nothing is written, its choices are compared.
-        passes: how often the model writes; what it wrote stands before the next answer, and with several passes all of it is scored,
-            the question in front.
-    """
-
-    name: str
-    shots: int
-    runs_programs: bool
-    problems: Callable[[], Sequence[Any]]
-    prompt: Callable[[Any, int, int], str]
-    gold: Callable[[Any], str]
-    score: Callable[[Any, Any], Score]
-    messages: Callable[[Any, int, int], list[Message]] | None = None
-    stops: tuple[str, ...] | None = None
-    fingerprint: Callable[[int], str] = lambda shots: "lab"
-    asks_likelihoods: bool = False
-    passes: int = 1
 
 
 def first_answer(text: str) -> str:
-    """An answer up to where the model asks itself the next question."""
+    """Return an answer up to where the model asks itself the next question."""
     return text.split(NEXT_QUESTION, 1)[0]
 
 
 def score_number(problem: Problem, text: str) -> Score:
-    """Exact match of the number behind ``####`` in the first answer."""
+    """Compare the number behind ``####`` in the first answer with the right one."""
     found = read_result(first_answer(text))
     if found is None:
         return Score(False, None, "no number after ####")
@@ -82,7 +26,7 @@ def score_number(problem: Problem, text: str) -> Score:
 
 
 def score_program(problem: Problem, text: str) -> Score:
-    """The first answer, then the problem's tests, run in the sandbox."""
+    """Run the first answer and then the problem's tests in the sandbox."""
     program = first_answer(text)
     result = run_program(f"{program}\n{problem.result}\n")
     return Score(result.passed, program, result.reason, result.not_enforced)
@@ -104,15 +48,15 @@ PUBLISHED = {
     "humaneval_instruct": "humaneval",
     **{name: name for name in _LIKELIHOODS},
 }
-"""Published tasks and the key of their data in ``--data``."""
+"""Published tasks, and the name of their data in ``--data``."""
 
 
 def find_task(name: str, data: Mapping[str, Path] | None = None) -> Task:
-    """A task by its name.
+    """Return a task by its name.
 
     Args:
-        name: of the lab, or published.
-        data: local files of published tasks, by task or by the key of their data.
+        name: of `TASKS` or `PUBLISHED`.
+        data: local files of published tasks, by task or by the name of their data.
 
     Raises:
         CallError: there is none.
@@ -158,7 +102,7 @@ def _likelihood_task(name: str, data: Path | None) -> Task:
 
 
 def read_data_flags(flags: Sequence[str]) -> dict[str, Path]:
-    """``TASK=PATH`` each, as in ``--data``.
+    """Return the paths of ``TASK=PATH`` each, as in ``--data``.
 
     Raises:
         CallError: no ``=``, a task without data of its own, a task given twice.

@@ -1,4 +1,4 @@
-"""What paper 1's runbook holds and costs, beside counts from real networks."""
+"""What paper 1's plan holds and costs, beside counts from real networks; protocols."""
 
 import dataclasses
 
@@ -8,9 +8,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import sinkscope
 from sinkscope.errors import CallError
-from sinkscope.evaluation import runbook
+from sinkscope.evaluation.papers import cost as costs
+from sinkscope.evaluation.papers.cost import GIB, PROBLEMS, Shape, estimate
+from sinkscope.evaluation.papers.paper1 import CHECKPOINTS, LAB, PUBLISHED, paper1, rules_for
 from sinkscope.evaluation.protocols import PROTOCOLS, find_protocol, variant_of
-from sinkscope.evaluation.runbook import GIB, LAB, MODELS, PUBLISHED, Shape, estimate, paper1, rules_for
 
 
 def shape_of(model):
@@ -22,12 +23,13 @@ def shape_of(model):
 
 @pytest.mark.parametrize("name", LAB)
 def test_the_labs_shapes_are_those_of_its_checkpoints(name):
-    assert MODELS[name] == (sinkscope.load(name).family.name, shape_of(sinkscope.load(name)))
+    model = sinkscope.load(name)
+    assert (CHECKPOINTS[name].family, CHECKPOINTS[name].shape) == (model.family.name, shape_of(model))
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_sizes_add_up_to_their_number_of_parameters(name):
-    shape = MODELS[name][1]
+    shape = CHECKPOINTS[name].shape
     head = shape.hidden // shape.heads
     attention = 2 * shape.hidden**2 + 2 * shape.hidden * shape.kv_heads * head
     biases = shape.hidden + 2 * shape.kv_heads * head if name.startswith("Dream") else 0
@@ -42,7 +44,7 @@ def test_the_arithmetic_of_a_forward_call_is_torchs_count(diffusion_folder, toke
     network.set_attn_implementation("eager")  # torch does not count sdpa on a CPU
     with FlopCounterMode(display=False) as counted, torch.no_grad():
         network(torch.arange(3, 3 + tokens)[None])
-    assert runbook._flops(shape_of(model), tokens, tokens) == pytest.approx(counted.get_total_flops(), rel=0.02)
+    assert costs._flops(shape_of(model), tokens, tokens) == pytest.approx(counted.get_total_flops(), rel=0.02)
 
 
 def test_forwards_memory_and_disk():
@@ -59,18 +61,12 @@ def test_forwards_memory_and_disk():
     assert weights < cost.memory_gib < weights + 1
     assert cost.batch_on_card >= 1
     assert estimate(part, tflops=250.0).gpu_hours == pytest.approx(cost.gpu_hours / 2)
-    assert cost.gpu_hours == pytest.approx(
-        7 * (1 + 15 * 1.1) * 256 * runbook._flops(MODELS[part.model][1], 80 + 5 * 155 + 256, 32) / 125e12 / 3600
-    )
+    assert cost.gpu_hours == pytest.approx(7 * (1 + 15 * 1.1) * 256 * costs._flops(part.shape, 80 + 5 * 155 + 256, 32) / 125e12 / 3600)
     recorded = parts[5]
     canvas = 80 + 128
     assert estimate(recorded).disk_gib * GIB == pytest.approx(2 * 128 * 4 * canvas * (3 * 32 * 32 + 4 * 32 * 32))
-    big = dataclasses.replace(part, model="too big")
-    MODELS["too big"] = ("llada", dataclasses.replace(MODELS[part.model][1], parameters=14_000_000_000))
-    try:
-        assert estimate(big).batch_on_card == 0
-    finally:
-        del MODELS["too big"]
+    big = dataclasses.replace(part, shape=dataclasses.replace(part.shape, parameters=14_000_000_000))
+    assert estimate(big).batch_on_card == 0
     with pytest.raises(CallError, match="tflops: expected a number above 0, found 0"):
         estimate(part, 0)
 
@@ -96,10 +92,20 @@ def test_rules_have_controls_and_llamas_decide_by_the_last_row():
 def test_settings_are_the_protocols():
     for part in paper1():
         if part.name == "Table 1":
-            protocol = find_protocol(MODELS[part.model][0], part.model, part.task)
+            protocol = find_protocol(CHECKPOINTS[part.model].family, part.model, part.task)
             assert protocol is not None
             assert (part.shots, part.settings) == (protocol.shots, protocol.settings)
             assert part.prompts == (164 if "humaneval" in part.task else 1319)
+
+
+def test_the_labs_models_stand_in_for_the_papers():
+    found = {(part.model, part.name, part.task): part for part in paper1(LAB, traces=2)}
+    assert len(found) == 6
+    assert all(part.prompts == (2 if part.recorded else PROBLEMS[part.task]) for part in found.values())
+    arith, code = (found["lab-diffusion", "Table 1", task] for task in ("lab-arith", "lab-code"))
+    assert (arith.shots, code.shots, arith.settings) == (5, 7, {"length": 64, "steps": 64, "block": 16})
+    recorded = found["lab-autoregressive", "Figures, Table 2", "lab-arith"]
+    assert (recorded.shots, recorded.settings, recorded.rules) == (5, {"length": 64}, ("none",))
 
 
 # Protocols

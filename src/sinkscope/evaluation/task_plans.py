@@ -11,7 +11,8 @@ from sinkscope.errors import CallError, ModelError
 from sinkscope.evaluation.answers import Rule
 from sinkscope.evaluation.choices import LikelihoodSettings, count_tokens, settings_for
 from sinkscope.evaluation.protocols import AUTO, find_protocol
-from sinkscope.evaluation.tasks import PUBLISHED, Message, Task, find_task
+from sinkscope.evaluation.task import Message, Task
+from sinkscope.evaluation.tasks import PUBLISHED, find_task
 from sinkscope.interventions import parse_rule
 from sinkscope.models import Model
 

@@ -1,39 +1,27 @@
-"""Paper 2's Tables 1 and 2 (arXiv 2601.19657) as a list of work, and its own numbers to put beside.
+"""Paper 2, "One Token Is Enough" (arXiv 2601.19657): what its Tables 1 and 2 take, and their numbers.
 
-Its checkpoints have no names on the hub that this could rely on, so a run is told where they lie: those trained from scratch are files
-of lit-gpt, of which `sinkscope convert` makes a folder; those from Qwen2.5 are a folder that `load` reads, such as one that
-``save_pretrained`` wrote after `add_sink_token` and training. The dry run needs none.
+Its checkpoints have no reliable names on the hub, so a run is told where they lie. Those trained from scratch are files of lit-gpt,
+of which `sinkscope convert` makes a folder. Those from Qwen2.5 are a folder that `load` reads, such as one that ``save_pretrained``
+wrote after `add_sink_token` and training. The dry run needs none.
 """
 
 from collections.abc import Mapping, Sequence
 
 from sinkscope.errors import CallError
+from sinkscope.evaluation.papers.cost import PROBLEMS, Part, Shape
 from sinkscope.evaluation.protocols import PROTOCOLS
 from sinkscope.evaluation.results import Result
-from sinkscope.evaluation.runbook import Part, Shape
 
-# Qwen2.5's tied table is counted twice, as costs are reckoned from a body without two tables.
+# Qwen2.5's tied table is counted twice, as costs are computed from a body without two tables.
 _QWEN_SMALL = Shape(24, 14, 2, 896, 4864, 151936, 494_032_768 + 151936 * 896)
 _QWEN_LARGE = Shape(28, 12, 2, 1536, 8960, 151936, 1_543_714_304 + 151936 * 1536)
 _SCRATCH = Shape(18, 10, 10, 1280, 5120, 32001, 553_827_840)
 SHAPES = {"qwen2.5-0.5b": _QWEN_SMALL, "qwen2.5-1.5b": _QWEN_LARGE, "scratch-472m": _SCRATCH}
 SINKS = {"": None, "+sink": "token", "+gate": "gate"}
-"""What a name ends in → name of the variant in its folder."""
+"""End of a checkpoint's name → name of the variant in its folder."""
 CHECKPOINTS = tuple(f"{name}{variant}" for name in SHAPES for variant in SINKS)
 
 TASKS = ("arc_easy", "arc_challenge", "hellaswag", "piqa", "race", "social_iqa", "lambada", "gsm8k_two_pass")
-PROBLEMS: dict[str, int] = dict(zip(TASKS, (2376, 1172, 10042, 1838, 1045, 1954, 5153, 1319), strict=True))
-LIKELIHOODS = {
-    "arc_easy": (30, 4, 5),
-    "arc_challenge": (35, 4, 7),
-    "hellaswag": (75, 4, 25),
-    "piqa": (25, 2, 20),
-    "race": (450, 4, 8),
-    "social_iqa": (35, 3, 6),
-    "lambada": (80, 1, 2),
-}
-"""Tokens of a context, choices, tokens of a choice: rough, for the dry run."""
-
 ACCURACY = {
     "qwen2.5-0.5b": (44.70, 27.13, 35.21, 55.28, 31.29, 40.28, 44.09, 46.92),
     "qwen2.5-0.5b+sink": (55.47, 32.17, 48.91, 63.44, 33.79, 37.82, 45.24, 49.20),
@@ -49,7 +37,7 @@ ACCURACY = {
 
 
 def paper2(folders: Mapping[str, str], *, tasks: Sequence[str] = TASKS, limit: int | None = None) -> tuple[Part, ...]:
-    """Every cell of its Tables 1 and 2.
+    """Return the work behind every cell of its Tables 1 and 2.
 
     Args:
         folders: name of `CHECKPOINTS` → folder of the model; an empty one will do for a dry run.
@@ -74,12 +62,12 @@ def paper2(folders: Mapping[str, str], *, tasks: Sequence[str] = TASKS, limit: i
             if task == "gsm8k_two_pass" and not name.startswith("scratch"):
                 given.pop("block")  # Dream's sampler has none
             prompts = min(limit or PROBLEMS[task], PROBLEMS[task])
-            parts.append(Part("Tables 1, 2", name, task, ("none",), prompts, 0, given, folder=folder, shape=shape))
+            parts.append(Part("paper2", "Tables 1, 2", name, task, ("none",), prompts, 0, given, shape, folder=folder))
     return tuple(parts)
 
 
 def read_folders(text: str) -> dict[str, str]:
-    """``NAME=FOLDER,NAME=FOLDER`` as given to ``--models``; ``published`` is all of them without folders.
+    """Return the folders of ``NAME=FOLDER,NAME=FOLDER``, as given to ``--models``; ``published`` is all names without folders.
 
     Raises:
         CallError: a part without a folder, or a name given twice.
@@ -96,23 +84,20 @@ def read_folders(text: str) -> dict[str, str]:
 
 
 def where_from(name: str) -> str:
-    """How a folder of a checkpoint comes about."""
+    """Return how a folder of a checkpoint is made."""
     if name.startswith("scratch"):
         return "`sinkscope convert` makes one of its .pth"
     return "expected one that `load` reads, such as Qwen2.5 after `add_sink_token`, training and `save_pretrained`"
 
 
 def check_checkpoint(name: str, folder: str, family: str, sink: str | None) -> None:
-    """Refuses a folder that holds another kind of model than its name says.
+    """Raise CallError for a folder that holds another kind of model than its name says.
 
     Args:
         name: of `CHECKPOINTS`.
         folder: given for it.
         family: found there; those from Qwen2.5 shift their logits as Dream does.
         sink: name of the variant found there, None without one; a folded token is the same model.
-
-    Raises:
-        CallError: another family or another sink.
     """
     body = name.partition("+")[0]
     wanted, asked = "smdm" if body.startswith("scratch") else "dream", SINKS[name.removeprefix(body)]
@@ -124,7 +109,7 @@ def check_checkpoint(name: str, folder: str, family: str, sink: str | None) -> N
 
 
 def beside_paper(results: Mapping[str, Sequence[Result]]) -> str:
-    """Markdown: what was found, with intervals, and the paper's numbers, by checkpoint and task."""
+    """Return a Markdown table of the accuracies found, with intervals, beside the paper's, by checkpoint and task."""
     lines = ["| checkpoint | task | n | measured, % | of it per character, % | paper, % |", "|---|---|---|---|---|---|"]
     for name, found in results.items():
         for result in found:

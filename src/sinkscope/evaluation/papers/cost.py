@@ -1,16 +1,15 @@
-"""Paper 1's tables and figures as a list of work, and what it costs, worked out from shapes alone: no model is loaded.
+"""A paper's plan is a list of parts; what each of them costs is computed from shapes alone, without loading a model.
 
-What the estimate assumes is in `ASSUMPTIONS`; it counts forward calls as a run makes them (their mean where masks are drawn), and
+`ASSUMPTIONS` says what the estimate assumes. It counts forward calls as a run makes them (their mean where masks are drawn), and
 guesses how long prompts and choices are.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sinkscope.errors import CallError
-from sinkscope.evaluation.protocols import find_protocol
 
 GIB = 2**30
 CARD_GIB = 24
@@ -18,6 +17,23 @@ USABLE = 0.95
 TFLOPS = 125.0
 BYTES_PER_S = 1.5e12
 RECORDED = 1.1
+PROBLEMS = {
+    "gsm8k": 1319,
+    "gsm8k_cot": 1319,
+    "gsm8k_two_pass": 1319,
+    "humaneval": 164,
+    "humaneval_instruct": 164,
+    "arc_easy": 2376,
+    "arc_challenge": 1172,
+    "hellaswag": 10042,
+    "piqa": 1838,
+    "race": 1045,
+    "social_iqa": 1954,
+    "lambada": 5153,
+    "lab-arith": 1319,
+    "lab-code": 164,
+}
+"""How many problems a task has."""
 TEXT_TOKENS = {
     "gsm8k": (80, 155),
     "gsm8k_cot": (75, 75),
@@ -27,7 +43,17 @@ TEXT_TOKENS = {
     "lab-arith": (45, 44),
     "lab-code": (35, 34),
 }
-PROBLEMS = {"gsm8k": 1319, "gsm8k_cot": 1319, "humaneval": 164, "humaneval_instruct": 164, "lab-arith": 1319, "lab-code": 164}
+"""Typical tokens of a question, and of a shot."""
+CHOICE_TOKENS = {
+    "arc_easy": (30, 4, 5),
+    "arc_challenge": (35, 4, 7),
+    "hellaswag": (75, 4, 25),
+    "piqa": (25, 2, 20),
+    "race": (450, 4, 8),
+    "social_iqa": (35, 3, 6),
+    "lambada": (80, 1, 2),
+}
+"""Typical tokens of a context, the number of choices, and typical tokens of a choice."""
 ASSUMPTIONS = (
     f"{TFLOPS:g} TFLOP/s reached in bf16 (40 % of an A100), weights read at {BYTES_PER_S / 1e12:g} TB/s at most; --tflops says otherwise.",
     "A forward call of S tokens: 2 S (parameters − embeddings) + 4 S² × layers × width, and the vocabulary where a token can be committed.",
@@ -43,11 +69,11 @@ ASSUMPTIONS = (
 
 @dataclass(frozen=True)
 class Shape:
-    """What a forward call's cost depends on.
+    """What the cost of a forward call depends on.
 
     Attributes:
         layers, heads, kv_heads, hidden, ffn, vocabulary, parameters: of the network.
-        causal: writes one token a step, with a cache.
+        causal: whether it writes one token a step, with a cache.
     """
 
     layers: int
@@ -60,39 +86,25 @@ class Shape:
     causal: bool = False
 
 
-_LAB = Shape(6, 6, 6, 192, 512, 456, 2_831_808)
-MODELS: dict[str, tuple[str, Shape]] = {
-    "Dream-org/Dream-v0-Instruct-7B": ("dream", Shape(28, 28, 4, 3584, 18944, 152064, 7_615_616_512)),
-    "GSAI-ML/LLaDA-8B-Instruct": ("llada", Shape(32, 32, 32, 4096, 12288, 126464, 8_015_581_184)),
-    "Gen-Verse/MMaDA-8B-MixCoT": ("mmada", Shape(32, 32, 32, 4096, 12288, 134656, 8_082_690_048)),
-    "meta-llama/Llama-3.1-8B-Instruct": ("llama", Shape(32, 32, 8, 4096, 14336, 128256, 8_030_261_248, causal=True)),
-    "lab-diffusion": ("llada", _LAB),
-    "lab-autoregressive": ("llama", replace(_LAB, causal=True)),
-}
-"""Family and shape of the checkpoints of a runbook, by name."""
-CONTROLS = ("random", "ranks")
-"""The controls of a run, unless others are asked for."""
-PUBLISHED = tuple(name for name in MODELS if "/" in name)
-LAB = tuple(name for name in MODELS if "/" not in name)
-
-
 @dataclass(frozen=True)
 class Part:
-    """One piece of work: a task of Table 1 for one model, or the recorded generations behind the figures and Table 2.
+    """One piece of a paper's work: a task of a table for one model, or the recorded generations behind its figures.
 
     Attributes:
-        name: what of the paper it is.
+        paper: ``paper1`` or ``paper2``.
+        name: the tables or figures of the paper that need it.
         model: name of the checkpoint.
         task: whose prompts.
         rules: of hiding, ``none`` among them; recorded generations have only that.
         prompts: how many.
         shots: examples in each prompt.
-        settings: of the sampler.
+        settings: of the sampler, or of the likelihoods.
+        shape: of the checkpoint that the paper used.
         recorded: whether attention is written to disk.
         folder: where the checkpoint lies, when not where its name says.
-        shape: of the checkpoint, where `MODELS` does not have it.
     """
 
+    paper: str
     name: str
     model: str
     task: str
@@ -100,14 +112,9 @@ class Part:
     prompts: int
     shots: int
     settings: Mapping[str, Any] = field(hash=False)
+    shape: Shape
     recorded: bool = False
     folder: str = ""
-    shape: Shape | None = None
-
-    @property
-    def known_shape(self) -> Shape:
-        """Its own, else that of the checkpoint of its name."""
-        return self.shape or MODELS[self.model][1]
 
 
 @dataclass(frozen=True)
@@ -129,90 +136,15 @@ class Cost:
     disk_gib: float
 
 
-def rules_for(model: str, ks: Sequence[int], seeds: int, controls: Sequence[str] = CONTROLS) -> tuple[str, ...]:
-    """Paper 1's rules and the controls it lacks, with several seeds where they draw at random; controls stand in for the keys of the rule.
-
-    Raises:
-        CallError: an unknown control.
-    """
-    from sinkscope.interventions import known_controls  # here, as it loads torch
-
-    known = known_controls()
-    unknown = [control for control in controls if control not in known]
-    if unknown:
-        raise CallError(f"controls: expected some of {', '.join(known)}, found {unknown[0]!r}")
-    decide = "@last_row" if MODELS[model][1].causal else ""
-    rules = ["none"]
-    for k in ks:
-        rules.append(f"top:{k}{decide}")
-        for control in controls:
-            seeded = [f"{control}:{k}{decide}{',' if decide else '@'}seed={seed}" for seed in range(seeds)]
-            rules += seeded if known[control] else [f"{control}:{k}{decide}"]
-    return tuple(rules)
-
-
-def paper1(
-    models: Sequence[str] = PUBLISHED,
-    *,
-    ks: Sequence[int] = (1, 5, 10),
-    seeds: int = 3,
-    controls: Sequence[str] = CONTROLS,
-    limit: int | None = None,
-    traces: int = 30,
-) -> tuple[Part, ...]:
-    """Every table and figure of arXiv 2510.15731.
-
-    Args:
-        models: names of `MODELS`.
-        ks: how many sinks are hidden.
-        seeds: of each control that draws at random.
-        controls: some of `known_controls`.
-        limit: problems of each task; all when None.
-        traces: recorded generations a model (the paper's Table 2: 30).
-
-    Raises:
-        CallError: a model or a control that is not one of these.
-    """
-    parts = []
-    for model in models:
-        if model not in MODELS:
-            raise CallError(f"paper1: no checkpoint {model!r}; expected some of {', '.join(MODELS)}")
-        family, shape = MODELS[model]
-        lab = model in LAB
-        for task in _tasks(family, model):
-            protocol = find_protocol(family, model, task)
-            length = {"length": 64, "steps": 64, "block": 16}
-            settings = protocol.settings if protocol else {"length": 64} if shape.causal else length
-            shots = protocol.shots if protocol else {"lab-arith": 5, "lab-code": 7}[task]
-            prompts = min(limit or PROBLEMS[task], PROBLEMS[task])
-            parts.append(Part("Table 1", model, task, rules_for(model, ks, seeds, controls), prompts, shots, settings))
-        length = 64 if lab else 128
-        settings = {"length": length} if shape.causal else {"length": length, "steps": length}
-        if not shape.causal and family != "dream":
-            settings["block"] = 16 if lab else 32
-        task = "lab-arith" if lab else "gsm8k"
-        parts.append(Part("Figures, Table 2", model, task, ("none",), traces, 5 if lab else 0, settings, recorded=True))
-    return tuple(parts)
-
-
-def _tasks(family: str, model: str) -> tuple[str, str]:
-    """The tasks for which the model has a protocol, GSM8K's first; the lab's for the lab's."""
-    if model in LAB:
-        return "lab-arith", "lab-code"
-    first = next(task for task in ("gsm8k", "gsm8k_cot") if find_protocol(family, model, task))
-    second = next(task for task in ("humaneval", "humaneval_instruct") if find_protocol(family, model, task))
-    return first, second
-
-
 def estimate(part: Part, tflops: float = TFLOPS) -> Cost:
-    """Forwards, time, memory and disk of a part.
+    """Return forward calls, time, memory and disk of a part.
 
     Raises:
         CallError: a speed that is none.
     """
     if not 0 < tflops < float("inf"):
         raise CallError(f"tflops: expected a number above 0, found {tflops}")
-    shape = part.known_shape
+    shape = part.shape
     if "method" in part.settings:
         return _estimate_likelihoods(part, shape, tflops)
     question, shot = TEXT_TOKENS[part.task]
@@ -236,11 +168,10 @@ def estimate(part: Part, tflops: float = TFLOPS) -> Cost:
 
 
 def _estimate_likelihoods(part: Part, shape: Shape, tflops: float) -> Cost:
-    """One forward call for each different masked canvas, two with guidance; memory with 16 canvases side by side."""
+    """Return the cost of likelihoods: a forward call for each different masked canvas, two with guidance, 16 canvases side by side."""
     from sinkscope.decoding.likelihood import GROUP, expected_masks
-    from sinkscope.evaluation.paper2 import LIKELIHOODS
 
-    context, choices, length = LIKELIHOODS[part.task]
+    context, choices, length = CHOICE_TOKENS[part.task]
     canvases = length if part.settings["method"] == "chain_rule" else expected_masks(length, part.settings["samples"])
     written = length if choices == 1 else 0
     questions = part.prompts * len(part.rules)
@@ -260,7 +191,7 @@ def _flops(shape: Shape, tokens: int, projected: int, before: int = 0) -> float:
 
 
 def _committable(part: Part) -> int:
-    """Positions whose logits a step needs: the block's, or all of the answer's."""
+    """Return how many positions' logits a step needs: the block's, or all of the answer's."""
     return part.settings.get("block", part.settings["length"])
 
 

@@ -5,10 +5,11 @@ import dataclasses
 import pytest
 
 from sinkscope.errors import CallError, ModelError
-from sinkscope.evaluation import evaluate, plans
-from sinkscope.evaluation.plans import Request, chat_text, make_plans
+from sinkscope.evaluation import evaluate, task_plans
 from sinkscope.evaluation.protocols import Protocol
-from sinkscope.evaluation.tasks import TASKS, Task, find_task
+from sinkscope.evaluation.task import Task
+from sinkscope.evaluation.task_plans import Request, chat_text, make_plans
+from sinkscope.evaluation.tasks import TASKS, find_task
 
 TALK = [{"role": "user", "content": "Tom has 7 apples"}, {"role": "assistant", "content": "Tom has 7"}]
 
@@ -42,8 +43,8 @@ def talking(task: Task) -> Task:
 def protocol(monkeypatch):
     """lab-arith as if it had been published, for every model."""
     published = Protocol("llada", "", "lab-arith", "authors", 1, False, {"length": 12, "steps": 6, "block": 6}, "a paper", 0.5)
-    monkeypatch.setattr(plans, "find_protocol", lambda family, model, task, wanted: None if wanted == "none" else published)
-    monkeypatch.setattr(plans, "find_task", lambda name, data: talking(TASKS[name]))
+    monkeypatch.setattr(task_plans, "find_protocol", lambda family, model, task, wanted: None if wanted == "none" else published)
+    monkeypatch.setattr(task_plans, "find_task", lambda name, data: talking(TASKS[name]))
     return published
 
 
@@ -65,12 +66,12 @@ def test_a_protocol_sets_shots_and_sampler_and_flags_override_it(diffusion, prot
 @pytest.mark.parametrize("fixture", ["diffusion", "autoregressive"])
 def test_defaults_of_published_tasks(fixture, request, tmp_path):
     model = request.getfixturevalue(fixture)
-    sampler = plans._resolve(model, find_task("humaneval"), {})
+    sampler = task_plans._resolve(model, find_task("humaneval"), {})
     assert sampler.length == 512
     if fixture == "diffusion":
         assert (sampler.steps, sampler.block) == (512, 32)
-    assert plans._resolve(model, find_task("gsm8k"), {}).length == 256
-    assert plans._resolve(model, find_task("gsm8k"), {"length": 16}).length == 16
+    assert task_plans._resolve(model, find_task("gsm8k"), {}).length == 256
+    assert task_plans._resolve(model, find_task("gsm8k"), {"length": 16}).length == 16
 
 
 def test_the_canvas_is_checked_for_every_task(diffusion):

@@ -1,0 +1,62 @@
+"""A task: its problems, how they are asked, and how an answer is scored."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Message = dict[str, str]
+"""One turn of a conversation: ``role`` and ``content``."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """The score of one answer.
+
+    Attributes:
+        correct: whether the answer is right.
+        read: what was compared: the number that was read, or the program that was run; None where there was none.
+        reason: in one line.
+        not_enforced: see `sandbox.ProgramResult`; empty for tasks that run nothing.
+        measures: every published measure of the task, ``correct`` among them; empty for the lab's tasks.
+    """
+
+    correct: bool
+    read: str | None
+    reason: str
+    not_enforced: tuple[str, ...] = ()
+    measures: Mapping[str, bool] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A set of problems.
+
+    Attributes:
+        name: as in ``--tasks``.
+        shots: solved problems in a prompt, unless another number is asked for.
+        runs_programs: whether scoring runs programs that a model wrote.
+        problems: loads the problems, always the same ones in the same order.
+        prompt: returns the text for a problem, its number and a number of shots.
+        gold: returns what the answer to a problem is compared with.
+        score: scores a model's text for a problem; in a task of likelihoods, what `choices.ask` found.
+        messages: returns the same prompt as a conversation, a pair of turns a shot; the model continues a last turn of the assistant.
+            None where the task is only asked as raw text.
+        stops: an answer ends before the first of these; None leaves answers as they are.
+        fingerprint: returns a hash of the data from which prompts with a number of shots are made.
+        asks_likelihoods: each problem is a `choices.Question`: nothing is written, its choices are compared.
+        passes: how often the model writes. Each pass reads the question and all that was written before; with several passes all of
+            that is scored.
+    """
+
+    name: str
+    shots: int
+    runs_programs: bool
+    problems: Callable[[], Sequence[Any]]
+    prompt: Callable[[Any, int, int], str]
+    gold: Callable[[Any], str]
+    score: Callable[[Any, Any], Score]
+    messages: Callable[[Any, int, int], list[Message]] | None = None
+    stops: tuple[str, ...] | None = None
+    fingerprint: Callable[[int], str] = lambda shots: "lab"
+    asks_likelihoods: bool = False
+    passes: int = 1
