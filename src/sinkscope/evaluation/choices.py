@@ -1,11 +1,12 @@
-"""Likelihood benchmarks as paper 2 uses them: ARC, HellaSwag, PIQA, RACE, SIQA and LAMBADA, a likelihood for each choice.
+"""Benchmarks of likelihoods as paper 2 uses them: ARC, HellaSwag, PIQA, RACE, SIQA and LAMBADA.
 
-Prompts, choices and measures are those of lm-eval 0.4.13. Rows come from a local JSON-lines file in the form that the data has on
-the hub, or from the hub. ``acc`` takes the likeliest choice, ``acc_norm`` the likeliest per character (lm-eval's length);
-``correct`` is ``acc``. LAMBADA has one choice, its last word: correct where the model writes that word, most confident token
-first, as paper 2's code does, whose scripts ask lm-eval's ``lambada_standard`` (skywalker0523/OneTokenIsEnough,
-evaluate_diff_extratoken.py, ``suffix_greedy_prediction``); models that another sampler writes with are asked token by token from
-the left.
+Nothing is written: the likelihoods of a question's choices are compared. Prompts, choices and measures are those of lm-eval 0.4.13.
+Rows come from a local JSON-lines file in the form that the data has on the hub, or from the hub. ``acc`` takes the likeliest choice,
+``acc_norm`` the likeliest per character (lm-eval's length); ``correct`` is ``acc``.
+
+LAMBADA has one choice, its last word. An answer is correct where the model writes that word, the most confident token first. Paper 2's
+code does so (skywalker0523/OneTokenIsEnough, evaluate_diff_extratoken.py, ``suffix_greedy_prediction``; its scripts ask lm-eval's
+``lambada_standard``). A model that another sampler writes with is asked token by token from the left.
 """
 
 import ast
@@ -25,7 +26,7 @@ from sinkscope.models import Model
 
 @dataclass(frozen=True)
 class LikelihoodSettings:
-    """How likelihoods are estimated; see `log_likelihood`.
+    """Settings of likelihoods; see `log_likelihood`.
 
     Attributes:
         method: ``monte_carlo`` or ``chain_rule``; an autoregressive model is summed exactly.
@@ -42,12 +43,12 @@ class LikelihoodSettings:
 
 @dataclass(frozen=True)
 class Question:
-    """One row: what stands before, what may follow, and which of it is right.
+    """One row of a benchmark: a context, the choices that may follow it, and which of them is right.
 
     Attributes:
-        context: as the model reads it; a choice follows behind a blank.
+        context: as the model reads it; a blank stands between it and a choice.
         choices: without that blank.
-        gold: number of the right one.
+        gold: number of the right choice.
     """
 
     context: str
@@ -57,10 +58,10 @@ class Question:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a model said of one question.
+    """What a model says of one question.
 
     Attributes:
-        likelihoods: one a choice.
+        likelihoods: one for each choice.
         writes: whether it writes the only choice itself; None where there are several.
     """
 
@@ -73,10 +74,10 @@ class Benchmark:
     """How the rows of one benchmark read.
 
     Attributes:
-        hub: repository and configuration.
-        split: that is asked.
-        fields: of a row, with their types.
-        read: a row as a question.
+        hub: repository and configuration of its data.
+        split: the split that is asked.
+        fields: fields of a row, with their types.
+        read: returns a row as a question.
         normed: whether ``acc_norm`` is published beside ``acc``.
     """
 
@@ -105,7 +106,7 @@ def _piqa(row: Mapping[str, Any]) -> Question:
 
 
 def _race(row: Mapping[str, Any]) -> Question:
-    """The last question of an article, the others with their answers before it."""
+    """Return the last question of an article; the others stand with their answers before it."""
     problems = ast.literal_eval(row["problems"]) if isinstance(row["problems"], str) else row["problems"]
     text = f"Article: {row['article']}\n\n"
     for problem in problems[:-1]:
@@ -152,7 +153,7 @@ BENCHMARKS: dict[str, Benchmark] = {
 
 
 def questions(name: str, data: Path | None) -> tuple[Callable[[], tuple[Question, ...]], Callable[[], str]]:
-    """The questions of a benchmark, read when first asked for, and the fingerprint of their rows.
+    """Return two functions: one reads the questions of a benchmark, the other returns a hash of their rows.
 
     Raises:
         CallError: a row that is not of the benchmark's form (when they are read).
@@ -184,7 +185,7 @@ def questions(name: str, data: Path | None) -> tuple[Callable[[], tuple[Question
 
 
 def ask(model: Model, question: Question, settings: LikelihoodSettings, number: int, batch: int) -> Asked:
-    """Likelihoods of all choices of question ``number``, and what the model writes itself where there is only one."""
+    """Compute the likelihoods of all choices of question ``number``, and whether the model writes an only choice itself."""
     given = {"method": settings.method, "samples": settings.samples, "guidance": settings.guidance, "batch": batch}
     found = tuple(
         log_likelihood(model, question.context, f" {choice}", seed=settings.seed + number, **given) for choice in question.choices
@@ -203,7 +204,7 @@ def _writes(model: Model, question: Question, guidance: float) -> bool:
 
 
 def judge(question: Question, asked: Asked, normed: bool) -> tuple[int, dict[str, bool]]:
-    """The number of the choice that is taken, and every measure."""
+    """Return the number of the choice that is taken, and every measure."""
     totals = [one.total for one in asked.likelihoods]
     if len(totals) == 1:
         return 0, {"acc": bool(asked.writes)}
@@ -216,7 +217,7 @@ def judge(question: Question, asked: Asked, normed: bool) -> tuple[int, dict[str
 
 
 def settings_for(given: Mapping[str, Any], defaults: Mapping[str, Any], causal: bool) -> LikelihoodSettings:
-    """Settings from a protocol's and a call's.
+    """Return the settings of a protocol (``defaults``), overridden by those of a call (``given``).
 
     Raises:
         CallError: a setting of samplers, or guidance for an autoregressive model.
@@ -229,5 +230,5 @@ def settings_for(given: Mapping[str, Any], defaults: Mapping[str, Any], causal: 
 
 
 def count_tokens(model: Model, question: Question) -> int:
-    """The longest canvas of a question."""
+    """Return the number of tokens of a question with its longest choice."""
     return max(len(model.encode(f"{question.context} {choice}")) for choice in question.choices)

@@ -1,4 +1,4 @@
-"""Each result against its unhidden run and against its controls, as frozen rows that tables print."""
+"""Each result compared with the unhidden run and with its controls, as frozen rows that tables print."""
 
 import re
 from collections.abc import Sequence
@@ -12,19 +12,19 @@ SEEDS = 3
 _RULE = re.compile(r"([a-z]+):(\d+)(?:@(.*))?")
 _DEFAULTS = {"", "previous", "local", "columns", "head", "mask"}
 _MATCHED = 1.5
-"""A control of equal mass that takes away so many times more, or less, is none."""
+"""A control of equal mass that takes away this many times more, or less, does not match."""
 
 
 @dataclass(frozen=True)
 class Contrast:
-    """Hiding sinks against hiding something else as often.
+    """What hiding sinks changes beyond hiding as many other keys.
 
     Attributes:
         control: rule of the control, its seed left out.
-        seeds: how many runs of it were averaged.
+        seeds: how many runs of the control were averaged.
         difference: see `against_controls`.
         adjusted: p-value after Holm, over all contrasts of the table.
-        removed_share: of all attention by the control, mean over its runs.
+        removed_share: share of all attention that the control took away, mean over its runs.
     """
 
     control: str
@@ -39,8 +39,8 @@ class Row:
     """A result and what it is compared with.
 
     Attributes:
-        result: the run.
-        published: what paper 1 reports, accuracy and standard error; None where it has nothing to match.
+        result: of one model on one task under one rule.
+        published: accuracy and standard error in paper 1; None where the paper has no such run.
         change: accuracy minus that of the unhidden run of the same weights, settings, dtype, device and problems; None without one.
         adjusted: p-value of the change after Holm, over all models, tasks and rules of the table; controls have a family of their own.
         contrasts: for a rule that hides the top sinks: each kind of control with the same K and the same options.
@@ -54,7 +54,7 @@ class Row:
 
 
 def compare(results: Sequence[Result]) -> list[Row]:
-    """Rows in the order of the results; runs are paired over the problems that both have, from the first."""
+    """Return a row for each result, in their order; runs are paired over the problems that both have, from the first."""
     changes = [_change(result, results) for result in results]
     contrasts = [_contrasts(result, results) for result in results]
     adjusted: dict[int, float] = {}
@@ -84,7 +84,7 @@ def _change(result: Result, results: Sequence[Result]) -> Difference | None:
 
 
 def _contrasts(result: Result, results: Sequence[Result]) -> list[tuple[str, int, Difference, float | None]]:
-    """(control, seeds, difference, share removed)."""
+    """Return a control's name, the number of its seeds, the difference and the share removed, for each kind of control."""
     rule = _RULE.fullmatch(result.hide)
     if rule is None or rule[1] != "top":
         return []
@@ -117,7 +117,7 @@ def _is_control(result: Result) -> bool:
 
 
 def arranged(results: Sequence[Result]) -> list[Result]:
-    """Models and tasks together, within them a rule and its controls together, each in the order in which it first occurs."""
+    """Return results sorted by model, task, and rule with its controls, each in the order in which it first occurs."""
 
     def place(result: Result) -> tuple[str, ...]:
         rule = _RULE.fullmatch(result.hide)
@@ -130,7 +130,7 @@ def arranged(results: Sequence[Result]) -> list[Result]:
 
 
 def _options(text: str | None) -> list[str]:
-    """A rule's options in one order, without its seed and without those that hold anyway."""
+    """Return a rule's options in a fixed order, without its seed and without defaults."""
     return sorted({option for option in (text or "").split(",") if not option.startswith("seed=")} - _DEFAULTS)
 
 
@@ -154,7 +154,7 @@ def _common(outcomes: Sequence[list[int]]) -> list[list[int]]:
 
 
 def remarks(rows: Sequence[Row]) -> list[str]:
-    """What a reader must know about these rows: too few problems or seeds, nothing to compare with, a control that is none."""
+    """Return what a reader must know about these rows: too few problems or seeds, nothing to compare with, controls that do not match."""
     said: list[str] = []
     small: dict[tuple[str, str, int], list[str]] = {}
     for row in rows:

@@ -1,7 +1,7 @@
 """GSM8K as lm-evaluation-harness asks and scores it: tasks ``gsm8k`` (version 3) and ``gsm8k_cot`` (version 3).
 
-Shots of ``gsm8k`` are drawn from the training rows as lm-eval draws them in one process with its default seed, one
-draw a problem in order; so a prompt depends on the number of the problem and not on how many processes there are.
+Shots of ``gsm8k`` are drawn from the training rows as lm-eval draws them in one process with its default seed: one
+draw a problem, in order. So a prompt depends on the number of the problem and not on the number of processes.
 The eight worked examples of ``gsm8k_cot`` (Wei et al. 2022) are read from the installed lm-eval.
 """
 
@@ -28,7 +28,7 @@ HEADLINE = "flexible-extract"
 
 
 def gsm8k(data: Path | None = None) -> Task:
-    """Five shots by default; strict-match reads the number after ``####``.
+    """Return the task ``gsm8k``: five shots by default; strict-match reads the number after ``####``.
 
     Args:
         data: a file of test rows with ``train.jsonl`` beside it, or a folder with both; the hub when None.
@@ -61,7 +61,7 @@ def gsm8k(data: Path | None = None) -> Task:
 
 
 def gsm8k_cot(data: Path | None = None) -> Task:
-    """Eight fixed shots by default, the first ones when fewer are asked for; strict-match reads "The answer is …".
+    """Return the task ``gsm8k_cot``: eight fixed shots, the first of them when fewer are asked for; strict-match reads "The answer is …".
 
     Args:
         data: as for `gsm8k`; training rows are not needed.
@@ -82,12 +82,12 @@ def gsm8k_cot(data: Path | None = None) -> Task:
 
 
 def gsm8k_two_pass(data: Path | None = None) -> Task:
-    """Paper 2's form: the model writes a thought behind the question, then the answer behind both; no shots.
+    """Return the task ``gsm8k_two_pass``, paper 2's form: the model writes a thought behind the question, then the answer behind both.
 
-    What stands behind ``####`` in the last line of question, thought and answer counts, whichever pass wrote it. Published: 256
-    tokens in 256 steps at temperature .1 each time, after fine-tuning on augmented GSM8K (skywalker0523/OneTokenIsEnough,
-    evaluate_gsm8k_extratoken.py). There the 256 tokens hold the question too, a pass is read beyond its EOS, and answers are compared
-    by sympy; here each pass writes 256, up to its EOS, and numbers are compared as lm-eval does.
+    The text behind ``####`` in the last line of question, thought and answer counts, whichever pass wrote it. There are no shots.
+    Published: 256 tokens in 256 steps at temperature .1 each time, after fine-tuning on augmented GSM8K
+    (skywalker0523/OneTokenIsEnough, evaluate_gsm8k_extratoken.py). There the 256 tokens hold the question too, a pass is read beyond
+    its EOS, and answers are compared by sympy. Here each pass writes 256 tokens, up to its EOS, and numbers are compared as lm-eval does.
 
     Args:
         data: as for `gsm8k`; training rows are not needed.
@@ -132,7 +132,7 @@ def _with_answers(source: Source, split: str) -> tuple[Row, ...]:
 
 @functools.cache
 def worked_examples(shots: int) -> tuple[_Turn, ...]:
-    """The first worked examples of lm-eval's ``gsm8k_cot``."""
+    """Return the first worked examples of lm-eval's ``gsm8k_cot``."""
     from importlib.util import find_spec
 
     found = find_spec("lm_eval")
@@ -183,7 +183,7 @@ def _task(
 
 
 def score_answer(gold: str, text: str, strict: re.Pattern[str] = HASHES) -> Score:
-    """Both of lm-eval's measures for one answer; ``correct`` is flexible-extract, the last number of the answer."""
+    """Score one answer by both of lm-eval's measures; ``correct`` is flexible-extract, the last number of the answer."""
     read = {"strict-match": _extract(strict, text, first=True), HEADLINE: _extract(NUMBER, text, first=False)}
     measures = {name: _normal(found) == _normal(gold) for name, found in read.items()}
     found = None if read[HEADLINE] == INVALID else read[HEADLINE]
@@ -192,7 +192,7 @@ def score_answer(gold: str, text: str, strict: re.Pattern[str] = HASHES) -> Scor
 
 
 def _extract(pattern: re.Pattern[str], text: str, *, first: bool) -> str:
-    """lm-eval's regex filter: the first or the last match, its first group that is not empty."""
+    """Return what lm-eval's regex filter finds: the first group that is not empty, of the first or the last match."""
     matches = pattern.findall(text)
     if not matches:
         return INVALID
@@ -203,7 +203,7 @@ def _extract(pattern: re.Pattern[str], text: str, *, first: bool) -> str:
 
 
 def _normal(text: str) -> str:
-    """What lm-eval's exact match compares."""
+    """Return the text that lm-eval's exact match compares."""
     for pattern in IGNORED:
         text = re.sub(pattern, "", text)
     return text.lower()

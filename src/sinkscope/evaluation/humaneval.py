@@ -1,7 +1,7 @@
 """HumanEval as lm-evaluation-harness asks it, pass@1 by our own sandbox: ``humaneval`` (version 1), ``humaneval_instruct`` (version 4).
 
-The program that is run is the prompt and the completion up to the first stop string. The row's tests, and a call of them, run in
-a process of their own that asks the program's for what the function returns.
+The program is the prompt and the completion up to the first stop string. The row's tests run in a process of their own, which asks
+the program's process for the values of the function.
 """
 
 import ast
@@ -22,7 +22,7 @@ FENCE = "```"
 
 
 def humaneval(data: Path | None = None) -> Task:
-    """The model goes on where the prompt stops.
+    """Return the task ``humaneval``: the model continues the prompt.
 
     Args:
         data: a JSON-lines file, or a folder with ``HumanEval.jsonl``; the hub when None.
@@ -42,7 +42,7 @@ def humaneval(data: Path | None = None) -> Task:
 
 
 def humaneval_instruct(data: Path | None = None) -> Task:
-    """The request in words; the answer is begun for the model with the prompt in a code block, and ends where the block does.
+    """Return the task ``humaneval_instruct``: a request in words; the answer begins with the prompt in a code block, which the model ends.
 
     Args:
         data: as for `humaneval`.
@@ -90,7 +90,7 @@ def _tests(row: Row) -> str:
 
 
 def score_completion(row: Row, text: str, *, fenced: bool) -> Score:
-    """Whether prompt and completion run to their end and its tests hold; a fenced completion counts up to the fence."""
+    """Score a completion: it passes if the program runs to its end and the row's tests hold. A fenced one counts up to the fence."""
     completion = text.split(FENCE, 1)[0] if fenced else text
     program = row["prompt"] + completion
     result = run_tests(row, program)
@@ -98,7 +98,7 @@ def score_completion(row: Row, text: str, *, fenced: bool) -> Score:
 
 
 def run_tests(row: Row, program: str) -> ProgramResult:
-    """Runs a program in the sandbox, then the row's tests outside its process, or in it where they name more than the one function."""
+    """Run a program in the sandbox, then the row's tests outside its process, or in it where they name more than the one function."""
     apart = separate_tests(row)
     if apart is None:
         return run_program(f"{program}\n{_tests(row)}")
@@ -106,7 +106,7 @@ def run_tests(row: Row, program: str) -> ProgramResult:
 
 
 def separate_tests(row: Row) -> str | None:
-    """A row's tests with what they use of the prompt: its imports and helpers, not the function itself.
+    """Return a row's tests with what they use of the prompt: its imports and helpers, not the function itself.
 
     Returns:
         Tests for `run_program`; None where they cannot stand apart from the program, since they name something that
@@ -132,7 +132,7 @@ def _parsed(source: str) -> ast.Module | None:
 
 
 def _bound(tree: ast.AST) -> Iterator[str]:
-    """Every name that some statement binds; in which scope does not matter here."""
+    """Yield every name that some statement binds, in whatever scope."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
             yield node.id

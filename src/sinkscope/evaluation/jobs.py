@@ -1,4 +1,4 @@
-"""An evaluation in jobs of a cluster, through submitit: job i of N does share i of N, in its own process, with its own model."""
+"""An evaluation as jobs of a cluster, through submitit: job i of N does share i of N in its own process, with its own model."""
 
 import os
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ LOGS = "lock.jobs"  # begins like a lock, so that the folder is known as one of 
 
 
 def run_share(model: str, device: str, dtype: str | None, arguments: Mapping[str, Any], share: Share | None = None) -> list[Result]:
-    """Loads a model and evaluates it; with ``cuda`` under torchrun, on the process's own device."""
+    """Load a model and evaluate it; ``cuda`` under torchrun is the process's own device."""
     from sinkscope.evaluation.running import evaluate
     from sinkscope.models import load
 
@@ -25,7 +25,7 @@ def run_share(model: str, device: str, dtype: str | None, arguments: Mapping[str
 def run_in_jobs(
     model: str, device: str, dtype: str | None, arguments: Mapping[str, Any], jobs: int, cluster: str = "slurm", options: str = ""
 ) -> None:
-    """Submits shares of an evaluation as jobs and waits until they have ended; the same call goes on with what is missing.
+    """Submit the shares of an evaluation as jobs and wait until they have ended; the same call does what is missing.
 
     Args:
         model, device, dtype: for `load`.

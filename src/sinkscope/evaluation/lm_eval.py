@@ -104,7 +104,7 @@ class SinkscopeLM(TemplateLM):
         return self.model.card.name.replace("/", "__")
 
     def get_model_info(self) -> dict[str, Any]:
-        """What lm-eval keeps of the model in its results: the rule, and what it did.
+        """Return what lm-eval keeps of the model in its results: the rule and its effect.
 
         ``removed_share``, ``hit_rate`` and ``keys_per_head`` are means over the ``effects`` answers or likelihoods of all processes
         since this model was made; answers from lm-eval's cache are not among them. None where nothing was hidden.
@@ -142,7 +142,7 @@ class SinkscopeLM(TemplateLM):
         return answers
 
     def _settings(self, asked: dict[str, Any]) -> tuple[Settings, list[str]]:
-        """A task's generation arguments in our words, and its stop strings."""
+        """Return a task's generation arguments as settings of the sampler, and its stop strings."""
         asked = dict(asked)
         until = asked.pop("until", [])
         lengths = [asked.pop(name, None) for name in LENGTH_NAMES]
@@ -184,11 +184,7 @@ class SinkscopeLM(TemplateLM):
     _said_greedy = False
 
     def _refuse_previous(self) -> None:
-        """One forward call a text has no step before it.
-
-        Raises:
-            CallError: the rule observes the step before.
-        """
+        """Raise CallError where the rule observes the step before: a likelihood is one forward call a text, so there is none."""
         if self.rule.waits:
             raise CallError(
                 f"hide: {self.hide} decides by the step before, and a likelihood has one step a text; "
@@ -199,7 +195,7 @@ class SinkscopeLM(TemplateLM):
         self._of_batch += [effect for effect in effects if effect is not None]
 
     def _spread(self, batches: list[list[int]], work: Callable[[Sequence[int]], list[Any]], name: str, quiet: bool) -> list[Any]:
-        """Results by request; each process does every ``count``-th batch, and all get all results.
+        """Return the results by request. Each process does every ``count``-th batch, and all processes get all results.
 
         Raises:
             SinkscopeError: a batch failed, here or in another process.
@@ -235,7 +231,7 @@ class SinkscopeLM(TemplateLM):
 
 
 def _means(effects: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Of each measure over the effects that have it; None where none has."""
+    """Return the mean of each measure over the effects that have it; None where none has."""
     means: dict[str, Any] = {}
     for name in ("removed_share", "hit_rate", "keys_per_head"):
         values = [effect[name] for effect in effects if effect[name] is not None]
@@ -244,7 +240,7 @@ def _means(effects: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _exchanged(mine: Any, count: int) -> Iterator[Any]:
-    """What every process has, in order of rank."""
+    """Exchange ``mine`` with all processes, and yield what each has, in order of rank."""
     if not torch.distributed.is_initialized():
         torch.distributed.init_process_group("gloo", timeout=PATIENCE)
     every: list[Any] = [None] * count
@@ -260,7 +256,7 @@ def _own_device(device: str | None) -> str:
 
 
 def main() -> None:
-    """lm-eval's command line with the model ``sinkscope`` known to it."""
+    """Run lm-eval's command line with the model ``sinkscope`` known to it."""
     from lm_eval.__main__ import cli_evaluate
 
     if "--tasks" in sys.argv and "--include_path" not in sys.argv:

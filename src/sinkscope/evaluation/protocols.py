@@ -1,7 +1,7 @@
-"""Settings under which published models were evaluated, one frozen `Protocol` each, and which of them a model gets.
+"""Protocols: the settings under which published models were evaluated, one frozen `Protocol` each.
 
-A protocol applies to published tasks only, and to models it recognises by family and name. What its source does not say
-is said to be assumed. Flags of the call override it.
+A protocol applies to published tasks only, and to models that are recognised by family and name. Its source says which settings
+are assumed, where the publication does not state them. Settings of the call override it.
 """
 
 from collections.abc import Mapping
@@ -20,13 +20,13 @@ class Protocol:
 
     Attributes:
         family, variant: of the models it is for; see `variant_of`.
-        task: of `find_task`.
-        name: tells it from others for the same models and task; the first one is the default.
+        task: name of the task.
+        name: distinguishes it from others for the same models and task, of which the first is the default.
         shots: examples in the prompt.
         chat: whether the prompt goes through the chat template, each shot as a pair of turns.
         settings: of the sampler.
-        source: where it was read, and what is assumed.
-        published: accuracy the source reports, 0…1.
+        source: where it was published, and which settings are assumed.
+        published: accuracy that the source reports, 0…1.
     """
 
     family: str
@@ -40,7 +40,7 @@ class Protocol:
     published: float | None = None
 
     def line(self) -> str:
-        """One line for people."""
+        """Return the protocol in one line for people."""
         settings = ", ".join(f"{key} {value}" for key, value in self.settings.items())
         chat = "chat template" if self.chat else "raw text"
         published = "" if self.published is None else f"; published {100 * self.published:.1f} %"
@@ -104,7 +104,7 @@ PROTOCOLS = (
 
 
 def variant_of(family: str, model: str) -> str:
-    """``base``, ``instruct``, ``1.5`` or ``mixcot``, read from the last part of a model's name; empty when it does not say."""
+    """Return ``base``, ``instruct``, ``1.5`` or ``mixcot``, as the last part of a model's name says; an empty text where it does not."""
     name = model.rstrip("/").split("/")[-1].lower()
     if family == "llada" and "1.5" in name:
         return "1.5"
@@ -112,7 +112,7 @@ def variant_of(family: str, model: str) -> str:
 
 
 def find_protocol(family: str, model: str, task: str, wanted: str = AUTO) -> Protocol | None:
-    """The protocol of a model on a task; None for the lab's tasks, for models nobody published, and for ``none``.
+    """Return the protocol of a model on a task; None for the lab's tasks, for models without one, and for ``none``.
 
     Args:
         family, model: of the card.
@@ -120,7 +120,7 @@ def find_protocol(family: str, model: str, task: str, wanted: str = AUTO) -> Pro
         wanted: ``auto`` for the first one, ``none``, or a name.
 
     Raises:
-        CallError: a name that these models have not for the task.
+        CallError: a name that is no protocol of this model for the task.
     """
     if wanted == NONE:
         return None

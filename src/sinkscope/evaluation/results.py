@@ -1,4 +1,4 @@
-"""Results: frozen records and their file. Needs neither torch nor transformers."""
+"""Results of evaluations: frozen records and their file. This module loads neither torch nor transformers."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -22,23 +22,23 @@ class Result:
         model: name of the model, as it was asked for.
         task: name of the task.
         hide: rule that hid keys; ``none`` is the unchanged model.
-        n: problems.
+        n: number of problems.
         correct: problems answered correctly.
         accuracy: ``correct / n``, 0…1.
-        interval: Wilson's 95 % interval of the accuracy, over problems: it speaks of this one checkpoint.
+        interval: Wilson's 95 % interval of the accuracy over problems; it holds for this one checkpoint.
         settings: of the sampler, with ``shots`` and ``batch``.
         weight_hash: of the model, see `models.ModelCard`.
         versions: of Python and the libraries.
-        device: what it ran on; accuracies differ between kinds of device.
+        device: the device it ran on; accuracies differ between kinds of device.
         dtype: of the weights in memory.
         protocol: name and source of the published settings that were used; None where settings were given or are the lab's.
         measures: accuracy by every published measure of the task; empty for the lab's.
-        removed_share: share of attention that the hidden keys would have had, of all in the layers, steps and queries of the calls in
-            which the rule holds, mean over problems; None for ``none``. A cached model's prompt counts where keys are hidden from it.
-        hit_rate: share of the hidden keys that were still among the top, mean over problems; None where it means nothing.
-        data: fingerprint of the task's problems and shots, whatever file they were read from; empty in results of before there was one.
-        outcomes: one character a problem, in order: 1 correct, 0 not; for comparing runs problem by problem.
-        not_enforced: limits on programs that the system did not grant, see `sandbox.ProgramResult`.
+        removed_share: share of attention that the hidden keys would have had, of all attention in the layers, steps and queries in
+            which the rule was in force, mean over problems; None for ``none``.
+        hit_rate: share of the hidden keys that were still among the top, mean over problems; None where it is not defined.
+        data: hash of the task's problems and shots, whatever file they were read from; empty in older results.
+        outcomes: one character a problem, in order: 1 correct, 0 not. Runs are compared problem by problem.
+        not_enforced: protections of the sandbox that the system refused, see `sandbox.ProgramResult`.
         seconds: spent writing and scoring, summed over problems.
     """
 
@@ -65,7 +65,7 @@ class Result:
 
 
 def summarise(items: Sequence[Mapping[str, Any]], **known: Any) -> Result:
-    """The result of all items of a run, in order; ``known`` are the fields that are not counted."""
+    """Return the result of all items of a run, in order; ``known`` are the fields that are not computed from items."""
     correct = sum(item["correct"] for item in items)
     return Result(
         n=len(items),
@@ -88,11 +88,11 @@ def _mean(items: Sequence[Mapping[str, Any]], name: str) -> float | None:
 
 
 def collect(folder: Path, wanted: Sequence[tuple[str, str]]) -> list[Result]:
-    """Results of tasks and rules, from the folder alone, once all their items are done; they are kept in ``results.json``.
+    """Return the results of tasks and rules from the items in a folder, once all are done, and write them to ``results.json``.
 
     Args:
         folder: of an evaluation.
-        wanted: (task, rule) each.
+        wanted: pairs of task and rule.
 
     Raises:
         EvaluationError: items are missing or damaged, or the folder's own files are.
@@ -132,7 +132,7 @@ def _from_items(items: Sequence[Mapping[str, Any]], run: Mapping[str, Any], aske
 
 
 def write_results(folder: Path, results: Sequence[Result]) -> None:
-    """Writes ``results.json`` as a whole, keeping what it holds of other tasks and rules.
+    """Write ``results.json``, keeping what it holds of other tasks and rules.
 
     Raises:
         EvaluationError: no permission, no space.
@@ -146,7 +146,7 @@ def write_results(folder: Path, results: Sequence[Result]) -> None:
 
 
 def read_results(*folders: Path | str) -> list[Result]:
-    """The results of finished evaluations, folder by folder.
+    """Return the results of finished evaluations, folder by folder.
 
     Raises:
         CallError: no folder given, no such folder, or one that holds no evaluation.

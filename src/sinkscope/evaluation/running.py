@@ -1,8 +1,8 @@
-"""`evaluate`: a model, its tasks, and a folder that the same command goes on with after a kill.
+"""`evaluate` scores a model on tasks, into a folder; after a kill the same command goes on.
 
-Prompts are written in left-padded batches of neighbours, fixed by the problems' numbers, never by the number of
-processes. An unfinished batch is written as a whole again, so that padding and rounding are those of an uninterrupted
-run, and only its missing items are kept. A larger limit goes on in the same folder; a last batch that it fills up is done again.
+Prompts are written in left-padded batches of neighbours. Which problems form a batch depends on their numbers, never on the number of
+processes. An unfinished batch is written again as a whole, so that padding and rounding are those of an uninterrupted run, and only
+its missing items are kept. A larger limit goes on in the same folder; a last batch that it fills up is done again.
 """
 
 import logging
@@ -29,7 +29,7 @@ from sinkscope.evaluation.task_plans import Request, TaskPlan, make_plans
 from sinkscope.models import Model
 from sinkscope.work_items import Share, share_of_process
 
-STARTING_S = 1800.0  # for another process to load its model
+STARTING_S = 1800.0  # that another process may take to load its model
 POLL_S = 0.5
 PASS_SEEDS = 1 << 30  # between the seeds of one pass and the next; torch on a CPU uses the lower 32 bits of a seed
 ITEMS = 2  # format of the items in a folder; 1 had the limit among the settings
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Batch:
-    """A unit of work: problems ``start … start + size`` of a task under a rule."""
+    """A unit of work: some neighbouring problems of a task under a rule."""
 
     plan: TaskPlan
     rule: Rule
@@ -63,7 +63,7 @@ def evaluate(
     progress: bool = True,
     share: Share | None = None,
 ) -> list[Result]:
-    """Scores a model on tasks, one item a problem and rule; the same call resumes.
+    """Score a model on tasks, one item a problem and rule; the same call resumes.
 
     Args:
         model: from `load`.
@@ -80,13 +80,13 @@ def evaluate(
             published tasks), and for diffusion as many steps, in blocks of 16 (32).
         allow_code_execution: needed for tasks that run programs a model wrote.
         progress: a bar with the remaining time on a terminal's standard error.
-        share: part of the work to do without summing up; torchrun's, or all of it, when None.
+        share: the part of the work to do, without collecting results; torchrun's share, or all of the work, when None.
 
     Returns:
-        Results by task and rule; none from a process that does a share and does not sum up.
+        Results by task and rule; none from a process that does only a share.
 
     Raises:
-        CallError: an argument that does not fit, another run in the folder, another process at work in it.
+        CallError: an argument that does not fit, another run in the folder, or another process at work in it.
         EvaluationError: the folder cannot be written, the sandbox does not work, or another process of the same run died.
     """
     if batch < 1:
@@ -149,7 +149,7 @@ def _work_through(model: Model, batches: Sequence[_Batch], progress: bool) -> No
 
 
 def _work(model: Model, batch: _Batch, missing: Sequence[int]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Writes a batch and scores its missing problems, one (number, item) after the other."""
+    """Write a batch, and yield number and item of each of its missing problems."""
     plan, start = batch.plan, batch.indices.start
     if isinstance(plan.sampler, LikelihoodSettings):
         yield from _compare(model, batch, missing, plan.sampler)
@@ -189,14 +189,14 @@ def _work(model: Model, batch: _Batch, missing: Sequence[int]) -> Iterator[tuple
 
 
 def _read_so_far(model: Model, generation: Generation) -> str:
-    """Prompt and answer up to its end, as the prompt of the next pass."""
+    """Return prompt and answer up to its end, as the prompt of the next pass."""
     prompt, answer = generation.tokens[: generation.prompt_length], generation.tokens[generation.prompt_length :].tolist()
     ends = [place for place, token in enumerate(answer) if token in model.card.ends]
     return model.decode([*prompt.tolist(), *answer[: ends[0] if ends else None]])
 
 
 def _compare(model: Model, batch: _Batch, missing: Sequence[int], settings: LikelihoodSettings) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The likelihoods of the choices of a batch's missing problems, one (number, item) after the other."""
+    """Compute likelihoods, and yield number and item of each of a batch's missing problems."""
     plan = batch.plan
     for index in missing:
         began, question = time.monotonic(), plan.problems[index]
@@ -220,15 +220,15 @@ def _compare(model: Model, batch: _Batch, missing: Sequence[int], settings: Like
 
 
 def _wait_for_others(out: Path, before: Mapping[Share, int | None], batches: Sequence[_Batch]) -> None:
-    """Until the other shares have committed all of theirs.
+    """Wait until the processes with the other shares have committed all of their items.
 
     Args:
         out: the folder.
-        before: when each of them was last taken, as this process began.
-        batches: all of them.
+        before: when each share was last taken, as this process began.
+        batches: all batches of the evaluation.
 
     Raises:
-        EvaluationError: one of them ended without.
+        EvaluationError: a process ended with items missing.
     """
     started = time.monotonic()
     others = list(before)

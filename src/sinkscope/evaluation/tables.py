@@ -22,7 +22,7 @@ NOTES = (
 
 
 def table(results: Sequence[Result]) -> dict[str, Any]:
-    """``{"rows": [...], "remarks": [...]}``: every field of each result but its outcomes, and what it is compared with."""
+    """Return ``{"rows": [...], "remarks": [...]}``: every field of each result except its outcomes, and what it is compared with."""
     rows = compare(arranged(results))
     return {"rows": [_document(row) for row in rows], "remarks": remarks(rows)}
 
@@ -50,7 +50,7 @@ def _difference(change: Difference | None, adjusted: float | None) -> Any:
 
 
 def write_table(results: Sequence[Result], form: Format = "markdown") -> str:
-    """A table as text, without a last line break."""
+    """Return a table as text, without a last line break."""
     writers: dict[str, Callable[[Sequence[Result]], str]] = {
         "markdown": _markdown,
         "latex": _latex,
@@ -61,7 +61,7 @@ def write_table(results: Sequence[Result], form: Format = "markdown") -> str:
 
 
 def _layout(rows: Sequence[Row], cell: Callable[[Row], str]) -> tuple[list[str], list[tuple[str, str, list[str]]]]:
-    """Paper 1's layout: models across; for each task and rule the cells of the models, "–" where there is none."""
+    """Return paper 1's layout: the models, and for each task and rule a cell for each model, "–" where there is no result."""
     models = list(dict.fromkeys(row.result.model for row in rows))
     tasks = list(dict.fromkeys(row.result.task for row in rows))
     places = sorted(dict.fromkeys((row.result.task, row.result.hide) for row in rows), key=lambda place: tasks.index(place[0]))

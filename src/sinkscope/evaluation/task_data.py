@@ -36,7 +36,7 @@ class Source:
     asked: str = "test"
 
     def rows(self, split: str) -> tuple[Row, ...]:
-        """All rows of a split, in order.
+        """Return all rows of a split, in order.
 
         Raises:
             CallError: no such file, a wrong one, or a row without a field.
@@ -54,7 +54,7 @@ class Source:
         return tuple({name: row[name] for name in self.fields} for row in rows)
 
     def _file(self, split: str) -> Path:
-        """The file of a split: the given one is the test split; another lies beside it or in the folder."""
+        """Return the file of a split: a file that was given is the split that is asked, another one lies beside it or in the folder."""
         path = self.path
         assert path is not None
         if not path.exists():
@@ -103,7 +103,7 @@ class Source:
 
 
 def hash_rows(*splits: Sequence[Row]) -> str:
-    """sha256 over rows, so that another data file under the same results is noticed."""
+    """Return a sha256 over rows, so that another data file under the same results is noticed."""
     return hashlib.sha256(json.dumps(splits, sort_keys=True).encode()).hexdigest()
 
 

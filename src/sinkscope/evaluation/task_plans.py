@@ -1,4 +1,4 @@
-"""What an evaluation is going to ask: tasks, rules, settings and encoded prompts, all checked before the first is written."""
+"""The plan of an evaluation: tasks, rules, settings and encoded prompts, all checked before anything is written."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ PUBLISHED_LENGTHS = {"gsm8k": 256, "gsm8k_cot": 256, "gsm8k_two_pass": 256, "hum
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for, as `evaluate` was called; see there."""
+    """The arguments of `evaluate` that say what is asked; see there."""
 
     tasks: Sequence[str]
     hide: Sequence[str] = ("none",)
@@ -40,12 +40,12 @@ class TaskPlan:
     """One task as it is asked.
 
     Attributes:
-        task: which.
-        sampler: resolved settings, of the likelihoods where the task asks for those.
-        shots: in each prompt.
+        task: the task.
+        sampler: resolved settings of the sampler, or of the likelihoods.
+        shots: solved problems in each prompt.
         chat: whether prompts went through the chat template.
-        protocol: the published settings that were used, and what of them was changed; None without any.
-        problems: all of them.
+        protocol: the published settings that were used, and what the call changed in them; None without any.
+        problems: all problems that are asked.
         prompts: texts, as the model reads them.
         encoded: token ids.
     """
@@ -60,7 +60,7 @@ class TaskPlan:
     encoded: Sequence[list[int]]
 
     def describe(self) -> dict[str, Any]:
-        """What decides the answers, kept beside them; a resumed run must agree in all of it."""
+        """Return what decides the answers; a resumed run must agree in all of it."""
         return {
             "task": self.task.name,
             "problems": len(self.problems),
@@ -74,7 +74,7 @@ class TaskPlan:
 
 
 def make_plans(model: Model, request: Request) -> tuple[list[TaskPlan], dict[str, Rule]]:
-    """Plans, one a task, and the rules by their text.
+    """Return a plan for each task, and the rules by their text.
 
     Raises:
         CallError: an argument, a data file or a rule that does not fit the model or the tasks.
@@ -172,7 +172,7 @@ def _encode(model: Model, task: Task, problems: Sequence[Any], shots: int, chat:
 
 
 def chat_text(model: Model, talk: list[Message]) -> str:
-    """A conversation by the tokenizer's template: a last turn of the assistant is left open, else its turn is begun.
+    """Return a conversation as the tokenizer's template writes it, up to where the assistant is to write or go on.
 
     Raises:
         ModelError: the tokenizer has no template.

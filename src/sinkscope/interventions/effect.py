@@ -1,4 +1,4 @@
-"""What came of hiding: how much attention was removed, and how many of the hidden keys were still sinks."""
+"""The effect of hiding: how much attention was removed, and how many of the hidden keys were still sinks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,15 +11,15 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Effect:
-    """Sums over the steps in which a rule was in force, float64; step 0 is not one of them for a rule that waits for it.
+    """Sums over the steps in which a rule was in force, float64. A rule that needs the step before is not in force in step 0.
 
     Attributes:
-        removed: [prompt, layer, head], attention that went to keys taken away, in queries' worth, measured without the hiding.
-        queries: [prompt, layer], queries that looked.
-        hidden: [prompt, layer, head], keys taken away, a key once a step.
-        hits: [prompt, layer, head], those of them that were still in the current top K, K being how many were hidden in that head.
-        ranked: [prompt, layer, head], those of them for which that was asked; not so where every query loses other keys.
-        steps: [prompt, layer], how many.
+        removed: [prompt, layer, head], attention that the hidden keys would have received, in queries' worth, measured without the hiding.
+        queries: [prompt, layer], number of queries.
+        hidden: [prompt, layer, head], number of hidden keys, a key once a step.
+        hits: [prompt, layer, head], hidden keys that were in the current top K, where K keys were hidden in that head.
+        ranked: [prompt, layer, head], hidden keys for which that is defined; it is not where every query loses other keys.
+        steps: [prompt, layer], number of steps.
     """
 
     removed: np.ndarray
@@ -31,7 +31,7 @@ class Effect:
 
     @property
     def removed_share(self) -> float:
-        """Share of all attention that was removed; 0 where no rule came into force."""
+        """Share of all attention that was removed; 0 where no rule was in force."""
         return _share(self.removed.sum(), self.queries.sum() * self.removed.shape[2])
 
     @property
@@ -41,31 +41,31 @@ class Effect:
 
     @property
     def keys_per_head(self) -> float:
-        """Keys taken away in a step, mean over layers and heads."""
+        """Hidden keys in a step, mean over layers and heads."""
         return _share(self.hidden.sum(), self.steps.sum() * self.hidden.shape[2])
 
     @property
     def removed_share_by_head(self) -> np.ndarray:
-        """[layer, head], NaN for layers in which no rule came into force."""
+        """The removed share of each head, [layer, head]; NaN for layers in which no rule was in force."""
         return _ratio(self.removed.sum(0), self.queries.sum(0)[:, None])
 
     @property
     def hit_rate_by_head(self) -> np.ndarray:
-        """[layer, head], NaN where none was hidden."""
+        """The hit rate of each head, [layer, head]; NaN where no key was hidden."""
         return _ratio(self.hits.sum(0), self.ranked.sum(0))
 
     def of(self, prompt: int) -> "Effect":
-        """The effect on one prompt, counted from the first that was written inside the context."""
+        """Return the effect on one prompt; prompts are counted from the first that was written inside the context."""
         one = slice(prompt, prompt + 1) if prompt >= 0 else slice(prompt, prompt + 1 or None)
         return Effect(*(values[one] for values in vars(self).values()))
 
     def sentence(self, rule: str) -> str:
-        """What came of a rule, in words."""
+        """Return the effect of a rule in words."""
         hits = "" if self.hit_rate is None else f"; {self.hit_rate:.0%} of the hidden keys were still in the current top K"
         return f"{rule} took away {self.removed_share:.1%} of the attention, {self.keys_per_head:.3g} keys per head and step{hits}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for manifests and results."""
+        """Return plain values, for manifests and results."""
         return {"removed_share": self.removed_share, "hit_rate": self.hit_rate, "keys_per_head": self.keys_per_head}
 
 
@@ -78,21 +78,21 @@ def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
 
 
 class Tally:
-    """Adds up an `Effect` on the device, a layer and step at a time."""
+    """Sums of an `Effect` while they grow, on the device, a layer and step at a time."""
 
     def __init__(self, prompts: int) -> None:
         self._prompts = prompts
         self._sums: dict[tuple[int, str], Tensor] = {}
 
     def add(self, layer: int, prompts: Tensor, **values: Tensor) -> None:
-        """``values`` are [row, head] or [row], for the prompts that the rows write, int64 [row] on the same device."""
+        """Add values [row, head] or [row] of one layer; ``prompts``, int64 [row] on the same device, says which prompt each row writes."""
         for name, found in values.items():
             if (layer, name) not in self._sums:
                 self._sums[layer, name] = torch.zeros(self._prompts, *found.shape[1:], dtype=torch.float64, device=found.device)
             self._sums[layer, name].index_add_(0, prompts, found.double())
 
     def effect(self, layers: int, heads: int) -> Effect:
-        """What has come together so far, in a network of so many layers and query heads."""
+        """Return the sums so far, for a network of so many layers and query heads."""
         arrays = {
             name: np.zeros((self._prompts, layers, heads) if per_head else (self._prompts, layers))
             for name, per_head in (("removed", 1), ("queries", 0), ("hidden", 1), ("hits", 1), ("ranked", 1), ("steps", 0))
@@ -104,12 +104,12 @@ class Tally:
 
 
 def joined(effects: Sequence[Effect], layers: int, heads: int) -> Effect:
-    """Effects of several generations, their prompts one after the other."""
+    """Return the effects of several generations as one, their prompts one after the other."""
     every = [Tally(0).effect(layers, heads), *effects]
     kinds = zip(*(vars(one).values() for one in every), strict=True)
     return Effect(*(np.concatenate([_widened(one, layers, heads) for one in kind]) for kind in kinds))
 
 
 def _widened(values: np.ndarray, layers: int, heads: int) -> np.ndarray:
-    """With zeros for layers and heads that have shown up since: [prompt, layer] or [prompt, layer, head]."""
+    """Return values [prompt, layer] or [prompt, layer, head] with zeros for layers and heads that have run only since."""
     return np.pad(values, [(0, 0), *((0, size - found) for size, found in zip((layers, heads), values.shape[1:], strict=False))])

@@ -1,4 +1,4 @@
-"""What lm-eval's HumanEval tasks of this folder call: programs from answers, and pass@k by our own sandbox."""
+"""Functions that lm-eval's HumanEval tasks in this folder call: programs from answers, and pass@k by our own sandbox."""
 
 import functools
 import json
@@ -13,22 +13,22 @@ _log = logging.getLogger(__name__)
 
 
 def reference(doc: dict[str, str]) -> str:
-    """What a problem's programs are held against, as JSON: its prompt, its tests, and the function they call."""
+    """Return what a problem's programs are tested by, as JSON: its prompt, its tests, and the function they call."""
     return json.dumps({name: doc[name] for name in ("prompt", "test", "entry_point")})
 
 
 def complete(answers: Sequence[Sequence[str]], docs: Sequence[dict[str, str]]) -> list[list[str]]:
-    """The prompt and each of its completions."""
+    """Return each prompt with each of its completions."""
     return [[doc["prompt"] + one for one in found] for found, doc in zip(answers, docs, strict=True)]
 
 
 def complete_fenced(answers: Sequence[Sequence[str]], docs: Sequence[dict[str, str]]) -> list[list[str]]:
-    """The same, up to the closing fence."""
+    """Return the same, each completion up to the closing fence."""
     return complete([[one.split(FENCE, 1)[0] for one in found] for found in answers], docs)
 
 
 def pass_at_k(references: Sequence[str], predictions: Sequence[Sequence[str]], k: Sequence[int]) -> dict[str, float]:
-    """Unbiased pass@k of one problem's programs, for each k; what the sandbox cannot enforce here is said once.
+    """Return the unbiased pass@k of one problem's programs, for each k; log once what the sandbox cannot enforce here.
 
     Args:
         references: one `reference`.
