@@ -63,11 +63,13 @@ def test_a_published_task_from_a_local_file(run, monkeypatch, diffusion_folder, 
     """Prompts of GSM8K have words the lab does not know, so its opening is put in words that it does."""
     import dataclasses
 
-    from sinkscope.evaluation import plans
+    from sinkscope.evaluation import task_plans
 
-    plain = plans.find_task
+    plain = task_plans.find_task
     monkeypatch.setattr(
-        plans, "find_task", lambda name, files: dataclasses.replace(plain(name, files), prompt=lambda row, i, n: f"{row['question']}\nA:")
+        task_plans,
+        "find_task",
+        lambda name, files: dataclasses.replace(plain(name, files), prompt=lambda row, i, n: f"{row['question']}\nA:"),
     )
     flags = ("--tasks", "gsm8k", "--data", f"gsm8k={data}", "--shots", 0, "--length", 8, "--json")
     status, out, err = run("evaluate", diffusion_folder, "--out", tmp_path / "r", *flags)
