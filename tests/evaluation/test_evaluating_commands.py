@@ -66,11 +66,11 @@ def test_a_published_task_from_a_local_file(run, monkeypatch, diffusion_folder, 
     from sinkscope.evaluation import task_plans
 
     plain = task_plans.find_task
-    monkeypatch.setattr(
-        task_plans,
-        "find_task",
-        lambda name, files: dataclasses.replace(plain(name, files), prompt=lambda row, i, n: f"{row['question']}\nA:"),
-    )
+
+    def short(name, files):
+        return dataclasses.replace(plain(name, files), prompt=lambda row, i, n: f"{row['question']}\nA:")
+
+    monkeypatch.setattr(task_plans, "find_task", short)
     flags = ("--tasks", "gsm8k", "--data", f"gsm8k={data}", "--shots", 0, "--length", 8, "--json")
     status, out, err = run("evaluate", diffusion_folder, "--out", tmp_path / "r", *flags)
     assert status == 0, err
