@@ -8,7 +8,8 @@ from _measuring import interleaved, ratio, show
 
 from sinkscope.lab.canvases import draw_canvases
 from sinkscope.lab.recipes import RECIPES
-from sinkscope.lab.training import _objective, build_network
+from sinkscope.lab.starting_network import build_network
+from sinkscope.lab.training import _objective
 from sinkscope.lab.vocabulary import build_tokenizer
 from sinkscope.models import add_sink_token
 from sinkscope.models.sink_token import SinkToken, constant_keys, with_sink

@@ -20,7 +20,7 @@ import torch
 import sinkscope
 from sinkscope import cli
 from sinkscope.lab.recipes import RECIPES, Architecture
-from sinkscope.lab.training import build_network
+from sinkscope.lab.starting_network import build_network
 from sinkscope.lab.vocabulary import build_tokenizer
 
 torch.set_num_threads(1)

@@ -11,8 +11,8 @@ from test_readme import python_blocks, run, shell_lines
 import sinkscope
 from sinkscope.commands import COMMANDS
 from sinkscope.lab.recipes import RECIPES, Architecture
+from sinkscope.lab.starting_network import build_network
 from sinkscope.lab.texts import read_texts, train_tokenizer
-from sinkscope.lab.training import build_network
 from sinkscope.models.sink_token import VARIANTS
 
 PAGE = (Path(__file__).parents[1] / "docs" / "sink-token.md").read_text()

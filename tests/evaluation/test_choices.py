@@ -20,8 +20,8 @@ from sinkscope.evaluation.running import PASS_SEEDS
 from sinkscope.evaluation.tasks import find_task
 from sinkscope.interventions import Intervention, rules
 from sinkscope.lab.recipes import RECIPES, Architecture
+from sinkscope.lab.starting_network import build_network
 from sinkscope.lab.texts import read_texts, train_tokenizer
-from sinkscope.lab.training import build_network
 
 PROBLEMS = [
     {"question": "He was  _  .", "answer": "B", "options": ["in bed", "at school", "ill", "gone"]},

@@ -12,7 +12,9 @@ from sinkscope.lab.canvases import CanvasMix, draw_canvases
 from sinkscope.lab.checkpoint import train_checkpoint
 from sinkscope.lab.objectives import mask_canvases, masked_diffusion_loss
 from sinkscope.lab.recipes import ARMS, RECIPES, SHORT, Architecture
-from sinkscope.lab.training import LOG, RECIPE, build_network, train
+from sinkscope.lab.run_folder import LOG, RECIPE
+from sinkscope.lab.starting_network import build_network
+from sinkscope.lab.training import train
 from sinkscope.lab.vocabulary import build_tokenizer
 from sinkscope.models.folding import fold
 from sinkscope.models.sink_token import VARIANTS

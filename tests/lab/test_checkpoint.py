@@ -11,7 +11,8 @@ from sinkscope.lab import checkpoint
 from sinkscope.lab.canvases import CanvasMix
 from sinkscope.lab.checkpoint import train_checkpoint
 from sinkscope.lab.recipes import Architecture, Recipe
-from sinkscope.lab.training import LOG, RECIPE, STATE, train
+from sinkscope.lab.run_folder import LOG, RECIPE, STATE
+from sinkscope.lab.training import train
 
 TINY = Recipe(
     "tiny",

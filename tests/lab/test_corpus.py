@@ -15,7 +15,9 @@ from sinkscope.lab.checkpoint import train_checkpoint
 from sinkscope.lab.corpus import LongText, draw_windows, make_corpus, open_corpus
 from sinkscope.lab.objectives import mask_canvases, masked_diffusion_loss
 from sinkscope.lab.recipes import RECIPES, Architecture
-from sinkscope.lab.training import LOG, SNAPSHOTS, STATE, build_network, train
+from sinkscope.lab.run_folder import LOG, SNAPSHOTS, STATE
+from sinkscope.lab.starting_network import build_network
+from sinkscope.lab.training import train
 
 SHAPE = Architecture(layers=2, hidden_size=24, heads=3, kv_heads=3, intermediate_size=40, max_positions=96, tied=True)
 MIX = CanvasMix(tokens=96, lengths=(32,), weights=(1.0,))

@@ -10,8 +10,9 @@ from sinkscope.errors import CallError, TrainingError
 from sinkscope.lab.canvases import PROMPT, CanvasMix
 from sinkscope.lab.checkpoint import train_checkpoint
 from sinkscope.lab.recipes import RECIPES, Architecture
+from sinkscope.lab.run_folder import RECIPE
 from sinkscope.lab.texts import Document, TextCanvases, read_texts, train_tokenizer
-from sinkscope.lab.training import RECIPE, train
+from sinkscope.lab.training import train
 from sinkscope.lab.vocabulary import build_tokenizer
 
 SMALL = Architecture(layers=2, hidden_size=24, heads=3, kv_heads=3, intermediate_size=40, max_positions=96)

@@ -15,7 +15,9 @@ from sinkscope.errors import TrainingError
 from sinkscope.lab import training
 from sinkscope.lab.canvases import CanvasMix, draw_canvases
 from sinkscope.lab.recipes import RECIPES, Architecture, Recipe
-from sinkscope.lab.training import LOG, RECIPE, STATE, build_network, learning_rate, train
+from sinkscope.lab.run_folder import LOG, RECIPE, STATE
+from sinkscope.lab.starting_network import build_network
+from sinkscope.lab.training import learning_rate, train
 from sinkscope.lab.vocabulary import build_tokenizer
 
 TINY = Recipe(

@@ -12,7 +12,7 @@ from sinkscope.decoding.checking import check_model
 from sinkscope.errors import CallError, ModelError
 from sinkscope.lab.checkpoint import train_checkpoint
 from sinkscope.lab.recipes import RECIPES, Architecture
-from sinkscope.lab.training import build_network
+from sinkscope.lab.starting_network import build_network
 from sinkscope.lab.vocabulary import build_tokenizer
 
 SHAPE = Architecture(layers=3, hidden_size=40, heads=5, kv_heads=5, intermediate_size=72, max_positions=64, positions="learned")

@@ -13,14 +13,16 @@ from safetensors import SafetensorError
 from sinkscope.errors import TrainingError
 from sinkscope.lab.corpus import Corpus
 from sinkscope.lab.recipes import Recipe
+from sinkscope.lab.run_folder import RECIPE, STATE, check_recipe
+from sinkscope.lab.starting_network import choose_tokenizer
 from sinkscope.lab.texts import Texts
-from sinkscope.lab.training import RECIPE, STATE, check_recipe, choose_tokenizer, train
+from sinkscope.lab.training import train
 
 WEIGHTS = "model.safetensors"
 
 
 def train_checkpoint(recipe: Recipe, out: Path, *, texts: Texts | Corpus | None = None, device: str = "cpu", command: str = "") -> Path:
-    """Trains a recipe, going on where an earlier run was killed, and leaves a checkpoint that `sinkscope.load` reads.
+    """Train a recipe, from where an earlier run was killed, and leave a checkpoint that `sinkscope.load` reads.
 
     The weights appear last and by a rename: a folder with weights is finished.
 
@@ -42,6 +44,7 @@ def train_checkpoint(recipe: Recipe, out: Path, *, texts: Texts | Corpus | None 
 
 
 def _save(network: Any, tokenizer: Any, recipe: Recipe, out: Path, command: str) -> None:
+    """Write the checkpoint into a folder beside, then rename its files, the weights last."""
     beside = out / "checkpoint.writing"
     shutil.rmtree(beside, ignore_errors=True)
     network.to("cpu", torch.bfloat16).save_pretrained(beside)

@@ -1,0 +1,82 @@
+"""What a training begins with: the tokenizer and the network of a recipe."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from sinkscope.errors import TrainingError
+from sinkscope.lab.corpus import Corpus
+from sinkscope.lab.recipes import Recipe
+from sinkscope.lab.texts import Texts, train_tokenizer
+from sinkscope.lab.vocabulary import build_tokenizer
+from sinkscope.models import add_sink_token, load
+from sinkscope.models.layouts import MARK, MARK_POSITIONS
+from sinkscope.models.sink_token import variant_of
+
+
+def choose_tokenizer(recipe: Recipe, texts: Texts | Corpus | None = None) -> Any:
+    """Return the tokenizer of the model that a recipe starts from, else one for the user's texts, else the lab's."""
+    if recipe.start_from is not None:
+        return load(recipe.start_from).tokenizer
+    if isinstance(texts, Corpus):
+        return texts.tokenizer()
+    return build_tokenizer() if texts is None else train_tokenizer(texts)
+
+
+def build_network(recipe: Recipe, tokenizer: Any) -> Any:
+    """Return a network as its training begins: transformers' Llama, bidirectional for diffusion, with the sink of its recipe.
+
+    Raises:
+        TrainingError: weights to start from that do not fit.
+    """
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from sinkscope.models.llama_variants import LearnedPositionsLlama
+
+    shape = recipe.architecture
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        max_position_embeddings=shape.max_positions,
+        rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        # No pad_token_id: padding is EOS, and transformers would freeze that embedding at zero.
+        pad_token_id=None,
+        tie_word_embeddings=shape.tied,
+    )
+    if recipe.objective != "next_token":
+        config.is_causal = False
+        config.mask_token_id = tokenizer.mask_token_id
+    if recipe.objective == "shifted_diffusion":
+        setattr(config, MARK, "dream")
+    torch.manual_seed(recipe.seed)
+    # On short canvases plain matrix products beat the CPU's flash kernel, backward above all.
+    config._attn_implementation = "eager"
+    if shape.positions == "learned":
+        setattr(config, MARK_POSITIONS, True)
+        network: Any = LearnedPositionsLlama(config)
+    else:
+        network = LlamaForCausalLM(config)
+    if recipe.start_from is not None:
+        _start_from(recipe.start_from, network)
+    variant = variant_of(recipe.sink_token)
+    if variant is None:
+        return network
+    return add_sink_token(network, replace(variant, seed=recipe.seed))
+
+
+def _start_from(name: str, network: Any) -> None:
+    """Copy the weights of a model into a network of the same shape."""
+    given = load(name, dtype=torch.float32).network.state_dict()
+    mine = network.state_dict()
+    different = [key for key in mine if key not in given or given[key].shape != mine[key].shape] + sorted(set(given) - set(mine))
+    if different:
+        shapes = [tuple(weights[different[0]].shape) if different[0] in weights else "nothing" for weights in (mine, given)]
+        raise TrainingError(f"expected weights of {different[0]} {shapes[0]} to start from, found {shapes[1]} in {name}")
+    network.load_state_dict(given)
