@@ -120,7 +120,7 @@ def test_imports_keep_to_the_table(path):
 
 def test_all_of_the_source_is_walked():
     found = {_module(path) for path in FILES}
-    assert {"sinkscope", "sinkscope.attention", "sinkscope.attention.subscribers", "sinkscope.recorder.recorder"} <= found
+    assert {"sinkscope", "sinkscope.attention", "sinkscope.attention.subscribers", "sinkscope.recorder.step_recorder"} <= found
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@ import pytest
 
 from sinkscope.evaluation.tasks import TASKS, first_answer, score_number, score_program
 from sinkscope.lab.code_tasks import held_out_code_tasks
-from sinkscope.lab.problems import held_out_problems
+from sinkscope.lab.word_problems import held_out_problems
 
 PROBLEM = next(problem for problem in held_out_problems() if problem.result == "7")
 CODE = next(task for task in held_out_code_tasks() if task.template == "add")

@@ -3,8 +3,8 @@ import torch
 
 from sinkscope.lab.canvases import PROMPT, CanvasMix, draw_canvases
 from sinkscope.lab.code_tasks import held_out_code_tasks
-from sinkscope.lab.problems import held_out_problems
 from sinkscope.lab.vocabulary import build_tokenizer
+from sinkscope.lab.word_problems import held_out_problems
 
 MIX = CanvasMix(tokens=1200, lengths=(72, 150, 300), weights=(0.5, 0.3, 0.2), code_share=0.3)
 

@@ -4,8 +4,8 @@ import pytest
 import transformers
 
 from sinkscope.lab.code_tasks import held_out_code_tasks, make_code_task
-from sinkscope.lab.problems import held_out_problems, make_problem
 from sinkscope.lab.vocabulary import BOS, EOS, MASK, UNKNOWN, build_tokenizer, question_text, render
+from sinkscope.lab.word_problems import held_out_problems, make_problem
 
 
 @pytest.fixture(scope="module")

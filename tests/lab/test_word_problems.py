@@ -5,8 +5,8 @@ from itertools import islice
 
 import pytest
 
-from sinkscope.lab import problems
-from sinkscope.lab.problems import HELD_OUT_COUNT, LARGEST, TEMPLATES, held_out_problems, make_problem, read_result, training_problems
+from sinkscope.lab import word_problems
+from sinkscope.lab.word_problems import HELD_OUT_COUNT, LARGEST, TEMPLATES, held_out_problems, make_problem, read_result, training_problems
 
 # Held-out problems are fixed: a change of the generator moves every published number, so it must be made on purpose.
 HELD_OUT_SHA256 = "82661fa1c9f07005fe5edfb016bc1059e3ed63749735f44ef1fe350b576488bb"
@@ -96,12 +96,12 @@ def held_out_is(monkeypatch):
     """Replaces the held-out set for one test."""
 
     def replace(replacement):
-        monkeypatch.setattr(problems, "held_out_problems", lambda: replacement)
-        problems._held_out_questions.cache_clear()
+        monkeypatch.setattr(word_problems, "held_out_problems", lambda: replacement)
+        word_problems._held_out_questions.cache_clear()
 
     yield replace
     monkeypatch.undo()
-    problems._held_out_questions.cache_clear()
+    word_problems._held_out_questions.cache_clear()
 
 
 def test_a_problem_put_into_the_held_out_set_leaves_the_stream(held_out_is):

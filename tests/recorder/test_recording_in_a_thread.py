@@ -9,7 +9,7 @@ import torch
 
 import sinkscope
 from sinkscope.errors import AttentionError
-from sinkscope.recorder import recorder as recorder_module
+from sinkscope.recorder import step_recorder
 from sinkscope.recorder.async_writer import AsyncWriter
 
 SETTINGS = {"length": 8, "steps": 4, "block": 4}
@@ -17,7 +17,7 @@ SETTINGS = {"length": 8, "steps": 4, "block": 4}
 
 @pytest.fixture
 def threaded(monkeypatch):
-    monkeypatch.setattr(recorder_module, "AsyncWriter", lambda: AsyncWriter(threaded=True, room=20_000))
+    monkeypatch.setattr(step_recorder, "AsyncWriter", lambda: AsyncWriter(threaded=True, room=20_000))
 
 
 def record(model, out, keep="columns"):
@@ -29,7 +29,7 @@ def record(model, out, keep="columns"):
 
 def test_the_trace_is_the_one_written_step_by_step(diffusion, tmp_path, monkeypatch):
     expected = record(diffusion, tmp_path / "plain")
-    monkeypatch.setattr(recorder_module, "AsyncWriter", lambda: AsyncWriter(threaded=True, room=20_000))
+    monkeypatch.setattr(step_recorder, "AsyncWriter", lambda: AsyncWriter(threaded=True, room=20_000))
     found = record(diffusion, tmp_path / "threaded")
     assert len(found) == len(expected) == 3
     for one, other in zip(found, expected, strict=True):
@@ -39,14 +39,14 @@ def test_the_trace_is_the_one_written_step_by_step(diffusion, tmp_path, monkeypa
 
 
 def test_what_waits_for_its_part_is_bounded_over_all_prompts(diffusion, tmp_path, monkeypatch, threaded):
-    expected, waiting, land = record(diffusion, tmp_path / "plain"), [], recorder_module.Recorder._write_step
+    expected, waiting, land = record(diffusion, tmp_path / "plain"), [], step_recorder.Recorder._write_step
 
     def landed(self, rows, *more):
         land(self, rows, *more)
         waiting.append(sum(row.writer.held for row in rows.values()))
 
-    monkeypatch.setattr(recorder_module.Recorder, "_write_step", landed)
-    monkeypatch.setattr(recorder_module, "MOST_HELD", 15_000)
+    monkeypatch.setattr(step_recorder.Recorder, "_write_step", landed)
+    monkeypatch.setattr(step_recorder, "MOST_HELD", 15_000)
     found = record(diffusion, tmp_path / "bounded")
     assert len(waiting) == 8 and 5_000 < max(waiting) <= 15_000
     assert [len(one.manifest["parts"]) for one in expected] == [1, 1, 1] and len(found[0].manifest["parts"]) > 1
@@ -56,7 +56,7 @@ def test_what_waits_for_its_part_is_bounded_over_all_prompts(diffusion, tmp_path
 
 
 def test_the_bound_on_what_waits_is_stated():
-    assert recorder_module.MOST_HELD == 256 * 2**20
+    assert step_recorder.MOST_HELD == 256 * 2**20
 
 
 def test_statistics_are_counted_in_the_thread(diffusion, tmp_path, threaded):
@@ -68,7 +68,7 @@ def test_statistics_are_counted_in_the_thread(diffusion, tmp_path, threaded):
 @pytest.mark.parametrize("in_a_thread", [False, True])
 def test_a_nan_in_attention_is_told_and_the_trace_says_incomplete(in_a_thread, diffusion, tmp_path, monkeypatch):
     if in_a_thread:
-        monkeypatch.setattr(recorder_module, "AsyncWriter", lambda: AsyncWriter(threaded=True))
+        monkeypatch.setattr(step_recorder, "AsyncWriter", lambda: AsyncWriter(threaded=True))
     spoiled, count = diffusion.network.model.layers[1].self_attn, []
 
     def spoil(module, args, output):
@@ -94,7 +94,7 @@ def test_a_nan_in_attention_is_told_and_the_trace_says_incomplete(in_a_thread, d
 @pytest.mark.parametrize("in_a_thread", [False, True])
 def test_a_loop_that_goes_on_after_a_failed_step_leaves_no_hole(in_a_thread, diffusion, tmp_path, monkeypatch):
     """Whoever catches the error is told again at each step and at the end; the trace ends before it."""
-    monkeypatch.setattr(recorder_module, "AsyncWriter", lambda: AsyncWriter(threaded=in_a_thread))
+    monkeypatch.setattr(step_recorder, "AsyncWriter", lambda: AsyncWriter(threaded=in_a_thread))
     checked, told = [], []
 
     def check(*_):
@@ -102,7 +102,7 @@ def test_a_loop_that_goes_on_after_a_failed_step_leaves_no_hole(in_a_thread, dif
         if len(checked) == 3:
             raise AttentionError("not a number")
 
-    monkeypatch.setattr(recorder_module, "check_numbers", check)
+    monkeypatch.setattr(step_recorder, "check_numbers", check)
     with pytest.raises(AttentionError, match="not a number"), sinkscope.recording(diffusion, out=tmp_path / "trace"):
         for number in range(7):
             try:
@@ -116,7 +116,7 @@ def test_a_loop_that_goes_on_after_a_failed_step_leaves_no_hole(in_a_thread, dif
 
 def test_no_room_to_stack_layers_goes_by_the_host(diffusion, tmp_path, monkeypatch, threaded):
     expected = record(diffusion, tmp_path / "plain")
-    stack, tries = recorder_module.stack_layers, []
+    stack, tries = step_recorder.stack_layers, []
 
     def scarce(layers, causal):
         tries.append(1)
@@ -124,7 +124,7 @@ def test_no_room_to_stack_layers_goes_by_the_host(diffusion, tmp_path, monkeypat
             raise torch.OutOfMemoryError("CUDA out of memory")
         return stack(layers, causal)
 
-    monkeypatch.setattr(recorder_module, "stack_layers", scarce)
+    monkeypatch.setattr(step_recorder, "stack_layers", scarce)
     found = record(diffusion, tmp_path / "scarce")
     assert all(np.array_equal(one.column_sums[:], other.column_sums[:], equal_nan=True) for one, other in zip(found, expected, strict=True))
     assert [one.steps for one in found] == [4, 4, 4]
@@ -132,7 +132,7 @@ def test_no_room_to_stack_layers_goes_by_the_host(diffusion, tmp_path, monkeypat
 
 def test_no_room_for_a_layer_s_norms_waits_for_what_is_under_way(diffusion, tmp_path, monkeypatch, threaded):
     expected = record(diffusion, tmp_path / "plain")
-    seen, tries, drained = recorder_module.LayerTensors.of, [], []
+    seen, tries, drained = step_recorder.LayerTensors.of, [], []
 
     def scarce(*arguments):
         tries.append(1)
@@ -140,7 +140,7 @@ def test_no_room_for_a_layer_s_norms_waits_for_what_is_under_way(diffusion, tmp_
             raise torch.OutOfMemoryError("CUDA out of memory")
         return seen(*arguments)
 
-    monkeypatch.setattr(recorder_module.LayerTensors, "of", scarce)
+    monkeypatch.setattr(step_recorder.LayerTensors, "of", scarce)
     monkeypatch.setattr(AsyncWriter, "drain", lambda self, drain=AsyncWriter.drain: (drained.append(1), drain(self)))
     found = record(diffusion, tmp_path / "scarce")
     assert len(drained) == len(tries) // 5 + 2, "once more at the end of each of the two generations"
@@ -176,7 +176,7 @@ def test_recording_and_hiding_on_a_gpu_never_wait_inside_a_step(rule, tmp_path):
 @pytest.mark.parametrize("rule", ["none", "top:1", "window:2+5"])
 def test_steps_on_a_gpu_are_recorded_as_on_the_cpu_however_slow_both_streams_are(rule, tmp_path, monkeypatch):
     """Layers are stacked late and each copy begins late behind that: what is read too early, or given back, differs."""
-    stack = recorder_module.stack_layers
+    stack = step_recorder.stack_layers
 
     def late(layers, causal):
         torch.cuda._sleep(50_000_000)  # cycles
@@ -192,7 +192,7 @@ def test_steps_on_a_gpu_are_recorded_as_on_the_cpu_however_slow_both_streams_are
     for device in ("cpu", "cuda"):
         model = sinkscope.load("lab-diffusion", dtype="float32", device=device)
         if device == "cuda":
-            monkeypatch.setattr(recorder_module, "stack_layers", late)
+            monkeypatch.setattr(step_recorder, "stack_layers", late)
             monkeypatch.setattr(torch.cuda, "Stream", Slow)
         with sinkscope.recording(model, out=tmp_path / device), sinkscope.parse_rule(rule)(model), torch.no_grad():
             for step in range(12):  # the canvases are given: a sampler may break a tie between two confidences in another way

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 from sinkscope.axes import TRACE_AXES
 from sinkscope.errors import CallError, TraceError
-from sinkscope.traces import FORMAT, TraceWriter, open_trace, open_traces, parts, reading, writing
+from sinkscope.traces import FORMAT, TraceWriter, open_trace, open_traces, part_files, reading, writing
 
 LAYERS, HEADS, KV_HEADS, FIRST_LENGTH, STEPS = 2, 5, 3, 4, 37
 WIDER = ("written", "predicted", "confidence")  # as in autoregressive traces: one position beyond what was read
@@ -158,7 +158,7 @@ def test_a_key_axis_of_its_own_is_named_position(trace):
 @pytest.fixture
 def touched(monkeypatch):
     """Names of the parts that were opened, and how many numbers each read took off the disk."""
-    opened, read, real = [], [], parts.safe_open
+    opened, read, real = [], [], part_files.safe_open
 
     class Slice:
         def __init__(self, inner):
@@ -187,7 +187,7 @@ def touched(monkeypatch):
         def get_slice(self, name):
             return Slice(self.inner.get_slice(name))
 
-    monkeypatch.setattr(parts, "safe_open", File)
+    monkeypatch.setattr(part_files, "safe_open", File)
     return SimpleNamespace(opened=opened, read=read)
 
 

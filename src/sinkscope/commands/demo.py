@@ -63,8 +63,8 @@ def run_demo(out: Path, *, problems: int = 3, length: int = 64, block: int = 16,
     import sinkscope
     from sinkscope.decoding import LLaDASettings
     from sinkscope.figures import Table, draw_figures, write_page
-    from sinkscope.lab.problems import read_result
     from sinkscope.lab.prompts import held_out, problem_prompt
+    from sinkscope.lab.word_problems import read_result
     from sinkscope.traces import claim_folder
 
     long = [index for index, problem in enumerate(held_out("lab-arith")) if problem.worked.count("=") == OPERATIONS]

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from sinkscope.lab.code_tasks import training_code_tasks
-from sinkscope.lab.problems import Problem, training_problems
 from sinkscope.lab.vocabulary import question_text
+from sinkscope.lab.word_problems import Problem, training_problems
 
 PROMPT = -1
 

@@ -1,6 +1,6 @@
 """Small code tasks: a sentence asks for a Python function, and its answer is checked by running it.
 
-Same shape as `problems`: a seeded, endless stream and a fixed held-out set of 164 (as many as HumanEval has).
+Same shape as `word_problems`: a seeded, endless stream and a fixed held-out set of 164 (as many as HumanEval has).
 """
 
 import functools
@@ -8,7 +8,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sinkscope.lab.problems import Problem
+from sinkscope.lab.word_problems import Problem
 
 HELD_OUT_SEED = 20251016
 HELD_OUT_COUNT = 164

@@ -12,8 +12,8 @@ from itertools import islice
 
 from sinkscope.errors import CallError
 from sinkscope.lab.code_tasks import held_out_code_tasks, training_code_tasks
-from sinkscope.lab.problems import Problem, held_out_problems, training_problems
 from sinkscope.lab.vocabulary import question_text, render
+from sinkscope.lab.word_problems import Problem, held_out_problems, training_problems
 
 SHOTS = {"lab-arith": 5, "lab-code": 7}
 _HELD_OUT = {"lab-arith": held_out_problems, "lab-code": held_out_code_tasks}

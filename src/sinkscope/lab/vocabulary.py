@@ -9,7 +9,7 @@ import random
 import string
 from typing import Any
 
-from sinkscope.lab import code_tasks, problems
+from sinkscope.lab import code_tasks, word_problems
 
 BOS, EOS, MASK, UNKNOWN = SPECIAL_TOKENS = ("<|bos|>", "<|eos|>", "<|mask|>", "<|unk|>")
 SPACE = "▁"
@@ -24,12 +24,12 @@ def words() -> list[str]:
     """Every token a lab text can hold, sorted; single characters of printable ASCII too."""
     import tokenizers
 
-    lists = (problems.NAMES, problems.ITEMS, problems.PLACES, problems.DAYS, code_tasks.FUNCTIONS, code_tasks.ARGUMENTS)
+    lists = (word_problems.NAMES, word_problems.ITEMS, word_problems.PLACES, word_problems.DAYS, code_tasks.FUNCTIONS, code_tasks.ARGUMENTS)
     texts = [f"{word} {word}" for group in lists for word in group]
-    texts += [template.question for template in problems.TEMPLATES]
+    texts += [template.question for template in word_problems.TEMPLATES]
     texts += [f"{template.request} {template.body}" for template in code_tasks.CODE_TEMPLATES]
     rng = random.Random(0)
-    texts += [render(task) for make in (problems.make_problem, code_tasks.make_code_task) for task in (make(rng) for _ in range(2000))]
+    texts += [render(task) for make in (word_problems.make_problem, code_tasks.make_code_task) for task in (make(rng) for _ in range(2000))]
     texts += [f"{character} {character}" for character in string.printable if character.isprintable() and character != " "]
     split = tokenizers.pre_tokenizers.Split(tokenizers.Regex(_PIECES), "isolated")
     found = {"\n", SPACE, SPACE * 4}
@@ -65,11 +65,11 @@ def build_tokenizer() -> Any:
     return fast
 
 
-def render(problem: problems.Problem) -> str:
+def render(problem: word_problems.Problem) -> str:
     """A problem with its worked answer, as it stands among the shots of a prompt."""
     return f"{question_text(problem)} {problem.worked}"
 
 
-def question_text(problem: problems.Problem) -> str:
+def question_text(problem: word_problems.Problem) -> str:
     """A problem up to where the answer begins."""
     return f"Q: {problem.question}\nA:"

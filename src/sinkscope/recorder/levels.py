@@ -12,7 +12,7 @@ from sinkscope.attention import subscribed
 from sinkscope.errors import CallError
 from sinkscope.models import Model
 from sinkscope.recorder.destination import Destination, TraceFolders
-from sinkscope.recorder.recorder import Recorder
+from sinkscope.recorder.step_recorder import Recorder
 from sinkscope.traces import claim_folder
 
 Level = Literal["columns", "top", "statistics"]

@@ -22,7 +22,7 @@ import numpy as np
 from sinkscope.axes import KEY, POSITION, TRACE_AXES, TRACE_UNITS
 from sinkscope.errors import CallError, TraceError
 from sinkscope.traces.parquet import write_parquet
-from sinkscope.traces.parts import widen
+from sinkscope.traces.part_files import widen
 from sinkscope.traces.reading import Trace
 from sinkscope.traces.writing import STEPS_PER_PART
 from sinkscope.work_items import UNFINISHED

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from sinkscope.axes import HEAD, KV_HEAD, LAYER, POSITION, STEP, TRACE_AXES, TRACE_UNITS
-from sinkscope.traces.parts import widen
+from sinkscope.traces.part_files import widen
 from sinkscope.traces.reading import Trace
 from sinkscope.traces.top_columns import kept_columns
 

@@ -9,7 +9,7 @@ from typing import Any
 from sinkscope.axes import TRACE_AXES
 from sinkscope.errors import CallError, TraceError
 from sinkscope.traces.format import FORMAT, MANIFEST, PART_GLOB, checksum
-from sinkscope.traces.parts import Part, read_part
+from sinkscope.traces.part_files import Part, read_part
 from sinkscope.traces.top_columns import TOPPED, TopArray
 from sinkscope.traces.trace_array import TraceArray
 

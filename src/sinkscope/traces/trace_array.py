@@ -6,7 +6,7 @@ import numpy as np
 
 from sinkscope.axes import TRACE_AXES
 from sinkscope.traces.format import DTYPES
-from sinkscope.traces.parts import Part, open_part, widen
+from sinkscope.traces.part_files import Part, open_part, widen
 
 
 class TraceArray:

@@ -10,7 +10,7 @@ import numpy as np
 from sinkscope.axes import TRACE_AXES, TRACE_UNITS
 from sinkscope.errors import CallError, TraceError
 from sinkscope.traces.format import FORMAT, MANIFEST, PART, PART_GLOB, write_manifest
-from sinkscope.traces.parts import write_part
+from sinkscope.traces.part_files import write_part
 
 STEPS_PER_PART = 16
 SECONDS_PER_PART = 2.0

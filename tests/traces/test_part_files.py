@@ -12,8 +12,8 @@ import pytest
 from safetensors.numpy import load_file, save
 
 from sinkscope.errors import TraceError
-from sinkscope.traces import open_trace, parts
-from sinkscope.traces.parts import write_part
+from sinkscope.traces import open_trace, part_files
+from sinkscope.traces.part_files import write_part
 
 LAYERS, HEADS, KV_HEADS = 2, 3, 4
 METADATA = {"first_step": "0", "steps": "3"}
@@ -54,8 +54,8 @@ def taken_apart(content):
 @pytest.mark.parametrize("lengths", [(5, 5, 5), (5, 7, 6)], ids=["as wide", "growing"])
 @pytest.mark.parametrize(("whole", "aside"), [(1 << 16, 1 << 20), (0, 1 << 20), (0, 0)], ids=["small", "by steps", "hashed aside"])
 def test_a_part_is_the_file_that_safetensors_makes(lengths, whole, aside, tmp_path, monkeypatch):
-    monkeypatch.setattr(parts, "WHOLE", whole)
-    monkeypatch.setattr(parts, "ASIDE", aside)
+    monkeypatch.setattr(part_files, "WHOLE", whole)
+    monkeypatch.setattr(part_files, "ASIDE", aside)
     steps = [make_step(number, length) for number, length in enumerate(lengths)]
     checksum = write_part(tmp_path / "part", steps, METADATA)
     content = (tmp_path / "part").read_bytes()
@@ -95,14 +95,14 @@ def test_writing_takes_no_copy_of_the_part(lengths, copies, tmp_path):
 
 
 def test_a_disk_that_fails_between_two_pieces_leaves_no_file_and_no_thread(tmp_path, monkeypatch):
-    monkeypatch.setattr(parts, "ASIDE", 0)
+    monkeypatch.setattr(part_files, "ASIDE", 0)
     steps = [{"column_sums": np.ones((LAYERS, HEADS, 20_000), np.float32)} for _ in range(4)]
 
-    def pieces(*arguments, pieces=parts._pieces):
+    def pieces(*arguments, pieces=part_files._pieces):
         yield from list(pieces(*arguments))[:2]
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(parts, "_pieces", pieces)
+    monkeypatch.setattr(part_files, "_pieces", pieces)
     with pytest.raises(TraceError, match=r"part cannot be written \(No space left on device\); make room"):
         write_part(tmp_path / "part", steps, METADATA)
     assert list(tmp_path.iterdir()) == []
