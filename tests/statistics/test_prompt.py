@@ -189,3 +189,16 @@ def test_a_split_is_as_clear_as_the_weaker_of_its_two_keys():
     np.testing.assert_allclose(summarise(trace).kept(GroupSinks).clarity, 0.4, atol=1e-6)
     trace.column_sums = 2 * trace.column_sums_masked
     assert np.isnan(summarise(trace).kept(GroupSinks).clarity).all()
+
+
+def test_layers_are_looked_at_together_without_a_difference():
+    trace, threshold = grown_trace(5, RAGGED, layers=4, sharpness=0.3), Threshold(2.0)
+    followed = summarise(trace, [threshold]).followed
+    counts = [len(followed.of_layer(layer).at(threshold).step) for layer in range(4)]
+    assert list(followed.groups_of_layers()) == [(0, 4)]
+    assert list(followed.groups_of_layers(1)) == [(0, 1), (1, 2), (2, 3), (3, 4)]
+    assert list(followed.groups_of_layers(sum(counts[:3]))) == [(0, 3), (3, 4)]
+    together, alone = followed.of_layers(1, 4).episodes(threshold), [followed.of_layer(layer).episodes(threshold) for layer in (1, 2, 3)]
+    assert together.kind.tolist() == [kind for one in alone for kind in one.kind.tolist()]
+    assert together.head.tolist() == [3 * number + head for number, one in enumerate(alone) for head in one.head.tolist()]
+    assert together.first.tolist() == [first for one in alone for first in one.first.tolist()]

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from sinkscope.errors import SinkscopeError
 from sinkscope.sinks import find_sinks, is_sink, last_query_window, main_sinks, track
 from sinkscope.sinks.token_classes import token_class
-from sinkscope.statistics import EPSILONS, PromptSettings, Summary
+from sinkscope.statistics import EPSILONS, PromptSettings, Summary, document_of
 from sinkscope.statistics.column_counts import histogram_edges
-from sinkscope.statistics.summary_keys import keys_of_old_files
+from sinkscope.statistics.summary import keys_of_old_files
 
 LAYERS, HEADS, KV_HEADS, LENGTH, STEPS = 2, 4, 2, 27, 9
 MASK = 50
@@ -82,7 +82,7 @@ def columns_of(prompts):
 
 
 def test_counts_are_those_of_find_sinks(prompts, merged):
-    counts = merged.result()["counts"]
+    counts = document_of(merged)["counts"]
     assert counts["prompts"] == 3
     assert counts["steps"] == 28
     assert counts["sinks"] == sum(len(find_sinks(prompt)) for prompt in prompts) > 0
@@ -90,13 +90,13 @@ def test_counts_are_those_of_find_sinks(prompts, merged):
 
 
 def test_epsilon_curves_are_eq_3_at_every_threshold_and_in_both_units(prompts, merged):
-    above = merged.result()["counts"]["above_epsilon"]
+    above = document_of(merged)["counts"]["above_epsilon"]
     for unit in ("queries", "percent"):
         dense = [sum(int(is_sink(prompt.column_sums, float(e), unit).sum()) for prompt in prompts) for e in EPSILONS]
         assert above[unit] == dense
-    curve = merged.result()["means"]["epsilon_curve"]
+    curve = document_of(merged)["means"]["epsilon_curve"]
     assert curve["epsilon"][12] == 3
-    assert curve["not_sinks_queries"][12] == pytest.approx(1 - above["queries"][12] / merged.result()["counts"]["columns"])
+    assert curve["not_sinks_queries"][12] == pytest.approx(1 - above["queries"][12] / document_of(merged)["counts"]["columns"])
 
 
 def test_the_histogram_counts_every_column_once_in_its_bin(prompts, merged):
@@ -151,7 +151,7 @@ def test_tokens_are_tallied_as_sinks_and_on_the_canvas(prompts, merged):
 
 def test_classes_add_up_to_all_sinks(prompts, merged):
     texts = {0: "\n", 1: " ", 2: "7", 3: ".", 4: " Tom", 5: "<|im_start|>"}
-    counts = merged.result(texts, mask_id=6, special=(7,))["counts"]
+    counts = document_of(merged, texts, mask_id=6, special=(7,))["counts"]
     assert sum(one["sinks"] for one in counts["classes"].values()) == counts["sinks"]
     by_token = dict(zip(*(merged.token_tallies()[name].tolist() for name in ("token", "sinks")), strict=True))
     expected = {
@@ -213,7 +213,7 @@ def test_strengths_and_concentration_of_every_head(prompts, merged):
 
 
 def test_norms_of_sinks_and_of_others(prompts, merged):
-    found = merged.result()["means"]["norms_by_layer"]
+    found = document_of(merged)["means"]["norms_by_layer"]
     for layer in range(LAYERS):
         numbers = {kind: ([], []) for kind in ("value", "key", "hidden", "contribution")}
         for prompt in prompts:
@@ -258,10 +258,10 @@ def test_groups_split_where_their_strongest_keys_differ():
 def test_prompts_are_the_unit_of_the_intervals(prompts, merged):
     from scipy.stats import t
 
-    assert merged.result()["means"]["by_prompt"]["sinks_per_head"]["interval"] is None  # three prompts
+    assert document_of(merged)["means"]["by_prompt"]["sinks_per_head"]["interval"] is None  # three prompts
     prompts = [*prompts, *(Prompt(seed, merged.causal) for seed in (11, 12, 13))]
     alone = np.array([len(find_sinks(prompt)) / (LAYERS * HEADS * prompt.steps) for prompt in prompts])
-    found = whole(*prompts).result()["means"]["by_prompt"]["sinks_per_head"]
+    found = document_of(whole(*prompts))["means"]["by_prompt"]["sinks_per_head"]
     half = t.ppf(0.975, 5) * alone.std(ddof=1) / np.sqrt(6)
     assert found["mean"] == pytest.approx(alone.mean())
     assert found["interval"] == pytest.approx([alone.mean() - half, alone.mean() + half], abs=1e-9)
@@ -314,7 +314,7 @@ def test_arrays_give_the_same_back(merged):
     again = Summary.from_arrays(merged.to_arrays())
     assert_same(again, merged, exact=True)
     assert (again.excess, again.causal) == (3.0, merged.causal)
-    assert again.result() == merged.result()
+    assert document_of(again) == document_of(merged)
 
 
 def test_under_ten_megabytes_with_every_token_of_an_8b_vocabulary():
@@ -336,7 +336,7 @@ def test_files_from_before_names_were_kept_are_read_by_their_order(prompts):
     arrays |= {f"profiles.{name}": old[:, number] for number, name in enumerate(("count", "sum", "square"))}
     arrays |= {f"profiles.{name}": arrays[f"profiles.{name}"].reshape(10, LAYERS * HEADS, -1) for name in ("place", "class")}
     again = Summary.from_arrays(arrays)
-    assert again.result() == now.result()
+    assert document_of(again) == document_of(now)
     again.merge(prompts[0].statistics())
     assert again.prompts == 4
     arrays["profiles.count"] = old[1:, 0]
@@ -357,7 +357,7 @@ def test_a_statistic_that_only_some_prompts_have_is_merged_by_its_name(prompts):
 
 
 def test_an_empty_one_has_no_means():
-    found = Summary(LAYERS, HEADS).result()
+    found = document_of(Summary(LAYERS, HEADS))
     assert found["counts"]["sinks"] == 0
     assert found["means"]["by_prompt"]["entropy"] == {"mean": None, "interval": None, "prompts": 0}
 

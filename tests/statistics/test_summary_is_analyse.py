@@ -5,7 +5,7 @@ import pytest
 from planted import extras, make_trace, random_columns, sink_at
 from scipy.stats import t
 
-from sinkscope.statistics import PromptSettings, Summary, Threshold, all_definitions, analyse
+from sinkscope.statistics import PromptSettings, Summary, Threshold, all_definitions, analyse, document_of
 
 NAMES = (
     "tokens",
@@ -50,7 +50,7 @@ def merged(all_traces):
 
 
 def rows_of(statistics):
-    return {(row["name"], tuple(row["at"].items())): row for row in statistics.result()["statistics"]}
+    return {(row["name"], tuple(row["at"].items())): row for row in document_of(statistics)["statistics"]}
 
 
 ELSEWHERE = ("composition.token", "composition.token_on_canvas", "agreement.prompts_place_over_other_heads")
@@ -82,7 +82,7 @@ def test_nothing_is_left_out_but_what_the_docs_say():
 
 def test_the_curve_over_epsilon_is_told_for_the_lengths_that_occur():
     columns = random_columns(3, layers=4, heads=2, width=70)
-    rows = counted(make_trace(columns, **extras(columns))).statistics()
+    rows = document_of(counted(make_trace(columns, **extras(columns))))["statistics"]
     assert {row["at"]["positions"] for row in rows if "positions" in row["at"]} == {"any", "up to 128"}
 
 

@@ -78,7 +78,7 @@ def _print_sinks(trace: Any, found: Any) -> None:
 
 def statistics_document(folder: Path) -> dict[str, Any]:
     """Return what ``sinks --json`` prints for a folder of statistics."""
-    from sinkscope.statistics import Summary
+    from sinkscope.statistics import Summary, document_of
     from sinkscope.traces import read_statistics
 
     manifest, arrays, texts = read_statistics(folder)
@@ -91,7 +91,7 @@ def statistics_document(folder: Path) -> dict[str, Any]:
         "prompts": manifest["prompts"],
         "excess": summary.excess,
         "unit": "queries",
-        **summary.result(texts, manifest.get("mask_id"), special),
+        **document_of(summary, texts, manifest.get("mask_id"), special),
     }
 
 

@@ -71,7 +71,7 @@ def find_episodes(
     head, position, first, last = head[start], position[start], step[start], step[end]
     again = np.zeros(len(start), dtype=bool)
     again[:-1] = (head[1:] == head[:-1]) & (position[1:] == position[:-1])
-    order = np.lexsort((position, first, head))
+    order = np.argsort((head * (steps + 1) + first) * (int(position.max(initial=0)) + 1) + position, kind="stable")
     head, position, first, last, again = (one[order] for one in (head, position, first, last, again))
     static = last - first + 1 >= STATIC_SHARE * steps
     asked = ~static & (last < steps - 1) & (short_too | (last > first))

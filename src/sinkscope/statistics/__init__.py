@@ -6,6 +6,7 @@ from sinkscope.statistics.prompt_canvas import PromptCanvas, PromptSettings
 from sinkscope.statistics.statistic import Definition, Statistic, all_definitions, all_statistics, definition_of, feed_of, summarise
 from sinkscope.statistics.step import RecordedStep
 from sinkscope.statistics.summary import Summary
+from sinkscope.statistics.summary_document import document_of
 from sinkscope.statistics.thresholds import EPSILONS, THRESHOLDS, Threshold
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "analyse",
     "compare",
     "definition_of",
+    "document_of",
     "feed_of",
     "summarise",
 ]

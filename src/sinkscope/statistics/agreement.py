@@ -7,8 +7,8 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from sinkscope.sinks.token_classes import CLASSES
+from sinkscope.statistics.averages import quotient
 from sinkscope.statistics.intervals import interval_of_pairs
-from sinkscope.statistics.parts import quotient
 from sinkscope.statistics.prompt import PromptSummary
 from sinkscope.statistics.statistic import Definition, Statistic, Values, at_thresholds
 from sinkscope.statistics.thresholds import Threshold

@@ -82,5 +82,6 @@ def find_candidates(
     for unit, size in (("queries", excess), ("percent", percent)):
         if excesses := rising_excesses(thresholds, unit):
             chosen |= size > excesses[0]
-    layer, head, key = places = np.nonzero(chosen)
-    return Candidates(layer, head, key, columns[places], excess[places], percent[places], tuple(thresholds))
+    place = np.flatnonzero(chosen)
+    layer, head, key = np.unravel_index(place, chosen.shape)
+    return Candidates(layer, head, key, columns.ravel()[place], excess.ravel()[place], percent.ravel()[place], tuple(thresholds))

@@ -1,15 +1,28 @@
-"""Histograms of column sums: exact quarters of a query's worth for one prompt, bins of fixed number for many.
+"""Counts of columns: how many exceed each ε, and how many fall into each bin of a histogram.
 
-Up to 64 queries' worth the bins of many prompts are quarters too; beyond, there are eight to an octave, up to 65,536.
+The histogram of one prompt has exact quarters of a query's worth, that of many prompts a fixed number of bins: up to 64 queries' worth
+quarters too; beyond, eight to an octave, up to 65,536.
 """
 
 import numpy as np
 from jaxtyping import Float, Int
 
+from sinkscope.statistics.thresholds import EPSILON_STEP, EPSILONS
+
 BINS_PER_QUERY = 4
 LINEAR_BINS = 256
 OCTAVES, BINS_PER_OCTAVE = 10, 8
 FAR_BINS = OCTAVES * BINS_PER_OCTAVE + 1
+
+
+def count_above(excess: Float[np.ndarray, "layer *columns"]) -> Int[np.ndarray, "layer epsilon"]:
+    """Return how many columns of each layer exceed each ε of `EPSILONS`; a column that is NaN exceeds none."""
+    layers, kinds = len(excess), len(EPSILONS) + 1
+    with np.errstate(invalid="ignore"):
+        above = np.flatnonzero(excess > 0)
+    exceeded = np.minimum(np.ceil(excess.ravel()[above] * (1 / EPSILON_STEP)), kinds - 1).astype(np.int64)  # the first so many of the grid
+    table = np.bincount(above // excess[0].size * kinds + exceeded, minlength=layers * kinds).reshape(layers, kinds)
+    return table[:, ::-1].cumsum(axis=1)[:, -2::-1]
 
 
 def histogram_edges() -> Float[np.ndarray, " bin"]:

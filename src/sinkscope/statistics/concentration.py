@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from sinkscope.sinks.definition import visible_query_mean
-from sinkscope.statistics.parts import depth_slope, mean, ratio, thirds
+from sinkscope.statistics.averages import depth_slope, mean, ratio, thirds
 from sinkscope.statistics.prompt import PromptSummary
 from sinkscope.statistics.statistic import Definition, Statistic, Values, at_thresholds
 from sinkscope.statistics.step import RecordedStep

@@ -1,6 +1,6 @@
 """The sinks that are followed over the steps of one prompt, and the episodes they form, kept in few bytes each."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,7 +43,12 @@ class StepSinks:
 
 @dataclass(frozen=True)
 class LayerSinks:
-    """Followed sinks of one layer at one threshold, over all steps of a prompt; ordered by head, key, step."""
+    """Followed sinks at one threshold, over all steps of a prompt; ordered by head, key, step.
+
+    Attributes:
+        head: counted on from layer to layer, where these are sinks of several layers.
+        column: column sum in queries' worth.
+    """
 
     step: Int[np.ndarray, " sink"]
     head: Int[np.ndarray, " sink"]
@@ -60,43 +65,8 @@ class LayerSinks:
 
 
 @dataclass(frozen=True)
-class FollowedSinks:
-    """All followed sinks of a prompt, at any of the thresholds.
-
-    Attributes:
-        steps: one record a step.
-        thresholds: at which sinks are told.
-    """
-
-    steps: Sequence[StepSinks]
-    thresholds: tuple[Threshold, ...]
-
-    @property
-    def layers(self) -> int:
-        """Layers of the model."""
-        return len(self.steps[0].begins) - 1
-
-    def of_layer(self, layer: int) -> "LayerCandidates":
-        """Return the candidates of one layer, over all steps."""
-        parts = [slice(*one.begins[layer : layer + 2]) for one in self.steps]
-        step = np.repeat(np.arange(len(self.steps)), [part.stop - part.start for part in parts])
-
-        def joined(name: str) -> np.ndarray:
-            return np.concatenate([getattr(one, name)[part] for one, part in zip(self.steps, parts, strict=True)])
-
-        head, key = joined("head").astype(np.int64), joined("key").astype(np.int64)
-        order = np.lexsort((step, key, head))
-        return LayerCandidates(
-            LayerSinks(step[order], head[order], key[order], joined("column")[order]),
-            {unit: joined(unit)[order] for unit in ("queries", "percent")},
-            self.thresholds,
-            len(self.steps),
-        )
-
-
-@dataclass(frozen=True)
 class LayerCandidates:
-    """Candidates of one layer over all steps, from which the sinks at each threshold are chosen.
+    """Candidates over all steps, from which the sinks at each threshold are chosen; heads are counted on from layer to layer.
 
     Attributes:
         levels: {unit: how many thresholds of that unit each exceeds}.
@@ -117,3 +87,58 @@ class LayerCandidates:
         """Return the episodes of the sinks at a threshold; arguments as those of `episodes.find_episodes`."""
         found = self.at(threshold)
         return find_episodes(found.step, found.head, found.key, self.steps, tolerance, short_too, ordered=True)
+
+
+@dataclass(frozen=True)
+class FollowedSinks:
+    """All followed sinks of a prompt, at any of the thresholds.
+
+    Attributes:
+        steps: one record a step.
+        heads: of each layer.
+        thresholds: at which sinks are told.
+    """
+
+    steps: Sequence[StepSinks]
+    heads: int
+    thresholds: tuple[Threshold, ...]
+
+    @property
+    def layers(self) -> int:
+        """Layers of the model."""
+        return len(self.steps[0].begins) - 1
+
+    def of_layer(self, layer: int) -> LayerCandidates:
+        """Return the candidates of one layer."""
+        return self.of_layers(layer, layer + 1)
+
+    def of_layers(self, first: int, last: int) -> LayerCandidates:
+        """Return the candidates of the layers from the first up to the last, which is not included."""
+        parts = [slice(*one.begins[[first, last]].tolist()) for one in self.steps]
+        counts = [part.stop - part.start for part in parts]
+        step = np.repeat(np.arange(len(self.steps)), counts)
+        in_layer = np.concatenate([np.diff(one.begins[first : last + 1]) for one in self.steps])
+        layer = np.repeat(np.tile(np.arange(last - first), len(self.steps)), in_layer)
+
+        def joined(name: str) -> np.ndarray:
+            return np.concatenate([getattr(one, name)[part] for one, part in zip(self.steps, parts, strict=True)])
+
+        head, key = layer * self.heads + joined("head"), joined("key").astype(np.int64)
+        order = np.argsort(head * (int(key.max(initial=0)) + 1) + key, kind="stable")  # the steps are in order already
+        return LayerCandidates(
+            LayerSinks(step[order], head[order], key[order], joined("column")[order]),
+            {unit: joined(unit)[order] for unit in ("queries", "percent")},
+            self.thresholds,
+            len(self.steps),
+        )
+
+    def groups_of_layers(self, most: int = 1 << 18) -> Iterator[tuple[int, int]]:
+        """Yield the first and last layers (not included) of groups that hold at most so many candidates, or one layer."""
+        counts = sum(np.diff(one.begins) for one in self.steps)
+        first, held = 0, 0
+        for layer, count in enumerate(counts.tolist()):
+            if held and held + count > most:
+                yield first, layer
+                first, held = layer, 0
+            held += count
+        yield first, self.layers

@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from sinkscope.statistics.parts import mean, quotient, thirds
+from sinkscope.statistics.averages import mean, quotient, thirds
 from sinkscope.statistics.prompt import PromptSummary
 from sinkscope.statistics.statistic import Definition, Statistic, Values, at_thresholds
 from sinkscope.statistics.step import RecordedStep

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 
 from sinkscope.sinks.drift import FRONTIERS, as_positions, block_edges, blocks_of, relative_positions, slopes
 from sinkscope.sinks.episodes import KINDS
-from sinkscope.statistics.parts import depth_slope, layer_means, mean, quotient
+from sinkscope.statistics.averages import depth_slope, layer_means, mean, quotient
 from sinkscope.statistics.prompt import PromptSummary
 from sinkscope.statistics.prompt_canvas import PromptCanvas
 from sinkscope.statistics.statistic import Definition, Statistic, Values, at_thresholds
@@ -139,19 +139,20 @@ class TrackKinds:
 
 def track_kinds(prompt: PromptSummary) -> TrackKinds:
     """Return the kinds of all tracks of a prompt at its thresholds, with its tolerance."""
-    shape = (len(prompt.thresholds), prompt.layers, len(HEAD_KINDS))
-    tracks, lived, heads = (np.zeros(shape, np.int64) for _ in range(3))
-    for layer in range(prompt.layers):
-        candidates = prompt.followed.of_layer(layer)
+    kinds, heads = len(HEAD_KINDS), prompt.heads
+    tracks, lived, longest = (np.zeros((len(prompt.thresholds), prompt.layers, kinds), np.int64) for _ in range(3))
+    for first, last in prompt.followed.groups_of_layers():
+        candidates, layers = prompt.followed.of_layers(first, last), last - first
         for number, threshold in enumerate(prompt.thresholds):
-            found, at = candidates.episodes(threshold, prompt.tolerance, short_too=False), (number, layer)
-            tracks[at] = np.bincount(found.kind, minlength=len(HEAD_KINDS))
-            lived[at] = np.bincount(found.kind, weights=found.durations, minlength=len(HEAD_KINDS))
-            order = np.lexsort((-found.durations, found.head))  # stable: ties to the track that comes first
-            with_track, first = np.unique(found.head[order], return_index=True)
-            heads[at] = np.bincount(found.kind[order][first], minlength=len(HEAD_KINDS))
-            heads[(*at, -1)] = prompt.heads - len(with_track)
-    return TrackKinds(tracks, lived, heads)
+            found, at = candidates.episodes(threshold, prompt.tolerance, short_too=False), (number, slice(first, last))
+            place = found.head // heads * kinds + found.kind
+            tracks[at] = np.bincount(place, minlength=layers * kinds).reshape(layers, kinds)
+            lived[at] = np.bincount(place, found.durations, layers * kinds).reshape(layers, kinds)
+            order = np.argsort(found.head * (prompt.steps + 1) - found.durations, kind="stable")  # ties to the track that comes first
+            _, begins = np.unique(found.head[order], return_index=True)
+            longest[at] = np.bincount(place[order][begins], minlength=layers * kinds).reshape(layers, kinds)
+            longest[(*at, -1)] = heads - longest[at].sum(axis=1)
+    return TrackKinds(tracks, lived, longest)
 
 
 def _kind_values(found: TrackKinds, number: int) -> Values:

@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from sinkscope.statistics.parts import mean, ratio
+from sinkscope.statistics.averages import mean, ratio
 from sinkscope.statistics.prompt import PromptSummary
 from sinkscope.statistics.statistic import Definition, Statistic, Values, at_thresholds
 from sinkscope.statistics.step import NORMS, RecordedStep
@@ -174,7 +174,7 @@ class Norms(Statistic):
 def _values_at(prompt: PromptSummary, threshold: Threshold) -> Values:
     found, compared, present = prompt.kept(StepNorms), moments(prompt, threshold), prompt.has_sink(threshold)
     both = (compared.count >= 1).all(axis=1)
-    means = np.where(both[:, None], compared.mean, np.nan)
+    means, effect = np.where(both[:, None], compared.mean, np.nan), compared.effect
     values: Values = {}
     for kind, name in enumerate(NORM_KINDS[:-1]):
         short, above = f"norms.{name}_norm", found.above[:, kind]
@@ -182,10 +182,10 @@ def _values_at(prompt: PromptSummary, threshold: Threshold) -> Values:
             at = (("layer", layer),)
             values[f"{short}_of_sinks_in", at] = float(means[kind, 0, layer])
             values[f"{short}_of_others_in", at] = float(means[kind, 1, layer])
-            values[f"{short}_effect_in", at] = float(compared.effect[kind, layer])
+            values[f"{short}_effect_in", at] = float(effect[kind, layer])
             values[f"{short}_auc_in", at] = mean(above[:, layer], present[:, layer])
         values[f"{short}_auc", ()] = mean(above, present)
-        values[f"{short}_effect", ()] = mean(compared.effect[kind])
+        values[f"{short}_effect", ()] = mean(effect[kind])
     number = prompt.number(threshold)
     values["norms.contribution", ()] = mean(found.on_sinks[:, number], present)
     values["norms.contribution_over_attention", ()] = _over_attention(

@@ -15,11 +15,11 @@ from jaxtyping import Bool, Float, Int
 from sinkscope.errors import CallError, SinkscopeError
 from sinkscope.sinks.finding import WINDOW
 from sinkscope.sinks.tracking import check_tolerance, fill_dips
-from sinkscope.statistics.column_counts import FAR_BINS, LINEAR_BINS, count_far, count_quarters
+from sinkscope.statistics.column_counts import FAR_BINS, LINEAR_BINS, count_above, count_far, count_quarters
 from sinkscope.statistics.followed import FollowedSinks, StepSinks
 from sinkscope.statistics.prompt_canvas import PromptCanvas, PromptSettings
 from sinkscope.statistics.step import RecordedStep
-from sinkscope.statistics.thresholds import THRESHOLDS, Threshold, check_threshold, count_above
+from sinkscope.statistics.thresholds import THRESHOLDS, Threshold, check_threshold
 
 Record = TypeVar("Record")
 Keep = Callable[[RecordedStep], Any]
@@ -228,7 +228,7 @@ class PromptFeed:
     @property
     def steps(self) -> int:
         """Steps taken in so far."""
-        return len(self._summaries)
+        return len(self._canvas)
 
     def feed(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Take in the next step: arrays as in `axes.TRACE_AXES`, without the step axis and without positions beyond the canvas."""
@@ -273,11 +273,13 @@ class PromptFeed:
         Raises:
             SinkscopeError: no step was taken in.
         """
-        if not self._summaries:
+        if not self._canvas:
             raise SinkscopeError("the trace holds no whole step yet; there is nothing to analyse")
-        width = max(len(tokens) for tokens, _, _ in self._canvas)
-        tally = np.zeros((len(self.thresholds), self.steps, width), np.int32)
-        means = np.full((self.steps, width), np.nan)
+        width, steps = max(len(tokens) for tokens, _, _ in self._canvas), len(self._canvas)
+        by_step = stack_steps(self._summaries)
+        self._summaries.clear()  # one copy at a time is in memory
+        tally = np.zeros((len(self.thresholds), steps, width), np.int32)
+        means = np.full((steps, width), np.nan)
         for number, (one, mean) in enumerate(zip(self._tally, self._means, strict=True)):
             tally[:, number, : one.shape[1]] = one
             means[number, : len(mean)] = mean
@@ -285,14 +287,14 @@ class PromptFeed:
             canvas=PromptCanvas.of(*zip(*self._canvas, strict=True), self.settings, vocabulary or {}),
             thresholds=self.thresholds,
             tolerance=self.tolerance,
-            by_step=stack_steps(self._summaries),
+            by_step=by_step,
             tally=tally,
             above=self._above,
             quarters=self._quarters,
             far=self._far,
             mean_columns=means,
-            followed=FollowedSinks(tuple(self._followed), self.thresholds),
-            kept_records={record: stack_steps(rows) for record, rows in self._kept.items()},
+            followed=FollowedSinks(tuple(self._followed), by_step.top.shape[-1], self.thresholds),
+            kept_records={record: stack_steps(self._kept.pop(record)) for record in tuple(self._kept)},
         )
 
 

@@ -79,11 +79,11 @@ class Statistic(ABC):
 
 def at_thresholds(prompt: PromptSummary, values_at: Callable[[PromptSummary, Threshold], Values]) -> Values:
     """Return the numbers at every threshold, with the threshold in front of each place."""
-    return {
-        (name, (*threshold.place, *place)): value
-        for threshold in prompt.thresholds
-        for (name, place), value in values_at(prompt, threshold).items()
-    }
+    values: Values = {}
+    for threshold in prompt.thresholds:
+        at = threshold.place
+        values |= {(name, (*at, *place)): value for (name, place), value in values_at(prompt, threshold).items()}
+    return values
 
 
 @cache

@@ -2,27 +2,28 @@
 
 import json
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Self
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from sinkscope.errors import SinkscopeError
-from sinkscope.sinks.token_classes import CLASSES, token_class
+from sinkscope.statistics.agreement import Agreement
+from sinkscope.statistics.averages import ratio
 from sinkscope.statistics.column_counts import quarters_of
-from sinkscope.statistics.intervals import intervals_of_sums
-from sinkscope.statistics.norms import NORM_KINDS, Moments
-from sinkscope.statistics.parts import ratio
+from sinkscope.statistics.composition import Composition
+from sinkscope.statistics.concentration import concentration_values, evenness_values, length_class, not_sink_values
+from sinkscope.statistics.groups import Groups
+from sinkscope.statistics.movement import Movement
+from sinkscope.statistics.norms import Moments, Norms
 from sinkscope.statistics.prompt import PromptFeed, PromptSummary
 from sinkscope.statistics.prompt_canvas import PromptSettings
-from sinkscope.statistics.prompt_sums import COMPARED, PROMPT_MEANS, Arrays, PromptSums, empty_arrays
-from sinkscope.statistics.statistic import Key, feed_of, order_of
-from sinkscope.statistics.summary_keys import keys_of_old_files
+from sinkscope.statistics.prompt_sums import COMPARED, Arrays, PromptSums, empty_arrays
+from sinkscope.statistics.statistic import Key, at_thresholds, feed_of
 from sinkscope.statistics.thresholds import EPSILONS, THRESHOLDS, UNITS, Threshold
-from sinkscope.statistics.triggers import TriggerTest
-
-MOST_TOKENS = 50
+from sinkscope.statistics.triggers import TRIGGERS, TriggerTest, trigger_values
 
 
 class Summary:
@@ -183,47 +184,6 @@ class Summary:
         """Norms of sinks and of other tokens."""
         return Moments(*(self.arrays[f"norms.{name}"] for name in ("count", "sum", "square")))
 
-    # What `sinkscope sinks --json` prints
-
-    def result(self, texts: Mapping[int, str] | None = None, mask_id: int | None = None, special: tuple[int, ...] = ()) -> dict[str, Any]:
-        """Return counts and means as plain values; means over layers and heads, and by layer.
-
-        Args:
-            texts: how tokens read, for their classes.
-            mask_id, special: the mask token, and others that are special.
-        """
-        arrays = self.arrays
-        tokens = self._token_rows(texts or {}, mask_id, special)
-        counts: dict[str, Any] = {
-            "prompts": self.prompts,
-            "steps": self.steps,
-            "columns": self.columns,
-            "sinks": self.sinks,
-            "heads_with_sink": int(self.steps_with_sink.sum()),
-            "moves": int(arrays["moves.moves"].sum()),
-            "steps_in_a_row_with_sink": int(arrays["moves.pairs"].sum()),
-            "groups_compared": int(arrays["groups.compared"].sum()),
-            "groups_split": int(arrays["groups.split"].sum()),
-            "above_epsilon": {unit: above.sum(axis=0).tolist() for unit, above in zip(UNITS, self.above, strict=True)},
-            "column_sums": arrays["histogram.columns"].sum(axis=0).tolist(),
-            "heads_by_number_of_sinks": arrays["strength.per_head"].tolist(),
-            "tokens": [row for row in tokens[:MOST_TOKENS] if row["sinks"]],
-            "classes": _by_class(tokens),
-        }
-        means: dict[str, Any] = {
-            "by_prompt": self._prompt_means(),
-            "by_layer_and_head": {name: plain(values) for name, values in self.by_head.items()},
-            "norms_by_layer": {name: plain(values) for name, values in self._norms_by_layer().items()},
-            "epsilon_curve": {
-                "epsilon": EPSILONS.tolist(),
-                **{
-                    f"not_sinks_{unit}": plain(1 - ratio(above.sum(axis=0), self.columns))
-                    for unit, above in zip(UNITS, self.above, strict=True)
-                },
-            },
-        }
-        return {"counts": counts, "means": means, "statistics": self.statistics()}
-
     @property
     def by_head(self) -> dict[str, Float[np.ndarray, "layer head"]]:
         """Means by layer and head, over the steps of all prompts."""
@@ -239,76 +199,16 @@ class Summary:
             **{f"split{ending}": ratio(arrays[f"groups.split{ending}"], arrays[f"groups.compared{ending}"]) for ending in COMPARED},
         }
 
-    def _norms_by_layer(self) -> dict[str, Float[np.ndarray, " layer"]]:
-        found, mean, effect = {}, self.norms.mean, self.norms.effect
-        for number, kind in enumerate(NORM_KINDS):
-            found[f"{kind}_sinks"], found[f"{kind}_others"], found[f"{kind}_effect_size"] = *mean[number], effect[number]
-        return found
-
-    def _prompt_means(self) -> dict[str, Any]:
-        count = self.arrays["prompts.count"]
-        mean, low, high = intervals_of_sums(count, self.arrays["prompts.sum"], self.arrays["prompts.square"])
-        return {
-            name: {
-                "mean": plain(mean[at]),
-                "interval": None if np.isnan(low[at]) else [float(low[at]), float(high[at])],
-                "prompts": int(count[at]),
-            }
-            for at, name in enumerate(PROMPT_MEANS)
-        }
-
     def token_tallies(self) -> dict[str, Int[np.ndarray, " token"]]:
         """Return the tokens by how often they are sinks; ``sinks``, ``main_sinks`` and ``canvas`` count steps × layers × heads."""
         ids, counts = self.arrays["tokens.ids"], self.arrays["tokens.counts"]
         order = np.lexsort((ids, -counts[:, 0]))
         return {"token": ids[order], **{name: counts[order, at] for at, name in enumerate(("sinks", "main_sinks", "canvas"))}}
 
-    def _token_rows(self, texts: Mapping[int, str], mask_id: int | None, special: tuple[int, ...]) -> list[dict[str, Any]]:
-        found = self.token_tallies()
-        rows = (dict(zip(found, row, strict=True)) for row in zip(*(values.tolist() for values in found.values()), strict=True))
-        return [
-            {
-                **row,
-                "text": texts.get(row["token"]),
-                "class": token_class(texts.get(row["token"]), row["token"] == mask_id, row["token"] in special),
-            }
-            for row in rows
-        ]
-
-    def statistics(self) -> list[dict[str, Any]]:
-        """Return rows like those of `Analysis.as_dict`, with intervals by Student's t over prompts."""
-        return sorted([*self._means(), *self._agreements()], key=lambda row: order_of(row["name"]))
-
     def trigger_tests(self) -> dict[Threshold, TriggerTest]:
         """Return the test of triggers against shifted commits, at each threshold."""
         sums = (self.arrays[f"profiles.{name}"] for name in ("moving", "triggered", "shifted"))
         return {threshold: TriggerTest(int(moving), *both) for threshold, moving, *both in zip(THRESHOLDS, *sums, strict=True)}
-
-    def _means(self) -> Iterator[dict[str, Any]]:
-        count = self.values[:, 0].astype(np.int64)
-        tests = self.trigger_tests()
-        p_values = {threshold: test.p_values() for threshold, test in tests.items()}
-        for number, numbers in enumerate(zip(*intervals_of_sums(count, *self.values[:, 1:].T), strict=True)):
-            (name, place), more = self.keys[number], {}
-            at = dict(place)
-            value, low, high = (plain(one) for one in numbers)
-            if name == "triggers.over_chance" and count[number]:
-                threshold = Threshold(at["excess"], at["unit"])
-                more["p"] = p_values[threshold][at["trigger"]]
-                if low is not None:
-                    low, high = tests[threshold].widened(at["trigger"], low, high)
-            yield {"name": name, "at": at, "value": value, "low": low, "high": high, "prompts": int(count[number]), **more}
-
-    def _agreements(self) -> Iterator[dict[str, Any]]:
-        """Mean over pairs of different prompts: Σ_i≠j p_i·p_j = |Σ p_i|² − Σ |p_i|²."""
-        arrays = self.arrays
-        having = arrays["profiles.heads_with_sink"]
-        pairs = (having * (having - 1)).sum(axis=(1, 2))
-        for name in ("place", "class"):
-            products = np.square(arrays[f"profiles.{name}"]).sum(axis=(1, 2, 3)) - arrays[f"profiles.{name}_square"]
-            for number, (threshold, value) in enumerate(zip(THRESHOLDS, ratio(products, pairs).tolist(), strict=True)):
-                row = {"name": f"agreement.prompts_{name}", "at": dict(threshold.place), "value": plain(value)}
-                yield {**row, "low": None, "high": None, "prompts": int(arrays["profiles.with_sink"][number])}
 
 
 def _merged_tokens(first: Arrays, second: Arrays) -> Arrays:
@@ -333,19 +233,20 @@ def _placed(one: Summary, keys: Sequence[Key]) -> Float[np.ndarray, "key moment"
     return values
 
 
-def _by_class(tokens: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
-    names = ("sinks", "main_sinks", "canvas")
-    classes: dict[str, dict[str, int]] = {kind: dict.fromkeys(names, 0) for kind in CLASSES}
-    for row in tokens:
-        for name in names:
-            classes[row["class"]][name] += row[name]
-    return classes
-
-
-def plain(values: Any) -> Any:
-    """Return arrays as nested lists and numbers as they are, with None where there is no number."""
-    if isinstance(values, np.ndarray | np.generic):
-        values = values.tolist()
-    if isinstance(values, list):
-        return [plain(one) for one in values]
-    return None if isinstance(values, float) and not np.isfinite(values) else values
+@cache
+def keys_of_old_files(layers: int) -> tuple[Key, ...]:
+    """Return the names and places of all numbers of a prompt in their old order, for a model of so many layers."""
+    feed = feed_of(PromptSettings())
+    for _ in range(2):
+        feed.feed({"column_sums": np.zeros((layers, 1, 2)), "tokens": np.zeros(2, np.int64)})
+    blank = feed.finish()
+    values = evenness_values(blank) | not_sink_values(blank) | Movement().values(blank) | at_thresholds(blank, concentration_values)
+    for family in (Groups(), Norms(), Composition(), Agreement()):
+        values |= family.values(blank)
+    keys = list(values)
+    for threshold in THRESHOLDS:
+        keys += [(name, (*threshold.place, *place)) for name, place in trigger_values(np.zeros((len(TRIGGERS), 1)))]
+    for positions in (length_class(64 << number) for number in range(15)):
+        for unit in UNITS:
+            keys += [("epsilon.not_sinks", (("positions", positions), ("unit", unit), ("excess", one))) for one in EPSILONS[::2].tolist()]
+    return tuple(dict.fromkeys(keys))

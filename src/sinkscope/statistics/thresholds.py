@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
 
 from sinkscope.errors import CallError
 from sinkscope.sinks.definition import Unit, check_excess
@@ -52,13 +51,3 @@ def check_threshold(threshold: Threshold) -> None:
     check_excess(threshold.excess, threshold.unit)
     if threshold.unit == "mean":
         raise CallError("unit: expected queries or percent, found 'mean'; a mean is percent / 100")
-
-
-def count_above(excess: Float[np.ndarray, "layer *columns"]) -> Int[np.ndarray, "layer epsilon"]:
-    """Return how many columns of each layer exceed each ε of `EPSILONS`; a column that is NaN exceeds none."""
-    layers, kinds = len(excess), len(EPSILONS) + 1
-    with np.errstate(invalid="ignore"):
-        above = np.nonzero(excess > 0)
-    exceeded = np.minimum(np.ceil(excess[above] * (1 / EPSILON_STEP)), kinds - 1).astype(np.int64)  # the first so many of the grid
-    table = np.bincount(above[0] * kinds + exceeded, minlength=layers * kinds).reshape(layers, kinds)
-    return table[:, ::-1].cumsum(axis=1)[:, -2::-1]

@@ -1,4 +1,4 @@
-"""Parts of a trace by which statistics are told: layers by depth, steps in thirds; and means that leave out what is missing."""
+"""Averages that leave out what is missing, and the parts of a trace over which they are taken: layers by depth, steps in thirds."""
 
 from typing import Any
 
