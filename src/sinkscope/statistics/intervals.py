@@ -40,7 +40,7 @@ class Means:
 def interval_of_means(
     values: Float[np.ndarray, "prompt statistic"], resamples: int = RESAMPLES, level: float = LEVEL, seed: int = 0
 ) -> Means:
-    """Mean of every statistic over prompts, with its BCa bootstrap interval (Efron 1987).
+    """Return the mean of every statistic over prompts, with its BCa bootstrap interval.
 
     Args:
         values: one row a prompt; NaN where a prompt has no value, which leaves it out of that mean.
@@ -69,7 +69,7 @@ def interval_of_means(
 
 
 def outward(prompts: np.ndarray, level: float = LEVEL) -> Float[np.ndarray, "..."]:
-    """Normal quantile of the upper end of an interval over so many prompts, as a bootstrap should take it."""
+    """Return the normal quantile at which a bootstrap should take the upper end of an interval over so many prompts."""
     from scipy.special import stdtrit
 
     prompts = np.asarray(prompts, dtype=np.float64)
@@ -84,7 +84,7 @@ def _percentiles(prompts: int) -> list[float]:
 
 
 def draws_of_prompts(prompts: int, resamples: int, seed: int) -> Float[np.ndarray, "resample prompt"]:
-    """How often each prompt is drawn in each resample."""
+    """Return how often each prompt is drawn in each resample."""
     rng = np.random.default_rng(seed)
     return rng.multinomial(prompts, np.full(prompts, 1 / prompts), size=resamples).astype(np.float64)
 
@@ -92,7 +92,7 @@ def draws_of_prompts(prompts: int, resamples: int, seed: int) -> Float[np.ndarra
 def interval_of_pairs(
     agreement: Float[np.ndarray, "prompt prompt"], weight: Float[np.ndarray, "prompt prompt"], resamples: int = RESAMPLES, seed: int = 0
 ) -> tuple[float, float, float]:
-    """Weighted mean over pairs of different prompts, with a percentile interval over prompts.
+    """Return the weighted mean over pairs of different prompts, with a percentile interval over prompts.
 
     A prompt that is drawn twice is not compared with itself.
     """
@@ -112,7 +112,7 @@ def interval_of_pairs(
 def interval_of_difference(
     first: Float[np.ndarray, "prompt statistic"], second: Float[np.ndarray, "other statistic"], paired: bool, seed: int = 0
 ) -> Means:
-    """Second minus first, of means over prompts.
+    """Return second minus first, of means over prompts.
 
     Args:
         paired: both sets hold the same prompts in the same order: the interval is that of the mean of the differences
@@ -139,14 +139,14 @@ def _drawn_means(values: np.ndarray, seed: int) -> np.ndarray:
 
 
 def _acceleration(values: np.ndarray, mean: np.ndarray) -> np.ndarray:
-    """From the skewness of the values: the jackknife of a mean in closed form."""
+    """Return the acceleration, from the skewness of the values: the jackknife of a mean in closed form."""
     centred = np.where(np.isnan(values), 0.0, values - mean)
     squares = (centred**2).sum(axis=0)
     return np.divide((centred**3).sum(axis=0), 6 * squares**1.5, out=np.zeros_like(mean), where=squares > 0)
 
 
 def _corrected(drawn: np.ndarray, mean: np.ndarray, acceleration: np.ndarray, quantile: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Bias-corrected and accelerated percentiles of the drawn means, [resample, statistic]."""
+    """Return the bias-corrected and accelerated percentiles of the drawn means, [resample, statistic]."""
     from scipy.special import ndtr, ndtri
 
     drawn = np.sort(drawn, axis=0)  # NaN, where no prompt with a value was drawn, goes last
