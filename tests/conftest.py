@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import sys
+from contextlib import nullcontext
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -15,6 +16,7 @@ STATISTICS = ("candidates", "column_counts", "groups", "intervals", "movement", 
 CHECKED = (*(f"sinks.{name}" for name in SINKS), *(f"statistics.{name}" for name in STATISTICS))
 install_import_hook([f"sinkscope.{name}" for name in ("attention.dispatch", "attention.records", *CHECKED)], "beartype.beartype")
 
+import odd_places
 import torch
 
 import sinkscope
@@ -23,7 +25,7 @@ from sinkscope.lab.recipes import RECIPES, Architecture
 from sinkscope.lab.starting_network import build_network
 from sinkscope.lab.vocabulary import build_tokenizer
 
-torch.set_num_threads(1)
+torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1))
 # Without a GPU Triton's kernels are interpreted. It decides when it is first imported, which is in the tests that use it.
 os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else "1")
 
@@ -67,6 +69,13 @@ def diffusion(diffusion_folder):
 def autoregressive(autoregressive_folder):
     """Random causal model with grouped queries: 3 layers, 6 heads, 2 kv heads, fp32."""
     return sinkscope.load(str(autoregressive_folder))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def places():
+    """Weights lie where they may where the run asks for it (`make test-portable`)."""
+    with odd_places.everywhere() if odd_places.wanted() else nullcontext():
+        yield
 
 
 QUESTION = "Q: Tom has 7 apples and buys 5 more. How many apples does Tom have now?\nA:"

@@ -1,8 +1,10 @@
 """Dense attention in float64, which holds the whole map: the second implementation of every number of `attend`."""
 
+import math
 from dataclasses import dataclass
 
 import torch
+from closeness import assert_close
 from torch import Tensor
 
 from sinkscope.attention import AttentionInputs, Hidden
@@ -79,6 +81,22 @@ def draw_mask(kind: str, inputs: Inputs, seed: int = 1) -> tuple[dict, Tensor]:
 MASKS = ("none", "causal", "boolean", "additive", "finite minimum")
 
 
-def close(found: Tensor | None, expected: Tensor, within: float = 1e-5) -> None:
+def close(found: Tensor | None, expected: Tensor, inputs: Inputs, dtype: torch.dtype | None = None) -> None:
+    """As close as the order of additions allows: weights are sums over keys, columns over queries, scores over the size of a head.
+
+    In half precision, that of ``found`` unless ``dtype`` says another, inputs are exact and sums are fp32: weights and output are
+    rounded once each.
+    """
     assert found is not None
-    torch.testing.assert_close(found.double(), expected.double(), atol=within, rtol=within)
+    dtype = dtype or found.dtype
+    if dtype in (torch.bfloat16, torch.float16):
+        assert_close(found, expected, terms=2, dtype=dtype)
+        return
+    dim, longest = inputs.query.shape[-1], [float(one.double().norm(dim=-1).max()) for one in (inputs.query, inputs.key)]
+    terms = inputs.query.shape[2] + inputs.key.shape[2]
+    assert_close(found, expected, terms=terms, scores=(longest[0] * longest[1] / math.sqrt(dim), dim))
+
+
+def adds_up(totals: Tensor, expected: Tensor, inputs: Inputs) -> None:
+    """Columns, summed over keys: whatever the error of a score, it is in all shares of its query, which add up to 1."""
+    assert_close(totals, expected, terms=inputs.query.shape[2] + 2 * inputs.key.shape[2], dtype=totals.dtype)

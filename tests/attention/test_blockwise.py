@@ -16,6 +16,7 @@ from dense import (
     QUERIES,
     VALUE_DIM,
     Inputs,
+    adds_up,
     as_bias,
     close,
     dense,
@@ -48,9 +49,9 @@ def test_output_and_columns_equal_dense(kind, block):
     arguments, bias = draw_mask(kind, inputs)
     output, columns = attend(**vars(inputs), **arguments, block=block)
     expected, weights = dense(inputs, bias)
-    close(output, expected)
-    close(columns.sums, dense_sums(inputs, weights))
-    close(columns.last_row, weights[:, :, -1])
+    close(output, expected, inputs)
+    close(columns.sums, dense_sums(inputs, weights), inputs)
+    close(columns.last_row, weights[:, :, -1], inputs)
     assert columns.local is None and columns.prefix is None
 
 
@@ -60,8 +61,8 @@ def test_chosen_block_equals_dense(queries):
     inputs = draw(queries=queries, keys=210)
     output, columns = attend(**vars(inputs))
     expected, weights = dense(inputs)
-    close(output, expected)
-    close(columns.sums, dense_sums(inputs, weights), 2e-5)
+    close(output, expected, inputs)
+    close(columns.sums, dense_sums(inputs, weights), inputs)
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 3, 6])
@@ -69,8 +70,8 @@ def test_each_query_head_takes_its_own_key_head(kv_heads):
     inputs = draw(kv_heads=kv_heads)
     output, columns = attend(**vars(inputs))
     expected, weights = dense(inputs)
-    close(output, expected)
-    close(columns.sums, dense_sums(inputs, weights))
+    close(output, expected, inputs)
+    close(columns.sums, dense_sums(inputs, weights), inputs)
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(1, 9), (9, 1), (4, 12), (12, 4)])
@@ -80,14 +81,14 @@ def test_queries_and_keys_may_differ_in_number(kind, queries, keys):
     arguments, bias = draw_mask(kind, inputs)
     output, columns = attend(**vars(inputs), **arguments, block=5)
     expected, weights = dense(inputs, bias)
-    close(output, expected)
-    close(columns.sums, dense_sums(inputs, weights))
+    close(output, expected, inputs)
+    close(columns.sums, dense_sums(inputs, weights), inputs)
 
 
 def test_scale_is_used_as_given():
     inputs = draw()
     output, _ = attend(**vars(inputs), scale=0.3)
-    close(output, dense(inputs, scale=0.3)[0])
+    close(output, dense(inputs, scale=0.3)[0], inputs)
 
 
 def test_a_mask_for_every_head_of_its_own(chunks):
@@ -95,8 +96,8 @@ def test_a_mask_for_every_head_of_its_own(chunks):
     visible = torch.rand(BATCH, HEADS, QUERIES, KEYS, generator=torch.Generator().manual_seed(2)) < 0.7
     output, columns = attend(**vars(inputs), mask=visible, block=4)
     expected, weights = dense(inputs, as_bias(visible))
-    close(output, expected)
-    close(columns.sums, dense_sums(inputs, weights))
+    close(output, expected, inputs)
+    close(columns.sums, dense_sums(inputs, weights), inputs)
 
 
 @pytest.mark.parametrize("block", [4, 64])
@@ -104,7 +105,7 @@ def test_a_mask_with_one_row_holds_for_all_queries(block):
     inputs = draw()
     visible = torch.rand(BATCH, 1, 1, KEYS, generator=torch.Generator().manual_seed(2)) < 0.7
     output, _ = attend(**vars(inputs), mask=visible, block=block)
-    close(output, dense(inputs, as_bias(visible))[0])
+    close(output, dense(inputs, as_bias(visible))[0], inputs)
 
 
 def test_fully_masked_rows_give_nothing_as_sdpa():
@@ -113,11 +114,11 @@ def test_fully_masked_rows_give_nothing_as_sdpa():
     visible[1, :, 3] = False
     output, columns = attend(**vars(inputs), mask=visible, block=4)
     repeated = (tensor.repeat_interleave(HEADS // KV_HEADS, dim=1) for tensor in (inputs.key, inputs.value))
-    close(output, torch.nn.functional.scaled_dot_product_attention(inputs.query, *repeated, attn_mask=visible))
+    close(output, torch.nn.functional.scaled_dot_product_attention(inputs.query, *repeated, attn_mask=visible), inputs)
     assert torch.equal(output[1, :, 3], torch.zeros(HEADS, VALUE_DIM))
     everything = inputs.groups.sum(-1)
     everything[1] -= inputs.groups[1, :, 3]
-    close(columns.sums.sum(-1), everything[:, None].expand(-1, HEADS, -1))
+    adds_up(columns.sums.sum(-1), everything[:, None].expand(-1, HEADS, -1), inputs)
 
 
 def test_left_padding_counts_for_nothing():
@@ -130,10 +131,10 @@ def test_left_padding_counts_for_nothing():
     own = slice(padding, None)
     alone = Inputs(inputs.query[:1, :, own], inputs.key[:1, :, own], inputs.value[:1, :, own], torch.ones(1, 1, KEYS - padding))
     expected, expected_columns = attend(**vars(alone))
-    close(output[:1, :, own], expected)
-    close(columns.sums[:1, :, :, own], expected_columns.sums)
+    close(output[:1, :, own], expected, inputs)
+    close(columns.sums[:1, :, :, own], expected_columns.sums, inputs)
     assert torch.equal(columns.sums[0, :, :, :padding], torch.zeros(HEADS, 1, padding))
-    close(columns.sums.sum(-1), torch.tensor([KEYS - padding, KEYS])[:, None, None].expand(-1, HEADS, -1))
+    adds_up(columns.sums.sum(-1), torch.tensor([KEYS - padding, KEYS])[:, None, None].expand(-1, HEADS, -1), inputs)
 
 
 # The diagonal and the last row
@@ -148,14 +149,14 @@ def test_diagonal_is_the_newest_queries_on_the_newest_keys(queries, keys, block)
     for query in range(queries):
         if query + keys - queries >= 0:
             expected[:, :, query] = weights[:, :, query, query + keys - queries]
-    close(columns.diagonal, expected)
+    close(columns.diagonal, expected, inputs)
 
 
 def test_diagonal_of_a_causal_call_is_upper_left():
     inputs = draw(queries=6, keys=9)
     _, columns = attend(**vars(inputs), causal=True, block=4)
     weights = dense(inputs, as_bias(triangle(6, 9)))[1]
-    close(columns.diagonal, weights.diagonal(dim1=-2, dim2=-1))
+    close(columns.diagonal, weights.diagonal(dim1=-2, dim2=-1), inputs)
 
 
 def test_last_row_holds_no_other_rows_in_memory():
@@ -175,12 +176,10 @@ def test_hiding_equals_dense_without_the_keys(kind, shape, chunks):
     output, columns = attend(**vars(inputs), **arguments, hidden=hidden, block=4)
     clean_output, clean = attend(**vars(inputs), **arguments, block=4)
     expected, weights = dense(inputs, without(bias.expand(-1, HEADS, -1, -1), hidden))
-    close(output, expected)
-    close(columns.sums, dense_sums(inputs, weights))
-    close(
-        columns.diagonal,
-        weights.diagonal(offset=KEYS - QUERIES, dim1=-2, dim2=-1) if kind != "causal" else weights.diagonal(dim1=-2, dim2=-1),
-    )
+    close(output, expected, inputs)
+    close(columns.sums, dense_sums(inputs, weights), inputs)
+    own = 0 if kind == "causal" else KEYS - QUERIES
+    close(columns.diagonal, weights.diagonal(offset=own, dim1=-2, dim2=-1), inputs)
     assert columns.local is not None
     assert torch.equal(columns.local, clean.sums), "local columns are those of the run without hiding"
     assert torch.equal(columns.last_row, clean.last_row), "the last row is the one without hiding"
@@ -193,7 +192,7 @@ def test_hidden_keys_get_exactly_nothing():
     hidden[0, 1, 4] = hidden[1, 5, :6] = True
     _, columns = attend(**vars(inputs), hidden=hidden)
     assert torch.equal(columns.sums.masked_select(hidden[:, :, None]), torch.zeros(GROUPS * 7))
-    close(columns.sums.sum(-1), inputs.groups.sum(-1)[:, None].expand(-1, HEADS, -1))
+    adds_up(columns.sums.sum(-1), inputs.groups.sum(-1)[:, None].expand(-1, HEADS, -1), inputs)
 
 
 def test_a_query_keeps_its_keys_where_only_hidden_ones_are_visible():
@@ -202,8 +201,8 @@ def test_a_query_keeps_its_keys_where_only_hidden_ones_are_visible():
     hidden = torch.zeros(1, 1, KEYS, dtype=torch.bool)
     hidden[..., 0] = True
     output, columns = attend(**vars(inputs), causal=True, hidden=hidden, block=4)
-    close(output[:, :, 0], inputs.value.repeat_interleave(HEADS // KV_HEADS, dim=1)[:, :, 0])
-    close(columns.sums[..., 0], inputs.groups[:, None, :, 0].expand(-1, HEADS, -1))
+    close(output[:, :, 0], inputs.value.repeat_interleave(HEADS // KV_HEADS, dim=1)[:, :, 0], inputs)
+    close(columns.sums[..., 0], inputs.groups[:, None, :, 0].expand(-1, HEADS, -1), inputs)
 
 
 @pytest.mark.parametrize("stand_in", [-torch.inf, torch.finfo(torch.float32).min, torch.finfo(torch.bfloat16).min])
@@ -215,7 +214,7 @@ def test_a_query_does_not_turn_to_padding_instead(stand_in):
     hidden = (torch.arange(KEYS) < 2)[None, None]
     output, _ = attend(**vars(inputs), mask=mask, hidden=hidden)
     clean, _ = attend(**vars(inputs), mask=mask)
-    close(output[:, :, 3], clean[:, :, 3])
+    close(output[:, :, 3], clean[:, :, 3], inputs)
     assert (output[:, :, 4] - clean[:, :, 4]).abs().amax() > 0.1
 
 
@@ -245,10 +244,10 @@ def test_prefix_equals_dense_with_the_keys_in_front(kind, hide, chunks):
     )
     taken = bias.expand(-1, HEADS, -1, -1) if hidden is None else bias.masked_fill(hidden[:, :, None], -torch.inf)
     expected, weights = dense(longer, torch.nn.functional.pad(taken, (count, 0)))
-    close(output, expected)
-    close(columns.sums, dense_sums(inputs, weights)[..., count:])
-    close(columns.prefix, dense_sums(inputs, weights)[..., :count])
-    close(columns.last_row, dense(longer, torch.nn.functional.pad(bias, (count, 0)))[1][:, :, -1, count:])
+    close(output, expected, inputs)
+    close(columns.sums, dense_sums(inputs, weights)[..., count:], inputs)
+    close(columns.prefix, dense_sums(inputs, weights)[..., :count], inputs)
+    close(columns.last_row, dense(longer, torch.nn.functional.pad(bias, (count, 0)))[1][:, :, -1, count:], inputs)
 
 
 def test_a_query_that_sees_nothing_sees_the_prefix():
@@ -257,9 +256,9 @@ def test_a_query_that_sees_nothing_sees_the_prefix():
     visible = torch.ones(BATCH, 1, QUERIES, KEYS, dtype=torch.bool)
     visible[1, :, 3] = False
     output, columns = attend(**vars(inputs), mask=visible, prefix=Prefix(keys=front.key[0], values=front.value[0]))
-    close(output[1, :, 3], front.value[0, :, 0].repeat_interleave(HEADS // KV_HEADS, dim=0))
+    close(output[1, :, 3], front.value[0, :, 0].repeat_interleave(HEADS // KV_HEADS, dim=0), inputs)
     assert columns.prefix is not None
-    close(columns.sums.sum(-1) + columns.prefix.sum(-1), inputs.groups.sum(-1)[:, None].expand(-1, HEADS, -1))
+    adds_up(columns.sums.sum(-1) + columns.prefix.sum(-1), inputs.groups.sum(-1)[:, None].expand(-1, HEADS, -1), inputs)
 
 
 @pytest.mark.parametrize("dressed", ["keys", "logits"])
@@ -275,9 +274,9 @@ def test_prefix_without_values_only_takes_attention(dressed, chunks):
     )
     scores = inputs.query @ inputs.key.repeat_interleave(repeat, 1).mT / math.sqrt(DIM)
     weights = torch.softmax(torch.cat([mine.expand(BATCH, -1, -1, -1), scores], dim=-1), dim=-1)
-    close(output, weights[..., count:] @ inputs.value.repeat_interleave(repeat, 1))
-    close(columns.prefix, dense_sums(inputs, weights)[..., :count])
-    close(columns.sums, dense_sums(inputs, weights)[..., count:])
+    close(output, weights[..., count:] @ inputs.value.repeat_interleave(repeat, 1), inputs)
+    close(columns.prefix, dense_sums(inputs, weights)[..., :count], inputs)
+    close(columns.sums, dense_sums(inputs, weights)[..., count:], inputs)
 
 
 # Any shape
@@ -301,8 +300,8 @@ def test_any_shape_equals_dense(data):
         output, columns = attend(**vars(inputs), **arguments, hidden=hidden, block=data.draw(st.integers(1, 10)))
     bias = bias.expand(-1, kv_heads * repeat, -1, -1)
     expected, weights = dense(inputs, without(bias, hidden))
-    close(output, expected)
-    close(columns.sums, dense_sums(inputs, weights))
-    close(columns.local, dense_sums(inputs, dense(inputs, bias)[1]))
-    close(columns.last_row, dense(inputs, bias)[1][:, :, -1])
+    close(output, expected, inputs)
+    close(columns.sums, dense_sums(inputs, weights), inputs)
+    close(columns.local, dense_sums(inputs, dense(inputs, bias)[1]), inputs)
+    close(columns.last_row, dense(inputs, bias)[1][:, :, -1], inputs)
     assert isinstance(columns, Columns)

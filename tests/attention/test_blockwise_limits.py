@@ -2,7 +2,24 @@
 
 import pytest
 import torch
-from dense import BATCH, DIM, HEADS, KEYS, KV_HEADS, MASKS, QUERIES, VALUE_DIM, Inputs, close, dense, dense_sums, draw, draw_mask, without
+from dense import (
+    BATCH,
+    DIM,
+    HEADS,
+    KEYS,
+    KV_HEADS,
+    MASKS,
+    QUERIES,
+    VALUE_DIM,
+    Inputs,
+    adds_up,
+    close,
+    dense,
+    dense_sums,
+    draw,
+    draw_mask,
+    without,
+)
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -23,16 +40,16 @@ def test_low_precision_inputs_have_fp32_columns(dtype, dim):
     expected, weights = dense(inputs)
     assert columns.sums.dtype == columns.diagonal.dtype == columns.last_row.dtype == torch.float32
     assert output.dtype == dtype
-    close(columns.sums, dense_sums(inputs, weights), 1e-4)
-    close(columns.sums.sum(-1), torch.full((BATCH, HEADS, 1), 300.0), 1e-5)
-    close(output, expected, 0.03)
+    close(columns.sums, dense_sums(inputs, weights), inputs)
+    adds_up(columns.sums.sum(-1), torch.full((BATCH, HEADS, 1), 300.0), inputs)
+    close(output, expected, inputs)
 
 
 def test_autocast_leaves_the_sums_in_fp32():
     inputs = draw(queries=300, keys=310)
     with torch.autocast("cpu", torch.bfloat16):
         _, columns = attend(**vars(inputs))
-    close(columns.sums.sum(-1), inputs.groups.sum(-1)[:, None].expand(-1, HEADS, -1), 1e-5)
+    adds_up(columns.sums.sum(-1), inputs.groups.sum(-1)[:, None].expand(-1, HEADS, -1), inputs)
 
 
 class Rounding(TorchDispatchMode):
@@ -80,15 +97,15 @@ def test_scores_and_sums_keep_their_digits_where_the_program_lets_torch_round(hi
     output, columns = attend(**vars(inputs), hidden=hidden, block=block)
     expected, clean = dense(inputs)
     assert torch.get_float32_matmul_precision() == "medium"
-    close(columns.sums if hidden is None else columns.local, dense_sums(inputs, clean))
+    close(columns.sums if hidden is None else columns.local, dense_sums(inputs, clean), inputs)
     if hidden is not None:
         keys = hidden[0].keys if isinstance(hidden, list) else hidden[:, :, None]
         bias = torch.zeros(1, 1, 300, 310, dtype=torch.float64).masked_fill(keys, -torch.inf)
         expected, weights = dense(inputs, bias)
-        close(columns.sums, dense_sums(inputs, weights))
-        close(columns.removed, (clean * keys).sum(-1))
-        close(columns.last_row_in_force, weights[:, :, -1])
-    close(output, expected, 0.03)
+        close(columns.sums, dense_sums(inputs, weights), inputs)
+        close(columns.removed, (clean * keys).sum(-1), inputs)
+        close(columns.last_row_in_force, weights[:, :, -1], inputs)
+    close(output, expected, inputs, torch.bfloat16)
 
 
 @pytest.mark.parametrize("constant", ["keys", "logits"])
@@ -101,8 +118,8 @@ def test_constant_keys_keep_their_digits_where_the_program_lets_torch_round(cons
     own = inputs.query.double() @ front.key.repeat_interleave(repeat, 1).double().mT * scale
     own = own if constant == "keys" else torch.ones_like(own)
     sums = dense_sums(inputs, torch.softmax(torch.cat([own, body], -1), -1))
-    close(columns.prefix, sums[..., :2])
-    close(columns.sums, sums[..., 2:])
+    close(columns.prefix, sums[..., :2], inputs)
+    close(columns.sums, sums[..., 2:], inputs)
 
 
 def test_without_care_the_sums_would_be_rounded(rounding, monkeypatch):
@@ -123,7 +140,7 @@ def test_this_machine_s_sums_keep_their_digits_too(precision):
         assert torch.get_float32_matmul_precision() == precision
     finally:
         torch.set_float32_matmul_precision(before)
-    close(columns.sums, dense_sums(inputs, dense(inputs)[1]), 1e-5)
+    close(columns.sums, dense_sums(inputs, dense(inputs)[1]), inputs)
 
 
 def test_products_stay_in_float32_where_nothing_rounds():
@@ -160,7 +177,7 @@ def test_gradients_equal_dense(kind):
 
     for found, expected in zip(gradients(fast=True), gradients(fast=False), strict=True):
         assert found.abs().sum() > 0
-        close(found, expected, 1e-4)
+        close(found, expected, inputs)
 
 
 def test_gradients_reach_the_prefix():

@@ -1,8 +1,8 @@
 """Foreign torch modules: what they ask of ``F.scaled_dot_product_attention`` is watched, hidden in and prepended to."""
 
-import numpy as np
 import pytest
 import torch
+from closeness import assert_close, terms_of
 from diary import Diary, step_events
 from leaves_no_trace import check_leaves_no_trace
 from torch import nn
@@ -95,6 +95,9 @@ def logits(network, ids=IDS, **more):
         return network(ids, **more).logits
 
 
+TERMS = terms_of(build(), 3 * LENGTH)  # of three layers
+
+
 class HideOne(Hider):
     def __init__(self, place):
         self.place = place
@@ -135,13 +138,13 @@ def test_columns_equal_the_dense_maps(arguments, more):
     for attention in network.attentions():
         attention.maps.clear()
     with foreign(network), subscribed(network, diary := Diary()):
-        torch.testing.assert_close(logits(network, **more), expected, atol=1e-5, rtol=1e-5)
+        assert_close(logits(network, **more), expected, terms=TERMS)
     assert diary.events == ["begin_generation", *step_events(3), "end_generation"]
     assert diary.names == [f"blocks.{number}.attention" for number in range(3)]
     for call, columns, attention in zip(diary.calls, diary.columns, network.attentions(), strict=True):
-        torch.testing.assert_close(columns.sums[:, :, 0], attention.maps[0].sum(dim=2), atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(columns.diagonal, attention.maps[0].diagonal(0, -2, -1), atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(call.value, attention.values[0])
+        assert_close(columns.sums[:, :, 0], attention.maps[0].sum(dim=2), terms=TERMS)
+        assert_close(columns.diagonal, attention.maps[0].diagonal(0, -2, -1), terms=TERMS)
+        assert_close(call.value, attention.values[0], terms=TERMS)
     assert torch.equal(diary.steps[0].tokens, IDS)
 
 
@@ -166,10 +169,10 @@ def test_inputs_of_three_axes_are_one_head():
     network, x = Headless(), torch.randn(ROWS, LENGTH, DIM, generator=torch.Generator().manual_seed(0))
     with foreign(network), subscribed(network, diary := Diary()):
         found = network(x)
-    torch.testing.assert_close(found, network(x), atol=1e-5, rtol=1e-5)
+    assert_close(found, network(x), terms=TERMS)
     visible = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
     dense = torch.softmax((x @ x.mT * DIM**-0.5).masked_fill(~visible, -torch.inf), dim=-1)
-    torch.testing.assert_close(diary.columns[0].sums[:, 0, 0], dense.sum(dim=1), atol=1e-5, rtol=1e-5)
+    assert_close(diary.columns[0].sums[:, 0, 0], dense.sum(dim=1), terms=TERMS)
     assert diary.names == ["attention"] and (diary.steps[0].tokens == -1).all()
 
 
@@ -181,7 +184,7 @@ def test_padding_on_the_left_counts_for_nothing():
         logits(network, attn_mask=mask)
     assert diary.steps[0].lengths.tolist() == [4, 7]
     for columns, attention in zip(diary.columns, network.attentions(), strict=True):
-        torch.testing.assert_close(columns.sums[0, :, 0], attention.maps[0][0, :, 3:].sum(dim=1), atol=1e-5, rtol=1e-5)
+        assert_close(columns.sums[0, :, 0], attention.maps[0][0, :, 3:].sum(dim=1), terms=TERMS)
     with (
         pytest.raises(AttentionError, match="expected padding on the left, found it on the right"),
         foreign(network),
@@ -198,7 +201,7 @@ def test_hiding_equals_a_mask_given_to_the_stock_network():
     visible[:, 2] = False
     with foreign(network), subscribed(network, HideOne(2)), subscribed(network, diary := Diary()):
         found = logits(network)
-    torch.testing.assert_close(found, logits(network, attn_mask=visible), atol=1e-5, rtol=1e-5)
+    assert_close(found, logits(network, attn_mask=visible), terms=TERMS)
     assert (found - logits(network)).abs().amax() > 1e-3
     assert all(not columns.sums[..., 2].any() and (columns.local[..., 2] > 0).all() for columns in diary.columns)
 
@@ -216,7 +219,7 @@ def test_a_prefix_equals_a_key_in_front():
         q, k, v = (getattr(attention, name)(x).unflatten(-1, (count, -1)).transpose(1, 2) for name, count in heads)
         k, v = (torch.cat([one.expand(ROWS, -1, -1, -1), two], dim=2) for one, two in ((keys, k), (values, v)))
         expected = attention.out(functional.scaled_dot_product_attention(q, k, v, enable_gqa=True).transpose(1, 2).flatten(2))
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    assert_close(found, expected, terms=TERMS)
 
 
 # Traces
@@ -232,9 +235,9 @@ def test_a_foreign_network_is_recorded(tmp_path):
     assert trace.manifest["model"] == {"name": "Foreign"} and trace.tokens[0].tolist() == IDS[0].tolist()
     x = network.embed(IDS[0])
     for number, attention in enumerate(network.attentions()):
-        np.testing.assert_allclose(trace.column_sums[0, number], attention.maps[0][0].sum(dim=1), atol=1e-5)
-        np.testing.assert_allclose(trace.value_norms[0, number], attention.values[0][0].norm(dim=-1), rtol=1e-5)
-        np.testing.assert_allclose(trace.hidden_norms[0, number], x.norm(dim=-1).detach(), rtol=1e-5)
+        assert_close(trace.column_sums[0, number], attention.maps[0][0].sum(dim=1), terms=TERMS)
+        assert_close(trace.value_norms[0, number], attention.values[0][0].norm(dim=-1), terms=TERMS)
+        assert_close(trace.hidden_norms[0, number], x.norm(dim=-1).detach(), terms=TERMS)
         x = network.blocks[number](x[None])[0]
 
 
@@ -257,9 +260,9 @@ def test_behind_its_own_cache_columns_run_on(tmp_path):
     assert (first.steps, second.steps) == (3, 1) and first.tokens[2].tolist() == IDS[0].tolist()
     for number, attention in enumerate(network.attentions()):
         running = sum(functional.pad(each[0].sum(dim=1), (0, LENGTH - each.shape[-1])) for each in attention.maps[:3])
-        np.testing.assert_allclose(first.column_sums[2, number], running, atol=1e-5)
-        np.testing.assert_allclose(first.last_query[2, number], attention.maps[2][0, :, 0], atol=1e-5)
-        np.testing.assert_allclose(second.column_sums[0, number], attention.maps[3][0].sum(dim=1), atol=1e-5)
+        assert_close(first.column_sums[2, number], running, terms=TERMS)
+        assert_close(first.last_query[2, number], attention.maps[2][0, :, 0], terms=TERMS)
+        assert_close(second.column_sums[0, number], attention.maps[3][0].sum(dim=1), terms=TERMS)
 
 
 def test_a_generate_of_its_own_is_one_generation(tmp_path):
@@ -275,7 +278,7 @@ def test_a_generate_of_its_own_is_one_generation(tmp_path):
     first, second = sinkscope.open_traces(tmp_path / "t")
     assert (first.steps, second.steps) == (3, 2)
     assert first.tokens[2].tolist() == answers[0][0, :6].tolist() and second.tokens[1].tolist() == answers[1][0, :6].tolist()
-    np.testing.assert_allclose(first.column_sums[2, 1], network.attentions()[1].maps[2][0].sum(dim=1), atol=1e-5)
+    assert_close(first.column_sums[2, 1], network.attentions()[1].maps[2][0].sum(dim=1), terms=TERMS)
 
 
 # torch's own layers
@@ -296,10 +299,10 @@ def test_a_transformer_encoder_of_torch_is_watched_and_hidden_in():
             with subscribed(network, HideOne(2)):
                 hidden = network(x)
         masked = network(x, src_key_padding_mask=(torch.arange(LENGTH) == 2).expand(ROWS, -1))
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(hidden, masked, atol=1e-5, rtol=1e-5)
+    assert_close(found, expected, terms=TERMS)
+    assert_close(hidden, masked, terms=TERMS)
     assert diary.names[:2] == ["layers.0.self_attn", "layers.1.self_attn"]
-    torch.testing.assert_close(diary.columns[0].sums[:, :, 0], dense.sum(dim=2), atol=1e-5, rtol=1e-5)
+    assert_close(diary.columns[0].sums[:, :, 0], dense.sum(dim=2), terms=TERMS)
     assert torch.equal(diary.calls[0].hidden_states, x)
 
 
@@ -323,7 +326,7 @@ def test_the_layers_can_be_chosen():
     with foreign(network, layers=["blocks.1", "blocks.2.attention"]), subscribed(network, diary := Diary()):
         logits(network)
     assert diary.names == ["blocks.1", "blocks.2.attention"] and [call.index for call in diary.calls] == [0, 1]
-    torch.testing.assert_close(diary.columns[0].sums[:, :, 0], network.attentions()[1].maps[0].sum(dim=2), atol=1e-5, rtol=1e-5)
+    assert_close(diary.columns[0].sums[:, :, 0], network.attentions()[1].maps[0].sum(dim=2), terms=TERMS)
 
 
 def test_a_module_that_calls_twice_is_two_layers():
@@ -467,7 +470,7 @@ def test_an_interrupt_within_the_network_leaves_the_next_call_right():
             logits(network)
         assert torch.overrides._len_torch_function_stack() == 0
         broken.remove()
-        torch.testing.assert_close(logits(network), expected, atol=1e-5, rtol=1e-5)
+        assert_close(logits(network), expected, terms=TERMS)
     assert diary.names[-3:] == [f"blocks.{number}.attention" for number in range(3)]
 
 

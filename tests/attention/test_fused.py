@@ -44,22 +44,22 @@ def fused(device, inputs, *, mask=None, hidden=None, prefix=None, **more):
     return output.cpu(), replace(columns, **{name: one.cpu() for name, one in vars(columns).items() if isinstance(one, torch.Tensor)})
 
 
-def all_equal_dense(output, columns, inputs, bias, hidden=None, within=1e-5, output_within=None):
-    """Everything but the prefix, against dense attention."""
+def all_equal_dense(output, columns, inputs, bias, hidden=None, dtype=torch.float32):
+    """Everything but the prefix, against dense attention; columns as exact as ``dtype`` is."""
     bias = bias.expand(-1, inputs.query.shape[1], -1, -1)
     clean = dense(inputs, bias)[1]
     taken = bias if hidden is None else without(bias, hidden)
     expected, weights = dense(inputs, taken)
-    close(output, expected, output_within or within)
-    close(columns.sums, dense_sums(inputs, weights), within)
-    close(columns.last_row, clean[:, :, -1], within)
-    close(columns.last_row_in_force, weights[:, :, -1], within)
+    close(output, expected, inputs)
+    close(columns.sums, dense_sums(inputs, weights), inputs, dtype)
+    close(columns.last_row, clean[:, :, -1], inputs, dtype)
+    close(columns.last_row_in_force, weights[:, :, -1], inputs, dtype)
     if hidden is None:
         assert columns.local is None and columns.removed is None
         return
-    close(columns.local, dense_sums(inputs, clean), within)
+    close(columns.local, dense_sums(inputs, clean), inputs, dtype)
     gone = hidden[:, :, None] & ~(weights * hidden[:, :, None]).any(-1, keepdim=True)
-    close(columns.removed, (clean * gone).sum(-1), within)
+    close(columns.removed, (clean * gone).sum(-1), inputs, dtype)
 
 
 def own_places(inputs, weights, shift):
@@ -83,19 +83,19 @@ def test_kernels_equal_dense(kind, hide, device, small_tiles):
     all_equal_dense(output, columns, inputs, bias, hidden)
     spread = bias.expand(-1, 2, -1, -1)
     weights = dense(inputs, spread if hidden is None else without(spread, hidden))[1]
-    close(columns.diagonal, own_places(inputs, weights, 0 if kind == "causal" else 16))
+    close(columns.diagonal, own_places(inputs, weights, 0 if kind == "causal" else 16), inputs)
 
 
-@pytest.mark.parametrize(("dtype", "within"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-4), (torch.float16, 1e-4)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("dim", "value_dim"), [(32, 32), (80, 48), (256, 256)])
-def test_head_sizes_and_dtypes(dim, value_dim, dtype, within, device):
+def test_head_sizes_and_dtypes(dim, value_dim, dtype, device):
     inputs = draw(batch=1, heads=2, kv_heads=1, queries=19, keys=35, dim=dim, value_dim=value_dim, groups=1)
     inputs = Inputs(*(one.to(dtype) for one in (inputs.query, inputs.key, inputs.value)), inputs.groups)
     output, columns = fused(device, inputs, scale=0.05)
     expected, weights = dense(inputs, scale=0.05)
     assert output.dtype == dtype
-    close(output, expected, within if dtype == torch.float32 else 0.03)
-    close(columns.sums, dense_sums(inputs, weights), within)
+    close(output, expected, inputs)
+    close(columns.sums, dense_sums(inputs, weights), inputs)
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(1, 9), (9, 1), (1, 1), (40, 17), (17, 40)])
@@ -105,7 +105,7 @@ def test_any_lengths(queries, keys, causal, device, small_tiles):
     output, columns = fused(device, inputs, causal=causal)
     bias = as_bias(triangle(queries, keys)[None, None]) if causal else torch.zeros(1, 1, queries, keys, dtype=torch.float64)
     all_equal_dense(output, columns, inputs, bias)
-    close(columns.diagonal, own_places(inputs, dense(inputs, bias)[1], 0 if causal else keys - queries))
+    close(columns.diagonal, own_places(inputs, dense(inputs, bias)[1], 0 if causal else keys - queries), inputs)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "groups"), [(4, 1, 1), (4, 2, 2), (2, 2, 5)])
@@ -155,7 +155,7 @@ def test_hiding_a_key_that_takes_nearly_everything(strength, device, small_tiles
     hidden = torch.zeros(1, 1, 37, dtype=torch.bool)
     hidden[..., 5] = True
     output, columns = fused(device, inputs, hidden=hidden)
-    all_equal_dense(output, columns, inputs, torch.zeros(1, 1, 21, 37, dtype=torch.float64), hidden, within=2e-4)
+    all_equal_dense(output, columns, inputs, torch.zeros(1, 1, 21, 37, dtype=torch.float64), hidden)
 
 
 @pytest.mark.parametrize("hide", [False, True])
@@ -179,9 +179,9 @@ def test_prefix(dressed, hide, device, small_tiles):
     weights = torch.softmax(torch.cat([own.double().expand(2, 2, 21, count), body], -1), -1)
     values = front.value.double() if "values" in dressed else torch.zeros_like(front.value).double()
     everything = torch.cat([values.expand(2, -1, -1, -1), inputs.value.double()], 2).repeat_interleave(2, 1)
-    close(output, weights @ everything)
-    close(columns.sums, dense_sums(inputs, weights)[..., count:])
-    close(columns.prefix, dense_sums(inputs, weights)[..., :count])
+    close(output, weights @ everything, inputs)
+    close(columns.sums, dense_sums(inputs, weights)[..., count:], inputs)
+    close(columns.prefix, dense_sums(inputs, weights)[..., :count], inputs)
 
 
 def test_not_a_number_comes_through(device):
@@ -195,9 +195,10 @@ def test_not_a_number_comes_through(device):
 # Torch's flash attention, and our columns
 
 
-@pytest.mark.parametrize(("dtype", "within"), [(torch.float32, 1e-5), (torch.bfloat16, 5e-4), (torch.float16, 5e-4)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("queries", "keys", "causal"), [(21, 37, False), (37, 21, False), (37, 37, True)])
-def test_columns_beside_torch_s_attention_equal_dense(queries, keys, causal, dtype, within, device, small_tiles, monkeypatch):
+def test_columns_beside_torch_s_attention_equal_dense(queries, keys, causal, dtype, device, small_tiles, monkeypatch):
+    """In half precision a CPU's exponentials are cubic polynomials there (2⁻¹⁴), and columns are no more exact than that."""
     if device == "cpu":
         monkeypatch.setattr("sinkscope.attention.fused._flash_takes", lambda *_: True)
     elif dtype == torch.float32:
@@ -208,11 +209,11 @@ def test_columns_beside_torch_s_attention_equal_dense(queries, keys, causal, dty
     output, columns = fused(device, inputs, scale=0.2, causal=causal)
     expected, weights = dense(inputs, bias, scale=0.2)
     assert columns.path == "flash" and columns.local is None and columns.removed is None
-    close(output, expected, within if dtype == torch.float32 else 0.03)
-    close(columns.sums, dense_sums(inputs, weights), within)
-    close(columns.last_row, weights[:, :, -1], within)
-    close(columns.last_row_in_force, weights[:, :, -1], within)
-    close(columns.diagonal, own_places(inputs, weights, 0 if causal else keys - queries), within)
+    close(output, expected, inputs)
+    close(columns.sums, dense_sums(inputs, weights), inputs, dtype)
+    close(columns.last_row, weights[:, :, -1], inputs, dtype)
+    close(columns.last_row_in_force, weights[:, :, -1], inputs, dtype)
+    close(columns.diagonal, own_places(inputs, weights, 0 if causal else keys - queries), inputs, dtype)
 
 
 @pytest.mark.parametrize("what", ["mask", "hidden", "prefix"])
@@ -243,9 +244,9 @@ def test_what_torch_s_attention_is_asked_for(heads, dim, queries, causal, taken,
 # The sizes and tiles of real models
 
 
-@pytest.mark.parametrize(("dtype", "within"), [(torch.float32, 1e-4), (torch.bfloat16, 1e-3), (torch.float16, 1e-3)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("kind", ["none", "causal", "boolean", "hidden", "causal, hidden", "boolean, hidden"])
-def test_whole_tiles(kind, dtype, within, device):
+def test_whole_tiles(kind, dtype, device):
     """With the tiles as `_tiles` gives them, none cut to the lengths."""
     length, dims = (150, (64,)) if device == "cpu" else (1024, (64, 128, 256))
     for dim in dims:
@@ -255,7 +256,7 @@ def test_whole_tiles(kind, dtype, within, device):
         hidden = torch.rand(1, 2, length, generator=torch.Generator().manual_seed(3)) < 0.1 if "hidden" in kind else None
         output, columns = fused(device, inputs, **arguments, hidden=hidden)
         assert columns.path == "triton"
-        all_equal_dense(output, columns, inputs, bias, hidden, within, within if dtype == torch.float32 else 0.03)
+        all_equal_dense(output, columns, inputs, bias, hidden)
 
 
 @pytest.mark.gpu
@@ -264,7 +265,7 @@ def test_more_heads_than_an_axis_of_a_grid_has():
     inputs = draw(batch=2100, heads=32, kv_heads=32, queries=3, keys=5, dim=16, value_dim=16, groups=1)
     _, columns = fused("cuda", inputs)
     assert columns.path == "triton"
-    close(columns.sums, compute_blockwise(attention_inputs(inputs))[1].sums)
+    close(columns.sums, compute_blockwise(attention_inputs(inputs))[1].sums, inputs)
 
 
 @pytest.mark.gpu
@@ -274,4 +275,4 @@ def test_the_same_numbers_in_every_run():
     inputs = Inputs(*(one.bfloat16() for one in (inputs.query, inputs.key, inputs.value)), inputs.groups)
     first, again = fused("cuda", inputs), fused("cuda", inputs)
     assert torch.equal(first[0], again[0]) and torch.equal(first[1].sums, again[1].sums)
-    all_equal_dense(*first, inputs, torch.zeros(1, 1, 700, 900, dtype=torch.float64), within=5e-4, output_within=0.03)
+    all_equal_dense(*first, inputs, torch.zeros(1, 1, 700, 900, dtype=torch.float64))

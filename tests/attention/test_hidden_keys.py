@@ -54,12 +54,12 @@ def test_hiding_equals_dense(case, mask, chunks, monkeypatch):
     arguments, bias = draw_mask(mask, inputs)
     output, columns = attend(**vars(inputs), **arguments, hidden=hidden, block=4)
     before, after, removed = dense_hidden(inputs, bias.expand(-1, HEADS, -1, -1), masked, zeroed)
-    close(output, after @ inputs.value.double().repeat_interleave(2, dim=1))
-    close(columns.local, dense_sums(inputs, before))
-    close(columns.sums, dense_sums(inputs, after))
-    close(columns.removed, removed)
-    close(columns.last_row, before[:, :, -1])
-    close(columns.last_row_in_force, after[:, :, -1])
+    close(output, after @ inputs.value.double().repeat_interleave(2, dim=1), inputs)
+    close(columns.local, dense_sums(inputs, before), inputs)
+    close(columns.sums, dense_sums(inputs, after), inputs)
+    close(columns.removed, removed, inputs)
+    close(columns.last_row, before[:, :, -1], inputs)
+    close(columns.last_row_in_force, after[:, :, -1], inputs)
 
 
 def test_with_nothing_hidden_nothing_is_removed_and_the_last_row_is_in_force():
@@ -85,11 +85,11 @@ def test_a_key_that_takes_nearly_everything_is_hidden_exactly(zeroed, everybody)
     _, weights = dense(inputs)
     assert weights[..., 2].min() > 1 - 1e-6
     if zeroed:
-        close(output, weights.masked_fill(hidden, 0) @ inputs.value.double().repeat_interleave(2, dim=1), 1e-12)
+        close(output, weights.masked_fill(hidden, 0) @ inputs.value.double().repeat_interleave(2, dim=1), inputs)
     else:
         expected, weights = dense(inputs, torch.zeros(BATCH, HEADS, QUERIES, KEYS).double().masked_fill(hidden, -torch.inf))
-        close(output, expected)
-        close(columns.sums, dense_sums(inputs, weights))
+        close(output, expected, inputs)
+        close(columns.sums, dense_sums(inputs, weights), inputs)
 
 
 def test_zeroing_spares_a_query_that_sees_nothing_else():
@@ -97,9 +97,9 @@ def test_zeroing_spares_a_query_that_sees_nothing_else():
     hidden = (torch.arange(KEYS) == 0)[None, None, None]
     output, columns = attend(**vars(inputs), causal=True, hidden=[Hidden(hidden, zeroed=True)], block=4)
     _, weights = dense(inputs, as_bias(triangle(KEYS, KEYS)))
-    close(output[:, :, 0], inputs.value[:, :, 0].repeat_interleave(2, dim=1))
-    close(columns.removed[:, :, 0], torch.zeros(BATCH, HEADS))
-    close(columns.removed[:, :, 1:], weights[:, :, 1:, 0])
+    close(output[:, :, 0], inputs.value[:, :, 0].repeat_interleave(2, dim=1), inputs)
+    close(columns.removed[:, :, 0], torch.zeros(BATCH, HEADS), inputs)
+    close(columns.removed[:, :, 1:], weights[:, :, 1:, 0], inputs)
 
 
 @pytest.mark.parametrize("queries", [None, SOME_QUERIES])
@@ -111,7 +111,7 @@ def test_what_is_removed_beside_a_prefix_is_a_share_of_everything(queries):
     everybody = torch.ones(BATCH, QUERIES, dtype=torch.bool) if queries is None else queries
     repeat = inputs.key.double().repeat_interleave(2, dim=1)
     scores = torch.cat([logits.double()[None, :, None].expand(BATCH, -1, QUERIES, -1), inputs.query.double() @ repeat.mT * DIM**-0.5], -1)
-    close(columns.removed, torch.softmax(scores, -1)[..., 2:].sum(-1) * everybody[:, None])
+    close(columns.removed, torch.softmax(scores, -1)[..., 2:].sum(-1) * everybody[:, None], inputs)
 
 
 @pytest.mark.parametrize("zeroed", [False, True])
@@ -122,6 +122,6 @@ def test_bfloat16_is_hidden_with_sums_in_float32(zeroed):
     output, columns = attend(**vars(rounded), hidden=[Hidden(KEYS_OF_HEADS, zeroed=zeroed)], block=4)
     expected, expected_columns = attend(**vars(exact), hidden=[Hidden(KEYS_OF_HEADS, zeroed=zeroed)], block=4)
     assert output.dtype == torch.bfloat16
-    close(output, expected, 3e-2)
-    close(columns.sums, expected_columns.sums)
-    close(columns.removed, expected_columns.removed)
+    close(output, expected, inputs)
+    close(columns.sums, expected_columns.sums, inputs)
+    close(columns.removed, expected_columns.removed, inputs)

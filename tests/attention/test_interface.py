@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from closeness import assert_close, terms_of
 from torch import Tensor
 from transformers import (
     Gemma2Config,
@@ -125,13 +126,13 @@ def test_with_no_verb_in_force_the_model_is_the_stock_model(model, ids, padded, 
 
 
 def test_watching_changes_nothing(model, ids):
-    torch.testing.assert_close(watched(model.network, [Seen()], ids), logits(model.network, ids), atol=1e-5, rtol=1e-5)
+    assert_close(watched(model.network, [Seen()], ids), logits(model.network, ids), terms=terms_of(model.network, LENGTH))
 
 
 def test_watching_changes_nothing_with_padding(model, ids, padded):
     real = padded.bool()
     found = watched(model.network, [Seen()], ids, attention_mask=padded)
-    torch.testing.assert_close(found[real], logits(model.network, ids, attention_mask=padded)[real], atol=1e-5, rtol=1e-5)
+    assert_close(found[real], logits(model.network, ids, attention_mask=padded)[real], terms=terms_of(model.network, LENGTH))
 
 
 def test_columns_sum_to_the_number_of_queries(model, ids):
@@ -141,7 +142,7 @@ def test_columns_sum_to_the_number_of_queries(model, ids):
     assert [call.name for call in seen.calls] == [f"model.layers.{layer}.self_attn" for layer in range(model.card.layers)]
     for columns in seen.columns:
         assert columns.sums.shape == (ROWS, model.card.heads, 1, LENGTH)
-        torch.testing.assert_close(columns.sums.sum(-1), torch.full((ROWS, model.card.heads, 1), float(LENGTH)))
+        assert_close(columns.sums.sum(-1), float(LENGTH), terms=3 * LENGTH)
 
 
 @pytest.mark.parametrize("padding", [False, True])
@@ -149,7 +150,7 @@ def test_columns_equal_the_eager_maps(model, ids, padded, padding):
     seen, attention_mask = Seen(), padded if padding else None
     watched(model.network, [seen], ids, attention_mask=attention_mask)
     for columns, expected in zip(seen.columns, dense_columns(model, ids, attention_mask), strict=True):
-        torch.testing.assert_close(columns.sums[:, :, 0], expected, atol=1e-4, rtol=1e-4)
+        assert_close(columns.sums[:, :, 0], expected, terms=terms_of(model.network, LENGTH))
 
 
 def test_padding_counts_for_nothing(model, ids, padded):
@@ -157,7 +158,7 @@ def test_padding_counts_for_nothing(model, ids, padded):
     watched(model.network, [seen], ids, attention_mask=padded)
     queries = padded.sum(-1).float()[:, None].expand(-1, model.card.heads)
     for columns in seen.columns:
-        torch.testing.assert_close(columns.sums[:, :, 0].sum(-1), queries)
+        assert_close(columns.sums[:, :, 0].sum(-1), queries, terms=3 * LENGTH)
         assert torch.equal(columns.sums[0, ..., :PADDING], torch.zeros(model.card.heads, 1, PADDING))
 
 
@@ -170,8 +171,8 @@ def test_query_groups_split_the_columns(diffusion):
     assert seen.calls[0].groups == ("all", "unmasked", "masked")
     for columns in seen.columns:
         everything, unmasked, masked = columns.sums.unbind(2)
-        torch.testing.assert_close(masked + unmasked, everything)
-        torch.testing.assert_close(masked.sum(-1), is_mask.sum(-1).float()[:, None].expand(-1, diffusion.card.heads))
+        assert_close(masked + unmasked, everything, terms=2 * LENGTH)
+        assert_close(masked.sum(-1), is_mask.sum(-1).float()[:, None].expand(-1, diffusion.card.heads), terms=3 * LENGTH)
 
 
 def test_an_unknown_query_group_is_refused(model, ids):
@@ -186,9 +187,9 @@ def test_what_a_layer_shows_is_what_it_used(model, ids):
     with torch.no_grad():
         entering = model.network(ids, output_hidden_states=True).hidden_states
     for call, layer, expected in zip(seen.calls, model.network.model.layers, entering, strict=False):
-        torch.testing.assert_close(call.hidden_states, expected, atol=1e-4, rtol=1e-4)
+        assert_close(call.hidden_states, expected, terms=terms_of(model.network, LENGTH))
         values = layer.self_attn.v_proj(layer.input_layernorm(call.hidden_states))
-        torch.testing.assert_close(call.value, values.view(ROWS, LENGTH, model.card.kv_heads, -1).transpose(1, 2))
+        assert_close(call.value, values.view(ROWS, LENGTH, model.card.kv_heads, -1).transpose(1, 2), terms=terms_of(model.network, LENGTH))
         assert call.query.shape[:3] == (ROWS, model.card.heads, LENGTH)
 
 
@@ -202,7 +203,7 @@ def test_hiding_takes_the_key_away(model, ids):
     for columns in seen.columns:
         assert torch.equal(columns.sums[..., 2], torch.zeros(ROWS, model.card.heads, 1))
         assert columns.local is not None and (columns.local[..., 2] > 0).all()
-        torch.testing.assert_close(columns.sums.sum(-1), columns.local.sum(-1))
+        assert_close(columns.sums.sum(-1), columns.local.sum(-1), terms=3 * LENGTH)
 
 
 def test_hiding_equals_a_mask_given_to_the_stock_model(model, ids):
@@ -211,7 +212,7 @@ def test_hiding_equals_a_mask_given_to_the_stock_model(model, ids):
         visible = visible.tril()
     visible[:, 2] = False
     expected = logits(model.network, ids, attention_mask=visible.expand(ROWS, 1, -1, -1))
-    torch.testing.assert_close(watched(model.network, [one_key(2)], ids), expected, atol=1e-4, rtol=1e-4)
+    assert_close(watched(model.network, [one_key(2)], ids), expected, terms=terms_of(model.network, LENGTH))
 
 
 def test_hiders_add_up(model, ids):
@@ -250,7 +251,7 @@ def test_a_prefix_takes_attention_and_is_reported_apart(model, ids):
     assert (changed - logits(model.network, ids)).abs().amax() > 1e-3
     for columns in seen.columns:
         assert columns.prefix is not None and (columns.prefix > 0).all() and columns.sums.shape[-1] == LENGTH
-        torch.testing.assert_close((columns.sums.sum(-1) + columns.prefix[..., 0]), torch.full((ROWS, model.card.heads, 1), float(LENGTH)))
+        assert_close(columns.sums.sum(-1) + columns.prefix[..., 0], float(LENGTH), terms=3 * LENGTH)
 
 
 def test_two_prependers_are_refused(model, ids):
@@ -278,7 +279,8 @@ def test_the_function_equals_sdpa_for_every_shape(autoregressive, queries, keys,
         call = session.begin_call(session.stacks[0], {})  # a call that shows no tokens is nobody's step
         output, nothing = attention_forward(module, query, key, value, mask, scaling=0.4, is_causal=is_causal, sinkscope_call=call)
     expected, _ = sdpa_attention_forward(module, query, key, value, mask, scaling=0.4, is_causal=is_causal)
-    torch.testing.assert_close(output, expected, atol=1e-5, rtol=1e-5)
+    largest = 0.4 * float(query.norm(dim=-1).max() * key.norm(dim=-1).max())
+    assert_close(output, expected, terms=keys, scores=(largest, 8))
     assert nothing is None and len(seen.columns) == 1
 
 
@@ -380,7 +382,7 @@ def test_watching_leaves_gradients_as_they_are(model, ids):
 
     expected = gradient(watching=False)
     assert expected.abs().amax() > 0
-    torch.testing.assert_close(gradient(watching=True), expected, atol=1e-4 * float(expected.abs().amax()), rtol=1e-3)
+    assert_close(gradient(watching=True), expected, terms=3 * terms_of(model.network, LENGTH))  # backwards each product is two
 
 
 def test_bfloat16_networks_have_fp32_columns(model, ids):
@@ -388,4 +390,4 @@ def test_bfloat16_networks_have_fp32_columns(model, ids):
     watched(network, [seen], ids)
     for columns in seen.columns:
         assert columns.sums.dtype == torch.float32
-        torch.testing.assert_close(columns.sums.sum(-1), torch.full((ROWS, model.card.heads, 1), float(LENGTH)))
+        assert_close(columns.sums.sum(-1), float(LENGTH), terms=3 * LENGTH)

@@ -2,9 +2,12 @@
 
 import pytest
 import torch
+from closeness import assert_close, terms_of
 from diary import IDS, Diary, forward, step_events, tiny_llama
 
 from sinkscope.attention import Hider, Prefix, Prepender, Watcher, subscribed
+
+TERMS = terms_of(tiny_llama(), IDS.shape[1])
 
 
 class Front(Prepender):
@@ -39,8 +42,8 @@ def test_a_layer_measured_before_it_runs_shows_what_it_shows_without_the_hiding(
         forward(network, IDS)
     assert len(looking.measured) == len(diary.columns) == 2
     for measured, columns in zip(looking.measured, diary.columns, strict=True):
-        torch.testing.assert_close(measured.sums, columns.local)
-        torch.testing.assert_close(measured.last_row, columns.last_row)
+        assert_close(measured.sums, columns.local, terms=TERMS)
+        assert_close(measured.last_row, columns.last_row, terms=TERMS)
         assert measured.local is None and (columns.sums != columns.local).any()
         assert (measured.prefix is not None) == front
 
@@ -58,7 +61,7 @@ def test_a_hider_sees_columns_where_it_hides_and_where_it_asks():
     assert [index for index, _ in asking.observed] == [1] and asking.observed[0][1].removed is None
     assert [index for index, _ in hiding.observed] == [0, 1]
     for _, columns in hiding.observed:
-        torch.testing.assert_close(columns.removed[:, :, 1:].sum(-1), columns.local[:, :, 0, 1])  # query 0 does not see key 1
+        assert_close(columns.removed[:, :, 1:].sum(-1), columns.local[:, :, 0, 1], terms=TERMS)  # query 0 does not see key 1
 
 
 class Unhidden(Looking):
@@ -94,7 +97,7 @@ def test_an_unhidden_pass_is_the_canvas_without_hiding_and_nobody_is_told(causal
     assert diary.events == hidden.events == ["begin_generation", *step_events(2), "end_generation"]
     assert len(unhidden.seen) == 2
     for mine, columns in zip(unhidden.seen, plain.columns, strict=True):
-        torch.testing.assert_close(mine, columns.sums, atol=1e-5, rtol=1e-5)
+        assert_close(mine, columns.sums, terms=TERMS)
 
 
 def test_behind_a_cache_an_unhidden_pass_reads_all_tokens_and_leaves_the_cache_alone():
@@ -109,7 +112,7 @@ def test_behind_a_cache_an_unhidden_pass_reads_all_tokens_and_leaves_the_cache_a
     with subscribed(network, plain := Diary()):
         forward(network, IDS[:, :6], use_cache=False)
     for mine, columns in zip(unhidden.seen, plain.columns, strict=True):
-        torch.testing.assert_close(mine, columns.sums, atol=1e-5, rtol=1e-5)
+        assert_close(mine, columns.sums, terms=TERMS)
 
 
 def test_after_an_unhidden_pass_that_fails_the_session_goes_on():

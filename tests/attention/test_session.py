@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
+from closeness import assert_close, terms_of
 from diary import IDS, TOKENS, Diary, forward, step_events, tiny_llama
 from leaves_no_trace import check_leaves_no_trace
 from transformers import (
@@ -105,7 +106,7 @@ def test_an_encoder_and_a_decoder_are_two_stacks():
         network(input_ids=IDS, decoder_input_ids=IDS[:, :4])
     cross = dict(zip(diary.names, diary.columns, strict=True))["model.decoder.layers.1.encoder_attn"]
     assert cross.sums.shape == (2, 3, 1, 7), "four queries on seven keys"
-    torch.testing.assert_close(cross.sums.sum(-1), torch.full((2, 3, 1), 4.0))
+    assert_close(cross.sums.sum(-1), 4.0, terms=3 * 7)
 
 
 def test_a_module_without_layer_numbers_is_refused():
@@ -120,7 +121,7 @@ def test_other_architectures_can_be_watched(build):
     expected = forward(network, IDS)
     with subscribed(network, diary := Diary()):
         found = forward(network, IDS)
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    assert_close(found, expected, terms=terms_of(network, 7))
     assert diary.events == ["begin_generation", *step_events(2), "end_generation"]
 
 
@@ -129,7 +130,7 @@ def test_a_stack_that_is_called_with_hidden_states_can_be_watched():
     network = BertForMaskedLM(BertConfig(**shape)).eval()
     with subscribed(network, diary := Diary()), torch.no_grad():
         network(IDS)
-    torch.testing.assert_close(diary.columns[1].sums.sum(-1), torch.full((2, 3, 1), 7.0))
+    assert_close(diary.columns[1].sums.sum(-1), 7.0, terms=3 * 7)
     assert torch.equal(diary.steps[0].tokens, IDS), "from the module around the stack, which gets hidden states only"
     padded = torch.ones_like(IDS)
     padded[0, :3] = 0
@@ -258,7 +259,7 @@ def test_with_gradient_checkpointing_each_layer_is_told_once_and_gradients_are_r
         return [parameter.grad for parameter in network.model.layers.parameters()]
 
     for found, expected in zip(gradients(True), gradients(False), strict=True):
-        torch.testing.assert_close(found, expected, atol=1e-4 * float(expected.abs().amax()), rtol=1e-4)
+        assert_close(found, expected, terms=3 * terms_of(tiny_llama(), 7))
 
 
 class MeasureFirst(Hider):
@@ -293,7 +294,7 @@ def test_with_gradient_checkpointing_a_hider_that_looks_is_asked_once(reentrant)
         return [parameter.grad for parameter in network.model.layers.parameters()]
 
     for found, expected in zip(gradients(True), gradients(False), strict=True):
-        torch.testing.assert_close(found, expected, atol=1e-4 * float(expected.abs().amax()), rtol=1e-4)
+        assert_close(found, expected, terms=3 * terms_of(tiny_llama(), 7))
 
 
 # Exceptions and traces
@@ -358,7 +359,7 @@ def test_an_interrupted_call_leaves_the_next_one_right(diffusion):
         broken.remove()
         forward(network, IDS[:1, :5])
     assert diary.steps[-1].tokens.shape == (1, 5)
-    torch.testing.assert_close(diary.columns[-1].sums.sum(-1), torch.full((1, 5, 1), 5.0))
+    assert_close(diary.columns[-1].sums.sum(-1), 5.0, terms=3 * 7)
 
 
 class BadLoser(Diary):

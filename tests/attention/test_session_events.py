@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from closeness import assert_close, terms_of
 from diary import IDS, SMALL, Diary, forward, step_events, tiny_llama
 from transformers import DynamicCache, Gemma3ForCausalLM, Gemma3TextConfig, StaticCache
 
@@ -37,7 +38,7 @@ def test_an_autoregressive_generation_is_told_in_order(autoregressive, question,
     assert [columns.sums.shape[-1] for columns in diary.columns[::3]] == [width + step for step in range(steps)]
     for number, columns in enumerate(diary.columns):
         fresh = torch.tensor(diary.starts[0].prompt_lengths if number < 3 else (1, 1), dtype=torch.float32)
-        torch.testing.assert_close(columns.sums[:, :, 0].sum(-1), fresh[:, None].expand(-1, 6))
+        assert_close(columns.sums[:, :, 0].sum(-1), fresh[:, None].expand(-1, 6), terms=3 * columns.sums.shape[-1])
 
 
 def test_guidance_records_the_conditional_half(diffusion, question, short):
@@ -52,11 +53,11 @@ def test_guidance_records_the_conditional_half(diffusion, question, short):
     assert torch.equal(context.tokens[:2], plain.steps[0].tokens) and context.masked.sum(-1)[:2].tolist() == [4, 4]
     assert context.masked[2:].all(), "the unconditional half sees no prompt"
     for mine, theirs in zip(guided.columns[:3], plain.columns[:3], strict=True):
-        torch.testing.assert_close(mine.sums[:2], theirs.sums, atol=1e-4, rtol=1e-4)
+        assert_close(mine.sums[:2], theirs.sums, terms=terms_of(diffusion.network, 40))
         assert (mine.sums[2:] - theirs.sums).abs().amax() > 1e-2
-        torch.testing.assert_close(mine.sums[:, :, 0].sum(-1), context.lengths.float()[:, None].expand(-1, 5))
+        assert_close(mine.sums[:, :, 0].sum(-1), context.lengths.float()[:, None].expand(-1, 5), terms=3 * mine.sums.shape[-1])
         prompts = torch.tensor(2 * guided.starts[0].prompt_lengths, dtype=torch.float32)
-        torch.testing.assert_close(mine.sums[:, :, 1].sum(-1), prompts[:, None].expand(-1, 5))
+        assert_close(mine.sums[:, :, 1].sum(-1), prompts[:, None].expand(-1, 5), terms=3 * mine.sums.shape[-1])
 
 
 def test_a_generation_that_is_given_up_is_told_as_failed(diffusion, question):
@@ -118,7 +119,7 @@ def test_a_foreign_generate_is_told_step_by_step(padded):
         assert torch.equal(context.tokens, expected[:, : 7 + step]), "behind a cache all tokens so far, not the fresh ones alone"
     for number, columns in enumerate(diary.columns[:6]):
         fresh = torch.tensor([4.0, 7.0] if number < 2 else [1.0, 1.0])
-        torch.testing.assert_close(columns.sums[:, :, 0].sum(-1), fresh[:, None].expand(-1, 3))
+        assert_close(columns.sums[:, :, 0].sum(-1), fresh[:, None].expand(-1, 3), terms=3 * columns.sums.shape[-1])
 
 
 def test_a_call_with_other_rows_is_another_generation(diffusion):
@@ -140,7 +141,7 @@ def test_foreign_columns_equal_ours(autoregressive, question):
     assert torch.equal(tokens[0, : len(answer.tokens)], answer.tokens)
     assert len(ours.columns) == 3 * answer.steps
     for mine, other in zip(ours.columns, theirs.columns, strict=False):
-        torch.testing.assert_close(mine.sums, other.sums, atol=1e-4, rtol=1e-4)
+        assert_close(mine.sums, other.sums, terms=terms_of(autoregressive.network, 40))
 
 
 def test_right_padding_is_refused(padded):
@@ -169,7 +170,7 @@ def test_a_sliding_layer_shows_its_keys_in_their_absolute_place():
     assert [(call.first_key, call.key.shape[2], call.keys) for call in last] == 2 * [(5, 4, 9)]
     for columns in diary.columns[-2:]:
         assert columns.sums.shape[-1] == columns.last_row.shape[-1] == 9 and not columns.sums[..., :5].any()
-        torch.testing.assert_close(columns.sums.sum(-1), torch.ones(2, 3, 1))
+        assert_close(columns.sums.sum(-1), 1.0, terms=3 * columns.sums.shape[-1])
 
 
 class HideKey(Hider):
