@@ -3,6 +3,7 @@ import json
 
 import pytest
 import torch
+from closeness import assert_close, terms_of
 from damage import configure
 from dense_sink import body, save, with_sink
 from safetensors.torch import load_file, save_file
@@ -25,6 +26,7 @@ TOKENS = torch.randint(4, 150, (3, 21), generator=torch.Generator().manual_seed(
 REAL = torch.ones_like(TOKENS)
 REAL[1, :6] = 0
 POSITIONS = (REAL.cumsum(-1) - 1).clamp(min=0)
+TERMS = terms_of(with_sink(), 21 + 4)
 
 
 @pytest.fixture(scope="module", params=range(len(VARIANTS)), ids=lambda number: f"{VARIANTS[number].name}")
@@ -56,7 +58,7 @@ def logits(model):
 
 def test_folded_and_unfolded_agree(pair):
     _, model, folded = pair
-    assert (logits(model) - logits(folded)).abs().max() < 1e-5
+    assert_close(logits(folded), logits(model), terms=TERMS)
 
 
 def test_they_agree_recorded_and_hidden(pair):
@@ -68,7 +70,7 @@ def test_they_agree_recorded_and_hidden(pair):
             found.append([logits(one), *watcher.seen])
     assert len(found[0]) == 1 + 3 * 3
     for mine, theirs in zip(*found, strict=True):
-        assert (mine - theirs).abs().max() < 1e-5
+        assert_close(theirs, mine, terms=TERMS)
     assert (found[0][0] - logits(model)).abs().max() > 1e-2
 
 
@@ -125,7 +127,7 @@ def test_the_stored_key_is_that_of_the_tokens_row_before_rotation(pair):
     for number, layer in enumerate(stack.layers):
         entering = layer.input_layernorm(hidden)
         key = layer.self_attn.k_proj(entering).view(variant.count, 1, 8).transpose(0, 1)
-        torch.testing.assert_close(folded.network.model.sink_token.keys[number], key)
+        assert_close(folded.network.model.sink_token.keys[number], key, terms=TERMS)
         value = layer.self_attn.v_proj(entering) * (not variant.zero_value)
         hidden = hidden + layer.self_attn.o_proj(value.repeat(1, 5))
         hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
@@ -164,7 +166,7 @@ def test_shards_are_folded_where_the_embedding_was(tmp_path):
         assert {name for name, home in written["weight_map"].items() if home == file} == set(stored)
         sizes += sum(tensor.nbytes for tensor in stored.values())
     assert written["metadata"]["total_size"] == sizes
-    assert (logits(sinkscope.load(str(folder))) - logits(sinkscope.load(str(out)))).abs().max() < 1e-5
+    assert_close(logits(sinkscope.load(str(out))), logits(sinkscope.load(str(folder))), terms=TERMS)
 
 
 def test_a_folded_causal_model_writes_the_same(tmp_path, question):

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from closeness import assert_close, terms_of
 from dense_sink import body, trained, with_sink
 from leaves_no_trace import check_leaves_no_trace
 
@@ -13,6 +14,7 @@ from sinkscope.interventions import HidePositions, HideSinkToken, HideTopSinks, 
 from sinkscope.models.sink_token import VARIANTS, add_sink_token, hidden_sink
 
 TOKENS = torch.randint(4, 150, (2, 19), generator=torch.Generator().manual_seed(1))
+TERMS = terms_of(with_sink(), 19 + 4)
 NAMES = ["token", "token-end", "token-4", "token-zero-value", "logit"]
 
 
@@ -41,8 +43,8 @@ def test_without_its_sink_a_network_is_its_body(name):
         found = logits(network)
     with hidden_sink(network):
         expected = logits(network)
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(found, logits(plain), atol=1e-5, rtol=1e-5)
+    assert_close(found, expected, terms=TERMS)
+    assert_close(found, logits(plain), terms=TERMS)
     assert torch.equal(logits(network), before) and float((found - before).abs().max()) > 1e-2
 
 
@@ -55,7 +57,8 @@ def test_what_is_removed_is_what_the_sink_received(name):
     with HideSinkToken(layers=(1,))(network) as running, subscribed(network, hidden := Received()):
         logits(network)
     share = float(watcher.sinks[1].sum() / (watcher.sinks[1].sum() + watcher.text[1].sum()))
-    assert running.effect.removed_share == pytest.approx(share, rel=1e-4) and share > 1e-3
+    assert share > 1e-3
+    assert_close(running.effect.removed_share, share, terms=TERMS, dtype=torch.float32)
     assert not hidden.sinks[1].any() and bool((hidden.sinks[0] > 0).all())
 
 
@@ -67,7 +70,7 @@ def test_zeroed_the_others_keep_what_they_had(name):
         logits(network)
     with HideSinkToken(layers=(0,), effect="zero")(network), subscribed(network, hidden := Received()):
         logits(network)
-    torch.testing.assert_close(hidden.text[0], watcher.text[0])
+    assert_close(hidden.text[0], watcher.text[0], terms=TERMS)
     assert not hidden.sinks[0].any()
 
 
@@ -80,7 +83,7 @@ def test_the_sink_and_a_key_of_the_text_together(name):
     mask[..., 6] = False
     with compose(HidePositions((6,)), HideSinkToken())(network) as running:
         found = logits(network)
-    torch.testing.assert_close(found, logits(plain, attention_mask=mask), atol=1e-5, rtol=1e-5)
+    assert_close(found, logits(plain, attention_mask=mask), terms=TERMS)
     assert running.effect.keys_per_head == 1  # the sink is no key of the canvas
 
 
@@ -96,7 +99,7 @@ def test_rules_choose_among_the_text_and_leave_the_sink(name):
     top = watcher.text[0].argmax(-1, keepdim=True)
     assert not hidden.text[0].gather(-1, top).any() and bool((hidden.sinks[0] > watcher.sinks[0]).all())
     share = float(watcher.text[0].gather(-1, top).sum() / (2 * 5 * 19))
-    assert running.effect.removed_share == pytest.approx(share, rel=1e-4)
+    assert_close(running.effect.removed_share, share, terms=TERMS, dtype=torch.float32)
 
 
 @torch.no_grad()

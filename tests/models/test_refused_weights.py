@@ -7,6 +7,7 @@ import struct
 
 import pytest
 import torch
+from closeness import assert_close
 from damage import refusal
 from safetensors.torch import load_file, save_file
 from tiny import TINY, save_tiny, weights
@@ -145,9 +146,13 @@ def test_a_device_map_without_accelerate(sharded, device_map, monkeypatch):
 @pytest.mark.parametrize("device_map", ["auto", {"": "cpu"}])
 def test_a_device_map_gives_the_same_network(sharded, device_map):
     plain, mapped = (sinkscope.load(str(sharded), dtype="bfloat16", device_map=one) for one in (None, device_map))
-    tokens = TINY["llada"].tokens
-    assert torch.equal(plain.network(tokens).logits, mapped.network(tokens).logits)
+    mine, theirs = ({**dict(one.network.named_parameters()), **dict(one.network.named_buffers())} for one in (mapped, plain))
+    assert mine.keys() == theirs.keys() and all(torch.equal(mine[key], theirs[key]) for key in theirs)
     assert mapped.network.model.rotary_emb.inv_freq.dtype == torch.float32
+    tokens = TINY["llada"].tokens
+    with torch.no_grad():
+        in_fp32 = [one.network.float()(tokens).logits for one in (mapped, plain)]  # bfloat16 would hide too much
+    assert_close(*in_fp32, terms=TINY["llada"].terms)
 
 
 needs_accelerate = pytest.mark.skipif(importlib.util.find_spec("accelerate") is None, reason="device_map needs accelerate")

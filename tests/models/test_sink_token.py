@@ -4,6 +4,7 @@ import dataclasses
 import pytest
 import torch
 import transformers
+from closeness import assert_close, terms_of
 from dense_sink import body, dense_logits, trained, with_sink
 
 import sinkscope
@@ -14,6 +15,7 @@ from sinkscope.models.sink_token import VARIANTS, hidden_sink
 
 TOKENS = torch.randint(4, 150, (3, 21), generator=torch.Generator().manual_seed(1))
 TOKEN_VARIANTS = [SinkToken(), SinkToken(count=2), SinkToken(count=4), SinkToken(zero_value=True)]
+TERMS = terms_of(with_sink(), 21 + 4)
 ENDS = [SinkToken(position="end"), SinkToken(position="end", count=4), SinkToken(position="end", count=2, zero_value=True)]
 
 
@@ -32,7 +34,7 @@ def test_logits_are_those_of_rows_in_the_sequence(kind, variant, gradients):
     network = trained(add_sink_token(copy.deepcopy(plain), variant))
     expected = dense_logits(plain, network.model.sink_token.embedding, TOKENS, end=variant.position == "end", zero_value=variant.zero_value)
     with torch.set_grad_enabled(gradients):
-        assert difference(network(TOKENS, use_cache=False).logits, expected) < 1e-5
+        assert_close(network(TOKENS, use_cache=False).logits, expected, terms=TERMS)
     assert difference(plain(TOKENS, use_cache=False).logits, expected) > 1e-2
 
 
@@ -41,7 +43,7 @@ def test_a_causal_network_sees_the_token_too(variant):
     plain = body(causal=True)
     network = trained(add_sink_token(copy.deepcopy(plain), variant))
     expected = dense_logits(plain, network.model.sink_token.embedding, TOKENS, zero_value=variant.zero_value)
-    assert difference(network(TOKENS, use_cache=False).logits, expected) < 1e-5
+    assert_close(network(TOKENS, use_cache=False).logits, expected, terms=TERMS)
 
 
 @torch.no_grad()
@@ -65,7 +67,7 @@ def test_a_logit_takes_its_share_and_gives_nothing(learned):
     expected = plain(TOKENS, use_cache=False).logits
     for hook in hooks:
         hook.remove()
-    assert difference(network(TOKENS, use_cache=False).logits, expected) < 1e-5
+    assert_close(network(TOKENS, use_cache=False).logits, expected, terms=TERMS)
     assert all(float(one.sum(-1).max()) < 1 for one in weights)
 
 
@@ -85,7 +87,7 @@ def test_a_gate_multiplies_the_attention_output():
         expected = expected + layer.self_attn.o_proj(outputs[0] * torch.sigmoid(entering @ gate.T))
         expected = expected + layer.mlp(layer.post_attention_layernorm(expected))
     expected = plain.lm_head(plain.model.norm(expected))
-    assert difference(network(TOKENS, use_cache=False).logits, expected) < 1e-5
+    assert_close(network(TOKENS, use_cache=False).logits, expected, terms=TERMS)
 
 
 # Padding, batches, cache
@@ -107,8 +109,8 @@ def test_a_left_padded_row_is_the_row_alone(causal, name):
     real[0, :8] = 0
     for told in ({"position_ids": (real.cumsum(-1) - 1).clamp(min=0)}, {}):  # the mask alone says where a row begins
         batch = network(tokens, attention_mask=real, use_cache=False, **told).logits
-        assert difference(batch[:1, 8:], network(short, use_cache=False).logits) < 1e-5
-        assert difference(batch[1:], network(TOKENS[1:2], use_cache=False).logits) < 1e-5
+        assert_close(batch[:1, 8:], network(short, use_cache=False).logits, terms=TERMS)
+        assert_close(batch[1:], network(TOKENS[1:2], use_cache=False).logits, terms=TERMS)
 
 
 @torch.no_grad()
@@ -120,8 +122,8 @@ def test_a_right_padded_row_is_the_row_alone(causal, name):
     tokens[0, 13:], real[0, 13:] = 1, 0
     for told in ({"position_ids": torch.arange(21)[None]}, {}):
         batch = network(tokens, attention_mask=real, use_cache=False, **told).logits
-        assert difference(batch[:1, :13], network(TOKENS[:1, :13], use_cache=False).logits) < 1e-5
-        assert difference(batch[1:2], network(TOKENS[1:2], use_cache=False).logits) < 1e-5
+        assert_close(batch[:1, :13], network(TOKENS[:1, :13], use_cache=False).logits, terms=TERMS)
+        assert_close(batch[1:2], network(TOKENS[1:2], use_cache=False).logits, terms=TERMS)
 
 
 @torch.no_grad()
@@ -135,7 +137,7 @@ def test_a_padded_row_behind_a_cache_is_the_row_alone(name):
         start = cache.get_seq_length()
         batch = network(tokens[:, start:stop], attention_mask=real[:, :stop], past_key_values=cache, use_cache=True).logits
     alone = network(TOKENS[:1, 8:], use_cache=False).logits
-    assert difference(batch[:1, -1], alone[:, -1]) < 1e-5
+    assert_close(batch[:1, -1], alone[:, -1], terms=TERMS)
 
 
 @torch.no_grad()
@@ -146,7 +148,7 @@ def test_a_cache_holds_the_text_alone_and_changes_nothing(name):
     cache = transformers.DynamicCache(config=network.config)
     parts = [network(part, past_key_values=cache, use_cache=True).logits for part in (TOKENS[:, :17], TOKENS[:, 17:18], TOKENS[:, 18:19])]
     assert cache.get_seq_length() == 19
-    assert difference(torch.cat(parts, dim=1), whole[:, :19]) < 1e-5
+    assert_close(torch.cat(parts, dim=1), whole[:, :19], terms=TERMS)
 
 
 # Gradients
@@ -169,8 +171,8 @@ def test_the_gradient_of_the_token_is_that_of_its_rows():
     network(TOKENS, use_cache=False).logits.logsumexp(-1).sum().backward()
     row = embedding.detach().clone().requires_grad_()
     dense_logits(plain, row, TOKENS).logsumexp(-1).sum().backward()
-    assert difference(embedding.grad, row.grad) < 1e-4
-    assert difference(network.model.embed_tokens.weight.grad, plain.model.embed_tokens.weight.grad) < 1e-4
+    assert_close(embedding.grad, row.grad, terms=3 * TERMS)
+    assert_close(network.model.embed_tokens.weight.grad, plain.model.embed_tokens.weight.grad, terms=3 * TERMS)
 
 
 # Watching and hiding
@@ -200,11 +202,11 @@ def test_columns_are_the_users_own_and_the_sinks_come_apart(name):
     plain = network(TOKENS, use_cache=False).logits
     with subscribed(network, watcher):
         watched = network(TOKENS, use_cache=False).logits
-    assert difference(watched, plain) < 1e-5
+    assert_close(watched, plain, terms=TERMS)
     assert len(watcher.sums) == 3
     for sums, sinks in zip(watcher.sums, watcher.sinks, strict=True):
         assert sums.shape == (3, 5, 21) and sinks.shape == (3, 5, VARIANTS[name].count)  # type: ignore
-        torch.testing.assert_close(sums.sum(-1) + sinks.sum(-1), torch.full((3, 5), 21.0))
+        assert_close(sums.sum(-1) + sinks.sum(-1), 21.0, terms=3 * 21)
         assert bool((sinks > 0).all())
 
 
@@ -219,9 +221,9 @@ def test_watching_padded_rows_changes_nothing(name):
     plain = network(TOKENS, **given).logits
     with subscribed(network, watcher):
         watched = network(TOKENS, **given).logits
-    assert difference(watched[real.bool()], plain[real.bool()]) < 1e-5
+    assert_close(watched[real.bool()], plain[real.bool()], terms=TERMS)
     received = torch.stack([sums.sum(-1) + sinks.sum(-1) for sums, sinks in zip(watcher.sums, watcher.sinks, strict=True)])
-    torch.testing.assert_close(received, torch.tensor([13.0, 21.0, 21.0])[None, :, None].expand(3, 3, 5))
+    assert_close(received, torch.tensor([13.0, 21.0, 21.0])[None, :, None].expand(3, 3, 5), terms=3 * 21)
 
 
 @torch.no_grad()
@@ -234,7 +236,7 @@ def test_hiding_a_key_hides_that_key_of_the_users_text(name):
     mask = torch.ones(1, 1, 21, 21, dtype=torch.bool)
     mask[..., 6] = False
     expected = network(TOKENS, attention_mask=mask, use_cache=False).logits
-    assert difference(hidden, expected) < 1e-5
+    assert_close(hidden, expected, terms=TERMS)
     assert all(bool((sums[..., 6] == 0).all()) and bool((sums[..., 5] > 0).all()) for sums in watcher.sums)
 
 
@@ -247,7 +249,7 @@ def test_the_sink_itself_can_be_hidden(name):
     before = network(TOKENS, use_cache=False).logits
     with hidden_sink(network):
         hidden = network(TOKENS, use_cache=False).logits
-    assert difference(hidden, plain(TOKENS, use_cache=False).logits) < 1e-5
+    assert_close(hidden, plain(TOKENS, use_cache=False).logits, terms=TERMS)
     assert torch.equal(network(TOKENS, use_cache=False).logits, before) and difference(hidden, before) > 1e-2
     for without in (plain, add_sink_token(body(), "gate")):
         with pytest.raises(CallError, match="expected a network with a sink token or a learned logit to hide, found"), hidden_sink(without):

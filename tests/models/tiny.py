@@ -159,6 +159,12 @@ class Tiny:
         real[:, : self.padding] = 0
         return real
 
+    @property
+    def terms(self):
+        """Numbers that are added up on the way to a logit (see closeness.py)."""
+        layers = self.config.get("n_layers") or self.config["num_hidden_layers"]
+        return sum(shape[-1] for shape in self.shapes.values()) + 2 * layers * self.length
+
 
 def llada_shapes(config):
     """Published name → shape."""
