@@ -68,6 +68,13 @@ def terms_of(network, positions):
     return sum(parameter.shape[-1] for parameter in network.parameters() if parameter.ndim) + 2 * layers * positions
 
 
+def probabilities_of(network, tokens):
+    """Arguments of `assert_close` for probabilities that a network gives: an exponential of each logit, over their sum."""
+    with torch.no_grad():
+        logits = network(tokens).logits
+    return {"terms": logits.shape[-1], "scores": (float(logits.abs().max()), terms_of(network, tokens.shape[-1]))}
+
+
 def _array(one):
     return one.detach().cpu().double().numpy() if isinstance(one, torch.Tensor) else np.asarray(one, dtype=np.float64)
 

@@ -3,6 +3,8 @@ import dataclasses
 import pytest
 import scipy.stats
 import torch
+from closeness import assert_close, probabilities_of
+from other_kernels import other_kernels
 
 import sinkscope
 from sinkscope.decoding import AutoregressiveSettings, make_batch
@@ -30,11 +32,11 @@ def answer_of(generation):
 
 
 def stock_generate(model, prompts, length):
-    """transformers' own greedy search on a left-padded batch."""
+    """transformers' own greedy search on a left-padded batch, on other kernels."""
     width = max(map(len, prompts))
     tokens = torch.tensor([[model.card.eos_id] * (width - len(prompt)) + prompt for prompt in prompts])
     real = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-    with torch.no_grad():
+    with torch.no_grad(), other_kernels(model.network):
         written = model.network.generate(
             tokens,
             attention_mask=real,
@@ -79,7 +81,7 @@ def test_greedy_stops_at_eos_as_the_stock_search_does(model):
 def test_greedy_equals_a_loop_without_a_cache(model):
     tokens = model.encode(PROMPTS[0])
     generation = sinkscope.generate(model, tokens, length=20)
-    with torch.no_grad():
+    with torch.no_grad(), other_kernels(model.network):
         for _ in range(20):
             tokens = [*tokens, int(model.network(torch.tensor([tokens])).logits[0, -1].argmax())]
     assert generation.tokens.tolist() == tokens
@@ -126,7 +128,8 @@ def test_confidence_is_the_probability_of_the_token(model):
     sinkscope.generate(model, prompt, length=5, on_step=seen.append)
     for step in seen:
         tokens = step.tokens[0].tolist()
-        assert float(step.confidence[0, -1]) == pytest.approx(float(next_distribution(model, tokens[:-1])[tokens[-1]]), rel=1e-4)
+        expected = next_distribution(model, tokens[:-1])[tokens[-1]]
+        assert_close(step.confidence[0, -1], expected, **probabilities_of(model.network, step.tokens))
         assert bool(step.confidence[0, :-1].isnan().all())
 
 

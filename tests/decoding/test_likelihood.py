@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from closeness import assert_close, terms_of, tolerance
 from seeded_models import seeded_model
 from seeded_network import MASK
 
@@ -30,6 +31,11 @@ def dense_scores(model, masks, guidance=0.0, target=TARGET):
         logits = other + (guidance + 1) * (logits - other)
     logits = torch.cat([logits[:1], logits[:-1]]) if model.family.shift else logits
     return logits.double().log_softmax(-1)[range(len(CONTEXT), len(canvas)), target]
+
+
+def sums_of(model):
+    """Arguments of `assert_close`: logits of a few tokens in fp32, with guidance up to three of them for each."""
+    return {"terms": 3 * terms_of(model.network, 16) + 16, "dtype": torch.float32}
 
 
 def exact_bound(model, guidance=0.0, target=TARGET):
@@ -90,7 +96,7 @@ def test_the_chain_rule_reveals_one_token_at_a_time(sampler, guidance):
     model = seeded_model(sampler)
     found = sinkscope.log_likelihood(model, CONTEXT, TARGET, method="chain_rule", guidance=guidance)
     expected = sum(float(dense_scores(model, [place >= number for place in range(4)], guidance)[number]) for number in range(4))
-    assert found.total == pytest.approx(expected, abs=1e-4)
+    assert_close(found.total, expected, **sums_of(model))
     assert (found.standard_error, found.samples, found.tokens, found.method) == (0.0, 1, 4, "chain_rule")
 
 
@@ -113,7 +119,7 @@ def test_an_autoregressive_model_is_summed_exactly():
     found = sinkscope.log_likelihood(model, CONTEXT, TARGET)
     with torch.no_grad():
         logits = model.network(torch.tensor([[*CONTEXT, *TARGET]])).logits[0].double().log_softmax(-1)
-    assert found.total == pytest.approx(float(logits[range(4, 8), TARGET].sum()), abs=1e-4)
+    assert_close(found.total, float(logits[range(4, 8), TARGET].sum()), **sums_of(model))
     assert (found.standard_error, found.samples, found.method) == (0.0, 1, "exact")
     assert found == sinkscope.log_likelihood(model, CONTEXT, TARGET, method="chain_rule")
 
@@ -124,7 +130,7 @@ def test_the_published_numbers(case):
     model = seeded_model("llada" if case["network"] == "llama" else "dream", case["weights"])
     names = ("method", "samples", "guidance", "seed")
     found = sinkscope.log_likelihood(model, case["context"], case["continuation"], **{name: case[name] for name in names if name in case})
-    assert found.total == pytest.approx(case["total"], rel=1e-5)
+    assert_close(found.total, case["total"], **sums_of(model))
 
 
 @pytest.mark.parametrize("sampler", ["llada", "mmada", "dream"])
@@ -135,8 +141,8 @@ def test_the_batch_changes_nothing(sampler, method):
         sinkscope.log_likelihood(model, CONTEXT, TARGET, method=method, samples=40, guidance=0.5, batch=batch) for batch in (1, 3, 64)
     )
     for other in others:
-        assert other.total == pytest.approx(alone.total, abs=1e-5)
-        assert other.standard_error == pytest.approx(alone.standard_error, abs=1e-5)
+        assert_close(other.total, alone.total, **sums_of(model))
+        assert abs(other.standard_error - alone.standard_error) <= tolerance(alone.total, **sums_of(model))
 
 
 def test_seeds_reproduce_and_the_global_random_state_stays():
@@ -151,7 +157,7 @@ def test_one_token_needs_no_luck():
     model = seeded_model("llada")
     found = sinkscope.log_likelihood(model, CONTEXT, TARGET[:1], samples=5)
     chain = sinkscope.log_likelihood(model, CONTEXT, TARGET[:1], method="chain_rule")
-    assert found.total == pytest.approx(chain.total, abs=1e-5)
+    assert_close(found.total, chain.total, **sums_of(model))
     assert found.standard_error == 0.0
 
 

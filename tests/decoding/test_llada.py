@@ -7,6 +7,8 @@ from contextlib import contextmanager
 import pytest
 import scipy.stats
 import torch
+from closeness import assert_close, probabilities_of
+from other_kernels import other_kernels
 
 import sinkscope
 from sinkscope.decoding import LLaDASettings, blocks, make_batch, projection, quotas
@@ -17,11 +19,16 @@ EOT = 57  # an ordinary word that a test declares to be the end of a turn
 
 
 @torch.no_grad()
-def dense_llada(model, prompt, *, length, steps, block, guidance=0.0, logits_eos_inf=False, no_confidence=(), leftward=False):
-    """The published loop at temperature 0: the canvas after every step, confidences of the last.
+def dense_llada(model, prompt, **settings):
+    """The published loop at temperature 0, on other kernels: the canvas after every step.
 
     ``no_confidence``: tokens that lose their confidence once the candidates are chosen.
     """
+    with other_kernels(model.network):
+        return _dense_llada(model, prompt, **settings)
+
+
+def _dense_llada(model, prompt, *, length, steps, block, guidance=0.0, logits_eos_inf=False, no_confidence=(), leftward=False):
     mask = model.card.mask_id
     canvas = torch.tensor([*prompt, *[mask] * length])
     is_prompt = torch.arange(len(canvas)) < len(prompt)
@@ -302,7 +309,7 @@ def test_confidence_is_read_without_the_noise(diffusion, prompt):
     with softened(diffusion, 2):
         step = written_by(diffusion, [prompt] * 50, length=1, steps=1, block=1, temperature=1.0)[0]
         expected = softmax_at(diffusion, prompt, 1.0)
-    assert torch.allclose(step.confidence[:, -1].double(), expected[step.tokens[:, -1]], atol=1e-6)
+    assert_close(step.confidence[:, -1], expected[step.tokens[:, -1]], **probabilities_of(diffusion.network, step.tokens[:1]))
     assert bool(step.confidence[:, :-1].isnan().all())
 
 

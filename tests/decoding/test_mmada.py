@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from other_kernels import other_kernels
 from seeded_models import seeded_model, steps_of
 from seeded_network import MASK
 
@@ -12,8 +13,13 @@ SETTINGS = {"length": 24, "steps": 12, "block": 12}
 
 
 @torch.no_grad()
-def dense_mmada(model, prompt, *, length, steps, block, precision=torch.float64):
-    """One row at temperature 0, the whole canvas through the vocabulary projection: the canvas after every step."""
+def dense_mmada(model, prompt, **settings):
+    """One row at temperature 0, the whole canvas through the vocabulary projection, on other kernels: the canvas after every step."""
+    with other_kernels(model.network):
+        return _dense_mmada(model, prompt, **settings)
+
+
+def _dense_mmada(model, prompt, *, length, steps, block, precision=torch.float64):
     canvas, canvases = torch.tensor([*prompt, *[MASK] * length]), []
     for number in range(length // block):
         end, per_block = len(prompt) + (number + 1) * block, steps * block // length

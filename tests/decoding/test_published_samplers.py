@@ -4,10 +4,12 @@ The published loops were run apart from this repository; fixtures/README.md says
 """
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
+from other_kernels import other_kernels
 from seeded_models import seeded_model, steps_of
 from seeded_network import MASK, leaning
 
@@ -44,10 +46,14 @@ def written(case, sampler):
 
 
 def assert_as_published(case, sampler):
-    for row, (found, expected) in enumerate(zip(written(case, sampler), case["steps"], strict=True)):
-        assert len(found) == len(expected)
-        for number, (one, other) in enumerate(zip(found, expected, strict=True)):
-            assert one == other, f"row {row}, step {number}"
+    """Also on kernels other than those that the published loops ran on."""
+    for kernels in (nullcontext, other_kernels):
+        with kernels(seeded_model(sampler, case["weights"]).network):
+            rows = written(case, sampler)
+        for row, (found, expected) in enumerate(zip(rows, case["steps"], strict=True)):
+            assert len(found) == len(expected)
+            for number, (one, other) in enumerate(zip(found, expected, strict=True)):
+                assert one == other, f"row {row}, step {number}, {kernels.__name__}"
 
 
 @pytest.mark.parametrize("case", cases("llada"), ids=name_of)
