@@ -3,7 +3,6 @@
 import dataclasses
 import os
 import sys
-from contextlib import nullcontext
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -74,7 +73,7 @@ def autoregressive(autoregressive_folder):
 @pytest.fixture(scope="session", autouse=True)
 def places():
     """Weights lie where they may where the run asks for it (`make test-portable`)."""
-    with odd_places.everywhere() if odd_places.wanted() else nullcontext():
+    with odd_places.as_wanted():
         yield
 
 

@@ -6,7 +6,7 @@ it lay before, so that what was made, what was loaded and what was copied come t
 """
 
 import os
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
@@ -48,6 +48,11 @@ def move(module, *_):
         data = parameter.data
         if type(data) is torch.Tensor and data.device.type == "cpu" and data.numel() and not is_odd(data):
             parameter.data = oddly(data)
+
+
+def as_wanted():
+    """`everywhere` where this run asks for it."""
+    return everywhere() if wanted() else nullcontext()
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from closeness import assert_close, terms_of
 
 import sinkscope
 from sinkscope.lab.checkpoint import train_checkpoint
@@ -100,7 +101,7 @@ def test_mixing(run, arms):
         value = layer.self_attn.v_proj(layer.input_layernorm(hidden)).view(1, 2, 8).repeat_interleave(2, dim=1).flatten(1)
         hidden = hidden + layer.self_attn.o_proj(value)
         hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
-    assert rows["lab-sink-token", "value norm of the token"]["seeds"]["0"] == pytest.approx(float(torch.stack(norms).mean()), rel=1e-4)
+    assert_close(rows["lab-sink-token", "value norm of the token"]["seeds"]["0"], torch.stack(norms).mean(), terms=terms_of(network, 1))
     hidden_too = {what for arm, what in rows if arm == "lab-sink-token" and what.endswith("token hidden")}
     assert len(hidden_too) == 3 and not {what for arm, what in rows if arm == "lab-sink-none"} & hidden_too
 
@@ -111,7 +112,7 @@ def test_content(run, arms):
     network = sinkscope.load(str(arms / "lab-sink-token-1"), dtype="float32").network
     logs = torch.log_softmax(network.lm_head(network.model.norm(network.model.sink_token.embedding)), -1)
     bits = float(-(logs.exp() * logs).sum() / np.log(2))
-    assert rows["lab-sink-token", "layer 0: bits, token"]["seeds"]["1"] == pytest.approx(bits, rel=1e-4)
+    assert_close(rows["lab-sink-token", "layer 0: bits, token"]["seeds"]["1"], bits, terms=logs.numel(), dtype=torch.float32)
     assert {what.split(":")[0] for _, what in rows} == {"layer 0", "layer 1"} and len(document["words"]) == 2
 
 
@@ -127,7 +128,8 @@ def test_rows_of_tokens_are_those_that_the_constant_keys_come_from(monkeypatch, 
     network = sinkscope.add_sink_token(model.network, variant)
     keys, _ = constant_keys(network.model)
     for layer, row, expected in zip(network.model.layers, rows_of_tokens(network.model), keys, strict=False):
-        torch.testing.assert_close(layer.self_attn.k_proj(layer.input_layernorm(row)), expected.transpose(0, 1).flatten(1))
+        found = layer.self_attn.k_proj(layer.input_layernorm(row))
+        assert_close(found, expected.transpose(0, 1).flatten(1), terms=terms_of(network, 1))
 
 
 def test_robustness(run):

@@ -44,22 +44,22 @@ def fused(device, inputs, *, mask=None, hidden=None, prefix=None, **more):
     return output.cpu(), replace(columns, **{name: one.cpu() for name, one in vars(columns).items() if isinstance(one, torch.Tensor)})
 
 
-def all_equal_dense(output, columns, inputs, bias, hidden=None, dtype=torch.float32):
-    """Everything but the prefix, against dense attention; columns as exact as ``dtype`` is."""
+def all_equal_dense(output, columns, inputs, bias, hidden=None):
+    """Everything but the prefix, against dense attention."""
     bias = bias.expand(-1, inputs.query.shape[1], -1, -1)
     clean = dense(inputs, bias)[1]
     taken = bias if hidden is None else without(bias, hidden)
     expected, weights = dense(inputs, taken)
     close(output, expected, inputs)
-    close(columns.sums, dense_sums(inputs, weights), inputs, dtype)
-    close(columns.last_row, clean[:, :, -1], inputs, dtype)
-    close(columns.last_row_in_force, weights[:, :, -1], inputs, dtype)
+    close(columns.sums, dense_sums(inputs, weights), inputs)
+    close(columns.last_row, clean[:, :, -1], inputs)
+    close(columns.last_row_in_force, weights[:, :, -1], inputs)
     if hidden is None:
         assert columns.local is None and columns.removed is None
         return
-    close(columns.local, dense_sums(inputs, clean), inputs, dtype)
+    close(columns.local, dense_sums(inputs, clean), inputs)
     gone = hidden[:, :, None] & ~(weights * hidden[:, :, None]).any(-1, keepdim=True)
-    close(columns.removed, (clean * gone).sum(-1), inputs, dtype)
+    close(columns.removed, (clean * gone).sum(-1), inputs)
 
 
 def own_places(inputs, weights, shift):

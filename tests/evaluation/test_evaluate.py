@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from processes import ALIKE, environment
 
 import sinkscope
 from sinkscope.decoding import Generation
@@ -220,9 +221,10 @@ def test_tasks_can_be_added_to_a_folder(diffusion, tmp_path, answers):
     assert [result.task for result in read_results(tmp_path)] == ["lab-arith", "lab-code"]
 
 
-KILLED = """
-import sys, time, torch
-torch.set_num_threads(1)
+KILLED = (
+    ALIKE
+    + """
+import sys, time
 import sinkscope
 from pathlib import Path
 from sinkscope.evaluation import evaluate, running
@@ -234,13 +236,14 @@ running.generate = slowly
 arguments = {"tasks": ["lab-arith"], "limit": 20, "shots": 1, "batch": 2, "settings": {"length": 8}, "progress": False}
 evaluate(sinkscope.load(sys.argv[1]), out=Path(sys.argv[2]), **arguments)
 """
+)
 
 
 def test_kill_9_then_the_same_command_is_an_uninterrupted_run(diffusion_folder, diffusion, tmp_path):
     arguments = {**SMALL, "limit": 20, "batch": 2}
     evaluate(diffusion, out=tmp_path / "whole", **arguments)
     folder = tmp_path / "killed"
-    with subprocess.Popen([sys.executable, "-c", KILLED, str(diffusion_folder), str(folder)]) as process:
+    with subprocess.Popen([sys.executable, "-c", KILLED, str(diffusion_folder), str(folder)], env=environment()) as process:
         deadline = time.monotonic() + 120
         while len(list(folder.glob("*/*/??????.json"))) < 3 and time.monotonic() < deadline and process.poll() is None:
             time.sleep(0.02)

@@ -2,13 +2,13 @@
 
 import functools
 import json
-import os
 import subprocess
 import sys
 import types
 
 import pytest
 import torch
+from processes import environment
 
 pytest.importorskip("lm_eval")
 
@@ -365,8 +365,7 @@ def test_the_command_line_under_torchrun_gives_what_one_process_gives(diffusion_
     command = [*launch, "-m", "sinkscope.evaluation.lm_eval", "--model", "sinkscope", "--tasks", "tiny_arith", "--batch_size", "2"]
     command += ["--model_args", f"pretrained={diffusion_folder},hide=top:1", "--include_path", str(task_folder)]
     command += ["--output_path", str(tmp_path), "--log_samples", "--device", "cpu"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=400, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=400, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     (file,) = tmp_path.rglob("samples_tiny_arith_*.jsonl")
     assert [json.loads(line)["resps"] for line in file.read_text().splitlines()] == expected

@@ -1,13 +1,13 @@
 """One evaluation by several processes: torchrun, jobs, a worker killed −9; and what each leaves equals a single process's run."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
 
 import pytest
+from processes import ALIKE, environment
 
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.evaluation import evaluate, jobs, read_results
@@ -44,9 +44,8 @@ FLAGS = ["--limit", "11", "--shots", "0", "--batch", "2", "--length", "8"]
 
 def test_torchrun_shares_the_work_and_rank_0_sums_up(diffusion_folder, whole, tmp_path):
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [*launch, *COMMAND, str(diffusion_folder), "--out", str(tmp_path / "r"), *FLAGS, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert items(tmp_path / "r") == whole
     (document,) = [json.loads(line) for line in done.stdout.splitlines()]  # rank 0's, once
@@ -54,9 +53,10 @@ def test_torchrun_shares_the_work_and_rank_0_sums_up(diffusion_folder, whole, tm
     assert (tmp_path / "r" / "lock.1-of-2").exists()
 
 
-SLOWLY = """
-import sys, time, torch
-torch.set_num_threads(1)
+SLOWLY = (
+    ALIKE
+    + """
+import sys, time
 import sinkscope
 from pathlib import Path
 from sinkscope.evaluation import evaluate, running
@@ -71,12 +71,12 @@ try:
 except sinkscope.errors.SinkscopeError as error:
     sys.exit(str(error))
 """
+)
 
 
 def start(rank, count, model, out, pause):
-    environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(count)}
     arguments = [sys.executable, "-c", SLOWLY, str(model), str(out), str(pause)]
-    return subprocess.Popen(arguments, env=environment, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(arguments, env=environment(RANK=str(rank), WORLD_SIZE=str(count)), stderr=subprocess.PIPE, text=True)
 
 
 def test_a_worker_killed_9_is_noticed_and_the_same_command_goes_on(diffusion, diffusion_folder, whole, tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from _commit_order import Reliance, order_of, reliance, write_in_order
+from closeness import assert_close, probabilities_of
 from dense_maps import replay
 
 import sinkscope
@@ -23,17 +24,17 @@ def test_reliance_equals_dense(diffusion, trace):
     rule = HideTopSinks(2)
     found = reliance(diffusion, trace.tokens[:], rule)
     canvases = [torch.from_numpy(step[None].astype(np.int64)) for step in trace.tokens[:]]
-    maps = replay(diffusion, canvases, rule)
+    maps, shares = replay(diffusion, canvases, rule), probabilities_of(diffusion.network, canvases[-1])
     masked = [np.flatnonzero(step) for step in trace.masked[:]]
     assert found.step.tolist() == [step for step in range(1, 6) for _ in masked[step]]
     assert found.position.tolist() == [place for step in range(1, 6) for place in masked[step]]
     for step in range(1, 6):
         rows = found.step == step
         own = torch.stack([(maps[step].local[layer] * maps[step].taken[layer]).sum(-1)[0].mean(0) for layer in range(3)]).mean(0)
-        np.testing.assert_allclose(found.attention[rows], own[masked[step]], atol=1e-5)
+        assert_close(found.attention[rows], own[masked[step]], **shares)
         with torch.no_grad():
             sure = torch.softmax(diffusion.network(canvases[step]).logits[0, masked[step]], -1).amax(-1).numpy()
-        np.testing.assert_allclose(found.confidence[rows], sure, atol=1e-5)
+        assert_close(found.confidence[rows], sure, **shares)
         expected = [int((sure > one).sum() + (sure[:place] == one).sum()) for place, one in enumerate(sure)]
         assert found.order[rows].tolist() == expected
 
@@ -43,10 +44,11 @@ def test_reliance_sees_what_the_run_itself_would(diffusion, trace):
     rule = HidePositions((3,))
     found = reliance(diffusion, trace.tokens[:], rule)
     with rule(diffusion), torch.no_grad():
-        logits = diffusion.network(torch.from_numpy(trace.tokens[2][None].astype(np.int64))).logits[0]
+        canvas = torch.from_numpy(trace.tokens[2][None].astype(np.int64))
+        logits = diffusion.network(canvas).logits[0]
     best = torch.softmax(logits, -1).max(-1)
     rows = found.step == 2
-    np.testing.assert_allclose(found.confidence_hidden[rows], best.values[found.position[rows]], atol=1e-6)
+    assert_close(found.confidence_hidden[rows], best.values[found.position[rows]], **probabilities_of(diffusion.network, canvas))
     assert not np.allclose(found.confidence_hidden, found.confidence)
     assert set(found.step) == set(range(6))
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from closeness import assert_close, terms_of
 from dense_maps import Seen
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
@@ -73,7 +74,7 @@ def test_behind_a_window_the_current_step_is_measured_and_hidden_in_its_absolute
             assert call.keys == row.shape[-1] == 7 + step and call.first_key == (3 + step if layer != 1 else 0)
             best = row.argmax(-1, keepdim=True)
             assert torch.equal(seen.hidden(step, layer).nonzero()[:, 2:].flatten(), best.flatten())
-            torch.testing.assert_close(columns.removed[:, :, 0], row.gather(-1, best)[..., 0])
+            assert_close(columns.removed[:, :, 0], row.gather(-1, best)[..., 0], terms=terms_of(gemma(), 11))
     assert running.effect.hit_rate == 1
     assert running.effect.hidden.sum() == 4 * 3 * 2 * 4
 
@@ -83,7 +84,7 @@ def test_behind_a_window_the_step_before_hides_only_what_is_still_held():
     for step in (2, 3):
         for layer in range(3):
             before, call = seen.columns[step - 1][layer], seen.calls[step][layer]
-            torch.testing.assert_close(before.last_row, newest_row(seen.calls[step - 1][layer]))
+            assert_close(before.last_row, newest_row(seen.calls[step - 1][layer]), terms=terms_of(gemma(), 11))
             row = before.last_row.clone()
             row[..., : call.first_key] = -1
             expected = torch.zeros(2, 4, call.keys, dtype=torch.bool)
@@ -155,12 +156,12 @@ def test_rules_in_a_foreign_network_equal_dense(effect, tmp_path):
         top = torch.zeros(2, 3, 1, 7).scatter(-1, weights.sum(-2, keepdim=True).topk(2).indices, 1).bool()
         taken = top & (torch.arange(7) < 3)[:, None]
         removed = (weights * taken).sum(-1)
-        torch.testing.assert_close(seen.columns[0][layer].removed, removed)
+        assert_close(seen.columns[0][layer].removed, removed, terms=terms_of(network, 7))
         after = weights * ~taken if effect == "zero" else torch.softmax(block.scores.masked_fill(taken, -torch.inf), -1)
-        torch.testing.assert_close(seen.columns[0][layer].sums[:, :, 0], after.sum(-2), atol=1e-5, rtol=1e-5)
+        assert_close(seen.columns[0][layer].sums[:, :, 0], after.sum(-2), terms=terms_of(network, 7))
         total = total + removed.sum()
     assert running.effect.removed.shape == (2, 2, 3)
-    assert running.effect.removed_share == pytest.approx(float(total) / (2 * 2 * 3 * 7), rel=1e-5)
+    assert_close(running.effect.removed_share, total / (2 * 2 * 3 * 7), terms=terms_of(network, 7))
     for row, trace in enumerate(sinkscope.open_traces(tmp_path / "t")):
         assert trace.manifest["hidden"] == [{"rules": [repr(rule)], **running.effect.of(row).as_dict()}]
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from closeness import assert_close, terms_of
 from dense_maps import Seen
 
 import sinkscope
@@ -107,7 +108,7 @@ def test_a_window_equals_a_dense_mask(model, question, sinks, recent):
         expected = model.network(ids, attention_mask=visible[None, None]).logits
         with KeepWindow(sinks, recent)(model):
             found = model.network(ids).logits
-    torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-3)
+    assert_close(found, expected, terms=terms_of(model.network, length))
 
 
 def test_a_window_behind_a_cache_equals_one_call(autoregressive, question):
@@ -120,7 +121,7 @@ def test_a_window_behind_a_cache_equals_one_call(autoregressive, question):
             autoregressive.network(ids[:, at : at + 1 or None], past_key_values=first.past_key_values, use_cache=True).logits
             for at in (-3, -2, -1)
         ]
-    torch.testing.assert_close(torch.cat(found, 1), expected, atol=2e-4, rtol=1e-3)
+    assert_close(torch.cat(found, 1), expected, terms=terms_of(autoregressive.network, ids.shape[1]))
 
 
 def test_a_window_keeps_each_rows_own_first_tokens(diffusion, question, short):

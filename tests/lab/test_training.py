@@ -1,6 +1,5 @@
 import dataclasses
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -9,6 +8,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from processes import ALIKE, environment
 from safetensors.torch import load_file
 
 from sinkscope.errors import TrainingError
@@ -35,11 +35,11 @@ TINY = Recipe(
 CAUSAL = dataclasses.replace(TINY, name="tiny-causal", objective="next_token")
 
 # A run that stands still in update 13, after the state of update 10 and the log of update 13, until it is killed.
-STANDING_STILL = """
+STANDING_STILL = (
+    ALIKE
+    + """
 import sys, time
 from pathlib import Path
-import torch
-torch.set_num_threads(1)
 from sinkscope.lab import training
 from sinkscope.lab.canvases import CanvasMix
 from sinkscope.lab.recipes import Architecture, Recipe
@@ -51,6 +51,7 @@ def draw_or_wait(mix, tokenizer, seed, update):
 training.draw_canvases = draw_or_wait
 training.train({recipe!r}, Path(sys.argv[1]), progress=False)
 """
+)
 
 
 def rows_of(folder):
@@ -67,7 +68,7 @@ def assert_same_run(folder, other):
 def kill_while_training(recipe, folder, updates):
     """Starts a run in a process of its own and kills it once its log shows ``updates``."""
     script = STANDING_STILL.format(recipe=recipe)
-    process = subprocess.Popen([sys.executable, "-c", script, str(folder)], env={**os.environ, "OMP_NUM_THREADS": "1"})
+    process = subprocess.Popen([sys.executable, "-c", script, str(folder)], env=environment())
     try:
         deadline = time.monotonic() + 120
         while not ((folder / LOG).exists() and len((folder / LOG).read_text().splitlines()) >= updates):

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from closeness import assert_close, terms_of
 from eager_run import DENSE, EagerRun, columns, so_far
 
 import sinkscope
 from sinkscope.figures import page_numbers
 
 TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
-CLOSE = {"rtol": 2e-4, "atol": 2e-4}
 IDS = torch.randint(5, 50, (2, 9), generator=torch.Generator().manual_seed(0))
 PADDED = torch.ones_like(IDS)
 PADDED[0, :3] = 0
@@ -91,15 +91,15 @@ def test_a_model_under_its_own_generate_equals_its_eager_maps(name, cached, tmp_
             for number, layer in enumerate(dense.layers.values()):
                 maps = layer.maps[: step + 1]
                 found = {key: getattr(trace, key)[step, number][..., :length] for key in ("column_sums", "last_query", "self_attention")}
-                np.testing.assert_allclose(found["column_sums"], columns(maps, row, padding, width, not cached), **CLOSE)
+                assert_close(found["column_sums"], columns(maps, row, padding, width, not cached), terms=terms_of(network, 19))
                 own = torch.zeros(maps[-1].shape[1], width)
                 own[:, width - maps[-1].shape[-1] :] = maps[-1][row, :, -1]
-                np.testing.assert_allclose(found["last_query"], own[:, padding:], **CLOSE)
+                assert_close(found["last_query"], own[:, padding:], terms=terms_of(network, 19))
                 diagonal = [each.diagonal(each.shape[-1] - each.shape[-2], -2, -1) for each in maps]
-                np.testing.assert_allclose(found["self_attention"], so_far(diagonal, row, padding, not cached), **CLOSE)
+                assert_close(found["self_attention"], so_far(diagonal, row, padding, not cached), terms=terms_of(network, 19))
                 for key, pieces in (("key_norms", layer.keys), ("value_norms", layer.values), ("hidden_norms", layer.hidden)):
                     dense_norms = so_far(pieces[: step + 1], row, padding, not cached)
-                    np.testing.assert_allclose(getattr(trace, key)[step, number][..., :length], dense_norms, **CLOSE)
+                    assert_close(getattr(trace, key)[step, number][..., :length], dense_norms, terms=terms_of(network, 19))
 
 
 def test_gemma_slides_in_two_layers_of_three():
@@ -117,7 +117,7 @@ def test_a_plain_forward_call_of_gemma_equals_its_eager_maps(tmp_path):
         dense.network(IDS[:1])
     trace = sinkscope.open_trace(tmp_path / "t")
     for number, layer in enumerate(dense.layers.values()):
-        np.testing.assert_allclose(trace.column_sums[0, number], layer.maps[0][0].sum(dim=1), **CLOSE)
+        assert_close(trace.column_sums[0, number], layer.maps[0][0].sum(dim=1), terms=terms_of(network, 19))
 
 
 # Block diffusion: an encoder that reads, a decoder that looks at what the encoder has cached and at its own canvas
@@ -179,9 +179,9 @@ def test_diffusion_gemma_under_its_own_generate_equals_its_eager_maps(tmp_path):
             for number, name in enumerate(trace.layers):
                 layer = dense.layers[name]
                 expected_columns = columns(layer.maps[: step + 1], row, padding, width, False)
-                np.testing.assert_allclose(trace.column_sums[step, number, :, :length], expected_columns, **CLOSE)
+                assert_close(trace.column_sums[step, number, :, :length], expected_columns, terms=terms_of(network, 19))
                 norms = so_far(layer.values[: step + 1], row, padding, False)
-                np.testing.assert_allclose(trace.value_norms[step, number, : len(norms), :length], norms, **CLOSE)
+                assert_close(trace.value_norms[step, number, : len(norms), :length], norms, terms=terms_of(network, 19))
                 assert np.isnan(trace.value_norms[step, number, len(norms) :]).all(), "no such kv head in this layer"
     for row, trace in enumerate(traces[2:]):
         padding = 9 - LENGTHS[row]
@@ -196,19 +196,19 @@ def test_diffusion_gemma_under_its_own_generate_equals_its_eager_maps(tmp_path):
                 each, held = layer.maps[step][row], layer.maps[step].shape[-1]
                 placed = torch.zeros(4, width)
                 placed[:, width - held :] = each.sum(dim=1)
-                np.testing.assert_allclose(trace.column_sums[step, number, :, :length], placed[:, padding:], **CLOSE)
-                np.testing.assert_allclose(np.nansum(trace.column_sums[step, number], axis=-1), 5, rtol=1e-4)
+                assert_close(trace.column_sums[step, number, :, :length], placed[:, padding:], terms=terms_of(network, 19))
+                assert_close(np.nansum(trace.column_sums[step, number], axis=-1), 5, terms=3 * 19)
                 diagonal = trace.self_attention[step, number, :, :length]
-                np.testing.assert_allclose(diagonal[:, -5:], each.diagonal(held - 5, -2, -1), **CLOSE)
+                assert_close(diagonal[:, -5:], each.diagonal(held - 5, -2, -1), terms=terms_of(network, 19))
                 assert np.isnan(diagonal[:, :-5]).all()
-                np.testing.assert_allclose(trace.hidden_norms[step, number, length - 5 : length], layer.hidden[step][row], **CLOSE)
+                assert_close(trace.hidden_norms[step, number, length - 5 : length], layer.hidden[step][row], terms=terms_of(network, 19))
                 for key in ("key_norms", "value_norms"):
                     pieces = getattr(encoder, key.split("_")[0] + "s")
                     norms = torch.cat([*pieces[: 1 + step // 2], getattr(layer, key.split("_")[0] + "s")[step]], dim=-1)[row]
                     stored = getattr(trace, key)[step, number, : len(norms), :length]
                     first = max(0, width - held - padding)
                     assert np.isnan(stored[:, :first]).all(), "keys the window has left behind"
-                    np.testing.assert_allclose(stored[:, first:], norms[:, padding:][:, first:], **CLOSE)
+                    assert_close(stored[:, first:], norms[:, padding:][:, first:], terms=terms_of(network, 19))
     assert dense.layers["model.decoder.layers.0.self_attn"].maps[0].shape[-2:] == (5, 10), "the window holds five of nine"
 
 
@@ -260,18 +260,18 @@ def test_an_encoder_and_a_decoder_make_traces_of_their_own(tmp_path):
         padding, length = 9 - LENGTHS[row], LENGTHS[row]
         layer = dense.layers[encoder.layers[0]]
         assert not encoder.causal and decoder.causal and cross.causal
-        np.testing.assert_allclose(encoder.column_sums[0, 0], layer.maps[0][row][:, padding:, padding:].sum(dim=1), **CLOSE)
-        np.testing.assert_allclose(encoder.value_norms[0, 0], layer.values[0][row][:, padding:], **CLOSE)
+        assert_close(encoder.column_sums[0, 0], layer.maps[0][row][:, padding:, padding:].sum(dim=1), terms=terms_of(network, 19))
+        assert_close(encoder.value_norms[0, 0], layer.values[0][row][:, padding:], terms=terms_of(network, 19))
         for number in range(2):
             own, other = dense.layers[decoder.layers[number]], dense.layers[cross.layers[number]]
             assert cross.layers[number] == f"model.decoder.layers.{number}.encoder_attn"
             for step in range(3):
                 sums = columns(own.maps[: step + 1], row, 0, step + 1, False)
-                np.testing.assert_allclose(decoder.column_sums[step, number, :, : step + 1], sums, **CLOSE)
+                assert_close(decoder.column_sums[step, number, :, : step + 1], sums, terms=terms_of(network, 19))
                 crossed = sum(each[row].sum(dim=1) for each in other.maps[: step + 1])
-                np.testing.assert_allclose(cross.column_sums[step, number], crossed[:, padding:], **CLOSE)
-                np.testing.assert_allclose(cross.key_norms[step, number], other.keys[0][row][:, padding:], **CLOSE)
-                np.testing.assert_allclose(cross.value_norms[step, number], other.values[0][row][:, padding:], **CLOSE)
+                assert_close(cross.column_sums[step, number], crossed[:, padding:], terms=terms_of(network, 19))
+                assert_close(cross.key_norms[step, number], other.keys[0][row][:, padding:], terms=terms_of(network, 19))
+                assert_close(cross.value_norms[step, number], other.values[0][row][:, padding:], terms=terms_of(network, 19))
         assert cross.lengths[:].tolist() == [length] * 3
         assert cross.tokens[2].tolist() == IDS[row, padding:].tolist() and decoder.tokens[0, 0] == 7
         assert "self_attention" in decoder.tensors and "self_attention" not in cross.tensors

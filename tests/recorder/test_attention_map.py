@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from closeness import assert_close, terms_of
 from PIL import Image
 
 import sinkscope
@@ -51,10 +52,10 @@ def test_a_map_is_the_dense_one_and_adds_up_to_what_was_recorded(recorded, step)
             found = recompute_map(model, trace, step, layer, head)
             assert (found.step, found.layer, found.head) == (number, layer, head)
             assert found.attention.shape == (length, length)
-            np.testing.assert_allclose(found.attention, dense[layer, head], atol=2e-5)
-            np.testing.assert_allclose(found.attention.sum(axis=1), 1, atol=1e-5)
+            assert_close(found.attention, dense[layer, head], terms=terms_of(model.network, length))
+            assert_close(found.attention.sum(axis=1), 1, terms=length)
             recorded_columns = trace.column_sums[number, layer, head, :length]
-            np.testing.assert_allclose(found.attention.sum(axis=0), recorded_columns, atol=2e-4)
+            assert_close(found.attention.sum(axis=0), recorded_columns, terms=terms_of(model.network, length))
             assert found.largest_difference == pytest.approx(np.abs(found.attention.sum(axis=0) - recorded_columns).max())
 
 

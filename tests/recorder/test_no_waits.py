@@ -4,10 +4,10 @@ from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import simulated_gpu
 import torch
+from closeness import assert_close, terms_of
 from simulated_gpu import OnDevice, SimulatedGpu
 
 import sinkscope
@@ -81,12 +81,13 @@ def waits_by_step(gpu, model, rule, out, **arguments):
     return found, effect
 
 
-def same_traces(there, here):
+def same_traces(there, here, network):
     """The first ones, once all their tensors were found to be those of the others."""
+    terms = terms_of(network, 24)
     for one, other in zip(sinkscope.open_traces(there), sinkscope.open_traces(here), strict=True):
         assert one.tensors == other.tensors and {"column_sums", "key_norms", "hidden_norms", "self_attention"} <= set(one.tensors)
         for name in one.tensors:
-            np.testing.assert_allclose(getattr(one, name)[:], getattr(other, name)[:], rtol=1e-4, atol=1e-4, err_msg=name)
+            assert_close(getattr(one, name)[:], getattr(other, name)[:], terms=terms, what=name)
         yield one
 
 
@@ -120,10 +121,10 @@ def test_the_simulated_gpu_writes_what_the_cpu_writes(rule, gpu, models, tmp_pat
         for canvas in canvases(models[1]):
             models[1].network.model(input_ids=canvas, use_cache=False)
         expected = running.effect
-    for one in same_traces(tmp_path / "there", tmp_path / "here"):
+    for one in same_traces(tmp_path / "there", tmp_path / "here", models[1].network):
         assert one.manifest["attention"] == path and one.steps == 5
     for name, found in vars(effect).items():
-        np.testing.assert_allclose(found, getattr(expected, name), rtol=1e-4, atol=1e-4)
+        assert_close(found, getattr(expected, name), terms=terms_of(models[1].network, 24), dtype=torch.float32, what=name)
 
 
 def generate(model, out, prompts, **more):
@@ -153,7 +154,7 @@ def test_the_projection_of_a_family_with_a_shift_waits_for_nothing(gpu, models):
         found = project(there, OnDevice(hidden), OnDevice(chosen), layout, most=4)
         assert gpu.waits == []
         found = found.cpu()
-    torch.testing.assert_close(found, project(here, hidden, chosen, layout, most=4))
+    assert_close(found, project(here, hidden, chosen, layout, most=4), terms=40)
 
 
 @pytest.mark.parametrize("lateness", [0.0, 0.05])
@@ -163,7 +164,7 @@ def test_a_generation_is_recorded_as_on_the_cpu_however_late_its_copies_are(late
     with gpu:
         generate(models[0], tmp_path / "there", prompts)
     generate(models[1], tmp_path / "here", prompts)
-    assert [one.steps for one in same_traces(tmp_path / "there", tmp_path / "here")] == [8, 8] and not gpu.spun
+    assert [one.steps for one in same_traces(tmp_path / "there", tmp_path / "here", models[1].network)] == [8, 8] and not gpu.spun
 
 
 @pytest.mark.parametrize("error", [RuntimeError("CUDA error: out of memory"), torch.OutOfMemoryError("CUDA out of memory")])
@@ -177,7 +178,7 @@ def test_memory_that_cannot_be_pinned_costs_a_wait_and_no_step(error, gpu, model
     with torch.no_grad(), sinkscope.recording(models[1], out=tmp_path / "here"):
         for canvas in canvases(models[1]):
             models[1].network.model(input_ids=canvas, use_cache=False)
-    assert [one.steps for one in same_traces(tmp_path / "there", tmp_path / "here")] == [5, 5]
+    assert [one.steps for one in same_traces(tmp_path / "there", tmp_path / "here", models[1].network)] == [5, 5]
 
 
 # The simulation itself
@@ -201,7 +202,7 @@ def test_a_copy_that_is_not_waited_for_brings_rubbish(kind, name, gpu, models, t
     with pytest.raises((AssertionError, AttentionError)):
         waits_by_step(gpu, models[0], parse_rule("none"), tmp_path / "there")
         waits_by_step(gpu, models[1], parse_rule("none"), tmp_path / "here")
-        list(same_traces(tmp_path / "there", tmp_path / "here"))
+        list(same_traces(tmp_path / "there", tmp_path / "here", models[1].network))
 
 
 def test_a_new_wait_is_found(gpu, models, tmp_path):

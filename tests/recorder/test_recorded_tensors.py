@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from closeness import assert_close, probabilities_of, terms_of
 
 import sinkscope
 from sinkscope.axes import TRACE_AXES
 
 LENGTH, BLOCK, STEPS = 12, 6, 8
-CLOSE = {"rtol": 2e-4, "atol": 2e-4}
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,10 @@ class Recorded:
     generation: sinkscope.Generation
     dense: list[Dense]
     model: sinkscope.Model
+
+    @property
+    def terms(self):
+        return terms_of(self.model.network, int(self.trace.lengths[-1]))
 
 
 def record(model, network, out, prompts, **settings):
@@ -127,56 +131,56 @@ def each_step(recorded, name):
 
 def test_column_sums(recorded):
     for found, dense, _ in each_step(recorded, "column_sums"):
-        np.testing.assert_allclose(found, dense.attention.sum(axis=2), **CLOSE)
+        assert_close(found, dense.attention.sum(axis=2), terms=recorded.terms)
 
 
 def test_self_attention(recorded):
     for found, dense, _ in each_step(recorded, "self_attention"):
-        np.testing.assert_allclose(found, np.diagonal(dense.attention, axis1=2, axis2=3), **CLOSE)
+        assert_close(found, np.diagonal(dense.attention, axis1=2, axis2=3), terms=recorded.terms)
 
 
 def test_value_norms(recorded):
     for found, dense, _ in each_step(recorded, "value_norms"):
-        np.testing.assert_allclose(found, dense.value_norms, **CLOSE)
+        assert_close(found, dense.value_norms, terms=recorded.terms)
 
 
 def test_key_norms(recorded):
     for found, dense, _ in each_step(recorded, "key_norms"):
-        np.testing.assert_allclose(found, dense.key_norms, **CLOSE)
+        assert_close(found, dense.key_norms, terms=recorded.terms)
 
 
 def test_hidden_norms_are_of_what_enters_the_layer(recorded):
     for found, dense, _ in each_step(recorded, "hidden_norms"):
-        np.testing.assert_allclose(found, dense.hidden_norms, **CLOSE)
+        assert_close(found, dense.hidden_norms, terms=recorded.terms)
 
 
 @pytest.mark.parametrize("both_rows", ["diffused", "guided"], indirect=True)
 def test_column_sums_of_masked_queries(recorded):
     mask = recorded.model.card.mask_id
     for found, dense, canvas in each_step(recorded, "column_sums_masked"):
-        np.testing.assert_allclose(found, dense.attention[:, :, canvas == mask].sum(axis=2), **CLOSE)
-        np.testing.assert_allclose(found.sum(axis=-1), (canvas == mask).sum(), rtol=1e-4)
+        assert_close(found, dense.attention[:, :, canvas == mask].sum(axis=2), terms=recorded.terms)
+        assert_close(found.sum(axis=-1), int((canvas == mask).sum()), terms=3 * int(recorded.trace.lengths[-1]))
 
 
 @pytest.mark.parametrize("both_rows", ["diffused", "guided"], indirect=True)
 def test_column_sums_of_the_prompts_queries(recorded):
     prompt = recorded.trace.manifest["prompt_length"]
     for found, dense, _ in each_step(recorded, "column_sums_prompt"):
-        np.testing.assert_allclose(found, dense.attention[:, :, :prompt].sum(axis=2), **CLOSE)
-        np.testing.assert_allclose(found.sum(axis=-1), prompt, rtol=1e-4)
+        assert_close(found, dense.attention[:, :, :prompt].sum(axis=2), terms=recorded.terms)
+        assert_close(found.sum(axis=-1), prompt, terms=3 * int(recorded.trace.lengths[-1]))
 
 
 @pytest.mark.parametrize("both_rows", ["written"], indirect=True)
 def test_last_query_is_the_newest_row(recorded):
     for found, dense, _ in each_step(recorded, "last_query"):
-        np.testing.assert_allclose(found, dense.attention[:, :, -1], **CLOSE)
-        np.testing.assert_allclose(found.sum(axis=-1), 1, rtol=1e-4)
+        assert_close(found, dense.attention[:, :, -1], terms=recorded.terms)
+        assert_close(found.sum(axis=-1), 1, terms=3 * int(recorded.trace.lengths[-1]))
 
 
 def test_columns_add_up_to_the_number_of_queries(recorded):
     trace = recorded.trace
     total = np.nansum(trace.column_sums[:], axis=-1)
-    np.testing.assert_allclose(total, np.broadcast_to(trace.lengths[:][:, None, None], total.shape), rtol=1e-4)
+    assert_close(total, np.broadcast_to(trace.lengths[:][:, None, None], total.shape), terms=3 * int(recorded.trace.lengths[-1]))
 
 
 def test_attention_is_uneven_enough_for_these_tests_to_mean_something(recorded):
@@ -233,6 +237,7 @@ def test_masked_is_where_the_canvas_holds_the_mask(recorded):
 def test_predicted_and_confidence_are_what_the_network_says_of_open_positions(recorded):
     trace, mask = recorded.trace, recorded.model.card.mask_id
     start = recorded.generation.prompt_length
+    shares = probabilities_of(recorded.model.network, torch.from_numpy(trace.tokens[-1:].astype(np.int64)))
     for step, dense in enumerate(recorded.dense):
         stop = start + BLOCK * (1 + step // (STEPS // 2))
         candidates = (trace.tokens[step] == mask) & (np.arange(trace.tokens.shape[1]) < stop)
@@ -241,7 +246,7 @@ def test_predicted_and_confidence_are_what_the_network_says_of_open_positions(re
         assert (predicted[~candidates] == -1).all()
         assert np.isnan(confidence[~candidates]).all()
         assert predicted[candidates].tolist() == probability.indices.numpy()[candidates].tolist()
-        np.testing.assert_allclose(confidence[candidates], probability.values.numpy()[candidates], **CLOSE)
+        assert_close(confidence[candidates], probability.values[candidates], **shares)
         chosen = written >= 0
         assert chosen.sum() == (2, 2, 1, 1)[step % 4]
         assert (written[chosen] == predicted[chosen]).all()
@@ -254,10 +259,14 @@ def test_an_autoregressive_step_writes_the_position_behind_its_canvas(recorded):
     assert not trace.masked[:].any()
     for step, dense in enumerate(recorded.dense):
         length = trace.lengths[step]
+        canvas = trace.tokens[step : step + 1, :length].astype(np.int64)
         probability = torch.softmax(dense.logits[-1], dim=-1).max(dim=-1)
         for name, expected in (("written", probability.indices), ("predicted", probability.indices), ("confidence", probability.values)):
             array = getattr(trace, name)[step]
-            assert array[length] == pytest.approx(expected.item(), rel=2e-4)
+            if name == "confidence":
+                assert_close(array[length], expected, **probabilities_of(recorded.model.network, torch.from_numpy(canvas)))
+            else:
+                assert array[length] == expected
             others = np.delete(array, length)
             assert np.isnan(others).all() if name == "confidence" else (others == -1).all()
 
@@ -266,8 +275,9 @@ def test_a_row_of_a_batch_is_recorded_as_if_it_were_alone(diffused, diffusion, t
     with sinkscope.recording(diffusion, out=tmp_path / "alone"):
         sinkscope.generate(diffusion, PROMPTS[1], length=LENGTH, block=BLOCK, steps=STEPS)
     alone, row = sinkscope.open_trace(tmp_path / "alone"), diffused[1].trace
+    shares = probabilities_of(diffusion.network, torch.from_numpy(alone.tokens[-1:].astype(np.int64)))
     for name in alone.tensors:
-        np.testing.assert_allclose(getattr(row, name)[:], getattr(alone, name)[:], **CLOSE)
+        assert_close(getattr(row, name)[:], getattr(alone, name)[:], **shares, what=name)
 
 
 def test_guidance_records_the_conditional_half(guided, diffused):
@@ -276,7 +286,7 @@ def test_guidance_records_the_conditional_half(guided, diffused):
         prompt = slice(0, recorded.generation.prompt_length)
         assert not trace.masked[:, prompt].any()  # the other half's prompt is all masks
         assert trace.manifest["sampler"]["guidance"] == 1.5
-        np.testing.assert_allclose(trace.column_sums[0], plain.trace.column_sums[0], **CLOSE)  # the same first canvas
+        assert_close(trace.column_sums[0], plain.trace.column_sums[0], terms=recorded.terms)  # the same first canvas
 
 
 def test_rows_that_have_met_eos_are_no_longer_recorded(autoregressive, tmp_path):
@@ -292,4 +302,4 @@ def test_rows_that_have_met_eos_are_no_longer_recorded(autoregressive, tmp_path)
     assert long.steps == LENGTH
     for trace, answer in ((short, answers[0]), (long, answers[1])):
         assert trace.written[:].max(axis=1).tolist() == answer[: trace.steps]
-        assert np.nansum(trace.column_sums[-1, 0, 0]) == pytest.approx(trace.lengths[-1], rel=1e-4)
+        assert_close(np.nansum(trace.column_sums[-1, 0, 0]), float(trace.lengths[-1]), terms=3 * int(trace.lengths[-1]))

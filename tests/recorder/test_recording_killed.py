@@ -6,16 +6,18 @@ import subprocess
 import sys
 
 import numpy as np
+from processes import ALIKE, environment
 
 import sinkscope
 
 LENGTH, REACHED = 32, 21
 PROMPT = "Q: Write a function f(x) that returns x plus 3.\nA:"
 
-SCRIPT = f"""
-import sys, time, torch, sinkscope
+SCRIPT = (
+    ALIKE
+    + f"""
+import sys, time, sinkscope
 
-torch.set_num_threads(1)
 model = sinkscope.load(sys.argv[1])
 
 def on_step(step):
@@ -26,11 +28,14 @@ def on_step(step):
 with sinkscope.recording(model, out=sys.argv[2]):
     sinkscope.generate(model, {PROMPT!r}, length={LENGTH}, block={LENGTH}, on_step=on_step)
 """
+)
 
 
 def test_after_kill_9_the_trace_opens_says_incomplete_and_holds_every_whole_part(diffusion, diffusion_folder, tmp_path):
     killed, whole = tmp_path / "killed", tmp_path / "whole"
-    process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(diffusion_folder), str(killed)], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(diffusion_folder), str(killed)], stdout=subprocess.PIPE, text=True, env=environment()
+    )
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "reached\n"
@@ -45,7 +50,7 @@ def test_after_kill_9_the_trace_opens_says_incomplete_and_holds_every_whole_part
     assert json.loads((killed / "manifest.json").read_text(encoding="utf-8"))["parts"] == []
     assert REACHED + 1 - 15 <= trace.steps <= REACHED + 1  # what is not in a part yet is less than a part
     for name in reference.tensors:
-        np.testing.assert_allclose(getattr(trace, name)[:], getattr(reference, name)[: trace.steps], rtol=1e-4, atol=1e-4)
+        np.testing.assert_array_equal(getattr(trace, name)[:], getattr(reference, name)[: trace.steps], err_msg=name)
     assert trace.manifest["prompt"] == PROMPT
     assert "text" not in trace.manifest
     assert len(sinkscope.find_sinks(trace, excess=0.5)) > 0
