@@ -24,6 +24,7 @@ NUMERICAL = (
     "tests/models",
     "tests/recorder",
     "tests/sinks",
+    "tests/statistics",
     "tests/test_closeness.py",
     "tests/test_default_device.py",
     "tests/test_odd_places.py",
@@ -33,16 +34,16 @@ NUMERICAL = (
 NOT_SHORT = {
     "tests/attention/test_compiled_layers.py": "compiling",
     "tests/attention/test_fused.py": "Triton's interpreter, whose numbers are NumPy's",
-    "tests/attention/test_paths.py": "Triton's interpreter",
+    "tests/attention/test_dispatch.py": "Triton's interpreter",
     "tests/decoding/test_quirks.py": "reading the suite",
     "tests/interventions/test_controls.py": "counting keys",
     "tests/interventions/test_documentation.py": "commands",
     "tests/lab": "training",
     "tests/recorder/test_levels.py": "processes of their own",
-    "tests/recorder/test_levels_statistics.py": "NumPy",
     "tests/recorder/test_no_waits.py": "a simulated GPU",
     "tests/recorder/test_recording_killed.py": "a process of its own",
     "tests/sinks": "NumPy",
+    "tests/statistics": "NumPy",
     "tests/test_sink_experiments.py": "training",
 }
 

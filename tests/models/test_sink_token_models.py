@@ -7,6 +7,7 @@ import torch
 from closeness import assert_close, terms_of
 from damage import configure
 from dense_sink import save, with_sink
+from other_kernels import other_kernels
 from safetensors.torch import load_file, save_file
 
 import sinkscope
@@ -110,7 +111,8 @@ def test_a_batch_with_padding_and_guidance_is_written_as_its_rows_alone(folders,
     model = sinkscope.load(str(folders[name]))
     both = sinkscope.generate(model, [question, short], **WRITTEN, guidance=0.7)
     for prompt, together in zip((question, short), both, strict=True):
-        alone = sinkscope.generate(model, prompt, **WRITTEN, guidance=0.7)
+        with other_kernels(model.network):
+            alone = sinkscope.generate(model, prompt, **WRITTEN, guidance=0.7)
         assert torch.equal(together.tokens, alone.tokens)
 
 
@@ -121,7 +123,7 @@ def test_a_causal_batch_is_written_as_its_rows_alone_and_without_a_cache(folders
     for prompt, together in zip((question, short), both, strict=True):
         tokens = torch.tensor([model.encode(prompt)])
         for _ in range(together.steps):
-            with torch.no_grad():
+            with torch.no_grad(), other_kernels(model.network):
                 following = model.network(tokens, use_cache=False).logits[:, -1].argmax(-1)
             tokens = torch.cat([tokens, following[:, None]], dim=1)
         assert torch.equal(together.tokens, tokens[0])
@@ -130,7 +132,8 @@ def test_a_causal_batch_is_written_as_its_rows_alone_and_without_a_cache(folders
 def test_transformers_own_generate_writes_the_same(folders, question):
     model = sinkscope.load(str(folders["causal token"]))
     tokens = torch.tensor([model.encode(question)])
-    written = model.network.generate(tokens, max_new_tokens=6, do_sample=False, pad_token_id=1)
+    with other_kernels(model.network), torch.no_grad():
+        written = model.network.generate(tokens, max_new_tokens=6, do_sample=False, pad_token_id=1)
     assert torch.equal(written[0], sinkscope.generate(model, question, length=6).tokens)
 
 

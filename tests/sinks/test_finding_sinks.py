@@ -3,6 +3,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
+from closeness import assert_close
 
 from sinkscope.errors import CallError, SinkscopeError
 from sinkscope.sinks import excess_of, find_sinks, in_unit, is_sink, last_query_window, visible_query_mean
@@ -43,8 +45,8 @@ def test_every_sink_of_every_step_layer_and_head_is_found_in_order(epsilon, unit
     whole = np.array([row[:5] for row in expected])
     for number, name in enumerate(("step", "layer", "head", "position", "token")):
         assert getattr(sinks, name).tolist() == whole[:, number].tolist()
-    np.testing.assert_allclose(sinks.column_sum, [row[5] for row in expected], rtol=1e-6)  # in queries, whatever the unit
-    np.testing.assert_allclose(sinks.excess, [row[6] for row in expected], rtol=1e-4)
+    np.testing.assert_array_equal(sinks.column_sum, [row[5] for row in expected])  # in queries, whatever the unit
+    assert_close(sinks.excess, [row[6] for row in expected], terms=KEYS, dtype=torch.float32)
     assert sinks.selected_share == pytest.approx(len(expected) / ((14 + 14 + 12 + 13 + 14) * LAYERS * HEADS))
     assert (sinks.threshold, sinks.unit) == (epsilon, unit)
     assert sinks.shape == (STEPS, LAYERS, HEADS, KEYS)
@@ -58,7 +60,7 @@ def test_beside_the_sum_stands_the_mean_over_the_queries_that_see_the_key(causal
     expected = [
         c / (lengths[t] - j if causal else lengths[t]) for c, t, j in zip(sinks.column_sum, sinks.step, sinks.position, strict=True)
     ]
-    np.testing.assert_allclose(sinks.visible_query_mean, expected, rtol=1e-6)
+    assert_close(sinks.visible_query_mean, expected, terms=1, dtype=torch.float32)
 
 
 def test_three_queries_worth_is_the_default():
@@ -107,7 +109,8 @@ def test_movement_of_a_causal_trace_is_read_from_its_last_queries(epsilon, unit)
     np.testing.assert_array_equal(sinks.moving, is_sink(window, epsilon, unit))
     assert (sinks.moving != is_sink(trace.column_sums, epsilon, unit)).any()
     assert len(sinks) == is_sink(trace.column_sums, epsilon, unit).sum()  # the sinks themselves stay those of the column sums
-    np.testing.assert_allclose(sinks.excess, excess_of(in_unit(trace.column_sums, unit))[is_sink(trace.column_sums, epsilon, unit)])
+    excess = excess_of(in_unit(trace.column_sums, unit))[is_sink(trace.column_sums, epsilon, unit)]
+    assert_close(sinks.excess, excess, terms=KEYS, dtype=torch.float32)
 
 
 def test_a_threshold_that_cannot_hold_is_refused_before_anything_is_read():

@@ -2,6 +2,8 @@ import warnings
 
 import numpy as np
 import pytest
+import torch
+from closeness import assert_close
 
 from sinkscope.errors import CallError
 from sinkscope.sinks import excess_of, in_unit, is_outlier, is_sink, is_top, last_query_window, running_mean, sink_rates, visible_query_mean
@@ -40,7 +42,7 @@ def dense_percent(columns):
 
 def test_excess_is_over_the_mean_of_the_other_columns():
     columns = make_columns()
-    np.testing.assert_allclose(excess_of(columns), dense_excess(columns), atol=1e-5)
+    assert_close(excess_of(columns), dense_excess(columns), terms=KEYS, dtype=torch.float32)
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 1.5, 3.0])
@@ -54,7 +56,7 @@ def test_sinks_in_queries_are_those_of_the_dense_loop(epsilon):
 @pytest.mark.parametrize("epsilon", [0.0, 3.0, 30.0])
 def test_sinks_in_percent_are_those_of_the_dense_loop(epsilon):
     columns = make_columns()
-    np.testing.assert_allclose(in_unit(columns, "percent"), dense_percent(columns), rtol=1e-5)
+    assert_close(in_unit(columns, "percent"), dense_percent(columns), terms=KEYS, dtype=torch.float32)
     expected = dense_excess(dense_percent(columns)) > epsilon
     assert 0 < expected.sum() < expected.size
     np.testing.assert_array_equal(is_sink(columns, epsilon, "percent"), expected)
@@ -62,7 +64,7 @@ def test_sinks_in_percent_are_those_of_the_dense_loop(epsilon):
 
 def test_means_are_shares_of_all_attention():
     columns = make_columns()
-    np.testing.assert_allclose(in_unit(columns, "mean"), dense_percent(columns) / 100, rtol=1e-5)
+    assert_close(in_unit(columns, "mean"), dense_percent(columns) / 100, terms=KEYS, dtype=torch.float32)
     np.testing.assert_array_equal(is_sink(columns, 0.25, "mean"), dense_excess(dense_percent(columns) / 100) > 0.25)
 
 
@@ -89,7 +91,7 @@ def test_in_percent_the_threshold_moves_with_the_length():
 def test_a_column_beyond_the_length_is_no_sink_and_counts_for_nothing():
     columns = make_columns()
     short = columns[2:3, ..., :6]
-    np.testing.assert_allclose(excess_of(columns)[2:3, ..., :6], excess_of(short), atol=1e-5)
+    assert_close(excess_of(columns)[2:3, ..., :6], excess_of(short), terms=KEYS, dtype=torch.float32)
     assert np.isnan(excess_of(columns)[2, ..., 6:]).all()
     assert not is_sink(columns, 0.0)[2, ..., 6:].any()
 
@@ -192,7 +194,7 @@ def test_the_causal_mean_is_over_the_queries_that_can_see_the_key():
         for step, layer, head, j in np.argwhere(~np.isnan(columns)):
             length = np.sum(~np.isnan(columns[step, layer, head]))
             visible = sum(1 for query in range(length) if query >= j or not causal)
-            np.testing.assert_allclose(found[step, layer, head, j], columns[step, layer, head, j] / visible, rtol=1e-6)
+            assert_close(found[step, layer, head, j], columns[step, layer, head, j] / visible, terms=1, dtype=torch.float32)
 
 
 def test_uniform_causal_attention_has_the_mean_of_the_harmonic_tail():
@@ -200,7 +202,7 @@ def test_uniform_causal_attention_has_the_mean_of_the_harmonic_tail():
     attention = np.tril(np.ones((length, length))) / np.arange(1, length + 1)[:, None]
     columns = attention.sum(axis=0)[None, None]
     expected = [attention[j:, j].mean() for j in range(length)]
-    np.testing.assert_allclose(visible_query_mean(columns, causal=True)[0, 0], expected)
+    assert_close(visible_query_mean(columns, causal=True)[0, 0], expected, terms=length)
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -216,8 +218,8 @@ def test_sink_rates_count_layers_and_heads(causal, threshold):
                 alpha = [columns[step, layer, head, j] / (length - j if causal else length) for j in range(length)]
                 per_key[step, :length] += [a > threshold for a in alpha]
                 any_key[step] += max(alpha) > threshold
-    np.testing.assert_allclose(rates.per_key, per_key / (LAYERS * HEADS))
-    np.testing.assert_allclose(rates.any_key, any_key / (LAYERS * HEADS))
+    assert_close(rates.per_key, per_key / (LAYERS * HEADS), terms=LAYERS * HEADS)
+    assert_close(rates.any_key, any_key / (LAYERS * HEADS), terms=LAYERS * HEADS)
     assert 0 < rates.any_key.mean() <= 1
     assert (rates.threshold, rates.normaliser) == (threshold, "visible queries" if causal else "all queries")
 
@@ -247,7 +249,7 @@ def test_the_window_sums_the_newest_rows(window):
         expected = np.zeros((LAYERS, HEADS, length))
         for back in range(max(0, step - window + 1), step + 1):
             expected[..., : first + back] += rows[back, ..., : first + back]
-        np.testing.assert_allclose(found[step, ..., :length], expected, rtol=1e-5)
+        assert_close(found[step, ..., :length], expected, terms=window)
         assert np.isnan(found[step, ..., length:]).all()
 
 
@@ -261,4 +263,4 @@ def test_the_running_mean_is_over_all_steps_so_far():
     found = running_mean(columns)
     assert found.dtype == np.float32
     for step in range(STEPS):
-        np.testing.assert_allclose(found[step], sum(columns[: step + 1]) / (step + 1), rtol=1e-5)
+        assert_close(found[step], sum(columns[: step + 1]) / (step + 1), terms=STEPS, dtype=torch.float32)

@@ -1,5 +1,7 @@
 import numpy as np
 import pytest
+import torch
+from closeness import assert_close
 from planted import make_trace, random_columns, sink_at
 
 from sinkscope.sinks import excess_of, is_sink, sink_rates
@@ -30,7 +32,9 @@ def test_counts_and_shares_are_those_of_a_loop(number):
     for place in np.ndindex(7, 3, 2):
         columns = trace.column_sums[place]
         assert found.counts(point)[place] == selected[place].sum()
-        assert found.shares(point)[place] == pytest.approx(columns[selected[place]].sum() / np.nansum(columns), abs=1e-6)
+        assert_close(
+            found.shares(point)[place], columns[selected[place]].sum() / np.nansum(columns), terms=len(columns), dtype=torch.float32
+        )
         assert found.by_step.top[place] == np.nanargmax(columns)
         assert found.by_step.largest[place] == np.nanmax(columns)
 
@@ -44,8 +48,8 @@ def test_entropy_and_gini_are_those_of_their_formulas():
         share = columns / columns.sum()
         entropy = -sum(p * np.log(p) for p in share if p > 0) / np.log(len(share))
         gini = np.abs(share[:, None] - share).mean() / (2 * share.mean())
-        assert found.entropy[place] == pytest.approx(entropy, abs=1e-4)
-        assert found.gini[place] == pytest.approx(gini, abs=1e-4)
+        assert_close(found.entropy[place], entropy, terms=2 * len(columns), dtype=torch.float32)
+        assert_close(found.gini[place], gini, terms=3 * len(columns), dtype=torch.float32)
 
 
 def test_the_rate_of_gu_is_that_of_the_definition():

@@ -1,5 +1,7 @@
 import numpy as np
 import pytest
+import torch
+from closeness import assert_close
 from planted import extras, make_trace, random_columns, sink_at, values_at
 
 from sinkscope.statistics import Threshold, summarise
@@ -67,7 +69,7 @@ def test_a_groups_sink_is_the_argmax_of_its_mean_column_from_eight_queries_on():
             assert found.position[place] == mean.argmax()
             scaled = 40 * mean
             expected = scaled.max() - np.delete(scaled, scaled.argmax()).mean()
-            assert found.excess[place] == pytest.approx(expected, abs=1e-3)
+            assert_close(found.excess[place], expected, terms=len(scaled), dtype=torch.float32)
 
 
 def test_prompt_queries_are_compared_where_they_were_recorded():

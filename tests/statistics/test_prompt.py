@@ -2,6 +2,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
+from closeness import assert_close
 from planted import extras, make_trace, random_columns, sink_at
 
 from sinkscope.errors import CallError, SinkscopeError
@@ -82,13 +84,14 @@ def test_every_array_of_a_summary_is_that_of_the_whole_trace(causal):
     assert (found.steps, found.layers, found.heads, found.columns) == (12, 2, 3, (~np.isnan(columns)).sum())
     np.testing.assert_array_equal(found.counts(threshold), selected.sum(axis=-1))
     np.testing.assert_array_equal(found.has_sink(threshold), selected.any(axis=-1))
-    np.testing.assert_allclose(found.shares(threshold), np.nansum(columns * selected, axis=-1) / np.nansum(columns, axis=-1), rtol=1e-5)
+    shares = np.nansum(columns * selected, axis=-1) / np.nansum(columns, axis=-1)
+    assert_close(found.shares(threshold), shares, terms=columns.shape[-1], dtype=torch.float32)
     np.testing.assert_array_equal(found.by_step.largest, np.nanmax(columns, axis=-1))
     np.testing.assert_array_equal(found.by_step.top, np.nanargmax(columns, axis=-1))
     np.testing.assert_array_equal(np.nan_to_num(found.strength(threshold)), (np.nan_to_num(columns) * selected).max(axis=-1))
     np.testing.assert_array_equal(found.main_at(threshold), main_sinks(followed, is_sink(followed, 3.0)))
     np.testing.assert_allclose(found.by_step.main_column, np.nanmax(followed, axis=-1), rtol=1e-6)
-    np.testing.assert_allclose(found.mean_columns, followed.mean(axis=(1, 2)), rtol=1e-5)
+    assert_close(found.mean_columns, followed.mean(axis=(1, 2)), terms=columns.shape[-1], dtype=torch.float32)
     np.testing.assert_array_equal(found.tally[1], selected.sum(axis=(1, 2)))
     for layer in range(2):
         bins = np.histogram(columns[:, layer][~np.isnan(columns[:, layer])], np.arange(found.quarters.shape[1] + 1) / 4)[0]
@@ -186,7 +189,7 @@ def test_a_split_is_as_clear_as_the_weaker_of_its_two_keys():
     trace.column_sums_masked[..., 30], trace.column_sums_masked[..., 4] = 0.6 * masks, 0.1 * masks
     others[..., 30], others[..., 4] = 0.2 * (40 - masks), 0.5 * (40 - masks)
     trace.column_sums = trace.column_sums_masked + others
-    np.testing.assert_allclose(summarise(trace).kept(GroupSinks).clarity, 0.4, atol=1e-6)
+    assert_close(summarise(trace).kept(GroupSinks).clarity, 0.4, terms=40, dtype=torch.float32)
     trace.column_sums = 2 * trace.column_sums_masked
     assert np.isnan(summarise(trace).kept(GroupSinks).clarity).all()
 
