@@ -1,28 +1,12 @@
 """Every quirk that docs/quirks.md names has a test of that name; and each `Quirk:` in the code is in the document."""
 
-import ast
-import re
 from pathlib import Path
 
 import pytest
+from named_tests import existing_tests, named_tests, rows_of
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "quirks.md").read_text()
-
-
-def named_tests(text):
-    return re.findall(r"`(test_\w+)`", text)
-
-
-def existing_tests():
-    trees = [ast.parse(path.read_text()) for path in sorted((ROOT / "tests").rglob("test_*.py"))]
-    return {node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")}
-
-
-def rows_of(text):
-    """Rows of the document's tables, without their heads."""
-    rows = [line for line in text.splitlines() if line.startswith("|")]
-    return [row for row, after in zip(rows, [*rows[1:], ""], strict=True) if "---" not in row and "---" not in after]
 
 
 def test_every_test_that_is_named_exists():
