@@ -1,4 +1,4 @@
-# make demo | test | lint | bench — each installs first; `make install` takes no time when it is up to date.
+# make demo | test | test-portable | lint | bench — each installs first; `make install` takes no time when it is up to date.
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,7 +7,7 @@ EXTRAS := dev,eval,slurm,export,spread
 WORKERS ?= 2
 
 .DELETE_ON_ERROR:
-.PHONY: install demo test lint bench clean
+.PHONY: install demo test test-portable lint bench clean
 
 install: $(STAMP)
 
@@ -34,12 +34,18 @@ $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 demo: install
 	$(BIN)/sinkscope demo --out demo-output
 
-# make test ARGS='-k sinks -x'   a worker per core, each with one thread; WORKERS=0 runs them in one process, as --pdb needs
+# make test ARGS='-k sinks -x'   a worker per core, each with one thread; WORKERS=0 runs them in one process, as --pdb needs.
+# Without ARGS the numerical tests run again with the kernels of two older processors (the short form of test-portable).
 test: export HF_HUB_OFFLINE = 1
 test: export TOKENIZERS_PARALLELISM = false
 test: export OMP_NUM_THREADS = 1
 test: install
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	$(if $(ARGS),,$(BIN)/python tests/portable.py --short --workers $(WORKERS))
+
+# make test-portable ARGS='--only avx2 -x'   the numerical tests as other machines would run them
+test-portable: install
+	$(BIN)/python tests/portable.py --workers $(WORKERS) $(ARGS)
 
 lint: install
 	$(BIN)/python -m ruff check .

@@ -1,10 +1,11 @@
-"""What the benchmarks share: interleaved timing, peak memory of a process of its own, printing."""
+"""What the benchmarks share: interleaved timing, peak memory of a process of its own, the machine, printing."""
 
 import argparse
 import gc
 import json
 import multiprocessing
 import os
+import platform
 import statistics
 import sys
 import time
@@ -77,11 +78,27 @@ def flags(**defaults: Any) -> argparse.Namespace:
     return parser.parse_args()
 
 
+def machine() -> dict[str, str]:
+    """The model of the processor, and which instructions torch's kernels take of it: figures mean little without them."""
+    import torch
+
+    return {"processor": processor(), "kernels": torch.backends.cpu.get_cpu_capability()}
+
+
+def processor() -> str:
+    """As Linux names it; elsewhere as Python does."""
+    known = Path("/proc/cpuinfo")
+    lines = known.read_text().splitlines() if known.exists() else []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, "") or platform.processor() or platform.machine()
+
+
 def show(rows: list[dict[str, Any]], as_json: bool | None = None) -> None:
-    """Prints the rows as a table, or as JSON when --json was given."""
+    """Prints the machine and the rows as a table, or as JSON with the machine in every row when --json was given."""
     if flags().json if as_json is None else as_json:
-        print(json.dumps(rows))
+        print(json.dumps([{**row, **machine()} for row in rows]))
         return
+    print(", ".join(f"{name} {value}" for name, value in machine().items()))
     names = list(rows[0])
     print("  ".join(names))
     for row in rows:

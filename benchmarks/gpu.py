@@ -42,7 +42,7 @@ from _gpu_attention import GOAL, over_flash, tiles
 from _gpu_model import random_model
 from _gpu_recording import compiled, recorded_memory, recorded_time
 from _gpu_sampling import LOOPS, control, sampling
-from _measuring import flags
+from _measuring import flags, machine, processor
 
 SECTIONS = ("attention", "recording", "hiding", "sampling", "tiles", "compiled", "control")
 Row = tuple[str, dict[str, float], Callable[[], dict[str, Any]]]
@@ -138,9 +138,16 @@ def about(given: Any) -> dict[str, Any]:
         except PackageNotFoundError:
             packages[name] = None
     there = given.device.startswith("cuda")
-    device = torch.cuda.get_device_name() if there else platform.processor() or "cpu"
+    device = torch.cuda.get_device_name() if there else processor()
     settings = {name: getattr(given, name) for name in ("shape", "dtype", "length", "kernel", "written", "steps", "rounds")}
-    return {"device": device, "cuda": torch.version.cuda if there else None, "python": platform.python_version(), **packages, **settings}
+    return {
+        "device": device,
+        **machine(),
+        "cuda": torch.version.cuda if there else None,
+        "python": platform.python_version(),
+        **packages,
+        **settings,
+    }
 
 
 def main() -> None:
