@@ -37,6 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "decoding": {"attention", "models"},
     "recorder": {"attention", "models", "traces", "sinks", "statistics"},
     "interventions": {"attention", "models", "sinks"},
+    "roles": {"attention", "models", "sinks", "statistics", "decoding", "traces"},
     "lab": {"models", "decoding", "statistics"},
     "evaluation": {"lab", "models", "decoding", "interventions", "recorder", "statistics"},
     "figures": {"traces", "sinks", "statistics", "evaluation.results"},

@@ -14,6 +14,7 @@ FUNCTIONS = {
     "add_sink_token",
     "analyse",
     "evaluate",
+    "find_roles",
     "find_sinks",
     "generate",
     "load",
@@ -24,7 +25,7 @@ FUNCTIONS = {
     "recording",
     "track",
 }
-CLASSES = {"Generation", "HideTopSinks", "Likelihood", "Model", "SinkToken", "Sinks", "Trace", "Track", "Tracks"}
+CLASSES = {"Generation", "HideTopSinks", "Likelihood", "Model", "Roles", "SinkToken", "Sinks", "Trace", "Track", "Tracks"}
 PACKAGES = {"evaluation", "figures", "interventions"}
 DOCUMENTED = FUNCTIONS | CLASSES | PACKAGES
 MOVED = {

@@ -1,0 +1,104 @@
+"""Probes: canvases on which heads are asked what their sinks do, and the predictions that are compared.
+
+A diffusion model is probed on canvases from the middle of its own generations, where it predicts every masked token. An
+autoregressive model is probed on its whole answer at once, where each query predicts the next token.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int
+
+from sinkscope.decoding import generate
+from sinkscope.errors import CallError
+from sinkscope.models import Model
+
+CANVASES = 4
+"""Canvases of one prompt of a diffusion model."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One canvas.
+
+    Attributes:
+        prompt: number of the prompt it comes from.
+        step: of the generation; the last one for an autoregressive model.
+        tokens: the canvas.
+        readers: the queries from which the compared predictions are read: those of masked tokens, one place to the left for
+            a family with a logit shift; for an autoregressive model those that predict its answer.
+        committed: those readers whose prediction is committed in this step; all of them for an autoregressive model.
+    """
+
+    prompt: int
+    step: int
+    tokens: Int[np.ndarray, " position"]
+    readers: Bool[np.ndarray, " position"]
+    committed: Bool[np.ndarray, " position"]
+
+
+def make_probes(model: Model, prompts: Sequence[Any], first: int = 0, canvases: int = CANVASES, **settings: Any) -> list[Probe]:
+    """Write an answer to each prompt and return probes of it.
+
+    Args:
+        prompts: texts or token ids.
+        first: number of the first prompt.
+        canvases: how many steps of a diffusion model's generation become probes, spread evenly over those with masks.
+        settings: of the model's sampler.
+
+    Raises:
+        CallError: a prompt or settings that do not fit, or an answer without a prediction to compare.
+    """
+    found = []
+    for number, prompt in enumerate(prompts, first):
+        found += (
+            _causal_probe(model, prompt, number, settings) if model.family.causal else _probes(model, prompt, number, canvases, settings)
+        )
+    return found
+
+
+def _causal_probe(model: Model, prompt: Any, number: int, settings: dict[str, Any]) -> list[Probe]:
+    written = generate(model, prompt, **settings)
+    tokens = written.tokens.numpy()
+    readers = np.zeros(len(tokens), bool)
+    readers[written.prompt_length - 1 : -1] = True
+    if not readers.any():
+        raise CallError(f"prompt {number}: {model.card.name} wrote nothing; there is no prediction to compare")
+    return [Probe(number, written.steps - 1, tokens, readers, readers)]
+
+
+def _probes(model: Model, prompt: Any, number: int, canvases: int, settings: dict[str, Any]) -> list[Probe]:
+    mask = model.card.mask_id
+    assert mask is not None
+    steps: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def keep(step: Any) -> None:
+        written = step.written[0].cpu()
+        steps.append((step.tokens[0].cpu().masked_fill(written >= 0, mask).numpy(), (written >= 0).numpy()))
+
+    generate(model, prompt, on_step=keep, **settings)
+    steps = [(tokens, written) for tokens, written in steps if written.any()]
+    wanted = np.unique(np.linspace(0, len(steps) - 1, canvases + 2).round().astype(int)[1:-1])
+    shift = int(model.family.shift)
+    return [
+        Probe(number, int(step), steps[step][0], _to_the_left(steps[step][0] == mask, shift), _to_the_left(steps[step][1], shift))
+        for step in wanted
+    ]
+
+
+def _to_the_left(places: np.ndarray, shift: int) -> np.ndarray:
+    if not shift:
+        return places
+    moved = np.zeros_like(places)
+    moved[:-1] = places[1:]
+    moved[0] |= places[0]  # the first token is read at its own place
+    return moved
+
+
+def predictions(model: Model, tokens: torch.Tensor, readers: torch.Tensor) -> torch.Tensor:
+    """Return log-probabilities float32 [row, reader, vocabulary] of canvases [row, position], all read at the same places."""
+    states = model.network.model(input_ids=tokens, use_cache=False).last_hidden_state
+    return model.network.lm_head(states[:, readers.to(states.device)]).float().log_softmax(-1)

@@ -1,0 +1,131 @@
+"""What a head does on one canvas with nothing hidden: its sinks, what they take, what they add, and where attention would go."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from sinkscope.attention import Columns, LayerCall, Watcher, subscribed
+from sinkscope.models import Model
+from sinkscope.roles.contribution import output_norms, output_projection
+from sinkscope.roles.probes import Probe, predictions
+
+BLOCK = 512
+"""Queries of which one layer's attention is held at a time."""
+
+
+@dataclass(frozen=True)
+class Sight:
+    """One canvas, all heads.
+
+    Attributes:
+        columns: column sums of all queries, in queries' worth.
+        reader_rows: mean attention of the readers; committed_rows: of those whose token is committed.
+        evenness: (mean a_qj)² / mean a_qj² over the readers, for the key j with the largest column: 1 where all queries
+            attend to it alike.
+        output_norms: ‖W_O v_j‖.
+        moved: where the readers' attention on that key would go without it, as shares of it: to each other key. Softmax
+            without a key is the softmax with it, scaled up.
+        itself: the share of it that would go to the readers' own keys.
+        log_probabilities: the predictions, [reader, vocabulary].
+    """
+
+    columns: Float[np.ndarray, "layer head key"]
+    reader_rows: Float[np.ndarray, "layer head key"]
+    committed_rows: Float[np.ndarray, "layer head key"]
+    evenness: Float[np.ndarray, "layer head"]
+    output_norms: Float[np.ndarray, "layer head key"]
+    moved: Float[np.ndarray, "layer head key"]
+    itself: Float[np.ndarray, "layer head"]
+    log_probabilities: Float[Tensor, "reader vocabulary"]
+
+    @property
+    def order(self) -> Int[np.ndarray, "layer head key"]:
+        """Keys by falling column sum, ties to the lower position."""
+        return np.argsort(-self.columns, axis=-1, kind="stable")
+
+
+class _Watch(Watcher):
+    def __init__(self, model: Model, probe: Probe) -> None:
+        self.model, self.causal = model, model.family.causal
+        self.readers, self.committed = torch.from_numpy(probe.readers), torch.from_numpy(probe.committed)
+        self.layers: list[dict[str, Tensor]] = []
+
+    def watch(self, call: LayerCall, columns: Columns) -> None:
+        module = self.model.network.get_submodule(call.name)
+        heads = call.query.shape[1]
+        sums = columns.sums[0, :, call.groups.index("all")]
+        top = sums.argmax(-1)
+        found = self._rows(call, getattr(module, "scaling", None) or call.query.shape[-1] ** -0.5, top)
+        norms = output_norms(call.value[:1], output_projection(module, heads))[0]
+        self.layers.append({"columns": sums, "output_norms": norms, **found})
+
+    def _rows(self, call: LayerCall, scale: float, top: Tensor) -> dict[str, Tensor]:
+        """Attention of the readers, a block of them at a time."""
+        query, heads = call.query[0].float(), call.query.shape[1]
+        shared = heads // call.key.shape[1]
+        key = call.key[0].float().repeat_interleave(shared, dim=0)
+        device = query.device
+        places = self.readers.nonzero()[:, 0].to(device)
+        committed = self.committed.to(device)[places]
+        total = query.new_zeros(heads, key.shape[1])
+        of_committed, moved = total.clone(), total.clone()
+        first, second, itself = (query.new_zeros(heads) for _ in range(3))
+        for block in torch.arange(len(places), device=device).split(BLOCK):
+            own = places[block]
+            scores = query[:, own] @ key.mT * scale
+            front = scores.new_zeros(heads, len(own), 0) if call.own is None else _own_scores(call, query[:, own], scale, shared)
+            if self.causal:
+                scores = scores.masked_fill(own[:, None] < torch.arange(key.shape[1], device=device), -torch.inf)
+            weights = torch.softmax(torch.cat([front, scores], dim=-1), dim=-1)[..., front.shape[-1] :]
+            taken = weights.gather(-1, top[:, None, None].expand(-1, len(own), 1))[..., 0]
+            total += weights.sum(1)
+            of_committed += weights[:, committed[block]].sum(1)
+            first += taken.sum(1)
+            second += (taken**2).sum(1)
+            given = taken / (1 - taken).clamp(min=1e-6)
+            released = torch.einsum("hq,hqk->hk", given, weights)
+            on_itself = weights.gather(-1, own.expand(heads, -1)[..., None])[..., 0]
+            itself += (given * on_itself * (own != top[:, None])).sum(1)
+            moved += released
+        moved.scatter_(-1, top[:, None], 0.0)
+        count, there = len(places), max(1, int(committed.sum()))
+        whole_moved = moved.sum(-1).clamp(min=1e-12)
+        return {
+            "reader_rows": total / count,
+            "committed_rows": of_committed / there,
+            "evenness": (first / count) ** 2 / (second / count).clamp(min=1e-30),
+            "moved": moved / whole_moved[:, None],
+            "itself": itself / whole_moved,
+        }
+
+
+def _own_scores(call: LayerCall, query: Tensor, scale: float, shared: int) -> Tensor:
+    """Scores [head, query, count] of the network's own constant keys."""
+    own = call.own
+    assert own is not None
+    if own.logits is not None:
+        return own.logits[:, None].to(query).expand(-1, query.shape[1], -1)
+    assert own.keys is not None
+    keys = own.keys if own.keys.ndim == 3 else own.keys[0]
+    return query @ keys.to(query).repeat_interleave(shared, dim=0).mT * scale
+
+
+@torch.no_grad()
+def look(model: Model, probe: Probe) -> Sight:
+    """Return what every head does on one canvas."""
+    tokens = torch.from_numpy(probe.tokens.astype(np.int64)).to(model.device)[None]
+    readers = torch.from_numpy(probe.readers)
+    with subscribed(model.network, watcher := _Watch(model, probe)):
+        said = predictions(model, tokens, readers)[0]
+    arrays = {name: torch.stack([layer[name].cpu() for layer in watcher.layers]).numpy() for name in watcher.layers[0]}
+    return Sight(**arrays, log_probabilities=said)
+
+
+def sinks_of(sight: Sight, excess: float) -> Bool[np.ndarray, "layer head key"]:
+    """Return which keys are sinks by Eq. 3."""
+    from sinkscope.sinks import is_sink
+
+    return is_sink(sight.columns, excess)

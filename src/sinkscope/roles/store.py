@@ -1,0 +1,76 @@
+"""The folder of a run: one JSON file for each prompt that is done, written whole, so that a killed run loses one prompt at most.
+
+run.json             what decides the results; another run is refused
+lock                 held by the process at work
+choose/000000.json   of a prompt that chooses heads, which of them have a sink on each canvas
+judge/000001.json    of a prompt that judges them, a row for each head and canvas
+roles.json           the verdicts, written at the end by the command
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sinkscope.errors import CallError, EvaluationError
+from sinkscope.work_items import differences, item_path, lock, read_object, write_whole
+
+RUN, LOCK = "run.json", "lock"
+ADVICE = "make room or choose another folder; the same command goes on"
+
+
+class PromptStore:
+    """What is kept of each prompt; nothing is where there is no folder."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+
+    def read(self, kind: str, number: int) -> list[dict[str, Any]] | None:
+        """Return the rows of a prompt, None where it is not done."""
+        found = None if self._folder is None else read_object(item_path(self._folder / kind, number, ".json"))
+        return None if found is None else found.get("rows")
+
+    def write(self, kind: str, number: int, rows: list[dict[str, Any]]) -> None:
+        """Keep the rows of a prompt."""
+        if self._folder is not None:
+            path = item_path(self._folder / kind, number, ".json")
+            path.parent.mkdir(exist_ok=True)
+            write_whole(path, json.dumps({"rows": rows}).encode(), EvaluationError, ADVICE)
+
+
+@contextmanager
+def open_store(folder: Path | None, identity: Mapping[str, Any]) -> Iterator[PromptStore]:
+    """Open or make a folder while the body runs.
+
+    Args:
+        folder: None keeps nothing.
+        identity: what must be the same for a run to go on, as plain values.
+
+    Raises:
+        CallError: the folder holds another run or something else, or another process is at work in it.
+        EvaluationError: it cannot be written.
+    """
+    if folder is None:
+        yield PromptStore(None)
+        return
+    import fcntl
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        names = {path.name for path in folder.iterdir()}
+    except OSError as error:
+        raise EvaluationError(f"{folder} cannot be written ({error.strerror}); choose another folder") from error
+    if RUN not in names and names - {LOCK}:
+        raise CallError(f"{folder} holds something else ({min(names - {LOCK})} …); choose a new or empty folder")
+    theirs = read_object(folder / RUN)
+    for name, old, new in differences(theirs, identity) if theirs is not None else ():
+        raise CallError(f"{folder} holds the roles of another run: its {name} is {old!r}, now it is {new!r}; choose another folder")
+    with (folder / LOCK).open("a+") as held:
+        try:
+            lock(held, fcntl.LOCK_EX | fcntl.LOCK_NB, EvaluationError)
+        except BlockingIOError as error:
+            raise CallError(f"{folder}: another process is at work in it; wait for it or choose another folder") from error
+        if theirs is None:
+            write_whole(folder / RUN, json.dumps(identity, indent=1).encode(), EvaluationError, ADVICE)
+        yield PromptStore(folder)

@@ -1,0 +1,132 @@
+"""What `look` and `divergences` say, against whole attention maps."""
+
+import copy
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from sinkscope.roles.contribution import output_norms, output_projection
+from sinkscope.roles.probes import make_probes, predictions
+from sinkscope.roles.removal import Removal, divergences
+from sinkscope.roles.sight import look
+
+PROMPT = [5, 30, 31, 32, 40, 41, 7]
+
+
+@pytest.fixture(params=["diffusion", "autoregressive"])
+def model(request):
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture
+def probe(model):
+    settings = {"length": 20} if model.family.causal else {"length": 24, "steps": 24, "block": 12}
+    return make_probes(model, [PROMPT], canvases=3, **settings)[0]
+
+
+def dense(model, probe):
+    """Maps [layer, head, query, key] and values behind W_O [layer, head, key, width], by transformers' own eager attention."""
+    network = copy.deepcopy(model.network)
+    network.set_attn_implementation("eager")
+    values = []
+    for layer in network.model.layers:
+        layer.self_attn.v_proj.register_forward_hook(lambda module, given, out: values.append(out[0]))
+    with torch.no_grad():
+        maps = network(torch.from_numpy(probe.tokens.astype(np.int64))[None], output_attentions=True, use_cache=False).attentions
+    heads = maps[0].shape[1]
+    added = []
+    for layer, value in zip(network.model.layers, values, strict=True):
+        dim = layer.self_attn.head_dim
+        value = value.unflatten(-1, (-1, dim)).repeat_interleave(heads // (value.shape[-1] // dim), dim=-2)
+        weight = layer.self_attn.o_proj.weight.detach()
+        added.append(torch.stack([value[:, head] @ weight[:, head * dim : (head + 1) * dim].T for head in range(heads)]))
+    return torch.stack([one[0] for one in maps]).numpy(), torch.stack(added).numpy()
+
+
+def test_sight_is_what_whole_maps_say(model, probe):
+    maps, added = dense(model, probe)
+    sight = look(model, probe)
+    np.testing.assert_allclose(sight.columns, maps.sum(2), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(sight.reader_rows, maps[:, :, probe.readers].mean(2), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(sight.committed_rows, maps[:, :, probe.committed].mean(2), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(sight.output_norms, np.linalg.norm(added, axis=-1), rtol=1e-3, atol=1e-5)
+    readers = np.flatnonzero(probe.readers)
+    for layer, head in np.ndindex(maps.shape[:2]):
+        one = maps[layer, head]
+        top = one.sum(0).argmax()
+        taken = one[readers, top]
+        np.testing.assert_allclose(sight.evenness[layer, head], taken.mean() ** 2 / (taken**2).mean(), rtol=1e-4)
+        without = np.delete(one[readers], top, axis=1)
+        gained = (without / without.sum(1, keepdims=True) - without).sum(0)
+        np.testing.assert_allclose(np.delete(sight.moved[layer, head], top), gained / gained.sum(), rtol=2e-3, atol=1e-5)
+
+
+def test_output_norms_of_any_layout():
+    rng = np.random.default_rng(0)
+    value = torch.from_numpy(rng.normal(size=(2, 3, 5, 4)).astype(np.float32))
+    weight = torch.from_numpy(rng.normal(size=(7, 6 * 4)).astype(np.float32))
+    module = torch.nn.Module()
+    module.o_proj = torch.nn.Linear(24, 7, bias=False)
+    module.o_proj.weight.data = weight
+    found = output_norms(value, output_projection(module, 6))
+    for batch, head, key in np.ndindex(2, 6, 5):
+        expected = torch.linalg.vector_norm(weight[:, 4 * head : 4 * head + 4] @ value[batch, head // 2, key])
+        torch.testing.assert_close(found[batch, head, key], expected)
+    with pytest.raises(Exception, match="expected the output projection of Module under one of the names"):
+        output_projection(torch.nn.Module(), 6)
+
+
+@pytest.mark.parametrize("zeroed", [False, True])
+def test_a_removal_in_one_head_is_that_of_a_map_without_the_keys(model, probe, zeroed):
+    said = look(model, probe).log_probabilities
+    keys = np.zeros(len(probe.tokens), bool)
+    keys[[2, 4]] = True
+    places = [(layer, head) for layer in range(3) for head in (0, 3)]
+    removals = [Removal("a", layer, head, keys, zeroed) for layer, head in places]
+    kl, kept = divergences(model, probe, said, removals, rows=4)
+
+    now = {}
+
+    def attention(module, query, key, value, mask, scaling=None, **others):
+        repeat = query.shape[1] // key.shape[1]
+        scores = query @ key.repeat_interleave(repeat, 1).mT * scaling
+        if model.family.causal:
+            scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -torch.inf)
+        here = module.layer_idx == now["layer"]
+        if here and not zeroed:
+            scores[:, now["head"], :, keys] = -torch.inf
+        weights = scores.softmax(-1)
+        if here and zeroed:
+            weights[:, now["head"], :, keys] = 0
+        return (weights @ value.repeat_interleave(repeat, 1)).transpose(1, 2), None
+
+    AttentionInterface.register("without keys", attention)
+    AttentionMaskInterface.register("without keys", lambda *given, **others: None)
+    plain = dataclasses.replace(model, network=copy.deepcopy(model.network))
+    plain.network.set_attn_implementation("without keys")
+    tokens = torch.from_numpy(probe.tokens.astype(np.int64))[None]
+    for number, place in enumerate(places):
+        now["layer"], now["head"] = place
+        with torch.no_grad():
+            changed = predictions(plain, tokens, torch.from_numpy(probe.readers))[0]
+        expected = (said.exp() * (said - changed)).sum(-1).mean()
+        np.testing.assert_allclose(kl[number], expected, rtol=2e-3, atol=2e-8)
+        assert kept[number] == pytest.approx(float((changed.argmax(-1) == said.argmax(-1)).float().mean()))
+    assert kl.min() > 1e-6
+
+
+def test_probes_are_canvases_of_the_generation(diffusion):
+    probes = make_probes(diffusion, [PROMPT, PROMPT[::-1]], first=6, canvases=3, length=24, steps=24, block=12)
+    assert [one.prompt for one in probes] == [6] * 3 + [7] * 3
+    mask = diffusion.card.mask_id
+    for one in probes:
+        assert np.array_equal(one.readers, one.tokens == mask) and one.committed.sum() == 1 and (one.committed <= one.readers).all()
+    assert [one.readers.sum() for one in probes[:3]] == [24 - one.step for one in probes[:3]]
+
+
+def test_a_causal_model_is_probed_where_it_predicts_its_answer(autoregressive):
+    (probe,) = make_probes(autoregressive, [PROMPT], length=12)
+    assert not probe.readers[: len(PROMPT) - 1].any() and probe.readers[len(PROMPT) - 1 : -1].all() and not probe.readers[-1]
