@@ -1,28 +1,25 @@
-"""What a statistic is, and which there are: each is one file of this package, found by itself.
+"""What a statistic is, and which there are.
 
-To add a statistic, put a file into this package that holds one class:
-
-    class LargestColumn(Statistic):
-        definitions = {"largest.column": Definition("largest column of each head", "queries", "few tokens take most attention (Fig. 3, 9)")}
-
-        def values(self, prompt):
-            return {("largest.column", ()): float(prompt.by_step.largest.mean())}
-
-and the numbers appear in `analyse`, in its JSON, and in what ``--keep statistics`` keeps. A statistic that needs more of the columns than
-a `PromptSummary` has says what it keeps of each step in ``keep``.
+Every class that extends `Statistic` is found by itself: those in the modules of this package, and those that an installed package declares
+as entry points of the group ``sinkscope.statistics`` (a class, or a module with classes). Its numbers appear in `analyse`, in its JSON, and
+in what ``--keep statistics`` keeps. docs/adding.md shows how to add one.
 """
 
 import importlib
+import inspect
 import pkgutil
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import entry_points
+from types import ModuleType
 from typing import Any, ClassVar
 
 import numpy as np
 
-from sinkscope.errors import SinkscopeError
+from sinkscope.errors import CallError, SinkscopeError
 from sinkscope.sinks.finding import Recorded
 from sinkscope.statistics.prompt import PromptFeed, PromptSummary
 from sinkscope.statistics.prompt_canvas import PromptSettings
@@ -34,6 +31,7 @@ Key = tuple[str, Place]
 Values = dict[Key, float]
 """One prompt's numbers, NaN where the prompt has none."""
 
+ENTRY_POINTS = "sinkscope.statistics"
 READ_AT_ONCE = 16 << 20
 """Bytes of a trace that are read at a time, where a step is smaller."""
 
@@ -88,19 +86,43 @@ def at_thresholds(prompt: PromptSummary, values_at: Callable[[PromptSummary, Thr
 
 @cache
 def all_statistics() -> tuple[Statistic, ...]:
-    """Return one of each statistic in this package, in the order of tables."""
-    found = []
+    """Return one of each statistic, in the order of tables.
+
+    Raises:
+        CallError: two statistics define one name, or an entry point brings no statistic.
+    """
     package = importlib.import_module(__package__)
-    for module in pkgutil.iter_modules(package.__path__):
-        home = f"{package.__name__}.{module.name}"
-        for one in vars(importlib.import_module(home)).values():
-            if isinstance(one, type) and issubclass(one, Statistic) and one.__module__ == home and one is not Statistic:
-                found.append(one())
-    found.sort(key=lambda one: (one.order, type(one).__module__))
-    names = [name for one in found for name in one.definitions]
-    if twice := {name for name in names if names.count(name) > 1}:
-        raise SinkscopeError(f"expected every statistic to be defined once, found two definitions of {min(twice)}; rename one of them")
+    modules = (importlib.import_module(f"{package.__name__}.{module.name}") for module in pkgutil.iter_modules(package.__path__))
+    kinds = [kind for module in modules for kind in _statistics_in(module)]
+    found = sorted((kind() for kind in (*kinds, *_declared_statistics())), key=lambda one: (one.order, type(one).__module__))
+    names = Counter(name for one in found for name in one.definitions)
+    if twice := [name for name, count in names.items() if count > 1]:
+        raise CallError(f"expected every statistic to be defined once, found two definitions of {twice[0]}; rename one of them")
     return tuple(found)
+
+
+def _statistics_in(module: ModuleType) -> list[type[Statistic]]:
+    """Return the statistics that are defined in a module."""
+    kinds = [one for one in vars(module).values() if isinstance(one, type) and issubclass(one, Statistic)]
+    return [kind for kind in kinds if kind.__module__ == module.__name__ and not inspect.isabstract(kind)]
+
+
+def _declared_statistics() -> list[type[Statistic]]:
+    """Return the statistics that installed packages declare."""
+    found: list[type[Statistic]] = []
+    for point in entry_points(group=ENTRY_POINTS):
+        try:
+            loaded = point.load()
+        except (ImportError, AttributeError) as error:
+            raise CallError(f"the entry point {point.name} of {ENTRY_POINTS} cannot be loaded from {point.value}: {error}") from error
+        kinds = _statistics_in(loaded) if isinstance(loaded, ModuleType) else [loaded]
+        if not kinds or not all(isinstance(kind, type) and issubclass(kind, Statistic) for kind in kinds):
+            raise CallError(
+                f"the entry point {point.name} of {ENTRY_POINTS}: expected a class that extends Statistic, or a module with one, "
+                f"found {point.value}"
+            )
+        found += kinds
+    return found
 
 
 @cache
@@ -136,14 +158,14 @@ def values_of(prompt: PromptSummary, statistics: Sequence[Statistic] | None = No
         statistics: which; all when not given.
 
     Raises:
-        SinkscopeError: a number without a definition.
+        CallError: a number without a definition.
     """
     values: Values = {}
     for one in all_statistics() if statistics is None else statistics:
         found = one.values(prompt)
         for name in dict.fromkeys(name for name, _ in found):
             if short_name(name) not in one.definitions:
-                raise SinkscopeError(f"expected {type(one).__name__} to define {short_name(name)!r}, found {', '.join(one.definitions)}")
+                raise CallError(f"expected {type(one).__name__} to define {short_name(name)!r}, found {', '.join(one.definitions)}")
         values |= found
     return values
 
