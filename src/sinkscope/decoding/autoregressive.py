@@ -1,4 +1,4 @@
-"""Autoregressive sampling as a generator of steps: a cache of keys and values, one token a step, stop at EOS."""
+"""Autoregressive sampling as a generator of steps: one token a step, with a cache of keys and values, until EOS."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ from sinkscope.models import Model
 
 @torch.no_grad()
 def autoregressive_steps(model: Model, batch: Batch, settings: AutoregressiveSettings) -> Iterator[Step]:
-    """Writes up to ``settings.length`` tokens behind each prompt; rows that have met EOS are no longer published."""
+    """Write up to ``settings.length`` tokens after each prompt, one `Step` for each forward call; a row that wrote EOS is not published."""
     from transformers import DynamicCache
 
     tokens, real = batch.tokens, batch.real
@@ -53,6 +53,7 @@ def autoregressive_steps(model: Model, batch: Batch, settings: AutoregressiveSet
 
 
 def _choose(logits: Tensor, settings: AutoregressiveSettings, sources: list[torch.Generator]) -> tuple[Tensor, Tensor]:
+    """Return the next token of each row, int64 [batch], and its probability, float32 [batch]."""
     if settings.temperature == 0:
         token = logits.argmax(-1)
         return token, torch.softmax(logits, -1).gather(-1, token[:, None]).squeeze(-1)
@@ -62,7 +63,7 @@ def _choose(logits: Tensor, settings: AutoregressiveSettings, sources: list[torc
 
 
 def _restrict(logits: Tensor, settings: AutoregressiveSettings) -> Tensor:
-    """Top-k, then the least set whose probabilities reach top-p."""
+    """Return logits in which only the top_k tokens, and of these the smallest set whose probabilities reach top_p, are finite."""
     if 0 < settings.top_k < logits.shape[-1]:
         least = logits.topk(settings.top_k, dim=-1).values[:, -1:]
         logits = logits.masked_fill(logits < least, -torch.inf)

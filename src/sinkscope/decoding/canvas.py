@@ -1,4 +1,7 @@
-"""A batch of prompts as one left-padded canvas, and how its steps are published to who watches."""
+"""A batch of prompts as one left-padded canvas, and the publication of its steps to the subscribers of a model.
+
+A canvas is the whole sequence that the network reads in a step: the prompt, and behind it the tokens to be written, masked or not.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +24,7 @@ class Step:
         number: from 0.
         tokens: int64 [batch, position], the canvas after the step.
         written: int64 [batch, position], the token committed in this step, −1 elsewhere.
-        confidence: float32 [batch, position], of what was or could be committed; NaN elsewhere.
+        confidence: float32 [batch, position], of the tokens that were committed or could have been; NaN elsewhere.
     """
 
     number: int
@@ -32,12 +35,12 @@ class Step:
 
 @dataclass(frozen=True)
 class Batch:
-    """Prompts side by side.
+    """Prompts that are written together.
 
     Attributes:
         tokens: int64 [batch, prompt position], left-padded.
         real: bool of the same shape, False on padding.
-        texts: the prompts as text where they came as text.
+        texts: the prompts as text; None for one that came as token ids.
     """
 
     tokens: Tensor
@@ -46,15 +49,15 @@ class Batch:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Tokens of each prompt."""
+        """Number of tokens of each prompt."""
         return tuple(self.real.sum(-1).tolist())
 
 
 def make_batch(model: Model, prompts: Sequence[Sequence[int]], texts: Sequence[str | None], length: int) -> Batch:
-    """Left-pads prompts to one width.
+    """Return prompts padded on the left to one width; ``length`` is the number of tokens to write.
 
     Raises:
-        CallError: no prompt, or a canvas longer than the model's maximum.
+        CallError: there is no prompt, or the canvas is longer than the model's maximum.
     """
     if not prompts:
         raise CallError("expected at least one prompt, found none")
@@ -75,14 +78,14 @@ def make_batch(model: Model, prompts: Sequence[Sequence[int]], texts: Sequence[s
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the real tokens of a batch of canvases stand; they are at the right end.
+    """Where the real tokens of a batch of canvases stand: at the right end of each row.
 
     Attributes:
-        seen: bool [batch, 1, query, key], False on padding; None when there is none. A mask that is ready as it is: of one that only
-            marks padding the network asks in every step whether it marks any, and a GPU is waited for.
+        seen: bool [batch, 1, query, key], False on padding; None when there is none. It has the full shape because the network would ask
+            in every step whether a mask of padding [batch, key] is all true, and wait for a GPU to answer.
         positions: int64 [batch, position], from 0 at the first real token.
-        lengths: int64 [batch], real tokens; on the host.
-        starts: where each row begins.
+        lengths: int64 [batch], number of real tokens; on the host.
+        starts: index of the first real token of each row.
     """
 
     seen: Tensor | None
@@ -92,7 +95,7 @@ class Layout:
 
 
 def lay_out(real: Tensor) -> Layout:
-    """The layout of canvases whose real tokens are marked: bool [batch, position]."""
+    """Return the layout of canvases; ``real`` marks their real tokens, bool [batch, position]."""
     lengths = real.sum(-1).cpu()
     return Layout(
         seen=None if bool(real.all()) else real[:, None, None].expand(-1, 1, real.shape[1], -1),
@@ -103,36 +106,44 @@ def lay_out(real: Tensor) -> Layout:
 
 
 def masked_canvas(batch: Batch, length: int, mask_id: int) -> tuple[Tensor, Layout]:
-    """The canvas a diffusion sampler begins with, int64 [batch, position]: the prompts, and masks behind them."""
+    """Return the canvas that a diffusion sampler begins with, int64 [batch, position]: the prompts, and masks behind them."""
     masks = batch.tokens.new_full((len(batch.tokens), length), mask_id)
     return torch.cat([batch.tokens, masks], dim=1), lay_out(torch.cat([batch.real, torch.ones_like(masks, dtype=torch.bool)], dim=1))
 
 
 class Publisher:
-    """Tells the model's session of a generation and its steps; silent when there is none."""
+    """Tells the subscribers of a model about each step; does nothing when there are none."""
 
     def __init__(self, session: Session | None) -> None:
         self._session = session
 
     @property
     def listened(self) -> bool:
-        """Whether anybody wants to know."""
+        """Whether the model has subscribers."""
         return self._session is not None
 
     def before(self, tokens: Tensor, masked: Tensor, lengths: Tensor, rows: Sequence[int], prompts: Sequence[int] | None = None) -> None:
-        """A forward call is about to run."""
+        """Publish that a forward call is about to run.
+
+        Args:
+            tokens: int64 [batch, position], the canvas that goes in.
+            masked: bool [batch, position], where it holds the mask token.
+            lengths: int64 [batch], real tokens of each row; on the host.
+            rows: rows of the batch that are still being written.
+            prompts: number of the prompt of each of these rows; the rows' own numbers when None.
+        """
         if self._session is not None:
             self._session.begin_step(StepContext(tokens, masked, lengths, tuple(rows), tuple(rows if prompts is None else prompts)))
 
     def after(self, written: Tensor, predicted: Tensor | None, confidence: Tensor | None) -> None:
-        """A step has committed."""
+        """Publish what a step has committed: int64, int64 and float32 [batch, position], as in `StepResult`."""
         if self._session is not None:
             self._session.end_step(StepResult(written, predicted, confidence))
 
 
 @contextmanager
 def publishing(model: Model, batch: Batch, settings: Settings) -> Iterator[Publisher]:
-    """Opens and closes a generation for who watches; an exception closes it as failed."""
+    """Publish the start and the end of a generation; an exception ends it as failed."""
     session = current_session(model.network)
     if session is None:
         yield Publisher(None)
@@ -156,5 +167,5 @@ def publishing(model: Model, batch: Batch, settings: Settings) -> Iterator[Publi
 
 
 def row_generators(seed: int, rows: int, device: torch.device) -> list[torch.Generator]:
-    """A source of randomness for each row, so that a row does not depend on its neighbours."""
+    """Return a random generator for each row, so that a row does not depend on its neighbours."""
     return [torch.Generator(device).manual_seed(seed + row) for row in range(rows)]

@@ -1,4 +1,4 @@
-"""The proof that a loaded checkpoint is what it says: each check states what it found and whether that is right."""
+"""`check_model`: tests that a loaded checkpoint computes what its family says; each check says what it found and whether that is right."""
 
 import math
 from collections.abc import Mapping
@@ -18,7 +18,13 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
 @dataclass(frozen=True)
 class Check:
-    """One check: what was looked at, what was found, whether it is right."""
+    """One check.
+
+    Attributes:
+        name: what was tested.
+        found: what was found.
+        passed: whether it is right.
+    """
 
     name: str
     found: str
@@ -26,7 +32,7 @@ class Check:
 
 
 class _Adder(Watcher):
-    """Whether the columns of every layer and head add up to the number of queries."""
+    """Measures how far the column sums of any layer and head are from adding up to the number of queries."""
 
     def __init__(self) -> None:
         self.worst, self.layers, self.queries = 0.0, 0, 0
@@ -39,7 +45,7 @@ class _Adder(Watcher):
 
 
 class _Mapper(Watcher):
-    """Holds what the sweep saw against a dense map in float64, made again from the queries and keys of every layer."""
+    """Compares the columns of every layer with those of a dense attention map in float64, computed from the layer's queries and keys."""
 
     def __init__(self, causal: bool) -> None:
         self.causal = causal
@@ -68,7 +74,7 @@ class _Mapper(Watcher):
 
 
 def _own_scores(call: LayerCall, query: Tensor) -> Tensor:
-    """float64 [batch, head, query, sink], the scores of constant keys that the network itself brings."""
+    """Return the scores of the network's own constant keys, float64 [batch, head, query, sink]; with 0 sinks where it has none."""
     if call.own is None:
         return query[..., :0]
     if call.own.logits is not None:
@@ -80,12 +86,12 @@ def _own_scores(call: LayerCall, query: Tensor) -> Tensor:
 
 
 def _off(found: Tensor, expected: Tensor | float) -> float:
-    """The largest difference; infinite where one of them is no number."""
+    """Return the largest difference; infinite where one of the two is NaN."""
     return float((found - expected).abs().nan_to_num(nan=math.inf).max())
 
 
 class _HideOne(Hider):
-    """Takes one key away in every layer and head."""
+    """Hides one key in every layer and head."""
 
     def __init__(self, position: int) -> None:
         self.position = position
@@ -98,7 +104,7 @@ class _HideOne(Hider):
 
 @torch.no_grad()
 def check_model(model: Model) -> list[Check]:
-    """Runs every check on a canvas that fits the model; seconds for a small model."""
+    """Run every check on a canvas that fits the model; a small model takes seconds."""
     tokens = _canvas(model)
     logits = _logits(model, tokens)
     return [
@@ -114,7 +120,7 @@ def check_model(model: Model) -> list[Check]:
 
 
 def _canvas(model: Model) -> Tensor:
-    """A reproducible prompt of ordinary tokens, shorter than the model's maximum."""
+    """Return a reproducible prompt of ordinary tokens, int64 [1, position], shorter than the model's maximum."""
     length = max(2, min(24, model.card.max_positions // 2))
     special = {model.card.mask_id, *model.tokenizer.all_special_ids}
     ordinary = [token for token in range(model.card.vocabulary) if token not in special][: 50 * length]
@@ -124,15 +130,17 @@ def _canvas(model: Model) -> Tensor:
 
 
 def _logits(model: Model, tokens: Tensor, **more: Tensor) -> Tensor:
+    """Return the network's logits, float32 [batch, position, vocabulary]."""
     return model.network(input_ids=tokens, use_cache=False, **more).logits.float()
 
 
 def _tolerance(model: Model) -> float:
+    """Return the relative difference of logits that the model's float type explains."""
     return TOLERANCE[next(model.network.parameters()).dtype]
 
 
 def _parameters(model: Model) -> list[Check]:
-    """By the shape of its config, by the table of published checkpoints, and by the tensors in its files."""
+    """Check the number of parameters against the config, the published checkpoints, and the tensors in the files."""
     card, config = model.card, model.network.config
     expected = _count(config) + _of_sinks(model.network)
     checks = [Check("parameters add up to the shape", f"{card.parameters:,}, expected {expected:,}", card.parameters == expected)]
@@ -149,6 +157,7 @@ def _parameters(model: Model) -> list[Check]:
 
 
 def _count(config: Any) -> int:
+    """Return the number of parameters of a Llama or Qwen2 of a config."""
     width, inner, head = config.hidden_size, config.intermediate_size, _head_dim(config)
     queries, keys = config.num_attention_heads * head, config.num_key_value_heads * head
     biases = queries + 2 * keys if config.model_type.endswith("qwen2") else 0
@@ -163,7 +172,7 @@ def _count(config: Any) -> int:
 
 
 def _of_sinks(network: Any) -> int:
-    """What a sink adds, less the rows that a head lacks for the mask."""
+    """Return the number of parameters that a sink adds, less those of rows that the output layer lacks for the mask."""
     added = sum(parameter.numel() for name, parameter in network.named_parameters() if "sink_" in name)
     return added - (network.config.vocab_size - network.lm_head.out_features) * network.config.hidden_size
 
@@ -173,7 +182,7 @@ def _head_dim(config: Any) -> int:
 
 
 def _rotations(model: Model) -> Check:
-    """Frequencies of the rotations, recomputed in float64 from the config; a buffer that was never filled shows here."""
+    """Check the frequencies of the rotations against float64 ones from the config; a buffer that was never filled is found here."""
     config = model.network.config
     if getattr(config, MARK_POSITIONS, False):
         table = model.network.model.embed_positions.weight
@@ -191,7 +200,7 @@ def _rotations(model: Model) -> Check:
 
 
 def _frequencies(dim: int, rope: Mapping[str, Any]) -> Tensor | None:
-    """float64 [dim / 2]; None for a kind of scaling that is not recomputed.
+    """Return the frequencies of the rotations, float64 [dim / 2]; None for a kind of scaling that is not recomputed.
 
     Source of the llama3 scaling: meta-llama/llama-models, ``apply_scaling``: slow rotations are divided by ``factor``, fast
     ones are kept, those between are blended by how many turns they make in the original length.
@@ -211,7 +220,7 @@ def _frequencies(dim: int, rope: Mapping[str, Any]) -> Tensor | None:
 
 
 def _direction(model: Model, tokens: Tensor, logits: Tensor) -> Check:
-    """A later token changes an earlier logit exactly when the model attends in both directions."""
+    """Check that a later token changes an earlier logit exactly when the model attends in both directions."""
     other = tokens.clone()
     other[0, -1] = tokens[0, 0] if int(tokens[0, 0]) != int(tokens[0, -1]) else tokens[0, 1]
     change = float((_logits(model, other)[0, 0] - logits[0, 0]).abs().max())
@@ -220,6 +229,7 @@ def _direction(model: Model, tokens: Tensor, logits: Tensor) -> Check:
 
 
 def _columns(model: Model, tokens: Tensor, logits: Tensor) -> list[Check]:
+    """Check column sums, dense maps, and that watching does not change the logits."""
     adder, mapper = _Adder(), _Mapper(model.family.causal)
     with subscribed(model.network, adder), subscribed(model.network, mapper):
         watched = _logits(model, tokens)
@@ -240,6 +250,7 @@ def _columns(model: Model, tokens: Tensor, logits: Tensor) -> list[Check]:
 
 
 def _hiding(model: Model, tokens: Tensor, logits: Tensor) -> Check:
+    """Check that hiding a key changes the logits."""
     with subscribed(model.network, _HideOne(1)):
         hidden = _logits(model, tokens)
     change = float((hidden - logits).abs().max())
@@ -247,6 +258,7 @@ def _hiding(model: Model, tokens: Tensor, logits: Tensor) -> Check:
 
 
 def _padding(model: Model, tokens: Tensor, logits: Tensor) -> Check:
+    """Check that padding in front does not change the logits."""
     padding = 5
     padded = torch.cat([tokens[:, :1].repeat(1, padding), tokens], dim=1)
     real = torch.ones_like(padded)
@@ -258,6 +270,7 @@ def _padding(model: Model, tokens: Tensor, logits: Tensor) -> Check:
 
 
 def _round_trip(model: Model, tokens: Tensor) -> Check:
+    """Check that a generation keeps its prompt, and that it writes the same tokens again."""
     name = "a generation keeps its prompt and repeats"
     length = max(1, min(8, model.card.max_positions - tokens.shape[1]))
     prompt = tokens[0, : model.card.max_positions - length]

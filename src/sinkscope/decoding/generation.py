@@ -1,4 +1,4 @@
-"""`generate`: prompts in, what the model wrote out."""
+"""`generate`: a model writes, by the sampler of its family."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,9 +22,9 @@ class Generation:
 
     Attributes:
         tokens: int64 [position], the final canvas with the prompt, without padding.
-        text: the answer: up to the first EOS, special tokens left out.
-        steps: forward calls that went into it.
-        prompt_length: tokens of the prompt.
+        text: the answer up to its first EOS, without special tokens.
+        steps: number of forward calls.
+        prompt_length: number of tokens of the prompt.
     """
 
     tokens: torch.Tensor
@@ -49,14 +49,14 @@ def generate(
 def generate(
     model: Model, prompt: Any = None, *, messages: Any = None, on_step: Callable[[Step], object] | None = None, **settings: Any
 ) -> Generation | list[Generation]:
-    """Writes with a model, by its family's published sampler.
+    """Write with a model, by its family's published sampler.
 
     Args:
         prompt: raw text or 1-D token ids, or a list of either, which is written as one left-padded batch.
-        messages: a conversation (list of ``{"role", "content"}``) or a list of them, through the chat template;
-            instead of ``prompt``.
-        on_step: called after every step, with the canvas as it then is (the published ``output_history``).
-        settings: of the family's sampler; unknown ones are a TypeError that names the right one.
+        messages: a conversation (a list of ``{"role", "content"}``) or a list of conversations, for the chat template; instead of
+            ``prompt``.
+        on_step: called after every step with the canvas as it then is (the published ``output_history``).
+        settings: settings of the family's sampler; an unknown one is a TypeError that names the right one.
 
     Returns:
         A `Generation`, or a list of them for a list of prompts.
@@ -71,7 +71,8 @@ def generate(
     counts = [0] * len(prompts)
     for step in find_sampler(model.family.sampler)(model, batch, resolved):
         canvas = step.tokens
-        wrote = (step.written >= 0).any(-1).tolist() if model.family.causal else [True] * len(counts)  # asking a GPU would wait for it
+        # A diffusion step counts for every row; to ask a GPU would wait for it.
+        wrote = (step.written >= 0).any(-1).tolist() if model.family.causal else [True] * len(counts)
         counts = [count + wrote[row] for row, count in enumerate(counts)]
         if on_step is not None:
             on_step(step)
@@ -86,6 +87,7 @@ def generate(
 
 
 def _read_prompts(model: Model, prompt: Any, messages: Any) -> tuple[list[list[int]], list[str | None], bool]:
+    """Return the token ids of each prompt, its text where there is one, and whether a single prompt was given."""
     if (prompt is None) == (messages is None):
         raise CallError("expected either prompt or messages, found both or neither")
     if messages is not None:

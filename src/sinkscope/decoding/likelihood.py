@@ -1,9 +1,9 @@
-"""How likely a model finds a continuation: by Monte Carlo or by the chain rule for diffusion, exactly for autoregressive models.
+"""The log-likelihood of a continuation: by Monte Carlo or the chain rule for diffusion models, exact for autoregressive ones.
 
-Monte Carlo (LLaDA, arXiv 2502.09992, eq. 14; published: get_log_likelihood.py): mask l of the L tokens of the continuation, l uniform
-from 1 to L, the places uniform; (L/l) Σ log p(masked token) is an unbiased estimate of a lower bound of the log-likelihood.
-The l of one group of samples are spread evenly from one random offset, as published; groups are independent.
-Chain rule (published: SMDM and Dream, nll_type ar_ftb): tokens are revealed one at a time from the left, Σ log p(next token).
+Monte Carlo (LLaDA, arXiv 2502.09992, eq. 14; published: get_log_likelihood.py) masks l of the L tokens of the continuation, l uniform
+from 1 to L, at uniform positions; (L/l) Σ log p(masked token) is an unbiased estimate of a lower bound of the log-likelihood.
+Within a group of samples the l are spread evenly from one random offset, as published; groups are independent.
+The chain rule (published: SMDM and Dream, nll_type ar_ftb) reveals the tokens one at a time from the left and adds up log p(next token).
 
 Quirk: the published l are rounded half to even, so that for most lengths some l are drawn too often, and the estimate is biased.
 Not kept: halves are rounded up. For lengths that are multiples of 16 the draws are the published ones.
@@ -28,14 +28,14 @@ GROUP = 16  # samples whose numbers of masks are spread evenly (published: batch
 
 @dataclass(frozen=True)
 class Likelihood:
-    """How likely a continuation is.
+    """The log-likelihood of a continuation.
 
     Attributes:
-        total: log-likelihood in nats, of the whole continuation.
+        total: log-likelihood of the whole continuation, in nats.
         standard_error: of ``total``; 0 where it is exact, NaN for a single Monte-Carlo sample.
-        samples: masked canvases that were averaged; 1 where it is exact.
-        tokens: of the continuation.
-        greedy: whether each token is the most likely one given those before it; None for Monte Carlo, which does not ask.
+        samples: number of masked canvases that were averaged; 1 where it is exact.
+        tokens: number of tokens of the continuation.
+        greedy: whether each token is the most likely one given those before it; None for Monte Carlo, which does not compute it.
         method: ``monte_carlo``, ``chain_rule``, or ``exact`` for autoregressive models.
     """
 
@@ -59,19 +59,19 @@ def log_likelihood(
     seed: int = 0,
     batch: int = 16,
 ) -> Likelihood:
-    """The log-likelihood of a continuation given its context.
+    """Compute the log-likelihood of a continuation given its context.
 
     Args:
         context: text or 1-D token ids.
-        continuation: likewise. Two texts are encoded together and split, the spaces between them in the continuation.
-        method: for a diffusion model; an autoregressive one is summed exactly, whatever is asked.
-        samples: masked canvases of the Monte-Carlo estimate.
+        continuation: text or 1-D token ids. Two texts are encoded together; spaces between them belong to the continuation.
+        method: how a diffusion model's is computed; that of an autoregressive model is always exact.
+        samples: number of masked canvases of the Monte-Carlo estimate.
         guidance: unsupervised classifier-free guidance (published: ``cfg_scale``); 0 is none.
         seed: of the masks.
-        batch: canvases in one forward call; changes nothing else.
+        batch: number of canvases in one forward call; it does not change the result.
 
     Raises:
-        CallError: an empty text, an argument that does not fit, or more tokens than the model was made for.
+        CallError: the text is empty, an argument does not fit, or there are more tokens than the model was made for.
     """
     _check(model, method, samples, guidance, seed, batch)
     prefix, target = _encode(model, context, continuation)
@@ -94,19 +94,19 @@ def log_likelihood(
 
 
 def expected_masks(length: int, samples: int) -> float:
-    """Canvases that a Monte-Carlo estimate evaluates: its different masks, a mean over seeds.
+    """Return the mean number, over seeds, of different masks that a Monte-Carlo estimate draws: so many canvases it evaluates.
 
     Args:
-        length: tokens of the continuation.
+        length: number of tokens of the continuation.
         samples: as for `log_likelihood`.
     """
     found = 0.0
     for masked in range(1, length + 1):
         places = math.comb(length, masked)
-        if places > 1e9:  # hardly any is drawn twice
+        if places > 1e9:  # hardly any mask is drawn twice
             found += samples / length
             continue
-        missed = 1.0  # by every group; its offset is uniform, so each number of masks is as likely to be drawn 0, 1 … times
+        missed = 1.0  # the share of masks that no group draws; each group's offset is uniform
         for size, groups in Counter(_groups(samples)).items():
             drawn = Counter((2 * number * length + size) // (2 * size) % length for number in range(size))
             missed *= (sum((1 - 1 / places) ** drawn[offset] for offset in range(length)) / length) ** groups
@@ -115,12 +115,12 @@ def expected_masks(length: int, samples: int) -> float:
 
 
 def _groups(samples: int) -> list[int]:
-    """Sizes of the groups, at least two where there are two samples."""
+    """Return the sizes of the groups of samples; there are at least two groups where there are two samples."""
     return quotas(samples, max(min(2, samples), -(-samples // GROUP)))
 
 
 def mask_patterns(length: int, groups: list[int], seed: int) -> Tensor:
-    """Which tokens are masked, bool [sample, token]: within a group the number of masks is spread evenly from a random offset."""
+    """Draw which tokens are masked, bool [sample, token]; within a group the numbers of masks are spread evenly from a random offset."""
     source = torch.Generator("cpu").manual_seed(seed)
     patterns = []
     for size in groups:
@@ -132,9 +132,9 @@ def mask_patterns(length: int, groups: list[int], seed: int) -> Tensor:
 
 
 def _standard_error(values: Tensor, groups: list[int], length: int) -> float:
-    """From the spread of the groups' sums, since samples of one group depend on each other."""
+    """Compute the standard error of the mean from the spread of the groups' sums, since samples of one group depend on each other."""
     if length == 1:
-        return 0.0  # there is only one way to mask one token
+        return 0.0  # one token can be masked in one way only
     if len(groups) < 2:
         return float("nan")
     sizes = torch.tensor(groups, dtype=torch.float64, device="cpu")
@@ -146,9 +146,11 @@ def _standard_error(values: Tensor, groups: list[int], length: int) -> float:
 def _score(
     model: Model, prefix: list[int], target: list[int], hidden: Tensor, asked: Tensor, guidance: float, batch: int
 ) -> tuple[Tensor, Tensor]:
-    """Log p of the asked tokens, float64 [canvas, token], 0 elsewhere; and whether each asked token is the most likely one.
+    """Compute log p of tokens of the continuation, float64 [canvas, token], 0 for the others, and whether each is the most likely token.
 
-    ``hidden`` and ``asked``, bool [canvas, token], say which tokens of the continuation are masked and which are scored.
+    Args:
+        hidden: bool [canvas, token], tokens of the continuation that are masked.
+        asked: bool [canvas, token], tokens whose log p is computed.
     """
     mask_id = model.card.mask_id
     assert mask_id is not None
@@ -175,7 +177,7 @@ def _score(
 
 
 def _causal(model: Model, prefix: list[int], target: list[int]) -> tuple[Tensor, bool]:
-    """Log p of every token of the continuation [token], and whether all are the most likely ones."""
+    """Compute log p of every token of the continuation [token], and whether each of them is the most likely one."""
     whole = torch.tensor([[*prefix, *target]], device=model.device)
     hidden = hidden_states(model, whole, lay_out(torch.ones_like(whole, dtype=torch.bool)))
     logits = model.network.lm_head(hidden[0, len(prefix) - 1 : -1]).float().to(whole.device)
@@ -184,6 +186,7 @@ def _causal(model: Model, prefix: list[int], target: list[int]) -> tuple[Tensor,
 
 
 def _encode(model: Model, context: Any, continuation: Any) -> tuple[list[int], list[int]]:
+    """Return the token ids of the context and of the continuation."""
     if isinstance(continuation, str) and not continuation:
         raise CallError("expected a continuation with at least one token, found an empty one")
     if isinstance(context, str) and isinstance(continuation, str):
@@ -204,6 +207,7 @@ def _encode(model: Model, context: Any, continuation: Any) -> tuple[list[int], l
 
 
 def _check(model: Model, method: str, samples: int, guidance: float, seed: int, batch: int) -> None:
+    """Raise an error for an argument that does not fit."""
     if method not in ("monte_carlo", "chain_rule"):
         raise CallError(f"method: expected monte_carlo or chain_rule, found {method!r}")
     for name, value in (("samples", samples), ("batch", batch)):

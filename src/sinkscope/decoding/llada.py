@@ -1,4 +1,4 @@
-"""LLaDA's sampler as a generator of steps; token for token the published loop, and draw for draw.
+"""LLaDA's sampler as a generator of steps; it writes the tokens of the published loop, from the same random draws.
 
 Confidences are scattered back into the full canvas before top-k, so that ties break as published. Each row draws, from its own
 seed, what the published loop draws for it alone under that seed: noise for the whole canvas, then the uniform confidences.
@@ -19,7 +19,7 @@ from sinkscope.models import Model
 
 
 def llada_steps(model: Model, batch: Batch, settings: LLaDASettings) -> Iterator[Step]:
-    """Writes ``settings.length`` tokens behind each prompt, one `Step` a forward call."""
+    """Write ``settings.length`` tokens after each prompt, one `Step` for each forward call."""
     eos, eot = model.card.eos_id, _end_of_turn(model)
     lost = [] if not settings.confidence_eos_eot_inf else [eot] if settings.temperature > 0 else [eos, eot]
     rule = BlockRule(
@@ -29,5 +29,6 @@ def llada_steps(model: Model, batch: Batch, settings: LLaDASettings) -> Iterator
 
 
 def _end_of_turn(model: Model) -> int | None:
+    """Return the token that ends a turn of a conversation; None where the tokenizer has none."""
     index = model.tokenizer.convert_tokens_to_ids("<|eot_id|>") if "<|eot_id|>" in model.tokenizer.get_vocab() else None
     return index if isinstance(index, int) else None

@@ -1,9 +1,9 @@
-"""MMaDA's text sampler as a generator of steps: LLaDA's loop, confidences in float64, no EOS switches.
+"""MMaDA's text sampler as a generator of steps: LLaDA's loop with confidences in float64 and without the EOS switches.
 
-Token for token the published loop, and draw for draw, each row from its own seed.
+It writes the tokens of the published loop, from the same random draws, each row from its own seed.
 
-Quirk: the published loop drops the padding mask under guidance, so that padded rows see their padding. Not kept: a row of a
-batch writes what it writes alone, with guidance too.
+Quirk: the published loop drops the padding mask under guidance, so that padded rows attend to their padding. Not kept: a row of a batch
+writes what it would write alone, with guidance too.
 """
 
 from collections.abc import Iterator
@@ -17,5 +17,5 @@ from sinkscope.models import Model
 
 
 def mmada_steps(model: Model, batch: Batch, settings: MMaDASettings) -> Iterator[Step]:
-    """Writes ``settings.length`` tokens behind each prompt, one `Step` a forward call."""
+    """Write ``settings.length`` tokens after each prompt, one `Step` for each forward call."""
     return block_steps(model, batch, settings, BlockRule(precision=torch.float64))

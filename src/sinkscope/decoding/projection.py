@@ -1,6 +1,6 @@
-"""What a bidirectional network says at chosen places of a canvas: its padding, its guidance, its logit shift.
+"""Logits of a bidirectional network at chosen positions of a canvas, with padding, guidance and logit shift.
 
-The vocabulary projection is computed only for the places asked for.
+The projection onto the vocabulary is the costly part of a small network; it is computed only for the positions that are asked for.
 """
 
 from typing import Any
@@ -12,16 +12,16 @@ from sinkscope.attention import upload
 from sinkscope.decoding.canvas import Layout
 from sinkscope.models import Model
 
-LEAST_ROWS = 32  # a product with fewer rows takes another path in the matrix library and rounds differently
+LEAST_ROWS = 32  # matrix libraries compute a product with fewer rows in another way, which rounds differently
 
 
 def with_unconditional(canvas: Tensor, prompt: Tensor, mask_id: int, guidance: float) -> Tensor:
-    """What goes into the network, int64 [batch, position]: under guidance also the canvas with its prompt masked, behind it."""
+    """Return what goes into the network, int64 [rows, position]: the canvas; under guidance behind it the canvas with its prompt masked."""
     return canvas if guidance == 0 else torch.cat([canvas, canvas.masked_fill(prompt, mask_id)])
 
 
 def hidden_states(model: Model, inputs: Tensor, layout: Layout) -> Tensor:
-    """Last hidden states [rows, position, width] of one canvas, or of several under one layout."""
+    """Return the last hidden states [rows, position, width] of one batch of canvases, or of several with the same layout."""
     copies = len(inputs) // len(layout.starts)
     output = model.network.model(
         input_ids=inputs,
@@ -33,13 +33,13 @@ def hidden_states(model: Model, inputs: Tensor, layout: Layout) -> Tensor:
 
 
 class Remaining:
-    """How many places of a canvas are candidates, never fewer than there are; while a block is written they only get fewer.
+    """An upper bound on the number of candidate positions of a canvas, while a block is written and they only get fewer.
 
-    On the CPU they are counted. On a GPU counting waits for all that is under way, so that after the first step the count of
-    the step before is taken: a few rows too many are projected, and dropped.
+    On the CPU the candidates are counted. On a GPU a count would wait for all queued work, so from the second step on the count of the
+    step before is used: a few rows too many are projected, and dropped.
 
     Args:
-        late: whether the count of the step before is taken; None says on a GPU.
+        late: whether the count of the step before is used; None uses it on a GPU.
     """
 
     def __init__(self, late: bool | None = None) -> None:
@@ -47,7 +47,7 @@ class Remaining:
         self._before: tuple[Tensor, Any] | None = None
 
     def most(self, candidates: Tensor) -> int:
-        """At least as many as are marked in ``candidates`` [batch, position]."""
+        """Return a number that is at least the number of marks in ``candidates``, bool [batch, position]."""
         counted, before = candidates.sum(), self._before
         if not (candidates.is_cuda if self._late is None else self._late):
             return int(counted)
@@ -61,7 +61,7 @@ class Remaining:
 
 
 def _on_its_way(number: Tensor) -> tuple[Tensor, Any]:
-    """A number copied to the host without waiting, and the event that says it is there."""
+    """Return a number whose copy to the host has been started, and the event that says when it has arrived; None on the CPU."""
     if not number.is_cuda:
         return number, None
     here = torch.empty((), dtype=number.dtype, device="cpu", pin_memory=True)
@@ -70,13 +70,13 @@ def _on_its_way(number: Tensor) -> tuple[Tensor, Any]:
 
 
 def project(model: Model, hidden: Tensor, chosen: Tensor, layout: Layout, guidance: float = 0.0, most: int | None = None) -> Tensor:
-    """Logits [chosen place, vocabulary] of the places marked in ``chosen`` [batch, position], row by row.
+    """Return the logits [chosen position, vocabulary] of the positions marked in ``chosen``, bool [batch, position], row by row.
 
-    With guidance ``un + (s + 1)(cond − un)``, the unconditional half of ``hidden`` behind the conditional one. A family with
-    a logit shift is read one place to the left, its first token at its own place.
+    With guidance s they are ``un + (s + 1)(cond − un)``; the unconditional half of ``hidden`` stands behind the conditional one. For a
+    family with a logit shift, a position is read one position to its left, and the first token at its own.
 
     Args:
-        most: at least how many places are marked; logits of other places follow up to that number. Counted when None.
+        most: an upper bound on the number of marks; so many rows are returned, those beyond the marks of other positions. None counts.
     """
     rows, width = chosen.shape
     most = int(chosen.sum()) if most is None else most

@@ -12,7 +12,7 @@ ALGORITHMS = ("origin", "maskgit_plus", "topk_margin", "entropy")
 
 
 class SettingsError(CallError, TypeError):
-    """A setting the sampler does not have; a TypeError, as for any unknown keyword."""
+    """A setting that the sampler does not have; a TypeError, as for any unknown keyword argument."""
 
 
 @dataclass(frozen=True)
@@ -94,13 +94,13 @@ class DreamSettings(Settings):
 
     Attributes:
         length: tokens to write (published: ``max_new_tokens``).
-        steps: forward calls; more than tokens are allowed, some then commit nothing.
+        steps: forward calls; there may be more of them than tokens, some then commit nothing.
         temperature: divides the logits before a token is drawn; 0 takes the arg-max.
-        top_p: least set of tokens whose probabilities reach it; 1 is all. It changes confidences also at temperature 0.
-        top_k: number of tokens to choose among; 0 is all. It changes confidences also at temperature 0.
-        algorithm: who is committed first: by chance (origin), the most probable token (maskgit_plus), the largest distance
-            between the two best (topk_margin), the least entropy (entropy) (published: ``alg``).
-        alg_temp: draws positions from softmax(confidence / alg_temp); 0 takes the surest ones. Not used by origin.
+        top_p: choose among the smallest set of tokens whose probabilities reach it; 1 is all. It changes confidences also at temperature 0.
+        top_k: choose among so many tokens; 0 is all. It changes confidences also at temperature 0.
+        algorithm: which masks are committed first: random ones (origin), those with the most probable token (maskgit_plus), with the
+            largest distance between the two best tokens (topk_margin), with the least entropy (entropy) (published: ``alg``).
+        alg_temp: draws positions from softmax(confidence / alg_temp); 0 takes the most confident ones. Not used by origin.
         eps: the last of the time steps, which run evenly from 1.
         seed: of the draws; row i of a batch draws from seed + i.
     """
@@ -133,8 +133,8 @@ class AutoregressiveSettings(Settings):
     Attributes:
         length: most tokens to write; writing stops at EOS.
         temperature: divides the logits; 0 takes the arg-max.
-        top_p: least set of tokens whose probabilities reach it; 1 is all.
-        top_k: number of tokens to choose among; 0 is all.
+        top_p: choose among the smallest set of tokens whose probabilities reach it; 1 is all.
+        top_k: choose among so many tokens; 0 is all.
         seed: of the draws; row i of a batch draws from seed + i.
     """
 
@@ -166,7 +166,7 @@ def check_type(name: str, value: Any, default: Any) -> None:
 
 
 def _blocks(settings: BlockSettings) -> None:
-    """What LLaDA's and MMaDA's settings must satisfy."""
+    """Raise an error where settings of LLaDA or MMaDA do not fit together."""
     _positive(settings, "length", "steps", "block")
     _not_negative(settings, "temperature", "guidance")
     _seed(settings)

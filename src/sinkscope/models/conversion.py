@@ -1,6 +1,7 @@
-"""From a published config.json and its tensor names to those of transformers' Llama and Qwen2.
+"""A published config.json and published tensor names, translated to those of transformers' Llama and Qwen2.
 
-Every key is handled, knowingly ignored, or refused with its file, its value and what was expected.
+Every key of the config.json is translated, known to have no effect, or refused by an error that names the file, the key, its value and
+the values that are possible.
 """
 
 import re
@@ -18,7 +19,13 @@ LARGEST = 1e300  # a number in JSON has no bound, a float has
 
 @dataclass(frozen=True)
 class Scaling:
-    """What the record of one ``rope_type`` may hold besides it: whole numbers, numbers and flags; ``ignored`` has no effect."""
+    """Keys that a record of rotations of one ``rope_type`` may hold.
+
+    Attributes:
+        needed, optional: keys of numbers.
+        flags: keys that are true or false.
+        ignored: keys without effect.
+    """
 
     needed: frozenset[str] = frozenset()
     optional: frozenset[str] = frozenset()
@@ -38,18 +45,18 @@ ROPE_TYPES = {
         ignored=frozenset({"finetuned"}),
     ),
 }
-"""Rotations that do not change with the length, by transformers' name."""
+"""The kinds of rotation that do not change with the length of the text, by transformers' names."""
 
 
 @dataclass(frozen=True)
 class Converted:
-    """A config.json in transformers' words.
+    """A config.json in transformers' terms.
 
     Attributes:
-        layout: how its folder is written.
-        network: ``module:Class`` of the network that computes it.
-        fields: keywords of transformers' config.
-        full_precision_rotary: queries and keys are rotated in fp32 whatever the dtype.
+        layout: how the folder is written.
+        network: ``module:Class`` of the network that computes the checkpoint.
+        fields: arguments of transformers' config class.
+        full_precision_rotary: whether queries and keys are rotated in fp32 whatever the dtype of the weights.
         mask_id, eos_ids: special tokens of the config.
     """
 
@@ -62,14 +69,14 @@ class Converted:
 
 
 def convert_config(config: Mapping[str, Any], family: Family, where: str) -> Converted:
-    """Converts a ``config.json``; ``where`` names its folder in errors.
+    """Return a ``config.json`` in transformers' terms; ``where`` names its folder in errors.
 
     Raises:
-        ModelError: a key nobody knows, or a value that is not modelled.
+        ModelError: an unknown key, or a value of another network.
     """
     model_type = config.get("model_type")
     layout = STOCK.get(str(model_type), family.layout)
-    assert layout is not None  # a family is recognised by what it has
+    assert layout is not None  # a family without a layout is recognised in stock folders only
     file = f"{where}/config.json"
     _refuse_unknown(config, layout, file)
     for key, rule in layout.fixed.items():
@@ -125,6 +132,7 @@ def _network(layout: Layout, family: Family, fields: Mapping[str, Any], full_pre
 
 
 def _refuse_unknown(config: Mapping[str, Any], layout: Layout, file: str) -> None:
+    """Raise an error for a key that the layout does not name."""
     known = {*layout.sizes, *layout.fallbacks.values(), *layout.numbers, *layout.flags, *layout.passed, *layout.tokens}
     known |= {*layout.fixed, *layout.ignored, *([layout.full_precision_rotary] if layout.full_precision_rotary else [])}
     for key, value in config.items():
@@ -136,6 +144,7 @@ def _refuse_unknown(config: Mapping[str, Any], layout: Layout, file: str) -> Non
 
 
 def _check_fixed(key: str, config: Mapping[str, Any], rule: Fixed, file: str) -> None:
+    """Raise an error where a key has a value of a network that is not modelled."""
     found = config.get(key, rule.default)
     if not any(type(found) is type(one) and found == one for one in rule.allowed):
         absent = "" if key in config else " (the key is missing, and the published code takes this)"
@@ -144,6 +153,7 @@ def _check_fixed(key: str, config: Mapping[str, Any], rule: Fixed, file: str) ->
 
 
 def _size(key: str, config: Mapping[str, Any], layout: Layout, file: str) -> int | None:
+    """Return a whole number above 0, by the key itself or by the key that stands in for it."""
     found = config.get(key)
     if found is None and key in layout.fallbacks:
         return _size(layout.fallbacks[key], config, layout, file)
@@ -155,6 +165,7 @@ def _size(key: str, config: Mapping[str, Any], layout: Layout, file: str) -> int
 
 
 def _number(key: str, config: Mapping[str, Any], file: str) -> float:
+    """Return a finite number above 0."""
     found = config.get(key)
     if not isinstance(found, int | float) or isinstance(found, bool) or not 0 < found < LARGEST:
         raise ModelError(f"{file}: {key}: expected a number above 0, found {_short(found)}")
@@ -162,6 +173,7 @@ def _number(key: str, config: Mapping[str, Any], file: str) -> float:
 
 
 def _short(found: Any) -> str:
+    """Return a value as text of at most 80 characters, for an error message."""
     text = repr(found)
     return text if len(text) <= 80 else f"{text[:80]} …"
 
@@ -211,7 +223,7 @@ def _rope(fields: dict[str, Any], file: str) -> dict[str, Any]:
 
 
 def _scaling(record: Mapping[str, Any], kind: str, where: str) -> dict[str, Any]:
-    """What a record of rotations holds besides its type and its base, every key of it known."""
+    """Return what a record of rotations holds besides its type and its base, after a check of every key."""
     rule = ROPE_TYPES[kind]
     if record.get("partial_rotary_factor") in (None, 1.0):
         record = {key: value for key, value in record.items() if key != "partial_rotary_factor"}
@@ -242,6 +254,7 @@ def _scaling(record: Mapping[str, Any], kind: str, where: str) -> dict[str, Any]
 
 
 def _token(key: str, config: Mapping[str, Any], rows: int, file: str) -> Any:
+    """Return the id of a special token, None, or for EOS a list of ids; ``rows`` is the size of the vocabulary."""
     found = config.get(key)
     if found is None:
         return None
@@ -255,23 +268,24 @@ def _token(key: str, config: Mapping[str, Any], rows: int, file: str) -> Any:
 
 
 def tensor_renamings(layout: Layout) -> dict[str, str]:
-    """Regular expression → replacement, as transformers' ``key_mapping``; no published name is matched by two of them."""
+    """Return transformers' ``key_mapping``: regular expression → replacement. No published name matches two of them."""
     return {
         "^" + re.escape(theirs).replace(re.escape("{N}"), r"(\d+)"): ours.replace("{N}", r"\1") for theirs, ours in layout.tensors.items()
     }
 
 
 def rename_tensor(name: str, layout: Layout) -> str:
-    """Transformers' name of a published tensor; a name that is not in the layout stays as it is."""
+    """Return transformers' name of a published tensor; a name that is not in the layout stays as it is."""
     return _rename(name, layout.tensors)
 
 
 def published_name(name: str, layout: Layout) -> str:
-    """The published name of one of transformers' tensors."""
+    """Return the published name of one of transformers' tensors."""
     return _rename(name, {ours: theirs for theirs, ours in layout.tensors.items()})
 
 
 def _rename(name: str, names: Mapping[str, str]) -> str:
+    """Return the new name of a tensor; ``{N}`` in the names stands for the number of a layer."""
     number = re.search(r"\.(\d+)\.", name)
     pattern = name if number is None else name[: number.start(1)] + "{N}" + name[number.end(1) :]
     return names.get(pattern, name).replace("{N}", number[1] if number else "")

@@ -1,7 +1,7 @@
-"""Folding: what the sink tokens of a trained model come to in each layer, stored in place of their embedding.
+"""`fold`: the keys and values that a model's sink tokens have in each layer, stored in place of their embedding.
 
-A folded model computes no row for its tokens. Keys are stored before rotation, because at the end of the text their
-position depends on its length; constants are fp32, whatever the type of the other weights.
+They do not depend on the text, so a folded model computes no row for its sink tokens. Keys are stored before rotation, because the
+position of a token at the end depends on the length of the text. The constants are fp32, whatever the type of the other weights.
 """
 
 import dataclasses
@@ -23,14 +23,14 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 def fold(name: str, out: Path) -> Path:
-    """Writes a copy of a model whose sink tokens are constants.
+    """Write a copy of a model whose sink tokens are constants, and return its folder.
 
     Args:
         name: a bundled name, a folder or a hub id, as `load` takes them.
         out: a new or empty folder.
 
     Raises:
-        CallError: a model whose sink is no trained, unfolded token, or a folder that holds something.
+        CallError: the model has no trained sink token, or a folded one, or the folder holds something.
     """
     from safetensors.torch import load_file, save_file
 
@@ -63,6 +63,11 @@ def fold(name: str, out: Path) -> Path:
 
 
 def _foldable(network: Any, name: str) -> SinkToken:
+    """Return the variant of a network's sink.
+
+    Raises:
+        CallError: it cannot be folded.
+    """
     stored = getattr(network.config, KEY, None)
     if stored is None:
         raise CallError(f"{name}: expected a model with a sink token, found one without; there is nothing to fold")

@@ -19,15 +19,15 @@ from transformers.models.llama.modeling_llama import (
 
 
 class FullPrecisionRotaryEmbedding(LlamaRotaryEmbedding):
-    """Cosines and sines in fp32. The name ends as it must for transformers to fill its buffers when loading."""
+    """Cosines and sines in fp32. transformers fills the buffers only of classes whose name ends like this one."""
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """fp32 [batch, query, dim] twice."""
+        """Return cosines and sines, fp32 [batch, query, dim] each."""
         return super().forward(x.new_empty(0, dtype=torch.float32), position_ids)
 
 
 class FullPrecisionAttention(LlamaAttention):
-    """Rotates in the dtype of the cosines and attends in the dtype of the weights."""
+    """Llama's attention; it rotates in the dtype of the cosines and attends in the dtype of the weights."""
 
     def forward(
         self,
@@ -37,7 +37,7 @@ class FullPrecisionAttention(LlamaAttention):
         past_key_values: Any = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Any]:
-        """hidden_states [batch, query, width] → the same shape."""
+        """Return the output [batch, query, width] for hidden states of the same shape."""
         assert position_embeddings is not None
         split = (*hidden_states.shape[:-1], -1, self.head_dim)
         query, key, value = (
@@ -54,7 +54,12 @@ class FullPrecisionAttention(LlamaAttention):
 
 
 class FullPrecisionLlama(LlamaForCausalLM):
-    """`LlamaForCausalLM` with both in place; parameters and names are Llama's."""
+    """`LlamaForCausalLM` with queries and keys rotated in fp32 whatever the dtype, as LLaDA and MMaDA compute it.
+
+    transformers' Llama rotates in the dtype of the weights; in bf16 that changes every logit, in fp32 both are the same. Parameters and
+    their names are Llama's.
+    Source: ML-GSAI/LLaDA, modeling_llada.py, RotaryEmbedding with ``rope_full_precision``.
+    """
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__(config)
@@ -64,20 +69,20 @@ class FullPrecisionLlama(LlamaForCausalLM):
 
 
 class NoRotation(nn.Module):
-    """Cosines of 1 and sines of 0, in the place of a rotary embedding."""
+    """Takes the place of a rotary embedding and rotates by nothing: cosines of 1, sines of 0."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
         self.dim = dim
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """[batch, query, dim] twice."""
+        """Return cosines and sines, [batch, query, dim] each."""
         ones = x.new_ones(*position_ids.shape, self.dim)
         return ones, torch.zeros_like(ones)
 
 
 class LearnedPositionsModel(LlamaModel):
-    """The stack, with `embed_positions` [max_position_embeddings, width]."""
+    """Llama's layers, with a learned embedding of each position added to that of the token."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__(config)
@@ -94,7 +99,7 @@ class LearnedPositionsModel(LlamaModel):
         inputs_embeds: Tensor | None = None,
         **kwargs: Any,
     ) -> Any:
-        """As Llama's, of tokens [batch, query]."""
+        """Compute what Llama's does, for tokens [batch, query]."""
         embeds: Tensor = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if position_ids is None:
             seen = 0 if past_key_values is None else past_key_values.get_seq_length()
@@ -109,7 +114,7 @@ class LearnedPositionsModel(LlamaModel):
 
 
 class LearnedPositionsLlama(LlamaForCausalLM):
-    """`LlamaForCausalLM` around it."""
+    """`LlamaForCausalLM` with learned absolute positions (GPT-2's way) instead of rotations; the rest is Llama's."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__(config)
@@ -118,7 +123,7 @@ class LearnedPositionsLlama(LlamaForCausalLM):
 
 
 class MasklessHeadLlama(LlamaForCausalLM):
-    """`LlamaForCausalLM` with one row less in its head than in its embedding; the last row of that is the mask."""
+    """`LlamaForCausalLM` whose head has one row less than its embedding: the last row of the embedding is the mask."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)

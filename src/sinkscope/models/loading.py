@@ -1,6 +1,6 @@
-"""Loading a checkpoint: a bundled name, a folder, or a hub id. Nothing in a checkpoint is ever executed.
+"""`load`: a model from a bundled name, a folder, or a hub id. Nothing in a checkpoint is ever executed.
 
-Only safetensors are read, remote code is never run, and every weight must be accounted for.
+Only safetensors are read, remote code is never run, and every stored tensor must be a parameter of the network and the reverse.
 """
 
 import hashlib
@@ -34,18 +34,18 @@ def load(
     device_map: Any = None,
     revision: str | None = None,
 ) -> Model:
-    """Loads a model.
+    """Load a model.
 
     Args:
         name: a bundled name, a local folder, or a hub id ``owner/name``.
-        dtype: None keeps the stored one; bundled models come as fp32.
-        device: where to put it.
+        dtype: float type of the weights in memory; None keeps the stored one, and bundled models come as fp32.
+        device: where the model goes.
         device_map: transformers' map for models larger than one device; instead of ``device``.
         revision: of a hub repository.
 
     Raises:
-        CallError: nothing by this name.
-        ModelError: a folder that is no model, or one whose weights do not fit.
+        CallError: there is nothing by this name, or a dtype or device cannot be used.
+        ModelError: the folder holds no model, or its weights do not fit its config.json.
     """
     folder = find_folder(str(name), revision)
     config, family, variant = _read_identity(folder)
@@ -95,7 +95,7 @@ def load(
 
 
 def identify(name: str) -> tuple[Family, SinkToken | None]:
-    """The family of a checkpoint and its sink, None without one, from its config.json alone; ``name`` is as for `load`.
+    """Return the family of a checkpoint and its sink, None without one, from its config.json alone; ``name`` is as for `load`.
 
     Raises:
         CallError, ModelError: see `load`.
@@ -110,13 +110,13 @@ def _read_identity(folder: Path) -> tuple[dict[str, Any], Family, SinkToken | No
 
 
 def _widest(tensors: Mapping[str, StoredTensor]) -> str:
-    """The float type that holds every tensor of a folder; a config.json need not name one (LLaDA's does not)."""
+    """Return the float type that holds every tensor of a folder; a config.json need not name one (LLaDA's does not)."""
     found = {DTYPES[tensor.dtype] for tensor in tensors.values()}
     return found.pop() if len(found) == 1 else "float32"
 
 
 def _stored_dtype(config: Mapping[str, Any], folder: Path) -> str | None:
-    """What config.json says of its weights; None where it is silent."""
+    """Return the float type that config.json names; None where it names none."""
     key = "dtype" if config.get("dtype") is not None else "torch_dtype"
     found = config.get(key)
     name = found.removeprefix("torch.") if isinstance(found, str) else found
@@ -126,6 +126,7 @@ def _stored_dtype(config: Mapping[str, Any], folder: Path) -> str | None:
 
 
 def _dtype(dtype: torch.dtype | str | None, stored: str) -> torch.dtype:
+    """Return the float type that is asked for, else the stored one."""
     wanted = dtype if isinstance(dtype, torch.dtype) else getattr(torch, str(dtype or stored), None)
     if wanted not in (torch.float32, torch.bfloat16, torch.float16):
         raise CallError(f"dtype: expected float32, bfloat16 or float16, found {dtype or stored!r}")
@@ -141,6 +142,7 @@ def _network(
     dtype: torch.dtype,
     device_map: Any,
 ) -> tuple[Any, UsedTensors]:
+    """Return the network with its weights, and which stored tensors went into it."""
     from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
 
@@ -168,7 +170,7 @@ def _network(
             f"{folder}/config.json: expected the shape of a model, found a value that does not fit ({str(error).splitlines()[-1].strip()})"
         ) from error
     except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
-        if device_map is not None and used is not None:  # the weights fit by their headers
+        if device_map is not None and used is not None:  # the headers of the files say that the weights fit
             raise CallError(
                 f"device_map: expected a map that gives every part of the network a device, found {device_map!r} ({_first_line(error)})"
             ) from error
@@ -177,14 +179,14 @@ def _network(
     if left:
         raise ModelError(f"{folder}: expected every stored tensor in its place, found {left}")
     if hasattr(network, "_weight_conversions"):
-        del network._weight_conversions  # saved again, its tensors have the names of its config
+        del network._weight_conversions  # so that save_pretrained writes transformers' names, which go with the converted config
     if device_map is None:
         _cast(network, dtype, {rename_tensor(name, layout): tensor.file for name, tensor in tensors.items()})
     return network, used
 
 
 def _cast(network: Any, dtype: torch.dtype, files: Mapping[str, Path]) -> None:
-    """Casts the parameters file by file, so that the pages of each file are given back before the next is read.
+    """Cast the parameters file by file, so that the memory of each file is given back before the next one is read.
 
     Buffers stay as they are: the frequencies of the rotations are fp32 whatever the dtype.
     """
@@ -200,7 +202,7 @@ def network_class(converted: Converted) -> Any:
 
 
 def build_config(converted: Converted) -> Any:
-    """A transformers config from converted fields."""
+    """Return a transformers config with the converted fields."""
     import transformers
 
     kinds = {"llama": transformers.LlamaConfig, "qwen2": transformers.Qwen2Config}
@@ -208,7 +210,7 @@ def build_config(converted: Converted) -> Any:
 
 
 def parameter_shapes(kind: Any, config: Any) -> dict[str, tuple[int, ...]]:
-    """Name → shape of every parameter, tied ones once, without allocating any."""
+    """Return the shape of every parameter by its name, tied ones once, without allocating any."""
     with torch.device("meta"):
         network = kind(config)
     network.tie_weights()
@@ -216,7 +218,7 @@ def parameter_shapes(kind: Any, config: Any) -> dict[str, tuple[int, ...]]:
 
 
 def _check_device_map(device_map: Any) -> None:
-    """Before anything is loaded: the words of transformers, a device, or module → device; each device can be used here."""
+    """Raise an error for a device map that is neither one of transformers' words, nor a device, nor module → device."""
     if device_map is None:
         return
     if isinstance(device_map, Mapping) and device_map and all(isinstance(name, str) for name in device_map):
@@ -238,10 +240,12 @@ def _check_device_map(device_map: Any) -> None:
 
 
 def _first_line(error: Exception) -> str:
+    """Return the first line of an error's message, or the name of its class."""
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
 def _to_device(network: Any, device: str | torch.device) -> Any:
+    """Return the network on a device."""
     try:
         return network.to(device)
     except (RuntimeError, AssertionError) as error:
@@ -249,6 +253,7 @@ def _to_device(network: Any, device: str | torch.device) -> Any:
 
 
 def _hash(files: list[Path]) -> str:
+    """Return the sha256 over files, in their order."""
     digest = hashlib.sha256()
     for path in files:
         with path.open("rb") as file:

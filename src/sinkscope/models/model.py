@@ -1,4 +1,4 @@
-"""A loaded model: the network, its tokenizer, its family and its card."""
+"""A loaded model: the network, its tokenizer, its family, and the card that identifies it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -18,14 +18,14 @@ class ModelCard:
     """What identifies a model in every artefact.
 
     Attributes:
-        name: as it was asked for.
-        family: name of its family.
-        weight_hash: sha256 over its safetensors files, in order of their names.
-        parameters: how many numbers.
-        layers, heads, kv_heads, hidden_size, vocabulary: its shape.
-        stored_dtype, dtype: on disk, and in memory.
-        mask_id, eos_id: special tokens, None where it has none.
-        max_positions: the longest canvas it was made for.
+        name: the name that `load` was given.
+        family: name of the family.
+        weight_hash: sha256 over the safetensors files, in order of their names.
+        parameters: the number of parameters.
+        layers, heads, kv_heads, hidden_size, vocabulary: the shape of the network.
+        stored_dtype, dtype: float type of the weights on disk, and in memory.
+        mask_id, eos_id: special tokens, None where the model has none.
+        max_positions: the longest canvas that the model was made for.
         eos_ids: all tokens that end an answer, where there are several (Llama 3.1 Instruct has three).
         sink_token: name of the variant of its sink token, None without one.
     """
@@ -49,11 +49,11 @@ class ModelCard:
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """Tokens that end an answer."""
+        """All tokens that end an answer."""
         return tuple(dict.fromkeys([*([] if self.eos_id is None else [self.eos_id]), *self.eos_ids]))
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for manifests."""
+        """Return plain values, for manifests."""
         return asdict(self) | {"eos_ids": list(self.eos_ids)}
 
 
@@ -62,13 +62,13 @@ class Model:
     """A model that sinkscope can write with, watch and change.
 
     Attributes:
-        network: the transformers module, typed Any because its attributes depend on the family;
-            ``network(input_ids).logits`` is what the network says.
+        network: the transformers module; ``network(input_ids).logits`` are its logits, before any shift. It is typed Any because its
+            attributes depend on the family.
         tokenizer: a transformers tokenizer.
-        family: what is known of its kind.
+        family: the record of its family.
         card: what identifies it.
-        tensors: what came from its files; None for a network that came from none.
-        positions_key: key of its config.json that says ``card.max_positions``.
+        tensors: which tensors of its files were used; None for a network that was not read from files.
+        positions_key: the key of its config.json that gives ``card.max_positions``.
     """
 
     network: Any
@@ -80,16 +80,16 @@ class Model:
 
     @property
     def device(self) -> torch.device:
-        """Where its embeddings lie."""
+        """The device of its embeddings."""
         return next(self.network.parameters()).device
 
     @property
     def limit(self) -> str:
-        """The longest canvas and where that is said, for an error."""
+        """The longest canvas and the key that says so, for an error message."""
         return f"{self.card.name} was made for {self.card.max_positions} ({self.positions_key} in its config.json)"
 
     def encode(self, prompt: str | Sequence[int] | torch.Tensor) -> list[int]:
-        """Token ids of a raw text, or the ids as they are.
+        """Return the token ids of a raw text, or checked ids as they are.
 
         Raises:
             CallError: an empty prompt, a token outside the vocabulary, or a mask token in the prompt.
@@ -110,11 +110,13 @@ class Model:
         return ids
 
     def _refuse_masks(self, ids: list[int]) -> None:
+        """Raise an error where a prompt holds the mask token."""
         if self.card.mask_id is not None and self.card.mask_id in ids:
             place = ids.index(self.card.mask_id)
             raise CallError(f"prompt: holds the mask token {self.card.mask_id} at position {place}; a prompt must be without masks")
 
     def _refuse_foreign(self, ids: list[int]) -> None:
+        """Raise an error where the tokenizer makes a token that the network does not have."""
         beyond = [token for token in ids if not 0 <= token < self.card.vocabulary]
         if beyond:
             raise ModelError(
@@ -123,6 +125,7 @@ class Model:
             )
 
     def _refuse_unknown(self, prompt: str, ids: list[int]) -> None:
+        """Raise an error that names the words of a text that the tokenizer does not know."""
         unknown = getattr(self.tokenizer, "unk_token_id", None)
         if unknown is None or unknown not in ids:
             return
@@ -139,21 +142,21 @@ class Model:
         )
 
     def decode(self, ids: Sequence[int] | torch.Tensor) -> str:
-        """Text of token ids, special tokens left out."""
+        """Return the text of token ids, without special tokens."""
         return self.tokenizer.decode([int(token) for token in ids], skip_special_tokens=True)
 
     def answer_text(self, answer: torch.Tensor) -> str:
-        """Text of an answer up to its first EOS, without masks."""
+        """Return the text of an answer up to its first EOS, without masks."""
         ends = torch.isin(answer, torch.tensor(self.card.ends, device=answer.device, dtype=answer.dtype)).nonzero()
         answer = answer[: int(ends[0])] if len(ends) else answer
         return self.decode(answer if self.card.mask_id is None else answer[answer != self.card.mask_id]).strip()
 
     def chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """Token ids of a conversation by the tokenizer's chat template, or by the family's where it has none.
+        """Return the token ids of a conversation, by the tokenizer's chat template or, where it has none, by the family's.
 
         Raises:
-            ModelError: neither has one, one that is damaged, or the tokenizer lacks the control tokens of the family's.
-            CallError: no conversation, an unknown word, or a mask token in it.
+            ModelError: neither has a template, the template is damaged, or the tokenizer lacks its control tokens.
+            CallError: this is no conversation, or it holds an unknown word or a mask token.
         """
         if (
             isinstance(messages, str)
@@ -187,7 +190,7 @@ class Model:
             ) from error
 
     def _template(self) -> str | None:
-        """None where the tokenizer brings its own."""
+        """Return the family's chat template; None where the tokenizer has its own."""
         if getattr(self.tokenizer, "chat_template", None):
             return None
         if self.family.chat_template is None:
@@ -202,6 +205,7 @@ class Model:
 
 
 def _read_ids(prompt: Any) -> list[int]:
+    """Return the token ids of a prompt that is a sequence or a 1-D array of whole numbers."""
     if isinstance(prompt, torch.Tensor | np.ndarray):
         found = f"shape {tuple(prompt.shape)} of {prompt.dtype}"
         fits = prompt.ndim == 1 and str(prompt.dtype).removeprefix("torch.") in ("uint8", "int8", "int16", "int32", "int64")

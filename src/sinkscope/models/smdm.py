@@ -1,8 +1,8 @@
-"""Paper 2's own models (SMDM and "One Token Is Enough"): from a lit-gpt state dict to a folder that `load` reads.
+"""`convert`: a checkpoint of paper 2's models (SMDM, "One Token Is Enough") becomes a folder that `load` reads.
 
-Their body is Llama's under other names, with queries, keys and values in one projection, group by group of heads, and
-with a head that has no row for the mask. The rows of the embedding beyond those of the head are the mask (32000) and,
-where the model has one, the sink token (32001), which always stands in front.
+The checkpoints are state dicts of lit-gpt. Their network is Llama's under other names, with queries, keys and values in one projection,
+one group of heads after the other, and with an output layer that has no row for the mask. The embedding has rows beyond those of the
+output layer: the mask (32000) and, where the model has one, the sink token (32001), which always stands in front.
 Source: skywalker0523/OneTokenIsEnough, lit_gpt/diffmodel.py, diffmodel_extratoken.py, diffmodel_gate.py, config.py.
 """
 
@@ -27,7 +27,7 @@ from sinkscope.models.weights import DTYPES
 
 HEADS = {256: 4, 384: 6, 512: 8, 576: 9, 640: 10, 768: 12, 896: 14, 1024: 16}
 HEADS |= {1280: 10, 1408: 11, 1536: 12, 1792: 14, 2048: 16, 2176: 17}
-"""Width → attention heads of the published shapes; the 75M model has 8 heads on a width of 640."""
+"""Attention heads of the published shapes by their width; the 75M model has 8 heads on a width of 640."""
 POSITIONS, ROPE_THETA, NORM_EPS = 2048, 10000.0, 1e-5
 BLOCK = r"transformer\.h\.(\d+)\."
 PLAIN = {
@@ -39,25 +39,25 @@ PLAIN = {
     "mlp.swiglu.w2.weight": "mlp.up_proj.weight",
     "mlp.swiglu.w3.weight": "mlp.down_proj.weight",
 }
-"""Tensors of a block that change their names alone."""
+"""Tensors of a block that only get another name."""
 ZIP, MAGIC = b"PK\x03\x04", bytes.fromhex("6cfc9c46f9206aa85019")
-"""How files of torch.save begin: the zip archives of today, and the number that stands first in the pickles of old."""
+"""How files of torch.save begin: today's zip archives, and the number that stands first in the older pickles."""
 FUSED, PACKED = "attn.attn.weight", "mlp.swiglu.w12.weight"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model", "chat_template.jinja")
 
 
 def convert(file: Path, out: Path, *, tokenizer: Path, heads: int | None = None) -> Path:
-    """Writes a folder with safetensors and a config.json from one of paper 2's checkpoints.
+    """Write a folder with safetensors and a config.json from one of paper 2's checkpoints, and return it.
 
     Args:
         file: a ``.pth`` that holds tensors only, or safetensors with the same names.
         out: a new or empty folder.
-        tokenizer: folder with the tokenizer it was trained with (TinyLlama's, for the published ones).
+        tokenizer: folder of the tokenizer that the model was trained with (TinyLlama's, for the published ones).
         heads: attention heads, where the width is none of the published ones.
 
     Raises:
         CallError: arguments that do not fit.
-        ModelError: a file that holds more or other than the tensors of such a model, or that its tokenizer does not go with.
+        ModelError: the file does not hold exactly the tensors of such a model, or the tokenizer belongs to another one.
     """
     from safetensors.torch import save_file
 
@@ -80,7 +80,7 @@ def convert(file: Path, out: Path, *, tokenizer: Path, heads: int | None = None)
 
 
 def _check_tokenizer(folder: Path, config: Mapping[str, Any], file: Path) -> None:
-    """As `load` will, before anything is written: its ids of the mask and of the sink are those of the file, or free."""
+    """Raise an error, before anything is written, where the tokenizer uses the ids of the mask or of the sink for other tokens."""
     body, variant = split_config(config, str(file))
     try:
         with quiet():
@@ -93,11 +93,11 @@ def _check_tokenizer(folder: Path, config: Mapping[str, Any], file: Path) -> Non
 
 
 def read_tensors(file: Path) -> dict[str, Tensor]:
-    """The tensors of a checkpoint file; nothing in it is executed.
+    """Return the tensors of a checkpoint file by name; nothing in it is executed.
 
     Raises:
-        CallError: no such file.
-        ModelError: anything but tensors by name, bare or under the one key ``model``.
+        CallError: there is no such file.
+        ModelError: the file holds anything but tensors by name, at the top or under the one key ``model``.
     """
     if not file.is_file():
         raise CallError(f"{file}: expected a .pth or .safetensors file, found {'a folder' if file.is_dir() else 'nothing'}")
@@ -110,9 +110,9 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
         except SafetensorError as error:
             raise ModelError(f"{file}: expected safetensors, found something else ({error})") from error
     try:
-        with warnings.catch_warnings(action="ignore"):  # of pickles that torch did not write, which are refused below
+        with warnings.catch_warnings(action="ignore"):  # torch warns of pickles that it did not write; they are refused below
             found: Any = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch has no one exception for what it refuses
+    except Exception as error:  # torch has no single exception for files that it refuses
         raise ModelError(f"{file}: {_refused(file, error)}") from error
     if isinstance(found, Mapping) and set(found) == {"model"} and isinstance(found["model"], Mapping):
         found = found["model"]
@@ -128,7 +128,7 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
 
 
 def _refused(file: Path, error: Exception) -> str:
-    """What is wrong with a file that torch refuses, in our words: torch's own advise to read it with weights_only off."""
+    """Return what is wrong with a file that torch refuses; torch's own message would advise to read it with weights_only off."""
     code = re.search(r"\bGLOBAL ([\w.]+)", str(error))
     if code:
         return (
@@ -145,10 +145,10 @@ def _refused(file: Path, error: Exception) -> str:
 
 
 def convert_weights(weights: Mapping[str, Tensor], where: str, heads: int | None = None) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """A config.json and transformers' tensors from lit-gpt's.
+    """Return a config.json and transformers' tensors for those of lit-gpt.
 
     Raises:
-        ModelError: a tensor is missing, of a shape that does not fit, or unknown.
+        ModelError: a tensor is missing, unknown, or of a shape that does not fit.
     """
     left = dict(weights)
     for name, tensor in weights.items():
@@ -219,19 +219,21 @@ def convert_weights(weights: Mapping[str, Tensor], where: str, heads: int | None
 
 
 def split_fused(fused: Tensor, heads: int, groups: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values from one projection, in which each group has its queries, then its key, then its value."""
+    """Return queries, keys and values of one projection, in which each group has its queries, then its key, then its value."""
     shared = heads // groups
     parts = fused.view(groups, shared + 2, -1, fused.shape[-1])
     return parts[:, :shared].flatten(0, 2), parts[:, shared].flatten(0, 1), parts[:, shared + 1].flatten(0, 1)
 
 
 def _published_heads(width: int, layers: int, where: str) -> int:
+    """Return the number of attention heads of a published shape."""
     if width not in HEADS:
         raise CallError(f"{where}: its width {width} is none of the published ones ({', '.join(map(str, HEADS))}); pass --heads")
     return 8 if (width, layers) == (640, 16) else HEADS[width]
 
 
 def _config(shape: Mapping[str, int], variant: SinkToken | None, dtype: str) -> dict[str, Any]:
+    """Return the config.json of a converted model."""
     prefix = "" if variant is None else "Sink"
     return {
         "architectures": [f"{prefix}MasklessHeadLlama"],

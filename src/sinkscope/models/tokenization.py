@@ -1,4 +1,4 @@
-"""The tokenizer of a checkpoint folder, built from its data files; code in the folder is never run."""
+"""The tokenizer of a checkpoint folder, made from its data files; code in the folder is never run."""
 
 import json
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from sinkscope.models.families import FAMILIES
 from sinkscope.models.family import Family
 from sinkscope.models.layouts import STOCK
 
-_DATA_CLASSES = (None, "PreTrainedTokenizerFast", "TokenizersBackend")  # all there is lies in tokenizer.json
+_DATA_CLASSES = (None, "PreTrainedTokenizerFast", "TokenizersBackend")  # classes that do nothing but read tokenizer.json
 _BYTE_PAIR_CLASSES = {name for family in FAMILIES.values() for name in family.tokenizer_classes} | {"Qwen2Tokenizer", "Qwen2TokenizerFast"}
 _STOCK_CLASSES = (*_DATA_CLASSES, *_BYTE_PAIR_CLASSES, "LlamaTokenizer", "LlamaTokenizerFast", "GPT2Tokenizer", "GPT2TokenizerFast")
 CORE, SETTINGS, VOCABULARY, MERGES = "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"
@@ -18,10 +18,10 @@ PIECES = "tokenizer.model"
 
 
 def load_tokenizer(folder: Path, family: Family, config: Mapping[str, Any]) -> Any:
-    """A transformers tokenizer that knows the mask token of ``config``.
+    """Return a transformers tokenizer that has the mask token of ``config``.
 
     Raises:
-        ModelError: none that loads, one that needs code of the folder, or one whose mask is another.
+        ModelError: no tokenizer loads, it needs code of the folder, or its mask token is another one.
     """
     settings = _read_object(folder / SETTINGS) if (folder / SETTINGS).exists() else {}
     _check_settings(settings, family, config, folder)
@@ -41,6 +41,7 @@ def load_tokenizer(folder: Path, family: Family, config: Mapping[str, Any]) -> A
 
 
 def _read_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object of a file."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -51,7 +52,7 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def _check_settings(settings: Mapping[str, Any], family: Family, config: Mapping[str, Any], folder: Path) -> None:
-    """No class that needs code of the folder."""
+    """Raise an error for damaged settings, and for a class that may need code of the folder."""
     kind, file = settings.get("tokenizer_class"), f"{folder}/{SETTINGS}"
     if kind is not None and not isinstance(kind, str):
         raise ModelError(f"{file}: tokenizer_class: expected the name of a class, found {kind!r}")
@@ -74,7 +75,7 @@ def _check_settings(settings: Mapping[str, Any], family: Family, config: Mapping
 
 
 def _check_files(folder: Path) -> None:
-    """Damage that the tokenizers library would report without the name of a file."""
+    """Raise an error for damage that the tokenizers library would report without the name of the file."""
     if (folder / CORE).exists():
         core = _read_object(folder / CORE)
         if not isinstance(core.get("model"), dict):
@@ -95,7 +96,7 @@ def _check_files(folder: Path) -> None:
 
 
 def _build(folder: Path, config: Mapping[str, Any], settings: Mapping[str, Any]) -> Any:
-    """From tokenizer.json as it stands where there is one: transformers' own classes would put their rules in the place of its."""
+    """Return the tokenizer; tokenizer.json is read as it stands, because transformers' own classes would replace its rules by theirs."""
     import transformers
 
     if (folder / CORE).exists():
@@ -108,7 +109,7 @@ def _build(folder: Path, config: Mapping[str, Any], settings: Mapping[str, Any])
 
 
 def _check_ids(tokenizer: Any, settings: Mapping[str, Any], folder: Path) -> None:
-    """Added tokens must have kept the ids that the file gives them: a gap in the numbering moves all that follow."""
+    """Raise an error where an added token has another id than its file says: a gap in the numbering moves all tokens behind it."""
     for number, token in (settings.get("added_tokens_decoder") or {}).items():
         text = token["content"]
         found = tokenizer.convert_tokens_to_ids(text)
@@ -117,7 +118,7 @@ def _check_ids(tokenizer: Any, settings: Mapping[str, Any], folder: Path) -> Non
 
 
 def _check_mask(tokenizer: Any, family: Family, config: Mapping[str, Any], folder: Path) -> None:
-    """The mask of the tokenizer is that of the config; where it has none, the family's own mask token becomes it."""
+    """Raise an error where the tokenizer's mask token is not that of the config; a tokenizer without one gets the family's."""
     mask = config.get("mask_token_id")
     if mask is None or (family.causal and tokenizer.mask_token_id is None):
         return
@@ -127,7 +128,7 @@ def _check_mask(tokenizer: Any, family: Family, config: Mapping[str, Any], folde
         if theirs == mask:
             tokenizer.mask_token = family.tokens.mask_text
     if theirs is None and family.tokens.mask_text is None and mask not in tokenizer.get_vocab().values():
-        return  # a mask that is no text: paper 2's models have a row for it, their tokenizer has none
+        return  # a mask without a text: paper 2's models have an embedding for it, their tokenizer has no token
     expected = f"{folder}/{SETTINGS}: mask_token: expected token {mask}, as mask_token_id in config.json says"
     if theirs is None:
         text = tokenizer.convert_ids_to_tokens(mask) if mask < len(tokenizer) else None

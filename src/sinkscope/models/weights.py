@@ -1,6 +1,6 @@
-"""The weights of a checkpoint folder as their files describe them: names, shapes, sizes, and whether they are all there.
+"""The weights of a checkpoint folder as the headers of its files describe them: names, shapes, sizes, and whether all are there.
 
-Only the headers of safetensors files are read here, so that a folder that does not fit is refused before anything is loaded.
+Only headers of safetensors files are read here, so that a folder that does not fit is refused before anything is loaded.
 """
 
 import json
@@ -17,13 +17,13 @@ from sinkscope.models.layouts import Layout
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-_LONGEST_HEADER = 100_000_000  # the format's own limit, in bytes
+_LONGEST_HEADER = 100_000_000  # bytes; the limit of the safetensors format
 _DAMAGED = "the file is damaged or cut short, fetch it again"
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor as a file's header describes it."""
+    """A tensor as the header of a file describes it."""
 
     file: Path
     dtype: str
@@ -32,14 +32,14 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class UsedTensors:
-    """The proof that a network's weights are a folder's, all of them and nothing else.
+    """Counts that show that a network's weights are those of a folder, all of them and no others.
 
     Attributes:
         files: names of the files, in order.
-        stored: tensors in them.
-        used: parameters of the network that came from them.
-        renamed: of these, under another name than stored.
-        dtypes: float types found, by name.
+        stored: number of tensors in them.
+        used: number of parameters of the network that came from them.
+        renamed: how many of these have another name in the network.
+        dtypes: names of the float types in the files.
     """
 
     files: tuple[str, ...]
@@ -50,10 +50,10 @@ class UsedTensors:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that hold a folder's weights: those the index names, else ``model.safetensors``; others are ignored.
+    """Return the files that hold a folder's weights: those that its index names, else ``model.safetensors``.
 
     Raises:
-        ModelError: none, too many, only pickles, only an adapter, or one that is missing.
+        ModelError: there are none, two sets of them, only pickles or only an adapter, or one is missing.
     """
     index = folder / INDEX
     if index.exists():
@@ -74,12 +74,13 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def listing(folder: Path) -> str:
-    """What lies in a folder, for an error."""
+    """Return the names of the files in a folder, for an error message."""
     names = sorted(path.name for path in folder.iterdir())
     return ", ".join(names[:8]) + (" …" if len(names) > 8 else "") if names else "an empty folder"
 
 
 def _weight_map(index: Path) -> dict[str, str]:
+    """Return file by tensor, as the index of a sharded checkpoint lists them."""
     try:
         found = json.loads(index.read_text())["weight_map"]
         names = {str(key): str(file) for key, file in found.items()}
@@ -92,10 +93,10 @@ def _weight_map(index: Path) -> dict[str, str]:
 
 
 def read_headers(files: list[Path]) -> dict[str, StoredTensor]:
-    """Every tensor of the files by its stored name, checked against the index where there is one.
+    """Return every tensor of the files by its stored name, after a comparison with the index where there is one.
 
     Raises:
-        ModelError: a file that is cut short or no safetensors, or an index that tells another story.
+        ModelError: a file is cut short or not safetensors, or the index lists other tensors.
     """
     stored: dict[str, StoredTensor] = {}
     for file in files:
@@ -116,6 +117,7 @@ def read_headers(files: list[Path]) -> dict[str, StoredTensor]:
 
 
 def _read_header(path: Path) -> dict[str, StoredTensor]:
+    """Return the tensors that the header of a safetensors file lists."""
     size = path.stat().st_size
     with path.open("rb") as file:
         first = file.read(8)
@@ -143,13 +145,13 @@ def _read_header(path: Path) -> dict[str, StoredTensor]:
 def match_tensors(
     stored: Mapping[str, StoredTensor], shapes: Mapping[str, tuple[int, ...]], layout: Layout, model_type: Any, folder: Path
 ) -> UsedTensors:
-    """Holds the stored tensors against the parameters of the network that the config asks for.
+    """Compare the stored tensors with the parameters of the network that the config describes.
 
     Args:
-        shapes: name → shape of every parameter of the network, tied ones once.
+        shapes: shape of every parameter of the network by its name, tied ones once.
 
     Raises:
-        ModelError: missing, unused or mis-shaped tensors, by their stored names.
+        ModelError: tensors are missing, unused, or of another shape; they are named as they are stored.
     """
     renamed = {rename_tensor(name, layout): name for name in stored}
     missing = [name for name in shapes if name not in renamed]

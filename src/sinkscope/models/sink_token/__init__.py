@@ -1,4 +1,4 @@
-"""The sink token and its alternatives: what they are, networks that have one, and folding."""
+"""Sink tokens and their alternatives: a place for attention that holds no text, built into a network."""
 
 from sinkscope.models.sink_token.network import add_sink_token, check_token_id, split_config, with_sink
 from sinkscope.models.sink_token.stream import SinkWeights, constant_keys, hidden_sink

@@ -1,7 +1,7 @@
-"""transformers' Llama and Qwen2 with a sink of their own, made, trained, saved and loaded as ever.
+"""transformers' Llama and Qwen2 with a sink; they are trained, saved and loaded like networks without one.
 
-A network with a sink has a class and a ``model_type`` of its own (``sink_llama``, ``sink_qwen2``), so that whoever does
-not know it refuses its checkpoints instead of running the body without it.
+A network with a sink has its own class and its own ``model_type`` (``sink_llama``, ``sink_qwen2``), so that software that does not know it
+refuses its checkpoints instead of running the network without its sink.
 """
 
 import functools
@@ -22,7 +22,7 @@ ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 
 class _BeforeStack:
-    """Hands the constant keys to the layers, and moves the text behind those that stand in front."""
+    """A hook before the stack of layers: it passes the constant keys on, and moves the text's positions behind those in front."""
 
     def __call__(self, stack: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if stack.config._attn_implementation != NAME:
@@ -47,6 +47,7 @@ class _BeforeStack:
 
 
 def _positions(inputs: Mapping[str, Any]) -> Tensor:
+    """Return the positions of the text, int64 [1 or batch, query], as the network would count them without a sink."""
     given = inputs.get("position_ids")
     if given is not None:
         return given
@@ -55,27 +56,27 @@ def _positions(inputs: Mapping[str, Any]) -> Tensor:
     if shape is None:
         raise CallError("expected input_ids or inputs_embeds, found neither")
     real = _padding_mask(inputs)
-    if real is not None:  # the distance to the sink must not depend on padding, as distances within the text do not
+    if real is not None:  # the distance to the sink must not depend on padding; distances within the text do not either
         return (real.long().cumsum(-1) - 1).clamp(min=0)[:, -shape.shape[1] :]
     seen = 0 if cache is None else int(cache.get_seq_length())
     return torch.arange(seen, seen + shape.shape[1], device=shape.device)[None]
 
 
 def _padding_mask(inputs: Mapping[str, Any]) -> Tensor | None:
-    """[batch, key], 0 on padding, where the caller gave one."""
+    """Return the mask [batch, key] that is 0 on padding; None where the caller gave none."""
     mask = inputs.get("attention_mask")
     return mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
 
 
 class _BeforeAttention:
-    """Keeps what enters an attention module, for its gate."""
+    """A hook before an attention module: it keeps the module's input for the gate."""
 
     def __call__(self, attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         attention.sink_gate.entering = args[0] if args else kwargs["hidden_states"]
 
 
 class _BeforeProjection:
-    """Multiplies the attention output by its gate."""
+    """A hook before the output projection: it multiplies the output of attention by the gate."""
 
     def __init__(self, gate: "Gate") -> None:
         self.gate = gate
@@ -85,19 +86,19 @@ class _BeforeProjection:
 
 
 class Gate(nn.Linear):
-    """sigmoid(X W_g), element by element of the attention output (arXiv 2601.19657, baseline GA)."""
+    """sigmoid(X W_g), a factor for each element of the output of attention (arXiv 2601.19657, baseline GA)."""
 
     entering: Tensor | None = None
 
     def forward(self) -> Tensor:  # type: ignore[override]
-        """[batch, query, head · dim] of what entered last."""
+        """Return the factors [batch, query, head · dim] for the newest input."""
         entering, self.entering = self.entering, None
         assert entering is not None
         return torch.sigmoid(super().forward(entering))
 
 
 def _install(network: Any, variant: SinkToken) -> None:
-    """Adds the parameters and hooks of a variant to a freshly made or the user's own network."""
+    """Add the parameters and hooks of a variant to a network."""
     register_interface()
     stack, config = network.model, network.config
     stack.sink_token = SinkWeights(variant, config)
@@ -113,6 +114,7 @@ def _install(network: Any, variant: SinkToken) -> None:
 
 
 def _check_body(config: Any, variant: SinkToken) -> None:
+    """Raise an error where a network's positions or its direction of attention do not go with a variant."""
     if variant.kind == "token" and getattr(config, MARK_POSITIONS, False):
         raise CallError(
             f"sink token {variant.name!r}: expected rotated positions, found learned ones, among which the token has no place; "
@@ -133,7 +135,7 @@ def _check_body(config: Any, variant: SinkToken) -> None:
 
 @functools.cache
 def sink_classes(network_class: Any, config_class: Any) -> tuple[Any, Any]:
-    """The subclass of a transformers body that has a sink, and of its configuration."""
+    """Return subclasses of a transformers network and of its configuration that have a sink."""
 
     class SinkConfig(config_class):
         model_type = PREFIX + config_class.model_type
@@ -159,7 +161,7 @@ def sink_classes(network_class: Any, config_class: Any) -> tuple[Any, Any]:
 
 
 def with_sink(network_class: Any, config: Any, variant: SinkToken | None) -> tuple[Any, Any]:
-    """The class and the configuration of a body with a sink; both as they are without one."""
+    """Return the class and the configuration of a network with a sink; both as they are where there is none."""
     if variant is None:
         return network_class, config
     made, kind = sink_classes(network_class, type(config))
@@ -168,10 +170,10 @@ def with_sink(network_class: Any, config: Any, variant: SinkToken | None) -> tup
 
 
 def split_config(config: Mapping[str, Any], where: str) -> tuple[dict[str, Any], SinkToken | None]:
-    """A config.json without its sink, as its body alone would have it, and the variant; None where it has none.
+    """Return a config.json as the network without its sink would have it, and the variant of the sink; None where it has none.
 
     Raises:
-        ModelError: an unknown variant, or one half without the other.
+        ModelError: the variant is unknown, or the config has only one of its two keys.
     """
     model_type = config.get("model_type")
     named = isinstance(model_type, str) and model_type.startswith(PREFIX)
@@ -190,18 +192,18 @@ def split_config(config: Mapping[str, Any], where: str) -> tuple[dict[str, Any],
 
 
 def add_sink_token(network: Any, variant: SinkToken | str = "token", *, tokenizer: Any = None) -> Any:
-    """Gives a Llama or Qwen2 of yours a sink, untrained, in place; train it then as you would without.
+    """Give a Llama or Qwen2 of yours an untrained sink, in place; then train it as you would train it without.
 
     Args:
         network: a `transformers.LlamaForCausalLM` or `Qwen2ForCausalLM`, causal or bidirectional.
         variant: a `SinkToken`, or a name such as ``"token"``, ``"token-zero-value"``, ``"logit"``, ``"gate"``.
-        tokenizer: in which ``variant.token_id`` must be free.
+        tokenizer: a tokenizer that must not use ``variant.token_id``.
 
     Returns:
         The network; ``save_pretrained`` writes a folder that `sinkscope.load` reads.
 
     Raises:
-        CallError: a network that this variant does not fit, one that has a sink already, or an id that is taken.
+        CallError: the variant does not fit the network, the network has a sink already, or the id is taken.
     """
     from transformers import LlamaForCausalLM, Qwen2ForCausalLM
 
@@ -225,10 +227,10 @@ def add_sink_token(network: Any, variant: SinkToken | str = "token", *, tokenize
     made, config = with_sink(type(network), network.config, wanted)
     config._attn_implementation_internal = network.config._attn_implementation_internal
     before = network.config
-    for module in network.modules():  # its own configuration from now on: networks may share one
+    for module in network.modules():  # several networks may share one configuration; this one has its own from now on
         if getattr(module, "config", None) is before:
             module.config = config
-    network.__class__ = made  # so that what is saved is loaded by the class that has the sink
+    network.__class__ = made  # so that its checkpoints are loaded by the class with the sink
     _install(network, wanted)
     for module in network.modules():
         if isinstance(module, SinkWeights | Gate):
@@ -238,6 +240,7 @@ def add_sink_token(network: Any, variant: SinkToken | str = "token", *, tokenize
 
 @torch.no_grad()
 def _draw_gates(network: Any, variant: SinkToken) -> None:
+    """Set the initial weights of all gates."""
     generator = torch.Generator().manual_seed(variant.seed)
     for module in network.modules():
         if isinstance(module, Gate) and not module.weight.is_meta:
@@ -245,7 +248,7 @@ def _draw_gates(network: Any, variant: SinkToken) -> None:
 
 
 def check_token_id(tokenizer: Any, variant: SinkToken, where: str, error: type[Exception]) -> None:
-    """Refuses an id of the sink that a tokenizer uses for something else."""
+    """Raise an ``error`` where a tokenizer uses the id of the sink for another token."""
     if tokenizer is None or variant.token_id is None:
         return
     taken = {index: text for text, index in tokenizer.get_vocab().items()}

@@ -1,9 +1,9 @@
-"""What the sinks of a network are made of, and the constant keys they come to.
+"""The parameters of a network's sink, and the constant keys and values that they come to in each layer.
 
-A sink token sees only itself, so its row through the network does not depend on the text: it is computed once a call,
-beside the text and not in it. Its key and value in each layer go in front of the text's own (`Prefix`), and no canvas,
-cache, mask or loss ever holds a row of it. The key is rotated to its position: front 0 … n−1, text n …; at the end behind
-the last token of each row.
+A sink token attends only to itself, so its row through the network does not depend on the text: the row is computed once a call, beside
+the text and not in it. Its key and value in each layer are put in front of those of the text (`Prefix`); no canvas, cache, mask or loss
+ever holds a row of it. The key is rotated to its position: in front 0 … n−1, with the text from n on; at the end behind the last token of
+each row.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from sinkscope.models.sink_token.variant import KEY, SinkToken
 
 @dataclass(frozen=True)
 class _Rotated:
-    """Prefixes of folded constants in front, the constants they were made of, and where and how these lay then."""
+    """Prefixes of folded constants that stand in front, with what they were made from: they are made again when that has changed."""
 
     constants: tuple[Tensor, ...]
     state: tuple[Any, ...]
@@ -29,10 +29,10 @@ class _Rotated:
 
 
 class SinkWeights(nn.Module):
-    """The parameters of a network's sink, ``model.sink_token``; what they are depends on the variant.
+    """The parameters of a network's sink, ``model.sink_token``.
 
-    ``embedding`` [count, width] of a token; folded ``keys`` and ``values`` [layer, kv_head, count, dim], the keys before
-    rotation; ``logits`` [layer, head] of a learned logit.
+    A token has an ``embedding`` [count, width]; a folded one has ``keys`` and ``values`` [layer, kv_head, count, dim], the keys before
+    rotation; a learned logit has ``logits`` [layer, head].
     """
 
     def __init__(self, variant: SinkToken, config: Any) -> None:
@@ -55,15 +55,15 @@ class SinkWeights(nn.Module):
 
     @torch.no_grad()
     def draw(self) -> None:
-        """Initial values, as an ordinary embedding has them."""
+        """Set the initial values, as those of an ordinary embedding."""
         from transformers import initialization
 
         for parameter, values in zip(self.parameters(), self.initial_values(), strict=False):
             if not parameter.is_meta:
-                initialization.copy_(parameter, values.to(parameter))  # leaves alone what a checkpoint has filled
+                initialization.copy_(parameter, values.to(parameter))  # does not change a parameter that a checkpoint has filled
 
     def initial_values(self) -> list[Tensor]:
-        """What the learned parameters are before training, reproducibly; nothing for folded ones."""
+        """Return the learned parameters as they are before training; none for a folded sink."""
         if self.variant.folded or not self.variant.learned or self.variant.kind == "gate":
             return []
         (parameter,) = self.parameters()
@@ -72,14 +72,14 @@ class SinkWeights(nn.Module):
 
     @property
     def trained(self) -> bool:
-        """Whether the parameters have left their initial values, in whatever type these were stored."""
+        """Whether the parameters differ from their initial values, in whichever float type these were stored."""
         pairs = list(zip(self.parameters(), self.initial_values(), strict=False))
         types = (torch.float32, torch.bfloat16, torch.float16)
         return not any(torch.equal(mine.detach().cpu(), first.to(kind).to(mine.dtype)) for mine, first in pairs for kind in types)
 
 
 def constant_keys(stack: Any) -> tuple[Tensor, Tensor | None]:
-    """Keys before rotation and values of the sink tokens: [layer, kv_head, count, dim] each; None for values of zero."""
+    """Return the keys before rotation and the values of the sink tokens, [layer, kv_head, count, dim] each; None for values of zero."""
     sink: SinkWeights = stack.sink_token
     variant = sink.variant
     if variant.folded:
@@ -93,7 +93,7 @@ def constant_keys(stack: Any) -> tuple[Tensor, Tensor | None]:
         if not variant.zero_value:
             value = layer.self_attn.v_proj(entering).view(split)
             values.append(value.transpose(0, 1))
-            if number < last:  # its attention is on itself alone: the output is its own value
+            if number < last:  # it attends only to itself, so the output of attention is its own value
                 repeated = value.repeat_interleave(layer.self_attn.num_key_value_groups, dim=1)
                 hidden = hidden + layer.self_attn.o_proj(repeated.flatten(1))
         if number < last:
@@ -102,14 +102,22 @@ def constant_keys(stack: Any) -> tuple[Tensor, Tensor | None]:
 
 
 def rotate(keys: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Keys [layer, kv_head, count, dim] at positions of [1 or batch, count, dim] → [layer, 1 or batch, kv_head, count, dim]."""
+    """Rotate keys to positions.
+
+    Args:
+        keys: [layer, kv_head, count, dim].
+        cosines, sines: of the positions, [1 or batch, count, dim].
+
+    Returns:
+        [layer, 1 or batch, kv_head, count, dim].
+    """
     half = keys.shape[-1] // 2
     turned = torch.cat([-keys[..., half:], keys[..., :half]], dim=-1)
     return (keys[:, None] * cosines[:, None] + turned[:, None] * sines[:, None]).to(keys.dtype)
 
 
 def prefixes(stack: Any, first: Tensor | None) -> list[Prefix] | None:
-    """The constant keys of every layer for one call; None where there are none, or while `hidden_sink` hides them.
+    """Return the constant keys of every layer for one call; None where there are none, or while `hidden_sink` hides them.
 
     Args:
         stack: ``network.model``, which owns ``sink_token``.
@@ -129,21 +137,22 @@ def prefixes(stack: Any, first: Tensor | None) -> list[Prefix] | None:
 
 
 def _kept(stack: Any, first: Tensor) -> list[Prefix]:
-    """The same list from call to call, as long as the constants and their place are the same."""
+    """Return the prefixes of folded constants in front: the same list from call to call, until the constants change."""
     sink: SinkWeights = stack.sink_token
     constants = tuple(sink.parameters())
     state = (first.device, *((one.data_ptr(), one.dtype, None if one.is_inference() else one._version) for one in constants))
     kept = sink.rotated
     if kept is None or kept.state != state or any(one is not other for one, other in zip(kept.constants, constants, strict=True)):
-        with torch.inference_mode(False), torch.no_grad():  # what is kept may meet gradients later
+        with torch.inference_mode(False), torch.no_grad():  # a later call may compute gradients with the same tensors
             made = _rotated(stack, torch.zeros(1, dtype=torch.int64, device=first.device))
         sink.rotated = kept = _Rotated(constants, state, made)
     return kept.prefixes
 
 
 def _rotated(stack: Any, first: Tensor) -> list[Prefix]:
+    """Return the prefixes of every layer, their keys rotated to the positions from ``first`` on."""
     variant: SinkToken = stack.sink_token.variant
-    with torch.autocast(first.device.type, enabled=False):  # for so few rows casting the weights costs more than it saves
+    with torch.autocast(first.device.type, enabled=False):  # casting the weights costs more than it saves for so few rows
         keys, values = constant_keys(stack)
     positions = first[:, None] + torch.arange(variant.count, device=first.device)
     rotated = rotate(keys, *stack.rotary_emb(keys, positions))
@@ -154,10 +163,10 @@ def _rotated(stack: Any, first: Tensor) -> list[Prefix]:
 
 @contextmanager
 def hidden_sink(network: Any) -> Iterator[None]:
-    """Takes the sink of a network away for the duration: the text keeps its positions, and attends to itself alone.
+    """Take the sink of a network away while the body runs: the text keeps its positions and attends only to itself.
 
     Raises:
-        CallError: a network without a sink to hide.
+        CallError: the network has no sink that can be hidden.
     """
     sink = network.model.sink_token if getattr(network.config, KEY, None) is not None else None
     if sink is None or sink.variant.kind == "gate":

@@ -1,4 +1,4 @@
-"""The kinds of sink a network can be given, as frozen values; a checkpoint's config.json names its own."""
+"""The kinds of sink that a network can be given, as frozen values; the config.json of a checkpoint names its own."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -15,16 +15,16 @@ class SinkToken:
     """A place for attention that holds no text (arXiv 2601.19657, §3).
 
     Attributes:
-        kind: ``token``: learned embeddings, each seeing only itself and seen by all; ``logit``: one score per layer and
-            head in the softmax, dropped after it (gpt-oss); ``gate``: no sink at all, but the attention output times
-            sigmoid(X W_g) before the output projection (the paper's baseline GA).
-        position: of a token: before the text (RoPE positions 0 …, text behind it) or behind it.
-        count: of a token: 1, 2 or 4 of them, each seeing only itself.
-        zero_value: of a token: its value is zero, so it only takes attention away.
-        learned: of a logit: False is softmax-off-by-one, all scores 0.
-        folded: of a token: keys and values are stored as constants; see `fold`.
-        token_id: of a token: id it has in a tokenizer, which nothing else may have.
-        seed: of its initial values.
+        kind: ``token``: learned embeddings; each attends only to itself, and all tokens of the text attend to it. ``logit``: one score
+            for each layer and head that takes part in the softmax and has no value (gpt-oss). ``gate``: no sink; the output of attention
+            is multiplied by sigmoid(X W_g) before the output projection (the paper's baseline GA).
+        position: of a token: in front of the text (the text's RoPE positions begin behind it) or at its end.
+        count: of a token: 1, 2 or 4 of them.
+        zero_value: of a token: whether its value is zero, so that it takes attention and gives nothing.
+        learned: of a logit: False is softmax-off-by-one, where all scores are 0.
+        folded: of a token: whether its keys and values are stored as constants; see `folding`.
+        token_id: of a token: its id in a tokenizer, which no other token may have.
+        seed: of the initial values.
     """
 
     kind: Literal["token", "logit", "gate"] = "token"
@@ -59,19 +59,19 @@ class SinkToken:
 
     @property
     def name(self) -> str:
-        """One word for tables and messages, as in `VARIANTS`; with what departs from it in brackets."""
+        """A name for tables and messages: that of `VARIANTS`, or the attributes that differ from the plain token's."""
         for name, variant in VARIANTS.items():
             if variant is not None and _plain(variant) == _plain(self):
                 return name + (" (folded)" if self.folded else "")
         return ", ".join(f"{key} {value}" for key, value in _plain(self).items() if value != _plain(SinkToken())[key])
 
     def as_config(self) -> dict[str, Any]:
-        """Plain values, for config.json."""
+        """Return plain values, for config.json."""
         return asdict(self)
 
 
 def _plain(variant: SinkToken) -> dict[str, Any]:
-    """What decides the mathematics."""
+    """Return the attributes on which the mathematics depend."""
     return {key: value for key, value in asdict(variant).items() if key not in ("folded", "token_id", "seed")}
 
 
@@ -89,10 +89,10 @@ VARIANTS: dict[str, SinkToken | None] = {
 
 
 def variant_of(name: str) -> SinkToken | None:
-    """The variant of a name; None for ``"none"``.
+    """Return the variant of a name; None for ``"none"``.
 
     Raises:
-        CallError: no such variant.
+        CallError: there is no such variant.
     """
     if name not in VARIANTS:
         raise CallError(f"sink token: no variant {name!r}; expected one of {', '.join(VARIANTS)}")
@@ -100,10 +100,10 @@ def variant_of(name: str) -> SinkToken | None:
 
 
 def read_variant(stored: Any, where: str) -> SinkToken:
-    """The variant a config.json names.
+    """Return the variant that a config.json describes; ``where`` names its folder in errors.
 
     Raises:
-        ModelError: one that this version does not know.
+        ModelError: this version does not know the variant.
     """
     known = [field.name for field in fields(SinkToken)]
     if not isinstance(stored, Mapping):
