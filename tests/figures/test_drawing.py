@@ -1,13 +1,12 @@
 """What holds for every figure: its files, several traces, what cannot be drawn, and how one is added."""
 
 import csv
-import re
 import sys
-import textwrap
 from itertools import chain
 from pathlib import Path
 
 import pytest
+from adding_page import files_of_the_page
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 from sudden import map_of, sudden_columns, write_sudden
@@ -40,7 +39,10 @@ def drawn(sudden, tmp_path_factory):
 
 
 def test_figures_are_found_in_order():
-    assert list(FIGURES) == ["1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "norms"]
+    numbers = [name for name in FIGURES if name.isdigit()]
+    words = [name for name in FIGURES if not name.isdigit()]
+    assert list(FIGURES) == [*sorted(numbers, key=int), *sorted(words)]
+    assert {*map(str, range(1, 11)), "norms"} <= set(FIGURES)
 
 
 def test_every_figure_is_png_pdf_and_csv_and_the_png_carries_its_caption(drawn):
@@ -172,8 +174,8 @@ def test_without_maps_the_others_are_drawn(unpainted, sudden, tmp_path):
 
 
 def test_an_unknown_figure_is_refused(sudden, tmp_path):
-    with pytest.raises(CallError, match="no figure '11'; expected one of 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, norms"):
-        draw_figures([sudden], tmp_path, only=["11"])
+    with pytest.raises(CallError, match=r"no figure 'none'; expected one of 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, .*norms"):
+        draw_figures([sudden], tmp_path, only=["none"])
 
 
 def test_nothing_to_draw_is_refused(tmp_path):
@@ -189,39 +191,32 @@ def test_a_folder_that_cannot_be_made_is_refused(wandering, tmp_path):
 
 # How a figure is added
 
-DOCS = Path(__file__).parents[2] / "docs"
-
-
-def example():
-    """The figure that docs/adding.md adds."""
-    blocks = re.findall(r"((?:^(?: {4}.*)?\n)+)", (DOCS / "adding.md").read_text(encoding="utf-8"), re.MULTILINE)
-    (found,) = [block for block in blocks if "(Figure):" in block]
-    return textwrap.dedent(found)
+NEW_FIGURE = files_of_the_page()["src/sinkscope/figures/figure11_sinks_by_step.py"].replace("11", "99")
 
 
 @pytest.fixture
 def with_a_new_figure(tmp_path, monkeypatch):
     (tmp_path / "more").mkdir()
-    (tmp_path / "more" / "figure11_steps.py").write_text(example())
+    (tmp_path / "more" / "figure99_sinks.py").write_text(NEW_FIGURE)
     monkeypatch.setattr(sinkscope.figures, "__path__", [*sinkscope.figures.__path__, str(tmp_path / "more")])
     yield
-    sys.modules.pop("sinkscope.figures.figure11_steps", None)
+    sys.modules.pop("sinkscope.figures.figure99_sinks", None)
 
 
 def test_the_documented_example_is_a_new_figure(with_a_new_figure, sudden, tmp_path, monkeypatch, capsys):
-    assert list(find_figures())[9:] == ["10", "11", "norms"]
-    monkeypatch.setattr(sys, "argv", ["sinkscope", "figures", str(sudden.folder), "--out", str(tmp_path / "out"), "--only", "11"])
+    assert list(find_figures())[-2:] == ["99", "norms"]
+    monkeypatch.setattr(sys, "argv", ["sinkscope", "figures", str(sudden.folder), "--out", str(tmp_path / "out"), "--only", "99"])
     cli.main()
     paths = [Path(line) for line in capsys.readouterr().out.splitlines()]
-    assert [path.name for path in paths] == [f"figure11-steps.{kind}" for kind in KINDS]
-    assert paths[2].read_text() == "model,steps\norg/planted,12\n"
+    assert [path.name for path in paths] == [f"figure99-sinks-by-step.{kind}" for kind in KINDS]
+    assert paths[2].read_text().splitlines()[:2] == ["model,step,sinks", "org/planted,0,4"]
     page = sinkscope.figures.write_page([sudden], tmp_path / "page", figures=paths).read_text()
-    assert "Figure 11: steps (org/planted)" in page
+    assert "Figure 99: sinks in each step (org/planted)" in page
 
 
-@pytest.mark.parametrize(("mine", "taken"), [('"11"', '"3"'), ('"figure11-steps"', '"figure3-column-sums"')])
+@pytest.mark.parametrize(("mine", "taken"), [('"99"', '"3"'), ('"figure99-sinks-by-step"', '"figure3-column-sums"')])
 def test_two_figures_of_one_name_are_refused(with_a_new_figure, tmp_path, mine, taken):
-    (tmp_path / "more" / "figure11_steps.py").write_text(example().replace(mine, taken))
+    (tmp_path / "more" / "figure99_sinks.py").write_text(NEW_FIGURE.replace(mine, taken))
     with pytest.raises(SinkscopeError, match=f"of its own, found {taken.replace(chr(34), chr(39))} twice; rename one of them"):
         find_figures()
 
@@ -231,7 +226,7 @@ def test_two_figures_of_one_name_are_refused(with_a_new_figure, tmp_path, mine, 
 
 def undocumented(figures):
     """Figures without a row in docs/figures.md."""
-    page = (DOCS / "figures.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "figures.md").read_text(encoding="utf-8")
     rows = {line.split("|")[1].strip() for line in page.splitlines() if line.startswith("|")}
     return [name for name in figures if name not in rows]
 
@@ -241,4 +236,4 @@ def test_every_figure_has_a_row_in_the_documentation():
 
 
 def test_a_missing_row_is_seen(with_a_new_figure):
-    assert undocumented(find_figures()) == ["11"]
+    assert undocumented(find_figures()) == ["99"]

@@ -2,24 +2,22 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 from dataclasses import KW_ONLY, dataclass
 from importlib.metadata import EntryPoint
-from pathlib import Path
 from typing import Literal
 
 import pytest
 import torch
+from adding_page import files_of_the_page
 
 import sinkscope
 from sinkscope import interventions
 from sinkscope.errors import CallError
 from sinkscope.interventions import HideTopSinks, Intervention, known_rules, parse_rule, rules
 
-PAGE = (Path(__file__).parents[2] / "docs" / "adding.md").read_text()
-(EXAMPLE,) = re.findall(r"```python\n(.*?HideBottomKeys.*?)```", PAGE, re.DOTALL)
+EXAMPLE = files_of_the_page()["src/sinkscope/interventions/bottom_keys.py"]
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from adding_page import files_of_the_page
 from safetensors.torch import save_file
 from tiny import LLAMA_CONFIG, TINY, weights
 from tiny_tokenizers import save_llada_tokenizer
@@ -17,7 +18,6 @@ import sinkscope
 from sinkscope.errors import ModelError
 from sinkscope.models.families import find_families
 
-PAGE = Path(__file__).parents[2] / "docs" / "adding.md"
 CONFIG = {key: value for key, value in LLAMA_CONFIG.items() if key not in ("hidden_size", "rope_scaling")} | {
     "model_type": "tiny",
     "architectures": ["TinyModel"],
@@ -28,12 +28,6 @@ CONFIG = {key: value for key, value in LLAMA_CONFIG.items() if key not in ("hidd
 }
 
 
-def files_of_the_page():
-    """Path below the repository and text of each file that the page writes out."""
-    blocks = re.findall(r"```python\n# (src/\S+)\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    return dict(blocks)
-
-
 @pytest.fixture(scope="module")
 def package(tmp_path_factory):
     """A copy of the package with the files of the page in it."""
@@ -41,9 +35,9 @@ def package(tmp_path_factory):
     source = Path(sinkscope.__file__).parent
     shutil.copytree(source, home / "src" / "sinkscope", ignore=shutil.ignore_patterns("checkpoints", "__pycache__"))
     (home / "src" / "sinkscope" / "checkpoints").symlink_to(source / "checkpoints")
-    for path, text in files_of_the_page().items():
+    for path in ("src/sinkscope/models/families/tiny_family.py", "src/sinkscope/decoding/leftmost.py"):
         assert not (home / path).exists()
-        (home / path).write_text(text)
+        (home / path).write_text(files_of_the_page()[path])
     return home / "src"
 
 
