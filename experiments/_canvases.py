@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from _settings import SETTINGS
 
 import sinkscope
 from sinkscope.attention import Columns, Hidden, Hider, LayerCall, StepContext, StepResult, Watcher, subscribed
@@ -14,7 +15,6 @@ from sinkscope.interventions.step_canvas import class_in
 from sinkscope.lab.prompts import few_shot_prompt, held_out
 from sinkscope.sinks.token_classes import CLASSES
 
-SETTINGS = {"length": 32, "steps": 32, "block": 16}
 RESULTS, OTHERS = 2, 1  # canvases of each problem, at most: those that commit a number behind "=", and others
 CHUNK = 24  # canvases that go through the network together
 
@@ -61,11 +61,11 @@ def collect(model: Any, problems: int, shots: int) -> list[Canvas]:
         prompts = [few_shot_prompt(held_out("lab-arith")[number], number, shots) for number in numbers]
         diary = Diary()
         with subscribed(model.network, diary):
-            sinkscope.generate(model, prompts, **SETTINGS)
+            sinkscope.generate(model, prompts, **SETTINGS["lab-diffusion"])
         for row, number in enumerate(numbers):
             width = diary.steps[0][0].shape[1]
             start = width - diary.lengths[row]
-            prompt = diary.lengths[row] - SETTINGS["length"]
+            prompt = diary.lengths[row] - SETTINGS["lab-diffusion"]["length"]
             own = [(before[row, start:], written[row, start:]) for before, written in diary.steps]
             final = torch.where(own[-1][1] >= 0, own[-1][1], own[-1][0])
             answering = [

@@ -6,7 +6,7 @@ Rule      Within each head, over the steps: self-attention of the other tokens, 
 Expected  Below 0.
 """
 
-from claims import Claim, Number, Part, tell
+from _claims import Claim, Number, Part, tell
 
 CLAIM = Claim(
     name="absorbed-self-attention",

@@ -8,9 +8,9 @@ Cost      about 25 minutes on one core, and another 26 for the two trainings of 
 import argparse
 import importlib
 
-from claims import read_part, report
+from _claims import read_part, report
+from _lab_runs import PROMPTS
 from claims_page import ORDER, write
-from lab_runs import PROMPTS
 
 SCRIPTS = {name: name.replace("-", "_") for name in ORDER}
 

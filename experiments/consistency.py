@@ -6,7 +6,7 @@ Rule      The main sinks of one head in two prompts fall into the same tenth of 
 Expected  Both.
 """
 
-from claims import Claim, Number, Part, tell
+from _claims import Claim, Number, Part, tell
 
 CLAIM = Claim(
     name="consistency",

@@ -6,7 +6,7 @@ Rule      Sinks per head fall with depth (slope from the first layer, 0, to the 
 Expected  Both.
 """
 
-from claims import Claim, Number, Part, tell
+from _claims import Claim, Number, Part, tell
 
 CLAIM = Claim(
     name="depth",

@@ -8,7 +8,7 @@ Rule      Drift is the least-squares slope of the main sink's position against t
 Expected  Rightward with blocks, less or leftward with reversed blocks.
 """
 
-from claims import Claim, Number, Part, tell
+from _claims import Claim, Number, Part, tell
 
 CLAIM = Claim(
     name="drift",

@@ -6,7 +6,7 @@ Rule      Eq. 3 holds in more than half of all steps × heads; at least 96 % of 
 Expected  All three.
 """
 
-from claims import Claim, Number, Part, tell
+from _claims import Claim, Number, Part, tell
 
 CLAIM = Claim(
     name="few-tokens",

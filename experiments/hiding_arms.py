@@ -16,8 +16,7 @@ import json
 from pathlib import Path
 
 import torch
-from _made_by import made_by
-from table_one import SETTINGS, seeded
+from _settings import SETTINGS, made_by, seeded
 
 import sinkscope
 from sinkscope.evaluation import evaluate

@@ -14,8 +14,8 @@ Cost      two trainings of about 13 minutes on one core (`sinkscope train lab-di
 import dataclasses
 from typing import Any
 
-from claims import Claim, Number, Part, read_part, tell
-from lab_runs import RUNS, WORK, Run
+from _claims import Claim, Number, Part, read_part, tell
+from _lab_runs import RUNS, WORK, Run
 
 from sinkscope.lab.checkpoint import train_checkpoint
 from sinkscope.lab.recipes import RECIPES, Architecture

@@ -26,8 +26,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from _made_by import made_by
-from table_one import SETTINGS
+from _settings import SETTINGS, made_by
 
 import sinkscope
 from sinkscope.evaluation.paired_tests import against_controls, wilson_interval

@@ -8,7 +8,7 @@ Rule      Main sinks of the diffusion model move more than once a head in 64 ste
 Expected  All of them. (An earlier script, moving_sinks.py, compares the moves with shuffled steps.)
 """
 
-from claims import Claim, Number, Part, tell
+from _claims import Claim, Number, Part, tell
 
 CLAIM = Claim(
     name="moves",

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from _claims import Claim, Number, Part, interval, result_of, tell
+from _lab_runs import RUNS, WORK, load, trace
 from _mixing import attention_variance, effective_rank, mean_cosine, perturbation_spread
-from claims import Claim, Number, Part, interval, result_of, tell
-from lab_runs import RUNS, WORK, load, trace
 from torch import Tensor
 
 import sinkscope

@@ -8,7 +8,7 @@ Rule      Of each class: its share of the sinks over its share of the canvas is 
 Expected  Above 1 for all three, and class before position.
 """
 
-from claims import Claim, Number, Part, tell
+from _claims import Claim, Number, Part, tell
 
 EXPECTED = "composition.times_expected"
 

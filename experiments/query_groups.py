@@ -8,7 +8,7 @@ Rule      A group's sink is the arg-max of its mean column, from 8 queries on. W
 Expected  All four.
 """
 
-from claims import Claim, Number, Part, tell
+from _claims import Claim, Number, Part, tell
 
 CLAIM = Claim(
     name="query-groups",

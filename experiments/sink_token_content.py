@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from sink_arms import Arm, find_arms, measure_arms, prompts, show, write
+from _sink_arms import Arm, find_arms, measure_arms, prompts, show, write
 
 
 def rows_of_tokens(stack: Any) -> list[torch.Tensor]:

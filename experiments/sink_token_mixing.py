@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from _mixing import effective_rank, mean_cosine, perturbation_spread
-from sink_arms import Arm, find_arms, measure_arms, show, sums, write
+from _sink_arms import Arm, find_arms, measure_arms, show, sums, write
 
 from sinkscope.attention import Columns, LayerCall, Watcher, subscribed
 from sinkscope.interventions import HideSinkToken

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from sink_arms import Arm, find_arms, measure_arms, partner, prompts, ratio_interval, settings, show, write
+from _sink_arms import Arm, find_arms, measure_arms, partner, prompts, ratio_interval, settings, show, write
 
 import sinkscope
 from sinkscope.attention import Columns, LayerCall, Watcher, subscribed

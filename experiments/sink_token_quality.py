@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from sink_arms import LENGTH, Arm, find_arms, in_batches, measure_arms, prompts, settings, show, sums, write
+from _sink_arms import LENGTH, Arm, find_arms, in_batches, measure_arms, prompts, settings, show, sums, write
 
 import sinkscope
 from sinkscope.evaluation.tasks import score_number

@@ -6,7 +6,7 @@ Rule      More than half of the other tokens have a larger value than a head's l
 Expected  Both.
 """
 
-from claims import Claim, Number, Part, tell
+from _claims import Claim, Number, Part, tell
 
 CLAIM = Claim(
     name="small-values",

@@ -21,17 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from _settings import SETTINGS, seeded
 
 import sinkscope
 from sinkscope.evaluation import evaluate
 
-SETTINGS = {"lab-diffusion": {"length": 32, "steps": 32, "block": 16}, "lab-autoregressive": {"length": 32}}
 BATCH = {"lab-diffusion": 8, "lab-autoregressive": 64}
-SEEDS = (0, 1, 2)
-
-
-def seeded(rule: str) -> list[str]:
-    return [f"{rule}{',' if '@' in rule else '@'}seed={seed}" for seed in SEEDS]
 
 
 def top(k: int, options: str = "") -> list[str]:

@@ -16,7 +16,7 @@ import re
 from itertools import pairwise
 from pathlib import Path
 
-from _made_by import made_by
+from _settings import made_by
 
 from sinkscope.evaluation.paired_tests import wilson_interval
 from sinkscope.lab.prompts import held_out

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from _made_by import made_by
+from _settings import made_by
 from scipy.stats import bootstrap
 from transformers import DynamicCache
 

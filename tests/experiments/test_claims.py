@@ -3,13 +3,13 @@
 import importlib
 import json
 
+import _claims
+import _lab_runs
 import all_claims
-import claims
 import claims_page
-import lab_runs
 import numpy as np
 import pytest
-from claims import MAIN, Claim, Number, Part, interval, judge, measure, read_part, store, verdict_of
+from _claims import MAIN, Claim, Number, Part, interval, judge, measure, read_part, store, verdict_of
 
 from sinkscope.errors import CallError
 from sinkscope.statistics import Analysis, Threshold
@@ -50,9 +50,9 @@ def planted(monkeypatch):
     keys = (("movement.drift", point), ("movement.drift", other), ("concentration.gini", ()))
     columns = [np.stack([first + shift, -first - shift, first], axis=1) for shift in (0, 2)]
     found = {name: Analysis((), 7, 2, 3, 0, ("",) * 7, keys, values) for name, values in zip(("one", "two"), columns, strict=True)}
-    monkeypatch.setattr(claims, "RUNS", {name: lab_runs.Run(name, "lab-diffusion") for name in found})
-    monkeypatch.setattr(claims, "analysis", lambda run, prompts: found[run.name])
-    monkeypatch.setattr(claims, "THRESHOLDS", (MAIN, Threshold(5.0, "percent")))
+    monkeypatch.setattr(_claims, "RUNS", {name: _lab_runs.Run(name, "lab-diffusion") for name in found})
+    monkeypatch.setattr(_claims, "analysis", lambda run, prompts: found[run.name])
+    monkeypatch.setattr(_claims, "THRESHOLDS", (MAIN, Threshold(5.0, "percent")))
     return first
 
 
@@ -81,11 +81,11 @@ def test_an_unknown_number_is_refused(planted):
 
 
 def test_parts_beside_have_no_say(planted, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(claims, "RESULTS", tmp_path)
+    monkeypatch.setattr(_claims, "RESULTS", tmp_path)
     good = Part("good", Number("two", "movement.drift"), "above", 0.0)
     bad = Part("bad", Number("two", "movement.drift"), "below", -99.0, decides=False)
     claim = Claim("name", "Title", "§0", "says", "expected", "limits", (good, bad))
-    document = store(claim, [read_part(part, 7) for part in claim.parts], [claims.RUNS["two"]], 7, "name.py")
+    document = store(claim, [read_part(part, 7) for part in claim.parts], [_claims.RUNS["two"]], 7, "name.py")
     assert [part["verdict"] for part in document["parts"]] == ["holds", "does not hold"]
     assert document["verdict"] == "holds"
     assert json.loads((tmp_path / "name.json").read_text()) == document
@@ -115,7 +115,7 @@ def test_every_script_states_a_claim_that_can_be_measured(name):
     for part in claim.parts:
         for number in (part.number, part.minus):
             if number is not None:
-                assert number.run in lab_runs.RUNS
+                assert number.run in _lab_runs.RUNS
                 short = number.statistic.removesuffix("_over_steps").removesuffix("_in")
                 assert short in all_definitions() or number.statistic in getattr(module, "UNITS", {})
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from _commit_order import Reliance, order_of, reliance, write_in_order
 from closeness import assert_close, probabilities_of
+from commit_order import Reliance, order_of, reliance, write_in_order
 from dense_maps import replay
 
 import sinkscope

@@ -3,7 +3,7 @@
 A run is a folder of numbered traces under `experiments/work` (or ``$SINKSCOPE_WORK``). What is whole is not written again, so every
 script goes on where a killed one stopped, and all of them share the traces and the analyses.
 
-Command   python experiments/lab_runs.py [--prompts 48] [--runs NAME…]
+Command   python experiments/_lab_runs.py [--prompts 48] [--runs NAME…]
 Cost      per prompt and run about 4 s of one core and 19 MB for the diffusion model, 1 s and 1 MB for the autoregressive one.
 """
 

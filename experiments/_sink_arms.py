@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from _made_by import commit, made_by
+from _settings import commit, made_by
 
 import sinkscope
 from sinkscope.errors import CallError

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from _lab_runs import PROMPTS, RUNS, Run, analysis
 from claims_page import RESULTS, shown
-from lab_runs import PROMPTS, RUNS, Run, analysis
 
 from sinkscope.statistics import THRESHOLDS, Threshold, definition_of
 from sinkscope.statistics.intervals import interval_of_means

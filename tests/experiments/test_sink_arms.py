@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,8 +12,6 @@ from closeness import assert_close, terms_of
 import sinkscope
 from sinkscope.lab.checkpoint import train_checkpoint
 from sinkscope.lab.recipes import RECIPES, Architecture
-
-EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +29,6 @@ def arms(tmp_path_factory):
 @pytest.fixture
 def run(monkeypatch, arms, tmp_path):
     """Runs an experiment; gives its JSON."""
-    monkeypatch.syspath_prepend(EXPERIMENTS)
 
     def run(name, *more):
         import importlib
@@ -59,8 +55,7 @@ def test_quality(run, arms):
 
 
 def test_what_is_done_is_kept_until_something_else_is_asked(monkeypatch, arms, tmp_path):
-    monkeypatch.syspath_prepend(EXPERIMENTS)
-    from sink_arms import find_arms, measure_arms
+    from _sink_arms import find_arms, measure_arms
 
     done = []
 
@@ -119,7 +114,6 @@ def test_content(run, arms):
 @torch.no_grad()
 @pytest.mark.parametrize("variant", ["token-2", "token-zero-value"])
 def test_rows_of_tokens_are_those_that_the_constant_keys_come_from(monkeypatch, variant):
-    monkeypatch.syspath_prepend(EXPERIMENTS)
     from sink_token_content import rows_of_tokens
 
     from sinkscope.models.sink_token.stream import constant_keys
@@ -140,8 +134,7 @@ def test_robustness(run):
 
 
 def test_a_folder_without_arms_is_refused(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(EXPERIMENTS)
-    from sink_arms import find_arms
+    from _sink_arms import find_arms
 
     from sinkscope.errors import CallError
 

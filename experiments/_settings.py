@@ -1,0 +1,39 @@
+"""What results of these experiments were made with: how the lab's models write whole answers, seeds, command and commit."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "lab-diffusion": {"length": 32, "steps": 32, "block": 16},
+    "lab-autoregressive": {"length": 32},
+}
+"""Settings of the sampler by model. The longest worked answer among the 1,319 problems has 32 tokens."""
+SEEDS = (0, 1, 2)
+
+
+def seeded(rule: str) -> list[str]:
+    """Return a rule that draws at random, once for each seed."""
+    return [f"{rule}{',' if '@' in rule else '@'}seed={seed}" for seed in SEEDS]
+
+
+def command() -> str:
+    """Return the running command, without the folders of this machine."""
+    given = [Path(one).name if Path(one).is_absolute() else one for one in sys.argv[1:]]  # where a machine keeps its work says nothing
+    return " ".join(["python", f"experiments/{Path(sys.argv[0]).name}", *given])
+
+
+def commit() -> str | None:
+    """Return the commit of the checkout, with a ``+`` where its files were changed since."""
+    folder = Path(__file__).parent
+    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=folder, capture_output=True, text=True).stdout.strip()
+    changed = subprocess.run(
+        ["git", "status", "--porcelain", "-uno", "--", "*.py"], cwd=folder.parent, capture_output=True, text=True
+    ).stdout
+    return f"{found}{'+' if changed else ''}" if found else None
+
+
+def made_by() -> dict[str, str | None]:
+    """Return command and commit, for the head of a document; items that an earlier run left were made by that run's commit."""
+    return {"command": command(), "commit": commit()}
