@@ -23,7 +23,7 @@ Masks = dict[int, torch.Tensor]
 
 @dataclass(frozen=True)
 class Canvas:
-    """One step of an unhidden run: what went in, and which position then got which token; whether that is a result, behind "="."""
+    """One step of an unhidden run: its tokens, the position that was committed with its token, and whether that is a result, behind "="."""
 
     problem: int
     tokens: list[int]
@@ -53,7 +53,7 @@ class Diary(Watcher):
 
 
 def collect(model: Any, problems: int, shots: int) -> list[Canvas]:
-    """The canvases to be read again, those of a problem side by side."""
+    """Write problems with nothing hidden, and return the canvases to be read again, those of a problem side by side."""
     found = []
     equals = [token for token in range(model.card.vocabulary) if model.decode([token]).strip() == "="]
     for first in range(0, problems, CHUNK):
@@ -82,7 +82,7 @@ def collect(model: Any, problems: int, shots: int) -> list[Canvas]:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Canvases side by side, left-padded, with what the unhidden reading showed: tensors [canvas, head, key] by layer."""
+    """Canvases side by side, left-padded, and what the unhidden network shows on them: tensors [canvas, head, key] by layer."""
 
     tokens: torch.Tensor
     real: torch.Tensor
@@ -116,7 +116,7 @@ def make_chunk(model: Any, canvases: list[Canvas]) -> Chunk:
 
 
 class Reader(Watcher):
-    """Fills a chunk with what the unhidden network shows."""
+    """Fills a chunk with the attention and the values of the unhidden network."""
 
     def __init__(self, chunk: Chunk) -> None:
         self.chunk = chunk
@@ -176,13 +176,13 @@ class Replaced(Planned):
         return super().hide(call)
 
     def add(self, layer: int) -> Callable[..., Any]:
-        """A hook before the output projection of a layer."""
+        """Return a hook that adds the replaced values before the output projection of a layer."""
         return lambda module, given: (given[0] + self.added.pop(layer), *given[1:])
 
 
 @torch.no_grad()
 def read(model: Any, chunk: Chunk, hanging: Any = None) -> torch.Tensor:
-    """Log-probabilities [canvas, vocabulary] at the positions that were committed."""
+    """Return log-probabilities [canvas, vocabulary] at the positions that were committed."""
 
     def forward() -> torch.Tensor:
         positions = (chunk.real.long().cumsum(-1) - 1).clamp(min=0)

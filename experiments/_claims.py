@@ -44,7 +44,7 @@ class Number:
         return f"`{self.statistic}`{f' ({place})' if place else ''}, {self.run}"
 
     def by_prompt(self, prompts: int, point: Threshold) -> np.ndarray | None:
-        """[prompt]; None where it has no value for single prompts, or an interval of its own."""
+        """Return the values [prompt]; None where single prompts have no value, or the statistic has an interval of its own."""
         if self.statistic == "triggers.over_chance":
             return None
         found = analysis(RUNS[self.run], prompts)
@@ -55,7 +55,7 @@ class Number:
         return None
 
     def over_prompts(self, prompts: int, point: Threshold) -> tuple[float, float, float, int]:
-        """Mean, low, high, prompts, of what is only told over prompts; NaN where nothing is."""
+        """Return mean, ends of the interval and number of prompts of a statistic that exists only over prompts; NaN where there is no value."""
         key = self._place(point)
         for one in analysis(RUNS[self.run], prompts).find(self.statistic):
             if dict(one.place) == key:
@@ -108,7 +108,7 @@ class Claim:
 
 
 def judge(low: float, high: float, wanted: str, bound: float) -> Verdict:
-    """Where an interval lies."""
+    """Return whether an interval lies where the claim wants it."""
     if np.isnan(low) or np.isnan(high):
         return "undecided"
     if wanted == "below":
@@ -117,20 +117,20 @@ def judge(low: float, high: float, wanted: str, bound: float) -> Verdict:
 
 
 def verdict_of(verdicts: Sequence[Verdict]) -> Verdict:
-    """Of a claim, from those of its deciding parts."""
+    """Return the verdict of a claim, given those of its deciding parts."""
     if "does not hold" in verdicts:
         return "does not hold"
     return "undecided" if "undecided" in verdicts else "holds"
 
 
 def interval(numbers: np.ndarray) -> tuple[float, float, float, int]:
-    """Mean over prompts, low, high, prompts with a value."""
+    """Return the mean over prompts, the ends of its interval, and the number of prompts with a value."""
     found = interval_of_means(np.asarray(numbers, dtype=np.float64)[:, None])
     return float(found.mean[0]), float(found.low[0]), float(found.high[0]), int(found.prompts[0])
 
 
 def measure(part: Part, prompts: int, point: Threshold = MAIN) -> tuple[float, float, float, int]:
-    """Mean, low, high, prompts of a part."""
+    """Return mean, ends of the interval and number of prompts of a part."""
     numbers = part.number.by_prompt(prompts, point)
     if numbers is None:
         return part.number.over_prompts(prompts, point)
@@ -142,7 +142,7 @@ def measure(part: Part, prompts: int, point: Threshold = MAIN) -> tuple[float, f
 
 
 def result_of(part: Part, found: tuple[float, float, float, int], unit: str, elsewhere: dict[str, str] | None = None) -> dict[str, Any]:
-    """A part as it is stored."""
+    """Return a part as it is stored."""
     value, low, high, prompts = found
     return {
         "what": part.what,
@@ -160,7 +160,7 @@ def result_of(part: Part, found: tuple[float, float, float, int], unit: str, els
 
 
 def read_part(part: Part, prompts: int) -> dict[str, Any]:
-    """A part, with its verdicts at the other points."""
+    """Return a part as it is stored, with its verdicts at the other thresholds."""
     found = measure(part, prompts)
     fixed = not {"excess", "unit"} & set(part.number._place(MAIN)) or "epsilon." in part.number.statistic
     elsewhere = {}
@@ -172,7 +172,7 @@ def read_part(part: Part, prompts: int) -> dict[str, Any]:
 
 
 def store(claim: Claim, parts: Sequence[dict[str, Any]], runs: Sequence[Run], prompts: int, script: str) -> dict[str, Any]:
-    """Writes a claim's result and prints it."""
+    """Write a claim's result and print it."""
     verdict = verdict_of([part["verdict"] for part in parts if part["decides"]])
     document = {
         **{name: value for name, value in asdict(claim).items() if name != "parts"},
@@ -192,13 +192,13 @@ def store(claim: Claim, parts: Sequence[dict[str, Any]], runs: Sequence[Run], pr
 
 
 def report(claim: Claim, prompts: int, script: str, read: Callable[[Part, int], dict[str, Any]] = read_part) -> dict[str, Any]:
-    """Reads the parts of a claim, stores and prints them."""
+    """Measure the parts of a claim, store and print them."""
     names = {name: None for part in claim.parts for one in (part.number, part.minus) if one is not None for name in [one.run]}
     return store(claim, [read(part, prompts) for part in claim.parts], [RUNS[name] for name in names], prompts, script)
 
 
 def tell(claim: Claim, script: str, read: Callable[[Part, int], dict[str, Any]] = read_part) -> None:
-    """The same from the command line: what every script does."""
+    """Do the same from the command line: the main function of every script."""
     parser = argparse.ArgumentParser(description=claim.says)
     parser.add_argument("--prompts", type=int, default=PROMPTS)
     report(claim, parser.parse_args().prompts, Path(script).name, read)

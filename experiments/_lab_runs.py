@@ -1,6 +1,6 @@
-"""The runs that the claims are read from: which model writes which prompts how, traced and analysed once, and kept.
+"""The runs from which the claims are measured: a model writes prompts in some way, and is traced and analysed once.
 
-A run is a folder of numbered traces under `experiments/work` (or ``$SINKSCOPE_WORK``). What is whole is not written again, so every
+A run is a folder of numbered traces under `experiments/work` (or ``$SINKSCOPE_WORK``). Complete traces are not written again, so every
 script goes on where a killed one stopped, and all of them share the traces and the analyses.
 
 Command   python experiments/_lab_runs.py [--prompts 48] [--runs NAME…]
@@ -68,13 +68,13 @@ RUNS = {
 
 @cache
 def load(name: str) -> Any:
-    """A model, once."""
+    """Load a model, once."""
     return sinkscope.load(name)
 
 
 @cache
 def problems(count: int) -> tuple[dict[str, str], ...]:
-    """The first held-out problems whose prompt with 5 shots has at least 200 tokens."""
+    """Return the first held-out problems whose prompt with 5 shots has at least 200 tokens."""
     model, found = load("lab-diffusion"), []
     for row in problem_prompts("lab-arith", 2 * count):
         if len(model.encode(row["prompt"])) >= LEAST_TOKENS:
@@ -84,13 +84,13 @@ def problems(count: int) -> tuple[dict[str, str], ...]:
 
 @cache
 def short_problems(count: int) -> tuple[dict[str, str], ...]:
-    """The first held-out problems of the kinds that the small twins have learnt, without shots: they know canvases up to 96 tokens."""
+    """Return the first held-out problems that the small twins can solve, without shots: the twins know canvases up to 96 tokens."""
     asked = [number for number, problem in enumerate(held_out("lab-arith")) if problem.template in SHORT.templates]
     return tuple(problem_prompt("lab-arith", number, 0) for number in asked[:count])
 
 
 def trace(run: Run, number: int) -> Trace:
-    """The trace of one prompt, written first where it is missing."""
+    """Return the trace of one prompt; write it first where it is missing."""
     folder = WORK / run.name / f"{number:06d}"
     if not _whole(folder):
         shutil.rmtree(folder, ignore_errors=True)
@@ -109,7 +109,7 @@ def _whole(folder: Path) -> bool:
 
 @cache
 def analysis(run: Run, prompts: int) -> Analysis:
-    """All statistics of a run at ten thresholds; kept beside the traces."""
+    """Return all statistics of a run at ten thresholds; they are kept beside the traces."""
     path = WORK / run.name / f"analysis-{prompts}.json"
     if not path.exists():
         found = analyse([trace(run, number) for number in range(prompts)])
@@ -130,7 +130,7 @@ def analysis(run: Run, prompts: int) -> Analysis:
 
 
 def main() -> None:
-    """Writes traces prompt by prompt, so that what a killed run leaves can be compared."""
+    """Write traces prompt by prompt, so that the runs can be compared even after a kill."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=int, default=PROMPTS)
     parser.add_argument("--runs", nargs="*", default=list(RUNS), choices=RUNS)

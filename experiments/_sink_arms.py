@@ -1,8 +1,8 @@
-"""What the experiments on the sink token share: the finished arms of a comparison, their sums, and how a result is written.
+"""Shared by the experiments on the sink token: the trained arms of a comparison, the sums they are asked, and how a result is written.
 
 An arm is a folder that `sinkscope train lab-sink-VARIANT --seed N` (or lab-shifted, lab-shifted-token) has finished. Arms are
 compared on the same held-out sums of the kinds they were trained on, without shots. The unit of evidence is the sum: a value
-of a sum is the mean over the seeds that both arms have, so intervals speak of these seeds; how far seeds differ stands beside.
+of a sum is the mean over the seeds that both arms have, so intervals hold for these seeds. The means of the seeds stand beside.
 """
 
 import json
@@ -48,7 +48,7 @@ class Arm:
 
 
 def find_arms(folder: Path, names: Sequence[str] = ()) -> list[Arm]:
-    """The finished runs below a folder, by name and seed."""
+    """Return the finished arms below a folder, by name and seed."""
     found = []
     for path in sorted(folder.glob("*/recipe.json")):
         recipe = json.loads(path.read_text())
@@ -62,7 +62,7 @@ def find_arms(folder: Path, names: Sequence[str] = ()) -> list[Arm]:
 
 
 def sums(arm: Arm, count: int) -> list[Problem]:
-    """The first held-out sums of the kinds an arm was trained on."""
+    """Return the first held-out sums of the kinds on which an arm was trained."""
     kinds = arm.recipe["canvases"].get("templates") or None
     return [problem for problem in held_out("lab-arith") if kinds is None or problem.template in kinds][:count]
 
@@ -72,12 +72,12 @@ def prompts(arm: Arm, count: int) -> list[str]:
 
 
 def settings(model: Any, steps: int = LENGTH) -> dict[str, Any]:
-    """One block, so that every step may write anywhere in the answer, as Dream's sampler does."""
+    """Return settings with one block, so that every step may write anywhere in the answer, as Dream's sampler does."""
     return {"length": LENGTH, "steps": steps} | ({"block": LENGTH} if model.family.sampler == "llada" else {})
 
 
 def partner(name: str) -> str:
-    """The arm without a sink that was trained in the same way."""
+    """Return the name of the arm without a sink that was trained in the same way."""
     return "lab-shifted" if name.startswith("lab-shifted") else "lab-sink-none"
 
 
@@ -97,12 +97,12 @@ class Table:
         return list(dict.fromkeys(column for seeds in self.values.values() for row in seeds.values() for column in row))
 
     def of(self, name: str, column: str, seeds: Sequence[int] | None = None) -> np.ndarray:
-        """Mean over seeds of every sum."""
+        """Return the mean over seeds of every sum."""
         rows = [row[column] for seed, row in self.values[name].items() if column in row and (seeds is None or seed in seeds)]
         return np.mean(rows, axis=0) if rows else np.array([np.nan])
 
     def rows(self) -> list[dict[str, Any]]:
-        """Every arm's mean with its interval over sums, its seeds apart, and the paired difference to the arm without a sink."""
+        """Return every arm's mean with its interval over sums, the mean of each seed, and the paired difference to the arm without a sink."""
         found = []
         for name in self.values:
             without = partner(name)
@@ -134,7 +134,7 @@ def _mean(values: np.ndarray) -> dict[str, Any]:
 
 
 def ratio_interval(above: np.ndarray, below: np.ndarray, seed: int = 0) -> dict[str, Any]:
-    """A ratio of two means over the same sums, with its 95 % percentile interval."""
+    """Return a ratio of two means over the same sums, with its 95 % percentile interval."""
     draws = np.random.default_rng(seed).integers(0, len(above), (2000, len(above)))
     tops, bottoms = above[draws].mean(axis=1), below[draws].mean(axis=1)
     drawn = tops[bottoms > 0] / bottoms[bottoms > 0]
@@ -148,7 +148,7 @@ def ratio_interval(above: np.ndarray, below: np.ndarray, seed: int = 0) -> dict[
 def measure_arms(
     arms: Sequence[Arm], measure: Callable[[Arm, Any], dict[str, np.ndarray]], *, keep: Path | None = None, asked: Any = None
 ) -> Table:
-    """Runs a measurement on every arm.
+    """Measure every arm.
 
     Args:
         keep: folder for what is done, an arm a file; the same call goes on there after a kill, or with more arms.
@@ -176,7 +176,7 @@ def measure_arms(
 
 
 def show(rows: Sequence[dict[str, Any]]) -> str:
-    """Rows of `Table.rows` as Markdown."""
+    """Return rows of `Table.rows` as Markdown."""
     lines = ["| arm | what | mean (95 % interval over sums) | seeds | minus the arm without |", "|---|---|---|---|---|"]
     for row in rows:
         seeds = ", ".join(f"{seed}: {value:.3g}" for seed, value in row.get("seeds", {}).items())
@@ -191,7 +191,7 @@ def _shown(value: dict[str, Any]) -> str:
 
 
 def write(out: Path, claim: str, document: dict[str, Any], table: str, arms: Sequence[Arm], started: float) -> None:
-    """A result as JSON and as Markdown: claim, command, commit, arms and seeds, cost, numbers."""
+    """Write a result as JSON and as Markdown: claim, command, commit, arms and seeds, cost, numbers."""
     head = {
         "claim": claim,
         **made_by(),

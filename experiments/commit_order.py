@@ -62,7 +62,7 @@ ARMS: dict[str, dict[str, Any]] = {
 
 
 def work_on(model: Any, shots: int, first: int, number: int) -> list[dict[str, Any]]:
-    """Everything about some problems, one record each."""
+    """Write some problems in every order and under every rule; return one record each."""
     problems = [held_out("lab-arith")[index] for index in range(first, first + number)]
     prompts = [few_shot_prompt(problem, index, shots) for index, problem in enumerate(problems, first)]
     records: list[dict[str, Any]] = [{"correct": {}} for _ in prompts]

@@ -80,7 +80,7 @@ def main() -> None:
 
 
 def write(out: Path, name: str, results: dict) -> None:
-    """The arms that are done, in the file that the other model's arms are in too."""
+    """Write the arms that are done to the file that holds the other model's arms too."""
     document = json.loads(out.read_text()) if out.exists() else {"experiment": "hiding_arms", "models": {}}
     outcomes = {rule: [int(one) for one in result.outcomes] for rule, result in results.items()}
     changes = {rule: paired_difference(found, outcomes["none"]) for rule, found in outcomes.items() if rule != "none"}

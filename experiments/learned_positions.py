@@ -33,7 +33,7 @@ def read(part: Part, prompts: int) -> dict[str, Any]:
 
 
 def beside(what: str, statistic: str, wanted: Any, bound: float) -> tuple[Part, ...]:
-    """The same of the rotary twin, and the difference; neither decides."""
+    """Return the same part for the rotary twin, and the difference; neither decides."""
     learned, rotary = (Number(name, statistic) for name in TWINS)
     return (
         Part(f"rotary positions: {what}", rotary, wanted, bound, decides=False),

@@ -53,7 +53,7 @@ class DropOldest(Intervention):
 
 
 def arms(causal: bool, half: tuple[int, ...]) -> dict[str, Any]:
-    """Rules by name; of each prompt ``half`` tokens are dropped."""
+    """Return the rules by name; of each prompt ``half`` tokens are dropped."""
     found: dict[str, Any] = {"nothing": compose(), "half dropped": DropOldest(half)}
     if causal:
         first = {f"half dropped but the first {keep}": DropOldest(half, keep) for keep in (1, 4)}
@@ -91,7 +91,7 @@ def main() -> None:
 
 
 def work_on(model: Any, first: int, size: int) -> list[dict[str, Any]]:
-    """Some problems under every rule, one record each."""
+    """Write some problems under every rule; return one record each."""
     numbers = range(first, first + size)
     problems = [held_out("lab-arith")[number] for number in numbers]
     prompts = [model.encode(few_shot_prompt(problem, number, SHOTS)) for problem, number in zip(problems, numbers, strict=True)]
@@ -134,7 +134,7 @@ def write(out: Path, model: Any, records: list[dict[str, Any]]) -> None:
 
 
 def told(one: list[int], outcomes: dict[str, list[int]], against: str) -> dict[str, float]:
-    """A difference from another arm, or from all seeds of one."""
+    """Return the difference from another arm, or from all seeds of one."""
     found = against_controls(one, [other for arm, other in outcomes.items() if arm == against or arm.startswith(f"{against}, seed ")])
     return {key: getattr(found, key) for key in ("mean", "low", "high", "p_value")}
 

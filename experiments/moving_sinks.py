@@ -56,7 +56,7 @@ def measure(trace: Any) -> dict[str, float]:
 
 
 def with_interval(values: np.ndarray) -> str:
-    """Mean over problems and its 95 % interval; the problem is the unit of evidence."""
+    """Return the mean over problems and its 95 % interval; the problem is the unit of evidence."""
     if np.isnan(values).any():
         return "–"
     if np.ptp(values) == 0:

@@ -53,14 +53,14 @@ class HideTheSame(Hider):
 
 @torch.no_grad()
 def states(model: Any, tokens: Tensor) -> tuple[np.ndarray, Seen]:
-    """Hidden states behind each layer [layer, position, dim], and what was seen of its attention."""
+    """Return hidden states behind each layer [layer, position, dim], and what was seen of its attention."""
     with subscribed(model.network, seen := Seen()):
         output = model.network.model(input_ids=tokens[None], use_cache=False, output_hidden_states=True)
     return torch.stack(output.hidden_states[1:])[:, 0].numpy(), seen
 
 
 def measured(number: int) -> dict[str, dict[str, float]]:
-    """{rule: {measure: mean over layers and steps}} of one prompt."""
+    """Return ``{rule: {measure: mean over layers and steps}}`` of one prompt."""
     path = WORK / "over-mixing" / f"{number:06d}.json"
     if not path.exists():
         model, written = load("lab-diffusion"), trace(RUNS["blocks-of-16"], number)

@@ -28,7 +28,7 @@ from sinkscope.sinks import is_sink
 
 
 def canvases(arm: Arm, model: Any, count: int) -> list[torch.Tensor]:
-    """Question and worked answer, every second token of the answer masked; a fixed length so that sums can be compared."""
+    """Return canvases of question and worked answer, every second token of the answer masked, of one length so that sums compare."""
     made = []
     for problem in sums(arm, count):
         question = model.encode(question_text(problem))
@@ -68,13 +68,13 @@ def _mean(values: torch.Tensor) -> float:
 
 
 def states(model: Any, tokens: torch.Tensor) -> np.ndarray:
-    """[layer, position, width], what enters each layer and what leaves the last."""
+    """Return states [layer, position, width], as they enter each layer and as they leave the last."""
     found = model.network.model(input_ids=tokens, use_cache=False, output_hidden_states=True).hidden_states
     return torch.stack([one[0] for one in found]).numpy()
 
 
 def mixing(model: Any, tokens: torch.Tensor) -> dict[str, float]:
-    """Of what leaves the last layer, divided by the number of tokens where that bounds it."""
+    """Compute the measures of mixing of the states that leave the last layer, per token where the number of tokens bounds them."""
     before = states(model, tokens)
     other = tokens.clone()
     other[0, 1] = tokens[0, 2]

@@ -37,7 +37,7 @@ def record(arm: Arm, model: Any, count: int, folder: Path) -> list[Any]:
 
 
 def moves(trace: Any) -> dict[str, float]:
-    """Moves per head and spread of the main sink's position, of heads that have one in two steps or more."""
+    """Return moves per head and spread of the main sink's position, over heads that have one in two steps or more."""
     main = track(find_sinks(trace)).main
     test = movement_test(main)
     there = main >= 0
@@ -69,7 +69,7 @@ class Shares(Watcher):
 
 
 def shares(model: Any, trace: Any, of_others: list[torch.Tensor] | None) -> tuple[dict[str, float], list[torch.Tensor]]:
-    """Means over every fourth canvas of a trace, and the mean column of every layer; ``of_others``: those of the arm without."""
+    """Return means over every fourth canvas of a trace, and the mean column of every layer; ``of_others`` are those of the arm without a sink."""
     rows, columns = [], []
     for step in range(0, trace.steps, EVERY):
         tokens = torch.from_numpy(trace.tokens[step].astype(np.int64))[None]

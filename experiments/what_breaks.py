@@ -34,7 +34,7 @@ MEASURES = (
 
 
 def examine(text: str, worked: str) -> dict[str, list[bool]]:
-    """Every chance to get something right, by kind."""
+    """Return every chance of an answer to get something right, by kind."""
     lines = text.strip().splitlines()
     body = [line for line in lines if not line.startswith("####")]
     parsed = [LINE.fullmatch(line.strip()) for line in body]

@@ -49,7 +49,7 @@ EXCESS = 3.0  # Eq. 3 of the paper
 
 
 def ranked(chunk: Chunk, rank: int) -> Masks:
-    """The key of that rank in every head, 0 for the largest column."""
+    """Return the key of that rank in every head, 0 for the largest column."""
     found = {}
     for layer, columns in chunk.columns.items():
         place = columns.argsort(dim=-1, descending=True, stable=True)[..., rank : rank + 1]
@@ -62,18 +62,18 @@ def top(chunk: Chunk) -> Masks:
 
 
 def at_top(values: Masks, chunk: Chunk) -> torch.Tensor:
-    """A value at every top key, [layer, canvas, head]."""
+    """Return the value at every top key, [layer, canvas, head]."""
     keys = top(chunk)
     return torch.stack([(values[layer] * keys[layer]).sum(-1) for layer in sorted(keys)])
 
 
 def only(chunk: Chunk, where: torch.Tensor) -> Masks:
-    """The top keys of the heads where ``where`` [layer, canvas, head] holds."""
+    """Return the top keys of the heads in which ``where`` [layer, canvas, head] holds."""
     return {layer: keys & where[layer][..., None] for layer, keys in top(chunk).items()}
 
 
 def random_keys(chunk: Chunk, seed: int, mass: bool = False) -> Masks:
-    """Random keys that are neither the top one nor sinks: one a head, or until they hold as much attention as the top key."""
+    """Draw random keys that are neither the top one nor sinks: one a head, or until they hold as much attention as the top key."""
     found, keys = {}, top(chunk)
     for layer, columns in chunk.columns.items():
         source = torch.Generator().manual_seed(seed * 100 + layer)
@@ -95,7 +95,7 @@ def excess(chunk: Chunk) -> Masks:
 
 
 def value_ratio(chunk: Chunk) -> Masks:
-    """|v| of every key over the median of the canvas."""
+    """Return |v| of every key over the median of the canvas."""
     found = {}
     for layer, norms in chunk.values.items():
         median = norms.masked_fill(~chunk.real[:, None], torch.nan).nanmedian(-1, keepdim=True).values
@@ -104,7 +104,7 @@ def value_ratio(chunk: Chunk) -> Masks:
 
 
 def contribution(chunk: Chunk) -> Masks:
-    """c·|v| of every key as a share of all keys'."""
+    """Return c·|v| of every key as a share of the sum over keys."""
     found = {}
     for layer, norms in chunk.values.items():
         product = chunk.columns[layer].clamp(min=0) * norms
@@ -113,12 +113,12 @@ def contribution(chunk: Chunk) -> Masks:
 
 
 def heads_only(chunk: Chunk, chosen: np.ndarray) -> Masks:
-    """The top keys of some heads, bool [layer, head]."""
+    """Return the top keys of the heads that are chosen, bool [layer, head]."""
     return only(chunk, torch.from_numpy(chosen)[:, None].expand(-1, len(chunk.tokens), -1))
 
 
 def who(chunk: Chunk, group: str) -> torch.Tensor:
-    """Queries [canvas, query] of a group."""
+    """Return the queries of a group, bool [canvas, query]."""
     place = torch.arange(chunk.tokens.shape[1])[None]
     here = place == chunk.position[:, None]
     masked = chunk.classes == CLASSES.index("mask")
@@ -140,7 +140,7 @@ Choose = Callable[[Chunk], tuple[Masks, torch.Tensor | None, bool]]
 
 
 def cells(layers: int, heads: int) -> dict[str, Choose]:
-    """Everything that is hidden, by name."""
+    """Return everything that is hidden, by name."""
 
     def halves(values: Callable[[Chunk], Masks], larger: bool) -> Choose:
         def choose(chunk: Chunk) -> tuple[Masks, None, bool]:
@@ -301,7 +301,7 @@ def paired(one: np.ndarray, other: np.ndarray) -> dict[str, Any]:
 
 
 def spare_heads(results: Any, problem: np.ndarray, chunks: list[Chunk], layers: int, heads: int, run: Any) -> dict[str, Any]:
-    """H4: heads are ranked on the even problems and judged on the odd ones, and the other way round."""
+    """Compute H4: heads are ranked on the even problems and judged on the odd ones, and the other way round."""
     numbers = np.unique(problem)
     even = numbers % 2 == 0
     damage = np.array(
@@ -328,7 +328,7 @@ def spare_heads(results: Any, problem: np.ndarray, chunks: list[Chunk], layers: 
 
 
 def describe_top(chunks: list[Chunk], layers: int, heads: int) -> dict[str, Any]:
-    """What the top keys are, by head: means over canvases."""
+    """Describe the top keys by head, as means over canvases."""
     parts: dict[str, list[torch.Tensor]] = {}
     for chunk in chunks:
         size = chunk.real.sum(-1)[None, :, None]

@@ -71,7 +71,7 @@ class Rows(Hider):
 
 
 def choices(reader: Reader, start: int, classes: torch.Tensor, number: int) -> dict[str, tuple[dict[int, torch.Tensor], bool]]:
-    """Arms by name: keys [head, query, key] by layer, queries from ``start`` on, and whether weights become 0 after the softmax."""
+    """Return the arms by name: keys [head, query, key] by layer, queries from ``start`` on, and whether weights become 0 after the softmax."""
     arms: dict[str, dict[int, torch.Tensor]] = {}
     for layer, whole in reader.weights.items():
         size = whole.shape[-1]
@@ -200,7 +200,7 @@ def main() -> None:
 
 
 def describe(reader: Reader, queries: slice) -> dict[str, float]:
-    """What the two rules' keys are: shares over layers, heads and queries of an answer."""
+    """Describe the keys of the two rules, as shares over layers, heads and queries of an answer."""
     found: dict[str, list[Any]] = {}
     for layer, weights in reader.weights.items():
         size = weights.shape[-1]
