@@ -55,7 +55,7 @@ class Number:
         return None
 
     def over_prompts(self, prompts: int, point: Threshold) -> tuple[float, float, float, int]:
-        """Return mean, ends of the interval and number of prompts of a statistic that exists only over prompts; NaN where there is no value."""
+        """Return mean, ends of the interval and number of prompts of a statistic that exists only over prompts; NaN where there is none."""
         key = self._place(point)
         for one in analysis(RUNS[self.run], prompts).find(self.statistic):
             if dict(one.place) == key:

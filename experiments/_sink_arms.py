@@ -102,7 +102,7 @@ class Table:
         return np.mean(rows, axis=0) if rows else np.array([np.nan])
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return every arm's mean with its interval over sums, the mean of each seed, and the paired difference to the arm without a sink."""
+        """Return every arm's mean with its interval over sums, each seed's mean, and the paired difference to the arm without a sink."""
         found = []
         for name in self.values:
             without = partner(name)

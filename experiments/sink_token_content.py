@@ -21,7 +21,7 @@ from _sink_arms import Arm, find_arms, measure_arms, prompts, show, write
 
 
 def rows_of_tokens(stack: Any) -> list[torch.Tensor]:
-    """Return states [sink, width] of the sink tokens, as they enter each layer and as they leave the last; each is a sequence of its own."""
+    """Return states [sink, width] of the sink tokens, as they enter each layer and leave the last; each is a sequence of its own."""
     hidden = stack.sink_token.embedding[:, None]
     rotations = stack.rotary_emb(hidden, position_ids=torch.zeros(1, 1, dtype=torch.long))
     found = [hidden[:, 0]]

@@ -69,7 +69,7 @@ class Shares(Watcher):
 
 
 def shares(model: Any, trace: Any, of_others: list[torch.Tensor] | None) -> tuple[dict[str, float], list[torch.Tensor]]:
-    """Return means over every fourth canvas of a trace, and the mean column of every layer; ``of_others`` are those of the arm without a sink."""
+    """Return means over every fourth canvas of a trace, and every layer's mean column; ``of_others`` are those without a sink."""
     rows, columns = [], []
     for step in range(0, trace.steps, EVERY):
         tokens = torch.from_numpy(trace.tokens[step].astype(np.int64))[None]

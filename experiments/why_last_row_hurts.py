@@ -71,7 +71,7 @@ class Rows(Hider):
 
 
 def choices(reader: Reader, start: int, classes: torch.Tensor, number: int) -> dict[str, tuple[dict[int, torch.Tensor], bool]]:
-    """Return the arms by name: keys [head, query, key] by layer, queries from ``start`` on, and whether weights become 0 after the softmax."""
+    """Return arms by name: keys [head, query, key] by layer, queries from ``start`` on, and whether weights become 0 after the softmax."""
     arms: dict[str, dict[int, torch.Tensor]] = {}
     for layer, whole in reader.weights.items():
         size = whole.shape[-1]
