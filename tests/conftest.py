@@ -17,34 +17,14 @@ install_import_hook([f"sinkscope.{name}" for name in ("attention.dispatch", "att
 
 import odd_places
 import torch
+from random_models import TINY, save_random_model
 
 import sinkscope
 from sinkscope import cli
-from sinkscope.lab.recipes import RECIPES, Architecture
-from sinkscope.lab.starting_network import build_network
-from sinkscope.lab.vocabulary import build_tokenizer
 
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1))
 # Without a GPU Triton's kernels are interpreted. It decides when it is first imported, which is in the tests that use it.
 os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else "1")
-
-TINY = Architecture(layers=3, hidden_size=40, heads=5, kv_heads=5, intermediate_size=56, max_positions=256)
-
-
-def save_random_model(folder, recipe_name, architecture=TINY, seed=0):
-    """A folder with a random network that attends sharply enough for sinks to show, and the lab's tokenizer."""
-    recipe = dataclasses.replace(RECIPES[recipe_name], architecture=architecture, seed=seed)
-    tokenizer = build_tokenizer()
-    network = build_network(recipe, tokenizer)
-    with torch.no_grad():
-        for name, parameter in network.named_parameters():
-            if parameter.ndim == 2 and "embed" not in name:
-                parameter.mul_(6)
-            if "embed" in name:
-                parameter.mul_(20)
-    network.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="session")

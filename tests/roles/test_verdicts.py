@@ -5,7 +5,7 @@ import json
 import hand_made
 import numpy as np
 import pytest
-from conftest import save_random_model
+from random_models import save_random_model
 
 from sinkscope.errors import CallError
 from sinkscope.roles import Estimate, Rules, find_roles
