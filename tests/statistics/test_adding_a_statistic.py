@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import ClassVar
 
@@ -14,11 +15,11 @@ from adding_page import files_of_the_page
 from planted import make_trace, random_columns
 
 import sinkscope
-from sinkscope.errors import SinkscopeError
-from sinkscope.statistics import Definition, Statistic, summarise
+from sinkscope.errors import CallError
+from sinkscope.statistics import Definition, Statistic, Threshold, analyse, norms, statistic, summarise
 from sinkscope.statistics.statistic import all_definitions, all_statistics, values_of
 
-SECOND = files_of_the_page()["src/sinkscope/statistics/second_column.py"]
+EXAMPLE = files_of_the_page()["src/sinkscope/statistics/second_column.py"]
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +27,7 @@ def command(tmp_path_factory):
     """`sinkscope` of a copy of the package that has one file more."""
     package, copy = Path(sinkscope.__file__).parent, tmp_path_factory.mktemp("package")
     shutil.copytree(package, copy / "sinkscope", copy_function=os.symlink, ignore=shutil.ignore_patterns("__pycache__"))
-    (copy / "sinkscope" / "statistics" / "second_column.py").write_text(SECOND)
+    (copy / "sinkscope" / "statistics" / "second_column.py").write_text(EXAMPLE)
 
     def command(*arguments):
         found = subprocess.run(
@@ -59,7 +60,7 @@ def test_it_shows_up_in_analyse_and_its_table(command, recorded):
     columns = np.sort(sinkscope.open_trace(recorded / "columns").column_sums[:], axis=-1)
     for layer in range(columns.shape[1]):
         assert rows[(("layer", layer),)] == pytest.approx(columns[:, layer, :, -2].mean())
-    assert len(rows) == 10 + columns.shape[1]
+    assert len(rows) == 1 + 10 + columns.shape[1]
     assert document["statistics"][-1]["name"].startswith("second.")  # after the statistics that say where they stand
     assert "second\n  column" in command("analyse", recorded / "columns")
 
@@ -81,17 +82,57 @@ class Undefined(Statistic):
 
 
 def test_a_number_without_a_definition_is_refused():
-    with pytest.raises(SinkscopeError, match=r"expected Undefined to define 'another.thing', found one.thing"):
+    with pytest.raises(CallError, match=r"expected Undefined to define 'another.thing', found one.thing"):
         values_of(summarise(make_trace(random_columns(0))), [Undefined()])
 
 
-def test_a_statistic_that_is_defined_twice_is_refused(monkeypatch):
-    home = __import__("sinkscope.statistics.norms", fromlist=["Norms"])
-    monkeypatch.setattr(home, "Again", type("Again", (home.Norms,), {"__module__": home.__name__}), raising=False)
+@pytest.fixture
+def anew():
+    """Statistics are looked for again, and once more afterwards."""
     for cached in (all_statistics, all_definitions):
         cached.cache_clear()
-    try:
-        with pytest.raises(SinkscopeError, match=r"found two definitions of norms.contribution; rename one of them"):
-            all_statistics()
-    finally:
-        all_statistics.cache_clear()
+    yield
+    for cached in (all_statistics, all_definitions):
+        cached.cache_clear()
+
+
+def test_a_statistic_that_is_defined_twice_is_refused(monkeypatch, anew):
+    monkeypatch.setattr(norms, "Again", type("Again", (norms.Norms,), {"__module__": norms.__name__}), raising=False)
+    with pytest.raises(CallError, match=r"found two definitions of norms.contribution; rename one of them"):
+        all_statistics()
+
+
+class Elsewhere(Statistic):
+    """Of another package."""
+
+    definitions: ClassVar = {"elsewhere.steps": Definition("steps of the trace", "steps", "none")}
+
+    def values(self, prompt):
+        return {("elsewhere.steps", ()): float(prompt.steps)}
+
+
+def declared(monkeypatch, value):
+    point = EntryPoint("mine", value, "sinkscope.statistics")
+    monkeypatch.setattr(statistic, "entry_points", lambda group: [point] if group == point.group else [])
+
+
+@pytest.mark.parametrize("value", [f"{__name__}:Elsewhere"])
+def test_a_statistic_of_another_package_is_declared_as_an_entry_point(monkeypatch, anew, value):
+    declared(monkeypatch, value)
+    trace = make_trace(random_columns(0, steps=9))
+    (found,) = analyse([trace], [Threshold(3.0)], choice=False).find("elsewhere.steps")
+    assert (found.value, found.definition.unit) == (9, "steps")
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("sinkscope.statistics.norms:Moments", "expected a class that extends Statistic, or a module with one, found sinkscope.statistics"),
+        ("sinkscope.errors", "expected a class that extends Statistic, or a module with one, found sinkscope.errors"),
+        ("sinkscope.nothing:Here", "cannot be loaded from sinkscope.nothing:Here"),
+    ],
+)
+def test_an_entry_point_that_brings_no_statistic_is_refused(monkeypatch, anew, value, message):
+    declared(monkeypatch, value)
+    with pytest.raises(CallError, match=message):
+        all_statistics()
