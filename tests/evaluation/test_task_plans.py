@@ -4,8 +4,10 @@ import dataclasses
 
 import pytest
 
+from sinkscope.decoding.settings import LLaDASettings, Settings
 from sinkscope.errors import CallError, ModelError
 from sinkscope.evaluation import evaluate, task_plans
+from sinkscope.evaluation.answers import reseeded
 from sinkscope.evaluation.protocols import Protocol
 from sinkscope.evaluation.task import Task
 from sinkscope.evaluation.task_plans import Request, chat_text, make_plans
@@ -77,3 +79,8 @@ def test_defaults_of_published_tasks(fixture, request, tmp_path):
 def test_the_canvas_is_checked_for_every_task(diffusion):
     with pytest.raises(CallError, match="the canvas does not fit"):
         make_plans(diffusion, Request(["lab-arith"], limit=3, settings={"length": 240, "block": 16}))
+
+
+def test_a_sampler_without_a_seed_stays_as_it_is():
+    assert reseeded(LLaDASettings(seed=2), 3) == LLaDASettings(seed=5)
+    assert reseeded(Settings(7), 3) == Settings(7)

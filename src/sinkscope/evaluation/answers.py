@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 
+from sinkscope.decoding import Settings
 from sinkscope.errors import CallError
 from sinkscope.interventions import Composed, Intervention
 from sinkscope.models import Model
@@ -38,6 +40,12 @@ def rule_in_force(rule: Rule, model: Model) -> Iterator[Effects]:
             return (running.effect if row is None else running.effect.of(row)).as_dict()
 
         yield effects
+
+
+def reseeded(settings: Settings, by: int) -> Settings:
+    """Return a sampler's settings with its seed raised by a number; a sampler that draws nothing has no seed and stays as it is."""
+    values = asdict(settings)
+    return replace(settings, seed=values["seed"] + by) if "seed" in values else settings
 
 
 def answer_until(model: Model, answer: torch.Tensor, stops: Sequence[str]) -> str:

@@ -15,7 +15,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from lm_eval.api.registry import register_model
 
 from sinkscope.decoding import Settings, generate, resolve_settings
 from sinkscope.errors import CallError, SinkscopeError
-from sinkscope.evaluation.answers import answer_until, rule_in_force
+from sinkscope.evaluation.answers import answer_until, reseeded, rule_in_force
 from sinkscope.evaluation.task_plans import chat_text
 from sinkscope.interventions import parse_rule
 from sinkscope.models import Model, load
@@ -129,7 +129,7 @@ class SinkscopeLM(TemplateLM):
 
         def write(indices: Sequence[int]) -> list[str]:
             settings, stops = self._settings(arguments[indices[0]][1])
-            settings = replace(settings, seed=settings.seed + indices[0])
+            settings = reseeded(settings, indices[0])
             prompts = [self.model.encode(self.tok_encode(arguments[index][0])) for index in indices]
             with rule_in_force(self.rule, self.model) as effect:
                 generations = generate(self.model, prompts, **asdict(settings))

@@ -9,7 +9,7 @@ import logging
 import platform
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
@@ -19,7 +19,7 @@ import torch
 
 from sinkscope.decoding import Generation, generate
 from sinkscope.errors import CallError, EvaluationError
-from sinkscope.evaluation.answers import Rule, answer_until, rule_in_force
+from sinkscope.evaluation.answers import Rule, answer_until, reseeded, rule_in_force
 from sinkscope.evaluation.choices import LikelihoodSettings, ask
 from sinkscope.evaluation.protocols import AUTO
 from sinkscope.evaluation.results import Result, collect
@@ -156,12 +156,12 @@ def _work(model: Model, batch: _Batch, missing: Sequence[int]) -> Iterator[tuple
         return
     began = time.monotonic()
     # Row i draws from seed + i: the seed of a problem depends on its number, not on the batch.
-    own = replace(plan.sampler, seed=plan.sampler.seed + start)
+    own = reseeded(plan.sampler, start)
     with rule_in_force(batch.rule, model) as effect:
         generations = generate(model, list(plan.encoded[start : batch.indices.stop]), **asdict(own))
         for _ in range(plan.task.passes - 1):
             thoughts = [_read_so_far(model, one) for one in generations]
-            own = replace(own, seed=own.seed + PASS_SEEDS)  # of noise that the pass before had not
+            own = reseeded(own, PASS_SEEDS)  # of noise that the pass before had not
             generations = generate(model, [model.encode(text) for text in thoughts], **asdict(own))
         effects = [effect(row) for row in range(len(generations))]
     share = (time.monotonic() - began) / len(generations)

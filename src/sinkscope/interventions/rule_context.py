@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -132,6 +132,9 @@ class PromptDraws:
 class Rule(Protocol):
     """What a running rule is asked. `Intervention` is the base class that answers; see there."""
 
+    observing: ClassVar[bool]
+    takes_own: ClassVar[bool]
+
     @property
     def layers(self) -> Collection[int] | None: ...
     @property
@@ -143,11 +146,7 @@ class Rule(Protocol):
     @property
     def effect(self) -> str: ...
     @property
-    def observing(self) -> bool: ...
-    @property
     def unhidden_pass(self) -> bool: ...
-    @property
-    def takes_own(self) -> bool: ...
     @property
     def most(self) -> int | None: ...
     def choose(self, context: "RuleContext") -> Tensor | None: ...

@@ -153,14 +153,18 @@ def split_program(source: str) -> Iterator[CodeType | Assertion]:
             yield compile(ast.Module(statements, []), "<program>", "exec", flags, dont_inherit=True)
             statements = []
         if node is not None:
-            # Of conditions joined by ``and`` each is an assertion; the first that fails ends the program, as it does in Python.
-            joined = isinstance(node.test, ast.BoolOp) and isinstance(node.test.op, ast.And)
-            for condition in node.test.values if joined else [node.test]:
+            for condition in _conditions(node.test):
                 yield _split_condition(condition, flags)
 
 
+def _conditions(test: ast.expr) -> list[ast.expr]:
+    """Return the conditions that ``and`` joins; the first that fails ends the program, as it does in Python."""
+    return test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test]
+
+
 def _split_condition(test: ast.expr, flags: int) -> Assertion:
-    text, operands = shorten(ast.unparse(test)), {}
+    text = shorten(ast.unparse(test))
+    operands: dict[str, CodeType] = {}
 
     def named(node: ast.expr) -> ast.expr:
         name = f"operand_{len(operands)}"
