@@ -134,7 +134,7 @@ class FollowedSinks:
 
     def groups_of_layers(self, most: int = 1 << 18) -> Iterator[tuple[int, int]]:
         """Yield the first and last layers (not included) of groups that hold at most so many candidates, or one layer."""
-        counts = sum(np.diff(one.begins) for one in self.steps)
+        counts = np.sum([np.diff(one.begins) for one in self.steps], axis=0)
         first, held = 0, 0
         for layer, count in enumerate(counts.tolist()):
             if held and held + count > most:

@@ -173,8 +173,8 @@ class Norms(Statistic):
 
 def _values_at(prompt: PromptSummary, threshold: Threshold) -> Values:
     found, compared, present = prompt.kept(StepNorms), moments(prompt, threshold), prompt.has_sink(threshold)
-    both = (compared.count >= 1).all(axis=1)
-    means, effect = np.where(both[:, None], compared.mean, np.nan), compared.effect
+    both = np.all(compared.count >= 1, axis=1, keepdims=True)
+    means, effect = np.where(both, compared.mean, np.nan), compared.effect
     values: Values = {}
     for kind, name in enumerate(NORM_KINDS[:-1]):
         short, above = f"norms.{name}_norm", found.above[:, kind]

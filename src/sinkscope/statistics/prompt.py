@@ -284,7 +284,7 @@ class PromptFeed:
             tally[:, number, : one.shape[1]] = one
             means[number, : len(mean)] = mean
         return PromptSummary(
-            canvas=PromptCanvas.of(*zip(*self._canvas, strict=True), self.settings, vocabulary or {}),
+            canvas=PromptCanvas.of(self._canvas, self.settings, vocabulary or {}),
             thresholds=self.thresholds,
             tolerance=self.tolerance,
             by_step=by_step,

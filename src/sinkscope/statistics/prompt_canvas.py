@@ -67,14 +67,13 @@ class PromptCanvas:
     @classmethod
     def of(
         cls,
-        tokens: Sequence[np.ndarray],
-        masked: Sequence[np.ndarray],
-        written: Sequence[np.ndarray | None],
+        steps: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray | None]],
         settings: PromptSettings,
         vocabulary: Mapping[int, str],
     ) -> "PromptCanvas":
-        """Return the canvases of single steps, which may differ in length, side by side."""
-        commits = [one for one in written if one is not None]
+        """Return the canvases of single steps, (tokens, masked, written) each, which may differ in length, as one."""
+        tokens, masked = [one[0] for one in steps], [one[1] for one in steps]
+        commits = [one[2] for one in steps if one[2] is not None]
         return cls(
             _side_by_side(tokens, -1),
             _side_by_side(masked, 0) > 0,

@@ -20,7 +20,6 @@ one         a single number
 from dataclasses import dataclass, replace
 
 import numpy as np
-from jaxtyping import Int
 
 from sinkscope.sinks.token_classes import CLASSES
 from sinkscope.statistics.agreement import TENTHS, Pattern
@@ -227,14 +226,14 @@ def _triggers(prompt: PromptSummary) -> Arrays:
 def _patterns(prompt: PromptSummary) -> Arrays:
     patterns = [Pattern.of(prompt, threshold) for threshold in THRESHOLDS]
     place, token = (np.array([getattr(one, name) for one in patterns], np.float64) for name in ("place", "token"))
-    having: Int[np.ndarray, "threshold layer head"] = place.any(axis=-1).astype(np.int64)
+    having = np.any(place, axis=-1, keepdims=True)[..., 0].astype(np.int64)
     return {
         "profiles.place": place,
         "profiles.class": token,
         "profiles.place_square": (place**2).sum(axis=(1, 2, 3)),
         "profiles.class_square": (token**2).sum(axis=(1, 2, 3)),
         "profiles.heads_with_sink": having,
-        "profiles.with_sink": having.any(axis=(1, 2)).astype(np.int64),
+        "profiles.with_sink": np.array([one.any() for one in having], np.int64),
     }
 
 

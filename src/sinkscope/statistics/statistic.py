@@ -91,7 +91,7 @@ def all_statistics() -> tuple[Statistic, ...]:
     Raises:
         CallError: two statistics define one name, or an entry point brings no statistic.
     """
-    package = importlib.import_module(__package__)
+    package = importlib.import_module(__name__.rpartition(".")[0])
     modules = (importlib.import_module(f"{package.__name__}.{module.name}") for module in pkgutil.iter_modules(package.__path__))
     kinds = [kind for module in modules for kind in _statistics_in(module)]
     found = sorted((kind() for kind in (*kinds, *_declared_statistics())), key=lambda one: (one.order, type(one).__module__))
