@@ -24,12 +24,12 @@ NUMERICAL = (
     "tests/lab",
     "tests/models",
     "tests/recorder",
+    "tests/roles",
     "tests/sinks",
     "tests/statistics",
     "tests/test_closeness.py",
     "tests/test_default_device.py",
     "tests/test_odd_places.py",
-    "tests/test_sink_experiments.py",
 )
 # Left out of the short form, with what they are busy with.
 NOT_SHORT = {
@@ -44,9 +44,9 @@ NOT_SHORT = {
     "tests/recorder/test_levels.py": "processes of their own",
     "tests/recorder/test_no_waits.py": "a simulated GPU",
     "tests/recorder/test_recording_killed.py": "a process of its own",
+    "tests/roles": "networks set by hand: the time it takes",
     "tests/sinks": "NumPy",
     "tests/statistics": "NumPy",
-    "tests/test_sink_experiments.py": "training",
 }
 
 ATEN, ONEDNN, MKL = "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_CBWR"

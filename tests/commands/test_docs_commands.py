@@ -96,9 +96,17 @@ def test_commands_on_trained_models_are_well_formed(run, tmp_path, monkeypatch, 
 
 def test_few_lines_are_left_out_and_all_pages_are_read():
     assert len(CUT) == 1 and len(LOCAL) >= 14
-    assert {"evaluation.md", "exports.md", "figures.md", "lab.md", "models.md", "sink-token.md", "speed.md", "statistics.md"} == {
-        page for page, _ in LINES
-    }
+    assert {
+        "evaluation.md",
+        "exports.md",
+        "figures.md",
+        "lab.md",
+        "models.md",
+        "roles.md",
+        "sink-token.md",
+        "speed.md",
+        "statistics.md",
+    } == {page for page, _ in LINES}
 
 
 def test_a_continued_line_is_one_command_without_its_comment():
