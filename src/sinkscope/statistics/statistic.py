@@ -143,12 +143,7 @@ def definition_of(name: str) -> Definition:
 
 def order_of(name: str) -> int:
     """Return the place of a name among all definitions, by which statistics are sorted."""
-    return _order()[short_name(name)]
-
-
-@cache
-def _order() -> dict[str, int]:
-    return {name: number for number, name in enumerate(all_definitions())}
+    return list(all_definitions()).index(short_name(name))
 
 
 def values_of(prompt: PromptSummary, statistics: Sequence[Statistic] | None = None) -> Values:
