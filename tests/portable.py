@@ -40,6 +40,7 @@ NOT_SHORT = {
     "tests/experiments": "the lab's scripts",
     "tests/interventions/test_controls.py": "counting keys",
     "tests/interventions/test_documentation.py": "commands",
+    "tests/interventions/test_every_intervention.py": "sixteen rules on three models, a quarter of the time",
     "tests/lab": "training",
     "tests/recorder/test_levels.py": "processes of their own",
     "tests/recorder/test_no_waits.py": "a simulated GPU",
