@@ -1,6 +1,7 @@
 """`trace`: a model writes, and is recorded."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -168,7 +169,7 @@ def read_places(text: str, layers: int, heads: int) -> list[Place]:
     return places
 
 
-def keep_maps(model: Any, folders: list[Path], places: list[Place]) -> None:
+def keep_maps(model: Any, folders: Sequence[Path], places: Sequence[Place]) -> None:
     """Store single maps with the traces that were just written."""
     from sinkscope.recorder.attention_map import check_place, recompute_map
     from sinkscope.traces import open_trace

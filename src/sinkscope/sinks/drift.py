@@ -1,4 +1,6 @@
-"""Drift: how fast main sinks travel, in absolute positions and relative to the frontier of what is still masked.
+"""Moves and drift of main sinks, in absolute positions and relative to the frontier of what is still masked.
+
+A main sink moves when it stands elsewhere than in the step before. Its drift is the slope of its position against the step.
 
 A diffusion sampler that finishes blocks from left to right moves its masks to the right by design. A sink that only
 keeps its distance to the masks therefore drifts in absolute positions and stands still relative to a frontier:
@@ -8,6 +10,8 @@ leftmost_mask    the first masked position of the canvas
 rightmost_mask   the last one
 block_edge       the right edge of the block in which tokens are being committed
 """
+
+from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -35,6 +39,30 @@ def slopes(position: Float[np.ndarray, "step *head"]) -> Float[np.ndarray, "*hea
 def as_positions(main: Int[np.ndarray, "step layer head"]) -> Float[np.ndarray, "step layer head"]:
     """Return main sinks with NaN instead of −1."""
     return np.where(main >= 0, main, np.nan).astype(np.float64)
+
+
+@dataclass(frozen=True)
+class MainMoves:
+    """Moves of the main sink of each head, between steps in a row that both have one.
+
+    Attributes:
+        distance: positions of each move, to the right positive; 0 where it does not move, or has no main sink in both steps.
+        pairs: steps in a row that both have a main sink; moves: how many of them are moves.
+        drift: least-squares slope of the position against the step; NaN with fewer than two steps that have a main sink.
+    """
+
+    distance: Int[np.ndarray, "transition layer head"]
+    pairs: Int[np.ndarray, "layer head"]
+    moves: Int[np.ndarray, "layer head"]
+    drift: Float[np.ndarray, "layer head"]
+
+    @classmethod
+    def of(cls, main: Int[np.ndarray, "step layer head"]) -> "MainMoves":
+        """Return the moves of main sinks, given as positions, −1 where there is none."""
+        there = main >= 0
+        both = there[1:] & there[:-1]
+        distance = np.where(both, main[1:] - main[:-1], 0)
+        return cls(distance, both.sum(axis=0), (distance != 0).sum(axis=0), slopes(as_positions(main)))
 
 
 def relative_positions(

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from sinkscope.errors import CallError
-from sinkscope.sinks.drift import as_positions, slopes
+from sinkscope.sinks.drift import MainMoves
 from sinkscope.sinks.episodes import KINDS, find_episodes
 from sinkscope.sinks.finding import Sinks
 
@@ -149,18 +149,11 @@ def fill_dips(main: Int[np.ndarray, "step *head"], tolerance: int) -> Int[np.nda
 
 def head_movement(main: Int[np.ndarray, "step layer head"]) -> list[HeadMovement]:
     """Return moves and drift of every head."""
-    moves, drift, with_sink = _movement(main)
+    found, with_sink = MainMoves.of(main), (main >= 0).sum(axis=0)
     return [
-        HeadMovement(layer, head, int(moves[layer, head]), None if np.isnan(drift[layer, head]) else float(drift[layer, head]), count)
-        for layer in range(main.shape[1])
-        for head, count in enumerate(with_sink[layer].tolist())
+        HeadMovement(layer, head, int(found.moves[layer, head]), None if np.isnan(drift) else float(drift), int(with_sink[layer, head]))
+        for (layer, head), drift in np.ndenumerate(found.drift)
     ]
-
-
-def _movement(main: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return moves, slope (NaN with fewer than two steps that have a sink) and steps with a sink, each [layer, head]."""
-    moves = ((main[1:] != main[:-1]) & (main[1:] >= 0) & (main[:-1] >= 0)).sum(axis=0)
-    return moves, slopes(as_positions(main)), (main >= 0).sum(axis=0)
 
 
 @dataclass(frozen=True)
@@ -247,8 +240,9 @@ def _blocks_shuffled(steps: int, block: int, rng: "np.random.Generator") -> Int[
 
 
 def _summary(main: np.ndarray) -> tuple[float, float, int]:
-    moves, drift, _ = _movement(main)
-    counted = ~np.isnan(drift)
+    """Return the means of moves and drift over heads with a main sink in at least two steps, and how many these are."""
+    found = MainMoves.of(main)
+    counted = ~np.isnan(found.drift)
     if not counted.any():
         return 0.0, 0.0, 0
-    return float(moves[counted].mean()), float(drift[counted].mean()), int(counted.sum())
+    return float(found.moves[counted].mean()), float(found.drift[counted].mean()), int(counted.sum())

@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import Float, Int
 
-from sinkscope.sinks.drift import FRONTIERS, as_positions, block_edges, blocks_of, relative_positions, slopes
+from sinkscope.sinks.drift import FRONTIERS, MainMoves, block_edges, blocks_of, relative_positions, slopes
 from sinkscope.sinks.episodes import KINDS
 from sinkscope.statistics.averages import depth_slope, layer_means, mean, quotient
 from sinkscope.statistics.prompt import PromptSummary
@@ -61,30 +61,6 @@ class Movement(Statistic):
             return main_sink_values(prompt.main_at(threshold), prompt.canvas) | _kind_values(kinds, prompt.number(threshold))
 
         return at_thresholds(prompt, values_at)
-
-
-@dataclass(frozen=True)
-class MainMoves:
-    """Moves of the main sink of each head, between steps in a row that both have one.
-
-    Attributes:
-        distance: positions of each move, to the right positive; 0 where it does not move, or has no main sink in both steps.
-        pairs: steps in a row that both have a main sink; moves: how many of them are moves.
-        drift: least-squares slope of the position against the step; NaN with fewer than two steps that have a main sink.
-    """
-
-    distance: Int[np.ndarray, "transition layer head"]
-    pairs: Int[np.ndarray, "layer head"]
-    moves: Int[np.ndarray, "layer head"]
-    drift: Float[np.ndarray, "layer head"]
-
-    @classmethod
-    def of(cls, main: Int[np.ndarray, "step layer head"]) -> "MainMoves":
-        """Return the moves of main sinks, given as positions, −1 where there is none."""
-        there = main >= 0
-        both = there[1:] & there[:-1]
-        distance = np.where(both, main[1:] - main[:-1], 0)
-        return cls(distance, both.sum(axis=0), (distance != 0).sum(axis=0), slopes(as_positions(main)))
 
 
 def main_sink_values(main: Int[np.ndarray, "step layer head"], canvas: PromptCanvas) -> Values:

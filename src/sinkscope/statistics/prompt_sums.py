@@ -21,13 +21,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from sinkscope.sinks.drift import MainMoves
 from sinkscope.sinks.token_classes import CLASSES
 from sinkscope.statistics.agreement import TENTHS, Pattern
 from sinkscope.statistics.averages import mean, quotient, ratio
 from sinkscope.statistics.column_counts import FAR_BINS, LINEAR_BINS
 from sinkscope.statistics.concentration import Evenness, concentration_values, evenness_values
 from sinkscope.statistics.groups import strongest_keys_differ
-from sinkscope.statistics.movement import MainMoves, main_sink_values
+from sinkscope.statistics.movement import main_sink_values
 from sinkscope.statistics.norms import NORM_KINDS, moments
 from sinkscope.statistics.prompt import PromptSummary
 from sinkscope.statistics.statistic import Values, values_of
