@@ -236,4 +236,4 @@ def test_every_figure_has_a_row_in_the_documentation():
 
 
 def test_a_missing_row_is_seen(with_a_new_figure):
-    assert undocumented(find_figures()) == ["99"]
+    assert "99" in undocumented(find_figures())

@@ -2,6 +2,7 @@
 
 import math
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -58,16 +59,27 @@ def test_a_rule_is_read(text):
     assert parse_rule(text) == TEXTS[text]
 
 
+def untried(rules):
+    """Words of rules that are read neither above nor in the test file of their module, such as `test_bottom_keys.py`."""
+    words = {re.split("[:@]", text.strip())[0] for text in TEXTS}
+    own = {word: Path(__file__).with_name(f"test_{kind.__module__.rpartition('.')[2]}.py") for word, kind in rules.items()}
+    return [word for word, path in own.items() if word not in words and not (path.exists() and f'"{word}' in path.read_text())]
+
+
 def test_every_rule_is_tried():
-    assert {re.split("[:@]", text.strip())[0] for text in TEXTS} == {"none", *known_rules()}
+    assert untried(known_rules()) == []
+
+
+def test_a_rule_that_nothing_tries_is_seen():
+    assert untried({"new": KeepWindow, **known_rules()}) == ["new"]
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         (
-            "bottom:1",
-            r"no rule 'bottom:1'; expected one of none, above:E, class:K, .*, sink-token, top:K, window:SINKS\+RECENT",
+            "unheard-of:1",
+            r"no rule 'unheard-of:1'; expected one of none, above:E, class:K, .*, sink-token, top:K, window:SINKS\+RECENT",
         ),
         ("", "no rule ''; expected one of none"),
         ("top", "no rule 'top'; expected one of none"),

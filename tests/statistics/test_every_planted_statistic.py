@@ -1,4 +1,5 @@
-"""Every statistic of `analyse` against what was planted. A new statistic without a planted value fails here.
+"""Every statistic of `analyse` against what was planted. A statistic is planted here, or in the test file of its
+module (`test_second_column.py` for `second_column.py`); one that is planted in neither fails here.
 
 The scene: 12 steps, a canvas of 40, the sinks take 0.35 of the attention. Layer 0: heads 0 and 2 have one that stays at 3, head 1 one
 that stands where the last token was committed (9, 10 … 20). Layer 1: head 0 has one at 3 for 6 steps, heads 1 and 2 have none.
@@ -6,13 +7,15 @@ Groups: masked queries give half their attention to 30, those of the prompt to 4
 Newlines: one in each prompt, at a place of its own, and the sink is there.
 """
 
+import inspect
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
 from planted import APPLE, NEWLINE, THE, make_trace, sink_at
 
-from sinkscope.statistics import Threshold, analyse
+from sinkscope.statistics import Threshold, all_statistics, analyse
 
 WIDTH, STRENGTH = 40, 14.0
 TRAINING = {NEWLINE: 6, APPLE: 3, THE: 1}
@@ -178,9 +181,29 @@ PLANTED = {  # name: (canvas, place, value); 42 of 72 steps × heads of the scen
 }
 
 
+def planted_elsewhere(statistic):
+    """Names that a statistic defines and the test file of its module, beside this one, quotes."""
+    own = Path(__file__).with_name(f"test_{Path(inspect.getfile(type(statistic))).stem}.py")
+    text = own.read_text(encoding="utf-8") if own.exists() else ""
+    return {name for name in statistic.definitions if f'"{name}' in text}
+
+
+def unplanted(statistics):
+    """Numbers of the scenes that are planted neither here nor in the test file of their statistic."""
+    elsewhere = set().union(*map(planted_elsewhere, statistics))
+    names = {one.name for canvas in CANVASES for one in analysis_of(canvas).statistics} - set(PLANTED)
+    return {name for name in names if name.removesuffix("_in").removesuffix("_over_steps") not in elsewhere}
+
+
 def test_every_statistic_is_planted():
-    names = {one.name for canvas in CANVASES for one in analysis_of(canvas).statistics}
-    assert names == set(PLANTED)
+    assert unplanted(all_statistics()) == set()
+
+
+def test_a_statistic_without_a_planted_value_is_seen(monkeypatch):
+    monkeypatch.delitem(PLANTED, "epsilon.not_sinks")
+    assert unplanted(()) == {"epsilon.not_sinks"}
+    monkeypatch.delitem(PLANTED, "movement.drift_in")
+    assert unplanted([one for one in all_statistics() if "movement.drift" in planted_elsewhere(one)]) == {"epsilon.not_sinks"}
 
 
 @pytest.mark.parametrize("name", PLANTED)
