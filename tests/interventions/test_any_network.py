@@ -6,11 +6,11 @@ from closeness import assert_close, terms_of
 from dense_maps import Seen
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import BartConfig, BartForConditionalGeneration, Gemma3ForCausalLM, Gemma3TextConfig
+from transformers import BartConfig, BartForConditionalGeneration, Gemma3ForCausalLM, Gemma3TextConfig, GPT2Config, GPT2LMHeadModel
 
 import sinkscope
-from sinkscope.attention import foreign, subscribed
-from sinkscope.errors import AttentionError
+from sinkscope.attention import foreign, query_heads, subscribed
+from sinkscope.errors import AttentionError, CallError
 from sinkscope.interventions import HidePositions, HideTopSinks, KeepWindow, RandomKeys
 
 TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
@@ -175,7 +175,7 @@ def test_a_foreign_network_remembers_the_step_before_and_draws():
         best = seen.columns[0][0].sums[:, :, 0].argmax(-1)
         found = seen.hidden(1, 0).nonzero()[:, 2].view(2, 3)
         assert torch.equal(found, best) if isinstance(rule, HideTopSinks) else (found != best).all()
-        assert running.effect.steps.tolist() == [[1, 1], [1, 1]]
+        assert running.effect.steps.tolist() == [[[1] * 3] * 2] * 2
 
 
 def test_a_clean_look_at_a_foreign_network_is_refused():
@@ -185,12 +185,51 @@ def test_a_clean_look_at_a_foreign_network_is_refused():
         network(IDS)
 
 
+def test_heads_of_a_network_that_shows_them_only_as_it_runs_are_refused():
+    network, rule = Foreign().eval(), HideTopSinks(1, heads={(0, 1)}, observe="current")
+    message = "heads: expected a network whose heads are known before it runs, found Foreign; limit the rule by layers= instead"
+    with foreign(network), torch.no_grad():
+        with pytest.raises(CallError, match=message), rule(network):
+            network(IDS)
+        with HideTopSinks(1, layers=(0,), observe="current")(network) as running:
+            network(IDS)
+    assert running.effect.removed_share > 0
+
+
 def bart():
     torch.manual_seed(0)
     shape = {"encoder_layers": 2, "decoder_layers": 1, "encoder_attention_heads": 3, "decoder_attention_heads": 3}
     return BartForConditionalGeneration(
         BartConfig(vocab_size=50, d_model=24, encoder_ffn_dim=16, decoder_ffn_dim=16, init_std=0.5, **shape)
     ).eval()
+
+
+def gpt2():
+    return GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=24, n_layer=2, n_head=3, n_positions=20, **TOKENS)).eval()
+
+
+@pytest.mark.parametrize("make", [gemma, bart, gpt2])
+def test_the_heads_of_a_layer_are_known_before_it_runs(make):
+    network = make()
+    with torch.no_grad(), subscribed(network, seen := Calls()) as session:
+        network(IDS)
+        known = {name: query_heads(module) for stack in session.stacks for module, (name, _) in stack.layers.items()}
+    calls = [call for step in seen.calls for call in step.values()]
+    assert {known[call.name] == call.query.shape[1] for call in calls} == {True}
+    with (
+        pytest.raises(CallError, match=r"heads: layer 1 of the model has the heads 0…., found head 1\.4"),
+        HidePositions((0,), heads={(1, 4)})(network),
+    ):
+        pass
+
+
+def test_heads_are_hidden_from_behind_a_sliding_window():
+    seen, running = written(gemma(), HideTopSinks(1, observe="current", decide="last_row", heads={(0, 3), (1, 2)}))
+    assert (running.effect.hidden.sum((0, 1)) > 0).tolist() == [False, False, True, True]
+    for step in (1, 2, 3):
+        for layer, heads in ((0, [3]), (1, [2])):
+            best = newest_row(seen.calls[step][layer]).argmax(-1)[:, heads]
+            assert seen.hidden(step, layer).nonzero()[:, 1:].tolist() == [[heads[0], one] for one in best.flatten().tolist()]
 
 
 def test_of_an_encoder_and_a_decoder_each_has_steps_and_prompts_of_its_own():
@@ -204,7 +243,7 @@ def test_of_an_encoder_and_a_decoder_each_has_steps_and_prompts_of_its_own():
     assert not decoder[0].sums[:, :, 0, 0].sub(1).abs().gt(1e-6).any(), "the first query keeps its only key, the others lose it"
     assert encoder[1].removed is None and decoder[1].removed is None
     assert running.effect.removed.shape == (2, 4, 3), "two layers of the encoder, self- and cross-attention of the decoder"
-    assert running.effect.steps.tolist() == 2 * [[1, 0, 1, 0]]
+    assert running.effect.steps.tolist() == 2 * [[[1] * 3, [0] * 3, [1] * 3, [0] * 3]]
 
 
 def test_cross_attention_of_as_many_keys_as_tokens_is_refused():

@@ -1,5 +1,7 @@
 """Layers, steps, keys and queries; fixed positions, windows and thresholds, each against what it says."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from closeness import assert_close, terms_of
@@ -8,7 +10,7 @@ from dense_maps import Seen
 import sinkscope
 from sinkscope.attention import subscribed
 from sinkscope.errors import CallError
-from sinkscope.interventions import HidePositions, HideSinksAbove, HideTopSinks, KeepWindow, calibrate_excess, drop_past
+from sinkscope.interventions import HidePositions, HideSinksAbove, HideTopSinks, KeepWindow, RandomKeys, calibrate_excess, drop_past
 from sinkscope.sinks import excess_of, in_unit, is_sink
 
 POSITIONS = HidePositions((0, 3))
@@ -24,7 +26,68 @@ def test_layers_and_steps(diffusion, run, question):
         for layer, hidden in enumerate(layers):
             assert hidden.any() == (layer in (0, 2) and step in (1, 2))
             assert not hidden.any() or hidden.sum(-1).unique().tolist() == [2]
-    assert running.effect.steps[0].tolist() == [2, 0, 2]
+    assert running.effect.steps[0].tolist() == [[2] * 5, [0] * 5, [2] * 5]
+
+
+LIMITED = [
+    HideTopSinks(2, observe="current", heads={(0, 1), (2, 3), (2, 0)}),
+    HideTopSinks(2, observe="current", heads={(1, 4)}, scope="layer", effect="zero"),
+    HidePositions((0, 3), heads={(0, 1), (2, 2)}, layers=(0, 2)),
+    KeepWindow(1, 3, heads={(1, 0), (1, 4)}, queries="prompt"),
+    RandomKeys(2, heads={(2, 2)}, observe="current"),
+]
+
+
+@pytest.mark.parametrize("rule", LIMITED, ids=repr)
+def test_heads(model, run, question, rule):
+    """The heads of the rule lose what they lose without the limit where the layers below are untouched, the others nothing."""
+    first = min(layer for layer, _ in rule.heads)
+    _, seen, running = run(model, rule, question, length=2)
+    _, whole, _ = run(model, replace(rule, heads=None, layers=range(first, 3)), question, length=2)
+    for layer in range(3):
+        mine = [head for at, head in rule.heads if at == layer]
+        others = [head for head in range(model.card.heads) if head not in mine]
+        columns, reference = seen.columns[0][layer], whole.columns[0][layer]
+        assert (columns.removed is not None) == bool(mine)
+        if not mine:
+            continue
+        assert (columns.removed[:, others] == 0).all() and (columns.removed[:, mine] > 0).any()
+        assert_close(columns.sums[:, others], columns.local[:, others], terms=terms_of(model.network, 64))
+        if layer == first:
+            assert torch.equal(columns.removed[:, mine], reference.removed[:, mine])
+            assert_close(columns.sums[:, mine], reference.sums[:, mine], terms=terms_of(model.network, 64))
+    steps = torch.zeros(3, model.card.heads)
+    steps[tuple(zip(*rule.heads, strict=True))] = len(seen.columns)
+    assert running.effect.steps[0].tolist() == steps.tolist()
+
+
+def test_what_was_removed_from_some_heads_is_a_share_of_theirs(diffusion, run, question, short):
+    """The dense version: of the heads in which the rule is in force, all queries, every prompt of the batch."""
+    heads = ((0, 1), (2, 3), (2, 0))
+    _, seen, running = run(diffusion, HidePositions((1, 2), heads=heads), [question, short], length=3)
+    removed = torch.zeros(2, 3, 5)
+    queries = torch.zeros(2)
+    for columns, context in zip(seen.columns, seen.contexts, strict=True):
+        queries += context.lengths
+        for row, length in enumerate(context.lengths.tolist()):
+            for layer, head in heads:
+                removed[row, layer, head] += columns[layer].local[row, head, 0, -length:][[1, 2]].sum()
+    effect = running.effect
+    assert_close(torch.from_numpy(effect.removed), removed.double(), terms=terms_of(diffusion.network, 64), dtype=torch.float32)
+    assert effect.removed_share == pytest.approx(float(removed.sum() / (3 * queries.sum())), rel=1e-5)
+    assert effect.keys_per_head == 2
+    shares = torch.from_numpy(effect.removed_share_by_head)
+    assert [tuple(place) for place in (~shares.isnan()).nonzero().tolist()] == sorted(heads)
+
+
+def test_layers_without_such_heads_run_stock_attention(diffusion, question, monkeypatch):
+    from sinkscope.attention import call
+
+    swept, compute = [], call.compute
+    monkeypatch.setattr(call, "compute", lambda *args, **more: swept.append(1) or compute(*args, **more))
+    with HideTopSinks(1, heads={(1, 0), (1, 2)})(diffusion):
+        sinkscope.generate(diffusion, question, length=4)
+    assert len(swept) == 4, "one layer, four steps, one sweep each"
 
 
 def test_the_other_layers_run_stock_attention(diffusion, question, monkeypatch):

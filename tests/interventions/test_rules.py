@@ -37,6 +37,9 @@ TEXTS = {
     "top:1@previous,local,columns,head,mask": HideTopSinks(1),
     "top:1@clean,kv_head": HideTopSinks(1, measured="clean", scope="kv_head"),
     "top:2@layers=0-2+5,steps=3": HideTopSinks(2, layers=(0, 1, 2, 5), steps=(3,)),
+    "top:1@heads=5.1+0.5": HideTopSinks(1, heads={(0, 5), (5, 1)}),
+    "random:1@seed=1,heads=2.0": RandomKeys(1, seed=1, heads=[(2, 0)]),
+    "sink-token@heads=1.3": HideSinkToken(heads={(1, 3)}),
     "top:2@keys=masked,queries=prompt": HideTopSinks(2, keys="masked", queries="prompt"),
     "top:2@keys=0-1,queries=4": HideTopSinks(2, keys=(0, 1), queries=(4,)),
     "random:1@seed=2": RandomKeys(1, seed=2),
@@ -91,7 +94,10 @@ def test_a_rule_that_nothing_tries_is_seen():
         ("above:high", "expected above:E, found 'high' behind the colon"),
         ("above:-1", "excess: expected a number from 0 upwards, found -1.0"),
         ("above:nan", "excess: expected a number from 0 upwards, found nan"),
-        ("top:1@next", r"top has no option 'next'; expected some of previous, current, .*, only_sinks, layers=…, steps=…"),
+        (
+            "top:1@next",
+            r"top has no option 'next'; expected some of previous, current, .*, only_sinks, layers=…, steps=…, keys=…, queries=…, heads=…",
+        ),
         ("top:1@seed=2", "top has no option 'seed=2'"),
         ("sink-token:1", r"no rule 'sink-token:1'; expected one of none, .*, sink-token, .*, with options"),
         ("window:4+8@current", "window has no option 'current'; expected some of mask, zero, layers=…"),
@@ -103,6 +109,11 @@ def test_a_rule_that_nothing_tries_is_seen():
         ("top:1@current,previous", "observe is given twice"),
         ("top:1@layers=a", "expected layers as numbers such as 0-3\\+7, found 'a'"),
         ("top:1@layers=masked", "layers: expected numbers from 0 upwards, such as range\\(4\\) or \\(0, 2\\), found 'masked'"),
+        ("top:1@heads=5", "expected heads as layer.head, such as 5.1\\+0.5, found '5'"),
+        ("top:1@heads=5.1-3", "expected heads as layer.head, such as 5.1\\+0.5, found '5.1-3'"),
+        ("top:1@heads=5.1+0.5+5.1", "heads: expected each head once, found 5.1 twice"),
+        ("top:1@heads=5.1,heads=0.5", "heads is given twice"),
+        ("top:1@heads=5.1,layers=0-2", r"heads: expected heads of the layers 0\+1\+2, found 5.1; leave layers= out"),
         ("window:4+0", "recent: expected at least 1, a query sees itself, found 0"),
     ],
 )
@@ -140,6 +151,10 @@ def test_rules_are_split_without_their_options(text, rules):
         (lambda: HideTopSinks(1, steps=(0, -1)), "steps: expected numbers from 0 upwards, .*, found -1 among them"),
         (lambda: HideTopSinks(1, keys="mask"), "keys: expected numbers .*, or one of masked, unmasked, prompt, answer, found 'mask'"),
         (lambda: HideTopSinks(1, queries=(0.5,)), "queries: expected numbers .*, found 0.5 among them"),
+        (lambda: HideTopSinks(1, heads=(5, 1)), r"heads: expected pairs \(layer, head\) .*, such as \{\(5, 1\), \(0, 5\)\}, found 5 among"),
+        (lambda: HideTopSinks(1, heads="5.1"), "heads: expected pairs .*, found '5.1'"),
+        (lambda: HideTopSinks(1, heads={(0, -1)}), r"heads: expected pairs .*, found \(0, -1\) among them"),
+        (lambda: HideTopSinks(1, heads=[(0, 1), (2, 2), (0, 1)]), "heads: expected each head once, found 0.1 twice"),
         (lambda: RandomKeys(1, seed=-2), "seed: expected a whole number from 0 upwards, found -2"),
         (lambda: HidePositions((0, -1)), r"positions: expected numbers from 0 upwards, such as \(0, 5\) or range\(3\), found \(0, -1\)"),
         (lambda: HidePositions(3), "positions: expected numbers from 0 upwards"),
@@ -188,6 +203,19 @@ def test_layers_beyond_the_model_are_refused(diffusion):
     with pytest.raises(CallError, match=r"layers: the model has the layers 0…2, found 3"):
         enter(HideTopSinks(1, layers=(1, 3)), diffusion)
     assert diffusion.network.config._attn_implementation != "sinkscope"
+
+
+@pytest.mark.parametrize(
+    ("heads", "message"),
+    [
+        ({(1, 4), (3, 0)}, "heads: the model has the layers 0…2, found head 3.0"),
+        ({(1, 4), (2, 6)}, "heads: layer 2 of the model has the heads 0…[45], found head 2.6"),
+    ],
+)
+def test_heads_beyond_the_model_are_refused(model, heads, message):
+    with pytest.raises(CallError, match=message):
+        enter(HideTopSinks(1, heads=heads), model)
+    assert model.network.config._attn_implementation != "sinkscope"
 
 
 def test_more_keys_than_the_canvas_holds_are_refused(model, question):

@@ -63,6 +63,19 @@ def test_what_is_removed_is_what_the_sink_received(name):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("effect", ["mask", "zero"])
+@pytest.mark.parametrize("name", NAMES)
+def test_one_head_alone_loses_its_sink(name, effect):
+    network = with_sink(VARIANTS[name])
+    with HideSinkToken(heads={(1, 2)}, effect=effect)(network) as running, subscribed(network, hidden := Received()):
+        logits(network)
+    heads = range(hidden.sinks[1].shape[1])
+    assert [bool(hidden.sinks[1][:, head].any()) for head in heads] == [head != 2 for head in heads]
+    assert bool((hidden.sinks[0] > 0).all())
+    assert running.effect.removed[0, 1].nonzero()[0].tolist() == [2] and running.effect.removed_share > 1e-3
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("name", ["token", "logit"])
 def test_zeroed_the_others_keep_what_they_had(name):
     network, watcher = with_sink(VARIANTS[name]), Received()

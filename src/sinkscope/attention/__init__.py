@@ -21,7 +21,7 @@ from sinkscope.attention.records import (
     StepResult,
 )
 from sinkscope.attention.session import Session, current_session
-from sinkscope.attention.stacks import upload
+from sinkscope.attention.stacks import query_heads, upload
 from sinkscope.attention.subscribers import Hider, Prepender, Subscriber, Watcher
 
 __all__ = [
@@ -42,6 +42,7 @@ __all__ = [
     "attend",
     "current_session",
     "foreign",
+    "query_heads",
     "register_interface",
     "subscribed",
     "upload",

@@ -106,6 +106,7 @@ def _bitmap(inputs: AttentionInputs) -> Tensor | None:
     union: Tensor | None = None
     for one in inputs.hidden:
         keys = one.keys[:, :, 0].to(inputs.query.device)
+        keys = keys if one.heads is None else keys & one.heads[None, :, None].to(keys.device)
         union = keys if union is None else union | keys
     return union
 

@@ -51,12 +51,14 @@ class Hidden:
         zeroed: their weights become 0 after the softmax and the others stay as they are (the output loses their
             share); otherwise their scores become −∞ before the softmax, which shares their weight out among the others.
         front: the constant keys in front (`Prefix`) are taken away too.
+        heads: bool [head], which heads lose them, those in front included; all of them when None.
     """
 
     keys: Tensor
     queries: Tensor | None = None
     zeroed: bool = False
     front: bool = False
+    heads: Tensor | None = None
 
 
 @dataclass(frozen=True)

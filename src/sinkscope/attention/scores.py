@@ -233,6 +233,7 @@ class Taken:
             whole = slice(None)
             masked, _, gone = self._unions(whole, whole)
             self._kept = (~gone.to(device)).float()
+            self._whole = ~gone.to(device).any(-1, keepdim=True)  # heads that lose nothing
             self._unmasked = None if masked is None or not self._zeroed else (~masked.to(device)).float()
 
     def values(self, value: Tensor, heads: slice) -> Tensor | None:
@@ -261,6 +262,7 @@ class Taken:
         kept = _of_heads(self._kept, heads)
         left = product(weights, kept.mT, self._dtype)
         nothing = 0.0 if blind is None else blind.to(left)
+        left = torch.where(_of_heads(self._whole, heads), 1 - nothing, left)  # a head that loses nothing stays bit-identical
         if bool((left + nothing < LEAST_KEPT).any()):
             return None
         unmasked = left if self._unmasked is None else product(weights, _of_heads(self._unmasked, heads).mT, self._dtype)
@@ -318,6 +320,8 @@ class Taken:
         for one in hidden:
             keys = _part(one.keys, heads, rows)
             keys = torch.nn.functional.pad(keys, (self._front, 0), value=one.front) if self._front else keys
+            if one.heads is not None:
+                keys = keys & one.heads[None, heads, None, None].to(keys.device)
             if one.queries is not None:
                 keys = keys & one.queries[:, None, rows, None]
             union = keys if union is None else union | keys

@@ -64,6 +64,13 @@ def find_stacks(network: nn.Module) -> list[Stack]:
     return stacks
 
 
+def query_heads(attention: nn.Module) -> int | None:
+    """Return how many query heads an attention module has, by itself or its configuration; None where neither says."""
+    names = ("num_heads", "num_attention_heads", "n_heads", "n_head")
+    found = (getattr(said, name, None) for said in (attention, getattr(attention, "config", None)) for name in names)
+    return next((one for one in found if isinstance(one, int) and one > 0), None)
+
+
 def _attends(module: nn.Module) -> bool:
     """Return whether a numbered module is attention, as its name says; feed-forward networks and convolutions may be numbered too."""
     name = type(module).__name__.lower()

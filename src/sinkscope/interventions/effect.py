@@ -1,7 +1,7 @@
 """The effect of hiding: how much attention was removed, and how many of the hidden keys were still sinks."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -15,11 +15,11 @@ class Effect:
 
     Attributes:
         removed: [prompt, layer, head], attention that the hidden keys would have received, in queries' worth, measured without the hiding.
-        queries: [prompt, layer], number of queries.
+        queries: [prompt, layer, head], number of queries of the heads in which a rule was in force.
         hidden: [prompt, layer, head], number of hidden keys, a key once a step.
         hits: [prompt, layer, head], hidden keys that were in the current top K, where K keys were hidden in that head.
         ranked: [prompt, layer, head], hidden keys for which that is defined; it is not where every query loses other keys.
-        steps: [prompt, layer], number of steps.
+        steps: [prompt, layer, head], number of steps in which a rule was in force.
     """
 
     removed: np.ndarray
@@ -31,8 +31,8 @@ class Effect:
 
     @property
     def removed_share(self) -> float:
-        """Share of all attention that was removed; 0 where no rule was in force."""
-        return _share(self.removed.sum(), self.queries.sum() * self.removed.shape[2])
+        """Share of the attention of the heads in which a rule was in force that was removed; 0 where none was."""
+        return _share(self.removed.sum(), self.queries.sum())
 
     @property
     def hit_rate(self) -> float | None:
@@ -41,13 +41,13 @@ class Effect:
 
     @property
     def keys_per_head(self) -> float:
-        """Hidden keys in a step, mean over layers and heads."""
-        return _share(self.hidden.sum(), self.steps.sum() * self.hidden.shape[2])
+        """Hidden keys in a step, mean over the heads in which a rule was in force."""
+        return _share(self.hidden.sum(), self.steps.sum())
 
     @property
     def removed_share_by_head(self) -> np.ndarray:
-        """The removed share of each head, [layer, head]; NaN for layers in which no rule was in force."""
-        return _ratio(self.removed.sum(0), self.queries.sum(0)[:, None])
+        """The removed share of each head, [layer, head]; NaN for heads in which no rule was in force."""
+        return _ratio(self.removed.sum(0), self.queries.sum(0))
 
     @property
     def hit_rate_by_head(self) -> np.ndarray:
@@ -85,7 +85,7 @@ class Tally:
         self._sums: dict[tuple[int, str], Tensor] = {}
 
     def add(self, layer: int, prompts: Tensor, **values: Tensor) -> None:
-        """Add values [row, head] or [row] of one layer; ``prompts``, int64 [row] on the same device, says which prompt each row writes."""
+        """Add values [row, head] of one layer; ``prompts``, int64 [row] on the same device, says which prompt each row writes."""
         for name, found in values.items():
             if (layer, name) not in self._sums:
                 self._sums[layer, name] = torch.zeros(self._prompts, *found.shape[1:], dtype=torch.float64, device=found.device)
@@ -93,13 +93,10 @@ class Tally:
 
     def effect(self, layers: int, heads: int) -> Effect:
         """Return the sums so far, for a network of so many layers and query heads."""
-        arrays = {
-            name: np.zeros((self._prompts, layers, heads) if per_head else (self._prompts, layers))
-            for name, per_head in (("removed", 1), ("queries", 0), ("hidden", 1), ("hits", 1), ("ranked", 1), ("steps", 0))
-        }
+        arrays = {field.name: np.zeros((self._prompts, layers, heads)) for field in fields(Effect)}
         for (layer, name), values in self._sums.items():
             found = values.cpu().numpy()
-            arrays[name][(slice(None), layer, *map(slice, found.shape[1:]))] = found
+            arrays[name][:, layer, : found.shape[1]] = found
         return Effect(**arrays)
 
 
@@ -111,5 +108,5 @@ def joined(effects: Sequence[Effect], layers: int, heads: int) -> Effect:
 
 
 def _widened(values: np.ndarray, layers: int, heads: int) -> np.ndarray:
-    """Return values [prompt, layer] or [prompt, layer, head] with zeros for layers and heads that have run only since."""
+    """Return values [prompt, layer, head] with zeros for layers and heads that have run only since."""
     return np.pad(values, [(0, 0), *((0, size - found) for size, found in zip((layers, heads), values.shape[1:], strict=False))])

@@ -7,7 +7,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sinkscope.attention import Columns, GenerationStart, Hidden, Hider, LayerCall, Session, StepContext, StepResult, subscribed
+from sinkscope.attention import (
+    Columns,
+    GenerationStart,
+    Hidden,
+    Hider,
+    LayerCall,
+    Session,
+    StepContext,
+    StepResult,
+    query_heads,
+    subscribed,
+    upload,
+)
 from sinkscope.errors import AttentionError, CallError
 from sinkscope.interventions.effect import Effect, Tally, joined
 from sinkscope.interventions.ranking import pool, rank_of, spread
@@ -31,6 +43,7 @@ class Hiding(Hider):
         self._tally: Tally | None = None
         self._places: dict[str, int] = {}  # stack → place of its first layer among those of the network
         self._layers, self._heads = 0, 0
+        self._head_masks: dict[Any, Tensor] = {}
         self._token_classes, self._attention = TokenClasses(model), AttentionMemory()
         self._forget()
 
@@ -59,7 +72,8 @@ class Hiding(Hider):
         """Take note of the network's layers. `hiding` calls it once, with the session to which this is subscribed.
 
         Raises:
-            CallError: a rule is limited to layers that the model does not have.
+            CallError: a rule is limited to layers or heads that the model does not have, or to heads of a network that shows its heads
+                only as it runs.
         """
         self.session = session
         for stack in session.stacks:
@@ -70,6 +84,17 @@ class Hiding(Hider):
             beyond = [layer for layer in part.layers or () if layer >= longest]
             if beyond:
                 raise CallError(f"layers: the model has the layers 0…{longest - 1}, found {beyond[0]}")
+        for layer, head in [pair for part in self.parts for pair in part.heads or ()]:
+            known = [query_heads(module) for stack in session.stacks for module, (_, index) in stack.layers.items() if index == layer]
+            if longest and not known:
+                raise CallError(f"heads: the model has the layers 0…{longest - 1}, found head {layer}.{head}")
+            if not known or None in known:
+                raise CallError(
+                    f"heads: expected a network whose heads are known before it runs, found {type(session.network).__name__}; "
+                    "limit the rule by layers= instead"
+                )
+            if head >= (most := max(one or 0 for one in known)):
+                raise CallError(f"heads: layer {layer} of the model has the heads 0…{most - 1}, found head {layer}.{head}")
 
     # Events of the session
 
@@ -106,9 +131,7 @@ class Hiding(Hider):
         if canvas is None:
             return None
         parts = [
-            (number, part)
-            for number, part in enumerate(self.parts)
-            if _allowed(part.layers, call.index) and _allowed(part.steps, self._step)
+            (number, part) for number, part in enumerate(self.parts) if _allowed_in(part, call.index) and _allowed(part.steps, self._step)
         ]
         if parts and (call.crossing or call.keys != canvas.width):
             raise AttentionError(
@@ -127,18 +150,22 @@ class Hiding(Hider):
             if keys is None:
                 continue
             keys = (keys if keys.ndim == 4 else keys[:, :, None]) & candidates[:, None, None]
+            heads = self._heads_of(part, call)
+            if heads is not None:
+                keys = keys & heads[:, None, None]
             queries = None if part.queries is None else canvas.among(part.queries, device)[:, -call.query.shape[2] :]
-            found.append(Hidden(keys, queries, zeroed=part.effect == "zero", front=part.takes_own))
+            found.append(Hidden(keys, queries, zeroed=part.effect == "zero", front=part.takes_own, heads=heads))
             chosen.append((part, keys))
         if found:
             self._chosen[call.name] = chosen
-            queries = canvas.recorded(_count_queries(call))
-            self._count(call).add(self._place(call), canvas.prompts(device), queries=queries, steps=torch.ones_like(queries))
+            queries = canvas.recorded(_queries(call).sum(-1))[:, None]
+            steps = self._in_force([part for part, _ in chosen], call).expand(len(queries), -1)
+            self._count(call).add(self._place(call), canvas.prompts(device), queries=queries * steps, steps=steps)
         return found
 
     def observes(self, call: LayerCall) -> bool:
         """Return whether a rule may ask for the columns of this layer."""
-        return self._canvas is not None and any(part.observing and _allowed(part.layers, call.index) for part in self.parts)
+        return self._canvas is not None and any(part.observing and _allowed_in(part, call.index) for part in self.parts)
 
     def observe(self, call: LayerCall, columns: Columns) -> None:
         """Keep the attention of a layer that has run, and count what was removed."""
@@ -153,6 +180,29 @@ class Hiding(Hider):
         """Return the rules, and their effect on one prompt of the running generation."""
         rules = [repr(part) for part in self.parts]
         return {"rules": rules, **({} if self._tally is None else self._tally.effect(self._layers, self._heads).of(prompt).as_dict())}
+
+    def _heads_of(self, rule: Rule, call: LayerCall) -> Tensor | None:
+        """Return the heads of a layer to which a rule is limited, bool [head]; None where it is not."""
+        if rule.heads is None:
+            return None
+        count, device = call.query.shape[1], call.key.device
+        name = (rule.heads, call.index, count, device)
+        if name not in self._head_masks:
+            mine = [head for layer, head in rule.heads if layer == call.index]
+            if len(self._places) == 1 and max(mine, default=0) >= count:
+                raise AttentionError(f"heads: {call.name} has the heads 0…{count - 1}, found head {call.index}.{max(mine)}")
+            mask = torch.zeros(count, dtype=torch.bool, device="cpu")
+            mask[[head for head in mine if head < count]] = True
+            self._head_masks[name] = upload(mask, device)
+        return self._head_masks[name]
+
+    def _in_force(self, rules: Sequence[Rule], call: LayerCall) -> Tensor:
+        """Return the heads of a layer in which any of some rules is in force, float [head]."""
+        masks = [self._heads_of(rule, call) for rule in rules]
+        limited = [mask for mask in masks if mask is not None]
+        if len(limited) < len(masks):
+            return torch.ones(call.query.shape[1], device=call.key.device)
+        return torch.stack(limited).any(0).float()
 
     # The effect
 
@@ -172,7 +222,8 @@ class Hiding(Hider):
         device, heads = call.key.device, call.query.shape[1]
         held = _held(call, canvas.real(device))
         membership = _queries(call)
-        counts = {"removed": (removed * membership[:, None]).sum(-1)}
+        in_force = self._in_force([part for part, _ in chosen], call)
+        counts = {"removed": (removed * membership[:, None]).sum(-1) * in_force}
         union = torch.zeros(1, dtype=torch.bool, device=device)
         for part, keys in chosen:
             union = union | keys
@@ -194,6 +245,11 @@ def _allowed(numbers: Any, number: int) -> bool:
     return numbers is None or number in numbers
 
 
+def _allowed_in(rule: Rule, layer: int) -> bool:
+    """Return whether a rule may hide anything in a layer."""
+    return _allowed(rule.layers, layer) and (rule.heads is None or any(mine == layer for mine, _ in rule.heads))
+
+
 def _held(call: LayerCall, real: Tensor) -> Tensor:
     """Return the keys that are no padding and are still in the layer's sliding window, bool [batch, key]."""
     return real & (torch.arange(real.shape[1], device=real.device) >= call.first_key) if call.first_key else real
@@ -203,11 +259,6 @@ def _queries(call: LayerCall) -> Tensor:
     """Return the queries that are no padding, float [batch, query]."""
     assert call.membership is not None
     return call.membership[:, call.groups.index("all")]
-
-
-def _count_queries(call: LayerCall) -> Tensor:
-    """Return how many queries are no padding, float [batch]."""
-    return _queries(call).sum(-1)
 
 
 @contextmanager

@@ -32,6 +32,7 @@ class Intervention(ABC):
 
     Attributes:
         layers: numbers of the layers to which the rule is limited, from 0; all when None.
+        heads: the only heads whose queries lose keys, pairs (layer, head), from 0; all when None.
         steps: numbers of the steps of a generation to which it is limited, from 0; all when None.
         keys: the only keys it may choose: positions of the canvas (padding not counted), or ``masked``, ``unmasked``, ``prompt``,
             ``answer``; any when None.
@@ -53,11 +54,13 @@ class Intervention(ABC):
     steps: Collection[int] | None = None
     keys: Where = None
     queries: Where = None
+    heads: Collection[tuple[int, int]] | None = None
     effect: Literal["mask", "zero"] = "mask"
 
     def __post_init__(self) -> None:
         for name in ("layers", "steps", "keys", "queries"):
             object.__setattr__(self, name, _read_numbers(name, getattr(self, name), words=name in ("keys", "queries")))
+        object.__setattr__(self, "heads", _read_heads(self.heads, self.layers))
         check_choice("effect", self.effect, ("mask", "zero"))
 
     @abstractmethod
@@ -82,7 +85,7 @@ class Intervention(ABC):
     @property
     def idle(self) -> bool:
         """Whether the rule hides nothing whatever the model does; the model then runs untouched."""
-        return self.layers == () or self.steps == () or self.keys == () or self.queries == ()
+        return () in (self.layers, self.steps, self.keys, self.queries, self.heads)
 
     @property
     def waits(self) -> bool:
@@ -197,3 +200,22 @@ def _read_numbers(name: str, given: Any, words: bool) -> Any:
         if not check:
             raise CallError(f"{name}: expected {expected}, found {number!r} among them")
     return tuple(sorted(set(given)))
+
+
+def _read_heads(given: Any, layers: Any) -> Any:
+    if given is None:
+        return None
+    expected = "pairs (layer, head) of numbers from 0 upwards, such as {(5, 1), (0, 5)}"
+    if isinstance(given, str) or not isinstance(given, Collection):
+        raise CallError(f"heads: expected {expected}, found {given!r}")
+    for pair in given:
+        good = isinstance(pair, Collection) and not isinstance(pair, str) and len(pair) == 2
+        if not good or any(not isinstance(number, int) or isinstance(number, bool) or number < 0 for number in pair):
+            raise CallError(f"heads: expected {expected}, found {pair!r} among them")
+    pairs = [tuple(pair) for pair in given]
+    for layer, head in pairs:
+        if pairs.count((layer, head)) > 1:
+            raise CallError(f"heads: expected each head once, found {layer}.{head} twice")
+        if layers and layer not in layers:
+            raise CallError(f"heads: expected heads of the layers {'+'.join(map(str, layers))}, found {layer}.{head}; leave layers= out")
+    return tuple(sorted(pairs))

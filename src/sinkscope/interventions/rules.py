@@ -22,7 +22,7 @@ from sinkscope.interventions.step_canvas import GROUPS
 
 ENTRY_POINTS = "sinkscope.interventions"
 NOTHING = "none"
-LISTS = ("layers", "steps", "keys", "queries")
+LISTS = ("layers", "steps", "keys", "queries", "heads")
 _NUMBERS: dict[Any, str] = {int: r"[0-9]+", float: r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?|inf"}
 
 
@@ -56,7 +56,7 @@ def parse_rule(text: str) -> Intervention | Composed:
     A rule is a word of `known_rules` and its arguments, such as ``top:1`` or ``window:4+64``, or ``none``, which hides nothing.
     Options follow ``@``, separated by commas. They are the fields of the rule's class: a choice is written as its value (``current``),
     a switch as its name (``only_sinks``), a number as ``seed=2``; ``layers=``, ``steps=``, ``keys=``, ``queries=`` take numbers such as
-    ``0-3+7``, the last two also ``masked``, ``unmasked``, ``prompt``, ``answer``.
+    ``0-3+7``, the last two also ``masked``, ``unmasked``, ``prompt``, ``answer``; ``heads=`` takes layers and heads such as ``5.1+0.5``.
 
     Raises:
         CallError: no such rule, argument or option; the message names those there are.
@@ -123,7 +123,9 @@ def _options(text: str, word: str, kind: type[Intervention], tail: str) -> dict[
     found: dict[str, Any] = {}
     for piece in filter(None, map(str.strip, tail.split(","))):
         name, equals, value = piece.partition("=")
-        if equals and name in LISTS and name in fields:
+        if equals and name == "heads" and name in fields:
+            key, chosen = name, _read_heads(text, value)
+        elif equals and name in LISTS and name in fields:
             key, chosen = name, value if value in GROUPS else _read_numbers(text, name, value)
         elif equals and name in fields and re.fullmatch(_NUMBERS.get(hints[name], "(?!)"), value):
             key, chosen = name, hints[name](value)
@@ -158,3 +160,10 @@ def _read_numbers(text: str, name: str, value: str) -> tuple[int, ...]:
             raise CallError(f"rule {text!r}: expected {name} as numbers such as 0-3+7, found {value!r}")
         numbers += range(int(ends[1]), int(ends[2] or ends[1]) + 1)
     return tuple(numbers)
+
+
+def _read_heads(text: str, value: str) -> tuple[tuple[int, int], ...]:
+    heads = [re.fullmatch(r"([0-9]+)\.([0-9]+)", part) for part in value.split("+")]
+    if None in heads:
+        raise CallError(f"rule {text!r}: expected heads as layer.head, such as 5.1+0.5, found {value!r}")
+    return tuple((int(one[1]), int(one[2])) for one in heads if one is not None)
