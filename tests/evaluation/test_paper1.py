@@ -9,7 +9,8 @@ from torch.utils.flop_counter import FlopCounterMode
 import sinkscope
 from sinkscope.errors import CallError
 from sinkscope.evaluation.papers import cost as costs
-from sinkscope.evaluation.papers.cost import GIB, PROBLEMS, Shape, estimate
+from sinkscope.evaluation.papers.cost import GIB, estimate
+from sinkscope.evaluation.papers.paper import PROBLEMS, Shape
 from sinkscope.evaluation.papers.paper1 import CHECKPOINTS, LAB, PUBLISHED, paper1, rules_for
 from sinkscope.evaluation.protocols import PROTOCOLS, find_protocol, variant_of
 

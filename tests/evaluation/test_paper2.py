@@ -13,7 +13,8 @@ from sinkscope.commands.reproduction import Options, reproduce
 from sinkscope.decoding import quotas
 from sinkscope.decoding.likelihood import expected_masks, mask_patterns
 from sinkscope.errors import CallError
-from sinkscope.evaluation.papers.cost import CHOICE_TOKENS, PROBLEMS, estimate
+from sinkscope.evaluation.papers.cost import CHOICE_TOKENS, estimate
+from sinkscope.evaluation.papers.paper import PROBLEMS
 from sinkscope.evaluation.papers.paper2 import ACCURACY, CHECKPOINTS, SHAPES, TASKS, paper2, read_folders
 from sinkscope.models.folding import fold
 from sinkscope.models.smdm import convert

@@ -4,13 +4,17 @@ import csv
 import dataclasses
 import io
 import json
+import subprocess
+import sys
 
 import pytest
 
 from sinkscope.evaluation import Result, table, write_table
-from sinkscope.evaluation.comparisons import arranged, compare, remarks
+from sinkscope.evaluation.comparisons import arranged, compare, remarks, takes_seed
 from sinkscope.evaluation.paired_tests import against_controls, holm, paired_difference, wilson_interval
-from sinkscope.evaluation.papers.paper1 import published_accuracy
+from sinkscope.evaluation.papers.published import published_accuracy
+from sinkscope.evaluation.results import write_results
+from sinkscope.interventions import known_controls, known_rules
 
 
 def result(hide, outcomes, model="GSAI-ML/LLaDA-8B-Instruct", task="gsm8k", **more):
@@ -247,3 +251,22 @@ def test_csv():
     assert (rows[1]["accuracy"], rows[1]["verdict"], rows[1]["change_mean"], rows[1]["published"]) == ("0.45", "degraded", "-0.3", "0.75")
     assert json.loads(rows[1]["controls"])[0]["seeds"] == 2
     assert (rows[0]["change_mean"], rows[0]["controls"]) == ("", "")
+
+
+def test_controls_are_those_of_the_rules():
+    assert {word: takes_seed(word) for word in ("none", *known_rules())} == {
+        "none": None,
+        **dict.fromkeys(known_rules()),
+        **known_controls(),
+    }
+    assert takes_seed("unheard-of") is None
+
+
+@pytest.mark.parametrize("command", ["table", "reproduce"])
+def test_reading_and_planning_load_no_torch(command, tmp_path):
+    write_results(tmp_path, RESULTS)
+    arguments = {"table": [str(tmp_path)], "reproduce": ["paper1", "--dry-run"]}[command]
+    code = f"import sys; from sinkscope import cli; sys.argv[1:] = {[command, *arguments]}; cli.main(); assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "| gsm8k" in done.stdout

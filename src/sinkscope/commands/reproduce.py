@@ -76,18 +76,13 @@ class Reproduce(Command):
 
     def _parts(self) -> Any:
         """Return the paper's work as the flags narrow it."""
-        from sinkscope.evaluation.papers.paper1 import LAB, PUBLISHED, paper1
-        from sinkscope.evaluation.papers.paper2 import paper2, read_folders
+        from sinkscope.evaluation.papers.paper import Narrowing, find_paper
 
-        if self.paper == "paper2":
-            return paper2(read_folders(self.models), limit=self.limit)
         ks = _words(self.ks)
         if not all(k.isdigit() and int(k) for k in ks):
             raise CallError(f"--ks: expected whole numbers from 1 upwards, separated by commas, found {self.ks!r}")
-        models = {"published": PUBLISHED, "lab": LAB}.get(self.models) or tuple(_words(self.models))
-        return paper1(
-            models, ks=[int(k) for k in ks], seeds=self.seeds, controls=_words(self.controls), limit=self.limit, traces=self.traces
-        )
+        asked = Narrowing(self.models, self.limit, [int(k) for k in ks], self.seeds, _words(self.controls), self.traces)
+        return find_paper(self.paper).plan(asked)
 
 
 def _words(text: str) -> list[str]:

@@ -19,7 +19,8 @@ from sinkscope.errors import CallError
 
 TOP = 5
 """Tokens in a row of Table 2."""
-Part = Any  # evaluation.papers.cost.Part; imported inside functions only, so that the command starts quickly
+Part = Any  # evaluation.papers.paper.Part; imported inside functions only, so that the command starts quickly
+Paper = Any  # evaluation.papers.paper.Paper
 Trace = Any  # sinkscope.Trace
 
 
@@ -59,16 +60,18 @@ def reproduce(parts: Sequence[Part], options: Options, say: Callable[[str], None
     Raises:
         CallError, EvaluationError, TraceError: see `evaluate` and `recording`.
     """
-    from sinkscope.evaluation.results import read_results
+    from sinkscope.evaluation.papers.paper import find_paper
     from sinkscope.models import load
     from sinkscope.work_items import share_of_process
 
     if not parts:
         raise CallError("expected at least one part to reproduce, found none")
-    _check_paper2({part.model: part.folder for part in parts if part.paper == "paper2"})
+    papers = {part.paper: find_paper(part.paper) for part in parts}
+    for paper, name, folder in dict.fromkeys((part.paper, part.model, part.folder) for part in parts):
+        papers[paper].check_folder(name, folder)  # before any is loaded
     first = share_of_process().index == 0  # torchrun's other processes only share in the evaluations
     traces: dict[str, list[Trace]] = {}
-    evaluations = []
+    evaluated: list[Part] = []
     for name in dict.fromkeys(part.model for part in parts):
         folder = next((part.folder for part in parts if part.model == name and part.folder), name)
         model = load(folder, dtype=options.dtype, device=options.device)
@@ -81,28 +84,14 @@ def reproduce(parts: Sequence[Part], options: Options, say: Callable[[str], None
                 if first:
                     traces[name] = _record(model, part, options, say)
             elif _evaluate(model, part, options, say):
-                evaluations.append(_folder(options, "evaluations", name) / part.task)
+                evaluated.append(part)
         del model
     if not first:
         return []
-    if all(part.paper == "paper2" for part in parts):
-        return [_write_paper2(parts, options)]
-    written = _write_tables(read_results(*evaluations), options.out) if evaluations else []
+    written = [path for name, paper in papers.items() for path in _write_tables(name, paper, evaluated, options)]
     if traces:
         written += _write_traces(traces, options)
     return written
-
-
-def _check_paper2(folders: Mapping[str, str]) -> None:
-    """Raise CallError where a checkpoint has no folder or its folder holds another model, before any is loaded."""
-    from sinkscope.evaluation.papers.paper2 import check_checkpoint, where_from
-    from sinkscope.models import identify
-
-    for name, folder in folders.items():
-        if not folder:
-            raise CallError(f"expected a folder for {name}, found none; {where_from(name)}: pass --models {name}=FOLDER")
-        family, variant = identify(folder)
-        check_checkpoint(name, folder, family.name, variant and variant.name)
 
 
 def _folder(options: Options, kind: str, model: str) -> Path:
@@ -166,28 +155,17 @@ def _write(path: Path, text: str) -> None:
     write_whole(path, text.encode())
 
 
-def _write_tables(results: Any, out: Path) -> list[Path]:
-    from sinkscope.evaluation.tables import Format, write_table
-
-    written = []
-    suffixes: dict[Format, str] = {"markdown": "md", "latex": "tex", "csv": "csv", "json": "json"}
-    for form, suffix in suffixes.items():
-        path = out / f"table1.{suffix}"
-        _write(path, f"{write_table(results, form)}\n")
-        written.append(path)
-    return written
-
-
-def _write_paper2(parts: Sequence[Part], options: Options) -> Path:
-    from sinkscope.evaluation.papers.paper2 import beside_paper
+def _write_tables(name: str, paper: Paper, evaluated: Sequence[Part], options: Options) -> list[Path]:
+    """Write the tables of a paper from what was evaluated for it, if anything was."""
     from sinkscope.evaluation.results import read_results
 
-    found = {name: [] for name in dict.fromkeys(part.model for part in parts)}
-    for part in parts:
-        found[part.model] += read_results(_folder(options, "evaluations", part.model) / part.task)
-    path = options.out / "paper2.md"
-    _write(path, f"{beside_paper(found)}\n")
-    return path
+    found: dict[str, list[Any]] = {}
+    for part in (part for part in evaluated if part.paper == name):
+        found.setdefault(part.model, []).extend(read_results(_folder(options, "evaluations", part.model) / part.task))
+    texts = paper.tables(found) if found else {}
+    for file, text in texts.items():
+        _write(options.out / file, f"{text}\n")
+    return [options.out / file for file in texts]
 
 
 def _write_traces(traces: Mapping[str, list[Trace]], options: Options) -> list[Path]:

@@ -5,11 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sinkscope.evaluation.paired_tests import Difference, against_controls, holm, paired_difference
-from sinkscope.evaluation.papers.paper1 import published_accuracy
+from sinkscope.evaluation.papers.published import published_accuracy
 from sinkscope.evaluation.results import Result
 
 SEEDS = 3
 _RULE = re.compile(r"([a-z]+):(\d+)(?:@(.*))?")
+_RULES = {"none": None, "top": None, "random": True, "ranks": False, "mass": True, "persistent": True, "class": True}
+"""What `takes_seed` returns for the rules that most tables have, so that these load no torch; a test compares it with the rules."""
 _DEFAULTS = {"", "previous", "local", "columns", "head", "mask"}
 _MATCHED = 1.5
 """A control of equal mass that takes away this many times more, or less, does not match."""
@@ -91,7 +93,7 @@ def _contrasts(result: Result, results: Sequence[Result]) -> list[tuple[str, int
     kinds: dict[str, dict[int, Result]] = {}
     for one in results:
         other = _RULE.fullmatch(one.hide)
-        if other is None or other[1] not in _controls() or not _comparable(one, result):
+        if other is None or takes_seed(other[1]) is None or not _comparable(one, result):
             continue
         if other[2] == rule[2] and _options(other[3]) == _options(rule[3]):
             runs = kinds.setdefault(other[1], {})
@@ -106,14 +108,17 @@ def _contrasts(result: Result, results: Sequence[Result]) -> list[tuple[str, int
     return found
 
 
-def _controls() -> dict[str, bool]:
+def takes_seed(word: str) -> bool | None:
+    """Return whether the control of a word draws at random, and so takes a seed; None where the word is no control."""
+    if word in _RULES:
+        return _RULES[word]
     from sinkscope.interventions import known_controls  # here, as it loads torch
 
-    return known_controls()
+    return known_controls().get(word)
 
 
 def _is_control(result: Result) -> bool:
-    return result.hide.partition(":")[0] in _controls()
+    return takes_seed(result.hide.partition(":")[0]) is not None
 
 
 def arranged(results: Sequence[Result]) -> list[Result]:
@@ -165,7 +170,7 @@ def remarks(rows: Sequence[Row]) -> list[str]:
         elif result.hide != "none" and change is None:
             said.append(f"{where}: no unhidden run of the same weights, problems, settings, dtype and device to compare with")
         for contrast in row.contrasts:
-            if contrast.seeds < SEEDS and _controls()[contrast.control.partition(":")[0]]:
+            if contrast.seeds < SEEDS and takes_seed(contrast.control.partition(":")[0]):
                 said.append(f"{where}: {contrast.seeds} of at least {SEEDS} seeds of {contrast.control}")
             mine, theirs = result.removed_share, contrast.removed_share
             if contrast.control.startswith("mass:") and mine and theirs and not 1 / _MATCHED <= theirs / mine <= _MATCHED:
@@ -174,7 +179,7 @@ def remarks(rows: Sequence[Row]) -> list[str]:
         for n in sorted({one.difference.n for one in row.contrasts} - {result.n}):
             some = ", ".join(one.control for one in row.contrasts if one.difference.n == n)
             said.append(f"{where}: set against {some} over the {n} problems that both have")
-        if result.hide.startswith("top:") and not any(_controls()[one.control.partition(":")[0]] for one in row.contrasts):
+        if result.hide.startswith("top:") and not any(takes_seed(one.control.partition(":")[0]) for one in row.contrasts):
             said.append(f"{where}: no random control with its K and options; hiding any keys may hurt as much")
     for (model, task, n), rules in small.items():
         said.append(

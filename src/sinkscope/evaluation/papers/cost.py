@@ -1,15 +1,14 @@
-"""A paper's plan is a list of parts; what each of them costs is computed from shapes alone, without loading a model.
+"""What the parts of a paper's plan cost, computed from shapes alone, without loading a model.
 
 `ASSUMPTIONS` says what the estimate assumes. It counts forward calls as a run makes them (their mean where masks are drawn), and
 guesses how long prompts and choices are.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from sinkscope.errors import CallError
+from sinkscope.evaluation.papers.paper import Part, Shape
 
 GIB = 2**30
 CARD_GIB = 24
@@ -17,23 +16,6 @@ USABLE = 0.95
 TFLOPS = 125.0
 BYTES_PER_S = 1.5e12
 RECORDED = 1.1
-PROBLEMS = {
-    "gsm8k": 1319,
-    "gsm8k_cot": 1319,
-    "gsm8k_two_pass": 1319,
-    "humaneval": 164,
-    "humaneval_instruct": 164,
-    "arc_easy": 2376,
-    "arc_challenge": 1172,
-    "hellaswag": 10042,
-    "piqa": 1838,
-    "race": 1045,
-    "social_iqa": 1954,
-    "lambada": 5153,
-    "lab-arith": 1319,
-    "lab-code": 164,
-}
-"""How many problems a task has."""
 TEXT_TOKENS = {
     "gsm8k": (80, 155),
     "gsm8k_cot": (75, 75),
@@ -65,56 +47,6 @@ ASSUMPTIONS = (
     "Memory: weights in 2 bytes, one layer's activations, 512 queries' attention in 4 bytes, three copies of the logits, the cache of an "
     f"autoregressive model; {1 - USABLE:.0%} kept free. Disk: three sums a key and four norms a token in 4 bytes; 12 kB an answer.",
 )
-
-
-@dataclass(frozen=True)
-class Shape:
-    """What the cost of a forward call depends on.
-
-    Attributes:
-        layers, heads, kv_heads, hidden, ffn, vocabulary, parameters: of the network.
-        causal: whether it writes one token a step, with a cache.
-    """
-
-    layers: int
-    heads: int
-    kv_heads: int
-    hidden: int
-    ffn: int
-    vocabulary: int
-    parameters: int
-    causal: bool = False
-
-
-@dataclass(frozen=True)
-class Part:
-    """One piece of a paper's work: a task of a table for one model, or the recorded generations behind its figures.
-
-    Attributes:
-        paper: ``paper1`` or ``paper2``.
-        name: the tables or figures of the paper that need it.
-        model: name of the checkpoint.
-        task: whose prompts.
-        rules: of hiding, ``none`` among them; recorded generations have only that.
-        prompts: how many.
-        shots: examples in each prompt.
-        settings: of the sampler, or of the likelihoods.
-        shape: of the checkpoint that the paper used.
-        recorded: whether attention is written to disk.
-        folder: where the checkpoint lies, when not where its name says.
-    """
-
-    paper: str
-    name: str
-    model: str
-    task: str
-    rules: tuple[str, ...]
-    prompts: int
-    shots: int
-    settings: Mapping[str, Any] = field(hash=False)
-    shape: Shape
-    recorded: bool = False
-    folder: str = ""
 
 
 @dataclass(frozen=True)

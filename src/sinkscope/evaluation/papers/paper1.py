@@ -1,13 +1,16 @@
-"""Paper 1, "Attention Sinks in Diffusion Language Models" (arXiv 2510.15731): what its tables and figures take, and its Table 1."""
+"""Paper 1, "Attention Sinks in Diffusion Language Models" (arXiv 2510.15731): its models, and what its tables and figures take."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sinkscope.errors import CallError
-from sinkscope.evaluation.papers.cost import PROBLEMS, Part, Shape
+from sinkscope.evaluation.comparisons import takes_seed
+from sinkscope.evaluation.papers.paper import PROBLEMS, Narrowing, Paper, Part, Shape
+from sinkscope.evaluation.papers.published import KS
 from sinkscope.evaluation.protocols import find_protocol
+from sinkscope.evaluation.results import Result
+from sinkscope.evaluation.tables import Format, write_table
 
 
 @dataclass(frozen=True)
@@ -69,27 +72,6 @@ PUBLISHED = tuple(name for name in CHECKPOINTS if name not in LAB)
 CONTROLS = ("random", "ranks")
 """The controls of a run, unless others are asked for. The paper has none."""
 
-KS = (0, 1, 5, 10)
-TABLE_1 = {
-    ("gsm8k", "dream"): ((0.82, 0.01), (0.79, 0.01), (0.78, 0.01), (0.75, 0.01)),
-    ("gsm8k", "llada"): ((0.76, 0.01), (0.75, 0.01), (0.73, 0.01), (0.55, 0.01)),
-    ("gsm8k", "mmada"): ((0.54, 0.01), (0.53, 0.01), (0.54, 0.01), (0.37, 0.01)),
-    ("gsm8k", "llama"): ((0.85, 0.01), (0.02, 0.00), (0.02, 0.00), (0.01, 0.03)),
-    ("humaneval", "dream"): ((0.60, 0.03), (0.64, 0.03), (0.61, 0.03), (0.57, 0.03)),
-    ("humaneval", "llada"): ((0.37, 0.03), (0.37, 0.03), (0.39, 0.03), (0.35, 0.03)),
-    ("humaneval", "mmada"): ((0.16, 0.02), (0.16, 0.03), (0.18, 0.03), (0.09, 0.02)),
-    ("humaneval", "llama"): ((0.66, 0.04), (0.00, 0.00), (0.00, 0.00), (0.00, 0.00)),
-}
-"""Version 2, Table 1: accuracy and standard error with that many (`KS`) of the top sinks hidden."""
-_MODELS = {
-    "dream": re.compile(r"dream-?(v0)?.*7b", re.I),
-    "llada": re.compile(r"llada-8b", re.I),
-    "mmada": re.compile(r"mmada-8b", re.I),
-    "llama": re.compile(r"llama-3\.1-8b-instruct", re.I),
-}
-_TASKS = {"gsm8k": "gsm8k", "gsm8k_cot": "gsm8k", "humaneval": "humaneval", "humaneval_instruct": "humaneval"}
-_BASES = re.compile(r"base|dream-?coder|moe", re.I)
-
 
 def paper1(
     models: Sequence[str] = PUBLISHED,
@@ -135,36 +117,33 @@ def rules_for(model: str, ks: Sequence[int], seeds: int, controls: Sequence[str]
     Raises:
         CallError: an unknown control.
     """
-    from sinkscope.interventions import known_controls  # here, as it loads torch
+    seeded = {control: takes_seed(control) for control in controls}
+    for control in (control for control, found in seeded.items() if found is None):
+        from sinkscope.interventions import known_controls  # here, as it loads torch
 
-    known = known_controls()
-    unknown = [control for control in controls if control not in known]
-    if unknown:
-        raise CallError(f"controls: expected some of {', '.join(known)}, found {unknown[0]!r}")
+        raise CallError(f"controls: expected some of {', '.join(known_controls())}, found {control!r}")
     decide = "@last_row" if CHECKPOINTS[model].shape.causal else ""
     rules = ["none"]
     for k in ks:
         rules.append(f"top:{k}{decide}")
         for control in controls:
-            seeded = [f"{control}:{k}{decide}{',' if decide else '@'}seed={seed}" for seed in range(seeds)]
-            rules += seeded if known[control] else [f"{control}:{k}{decide}"]
+            drawn = [f"{control}:{k}{decide}{',' if decide else '@'}seed={seed}" for seed in range(seeds)]
+            rules += drawn if seeded[control] else [f"{control}:{k}{decide}"]
     return tuple(rules)
 
 
-def published_accuracy(model: str, task: str, hide: str) -> tuple[float, float] | None:
-    """Return accuracy and standard error of Table 1 for a model's name, a task and a rule; None where the paper has none.
+_SUFFIXES: dict[Format, str] = {"markdown": "md", "latex": "tex", "csv": "csv", "json": "json"}
 
-    The paper's own rule is ``top:K``, by the columns of the step before for diffusion models and by the last row for Llama;
-    another ``observe``, ``decide`` or control is another experiment. Its tables do not name variants. Base models are left out,
-    and so is a Llama that is not called ``Instruct``.
-    """
-    name = model.rstrip("/").split("/")[-1]
-    kind = next((kind for kind, pattern in _MODELS.items() if pattern.search(name)), None)
-    rows = TABLE_1.get((_TASKS.get(task, ""), kind or ""))
-    if rows is None or _BASES.search(name):
-        return None
-    rule = re.fullmatch(r"none|top:(\d+)(@last_row)?", hide)
-    if rule is None or (rule[1] is not None and (rule[2] is not None) != (kind == "llama")):
-        return None
-    k = int(rule[1] or 0)
-    return rows[KS.index(k)] if k in KS else None
+
+def _plan(asked: Narrowing) -> tuple[Part, ...]:
+    named = [name.strip() for name in asked.models.split(",") if name.strip()]
+    models = {"published": PUBLISHED, "lab": LAB}.get(asked.models) or named
+    return paper1(models, ks=asked.ks, seeds=asked.seeds, controls=asked.controls, limit=asked.limit, traces=asked.traces)
+
+
+def _tables(results: Mapping[str, Sequence[Result]]) -> dict[str, str]:
+    everything = [result for found in results.values() for result in found]
+    return {f"table1.{suffix}": write_table(everything, form) for form, suffix in _SUFFIXES.items()}
+
+
+PAPER = Paper(_plan, _tables)

@@ -8,7 +8,7 @@ wrote after `add_sink_token` and training. The dry run needs none.
 from collections.abc import Mapping, Sequence
 
 from sinkscope.errors import CallError
-from sinkscope.evaluation.papers.cost import PROBLEMS, Part, Shape
+from sinkscope.evaluation.papers.paper import PROBLEMS, Paper, Part, Shape
 from sinkscope.evaluation.protocols import PROTOCOLS
 from sinkscope.evaluation.results import Result
 
@@ -83,28 +83,23 @@ def read_folders(text: str) -> dict[str, str]:
     return found
 
 
-def where_from(name: str) -> str:
-    """Return how a folder of a checkpoint is made."""
-    if name.startswith("scratch"):
-        return "`sinkscope convert` makes one of its .pth"
-    return "expected one that `load` reads, such as Qwen2.5 after `add_sink_token`, training and `save_pretrained`"
+def check_folder(name: str, folder: str) -> None:
+    """Raise CallError where there is no folder for a checkpoint, or one that holds another kind of model than the name says."""
+    from sinkscope.models import identify  # here, as it loads torch
 
-
-def check_checkpoint(name: str, folder: str, family: str, sink: str | None) -> None:
-    """Raise CallError for a folder that holds another kind of model than its name says.
-
-    Args:
-        name: of `CHECKPOINTS`.
-        folder: given for it.
-        family: found there; those from Qwen2.5 shift their logits as Dream does.
-        sink: name of the variant found there, None without one; a folded token is the same model.
-    """
     body = name.partition("+")[0]
-    wanted, asked = "smdm" if body.startswith("scratch") else "dream", SINKS[name.removeprefix(body)]
-    if (family, sink and sink.removesuffix(" (folded)")) != (wanted, asked):
+    scratch = body.startswith("scratch")
+    if not folder:
+        made = "expected one that `load` reads, such as Qwen2.5 after `add_sink_token`, training and `save_pretrained`"
+        made = "`sinkscope convert` makes one of its .pth" if scratch else made
+        raise CallError(f"expected a folder for {name}, found none; {made}: pass --models {name}=FOLDER")
+    family, variant = identify(folder)
+    sink = variant.name.removesuffix(" (folded)") if variant else None  # a folded token is the same model
+    wanted, asked = "smdm" if scratch else "dream", SINKS[name.removeprefix(body)]  # those from Qwen2.5 shift their logits as Dream does
+    if (family.name, sink) != (wanted, asked):
         raise CallError(
             f"--models {name}={folder}: expected family {wanted} with sink token {asked or 'none'}, as the name says, "
-            f"found family {family} with sink token {sink or 'none'}; give the folder the name of what it holds"
+            f"found family {family.name} with sink token {variant.name if variant else 'none'}; give the folder the name of what it holds"
         )
 
 
@@ -120,3 +115,10 @@ def beside_paper(results: Mapping[str, Sequence[Result]]) -> str:
                 f"| {name} | {result.task} | {result.n} | {100 * result.accuracy:.1f} ({low:.1f}–{high:.1f}) | {normed} | {published:.1f} |"
             )
     return "\n".join(lines)
+
+
+PAPER = Paper(
+    plan=lambda asked: paper2(read_folders(asked.models), limit=asked.limit),
+    tables=lambda results: {"paper2.md": beside_paper(results)},
+    check_folder=check_folder,
+)

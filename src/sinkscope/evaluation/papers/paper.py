@@ -1,0 +1,121 @@
+"""What `sinkscope reproduce` needs of a paper: its plan, which is a list of parts, and its tables beside what was measured."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+from sinkscope.evaluation.results import Result
+
+PROBLEMS = {
+    "gsm8k": 1319,
+    "gsm8k_cot": 1319,
+    "gsm8k_two_pass": 1319,
+    "humaneval": 164,
+    "humaneval_instruct": 164,
+    "arc_easy": 2376,
+    "arc_challenge": 1172,
+    "hellaswag": 10042,
+    "piqa": 1838,
+    "race": 1045,
+    "social_iqa": 1954,
+    "lambada": 5153,
+    "lab-arith": 1319,
+    "lab-code": 164,
+}
+"""How many problems a task has."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the cost of a forward call depends on.
+
+    Attributes:
+        layers, heads, kv_heads, hidden, ffn, vocabulary, parameters: of the network.
+        causal: whether it writes one token a step, with a cache.
+    """
+
+    layers: int
+    heads: int
+    kv_heads: int
+    hidden: int
+    ffn: int
+    vocabulary: int
+    parameters: int
+    causal: bool = False
+
+
+@dataclass(frozen=True)
+class Part:
+    """One piece of a paper's work: a task of a table for one model, or the recorded generations behind its figures.
+
+    Attributes:
+        paper: name of the `Paper`.
+        name: the tables or figures of the paper that need it.
+        model: name of the checkpoint.
+        task: whose prompts.
+        rules: of hiding, ``none`` among them; recorded generations have only that.
+        prompts: how many.
+        shots: examples in each prompt.
+        settings: of the sampler, or of the likelihoods.
+        shape: of the checkpoint that the paper used.
+        recorded: whether attention is written to disk.
+        folder: where the checkpoint lies, when not where its name says.
+    """
+
+    paper: str
+    name: str
+    model: str
+    task: str
+    rules: tuple[str, ...]
+    prompts: int
+    shots: int
+    settings: Mapping[str, Any] = field(hash=False)
+    shape: Shape
+    recorded: bool = False
+    folder: str = ""
+
+
+@dataclass(frozen=True)
+class Narrowing:
+    """How much of a paper's plan is run, as the flags of `sinkscope reproduce` say; a paper may have no use for some of them.
+
+    Attributes:
+        models: text of ``--models``.
+        limit: problems of each task; all when None.
+        ks: how many sinks are hidden.
+        seeds: of each control that draws at random.
+        controls: words of rules that are hidden for comparison.
+        traces: recorded generations a model.
+    """
+
+    models: str
+    limit: int | None
+    ks: Sequence[int]
+    seeds: int
+    controls: Sequence[str]
+    traces: int
+
+
+def _any_folder(name: str, folder: str) -> None:
+    """Accept every folder, and a checkpoint without one."""
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A paper: ``PAPER`` of the module of its name in this package.
+
+    Attributes:
+        plan: returns the work behind the tables and figures.
+        tables: returns the text of each table by the name of its file, from the results of each checkpoint.
+        check_folder: raises CallError where the folder given for a checkpoint (empty for none) does not hold that checkpoint.
+    """
+
+    plan: Callable[[Narrowing], tuple[Part, ...]]
+    tables: Callable[[Mapping[str, Sequence[Result]]], Mapping[str, str]]
+    check_folder: Callable[[str, str], None] = _any_folder
+
+
+def find_paper(name: str) -> Paper:
+    """Return the paper of a name, such as ``paper1``."""
+    return import_module(f"{__package__}.{name}").PAPER
