@@ -2,18 +2,15 @@
 
 import json
 
-import hand_made
+import _networks_by_hand
 import numpy as np
 import pytest
-from random_models import save_random_model
+from _networks_by_hand import KINDS, SETTINGS, SIZES
 
 from sinkscope.errors import CallError
 from sinkscope.roles import Estimate, Rules, find_roles
 from sinkscope.roles.store import open_store
 from sinkscope.roles.verdict import decide
-
-SETTINGS = {"length": 40, "steps": 40, "block": 40, "canvases": 2}
-SIZES = ((1, 3), (2, 3), (3, 4))
 
 
 @pytest.fixture(scope="module")
@@ -22,15 +19,15 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
-@pytest.mark.parametrize("kind", hand_made.KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_verdict_on_a_network_set_by_hand_is_the_truth(folder, kind, size):
     layers, heads = size
-    model, place, prompts = hand_made.make(folder / f"{layers}-{heads}", kind, layers, heads, 0, save_random_model)
+    model, place, prompts = _networks_by_hand.make(folder / f"{layers}-{heads}", kind, layers, heads, 0)
     found = find_roles(model, prompts, **SETTINGS)
     (head,) = found.heads
     assert (head.layer, head.head) == place and not found.failed
     assert head.role == kind.partition(" ")[0], head
-    assert head.substitutes == hand_made.KINDS[kind].sources
+    assert head.substitutes == KINDS[kind].sources
     assert head.removable == (kind == "idle with a substitute")
     if kind == "idle with a substitute":
         assert head.measured["to_substitutes"].mean > 0.99
@@ -78,7 +75,7 @@ def test_too_few_prompts_are_refused(diffusion):
 
 
 def test_a_prompt_that_fails_does_not_lose_the_others(folder):
-    model, place, prompts = hand_made.make(folder / "1-3", "idle", 1, 3, 0, save_random_model)
+    model, place, prompts = _networks_by_hand.make(folder / "1-3", "idle", 1, 3, 0)
     prompts = [*prompts, [30] * 1000, [30] * 1000]
     found = find_roles(model, prompts, **SETTINGS)
     assert set(found.failed) == {10, 11} and all("does not fit" in why for why in found.failed.values())
@@ -86,7 +83,7 @@ def test_a_prompt_that_fails_does_not_lose_the_others(folder):
 
 
 def test_a_run_that_was_cut_off_goes_on_to_the_same_roles(folder, tmp_path):
-    model, _, prompts = hand_made.make(folder / "1-3", "idle with a substitute", 1, 3, 1, save_random_model)
+    model, _, prompts = _networks_by_hand.make(folder / "1-3", "idle with a substitute", 1, 3, 1)
     whole = find_roles(model, prompts, out=tmp_path / "whole", **SETTINGS)
 
     class Cut(Exception):

@@ -114,8 +114,10 @@ def _print(found: Any) -> None:
     print(f"{found.model}: {len(found.heads)} of {heads} heads have a lasting sink (Eq. 3, ε = {found.rules.excess:g})")
     print(f"chosen on {found.prompts - found.judged - len(found.failed)} prompts, judged on {found.judged} others")
     print("  " + ", ".join(f"{found.count(role)} {role}" for role in ROLES))
-    free = sum(one.removable for one in found.heads)
-    print(f"  {free} of them can be hidden without a change of the predictions above {found.rules.changed:g} nats\n")
+    free, not_free = (sum(one.removable is wanted for one in found.heads) for wanted in (True, False))
+    print(
+        f"  hidden in its head alone, {free} of them change the predictions by less than {found.rules.changed:g} nats, {not_free} by more\n"
+    )
     print(f"{'layer':>5} {'head':>4}  {'role':<10}{'token':<10}" + "".join(f"{name:>10}" for name, _, _ in COLUMNS) + f"{'to hide':>9}")
     for one in sorted(found.heads, key=lambda one: (ROLES.index(one.role), one.layer, one.head)):
         cells = "".join(f"{_number(one.measured.get(name)):>10}" for _, name, _ in COLUMNS)

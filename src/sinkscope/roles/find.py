@@ -44,6 +44,8 @@ class HeadRole:
             ``to_itself``: where its attention goes.
         substitutes: how many of the largest columns must be hidden before the predictions change; None where hiding eight
             does not change them.
+        removable: whether hiding the sink, its attention going elsewhere, leaves the predictions as they are; None where the
+            interval holds both.
     """
 
     layer: int
@@ -54,16 +56,11 @@ class HeadRole:
     token: str | None
     measured: Mapping[str, Estimate]
     substitutes: int | None
-
-    @property
-    def removable(self) -> bool:
-        """Whether hiding the sink, its attention going elsewhere, changes nothing."""
-        found = self.measured.get("kl.sink")
-        return found is not None and found.high is not None and self.substitutes != 1
+    removable: bool | None
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values."""
-        return asdict(self) | {"removable": self.removable, "measured": {name: asdict(one) for name, one in self.measured.items()}}
+        return asdict(self) | {"measured": {name: asdict(one) for name, one in self.measured.items()}}
 
 
 @dataclass(frozen=True)
@@ -311,7 +308,16 @@ def _conclude(model: Model, head: tuple[int, int], judged: Sequence[Sequence[Map
         rules,
     )
     place = measured.get("place", nothing).mean
-    return HeadRole(*head, role, lasting, place, _most_frequent(model, rows), measured, _substitutes(measured, rules))
+    return HeadRole(
+        *head, role, lasting, place, _most_frequent(model, rows), measured, _substitutes(measured, rules), _removable(measured, rules)
+    )
+
+
+def _removable(measured: Mapping[str, Estimate], rules: Rules) -> bool | None:
+    found = measured.get("kl.sink")
+    if found is None or found.low is None or found.high is None or found.low <= rules.changed <= found.high:
+        return None
+    return found.high < rules.changed
 
 
 def _substitutes(measured: Mapping[str, Estimate], rules: Rules) -> int | None:

@@ -11,7 +11,9 @@ import numpy as np
 import torch
 
 import sinkscope
-from sinkscope.lab.recipes import Architecture
+from sinkscope.lab.recipes import RECIPES, Architecture
+from sinkscope.lab.starting_network import build_network
+from sinkscope.lab.vocabulary import build_tokenizer
 
 LETTERS = 8
 SOURCE, FIRST_LETTER = 20, 21  # ids of the lab's tokenizer; what they read as does not matter
@@ -34,6 +36,12 @@ class Kind:
     sources: int = 1
     near: bool = False
 
+
+SIZES = ((1, 3), (2, 3), (3, 4))
+"""Layers, and heads in each."""
+
+SETTINGS = {"length": 40, "steps": 40, "block": 40, "canvases": 2}
+"""Of `find_roles` on them."""
 
 KINDS = {
     "idle": Kind("nothing"),
@@ -104,11 +112,23 @@ def prompts(kind, count, rng):
     return found
 
 
-def make(folder, kind, layers=1, heads=3, seed=0, save=None):
-    """Return a model of a kind, and the layer and head of its sink."""
+def untrained(folder, layers, heads, seed=0):
+    """Return a network as it is before training, its weights scaled up until sinks show by chance."""
+    recipe = dataclasses.replace(RECIPES["lab-diffusion"], architecture=shape(layers, heads), seed=seed)
+    tokenizer = build_tokenizer()
+    network = build_network(recipe, tokenizer)
+    with torch.no_grad():
+        for name, parameter in network.named_parameters():
+            if parameter.ndim == 2:
+                parameter.mul_(20 if "embed" in name else 6)
+    network.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return sinkscope.load(folder)
+
+
+def make(folder, kind, layers=1, heads=3, seed=0):
+    """Return a model of a kind, the layer and head of its sink, and prompts."""
     rng = np.random.default_rng(seed)
-    if not (folder / "config.json").exists():
-        save(folder, "lab-diffusion", shape(layers, heads))
+    model = sinkscope.load(folder) if (folder / "config.json").exists() else untrained(folder, layers, heads)
     layer, head = int(rng.integers(layers)), int(rng.integers(heads))
-    model = set_by_hand(sinkscope.load(folder), KINDS[kind], layer, head, rng)
-    return model, (layer, head), prompts(KINDS[kind], 10, rng)
+    return set_by_hand(model, KINDS[kind], layer, head, rng), (layer, head), prompts(KINDS[kind], 10, rng)
