@@ -35,12 +35,13 @@ demo: install
 	$(BIN)/sinkscope demo --out demo-output
 
 # make test ARGS='-k sinks -x'   a worker per core, each with one thread; WORKERS=0 runs them in one process, as --pdb needs.
-# `python tests/portable.py --short` runs the numerical tests again with the kernels of two older processors.
+# Without ARGS, the numerical tests run again with the kernels of two older processors.
 test: export HF_HUB_OFFLINE = 1
 test: export TOKENIZERS_PARALLELISM = false
 test: export OMP_NUM_THREADS = 1
 test: install
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	$(if $(ARGS),,$(BIN)/python tests/portable.py --short --workers $(WORKERS))
 
 # make test-portable ARGS='--only avx2 -x'   the numerical tests as other machines would run them
 test-portable: install

@@ -132,3 +132,10 @@ def make(folder, kind, layers=1, heads=3, seed=0):
     model = sinkscope.load(folder) if (folder / "config.json").exists() else untrained(folder, layers, heads)
     layer, head = int(rng.integers(layers)), int(rng.integers(heads))
     return set_by_hand(model, KINDS[kind], layer, head, rng), (layer, head), prompts(KINDS[kind], 10, rng)
+
+
+def save(folder, kind, layers=1, heads=3):
+    """Write a network of a kind to a folder, and return prompts for it as text."""
+    model, _, found = make(folder, kind, layers, heads)
+    model.network.save_pretrained(folder)
+    return [model.tokenizer.decode(one) for one in found]

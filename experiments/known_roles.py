@@ -1,4 +1,4 @@
-"""Does `sinkscope roles` say what networks do whose weights were set by hand? 100 networks of four kinds and three sizes, and untrained ones.
+"""Does `sinkscope roles` say what networks do whose weights were set by hand? A hundred networks of four kinds, and untrained ones.
 
     python experiments/known_roles.py --out results/roles/known.json
 

@@ -40,7 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "roles": {"attention", "models", "sinks", "statistics", "decoding", "traces"},
     "lab": {"models", "decoding", "statistics"},
     "evaluation": {"lab", "models", "decoding", "interventions", "recorder", "statistics"},
-    "figures": {"traces", "sinks", "statistics", "evaluation.results"},
+    "figures": {"traces", "sinks", "statistics", "roles.records", "evaluation.results"},
     "report": {"figures"},
 }
 

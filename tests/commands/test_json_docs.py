@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+import _networks_by_hand
 import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -70,13 +71,21 @@ def session(tmp_path_factory, diffusion_folder):
     lab = ("evaluate", diffusion_folder, "--limit", 2, "--shots", 0, "--length", 4, "--json", "--out")
     counts = run("trace", "lab-diffusion", "--length", 8, "--json", "--keep", "statistics", "--out", folder / "s")
     assert counts == [{"statistics": str(folder / "s"), "prompts": 1, "complete": True}]
+    prompts = [{"prompt": text} for text in _networks_by_hand.save(folder / "by-hand", "idle")]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(one) + "\n" for one in prompts))
+    by_hand = (folder / "by-hand", "--prompts", folder / "prompts.jsonl", "--length", 16, "--json", "--out")
+    with_roles = ("--roles", folder / "roles", "--json")
     printed = {
-        "trace": run(*write, folder / "t", "--keep-maps", "1:0:0") + run(*write, folder / "h", "--hide", "top:1"),
+        "roles": run("roles", *by_hand, folder / "roles", "--canvases", 2),
+        "trace": run(*write, folder / "t", "--keep-maps", "1:0:0")
+        + run(*write, folder / "h", "--hide", "top:1")
+        + run("trace", *by_hand, folder / "b"),
         "sinks": run("sinks", folder / "t", "--excess", 0.1, "--json") + run("sinks", folder / "t", "--excess", 15, "--json"),
         "sinks of statistics": run("sinks", folder / "s", "--json"),
-        "tracks": run("tracks", folder / "t", "--excess", 0.1, "--json"),
+        "tracks": run("tracks", folder / "t", "--excess", 0.1, "--json") + run("tracks", folder / "b/000000", *with_roles),
         "analyse": run("analyse", folder / "t", "--excess", 0.5, "--no-sweep", "--no-choice", "--json")
-        + run("analyse", folder / "t", "--versus", folder / "h", "--excess", 0.5, "--no-sweep", "--no-choice", "--json"),
+        + run("analyse", folder / "t", "--versus", folder / "h", "--excess", 0.5, "--no-sweep", "--no-choice", "--json")
+        + run("analyse", folder / "b", "--no-sweep", "--no-choice", *with_roles),
         "map": run("map", folder / "t", "--step", 1, "--layer", 0, "--head", 0, "--json")
         + run("map", folder / "t", "--step", 2, "--layer", 1, "--head", 3, "--json"),
         "export": run("export", folder / "t", "--to", "numpy", "--out", folder / "e", "--json"),
@@ -96,7 +105,7 @@ def session(tmp_path_factory, diffusion_folder):
     return printed
 
 
-TITLES = ["trace", "sinks", "sinks of statistics", "tracks", "analyse", "map", "export", "problems", "check", "evaluate, table"]
+TITLES = ["trace", "sinks", "sinks of statistics", "tracks", "analyse", "roles", "map", "export", "problems", "check", "evaluate, table"]
 FILES = ["run.json", "TASK/task.json", "TASK/RULE/000000.json", "results.json"]
 
 

@@ -8,7 +8,7 @@ import pytest
 from _networks_by_hand import KINDS, SETTINGS, SIZES
 
 from sinkscope.errors import CallError
-from sinkscope.roles import Estimate, Rules, find_roles
+from sinkscope.roles import Estimate, Roles, Rules, find_roles, read_roles, roles_for
 from sinkscope.roles.store import open_store
 from sinkscope.roles.verdict import decide
 
@@ -127,3 +127,16 @@ def test_controls_hold_as_much_attention_as_the_sink_and_are_not_the_sink(diffus
         wanted = min(rows[top], reachable)
         assert abs(rows[matched].sum() - wanted) <= rows[matched | (np.arange(len(rows)) == top)].max() + 1e-6
         assert by_name["top.4"].keys.sum() == 4 and by_name["top.4"].keys[top]
+
+
+def test_roles_are_read_as_they_were_written(folder, tmp_path):
+    model, place, prompts = _networks_by_hand.make(folder / "1-3", "carrier", 1, 3, 0)
+    found = find_roles(model, [*prompts, [30] * 1000], **SETTINGS)
+    (tmp_path / "roles.json").write_text(json.dumps(found.as_dict()))
+    assert read_roles(tmp_path) == read_roles(tmp_path / "roles.json") == found
+    assert found.of_head(*place) is found.heads[0] and found.of_head(place[0], place[1] + 3) is None
+    assert roles_for(model.card.weight_hash, found) is found and roles_for("0" * 64) is None
+    with pytest.raises(CallError, match=r"the roles are of .* with weights .*, the trace is of weights 000000000000…"):
+        roles_for("0" * 64, found)
+    with pytest.raises(CallError, match="found ValueError: the role 'king'"):
+        Roles.from_dict(found.as_dict() | {"heads": [found.heads[0].as_dict() | {"role": "king"}]})

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from sinkscope.commands.command import Command, Json, Switch, Traces, Unit, default_is
+from sinkscope.commands.command import Command, Json, RolesFile, Switch, Traces, Unit, default_is
 from sinkscope.commands.output import describe_interval, open_and_check, print_json
 from sinkscope.errors import CallError
 
@@ -36,10 +36,13 @@ class Analyse(Command):
     tolerance: int = 0
     training_counts: Annotated[str | None, default_is("none")] = None
     choice: Switch = True
+    roles: RolesFile = None
     json: Json = False
 
     def run(self) -> None:
+        from sinkscope.roles import read_roles, roles_for
         from sinkscope.statistics import THRESHOLDS, Threshold, analyse, compare
+        from sinkscope.traces import open_traces
 
         if not self.traces:
             raise CallError("expected at least one trace")
@@ -51,7 +54,9 @@ class Analyse(Command):
             traces = (trace for folder in folders for trace in open_and_check(folder))
             return analyse(traces, thresholds, tolerance=self.tolerance, training=training, choice=self.choice)
 
+        given = None if self.roles is None else read_roles(self.roles)
         first = analysis(self.traces)
+        roles = roles_for(open_traces(self.traces[0])[0].manifest["model"].get("weight_hash"), given)
         document, statistics = first.as_dict(), first.statistics
         folders = {"traces": [str(one) for one in self.traces]}
         if self.versus:
@@ -60,10 +65,12 @@ class Analyse(Command):
             folders["versus"] = [str(one) for one in self.versus]
             document |= {"versus_prompts": second.prompts, "statistics": [one.as_dict() for one in statistics]}
         if self.json:
-            print_json({**folders, **document})
+            print_json({**folders, **document, "roles": None if roles is None else roles.by_head()})
         else:
             print(_heading(first, asked, "second minus first" if self.versus else "mean over prompts"))
             _print_table(statistics, asked)
+            if roles is not None:
+                print("\nwhat the sinks do (sinkscope roles)\n" + roles.in_lines())
 
 
 def _training_counts(source: str, traces: tuple[Path, ...]) -> dict[int, int]:

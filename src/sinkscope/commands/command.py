@@ -42,4 +42,7 @@ Unit = Annotated[
     Literal["queries", "percent", "mean"],
     arg(help="unit of --excess: queries' worth of attention, percent of all attention, or mean (share)."),
 ]
+RolesFile = Annotated[
+    Path | None, arg(help="folder of `sinkscope roles`: what the sinks do.", help_behavior_hint="(default: that of a bundled model)")
+]
 Traces = Annotated[Positional[tuple[Path, ...]], required()]

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from sinkscope.commands.command import Command, Switch, Traces, default_is
+from sinkscope.commands.command import Command, RolesFile, Switch, Traces, default_is
 from sinkscope.commands.map import map_reader
 from sinkscope.commands.output import note, open_and_check
 from sinkscope.errors import CallError
@@ -30,10 +30,12 @@ class Figures(Command):
     compare: Switch = False
     only: Annotated[str | None, default_is("all")] = None
     model: Annotated[str | None, default_is("the name in the trace")] = None
+    roles: RolesFile = None
     device: str = "cpu"
 
     def run(self) -> None:
         from sinkscope.figures import draw_figures, open_statistics
+        from sinkscope.roles import read_roles
         from sinkscope.traces import is_statistics
 
         if not self.traces:
@@ -41,5 +43,7 @@ class Figures(Command):
         names = None if self.only is None else [name.strip() for name in self.only.split(",")]
         traces = [one for folder in self.traces for one in ([open_statistics(folder)] if is_statistics(folder) else open_and_check(folder))]
         maps = map_reader(self.model, self.device)
-        for path in draw_figures(traces, self.out, excess=self.excess, compare=self.compare, only=names, maps=maps, say=note):
+        roles = None if self.roles is None else read_roles(self.roles)
+        options: dict[str, Any] = {"excess": self.excess, "compare": self.compare, "only": names, "maps": maps, "roles": roles}
+        for path in draw_figures(traces, self.out, **options, say=note):
             print(path)

@@ -7,7 +7,7 @@ from typing import Any
 
 from tyro.conf import Positional
 
-from sinkscope.commands.command import Command, Excess, Json, Unit
+from sinkscope.commands.command import Command, Excess, Json, RolesFile, Unit
 from sinkscope.commands.output import open_and_check, print_one_or_all
 
 
@@ -24,25 +24,29 @@ class Tracks(Command):
     excess: Excess = 3.0
     unit: Unit = "queries"
     tolerance: int = 0
+    roles: RolesFile = None
     json: Json = False
 
     def run(self) -> None:
+        from sinkscope.roles import read_roles, roles_for
         from sinkscope.sinks import find_sinks, movement_test, track
 
+        given = None if self.roles is None else read_roles(self.roles)
         documents = []
         for trace in open_and_check(self.trace):
             tracks = track(find_sinks(trace, self.excess, self.unit), self.tolerance)
             test = movement_test(tracks.main)
+            roles = roles_for(trace.manifest["model"].get("weight_hash"), given)
             if self.json:
-                null = dataclasses.asdict(test)
-                documents.append({"trace": str(trace.folder), "complete": trace.complete, **tracks.as_dict(), "null": null})
+                found = {"null": dataclasses.asdict(test), "roles": None if roles is None else roles.by_head()}
+                documents.append({"trace": str(trace.folder), "complete": trace.complete, **tracks.as_dict(), **found})
             else:
-                _print(trace, tracks, test)
+                _print(trace, tracks, test, roles)
         if self.json:
             print_one_or_all(documents)
 
 
-def _print(trace: Any, tracks: Any, test: Any) -> None:
+def _print(trace: Any, tracks: Any, test: Any, roles: Any) -> None:
     print(f"{trace.folder}: {len(tracks.tracks)} tracks, followed in {tracks.source}")
     print("  " + ", ".join(f"{count} {kind}" for kind, count in tracks.kinds.items()))
     mean, low, high = test.null_moves
@@ -52,3 +56,13 @@ def _print(trace: Any, tracks: Any, test: Any) -> None:
     if test.block_steps >= trace.steps:
         chance = "its moving sinks stay too long for one trace to tell whether that is chance"
     print(f"  drift {test.drift_per_step:+.3f} positions a step; {chance}")
+    if roles is None:
+        return
+    from sinkscope.roles import ROLES
+
+    for role in ROLES:
+        mine = [one for one in tracks.heads if (known := roles.of_head(one.layer, one.head)) is not None and known.role == role]
+        if mine:
+            moves = sum(one.moves for one in mine) / len(mine)
+            heads = "1 head" if len(mine) == 1 else f"{len(mine)} heads"
+            print(f"  {role}: {heads}, {moves:.2f} moves each: " + ", ".join(f"{one.layer}.{one.head}" for one in mine))

@@ -11,6 +11,7 @@ from sinkscope.errors import CallError, SinkscopeError, TraceError
 from sinkscope.figures.figure import Figure
 from sinkscope.figures.style import figure_style, model_labels
 from sinkscope.figures.subject import FigureError, Maps, OpenedStatistics, subject_of
+from sinkscope.roles.records import Roles
 from sinkscope.traces import Trace
 
 SIDE_BY_SIDE = 4  # with more panels there is no room for what is written on them
@@ -46,6 +47,7 @@ def draw_figures(
     compare: bool = False,
     only: Collection[str] | None = None,
     maps: Maps | None = None,
+    roles: Roles | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> list[Path]:
     """Draw paper 1's Figures 1 to 10, paper 2's figure of norms, and every other figure of this package.
@@ -57,13 +59,15 @@ def draw_figures(
         compare: one figure for all traces, panels side by side on a common scale.
         only: names of figures, such as ``"3"`` or ``"norms"``; all when not given.
         maps: gives single attention maps; without it Figures 4, 6 and 8 cannot be drawn.
+        roles: what the sinks of the model do (`find_roles`); those of a bundled model are known.
         say: gets one line for each figure that a trace cannot draw, with the reason.
 
     Returns:
         The files written: PNG, PDF and CSV of each figure, in order.
 
     Raises:
-        CallError: no traces, too many to compare, an unknown figure, a threshold that cannot hold, or statistics counted at another one.
+        CallError: no traces, too many to compare, an unknown figure, a threshold that cannot hold, statistics counted at another one,
+            or roles of other weights.
         TraceError: a trace without a whole step, or a file that cannot be written.
     """
     if not traces:
@@ -78,7 +82,7 @@ def draw_figures(
         )
     out = make_folder(Path(out))
     labels = model_labels([trace.manifest for trace in traces])
-    subjects = [subject_of(trace, excess, label, maps) for trace, label in zip(traces, labels, strict=True)]
+    subjects = [subject_of(trace, excess, label, maps, roles) for trace, label in zip(traces, labels, strict=True)]
     groups = [subjects] if compare else [[one] for one in subjects]
     paths: list[Path] = []
     for group in groups:

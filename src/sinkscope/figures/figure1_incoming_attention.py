@@ -92,11 +92,11 @@ def _head_panel(one: Subject, percent: bool) -> _Panel:
     if head is None:
         largest = one.highlights.largest
         layer, head_number = (int(at) for at in np.unravel_index(int(largest.argmax()), largest.shape))
-        title = f"layer {layer} head {head_number}: largest column; no head has a sink by Eq. 3"
+        title = f"{one.head_name(layer, head_number)}: largest column; no head has a sink by Eq. 3"
     else:
         layer, head_number = head.layer, head.head
         places = counted(one.highlights.places(head), "position")
-        title = f"layer {layer} head {head_number}: main sink at {places}, {counted(head.moves, 'move')}"
+        title = f"{one.head_name(layer, head_number)}: main sink at {places}, {counted(head.moves, 'move')}"
     values = as_drawn(one, one.head_columns(layer, head_number), percent)
     return _Panel(one, "head", title, values, one.main[:, layer, head_number], layer, head_number)
 
@@ -205,7 +205,8 @@ def _caption(subjects: Sequence[Subject]) -> str:
         which = (
             "no head has a sink"
             if head is None
-            else f"layer {head.layer} head {head.head} ({counted(one.highlights.places(head), 'position')}, {counted(head.moves, 'move')})"
+            else f"{one.head_name(head.layer, head.head)} "
+            f"({counted(one.highlights.places(head), 'position')}, {counted(head.moves, 'move')})"
         )
         parts.append(f"{one.label}: {which}")
     causal = ""

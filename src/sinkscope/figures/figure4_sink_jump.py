@@ -47,7 +47,7 @@ def _draw(part: Any, one: Subject, jump: Jump) -> list[tuple[Any, ...]]:
     rows += _draw_over_steps(panels["over"], one, jump)
     part.legend(*panels["over"].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     part.suptitle(
-        f"{plain(one.heading)}\nlayer {jump.layer}, head {jump.head}: the main sink goes from {jump.before} to {jump.after}"
+        f"{plain(one.heading)}\n{one.head_name(jump.layer, jump.head)}: the main sink goes from {jump.before} to {jump.after}"
         + ("" if jump.clean else " (change of rank)"),
         x=0.01,
         ha="left",

@@ -38,7 +38,7 @@ class QueryGroups(Figure):
 def _draw_split(part: Any, one: Subject, split: Split) -> list[tuple[Any, ...]]:
     panels = part.subplot_mosaic([["map", "means"]], width_ratios=[1, 1.15])
     attention = one.map(split.step, split.layer, split.head)
-    title = f"step {split.step}, layer {split.layer} head {split.head}\ndark strip: masked queries"
+    title = f"step {split.step}, {one.head_name(split.layer, split.head)}\ndark strip: masked queries"
     draw_map(panels["map"], one.trace, split.step, attention, title)
     panels["map"].set_ylabel("query (position)")
     masked = one.trace.masked[split.step, : len(attention)].astype(bool)
@@ -81,7 +81,7 @@ def _draw_flash(part: Any, one: Subject) -> list[tuple[Any, ...]]:
     grid[0].set_ylabel("query (position)")
     part.colorbar(image, ax=list(grid), aspect=30, pad=0.01).set_label(SCALE.replace(" (", "\n("))
     part.suptitle(
-        f"A sink that lives one step: key {flash.position}, layer {flash.layer} head {flash.head}", x=0.01, ha="left", fontsize="medium"
+        f"A sink that lives one step: key {flash.position}, {one.head_name(flash.layer, flash.head)}", x=0.01, ha="left", fontsize="medium"
     )
     return rows
 

@@ -124,7 +124,7 @@ def _draw(axes: Any, one: Subject, series: Sequence[_Series], highest: int, lett
             markerfacecolor="white",
             markeredgewidth=0.8,
             linewidth=0.9,
-            label=textwrap.fill(f"layer {head.layer} head {head.head}: {each.why} {seen}", letters - 8),
+            label=textwrap.fill(f"{one.head_name(head.layer, head.head)}: {each.why} {seen}", letters - 8),
         )
     if not series:
         axes.text(0.5, 0.5, "no head has a sink by Eq. 3", transform=axes.transAxes, ha="center")

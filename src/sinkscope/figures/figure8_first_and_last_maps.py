@@ -34,7 +34,7 @@ class FirstAndLastMaps(Figure):
                 for column, step in enumerate((0, one.summary.steps - 1)):
                     attention = one.map(step, head.layer, head.head)
                     axes = grid[row, column]
-                    image = draw_map(axes, one.trace, step, attention, f"layer {head.layer} head {head.head}, step {step}")
+                    image = draw_map(axes, one.trace, step, attention, f"{one.head_name(head.layer, head.head)}, step {step}")
                     main = int(one.main[step, head.layer, head.head])
                     if main >= 0:
                         mark_column(axes, main, len(attention))

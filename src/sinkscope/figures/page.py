@@ -14,6 +14,7 @@ from sinkscope.figures.drawing import make_folder
 from sinkscope.figures.page_numbers import numbers_of
 from sinkscope.figures.style import model_label, model_labels, token_label
 from sinkscope.figures.subject import Subject, subject_of
+from sinkscope.roles.records import Roles
 from sinkscope.traces import Trace
 from sinkscope.traces.format import write_whole
 
@@ -39,6 +40,7 @@ def write_page(
     figures: Sequence[Path] = (),
     tables: Sequence[Table] = (),
     excess: float = 3.0,
+    roles: Roles | None = None,
     command: str | None = None,
 ) -> Path:
     """Write a self-contained page about traces.
@@ -48,6 +50,7 @@ def write_page(
         figures: what `draw_figures` returned; the PNG files among them are embedded with their captions.
         tables: further tables, before the figures.
         excess: ε of Eq. 3, in queries' worth.
+        roles: what the sinks of the model do (`find_roles`); those of a bundled model are known.
         command: what was typed to make it, for the footer.
 
     Returns:
@@ -66,7 +69,7 @@ def write_page(
     environment.filters.update(thousands=_thousands, percent=_percent, decimals=_decimals, interval=_interval)
     template = environment.from_string((files("sinkscope.figures") / "page.html").read_text(encoding="utf-8"))
     models = [
-        _model(trace, label, excess, command)
+        _model(trace, label, excess, roles, command)
         for trace, label in zip(traces, model_labels([trace.manifest for trace in traces]), strict=True)
     ]
     html = template.render(
@@ -81,8 +84,8 @@ def write_page(
     return path
 
 
-def _model(trace: Trace, label: str, excess: float, command: str | None) -> dict[str, Any]:
-    one = subject_of(trace, excess, label) if trace.steps else None
+def _model(trace: Trace, label: str, excess: float, roles: Roles | None, command: str | None) -> dict[str, Any]:
+    one = subject_of(trace, excess, label, roles=roles) if trace.steps else None
     sampler = trace.manifest.get("sampler") or {}
     name = sampler.get("name")
     return {
@@ -96,6 +99,7 @@ def _model(trace: Trace, label: str, excess: float, command: str | None) -> dict
         "prompt_length": trace.manifest.get("prompt_length", 0),
         "text": _text(trace, one),
         "summary": None if one is None else numbers_of(one),
+        "roles": None if one is None else one.roles,
         "canvas": [] if one is None else _canvas(one),
         "provenance": _provenance(trace, name, sampler, command),
     }

@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from sinkscope.errors import CallError, SinkscopeError, TraceError
 from sinkscope.figures.highlights import Highlights
 from sinkscope.figures.style import model_label
+from sinkscope.roles.records import Roles, roles_for
 from sinkscope.sinks import last_query_window
 from sinkscope.sinks.finding import check_reach
 from sinkscope.statistics import PromptSummary, Summary, Threshold, summarise
@@ -62,6 +63,7 @@ class Subject:
         summary: the numbers, over all steps of all prompts.
         recorded: the trace, and recorded_prompt: its numbers step by step; None for statistics, which keep no single steps.
         maps: gives attention maps; None where nobody can.
+        roles: what the sinks of the model do; None where it is not known.
     """
 
     label: str
@@ -70,6 +72,7 @@ class Subject:
     recorded: Trace | None = None
     recorded_prompt: PromptSummary | None = field(default=None, repr=False)
     maps: Maps | None = field(default=None, repr=False)
+    roles: Roles | None = field(default=None, repr=False)
 
     @property
     def heading(self) -> str:
@@ -112,6 +115,11 @@ class Subject:
     def quarters(self) -> Int[np.ndarray, "layer quarter"]:
         """Column sums in bins of a quarter of a query's worth; of statistics those above 64 are spread evenly over wider bins."""
         return self.summary.quarters if self.recorded_prompt is None else self.recorded_prompt.quarters
+
+    def head_name(self, layer: int, head: int) -> str:
+        """Return what a head is called, with the role of its sink where that is known."""
+        known = None if self.roles is None else self.roles.of_head(layer, head)
+        return f"layer {layer} head {head}" + (f" ({known.role})" if known is not None else "")
 
     # Only of traces
 
@@ -193,22 +201,29 @@ class Subject:
         return canvas
 
 
-def subject_of(source: Trace | OpenedStatistics, excess: float = 3.0, label: str | None = None, maps: Maps | None = None) -> Subject:
+def subject_of(
+    source: Trace | OpenedStatistics,
+    excess: float = 3.0,
+    label: str | None = None,
+    maps: Maps | None = None,
+    roles: Roles | None = None,
+) -> Subject:
     """Return what figures and the page read of a trace, or of statistics, at a threshold.
 
     Raises:
-        CallError: a threshold that cannot hold, or statistics counted at another one.
+        CallError: a threshold that cannot hold, statistics counted at another one, or roles of other weights.
         TraceError: no whole step, or not every column was kept.
     """
     label = model_label(source.manifest) if label is None else label
+    roles = roles_for(source.manifest["model"].get("weight_hash"), roles)
     if isinstance(source, OpenedStatistics):
         counted_at = source.summary.excess
         if counted_at != excess:
             raise CallError(f"excess: the statistics of {label} were counted at ε = {counted_at:g}, found {excess:g}; draw traces instead")
-        return Subject(label, source.manifest, source.summary)
+        return Subject(label, source.manifest, source.summary, roles=roles)
     if not source.steps:
         raise TraceError(f"{source.folder} holds no whole step yet; there is nothing to draw or to sum up")
     thresholds = tuple(dict.fromkeys((*Summary.thresholds(excess), Threshold(excess, "percent"))))
     prompt = summarise(source, thresholds)  # type: ignore[arg-type]  # steps may be a cached property
     check_reach(excess, "queries", prompt.by_step.total, int(prompt.canvas.lengths.max()))
-    return Subject(label, source.manifest, Summary.of(prompt, excess), source, prompt, maps)
+    return Subject(label, source.manifest, Summary.of(prompt, excess), source, prompt, maps, roles)

@@ -1,6 +1,8 @@
-"""Roles: what each sink does (idle, broadcast, carrier), with the evidence."""
+"""Roles: what each sink does (idle, broadcast, carrier), with the evidence.
 
-from sinkscope.roles.find import LEAST, HeadRole, Roles, cost_of_roles, find_roles
-from sinkscope.roles.verdict import ROLES, Estimate, Role, Rules
+The names are in ``__init__.pyi``; they are imported when first used, so that figures read roles without torch.
+"""
 
-__all__ = ["LEAST", "ROLES", "Estimate", "HeadRole", "Role", "Roles", "Rules", "cost_of_roles", "find_roles"]
+from sinkscope.lazy_names import attach
+
+__getattr__, __dir__ = attach(__name__, __file__)

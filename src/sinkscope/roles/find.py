@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,11 @@ from sinkscope.decoding import resolve_settings, step_count
 from sinkscope.errors import CallError, SinkscopeError
 from sinkscope.models import Model
 from sinkscope.roles.probes import CANVASES, Probe, make_probes
+from sinkscope.roles.records import HeadRole, Roles
 from sinkscope.roles.removal import Removal, divergences
 from sinkscope.roles.sight import Sight, look, sinks_of
 from sinkscope.roles.store import PromptStore, open_store
-from sinkscope.roles.verdict import Estimate, Role, Rules, decide
+from sinkscope.roles.verdict import Estimate, Rules, decide
 from sinkscope.statistics.intervals import LEAST_PROMPTS, interval_of_means
 
 REMOVALS = 5
@@ -28,76 +29,6 @@ MOST_HIDDEN = (2, 3, 4, 6, 8)
 
 LEAST = 2 * LEAST_PROMPTS
 """Prompts that a verdict needs: half of them choose, half of them judge."""
-
-
-@dataclass(frozen=True)
-class HeadRole:
-    """What the sink of one head does.
-
-    Attributes:
-        role: the verdict.
-        lasting: share of the judged canvases in which the head has a sink by Eq. 3.
-        place: mean position of the sink over the length of the canvas; token: the token that it is most often, by its text.
-        measured: {name: estimate over the judged prompts}. ``share``: its column over all attention. ``committed_share``: of
-            the queries whose token is committed. ``norm_ratio``: its output norm over the median. ``evenness``: see `Sight`.
-            ``kl.RULE`` and ``kept.RULE``: what happens without it (`removals`). ``to_substitutes``, ``to_text``,
-            ``to_itself``: where its attention goes.
-        substitutes: how many of the largest columns must be hidden before the predictions change; None where hiding eight
-            does not change them.
-        removable: whether hiding the sink, its attention going elsewhere, leaves the predictions as they are; None where the
-            interval holds both.
-    """
-
-    layer: int
-    head: int
-    role: Role
-    lasting: float
-    place: float | None
-    token: str | None
-    measured: Mapping[str, Estimate]
-    substitutes: int | None
-    removable: bool | None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values."""
-        return asdict(self) | {"measured": {name: asdict(one) for name, one in self.measured.items()}}
-
-
-@dataclass(frozen=True)
-class Roles:
-    """The roles of a model's heads.
-
-    Attributes:
-        heads: every head that has a lasting sink on the prompts that choose.
-        prompts, judged: how many prompts there were, and how many of them judged.
-        failed: {prompt: why} of prompts that could not be measured.
-    """
-
-    model: str
-    layers: int
-    heads_in_layer: int
-    rules: Rules
-    heads: tuple[HeadRole, ...]
-    prompts: int
-    judged: int
-    failed: Mapping[int, str]
-
-    def count(self, role: Role) -> int:
-        """Return how many heads have a role."""
-        return sum(one.role == role for one in self.heads)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values, as ``sinkscope roles --json`` prints them."""
-        return {
-            "model": self.model,
-            "layers": self.layers,
-            "heads_in_layer": self.heads_in_layer,
-            "rules": asdict(self.rules),
-            "prompts": self.prompts,
-            "judged": self.judged,
-            "failed": {str(number): why for number, why in self.failed.items()},
-            "heads": [one.as_dict() for one in self.heads],
-        }
 
 
 def find_roles(
@@ -190,7 +121,7 @@ def _find(
     )
     found = tuple(_conclude(model, head, judged, rules) for head in heads)
     layers, per_layer = lasting.shape
-    return Roles(model.card.name, layers, per_layer, rules, found, len(prompts), len(judged), failed)
+    return Roles(model.card.name, model.card.weight_hash, layers, per_layer, rules, found, len(prompts), len(judged), failed)
 
 
 def cost_of_roles(model: Model, prompts: int, canvases: int = CANVASES, rows: int = 32, **settings: Any) -> dict[str, int]:

@@ -1,0 +1,167 @@
+"""`Roles`: the roles of a model's heads, as `find_roles` returns them and as ``roles.json`` keeps them."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from sinkscope.errors import CallError
+from sinkscope.roles.verdict import ROLES, Estimate, Role, Rules
+
+FILE = "roles.json"
+
+
+@dataclass(frozen=True)
+class HeadRole:
+    """What the sink of one head does.
+
+    Attributes:
+        role: the verdict.
+        lasting: share of the judged canvases in which the head has a sink by Eq. 3.
+        place: mean position of the sink over the length of the canvas; token: the token that it is most often, by its text.
+        measured: {name: estimate over the judged prompts}. ``share``: its column over all attention. ``committed_share``: of
+            the queries whose token is committed. ``norm_ratio``: its output norm over the median. ``evenness``: see `Sight`.
+            ``kl.RULE`` and ``kept.RULE``: what happens without it (`removals`). ``to_substitutes``, ``to_text``,
+            ``to_itself``: where its attention goes.
+        substitutes: how many of the largest columns must be hidden before the predictions change; None where hiding eight
+            does not change them.
+        removable: whether hiding the sink, its attention going elsewhere, leaves the predictions as they are; None where the
+            interval holds both.
+    """
+
+    layer: int
+    head: int
+    role: Role
+    lasting: float
+    place: float | None
+    token: str | None
+    measured: Mapping[str, Estimate]
+    substitutes: int | None
+    removable: bool | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        return asdict(self) | {"measured": {name: asdict(one) for name, one in self.measured.items()}}
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The roles of a model's heads.
+
+    Attributes:
+        heads: every head that has a lasting sink on the prompts that choose.
+        prompts, judged: how many prompts there were, and how many of them judged.
+        failed: {prompt: why} of prompts that could not be measured.
+    """
+
+    model: str
+    weight_hash: str
+    layers: int
+    heads_in_layer: int
+    rules: Rules
+    heads: tuple[HeadRole, ...]
+    prompts: int
+    judged: int
+    failed: Mapping[int, str]
+
+    def of_head(self, layer: int, head: int) -> HeadRole | None:
+        """Return what is known of a head; None where it has no lasting sink."""
+        return next((one for one in self.heads if (one.layer, one.head) == (layer, head)), None)
+
+    def by_head(self) -> list[dict[str, Any]]:
+        """Return layer, head, role, whether it is removable and how many keys must be hidden, of every head, as plain values."""
+        return [{name: getattr(one, name) for name in ("layer", "head", "role", "removable", "substitutes")} for one in self.heads]
+
+    def in_lines(self) -> str:
+        """Return a line for each role with its heads."""
+        lines = []
+        for role in ROLES:
+            if mine := [f"{one.layer}.{one.head}" for one in self.heads if one.role == role]:
+                lines.append(f"  {role}: {', '.join(mine)}")
+        return "\n".join(lines)
+
+    def count(self, role: Role) -> int:
+        """Return how many heads have a role."""
+        return sum(one.role == role for one in self.heads)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, as ``sinkscope roles --json`` prints them."""
+        return {
+            "model": self.model,
+            "weight_hash": self.weight_hash,
+            "layers": self.layers,
+            "heads_in_layer": self.heads_in_layer,
+            "rules": asdict(self.rules),
+            "prompts": self.prompts,
+            "judged": self.judged,
+            "failed": {str(number): why for number, why in self.failed.items()},
+            "heads": [one.as_dict() for one in self.heads],
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Roles":
+        """Return the roles that `as_dict` made these values of.
+
+        Raises:
+            CallError: they are not such values.
+        """
+        try:
+            heads = tuple(_head(one) for one in values["heads"])
+            if unknown := {one.role for one in heads} - set(ROLES):
+                raise ValueError(f"the role {min(unknown)!r}")
+            failed = {int(number): why for number, why in values["failed"].items()}
+            return cls(**dict(values) | {"rules": Rules(**values["rules"]), "heads": heads, "failed": failed})
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CallError(f"expected what `sinkscope roles` writes, found {type(error).__name__}: {error}") from error
+
+
+def _head(values: Mapping[str, Any]) -> HeadRole:
+    return HeadRole(**dict(values) | {"measured": {name: Estimate(**one) for name, one in values["measured"].items()}})
+
+
+def read_roles(path: str | Path) -> Roles:
+    """Read the roles that ``sinkscope roles`` wrote.
+
+    Args:
+        path: its folder, or the file ``roles.json`` in it.
+
+    Raises:
+        CallError: there is no such file, or it holds something else.
+    """
+    file = Path(path) / FILE if Path(path).is_dir() else Path(path)
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CallError(f"{file}: no roles there ({error.strerror}); `sinkscope roles MODEL --out FOLDER` finds them") from error
+    except ValueError as error:
+        raise CallError(f"{file}: expected JSON ({error})") from error
+    try:
+        return Roles.from_dict(values)
+    except CallError as error:
+        raise CallError(f"{file}: {error}") from error
+
+
+def roles_for(weight_hash: str | None, given: Roles | None = None) -> Roles | None:
+    """Return the roles of the model with these weights: those given, or those that come with a bundled model.
+
+    Raises:
+        CallError: the roles given are of other weights.
+    """
+    if given is None:
+        return None if weight_hash is None else _bundled().get(weight_hash)
+    if weight_hash != given.weight_hash:
+        raise CallError(
+            f"the roles are of {given.model} with weights {given.weight_hash[:12]}…, the trace is of weights {str(weight_hash)[:12]}…; "
+            "find the roles of this model with `sinkscope roles`"
+        )
+    return given
+
+
+@cache
+def _bundled() -> dict[str, Roles]:
+    found = [one / FILE for one in (files("sinkscope") / "checkpoints").iterdir() if one.is_dir()]
+    each = (read_roles(Path(str(one))) for one in found if one.is_file())
+    return {one.weight_hash: one for one in each}
