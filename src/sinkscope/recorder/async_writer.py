@@ -1,9 +1,9 @@
-"""Brings the tensors of a step to the host without waiting for the device, and hands them on in order.
+"""Copies the tensors of each step to the host in the background and delivers them in order.
 
-On a GPU a step's tensors are copied to pinned memory on a stream of their own while the next step runs; a thread waits for
-each copy and writes. What is under way is bounded: a step that finds no room waits for earlier ones. Out of memory is met in
-the same way, so that a step may come late but is never lost. Tensors on the CPU are handed on at once, in the caller's thread.
-Behind a step that failed nothing is handed on: what arrives is whole up to there.
+On a GPU the copies go to pinned memory on a separate stream while the next step runs. A thread waits for each copy and delivers
+it. The bytes in transit are bounded: a step that finds no room waits until earlier ones are delivered. If memory runs out, the step
+waits in the same way and is then copied synchronously, so no step is lost. Tensors on the CPU are delivered at once, in the
+caller's thread. After a step fails, no later step is delivered.
 """
 
 import queue
@@ -16,20 +16,20 @@ import torch
 from torch import Tensor
 
 ROOM = 256 << 20
-"""Bytes that may be under way."""
+"""Bytes that may be in transit."""
 
 Landed = Callable[[dict[str, Tensor]], None]
 
 
 @dataclass(frozen=True)
 class _Parcel:
-    """One step on its way.
+    """One step in transit.
 
     Attributes:
-        tensors: on the host; whole once ``copied`` has happened.
+        tensors: on the host; complete once every event in ``copied`` has happened.
         size: bytes.
-        copied: CUDA event of each device, to be waited for.
-        landed: what takes the tensors then.
+        copied: a CUDA event for each device.
+        landed: is called with the tensors when they have arrived.
     """
 
     tensors: dict[str, Tensor]
@@ -39,11 +39,11 @@ class _Parcel:
 
 
 class AsyncWriter:
-    """Takes steps in, hands them on in the same order.
+    """Takes steps and delivers them on the host in the same order.
 
     Args:
-        threaded: whether a thread hands them on; None where any of the tensors lies on a GPU.
-        room: bytes that may be under way; a single step may be larger.
+        threaded: whether a thread delivers them; if None, a thread does where any tensor is on a GPU.
+        room: bytes that may be in transit; a single step may be larger.
     """
 
     def __init__(self, threaded: bool | None = None, room: int = ROOM) -> None:
@@ -57,11 +57,11 @@ class AsyncWriter:
         self._streams: dict[torch.device, Any] = {}
 
     def send(self, tensors: Mapping[str, Tensor], landed: Landed) -> None:
-        """Calls ``landed`` with the tensors on the host: now, or soon from the thread.
+        """Call ``landed`` with the tensors on the host: at once, or later from the thread.
 
         Raises:
-            Exception: what an earlier step ended with when it was handed on; this one and all behind it are dropped, and
-                each is told so, until `close`.
+            Exception: the error with which the delivery of an earlier step ended. This step and all later ones are dropped, and each
+                call raises that error again, until `close`.
         """
         threaded = any(one.is_cuda for one in tensors.values()) if self._threaded is None else self._threaded
         if not threaded:
@@ -90,12 +90,12 @@ class AsyncWriter:
             self._thread.start()
 
     def drain(self) -> None:
-        """Waits until everything is handed on; raises what went wrong on the way."""
+        """Wait until every step is delivered; raise the error of the first delivery that failed."""
         self._wait_until(lambda: self._count == 0)
         self._raise()
 
     def close(self) -> None:
-        """Waits until everything is handed on and ends the thread; keeps what went wrong to itself."""
+        """Wait until every step is delivered and end the thread; raise nothing."""
         self._wait_until(lambda: self._count == 0)
         if self._thread is not None:
             self._parcels.put(None)
@@ -103,7 +103,7 @@ class AsyncWriter:
         self._thread, self._error = None, None
 
     def _copy(self, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], tuple[Any, ...]]:
-        """Starts the copies: the tensors to be, and the events that say when they are."""
+        """Start the copies; return the host tensors and the events after which they are complete."""
         here: dict[str, Tensor] = {}
         for name, one in tensors.items():
             one = one.detach()
@@ -131,7 +131,7 @@ class AsyncWriter:
             except BaseException as error:
                 self._error = error
             size = parcel.size
-            del parcel  # before it counts as gone
+            del parcel  # its memory is free before its bytes stop counting
             with self._free:
                 self._under_way, self._count = self._under_way - size, self._count - 1
                 self._free.notify_all()
@@ -147,5 +147,5 @@ class AsyncWriter:
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether memory ran out: the device's, or the host's that was to be pinned, of which CUDA speaks in another class."""
+    """Return whether memory ran out: on the device, or pinned memory of the host, for which CUDA raises another class."""
     return isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error)

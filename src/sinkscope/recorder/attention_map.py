@@ -1,7 +1,7 @@
-"""One attention map, recomputed: the stored canvas of a step goes through the model once more, one head's map is held.
+"""Recomputes one attention map: the stored canvas of a step goes through the model again, and the map of one head is kept.
 
-The forward call has no cache and no padding, so a map of an autoregressive trace shows all queries of the canvas of that
-step, and its columns add up to the running sums that were recorded.
+The forward call has no cache and no padding. A map of an autoregressive trace therefore shows all queries on the canvas of that
+step, and its column sums equal the running sums that were recorded.
 """
 
 from dataclasses import dataclass
@@ -18,16 +18,16 @@ from sinkscope.traces import Trace
 from sinkscope.traces.top_columns import kept_columns
 
 TOLERANCE = {"float32": 0.02, "bfloat16": 0.25, "float16": 0.1}
-"""How far a column of the map may stand from the recorded one, per unit of 1 + the column, by what the model computes in."""
+"""Largest difference between a column of the map and the recorded one, per unit of 1 + the column, by the model's dtype."""
 
 
 @dataclass(frozen=True)
 class AttentionMap:
-    """One map.
+    """One recomputed map.
 
     Attributes:
-        attention: float32 [query, key], rows add up to 1; in a network with a sink of its own, to what that leaves.
-        largest_difference: between its columns and those recorded, in queries' worth of attention.
+        attention: float32 [query, key]. Rows add up to 1; in a network with its own sink token, to 1 minus that token's share.
+        largest_difference: between its columns and the recorded ones, in queries' worth of attention.
     """
 
     step: int
@@ -38,7 +38,7 @@ class AttentionMap:
 
 
 class _OneHead(Watcher):
-    """Holds the map of one head of one layer."""
+    """Keeps the map of one head of one layer."""
 
     def __init__(self, model: Model, layer: str, head: int, causal: bool) -> None:
         self.model, self.layer, self.head, self.causal = model, layer, head, causal
@@ -57,7 +57,7 @@ class _OneHead(Watcher):
 
 
 def _own_scores(call: LayerCall, head: int, query: Tensor, scale: float) -> Tensor:
-    """[query, sink], the scores of constant keys that the network itself brings."""
+    """Return the scores [query, sink] of the network's own constant keys."""
     if call.own is None:
         return query.new_zeros(len(query), 0)
     if call.own.logits is not None:
@@ -68,16 +68,16 @@ def _own_scores(call: LayerCall, head: int, query: Tensor, scale: float) -> Tens
 
 
 def recompute_map(model: Model, trace: Trace, step: int, layer: int, head: int) -> AttentionMap:
-    """Computes one attention map of a recorded step.
+    """Return one attention map of a recorded step, computed again.
 
     Args:
-        model: the one that wrote the trace; its weights are compared.
-        step, layer, head: which; negative numbers count from the end.
+        model: the one that wrote the trace; the hashes of the weights are compared.
+        step, layer, head: negative numbers count from the end.
 
     Raises:
         CallError: no such step, layer or head, or a model with other weights.
-        TraceError: a trace that does not say its weights, or whose columns are not those of the map, as when keys
-            were hidden while it was written.
+        TraceError: a trace without a hash of the weights, or one whose columns differ from the map's, for example because keys were
+            hidden while it was written.
     """
     step, layer, head = check_place(trace, step, layer, head)
     _check_weights(model, trace)
@@ -87,7 +87,9 @@ def recompute_map(model: Model, trace: Trace, step: int, layer: int, head: int) 
     with torch.no_grad(), subscribed(model.network, watcher):
         model.network.model(input_ids=tokens, use_cache=False)
     if watcher.attention is None:
-        raise TraceError(f"{trace.folder}: its layer {trace.layers[layer]} is none of {model.card.name}; the trace is of another model")
+        raise TraceError(
+            f"{trace.folder}: expected its layer {trace.layers[layer]} in {model.card.name}, found none of that name; pass the model that wrote the trace"
+        )
     attention = watcher.attention.cpu().numpy()
     recorded = kept_columns(trace)[step, layer, head, :length]
     difference = np.nan_to_num(np.abs(attention.sum(axis=0) - recorded))  # columns that were not kept cannot be compared
@@ -101,7 +103,7 @@ def recompute_map(model: Model, trace: Trace, step: int, layer: int, head: int) 
 
 
 def check_place(trace: Trace, step: int, layer: int, head: int) -> tuple[int, int, int]:
-    """A step, layer and head of a trace, counted from the start.
+    """Return a step, layer and head of a trace, counted from the start.
 
     Raises:
         CallError: out of range.
@@ -118,8 +120,8 @@ def _check_weights(model: Model, trace: Trace) -> None:
     expected = trace.manifest.get("model", {}).get("weight_hash")
     if not expected:
         raise TraceError(
-            f"{trace.folder}: it does not say which weights wrote it, so a map cannot be proven to be theirs; "
-            "record a model that sinkscope.load gives"
+            f"{trace.folder}: expected a hash of the weights that wrote it, found none, so a map cannot be checked; "
+            "record a model that sinkscope.load returned"
         )
     if expected != model.card.weight_hash:
         raise CallError(

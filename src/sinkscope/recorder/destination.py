@@ -1,4 +1,4 @@
-"""Where recorded steps go: a destination opens a writer for each prompt. `TraceFolders` here writes traces."""
+"""Where recorded steps go: a destination opens a writer for each prompt. `TraceFolders` is the one that writes traces."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ class StepWriter(Protocol):
     """Takes the steps of one prompt, in order; a `TraceWriter` is one.
 
     Attributes:
-        held: bytes of steps that it keeps in memory.
+        held: bytes of steps that wait in memory.
     """
 
     held: int
@@ -25,7 +25,7 @@ class StepWriter(Protocol):
         """Take a step: arrays as in `axes.TRACE_AXES`, without the step axis."""
 
     def flush(self) -> None:
-        """Write down what is kept in memory."""
+        """Write the steps that wait in memory."""
 
     def close(self, complete: bool, **more: Any) -> None:
         """End the prompt; ``complete`` is False where it was given up, ``more`` are keys of the manifest."""

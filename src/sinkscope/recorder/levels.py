@@ -1,4 +1,4 @@
-"""`recording`: every generation inside the ``with`` block is recorded, at one of three levels of detail."""
+"""`recording` records every generation inside its ``with`` block, at one of three levels of detail."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,9 +27,9 @@ def recording(
     Args:
         model: a `Model`, any transformers module that uses the attention interface, or any torch module inside
             `sinkscope.attention.foreign`.
-        out: a new or empty folder. One generation of one prompt makes it a trace; a batch, a second generation, or a
-            network of several stacks (encoder and decoder) makes numbered traces in it.
-        numbered: number the traces from the first on, also when there is only one.
+        out: a new or empty folder. After one generation of one prompt it is a trace. A batch, a second generation, or a network of several
+            stacks (encoder and decoder) makes numbered traces in it.
+        numbered: numbers the traces even when there is only one.
         keep: ``columns`` (everything), ``top`` (the largest columns of each head and where they are), or ``statistics``
             (counts and means over all prompts, in one small folder; see `sinkscope.statistics.Summary`).
         top: how many columns of each head ``top`` keeps.

@@ -1,4 +1,4 @@
-"""The tensors of one step: what each layer showed, layers side by side, each thing in its place on the canvas."""
+"""The tensors of one step: the measurements of each layer, stacked over layers and aligned with the canvas."""
 
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -11,22 +11,22 @@ from sinkscope.attention import Columns, LayerCall
 from sinkscope.errors import AttentionError
 
 GROUPS = ("column_sums", "column_sums_masked", "column_sums_prompt")
-"""What the sums of the three query groups are called: of all queries, masked ones, those of the prompt."""
+"""Names of the column sums of the three query groups: all queries, masked ones, those of the prompt."""
 PER_QUERY = ("self_attention", "hidden_norms")
 PER_KV_HEAD = ("value_norms", "key_norms")
 
 
 @dataclass(frozen=True)
 class LayerTensors:
-    """What one layer showed in a step, all rows; keys a layer no longer holds have NaN norms.
+    """The measurements of one layer in a step, for the whole batch. Norms are NaN for keys that the layer no longer holds.
 
     Attributes:
         sums: [batch, head, group, key].
         diagonal: [batch, head, query].
         last_row: [batch, head, key].
         value_norms, key_norms: [batch, kv_head, key].
-        hidden_norms: [batch, query]; None where the model does not show them.
-        sink_token: [batch, head, sink], what the network's own constant keys received; None where it has none.
+        hidden_norms: [batch, query]; None where the layer's input is not visible.
+        sink_token: [batch, head, sink], columns of the network's own constant keys; None where it has none.
     """
 
     sums: Tensor
@@ -39,7 +39,7 @@ class LayerTensors:
 
     @classmethod
     def of(cls, call: LayerCall, columns: Columns, groups: tuple[str, ...]) -> "LayerTensors":
-        """What a watcher is told, brought to norms."""
+        """Return the measurements of a layer call: its columns, and the norms of its values, keys and inputs."""
         hidden = call.hidden_states
         return cls(
             columns.sums
@@ -54,7 +54,7 @@ class LayerTensors:
         )
 
     def on_the_host(self) -> "LayerTensors":
-        """The same, copied one by one, where the device has no room to stack layers."""
+        """Return the same tensors on the host, for a device that has no room to stack layers."""
         return replace(self, **{name: one.cpu() for name, one in vars(self).items() if one is not None})
 
 
@@ -67,10 +67,10 @@ def _placed(norms: Tensor, first_key: int) -> Tensor:
 
 
 def stack_layers(layers: list[LayerTensors], causal: bool) -> list[dict[str, Tensor]]:
-    """Layers of one step side by side, [layer, batch, …], those of each device by themselves; see `join_devices`.
+    """Return the tensors of one step stacked over layers, [layer, batch, …], one dictionary for each device; `join_devices` joins them.
 
     Args:
-        causal: keeps the last row and no query groups, which is what an autoregressive trace holds, instead of the groups.
+        causal: keeps the last row in place of the query groups, as an autoregressive trace does.
     """
     runs = [list(run) for _, run in groupby(layers, lambda layer: layer.sums.device)]
     shown = all(layer.hidden_norms is not None for layer in layers)
@@ -79,7 +79,7 @@ def stack_layers(layers: list[LayerTensors], causal: bool) -> list[dict[str, Ten
 
 
 def _stacked(layers: list[LayerTensors], causal: bool, with_hidden_norms: bool, with_sinks: bool) -> dict[str, Tensor]:
-    groups = GROUPS[:1] if causal else GROUPS  # each by itself, as it will lie on the disk
+    groups = GROUPS[:1] if causal else GROUPS  # one tensor each, as on disk
     stacked = {name: torch.stack([layer.sums[:, :, number] for layer in layers]) for number, name in enumerate(groups)}
     stacked["self_attention"] = torch.stack([layer.diagonal for layer in layers])
     if causal:
@@ -93,7 +93,7 @@ def _stacked(layers: list[LayerTensors], causal: bool, with_hidden_norms: bool, 
 
 
 def join_devices(stacked: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """All layers of one step, once they are on the host; where layers differ in kv heads, NaN beyond a layer's own."""
+    """Return the tensors of all layers of one step, on the host; NaN in kv heads that a layer does not have."""
     if len(stacked) == 1:
         return stacked[0]
     join = {name: _in_heads if name in PER_KV_HEAD else torch.cat for name in stacked[0]}
@@ -101,7 +101,7 @@ def join_devices(stacked: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def head_counts(layers: list[LayerTensors]) -> tuple[int, int]:
-    """Query heads and, at most, kv heads.
+    """Return the number of query heads, and the largest number of kv heads of any layer.
 
     Raises:
         AttentionError: layers with different numbers of query heads.
@@ -109,25 +109,25 @@ def head_counts(layers: list[LayerTensors]) -> tuple[int, int]:
     heads = sorted({layer.sums.shape[1] for layer in layers})
     if len(heads) > 1:
         raise AttentionError(
-            f"expected as many query heads in every layer, found {' and '.join(map(str, heads))}; such a model is not recorded"
+            f"expected as many query heads in every layer, found {' and '.join(map(str, heads))}; such a model cannot be recorded"
         )
     return heads[0], max(layer.value_norms.shape[1] for layer in layers)
 
 
 def _in_heads(norms: list[Tensor]) -> Tensor:
-    """Norms [layer, batch, kv_head, key] behind each other."""
+    """Return norms [layer, batch, kv_head, key] concatenated over layers, filled with NaN up to the most kv heads."""
     most = max(one.shape[2] for one in norms)
     return torch.cat([pad(one, (0, 0, 0, most - one.shape[2]), value=torch.nan) for one in norms])
 
 
 def check_numbers(sums: Tensor, layers: list[str], step: int) -> None:
-    """Looks for columns that are not a number.
+    """Raise AttentionError where a column is not a number.
 
     Args:
         sums: float32 [layer, head, key] of one prompt, from all queries.
 
     Raises:
-        AttentionError: says the first of them.
+        AttentionError: names the layer and head of the first one.
     """
     if not bool(sums.sum().isnan()):  # one pass; infinities cannot occur
         return
@@ -139,12 +139,15 @@ def check_numbers(sums: Tensor, layers: list[str], step: int) -> None:
 
 
 def accumulate(running: dict[str, Tensor], arrays: dict[str, Tensor], all_queries: bool) -> dict[str, Tensor]:
-    """Behind a cache a step has few new queries: columns add up, per-query values are appended, norms stay known.
+    """Return what a step with a cache adds up to with the steps before it.
+
+    With a cache, a step has only its new queries. Column sums are added to those before, per-query values are appended, and norms of
+    keys that are no longer visible are kept.
 
     Args:
-        running: what the steps so far came to; changed.
+        running: the sums so far; changed in place.
         arrays: of this step.
-        all_queries: whether all queries are in this step.
+        all_queries: whether the step has all queries, so that it replaces the sums.
     """
     if all_queries:
         running.clear()
@@ -168,7 +171,7 @@ def accumulate(running: dict[str, Tensor], arrays: dict[str, Tensor], all_querie
 
 
 def align_to_end(arrays: dict[str, Tensor], length: int) -> None:
-    """Puts what is known per query under the newest positions of the canvas, NaN in front of it."""
+    """Align per-query values with the newest positions of the canvas; NaN at the positions before."""
     for name in PER_QUERY:
         if name in arrays:
             arrays[name] = pad(arrays[name], (length - arrays[name].shape[-1], 0), value=torch.nan)
