@@ -41,7 +41,7 @@ def test_of_a_step_only_what_its_trace_holds_is_taken():
 
 
 def test_layers_that_differ_in_query_heads_are_refused():
-    with pytest.raises(AttentionError, match="expected as many query heads in every layer, found 4 and 6; such a model is not recorded"):
+    with pytest.raises(AttentionError, match="expected as many query heads in every layer, found 4 and 6; such a model cannot be recorded"):
         head_counts([layer(6), layer(4)])
 
 

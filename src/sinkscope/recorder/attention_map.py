@@ -88,7 +88,7 @@ def recompute_map(model: Model, trace: Trace, step: int, layer: int, head: int) 
         model.network.model(input_ids=tokens, use_cache=False)
     if watcher.attention is None:
         raise TraceError(
-            f"{trace.folder}: expected its layer {trace.layers[layer]} in {model.card.name}, found none of that name; pass the model that wrote the trace"
+            f"{trace.folder}: expected a layer {trace.layers[layer]} in {model.card.name}, found none; pass the model that wrote the trace"
         )
     attention = watcher.attention.cpu().numpy()
     recorded = kept_columns(trace)[step, layer, head, :length]
