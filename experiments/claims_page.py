@@ -26,24 +26,24 @@ ORDER = (
 )
 HEAD = """# The papers' claims on two small models
 
-`python experiments/claims_page.py` writes this page from `results/claims/*.json`; do not edit it. Paper 1 is *Attention Sinks in
-Diffusion Language Models* (arXiv 2510.15731), paper 2 is *One Token Is Enough* (arXiv 2601.19657). They speak of models with 7 to 8
-billion parameters. The numbers below were measured on [lab models](lab.md) with 2.8 million. A claim that fails here may hold there,
-and the other way round: each script uses statistics that `sinkscope analyse` computes for any model.
+Paper 1 is *Attention Sinks in Diffusion Language Models* (arXiv 2510.15731), paper 2 is *One Token Is Enough* (arXiv 2601.19657). They
+speak of models with 7 to 8 billion parameters; the numbers below were measured on [lab models](lab.md) with 2.8 million. A claim that
+fails here may hold there, and the other way round. `sinkscope analyse` computes the same statistics for any model.
 
-**How a verdict is reached.** Each claim is divided into parts. Each part compares one number with a bound, and the bound was written
-into the script before the script ran. The number is a mean over prompts with a 95 % interval over prompts ([how](statistics.md)). A
-part *holds* if its whole interval lies on the side that the claim wants, *does not hold* if the whole interval lies on the other side,
-and is *undecided* otherwise. A claim holds if all its parts hold, and does not hold if one part does not.
+**How a verdict is reached.** Each part of a claim compares one number with a bound that was written into the script before it ran. The
+number is a mean over prompts with a 95 % interval over prompts ([how](statistics.md)). A part *holds* if its whole interval lies on the
+side that the claim wants, *does not hold* if the whole interval lies on the other side, and is *undecided* otherwise. A claim holds if
+all its parts hold, and does not hold if one part does not.
 
-Verdicts are taken at ε = 3 queries' worth of attention ([what that is](glossary.md#columns-and-sinks)). The last column counts the
-verdicts that differ at nine other thresholds (ε = 1, 2, 5 and 8 queries' worth; 1, 2, 3, 5 and 8 percent); *all ten agree* where none
-does. A dash means that only one threshold was measured. Every threshold, and the numbers that stand beside the claims without deciding
-them, are in [results/claims](../results/claims/README.md).
+**The threshold.** Verdicts are taken at ε = 3 queries' worth of attention ([what that is](glossary.md#columns-and-sinks)). The last
+column counts the verdicts that differ at nine other thresholds (ε = 1, 2, 5 and 8 queries' worth; 1, 2, 3, 5 and 8 percent). A dash
+means that no other was measured. [results/claims](../results/claims/README.md) has every threshold and command, and numbers that decide nothing.
 
-**What was known before.** The bounds were not chosen blind. Moves and drift were known from earlier measurements, group splits and
-over-mixing from tries on two prompts. Bounds such as 0.5 for "most" and 0.1 for "can" are one reading of the papers' words. Whether
-hiding sinks costs accuracy (paper 1, Table 1) is another question: [why hiding hurts here](hiding.md).
+**What was known before.** Moves and drift were known from earlier measurements when the bounds were chosen, group splits and over-mixing
+from tries on two prompts. Bounds such as 0.5 for "most" and 0.1 for "can" are one reading of the papers' words. What hiding sinks costs
+in accuracy (paper 1, Table 1) is told in [hiding.md](hiding.md).
+
+`python experiments/claims_page.py` writes this page from `results/claims/*.json`; do not edit it.
 
 """
 FULL_HEAD = """# Everything that was measured for the claims
