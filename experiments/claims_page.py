@@ -37,7 +37,8 @@ all its parts hold, and does not hold if one part does not.
 
 **The threshold.** Verdicts are taken at ε = 3 queries' worth of attention ([what that is](glossary.md#columns-and-sinks)). The last
 column counts the verdicts that differ at nine other thresholds (ε = 1, 2, 5 and 8 queries' worth; 1, 2, 3, 5 and 8 percent). A dash
-means that no other was measured. [results/claims](../results/claims/README.md) has every threshold and command, and numbers that decide nothing.
+means that no other was measured. Every threshold and command, and numbers that decide nothing, are in
+[results/claims](../results/claims/README.md).
 
 **What was known before.** Moves and drift were known from earlier measurements when the bounds were chosen, group splits and over-mixing
 from tries on two prompts. Bounds such as 0.5 for "most" and 0.1 for "can" are one reading of the papers' words. What hiding sinks costs
