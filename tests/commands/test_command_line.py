@@ -75,7 +75,7 @@ def test_defaults_of_settings_are_told_by_sampler(run):
     (seed,) = (one for one in told if one.startswith("--seed"))
     assert "(default: 128 for llada, mmada, autoregressive; 20 for dream" in length
     assert block.endswith("(default: --length where given, else 128 for llada, mmada)")
-    assert seed.endswith("(default: 0)")
+    assert "(default: 0" in seed
     told = told_options(run("evaluate", "--help")[1])
     (length,) = (one for one in told if one.startswith("--length"))
     assert length.endswith("(default: the protocol's or the task's, else the sampler's)")
@@ -196,7 +196,7 @@ def test_train_a_recipe_then_load_it(run, tmp_path, monkeypatch):
         (["trace", "{model}", "--prompt", "Q: Tom", "--problem", "1", "--out", "{tmp}/t"], 2, "found --prompt and --problem"),
         (["trace", "{model}", "--prompt", "", "--out", "{tmp}/t"], 2, "found an empty one"),
         (["trace", "{model}", "--prompt", "Tom likes aardvarks", "--out", "{tmp}/t"], 2, "does not know 'likes', 'aardvarks'"),
-        (["trace", "{model}", "--problem", "99999", "--out", "{tmp}/t"], 2, "0…1318"),
+        (["trace", "{model}", "--problem", "99999", "--out", "{tmp}/t"], 2, "expected a problem from 0 to 1318"),
         (
             ["trace", "{model}", "--prompt", "Q: Tom", "--length", "20", "--block", "8", "--out", "{tmp}/t"],
             2,

@@ -106,7 +106,7 @@ def test_another_threshold_is_refused(statistics, tmp_path):
 
 def test_a_folder_without_a_prompt_is_refused(tmp_path):
     StatisticsFolder(tmp_path / "empty", {}, merge_statistics, 2)
-    with pytest.raises(TraceError, match="holds no whole prompt yet"):
+    with pytest.raises(TraceError, match="holds no complete prompt yet"):
         open_statistics(tmp_path / "empty")
 
 

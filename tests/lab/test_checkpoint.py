@@ -56,7 +56,7 @@ def test_a_finished_checkpoint_is_not_trained_again(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("renamed", [0, 1, 3])
 def test_a_kill_while_saving_leaves_nothing_that_looks_finished(tmp_path, monkeypatch, renamed):
-    """Stopped after any number of renames there are no weights, and the same command goes on to the same ones."""
+    """Stopped after any number of renames there are no weights, and run the same command again to the same ones."""
     train_checkpoint(TINY, tmp_path / "whole")
     replace, done = checkpoint.os.replace, []
 
@@ -89,5 +89,5 @@ def test_a_state_left_behind_a_finished_checkpoint_is_removed(tmp_path):
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(TrainingError, match=r"cannot be written.*the same command goes on"):
+    with pytest.raises(TrainingError, match=r"cannot be written.*run the same command again"):
         train_checkpoint(TINY, tmp_path / "file" / "model")

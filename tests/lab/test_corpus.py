@@ -84,7 +84,7 @@ def test_what_is_no_corpus_or_was_changed_is_refused(folder, tmp_path):
     changed = bytearray((copy / "train.bin").read_bytes())
     changed[100] ^= 1
     (copy / "train.bin").write_bytes(changed)
-    with pytest.raises(TrainingError, match=r"train\.bin: the file is not the one that corpus\.json lists"):
+    with pytest.raises(TrainingError, match=r"train\.bin: expected the checksum that corpus\.json lists, found another"):
         open_corpus(copy)
 
 
@@ -102,7 +102,7 @@ def test_a_corpus_that_cannot_be_made_or_drawn_from_is_refused(folder, tmp_path)
 def test_a_recipe_for_text_needs_a_corpus_and_others_refuse_one(folder, tmp_path):
     with pytest.raises(TrainingError, match="lab-text-diffusion: expected a corpus folder as --data"):
         train(tiny("lab-text-diffusion"), tmp_path / "a")
-    with pytest.raises(TrainingError, match="lab-diffusion: expected no corpus folder as --data"):
+    with pytest.raises(TrainingError, match="lab-diffusion: expected a file of text or nothing as --data, found a corpus folder"):
         train(dataclasses.replace(RECIPES["lab-diffusion"], updates=1), tmp_path / "b", texts=open_corpus(folder))
 
 

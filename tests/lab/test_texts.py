@@ -50,7 +50,7 @@ def test_json_lines_have_texts_or_prompts_with_answers(tmp_path):
         ("a.jsonl", '{"prompt": "x"}\n', r"line 1: expected"),
         ("a.jsonl", '\n{"text": "x"}\nnonsense', r"line 3: expected JSON, found 'nonsense'"),
         ("a.txt", " \n\n ", "expected text to train on, found none"),
-        ("a.txt", b"\xff\xfe\x00", "expected a file of UTF-8 text, which cannot be read"),
+        ("a.txt", b"\xff\xfe\x00", "expected a file of UTF-8 text, found one that cannot be read"),
     ],
 )
 def test_a_file_that_is_no_text_is_refused(tmp_path, name, content, message):
@@ -107,7 +107,7 @@ def test_a_long_text_is_seen_from_anywhere():
 
 
 def test_a_tokenizer_that_does_not_know_the_text_is_refused(poem):
-    with pytest.raises(TrainingError, match=r"poem\.txt .*: expected text that the tokenizer knows, found unknown words in 'Über 1 grüne"):
+    with pytest.raises(TrainingError, match=r"poem\.txt .*: expected words of the tokenizer's vocabulary, found others in 'Über 1 grüne"):
         TextCanvases(read_texts(poem), build_tokenizer(), MIX)
     bare = train_tokenizer(read_texts(poem))
     bare.bos_token = None

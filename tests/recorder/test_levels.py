@@ -259,7 +259,7 @@ def test_a_file_in_the_way_is_refused(tmp_path):
 
 def test_a_folder_without_a_whole_prompt(tmp_path):
     fold(tmp_path / "s")
-    with pytest.raises(TraceError, match="holds no whole prompt yet; the same command that began it goes on"):
+    with pytest.raises(TraceError, match="holds no complete prompt yet; run the command that began it again"):
         read_statistics(tmp_path / "s")
 
 

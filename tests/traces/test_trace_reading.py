@@ -285,14 +285,14 @@ def damaged(tmp_path):
 
 def test_a_listed_part_that_is_missing_is_refused(damaged):
     (damaged / "steps-000002.safetensors").unlink()
-    with pytest.raises(TraceError, match=r"manifest lists steps-000002\.safetensors, which is not there"):
+    with pytest.raises(TraceError, match=r"expected steps-000002\.safetensors, which its manifest lists, found none"):
         _ = open_trace(damaged).steps
 
 
 def test_a_gap_between_unlisted_parts_is_refused(damaged):
     edit_manifest(damaged, lambda manifest: manifest.update(parts=[], complete=False))
     (damaged / "steps-000001.safetensors").unlink()
-    with pytest.raises(TraceError, match="expected it to begin at step 16, it begins at 32; a part is missing"):
+    with pytest.raises(TraceError, match="expected it to begin at step 16, found step 32; a part is missing"):
         _ = open_trace(damaged).steps
 
 
@@ -317,7 +317,7 @@ def test_another_format_version_is_refused_by_name(damaged, version):
     edit_manifest(damaged, lambda manifest: manifest.update(format=version))
     with pytest.raises(TraceError) as caught:
         open_trace(damaged)
-    assert f"a trace of format {version!r}; this sinkscope reads format {FORMAT}" in str(caught.value)
+    assert f"expected a trace of format {FORMAT}, found {version!r}; read it with" in str(caught.value)
 
 
 @pytest.mark.parametrize("content", [b"", b'{"format": 1, "comp', b"\xff\xfe\x00"])
@@ -329,7 +329,7 @@ def test_a_manifest_that_cannot_be_read_is_refused(damaged, content):
 
 def test_a_manifest_that_is_no_object_is_refused(damaged):
     (damaged / "manifest.json").write_text("[1]")
-    with pytest.raises(TraceError, match="a trace of format None"):
+    with pytest.raises(TraceError, match="expected a trace of format 1, found None"):
         open_trace(damaged)
 
 

@@ -1,7 +1,7 @@
-r"""Training canvases: several problems packed behind each other, the last answer padded with EOS.
+r"""Training canvases: several problems packed one after another, filled up with EOS.
 
-Batch number n is a pure function of (seed, n), so a resumed run sees exactly the batches an uninterrupted one does.
-A canvas reads ``<bos>Q: …\nA: …\n\nQ: …\nA: …<eos><eos>…``: the few-shot prompt of evaluation, with its answer.
+Batch number n is a pure function of (seed, n), so a resumed run sees exactly the batches of an uninterrupted one.
+A canvas reads ``<bos>Q: …\nA: …\n\nQ: …\nA: …<eos><eos>…``, as the few-shot prompt of an evaluation does with its answer.
 """
 
 import random
@@ -19,14 +19,14 @@ PROMPT = -1
 
 @dataclass(frozen=True)
 class CanvasMix:
-    """Which canvas lengths a recipe trains on.
+    """The lengths and contents of the canvases that a recipe trains on.
 
     Attributes:
         tokens: tokens per update; a batch has ``tokens // length`` rows.
         lengths: canvas lengths in tokens.
         weights: how often each length is drawn, relative to the others.
         code_share: share of rows that hold code tasks instead of word problems.
-        templates: names of the word problems that are drawn; all of them when empty.
+        templates: names of the templates of word problems; all of them when empty.
     """
 
     tokens: int = 3072
@@ -38,11 +38,11 @@ class CanvasMix:
 
 @dataclass(frozen=True)
 class Canvases:
-    """A batch.
+    """A batch of canvases.
 
     Attributes:
         tokens: int64 [row, position].
-        answers: int64 [row, position], the number of the problem whose answer stands there, −1 (`PROMPT`) elsewhere.
+        answers: int64 [row, position], in an answer the number of its problem in the row; −1 (`PROMPT`) elsewhere.
     """
 
     tokens: torch.Tensor
@@ -50,7 +50,7 @@ class Canvases:
 
 
 def draw_canvases(mix: CanvasMix, tokenizer: Any, seed: int, update: int) -> Canvases:
-    """Batch number ``update`` of the stream ``seed``."""
+    """Return batch number ``update`` of the stream ``seed``."""
     rng = random.Random(f"canvases {seed} {update}")
     length = rng.choices(mix.lengths, mix.weights)[0]
     streams = {False: training_problems(rng, mix.templates), True: training_code_tasks(rng)}
@@ -62,7 +62,7 @@ def _fill_row(length: int, stream: Any, tokenizer: Any, rng: random.Random) -> t
     separator = tokenizer("\n\n", add_special_tokens=False).input_ids
     tokens: list[int] = [tokenizer.bos_token_id]
     answers: list[int] = [PROMPT]
-    spare = rng.randint(0, min(128, length // 4))  # EOS padding: what a generation length beyond the answer asks for
+    spare = rng.randint(0, min(128, length // 4))  # more EOS: in a generation that is longer than its answer, EOS follows
     count = 0
     while True:
         question, answer = _pieces(next(stream), tokenizer)

@@ -1,4 +1,4 @@
-"""From a recipe to a stock Hugging Face folder: weights in bf16, tokenizer, recipe, log and command."""
+"""Trains a recipe into a stock Hugging Face folder: weights in bf16, tokenizer, recipe, log and command."""
 
 import dataclasses
 import json
@@ -22,9 +22,9 @@ WEIGHTS = "model.safetensors"
 
 
 def train_checkpoint(recipe: Recipe, out: Path, *, texts: Texts | Corpus | None = None, device: str = "cpu", command: str = "") -> Path:
-    """Train a recipe, from where an earlier run was killed, and leave a checkpoint that `sinkscope.load` reads.
+    """Train a recipe into a checkpoint that `sinkscope.load` reads; a run that was killed is resumed.
 
-    The weights appear last and by a rename: a folder with weights is finished.
+    The weights are written last, by a rename, so a folder with weights is finished.
 
     Raises:
         TrainingError: the folder holds a run of another recipe, or cannot be written.
@@ -39,12 +39,12 @@ def train_checkpoint(recipe: Recipe, out: Path, *, texts: Texts | Corpus | None 
         (out / STATE).unlink(missing_ok=True)  # a kill may have come between the last rename and this
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise TrainingError(f"{out} cannot be written ({reason}); make room or choose another folder, the same command goes on") from error
+        raise TrainingError(f"{out} cannot be written ({reason}); make room and run the same command again") from error
     return out
 
 
 def _save(network: Any, tokenizer: Any, recipe: Recipe, out: Path, command: str) -> None:
-    """Write the checkpoint into a folder beside, then rename its files, the weights last."""
+    """Write the checkpoint into another folder, then move its files, the weights last."""
     beside = out / "checkpoint.writing"
     shutil.rmtree(beside, ignore_errors=True)
     network.to("cpu", torch.bfloat16).save_pretrained(beside)

@@ -1,6 +1,6 @@
-"""Small code tasks: a sentence asks for a Python function, and its answer is checked by running it.
+"""Small code tasks: a sentence asks for a Python function, and the answer is checked by running it.
 
-Same shape as `word_problems`: a seeded, endless stream and a fixed held-out set of 164 (as many as HumanEval has).
+As in `word_problems`, there are a seeded, endless stream and a fixed held-out set: 164 tasks, as in HumanEval.
 """
 
 import functools
@@ -19,7 +19,7 @@ ARGUMENTS = "x y z n m k a b p q".split()
 
 @dataclass(frozen=True)
 class CodeTemplate:
-    """What is asked, the body that answers it, and the arguments it is tried on, as code that may hold the slots too."""
+    """A request, the body of the right function, and the arguments of its tests, as code. All three may hold slots."""
 
     name: str
     request: str
@@ -50,7 +50,7 @@ CODE_TEMPLATES = (
 
 
 def make_code_task(rng: random.Random) -> Problem:
-    """Draws one task; ``result`` holds the program's tests, assertions against values computed here."""
+    """Return a random task; its ``result`` holds the tests, assertions with values that are computed here."""
     template = rng.choice(CODE_TEMPLATES)
     function = rng.choice(FUNCTIONS)
     x, y = rng.sample([argument for argument in ARGUMENTS if argument != function], 2)
@@ -67,7 +67,7 @@ def make_code_task(rng: random.Random) -> Problem:
 
 @functools.cache
 def held_out_code_tasks() -> tuple[Problem, ...]:
-    """The fixed held-out set: 164 different tasks, always the same ones in the same order."""
+    """Return the fixed held-out set: 164 different tasks, always the same ones in the same order."""
     rng = random.Random(HELD_OUT_SEED)
     tasks: dict[str, Problem] = {}
     while len(tasks) < HELD_OUT_COUNT:
@@ -82,7 +82,7 @@ def _held_out_questions() -> frozenset[str]:
 
 
 def training_code_tasks(rng: random.Random) -> Iterator[Problem]:
-    """An endless stream without any held-out question."""
+    """Yield tasks without end, none of them with a held-out question."""
     held_out = _held_out_questions()
     while True:
         task = make_code_task(rng)

@@ -1,6 +1,6 @@
-"""Long texts as training data: tokenized once into flat files, drawn as windows of one length.
+"""Long texts as training data: tokenized once into flat files, from which windows of one length are drawn.
 
-A corpus is a folder: ``train.bin`` and ``held-out.bin`` (uint16 tokens, documents behind each other, EOS between them), a
+A corpus is a folder: ``train.bin`` and ``held-out.bin`` (uint16 tokens, one document after another with EOS between them), a
 tokenizer, and ``corpus.json`` with the titles, sizes and checksums. `sinkscope train RECIPE --data FOLDER` reads it.
 """
 
@@ -29,8 +29,8 @@ class LongText:
     """A document of a corpus.
 
     Attributes:
-        title: names it in the corpus' list.
-        text: all of it.
+        title: its name in ``corpus.json``.
+        text: the whole document.
         held_out: kept for validation; never trained on.
     """
 
@@ -44,8 +44,8 @@ class Corpus:
     """A folder of tokenized text.
 
     Attributes:
-        fingerprint: checksum of everything that decides what is trained on.
-        folder: where it lies.
+        fingerprint: checksum of the tokens and the tokenizer.
+        folder: of its files.
         train, held_out: uint16 [token], mapped from the disk.
     """
 
@@ -62,7 +62,7 @@ class Corpus:
 
 
 def make_corpus(texts: Iterable[LongText], out: Path, *, vocabulary: int = 4096, source: str = "", progress: bool | None = None) -> Path:
-    """Write a corpus folder; it appears whole, by a rename.
+    """Write a corpus folder under another name, and rename it when it is complete.
 
     Args:
         texts: the documents; at least one of them held out.
@@ -124,7 +124,7 @@ def open_corpus(folder: str | Path, *, verify: bool = True) -> Corpus:
         if not path.is_file():
             raise TrainingError(f"{path}: expected a file of the corpus, found none; make the corpus again")
         if verify and _sha256(path) != expected:
-            raise TrainingError(f"{path}: the file is not the one that {MANIFEST} lists; make the corpus again")
+            raise TrainingError(f"{path}: expected the checksum that {MANIFEST} lists, found another; make the corpus again")
     digest = hashlib.sha256("".join(files[name] for name in sorted(files)).encode()).hexdigest()[:16]
     return Corpus(
         f"corpus sha256:{digest}",

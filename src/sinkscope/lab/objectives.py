@@ -1,4 +1,4 @@
-"""The two training objectives: masked diffusion (paper 2's schedule) and next-token prediction."""
+"""The two training objectives: masked diffusion, with paper 2's schedule, and next-token prediction."""
 
 from typing import Any
 
@@ -13,17 +13,17 @@ LEAST_MASKED = 1e-3
 def mask_canvases(
     canvases: Canvases, mask_id: int, whole_canvas_share: float, generator: torch.Generator, *, first_stays: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Masks each answer of a canvas at its own rate p = (1 − 1e-3)·t + 1e-3 with t ~ U(0, 1) (paper 2, §4.1).
+    """Mask each answer of a canvas at its own rate p = (1 − 1e-3)·t + 1e-3 with t ~ U(0, 1) (paper 2, §4.1).
 
-    Each packed problem counts as a sequence of its own. The t of a batch are stratified: one in each of as many
-    equal strata, in random order, which leaves every single t uniform and steadies the sum of the 1/t weights.
-    Questions stay visible, as in LLaDA's supervised fine-tuning, except in a ``whole_canvas_share`` of the rows,
-    where everything but the first token (and that too, unless ``first_stays``) can be masked at one rate.
+    Each packed problem counts as a sequence of its own. The values of t in a batch are stratified: n values are drawn from n equal
+    strata, in random order. Each t is still uniform, and the sum of the 1/t weights varies less.
+    Questions stay visible, as in LLaDA's supervised fine-tuning. In a ``whole_canvas_share`` of the rows they do not: there every token
+    is masked at one rate, except the first one if ``first_stays``.
 
     Returns:
         noisy: int64 [row, position], with masks.
         weights: float32 [row, position], 1/p where masked, 0 elsewhere.
-        maskable: how many tokens could have been masked.
+        maskable: number of tokens that could be masked.
     """
     tokens, answers = canvases.tokens, canvases.answers
     rows, length = tokens.shape
@@ -52,12 +52,12 @@ def masked_diffusion_loss(
     first_stays: bool = True,
     flat: bool = False,
 ) -> torch.Tensor:
-    """Cross-entropy on masked tokens, weighted 1/p, per maskable token; a scalar in nats.
+    """Return the cross-entropy on masked tokens, weighted by 1/p, per maskable token: a scalar in nats.
 
-    With ``flat`` the plain mean over masked tokens, which bounds no likelihood and is much less noisy.
+    With ``flat`` it is the plain mean over masked tokens, which does not bound a likelihood but is much less noisy.
 
-    With ``shift`` a token is predicted one place to its left, as a causal model predicts it, which is how one becomes a
-    diffusion model (Dream, and paper 2's Qwen2.5 set-up). The first token of a canvas is never masked.
+    With ``shift`` a token is predicted from the position to its left, as in a causal model. This is how a causal model is adapted to
+    diffusion (Dream, and paper 2's Qwen2.5 set-up). The first token of a canvas is then never masked.
     """
     noisy, weights, maskable = mask_canvases(canvases, mask_id, whole_canvas_share, generator, first_stays=first_stays)
     hidden = network.model(input_ids=noisy, use_cache=False).last_hidden_state
@@ -71,10 +71,10 @@ def masked_diffusion_loss(
 
 
 def next_token_loss(network: Any, canvases: Canvases, *, eos_id: int | None) -> torch.Tensor:
-    """Cross-entropy of each token given those before it, over the whole canvas; a scalar in nats.
+    """Return the cross-entropy of each token given those before it, over the whole canvas: a scalar in nats.
 
-    Behind a finished answer the target is EOS, also where the next problem of the canvas follows: a model that is
-    asked one question should stop after its answer. Natural text has no answers: no ``eos_id``.
+    After a complete answer the target is EOS, even where another problem follows on the canvas, because a model that is asked one
+    question should stop after its answer. Natural text has no answers; its ``eos_id`` is None.
     """
     targets = canvases.tokens[:, 1:].clone()
     if eos_id is not None:

@@ -1,9 +1,9 @@
-r"""Few-shot prompts for the lab's held-out problems: solved training problems, then the question.
+r"""Few-shot prompts for the lab's held-out problems: solved training problems (shots), then the question.
 
-A prompt reads as a training canvas does, ``Q: …\nA: …\n\nQ: …\nA:``. Its shots depend on the task and the number of the
-problem alone. With the shots of `SHOTS`, prompts are long enough for conclusions about hiding keys: lab-arith, 5 shots:
-196 to 325 tokens, median 262, 99.8 % of the 1,319 within 200…320 (4 shots leave 20 % of them shorter than 200);
-lab-code, 7 shots: 247 to 306, median 275, all 164 of them.
+A prompt reads as a training canvas does, ``Q: …\nA: …\n\nQ: …\nA:``. Its shots depend only on the task and the number of the
+problem. With the number of shots in `SHOTS`, prompts are long enough for conclusions about hiding keys. lab-arith has 5 shots: 196 to
+325 tokens, median 262, and 99.8 % of the 1,319 prompts have 200 to 320 (with 4 shots, 20 % are shorter than 200). lab-code has 7
+shots: 247 to 306 tokens, median 275.
 """
 
 import random
@@ -21,10 +21,10 @@ _TRAINING = {"lab-arith": training_problems, "lab-code": training_code_tasks}
 
 
 def few_shot_prompt(problem: Problem, index: int, shots: int) -> str:
-    """The text a model gets for problem number ``index`` of its task; fewer shots are the first of more.
+    """Return the prompt for problem number ``index`` of its task. With fewer shots, a prompt has the first of them.
 
     Raises:
-        CallError: less than no shots.
+        CallError: a negative number of shots.
     """
     if shots < 0:
         raise CallError(f"shots: expected 0 or more, found {shots}")
@@ -34,7 +34,7 @@ def few_shot_prompt(problem: Problem, index: int, shots: int) -> str:
 
 
 def held_out(task: str) -> Sequence[Problem]:
-    """The fixed held-out problems of a task.
+    """Return the fixed held-out problems of a task.
 
     Raises:
         CallError: no such task.
@@ -45,10 +45,10 @@ def held_out(task: str) -> Sequence[Problem]:
 
 
 def problem_prompt(task: str = "lab-arith", index: int = 0, shots: int | None = None) -> dict[str, str]:
-    """Held-out problem number ``index`` as ``{"prompt", "answer"}``; see `problem_prompts`."""
+    """Return held-out problem number ``index`` as ``{"prompt", "answer"}``; see `problem_prompts`."""
     problems = held_out(task)
     if not 0 <= index < len(problems):
-        raise CallError(f"{task} has the problems 0…{len(problems) - 1}, found {index}")
+        raise CallError(f"{task}: expected a problem from 0 to {len(problems) - 1}, found {index}")
     problem = problems[index]
     prompt = few_shot_prompt(problem, index, SHOTS[task] if shots is None else shots)
     if task == "lab-code":
@@ -57,16 +57,16 @@ def problem_prompt(task: str = "lab-arith", index: int = 0, shots: int | None = 
 
 
 def problem_prompts(task: str = "lab-arith", count: int | None = None, shots: int | None = None) -> list[dict[str, str]]:
-    """The first ``count`` held-out problems of a task, all of them when None.
+    """Return the first ``count`` held-out problems of a task; all of them when None.
 
     Returns:
-        ``prompt`` and ``answer`` each: the number to find, or for lab-code a program that is right, with its ``tests``.
+        ``prompt`` and ``answer`` of each: the number to find, or for lab-code a right program, with its ``tests``.
 
     Raises:
-        CallError: no such task, more problems than it has, less than one.
+        CallError: no such task, or a count below 1 or above the number of its problems.
     """
     problems = held_out(task)
     count = len(problems) if count is None else count
     if not 1 <= count <= len(problems):
-        raise CallError(f"count: {task} has {len(problems)} held-out problems, found {count}")
+        raise CallError(f"count: expected 1 to {len(problems)}, the held-out problems of {task}, found {count}")
     return [problem_prompt(task, index, shots) for index in range(count)]

@@ -1,4 +1,4 @@
-"""What the lab can train, as frozen values; the resolved recipe is stored with every checkpoint."""
+"""The recipes of the lab, as frozen values; the resolved recipe is stored with every checkpoint."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -12,8 +12,8 @@ class Architecture:
     """The shape of a `transformers` Llama.
 
     Attributes:
-        positions: ``rotary`` as Llama has them, or ``learned`` absolute ones (`sinkscope.models.llama_variants`).
-        tied: the output layer uses the embedding's weights.
+        positions: ``rotary`` embeddings, as in Llama, or ``learned`` absolute ones (`sinkscope.models.llama_variants`).
+        tied: whether the output layer shares the weights of the embedding.
     """
 
     layers: int = 6
@@ -29,21 +29,21 @@ class Architecture:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that decides what a training run produces.
+    """All settings that determine the result of a training run.
 
     Attributes:
         objective: ``masked_diffusion`` trains a bidirectional network, ``next_token`` a causal one, ``shifted_diffusion`` a
             bidirectional one whose logits predict the token to their right.
         updates: optimiser steps.
-        learning_rate: peak; linear warm-up over ``warmup_share`` of the updates, then cosine to ``final_share`` of it.
+        learning_rate: the peak. It has a linear warm-up over ``warmup_share`` of the updates, then a cosine to ``final_share`` of the peak.
         whole_canvas_share: share of rows in which questions are masked too (masked diffusion only).
-        compile: compile the layers with `torch.compile`; faster, and rounds differently.
-        sink_token: variant of the sink token, as `sinkscope.models.sink_token.VARIANTS` names them.
-        start_from: model whose weights the body begins with; None begins from random ones.
-        data: name and checksum of the text that is trained on; None is the lab's own.
-        text: trained on natural text, a corpus folder, which ``sinkscope train --data`` names.
-        first_token: what stands first in a canvas of natural text: BOS, or text like everywhere else.
-        weighting: of a masked token's loss: 1/p, with p the share of its canvas that is masked, or the same for all.
+        compile: compiles the layers with `torch.compile`, which is faster and rounds differently.
+        sink_token: name of a variant in `sinkscope.models.sink_token.VARIANTS`.
+        start_from: model whose weights the network begins with; random ones when None.
+        data: name and checksum of the user's text; None for the lab's own problems.
+        text: whether it trains on natural text, a corpus folder that ``sinkscope train --data`` names.
+        first_token: the first token of a canvas of natural text: BOS, or text.
+        weighting: of a masked token's loss: 1/p, where p is the share of its canvas that is masked, or the same for all.
         snapshots: updates after which the weights are also written to ``snapshots/``.
     """
 
@@ -79,12 +79,12 @@ class Recipe:
 
 
 SHORT = CanvasMix(tokens=1536, lengths=(48, 96), weights=(0.5, 0.5), code_share=0.0, templates=("buy", "give", "find"))
-"""One addition or subtraction a problem, so that an arm of a comparison learns it in minutes on a core."""
+"""Problems of one addition or subtraction, which each model of a comparison learns in minutes on one core."""
 ARMS = ("none", "token", "token-end", "token-2", "token-4", "token-zero-value", "logit", "off-by-one", "gate")
 
 
 def _arm(variant: str) -> Recipe:
-    """From scratch with a sink; all arms see the same batches and begin with the same body."""
+    """Return a recipe from scratch with a sink-token variant; all of them see the same batches and start from the same weights."""
     return Recipe(
         f"lab-sink-{variant}",
         "masked_diffusion",
@@ -97,7 +97,7 @@ def _arm(variant: str) -> Recipe:
 
 
 def _shifted(name: str, variant: str) -> Recipe:
-    """From the autoregressive model with the logit shift, as Dream was."""
+    """Return a recipe that starts from the autoregressive model and shifts the logits, as Dream was trained."""
     return Recipe(
         name,
         "shifted_diffusion",
@@ -112,13 +112,13 @@ def _shifted(name: str, variant: str) -> Recipe:
 
 
 TEXT = CanvasMix(tokens=2048, lengths=(256,), weights=(1.0,), code_share=0.0)
-"""Eight windows of natural text an update."""
+"""Eight windows of natural text in each update."""
 EMERGENCE = (0, 100, 200, 400, 700, 1000, 1500, 2000, 3000, 4500, 6500, 9000, 12000, 16000, 20000)
-"""Updates at which a training on text is looked at, about evenly spaced in their logarithm."""
+"""Updates with a snapshot in a training on text, about evenly spaced in their logarithm."""
 
 
 def _text(name: str, objective: Literal["masked_diffusion", "next_token"], **changes: Any) -> Recipe:
-    """On natural text, where most heads have nothing to do on most tokens: what it takes for sinks to appear."""
+    """Return a recipe on natural text, where most heads have nothing to do on most tokens, so that sinks appear."""
     return Recipe(
         name,
         objective,

@@ -1,7 +1,7 @@
 """The files of a training run: its recipe, its log, its state after the last save, and snapshots of its weights.
 
 The state holds ``weight.NAME``, ``exp_avg.NAME``, ``exp_avg_sq.NAME`` and ``step.NAME`` for each parameter, and the number of the update.
-Every file is written under another name and renamed, so that a kill leaves the one before it whole.
+Every file is written under another name and renamed, so that a kill leaves the previous one intact.
 """
 
 import json
@@ -21,11 +21,11 @@ STATE, LOG, RECIPE, SNAPSHOTS = "training-state.safetensors", "training.jsonl", 
 LATER = ("sink_token", "text", "first_token", "weighting", "snapshots")
 LATER_OF_ARCHITECTURE = ("positions", "tied")
 LATER_OF_CANVASES = ("templates",)
-"""Fields that recipes of earlier versions lack; their runs had what is the default today."""
+"""Fields that recipes of earlier versions lack; their runs used today's defaults."""
 
 
 def check_recipe(recipe: Recipe, out: Path) -> None:
-    """Compare a resolved recipe with the one in a folder, where there is one.
+    """Raise TrainingError where a folder holds a run of another recipe.
 
     Raises:
         TrainingError: the folder holds a run of another recipe.
@@ -37,7 +37,7 @@ def check_recipe(recipe: Recipe, out: Path) -> None:
         theirs = json.loads(path.read_text())
     except ValueError as error:
         raise TrainingError(
-            f"{path}: expected the recipe of a run, found something else ({error}); delete the folder or choose another"
+            f"{path}: expected the recipe of a run, found no JSON ({error}); delete the folder or choose another"
         ) from error
     defaults = _plain(Recipe("", "next_token", 1))
     theirs = {key: defaults[key] for key in LATER} | theirs
@@ -69,7 +69,7 @@ def save_state(out: Path, network: Any, optimiser: torch.optim.Optimizer, update
 
 
 def load_state(out: Path, network: Any, optimiser: torch.optim.Optimizer) -> int:
-    """Set a network and its optimiser to the last saved state; return the number of updates behind it, 0 without a state."""
+    """Set a network and its optimiser to the last saved state; return its number of updates, 0 where there is none."""
     from safetensors import safe_open
 
     if not (out / STATE).exists():
@@ -87,14 +87,14 @@ def load_state(out: Path, network: Any, optimiser: torch.optim.Optimizer) -> int
 
 
 def save_snapshot(out: Path, network: Any, update: int) -> None:
-    """Write the weights alone, in bf16, as they are after an update."""
+    """Write the weights after an update, in bf16, without the optimiser."""
     (out / SNAPSHOTS).mkdir(exist_ok=True)
     tensors = {name: parameter.detach().to("cpu", torch.bfloat16).contiguous() for name, parameter in network.named_parameters()}
     _write_tensors(out / SNAPSHOTS / f"update-{update:06d}.safetensors", tensors, update)
 
 
 def cut_log(out: Path, update: int) -> None:
-    """Drop the rows of the log that were written after the state from which a run goes on."""
+    """Drop the rows of the log that are newer than the state from which a run resumes."""
     path = out / LOG
     if path.exists():
         kept = [line for line in path.read_text().splitlines() if line.endswith("}") and json.loads(line)["update"] <= update]

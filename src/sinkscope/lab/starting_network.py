@@ -1,4 +1,4 @@
-"""What a training begins with: the tokenizer and the network of a recipe."""
+"""The tokenizer and the network with which the training of a recipe begins."""
 
 from dataclasses import replace
 from typing import Any
@@ -25,10 +25,10 @@ def choose_tokenizer(recipe: Recipe, texts: Texts | Corpus | None = None) -> Any
 
 
 def build_network(recipe: Recipe, tokenizer: Any) -> Any:
-    """Return a network as its training begins: transformers' Llama, bidirectional for diffusion, with the sink of its recipe.
+    """Return the untrained network of a recipe: transformers' Llama, bidirectional for diffusion, with the sink token of the recipe.
 
     Raises:
-        TrainingError: weights to start from that do not fit.
+        TrainingError: the weights to start from have other shapes.
     """
     from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -1,8 +1,8 @@
-"""A user's own text as training canvases: read, given a tokenizer, packed.
+"""The user's own text as training canvases: reads it, trains a tokenizer on it, and packs it.
 
-A ``.jsonl`` file has a document a line, ``{"text": …}`` or ``{"prompt": …, "answer": …}``; of the latter the prompt stays
-visible. Any other file is plain text, whose documents are separated by blank lines. Every twentieth document is held out
-for validation where there are twenty; fewer validate on the text they train on.
+A ``.jsonl`` file has one document a line, ``{"text": …}`` or ``{"prompt": …, "answer": …}``; such a prompt is never masked. Any
+other file is plain text, whose documents are separated by blank lines. Every twentieth document is held out for validation. With
+fewer than twenty documents, validation uses the training text.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ VOCABULARY = 2048
 
 @dataclass(frozen=True)
 class Document:
-    """A text to learn; ``prompt`` stands before it and is never masked."""
+    """A text to learn. ``prompt`` precedes it and is never masked."""
 
     prompt: str
     text: str
@@ -34,7 +34,7 @@ class Document:
 
 @dataclass(frozen=True)
 class Texts:
-    """Documents of one file.
+    """The documents of one file.
 
     Attributes:
         fingerprint: name and checksum of the file, stored with a run.
@@ -46,17 +46,17 @@ class Texts:
 
 
 def read_texts(path: str | Path) -> Texts:
-    """Documents of a file.
+    """Return the documents of a file.
 
     Raises:
-        CallError: a file that cannot be read, holds no text, or a line that is no document.
+        CallError: the file cannot be read or holds no text, or a line is no document.
     """
     path = Path(path)
     try:
         content = path.read_bytes()
         text = content.decode()
     except (OSError, UnicodeDecodeError) as error:
-        raise CallError(f"{path}: expected a file of UTF-8 text, which cannot be read ({error})") from error
+        raise CallError(f"{path}: expected a file of UTF-8 text, found one that cannot be read ({error})") from error
     if path.suffix == ".jsonl":
         documents = [_document(line, f"{path}, line {number}") for number, line in enumerate(text.splitlines(), 1) if line.strip()]
     else:
@@ -78,12 +78,12 @@ def _document(line: str, where: str) -> Document:
 
 
 def train_tokenizer(texts: Texts, vocabulary: int = VOCABULARY) -> Any:
-    """A byte-level BPE tokenizer of the texts, with the lab's special tokens; the same for the same texts."""
+    """Return a byte-level BPE tokenizer trained on documents, with the lab's special tokens; the same for the same documents."""
     return train_tokenizer_on((document.prompt + document.text for document in texts.documents), vocabulary)
 
 
 def train_tokenizer_on(texts: Iterable[str], vocabulary: int) -> Any:
-    """A byte-level BPE tokenizer with the lab's special tokens; the same for the same texts."""
+    """Return a byte-level BPE tokenizer trained on texts, with the lab's special tokens; the same for the same texts."""
     import tokenizers
     import transformers
     from tokenizers import decoders, models, pre_tokenizers, processors, trainers
@@ -112,12 +112,12 @@ class TextCanvases:
     """Batches of a user's documents; batch number n of a stream is a pure function of (seed, n).
 
     Args:
-        texts: what is packed.
+        texts: the documents.
         tokenizer: with a BOS and an EOS.
         mix: lengths of the canvases.
 
     Raises:
-        TrainingError: a tokenizer that has no BOS or EOS, or does not know a word.
+        TrainingError: the tokenizer has no BOS or no EOS, or a word is not in its vocabulary.
     """
 
     def __init__(self, texts: Texts, tokenizer: Any, mix: CanvasMix) -> None:
@@ -135,15 +135,15 @@ class TextCanvases:
             if unknown is not None and unknown != self._last and unknown in prompt + text:
                 shown = (document.prompt + document.text)[:60]
                 raise TrainingError(
-                    f"{texts.fingerprint}: expected text that the tokenizer knows, found unknown words in {shown!r}; "
-                    "train a recipe that starts from no other model"
+                    f"{texts.fingerprint}: expected words of the tokenizer's vocabulary, found others in {shown!r}; "
+                    "train a recipe that does not start from another model"
                 )
         few = len(pieces) < HELD_OUT_EVERY
         self._training = [one for number, one in enumerate(pieces) if few or number % HELD_OUT_EVERY]
         self._held_out = pieces if few else pieces[::HELD_OUT_EVERY]
 
     def draw(self, seed: int, update: int) -> Canvases:
-        """Batch number ``update``; held-out documents where it is negative."""
+        """Return batch number ``update``; of held-out documents where it is negative."""
         rng = random.Random(f"texts {seed} {update}")
         documents = self._held_out if update < 0 else self._training
         length = rng.choices(self._mix.lengths, self._mix.weights)[0]
@@ -154,7 +154,7 @@ class TextCanvases:
         tokens, answers, count = [self._first], [PROMPT], 0
         while len(tokens) < length:
             prompt, text = rng.choice(documents)
-            start = rng.randint(0, max(0, len(text) + 2 - length)) if not prompt else 0  # a long text is seen from anywhere
+            start = rng.randint(0, max(0, len(text) + 2 - length)) if not prompt else 0  # a long text is read from a random place
             own = [*text[start:], self._last]
             tokens += prompt + own
             answers += [PROMPT] * len(prompt) + [count] * len(own)

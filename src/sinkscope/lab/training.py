@@ -37,11 +37,11 @@ def learning_rate(recipe: Recipe, update: int) -> float:
 
 
 def train(recipe: Recipe, out: Path, *, texts: Texts | Corpus | None = None, device: str = "cpu", progress: bool | None = None) -> Any:
-    """Train a recipe in the folder ``out``, from its last saved state on, and return the network.
+    """Train a recipe in the folder ``out``, from its last saved state, and return the network.
 
     Args:
         texts: the user's own texts, whose fingerprint becomes part of the recipe; None trains on the lab's problems.
-        progress: whether a progress bar is shown; None shows one on a terminal.
+        progress: whether a progress bar is shown; if None, on a terminal only.
 
     Raises:
         TrainingError: the folder holds a run of another recipe.
@@ -106,7 +106,8 @@ def _source(recipe: Recipe, tokenizer: Any, texts: Texts | Corpus | None) -> Cal
     """Return the function (seed, update) → batch: windows of a corpus, the user's documents, or the lab's problems."""
     if recipe.text != isinstance(texts, Corpus):
         raise TrainingError(
-            f"{recipe.name}: expected {'a corpus folder' if recipe.text else 'no corpus folder'} as --data, found the other"
+            f"{recipe.name}: expected {'a corpus folder' if recipe.text else 'a file of text or nothing'} as --data, "
+            f"found {'something else' if recipe.text else 'a corpus folder'}; see `sinkscope train --help`"
         )
     if isinstance(texts, Corpus):
         mix = recipe.canvases
@@ -144,6 +145,6 @@ def _objective(recipe: Recipe, network: Any, tokenizer: Any, device: str) -> Cal
 
 @torch.no_grad()
 def _validate(objective: Callable[[Canvases, int], torch.Tensor], draw: Callable[[int, int], Canvases]) -> float:
-    """Return the mean loss over fixed batches that no run trains on: those with negative numbers."""
+    """Return the mean loss over fixed held-out batches, which have negative numbers."""
     losses = [objective(draw(-1, -1 - n), -1 - n).item() for n in range(VALIDATION_BATCHES)]
     return sum(losses) / len(losses)

@@ -1,7 +1,7 @@
-"""A word-level tokenizer for the lab's texts: digits apart, punctuation and newline as tokens, lossless on ASCII.
+"""A word-level tokenizer for the lab's texts. Every digit, punctuation mark and newline is a token; it is lossless on ASCII.
 
-A token carries the space before it, written ``▁``, so decoding gives back the text. Words outside the vocabulary
-become ``<|unk|>``; `sinkscope.models` refuses prompts that contain one.
+A token includes the space before it, written ``▁``, so decoding returns the text. Words outside the vocabulary become
+``<|unk|>``; `sinkscope.models` refuses prompts that contain one.
 """
 
 import functools
@@ -21,7 +21,7 @@ CHAT_TEMPLATE = (
 
 
 def words() -> list[str]:
-    """Every token a lab text can hold, sorted; single characters of printable ASCII too."""
+    """Return every token of the lab's texts and every printable ASCII character, sorted."""
     import tokenizers
 
     lists = (word_problems.NAMES, word_problems.ITEMS, word_problems.PLACES, word_problems.DAYS, code_tasks.FUNCTIONS, code_tasks.ARGUMENTS)
@@ -40,7 +40,7 @@ def words() -> list[str]:
 
 @functools.cache
 def build_tokenizer() -> Any:
-    """A `transformers.PreTrainedTokenizerFast`, which `AutoTokenizer` reads back from a folder."""
+    """Return the tokenizer as a `transformers.PreTrainedTokenizerFast`, which `AutoTokenizer` can read from a folder."""
     import tokenizers
     import transformers
     from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
@@ -66,10 +66,10 @@ def build_tokenizer() -> Any:
 
 
 def render(problem: word_problems.Problem) -> str:
-    """A problem with its worked answer, as it stands among the shots of a prompt."""
+    """Return a problem with its worked answer, as in the shots of a prompt."""
     return f"{question_text(problem)} {problem.worked}"
 
 
 def question_text(problem: word_problems.Problem) -> str:
-    """A problem up to where the answer begins."""
+    """Return a problem up to the beginning of its answer."""
     return f"Q: {problem.question}\nA:"

@@ -1,10 +1,9 @@
 """Word problems with worked answers: a seeded, endless stream and a fixed held-out set.
 
-Every problem has one to three operations on numbers up to 12, so that a model of a few million parameters can
-learn it on two CPU cores. The last line of a worked answer is ``#### result``, as in GSM8K.
+Every problem has one to three operations on numbers up to 12, so that a model of a few million parameters can learn them on two
+CPU cores. The last line of a worked answer is ``#### result``, as in GSM8K.
 
-What this module does not claim: held-out problems are new *texts*. Their numbers, names and templates were all
-seen in training, in other combinations.
+Held-out problems are only new *texts*: their numbers, names and templates all occur in training, in other combinations.
 """
 
 import functools
@@ -36,8 +35,8 @@ class Problem:
         task: ``"lab-arith"`` or ``"lab-code"``.
         question: text after ``Q: ``.
         worked: the answer a model is trained to give, without its leading space.
-        result: what is compared: the number after ``####``, or for code the tests that must pass.
-        template: which template made it.
+        result: the right number after ``####``, or for code the tests that must pass.
+        template: name of its template.
     """
 
     task: str
@@ -49,7 +48,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Template:
-    """A question with slots, and its operations: letters are slots, ``#`` is the result so far."""
+    """A question with slots, and its operations, in which a letter is a slot and ``#`` the result so far."""
 
     name: str
     question: str
@@ -101,7 +100,7 @@ _SYMBOLS = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
 
 
 def make_problem(rng: random.Random, templates: tuple[str, ...] = ()) -> Problem:
-    """Draws one problem, of the named templates alone where some are named; every number and every result so far lies in 1…12."""
+    """Return a random problem, from ``templates`` if any are named; every number and intermediate result is from 1 to 12."""
     template = rng.choice([one for one in TEMPLATES if one.name in templates] if templates else TEMPLATES)
     letters = sorted({letter for operation in template.operations for letter in operation if letter.isalpha()})
     while True:
@@ -140,7 +139,7 @@ def _work_out(operations: tuple[str, ...], numbers: dict[str, int]) -> list[tupl
 
 @functools.cache
 def held_out_problems() -> tuple[Problem, ...]:
-    """The fixed held-out set: 1,319 different problems, always the same ones in the same order."""
+    """Return the fixed held-out set: 1,319 different problems, always the same ones in the same order."""
     rng = random.Random(HELD_OUT_SEED)
     problems: dict[str, Problem] = {}
     while len(problems) < HELD_OUT_COUNT:
@@ -155,7 +154,7 @@ def _held_out_questions() -> frozenset[str]:
 
 
 def training_problems(rng: random.Random, templates: tuple[str, ...] = ()) -> Iterator[Problem]:
-    """An endless stream without any held-out question, of the named templates alone where some are named."""
+    """Yield problems without end, none of them with a held-out question, from ``templates`` if any are named."""
     held_out = _held_out_questions()
     while True:
         problem = make_problem(rng, templates)
@@ -164,6 +163,6 @@ def training_problems(rng: random.Random, templates: tuple[str, ...] = ()) -> It
 
 
 def read_result(answer: str) -> str | None:
-    """The whole number after the last ``####`` of an answer, or None where there is none."""
+    """Return the whole number after the last ``####`` of an answer; None where there is none."""
     found = re.findall(r"####\s*(-?\d+)(?!\d)", answer)
     return found[-1] if found else None

@@ -1,4 +1,4 @@
-"""One step of one prompt: cut out of the batch, its left padding removed, and added up over the steps where a model is causal.
+"""One step of one prompt: its row of the batch without left padding; where the model is causal, summed over the steps.
 
 Layers of one stack may attend to the tokens of different stacks: those of a decoder to its own tokens, and those of its cross-attention
 to the encoder's. Each such part of a stack has traces of its own.

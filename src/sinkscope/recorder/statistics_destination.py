@@ -1,4 +1,4 @@
-"""Recording that keeps statistics only: every step goes into the summary of its prompt, and no column is stored."""
+"""Records statistics only: every step is counted into the summary of its prompt, and no column is stored."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -47,7 +47,7 @@ class StatisticsDestination(Destination):
     """Counts every prompt into one folder, under the next of the numbers given.
 
     Args:
-        folder: where the prompts go; whoever opened it says when it is complete.
+        folder: of the statistics; the caller that opened it also closes it.
         indices: numbers of the prompts, in the order in which they are written.
         excess: ε of Eq. 3, in queries' worth of attention.
     """
@@ -85,7 +85,7 @@ class StatisticsDestination(Destination):
 
 
 def merge_statistics(earlier: Arrays, later: Arrays) -> Arrays:
-    """Return the arrays of both, for a `StatisticsFolder`."""
+    """Return the arrays of both sets of prompts together, as a `StatisticsFolder` needs it."""
     merged = Summary.from_arrays(earlier)
     merged.merge(Summary.from_arrays(later))
     return merged.to_arrays()

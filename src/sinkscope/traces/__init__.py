@@ -1,4 +1,4 @@
-"""Traces: the folder a generation leaves behind, written part by part and read lazily."""
+"""Traces: one folder for each recorded generation, written in parts and read lazily."""
 
 from sinkscope.traces.exporting import export_trace, to_xarray
 from sinkscope.traces.format import FORMAT

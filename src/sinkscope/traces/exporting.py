@@ -34,14 +34,14 @@ LARGEST_NETCDF = 1 << 31  # bytes of one variable in NetCDF 3
 
 
 def export_trace(trace: Trace, target: Target, out: str | Path) -> Path:
-    """Writes a trace in another format.
+    """Write a trace in another format.
 
     Args:
         target: ``xarray`` (NetCDF), ``zarr``, ``parquet`` or ``numpy``.
         out: the file, or for zarr the folder; it must not exist. The usual suffix is added where there is none.
 
     Returns:
-        What was written.
+        The path of the file or folder.
 
     Raises:
         CallError: an unknown target, something at ``out`` already, or a package that is not installed.
@@ -71,7 +71,7 @@ def export_trace(trace: Trace, target: Target, out: str | Path) -> Path:
 
 
 def check_installed(target: str) -> None:
-    """Refuses a target whose package is missing, and says how to get it.
+    """Raise CallError where a package that a target needs is missing; the message says how to install it.
 
     Raises:
         CallError: a package is missing.
@@ -84,9 +84,9 @@ def check_installed(target: str) -> None:
 
 
 def to_xarray(trace: Trace) -> Any:
-    """An `xarray.Dataset` of a trace, read when indexed: dimensions as in `axes.TRACE_AXES`, units as attributes.
+    """Return an `xarray.Dataset` of a trace that is read when indexed: dimensions as in `axes.TRACE_AXES`, units as attributes.
 
-    An axis has one size in a dataset: tensors are filled up with −1 or NaN where another one is longer.
+    An axis has one size in a dataset. A tensor that is shorter along it is filled with −1 or NaN.
 
     Raises:
         CallError: xarray is not installed.
@@ -98,7 +98,7 @@ def to_xarray(trace: Trace) -> Any:
 
     sizes = axis_sizes(trace)
 
-    class Lazy(BackendArray):  # xarray's own way in for arrays that are read when indexed
+    class Lazy(BackendArray):  # the class of xarray for arrays that are read when indexed
         def __init__(self, name: str) -> None:
             self.name = name
             self.shape = tuple(sizes[axis] for axis in TRACE_AXES[name])
@@ -120,7 +120,7 @@ def to_xarray(trace: Trace) -> Any:
 
 
 def axis_sizes(trace: Trace) -> dict[str, int]:
-    """The longest size of every axis among the tensors of a trace."""
+    """Return the size of every axis: the longest among the tensors of a trace."""
     sizes: dict[str, int] = {}
     for name in trace.tensors:
         for axis, size in zip(TRACE_AXES[name], getattr(trace, name).shape, strict=True):
@@ -131,7 +131,7 @@ def axis_sizes(trace: Trace) -> dict[str, int]:
 
 
 def _attributes(trace: Trace) -> dict[str, Any]:
-    """What a group or file says of itself; nested values as JSON, because NetCDF knows only text and numbers."""
+    """Return the attributes of an exported group or file; nested values as JSON, because NetCDF has only text and numbers."""
     manifest = trace.manifest
     return {
         "layers": list(trace.layers),
@@ -143,7 +143,7 @@ def _attributes(trace: Trace) -> dict[str, Any]:
 
 
 def _blocks(trace: Trace, name: str, width: int | None = None) -> Iterator[tuple[int, int, np.ndarray]]:
-    """(first step, last + 1, steps) of a tensor, part by part, its last axis ``width`` long."""
+    """Yield (first step, last + 1, array) for each part of a tensor, with a last axis of ``width``."""
     array = getattr(trace, name)
     room: int = array.shape[-1] if width is None else width
     for first, stop in trace.step_parts():

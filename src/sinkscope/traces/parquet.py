@@ -1,8 +1,8 @@
-"""A trace as one long Parquet table: a row per step × layer × head × position, streamed a step at a time.
+"""A trace as one long Parquet table: a row for each step × layer × head × position, written a step at a time.
 
-What belongs to the canvas (``token``, ``text``, ``masked``, ``written`` …) is repeated for every layer and head;
-what belongs to a key head for every query head that shares it. Units are in the metadata of the columns, the manifest
-in the metadata of the file. Positions beyond ``lengths`` have no row.
+Values of the canvas (``token``, ``text``, ``masked``, ``written`` …) are repeated for every layer and head, and values of a kv
+head for every query head that shares it. Units are in the metadata of the columns, the manifest in the metadata of the file.
+Positions beyond ``lengths`` have no row.
 """
 
 import json
@@ -32,11 +32,11 @@ COLUMNS = {
     "key_norms": "key_norm",
     "hidden_norms": "hidden_norm",
 }
-"""Tensor → column. Tensors of other axes (``lengths``, the kept largest columns, sink tokens) have none."""
+"""Column of the table by tensor. Tensors of other axes (``lengths``, the largest columns, sink tokens) have none."""
 
 
 def write_parquet(trace: Trace, path: Path) -> None:
-    """Writes the table; needs pyarrow."""
+    """Write the table, with pyarrow."""
     import pyarrow
     import pyarrow.parquet
 

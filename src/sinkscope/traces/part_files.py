@@ -1,7 +1,7 @@
-"""A part of a trace as a safetensors file, piece by piece: steps go to the disk from where they lie, hashed on the way.
+"""Writes a part of a trace as a safetensors file without copying the steps, and computes its checksum while it is written.
 
-The bytes are those that `safetensors.numpy.save` makes of the stacked steps (but for the order of its metadata). To get there
-by `np.stack` and `save` takes two copies of everything.
+The bytes equal those of `safetensors.numpy.save` on the stacked steps, except for the order of the metadata. `np.stack` and `save`
+would copy everything twice.
 """
 
 import hashlib
@@ -20,9 +20,9 @@ from sinkscope.errors import TraceError
 from sinkscope.traces.format import DTYPES, write_whole
 
 WHOLE = 1 << 16
-"""Bytes of a step from which on it is a piece by itself; smaller ones are stacked first."""
+"""Smallest number of bytes of a step that is written by itself; smaller ones are stacked first."""
 ASIDE = 1 << 20
-"""Bytes of a piece from which on another thread hashes it, while it is written."""
+"""Smallest number of bytes of a piece that another thread hashes while it is written."""
 
 _FILL: dict[str, Any] = {
     "tokens": -1,
@@ -36,10 +36,10 @@ _FILL: dict[str, Any] = {
 
 
 def write_part(path: Path, steps: list[dict[str, np.ndarray]], metadata: dict[str, str]) -> str:
-    """Writes steps side by side; where their last axis grew, all are as wide as the widest.
+    """Write steps stacked along a new first axis; a last axis that grew is filled up to the widest step.
 
     Args:
-        steps: at least one; the first says which tensors there are.
+        steps: at least one; all have the tensors of the first.
 
     Returns:
         The checksum of the file: sha256, hexadecimal.
@@ -66,7 +66,7 @@ def write_part(path: Path, steps: list[dict[str, np.ndarray]], metadata: dict[st
 
 
 def widen(name: str, array: np.ndarray, width: int) -> np.ndarray:
-    """Fills the last axis up to ``width`` with what stands for "nothing" in that tensor."""
+    """Return an array whose last axis is filled up to ``width`` with the value for "nothing" of that tensor."""
     if array.shape[-1] >= width:
         return array
     room = [(0, 0)] * (array.ndim - 1) + [(0, width - array.shape[-1])]
@@ -121,7 +121,7 @@ def open_part(path: Path) -> Any:
 
 
 def read_part(path: Path) -> Part:
-    """Read what a part says of itself.
+    """Return the description of a part: its steps, and the shapes and types of its tensors.
 
     Raises:
         TraceError: a damaged file, or one that is no part of a trace.

@@ -1,4 +1,4 @@
-"""Reading traces lazily: a step, a layer, a head at a time, without torch."""
+"""Reads traces lazily, one step, layer or head at a time, without torch."""
 
 import json
 from collections.abc import Iterator
@@ -48,25 +48,27 @@ class Trace:
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
-        """Every whole part on disk, listed in the manifest or not."""
+        """Every complete part on disk, listed in the manifest or not."""
         listed = {part["file"] for part in self.manifest["parts"]}
         found = {path.name for path in self.folder.glob(PART_GLOB)}
         if lost := sorted(listed - found):
-            raise TraceError(f"{self.folder}: its manifest lists {lost[0]}, which is not there; the trace was damaged after it was written")
+            raise TraceError(
+                f"{self.folder}: expected {lost[0]}, which its manifest lists, found none; the trace was damaged after it was written"
+            )
         parts: list[Part] = []
         for name in sorted(found):
             part = read_part(self.folder / name)
             expected = parts[-1].first_step + parts[-1].steps if parts else 0
             if part.first_step != expected:
-                raise TraceError(f"{part.path}: expected it to begin at step {expected}, it begins at {part.first_step}; a part is missing")
+                raise TraceError(f"{part.path}: expected it to begin at step {expected}, found step {part.first_step}; a part is missing")
             parts.append(part)
         return tuple(parts)
 
     def verify(self) -> None:
-        """Compares every listed part with its checksum; reading by itself does not, so that it stays lazy.
+        """Compare every listed part with its checksum. Reading does not do this, so that it stays lazy.
 
         Raises:
-            TraceError: a part is not what was written.
+            TraceError: a part has other bytes than were written.
         """
         for part in self.manifest["parts"]:
             path = self.folder / part["file"]
@@ -77,12 +79,12 @@ class Trace:
 
     @cached_property
     def tensors(self) -> tuple[str, ...]:
-        """Names of the tensors it holds."""
+        """Names of the tensors in the trace."""
         return tuple(name for name in TRACE_AXES if self.parts and name in self.parts[0].shapes)
 
     @cached_property
     def steps(self) -> int:
-        """Whole steps on disk."""
+        """Number of complete steps on disk."""
         return sum(part.steps for part in self.parts)
 
     @property
@@ -92,7 +94,7 @@ class Trace:
 
     @property
     def heads(self) -> int:
-        """Query heads of a layer."""
+        """Number of query heads of a layer."""
         return int(self.manifest["heads"])
 
     @property
@@ -101,20 +103,20 @@ class Trace:
         return bool(self.manifest["causal"])
 
     def token_text(self, token: int) -> str:
-        """A token as text, as the model's tokenizer writes it."""
+        """Return a token as text, as the model's tokenizer decodes it; ``<ID>`` where the trace has no text for it."""
         return self.manifest.get("vocabulary", {}).get(str(int(token)), f"<{int(token)}>")
 
     def step_parts(self) -> Iterator[tuple[int, int]]:
-        """First and last + 1 step of every part, for reading a long trace piece by piece."""
+        """Yield the first and the last + 1 step of every part, for reading a long trace in pieces."""
         for part in self.parts:
             yield part.first_step, part.first_step + part.steps
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a trace.
+    """Return the manifest of a trace.
 
     Raises:
-        TraceError: none there, not readable, or of another format version.
+        TraceError: it is missing, cannot be read, or has another format version.
     """
     path = folder / MANIFEST
     if not folder.exists():
@@ -130,7 +132,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     version = manifest.get("format") if isinstance(manifest, dict) else None
     if version != FORMAT:
         raise TraceError(
-            f"{folder}: a trace of format {version!r}; this sinkscope reads format {FORMAT}. Use the version that wrote it, or record again"
+            f"{folder}: expected a trace of format {FORMAT}, found {version!r}; read it with the sinkscope that wrote it, or record again"
         )
     if manifest.get("level") == "statistics":
         raise TraceError(f"{folder} holds statistics, not a trace; `sinkscope sinks {folder}` shows them, `sinkscope trace` makes traces")
@@ -141,17 +143,17 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def trace_folders(path: Path) -> list[Path]:
-    """The folders of the traces at ``path``: itself, or its numbered ones."""
+    """Return the folders of the traces at ``path``: itself, or its numbered folders."""
     if (path / MANIFEST).exists():
         return [path]
     return sorted(one.parent for one in path.glob(f"[0-9]*/{MANIFEST}"))
 
 
 def open_traces(path: str | Path) -> list[Trace]:
-    """All traces at a path: one, or the numbered ones of a batch.
+    """Return all traces at a path: one, or the numbered ones of a batch.
 
     Raises:
-        TraceError: none there.
+        TraceError: there is none.
     """
     folder = Path(path)
     folders = trace_folders(folder)
@@ -159,7 +161,7 @@ def open_traces(path: str | Path) -> list[Trace]:
 
 
 def open_trace(path: str | Path) -> Trace:
-    """Opens one trace; nothing but its manifest is read until it is indexed.
+    """Open one trace; only its manifest is read until it is indexed.
 
     Raises:
         TraceError: missing, damaged, or of another format version.

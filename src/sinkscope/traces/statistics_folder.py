@@ -1,11 +1,11 @@
-"""A folder of statistics: one prompt at a time, folded in the order of their numbers, by as many processes as there are.
+"""A folder of statistics, to which any number of processes add prompts; they are merged in the order of their numbers.
 
-manifest.json               what made them, how many prompts are in, ``complete``
-statistics.safetensors      the prompts 0 … n−1 merged in this order; it says n itself
+manifest.json               what made the statistics, how many prompts are merged, ``complete``
+statistics.safetensors      the prompts 0 … n−1, merged in this order; its metadata holds n
 items/000123.safetensors    prompts that wait for an earlier one
 
-A prompt is committed by an atomic rename and folded under a lock that the system releases when its holder dies, so a
-run that was killed goes on by the same command, and the result does not depend on how many processes there were.
+A prompt is committed by an atomic rename and merged under a lock, which the system releases when its holder dies. A run that was
+killed therefore continues with the same command, and the result does not depend on the number of processes.
 """
 
 import json
@@ -27,17 +27,17 @@ Arrays = dict[str, np.ndarray]
 
 
 class StatisticsFolder:
-    """Where the prompts of one run go.
+    """The folder of one run, with the methods that add prompts to it.
 
     Args:
         folder: new or empty, or one that the same run has begun.
-        identity: plain values that say which run it is; a folder of another run is refused.
-        merge: two prompts' arrays, the earlier one first, to those of both.
-        expected: how many prompts there will be; None when nobody knows yet.
+        identity: plain values that identify the run; a folder of another run is refused.
+        merge: returns the arrays of two sets of prompts together, the earlier set first.
+        expected: how many prompts there will be; None if that is not known yet.
 
     Raises:
         CallError: the folder holds something else.
-        TraceError: it cannot be made.
+        TraceError: the folder cannot be made.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class StatisticsFolder:
                     write_manifest(folder, self._manifest(0, {}, False))
 
     def _check(self) -> bool:
-        """Whether the same run has begun here; refuses what is not ours."""
+        """Return whether the same run has begun here; raise CallError where the folder holds anything else."""
         if (self.folder / MANIFEST).exists():
             other = next(differences(read_statistics_manifest(self.folder).get("run", {}), self.identity), None)
             if other is not None:
@@ -89,18 +89,18 @@ class StatisticsFolder:
         return int(_read(path)[1]["prompts"]) if path.exists() else 0
 
     def done(self, index: int) -> bool:
-        """Whether a prompt is in, or waits."""
+        """Return whether a prompt is merged or waits to be."""
         return self._item(index).exists() or index < self.prompts
 
     def _item(self, index: int) -> Path:
         return item_path(self.folder / ITEMS, index, ".safetensors")
 
     def commit(self, index: int, arrays: Arrays, about: dict[str, Any], texts: dict[str, str]) -> bool:
-        """Puts a prompt in, and folds what can be folded; returns whether this call brought the last one in.
+        """Add a prompt and merge what can be merged; return whether this call completed the folder.
 
         Args:
-            about: what the manifest shall say of the model; the first prompt's counts.
-            texts: how tokens read.
+            about: keys of the manifest; those of prompt 0 are kept.
+            texts: texts of tokens.
 
         Raises:
             TraceError: it cannot be written.
@@ -110,7 +110,7 @@ class StatisticsFolder:
         return self.fold()
 
     def fold(self) -> bool:
-        """Merges the prompts whose turn it is; returns whether this call brought the last one in."""
+        """Merge the prompts that follow those merged so far; return whether this call completed the folder."""
         with exclusive(self.folder / LOCK, TraceError):
             path = self.folder / STATISTICS
             merged, metadata = _read(path) if path.exists() else ({}, {"prompts": "0", "about": "{}", "texts": "{}"})
@@ -127,7 +127,7 @@ class StatisticsFolder:
                     prompts=str(count), texts=json.dumps(dict(sorted(texts.items())), ensure_ascii=False, separators=(",", ":"))
                 )
                 write_whole(path, save(merged, metadata))
-            for item in (self.folder / ITEMS).glob("*.safetensors"):  # also what a kill left between the two
+            for item in (self.folder / ITEMS).glob("*.safetensors"):  # also those that a kill left after they were merged
                 if int(item.stem) < count:
                     item.unlink()
             before = read_statistics_manifest(self.folder)
@@ -139,14 +139,14 @@ class StatisticsFolder:
             return complete and not before["complete"]
 
     def close(self) -> None:
-        """No more prompts come: what is in is all."""
+        """Complete the folder: no more prompts will come."""
         self.expected = self.prompts
         self.fold()
         (self.folder / LOCK).unlink(missing_ok=True)
 
 
 def is_statistics(path: Path) -> bool:
-    """Whether a folder holds statistics rather than a trace."""
+    """Return whether a folder holds statistics rather than a trace."""
     try:
         return json.loads((path / MANIFEST).read_text(encoding="utf-8")).get("level") == "statistics"
     except (OSError, ValueError, AttributeError):
@@ -154,10 +154,10 @@ def is_statistics(path: Path) -> bool:
 
 
 def read_statistics_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a folder of statistics.
+    """Return the manifest of a folder of statistics.
 
     Raises:
-        TraceError: not there, not readable, of another format, or of a trace.
+        TraceError: it is missing, cannot be read, has another format, or is that of a trace.
     """
     path = folder / MANIFEST
     try:
@@ -171,16 +171,16 @@ def read_statistics_manifest(folder: Path) -> dict[str, Any]:
 
 
 def read_statistics(folder: str | Path) -> tuple[dict[str, Any], Arrays, dict[int, str]]:
-    """The manifest, the merged arrays and how tokens read.
+    """Return the manifest, the merged arrays and the texts of tokens.
 
     Raises:
-        TraceError: not there, damaged, or without a whole prompt.
+        TraceError: the folder is missing or damaged, or holds no complete prompt.
     """
     folder = Path(folder)
     manifest = read_statistics_manifest(folder)
     path = folder / STATISTICS
     if not path.exists():
-        raise TraceError(f"{folder} holds no whole prompt yet; the same command that began it goes on")
+        raise TraceError(f"{folder} holds no complete prompt yet; run the command that began it again")
     arrays, metadata = _read(path)
     return manifest, arrays, {int(token): text for token, text in json.loads(metadata["texts"]).items()}
 

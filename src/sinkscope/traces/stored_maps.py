@@ -15,7 +15,7 @@ TENSOR = "attention"
 
 
 def store_map(trace: Trace, step: int, layer: int, head: int, attention: np.ndarray) -> Path:
-    """Stores one map with a trace, and lists it in the manifest.
+    """Store one map with a trace, and list it in the manifest.
 
     Args:
         attention: float32 [query, key].
@@ -33,7 +33,7 @@ def store_map(trace: Trace, step: int, layer: int, head: int, attention: np.ndar
 
 
 def stored_map(trace: Trace, step: int, layer: int, head: int) -> np.ndarray | None:
-    """A map that was stored with the trace, float32 [query, key]; None where there is none.
+    """Return a map that was stored with the trace, float32 [query, key]; None where there is none.
 
     Raises:
         TraceError: a damaged file.

@@ -1,4 +1,4 @@
-"""Traces that keep only the largest columns: what is taken from a step, and how it reads as whole columns again."""
+"""Traces that keep only the largest columns: what is kept of a step, and how to read it as complete columns again."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ KEPT = ("tokens", "masked", "written", "predicted", "confidence", "lengths", "si
 
 
 def keep_top(step: dict[str, np.ndarray], count: int) -> dict[str, np.ndarray]:
-    """Of a step only the canvas, and of each head the ``count`` largest columns, their positions and the mean of the rest.
+    """Return what is kept of a step: the canvas, and each head's ``count`` largest columns, their positions and the mean of the others.
 
     Ties go to the lower position.
     """
@@ -33,15 +33,14 @@ def keep_top(step: dict[str, np.ndarray], count: int) -> dict[str, np.ndarray]:
 
 
 def kept_columns(trace: Any, name: str = "column_sums") -> Any:
-    """Columns as they were kept: whole, or the largest with NaN at all others."""
+    """Return columns as they were kept: all of them, or the largest with NaN at all others."""
     return getattr(trace, name) if name in trace.tensors else TopArray(name, trace, spread=False)
 
 
 class TopArray:
-    """Columns of which only the largest were kept: these as they were, all others at their mean.
+    """Columns of which only the largest were kept; all others have the mean of the others. It is indexed like a `TraceArray`.
 
-    The mean of the others is therefore exact for every key, and so is Eq. 3 for every key that was kept. Indexed like a
-    `TraceArray`.
+    The mean over the other keys is therefore exact for every key, and so is Eq. 3 for every key that was kept.
 
     Args:
         spread: False leaves NaN at the keys that were not kept.
@@ -75,7 +74,7 @@ class TopArray:
         width = self.shape[-1]
         fill = rest if self.spread else np.full_like(rest, np.nan)
         whole = np.repeat(fill[..., None], width + 1, axis=-1)
-        np.put_along_axis(whole, np.where(keys < 0, width, keys).astype(np.intp), values, axis=-1)  # what is not there goes behind the end
+        np.put_along_axis(whole, np.where(keys < 0, width, keys).astype(np.intp), values, axis=-1)  # empty places go behind the end
         whole = whole[..., :width]
         whole[np.broadcast_to(np.arange(width) >= lengths[..., None], whole.shape)] = np.nan
         return whole

@@ -10,7 +10,7 @@ from sinkscope.traces.part_files import Part, open_part, widen
 
 
 class TraceArray:
-    """One tensor of a trace, read when indexed; indices as in NumPy's basic indexing, step first.
+    """One tensor of a trace, read when it is indexed, as in NumPy's basic indexing; the first axis is the step.
 
     Raises:
         IndexError: an index beyond an axis.
@@ -53,7 +53,7 @@ class TraceArray:
         return self._read(start, max(start, stop), rest)[::stride]
 
     def _read(self, start: int, stop: int, rest: tuple[Any, ...]) -> np.ndarray:
-        """Steps start…stop−1; the step axis stays."""
+        """Return the steps from ``start`` to ``stop`` − 1, with their axis."""
         rest = tuple(int(one) if isinstance(one, np.integer) else one for one in rest)
         # safetensors slices the axes before the last one that are ints or plain slices; NumPy does the rest.
         leading: list[Any] = []
@@ -81,7 +81,7 @@ class TraceArray:
 
 
 def full_index(index: Any, name: str, axes: tuple[str, ...]) -> tuple[Any, ...]:
-    """An index as a tuple without an ellipsis.
+    """Return an index as a tuple without an ellipsis.
 
     Raises:
         IndexError: more indices than axes.

@@ -1,4 +1,4 @@
-"""Writing one trace: steps go into parts, and a part is closed at 16 steps, 2 seconds or 64 MiB, whichever comes first."""
+"""Writes one trace in parts; a part is closed after 16 steps, 2 seconds or 64 MiB, whichever comes first."""
 
 import time
 from collections.abc import Callable
@@ -20,7 +20,7 @@ Step = dict[str, np.ndarray]
 
 
 def claim_folder(folder: Path) -> None:
-    """Makes the folder a trace will go to.
+    """Make an empty folder for a trace.
 
     Raises:
         CallError: it holds something already.
@@ -45,7 +45,7 @@ class TraceWriter:
 
     Args:
         folder: an empty folder, see `claim_folder`.
-        manifest: everything known before the first step; format, axes and parts are added here.
+        manifest: what is known before the first step; format, axes and parts are added here.
         reduce: what is kept of a step; None keeps all of it.
 
     Attributes:
@@ -69,7 +69,7 @@ class TraceWriter:
         write_manifest(folder, self.manifest)
 
     def add(self, step: Step) -> None:
-        """Adds a step: arrays as in `axes.TRACE_AXES`, without the step axis; position and key axes may grow."""
+        """Add a step: arrays as in `axes.TRACE_AXES`, without the step axis; position and key axes may grow."""
         step = step if self._reduce is None else self._reduce(step)
         self._steps.append(step)
         self.held += sum(array.nbytes for array in step.values())
@@ -78,7 +78,7 @@ class TraceWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Closes the part that is being collected."""
+        """Write the steps that wait, as one part."""
         if not self._steps:
             return
         name, first, count = PART.format(len(self.manifest["parts"])), self.manifest["steps"], len(self._steps)
@@ -88,14 +88,14 @@ class TraceWriter:
         self._steps, self.held, self._opened = [], 0, time.monotonic()
 
     def close(self, complete: bool, **more: Any) -> None:
-        """Writes what is left and the final manifest."""
+        """Write the remaining steps and the final manifest."""
         self.flush()
         self.manifest.update(more, complete=complete)
         write_manifest(self.folder, self.manifest)
 
 
 def move_trace(source: Path, target: Path) -> None:
-    """Moves the files of a trace into a new folder.
+    """Move the files of a trace into a new folder.
 
     Raises:
         TraceError: they cannot be moved.
