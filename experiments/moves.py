@@ -22,7 +22,7 @@ CLAIM = Claim(
     "that could stay in its place.",
     parts=(
         Part("moves of the main sink per head, 64 steps", Number("blocks-of-16", "movement.moves_per_head"), "above", 1.0),
-        Part("heads whose longest track is static", Number("blocks-of-16", "movement.heads", (("kind", "static"),)), "below", 0.5),
+        Part("heads whose longest track is static", Number("blocks-of-16", "movement.longest_track", (("kind", "static"),)), "below", 0.5),
         Part("tracks that last one step", Number("blocks-of-16", "movement.tracks", (("kind", "one_step"),)), "above", 0.0),
         Part("autoregressive model: steps × heads that have a sink", Number("autoregressive", "movement.steps_with_sink"), "above", 0.5),
         Part("autoregressive model: moves of the main sink per head", Number("autoregressive", "movement.moves_per_head"), "below", 1.0),

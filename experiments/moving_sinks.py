@@ -21,7 +21,7 @@ from scipy.stats import bootstrap
 
 import sinkscope
 from sinkscope.lab.prompts import problem_prompts
-from sinkscope.sinks import find_sinks, is_sink, main_sinks, movement_test, running_mean, track
+from sinkscope.sinks import find_sinks, is_sink, main_sinks, movement_test, running_mean, sinks_in, track
 
 SETTINGS = {"lab-diffusion": {"length": 64, "steps": 64, "block": 16}, "lab-autoregressive": {"length": 64}}
 
@@ -36,13 +36,15 @@ def record(name: str, prompts: list[str], folder: Path) -> list[Any]:
 
 def measure(trace: Any) -> dict[str, float]:
     sinks = find_sinks(trace)
-    main = movement_test(track(sinks).main)
+    tracks = track(sinks)
+    main = movement_test(tracks.main, tracks.is_sink)
     largest = movement_test(np.nan_to_num(sinks.columns, nan=-1).argmax(axis=-1))
     averaged = running_mean(sinks.columns)
     return {
         "steps": trace.steps,
         "heads with a main sink in two steps or more": main.heads,
         "moves per head": main.moves_per_head,
+        "swaps per head": main.swaps_per_head,
         "moves per head, steps shuffled": main.null_moves[0],
         "drift, positions per step": main.drift_per_step,
         "drift, blocks of steps shuffled: 2.5th percentile": main.null_drift[1],
@@ -51,7 +53,7 @@ def measure(trace: Any) -> dict[str, float]:
         "moves of the largest column, steps shuffled": largest.null_moves[0],
         "moves per head, columns averaged over the steps so far": np.nan
         if trace.causal
-        else movement_test(main_sinks(averaged, is_sink(averaged)), shuffles=1).moves_per_head,
+        else movement_test(main_sinks(averaged, is_sink(averaged)), sinks_in(is_sink(averaged)), shuffles=1).moves_per_head,
     }
 
 

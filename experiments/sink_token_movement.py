@@ -38,8 +38,9 @@ def record(arm: Arm, model: Any, count: int, folder: Path) -> list[Any]:
 
 def moves(trace: Any) -> dict[str, float]:
     """Return moves per head and spread of the main sink's position, over heads that have one in two steps or more."""
-    main = track(find_sinks(trace)).main
-    test = movement_test(main)
+    tracks = track(find_sinks(trace))
+    main = tracks.main
+    test = movement_test(main, tracks.is_sink)
     there = main >= 0
     heads = there.sum(axis=0) >= 2
     position = np.where(there, main, np.nan)[:, heads]

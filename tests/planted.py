@@ -80,6 +80,7 @@ def extras(columns, seed=0, kv_heads=1):
     steps, layers, _, width = columns.shape
     return {
         "column_sums_masked": (columns * rng.random(columns.shape)).astype(np.float32),
+        "column_sums_prompt": (columns * 0.2 * rng.random(columns.shape)).astype(np.float32),
         "self_attention": (0.05 * rng.random(columns.shape)).astype(np.float32),
         "value_norms": rng.random((steps, layers, kv_heads, width)).astype(np.float32) + 0.5,
         "key_norms": rng.random((steps, layers, kv_heads, width)).astype(np.float32) + 0.5,

@@ -143,7 +143,8 @@ def test_how_they_move(outputs):
         same(null["moves_per_head"], outputs.of("movement.moves_per_head"))
     same(np.mean(drifts) if drifts else np.nan, outputs.of("movement.drift"), outputs.mean("drift_per_step"))
     same(null["drift_per_step"], np.mean(drifts) if drifts else 0)
-    same(sum(one["moves"] for one in heads), outputs.counts["moves"])
+    for name in ("moves", "swaps"):
+        same(sum(one[name] for one in heads), outputs.counts[name])
     if pairs := outputs.counts["steps_in_a_row_with_sink"]:
         same(outputs.mean("moves_per_step"), outputs.counts["moves"] / pairs)
     by_head = outputs.means["by_layer_and_head"]

@@ -11,7 +11,7 @@ from sinkscope.figures.subject import subject_of
 
 def test_the_planted_places_are_found(sudden):
     found = subject_of(sudden).highlights
-    assert found.jump == Jump(6, 0, 1, 3, 25, clean=True)
+    assert found.jump == Jump(6, 0, 1, 3, 25, clean=True, swap=False)
     assert found.jump.distance == 22
     assert found.flash == Flash(6, 1, 3, 19, 11.0)
     assert (found.leftmost.layer, found.leftmost.head, found.leftmost.drift_per_step) == (0, 2, pytest.approx(-1))

@@ -59,7 +59,7 @@ def of_tracks(trace):
     numbers = {("tracks", kind): count for kind, count in found["kinds"].items()}
     numbers |= {("test of movement", name): value for name, value in flat(found["null"])}
     numbers["heads with a main sink",] = sum(row["steps_with_sink"] > 0 for row in found["heads"])
-    numbers |= {("moves", row["layer"], row["head"]): row["moves"] for row in found["heads"]}
+    numbers |= {("changes of place", row["layer"], row["head"]): row["moves"] + row["swaps"] for row in found["heads"]}
     numbers["share of steps with a main sink",] = np.mean([row["steps_with_sink"] for row in found["heads"]]) / trace.steps
     return numbers
 
@@ -150,7 +150,7 @@ def of_figures(trace, folder):
         if row["series"] != "committed" and row["position"] is not None:
             followed[row["layer"], row["head"]][row["step"]] = row["position"]
     for place, at in followed.items():
-        numbers["moves", *place] = sum(at[step] != at[step - 1] for step in at if step - 1 in at)
+        numbers["changes of place", *place] = sum(at[step] != at[step - 1] for step in at if step - 1 in at)
     by_layer = Counter()
     for row in rows("figure9"):
         by_layer[row["column_sum_from"], row["column_sum_to"]] += row["columns"]

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from planted import within_binomial
 
-from sinkscope.sinks import movement_test
+from sinkscope.sinks import main_sinks, movement_test, sinks_in
+from sinkscope.sinks.drift import MainMoves
+from sinkscope.sinks.tracking import _Places
 
 STEPS, LAYERS, HEADS = 24, 2, 3
 
@@ -117,3 +119,26 @@ def test_nothing_to_compare_is_no_finding(main):
     test = movement_test(main, shuffles=19)
     assert (test.p_moves, test.p_drift, test.heads) == (1.0, 1.0, 0)
     assert "NaN" not in json.dumps(asdict(test))
+
+
+def test_moves_with_steps_shuffled_are_those_of_the_shuffled_trace():
+    """Swaps among them are told by what was a sink in the two steps that now follow each other."""
+    rng = np.random.default_rng(5)
+    columns = rng.random((30, 2, 3, 9))
+    selected = columns > 0.6
+    main = main_sinks(columns, selected)
+    places = _Places(main, sinks_in(selected))
+    for order in (np.arange(30), rng.permutation(30), np.arange(30)[::-1]):
+        expected = MainMoves.of(main[order], sinks_in(selected[order]))
+        np.testing.assert_array_equal(places.moves(order), expected.moves)
+    assert expected.swaps.sum() and expected.moves.sum()
+    np.testing.assert_array_equal(_Places(main, None).moves(np.arange(30)), MainMoves.of(main).moves)
+
+
+def test_the_median_head_and_the_share_that_goes_right_are_told_beside_the_mean():
+    """One head of five races to the right, the others stand still or go left: the mean says right."""
+    step = np.arange(40)
+    main = np.stack([5 * step, 300 - step, 400 - step, 9 + 0 * step, 300 - step], axis=-1)[:, None]
+    test = movement_test(main, shuffles=5)
+    assert (test.drift_per_step, test.drift_median, test.drift_right) == (pytest.approx(2 / 5), pytest.approx(-1), pytest.approx(1 / 5))
+    assert test.blocks == 40 / test.block_steps

@@ -197,7 +197,8 @@ def test_tracks_of_a_causal_trace_follow_its_last_queries():
     tracks = track(find_sinks(trace))
     assert tracks.source == "last_query, window of 16"
     assert {one.position for one in tracks.tracks} == {0, 8}
-    assert (tracks.heads[0].moves, tracks.main[5, 0, 0], tracks.main[-1, 0, 0]) == (1, 0, 8)
+    assert (tracks.main[5, 0, 0], tracks.main[-1, 0, 0]) == (0, 8)
+    assert (tracks.heads[0].moves, tracks.heads[0].swaps) == (0, 1)  # over 16 queries both are sinks for a while
 
 
 # Main sinks and moves
@@ -244,6 +245,19 @@ def test_moves_are_counted_between_neighbouring_steps_that_both_have_a_sink():
         assert head.moves == sum(a != b and a >= 0 and b >= 0 for a, b in itertools.pairwise(own))
         assert head.steps_with_sink == sum(a >= 0 for a in own)
         assert head.moves > 0
+
+
+def test_moves_and_swaps_are_told_by_whether_both_places_stay_sinks():
+    rng = np.random.default_rng(3)
+    columns = rng.random((40, 2, 3, 9)).astype(np.float32)
+    selected = columns > 0.6
+    tracks = track(sinks_of(selected, columns))
+    for one in tracks.heads:
+        sink, main = selected[:, one.layer, one.head], tracks.main[:, one.layer, one.head]
+        changes = [(s, a, b) for s, (a, b) in enumerate(itertools.pairwise(main.tolist())) if a >= 0 and b >= 0 and a != b]
+        swaps = [(s, a, b) for s, a, b in changes if sink[s, a] and sink[s, b] and sink[s + 1, a] and sink[s + 1, b]]
+        assert (one.moves, one.swaps) == (len(changes) - len(swaps), len(swaps))
+        assert one.moves and one.swaps
 
 
 def test_drift_is_the_least_squares_slope():

@@ -20,7 +20,7 @@ def test_a_static_sink_is_static():
     assert values["movement.moves_per_head", ()] == 0
     assert values["movement.drift", ()] == 0
     assert values["movement.residence", ()] == STEPS
-    assert values["movement.heads", (("kind", "static"),)] == 1
+    assert values["movement.longest_track", (("kind", "static"),)] == 1
     assert values["movement.tracks", (("kind", "static"),)] == 1
     assert np.isnan(values["movement.distance", ()])  # nothing moved
 
@@ -34,13 +34,13 @@ def test_a_moving_sink_moves_at_the_planted_speed():
     assert values["movement.track_steps", ()] == 4
     assert values["movement.drift", ()] == pytest.approx(np.polyfit(np.arange(STEPS), np.arange(STEPS) // 4 * 2, 1)[0])
     assert values["movement.tracks", (("kind", "moved"),)] == pytest.approx(4 / 5)
-    assert values["movement.heads", (("kind", "moved"),)] == 1
+    assert values["movement.longest_track", (("kind", "moved"),)] == 1
 
 
 def test_a_vanishing_sink_vanishes():
     values = values_of(sink_at(np.where(np.arange(STEPS) < 8, 5, -1)))
     assert values["movement.steps_with_sink", ()] == pytest.approx(0.4)
-    assert values["movement.heads", (("kind", "vanished"),)] == 1
+    assert values["movement.longest_track", (("kind", "vanished"),)] == 1
     assert values["movement.moves_per_head", ()] == 0
     assert values["movement.residence", ()] == 8
 
@@ -49,8 +49,8 @@ def test_heads_without_a_sink_count_as_none_and_not_as_static():
     position = np.full((STEPS, 2, 3), 5)
     position[:, 1] = -1
     values = values_of(sink_at(position))
-    assert values["movement.heads", (("kind", "none"),)] == 0.5
-    assert values["movement.heads", (("kind", "static"),)] == 0.5
+    assert values["movement.longest_track", (("kind", "none"),)] == 0.5
+    assert values["movement.longest_track", (("kind", "static"),)] == 0.5
 
 
 def test_movement_by_depth():
@@ -64,7 +64,7 @@ def test_movement_by_depth():
     assert np.isnan(values["movement.distance_in", (("layer", 0),)])
     assert values["movement.distance_in", (("layer", 1),)] == 1
     assert [values["movement.residence_in", (("layer", layer),)] for layer in (0, 1)] == [STEPS, 1]
-    assert [values["movement.heads_in", (("layer", layer), ("kind", "static"))] for layer in (0, 1)] == [1, 0]
+    assert [values["movement.longest_track_in", (("layer", layer), ("kind", "static"))] for layer in (0, 1)] == [1, 0]
     relative = [values["movement.drift_relative_in", (("layer", layer), ("frontier", "leftmost_mask"))] for layer in (0, 1)]
     assert relative == pytest.approx([-1, 0])  # one token is committed a step, from left to right
 

@@ -1,7 +1,5 @@
 """Statistics that merge: every count against a dense one, and merging in any order and grouping."""
 
-import zlib
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,7 +10,6 @@ from sinkscope.sinks import find_sinks, is_sink, last_query_window, main_sinks, 
 from sinkscope.sinks.token_classes import token_class
 from sinkscope.statistics import EPSILONS, PromptSettings, Summary, document_of
 from sinkscope.statistics.column_counts import histogram_edges
-from sinkscope.statistics.summary import keys_of_old_files
 
 LAYERS, HEADS, KV_HEADS, LENGTH, STEPS = 2, 4, 2, 27, 9
 MASK = 50
@@ -108,9 +105,12 @@ def test_the_histogram_counts_every_column_once_in_its_bin(prompts, merged):
 
 def test_moves_and_drift_are_those_of_the_tracks(prompts, merged):
     expected = [track(find_sinks(prompt)).heads for prompt in prompts]
-    moves = np.array([[head.moves for head in heads] for heads in expected]).reshape(3, LAYERS, HEADS)
+    moves, swaps = (
+        np.array([[getattr(head, name) for head in heads] for heads in expected]).reshape(3, LAYERS, HEADS) for name in ("moves", "swaps")
+    )
     np.testing.assert_array_equal(merged.arrays["moves.moves"], moves.sum(axis=0))
-    assert moves.sum() > 0
+    np.testing.assert_array_equal(merged.arrays["moves.swaps"], swaps.sum(axis=0))
+    assert (moves + swaps).sum() > 0
     for layer in range(LAYERS):
         for head in range(HEADS):
             drifts = [heads[layer * HEADS + head].drift_per_step for heads in expected]
@@ -125,15 +125,24 @@ def main_of(prompt):
 
 
 def test_distances_of_moves(prompts, merged):
-    signed = absolute = pairs = 0
+    signed = absolute = pairs = moves = swaps = 0
     for prompt in prompts:
-        main = main_of(prompt)
-        both = (main[1:] >= 0) & (main[:-1] >= 0)
-        pairs += both.sum()
-        signed += ((main[1:] - main[:-1]) * both).sum()
-        absolute += (abs(main[1:] - main[:-1]) * both).sum()
-    found = tuple(merged.arrays[f"moves.{name}"].sum() for name in ("pairs", "distance", "absolute_distance"))
-    assert found == (pairs, signed, absolute)
+        columns = last_query_window(prompt.last_query) if prompt.causal else prompt.column_sums
+        sink = is_sink(columns)
+        main = main_sinks(columns, sink)
+        for step, layer, head in np.ndindex(*np.subtract(main.shape, (1, 0, 0))):
+            before, after = main[step, layer, head], main[step + 1, layer, head]
+            pairs += before >= 0 and after >= 0
+            if before < 0 or after < 0 or before == after:
+                continue
+            if sink[step, layer, head, after] and sink[step + 1, layer, head, before]:
+                swaps += 1
+            else:
+                moves, signed, absolute = moves + 1, signed + after - before, absolute + abs(after - before)
+    names = ("pairs", "moves", "swaps", "distance", "absolute_distance")
+    assert tuple(merged.arrays[f"moves.{name}"].sum() for name in names) == (pairs, moves, swaps, signed, absolute)
+    counts = document_of(merged)["counts"]
+    assert (counts["moves"], counts["swaps"]) == (moves, swaps)
 
 
 def test_tokens_are_tallied_as_sinks_and_on_the_canvas(prompts, merged):
@@ -326,22 +335,14 @@ def test_under_ten_megabytes_with_every_token_of_an_8b_vocabulary():
     assert sum(array.nbytes for array in large.to_arrays().values()) < 7e6
 
 
-def test_files_from_before_names_were_kept_are_read_by_their_order(prompts):
-    """The order is that of the last version without names: a statistic that is moved or renamed fails here."""
-    assert zlib.crc32(repr(keys_of_old_files(2)).encode()) == 1738196611
-    now = whole(*prompts)
-    known = [number for number, key in enumerate(now.keys) if key in keys_of_old_files(LAYERS)]  # those files had no newer statistic
-    now.keys, now.values = tuple(now.keys[number] for number in known), now.values[known]
-    values = {key: row for key, row in zip(now.keys, now.values, strict=True)}
-    old = np.array([values.get(key, np.zeros(3)) for key in keys_of_old_files(LAYERS)])
-    arrays = {name: array for name, array in now.to_arrays().items() if name != "profiles.keys"}
-    arrays |= {f"profiles.{name}": old[:, number] for number, name in enumerate(("count", "sum", "square"))}
-    arrays |= {f"profiles.{name}": arrays[f"profiles.{name}"].reshape(10, LAYERS * HEADS, -1) for name in ("place", "class")}
-    again = Summary.from_arrays(arrays)
-    assert document_of(again) == document_of(now)
-    again.merge(prompts[0].statistics())
-    assert again.prompts == 4
-    arrays["profiles.count"] = old[1:, 0]
+def test_arrays_of_another_version_are_refused(merged):
+    """Such as those from before moves and swaps were told apart."""
+    for lacking in ("moves.swaps", "profiles.keys"):
+        arrays = {name: array for name, array in merged.to_arrays().items() if name != lacking}
+        with pytest.raises(SinkscopeError, match=f"{lacking}.*were they written by another version"):
+            Summary.from_arrays(arrays)
+    arrays = merged.to_arrays()
+    arrays = {name: array[1:] if name in ("profiles.count", "profiles.sum", "profiles.square") else array for name, array in arrays.items()}
     with pytest.raises(SinkscopeError, match="were they written by another version"):
         Summary.from_arrays(arrays)
 

@@ -56,7 +56,7 @@ class Analyse(Command):
 
         given = None if self.roles is None else read_roles(self.roles)
         first = analysis(self.traces)
-        roles = roles_for(open_traces(self.traces[0])[0].manifest["model"].get("weight_hash"), given)
+        roles = roles_for(open_traces(self.traces[0])[0].manifest.get("model", {}).get("weight_hash"), given)
         document, statistics = first.as_dict(), first.statistics
         folders = {"traces": [str(one) for one in self.traces]}
         if self.versus:

@@ -14,8 +14,9 @@ OPERATIONS = 3
 MODELS = {"lab-diffusion": "diffusion", "lab-autoregressive": "autoregressive"}
 CAPTION = (
     "Each head has a main sink: its largest column that is a sink. "
-    "Moves: how often the main sink changes its position from one step to the next, mean over the heads with a main sink in at least "
-    "two steps. "
+    "Moves: how often the main sink goes elsewhere from one step to the next, and the old place stops being a sink or the new one was "
+    "none, mean over the heads with a main sink in at least two steps. "
+    "Swaps: how often it changes place with another sink, both sinks before and after. "
     "Drift: slope of its position over the steps, in positions a step. "
     "Shuffled: the same number when the order of the steps is random, as the mean and the 95 % range of 200 shuffles; for drift, blocks of "
     "steps are shuffled, twice as long as a moving sink stays in one place. "
@@ -105,19 +106,21 @@ def movement_of(trace: Any) -> dict[str, Any]:
     """Return one trace's cells of the demo's table, by column; `CAPTION` says what they are."""
     import numpy as np
 
-    from sinkscope.sinks import find_sinks, is_sink, main_sinks, movement_test, running_mean, track
+    from sinkscope.sinks import find_sinks, is_sink, main_sinks, movement_test, running_mean, sinks_in, track
 
     sinks = find_sinks(trace)
-    test = movement_test(track(sinks).main)
+    tracks = track(sinks)
+    test = movement_test(tracks.main, tracks.is_sink)
     largest = movement_test(np.nan_to_num(sinks.columns, nan=-1).argmax(axis=-1))
     averaged: Any = "–"
     if not trace.causal:
         columns = running_mean(sinks.columns)
-        averaged = f"{movement_test(main_sinks(columns, is_sink(columns)), shuffles=1).moves_per_head:.2f}"
+        averaged = f"{movement_test(main_sinks(columns, is_sink(columns)), sinks_in(is_sink(columns)), shuffles=1).moves_per_head:.2f}"
     return {
         "sinks": len(sinks),
         "heads": test.heads,
         "moves": f"{test.moves_per_head:.2f}",
+        "swaps": f"{test.swaps_per_head:.2f}",
         "moves, shuffled": _with_range(test.null_moves, ".2f"),
         "moves, averaged": averaged,
         "drift": f"{test.drift_per_step:+.3f}",

@@ -35,8 +35,8 @@ class Tracks(Command):
         documents = []
         for trace in open_and_check(self.trace):
             tracks = track(find_sinks(trace, self.excess, self.unit), self.tolerance)
-            test = movement_test(tracks.main)
-            roles = roles_for(trace.manifest["model"].get("weight_hash"), given)
+            test = movement_test(tracks.main, tracks.is_sink)
+            roles = roles_for(trace.manifest.get("model", {}).get("weight_hash"), given)
             if self.json:
                 found = {"null": dataclasses.asdict(test), "roles": None if roles is None else roles.by_head()}
                 documents.append({"trace": str(trace.folder), "complete": trace.complete, **tracks.as_dict(), **found})
@@ -47,15 +47,21 @@ class Tracks(Command):
 
 
 def _print(trace: Any, tracks: Any, test: Any, roles: Any) -> None:
+    from sinkscope.sinks.tracking import FEW_BLOCKS
+
     print(f"{trace.folder}: {len(tracks.tracks)} tracks, followed in {tracks.source}")
     print("  " + ", ".join(f"{count} {kind}" for kind, count in tracks.kinds.items()))
     mean, low, high = test.null_moves
     print(f"  moves per head {test.moves_per_head:.2f}; with steps shuffled {mean:.2f} ({low:.2f} to {high:.2f})")
+    print(f"  swaps per head {test.swaps_per_head:.2f}: the main sink changes place, but both places are sinks before and after")
     mean, low, high = test.null_drift
     chance = f"with blocks of {test.block_steps} steps shuffled {mean:+.3f} ({low:+.3f} to {high:+.3f})"
     if test.block_steps >= trace.steps:
         chance = "its moving sinks stay too long for one trace to tell whether that is chance"
+    elif test.blocks < FEW_BLOCKS:
+        chance += f"; {test.blocks:.1f} blocks are too few to tell chance (expected {FEW_BLOCKS})"
     print(f"  drift {test.drift_per_step:+.3f} positions a step; {chance}")
+    print(f"  drift of the median head {test.drift_median:+.3f}; {test.drift_right:.0%} of {test.heads} heads drift to the right")
     if roles is None:
         return
     from sinkscope.roles import ROLES

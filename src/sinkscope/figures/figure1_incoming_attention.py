@@ -12,7 +12,6 @@ from sinkscope.figures.style import (
     VERMILLION,
     WIDE,
     WIDER,
-    counted,
     new_sheet,
     number,
     plain,
@@ -95,8 +94,7 @@ def _head_panel(one: Subject, percent: bool) -> _Panel:
         title = f"{one.head_name(layer, head_number)}: largest column; no head has a sink by Eq. 3"
     else:
         layer, head_number = head.layer, head.head
-        places = counted(one.highlights.places(head), "position")
-        title = f"{one.head_name(layer, head_number)}: main sink at {places}, {counted(head.moves, 'move')}"
+        title = f"{one.head_name(layer, head_number)}: main sink at {one.highlights.movement_text(head)}"
     values = as_drawn(one, one.head_columns(layer, head_number), percent)
     return _Panel(one, "head", title, values, one.main[:, layer, head_number], layer, head_number)
 
@@ -202,12 +200,7 @@ def _caption(subjects: Sequence[Subject]) -> str:
     parts = []
     for one in subjects:
         head = one.highlights.most_positions
-        which = (
-            "no head has a sink"
-            if head is None
-            else f"{one.head_name(head.layer, head.head)} "
-            f"({counted(one.highlights.places(head), 'position')}, {counted(head.moves, 'move')})"
-        )
+        which = "no head has a sink" if head is None else f"{one.head_name(head.layer, head.head)} ({one.highlights.movement_text(head)})"
         parts.append(f"{one.label}: {which}")
     causal = ""
     if any(one.summary.causal for one in subjects):

@@ -48,7 +48,7 @@ def _draw(part: Any, one: Subject, jump: Jump) -> list[tuple[Any, ...]]:
     part.legend(*panels["over"].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     part.suptitle(
         f"{plain(one.heading)}\n{one.head_name(jump.layer, jump.head)}: the main sink goes from {jump.before} to {jump.after}"
-        + ("" if jump.clean else " (change of rank)"),
+        + (" (swap of rank)" if jump.swap else ""),
         x=0.01,
         ha="left",
     )
@@ -97,7 +97,7 @@ def _caption(jumping: Sequence[tuple[Subject, Jump]]) -> str:
     for one, jump in jumping:
         together = absorbed(one, jump)
         said = f"{one.label}: {abs(jump.distance)} positions to the {'right' if jump.distance > 0 else 'left'} after step {jump.step}"
-        said += "" if jump.clean else " (both positions are sinks in one of the two steps: they only change rank)"
+        said += " (both positions are sinks before and after: they only swap their rank)" if jump.swap else ""
         said += "" if together is None else f"; correlation over steps between the main column's share and self-attention {together:+.2f}"
         parts.append(said)
     return (

@@ -15,7 +15,6 @@ from sinkscope.figures.style import (
     VERMILLION,
     WIDE,
     WIDER,
-    counted,
     new_sheet,
     plain,
     spread_out,
@@ -115,7 +114,7 @@ def _draw(axes: Any, one: Subject, series: Sequence[_Series], highest: int, lett
     )
     for each in series:
         head = each.movement
-        seen = f"({counted(one.highlights.places(head), 'position')}, {counted(head.moves, 'move')})".replace(" ", "\N{NO-BREAK SPACE}")
+        seen = f"({one.highlights.movement_text(head)})".replace(" ", "\N{NO-BREAK SPACE}")
         axes.plot(
             np.where(each.main >= 0, each.main, np.nan),
             color=each.colour,

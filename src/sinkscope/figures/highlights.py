@@ -8,6 +8,7 @@ from typing import Any, final
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from sinkscope.figures.style import counted
 from sinkscope.sinks import HeadMovement
 from sinkscope.sinks.tracking import head_movement
 from sinkscope.statistics import PromptSummary, Threshold
@@ -23,6 +24,7 @@ class Jump:
     Attributes:
         step: the step before.
         clean: the old position is no longer a sink, and the new one was none before.
+        swap: both positions are sinks before and after.
     """
 
     step: int
@@ -31,6 +33,7 @@ class Jump:
     before: int
     after: int
     clean: bool
+    swap: bool
 
     @property
     def distance(self) -> int:
@@ -88,7 +91,7 @@ class Highlights:
     @cached_property
     def heads(self) -> list[HeadMovement]:
         """How the main sink of each head moves, by layer and head."""
-        return head_movement(self.main)
+        return head_movement(self.main, self.prompt.is_sink_at(self.threshold))
 
     @cached_property
     def largest(self) -> Float[np.ndarray, "layer head"]:
@@ -99,6 +102,11 @@ class Highlights:
         """Return at how many positions the main sink of a head is."""
         main = self.main[:, head.layer, head.head]
         return len(np.unique(main[main >= 0]))
+
+    def movement_text(self, head: HeadMovement) -> str:
+        """Return at how many positions the main sink of a head is, and how often it moves and swaps, in words."""
+        swaps = f", {counted(head.swaps, 'swap')}" if head.swaps else ""
+        return f"{counted(self.places(head), 'position')}, {counted(head.moves, 'move')}{swaps}"
 
     def residence(self, head: HeadMovement) -> int:
         """Return in how many steps the main sink of a head is at its most frequent position."""
@@ -174,9 +182,10 @@ def largest_jump(main: Int[np.ndarray, "step head"], sinks: LayerSinks, layer: i
     if not len(step):
         return None
     old, new = before[step, head], after[step, head]
-    clean = ~sinks.contains(step + 1, head, old) & ~sinks.contains(step, head, new)
+    stays, was = sinks.contains(step + 1, head, old), sinks.contains(step, head, new)
+    clean, swap = ~stays & ~was, stays & was
     best = int(np.lexsort((head, step, -np.abs(new - old), ~clean))[0])
-    return Jump(int(step[best]), layer, int(head[best]), int(old[best]), int(new[best]), bool(clean[best]))
+    return Jump(int(step[best]), layer, int(head[best]), int(old[best]), int(new[best]), bool(clean[best]), bool(swap[best]))
 
 
 def strongest_flash(sinks: LayerSinks, steps: int, layer: int) -> Flash | None:

@@ -74,19 +74,23 @@ def numbers_of(subject: Subject) -> dict[str, Any]:
 
 def _movement(subject: Subject) -> dict[str, Any] | None:
     """Return moves and drift beside the same steps shuffled; None where no head can be followed."""
-    found = movement_test(subject.main)
+    found = movement_test(subject.main, subject.prompt.is_sink_at(subject.threshold))
     if not found.heads or subject.summary.steps < 2:
         return None
     return {
         "heads": found.heads,
         "moves_per_head": found.moves_per_head,
+        "swaps_per_head": found.swaps_per_head,
         "null_moves": _interval(found.null_moves),
         "p_moves": found.p_moves,
         "drift_per_step": found.drift_per_step,
+        "drift_median": found.drift_median,
+        "drift_right": found.drift_right,
         "null_drift": _interval(found.null_drift),
         "p_drift": found.p_drift,
         "shuffles": found.shuffles,
         "block_steps": found.block_steps,
+        "blocks": found.blocks,
     }
 
 

@@ -18,7 +18,7 @@ from sinkscope.sinks.definition import (
     visible_query_mean,
 )
 from sinkscope.sinks.finding import Sinks, find_sinks
-from sinkscope.sinks.tracking import HeadMovement, MovementTest, Track, Tracks, main_sinks, movement_test, track
+from sinkscope.sinks.tracking import HeadMovement, MovementTest, Track, Tracks, main_sinks, movement_test, sinks_in, track
 
 __all__ = [
     "HeadMovement",
@@ -37,6 +37,7 @@ __all__ = [
     "last_query_window",
     "main_sinks",
     "movement_test",
+    "sinks_in",
     "running_mean",
     "sink_rates",
     "track",

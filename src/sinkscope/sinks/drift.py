@@ -1,6 +1,8 @@
 """Moves and drift of main sinks, in absolute positions and relative to the frontier of what is still masked.
 
-A main sink moves when it stands elsewhere than in the step before. Its drift is the slope of its position against the step.
+A main sink changes place when it stands elsewhere than in the step before. Where both places are sinks in both steps, two sinks have only
+exchanged their rank: a swap. Any other change is a move: the old place stops being a sink, or the new one was none before.
+The drift of a main sink is the slope of its position against the step.
 
 A diffusion sampler that finishes blocks from left to right moves its masks to the right by design. A sink that only
 keeps its distance to the masks therefore drifts in absolute positions and stands still relative to a frontier:
@@ -11,10 +13,14 @@ rightmost_mask   the last one
 block_edge       the right edge of the block in which tokens are being committed
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
+
+IsSink = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+"""Says of steps, layers, heads and positions, four arrays of one length, whether Eq. 3 holds there."""
 
 FRONTIERS = ("nearest_mask", "leftmost_mask", "rightmost_mask", "block_edge")
 
@@ -46,23 +52,35 @@ class MainMoves:
     """Moves of the main sink of each head, between steps in a row that both have one.
 
     Attributes:
-        distance: positions of each move, to the right positive; 0 where it does not move, or has no main sink in both steps.
-        pairs: steps in a row that both have a main sink; moves: how many of them are moves.
+        distance: positions of each move, to the right positive; 0 where there is no move.
+        pairs: steps in a row that both have a main sink; moves, swaps: how many of them are moves and swaps.
         drift: least-squares slope of the position against the step; NaN with fewer than two steps that have a main sink.
     """
 
     distance: Int[np.ndarray, "transition layer head"]
     pairs: Int[np.ndarray, "layer head"]
     moves: Int[np.ndarray, "layer head"]
+    swaps: Int[np.ndarray, "layer head"]
     drift: Float[np.ndarray, "layer head"]
 
     @classmethod
-    def of(cls, main: Int[np.ndarray, "step layer head"]) -> "MainMoves":
-        """Return the moves of main sinks, given as positions, −1 where there is none."""
+    def of(cls, main: Int[np.ndarray, "step layer head"], is_sink: IsSink | None = None) -> "MainMoves":
+        """Return the moves of main sinks.
+
+        Args:
+            main: positions, −1 where there is none.
+            is_sink: tells swaps from moves; without it every change of place is a move.
+        """
         there = main >= 0
         both = there[1:] & there[:-1]
         distance = np.where(both, main[1:] - main[:-1], 0)
-        return cls(distance, both.sum(axis=0), (distance != 0).sum(axis=0), slopes(as_positions(main)))
+        swapped = np.zeros(distance.shape, bool)
+        if is_sink is not None:
+            step, layer, head = np.nonzero(distance)
+            before, after = main[step, layer, head], main[step + 1, layer, head]
+            swapped[step, layer, head] = is_sink(step, layer, head, after) & is_sink(step + 1, layer, head, before)
+        distance = np.where(swapped, 0, distance)
+        return cls(distance, both.sum(axis=0), (distance != 0).sum(axis=0), swapped.sum(axis=0), slopes(as_positions(main)))
 
 
 def relative_positions(

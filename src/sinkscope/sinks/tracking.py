@@ -11,14 +11,14 @@ lasting     none of these, and it is still a sink in the last step
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from sinkscope.errors import CallError
-from sinkscope.sinks.drift import MainMoves
+from sinkscope.sinks.drift import IsSink, MainMoves, as_positions, slopes
 from sinkscope.sinks.episodes import KINDS, find_episodes
 from sinkscope.sinks.finding import Sinks
 
@@ -47,7 +47,9 @@ class HeadMovement:
     """How the main sink of one head moves.
 
     Attributes:
-        moves: how often the main sink stands elsewhere than in the step before, over steps in a row that have one.
+        moves: how often the main sink changes place, over steps in a row that have one, and the old place stops being a sink or the new
+            one was none.
+        swaps: how often it changes place between two sinks that both stay sinks: they exchange their rank.
         drift_per_step: least-squares slope of its position against the step, in positions per step; None with fewer
             than two steps that have one.
         steps_with_sink: steps in which Eq. 3 holds in this head.
@@ -56,6 +58,7 @@ class HeadMovement:
     layer: int
     head: int
     moves: int
+    swaps: int
     drift_per_step: float | None
     steps_with_sink: int
 
@@ -67,12 +70,14 @@ class Tracks:
     Attributes:
         main: int [step, layer, head], position of the main sink, −1 where no sink.
         source: which columns were followed.
+        is_sink: says of any steps, layers, heads and positions whether Eq. 3 holds there.
     """
 
     tracks: tuple[Track, ...]
     heads: tuple[HeadMovement, ...]
     main: np.ndarray
     source: str
+    is_sink: IsSink = field(repr=False)
 
     @property
     def kinds(self) -> dict[str, int]:
@@ -120,7 +125,13 @@ def track(sinks: Sinks, tolerance: int = 0) -> Tracks:
         distance = int(episodes.position[successor]) - at if moved else None
         found.append(Track(number // heads, number % heads, at, first, last, KINDS[kind], successor if moved else None, distance))
     main = fill_dips(main_sinks(sinks.columns, sinks.moving), tolerance)
-    return Tracks(tuple(found), tuple(head_movement(main)), main, sinks.source)
+    is_sink = sinks_in(sinks.moving)
+    return Tracks(tuple(found), tuple(head_movement(main, is_sink)), main, sinks.source, is_sink)
+
+
+def sinks_in(selected: Bool[np.ndarray, "step layer head key"]) -> IsSink:
+    """Return a function that looks sinks up in an array."""
+    return lambda step, layer, head, position: selected[step, layer, head, position]
 
 
 def check_tolerance(tolerance: int) -> None:
@@ -147,13 +158,17 @@ def fill_dips(main: Int[np.ndarray, "step *head"], tolerance: int) -> Int[np.nda
     return np.where(known & (left == right), left, main)
 
 
-def head_movement(main: Int[np.ndarray, "step layer head"]) -> list[HeadMovement]:
-    """Return moves and drift of every head."""
-    found, with_sink = MainMoves.of(main), (main >= 0).sum(axis=0)
+def head_movement(main: Int[np.ndarray, "step layer head"], is_sink: IsSink | None = None) -> list[HeadMovement]:
+    """Return moves, swaps and drift of every head; arguments as those of `MainMoves.of`."""
+    found, with_sink = MainMoves.of(main, is_sink), (main >= 0).sum(axis=0)
     return [
-        HeadMovement(layer, head, int(found.moves[layer, head]), None if np.isnan(drift) else float(drift), int(with_sink[layer, head]))
-        for (layer, head), drift in np.ndenumerate(found.drift)
+        HeadMovement(*at, int(found.moves[at]), int(found.swaps[at]), None if np.isnan(drift) else float(drift), int(with_sink[at]))
+        for at, drift in np.ndenumerate(found.drift)
     ]
+
+
+FEW_BLOCKS = 10
+"""With fewer blocks of steps to shuffle, a trace tells little of whether a drift is chance."""
 
 
 @dataclass(frozen=True)
@@ -161,16 +176,21 @@ class MovementTest:
     """Movement of a trace beside nulls in which its steps are shuffled: singly for moves, in blocks for drift.
 
     Attributes:
-        moves_per_head, drift_per_step: means over heads that have a main sink in at least two steps.
+        moves_per_head, swaps_per_head, drift_per_step: means over heads that have a main sink in at least two steps.
+        drift_median, drift_right: median drift of these heads, and the share of them that drift to the right. The mean is led by few heads.
         null_moves, null_drift: (mean, 2.5th, 97.5th percentile) over the shuffles.
         p_moves: share of shuffles with as few or fewer moves (shuffling destroys residence, so a real trace moves less).
         p_drift: share of shuffles with a drift at least as far from zero.
         heads: how many heads counted.
         block_steps: steps that stay together where drift is compared.
+        blocks: how many of them the trace has; fewer than `FEW_BLOCKS` tell little.
     """
 
     moves_per_head: float
+    swaps_per_head: float
     drift_per_step: float
+    drift_median: float
+    drift_right: float
     null_moves: tuple[float, float, float]
     null_drift: tuple[float, float, float]
     p_moves: float
@@ -178,24 +198,37 @@ class MovementTest:
     heads: int
     shuffles: int
     block_steps: int
+    blocks: float
 
 
-def movement_test(main: Int[np.ndarray, "step layer head"], shuffles: int = 200, seed: int = 0) -> MovementTest:
+def movement_test(
+    main: Int[np.ndarray, "step layer head"], is_sink: IsSink | None = None, *, shuffles: int = 200, seed: int = 0
+) -> MovementTest:
     """Return moves and drift beside what the same main sinks give when the order of the steps means nothing.
 
     All heads are shuffled together, because they see the same commits. A sink that stays for a while and then stands anywhere has a slope
     in nearly every trace; if single steps were shuffled, the test would call it a drift in six traces of ten. For drift, blocks of steps
-    are therefore shuffled, twice as long as moving sinks stay; then it is one trace in twenty or fewer. A trace with fewer than four such
+    are therefore shuffled, twice as long as moving sinks stay; then it is one trace in twenty or fewer. A trace with fewer than ten such
     blocks tells little. The test cannot tell a drift from sinks that only follow the tokens committed from left to right.
+
+    Args:
+        main: positions, −1 where there is none.
+        is_sink: tells swaps from moves; without it every change of place is a move.
     """
-    observed = moves, drift, heads = _summary(main)
+    found = MainMoves.of(main, is_sink)
+    counted = ~np.isnan(found.drift)
+    moves, swaps, drift, median, right = _means(found, counted)
     rng = np.random.default_rng(seed)
-    null, block = np.array([observed[:2]]), max(1, len(main))
-    if len(main) > 1:
+    null, block = np.array([(moves, drift)]), max(1, len(main))
+    if len(main) > 1 and counted.any():
         block = min(block, int(np.ceil(2 * _stay(main))))
+        places = _Places(main, is_sink)
         null = np.array(
             [
-                (_summary(main[rng.permutation(len(main))])[0], _summary(main[_blocks_shuffled(len(main), block, rng)])[1])
+                (
+                    places.moves(rng.permutation(len(main)))[counted].mean(),
+                    slopes(as_positions(main[_blocks_shuffled(len(main), block, rng)]))[counted].mean(),
+                )
                 for _ in range(shuffles)
             ]
         )
@@ -205,15 +238,52 @@ def movement_test(main: Int[np.ndarray, "step layer head"], shuffles: int = 200,
 
     return MovementTest(
         moves,
+        swaps,
         drift,
+        median,
+        right,
         spread(null[:, 0]),
         spread(null[:, 1]),
         float((1 + (null[:, 0] <= moves).sum()) / (1 + len(null))),
         float((1 + (np.abs(null[:, 1]) >= abs(drift) - 1e-12).sum()) / (1 + len(null))),
-        heads,
+        int(counted.sum()),
         shuffles,
         block,
+        len(main) / block,
     )
+
+
+class _Places:
+    """The places where the main sink of each head ever stands, and in which steps they are sinks: moves in any order of the steps."""
+
+    def __init__(self, main: Int[np.ndarray, "step layer head"], is_sink: IsSink | None) -> None:
+        steps, layers, heads = main.shape
+        number, most = np.full(main.shape, -1), 0
+        standing: list[tuple[int, int, int, int]] = []
+        for layer, head in np.ndindex(layers, heads):
+            there = main[:, layer, head] >= 0
+            places, found = np.unique(main[there, layer, head], return_inverse=True)
+            number[there, layer, head] = found
+            standing += [(layer, head, place, int(position)) for place, position in enumerate(places)]
+            most = max(most, len(places))
+        self.number = number
+        self.sink = np.zeros((steps, layers, heads, most), bool)
+        if is_sink is not None and standing:
+            layer, head, place, position = np.array(standing).T
+            step = np.repeat(np.arange(steps), len(layer))
+            layer, head, place, position = (np.tile(one, steps) for one in (layer, head, place, position))
+            self.sink[step, layer, head, place] = is_sink(step, layer, head, position)
+
+    def moves(self, order: Int[np.ndarray, " step"]) -> Int[np.ndarray, "layer head"]:
+        """Return how often each head's main sink moves with the steps in another order."""
+        number, sink = self.number[order], self.sink[order]
+        changed = (number[1:] >= 0) & (number[:-1] >= 0) & (number[1:] != number[:-1])
+        if not changed.any():
+            return changed.sum(axis=0)
+        step, layer, head = np.nonzero(changed)
+        swapped = sink[step, layer, head, number[step + 1, layer, head]] & sink[step + 1, layer, head, number[step, layer, head]]
+        changed[step[swapped], layer[swapped], head[swapped]] = False
+        return changed.sum(axis=0)
 
 
 def _stay(main: Int[np.ndarray, "step layer head"]) -> float:
@@ -239,10 +309,10 @@ def _blocks_shuffled(steps: int, block: int, rng: "np.random.Generator") -> Int[
     return np.concatenate([parts[part] for part in rng.permutation(len(parts))])
 
 
-def _summary(main: np.ndarray) -> tuple[float, float, int]:
-    """Return the means of moves and drift over heads with a main sink in at least two steps, and how many these are."""
-    found = MainMoves.of(main)
-    counted = ~np.isnan(found.drift)
+def _means(found: MainMoves, counted: Bool[np.ndarray, "layer head"]) -> tuple[float, float, float, float, float]:
+    """Return moves, swaps and drift, median drift, and the share of heads that drift right, of the heads that are counted."""
     if not counted.any():
-        return 0.0, 0.0, 0
-    return float(found.moves[counted].mean()), float(found.drift[counted].mean()), int(counted.sum())
+        return 0.0, 0.0, 0.0, 0.0, 0.0
+    drift = found.drift[counted]
+    means = (found.moves[counted].mean(), found.swaps[counted].mean(), drift.mean(), np.median(drift), (drift > 0).mean())
+    return tuple(float(one) for one in means)  # type: ignore[return-value]

@@ -132,6 +132,23 @@ class FollowedSinks:
             len(self.steps),
         )
 
+    def contain(
+        self,
+        threshold: Threshold,
+        step: Int[np.ndarray, " asked"],
+        layer: Int[np.ndarray, " asked"],
+        head: Int[np.ndarray, " asked"],
+        key: Int[np.ndarray, " asked"],
+    ) -> Bool[np.ndarray, " asked"]:
+        """Return whether the keys asked for are sinks in these steps, layers and heads."""
+        found = np.zeros(len(step), bool)
+        for first, last in self.groups_of_layers():
+            here = (layer >= first) & (layer < last)
+            if here.any():
+                sinks = self.of_layers(first, last).at(threshold)
+                found[here] = sinks.contains(step[here], (layer[here] - first) * self.heads + head[here], key[here])
+        return found
+
     def groups_of_layers(self, most: int = 1 << 18) -> Iterator[tuple[int, int]]:
         """Yield the first and last layers (not included) of groups that hold at most so many candidates, or one layer."""
         counts = np.sum([np.diff(one.begins) for one in self.steps], axis=0)

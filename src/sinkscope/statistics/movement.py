@@ -1,6 +1,6 @@
 """How main sinks move over the steps of a prompt: moves, distances, residence, kinds of tracks, and drift.
 
-A main sink moves when it stands elsewhere than in the step before. Its drift is the least-squares slope of its position against the step;
+Moves and swaps are told apart as in `sinks.drift`. The drift of a main sink is the least-squares slope of its position against the step;
 a sampler that finishes blocks from left to right moves its masks to the right by design, so drift is also told relative to frontiers of
 the masks (`sinks.drift.FRONTIERS`).
 """
@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import Float, Int
 
-from sinkscope.sinks.drift import FRONTIERS, MainMoves, block_edges, blocks_of, relative_positions, slopes
+from sinkscope.sinks.drift import FRONTIERS, IsSink, MainMoves, block_edges, blocks_of, relative_positions, slopes
 from sinkscope.sinks.episodes import KINDS
 from sinkscope.statistics.averages import depth_slope, layer_means, mean, quotient
 from sinkscope.statistics.prompt import PromptSummary
@@ -31,16 +31,25 @@ class Movement(Statistic):
     definitions: ClassVar = {
         "movement.steps_with_sink": Definition("steps × heads in which Eq. 3 holds", "share", "few tokens take most attention (Fig. 3, 9)"),
         "movement.moves_per_head": Definition(
-            "how often the main sink stands elsewhere than in the step before; heads with a sink in at least two steps", "moves", MOVING
+            "how often the main sink changes place and the old place stops being a sink, or the new one was none; heads with a sink in at "
+            "least two steps",
+            "moves",
+            MOVING,
         ),
+        "movement.swaps_per_head": Definition(
+            "how often the main sink changes place between two sinks that both stay sinks: they exchange their rank", "swaps", "none"
+        ),
+        "movement.swaps": Definition("swaps per head of one layer", "swaps", "none"),
         "movement.moves": Definition("moves per head of one layer", "moves", MOVING),
         "movement.distance": Definition("mean distance of a move", "positions", MOVING),
         "movement.rightward": Definition("moves that go to the right", "share of moves", DRIFT),
         "movement.residence": Definition("steps in a row that the main sink stays at one position", "steps", MOVING),
         "movement.track_steps": Definition("mean length of a track, all sinks of a head", "steps", MOVING),
         "movement.tracks": Definition("tracks of each kind", "share of tracks", MOVING),
-        "movement.heads": Definition("heads by the kind of their longest track", "share of heads", MOVING),
+        "movement.longest_track": Definition("heads by the kind of their longest track", "share of heads", MOVING),
         "movement.drift": Definition("least-squares slope of the main sink's position, mean over heads", "positions per step", DRIFT),
+        "movement.drift_median": Definition("the same, median over heads", "positions per step", DRIFT),
+        "movement.drift_right": Definition("heads whose main sink drifts to the right", "share of heads", DRIFT),
         "movement.drift_relative": Definition(
             "the same slope of the position minus that of a frontier of the masks", "positions per step", DRIFT
         ),
@@ -58,30 +67,37 @@ class Movement(Statistic):
         kinds = track_kinds(prompt)
 
         def values_at(prompt: PromptSummary, threshold: Threshold) -> Values:
-            return main_sink_values(prompt.main_at(threshold), prompt.canvas) | _kind_values(kinds, prompt.number(threshold))
+            return main_sink_values(prompt.main_at(threshold), prompt.canvas, prompt.is_sink_at(threshold)) | _kind_values(
+                kinds, prompt.number(threshold)
+            )
 
         return at_thresholds(prompt, values_at)
 
 
-def main_sink_values(main: Int[np.ndarray, "step layer head"], canvas: PromptCanvas) -> Values:
+def main_sink_values(main: Int[np.ndarray, "step layer head"], canvas: PromptCanvas, is_sink: IsSink) -> Values:
     """Return how main sinks move; they are −1 where Eq. 3 does not hold."""
-    there, found = main >= 0, MainMoves.of(main)
+    there, found = main >= 0, MainMoves.of(main, is_sink)
     counted = ~np.isnan(found.drift)
     begun = there[0].astype(np.int64) + (there[1:] & (main[1:] != main[:-1])).sum(axis=0)
-    moves, travelled = np.where(counted, found.moves, np.nan), np.abs(found.distance).sum(axis=0)
+    moves, swaps = (np.where(counted, one, np.nan) for one in (found.moves, found.swaps))
+    travelled, right = np.abs(found.distance).sum(axis=0), np.where(counted, found.drift > 0, np.nan)
     values: Values = {
         ("movement.steps_with_sink", ()): float(there.mean()),
         ("movement.moves_per_head", ()): mean(moves),
+        ("movement.swaps_per_head", ()): mean(swaps),
         ("movement.distance", ()): quotient(travelled.sum(), found.moves.sum()),
         ("movement.rightward", ()): quotient((found.distance > 0).sum(), found.moves.sum()),
         ("movement.residence", ()): quotient(there.sum(), begun.sum()),
         ("movement.drift", ()): mean(found.drift),
+        ("movement.drift_median", ()): float(np.median(found.drift[counted])) if counted.any() else float("nan"),
+        ("movement.drift_right", ()): mean(right),
         ("movement.drift_by_depth", ()): depth_slope(layer_means(found.drift)),
         ("movement.moves_by_depth", ()): depth_slope(layer_means(moves)),
     }
     for layer in range(main.shape[1]):
         at = (("layer", layer),)
         values["movement.moves_in", at] = mean(moves[layer])
+        values["movement.swaps_in", at] = mean(swaps[layer])
         values["movement.drift_in", at] = mean(found.drift[layer])
         values["movement.distance_in", at] = quotient(travelled[layer].sum(), found.moves[layer].sum())
         values["movement.residence_in", at] = quotient(there[:, layer].sum(), begun[layer].sum())
@@ -137,9 +153,9 @@ def _kind_values(found: TrackKinds, number: int) -> Values:
     heads = by_layer.sum(axis=0)
     values: Values = {("movement.track_steps", ()): quotient(lived, tracks.sum())}
     for one, kind in enumerate(HEAD_KINDS):
-        values["movement.heads", (("kind", kind),)] = float(heads[one] / heads.sum())
+        values["movement.longest_track", (("kind", kind),)] = float(heads[one] / heads.sum())
         for layer, share in enumerate((by_layer[:, one] / by_layer.sum(axis=1)).tolist()):
-            values["movement.heads_in", (("layer", layer), ("kind", kind))] = share
+            values["movement.longest_track_in", (("layer", layer), ("kind", kind))] = share
         if kind != "none":
             values["movement.tracks", (("kind", kind),)] = quotient(tracks[one], tracks.sum())
     return values

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from sinkscope.errors import CallError, SinkscopeError
+from sinkscope.sinks.drift import IsSink
 from sinkscope.sinks.finding import WINDOW
 from sinkscope.sinks.tracking import check_tolerance, fill_dips
 from sinkscope.statistics.column_counts import FAR_BINS, LINEAR_BINS, count_above, count_far, count_quarters
@@ -181,6 +182,10 @@ class PromptSummary:
         """Return the position of each head's main sink, −1 where Eq. 3 does not hold; dips up to the tolerance are filled."""
         size = self.by_step.main_excess if threshold.unit == "queries" else self.by_step.main_percent
         return fill_dips(np.where(size > threshold.excess, self.by_step.main_position, -1), self.tolerance)
+
+    def is_sink_at(self, threshold: Threshold) -> IsSink:
+        """Return a function that says of followed columns whether they are sinks."""
+        return lambda step, layer, head, position: self.followed.contain(threshold, step, layer, head, position)
 
     # Heads: two counts that differ for autoregressive models
 

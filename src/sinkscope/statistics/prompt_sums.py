@@ -46,6 +46,7 @@ PROMPT_MEANS = (
     "entropy",
     "gini",
     "moves_per_step",
+    "swaps_per_step",
     "drift_per_step",
     "split_between_query_groups",
     "split_between_masked_and_prompt",
@@ -80,7 +81,7 @@ COUNTS = {
     "epsilon.columns": "layer",
     **{f"strength.{name}": "layer head" for name in ("steps", "steps_with_sink", "sinks")},
     "strength.per_head": "layer number",
-    **{f"moves.{name}": "layer head" for name in ("pairs", "moves", "distance", "absolute_distance", "drifts")},
+    **{f"moves.{name}": "layer head" for name in ("pairs", "moves", "swaps", "distance", "absolute_distance", "drifts")},
     **{f"groups.{name}{ending}": "layer head" for name in ("compared", "split") for ending in COMPARED},
     "tokens.counts": "token told",
     "norms.count": "kind group layer",
@@ -178,10 +179,11 @@ def _concentration(prompt: PromptSummary, threshold: Threshold) -> Arrays:
 
 
 def _moves(prompt: PromptSummary, threshold: Threshold) -> Arrays:
-    found = MainMoves.of(prompt.main_at(threshold))
+    found = MainMoves.of(prompt.main_at(threshold), prompt.is_sink_at(threshold))
     return {
         "moves.pairs": found.pairs,
         "moves.moves": found.moves,
+        "moves.swaps": found.swaps,
         "moves.distance": found.distance.sum(axis=0),
         "moves.absolute_distance": np.abs(found.distance).sum(axis=0),
         "moves.drifts": (~np.isnan(found.drift)).astype(np.int64),
@@ -242,7 +244,8 @@ def prompt_means(prompt: PromptSummary, threshold: Threshold) -> dict[str, float
     """Return the numbers of `PROMPT_MEANS` of one prompt; NaN where it has none."""
     concentrated, evenness = concentration_values(prompt, threshold), evenness_values(prompt)
     main = prompt.main_at(threshold)
-    moves, differ = MainMoves.of(main), strongest_keys_differ(prompt)
+    is_sink = prompt.is_sink_at(threshold)
+    moves, differ = MainMoves.of(main, is_sink), strongest_keys_differ(prompt)
     norms = moments(prompt, threshold)
     value = ratio(norms.total[0].sum(axis=-1), norms.count[0].sum(axis=-1))
 
@@ -259,7 +262,8 @@ def prompt_means(prompt: PromptSummary, threshold: Threshold) -> dict[str, float
         "entropy": evenness["concentration.entropy", ()],
         "gini": evenness["concentration.gini", ()],
         "moves_per_step": quotient(moves.moves.sum(), moves.pairs.sum()),
-        "drift_per_step": main_sink_values(main, prompt.canvas)["movement.drift", ()],
+        "swaps_per_step": quotient(moves.swaps.sum(), moves.pairs.sum()),
+        "drift_per_step": main_sink_values(main, prompt.canvas, is_sink)["movement.drift", ()],
         "split_between_query_groups": split("unmasked"),
         "split_between_masked_and_prompt": split("prompt"),
         "split_between_masked_and_written": split("written"),

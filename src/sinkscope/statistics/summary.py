@@ -3,27 +3,21 @@
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Self
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from sinkscope.errors import SinkscopeError
-from sinkscope.statistics.agreement import Agreement
 from sinkscope.statistics.averages import ratio
 from sinkscope.statistics.column_counts import quarters_of
-from sinkscope.statistics.composition import Composition
-from sinkscope.statistics.concentration import concentration_values, evenness_values, length_class, not_sink_values
-from sinkscope.statistics.groups import Groups
-from sinkscope.statistics.movement import Movement
-from sinkscope.statistics.norms import Moments, Norms
+from sinkscope.statistics.norms import Moments
 from sinkscope.statistics.prompt import PromptFeed, PromptSummary
 from sinkscope.statistics.prompt_canvas import PromptSettings
 from sinkscope.statistics.prompt_sums import COMPARED, Arrays, PromptSums, empty_arrays
-from sinkscope.statistics.statistic import Key, at_thresholds, feed_of
-from sinkscope.statistics.thresholds import EPSILONS, THRESHOLDS, UNITS, Threshold
-from sinkscope.statistics.triggers import TRIGGERS, TriggerTest, trigger_values
+from sinkscope.statistics.statistic import Key, feed_of
+from sinkscope.statistics.thresholds import THRESHOLDS, Threshold
+from sinkscope.statistics.triggers import TriggerTest
 
 
 class Summary:
@@ -104,7 +98,7 @@ class Summary:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Self:
-        """Return what `to_arrays` gave; also of files from before names of statistics were kept in them.
+        """Return what `to_arrays` gave.
 
         Raises:
             SinkscopeError: arrays of something else.
@@ -115,17 +109,11 @@ class Summary:
             for name, empty in found.arrays.items():
                 fixed = not name.startswith("tokens.")
                 found.arrays[name] = np.array(arrays[name]).reshape(empty.shape) if fixed else np.array(arrays[name])
-            if "profiles.keys" in arrays:
-                listed = json.loads(zlib.decompress(np.asarray(arrays["profiles.keys"]).tobytes()))
-                found.keys = tuple((name, tuple((key, value) for key, value in place)) for name, place in listed)
-            else:
-                found.keys = keys_of_old_files(int(layers))
+            listed = json.loads(zlib.decompress(np.asarray(arrays["profiles.keys"]).tobytes()))
+            found.keys = tuple((name, tuple((key, value) for key, value in place)) for name, place in listed)
             found.values = np.stack([arrays[f"profiles.{name}"].astype(np.float64) for name in ("count", "sum", "square")], axis=-1)
             if len(found.keys) != len(found.values):
                 raise ValueError(f"{len(found.keys)} names for {len(found.values)} statistics")
-            if "profiles.keys" not in arrays:
-                order = sorted((key, number) for number, key in enumerate(map(repr, found.keys)) if _told(found, number))
-                found.keys, found.values = tuple(found.keys[number] for _, number in order), found.values[[number for _, number in order]]
         except (KeyError, ValueError, zlib.error) as error:
             raise SinkscopeError(
                 f"expected the arrays of statistics, found others ({error}); were they written by another version?"
@@ -194,6 +182,7 @@ class Summary:
             "steps_with_sink": ratio(self.steps_with_sink, steps),
             **{name: ratio(arrays[f"strength.{name}"], steps) for name in ("sinks", "largest", "sink_share", "entropy", "gini")},
             "moves_per_step": ratio(arrays["moves.moves"], arrays["moves.pairs"]),
+            "swaps_per_step": ratio(arrays["moves.swaps"], arrays["moves.pairs"]),
             "distance_per_move": ratio(arrays["moves.absolute_distance"], arrays["moves.moves"]),
             "drift_per_step": ratio(arrays["moves.drift"], arrays["moves.drifts"]),
             **{f"split{ending}": ratio(arrays[f"groups.split{ending}"], arrays[f"groups.compared{ending}"]) for ending in COMPARED},
@@ -219,34 +208,9 @@ def _merged_tokens(first: Arrays, second: Arrays) -> Arrays:
     return {"tokens.ids": ids, "tokens.counts": counts}
 
 
-def _told(found: Summary, number: int) -> bool:
-    """Return whether old files tell a statistic: lengths of canvases that do not occur are left out."""
-    name, _ = found.keys[number]
-    return bool(found.values[number, 0]) or name != "epsilon.not_sinks"
-
-
 def _placed(one: Summary, keys: Sequence[Key]) -> Float[np.ndarray, "key moment"]:
     """Return the values of a summary in the order of keys, 0 where it has none."""
     at = {key: number for number, key in enumerate(keys)}
     values = np.zeros((len(keys), 3))
     values[[at[key] for key in one.keys]] = one.values
     return values
-
-
-@cache
-def keys_of_old_files(layers: int) -> tuple[Key, ...]:
-    """Return the names and places of all numbers of a prompt in their old order, for a model of so many layers."""
-    feed = feed_of(PromptSettings())
-    for _ in range(2):
-        feed.feed({"column_sums": np.zeros((layers, 1, 2)), "tokens": np.zeros(2, np.int64)})
-    blank = feed.finish()
-    values = evenness_values(blank) | not_sink_values(blank) | Movement().values(blank) | at_thresholds(blank, concentration_values)
-    for family in (Groups(), Norms(), Composition(), Agreement()):
-        values |= family.values(blank)
-    keys = list(values)
-    for threshold in THRESHOLDS:
-        keys += [(name, (*threshold.place, *place)) for name, place in trigger_values(np.zeros((len(TRIGGERS), 1)))]
-    for positions in (length_class(64 << number) for number in range(15)):
-        for unit in UNITS:
-            keys += [("epsilon.not_sinks", (("positions", positions), ("unit", unit), ("excess", one))) for one in EPSILONS[::2].tolist()]
-    return tuple(dict.fromkeys(keys))

@@ -36,6 +36,7 @@ def document_of(
         "sinks": summary.sinks,
         "heads_with_sink": int(summary.steps_with_sink.sum()),
         "moves": int(arrays["moves.moves"].sum()),
+        "swaps": int(arrays["moves.swaps"].sum()),
         "steps_in_a_row_with_sink": int(arrays["moves.pairs"].sum()),
         "groups_compared": int(arrays["groups.compared"].sum()),
         "groups_split": int(arrays["groups.split"].sum()),

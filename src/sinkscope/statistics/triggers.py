@@ -33,9 +33,11 @@ class Triggers(Statistic):
     order = 2
     definitions: ClassVar = {
         "triggers.share": Definition(
-            "moves by what happened in the step before: own commit, block change, neither", "share of moves", MOVING
+            "changes of place, moves and swaps, by what happened in the step before: own commit, block change, neither",
+            "share of changes",
+            MOVING,
         ),
-        "triggers.over_chance": Definition("that share minus its mean over all circular shifts of the commits", "share of moves", MOVING),
+        "triggers.over_chance": Definition("that share minus its mean over all circular shifts of the commits", "share of changes", MOVING),
     }
 
     def values(self, prompt: PromptSummary) -> Values:

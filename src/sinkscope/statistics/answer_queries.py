@@ -1,0 +1,71 @@
+"""Where the queries of the answer alone attend: their main sink, and how often it changes place.
+
+The column sums of all queries hold the prompt's queries too, which hardly change from step to step. Without them, the columns are those
+of the answer's queries, scaled as if there were as many of these as there are tokens, so that the same thresholds of Eq. 3 apply.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from sinkscope.sinks.definition import excess_of, in_unit
+from sinkscope.sinks.drift import MainMoves
+from sinkscope.statistics.averages import mean
+from sinkscope.statistics.prompt import PromptSummary
+from sinkscope.statistics.statistic import Definition, Statistic, Values, at_thresholds
+from sinkscope.statistics.step import RecordedStep
+from sinkscope.statistics.thresholds import Threshold
+
+
+@dataclass(frozen=True)
+class AnswerMain:
+    """The largest column of the answer's queries in each head: its position, and how far it exceeds the mean of the others."""
+
+    position: Int[np.ndarray, "*step layer head"]
+    queries: Float[np.ndarray, "*step layer head"]
+    percent: Float[np.ndarray, "*step layer head"]
+
+
+class AnswerQueries(Statistic):
+    """How the main sink of the answer's queries changes place; only where the sums of the prompt's queries were recorded."""
+
+    order = 2
+    definitions: ClassVar = {
+        "answer_queries.steps_with_sink": Definition("steps × heads in which a key is a sink for the answer's queries", "share", "none"),
+        "answer_queries.changes_per_head": Definition(
+            "how often the answer's main sink changes place, moves and swaps; heads with one in at least two steps", "changes", "none"
+        ),
+        "answer_queries.changes_of_all": Definition("the same of the main sink of all queries", "changes", "none"),
+    }
+
+    def keep(self, step: RecordedStep) -> AnswerMain | None:
+        prompt = step.group_sums.get("prompt")
+        if prompt is None or step.causal or step.length <= step.prompt_length:
+            return None
+        sums = (step.columns.sums - prompt) * (step.length / (step.length - step.prompt_length))
+        top = sums.argmax(axis=-1)[..., None]
+        excess, percent = excess_of(sums), excess_of(in_unit(sums, "percent"))
+        return AnswerMain(top[..., 0], *(np.take_along_axis(one, top, axis=-1)[..., 0] for one in (excess, percent)))
+
+    def values(self, prompt: PromptSummary) -> Values:
+        if AnswerMain not in prompt.kept_records:
+            return {}
+        found = prompt.kept(AnswerMain)
+
+        def values_at(prompt: PromptSummary, threshold: Threshold) -> Values:
+            main = np.where(getattr(found, threshold.unit) > threshold.excess, found.position, -1)
+            return {
+                ("answer_queries.steps_with_sink", ()): float((main >= 0).mean()),
+                ("answer_queries.changes_per_head", ()): changes_per_head(main),
+                ("answer_queries.changes_of_all", ()): changes_per_head(prompt.main_at(threshold)),
+            }
+
+        return at_thresholds(prompt, values_at)
+
+
+def changes_per_head(main: Int[np.ndarray, "step layer head"]) -> float:
+    """Return how often main sinks change place, mean over the heads that have one in at least two steps; NaN where none has."""
+    found = MainMoves.of(main)
+    return mean(np.where(np.isnan(found.drift), np.nan, found.moves))

@@ -1,0 +1,45 @@
+"""The main sink of the answer's queries, beside a dense version."""
+
+import numpy as np
+import pytest
+from planted import make_trace
+
+from sinkscope.sinks import is_sink, main_sinks
+from sinkscope.statistics import Threshold, summarise
+from sinkscope.statistics.answer_queries import AnswerMain
+from sinkscope.statistics.statistic import values_of
+
+STEPS, WIDTH, PROMPT = 12, 40, 30
+
+
+def planted():
+    """The prompt's queries always attend to 4; the answer's to 20, from step 6 on to 21, too few of them for a sink of all queries."""
+    prompt, answer = (np.full((STEPS, 1, 2, WIDTH), 0.5 * count / WIDTH, np.float32) for count in (PROMPT, WIDTH - PROMPT))
+    prompt[..., 4] += 0.5 * PROMPT
+    answer[:6, ..., 20] += 0.5 * (WIDTH - PROMPT)
+    answer[6:, ..., 21] += 0.5 * (WIDTH - PROMPT)
+    return make_trace(prompt + answer, prompt_length=PROMPT, column_sums_prompt=prompt)
+
+
+def test_the_prompts_queries_do_not_hide_what_the_answers_queries_do():
+    values = values_of(summarise(planted(), [Threshold(3.0)]))
+    place = (("excess", 3.0), ("unit", "queries"))
+    assert values["answer_queries.changes_per_head", place] == 1
+    assert values["answer_queries.changes_of_all", place] == 0
+    assert values["answer_queries.steps_with_sink", place] == 1
+
+
+@pytest.mark.parametrize("threshold", [Threshold(3.0), Threshold(8.0, "percent"), Threshold(19.4)])
+def test_sinks_are_those_of_the_dense_columns(threshold):
+    trace = planted()
+    dense = (trace.column_sums - trace.column_sums_prompt) * (WIDTH / (WIDTH - PROMPT))
+    main = main_sinks(dense, is_sink(dense, threshold.excess, threshold.unit))
+    values = values_of(summarise(trace, [threshold]))
+    assert values["answer_queries.steps_with_sink", threshold.place] == (main >= 0).mean()
+    assert summarise(trace, [threshold]).kept(AnswerMain).position.tolist() == dense.argmax(-1).tolist()
+
+
+def test_it_is_not_told_where_the_sums_of_the_prompts_queries_are_not_known():
+    trace = planted()
+    del trace.column_sums_prompt
+    assert not [name for name, _ in values_of(summarise(trace, [Threshold(3.0)])) if name.startswith("answer_queries.")]
