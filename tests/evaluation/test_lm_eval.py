@@ -265,18 +265,22 @@ def test_likelihoods_of_hidden_keys_need_the_current_step(diffusion, harness, li
     assert len(likelihoods) == 3
 
 
+MEASURES = ("removed_share", "removed_share_committed", "hit_rate", "keys_per_head")
+
+
 def test_what_a_rule_removed_is_said(diffusion, harness, caplog):
     harness(language_model(diffusion, hide="top:1", length=4), "tiny_arith", limit=1)
     with sinkscope.parse_rule("top:1")(diffusion) as running:
         sinkscope.generate(diffusion, problem_prompts("lab-arith", 1, shots=0)[0]["prompt"], length=4)
     effect = running.effect
     hits = f"; {effect.hit_rate:.0%} of the hidden keys were still in the current top K"
-    assert f"top:1 removed {100 * effect.removed_share:.2f} % of all attention{hits}" in caplog.messages
+    committed = f" ({100 * effect.removed_share_committed:.2f} % at the positions being committed)"
+    assert f"top:1 removed {100 * effect.removed_share:.2f} % of all attention{committed}{hits}" in caplog.messages
 
 
 def test_what_a_rule_did_is_kept_in_lm_evals_results(diffusion, harness):
     lm = language_model(diffusion, hide="top:1", length=4, batch_size=2)
-    assert lm.get_model_info() == {"hide": "top:1", "effects": 0, "removed_share": None, "hit_rate": None, "keys_per_head": None}
+    assert lm.get_model_info() == {"hide": "top:1", "effects": 0, **dict.fromkeys(MEASURES)}
     harness(lm, "tiny_arith", limit=3)
     effects = []
     prompts = [row["prompt"] for row in problem_prompts("lab-arith", 3, shots=0)]
@@ -286,11 +290,11 @@ def test_what_a_rule_did_is_kept_in_lm_evals_results(diffusion, harness):
         effects += [running.effect.of(row) for row in range(len(batch))]
     found = lm.get_model_info()
     assert (found.pop("hide"), found.pop("effects")) == ("top:1", 3)
-    assert found == {name: sum(getattr(one, name) for one in effects) / 3 for name in ("removed_share", "hit_rate", "keys_per_head")}
+    assert found == {name: sum(getattr(one, name) for one in effects) / 3 for name in MEASURES}
     assert 0 < found["removed_share"] < 1
     plain = language_model(diffusion, length=4)
     harness(plain, "tiny_arith", limit=1)
-    assert plain.get_model_info() == {"hide": "none", "effects": 0, "removed_share": None, "hit_rate": None, "keys_per_head": None}
+    assert plain.get_model_info() == {"hide": "none", "effects": 0, **dict.fromkeys(MEASURES)}
 
 
 @pytest.mark.parametrize("fixture", ["diffusion", "autoregressive"])

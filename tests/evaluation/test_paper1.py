@@ -79,7 +79,7 @@ def test_rules_have_controls_and_llamas_decide_by_the_last_row():
         *("top:5", "random:5@seed=0", "random:5@seed=1", "ranks:5"),
     )
     assert rules_for("lab-diffusion", [2], 1, ["mass", "class"]) == ("none", "top:2", "mass:2@seed=0", "class:2@seed=0")
-    with pytest.raises(CallError, match="controls: expected some of class, mass, persistent, random, ranks, found 'magic'"):
+    with pytest.raises(CallError, match="controls: expected some of class, mass, persistent, random, ranks, rowmass, found 'magic'"):
         paper1(controls=["magic"])
     assert rules_for("lab-autoregressive", [1], 0) == ("none", "top:1@last_row", "ranks:1@last_row")
     assert rules_for("meta-llama/Llama-3.1-8B-Instruct", [5], 2, ["random", "mass"]) == (

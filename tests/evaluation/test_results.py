@@ -29,7 +29,13 @@ RESULT = Result(
 
 def test_a_result_counts_its_items():
     items = [
-        {"correct": True, "seconds": 1.25, "not_enforced": [], "measures": {"strict": False}, "effect": {"removed_share": 0.5}},
+        {
+            "correct": True,
+            "seconds": 1.25,
+            "not_enforced": [],
+            "measures": {"strict": False},
+            "effect": {"removed_share": 0.5, "removed_share_committed": 0.75},
+        },
         {"correct": False, "seconds": 0.5, "not_enforced": ["b", "a"], "measures": {"strict": False}, "effect": {"removed_share": 0.0}},
         {"correct": True, "seconds": 0.25, "not_enforced": ["a"], "measures": {"strict": True}, "effect": {"removed_share": None}},
     ]
@@ -38,7 +44,7 @@ def test_a_result_counts_its_items():
     assert (result.n, result.correct, result.accuracy, result.outcomes, result.seconds) == (3, 2, 2 / 3, "101", 2.0)
     assert result.interval == wilson_interval(2, 3)
     assert (result.not_enforced, result.measures) == (("a", "b"), {"strict": pytest.approx(1 / 3)})
-    assert (result.removed_share, result.hit_rate) == (0.25, None)
+    assert (result.removed_share, result.removed_share_committed, result.hit_rate) == (0.25, 0.75, None)
 
 
 def test_results_come_back_as_they_were_written(tmp_path):

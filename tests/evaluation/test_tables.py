@@ -40,7 +40,7 @@ def result(hide, outcomes, model="GSAI-ML/LLaDA-8B-Instruct", task="gsm8k", **mo
 NONE, TOP, RANDOM, OTHER = "1" * 150 + "0" * 50, "0" * 60 + "1" * 90 + "0" * 50, "1" * 148 + "0" * 52, "1" * 149 + "0" * 49 + "10"
 RESULTS = [
     result("none", NONE),
-    result("top:1", TOP, removed_share=0.031, hit_rate=0.9),
+    result("top:1", TOP, removed_share=0.031, removed_share_committed=0.052, hit_rate=0.9),
     result("random:1", RANDOM, removed_share=0.004),
     result("random:1@seed=1", OTHER),
     result("top:5", TOP[:120]),
@@ -181,11 +181,14 @@ def test_the_papers_own_numbers_stand_where_model_task_and_rule_match(key, expec
     assert published_accuracy(*key) == expected
 
 
+SHARES = ("removed_share", "removed_share_committed")
+
+
 def test_json():
     document = json.loads(write_table(RESULTS, "json"))
     assert document == json.loads(json.dumps(table(RESULTS)))
     row = document["rows"][1]
-    assert {key: row[key] for key in ("model", "task", "hide", "n", "accuracy", "published", "published_error", "removed_share")} == {
+    assert {key: row[key] for key in ("model", "task", "hide", "n", "accuracy", "published", "published_error", *SHARES)} == {
         "model": "GSAI-ML/LLaDA-8B-Instruct",
         "task": "gsm8k",
         "hide": "top:1",
@@ -194,6 +197,7 @@ def test_json():
         "published": 0.75,
         "published_error": 0.01,
         "removed_share": 0.031,
+        "removed_share_committed": 0.052,
     }
     assert "outcomes" not in row
     assert set(row) >= {field.name for field in dataclasses.fields(Result)} - {"outcomes"}
@@ -227,12 +231,25 @@ def test_a_control_of_equal_mass_that_takes_away_something_else_is_reported():
     assert not any("match" in line for line in remarks(compare([RESULTS[0], sinks, *others])))
 
 
+def test_a_control_of_equal_mass_of_the_committed_rows_is_matched_there():
+    sinks = result("top:1", TOP, removed_share=0.06, removed_share_committed=0.2)
+    for share, matches in ((0.4, False), (0.1, False), (0.18, True)):
+        controls = [result(f"rowmass:1@seed={seed}", RANDOM, removed_share=0.4, removed_share_committed=share) for seed in range(3)]
+        rows = compare([RESULTS[0], sinks, *controls])
+        assert rows[1].contrasts[0].removed_share_committed == pytest.approx(share)
+        document = table([RESULTS[0], sinks, *controls])["rows"][1]["controls"][0]
+        assert document["removed_share_committed"] == pytest.approx(share) and document["removed_share"] == pytest.approx(0.4)
+        at = "of the attention at the positions being committed, the sinks' rule 20.0 %"
+        said = f"rowmass:1 took away {100 * share:.1f} % {at}; they do not match in mass"
+        assert any(said in line for line in remarks(rows)) != matches
+
+
 def test_markdown_compares():
     change = paired_difference(bits(TOP), bits(NONE))
     line = next(line for line in write_table(RESULTS).splitlines() if line.startswith("| GSAI-ML/LLaDA-8B-Instruct | gsm8k | top:1 |"))
     start = f"| GSAI-ML/LLaDA-8B-Instruct | gsm8k | top:1 | 200 | -30.0 ({100 * change.low:+.1f} to {100 * change.high:+.1f}) |"
     assert line.startswith(start)
-    assert "| degraded | 3.1 % | 90.0 % | random:1 ×2: -29." in line
+    assert "| degraded | 3.1 % | 5.2 % | 90.0 % | random:1 ×2: -29." in line
     assert "robust when the lower bound is above −2 points" in write_table(RESULTS)
 
 

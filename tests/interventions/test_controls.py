@@ -2,9 +2,23 @@
 
 import pytest
 import torch
+from closeness import assert_close, terms_of
+from dense_maps import Seen
 
 import sinkscope
-from sinkscope.interventions import HideTopSinks, MassMatchedKeys, NextRanks, PersistentRandomKeys, RandomKeys, SameClassKeys, compose
+from sinkscope.attention import subscribed
+from sinkscope.errors import CallError
+from sinkscope.interventions import (
+    HidePositions,
+    HideTopSinks,
+    MassMatchedKeys,
+    NextRanks,
+    PersistentRandomKeys,
+    RandomKeys,
+    RowMatchedKeys,
+    SameClassKeys,
+    compose,
+)
 from sinkscope.interventions.step_canvas import class_in
 from sinkscope.sinks import is_sink
 from sinkscope.sinks.token_classes import CLASSES
@@ -56,7 +70,7 @@ def test_random_keys_are_spread_evenly_over_what_may_be_drawn(lab_diffusion, run
     assert ((found - expected) ** 2 / expected).sum() < 1.7 * len(expected), "chi square"
 
 
-@pytest.mark.parametrize("kind", [RandomKeys, MassMatchedKeys, PersistentRandomKeys, SameClassKeys])
+@pytest.mark.parametrize("kind", [RandomKeys, MassMatchedKeys, RowMatchedKeys, PersistentRandomKeys, SameClassKeys])
 def test_a_seed_decides(diffusion, run, question, kind):
     hidden = {}
     for name, seed in (("one", 1), ("again", 1), ("two", 2)):
@@ -90,6 +104,123 @@ def test_mass_matched_keys_hold_as_much_as_the_sinks(lab_diffusion, run, questio
     assert torch.cat(counts).float().mean() > 2
     _, _, sinks = run(lab_diffusion, HideTopSinks(1), question, **WRITE)
     assert running.effect.removed_share == pytest.approx(sinks.effect.removed_share, rel=0.5)
+
+
+class Rows(Seen):
+    """Keeps of every layer the whole map with nothing hidden in it, and of every step who could commit and who did."""
+
+    def __init__(self):
+        super().__init__()
+        self.maps, self.could, self.did, self.written = [], [], [], []
+
+    def begin_step(self, context):
+        super().begin_step(context)
+        self.maps.append({})
+        self.could.append(context.readers)
+
+    def watch(self, call, columns):
+        super().watch(call, columns)
+        repeat = call.query.shape[1] // call.key.shape[1]
+        scores = call.query @ call.key.repeat_interleave(repeat, 1).mT * call.query.shape[-1] ** -0.5
+        self.maps[-1][call.index] = torch.softmax(scores, -1)
+
+    def end_step(self, result):
+        super().end_step(result)
+        self.did.append(result.readers)
+        self.written.append(result.written)
+
+
+def rows(model, rule, prompts, **settings):
+    with subscribed(model.network, seen := Rows()), rule(model) as running:
+        sinkscope.generate(model, prompts, **settings)
+    return seen, running
+
+
+@pytest.mark.parametrize(("rule", "who"), [(RowMatchedKeys(1, seed=4), "could"), (RowMatchedKeys(1, seed=4, queries="prompt"), "prompt")])
+def test_row_matched_keys_hold_as_much_as_the_sinks_of_the_queries_being_committed(lab_diffusion, question, rule, who):
+    """Dense: whole maps, the rows of the masked positions of the running block, or of the prompt."""
+    seen, running = rows(lab_diffusion, rule, question, length=12, block=6)
+    prompt, misses, aims, elsewhere = len(lab_diffusion.encode(question)), [], [], []
+    for step, layer, columns, hidden in each(seen):
+        position = torch.arange(columns.shape[-1])
+        block = (position >= prompt + step // 6 * 6) & (position < prompt + (step // 6 + 1) * 6)
+        of = position < prompt if who == "prompt" else seen.contexts[step].masked[0] & block
+        if who == "could":
+            assert torch.equal(seen.could[step][0], of)
+        sink, whole, removed = top(columns, 1), seen.maps[step][layer], seen.columns[step][layer].removed
+        assert not (hidden & sink).any()
+        now = whole[:, :, of].sum(-2)
+        aim = (now * sink).sum(-1)
+        fitting = (now * ~sink).masked_fill(now > aim[..., None], 0).sum(-1)
+        reachable = (fitting > aim) & (aim > 0)
+        misses.append((removed[..., of].sum(-1) - aim)[reachable])
+        aims.append(aim[reachable])
+        elsewhere.append((removed.sum(-1) - (whole.sum(-2) * sink).sum(-1))[reachable])
+    misses, aims, elsewhere = map(torch.cat, (misses, aims, elsewhere))
+    assert len(aims) > 200 and misses.abs().sum() < 0.06 * aims.sum() and misses.sum().abs() < 0.01 * aims.sum()
+    assert elsewhere.abs().sum() > 0.3 * aims.sum(), "over all queries they do not match"
+    assert running.effect.removed_share > 0
+
+
+def test_the_newest_query_loses_as_much_under_row_matched_keys(autoregressive, question):
+    seen, _ = rows(autoregressive, RowMatchedKeys(1, decide="last_row"), question, length=8)
+    misses = []
+    for step in range(1, 8):
+        sink = torch.nn.functional.pad(top(seen.columns[step - 1][0].last_row, 1), (0, 1))
+        row, hidden = seen.maps[step][0][:, :, -1], seen.hidden(step, 0)
+        aim = (row * sink).sum(-1)
+        reachable = aim < 0.4
+        misses.append(((row * hidden).sum(-1) - aim).abs()[reachable])
+    assert torch.cat(misses).mean() < 0.02
+
+
+def test_where_nothing_is_committed_nothing_is_matched():
+    """By chance a step of Dream's sampler may commit nothing."""
+    model = sinkscope.load("lab-shifted")
+    seen, _ = rows(model, RowMatchedKeys(1), "Q: 2 + 2\nA:", length=8, steps=12, seed=3)
+    empty = [step for step in range(1, 12) if not seen.could[step].any()]
+    assert empty and not any(seen.hidden(step, layer).any() for step in empty for layer in range(6))
+    assert any(seen.hidden(step, 0).any() for step in range(1, 12))
+
+
+@pytest.mark.parametrize(("kind", "guidance"), [("diffusion", 0.0), ("diffusion", 1.0), ("autoregressive", 0.0), ("lab-shifted", 0.0)])
+def test_what_was_removed_where_tokens_were_committed(request, question, short, kind, guidance):
+    """Dense: the hidden keys' entries in the rows from which each written token was read, left padding and guidance included."""
+    model = sinkscope.load(kind) if kind == "lab-shifted" else request.getfixturevalue(kind)
+    more = {"guidance": guidance} if guidance else {}
+    seen, running = rows(model, HidePositions((1, 3)), [question, short], length=8, **more)
+    left = int(kind != "diffusion")
+    removed, committed = torch.zeros(2, model.card.layers, model.card.heads), torch.zeros(2)
+    for step, context in enumerate(seen.contexts):
+        width = context.tokens.shape[1]
+        for row in context.rows:
+            start = width - int(context.lengths[row])
+            readers = [int(place) - left * (place > start) for place in (seen.written[step][row] >= 0).nonzero()]
+            committed[row] += len(readers)
+            assert seen.did[step][row].nonzero().flatten().tolist() == sorted(readers)
+            for layer, whole in seen.maps[step].items():
+                seeing = whole[row][:, [place - width for place in readers]]
+                seeing[..., :start] = 0
+                removed[row, layer] += (seeing / seeing.sum(-1, keepdim=True))[..., [start + 1, start + 3]].sum((-1, -2))
+    effect = running.effect
+    assert torch.equal(torch.from_numpy(effect.committed).float(), committed[:, None, None].expand_as(removed))
+    assert committed.tolist() == [8, 8] or model.family.causal
+    assert_close(torch.from_numpy(effect.removed_committed), removed.double(), terms=terms_of(model.network, 64), dtype=torch.float32)
+    assert effect.removed_share_committed == pytest.approx(float(removed.sum() / committed.sum() / removed[0].numel()), rel=1e-4)
+
+
+def test_a_likelihood_commits_nothing(diffusion):
+    ids = torch.arange(5, 25)[None]
+    with HidePositions((1,))(diffusion) as running, torch.no_grad():
+        diffusion.network(ids)
+    assert running.effect.removed_share > 0
+    assert running.effect.removed_share_committed is None and "committed" not in running.effect.sentence("x")
+    message = "rowmass: expected a step in which tokens are committed, .*, found a forward call that commits none .*queries="
+    with pytest.raises(CallError, match=message), RowMatchedKeys(1)(diffusion), torch.no_grad():
+        diffusion.network(ids)
+    with RowMatchedKeys(1, queries=range(4), observe="current")(diffusion) as running, torch.no_grad():
+        diffusion.network(ids)
+    assert running.effect.removed_share > 0
 
 
 def test_mass_is_matched_in_what_the_new_query_loses(autoregressive, run, question):

@@ -1,5 +1,6 @@
 """What holds for every rule and control: it bites, it idles, it leaves no trace, a batch is its rows, it says what it took."""
 
+import dataclasses
 import math
 import re
 
@@ -19,6 +20,7 @@ from sinkscope.interventions import (
     NextRanks,
     PersistentRandomKeys,
     RandomKeys,
+    RowMatchedKeys,
     SameClassKeys,
     compose,
     known_rules,
@@ -39,6 +41,8 @@ RULES = {
     "window": KeepWindow(1, 5),
     "random": RandomKeys(2, seed=1),
     "mass": MassMatchedKeys(2, seed=1),
+    "rowmass": RowMatchedKeys(2, seed=1),
+    "rowmass of queries": RowMatchedKeys(2, seed=1, queries="prompt", observe="current"),
     "persistent": PersistentRandomKeys(2, seed=1),
     "ranks": NextRanks(2),
     "class": SameClassKeys(2, seed=1),
@@ -48,6 +52,7 @@ IDLE = {
     "top": HideTopSinks(0),
     "random": RandomKeys(0),
     "mass": MassMatchedKeys(0),
+    "rowmass": RowMatchedKeys(0),
     "persistent": PersistentRandomKeys(0),
     "ranks": NextRanks(0),
     "class": SameClassKeys(0),
@@ -98,6 +103,8 @@ def test_at_strength_zero_it_is_bit_identical_to_none(model, settings, question,
 @each_rule
 def test_it_leaves_no_trace(model, rule):
     ids = torch.randint(5, 300, (2, 11), generator=torch.Generator().manual_seed(0))
+    if isinstance(rule, RowMatchedKeys):  # a plain call commits nothing
+        rule = dataclasses.replace(rule, queries=range(3))
     check_leaves_no_trace(model.network, lambda: rule(model), ids)
 
 
@@ -158,7 +165,13 @@ def test_the_effect_of_one_prompt_and_of_heads(diffusion, question, short):
     shares = effect.removed_share_by_head
     assert (shares[0] != shares[0]).all(), "nothing is known of a layer in which no rule was in force"
     assert shares[1:].mean() == pytest.approx(effect.removed_share)
-    assert effect.as_dict() == {"removed_share": effect.removed_share, "hit_rate": effect.hit_rate, "keys_per_head": 1.0}
-    assert effect.sentence("top:1").startswith("top:1 took away ")
+    assert effect.as_dict() == {
+        "removed_share": effect.removed_share,
+        "removed_share_committed": effect.removed_share_committed,
+        "hit_rate": effect.hit_rate,
+        "keys_per_head": 1.0,
+    }
+    both = f"{effect.removed_share:.1%} of the attention ({effect.removed_share_committed:.1%} at the positions being committed)"
+    assert effect.sentence("top:1").startswith(f"top:1 took away {both}, 1 keys")
     total = effect.of(0).removed.sum() + effect.of(1).removed.sum()
     assert total == pytest.approx(effect.removed.sum())

@@ -19,6 +19,7 @@ from sinkscope.interventions import (
     NextRanks,
     PersistentRandomKeys,
     RandomKeys,
+    RowMatchedKeys,
     SameClassKeys,
     compose,
     known_controls,
@@ -44,6 +45,7 @@ TEXTS = {
     "top:2@keys=0-1,queries=4": HideTopSinks(2, keys=(0, 1), queries=(4,)),
     "random:1@seed=2": RandomKeys(1, seed=2),
     "mass:1": MassMatchedKeys(1),
+    "rowmass:1@queries=masked": RowMatchedKeys(1, queries="masked"),
     "persistent:3@seed=7,current": PersistentRandomKeys(3, seed=7, observe="current"),
     "ranks:5": NextRanks(5),
     "class:1@seed=1": SameClassKeys(1, seed=1),
@@ -295,7 +297,7 @@ def test_statistics_say_the_rules(diffusion, question, tmp_path):
 
 
 def test_controls_say_whether_they_draw_at_random():
-    assert known_controls() == {"class": True, "mass": True, "persistent": True, "random": True, "ranks": False}
+    assert known_controls() == {"class": True, "mass": True, "persistent": True, "random": True, "ranks": False, "rowmass": True}
 
 
 @pytest.mark.parametrize(("text", "least"), [("top:3", 4), ("ranks:3", 7), ("window:4+64", 1), ("none", 1)])

@@ -184,8 +184,9 @@ class Call:
 
             @functools.cache  # several rules, or a rule that asks twice, share one pass
             @torch.no_grad()  # what a gradient checkpoint saves has to be the same in both runs
-            def measure() -> Columns:
-                narrow = replace(inputs, value=inputs.value[..., :1], prefix=bare)
+            def measure(queries: Tensor | None = None) -> Columns:
+                groups = inputs.groups if queries is None else queries[:, None]
+                narrow = replace(inputs, value=inputs.value[..., :1], prefix=bare, groups=groups)
                 return _placed(compute(narrow, workspace=self._workspace)[1], layer.first_key)
 
             own = [replace(one, keys=one.keys[..., layer.first_key :]) for one in self.hidden(replace(layer, measure=measure))]

@@ -171,6 +171,8 @@ class StepContext:
         stack: module path of the stack that is called, None where a sampler published the step.
         causal: whether queries see only what stands before them; None is as `GenerationStart` says.
         prompt_lengths: of this stack, where it reads other prompts than the generation (a decoder beside an encoder).
+        readers: bool [batch, position], the queries from whose outputs a token may be committed in this step; None where nobody
+            says that one will be (a likelihood, a call that no sampler published).
     """
 
     tokens: Tensor
@@ -181,6 +183,7 @@ class StepContext:
     stack: str | None = None
     causal: bool | None = None
     prompt_lengths: tuple[int, ...] | None = None
+    readers: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -193,11 +196,14 @@ class StepResult:
         written: int64 [batch, position], the token committed in this step, −1 elsewhere.
         predicted: int64 [batch, position], what would be committed, −1 where not computed.
         confidence: float32 [batch, position], NaN where not computed.
+        readers: bool [batch, position], the queries from whose outputs the committed tokens were read; over the positions of
+            `StepContext.tokens`, not one more.
     """
 
     written: Tensor
     predicted: Tensor | None = None
     confidence: Tensor | None = None
+    readers: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -220,7 +226,7 @@ class LayerCall:
         first_key: place of the first of these keys among the tokens so far.
         crossing: whether the keys are another stack's tokens (cross-attention).
         measure: computes the columns of this layer with nothing hidden, in a pass of their own; for a rule that needs
-            them before the layer has run.
+            them before the layer has run. Given float32 [batch, query], it computes them with that as the only query group.
         own: constant keys in front that the network itself brings (a sink token, a learned logit).
     """
 
@@ -235,7 +241,7 @@ class LayerCall:
     stack: str = ""
     first_key: int = 0
     crossing: bool = False
-    measure: Callable[[], Columns] | None = None
+    measure: Callable[..., Columns] | None = None
     own: Prefix | None = None
 
     @property

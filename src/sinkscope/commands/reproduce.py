@@ -25,7 +25,7 @@ class Reproduce(Command):
         limit: problems of each task.
         ks: how many sinks are hidden, separated by commas.
         seeds: of each control that draws at random.
-        controls: what else is hidden for comparison: some of random, ranks, mass, persistent, class.
+        controls: what else is hidden for comparison: some of random, ranks, mass, rowmass, persistent, class.
         traces: recorded generations a model.
         batch: prompts written side by side.
         allow_code_execution: runs the programs that models write, in a sandbox; those tasks are left out without it.

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from sinkscope.decoding.canvas import Batch, Step, publishing, row_generators
 from sinkscope.decoding.settings import AutoregressiveSettings
@@ -25,7 +26,8 @@ def autoregressive_steps(model: Model, batch: Batch, settings: AutoregressiveSet
     with publishing(model, batch, settings) as publisher:
         for number in range(settings.length):
             writing = (~finished).nonzero().squeeze(-1).tolist()
-            publisher.before(tokens, torch.zeros_like(tokens, dtype=torch.bool), lengths + number, writing)
+            nothing = torch.zeros_like(tokens, dtype=torch.bool)
+            publisher.before(tokens, nothing, lengths + number, writing, candidates=pad(nothing, (0, 1), value=True))
             positions = (real.long().cumsum(-1) - 1).clamp(min=0)
             hidden = model.network.model(
                 input_ids=fresh,

@@ -55,7 +55,9 @@ def block_steps(model: Model, batch: Batch, settings: BlockSettings, rule: Block
                 candidates = canvas == mask_id
                 candidates[:, slice(0, start) if leftward else slice(stop, None)] = False
                 inputs = with_unconditional(canvas, prompt, mask_id, settings.guidance)
-                publisher.before(inputs, inputs == mask_id, layout.lengths.repeat(len(inputs) // rows), range(rows))
+                halves = len(inputs) // rows
+                lengths, open_places = layout.lengths.repeat(halves), candidates.repeat(halves, 1)
+                publisher.before(inputs, inputs == mask_id, lengths, range(rows), candidates=open_places)
                 most = remaining.most(candidates)
                 logits = project(model, hidden_states(model, inputs, layout), candidates, layout, settings.guidance, most)
                 token, sure = _choose(logits, candidates, layout, settings, rule, sources)

@@ -9,8 +9,9 @@ from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from sinkscope.attention import GenerationStart, Session, StepContext, StepResult, current_session
+from sinkscope.attention import GenerationStart, Session, StepContext, StepResult, current_session, upload
 from sinkscope.decoding.settings import Settings
 from sinkscope.errors import CallError
 from sinkscope.models import Model
@@ -112,17 +113,32 @@ def masked_canvas(batch: Batch, length: int, mask_id: int) -> tuple[Tensor, Layo
 
 
 class Publisher:
-    """Tells the subscribers of a model about each step; does nothing when there are none."""
+    """Tells the subscribers of a model about each step; does nothing when there are none.
 
-    def __init__(self, session: Session | None) -> None:
-        self._session = session
+    Args:
+        session: of the model; None without subscribers.
+        causal: whether a token is read from the query in front of it, the newest one.
+        shift: the same for a masked position of a diffusion model; a row's first token is read at its own place.
+    """
+
+    def __init__(self, session: Session | None, causal: bool = False, shift: bool = False) -> None:
+        self._session, self._causal, self._shift = session, causal, shift
+        self._lengths = torch.zeros(0, dtype=torch.long, device="cpu")
 
     @property
     def listened(self) -> bool:
         """Whether the model has subscribers."""
         return self._session is not None
 
-    def before(self, tokens: Tensor, masked: Tensor, lengths: Tensor, rows: Sequence[int], prompts: Sequence[int] | None = None) -> None:
+    def before(
+        self,
+        tokens: Tensor,
+        masked: Tensor,
+        lengths: Tensor,
+        rows: Sequence[int],
+        prompts: Sequence[int] | None = None,
+        candidates: Tensor | None = None,
+    ) -> None:
         """Publish that a forward call is about to run.
 
         Args:
@@ -131,14 +147,29 @@ class Publisher:
             lengths: int64 [batch], real tokens of each row; on the host.
             rows: rows of the batch that are still being written.
             prompts: number of the prompt of each of these rows; the rows' own numbers when None.
+            candidates: bool [batch, position], where a token may be committed in this step, an autoregressive model's one position
+                beyond its tokens; None where nothing is committed.
         """
         if self._session is not None:
-            self._session.begin_step(StepContext(tokens, masked, lengths, tuple(rows), tuple(rows if prompts is None else prompts)))
+            self._lengths = lengths
+            readers = None if candidates is None else self._readers(candidates)
+            numbers = tuple(rows if prompts is None else prompts)
+            self._session.begin_step(StepContext(tokens, masked, lengths, tuple(rows), numbers, readers=readers))
 
     def after(self, written: Tensor, predicted: Tensor | None, confidence: Tensor | None) -> None:
         """Publish what a step has committed: int64, int64 and float32 [batch, position], as in `StepResult`."""
         if self._session is not None:
-            self._session.end_step(StepResult(written, predicted, confidence))
+            self._session.end_step(StepResult(written, predicted, confidence, self._readers(written >= 0)))
+
+    def _readers(self, places: Tensor) -> Tensor:
+        """Return the queries from whose outputs the tokens of some places are read, bool [batch, position of the canvas]."""
+        if self._causal:
+            return places[:, 1:]
+        if not self._shift:
+            return places
+        starts = places.shape[1] - upload(self._lengths[: len(places)], places.device)
+        first = torch.arange(places.shape[1], device=places.device) == starts[:, None]
+        return pad(places & ~first, (-1, 1)) | (places & first)
 
 
 @contextmanager
@@ -159,7 +190,7 @@ def publishing(model: Model, batch: Batch, settings: Settings) -> Iterator[Publi
         )
     )
     try:
-        yield Publisher(session)
+        yield Publisher(session, model.family.causal, model.family.shift)
     except BaseException:
         session.end_generation(failed=True)
         raise

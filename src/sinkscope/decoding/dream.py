@@ -38,7 +38,7 @@ def dream_steps(model: Model, batch: Batch, settings: DreamSettings) -> Iterator
             counts = masked.sum(-1).tolist()
             candidates = _by_chance(masked, counts, share, sources) if by_chance else masked
             chosen_counts = candidates.sum(-1).tolist() if by_chance else counts
-            publisher.before(canvas, masked, layout.lengths, range(len(canvas)))
+            publisher.before(canvas, masked, layout.lengths, range(len(canvas)), candidates=candidates)
             logits = project(model, hidden_states(model, canvas, layout), candidates, layout, most=sum(chosen_counts))
             token, sure = _choose(logits, chosen_counts, settings, sources)
             predicted = torch.full_like(canvas, -1).masked_scatter_(candidates, token)

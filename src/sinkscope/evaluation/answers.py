@@ -21,10 +21,9 @@ def rule_in_force(rule: Rule, model: Model) -> Iterator[Effects]:
     """Hide by a rule while the body runs.
 
     Yields:
-        A function from the row of a generation, or None for a likelihood, to what was taken from it: ``removed_share`` of all
-        attention, ``hit_rate`` of hidden keys that were still among the top ones, ``keys_per_head``; None under a rule that hides
-        nothing. For a likelihood, which has one step a text, it raises CallError where the rule asked for the step before or was never
-        in force.
+        A function from the row of a generation, or None for a likelihood, to what was taken from it, as `Effect.as_dict` has it;
+        None under a rule that hides nothing. For a likelihood, which has one step a text, it raises CallError where the rule asked for the
+        step before or was never in force.
     """
     with rule(model) as running:
 

@@ -10,11 +10,16 @@ from sinkscope.evaluation.results import Result
 
 SEEDS = 3
 _RULE = re.compile(r"([a-z]+):(\d+)(?:@(.*))?")
-_RULES = {"none": None, "top": None, "random": True, "ranks": False, "mass": True, "persistent": True, "class": True}
+_RULES = {"none": None, "top": None, "random": True, "ranks": False, "mass": True, "rowmass": True, "persistent": True, "class": True}
 """What `takes_seed` returns for the rules that most tables have, so that these load no torch; a test compares it with the rules."""
 _DEFAULTS = {"", "previous", "local", "columns", "head", "mask"}
 _MATCHED = 1.5
 """A control of equal mass that takes away this many times more, or less, does not match."""
+_MATCHED_IN = {
+    "mass": ("removed_share", ""),
+    "rowmass": ("removed_share_committed", " at the positions being committed"),
+}
+"""For each control of equal mass the share that it is to match, and its name in a sentence."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,7 @@ class Contrast:
         difference: see `against_controls`.
         adjusted: p-value after Holm, over all contrasts of the table.
         removed_share: share of all attention that the control took away, mean over its runs.
+        removed_share_committed: the same of the queries whose tokens were committed.
     """
 
     control: str
@@ -34,6 +40,7 @@ class Contrast:
     difference: Difference
     adjusted: float
     removed_share: float | None
+    removed_share_committed: float | None
 
 
 @dataclass(frozen=True)
@@ -72,7 +79,7 @@ def compare(results: Sequence[Result]) -> list[Row]:
                 published_accuracy(result.model, result.task, result.hide),
                 change,
                 adjusted.get(number),
-                tuple(Contrast(control, seeds, one, next(against), removed) for control, seeds, one, removed in found),
+                tuple(Contrast(control, seeds, one, next(against), *removed) for control, seeds, one, removed in found),
             )
         )
     return rows
@@ -85,8 +92,8 @@ def _change(result: Result, results: Sequence[Result]) -> Difference | None:
     return None if base is None else paired_difference(*_common([_outcomes(result), _outcomes(base)]))
 
 
-def _contrasts(result: Result, results: Sequence[Result]) -> list[tuple[str, int, Difference, float | None]]:
-    """Return a control's name, the number of its seeds, the difference and the share removed, for each kind of control."""
+def _contrasts(result: Result, results: Sequence[Result]) -> list[tuple[str, int, Difference, tuple[float | None, float | None]]]:
+    """Return a control's name, the number of its seeds, the difference and both shares removed, for each kind of control."""
     rule = _RULE.fullmatch(result.hide)
     if rule is None or rule[1] != "top":
         return []
@@ -102,10 +109,15 @@ def _contrasts(result: Result, results: Sequence[Result]) -> list[tuple[str, int
     for kind, by_seed in kinds.items():
         runs = list(by_seed.values())
         sink, *controls = _common([_outcomes(result), *map(_outcomes, runs)])
-        shares = [run.removed_share for run in runs if run.removed_share is not None]
+        removed = _mean([run.removed_share for run in runs]), _mean([run.removed_share_committed for run in runs])
         name = f"{kind}:{rule[2]}" + (f"@{','.join(_options(rule[3]))}" if _options(rule[3]) else "")
-        found.append((name, len(runs), against_controls(sink, controls), sum(shares) / len(shares) if shares else None))
+        found.append((name, len(runs), against_controls(sink, controls), removed))
     return found
+
+
+def _mean(shares: Sequence[float | None]) -> float | None:
+    known = [share for share in shares if share is not None]
+    return sum(known) / len(known) if known else None
 
 
 def takes_seed(word: str) -> bool | None:
@@ -172,9 +184,13 @@ def remarks(rows: Sequence[Row]) -> list[str]:
         for contrast in row.contrasts:
             if contrast.seeds < SEEDS and takes_seed(contrast.control.partition(":")[0]):
                 said.append(f"{where}: {contrast.seeds} of at least {SEEDS} seeds of {contrast.control}")
-            mine, theirs = result.removed_share, contrast.removed_share
-            if contrast.control.startswith("mass:") and mine and theirs and not 1 / _MATCHED <= theirs / mine <= _MATCHED:
-                shares = f"{contrast.control} took away {100 * theirs:.1f} % of the attention, the sinks' rule {100 * mine:.1f} %"
+            matched = _MATCHED_IN.get(contrast.control.partition(":")[0])
+            if matched is None:
+                continue
+            name, of_what = matched
+            mine, theirs = getattr(result, name), getattr(contrast, name)
+            if mine and theirs and not 1 / _MATCHED <= theirs / mine <= _MATCHED:
+                shares = f"{contrast.control} took away {100 * theirs:.1f} % of the attention{of_what}, the sinks' rule {100 * mine:.1f} %"
                 said.append(f"{where}: {shares}; they do not match in mass")
         for n in sorted({one.difference.n for one in row.contrasts} - {result.n}):
             some = ", ".join(one.control for one in row.contrasts if one.difference.n == n)

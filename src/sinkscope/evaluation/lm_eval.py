@@ -106,8 +106,9 @@ class SinkscopeLM(TemplateLM):
     def get_model_info(self) -> dict[str, Any]:
         """Return what lm-eval keeps of the model in its results: the rule and its effect.
 
-        ``removed_share``, ``hit_rate`` and ``keys_per_head`` are means over the ``effects`` answers or likelihoods of all processes
-        since this model was made; answers from lm-eval's cache are not among them. None where nothing was hidden.
+        ``removed_share``, ``removed_share_committed``, ``hit_rate`` and ``keys_per_head`` are means over the ``effects`` answers or
+        likelihoods of all processes since this model was made; answers from lm-eval's cache are not among them. None where nothing was
+        hidden.
         """
         return {"hide": self.hide, "effects": len(self._effects), **_means(self._effects)}
 
@@ -226,14 +227,16 @@ class SinkscopeLM(TemplateLM):
         if came and self.share.index == 0:
             means = _means(came)
             hits = "" if means["hit_rate"] is None else f"; {means['hit_rate']:.0%} of the hidden keys were still in the current top K"
-            _log.warning("%s removed %.2f %% of all attention%s", self.hide, 100 * means["removed_share"], hits)
+            rows = means["removed_share_committed"]
+            committed = "" if rows is None else f" ({100 * rows:.2f} % at the positions being committed)"
+            _log.warning("%s removed %.2f %% of all attention%s%s", self.hide, 100 * means["removed_share"], committed, hits)
         return [found[index] for index in sorted(found)]
 
 
 def _means(effects: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the mean of each measure over the effects that have it; None where none has."""
     means: dict[str, Any] = {}
-    for name in ("removed_share", "hit_rate", "keys_per_head"):
+    for name in ("removed_share", "removed_share_committed", "hit_rate", "keys_per_head"):
         values = [effect[name] for effect in effects if effect[name] is not None]
         means[name] = sum(values) / len(values) if values else None
     return means

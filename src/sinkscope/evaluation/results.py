@@ -35,6 +35,8 @@ class Result:
         measures: accuracy by every published measure of the task; empty for the lab's.
         removed_share: share of attention that the hidden keys would have had, of all attention in the layers, steps and queries in
             which the rule was in force, mean over problems; None for ``none``.
+        removed_share_committed: the same of the queries whose tokens were committed in the step, mean over problems; None for ``none``,
+            for likelihoods, and in older results.
         hit_rate: share of the hidden keys that were still among the top, mean over problems; None where it is not defined.
         data: hash of the task's problems and shots, whatever file they were read from; empty in older results.
         outcomes: one character a problem, in order: 1 correct, 0 not. Runs are compared problem by problem.
@@ -57,6 +59,7 @@ class Result:
     protocol: str | None = None
     measures: Mapping[str, float] = field(default_factory=dict)
     removed_share: float | None = None
+    removed_share_committed: float | None = None
     hit_rate: float | None = None
     data: str = ""
     outcomes: str = ""
@@ -74,6 +77,7 @@ def summarise(items: Sequence[Mapping[str, Any]], **known: Any) -> Result:
         interval=wilson_interval(correct, len(items)),
         measures={name: sum(item["measures"][name] for item in items) / len(items) for name in items[0].get("measures", {})},
         removed_share=_mean(items, "removed_share"),
+        removed_share_committed=_mean(items, "removed_share_committed"),
         hit_rate=_mean(items, "hit_rate"),
         outcomes="".join("01"[item["correct"]] for item in items),
         not_enforced=tuple(sorted({line for item in items for line in item["not_enforced"]})),

@@ -17,7 +17,8 @@ NOTES = (
     "Change: hidden minus unhidden in points, paired by problem, Tango's 95 % interval; p: McNemar's exact, after Holm, controls apart.",
     "Verdict, fixed beforehand: robust when the lower bound is above −2 points, degraded when the upper bound is below −2, else undecided.",
     "Against controls: what hiding sinks changes beyond hiding the control's keys, averaged over its seeds; p: exact, after Holm.",
-    "Removed: attention the hidden keys would have had, of all attention in the layers and steps where the rule holds.",
+    "Removed: attention the hidden keys would have had, of all attention in the heads and steps where the rule holds; at commits: of the "
+    "queries whose tokens were committed.",
 )
 
 
@@ -37,7 +38,13 @@ def _document(row: Row) -> dict[str, Any]:
         "published_error": error,
         "change": _difference(row.change, row.adjusted),
         "controls": [
-            {"control": one.control, "seeds": one.seeds, "removed_share": one.removed_share} | _difference(one.difference, one.adjusted)
+            {
+                "control": one.control,
+                "seeds": one.seeds,
+                "removed_share": one.removed_share,
+                "removed_share_committed": one.removed_share_committed,
+            }
+            | _difference(one.difference, one.adjusted)
             for one in row.contrasts
         ],
     }
@@ -79,7 +86,7 @@ def _markdown(results: Sequence[Result]) -> str:
     lines += [f"| {task} | {hide} | {' | '.join(cells)} |" for task, hide, cells in layout]
     changed = [row for row in rows if row.change is not None]
     if changed:
-        lines += ["", "| model | task | hidden | n | change | p | verdict | removed | hit rate | against controls |", "|---" * 10 + "|"]
+        lines += ["", "| " + " | ".join(_COMPARED) + " |", "|---" * len(_COMPARED) + "|"]
         lines += ["| " + " | ".join(_comparison(row)) + " |" for row in changed]
     return "\n".join([*lines, "", *NOTES[: None if changed else 1], *remarks(rows)])
 
@@ -91,12 +98,27 @@ def _cell(row: Row) -> str:
     return f"{result.accuracy:.3f} ({low:.3f}–{high:.3f}), n = {result.n}{paper}"
 
 
+_COMPARED = (
+    "model",
+    "task",
+    "hidden",
+    "n",
+    "change",
+    "p",
+    "verdict",
+    "removed",
+    "at commits",
+    "hit rate",
+    "against controls",
+)
+
+
 def _comparison(row: Row) -> list[str]:
     result, change = row.result, row.change
     assert change is not None
     against = [f"{one.control} ×{one.seeds}: {_points(one.difference)}, p {_p(one.adjusted)}" for one in row.contrasts]
     verdict = change.verdict + (" (n too small)" if change.too_small else "")
-    shares = [_share(result.removed_share), _share(result.hit_rate)]
+    shares = [_share(value) for value in (result.removed_share, result.removed_share_committed, result.hit_rate)]
     return [
         result.model,
         result.task,
@@ -148,7 +170,7 @@ def _escaped(text: str) -> str:
 
 
 _FLAT = ("model", "task", "hide", "n", "correct", "accuracy")
-_MORE = ("removed_share", "hit_rate", "weight_hash", "device", "dtype", "seconds")
+_MORE = ("removed_share", "removed_share_committed", "hit_rate", "weight_hash", "device", "dtype", "seconds")
 
 
 def _csv(results: Sequence[Result]) -> str:

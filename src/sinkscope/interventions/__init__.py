@@ -3,7 +3,7 @@
 import warnings
 from typing import Any
 
-from sinkscope.interventions.controls import MassMatchedKeys, NextRanks, PersistentRandomKeys, RandomKeys, SameClassKeys
+from sinkscope.interventions.controls import MassMatchedKeys, NextRanks, PersistentRandomKeys, RandomKeys, RowMatchedKeys, SameClassKeys
 from sinkscope.interventions.effect import Effect
 from sinkscope.interventions.fixed_keys import HidePositions, HideSinkToken, KeepWindow, drop_past
 from sinkscope.interventions.hiding import Hiding
@@ -31,6 +31,7 @@ __all__ = [
     "PersistentRandomKeys",
     "RandomKeys",
     "Ranking",
+    "RowMatchedKeys",
     "RuleContext",
     "SameClassKeys",
     "SinkRule",

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from sinkscope.errors import CallError
 from sinkscope.interventions.intervention import check_count
 from sinkscope.interventions.observed import Ranking
-from sinkscope.interventions.ranking import rank_of
+from sinkscope.interventions.ranking import pool, rank_of
 from sinkscope.interventions.rule_context import RuleContext
 from sinkscope.interventions.top_sinks import SinkRule
 
@@ -91,6 +92,52 @@ class MassMatchedKeys(RandomControl):
         mass = (at_stake * others).gather(-1, order)
         nearer = mass.cumsum(-1) - mass / 2 < (at_stake * top).sum(-1, keepdim=True)
         return nearer.gather(-1, ranks) & others
+
+
+@dataclass(frozen=True)
+class RowMatchedKeys(RandomControl):
+    """Control: hides random keys that hold as much attention as the k sinks do, of the queries from which a token is read.
+
+    These are the queries from whose outputs a token may be committed in this step (`RuleContext.committing`), or the ones that
+    ``queries`` names. `MassMatchedKeys` matches over all queries, most of which write nothing. The sinks are chosen by the step the
+    rule goes by; what they and the random keys hold is measured in the running step, before anything is hidden in the layer, which
+    costs a second sweep.
+
+    Keys that hold no more than the sinks are taken in random order, sinks by Eq. 3 last, as long as the sum stays below what the sinks
+    hold; then the one key that brings it nearest. Limits: the sum goes over all queries that may be committed, since which of them
+    will be is known only after the step. Where the other keys hold less than the sinks do, all of them are hidden and the match fails;
+    `Effect.removed_share_committed` shows both.
+    """
+
+    rule = "rowmass:K"
+
+    @property
+    def most(self) -> int | None:
+        return None
+
+    def choose(self, context: RuleContext) -> Tensor | None:
+        if self.queries is None and context.committing is None:
+            raise CallError(
+                "rowmass: expected a step in which tokens are committed, as sinkscope.generate has, found a forward call that commits none "
+                "(a likelihood, a plain call, a generate of the network's own); name the queries with queries="
+            )
+        return super().choose(context)
+
+    def pick(self, context: RuleContext, ranking: Ranking, top: Tensor) -> Tensor:
+        rows = context.committing if self.queries is None else context.among(self.queries)[:, -context.call.query.shape[2] :]
+        assert rows is not None
+        held = pool(context.received_from(rows), self.scope, context.call.key.shape[1])
+        ranks = self.random_ranks(context, ranking, top)
+        others, aim = ranking.candidates & ~top, (held * top).sum(-1, keepdim=True)
+        order = ranks.argsort(dim=-1)
+        fitting = others & (held > 0) & (held <= aim)
+        below = ((held * fitting).gather(-1, order).cumsum(-1) <= aim).gather(-1, ranks) & fitting
+        gap = aim - (held * below).sum(-1, keepdim=True)
+        left = others & ~below
+        last = left & ~ranking.sinks
+        last = torch.where(last.any(-1, keepdim=True), last, left)
+        miss, nearest = (held - gap).abs().masked_fill(~last, torch.inf).min(-1, keepdim=True)
+        return below.scatter(-1, nearest, below.gather(-1, nearest) | (miss < gap))
 
 
 @dataclass(frozen=True)

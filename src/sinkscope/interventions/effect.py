@@ -20,6 +20,9 @@ class Effect:
         hits: [prompt, layer, head], hidden keys that were in the current top K, where K keys were hidden in that head.
         ranked: [prompt, layer, head], hidden keys for which that is defined; it is not where every query loses other keys.
         steps: [prompt, layer, head], number of steps in which a rule was in force.
+        removed_committed: [prompt, layer, head], the part of ``removed`` that was taken from the queries from whose outputs the tokens
+            were read that were committed in the same step.
+        committed: [prompt, layer, head], number of those queries; 0 where nothing was committed, as in a likelihood.
     """
 
     removed: np.ndarray
@@ -28,11 +31,18 @@ class Effect:
     hits: np.ndarray
     ranked: np.ndarray
     steps: np.ndarray
+    removed_committed: np.ndarray
+    committed: np.ndarray
 
     @property
     def removed_share(self) -> float:
         """Share of the attention of the heads in which a rule was in force that was removed; 0 where none was."""
         return _share(self.removed.sum(), self.queries.sum())
+
+    @property
+    def removed_share_committed(self) -> float | None:
+        """The same share of the queries whose tokens were committed; None where nothing was committed."""
+        return _share(self.removed_committed.sum(), self.committed.sum()) if self.committed.sum() else None
 
     @property
     def hit_rate(self) -> float | None:
@@ -61,12 +71,17 @@ class Effect:
 
     def sentence(self, rule: str) -> str:
         """Return the effect of a rule in words."""
+        rows = self.removed_share_committed
+        committed = "" if rows is None else f" ({rows:.1%} at the positions being committed)"
         hits = "" if self.hit_rate is None else f"; {self.hit_rate:.0%} of the hidden keys were still in the current top K"
-        return f"{rule} took away {self.removed_share:.1%} of the attention, {self.keys_per_head:.3g} keys per head and step{hits}"
+        return (
+            f"{rule} took away {self.removed_share:.1%} of the attention{committed}, {self.keys_per_head:.3g} keys per head and step{hits}"
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, for manifests and results."""
-        return {"removed_share": self.removed_share, "hit_rate": self.hit_rate, "keys_per_head": self.keys_per_head}
+        names = ("removed_share", "removed_share_committed", "hit_rate", "keys_per_head")
+        return {name: getattr(self, name) for name in names}
 
 
 def _share(part: float, whole: float) -> float:

@@ -56,6 +56,7 @@ class Hiding(Hider):
         self._attention.forget()
         self._memory: dict[tuple[int, str], dict[str, Any]] = {}
         self._chosen: dict[str, list[tuple[Rule, Tensor]]] = {}
+        self._in_step: dict[int, tuple[Tensor, Tensor | None]] = {}  # place of a layer → heads in force, what they lost in this step
 
     @property
     def effect(self) -> Effect:
@@ -112,7 +113,7 @@ class Hiding(Hider):
         if context.causal is not None:
             self._attention.causal = context.causal
         prompts = () if self._start is None else self._start.prompt_lengths
-        self._canvas, self._chosen = StepCanvas(context, context.prompt_lengths or prompts), {}
+        self._canvas, self._chosen, self._in_step = StepCanvas(context, context.prompt_lengths or prompts), {}, {}
         if self._draws is None:
             self._draws = PromptDraws(context)
         elif len(self._draws) != len(context.tokens):
@@ -122,8 +123,16 @@ class Hiding(Hider):
             self._attention.run_unhidden(self.session)
 
     def end_step(self, result: StepResult | None) -> None:
-        """Forget the canvas: a layer that is called outside a step belongs to no generation."""
-        self._canvas = None
+        """Count what the committed queries lost. Forget the canvas: a layer that is called outside a step belongs to no generation."""
+        canvas, self._canvas = self._canvas, None
+        if canvas is not None and result is not None and result.readers is not None and self._tally is not None:
+            for place, (in_force, lost) in self._in_step.items():
+                readers = canvas.recorded(result.readers.to(in_force.device)).float()
+                counts = {"committed": readers.sum(-1)[:, None] * in_force}
+                if lost is not None:
+                    counts["removed_committed"] = (lost * readers[:, None, -lost.shape[-1] :]).sum(-1)
+                self._tally.add(place, canvas.prompts(in_force.device), **counts)
+        self._in_step = {}
 
     def hide(self, call: LayerCall) -> list[Hidden] | None:
         """Return what the rules take away in this layer."""
@@ -159,7 +168,9 @@ class Hiding(Hider):
         if found:
             self._chosen[call.name] = chosen
             queries = canvas.recorded(_queries(call).sum(-1))[:, None]
-            steps = self._in_force([part for part, _ in chosen], call).expand(len(queries), -1)
+            in_force = self._in_force([part for part, _ in chosen], call)
+            self._in_step[self._place(call)] = (in_force, None)
+            steps = in_force.expand(len(queries), -1)
             self._count(call).add(self._place(call), canvas.prompts(device), queries=queries * steps, steps=steps)
         return found
 
@@ -223,7 +234,9 @@ class Hiding(Hider):
         held = _held(call, canvas.real(device))
         membership = _queries(call)
         in_force = self._in_force([part for part, _ in chosen], call)
-        counts = {"removed": (removed * membership[:, None]).sum(-1) * in_force}
+        lost = removed * membership[:, None] * in_force[:, None]
+        self._in_step[self._place(call)] = (in_force, canvas.recorded(lost))
+        counts = {"removed": lost.sum(-1)}
         union = torch.zeros(1, dtype=torch.bool, device=device)
         for part, keys in chosen:
             union = union | keys

@@ -79,6 +79,11 @@ class AttentionMemory:
         self.asked_previous = True
         return self._unhidden_before.get(call.name) if measured == "clean" else self._before.get(call.name, {}).get(measured)
 
+    def received_from(self, call: LayerCall, queries: Tensor) -> Tensor:
+        """Return the attention that keys receive from some queries of the running step, before anything is hidden: [batch, head, key]."""
+        assert call.measure is not None
+        return call.measure(queries).sums[:, :, 0]
+
     def current(self, call: LayerCall, measured: str) -> Observation:
         """Return the attention of this layer in the running step, before anything is hidden in it."""
         if measured == "clean":
@@ -224,6 +229,30 @@ class RuleContext:
         attention, keys = self.attention, self.call.keys
         found = attention.previous(self.call, measured) if observe == "previous" else attention.current(self.call, measured)
         return None if found is None or found.keys > keys else found.widened(keys)
+
+    @property
+    def committing(self) -> Tensor | None:
+        """The queries from whose outputs a token may be committed in this step, bool [batch, query]; None where none will be.
+
+        For a diffusion model with blocks they are the masked positions of the running block (one place to the left for a family
+        with a logit shift), for an autoregressive model the newest query. Which of them will be committed is not known before
+        the step has run.
+        """
+        readers = self.canvas.readers(self.call.key.device)
+        return None if readers is None else readers[:, -self.call.query.shape[2] :]
+
+    def received_from(self, queries: Tensor) -> Tensor:
+        """Return the attention that each key receives in the running step from some queries alone, before anything is hidden.
+
+        Costs one more sweep over the attention.
+
+        Args:
+            queries: bool [batch, query].
+
+        Returns:
+            [batch, head, key], in queries' worth.
+        """
+        return self.attention.received_from(self.call, queries.float())
 
     def draw(self, seed: int, groups: int) -> Tensor:
         """Return random numbers [batch, group, key]: a function of seed, prompt, step and layer, not of the rest of the batch."""

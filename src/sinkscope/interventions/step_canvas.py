@@ -54,6 +54,11 @@ class StepCanvas:
         """Return the positions of a group, or those with the given numbers (padding not counted), bool [batch, position]."""
         return self.once((where, device), lambda: self._among(where, device))
 
+    def readers(self, device: torch.device) -> Tensor | None:
+        """Return the queries from whose outputs a token may be committed, bool [batch, position]; None where none will be."""
+        found = self.context.readers
+        return None if found is None else self.once(("readers", device), lambda: upload(found, device))
+
     def recorded(self, values: Tensor) -> Tensor:
         """Return the rows of ``values`` [batch, …] that are recorded, [row, …]."""
         rows, device = self.context.rows, values.device
