@@ -46,25 +46,26 @@ def estimate(low, high):
 
 
 @pytest.mark.parametrize(
-    ("lasting", "zeroed", "matched", "norm", "even", "role"),
+    ("lasting", "zeroed", "matched", "over", "norm", "even", "role"),
     [
-        (1.0, (0.0, 0.001), (0.0, 0.0), (0.1, 0.2), (0.9, 1.0), "idle"),  # small norms
-        (1.0, (0.0, 0.001), (0.002, 0.1), (1.0, 2.0), (0.9, 1.0), "idle"),  # as much of other keys matters
-        (1.0, (0.0, 0.001), (0.0, 0.1), (1.0, 2.0), (0.9, 1.0), "undecided"),
-        (1.0, (0.0, 0.01), (0.0, 0.1), (0.1, 0.2), (0.9, 1.0), "undecided"),
-        (1.0, (0.01, 0.02), (0.0, 0.1), (1.0, 2.0), (0.85, 0.9), "broadcast"),
-        (1.0, (0.01, 0.02), (0.0, 0.1), (1.0, 2.0), (0.2, 0.4), "carrier"),
-        (1.0, (0.01, 0.02), (0.0, 0.1), (1.0, 2.0), (0.7, 0.9), "undecided"),
-        (0.5, (0.01, 0.02), (0.0, 0.1), (1.0, 2.0), (0.2, 0.4), "undecided"),
+        (1.0, (0.0, 0.001), (0.0, 0.0), (0.0, 0.0), (0.1, 0.2), (0.9, 1.0), "idle"),  # small norms
+        (1.0, (0.0, 0.001), (0.0, 0.1), (0.002, 0.09), (1.0, 2.0), (0.9, 1.0), "idle"),  # as much of other keys matters
+        (1.0, (0.0, 0.001), (0.0, 0.1), (-0.001, 0.09), (1.0, 2.0), (0.9, 1.0), "undecided"),  # not in every prompt
+        (1.0, (0.0, 0.001), (0.001, 0.004), (0.001, 0.003), (1.0, 2.0), (0.9, 1.0), "undecided"),  # too little
+        (1.0, (0.0, 0.01), (0.0, 0.1), (0.0, 0.09), (0.1, 0.2), (0.9, 1.0), "undecided"),
+        (1.0, (0.01, 0.02), (0.0, 0.1), (0.0, 0.0), (1.0, 2.0), (0.85, 0.9), "broadcast"),
+        (1.0, (0.01, 0.02), (0.0, 0.1), (0.0, 0.0), (1.0, 2.0), (0.2, 0.4), "carrier"),
+        (1.0, (0.01, 0.02), (0.0, 0.1), (0.0, 0.0), (1.0, 2.0), (0.7, 0.9), "undecided"),
+        (0.5, (0.01, 0.02), (0.0, 0.1), (0.0, 0.0), (1.0, 2.0), (0.2, 0.4), "undecided"),
     ],
 )
-def test_the_rules(lasting, zeroed, matched, norm, even, role):
-    assert decide(lasting, *(estimate(*one) for one in (zeroed, matched, norm, even)), Rules()) == role
+def test_the_rules(lasting, zeroed, matched, over, norm, even, role):
+    assert decide(lasting, *(estimate(*one) for one in (zeroed, matched, over, norm, even)), Rules())[0] == role
 
 
 def test_no_interval_no_verdict():
     nothing = Estimate(0.1, None, None)
-    assert decide(1.0, nothing, nothing, nothing, nothing, Rules()) == "undecided"
+    assert decide(1.0, nothing, nothing, nothing, nothing, nothing, Rules()) == ("undecided", "too few prompts with a sink for an interval")
 
 
 def test_too_few_prompts_are_refused(diffusion):

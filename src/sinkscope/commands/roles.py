@@ -107,6 +107,9 @@ COLUMNS = (
 )
 
 
+REMOVABLE = {True: "yes", False: "no", None: "?"}
+
+
 def _print(found: Any) -> None:
     from sinkscope.roles import ROLES
 
@@ -118,15 +121,23 @@ def _print(found: Any) -> None:
     print(
         f"  hidden in its head alone, {free} of them change the predictions by less than {found.rules.changed:g} nats, {not_free} by more\n"
     )
-    print(f"{'layer':>5} {'head':>4}  {'role':<10}{'token':<10}" + "".join(f"{name:>10}" for name, _, _ in COLUMNS) + f"{'to hide':>9}")
+    print(
+        f"{'layer':>5} {'head':>4}  {'role':<10}{'token':<10}"
+        + "".join(f"{name:>10}" for name, _, _ in COLUMNS)
+        + f"{'to hide':>9}{'can go':>8}"
+    )
     for one in sorted(found.heads, key=lambda one: (ROLES.index(one.role), one.layer, one.head)):
         cells = "".join(f"{_number(one.measured.get(name)):>10}" for _, name, _ in COLUMNS)
         needed = "> 8" if one.substitutes is None else str(one.substitutes)
-        print(f"{one.layer:>5} {one.head:>4}  {one.role:<10}{one.token!r:<10}{cells}{needed:>9}")
+        print(f"{one.layer:>5} {one.head:>4}  {one.role:<10}{one.token!r:<10}{cells}{needed:>9}{REMOVABLE[one.removable]:>8}")
+    print()
+    for reason in dict.fromkeys(one.reason for one in found.heads if one.role == "undecided"):
+        print(f"undecided {', '.join(f'{one.layer}.{one.head}' for one in found.heads if one.reason == reason)}: {reason}")
     print()
     for name, _, meaning in COLUMNS:
         print(f"{name:>10}  {meaning}")
     print("   to hide  how many of the head's largest columns must be hidden before the predictions change")
+    print("    can go  whether it can be hidden, in this head alone, without a change of the predictions; ?: the interval holds both")
 
 
 def _number(estimate: Any) -> str:

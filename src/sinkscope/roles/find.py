@@ -24,6 +24,9 @@ from sinkscope.statistics.intervals import LEAST_PROMPTS, interval_of_means
 REMOVALS = 5
 """Removals of `removals_of` beside those of several keys."""
 
+MATCHED_OVER = "kl.rowmass.zero over kl.sink.zero"
+"""How much more the control changes than the sink where both lose what they add, prompt by prompt."""
+
 MOST_HIDDEN = (2, 3, 4, 6, 8)
 """How many of a head's largest columns are hidden together, besides one."""
 
@@ -214,9 +217,12 @@ def _described(sight: Sight, probe: Probe, layer: int, head: int, sinks: np.ndar
 
 def _conclude(model: Model, head: tuple[int, int], judged: Sequence[Sequence[Mapping[str, Any]]], rules: Rules) -> HeadRole:
     """The prompt is the unit: its canvases are averaged first."""
-    mine = [[row for row in prompt if (row["layer"], row["head"]) == head] for prompt in judged]
+    mine = [[dict(row) for row in prompt if (row["layer"], row["head"]) == head] for prompt in judged]
     rows = [row for prompt in mine for row in prompt]
     lasting = float(np.mean([row["sink"] for row in rows])) if rows else 0.0
+    for row in rows:
+        if "kl.sink.zero" in row:
+            row[MATCHED_OVER] = row["kl.rowmass.zero"] - row["kl.sink.zero"]
     names = sorted({name for row in rows for name in row if isinstance(row[name], float)})
     table = np.full((len(mine), len(names)), np.nan)
     for number, prompt in enumerate(mine):
@@ -230,18 +236,18 @@ def _conclude(model: Model, head: tuple[int, int], judged: Sequence[Sequence[Map
         assert means is not None
         measured[name] = Estimate(*(None if np.isnan(one[column]) else float(one[column]) for one in (means.mean, means.low, means.high)))
     nothing = Estimate(None, None, None)
-    role = decide(
+    role, reason = decide(
         lasting,
         measured.get("kl.sink.zero", nothing),
         measured.get("kl.rowmass.zero", nothing),
+        measured.get(MATCHED_OVER, nothing),
         measured.get("norm_ratio", nothing),
         measured.get("evenness", nothing),
         rules,
     )
     place = measured.get("place", nothing).mean
-    return HeadRole(
-        *head, role, lasting, place, _most_frequent(model, rows), measured, _substitutes(measured, rules), _removable(measured, rules)
-    )
+    token, substitutes, removable = _most_frequent(model, rows), _substitutes(measured, rules), _removable(measured, rules)
+    return HeadRole(*head, role, reason, lasting, place, token, measured, substitutes, removable)
 
 
 def _removable(measured: Mapping[str, Estimate], rules: Rules) -> bool | None:

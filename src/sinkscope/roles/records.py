@@ -19,7 +19,7 @@ class HeadRole:
     """What the sink of one head does.
 
     Attributes:
-        role: the verdict.
+        role: the verdict; reason: which rule decided, in words.
         lasting: share of the judged canvases in which the head has a sink by Eq. 3.
         place: mean position of the sink over the length of the canvas; token: the token that it is most often, by its text.
         measured: {name: estimate over the judged prompts}. ``share``: its column over all attention. ``committed_share``: of
@@ -35,6 +35,7 @@ class HeadRole:
     layer: int
     head: int
     role: Role
+    reason: str
     lasting: float
     place: float | None
     token: str | None

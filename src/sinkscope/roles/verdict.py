@@ -46,25 +46,37 @@ class Estimate:
     high: float | None
 
 
-def decide(lasting: float, zeroed: Estimate, matched: Estimate, norm_ratio: Estimate, evenness: Estimate, rules: Rules) -> Role:
-    """Return the role of a head's sink.
+def decide(
+    lasting: float, zeroed: Estimate, matched: Estimate, matched_over: Estimate, norm_ratio: Estimate, evenness: Estimate, rules: Rules
+) -> tuple[Role, str]:
+    """Return the role of a head's sink, and the reason in words.
 
     Args:
         lasting: share of the judged canvases in which the head has a sink.
         zeroed: KL divergence without what the sink adds.
         matched: the same without what other keys add that hold as much of the readers' attention.
+        matched_over: ``matched`` minus ``zeroed``, prompt by prompt.
         norm_ratio: output norm of the sink over the median of its canvas.
         evenness: see `Sight`.
     """
-    if lasting < rules.lasting or zeroed.low is None or zeroed.high is None:
-        return "undecided"
+    if lasting < rules.lasting:
+        return "undecided", "no lasting sink on the prompts that judge"
+    if zeroed.low is None or zeroed.high is None:
+        return "undecided", "too few prompts with a sink for an interval"
     if zeroed.high < rules.changed:
-        others_matter = matched.low is not None and matched.low > zeroed.high
-        small = norm_ratio.high is not None and norm_ratio.high < rules.small
-        return "idle" if small or others_matter else "undecided"
-    if zeroed.low > rules.changed:
-        if evenness.low is not None and evenness.low > rules.even:
-            return "broadcast"
-        if evenness.high is not None and evenness.high < rules.even:
-            return "carrier"
-    return "undecided"
+        if norm_ratio.high is not None and norm_ratio.high < rules.small:
+            return "idle", "adds little: a small output norm"
+        if _above(matched.mean, rules.changed) and _above(matched_over.low, 0.0):
+            return "idle", "adds nothing that matters; other keys with as much attention do"
+        return "undecided", "what it adds changes nothing, but neither does what other keys with as much attention add"
+    if zeroed.low <= rules.changed:
+        return "undecided", "the interval of what it adds holds both"
+    if evenness.low is not None and evenness.low > rules.even:
+        return "broadcast", "what it adds matters, to all queries alike"
+    if evenness.high is not None and evenness.high < rules.even:
+        return "carrier", "what it adds matters, to some queries more than to others"
+    return "undecided", "what it adds matters, but the interval of its evenness holds both"
+
+
+def _above(value: float | None, limit: float) -> bool:
+    return value is not None and value > limit
