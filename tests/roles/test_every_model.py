@@ -1,0 +1,69 @@
+"""What a head does is seen in every family and with every sink token: the rows of all queries add up to the columns."""
+
+import copy
+import dataclasses
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from sinkscope.models import add_sink_token
+from sinkscope.models.sink_token import VARIANTS
+from sinkscope.roles.probes import Probe, make_probes
+from sinkscope.roles.removal import Removal, divergences
+from sinkscope.roles.sight import look
+
+sys.path.append(str(Path(__file__).parents[1] / "decoding"))
+
+from seeded_models import NETWORKS, seeded_model
+
+PROMPT = [5, 30, 31, 32, 40, 41, 7]
+
+
+def everyone(model):
+    """A canvas that every query reads."""
+    everywhere = np.ones(24, bool)
+    return Probe(0, 0, np.random.default_rng(0).integers(5, 50, 24).astype(np.int32), everywhere, everywhere)
+
+
+def check(model):
+    probe = everyone(model)
+    sight = look(model, probe)
+    np.testing.assert_allclose(sight.reader_rows * 24, sight.columns, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(sight.committed_rows, sight.reader_rows, rtol=1e-6)
+    assert np.isfinite(sight.output_norms).all() and (sight.output_norms > 0).all()
+    nobody = [Removal("nothing", 0, 0, np.zeros(24, bool), zeroed) for zeroed in (False, True)]
+    one = [Removal("one", layer, 0, np.arange(24) == sight.order[layer, 0, 0]) for layer in range(len(sight.columns))]
+    kl, kept = divergences(model, probe, sight.log_probabilities, [*nobody, *one], rows=3)
+    assert kl[:2].max() < 1e-6 and kept[:2].tolist() == [1, 1] and kl[2:].min() > 1e-7
+    return sight
+
+
+@pytest.mark.parametrize("family", NETWORKS)
+def test_every_family(family):
+    sight = check(seeded_model(family))
+    sums = sight.columns.sum(-1)
+    np.testing.assert_allclose(sums, 24, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", NETWORKS)
+def test_every_family_is_probed_where_it_predicts(family):
+    model = seeded_model(family)
+    probe = make_probes(model, [PROMPT], canvases=1, length=12)[0]
+    assert probe.committed.any() and (probe.committed <= probe.readers).all()
+    if not model.family.causal:
+        masked = np.flatnonzero(probe.tokens == model.card.mask_id) - int(model.family.shift)
+        assert np.flatnonzero(probe.readers).tolist() == masked.tolist()
+
+
+@pytest.mark.parametrize("variant", [name for name, one in VARIANTS.items() if one is not None])
+def test_every_sink_token(diffusion, variant):
+    torch.manual_seed(0)
+    network = add_sink_token(copy.deepcopy(diffusion.network), variant)
+    with torch.no_grad():
+        for name, parameter in network.named_parameters():
+            if "sink" in name:
+                parameter.normal_()
+    check(dataclasses.replace(diffusion, network=network.eval()))
