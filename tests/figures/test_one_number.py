@@ -83,6 +83,7 @@ def of_analyse(trace):
     numbers |= {("share of the canvas", token): at[name, token, text] for name, token, text in some(at, "composition.token_on_canvas", 3)}
     numbers |= {("tracks, share", kind): at[name, kind] for name, kind in some(at, "movement.tracks", 2)}
     numbers["share of steps × heads above 0.3",] = at["concentration.gu_rate",]
+    numbers["share of steps × heads above 0.3, first token",] = at["concentration.gu_rate_first",]
     numbers["test of movement", "moves_per_head"] = at["movement.moves_per_head",]
     numbers["test of movement", "drift_per_step"] = at["movement.drift",]
     numbers["share of steps with a main sink",] = at["movement.steps_with_sink",]
@@ -191,6 +192,7 @@ def of_page(trace):
         ("share of columns", "queries"): found["selected_share"],
         ("share of columns", "percent"): found["selected_share_in_percent_unit"],
         ("share of steps × heads above 0.3",): found["sink_rate_over_0.3"],
+        ("share of steps × heads above 0.3, first token",): found["sink_rate_of_first_token"],
         ("heads with a sink",): found["heads_with_sink"],
         ("heads with a main sink",): found["heads_with_main_sink"],
         ("threshold of a column sum",): found["threshold_column_sum"],

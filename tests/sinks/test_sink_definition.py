@@ -206,22 +206,44 @@ def test_uniform_causal_attention_has_the_mean_of_the_harmonic_tail():
 
 
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("threshold", [0.2, 0.3])
-def test_sink_rates_count_layers_and_heads(causal, threshold):
+@pytest.mark.parametrize(("threshold", "least_queries"), [(0.2, 1), (0.3, 1), (0.2, 4), (0.2, 7)])
+def test_sink_rates_count_layers_and_heads(causal, threshold, least_queries):
     columns = make_columns(seed=3)
-    rates = sink_rates(columns, causal, threshold)
-    per_key, any_key = np.zeros((STEPS, KEYS)), np.zeros(STEPS)
+    rates = sink_rates(columns, causal, threshold, least_queries)
+    per_key, any_key, none = np.zeros((STEPS, KEYS)), np.zeros(STEPS), np.zeros(STEPS, bool)
     for step in range(STEPS):
         for layer in range(LAYERS):
             for head in range(HEADS):
                 length = np.sum(~np.isnan(columns[step, layer, head]))
                 alpha = [columns[step, layer, head, j] / (length - j if causal else length) for j in range(length)]
                 per_key[step, :length] += [a > threshold for a in alpha]
-                any_key[step] += max(alpha) > threshold
+                rated = [a for j, a in enumerate(alpha) if not causal or length - j >= least_queries]
+                none[step] = not rated
+                any_key[step] += max(rated, default=0) > threshold
     assert_close(rates.per_key, per_key / (LAYERS * HEADS), terms=LAYERS * HEADS)
-    assert_close(rates.any_key, any_key / (LAYERS * HEADS), terms=LAYERS * HEADS)
-    assert 0 < rates.any_key.mean() <= 1
+    assert_close(rates.any_key, np.where(none, np.nan, any_key / (LAYERS * HEADS)), terms=LAYERS * HEADS)
+    assert rates.first_key.tolist() == rates.per_key[:, 0].tolist()
+    assert none.any() == (causal and least_queries == 7)  # one canvas has six tokens
+    assert np.nanmean(rates.any_key) > 0
     assert (rates.threshold, rates.normaliser) == (threshold, "visible queries" if causal else "all queries")
+    assert rates.least_queries == least_queries
+
+
+def test_the_newest_keys_of_a_causal_model_are_no_sinks():
+    """Each of the newest keys takes all that the few queries behind it give; 64 queries see the others."""
+    queries = np.tril(np.full((70, 70), 0.001))
+    queries[np.arange(70), np.arange(70)] += 1 - queries.sum(axis=1)
+    columns = queries.sum(axis=0)[None, None, None].astype(np.float32)
+    assert sink_rates(columns, causal=True, least_queries=1).any_key == 1
+    assert sink_rates(columns, causal=True).any_key == 0
+    assert np.isnan(sink_rates(columns[..., :63], causal=True).any_key)
+    assert sink_rates(columns[..., :63], causal=False).any_key == 0
+
+
+@pytest.mark.parametrize("least_queries", [0, -1])
+def test_a_rate_needs_a_query_at_least(least_queries):
+    with pytest.raises(CallError, match=f"least_queries: expected 1 or more, found {least_queries}"):
+        sink_rates(make_columns(), causal=True, least_queries=least_queries)
 
 
 def test_sink_rates_use_the_published_threshold():

@@ -8,7 +8,7 @@ from sinkscope.sinks import excess_of, is_sink, sink_rates
 from sinkscope.statistics import Threshold, summarise
 from sinkscope.statistics.averages import depth_slope, thirds
 from sinkscope.statistics.column_counts import count_above
-from sinkscope.statistics.concentration import Evenness, concentration_values, length_class, not_sink_values
+from sinkscope.statistics.concentration import Evenness, concentration_values, evenness_values, length_class, not_sink_values
 from sinkscope.statistics.thresholds import EPSILONS
 
 THRESHOLDS = [Threshold(3.0), Threshold(5.0, "percent")]
@@ -56,8 +56,56 @@ def test_the_rate_of_gu_is_that_of_the_definition():
     trace = ragged(1)
     trace.column_sums[0, 0, 0] = 0.1
     trace.column_sums[0, 0, 0, 4] = 30
-    found = summarise(trace, THRESHOLDS).kept(Evenness)
-    np.testing.assert_allclose(found.over_third.mean(axis=(1, 2)), sink_rates(trace.column_sums, causal=False).any_key)
+    trace.column_sums[3, 0, 1, 0] = 30
+    found, rates = summarise(trace, THRESHOLDS).kept(Evenness), sink_rates(trace.column_sums, causal=False)
+    np.testing.assert_allclose(found.over_third.mean(axis=(1, 2)), rates.any_key)
+    np.testing.assert_allclose(found.first_over_third.mean(axis=(1, 2)), rates.first_key)
+    assert 0 < rates.first_key.max() < 1
+
+
+def causal_trace(lengths=(60, 63, 64, 66, 70), heads=2):
+    """Rows of attention by hand: each query attends to itself; head 1 of layer 0 gives the first token .4, head 0 of layer 1 the fifth."""
+    columns = np.full((len(lengths), 2, heads, max(lengths)), np.nan, np.float32)
+    rows = columns.copy()
+    for step, length in enumerate(lengths):
+        for layer, head in np.ndindex(2, heads):
+            attention = np.zeros((length, length))
+            attention[np.arange(length), np.arange(length)] = 1
+            for first, place in (((0, 1), 0), ((1, 0), 4)):
+                if (layer, head) == first:
+                    attention *= 0.6
+                    attention[:, place] += 0.4
+            columns[step, layer, head, :length], rows[step, layer, head, :length] = attention.sum(axis=0), attention[-1]
+    trace = make_trace(columns, prompt_length=60, block=0)
+    trace.causal, trace.last_query, trace.lengths = True, rows, np.array(lengths)
+    trace.tokens = np.where(np.arange(max(lengths)) < trace.lengths[:, None], 7, -1)
+    return trace
+
+
+def test_only_keys_that_64_queries_see_count_in_the_rate_of_an_autoregressive_model():
+    trace = causal_trace()
+    prompt = summarise(trace, THRESHOLDS)
+    values = evenness_values(prompt)
+    any_key, first = [], []
+    for step, length in enumerate(trace.lengths):
+        for columns in trace.column_sums[step].reshape(4, -1):
+            alpha = [columns[key] / (length - key) for key in range(length)]
+            any_key += [max(alpha[: length - 63]) > 0.3] if length >= 64 else []
+            first.append(alpha[0] > 0.3)
+    assert values["concentration.gu_rate", ()] == pytest.approx(np.mean(any_key)) == pytest.approx(4 / 12)
+    assert values["concentration.gu_rate_first", ()] == pytest.approx(np.mean(first)) == pytest.approx(1 / 4)
+    assert values["concentration.gu_rate_first_in", (("layer", 0),)] == 1 / 2
+    rates = sink_rates(trace.column_sums, causal=True)
+    kept = prompt.kept(Evenness)
+    np.testing.assert_allclose(kept.over_third.mean(axis=(1, 2)), rates.any_key)
+    np.testing.assert_allclose(kept.first_over_third.mean(axis=(1, 2)), rates.first_key)
+    assert np.isnan(rates.any_key).tolist() == [True, True, False, False, False]
+
+
+def test_a_short_canvas_has_no_rate_but_one_of_its_first_token():
+    values = evenness_values(summarise(causal_trace((61, 62, 63)), THRESHOLDS))
+    assert np.isnan(values["concentration.gu_rate", ()])
+    assert values["concentration.gu_rate_first_over_steps", (("third", "last"),)] == 1 / 4
 
 
 def test_the_curve_counts_columns_that_do_not_exceed_epsilon():

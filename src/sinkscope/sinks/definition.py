@@ -104,27 +104,59 @@ def visible_query_mean(columns: Float[np.ndarray, "*step layer head key"], causa
     return columns / queries
 
 
+LEAST_QUERIES = 64
+"""Queries that must see a key before its mean α counts in a sink rate; Gu et al. take their rates over 64 tokens."""
+
+
+def rated_keys(keys: int, causal: bool, least_queries: int = LEAST_QUERIES) -> int:
+    """Return how many of the first keys at least ``least_queries`` queries can see; all of them for bidirectional models."""
+    return max(0, keys - least_queries + 1) if causal else keys
+
+
 @dataclass(frozen=True)
 class SinkRates:
     """Shares of layers × heads whose mean α exceeds a threshold (Gu et al., ICLR 2025).
 
     Attributes:
-        per_key: [step, key], Sink_k; any_key: [step], Sink_*.
+        per_key: [step, key], Sink_k, of every key by itself, however few queries see it.
+        any_key: [step], Sink_*, over the keys that ``least_queries`` queries see; NaN where there is no such key.
+        first_key: [step], Sink_1, of the first token.
         threshold: on α.
         normaliser: what α was divided by, ``visible queries`` (as published) or ``all queries`` (bidirectional).
+        least_queries: see `sink_rates`.
     """
 
     per_key: Float[np.ndarray, "step key"]
     any_key: Float[np.ndarray, " step"]
+    first_key: Float[np.ndarray, " step"]
     threshold: float
     normaliser: str
+    least_queries: int
 
 
-def sink_rates(columns: Float[np.ndarray, "step layer head key"], causal: bool, threshold: float = 0.3) -> SinkRates:
-    """Sink_k and Sink_* of Gu et al. (2410.10781), defined for causal models; bidirectional ones divide by S."""
+def sink_rates(
+    columns: Float[np.ndarray, "step layer head key"], causal: bool, threshold: float = 0.3, least_queries: int = LEAST_QUERIES
+) -> SinkRates:
+    """Sink_k, Sink_* and Sink_1 of Gu et al. (2410.10781), defined for causal models; bidirectional ones divide by S.
+
+    Args:
+        least_queries: keys that fewer queries can see do not count in Sink_*, in causal models. The mean of a few queries is often large:
+            the newest key has one query, its own.
+
+    Raises:
+        CallError: ``least_queries`` below 1.
+    """
+    if least_queries < 1:
+        raise CallError(f"least_queries: expected 1 or more, found {least_queries}")
     with np.errstate(invalid="ignore"):
         over = visible_query_mean(columns, causal) > threshold
-    return SinkRates(over.mean(axis=(1, 2)), over.any(axis=-1).mean(axis=(1, 2)), threshold, "visible queries" if causal else "all queries")
+    lengths = (~np.isnan(columns[:, 0, 0])).sum(axis=-1)
+    any_key = np.full(len(columns), np.nan)
+    for step, length in enumerate(lengths.tolist()):
+        if keys := rated_keys(length, causal, least_queries):
+            any_key[step] = over[step, ..., :keys].any(axis=-1).mean()
+    per_key = over.mean(axis=(1, 2))
+    return SinkRates(per_key, any_key, per_key[:, 0], threshold, "visible queries" if causal else "all queries", least_queries)
 
 
 def last_query_window(last_query: Float[np.ndarray, "step layer head key"], window: int = 16) -> Float[np.ndarray, "step layer head key"]:

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
-from sinkscope.sinks.definition import visible_query_mean
+from sinkscope.sinks.definition import rated_keys, visible_query_mean
 from sinkscope.statistics.averages import depth_slope, mean, ratio, thirds
 from sinkscope.statistics.prompt import PromptSummary
 from sinkscope.statistics.statistic import Definition, Statistic, Values, at_thresholds
@@ -25,21 +25,31 @@ class Evenness:
     Attributes:
         entropy: of the columns, over that of equal columns: 0 where one has all, 1 where all are equal.
         gini: Gini coefficient: 0 where all columns are equal, 1 − 1/S where one has all.
-        over_third: whether any key's mean α exceeds 0.3 (Gu et al., ICLR 2025).
+        over_third: 1 where any key's mean α exceeds 0.3, else 0 (Gu et al., ICLR 2025). In causal models only keys count that 64 queries
+            can see; NaN where there is none.
+        first_over_third: the same of the first token alone, however many queries see it.
     """
 
     entropy: Float[np.ndarray, "*step layer head"]
     gini: Float[np.ndarray, "*step layer head"]
-    over_third: Bool[np.ndarray, "*step layer head"]
+    over_third: Float[np.ndarray, "*step layer head"]
+    first_over_third: Float[np.ndarray, "*step layer head"]
 
     @classmethod
     def of(cls, step: RecordedStep) -> "Evenness":
         """Return the evenness of one step."""
         columns, total = step.columns.sums, np.maximum(step.columns.total, np.finfo(np.float32).tiny)
-        of_any = step.columns.at_top(columns) / step.length
+        of_any, of_first = step.columns.at_top(columns) / step.length, columns[..., 0] / step.length
         if step.causal:
-            of_any = visible_query_mean(columns, causal=True).max(axis=-1)
-        return cls(_entropy(columns, total), _gini(columns, total), of_any > GU_THRESHOLD)
+            alpha, unknown = visible_query_mean(columns, causal=True), np.full_like(of_any, np.nan)
+            keys = rated_keys(step.length, causal=True)
+            of_any, of_first = alpha[..., :keys].max(axis=-1) if keys else unknown, alpha[..., 0]
+        return cls(_entropy(columns, total), _gini(columns, total), _over(of_any), _over(of_first))
+
+
+def _over(alpha: Float[np.ndarray, "layer head"]) -> Float[np.ndarray, "layer head"]:
+    """Return 1 where a mean α exceeds 0.3, 0 where not, NaN where it is not known."""
+    return np.where(np.isnan(alpha), alpha, alpha > GU_THRESHOLD).astype(np.float32)
 
 
 def _entropy(columns: Float[np.ndarray, "layer head key"], total: Float[np.ndarray, "layer head"]) -> Float[np.ndarray, "layer head"]:
@@ -70,7 +80,15 @@ class Concentration(Statistic):
         "concentration.strength": Definition("main sink's column, where there is a sink", "queries", DEPTH),
         "concentration.entropy": Definition("entropy of the columns over that of equal ones", "share", FEW),
         "concentration.gini": Definition("Gini coefficient of the columns", "0 to 1", FEW),
-        "concentration.gu_rate": Definition("steps × layers × heads in which a key's mean α exceeds 0.3 (Gu et al., Sink_*)", "share", FEW),
+        "concentration.gu_rate": Definition(
+            "steps × layers × heads in which a key's mean α exceeds 0.3 (Gu et al., Sink_*); in causal models of the keys that 64 queries "
+            "see",
+            "share",
+            FEW,
+        ),
+        "concentration.gu_rate_first": Definition(
+            "the same of the first token alone (Sink_1): its mean α over the queries that see it", "share", FEW
+        ),
         "epsilon.not_sinks": Definition(
             "tokens × heads × steps that are not sinks at ε = 0, ½, … 10, for all canvases and by their length",
             "share",
@@ -86,10 +104,11 @@ class Concentration(Statistic):
 
 
 def evenness_values(prompt: PromptSummary) -> Values:
-    """Return what needs no ε: entropy, Gini coefficient and the rate of Gu et al."""
+    """Return what needs no ε: entropy, Gini coefficient and the rates of Gu et al."""
     values: Values = {}
     found = prompt.kept(Evenness)
-    for name, array in (("entropy", found.entropy), ("gini", found.gini), ("gu_rate", found.over_third)):
+    rates = {"gu_rate": found.over_third, "gu_rate_first": found.first_over_third}
+    for name, array in ({"entropy": found.entropy, "gini": found.gini} | rates).items():
         values[f"concentration.{name}", ()] = mean(array)
         for layer in range(prompt.layers):
             values[f"concentration.{name}_in", (("layer", layer),)] = mean(array[:, layer])
