@@ -1,4 +1,4 @@
-"""The command line: it parses the flags of one command, runs it, and turns every error into one message and an exit status."""
+"""The command line: parses the flags of one command, runs it, and turns an error into one message and an exit status."""
 
 import dataclasses
 import os
@@ -23,12 +23,12 @@ def main() -> None:
         except SystemExit:  # how --help ends
             sys.stdout.flush()
             raise
-        sys.stdout.flush()  # an error in writing the rest of the buffer is raised here, where it can still be reported
+        sys.stdout.flush()  # so that an error of writing is raised here, where it can be reported
     except SinkscopeError as error:
         _fail(str(error), 2 if isinstance(error, CallError) else 1, debug)
     except KeyboardInterrupt:
         _fail("interrupted", 130, debug)
-    except BrokenPipeError:  # the reader has seen enough: nothing to say
+    except BrokenPipeError:  # the reader has closed the pipe
         _drop_output()
         sys.exit(1)
     except OSError as error:
@@ -56,7 +56,7 @@ def _run(arguments: list[str]) -> None:
 
 
 def _refuse_repeated_flags(command: type[Command], arguments: list[str]) -> None:
-    """Raise CallError where a flag is given twice: the last value would win silently."""
+    """Raise CallError where a flag is given twice; otherwise the first value would silently be lost."""
     fields = {field.name: getattr(field.type, "__metadata__", ()) for field in dataclasses.fields(command)}  # type: ignore[arg-type]
     flags = [one.partition("=")[0].replace("_", "-") for one in arguments if one.startswith("--")]
     for flag in dict.fromkeys(flags):
@@ -68,7 +68,7 @@ def _refuse_repeated_flags(command: type[Command], arguments: list[str]) -> None
 
 
 def _overview() -> str:
-    """Return every command with the first line of its docstring."""
+    """Return the help that lists every command with the first line of its docstring."""
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {(find_command(name).__doc__ or '').splitlines()[0]}" for name in COMMANDS]
     return "\n".join(
@@ -92,10 +92,10 @@ def _fail(message: str, status: int, debug: bool) -> None:
 
 
 def _drop_output(probe: str = "") -> bool:
-    """Return whether standard output takes nothing more; its buffer is then dropped, so that the interpreter ends without another error.
+    """Return whether standard output fails; if so, drop its buffer, so that the interpreter ends without a second error.
 
     Args:
-        probe: written first, to find out where the buffer is empty.
+        probe: text to write first, so that a failure shows even if the buffer is empty.
     """
     try:
         sys.stdout.write(probe)

@@ -150,8 +150,8 @@ def test_a_run_on_local_files(folders, tmp_path):
     said = []
     (written,) = reproduce(parts, Options(tmp_path / "out", data, batch=2), said.append)
     assert said[0] == (
-        f"scratch-472m: {folders['scratch-472m']} has 2 layers of width 24, the paper's has 18 of 1280; it runs as it is, "
-        "and is not the paper's checkpoint"
+        f"scratch-472m: {folders['scratch-472m']} has 2 layers of width 24, the paper's has 18 of 1280; it is run, "
+        "but it is not the paper's checkpoint"
     )
     lines = written.read_text().splitlines()
     assert [line.split(" | ")[0].removeprefix("| ") for line in lines[2:]] == ["scratch-472m"] * 2 + ["scratch-472m+sink"] * 2

@@ -115,7 +115,7 @@ def test_a_page_calls_a_local_model_by_its_folder_and_says_the_command(tmp_path)
 def test_incomplete_traces_are_marked(tmp_path):
     trace = write_wandering(tmp_path / "cut", wandering_columns()[:5], complete=False)
     page = Page(write_page([trace], tmp_path / "out" / "cut.html").read_text())
-    assert "Incomplete. The generation was cut short; what follows is from the 5 whole steps on disk." in page.text
+    assert "Incomplete. The generation was cut short; the numbers below are of the 5 complete steps on disk." in page.text
     assert page.faults == []
     assert subject_of(trace).heading == "org/planted (incomplete), prompt of 11 tokens"
     assert page_numbers(trace)["complete"] is False
@@ -125,7 +125,7 @@ def test_incomplete_traces_are_marked(tmp_path):
 def test_a_trace_without_a_whole_step(tmp_path):
     trace = write_wandering(tmp_path / "empty", wandering_columns()[:0], complete=False)
     page = Page(write_page([trace], tmp_path / "out").read_text())
-    assert "There is no whole step on disk, so there are no numbers." in page.text
+    assert "There is no complete step on disk, so there are no numbers." in page.text
     assert page.faults == []
     for reads in (page_numbers, lambda trace: draw_figures([trace], tmp_path / "out")):
         with pytest.raises(TraceError, match="holds no whole step yet"):
@@ -136,7 +136,7 @@ def test_one_step_without_a_sink_is_drawn_and_says_so(tmp_path):
     trace = write_wandering(tmp_path / "flat", np.ones((1, LAYERS, HEADS, POSITIONS), np.float32))
     figures = draw_figures([trace], tmp_path / "out", only=ONLY)
     page = write_page([trace], tmp_path / "out", figures=figures).read_text()
-    assert "nothing to follow" in page
+    assert "no movement to measure" in page
     assert "no head has a sink" in page
     numbers = page_numbers(trace)
     assert (numbers["sinks"], numbers["movement"], numbers["sink_tokens"]) == (0, None, [])
@@ -148,7 +148,7 @@ def test_a_page_of_nothing_is_refused(tmp_path):
 
 
 def test_a_figure_that_is_not_there_is_refused(wandering, tmp_path):
-    with pytest.raises(CallError, match=r"no figure at .*gone\.png"):
+    with pytest.raises(CallError, match=r"gone\.png: expected a figure that draw_figures wrote, found no file"):
         write_page([wandering], tmp_path, figures=[tmp_path / "gone.png"])
     assert list(tmp_path.iterdir()) == []
 

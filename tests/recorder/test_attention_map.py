@@ -12,9 +12,9 @@ from PIL import Image
 
 import sinkscope
 from sinkscope.errors import CallError, TraceError
-from sinkscope.recorder.attention_map import check_place, recompute_map
+from sinkscope.recorder.attention_map import recompute_map
 from sinkscope.traces import open_trace
-from sinkscope.traces.stored_maps import store_map, stored_map
+from sinkscope.traces.stored_maps import check_place, store_map, stored_map
 
 QUESTION = "Q: Tom has 7 apples and buys 5 more. How many apples does Tom have now?\nA:"
 SHORT = "Q: Write a function f(x) that returns x plus 3.\nA:"

@@ -87,7 +87,7 @@ def test_training_counts_are_read_and_checked(run, folders, tmp_path):
     assert "expected a JSON object of token ids and counts" in err
     status, _, err = run("analyse", folders, "--training-counts", "lab")
     assert status == 2
-    assert "is of None, expected a model of the lab (lab-diffusion, " in err
+    assert "expected a trace of a lab model (lab-diffusion, " in err
 
 
 def test_the_labs_corpus_is_known(run, folders, tmp_path, monkeypatch):
@@ -114,7 +114,7 @@ def test_the_labs_corpus_is_known(run, folders, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "expected at least one trace"),
+        ((), "expected at least one folder of traces, found none"),
         (("FOLDER", "--unit", "mean", "--excess", "0.5"), "unit: expected queries or percent, found 'mean'"),
         (("FOLDER", "--tolerance", "-1"), "tolerance: expected a number of steps from 0 upwards, found -1"),
     ],

@@ -1,9 +1,9 @@
 """Attention and the sums of its columns in one pass over blocks of queries, without ever holding a map of queries × keys.
 
-For every block of queries the scores against all keys exist once, for one softmax, one product with the values and
-one product with the query groups. Scores and sums are float32 whatever the inputs are. Traces call this pass ``sweep``.
+The scores of a block of queries against all keys are computed once, for one softmax, one product with the values and one product
+with the query groups. Scores and sums are float32 whatever the inputs are. Traces call this pass ``sweep``.
 
-What it does not do: dropout, soft-capping, the sink logits of other libraries, paged caches. `interface` refuses those.
+It does not support dropout, soft-capping, the sink logits of other libraries, or paged caches; `interface` refuses those.
 """
 
 import math
@@ -15,8 +15,8 @@ from torch import Tensor
 from sinkscope.attention.records import AttentionInputs, Columns
 from sinkscope.attention.scores import Chunk, Scores, Taken, Workspace, product
 
-BLOCK = 512  # queries at a time
-CPU_SCORES, GPU_SCORES = 1 << 19, 1 << 26  # scores that exist at once, for each thread of a CPU
+BLOCK = 512  # queries in a block
+CPU_SCORES, GPU_SCORES = 1 << 19, 1 << 26  # most scores at once, for each thread of a CPU
 
 
 def compute_blockwise(inputs: AttentionInputs, *, block: int | None = None, workspace: Workspace | None = None) -> tuple[Tensor, Columns]:
@@ -34,7 +34,7 @@ def compute_blockwise(inputs: AttentionInputs, *, block: int | None = None, work
 
 
 class _Pass:
-    """One pass over the queries of a call: the output and the sums so far."""
+    """One pass over the queries of a call, with its output and the sums so far."""
 
     def __init__(self, inputs: AttentionInputs, block: int, workspace: Workspace) -> None:
         query, hiding = inputs.query, bool(inputs.hidden)
@@ -55,7 +55,7 @@ class _Pass:
         self._removed = torch.zeros_like(self._diagonal) if hiding else None
 
     def chunks(self) -> Iterator[Chunk]:
-        """Yield the heads in equal parts, each as large as the limit on scores that exist at once allows."""
+        """Yield the heads in equal parts, as large as the limit on scores allows."""
         query, kv_heads = self._inputs.query, self._inputs.key.shape[1]
         limit = CPU_SCORES * torch.get_num_threads() if query.device.type == "cpu" else GPU_SCORES
         of_one = len(query) * (query.shape[1] // kv_heads) * self._block * self._inputs.key.shape[2]
@@ -128,7 +128,7 @@ class _Pass:
         self.output[:, heads, rows] = self._mix(weights, chunk.values, heads)
 
     def _mix(self, weights: Tensor, values: Tensor, heads: slice) -> Tensor:
-        """Return weights times values [batch · kv_head, key, dim], those of the constant keys in front included."""
+        """Return weights times values [batch · kv_head, key, dim], with the constant keys in front."""
         batch, own, length, _ = weights.shape
         front, weights = self._scores.front, weights.to(values.dtype)
         body = weights[..., front.count :] if front.count else weights
@@ -151,7 +151,7 @@ class _Pass:
 
 
 def _diagonal(weights: Tensor, own_key: int, front: int) -> Tensor:
-    """Return the weights of each query on its own key: query i of the block stands at key ``own_key`` + i; 0 where there is none."""
+    """Return the weights of each query on its own key: for query i of the block that is key ``own_key`` + i; 0 where there is none."""
     length = weights.shape[-2]
     weights = weights[..., front:] if front else weights
     found = torch.diagonal(weights, offset=max(own_key, -length), dim1=-2, dim2=-1)

@@ -1,4 +1,4 @@
-"""One running call of a stack: what its subscribers ask of each layer, and what they are shown of it."""
+"""One running call of a stack: what its subscribers request from each layer, and what they are shown."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -19,11 +19,11 @@ from sinkscope.errors import AttentionError
 
 @dataclass
 class LayerNotes:
-    """What the hooks around the layers have seen in the running call.
+    """What the hooks around the layers have recorded in the running call.
 
     Attributes:
-        hidden_states: attention module → what entered its layer.
-        crossing: attention modules whose keys are another stack's.
+        hidden_states: the input of each layer, by attention module.
+        crossing: attention modules whose keys belong to another stack.
     """
 
     hidden_states: dict[nn.Module, Tensor] = field(default_factory=dict)
@@ -32,12 +32,12 @@ class LayerNotes:
 
 @dataclass(frozen=True)
 class Requests:
-    """What the subscribers ask of one layer.
+    """What the subscribers request from one layer.
 
     Attributes:
-        hidden: what is taken away, over the layer's own keys.
-        prefix: the constant keys in front, those of the network itself included.
-        in_force: whether anything is asked; otherwise the layer runs as in the stock model.
+        hidden: the keys taken away, over the layer's own keys.
+        prefix: the constant keys in front, with those of the network itself.
+        in_force: whether anything is requested; otherwise the layer runs as in the stock model.
     """
 
     hidden: list[Hidden]
@@ -50,12 +50,12 @@ class Call:
 
     Args:
         stack: the stack that is called.
-        subscribers: who may ask for something, and is shown the layers.
-        context: the step, None where nobody knows it.
+        subscribers: of the session.
+        context: the step; None where it is not known.
         prompt_lengths: tokens of the prompts, one for each row or one for all.
-        inferred: whether the step was read from the arguments of the call, as no sampler published it.
-        cache: the cache that came with the call, where the step was inferred.
-        notes: what the hooks around the layers see; they write it.
+        inferred: whether the step was read from the arguments of the call because no sampler published it.
+        cache: the cache among the arguments, where the step was inferred.
+        notes: filled by the hooks around the layers.
         workspace: memory for scores.
     """
 
@@ -73,8 +73,8 @@ class Call:
     ) -> None:
         self._stack, self._context, self._prompt_lengths = stack, context, prompt_lengths
         self._inferred, self._cache, self._notes, self._workspace = inferred, cache, notes, workspace
-        self.reported = False  # whether a layer has asked for its attention
-        self.closed = False  # set once the stack has returned: a gradient checkpoint runs layers once more, in the backward pass
+        self.reported = False  # whether any layer has computed its attention here
+        self.closed = False  # true once the stack has returned; a gradient checkpoint runs layers again in the backward pass
         self._turn = 0
         self._watchers = [one for one in subscribers if isinstance(one, Watcher)]
         self._hiders = [one for one in subscribers if isinstance(one, Hider)]
@@ -134,7 +134,7 @@ class Call:
         )
 
     def next_module(self) -> nn.Module:
-        """Return the attention module whose turn it is in a stack of compiled layers, which run in order, once each.
+        """Return the next attention module of a stack of compiled layers, which run in order, once each.
 
         Raises:
             AttentionError: more calls than the stack has layers.
@@ -148,18 +148,18 @@ class Call:
         return list(self._stack.layers)[self._turn - 1]
 
     def note_entering(self, hidden_states: Tensor) -> None:
-        """Note what enters the compiled layer whose turn is next."""
+        """Note the input of the next compiled layer."""
         if self._turn < len(self._stack.layers):
             self._notes.hidden_states[list(self._stack.layers)[self._turn]] = hidden_states
 
     def attend(self, layer: LayerCall, inputs: AttentionInputs, dropout: float) -> Tensor | None:
-        """Compute a layer's attention as the subscribers ask for it, and show them its columns.
+        """Compute the attention of a layer as the subscribers request it, and show them its columns.
 
         Args:
             inputs: of the layer, with nothing hidden and no prefix.
 
         Returns:
-            Output [batch, head, query, value_dim]; None where nothing is asked, so that the layer may run as in the stock model.
+            Output [batch, head, query, value_dim]; None where nothing is requested, so that the layer may run as in the stock model.
 
         Raises:
             AttentionError: dropout of attention weights.
@@ -176,7 +176,7 @@ class Call:
         return output
 
     def _requests_for(self, layer: LayerCall, inputs: AttentionInputs) -> Requests:
-        """Ask the subscribers; a second run of the layer gets what they said in the first."""
+        """Return the requests of the subscribers; a second run of the layer gets those of the first."""
         if not (self.closed and layer.name in self._requests):
             prepended = self._prepended(layer)
             prefix = _only(prepended, layer.own)
@@ -197,7 +197,7 @@ class Call:
         return self._requests[layer.name]
 
     def hidden(self, layer: LayerCall) -> list[Hidden]:
-        """Return what every hider takes away, over all tokens so far."""
+        """Return the keys that each hider takes away, over all tokens so far."""
         found: list[Hidden] = []
         for hider in self._hiders:
             mine = hider.hide(layer)
@@ -217,11 +217,11 @@ class Call:
         return self._prependers[0].prepend(layer) if self._prependers else None
 
     def _watched(self, layer: LayerCall) -> bool:
-        """Return whether anybody needs the columns of a layer."""
+        """Return whether any subscriber needs the columns of a layer."""
         return bool(self._watchers) or any([hider.observes(layer) for hider in self._hiders])
 
     def _show(self, layer: LayerCall, columns: Columns) -> None:
-        """Show everybody what a layer saw, columns in their absolute place; nobody when a layer is run once more."""
+        """Show the subscribers the columns of a layer, in their absolute places, unless the layer runs for a second time."""
         if self.closed:
             return
         placed = _placed(columns, layer.first_key)
@@ -249,7 +249,7 @@ def _only(prepended: Prefix | None, own: Prefix | None) -> Prefix | None:
 
 
 def _placed(columns: Columns, first_key: int) -> Columns:
-    """Return columns over all tokens so far: those a layer no longer holds receive nothing."""
+    """Return columns over all tokens so far; tokens that the layer no longer holds receive 0."""
     if not first_key:
         return columns
     return replace(

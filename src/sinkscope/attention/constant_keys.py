@@ -1,4 +1,4 @@
-"""Attention behind constant keys of the network's own (a sink token, a learned logit), when nobody watches or hides.
+"""Attention with the network's own constant keys (a sink token, a learned logit), without subscribers.
 
 Gradients reach the constant keys. There are no column sums here: `dispatch.attend` computes those.
 """
@@ -24,7 +24,7 @@ def attend_behind(
     scale: float,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Return attention output [batch, head, query, dim], every query seeing the constant keys too.
+    """Return attention output [batch, head, query, dim], in which every query also sees the constant keys.
 
     Args:
         query: [batch, head, query, dim].
@@ -41,7 +41,7 @@ def attend_behind(
         mask = pad(mask, (count, 0), value=True if mask.dtype == torch.bool else 0.0)
     front_keys, front_values = _expanded(prefix.keys, key), _expanded(prefix.values, value)
     gradients = torch.is_grad_enabled()
-    if queries <= FEW_QUERIES and not gradients:  # behind a cache: keys are not copied
+    if queries <= FEW_QUERIES and not gradients:  # with a cache: keys are not copied
         grouped = query.reshape(batch, kv_heads, -1, dim)  # heads of one key head: one product
         front = query.new_zeros(batch, heads, queries, count)
         if front_keys is not None:
@@ -69,7 +69,7 @@ def attend_behind(
 
 
 def _weights(scores: Tensor, logits: Tensor | None, mask: Tensor | None, dropout: float) -> Tensor:
-    """Return the softmax of scores [batch, head, query, count + key], those of learned logits put in."""
+    """Return the softmax of scores [batch, head, query, count + key], with learned logits as the first ones."""
     if logits is not None:
         scores = scores + pad(logits[None, :, None].to(scores), (0, scores.shape[-1] - logits.shape[-1]))
     if mask is not None:

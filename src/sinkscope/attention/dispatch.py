@@ -1,10 +1,10 @@
-"""Which implementation of attention with column sums a call takes. `Columns.path` and the manifest of a trace name the one that ran.
+"""Chooses the implementation of attention with column sums for a call. `Columns.path` and the manifest of a trace name it.
 
 | path | where | what |
 |---|---|---|
-| ``sweep`` | CPU, and whatever the others do not take | blocks of queries, see `blockwise` |
+| ``sweep`` | CPU, and calls that the others cannot compute | blocks of queries, see `blockwise` |
 | ``triton`` | CUDA with Triton | two kernels, see `fused` |
-| ``flash`` | the same, without mask, hiding and prefix, where torch's flash attention takes the heads | torch's kernel and one of ours |
+| ``flash`` | the same, without mask, hiding and prefix, where torch's flash attention supports the heads | torch's kernel and one of ours |
 """
 
 import math
@@ -22,7 +22,7 @@ from sinkscope.attention.records import AttentionInputs, Columns, Hidden, Prefix
 from sinkscope.attention.scores import Workspace
 
 TAKEN = (torch.float32, torch.bfloat16, torch.float16)
-WIDEST = 256  # the largest head that the kernels take
+WIDEST = 256  # the largest head size of the kernels
 REFUSAL = f"expected heads of at most {WIDEST} in {', '.join(str(one).removeprefix('torch.') for one in TAKEN)}, found"
 
 
@@ -62,10 +62,10 @@ def attend(
 
 
 def compute(inputs: AttentionInputs, *, block: int | None = None, workspace: Workspace | None = None) -> tuple[Tensor, Columns]:
-    """Return attention output and column sums by the fastest implementation that can.
+    """Return attention output and column sums by the fastest implementation that supports the call.
 
-    On a GPU the kernels take every call but one that needs gradients, zeroes weights after the softmax, or hides
-    different keys from different queries; such a call goes through the blockwise pass.
+    On a GPU the kernels compute every call except one that needs gradients, zeroes weights after the softmax, or hides different keys
+    from different queries; such a call goes through the blockwise pass.
     """
     if kernels_take(inputs.query, inputs.key, inputs.value) and not inputs.needs_gradient and hides_whole_keys(inputs.hidden):
         with torch.autocast(inputs.query.device.type, enabled=False):
@@ -78,7 +78,7 @@ def compute(inputs: AttentionInputs, *, block: int | None = None, workspace: Wor
 def compute_by_kernels(inputs: AttentionInputs) -> tuple[Tensor, Columns] | None:
     """Return output and column sums by Triton's kernels; None where they cannot be compiled or launched.
 
-    What cannot run is warned of once for each device, dtype and head size, and not tried again.
+    A failure is warned of once for each device, dtype and head size, and not tried again.
     """
     query, wide = inputs.query, max(inputs.query.shape[-1], inputs.value.shape[-1])
     kind = (str(query.device), str(query.dtype).removeprefix("torch."), wide, inputs.mask is None, not inputs.hidden)
@@ -97,7 +97,7 @@ def compute_by_kernels(inputs: AttentionInputs) -> tuple[Tensor, Columns] | None
 
 
 _given_up: set[tuple[str, str, int, bool, bool]] = set()
-"""Device, dtype and head size of what cannot run, and whether without a mask and without hidden keys."""
+"""Calls that cannot be compiled or launched: device, dtype, head size, and whether they have no mask and no hidden keys."""
 
 
 def _give_up(device: str, dtype: str, dim: int, bare: bool, whole: bool, error: Exception) -> None:
@@ -107,7 +107,7 @@ def _give_up(device: str, dtype: str, dim: int, bare: bool, whole: bool, error: 
 
 
 def kernels_take(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Return whether the kernels take attention of such tensors; on a GPU, warn once of what keeps them from it."""
+    """Return whether the kernels support such tensors; on a GPU, warn once if not."""
     if not query.is_cuda:
         return False
     if not has_triton():
@@ -125,7 +125,7 @@ def kernels_take(query: Tensor, key: Tensor, value: Tensor) -> bool:
 
 
 def hides_whole_keys(hidden: Sequence[Hidden]) -> bool:
-    """Return whether all queries of a head lose the same keys, before the softmax: all that the kernels can hide."""
+    """Return whether all queries of a head lose the same keys before the softmax, the only hiding that the kernels support."""
     return not any(one.zeroed or one.front or one.queries is not None or one.keys.shape[2] != 1 for one in hidden)
 
 

@@ -1,7 +1,7 @@
-"""Watching a torch module that is not a transformers model, by its calls of ``F.scaled_dot_product_attention``.
+"""Watches a torch module that is not a transformers model, through its calls of ``F.scaled_dot_product_attention``.
 
-While the network's forward runs, a `TorchFunctionMode` sees the calls, and hooks say which module makes them. The mode
-holds in the thread and the call only; outside of it nothing changes.
+While the network's forward runs, a `TorchFunctionMode` intercepts the calls, and hooks tell which module makes them. The mode applies
+only to this thread during the forward call.
 """
 
 import inspect
@@ -27,7 +27,7 @@ stock_attention = functional.scaled_dot_product_attention
 
 @contextmanager
 def foreign(network: nn.Module, layers: Sequence[str] | None = None, *, causal: bool = False) -> Iterator[None]:
-    """Let a torch module that calls ``F.scaled_dot_product_attention`` be recorded, hidden in and prepended to, inside a ``with``.
+    """Let a torch module that calls ``F.scaled_dot_product_attention`` be recorded and changed while the body runs.
 
     A layer is the innermost module that makes the call, named by its path; a second call of one module in one forward
     is ``path:1``. A step is one forward call of the network. Its tokens are read from an integer argument
@@ -35,7 +35,7 @@ def foreign(network: nn.Module, layers: Sequence[str] | None = None, *, causal: 
 
     Args:
         network: the module whose forward is a step.
-        layers: paths of the modules to watch; the others run unchanged. None is all that call it.
+        layers: paths of the modules to watch; the others run unchanged. If None, all that call it are watched.
         causal: whether the network writes from left to right, so that columns are running sums over the queries so far.
 
     Raises:
@@ -60,13 +60,13 @@ def foreign(network: nn.Module, layers: Sequence[str] | None = None, *, causal: 
 
 
 class ForeignHooks(Hooks):
-    """A wrapper around the network's forward, and hooks that follow which of its modules run."""
+    """A wrapper around the network's forward, and hooks that record which of its modules are running."""
 
     def __init__(self, network: nn.Module, layers: frozenset[str] | None, causal: bool) -> None:
         self.network, self.layers = network, layers
         self.stacks = [Stack("", network, {}, {}, causal)]
         self.parents = {path: network.get_submodule(path.rpartition(".")[0]) for path, _ in network.named_modules() if path}
-        self.running: list[tuple[str, nn.Module, Tensor | None]] = []  # outermost first, with what entered
+        self.running: list[tuple[str, nn.Module, Tensor | None]] = []  # outermost first, with their inputs
         self._wrapped: dict[str, Any] = {}
         self._handles: list[Any] = []
 
@@ -98,14 +98,14 @@ class ForeignHooks(Hooks):
         )
 
     def layer(self) -> tuple[str, nn.Module] | None:
-        """Return the layer that is running: path and module."""
+        """Return the path and the module of the running layer."""
         for path, module, _ in reversed(self.running):
             if self.layers is None or path in self.layers:
                 return path, module
         return None
 
     def entering(self, module: nn.Module, batch: int, queries: int) -> Tensor | None:
-        """Return what entered the block that holds a layer: the innermost running entry of a `ModuleList`, or of a `Sequential`."""
+        """Return the input of the block that contains a layer: the innermost running entry of a `ModuleList`, or of a `Sequential`."""
         for kind in (nn.ModuleList, nn.Sequential):
             for path, _, hidden in reversed(self.running):
                 if path and isinstance(self.parents[path], kind) and hidden is not None:
@@ -115,7 +115,7 @@ class ForeignHooks(Hooks):
 
 
 class _Enter:
-    """Notes that a module runs, and what entered it."""
+    """Records that a module runs, and its input."""
 
     def __init__(self, hooks: ForeignHooks, session: Session, path: str) -> None:
         self.hooks, self.session, self.path = hooks, session, path
@@ -132,7 +132,7 @@ class _Enter:
 
 
 class _Leave:
-    """Notes that the innermost running module has returned or raised."""
+    """Records that the innermost running module has returned or raised."""
 
     def __init__(self, hooks: ForeignHooks) -> None:
         self.hooks = hooks
@@ -179,7 +179,7 @@ class _Forward:
 
 
 class _Mode(TorchFunctionMode):
-    """Sees the network call torch's attention functions, and lets a `_Step` answer."""
+    """Intercepts the network's calls of torch's attention functions; a `_Step` computes them."""
 
     def __init__(self, step: "_Step") -> None:
         super().__init__()
@@ -195,7 +195,7 @@ class _Mode(TorchFunctionMode):
 
 
 class _Step:
-    """One forward call of a foreign network, read from the attention it asks for."""
+    """One forward call of a foreign network, whose step is read from its calls of attention."""
 
     def __init__(self, hooks: ForeignHooks, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.hooks, self.session = hooks, session
@@ -219,7 +219,7 @@ class _Step:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        """Compute attention in the place of ``F.scaled_dot_product_attention``."""
+        """Compute attention in place of ``F.scaled_dot_product_attention``."""
         layer = self.hooks.layer()
         if layer is None:
             return stock_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
@@ -246,7 +246,7 @@ class _Step:
         return output[:, 0] if query.ndim == 3 else output
 
     def multi_head(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute ``nn.MultiheadAttention``, which torch shows as one function, by its own code around `attention`."""
+        """Compute ``nn.MultiheadAttention``, which torch calls as one function, with torch's own code around `attention`."""
         stock = functional.multi_head_attention_forward
         given = inspect.signature(stock).bind(*args, **kwargs)
         given.apply_defaults()
@@ -270,7 +270,7 @@ class _Step:
         return name
 
     def _read(self, name: str, query: Tensor, key: Tensor, mask: Tensor | None) -> StackInput:
-        """Return the step as its first layer shows it."""
+        """Return the step, read from its first layer."""
         batch, queries, keys = query.shape[0], query.shape[2], key.shape[2]
         if keys < queries:
             raise AttentionError(f"expected {name}, the first layer, to look at all tokens so far, found {queries} queries on {keys} keys")

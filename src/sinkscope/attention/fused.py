@@ -16,7 +16,7 @@ from sinkscope.attention.scores import Front
 from sinkscope.attention.triton import attention_kernel, column_kernel
 
 PASSING = ("out of memory", "illegal memory access", "device-side assert", "unspecified launch failure", "misaligned address")
-"""Words of errors that are not these kernels' own: they come from what ran before or runs beside them."""
+"""Words of errors that other work on the device causes, not these kernels."""
 LOG2E = math.log2(math.e)
 # A kernel's parameters are no Python parameters to a type checker: it is given a grid, then called with everything flat.
 _attention: Any = attention_kernel
@@ -112,7 +112,7 @@ def _bitmap(inputs: AttentionInputs) -> Tensor | None:
 
 
 def _flash_takes(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> bool:
-    """Return whether torch's flash attention takes such heads; it refuses other dtypes, old devices and where it is switched off."""
+    """Return whether torch's flash attention supports such heads; it needs certain dtypes and devices, and may be switched off."""
     if query.shape[1] != key.shape[1] or query.shape[-1] % 8 or (causal and query.shape[2] != key.shape[2]):
         return False  # it would repeat or pad heads, and align a causal call of unequal lengths to the last key
     asked = torch.backends.cuda.SDPAParams(query, key, value, None, 0.0, causal, False)
@@ -129,9 +129,9 @@ def _flash(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float
 
 
 def _tiles(query: Tensor, dim: int, value_dim: int, masked: bool, hiding: bool) -> tuple[int, int, int, int]:
-    """Return queries and keys of a tile of the attention kernel, warps and stages.
+    """Return the queries and keys of a tile of the attention kernel, and its warps and stages.
 
-    They fit into shared memory and, compiled for compute capability 9.0, into registers.
+    Such a tile fits into shared memory and, compiled for compute capability 9.0, into registers.
     """
     wide = max(dim, value_dim)
     if query.dtype == torch.float32:
@@ -146,7 +146,7 @@ def _tiles(query: Tensor, dim: int, value_dim: int, masked: bool, hiding: bool) 
 
 
 def _column_tiles(query: Tensor, dim: int, hiding: bool) -> tuple[int, int, int, int]:
-    """Return the same for the column kernel, which holds less at a time."""
+    """Return the same for the column kernel, whose tiles need less memory."""
     if query.dtype == torch.float32:
         return (64, 32, 4, 1) if dim <= 64 else (32, 16, 4, 1) if dim <= 128 else (16, 16, 8, 1)
     return (128, 64, 8 if hiding else 4, 2) if dim <= 64 else (128, 64, 8, 2) if dim <= 128 else (64, 32, 4, 2)
@@ -158,5 +158,5 @@ def _fitted(tiles: tuple[int, int, int, int], queries: int, keys: int) -> dict[s
 
 
 def _at_most(size: int, length: int) -> int:
-    """Return a power of two, at least the 16 that a product of tiles needs, and no larger than the length asks for."""
+    """Return a power of two: at least 16, which a product of tiles needs, and no larger than the length requires."""
     return max(16, min(size, 1 << (length - 1).bit_length()))

@@ -15,7 +15,7 @@ from sinkscope.attention.subscribers import Subscriber
 from sinkscope.errors import AttentionError
 
 SOURCES = ("key_value_states", "encoder_hidden_states", "cross_attention_states")
-"""Keywords by which transformers hands another stack's states to a layer's attention."""
+"""Keywords with which transformers passes the states of another stack to a layer's attention."""
 
 
 @contextmanager
@@ -35,7 +35,7 @@ def subscribed(network: nn.Module, subscriber: Subscriber) -> Iterator[Session]:
 
 
 class TransformersHooks(Hooks):
-    """Hooks on the stacks, the modules around them and their layers; sinkscope's function as the attention implementation."""
+    """Hooks on the stacks, the modules around them and their layers; they also set sinkscope's attention function."""
 
     def __init__(self, network: nn.Module) -> None:
         self.network = network
@@ -78,7 +78,7 @@ class TransformersHooks(Hooks):
         )
 
     def _around(self) -> list[tuple[str, nn.Module]]:
-        """Return the modules that hold a stack, the network first."""
+        """Return the modules that contain a stack, the network first."""
         names = {".".join(stack.name.split(".")[:depth]) for stack in self.stacks for depth in range(stack.name.count(".") + 1)}
         around = sorted(names - {stack.name for stack in self.stacks}, key=lambda path: (len(path.split(".")), path) if path else (0, ""))
         return [(path, self.network.get_submodule(path)) for path in around]
@@ -112,7 +112,7 @@ def _by_name(names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str,
 
 
 class _BeforeParent:
-    """Notes the arguments of a module around a stack while it runs."""
+    """Records the arguments of a module around a stack while it runs."""
 
     def __init__(self, hooks: TransformersHooks, path: str, module: nn.Module) -> None:
         self.hooks, self.path, self.names = hooks, path, _positional_names(module)
@@ -156,7 +156,7 @@ class _AfterStack:
 
 
 class _BeforeBlock:
-    """Notes what enters a layer, for its norms."""
+    """Records the input of a layer, for its norms."""
 
     def __init__(self, session: Session, attention: nn.Module) -> None:
         self.session, self.attention = session, attention
@@ -173,7 +173,7 @@ class _BeforeBlock:
 
 
 class _BeforeAttention:
-    """Notes a layer whose keys are another stack's."""
+    """Records a layer whose keys belong to another stack."""
 
     def __init__(self, session: Session) -> None:
         self.session = session

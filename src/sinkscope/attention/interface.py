@@ -1,9 +1,9 @@
-"""The attention function that transformers calls: hide keys before the softmax, watch columns after it, prepend constant keys.
+"""The attention function that transformers calls. It hides keys before the softmax, watches columns after it, and prepends constant keys.
 
-With none of the three in force it is transformers' own ``sdpa_attention_forward``, bit for bit.
+Without any of the three, its result is that of transformers' ``sdpa_attention_forward``, bit for bit.
 
-A layer under ``torch.compile`` knows neither the running call nor its own name, so that one graph serves all layers and all
-steps. What its graph cannot hold goes through two operators, which find both from the order in which the layers of a stack run.
+Under ``torch.compile`` one graph serves all layers and all steps, so it can hold neither the running call nor the name of the layer.
+Two custom operators find both from the order in which the layers of a stack run.
 """
 
 import math
@@ -40,7 +40,7 @@ def attention_forward(
     """Compute the attention of one layer: query [batch, head, query, dim] → output [batch, query, head, dim].
 
     Args:
-        sinkscope_call: the call of the stack that is being watched; None where nobody watches.
+        sinkscope_call: the running call of the stack; None without subscribers.
         sinkscope_prefixes: constant keys of the network's own, one entry a layer.
 
     Raises:
@@ -94,16 +94,16 @@ def _attention(
 # Replaying a CUDA graph would run neither operator: layers compiled with mode="reduce-overhead" are cut around them.
 _TAGS: Any = {"tags": (torch.Tag.cudagraph_unsafe,)} if hasattr(torch.Tag, "cudagraph_unsafe") else {}
 
-_running: list[Call] = []  # innermost last: a stack may be called within another's layers
+_running: list[Call] = []  # innermost last, because a stack may be called within the layers of another
 
 
 def call_begins(call: Call) -> None:
-    """Note that a stack is called: the operators in its compiled layers speak of this call."""
+    """Note that a stack is called, so that the operators in its compiled layers use this call."""
     _running.append(call)
 
 
 def call_ends(call: Call) -> None:
-    """Note that a stack has returned or raised; so have those called within it."""
+    """Note that a stack has returned or raised, with all stacks called within it."""
     if call in _running:
         del _running[_running.index(call) :]
 
@@ -140,7 +140,7 @@ def _(
 
 @torch.library.custom_op("sinkscope::entering", mutates_args=(), **_TAGS)
 def entering(hidden_states: Tensor) -> Tensor:
-    """Note what enters the next layer, and return it: an operator without a result would be left out of the graph."""
+    """Note the input of the next layer, and return it, because the compiler removes an operator without a result."""
     if _running:
         _running[-1].note_entering(hidden_states)
     return hidden_states.clone()
@@ -160,23 +160,23 @@ def register_interface() -> None:
     from transformers.masking_utils import sdpa_mask
 
     AttentionInterface.register(NAME, attention_forward)
-    AttentionMaskInterface.register(NAME, sdpa_mask)  # without one, padding is lost without a word
+    AttentionMaskInterface.register(NAME, sdpa_mask)  # without one, padding would silently be ignored
 
 
 @dataclass
 class _Held:
-    """A configuration that is turned to sinkscope's attention: how it was set before, and for how many sessions."""
+    """A configuration that uses sinkscope's attention: its earlier setting, and the number of sessions that use it."""
 
     config: Any
     before: Any
     sessions: int
 
 
-_held: dict[int, _Held] = {}  # models may share a configuration; the last session gives it back
+_held: dict[int, _Held] = {}  # models may share a configuration; the last session restores it
 
 
 def use_interface(network: nn.Module, stacks: list[Stack]) -> list[Any]:
-    """Turn one network's attention to `attention_forward`.
+    """Set the attention implementation of a network to `attention_forward`.
 
     Returns:
         Every configuration that was changed, for `leave_interface`.
@@ -207,7 +207,7 @@ def use_interface(network: nn.Module, stacks: list[Stack]) -> list[Any]:
 
 
 def leave_interface(configs: list[Any]) -> None:
-    """Give configurations back as they were; leave alone those that another session still uses."""
+    """Restore configurations, except those that another session still uses."""
     for config in configs:
         held = _held[id(config)]
         held.sessions -= 1

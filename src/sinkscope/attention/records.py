@@ -1,4 +1,4 @@
-"""The records of attention: what one call computes with and gives back, what decoding publishes, what a subscriber is shown."""
+"""The records of attention: inputs and results of a call, what decoding publishes, and what a subscriber is shown."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,9 +19,9 @@ class Prefix:
     """Constant keys in front of all others, seen by every query (a folded sink token, or a learned logit).
 
     Attributes:
-        keys: [kv_head, count, dim], or with a batch axis in front, already rotated; None when ``logits`` says the
+        keys: [kv_head, count, dim], or with a batch axis in front, already rotated; None when ``logits`` gives the
             scores directly.
-        values: as the keys; None is a value of zero.
+        values: in the shape of the keys; None for values of zero.
         logits: [head, count], scores that do not depend on the query.
     """
 
@@ -35,7 +35,7 @@ class Prefix:
 
     @property
     def count(self) -> int:
-        """How many constant keys."""
+        """Number of constant keys."""
         source = self.keys if self.keys is not None else self.logits
         assert source is not None
         return source.shape[-1 if self.keys is None else -2]
@@ -48,9 +48,9 @@ class Hidden:
     Attributes:
         keys: bool [1 or batch, 1 or head, 1 or query, key], True where a key is taken away.
         queries: bool [1 or batch, query], which queries lose them; all of them when None.
-        zeroed: their weights become 0 after the softmax and the others stay as they are (the output loses their
-            share); otherwise their scores become −∞ before the softmax, which shares their weight out among the others.
-        front: the constant keys in front (`Prefix`) are taken away too.
+        zeroed: whether their weights become 0 after the softmax, so that the output loses their share; otherwise their scores become −∞
+            before the softmax, which distributes their weight among the other keys.
+        front: whether the constant keys in front (`Prefix`) are taken away too.
         heads: bool [head], which heads lose them, those in front included; all of them when None.
     """
 
@@ -63,7 +63,7 @@ class Hidden:
 
 @dataclass(frozen=True)
 class AttentionInputs:
-    """Everything that one call of attention computes with.
+    """The inputs of one call of attention.
 
     Attributes:
         query: [batch, head, query, dim], after rotation.
@@ -99,12 +99,12 @@ class AttentionInputs:
 
     @property
     def own_key(self) -> int:
-        """The key at which query 0 stands; query i stands at key ``own_key`` + i, which may be none of the keys."""
+        """The key of query 0 itself; that of query i is ``own_key`` + i, which may be none of the keys."""
         return 0 if self.causal else self.key.shape[2] - self.query.shape[2]
 
     @property
     def needs_gradient(self) -> bool:
-        """Whether a gradient may be asked through the output."""
+        """Whether a gradient may flow through the output."""
         constants = () if self.prefix is None else (self.prefix.keys, self.prefix.values, self.prefix.logits)
         given = (self.query, self.key, self.value, self.mask, *constants)
         return torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in given)
@@ -112,7 +112,7 @@ class AttentionInputs:
 
 @dataclass(frozen=True)
 class Columns:
-    """What attention saw besides its output; all float32, in queries' worth of attention (a query has 1 to give).
+    """The results of attention besides its output; all float32, in queries' worth of attention (each query gives 1 in total).
 
     Attributes:
         sums: [batch, head, group, key], column sums as they took effect.
@@ -123,8 +123,8 @@ class Columns:
         last_row_in_force: the same as it took effect.
         removed: [batch, head, query], the share of each query's attention that went to keys taken from it, measured
             without the hiding; None when nothing was hidden.
-        prefix: [batch, head, group, count], what the constant keys in front received.
-        path: which implementation ran, also where a call was too much for the one that such tensors take as a rule.
+        prefix: [batch, head, group, count], column sums of the constant keys in front.
+        path: the implementation that ran, see `dispatch`.
     """
 
     sums: Tensor
@@ -139,7 +139,7 @@ class Columns:
 
 @dataclass(frozen=True)
 class GenerationStart:
-    """A generation begins; state from an earlier one is void.
+    """The start of a generation; state from an earlier one is no longer valid.
 
     Attributes:
         prompt_lengths: tokens of each prompt, without padding; one entry per recorded row.
@@ -160,16 +160,16 @@ class GenerationStart:
 
 @dataclass(frozen=True)
 class StepContext:
-    """What goes into one forward call.
+    """The input of one forward call.
 
     Attributes:
-        tokens: int64 [batch, position], the canvas, left padding included; behind a cache all tokens so far.
+        tokens: int64 [batch, position], the canvas, left padding included; with a cache all tokens so far.
         masked: bool [batch, position], where the canvas holds the mask token.
-        lengths: int64 [batch], real tokens of each row; they stand at the right end. On the host: asking a GPU would wait.
+        lengths: int64 [batch], real tokens of each row, which are at its right end. On the host, because reading a GPU would wait.
         rows: which rows of the batch are to be recorded, one per prompt still being written.
         prompts: for each of these rows, the number of its prompt in `GenerationStart`.
         stack: module path of the stack that is called, None where a sampler published the step.
-        causal: whether queries see only what stands before them; None is as `GenerationStart` says.
+        causal: whether queries see only earlier tokens; if None, `GenerationStart` decides.
         prompt_lengths: of this stack, where it reads other prompts than the generation (a decoder beside an encoder).
         readers: bool [batch, position], the queries from whose outputs a token may be committed in this step; None where nobody
             says that one will be (a likelihood, a call that no sampler published).
@@ -188,7 +188,7 @@ class StepContext:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one step led to, in the coordinates of `StepContext.tokens` (left padding included), all rows of it.
+    """The result of one step, for all rows, in the coordinates of `StepContext.tokens` (left padding included).
 
     An autoregressive step writes one position beyond the tokens it read.
 
@@ -210,24 +210,24 @@ class StepResult:
 class LayerCall:
     """One call of the attention of one layer.
 
-    Keys stand at `first_key`, `first_key` + 1 …: a layer with a sliding window holds the newest tokens only. Columns
-    and hidden keys go over all tokens so far, `keys` of them.
+    Its keys are the tokens `first_key`, `first_key` + 1 …, because a layer with a sliding window holds only the newest tokens. Columns
+    and hidden keys cover all tokens so far, `keys` of them.
 
     Attributes:
         name: module path of the attention module.
-        index: its place among the layers of its stack.
+        index: of the layer in its stack.
         query: [batch, head, query, dim], after rotation.
         key: [batch, kv_head, key, dim], after rotation.
         value: [batch, kv_head, key, dim].
-        hidden_states: [batch, query, width], what entered the layer; None where the model does not show it.
+        hidden_states: [batch, query, width], the input of the layer; None where it is not visible.
         groups: names of the query groups, in the order of `Columns.sums`.
         membership: float32 [batch, group, query].
         stack: module path of the stack the layer belongs to.
-        first_key: place of the first of these keys among the tokens so far.
-        crossing: whether the keys are another stack's tokens (cross-attention).
-        measure: computes the columns of this layer with nothing hidden, in a pass of their own; for a rule that needs
-            them before the layer has run. Given float32 [batch, query], it computes them with that as the only query group.
-        own: constant keys in front that the network itself brings (a sink token, a learned logit).
+        first_key: index of the first of these keys among the tokens so far.
+        crossing: whether the keys are tokens of another stack (cross-attention).
+        measure: computes the columns of this layer with nothing hidden, in a separate pass, for a rule that needs them before the layer
+            has run. Given float32 [batch, query], it computes them with that as the only query group.
+        own: the network's own constant keys in front (a sink token, a learned logit).
     """
 
     name: str
@@ -246,5 +246,5 @@ class LayerCall:
 
     @property
     def keys(self) -> int:
-        """How many tokens columns go over, those no longer held included."""
+        """Number of tokens that columns cover, those that the layer no longer holds included."""
         return self.first_key + self.key.shape[2]

@@ -1,4 +1,4 @@
-"""The scores of a block of queries, and what masks, constant keys in front and hidden keys make of them."""
+"""The scores of a block of queries, with masks, constant keys in front and hidden keys."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,18 +9,18 @@ from torch import Tensor
 
 from sinkscope.attention.records import AttentionInputs, Hidden
 
-LEAST_KEPT = 1e-6  # below this share, the weights that a query keeps no longer carry enough digits to be scaled up
+LEAST_KEPT = 1e-6  # below this share, the remaining weights of a query have too few digits to be scaled up
 
 Bias = tuple[Tensor | None, Tensor | None]
-"""What is added to scores, −∞ where a key is not visible; and which queries see nothing, None where all see something."""
+"""The bias on scores, −∞ where a key is not visible; and which queries see nothing, None where all see something."""
 
 
 def product_dtype(device: torch.device) -> torch.dtype:
     """Return the dtype for products whose factors must keep float32's digits.
 
     A program may let torch round the factors of float32 products (``torch.set_float32_matmul_precision``); that is a setting of
-    the whole process, which is read here and never written. Where it holds and this CPU rounds, the dtype is float64, which
-    the setting does not concern. A GPU follows the setting.
+    the whole process, which is read here and never written. Where it is set and this CPU rounds, the dtype is float64, which
+    the setting does not affect. A GPU follows the setting.
     """
     if device.type != "cpu":
         return torch.float32
@@ -32,7 +32,7 @@ def product_dtype(device: torch.device) -> torch.dtype:
 
 @cache
 def _rounds(allowed: str) -> bool:
-    """Return whether this CPU rounds factors where the program allows it: tried once for each setting, on a product that shows it."""
+    """Return whether this CPU rounds factors where the program allows it; it is tested once for each setting, on a small product."""
     left, right = torch.full((2, 512, 64), 1 + 2**-12, device="cpu"), torch.ones(2, 64, 512, device="cpu")
     return bool((torch.bmm(left, right) < 64 * (1 + 2**-13)).any())
 
@@ -43,10 +43,10 @@ def product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class Workspace:
-    """Memory for the scores of a block, kept from call to call: fresh pages for every layer would take a CPU as long as the column sums.
+    """Memory for the scores of a block, kept between calls, as allocating it for every layer would cost a CPU as much as the column sums.
 
-    One call at a time; what it holds grows to the largest block (2 MiB for each thread, or one head's block if that is more).
-    It also holds the last mask, and what is added to the scores for it: the layers of a stack share both.
+    It serves one call at a time and grows to the largest block (2 MiB for each thread, or the block of one head if that is larger).
+    It also holds the last mask with its bias, which the layers of a stack share.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class Workspace:
         self._bias: tuple[Tensor, int, bool, Bias] | None = None
 
     def take(self, size: int, device: torch.device) -> Tensor:
-        """Return float32 [size], whatever lies there."""
+        """Return uninitialised float32 [size]."""
         if device.type != "cpu":  # whose allocator keeps its memory anyway
             return torch.empty(size, device=device)
         if self._buffer is None or len(self._buffer) < size:
@@ -62,7 +62,7 @@ class Workspace:
         return self._buffer[:size]
 
     def bias(self, mask: Tensor | None, alone: bool) -> Bias:
-        """Return `bias_of` a mask, computed once as long as the mask is the same."""
+        """Return `bias_of` a mask; it is computed again only for another mask."""
         if mask is None or mask.is_inference():  # an inference tensor keeps no count of its changes
             return bias_of(mask, alone)
         held = self._bias
@@ -72,13 +72,13 @@ class Workspace:
 
 
 def bias_of(mask: Tensor | None, alone: bool) -> Bias:
-    """Return what a mask adds to the scores, and which queries see nothing.
+    """Return the bias that a mask adds to the scores, and which queries see nothing.
 
-    Adding −∞ is ten times as fast as filling it in. Queries that see nothing get 0 for all keys, as softmax (and its
-    gradient) would give NaN; their weights are set to 0 afterwards, which is sdpa's convention.
+    Adding −∞ is ten times as fast as filling it in. Queries that see nothing get 0 for all keys, because softmax (and its gradient)
+    would give NaN; their weights are set to 0 afterwards, which is sdpa's convention.
 
     Args:
-        alone: no constant keys stand in front, which every query would see.
+        alone: whether there are no constant keys in front, which every query would see.
     """
     if mask is None:
         return None, None
@@ -89,14 +89,14 @@ def bias_of(mask: Tensor | None, alone: bool) -> Bias:
         bias, seen = mask.float(), mask > torch.finfo(mask.dtype).min / 2
     bias = bias.masked_fill(~seen, -torch.inf)
     blind = ~seen.any(dim=-1, keepdim=True)
-    if not alone or not (blind.is_cuda or bool(blind.any())):  # asking a GPU would wait for it
+    if not alone or not (blind.is_cuda or bool(blind.any())):  # reading a GPU would wait
         return bias, None
     return bias.masked_fill(blind, 0.0), blind
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some query heads, with the keys and values that they read.
+    """Some query heads with their keys and values.
 
     Attributes:
         heads: the query heads.
@@ -116,7 +116,7 @@ class Scores:
 
     Args:
         inputs: the call.
-        place: where they are written; None gives fresh memory for every block, as a gradient needs.
+        place: memory for the scores; None allocates memory for every block, as a gradient needs.
     """
 
     def __init__(self, inputs: AttentionInputs, place: Workspace | None) -> None:
@@ -129,7 +129,7 @@ class Scores:
 
     @property
     def all_see(self) -> bool:
-        """Whether every query is known to see something."""
+        """Whether every query is known to see a key."""
         return self._blind is None
 
     def chunk(self, kv_heads: slice) -> Chunk:
@@ -139,7 +139,7 @@ class Scores:
         return Chunk(heads, kv_heads, self._keys[:, kv_heads].flatten(0, 1), self._inputs.value[:, kv_heads].flatten(0, 1))
 
     def block(self, chunk: Chunk, rows: slice) -> Tensor:
-        """Return the scores of a block of queries [batch, head, query, key], those of the constant keys in front."""
+        """Return the scores of a block of queries [batch, head, query, key], the constant keys first."""
         part = self._query[:, chunk.heads, rows]
         scores = self._products(part, chunk.keys)
         if self._inputs.causal:
@@ -155,21 +155,21 @@ class Scores:
         return None if self._blind is None else _part(self._blind, heads, rows)
 
     def _products(self, part: Tensor, keys: Tensor) -> Tensor:
-        """Return queries times keys, scaled; query heads that share a key head go into one product."""
+        """Return queries times keys, scaled; query heads that share a key head are multiplied together."""
         batch, heads, length, dim = part.shape
         part, scale = part.reshape(len(keys), -1, dim), self._inputs.scale
         if self._place is None:
             return (torch.bmm(part, keys) * scale).float().view(batch, heads, length, -1)
         scores = self._place.take(batch * heads * length * keys.shape[-1], part.device).view(len(keys), -1, keys.shape[-1])
         if self.dtype == torch.float32:
-            torch.baddbmm(scores, part, keys, beta=0, alpha=scale, out=scores)  # a beta of 0 ignores even a NaN that lies there
+            torch.baddbmm(scores, part, keys, beta=0, alpha=scale, out=scores)  # a beta of 0 ignores even NaN in uninitialised memory
         else:
             scores.copy_(torch.bmm(part, keys).mul_(scale))
         return scores.view(batch, heads, length, -1)
 
 
 def causal_bias(rows: slice, keys: int, device: torch.device) -> Tensor:
-    """Return what causality adds to the scores of a block: −∞ on keys beyond the query."""
+    """Return the causal bias on the scores of a block: −∞ on keys after the query."""
     later = torch.arange(rows.start, rows.stop, device=device)[:, None] < torch.arange(keys, device=device)
     return torch.zeros(later.shape, device=device).masked_fill_(later, -torch.inf)
 
@@ -179,8 +179,8 @@ class Front:
     """The constant keys in front of all others, in the shapes of one call.
 
     Attributes:
-        count: how many; 0 where there are none.
-        keys, values: [batch, head, count, dim]; None where logits stand for the keys, or the values are 0.
+        count: number of constant keys.
+        keys, values: [batch, head, count, dim]; None where logits replace the keys, or the values are 0.
         logits: float32 [head, count], scores that do not depend on the query.
         dtype: of the products.
     """
@@ -220,7 +220,7 @@ class Taken:
 
     Args:
         hidden: at least one.
-        front: how many constant keys stand in front.
+        front: number of constant keys in front.
         dtype: of the products.
     """
 
@@ -228,7 +228,7 @@ class Taken:
         self._masked = [one for one in hidden if not one.zeroed]
         self._zeroed = [one for one in hidden if one.zeroed]
         self._front, self._dtype = front, dtype
-        self._kept: Tensor | None = None  # where all queries lose the same keys: 1 for those that stay
+        self._kept: Tensor | None = None  # 1 for keys that are kept, where all queries lose the same ones
         if all(one.queries is None and one.keys.shape[2] == 1 and not one.front for one in hidden):
             whole = slice(None)
             masked, _, gone = self._unions(whole, whole)
@@ -245,9 +245,9 @@ class Taken:
         return value * kept if count in (1, value.shape[1]) else value.repeat_interleave(count // value.shape[1], dim=1) * kept
 
     def quickly(self, weights: Tensor, blind: Tensor | None, heads: slice) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Return what hiding makes of the weights of a block where all queries lose the same keys.
+        """Return the factors that hiding applies to the weights of a block in which all queries lose the same keys.
 
-        Softmax without a key is the softmax with it, scaled up over what is left: no second one is needed.
+        The softmax without a key equals the softmax with it, scaled up for the other keys, so no second softmax is needed.
 
         Args:
             weights: [batch, head, query, key], softmax of the scores, 0 for queries that see nothing (``blind``).
@@ -255,7 +255,7 @@ class Taken:
         Returns:
             1 for kept keys [1 or batch, 1 or head, 1, key], a factor per query [batch, head, query, 1], and the share
             taken away [batch, head, query]. None where a query keeps too little for that to be exact, and on a GPU,
-            which would have to be waited for to know what a query keeps.
+            where testing this would wait.
         """
         if self._kept is None or weights.is_cuda:
             return None
@@ -274,10 +274,10 @@ class Taken:
     ) -> tuple[Tensor, Tensor]:
         """Return the weights of a block in force [batch, head, query, key], and the share each query loses [batch, head, query].
 
-        By a softmax of their own where a query keeps too little, or where some keys are masked and others zeroed.
+        They get a second softmax where a query keeps too little, or where some keys are masked and others zeroed.
 
         Args:
-            scores: computes the block's scores again, the constant keys in front, in the place where ``weights`` may lie.
+            scores: computes the block's scores again, the constant keys first; it may overwrite ``weights``.
             weights: softmax of them, 0 for queries that see nothing (``blind``); they may be written over.
         """
         masked, zeroed, gone = self._unions(heads, rows)
@@ -288,7 +288,7 @@ class Taken:
             left = torch.where(
                 gone.any(-1, keepdim=True), kept.sum(-1, keepdim=True), 1 - nothing
             )  # a query that loses nothing stays bit-identical
-            if not bool((left + nothing < LEAST_KEPT).any()):  # as in `quickly`: what is left, scaled up
+            if not bool((left + nothing < LEAST_KEPT).any()):  # scaled up, as in `quickly`
                 lost = (1 - nothing - left).clamp(min=0)[..., 0].detach()
                 factor = 1 / (left + nothing)
                 return (kept if masked is None else kept * factor if kept.requires_grad else kept.mul_(factor)), lost
@@ -308,7 +308,7 @@ class Taken:
         return in_force, (weights * gone).sum(-1).detach()
 
     def _unions(self, heads: slice, rows: slice) -> tuple[Tensor | None, Tensor | None, Tensor]:
-        """Return what a block loses before the softmax, what it loses after it, and both."""
+        """Return the keys that a block loses before the softmax, those that it loses after it, and both."""
         masked, zeroed = self._union(self._masked, heads, rows), self._union(self._zeroed, heads, rows)
         gone = zeroed if masked is None else masked if zeroed is None else masked | zeroed
         assert gone is not None

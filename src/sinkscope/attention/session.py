@@ -1,7 +1,7 @@
-"""A session: for its duration, the stacks of one network hand their attention to sinkscope.
+"""A session: while it is open, sinkscope computes the attention of the stacks of one network.
 
-A *step* is one call of a stack. On enter `Hooks` make the network tell the session of every call, and hand the running call
-to the attention function; on exit, also after an exception, the network is as it was.
+A *step* is one call of a stack. On enter, `Hooks` report every call to the session and pass the running call to the attention
+function; on exit, also after an exception, the network is restored.
 """
 
 import weakref
@@ -26,7 +26,7 @@ _sessions: "weakref.WeakKeyDictionary[nn.Module, Session]" = weakref.WeakKeyDict
 
 
 class Hooks(ABC):
-    """The hooks by which a session sees the calls of its network: see `hooks` for transformers' models, `foreign_network` for others."""
+    """The hooks that report the calls of a network to its session: `hooks` for transformers models, `foreign_network` for others."""
 
     stacks: list[Stack]
 
@@ -40,17 +40,17 @@ class Hooks(ABC):
 
     @abstractmethod
     def run_again(self, tokens: Tensor, real: Tensor) -> None:
-        """Run a canvas through the network's one stack, without a cache.
+        """Run a canvas through the only stack of the network, without a cache.
 
         Args:
             tokens: int64 [batch, position].
-            real: bool [batch, position], False on padding, which stands on the left.
+            real: bool [batch, position], False on padding, which is on the left.
         """
 
 
 @dataclass(frozen=True)
 class LastStep:
-    """What the next step of a foreign network needs to know of the one before.
+    """What the next step of a foreign network needs from the previous one.
 
     Attributes:
         behind_cache: whether it had more keys than queries.
@@ -62,11 +62,11 @@ class LastStep:
 
 
 class Session:
-    """The subscribers of one network, and the step that is running.
+    """The subscribers of one network, and the running step.
 
     Args:
         network: any torch module.
-        hooks: how its attention gets here.
+        hooks: report its calls.
         stays: whether the session stays open when the last subscriber has left.
     """
 
@@ -75,14 +75,14 @@ class Session:
         self.stacks = hooks.stacks
         self.subscribers: list[Subscriber] = []
         self.notes = LayerNotes()
-        self.published = False  # whether a sampler publishes the steps; otherwise the arguments of the calls say them
+        self.published = False  # whether a sampler publishes the steps; otherwise they are read from the arguments of the calls
         self._workspace = Workspace()
         self._hooks = hooks
         self._context: StepContext | None = None
         self._start: GenerationStart | None = None
         self._in_generation = False
         self._prompts: dict[str, tuple[int, ...]] = {}  # of the stacks that were called in this generation
-        self._tokens: Tensor | None = None  # all tokens so far: behind a cache, a call passes the fresh ones only
+        self._tokens: Tensor | None = None  # all tokens so far: with a cache, a call passes only the new ones
         self._call: Call | None = None
         self._calls: list[Call] = []  # that have begun and not ended, innermost last
         self._given: StackInput | None = None
@@ -127,13 +127,13 @@ class Session:
             subscriber.begin_step(context)
 
     def end_step(self, result: StepResult | None) -> None:
-        """Tell all subscribers what a step led to; a sampler calls this after it has committed."""
+        """Tell all subscribers the result of a step; a sampler calls this after it has committed."""
         for subscriber in self.subscribers:
             subscriber.end_step(result)
         self._context = None
 
     def end_generation(self, failed: bool) -> None:
-        """Tell all subscribers that the generation is over; a sampler calls this after its last step, or when it gives up."""
+        """Tell all subscribers that the generation is over; a sampler calls this after its last step, or after an exception."""
         if not self._in_generation:
             return
         self._in_generation = self.published = False
@@ -144,7 +144,7 @@ class Session:
 
     @contextmanager
     def foreign_generation(self) -> Iterator[None]:
-        """Run a ``generate`` of the network's own as one generation."""
+        """Run the network's own ``generate`` as one generation."""
         if self.published:
             yield
             return
@@ -157,7 +157,7 @@ class Session:
         self.end_generation(failed=False)
 
     def leave(self, subscriber: Subscriber, failed: bool) -> None:
-        """Take a subscriber out; a generation that is still running ends for it, unfinished if a sampler published it."""
+        """Remove a subscriber; a running generation ends for it, unfinished if a sampler publishes it."""
         try:
             if self._in_generation:
                 subscriber.end_generation(failed or self.published)
@@ -170,7 +170,7 @@ class Session:
                 self._in_generation = self.published = False
 
     def join(self, subscriber: Subscriber) -> None:
-        """Add a subscriber; one that comes in the middle of a generation is told of its start."""
+        """Add a subscriber; in the middle of a generation it is told of its start."""
         self.subscribers.append(subscriber)
         if self._in_generation and self._start is not None:
             subscriber.begin_generation(self._start)
@@ -187,7 +187,7 @@ class Session:
         return self.begin_read_call(stack, read_stack_input(arguments, parents)) if self.subscribers else None
 
     def begin_read_call(self, stack: Stack, given: StackInput | None) -> Call:
-        """Return the call that begins, once its arguments are read."""
+        """Return the call that begins, given its arguments as read."""
         self._given = given
         if not self.published and not self._unhidden_running:
             self._context = None  # an interrupt may have left one behind
@@ -231,16 +231,16 @@ class Session:
                 "leave the attention implementation alone while something watches or hides"
             )
         if not self.published and not self._unhidden_running and self._context is not None:
-            # A decoder that only reads the cache (block diffusion) leaves what stands behind it as it was.
+            # A decoder that only reads the cache (block diffusion) does not change it.
             if given is not None and (given.cache is None or int(given.cache.get_seq_length()) == given.total):
                 self._tokens = self._context.tokens
             self.end_step(None)
 
     @torch.no_grad()
     def unhidden_pass(self, watcher: Watcher) -> None:
-        """Run the canvas of the step that has just begun through the network once more, for one watcher alone.
+        """Run the canvas of the step that has just begun through the network again, for one watcher alone.
 
-        Nothing is hidden, nobody else is told, and no cache is read or written: a causal model reads all tokens so far.
+        Nothing is hidden, no other subscriber is told, and no cache is read or written: a causal model reads all tokens so far.
 
         Raises:
             AttentionError: no step has begun, its tokens are not known, the network has several stacks, or is no
@@ -262,7 +262,7 @@ class Session:
             self.subscribers, self._given, self._unhidden_running = subscribers, given, False
 
     def last_step(self) -> LastStep | None:
-        """Return the step before, in a running generation that no sampler published; None where there is none."""
+        """Return the previous step in a running generation that no sampler publishes; None where there is none."""
         return self._last if self._in_generation and not self.published else None
 
     def _begin(self, start: GenerationStart) -> None:
@@ -271,7 +271,7 @@ class Session:
             subscriber.begin_generation(start)
 
     def _infer_step(self, stack: Stack, given: StackInput) -> None:
-        """Begin the step that the arguments of a call say: of a plain forward call, or of a ``generate`` that is not ours."""
+        """Begin the step that the arguments of a call describe: of a plain forward call, or of a ``generate`` that is not ours."""
         lengths, config = given.lengths(), getattr(self.network, "config", None)
         if self._starts_anew(stack, given):
             self.end_generation(failed=False)
@@ -280,7 +280,7 @@ class Session:
             mask_id = None if causal else getattr(config, "mask_token_id", None)
             rows = (None,) * given.batch
             self._begin(GenerationStart(tuple(lengths.tolist()), given.total, causal, {"name": "foreign"}, rows, mask_id))
-        if stack.name not in self._prompts:  # an encoder and a decoder have prompts of their own
+        if stack.name not in self._prompts:  # an encoder and a decoder have different prompts
             prompts = lengths - given.fresh if given.seen and self._prompts else lengths
             self._prompts[stack.name] = tuple(prompts.tolist())
         self._last = LastStep(bool(given.seen), given.visible())
@@ -302,5 +302,5 @@ class Session:
 
 
 def current_session(network: nn.Module) -> Session | None:
-    """Return the open session of a network, None when nobody watches or hides."""
+    """Return the open session of a network; None without subscribers."""
     return _sessions.get(network)

@@ -1,6 +1,6 @@
-"""Stacks: the modules that own the layers (``model.model`` of a Llama; encoder and decoder apart), and what the arguments of a call say.
+"""Stacks: the modules that own the layers (``model.model`` of a Llama; an encoder and a decoder are two), and the arguments of their calls.
 
-A call's arguments say which tokens go in, how many are behind a cache, and where padding stands.
+The arguments of a call tell which tokens go in, how many are in the cache, and where padding is.
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,9 +23,9 @@ class Stack:
     Attributes:
         name: module path within the network, ``""`` for the network itself.
         module: the stack.
-        layers: attention module → (its module path, its index), in order.
-        blocks: attention module → the layer that holds it.
-        causal: whether its queries see only what stands before them.
+        layers: module path and index of each layer by its attention module, in order.
+        blocks: the layer that contains each attention module.
+        causal: whether its queries see only earlier tokens.
     """
 
     name: str
@@ -65,20 +65,20 @@ def find_stacks(network: nn.Module) -> list[Stack]:
 
 
 def query_heads(attention: nn.Module) -> int | None:
-    """Return how many query heads an attention module has, by itself or its configuration; None where neither says."""
+    """Return the number of query heads of an attention module, from itself or its configuration; None where neither has it."""
     names = ("num_heads", "num_attention_heads", "n_heads", "n_head")
     found = (getattr(said, name, None) for said in (attention, getattr(attention, "config", None)) for name in names)
     return next((one for one in found if isinstance(one, int) and one > 0), None)
 
 
 def _attends(module: nn.Module) -> bool:
-    """Return whether a numbered module is attention, as its name says; feed-forward networks and convolutions may be numbered too."""
+    """Return whether a numbered module is attention by its name; feed-forward networks and convolutions may be numbered too."""
     name = type(module).__name__.lower()
     return any(part in name for part in ("attention", "attn", "mla"))
 
 
 def _is_causal(network: nn.Module, stack: nn.Module, attention: nn.Module) -> bool:
-    """Return whether a stack is causal: its configuration decides, and where that says nothing its attention."""
+    """Return whether a stack is causal, by its configuration, or else by its attention."""
     for config in (getattr(stack, "config", None), getattr(network, "config", None)):
         said = getattr(config, "is_causal", None)
         if said is not None:
@@ -88,14 +88,14 @@ def _is_causal(network: nn.Module, stack: nn.Module, attention: nn.Module) -> bo
 
 @dataclass(frozen=True)
 class StackInput:
-    """What the arguments of a stack call say about the step.
+    """The step as the arguments of a stack call describe it.
 
     Attributes:
-        batch, fresh, seen: how many rows, tokens that go in, tokens behind the cache.
+        batch, fresh, seen: number of rows, of tokens that go in, and of tokens in the cache.
         ids: int64 [batch, fresh], None where the call had only embeddings.
         real: bool [batch, seen + fresh], False on padding; None where nothing is padded.
         cache: the cache that came with the call.
-        device: where the tokens lie.
+        device: of the tokens.
     """
 
     batch: int
@@ -108,7 +108,7 @@ class StackInput:
 
     @property
     def total(self) -> int:
-        """Tokens so far."""
+        """Number of tokens so far."""
         return self.seen + self.fresh
 
     def visible(self) -> Tensor:
@@ -116,7 +116,7 @@ class StackInput:
         return torch.ones(self.batch, self.total, dtype=torch.bool, device=self.device) if self.real is None else self.real
 
     def lengths(self) -> Tensor:
-        """Return how many real tokens each row has, int64 [batch], on the host: a GPU is waited for where a mask says them.
+        """Return the number of real tokens of each row, int64 [batch], on the host; where a mask gives them, this waits for a GPU.
 
         Raises:
             AttentionError: padding on the right.
@@ -130,14 +130,14 @@ class StackInput:
 
 
 def read_stack_input(arguments: Mapping[str, Any], parents: Iterable[Mapping[str, Any]] = ()) -> StackInput | None:
-    """Return what a stack's arguments say; where it got embeddings only, the ids come from the nearest module around it.
+    """Return the step that a stack's arguments describe; if it got only embeddings, the ids come from the nearest module around it.
 
     Args:
         arguments: of the stack, by name.
         parents: arguments of the modules around it that are running, the nearest first.
 
     Returns:
-        None where the call shows no tokens and no embeddings.
+        None where the call has neither tokens nor embeddings.
 
     Raises:
         AttentionError: a cache whose keys are not simply the newest tokens.
@@ -166,7 +166,7 @@ def _first(arguments: Mapping[str, Any], names: Iterable[str], axes: int) -> Ten
 
 
 def _real(mask: Any, batch: int, total: int) -> Tensor | None:
-    """Return which tokens are no padding; of a mapping of ready masks (transformers' own generate), what queries see."""
+    """Return which tokens are not padding; for a mapping of complete masks (transformers' own generate), by what queries see."""
     if isinstance(mask, Mapping):
         ready = [mask.get("full_attention"), *mask.values()]
         fitting = (one for one in ready if isinstance(one, Tensor) and one.ndim == 4 and one.shape[-1] == total)
@@ -177,9 +177,9 @@ def _real(mask: Any, batch: int, total: int) -> Tensor | None:
 
 
 def real_tokens(mask: Tensor) -> Tensor:
-    """Return the tokens that are no padding, bool [batch, key], by a boolean or additive mask [batch, head, query, key].
+    """Return the tokens that are not padding, bool [batch, key], by a boolean or additive mask [batch, head, query, key].
 
-    Padding is what no query sees at either end; a key in between that nobody sees is one that was taken away.
+    Padding is the keys at either end that no query sees; a key in between that no query sees was taken away.
     """
     visible = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
     seen = visible.any(dim=2).any(dim=1).long()
@@ -193,14 +193,14 @@ def check_cache(cache: Any) -> None:
 
 
 def slides(cache: Any) -> bool:
-    """Return whether some layers of a cache hold the newest tokens only."""
+    """Return whether some layers of a cache hold only the newest tokens."""
     return any(getattr(cache, "is_sliding", ()))
 
 
 def upload(tensor: Tensor, device: torch.device) -> Tensor:
     """Return a small tensor of the host on a device, without waiting.
 
-    It goes to a GPU by pinned memory: a copy from any other waits for all that is under way there.
+    It is copied to a GPU from pinned memory, because a copy from other memory waits for all queued work.
     """
     if device.type != "cuda" or tensor.is_cuda:
         return tensor.to(device)

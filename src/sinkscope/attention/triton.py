@@ -1,7 +1,7 @@
 """The Triton kernels behind `fused`: attention with its log-sum-exp, then the columns in a second pass over tiles of keys.
 
-Scores are held tile by tile and never written. Each tile of keys has one owner, who goes through the queries in order: no
-atomics, and the same numbers in every run. Products take the inputs as they are and accumulate in fp32; exponents are base 2.
+Scores exist one tile at a time and are never written. One program owns each tile of keys and reads the queries in order, so there are
+no atomics, and every run gives the same numbers. Products use the dtype of the inputs and accumulate in fp32; exponents are base 2.
 """
 
 import triton
@@ -10,7 +10,7 @@ import triton.language as tl
 
 @triton.jit
 def _visible(s, m, n, mask, mask_q, mask_k, queries, keys, least, CAUSAL: tl.constexpr, MASKED: tl.constexpr):
-    """Return scores with what the mask adds, −∞ where query ``m`` does not see key ``n``."""
+    """Return scores with the mask added, −∞ where query ``m`` does not see key ``n``."""
     there = (n >= 0) & (n < keys) & (m < queries)
     seen = there
     if CAUSAL:
@@ -40,7 +40,7 @@ def _grown(m_i, l_i, s):
 
 @triton.jit
 def _rows(base, index, stride, d, count, width):
-    """Load a tile of rows, 0 beyond the last and beyond their width."""
+    """Load a tile of rows; 0 beyond the last row and beyond their width."""
     inside = (index >= 0) & (index < count)
     return tl.load(base + index[:, None].to(tl.int64) * stride + d[None, :], mask=inside[:, None] & (d < width)[None, :], other=0.0)
 

@@ -1,6 +1,6 @@
-"""The commands, one file each: a class of flags with the verb `run`, which calls what it needs and prints.
+"""The commands, one file each: a `Command` with its flags, whose `run` does the work and prints.
 
-A new command is one file and one word in `COMMANDS`: ``sinks`` is the class `Sinks` in ``commands/sinks.py``.
+A new command is one file and one word in `COMMANDS`; ``sinks`` is the class `Sinks` in ``commands/sinks.py``.
 """
 
 from importlib import import_module
@@ -10,9 +10,9 @@ from sinkscope.commands.command import Command
 COMMANDS = tuple(
     "demo trace sinks tracks roles analyse figures map export problems evaluate table reproduce train fold convert check bench".split()
 )
-"""In the order of ``sinkscope --help``."""
+"""The names, in the order of ``sinkscope --help``."""
 
 
 def find_command(name: str) -> type[Command]:
-    """Return the class of a command; only its own module is imported."""
+    """Return the class of a command; no other command is imported."""
     return getattr(import_module(f"sinkscope.commands.{name}"), name.capitalize())

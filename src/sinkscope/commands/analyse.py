@@ -11,21 +11,21 @@ from sinkscope.commands.output import describe_interval, open_and_check, print_j
 from sinkscope.errors import CallError
 
 LAB_BATCHES = 100
-"""How many batches of its training stream stand for the corpus of a model of the lab."""
+"""Number of training batches that represent the training corpus of a lab model."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Analyse(Command):
-    """Every statistic of sinks: movement, composition, who attends, concentration, norms.
+    """Compute every statistic of sinks: movement, composition, query groups, concentration, norms.
 
     Attributes:
         traces: folders of traces, or of numbered traces, of one model; each trace is one prompt.
-        versus: a second set of traces; every statistic is then the second set minus the first.
+        versus: a second set of traces; each statistic is then the second set minus the first.
         excess: threshold of the printed table, in --unit; the JSON also has ε = 1, 2, 3, 5 and 8 in queries and percent.
-        sweep: leaves out all thresholds but that of --excess and --unit.
-        tolerance: steps below the threshold that do not end a track.
+        sweep: computes no other thresholds than --excess and --unit.
+        tolerance: how many steps in a row a sink may be below the threshold without ending its track.
         training_counts: a JSON file {token id: count} of the training corpus; or lab, for the lab's own models.
-        choice: leaves out the model that predicts which candidate is the main sink, the slowest part.
+        choice: does not fit the model that predicts which candidate is the main sink, the slowest part.
     """
 
     traces: Traces
@@ -45,7 +45,7 @@ class Analyse(Command):
         from sinkscope.traces import open_traces
 
         if not self.traces:
-            raise CallError("expected at least one trace")
+            raise CallError("expected at least one folder of traces, found none")
         asked = Threshold(self.excess, self.unit)
         thresholds = (asked, *(one for one in THRESHOLDS if one != asked)) if self.sweep else (asked,)
         training = None if self.training_counts is None else _training_counts(self.training_counts, self.traces)
@@ -74,14 +74,14 @@ class Analyse(Command):
 
 
 def _training_counts(source: str, traces: tuple[Path, ...]) -> dict[int, int]:
-    """Return how often each token stands in the training corpus, as ``--training-counts`` says."""
+    """Return how often each token occurs in the training corpus that ``--training-counts`` names."""
     if source == "lab":
         return _lab_counts(open_and_check(traces[0])[0])
     path = Path(source)
     try:
         return {int(token): int(count) for token, count in json.loads(path.read_text()).items()}
     except (OSError, ValueError, AttributeError, TypeError) as error:
-        raise CallError(f"--training-counts {path}: expected a JSON object of token ids and counts ({error})") from error
+        raise CallError(f"--training-counts {path}: expected a JSON object {{token id: count}}, found none ({error})") from error
 
 
 def _lab_counts(trace: Any) -> dict[int, int]:
@@ -92,7 +92,7 @@ def _lab_counts(trace: Any) -> dict[int, int]:
 
     name = trace.manifest.get("model", {}).get("name")
     if name not in RECIPES:
-        raise CallError(f"--training-counts lab: {trace.folder} is of {name}, expected a model of the lab ({', '.join(RECIPES)})")
+        raise CallError(f"--training-counts lab: expected a trace of a lab model ({', '.join(RECIPES)}), found {name} in {trace.folder}")
     recipe, tokenizer = RECIPES[name], build_tokenizer()
     counts: Counter[int] = Counter()
     for update in range(LAB_BATCHES):
@@ -107,7 +107,7 @@ def _heading(analysis: Any, asked: Any, what: str) -> str:
 
 
 def _print_table(statistics: Any, asked: Any) -> None:
-    """Print what holds at the threshold that was asked for; single layers and the curve over ε are in the JSON only."""
+    """Print the statistics at the threshold that was asked for; single layers and other thresholds are in the JSON only."""
     last = ""
     for one in statistics:
         place = dict(one.place)

@@ -16,10 +16,10 @@ from sinkscope.errors import CallError, SinkscopeError
 
 @dataclass(frozen=True, kw_only=True)
 class Bench(Command):
-    """Runs the measurements of benchmarks/ in a checkout, all or the named ones.
+    """Run the measurements of benchmarks/ in a checkout, all or the named ones.
 
     Attributes:
-        names: such as recording_overhead.
+        names: of scripts, such as recording_overhead.
     """
 
     names: Annotated[Positional[tuple[str, ...]], default_is("all")] = ()
@@ -29,7 +29,7 @@ class Bench(Command):
         folder = Path(__file__).resolve().parents[3] / "benchmarks"
         scripts = {path.stem: path for path in sorted(folder.glob("[a-z]*.py"))}
         if not scripts:
-            raise SinkscopeError(f"no benchmarks at {folder}; `sinkscope bench` needs a checkout of the repository")
+            raise SinkscopeError(f"expected benchmarks at {folder}, found none; run `sinkscope bench` in a checkout of the repository")
         unknown = [name for name in self.names if name not in scripts]
         if unknown:
             raise CallError(f"no benchmark {unknown[0]!r}; expected one of {', '.join(scripts)}")

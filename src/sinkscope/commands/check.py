@@ -1,4 +1,4 @@
-"""`check`: a checkpoint, loaded and proved."""
+"""`check`: tests whether sinkscope reads and runs a checkpoint correctly."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from sinkscope.errors import SinkscopeError
 
 @dataclass(frozen=True, kw_only=True)
 class Check(Command):
-    """Loads a checkpoint and proves it: keys, rotations, attention that adds up, hiding that bites."""
+    """Test a checkpoint: tensors, position embeddings, attention sums, and whether hiding keys changes the predictions."""
 
     model: ModelName
     device: Device = "cpu"

@@ -1,7 +1,7 @@
-"""What every command is, and the flags that several of them have.
+"""The base class of commands, and the flags that several commands have.
 
-A flag is a field of its command's frozen dataclass, written once: its type is the flag's type, its default the flag's default, and the
-class's docstring says what it is for. tyro makes the command line of it.
+A flag is a field of the command's frozen dataclass. Its type and default are those of the flag, and the docstring of the class is its
+help. tyro builds the command line from this.
 """
 
 from abc import ABC, abstractmethod
@@ -12,11 +12,11 @@ from tyro.conf import Positional, UseAppendAction, arg
 
 
 class Command(ABC):
-    """The flags of one command, as they were given."""
+    """A command with the values of its flags. The first line of its docstring is its line in ``sinkscope --help``."""
 
     @abstractmethod
     def run(self) -> None:
-        """Do what the command says, and print."""
+        """Run the command and print the result."""
 
 
 def default_is(text: str) -> Any:

@@ -1,4 +1,4 @@
-"""`convert`: paper 2's checkpoints become model folders."""
+"""`convert`: makes model folders from paper 2's checkpoints."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,13 +11,13 @@ from sinkscope.commands.command import Command, default_is
 
 @dataclass(frozen=True, kw_only=True)
 class Convert(Command):
-    """Makes a model folder from one of paper 2's checkpoints; nothing in the file is executed.
+    """Make a model folder from one of paper 2's checkpoints; no code in the file is run.
 
     Attributes:
         file: a .pth that holds tensors only, or safetensors with the same names.
         out: a new or empty folder.
-        tokenizer: folder with the tokenizer the model was trained with.
-        heads: attention heads, needed where the width is none of the published ones.
+        tokenizer: folder of the tokenizer with which the model was trained.
+        heads: number of attention heads, for a width that was not published.
     """
 
     file: Positional[Path]

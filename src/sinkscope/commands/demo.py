@@ -1,4 +1,4 @@
-"""`demo`: both bundled models write answers to held-out problems; their sinks are recorded, named, followed and shown."""
+"""`demo`: two bundled models answer held-out problems, and a page shows their sinks."""
 
 import time
 from collections.abc import Callable
@@ -13,30 +13,30 @@ from sinkscope.errors import CallError
 OPERATIONS = 3
 MODELS = {"lab-diffusion": "diffusion", "lab-autoregressive": "autoregressive"}
 CAPTION = (
-    "Each head has a main sink: its largest column that is a sink. "
-    "Moves: how often the main sink goes elsewhere from one step to the next, and the old place stops being a sink or the new one was "
-    "none, mean over the heads with a main sink in at least two steps. "
-    "Swaps: how often it changes place with another sink, both sinks before and after. "
-    "Drift: slope of its position over the steps, in positions a step. "
-    "Shuffled: the same number when the order of the steps is random, as the mean and the 95 % range of 200 shuffles; for drift, blocks of "
-    "steps are shuffled, twice as long as a moving sink stays in one place. "
-    "Averaged: moves in the running mean of the columns. The autoregressive model's columns can only be sums over the past (its moves are "
-    "those of the newest 16 queries), so this shows how much of the difference a running sum makes by itself. "
-    "Largest: moves of each head's largest column, whether it is a sink or not. An excess of 3 is 1 % of the attention of 300 queries but "
-    "19 % of that of 16, so few heads of the autoregressive model have a main sink. "
-    "The table does not show whether a drift only follows the tokens that are being committed, nor what other models do."
+    "The main sink of a head is its sink with the largest column. "
+    "Moves: how often the main sink changes its position from one step to the next so that the old place stops being a sink or the new one "
+    "was none before, averaged over the heads that have a main sink in at least two steps. "
+    "Swaps: how often it changes place with another sink, where both are sinks before and after. "
+    "Drift: the slope of its position over the steps, in positions per step. "
+    "Shuffled: the same number with the steps in random order, as the mean and the 95 % range of 200 shuffles. For drift, whole blocks of "
+    "steps are shuffled; a block is twice as long as a moving sink stays in one place. "
+    "Averaged: moves in the running mean of the columns. The columns of an autoregressive model are sums over past queries (its moves are "
+    "read from the 16 newest ones), so this column shows how much of the difference between the models comes from summing alone. "
+    "Largest: moves of each head's largest column, whether it is a sink or not. With 300 queries, an excess of 3 is 1 % of all attention; "
+    "with 16 queries it is 19 %, so few heads of the autoregressive model have a main sink. "
+    "The table does not show whether a drift only follows the order in which tokens are committed, or what other models do."
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Demo(Command):
-    """Bundled models: trace, sinks, tracks, figures and a page.
+    """Trace two bundled models on the same problems; make a page with their sinks, tracks and figures.
 
     Attributes:
         out: a new or empty folder.
-        problems: held-out problems each model is traced on: the first ones with three operations.
+        problems: number of held-out problems: the first ones with three operations.
         length: tokens to write.
-        block: tokens of a block of the diffusion sampler.
+        block: tokens in a block of the diffusion sampler.
     """
 
     out: Path = Path("demo-output")
@@ -49,13 +49,13 @@ class Demo(Command):
 
 
 def run_demo(out: Path, *, problems: int = 3, length: int = 64, block: int = 16, say: Callable[[str], None] = print) -> Path:
-    """Record both models, find and follow their sinks, draw the figures, and return the page that shows it all.
+    """Record both models, find and track their sinks, draw the figures, and return the path of the page.
 
     Args:
         out: a new or empty folder; it gets ``traces/``, ``figures/`` and ``report.html``.
-        problems: held-out problems each model writes: the first ones with three operations, whose answers are longest.
+        problems: number of held-out problems: the first ones with three operations, which have the longest answers.
         length: tokens to write.
-        block: tokens of a block of the diffusion sampler.
+        block: tokens in a block of the diffusion sampler.
         say: gets one line per thing done.
 
     Raises:
@@ -103,7 +103,7 @@ def run_demo(out: Path, *, problems: int = 3, length: int = 64, block: int = 16,
 
 
 def movement_of(trace: Any) -> dict[str, Any]:
-    """Return one trace's cells of the demo's table, by column; `CAPTION` says what they are."""
+    """Return the cells of one trace in the demo's table, by column; `CAPTION` explains them."""
     import numpy as np
 
     from sinkscope.sinks import find_sinks, is_sink, main_sinks, movement_test, running_mean, sinks_in, track

@@ -1,4 +1,4 @@
-"""`evaluate`: how good a model is on tasks, with sinks hidden or not."""
+"""`evaluate`: accuracy of a model on tasks, with or without sinks hidden."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,25 +10,25 @@ from sinkscope.commands.sampler_flags import TaskSamplerFlags
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate(Command):
-    """Accuracy on tasks, with intervals; the same command resumes after a kill, torchrun or --jobs share out the work.
+    """Measure accuracy on tasks, with intervals; the same command resumes after a kill, torchrun or --jobs divide the work.
 
     Attributes:
         out: folder for the results.
         tasks: separated by commas: lab-arith, lab-code, gsm8k, gsm8k_cot, gsm8k_two_pass, humaneval, humaneval_instruct, arc_easy,
             arc_challenge, hellaswag, piqa, race, social_iqa, lambada, lambada_openai.
         hide: rules separated by commas, none for the unchanged model: none,top:1@current,random:1@seed=2 …
-        limit: problems of each task, from the first.
+        limit: number of problems of each task, from the first.
         shots: solved problems in each prompt.
-        chat: prompts go through the chat template, where a protocol does not say so itself.
+        chat: applies the chat template, unless the protocol decides that.
         protocol: published settings for published tasks: auto, none, or a name.
-        batch: prompts written side by side.
+        batch: number of prompts in a batch.
         allow_code_execution: runs the programs that a model writes, in a sandbox.
-        device: cpu, cuda …; with torchrun, cuda is each process's own.
+        device: cpu, cuda …; under torchrun, cuda is the device of each process.
         jobs: how many jobs to submit and wait for; 0 runs in this process.
         cluster: where jobs run: slurm, or local processes.
         job_options: name=value separated by commas, for submitit: slurm_partition=gpu,gpus_per_node=1,timeout_min=600 …
-        method: how a diffusion model's likelihoods are estimated, in tasks that ask for them.
-        samples: masked canvases of Monte Carlo.
+        method: how likelihoods of a diffusion model are estimated, in tasks that need them.
+        samples: number of masked canvases for monte_carlo.
     """
 
     model: ModelName

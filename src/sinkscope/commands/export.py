@@ -1,4 +1,4 @@
-"""`export`: a trace for other tools."""
+"""`export`: writes a trace for other tools."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +12,12 @@ from sinkscope.commands.output import open_and_check, print_json
 
 @dataclass(frozen=True, kw_only=True)
 class Export(Command):
-    """Writes a trace for other tools, with named axes and units.
+    """Write a trace for other tools, with named axes and units.
 
     Attributes:
         trace: folder of a trace, or of numbered traces.
         to: xarray (one NetCDF file), zarr (a folder, which xarray reads too), parquet (one long table), numpy (.npz).
-        out: the file, or for zarr the folder; for numbered traces a folder that gets one of each.
+        out: the file, or for zarr the folder; for numbered traces a folder, with one export for each.
     """
 
     trace: Positional[Path]

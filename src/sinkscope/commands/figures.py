@@ -1,4 +1,4 @@
-"""`figures`: the papers' figures from your own traces."""
+"""`figures`: draws the papers' figures from your own traces."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,16 +12,16 @@ from sinkscope.errors import CallError
 
 @dataclass(frozen=True, kw_only=True)
 class Figures(Command):
-    """Paper 1's Figures 1 to 10 and paper 2's norms from your own traces: PNG, PDF and CSV each.
+    """Draw paper 1's Figures 1 to 10 and paper 2's norms from your own traces, each as PNG, PDF and CSV.
 
     Attributes:
-        traces: folders of traces, or of statistics, which draw Figures 3, 5, 9, 10 and norms.
+        traces: folders of traces, or of statistics; for statistics only Figures 3, 5, 9, 10 and norms are drawn.
         out: folder for the files.
         excess: how far a column must exceed the mean of the others (Eq. 3), in queries' worth of attention.
-        compare: puts the traces side by side, up to four.
+        compare: draws up to four traces side by side.
         only: figures to draw, separated by commas: 1 to 10, norms.
-        model: what wrote the traces, where it has moved; recomputes the maps of Figures 4, 6 and 8.
-        device: of that model: cpu, cuda …
+        model: the model that wrote the traces, if it has moved; the maps of Figures 4, 6 and 8 are recomputed with it.
+        device: for that model: cpu, cuda …
     """
 
     traces: Traces
@@ -39,7 +39,7 @@ class Figures(Command):
         from sinkscope.traces import is_statistics
 
         if not self.traces:
-            raise CallError("expected at least one trace")
+            raise CallError("expected at least one folder of traces, found none")
         names = None if self.only is None else [name.strip() for name in self.only.split(",")]
         traces = [one for folder in self.traces for one in ([open_statistics(folder)] if is_statistics(folder) else open_and_check(folder))]
         maps = map_reader(self.model, self.device)

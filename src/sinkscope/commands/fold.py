@@ -1,4 +1,4 @@
-"""`fold`: a sink token becomes constants."""
+"""`fold`: replaces a trained sink token by constants."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +8,7 @@ from sinkscope.commands.command import Command, ModelName
 
 @dataclass(frozen=True, kw_only=True)
 class Fold(Command):
-    """Folds the sink token of a trained model into constants, which take no position of the canvas.
+    """Replace the sink token of a trained model by constant keys and values, which occupy no position of the canvas.
 
     Attributes:
         out: a new or empty folder.

@@ -1,4 +1,4 @@
-"""`map`: one attention map of a recorded step; and the reader of maps that `figures` uses."""
+"""`map`: shows one attention map of a recorded step. `map_reader` gives maps to `figures`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ LARGEST = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Map(Command):
-    """One attention map: the stored one, or recomputed from the stored canvas with the same weights.
+    """Show one attention map of a recorded step: the stored one, or one recomputed with the same weights.
 
     Attributes:
         trace: folder of one trace.
@@ -28,7 +28,7 @@ class Map(Command):
         layer: from 0, next to the embedding.
         head: query head, from 0.
         out: a file: .npy (float32 [query, key]), .csv (query, key, attention), .png or .pdf.
-        model: the model that wrote the trace, where it has moved; other weights are refused.
+        model: the model that wrote the trace, if it has moved; other weights are refused.
     """
 
     trace: Positional[Path]
@@ -41,9 +41,8 @@ class Map(Command):
     json: Json = False
 
     def run(self) -> None:
-        from sinkscope.recorder.attention_map import check_place
         from sinkscope.traces import open_trace
-        from sinkscope.traces.stored_maps import stored_map
+        from sinkscope.traces.stored_maps import check_place, stored_map
 
         if self.out is not None and self.out.suffix not in SUFFIXES:
             raise CallError(f"--out {self.out}: expected a file that ends in {', '.join(SUFFIXES)}")
@@ -71,10 +70,10 @@ def model_of(trace: Any, name: str | None = None, device: str = "cpu") -> Any:
     """Load the model that wrote a trace, by the name in its manifest and in the dtype it computed in.
 
     Args:
-        name: another place to load it from; other weights are refused later, when a map is recomputed.
+        name: another place to load it from; if its weights are others, recomputing a map fails.
 
     Raises:
-        CallError: it is not where it was; ``--model`` names another place.
+        CallError: it is no longer in its place; ``--model`` names another one.
     """
     import sinkscope
 
@@ -89,7 +88,6 @@ def model_of(trace: Any, name: str | None = None, device: str = "cpu") -> Any:
 
 def map_reader(name: str | None = None, device: str = "cpu") -> Callable[[Any, int, int, int], "np.ndarray"]:
     """Return a function from (trace, step, layer, head) to a map, stored or recomputed; each model is loaded once, when first needed."""
-    from sinkscope.recorder.attention_map import recompute_map
     from sinkscope.traces.stored_maps import stored_map
 
     models: dict[Any, Any] = {}
@@ -98,6 +96,8 @@ def map_reader(name: str | None = None, device: str = "cpu") -> Callable[[Any, i
         found = stored_map(trace, step, layer, head)
         if found is not None:
             return found
+        from sinkscope.recorder.attention_map import recompute_map
+
         key = (trace.manifest.get("model", {}).get("name"), trace.manifest.get("dtype"))
         if key not in models:
             models[key] = model_of(trace, name, device)
@@ -107,7 +107,7 @@ def map_reader(name: str | None = None, device: str = "cpu") -> Callable[[Any, i
 
 
 def _write(trace: Any, attention: "np.ndarray", place: tuple[int, int, int], out: Path) -> None:
-    """Write a map to a file, in the form its suffix says."""
+    """Write a map to a file, in the format of its suffix."""
     import io
 
     import numpy as np

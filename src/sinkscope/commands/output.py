@@ -1,4 +1,4 @@
-"""How commands print, and how they open the traces they are given."""
+"""Prints what commands report, and opens the traces that they are given."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ def note(text: str) -> None:
 
 
 def print_json(document: Any) -> None:
-    """Print one document to standard output, where nothing else goes."""
+    """Print one JSON document to standard output; nothing else is printed there."""
     print(json.dumps(document, ensure_ascii=False))
 
 
@@ -22,7 +22,7 @@ def print_one_or_all(documents: list[dict[str, Any]]) -> None:
 
 
 def open_and_check(path: Path) -> list[Any]:
-    """Return the traces at a path, their checksums verified; say on standard error which are incomplete or keep less than all columns."""
+    """Return the traces at a path after their checksums were compared; report incomplete and reduced ones on standard error."""
     from sinkscope.traces import open_traces
 
     traces = open_traces(path)
@@ -32,12 +32,12 @@ def open_and_check(path: Path) -> list[Any]:
             note(f"{trace.folder}: incomplete, {trace.steps} whole steps")
         if trace.manifest.get("level") == "top" and trace.steps:
             kept = trace.top_column_sums.shape[-1]
-            note(f"{trace.folder}: only the {kept} largest columns of each head were kept; a head with more sinks shows {kept} of them")
+            note(f"{trace.folder}: only the {kept} largest columns of each head were kept, so at most {kept} sinks of a head are found")
     return traces
 
 
 def describe_interval(prompts: int) -> str:
-    """Return what an interval over so many prompts is called: over few it covers less than 95 %, as measured in benchmarks/RESULTS.md."""
+    """Return the name of an interval over so many prompts; with few it covers less than 95 % (measured in benchmarks/RESULTS.md)."""
     if prompts < 5:
         return "no interval: fewer than five prompts"
     few = "; with so few about 90 %" if prompts < 8 else "; with so few about 93 %" if prompts < 12 else ""

@@ -1,4 +1,4 @@
-"""`problems`: held-out problems of the lab."""
+"""`problems`: prints held-out problems of the lab."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from sinkscope.commands.output import print_json
 
 @dataclass(frozen=True, kw_only=True)
 class Problems(Command):
-    """Held-out problems of the lab as JSON lines {"prompt", "answer"}.
+    """Print held-out problems of the lab as JSON lines {"prompt", "answer"}.
 
     Attributes:
         task: lab-arith or lab-code.

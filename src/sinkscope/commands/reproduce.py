@@ -1,4 +1,4 @@
-"""`reproduce`: a paper's tables and figures in one command."""
+"""`reproduce`: makes a paper's tables and figures in one command."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -14,21 +14,21 @@ from sinkscope.errors import CallError
 
 @dataclass(frozen=True, kw_only=True)
 class Reproduce(Command):
-    """Every table and figure of a paper from named checkpoints; the same command resumes after a kill.
+    """Make every table and figure of a paper from named checkpoints; the same command resumes after a kill.
 
     Attributes:
         paper: paper1 is arXiv 2510.15731, Attention Sinks in Diffusion Language Models; paper2 is arXiv 2601.19657, One Token Is Enough
-            (its Tables 1 and 2; ks, seeds, controls and traces are paper1's).
-        out: folder for everything.
-        models: published, lab, or names separated by commas; of paper2 NAME=FOLDER separated by commas, published for a dry run.
-        dry_run: only says how many forward calls, how much memory and disk, and how many GPU hours each part takes.
-        limit: problems of each task.
+            (its Tables 1 and 2; it ignores ks, seeds, controls and traces).
+        out: folder for all results.
+        models: published, lab, or names separated by commas; for paper2 NAME=FOLDER separated by commas, or published in a dry run.
+        dry_run: prints how many forward calls, how much memory and disk, and how many GPU hours each part takes, and runs nothing.
+        limit: number of problems of each task.
         ks: how many sinks are hidden, separated by commas.
-        seeds: of each control that draws at random.
-        controls: what else is hidden for comparison: some of random, ranks, mass, rowmass, persistent, class.
-        traces: recorded generations a model.
-        batch: prompts written side by side.
-        allow_code_execution: runs the programs that models write, in a sandbox; those tasks are left out without it.
+        seeds: number of seeds of each control that draws at random.
+        controls: rules that hide other keys for comparison: some of random, ranks, mass, rowmass, persistent, class.
+        traces: number of recorded generations of each model.
+        batch: number of prompts in a batch.
+        allow_code_execution: runs the programs that models write, in a sandbox; without it those tasks are left out.
         tflops: speed of your card in 10¹² operations a second, for the dry run.
     """
 

@@ -1,10 +1,10 @@
-"""What `reproduce` does: it runs the parts of a paper's plan, keeps what is done, and writes the tables and figures.
+"""Runs the parts of a paper's plan, keeps finished results, and writes the tables and figures; `reproduce` calls it.
 
 table1.md, .tex, .csv, .json     paper 1: accuracy with sinks hidden, with intervals, tests, controls, and the published numbers
 table2.md, .json                 paper 1: the tokens that are sinks most often
 figures/                         paper 1: from the recorded generations
 paper2.md                        paper 2: measured accuracies beside the published ones
-evaluations/, traces/            what the tables and figures are made of; a later run goes on from here
+evaluations/, traces/            the results behind the tables and figures; a later run continues from them
 """
 
 import json
@@ -19,7 +19,7 @@ from sinkscope.errors import CallError
 
 TOP = 5
 """Tokens in a row of Table 2."""
-Part = Any  # evaluation.papers.paper.Part; imported inside functions only, so that the command starts quickly
+Part = Any  # evaluation.papers.paper.Part; it is imported in functions only, so that the command starts quickly
 Paper = Any  # evaluation.papers.paper.Paper
 Trace = Any  # sinkscope.Trace
 
@@ -29,9 +29,9 @@ class Options:
     """How the parts are run.
 
     Attributes:
-        out: folder for everything.
+        out: folder for all results.
         data: local files of the tasks, by task.
-        batch: prompts written side by side.
+        batch: number of prompts in a batch.
         device, dtype: as `load` takes them.
         allow_code_execution: runs the programs that models write; HumanEval and lab-code are left out without it.
         excess: ε of Eq. 3 in the figures and Table 2.
@@ -47,12 +47,12 @@ class Options:
 
 
 def reproduce(parts: Sequence[Part], options: Options, say: Callable[[str], None] = print) -> list[Path]:
-    """Run what is not done yet, model by model, then write all tables and figures.
+    """Run the unfinished parts, model by model, then write all tables and figures.
 
     Args:
         parts: of a paper's plan.
         options: how they are run.
-        say: gets one line per thing done.
+        say: gets a line for each finished piece of work.
 
     Returns:
         The files written; under torchrun only the first process writes them.
@@ -69,7 +69,7 @@ def reproduce(parts: Sequence[Part], options: Options, say: Callable[[str], None
     papers = {part.paper: find_paper(part.paper) for part in parts}
     for paper, name, folder in dict.fromkeys((part.paper, part.model, part.folder) for part in parts):
         papers[paper].check_folder(name, folder)  # before any is loaded
-    first = share_of_process().index == 0  # torchrun's other processes only share in the evaluations
+    first = share_of_process().index == 0  # under torchrun, the other processes only evaluate
     traces: dict[str, list[Trace]] = {}
     evaluated: list[Part] = []
     for name in dict.fromkeys(part.model for part in parts):
@@ -78,7 +78,7 @@ def reproduce(parts: Sequence[Part], options: Options, say: Callable[[str], None
         shape = next(part.shape for part in parts if part.model == name)
         if (model.card.layers, model.card.hidden_size) != (shape.layers, shape.hidden):
             found = f"{model.card.layers} layers of width {model.card.hidden_size}, the paper's has {shape.layers} of {shape.hidden}"
-            say(f"{name}: {folder} has {found}; it runs as it is, and is not the paper's checkpoint")
+            say(f"{name}: {folder} has {found}; it is run, but it is not the paper's checkpoint")
         for part in (part for part in parts if part.model == name):
             if part.recorded:
                 if first:

@@ -1,4 +1,4 @@
-"""`roles`: what the sink of each head does, with the evidence."""
+"""`roles`: measures what the sink of each head does."""
 
 import json
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from sinkscope.work_items import write_whole
 
 @dataclass(frozen=True, kw_only=True)
 class Roles(Command):
-    """What each sink does: idle, broadcast or carrier, with the evidence; the same command resumes after a kill.
+    """Measure what each sink does: idle, broadcast or carrier, with the evidence; the same command resumes after a kill.
 
     A head is listed where it has a sink in nine of ten canvases. Its sink is taken from that head alone, and the change of the
     model's predictions is measured beside two controls.
@@ -22,12 +22,12 @@ class Roles(Command):
     Attributes:
         out: folder for the results; finished prompts are kept there.
         prompts: a file of JSON lines with a "prompt" each.
-        problems: how many held-out problems of the lab, from the first.
+        problems: number of held-out problems of the lab, from the first.
         shots: solved problems in front of each of them.
         canvases: steps of each generation on which heads are asked; an autoregressive model is asked on its whole answer.
         rows: canvases in one forward call.
         control_seed: of the keys that are drawn at random.
-        dry_run: only says how many forward calls it takes.
+        dry_run: prints how many forward calls it takes, and runs nothing.
     """
 
     model: ModelName

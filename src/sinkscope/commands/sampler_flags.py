@@ -1,4 +1,4 @@
-"""The samplers' settings as flags: one optional flag for each setting of any sampler, read from the settings' own dataclasses."""
+"""The settings of all samplers as optional flags, read from the dataclasses of the settings."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -8,10 +8,10 @@ from tyro.conf import FlagConversionOff, arg
 
 
 def _flags(default: str | None = None) -> type:
-    """Return a typed dictionary whose keys are the settings; parsed, it holds those that were given.
+    """Return a type of dictionary with a key for each setting; a parsed one holds the settings that were given.
 
     Args:
-        default: what the help says of every default; the samplers' own defaults when None.
+        default: the text for every default in the help; the defaults of the samplers when None.
     """
     import docstring_parser
 
@@ -28,7 +28,7 @@ def _flags(default: str | None = None) -> type:
 
 
 def _default_by_sampler(name: str) -> str:
-    """Return a setting's default; with the samplers that have it, where not all do or where they differ."""
+    """Return the default of a setting as text; with the names of the samplers, if not all have it or their defaults differ."""
     from sinkscope.decoding.samplers import FOLLOW_LENGTH, all_settings
 
     samplers: dict[Any, list[str]] = {}
@@ -43,9 +43,9 @@ def _default_by_sampler(name: str) -> str:
 
 
 SamplerFlags = Annotated[Mapping[str, Any], arg(name="", constructor_factory=_flags)]
-"""The settings that were given, by name; the sampler's defaults are in the help."""
+"""The settings that were given, by name; the help shows the defaults of the samplers."""
 
 TaskSamplerFlags = Annotated[
     Mapping[str, Any], arg(name="", constructor_factory=lambda: _flags("the protocol's or the task's, else the sampler's"))
 ]
-"""The same for `evaluate`, where a protocol or a task has defaults of its own."""
+"""The same for `evaluate`, where a protocol or a task has its own defaults."""

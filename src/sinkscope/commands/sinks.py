@@ -1,4 +1,4 @@
-"""`sinks`: which tokens of a trace are sinks; of a folder of statistics, what all its prompts say together."""
+"""`sinks`: shows which tokens of a trace are sinks, or the numbers of a folder of statistics."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ from sinkscope.commands.output import describe_interval, note, open_and_check, p
 
 @dataclass(frozen=True, kw_only=True)
 class Sinks(Command):
-    """Which tokens are sinks, where, and how strong.
+    """Show which tokens are sinks, where, and how strong.
 
     Attributes:
-        trace: folder of a trace, of numbered traces, or of statistics (which have their own threshold).
+        trace: folder of a trace, of numbered traces, or of statistics (whose threshold is fixed).
     """
 
     trace: Positional[Path]

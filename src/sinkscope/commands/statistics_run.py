@@ -1,4 +1,4 @@
-"""``trace --keep statistics``: many prompts go into one folder of statistics, shared by as many processes as there are."""
+"""``trace --keep statistics``: counts many prompts into one folder of statistics, with one process or several."""
 
 import dataclasses
 import hashlib
@@ -10,20 +10,20 @@ from sinkscope.commands.output import note
 
 
 def add_prompts(model: Any, prompts: list[str], out: Path, settings: Any, hide: str = "none") -> bool:
-    """Write the prompts of this process under a rule, and add what they show to a folder of statistics.
+    """Generate answers to the prompts of this process under a rule, and add their statistics to a folder.
 
-    Under torchrun each process takes every n-th prompt. A prompt is always written alone, so the result does not depend on the number of
-    processes. A run that was killed goes on where it was.
+    Under torchrun each process takes every n-th prompt. A prompt is always generated alone, so the result does not depend on the number
+    of processes. A run that was killed continues with the prompts that are missing.
 
     Args:
         settings: of the model's sampler.
         hide: the rule's text.
 
     Returns:
-        Whether this process is the one to say that the folder is complete.
+        Whether this process is the one that reports the complete folder.
 
     Raises:
-        CallError: the folder holds another run, or torchrun's RANK and WORLD_SIZE make no sense.
+        CallError: the folder holds another run, or torchrun's RANK and WORLD_SIZE do not fit together.
     """
     from tqdm import tqdm
 
@@ -54,7 +54,7 @@ def add_prompts(model: Any, prompts: list[str], out: Path, settings: Any, hide: 
 
 
 def _identity(model: Any, prompts: list[str], settings: Any, hide: str) -> dict[str, Any]:
-    """Return what must be the same for a run to go on."""
+    """Return the values that identify a run; another run is refused."""
     return {
         "weight_hash": model.card.weight_hash,
         "dtype": model.card.dtype,

@@ -1,4 +1,4 @@
-"""`table`: the accuracies of evaluations, compared."""
+"""`table`: compares the accuracies of evaluations."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ from sinkscope.commands.command import Command, Json, required
 
 @dataclass(frozen=True, kw_only=True)
 class Table(Command):
-    """Accuracies of one or several evaluations: paper 1's layout, intervals, paired tests, controls, verdicts.
+    """Compare the accuracies of evaluations: paper 1's layout, intervals, paired tests, controls, verdicts.
 
     Attributes:
         results: folders that `sinkscope evaluate` wrote.

@@ -1,4 +1,4 @@
-"""`trace`: a model writes, and is recorded."""
+"""`trace`: records a model while it writes."""
 
 import json
 from collections.abc import Sequence
@@ -17,18 +17,18 @@ Place = tuple[int, int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class Trace(Command):
-    """Writes with a model and records where attention goes at every step, layer and head.
+    """Generate an answer and record the attention of every step, layer and head.
 
     Attributes:
         out: a new or empty folder for the trace.
-        prompt: raw text.
-        prompts: a file of JSON lines with a "prompt" each; makes numbered traces.
-        problem: number of a held-out problem of the lab, with its shots.
+        prompt: the text of the prompt.
+        prompts: a file of JSON lines, each with a "prompt"; makes numbered traces.
+        problem: number of a held-out problem of the lab; its shots are added.
         hide: a rule such as top:1, random:1@seed=2, above:3, window:4+64; options behind @ as in top:1@current,last_row.
         device: cpu, cuda, cuda:1 …
-        keep: columns (everything), top (the largest of each head), statistics (over all prompts; resumes after a kill, torchrun shares it).
-        top: how many columns of each head are kept with --keep top.
-        keep_maps: single attention maps to store as well, as step:layer:head, separated by commas.
+        keep: columns (all), top (the largest of each head), statistics (over all prompts; resumes after a kill, torchrun divides them).
+        top: number of columns of each head that --keep top keeps.
+        keep_maps: attention maps to store as well, as step:layer:head, separated by commas.
     """
 
     model: ModelName
@@ -171,14 +171,14 @@ def read_places(text: str, layers: int, heads: int) -> list[Place]:
 
 def keep_maps(model: Any, folders: Sequence[Path], places: Sequence[Place]) -> None:
     """Store single maps with the traces that were just written."""
-    from sinkscope.recorder.attention_map import check_place, recompute_map
+    from sinkscope.recorder.attention_map import recompute_map
     from sinkscope.traces import open_trace
-    from sinkscope.traces.stored_maps import store_map
+    from sinkscope.traces.stored_maps import check_place, store_map
 
     for folder in folders:
         trace = open_trace(folder)
         for place in places:
-            if place[0] >= trace.steps:  # an autoregressive answer may end before
+            if place[0] >= trace.steps:  # an autoregressive answer may end earlier
                 note(f"{folder}: no map of step {place[0]}, the trace has {trace.steps} steps")
                 continue
             step, layer, head = check_place(trace, *place)

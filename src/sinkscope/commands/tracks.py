@@ -1,4 +1,4 @@
-"""`tracks`: how the sinks of a trace move."""
+"""`tracks`: shows how the sinks of a trace move."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ from sinkscope.commands.output import open_and_check, print_one_or_all
 
 @dataclass(frozen=True, kw_only=True)
 class Tracks(Command):
-    """How sinks move: tracks, their kinds, moves and drift, beside the same with the steps shuffled.
+    """Show how sinks move: tracks, moves and drift, compared with the same steps in random order.
 
     Attributes:
         trace: folder of a trace, or of numbered traces.
-        tolerance: steps below the threshold that do not end a track.
+        tolerance: how many steps in a row a sink may be below the threshold without ending its track.
     """
 
     trace: Positional[Path]
@@ -57,10 +57,10 @@ def _print(trace: Any, tracks: Any, test: Any, roles: Any) -> None:
     mean, low, high = test.null_drift
     chance = f"with blocks of {test.block_steps} steps shuffled {mean:+.3f} ({low:+.3f} to {high:+.3f})"
     if test.block_steps >= trace.steps:
-        chance = "its moving sinks stay too long for one trace to tell whether that is chance"
+        chance = "sinks stay in place too long to test this with one trace"
     elif test.blocks < FEW_BLOCKS:
         chance += f"; {test.blocks:.1f} blocks are too few to tell chance (expected {FEW_BLOCKS})"
-    print(f"  drift {test.drift_per_step:+.3f} positions a step; {chance}")
+    print(f"  drift {test.drift_per_step:+.3f} positions per step; {chance}")
     print(f"  drift of the median head {test.drift_median:+.3f}; {test.drift_right:.0%} of {test.heads} heads drift to the right")
     if roles is None:
         return

@@ -1,4 +1,4 @@
-"""`train`: one of the lab's recipes, or your own text."""
+"""`train`: trains a small model from one of the lab's recipes."""
 
 import dataclasses
 import sys
@@ -14,15 +14,15 @@ from sinkscope.errors import CallError
 
 @dataclass(frozen=True, kw_only=True)
 class Train(Command):
-    """Trains one of the lab's recipes; the same command resumes after a kill.
+    """Train a small model from one of the lab's recipes; the same command resumes after a kill.
 
     Attributes:
         recipe: lab-diffusion, lab-autoregressive, lab-sink-token, lab-shifted … (an unknown name lists them all).
         out: folder for the checkpoint.
         updates: optimiser steps.
         seed: of the weights, the data and the masks.
-        compile: compiles the layers: faster, needs a C++ compiler, rounds differently.
-        data: your own text: JSON lines with "text" or "prompt" and "answer", or plain text; a corpus folder.
+        compile: compiles the layers, which is faster, needs a C++ compiler and rounds differently.
+        data: your own text: JSON lines with "text", or with "prompt" and "answer"; plain text; or a corpus folder.
         sink_token: none, token, token-end, token-2, token-4, token-zero-value, logit, off-by-one or gate.
     """
 

@@ -1,6 +1,6 @@
 """A batch of prompts as one left-padded canvas, and the publication of its steps to the subscribers of a model.
 
-A canvas is the whole sequence that the network reads in a step: the prompt, and behind it the tokens to be written, masked or not.
+A canvas is the whole sequence that the network reads in a step: the prompt, followed by the tokens to be written, masked or not.
 """
 
 from collections.abc import Iterator, Sequence
@@ -79,11 +79,11 @@ def make_batch(model: Model, prompts: Sequence[Sequence[int]], texts: Sequence[s
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the real tokens of a batch of canvases stand: at the right end of each row.
+    """The places of the real tokens in a batch of canvases: the right end of each row.
 
     Attributes:
         seen: bool [batch, 1, query, key], False on padding; None when there is none. It has the full shape because the network would ask
-            in every step whether a mask of padding [batch, key] is all true, and wait for a GPU to answer.
+            in every step whether a mask of padding [batch, key] is all true, and wait for the GPU.
         positions: int64 [batch, position], from 0 at the first real token.
         lengths: int64 [batch], number of real tokens; on the host.
         starts: index of the first real token of each row.
@@ -107,7 +107,7 @@ def lay_out(real: Tensor) -> Layout:
 
 
 def masked_canvas(batch: Batch, length: int, mask_id: int) -> tuple[Tensor, Layout]:
-    """Return the canvas that a diffusion sampler begins with, int64 [batch, position]: the prompts, and masks behind them."""
+    """Return the canvas that a diffusion sampler begins with, int64 [batch, position]: the prompts, followed by masks."""
     masks = batch.tokens.new_full((len(batch.tokens), length), mask_id)
     return torch.cat([batch.tokens, masks], dim=1), lay_out(torch.cat([batch.real, torch.ones_like(masks, dtype=torch.bool)], dim=1))
 

@@ -1,4 +1,4 @@
-"""`check_model`: tests that a loaded checkpoint computes what its family says; each check says what it found and whether that is right."""
+"""`check_model` tests whether a loaded checkpoint computes what its family defines; each check reports what it found."""
 
 import math
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
 @dataclass(frozen=True)
 class Check:
-    """One check.
+    """The result of one check.
 
     Attributes:
         name: what was tested.
@@ -32,7 +32,7 @@ class Check:
 
 
 class _Adder(Watcher):
-    """Measures how far the column sums of any layer and head are from adding up to the number of queries."""
+    """Measures how far the column sums of each layer and head are from adding up to the number of queries."""
 
     def __init__(self) -> None:
         self.worst, self.layers, self.queries = 0.0, 0, 0
@@ -182,7 +182,7 @@ def _head_dim(config: Any) -> int:
 
 
 def _rotations(model: Model) -> Check:
-    """Check the frequencies of the rotations against float64 ones from the config; a buffer that was never filled is found here."""
+    """Check the frequencies of the rotations against float64 ones from the config; this finds a buffer that was never filled."""
     config = model.network.config
     if getattr(config, MARK_POSITIONS, False):
         table = model.network.model.embed_positions.weight

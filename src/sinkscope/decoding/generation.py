@@ -1,4 +1,4 @@
-"""`generate`: a model writes, by the sampler of its family."""
+"""`generate` writes with a model, using the sampler of its family."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ Prompt = str | Sequence[int] | torch.Tensor
 
 @dataclass(frozen=True)
 class Generation:
-    """What a model wrote.
+    """The result of one generation.
 
     Attributes:
         tokens: int64 [position], the final canvas with the prompt, without padding.
@@ -49,7 +49,7 @@ def generate(
 def generate(
     model: Model, prompt: Any = None, *, messages: Any = None, on_step: Callable[[Step], object] | None = None, **settings: Any
 ) -> Generation | list[Generation]:
-    """Write with a model, by its family's published sampler.
+    """Generate an answer with the published sampler of the model's family.
 
     Args:
         prompt: raw text or 1-D token ids, or a list of either, which is written as one left-padded batch.
@@ -71,7 +71,7 @@ def generate(
     counts = [0] * len(prompts)
     for step in find_sampler(model.family.sampler)(model, batch, resolved):
         canvas = step.tokens
-        # A diffusion step counts for every row; to ask a GPU would wait for it.
+        # A diffusion step counts for every row; reading it from a GPU would wait.
         wrote = (step.written >= 0).any(-1).tolist() if model.family.causal else [True] * len(counts)
         counts = [count + wrote[row] for row, count in enumerate(counts)]
         if on_step is not None:

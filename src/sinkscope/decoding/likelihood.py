@@ -94,7 +94,7 @@ def log_likelihood(
 
 
 def expected_masks(length: int, samples: int) -> float:
-    """Return the mean number, over seeds, of different masks that a Monte-Carlo estimate draws: so many canvases it evaluates.
+    """Return the mean number, over seeds, of different masked canvases that a Monte-Carlo estimate evaluates.
 
     Args:
         length: number of tokens of the continuation.

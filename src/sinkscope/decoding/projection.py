@@ -16,7 +16,7 @@ LEAST_ROWS = 32  # matrix libraries compute a product with fewer rows in another
 
 
 def with_unconditional(canvas: Tensor, prompt: Tensor, mask_id: int, guidance: float) -> Tensor:
-    """Return what goes into the network, int64 [rows, position]: the canvas; under guidance behind it the canvas with its prompt masked."""
+    """Return the input of the network, int64 [rows, position]: the canvas; with guidance, the canvas with a masked prompt follows."""
     return canvas if guidance == 0 else torch.cat([canvas, canvas.masked_fill(prompt, mask_id)])
 
 
@@ -36,10 +36,10 @@ class Remaining:
     """An upper bound on the number of candidate positions of a canvas, while a block is written and they only get fewer.
 
     On the CPU the candidates are counted. On a GPU a count would wait for all queued work, so from the second step on the count of the
-    step before is used: a few rows too many are projected, and dropped.
+    previous step is used; a few rows too many are projected and dropped.
 
     Args:
-        late: whether the count of the step before is used; None uses it on a GPU.
+        late: whether the count of the previous step is used; None uses it on a GPU.
     """
 
     def __init__(self, late: bool | None = None) -> None:
@@ -61,7 +61,7 @@ class Remaining:
 
 
 def _on_its_way(number: Tensor) -> tuple[Tensor, Any]:
-    """Return a number whose copy to the host has been started, and the event that says when it has arrived; None on the CPU."""
+    """Return a number whose copy to the host has started, and the event after which it has arrived; None on the CPU."""
     if not number.is_cuda:
         return number, None
     here = torch.empty((), dtype=number.dtype, device="cpu", pin_memory=True)
@@ -72,11 +72,12 @@ def _on_its_way(number: Tensor) -> tuple[Tensor, Any]:
 def project(model: Model, hidden: Tensor, chosen: Tensor, layout: Layout, guidance: float = 0.0, most: int | None = None) -> Tensor:
     """Return the logits [chosen position, vocabulary] of the positions marked in ``chosen``, bool [batch, position], row by row.
 
-    With guidance s they are ``un + (s + 1)(cond − un)``; the unconditional half of ``hidden`` stands behind the conditional one. For a
-    family with a logit shift, a position is read one position to its left, and the first token at its own.
+    With guidance s they are ``un + (s + 1)(cond − un)``; the unconditional half of ``hidden`` follows the conditional one. For a
+    family with a logit shift, a token is read one position to its left, and the first token at its own.
 
     Args:
-        most: an upper bound on the number of marks; so many rows are returned, those beyond the marks of other positions. None counts.
+        most: an upper bound on the number of marks; this many rows are returned, the extra ones of other
+            positions. If None, the marks are counted.
     """
     rows, width = chosen.shape
     most = int(chosen.sum()) if most is None else most

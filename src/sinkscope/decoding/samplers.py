@@ -1,7 +1,7 @@
 """Samplers by name. The sampler NAME is the function ``NAME_steps(model, batch, settings)`` in the file NAME.py of this package.
 
-The annotation of ``settings`` says which class holds its settings. Those of the samplers that ship with sinkscope stand in `settings`,
-so that the command line can show them without loading torch; another sampler defines them in its own file.
+The annotation of ``settings`` is the class of its settings. For the samplers that ship with sinkscope these classes are in `settings`,
+so that the command line can show them without loading torch; another sampler defines its class in its own file.
 """
 
 import dataclasses
@@ -45,7 +45,7 @@ OTHER_NAMES = {
     "algorithm_temperature": "alg_temp",
     "sampling_eps": "eps",
 }
-"""Names of settings in other libraries, and ours."""
+"""Our name for each setting of other libraries."""
 
 FOLLOW_LENGTH = ("steps", "block")
 """Settings that take the value of ``length`` where only ``length`` is given."""

@@ -37,8 +37,8 @@ class LLaDASettings(Settings):
         temperature: of the Gumbel noise; 0 takes the arg-max.
         guidance: unsupervised classifier-free guidance (published: ``cfg_scale``); 0 is none.
         remasking: which masked tokens are committed: the most confident ones, or random ones.
-        logits_eos_inf: EOS is never predicted.
-        confidence_eos_eot_inf: EOS and EoT are committed last (see the quirk in `llada`).
+        logits_eos_inf: whether EOS is never predicted.
+        confidence_eos_eot_inf: whether EOS and EoT are committed last (see the quirk in `llada`).
         seed: of the noise; row i of a batch draws from seed + i.
         block_order: right_to_left finishes the last block first; not published, a control for what follows the blocks.
     """

@@ -1,4 +1,4 @@
-"""How answers come about: under a rule, whose effect is kept, and up to the first stop string."""
+"""Answers under a rule, whose effect is measured, cut at the first stop string."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,9 +21,9 @@ def rule_in_force(rule: Rule, model: Model) -> Iterator[Effects]:
     """Hide by a rule while the body runs.
 
     Yields:
-        A function from the row of a generation, or None for a likelihood, to what was taken from it, as `Effect.as_dict` has it;
-        None under a rule that hides nothing. For a likelihood, which has one step a text, it raises CallError where the rule asked for the
-        step before or was never in force.
+        A function from the row of a generation, or None for a likelihood, to the effect on it, as `Effect.as_dict` has it; None under a
+        rule that hides nothing. A likelihood has a single step; for one, the function raises CallError where the rule asked for the step
+        before or was never in force.
     """
     with rule(model) as running:
 
@@ -42,7 +42,7 @@ def rule_in_force(rule: Rule, model: Model) -> Iterator[Effects]:
 
 
 def reseeded(settings: Settings, by: int) -> Settings:
-    """Return a sampler's settings with its seed raised by a number; a sampler that draws nothing has no seed and stays as it is."""
+    """Return a sampler's settings with its seed raised by a number; settings without a seed are returned unchanged."""
     values = asdict(settings)
     return replace(settings, seed=values["seed"] + by) if "seed" in values else settings
 
@@ -50,7 +50,7 @@ def reseeded(settings: Settings, by: int) -> Settings:
 def answer_until(model: Model, answer: torch.Tensor, stops: Sequence[str]) -> str:
     """Return the text of an answer as lm-eval's tasks read it: unstripped, before the first EOS and the first of the stop strings.
 
-    White space in front stays: a completion of a program needs it. A stop string that is a special token of the
+    Leading white space is kept, because the completion of a program needs it. A stop string that is a special token of the
     tokenizer ends the answer as a token, since special tokens are left out of the text.
 
     Args:

@@ -1,6 +1,7 @@
 """Benchmarks of likelihoods as paper 2 uses them: ARC, HellaSwag, PIQA, RACE, SIQA and LAMBADA.
 
-Nothing is written: the likelihoods of a question's choices are compared. Prompts, choices and measures are those of lm-eval 0.4.13.
+The model writes nothing; the likelihoods of a question's choices are compared. Prompts, choices and measures are those of lm-eval
+0.4.13.
 Rows come from a local JSON-lines file in the form that the data has on the hub, or from the hub. ``acc`` takes the likeliest choice,
 ``acc_norm`` the likeliest per character (lm-eval's length); ``correct`` is ``acc``.
 
@@ -58,11 +59,11 @@ class Question:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a model says of one question.
+    """The answer of a model to one question.
 
     Attributes:
         likelihoods: one for each choice.
-        writes: whether it writes the only choice itself; None where there are several.
+        writes: whether the model writes the only choice itself; None where there are several.
     """
 
     likelihoods: tuple[Likelihood, ...]
@@ -71,11 +72,11 @@ class Asked:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """How the rows of one benchmark read.
+    """One benchmark: where its rows come from, and how they are read.
 
     Attributes:
         hub: repository and configuration of its data.
-        split: the split that is asked.
+        split: the split with the questions.
         fields: fields of a row, with their types.
         read: returns a row as a question.
         normed: whether ``acc_norm`` is published beside ``acc``.
@@ -204,7 +205,7 @@ def _writes(model: Model, question: Question, guidance: float) -> bool:
 
 
 def judge(question: Question, asked: Asked, normed: bool) -> tuple[int, dict[str, bool]]:
-    """Return the number of the choice that is taken, and every measure."""
+    """Return the number of the chosen answer, and every measure."""
     totals = [one.total for one in asked.likelihoods]
     if len(totals) == 1:
         return 0, {"acc": bool(asked.writes)}

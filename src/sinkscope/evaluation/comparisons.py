@@ -11,10 +11,10 @@ from sinkscope.evaluation.results import Result
 SEEDS = 3
 _RULE = re.compile(r"([a-z]+):(\d+)(?:@(.*))?")
 _RULES = {"none": None, "top": None, "random": True, "ranks": False, "mass": True, "rowmass": True, "persistent": True, "class": True}
-"""What `takes_seed` returns for the rules that most tables have, so that these load no torch; a test compares it with the rules."""
+"""What `takes_seed` returns for common rules, so that most tables load no torch; a test compares it with the rules."""
 _DEFAULTS = {"", "previous", "local", "columns", "head", "mask"}
 _MATCHED = 1.5
-"""A control of equal mass that takes away this many times more, or less, does not match."""
+"""Largest ratio between the attention that a rule and its control of equal mass take away."""
 _MATCHED_IN = {
     "mass": ("removed_share", ""),
     "rowmass": ("removed_share_committed", " at the positions being committed"),
@@ -24,7 +24,7 @@ _MATCHED_IN = {
 
 @dataclass(frozen=True)
 class Contrast:
-    """What hiding sinks changes beyond hiding as many other keys.
+    """The difference between hiding sinks and hiding as many other keys.
 
     Attributes:
         control: rule of the control, its seed left out.
@@ -45,13 +45,13 @@ class Contrast:
 
 @dataclass(frozen=True)
 class Row:
-    """A result and what it is compared with.
+    """A result with its comparisons.
 
     Attributes:
         result: of one model on one task under one rule.
         published: accuracy and standard error in paper 1; None where the paper has no such run.
         change: accuracy minus that of the unhidden run of the same weights, settings, dtype, device and problems; None without one.
-        adjusted: p-value of the change after Holm, over all models, tasks and rules of the table; controls have a family of their own.
+        adjusted: p-value of the change after Holm, over all models, tasks and rules of the table; controls are adjusted separately.
         contrasts: for a rule that hides the top sinks: each kind of control with the same K and the same options.
     """
 
@@ -171,7 +171,7 @@ def _common(outcomes: Sequence[list[int]]) -> list[list[int]]:
 
 
 def remarks(rows: Sequence[Row]) -> list[str]:
-    """Return what a reader must know about these rows: too few problems or seeds, nothing to compare with, controls that do not match."""
+    """Return warnings about rows: too few problems or seeds, no comparison, controls that do not match."""
     said: list[str] = []
     small: dict[tuple[str, str, int], list[str]] = {}
     for row in rows:

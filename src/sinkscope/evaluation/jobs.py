@@ -1,4 +1,4 @@
-"""An evaluation as jobs of a cluster, through submitit: job i of N does share i of N in its own process, with its own model."""
+"""Runs an evaluation as jobs of a cluster, through submitit: job i of N does share i of N in its own process, with its own model."""
 
 import os
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from sinkscope.errors import CallError, EvaluationError
 from sinkscope.evaluation.results import Result
 from sinkscope.work_items import Share
 
-LOGS = "lock.jobs"  # begins like a lock, so that the folder is known as one of ours
+LOGS = "lock.jobs"  # named like a lock, so that the folder still counts as an evaluation
 
 
 def run_share(model: str, device: str, dtype: str | None, arguments: Mapping[str, Any], share: Share | None = None) -> list[Result]:
@@ -25,12 +25,12 @@ def run_share(model: str, device: str, dtype: str | None, arguments: Mapping[str
 def run_in_jobs(
     model: str, device: str, dtype: str | None, arguments: Mapping[str, Any], jobs: int, cluster: str = "slurm", options: str = ""
 ) -> None:
-    """Submit the shares of an evaluation as jobs and wait until they have ended; the same call does what is missing.
+    """Submit the shares of an evaluation as jobs and wait until they have ended; the same call again does what is missing.
 
     Args:
         model, device, dtype: for `load`.
         arguments: of `evaluate`.
-        jobs: how many.
+        jobs: number of jobs.
         cluster: ``slurm`` or ``local``.
         options: name=value, separated by commas, for submitit's ``update_parameters``.
 
@@ -60,7 +60,7 @@ def run_in_jobs(
             failed.append(f"job {job.job_id}: {_last_line(error)}")
     if failed:
         raise EvaluationError(
-            f"{len(failed)} of {jobs} jobs failed ({failed[0]}; logs in {folder}); run the same command again, what was done is kept"
+            f"{len(failed)} of {jobs} jobs failed ({failed[0]}; logs in {folder}); run the same command again; finished problems are kept"
         )
 
 

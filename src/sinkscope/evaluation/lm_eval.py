@@ -3,11 +3,10 @@
     python -m sinkscope.evaluation.lm_eval --model sinkscope \
         --model_args pretrained=GSAI-ML/LLaDA-8B-Instruct,length=256,block=32,hide=top:1 --tasks gsm8k --apply_chat_template
 
-Under torchrun every process is given all requests and does its share of the batches, which are fixed by the order of
-the requests; answers are then exchanged. So prompts and batches do not depend on the number of processes. lm-eval
-0.4.13 does not read the entry point we declare, which is why this module is run in its place. It also brings the tasks
-``sinkscope_humaneval`` and ``sinkscope_humaneval_instruct``, with pass@k in our sandbox. What a rule removed stands in lm-eval's
-results, under ``config``.
+Under torchrun every process gets all requests and computes its share of the batches, which depend only on the order of the requests;
+then the processes exchange their answers. Prompts and batches therefore do not depend on the number of processes. lm-eval 0.4.13 does
+not read the entry point that we declare, so this module is run instead. It also provides the tasks ``sinkscope_humaneval`` and
+``sinkscope_humaneval_instruct``, with pass@k in our sandbox. What a rule removed is in lm-eval's results, under ``config``.
 """
 
 import json
@@ -37,23 +36,23 @@ LENGTH = 256
 LENGTH_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 TASKS = Path(__file__).parent / "lm_eval_tasks"
 METHODS = ("monte_carlo", "chain_rule")
-PATIENCE = timedelta(days=14)  # of the first process to end, for the last
+PATIENCE = timedelta(days=14)  # seconds that the first process waits for the last
 _log = logging.getLogger(__name__)
 
 
 @register_model("sinkscope")
 class SinkscopeLM(TemplateLM):
-    """A model of sinkscope's, with keys hidden or not, for lm-eval.
+    """A model of sinkscope for lm-eval, with or without hidden keys.
 
     Args:
         pretrained: a bundled name, a folder, a hub id, or a loaded `Model`.
         hide: a rule; commas between its options are written as semicolons, since lm-eval splits arguments at commas.
-        device, dtype: for `load`; with torchrun, ``cuda`` is each process's own.
-        batch_size: prompts, or masked canvases, side by side.
-        max_batch_size: of lm-eval's automatic batches, which there are none of; not used.
-        method: of likelihoods of diffusion models: ``monte_carlo`` or ``chain_rule``.
-        samples: of Monte Carlo.
-        likelihood_guidance: of likelihoods; ``guidance`` is the sampler's.
+        device, dtype: for `load`; under torchrun, ``cuda`` is the device of each process.
+        batch_size: number of prompts, or masked canvases, in a batch.
+        max_batch_size: not used, as there are no automatic batches.
+        method: for likelihoods of diffusion models: ``monte_carlo`` or ``chain_rule``.
+        samples: number of masked canvases for ``monte_carlo``.
+        likelihood_guidance: for likelihoods; ``guidance`` is that of the sampler.
         settings: of the family's sampler; they override a task's own, ``length`` its ``max_gen_toks``.
 
     Raises:
@@ -104,7 +103,7 @@ class SinkscopeLM(TemplateLM):
         return self.model.card.name.replace("/", "__")
 
     def get_model_info(self) -> dict[str, Any]:
-        """Return what lm-eval keeps of the model in its results: the rule and its effect.
+        """Return the description of the model for lm-eval's results: the rule and its effect.
 
         ``removed_share``, ``removed_share_committed``, ``hit_rate`` and ``keys_per_head`` are means over the ``effects`` answers or
         likelihoods of all processes since this model was made; answers from lm-eval's cache are not among them. None where nothing was
@@ -266,7 +265,7 @@ def main() -> None:
         sys.argv += ["--include_path", str(TASKS)]
     runs = sys.argv[1:2] == ["run"] or (sys.argv[1:2] and sys.argv[1].startswith("-"))
     if runs and not any(one.split("=")[0] in ("--device", "--config", "-C") for one in sys.argv):
-        # lm-eval's own default is the first GPU, also where there is none, and for every process of torchrun.
+        # lm-eval's default is the first GPU, even if there is none and for every process of torchrun.
         sys.argv += ["--device", "cuda" if torch.cuda.is_available() else "cpu"]
     try:
         cli_evaluate()

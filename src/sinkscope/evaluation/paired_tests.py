@@ -1,11 +1,11 @@
-"""Intervals, paired tests and verdicts. What they mean was fixed before any result was seen.
+"""Intervals, paired tests and verdicts. Their meaning was fixed before any result was seen.
 
-All of it is over problems of one checkpoint, paired by problem. A *difference* is accuracy with keys hidden minus
+All of them are over the problems of one checkpoint, paired by problem. A *difference* is accuracy with keys hidden minus
 accuracy without. Verdicts, by its two-sided 95 % interval:
 
-robust      the lower bound is above −2 points; takes 189 problems (`LEAST`), even where nothing is lost
+robust      the lower bound is above −2 points; this needs 189 problems (`LEAST`) even if no answer changes
 degraded    the upper bound is below −2 points
-undecided   else; with `Difference.needed`, how many problems would decide if nothing was lost
+undecided   otherwise; `Difference.needed` is the number of problems that would decide it if nothing was lost
 """
 
 import math
@@ -71,7 +71,7 @@ class Difference:
 
     @property
     def needed(self) -> int:
-        """Problems at which, with as large a share of them changed and as many gained as lost, the interval would lie above −2 points."""
+        """Number of problems at which the interval would lie above −2 points, with the same share changed and as many gained as lost."""
         share = self.discordant / self.n / 2
         return math.ceil(Z**2 * _variance(share, share, -MARGIN) / MARGIN**2)
 

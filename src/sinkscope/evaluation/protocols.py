@@ -16,12 +16,12 @@ AUTO, NONE = "auto", "none"
 
 @dataclass(frozen=True)
 class Protocol:
-    """How one kind of checkpoint is evaluated on one task.
+    """The published settings of one kind of checkpoint on one task.
 
     Attributes:
         family, variant: of the models it is for; see `variant_of`.
         task: name of the task.
-        name: distinguishes it from others for the same models and task, of which the first is the default.
+        name: distinguishes protocols for the same models and task; the first of them is the default.
         shots: examples in the prompt.
         chat: whether the prompt goes through the chat template, each shot as a pair of turns.
         settings: of the sampler.
@@ -40,7 +40,7 @@ class Protocol:
     published: float | None = None
 
     def line(self) -> str:
-        """Return the protocol in one line for people."""
+        """Return the protocol as one line of text."""
         settings = ", ".join(f"{key} {value}" for key, value in self.settings.items())
         chat = "chat template" if self.chat else "raw text"
         published = "" if self.published is None else f"; published {100 * self.published:.1f} %"
@@ -104,7 +104,7 @@ PROTOCOLS = (
 
 
 def variant_of(family: str, model: str) -> str:
-    """Return ``base``, ``instruct``, ``1.5`` or ``mixcot``, as the last part of a model's name says; an empty text where it does not."""
+    """Return ``base``, ``instruct``, ``1.5`` or ``mixcot``, from the last part of a model's name; an empty text where it names none."""
     name = model.rstrip("/").split("/")[-1].lower()
     if family == "llada" and "1.5" in name:
         return "1.5"

@@ -16,10 +16,10 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Result:
-    """One model on one task under one rule of hiding.
+    """The result of one model on one task under one rule of hiding.
 
     Attributes:
-        model: name of the model, as it was asked for.
+        model: name of the model, as it was given.
         task: name of the task.
         hide: rule that hid keys; ``none`` is the unchanged model.
         n: number of problems.
@@ -29,19 +29,19 @@ class Result:
         settings: of the sampler, with ``shots`` and ``batch``.
         weight_hash: of the model, see `models.ModelCard`.
         versions: of Python and the libraries.
-        device: the device it ran on; accuracies differ between kinds of device.
+        device: the device of the run; accuracies differ between kinds of device.
         dtype: of the weights in memory.
-        protocol: name and source of the published settings that were used; None where settings were given or are the lab's.
+        protocol: name and source of the published settings; None where settings were given or are the lab's.
         measures: accuracy by every published measure of the task; empty for the lab's.
         removed_share: share of attention that the hidden keys would have had, of all attention in the layers, steps and queries in
             which the rule was in force, mean over problems; None for ``none``.
         removed_share_committed: the same of the queries whose tokens were committed in the step, mean over problems; None for ``none``,
             for likelihoods, and in older results.
         hit_rate: share of the hidden keys that were still among the top, mean over problems; None where it is not defined.
-        data: hash of the task's problems and shots, whatever file they were read from; empty in older results.
-        outcomes: one character a problem, in order: 1 correct, 0 not. Runs are compared problem by problem.
+        data: hash of the task's problems and shots; it does not depend on the file; empty in older results.
+        outcomes: one character for each problem, in order: 1 correct, 0 not. Runs are compared problem by problem.
         not_enforced: protections of the sandbox that the system refused, see `sandbox.ProgramResult`.
-        seconds: spent writing and scoring, summed over problems.
+        seconds: time for writing and scoring, summed over problems.
     """
 
     model: str

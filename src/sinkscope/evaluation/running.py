@@ -1,8 +1,8 @@
-"""`evaluate` scores a model on tasks, into a folder; after a kill the same command goes on.
+"""`evaluate` scores a model on tasks and writes the results into a folder; after a kill the same command resumes.
 
-Prompts are written in left-padded batches of neighbours. Which problems form a batch depends on their numbers, never on the number of
-processes. An unfinished batch is written again as a whole, so that padding and rounding are those of an uninterrupted run, and only
-its missing items are kept. A larger limit goes on in the same folder; a last batch that it fills up is done again.
+Neighbouring prompts form left-padded batches. Which problems form a batch depends on their numbers, never on the number of processes.
+An unfinished batch is computed again as a whole, so that padding and rounding are those of an uninterrupted run, and only its missing
+items are kept. A run with a larger limit continues in the same folder; a last batch that becomes larger is computed again.
 """
 
 import logging
@@ -29,10 +29,10 @@ from sinkscope.evaluation.task_plans import Request, TaskPlan, make_plans
 from sinkscope.models import Model
 from sinkscope.work_items import Share, share_of_process
 
-STARTING_S = 1800.0  # that another process may take to load its model
+STARTING_S = 1800.0  # seconds that another process may take to load its model
 POLL_S = 0.5
 PASS_SEEDS = 1 << 30  # between the seeds of one pass and the next; torch on a CPU uses the lower 32 bits of a seed
-ITEMS = 2  # format of the items in a folder; 1 had the limit among the settings
+ITEMS = 2  # format of the items in a folder; format 1 had the limit among the settings
 _log = logging.getLogger(__name__)
 
 
@@ -63,23 +63,23 @@ def evaluate(
     progress: bool = True,
     share: Share | None = None,
 ) -> list[Result]:
-    """Score a model on tasks, one item a problem and rule; the same call resumes.
+    """Score a model on tasks, with one item for each problem and rule; the same call resumes.
 
     Args:
         model: from `load`.
         tasks: of the lab or published, see `find_task`.
         out: folder for the items and ``results.json``; new, empty, or of the same run.
         hide: rules; ``none`` hides nothing.
-        limit: the first problems of each task only.
+        limit: number of problems of each task, from the first.
         shots: solved problems in a prompt; the protocol's or the task's own number when None.
-        chat: prompts go through the chat template, each shot a pair of turns; a protocol may ask for it itself.
+        chat: applies the chat template, with each shot as a pair of turns; a protocol may decide this itself.
         protocol: published settings for published tasks: ``auto``, ``none`` or a name, see `find_protocol`.
         data: local files of published tasks; the hub for the rest.
-        batch: prompts written side by side.
+        batch: number of prompts in a batch.
         settings: of the family's sampler; they override the protocol's. Without either, length 64 (256 or 512 for
             published tasks), and for diffusion as many steps, in blocks of 16 (32).
         allow_code_execution: needed for tasks that run programs a model wrote.
-        progress: a bar with the remaining time on a terminal's standard error.
+        progress: shows a bar with the remaining time on a terminal.
         share: the part of the work to do, without collecting results; torchrun's share, or all of the work, when None.
 
     Returns:
@@ -161,7 +161,7 @@ def _work(model: Model, batch: _Batch, missing: Sequence[int]) -> Iterator[tuple
         generations = generate(model, list(plan.encoded[start : batch.indices.stop]), **asdict(own))
         for _ in range(plan.task.passes - 1):
             thoughts = [_read_so_far(model, one) for one in generations]
-            own = reseeded(own, PASS_SEEDS)  # of noise that the pass before had not
+            own = reseeded(own, PASS_SEEDS)  # so that the noise differs from the previous pass
             generations = generate(model, [model.encode(text) for text in thoughts], **asdict(own))
         effects = [effect(row) for row in range(len(generations))]
     share = (time.monotonic() - began) / len(generations)
@@ -224,7 +224,7 @@ def _wait_for_others(out: Path, before: Mapping[Share, int | None], batches: Seq
 
     Args:
         out: the folder.
-        before: when each share was last taken, as this process began.
+        before: when each share was last started, at the start of this process.
         batches: all batches of the evaluation.
 
     Raises:
@@ -242,6 +242,6 @@ def _wait_for_others(out: Path, before: Mapping[Share, int | None], batches: Seq
                 others.remove(other)
             elif started_at(out, other) != before[other] or time.monotonic() - started > STARTING_S:
                 what = f"process {other.index} of {other.count} ended with {missing} problems missing"
-                raise EvaluationError(f"{out}: {what}; run the same command again, what was done is kept")
+                raise EvaluationError(f"{out}: {what}; run the same command again; finished problems are kept")
         if others:
             time.sleep(POLL_S)

@@ -1,4 +1,4 @@
-"""Tables of results: paper 1's layout as Markdown and LaTeX, one line a result as CSV and JSON."""
+"""Tables of results: paper 1's layout as Markdown and LaTeX, one row for each result as CSV and JSON."""
 
 import csv
 import io
@@ -23,7 +23,7 @@ NOTES = (
 
 
 def table(results: Sequence[Result]) -> dict[str, Any]:
-    """Return ``{"rows": [...], "remarks": [...]}``: every field of each result except its outcomes, and what it is compared with."""
+    """Return ``{"rows": [...], "remarks": [...]}``: every field of each result except its outcomes, and its comparisons."""
     rows = compare(arranged(results))
     return {"rows": [_document(row) for row in rows], "remarks": remarks(rows)}
 

@@ -1,4 +1,4 @@
-"""A task: its problems, how they are asked, and how an answer is scored."""
+"""A task: its problems, their prompts, and the scoring of answers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ class Score:
 
     Attributes:
         correct: whether the answer is right.
-        read: what was compared: the number that was read, or the program that was run; None where there was none.
+        read: the number that was read from the answer, or the program that was run; None where there was none.
         reason: in one line.
         not_enforced: see `sandbox.ProgramResult`; empty for tasks that run nothing.
         measures: every published measure of the task, ``correct`` among them; empty for the lab's tasks.
@@ -33,19 +33,19 @@ class Task:
 
     Attributes:
         name: as in ``--tasks``.
-        shots: solved problems in a prompt, unless another number is asked for.
+        shots: default number of solved problems in a prompt.
         runs_programs: whether scoring runs programs that a model wrote.
         problems: loads the problems, always the same ones in the same order.
         prompt: returns the text for a problem, its number and a number of shots.
         gold: returns what the answer to a problem is compared with.
         score: scores a model's text for a problem; in a task of likelihoods, what `choices.ask` found.
         messages: returns the same prompt as a conversation, a pair of turns a shot; the model continues a last turn of the assistant.
-            None where the task is only asked as raw text.
-        stops: an answer ends before the first of these; None leaves answers as they are.
+            None where the task has raw text only.
+        stops: an answer ends before the first of these strings; None keeps the whole answer.
         fingerprint: returns a hash of the data from which prompts with a number of shots are made.
-        asks_likelihoods: each problem is a `choices.Question`: nothing is written, its choices are compared.
-        passes: how often the model writes. Each pass reads the question and all that was written before; with several passes all of
-            that is scored.
+        asks_likelihoods: whether each problem is a `choices.Question`, whose choices are compared by likelihood.
+        passes: how often the model writes. Each pass reads the question and all earlier answers; with several passes all answers
+            together are scored.
     """
 
     name: str

@@ -21,10 +21,10 @@ class Source:
         key: name in ``--data KEY=PATH``.
         path: a JSON-lines file, or a folder with one of ``files``; None asks the hub.
         hub: repository and configuration on the hub.
-        fields: every row has these as text.
+        fields: names of fields that every row has as text.
         files: names to look for in a folder, by split.
-        types: of fields that are no text.
-        asked: the split whose rows are the problems; a file that is given holds it.
+        types: of fields that are not text.
+        asked: the split whose rows are the problems; a given file holds this split.
     """
 
     key: str
@@ -39,7 +39,7 @@ class Source:
         """Return all rows of a split, in order.
 
         Raises:
-            CallError: no such file, a wrong one, or a row without a field.
+            CallError: the file is missing or of another task, or a row lacks a field.
             EvaluationError: the hub cannot be reached.
         """
         if self.path is None:
@@ -54,7 +54,7 @@ class Source:
         return tuple({name: row[name] for name in self.fields} for row in rows)
 
     def _file(self, split: str) -> Path:
-        """Return the file of a split: a file that was given is the split that is asked, another one lies beside it or in the folder."""
+        """Return the file of a split: a given file is the split with the problems; other splits are beside it or in the folder."""
         path = self.path
         assert path is not None
         if not path.exists():

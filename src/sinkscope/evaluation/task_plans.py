@@ -1,4 +1,4 @@
-"""The plan of an evaluation: tasks, rules, settings and encoded prompts, all checked before anything is written."""
+"""The plan of an evaluation: tasks, rules, settings and encoded prompts. Everything is checked before the model writes."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ PUBLISHED_LENGTHS = {"gsm8k": 256, "gsm8k_cot": 256, "gsm8k_two_pass": 256, "hum
 
 @dataclass(frozen=True)
 class Request:
-    """The arguments of `evaluate` that say what is asked; see there."""
+    """The arguments of `evaluate` that select the work; they are documented there."""
 
     tasks: Sequence[str]
     hide: Sequence[str] = ("none",)
@@ -37,16 +37,16 @@ class Request:
 
 @dataclass(frozen=True)
 class TaskPlan:
-    """One task as it is asked.
+    """One task with everything that is resolved for it.
 
     Attributes:
         task: the task.
         sampler: resolved settings of the sampler, or of the likelihoods.
         shots: solved problems in each prompt.
         chat: whether prompts went through the chat template.
-        protocol: the published settings that were used, and what the call changed in them; None without any.
-        problems: all problems that are asked.
-        prompts: texts, as the model reads them.
+        protocol: the published settings that are used, and what the call changed in them; None without any.
+        problems: the problems.
+        prompts: their prompts as text.
         encoded: token ids.
     """
 
@@ -60,7 +60,7 @@ class TaskPlan:
     encoded: Sequence[list[int]]
 
     def describe(self) -> dict[str, Any]:
-        """Return what decides the answers; a resumed run must agree in all of it."""
+        """Return all values that affect the answers; a resumed run must have the same ones."""
         return {
             "task": self.task.name,
             "problems": len(self.problems),
@@ -165,14 +165,14 @@ def _encode(model: Model, task: Task, problems: Sequence[Any], shots: int, chat:
         texts = [task.prompt(problem, index, shots) for index, problem in enumerate(problems)]
         return texts, [model.encode(text) for text in texts]
     if task.messages is None:
-        raise CallError(f"chat: {task.name} is asked as raw text only")
+        raise CallError(f"chat: expected a task with a conversation, found {task.name}, which has raw text only; leave chat out")
     talks = [task.messages(problem, index, shots) for index, problem in enumerate(problems)]
     texts = [chat_text(model, talk) for talk in talks]
     return texts, [model.encode(model.tokenizer(text, add_special_tokens=False).input_ids) for text in texts]
 
 
 def chat_text(model: Model, talk: list[Message]) -> str:
-    """Return a conversation as the tokenizer's template writes it, up to where the assistant is to write or go on.
+    """Return a conversation as the tokenizer's template writes it, up to where the assistant begins or continues.
 
     Raises:
         ModelError: the tokenizer has no template.

@@ -1,4 +1,4 @@
-"""The tasks there are: the lab's, and published ones by their names."""
+"""The tasks by name: the lab's and the published ones."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ NEXT_QUESTION = "\n\nQ:"
 
 
 def first_answer(text: str) -> str:
-    """Return an answer up to where the model asks itself the next question."""
+    """Return an answer up to the point where the model writes the next question itself."""
     return text.split(NEXT_QUESTION, 1)[0]
 
 
@@ -59,7 +59,7 @@ def find_task(name: str, data: Mapping[str, Path] | None = None) -> Task:
         data: local files of published tasks, by task or by the name of their data.
 
     Raises:
-        CallError: there is none.
+        CallError: there is no such task.
     """
     if name in TASKS:
         return TASKS[name]

@@ -1,4 +1,4 @@
-"""Figures: the papers' figures from your own traces, their numbers, and a page that holds both."""
+"""Draws the papers' figures from your own traces, and writes a page with the figures and their numbers."""
 
 from sinkscope.figures.drawing import draw_figures, find_figures, make_folder
 from sinkscope.figures.figure import DrawnFigure, Figure

@@ -1,4 +1,4 @@
-"""`draw_figures`: the papers' figures from your own traces, each as PNG, PDF and CSV."""
+"""`draw_figures` draws the papers' figures from your own traces, each as PNG, PDF and CSV."""
 
 import pkgutil
 import re
@@ -14,7 +14,7 @@ from sinkscope.figures.subject import FigureError, Maps, OpenedStatistics, subje
 from sinkscope.roles.records import Roles
 from sinkscope.traces import Trace
 
-SIDE_BY_SIDE = 4  # with more panels there is no room for what is written on them
+SIDE_BY_SIDE = 4  # more panels leave no room for their labels
 MODULES = re.compile(r"figure(\d+)?_\w+")
 
 
@@ -22,7 +22,7 @@ def find_figures() -> dict[str, Figure]:
     """Return every figure of this package by name: numbers first, in order, then words.
 
     Raises:
-        SinkscopeError: two figures of one name, or whose files have one name.
+        SinkscopeError: two figures have the same name or the same file.
     """
     package = __name__.rpartition(".")[0]
     figures = []
@@ -53,14 +53,14 @@ def draw_figures(
     """Draw paper 1's Figures 1 to 10, paper 2's figure of norms, and every other figure of this package.
 
     Args:
-        traces: one or more, statistics among them (`open_statistics`); without ``compare`` each gets figures of its own.
-        out: a folder, made if need be.
+        traces: one or more traces or statistics (`open_statistics`); without ``compare`` each gets its own figures.
+        out: a folder, made if it does not exist.
         excess: ε of Eq. 3, in queries' worth.
-        compare: one figure for all traces, panels side by side on a common scale.
-        only: names of figures, such as ``"3"`` or ``"norms"``; all when not given.
-        maps: gives single attention maps; without it Figures 4, 6 and 8 cannot be drawn.
+        compare: draws all traces in one figure, side by side on a common scale.
+        only: names of figures, such as ``"3"`` or ``"norms"``; all when None.
+        maps: computes single attention maps; without it Figures 4, 6 and 8 cannot be drawn.
         roles: what the sinks of the model do (`find_roles`); those of a bundled model are known.
-        say: gets one line for each figure that a trace cannot draw, with the reason.
+        say: gets a line for each figure that cannot be drawn, with the reason.
 
     Returns:
         The files written: PNG, PDF and CSV of each figure, in order.
@@ -99,7 +99,7 @@ def draw_figures(
 
 
 def make_folder(folder: Path) -> Path:
-    """Make the folder that figures and pages go to.
+    """Make the folder for figures and pages.
 
     Raises:
         TraceError: it cannot be made.

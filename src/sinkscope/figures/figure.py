@@ -1,7 +1,7 @@
-"""The extension point: a figure is one subclass of `Figure` in one file of this package, and its verb is `draw`.
+"""The base class of figures. A figure is one subclass of `Figure` in one file of this package.
 
-`draw_figures` finds every module called ``figure<number>_<what>.py`` or ``figure_<what>.py``; `--only`, the page and the
-documentation check know a new figure without another edit.
+`draw_figures` finds every module called ``figure<number>_<what>.py`` or ``figure_<what>.py``, so `--only` and the page know a new
+figure without another edit.
 """
 
 import csv
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DrawnFigure:
-    """A figure that has been drawn: the sheet, its caption, and the numbers on it.
+    """A figure that has been drawn: the sheet, its caption and its numbers.
 
     Attributes:
         file: name of its files, without the ending.
-        title: one line that says what it shows, and of which models.
-        caption: what is seen, and what it does not show.
-        header, rows: the numbers drawn.
+        title: one line with its content and the names of the models.
+        caption: explains what it shows and what it does not show.
+        header, rows: the numbers drawn, for the CSV file.
     """
 
     file: str
@@ -38,7 +38,7 @@ class DrawnFigure:
     rows: Sequence[Sequence[Any]] = field(repr=False)
 
     def save(self, folder: Path, suffix: str = "") -> list[Path]:
-        """Write a PNG, a PDF and a CSV file, each whole or not at all; `page` finds the caption inside the PNG.
+        """Write a PNG, a PDF and a CSV file; `page` reads the caption from the metadata of the PNG.
 
         Raises:
             TraceError: a file cannot be written.
@@ -63,12 +63,12 @@ class DrawnFigure:
 
 
 class Figure(ABC):
-    """One figure: its names, and the verb that draws it.
+    """One figure: its names, and the method that draws it.
 
     Attributes:
-        name: as ``--only`` calls it. Numbers are drawn first, in order; then words.
+        name: for ``--only``. Figures whose name is a number are drawn first, in order, then the others.
         file: name of its files, without the ending.
-        title: one line that says what it shows.
+        title: one line with its content.
     """
 
     name: ClassVar[str]
@@ -79,15 +79,15 @@ class Figure(ABC):
     def draw(self, subjects: Sequence[Subject]) -> DrawnFigure:
         """Draw the subjects side by side, on common scales.
 
-        A figure needs what it asks a subject for: `Subject.summary` is always there, `Subject.trace` only for single
-        prompts, `Subject.map` only with the model or with stored maps.
+        Every subject has a `Subject.summary`. `Subject.trace` exists only for traces, and `Subject.map` only with the model or with stored
+        maps; a subject without them raises FigureError, and the figure is not drawn.
 
         Raises:
-            FigureError: no subject has what the figure needs; the message says what that is.
+            FigureError: a subject lacks what the figure needs; the message names it.
         """
 
     def drawn(
         self, subjects: Sequence[Subject], sheet: "Sheet", caption: str, header: tuple[str, ...], rows: Sequence[Sequence[Any]]
     ) -> DrawnFigure:
-        """Return what has been drawn of these subjects, with the names of the models in the title."""
+        """Return the drawn figure, with the names of the subjects in its title."""
         return DrawnFigure(self.file, f"{self.title} ({', '.join(one.label for one in subjects)})", caption, sheet, header, rows)

@@ -1,4 +1,4 @@
-"""How one attention map is drawn, in figures and on a sheet of its own."""
+"""Draws one attention map, in a figure or on its own sheet."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ MAP_HEADER = ("model", "panel", "step", "layer", "head", "query", "key", "attent
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Sheet
 
-GAMMA = 0.3  # on it an equal share of 1/256 still stands a fifth up the scale
+GAMMA = 0.3  # so that an equal share of 1/256 is at a fifth of the scale
 NAMED = 9
 ROOM_FOR_TOKENS = 5.6  # lines of text above a map
 LEAST_SHARE = 1e-4  # smaller shares are left out of CSV files
@@ -71,7 +71,7 @@ def mark_column(axes: Any, key: int, queries: int, colour: str = VERMILLION) -> 
 
 
 def single_map(trace: Trace, attention: Float[np.ndarray, "query key"], step: int, layer: int, head: int) -> "Sheet":
-    """Return the sheet of one map."""
+    """Return a sheet with one map."""
     with figure_style():
         sheet = new_sheet(5.2, 5.2)
         axes = sheet.subplots()
@@ -84,7 +84,7 @@ def single_map(trace: Trace, attention: Float[np.ndarray, "query key"], step: in
 
 
 def map_lines(label: str, panel: str, place: tuple[int, int, int], attention: Float[np.ndarray, "query key"]) -> list[tuple[Any, ...]]:
-    """Return the rows of a map for a CSV file, as `MAP_HEADER` names them; shares below `LEAST_SHARE` are left out."""
+    """Return the rows of a map for a CSV file with `MAP_HEADER`; shares below `LEAST_SHARE` are left out."""
     query, key = np.nonzero(attention >= LEAST_SHARE)
     values = attention[query, key]
     return [

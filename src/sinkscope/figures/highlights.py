@@ -1,4 +1,4 @@
-"""Highlights: the heads and steps of a trace that figures pick out, because something shows best there."""
+"""Highlights: the heads and steps of a trace that figures show, because an effect is clearest there."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,8 +23,8 @@ class Jump:
 
     Attributes:
         step: the step before.
-        clean: the old position is no longer a sink, and the new one was none before.
-        swap: both positions are sinks before and after.
+        clean: whether the old position is no longer a sink, and the new one was not one before.
+        swap: whether both positions are sinks before and after.
     """
 
     step: int
@@ -37,7 +37,7 @@ class Jump:
 
     @property
     def distance(self) -> int:
-        """Positions, to the right positive."""
+        """Distance in positions; to the right is positive."""
         return self.after - self.before
 
 
@@ -72,11 +72,11 @@ class Flash:
 @final
 @dataclass(frozen=True)
 class Highlights:
-    """The heads and steps of one trace at which each thing shows best. Ties go to the lower layer, then the lower head.
+    """The heads and steps of one trace at which each effect is clearest. Ties go to the lower layer, then the lower head.
 
     Attributes:
         prompt: the numbers of the trace.
-        threshold: where Eq. 3 is asked.
+        threshold: of Eq. 3.
     """
 
     trace: Trace = field(repr=False)
@@ -164,7 +164,7 @@ class Highlights:
 
     @cached_property
     def split(self) -> Split | None:
-        """The clearest split between masked and unmasked queries; None where the trace does not tell them apart."""
+        """The clearest split between masked and unmasked queries; None where the trace has no sums of masked queries."""
         if "column_sums_masked" not in self.trace.tensors or "masked" not in self.trace.tensors:
             return None
         masked, lengths = self.prompt.canvas.masked, self.prompt.canvas.lengths

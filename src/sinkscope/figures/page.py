@@ -1,4 +1,4 @@
-"""`write_page`: texts, numbers and figures in one file that fetches nothing from elsewhere."""
+"""`write_page` writes texts, numbers and figures into one HTML file that loads nothing else."""
 
 import base64
 from collections.abc import Sequence
@@ -21,10 +21,10 @@ from sinkscope.traces.format import write_whole
 
 @dataclass(frozen=True)
 class Table:
-    """A table for the page, its cells as they are to be read.
+    """A table for the page; its cells are shown as they are.
 
     Attributes:
-        caption: what is seen and what it does not show.
+        caption: explains what the table shows and what it does not show.
     """
 
     title: str
@@ -51,13 +51,13 @@ def write_page(
         tables: further tables, before the figures.
         excess: ε of Eq. 3, in queries' worth.
         roles: what the sinks of the model do (`find_roles`); those of a bundled model are known.
-        command: what was typed to make it, for the footer.
+        command: the command that made it, for the footer.
 
     Returns:
         The file.
 
     Raises:
-        CallError: no traces, a figure that is not there, or a threshold that cannot hold.
+        CallError: no traces, a missing figure, or a threshold that no column can exceed.
         TraceError: a file that cannot be written or read.
     """
     import jinja2
@@ -106,12 +106,12 @@ def _model(trace: Trace, label: str, excess: float, roles: Roles | None, command
 
 
 def _lead(models: Sequence[dict[str, Any]], excess: float) -> str:
-    """Return what was done, in one sentence."""
+    """Return the first sentence of the page: what was done."""
     who = " and ".join(f"{model['label']} ({model['steps']} steps)" for model in models)
     each = " each" if len(models) > 1 else ""
     return (
-        f"We let {who} write one answer{each}, recorded at every step how much attention every token received in every layer and head, "
-        f"and marked as sinks the tokens that received more than {excess:g} queries’ worth above what the others received on average."
+        f"{who} wrote one answer{each}. At every step we recorded how much attention each token received in every layer and head. "
+        f"A token is called a sink where it received over {excess:g} queries’ worth more than the other tokens did on average."
     )
 
 
@@ -173,11 +173,11 @@ def _provenance(trace: Trace, sampler_name: Any, sampler: dict[str, Any], comman
 
 
 def _figure(path: Path) -> dict[str, Any]:
-    """Return a PNG with the title and the caption that it carries."""
+    """Return a PNG with the title and the caption in its metadata."""
     from PIL import Image
 
     if not path.exists():
-        raise CallError(f"no figure at {path}: expected the files that draw_figures wrote")
+        raise CallError(f"{path}: expected a figure that draw_figures wrote, found no file")
     with Image.open(path) as image:
         texts = dict(image.info)
         natural = 100 / float(texts.get("dpi", (200, 200))[0])  # 100 CSS pixels an inch

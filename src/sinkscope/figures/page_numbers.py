@@ -31,14 +31,14 @@ def page_numbers(trace: Trace, excess: float = 3.0) -> dict[str, Any]:
         Plain values that `json.dumps` takes; None where a number does not exist.
 
     Raises:
-        TraceError: a trace without a whole step.
-        CallError: a threshold that cannot hold.
+        TraceError: the trace holds no complete step.
+        CallError: a threshold that no column can exceed.
     """
     return numbers_of(subject_of(trace, excess))
 
 
 def numbers_of(subject: Subject) -> dict[str, Any]:
-    """Return the same, of a trace that has been read already."""
+    """Return the numbers of `page_numbers` for a subject."""
     manifest, prompt, summary, threshold = subject.manifest, subject.prompt, subject.summary, subject.threshold
     in_percent = prompt.sinks(Threshold(threshold.excess, "percent"))
     tracks = track_kinds(replace(prompt, thresholds=(threshold,))).tracks[0].sum(axis=0).tolist()
@@ -75,7 +75,7 @@ def numbers_of(subject: Subject) -> dict[str, Any]:
 
 
 def _movement(subject: Subject) -> dict[str, Any] | None:
-    """Return moves and drift beside the same steps shuffled; None where no head can be followed."""
+    """Return moves and drift, and the same with the steps shuffled; None where no head has a main sink in two steps."""
     found = movement_test(subject.main, subject.prompt.is_sink_at(subject.threshold))
     if not found.heads or subject.summary.steps < 2:
         return None
@@ -101,7 +101,7 @@ def _interval(values: tuple[float, float, float]) -> dict[str, float]:
 
 
 def _sink_tokens(subject: Subject) -> list[dict[str, Any]]:
-    """Return the most frequent sink tokens, each beside the share it would have by chance: a frequent token is often a sink."""
+    """Return the most frequent sink tokens, each with the share it would have by chance, because a frequent token is often a sink."""
     canvas = subject.prompt.canvas
     sinks, expected = subject.prompt.sinks_by_token(subject.threshold), expected_shares(subject.prompt, subject.threshold)
     shares, of_canvas = sinks / max(1, sinks.sum()), canvas.token_counts / canvas.token_counts.sum()

@@ -1,7 +1,7 @@
-"""How figures look: colours, type, sheets, and how models and tokens are called in them.
+"""The style of figures: colours, type and sheets, and the labels of models and tokens.
 
-Colours are viridis and those of Okabe and Ito, which colour-blind readers can tell apart; every series has a marker or a line
-style of its own as well.
+The colours are viridis and those of Okabe and Ito, which colour-blind readers can tell apart. Every series also has its own marker or
+line style.
 """
 
 import functools
@@ -57,7 +57,7 @@ def figure_style(wide: bool = False) -> Iterator[None]:
 
 
 def new_sheet(width: float, height: float) -> "Sheet":
-    """Return an empty matplotlib figure, sized in inches, that pyplot does not know."""
+    """Return an empty matplotlib figure, sized in inches, that pyplot does not manage."""
     from matplotlib.figure import Figure as Sheet
 
     return Sheet(figsize=(width, height), layout="constrained")
@@ -81,7 +81,7 @@ def spread_out(places: Sequence[float], least: float, most: int) -> list[float]:
 
 
 def number(value: Any) -> str:
-    """Return a float as text for a CSV file, with enough digits to give a float32 back."""
+    """Return a float as text for a CSV file, with enough digits to restore a float32."""
     return format(float(value), ".9g")
 
 
@@ -104,19 +104,19 @@ def _known_characters() -> frozenset[int]:
 
 
 def model_label(manifest: Mapping[str, Any]) -> str:
-    """Return the model's name from a manifest; of a local path only its last part."""
+    """Return the name of the model from a manifest; for a local path only its last part."""
     name = str(manifest["model"]["name"])
     return Path(name).name if Path(name).is_absolute() or name.startswith(".") else name
 
 
 def model_labels(manifests: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a label for every manifest, numbered where a model comes more than once."""
+    """Return a label for every manifest; labels of the same model are numbered."""
     names = [model_label(one) for one in manifests]
     return [f"{name} ({names[: at + 1].count(name)})" if names.count(name) > 1 else name for at, name in enumerate(names)]
 
 
 def token_label(trace: Trace, token: int) -> str:
-    """Return a token so that it can be told from others: ↵ for a newline, ␣ for a leading space, [M] for the mask."""
+    """Return a token as visible text: ↵ for a newline, ␣ for a leading space, [M] for the mask."""
     if token < 0:
         return ""
     if token == trace.manifest.get("mask_id"):

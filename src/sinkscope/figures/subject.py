@@ -1,6 +1,6 @@
-"""What a figure is drawn of: one recorded generation, or the statistics of many.
+"""The subject of a figure: one recorded generation, or the statistics of many.
 
-Subjects hold no numbers of their own: they read the summaries of `sinkscope.statistics`.
+A subject computes no statistics; it reads the summaries of `sinkscope.statistics`.
 """
 
 from collections.abc import Callable
@@ -22,11 +22,11 @@ from sinkscope.statistics import PromptSummary, Summary, Threshold, summarise
 from sinkscope.traces import Trace, read_statistics
 
 Maps = Callable[[Trace, int, int, int], np.ndarray]
-"""Gives the attention map of a trace's step, layer and head: float32 [query, key]. It raises what stops a map from being computed."""
+"""Function from a trace, step, layer and head to the attention map, float32 [query, key]; it raises an error where there is none."""
 
 
 class FigureError(SinkscopeError):
-    """A figure cannot be drawn of a subject; the message says what is missing."""
+    """A figure cannot be drawn for a subject; the message says what is missing."""
 
 
 @final
@@ -42,13 +42,13 @@ def open_statistics(folder: str | Path) -> OpenedStatistics:
     """Read a folder of statistics.
 
     Raises:
-        TraceError: not there, damaged, or without a whole prompt.
-        SinkscopeError: written by another version.
+        TraceError: the folder is missing or damaged, or holds no complete prompt.
+        SinkscopeError: it was written by another version.
     """
     manifest, arrays, _ = read_statistics(folder)
     summary = Summary.from_arrays(arrays)
     if not summary.columns:
-        raise TraceError(f"{folder} counts no column; there is nothing to draw")
+        raise TraceError(f"{folder}: expected statistics of at least one column, found none; there is nothing to draw")
     return OpenedStatistics(manifest, summary)
 
 
@@ -58,12 +58,12 @@ class Subject:
     """One model in a figure.
 
     Attributes:
-        label: what the model is called in titles, legends and CSV files.
+        label: name of the model in titles, legends and CSV files.
         manifest: of the trace or of the statistics.
         summary: the numbers, over all steps of all prompts.
         recorded: the trace, and recorded_prompt: its numbers step by step; None for statistics, which keep no single steps.
-        maps: gives attention maps; None where nobody can.
-        roles: what the sinks of the model do; None where it is not known.
+        maps: computes attention maps; None without a model.
+        roles: what the sinks of the model do; None where that is not known.
     """
 
     label: str
@@ -76,7 +76,7 @@ class Subject:
 
     @property
     def heading(self) -> str:
-        """What a panel is called."""
+        """Heading of a panel."""
         cut = "" if self.manifest["complete"] else " (incomplete)"
         if self.recorded is not None:
             return f"{self.label}{cut}, prompt of {self.prompt_length} tokens"
@@ -85,12 +85,12 @@ class Subject:
 
     @property
     def positions(self) -> int:
-        """Tokens of the longest canvas of a trace; of statistics, of the mean one."""
+        """Number of tokens of the longest canvas of a trace; for statistics, of the mean canvas."""
         return self.summary.positions if self.recorded_prompt is None else int(self.recorded_prompt.canvas.lengths.max())
 
     @property
     def positions_text(self) -> str:
-        """How many tokens a canvas has, in words: a number, a range, or a mean."""
+        """The number of tokens of a canvas as text: a number, a range, or a mean."""
         if self.recorded_prompt is None:
             return f"{self.positions} on average"
         low = int(self.recorded_prompt.canvas.lengths.min())
@@ -98,12 +98,12 @@ class Subject:
 
     @property
     def queries_text(self) -> str:
-        """Whose attention sinks are followed in, in words."""
+        """Text that says over which queries the followed columns are sums."""
         return "from the 16 newest queries" if self.summary.causal else "from all queries"
 
     @property
     def threshold(self) -> Threshold:
-        """Where Eq. 3 is asked."""
+        """The threshold of Eq. 3."""
         return Threshold(self.summary.excess)
 
     @property
@@ -113,7 +113,7 @@ class Subject:
 
     @property
     def quarters(self) -> Int[np.ndarray, "layer quarter"]:
-        """Column sums in bins of a quarter of a query's worth; of statistics those above 64 are spread evenly over wider bins."""
+        """Counts of column sums in bins of a quarter of a query's worth; in statistics, wider bins above 64 are spread evenly."""
         return self.summary.quarters if self.recorded_prompt is None else self.recorded_prompt.quarters
 
     def head_name(self, layer: int, head: int) -> str:
@@ -121,7 +121,7 @@ class Subject:
         known = None if self.roles is None else self.roles.of_head(layer, head)
         return f"layer {layer} head {head}" + (f" ({known.role})" if known is not None else "")
 
-    # Only of traces
+    # Traces only
 
     @property
     def trace(self) -> Trace:
@@ -159,7 +159,7 @@ class Subject:
         """Return one attention map.
 
         Raises:
-            FigureError: nobody gives maps, or this one cannot be computed.
+            FigureError: there is no model for maps, or this map cannot be computed.
         """
         trace = self.trace
         if self.maps is None:
@@ -170,19 +170,19 @@ class Subject:
             raise FigureError(str(error)) from error
 
     def head_columns(self, layer: int, head: int) -> Float[np.ndarray, "step key"]:
-        """Return the columns of one head that sinks are followed in: sums over all queries, or over the newest ones."""
+        """Return the columns of one head in which sinks are tracked: sums over all queries, or over the newest ones if causal."""
         if not self.summary.causal:
             return self.trace.column_sums[:, layer, head]
         return last_query_window(self.trace.last_query[:, layer, head][:, None, None])[:, 0, 0]
 
     @property
     def prompt_length(self) -> int:
-        """Tokens of the prompt; 0 where the trace does not say."""
+        """Number of tokens of the prompt; 0 where the trace does not say."""
         return self.prompt.canvas.prompt_length
 
     @cached_property
     def written(self) -> Int[np.ndarray, "commit 3"]:
-        """(step, position, token) of every commit, as far as recorded."""
+        """(step, position, token) of every recorded commit."""
         written = self.prompt.canvas.written
         if written is None:
             return np.zeros((0, 3), int)
@@ -191,7 +191,7 @@ class Subject:
 
     @cached_property
     def last_canvas(self) -> Int[np.ndarray, " position"]:
-        """The tokens after the last step, with everything that was committed."""
+        """The tokens after the last step, with all commits."""
         tokens = self.prompt.canvas.tokens
         width = max(tokens.shape[1], int(self.written[:, 1].max(initial=-1)) + 1)
         canvas = np.full(width, -1)
@@ -208,11 +208,11 @@ def subject_of(
     maps: Maps | None = None,
     roles: Roles | None = None,
 ) -> Subject:
-    """Return what figures and the page read of a trace, or of statistics, at a threshold.
+    """Return the subject of figures and of the page for a trace or statistics, at a threshold.
 
     Raises:
-        CallError: a threshold that cannot hold, statistics counted at another one, or roles of other weights.
-        TraceError: no whole step, or not every column was kept.
+        CallError: a threshold that no column can exceed, statistics counted at another one, or roles of other weights.
+        TraceError: no complete step, or not every column was kept.
     """
     label = model_label(source.manifest) if label is None else label
     roles = roles_for(source.manifest["model"].get("weight_hash"), roles)

@@ -196,7 +196,7 @@ def _check_heads(fields: Mapping[str, Any], layout: Layout, file: str) -> None:
 
 
 def _rope(fields: dict[str, Any], file: str) -> dict[str, Any]:
-    """One record from the two ways in which transformers has written rotations; takes the keys it has read out of ``fields``."""
+    """Return one record of rotations from either of the two forms that transformers writes; remove the keys it reads from ``fields``."""
     theta, scaling, parameters = (fields.pop(key, None) for key in ("rope_theta", "rope_scaling", "rope_parameters"))
     for key, value in (("rope_scaling", scaling), ("rope_parameters", parameters)):
         if value is not None and not isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The record of a family of checkpoints: everything that loading and decoding must know about it. It holds data and runs nothing.
+"""The record of a family of checkpoints: all data that loading and decoding need about it. It contains no code that runs.
 
 The records are in `sinkscope.models.families`, one file each. A new file there is a new family.
 """
@@ -58,7 +58,7 @@ class Family:
         source: where its settings were read.
         layout: how its published folders are written: config keys and tensor names. None where they are in transformers' layout only.
         architectures: what its published config.json files may call the network; another name is refused.
-        claims: says from a config.json that it is one of this family although its ``model_type`` is another family's.
+        claims: returns whether a config.json is of this family although its ``model_type`` is that of another family.
         network: ``module:Class`` of the network, where neither Llama nor Qwen2 of transformers computes it.
         tokenizer_classes: names that its tokenizer_config.json may give to byte pairs in vocab.json and merges.txt. They are read by
             transformers' Qwen2Tokenizer; a class of such a name in the folder is never run.

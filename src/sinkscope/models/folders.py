@@ -12,7 +12,7 @@ BUNDLED = ("lab-diffusion", "lab-autoregressive", "lab-sink-token", "lab-shifted
 
 
 def bundled_folder(name: str) -> Path:
-    """Return where a bundled checkpoint lies in the installed package."""
+    """Return the folder of a bundled checkpoint in the installed package."""
     return Path(str(resources.files("sinkscope") / "checkpoints" / name))
 
 
@@ -21,7 +21,7 @@ def find_folder(name: str, revision: str | None = None) -> Path:
 
     Raises:
         CallError: nothing by this name.
-        ModelError: a bundled model that is not installed, or a repository that the hub does not give.
+        ModelError: a bundled model that is not installed, or a repository that the hub does not provide.
     """
     if name in BUNDLED:
         folder = bundled_folder(name)

@@ -69,7 +69,7 @@ class FullPrecisionLlama(LlamaForCausalLM):
 
 
 class NoRotation(nn.Module):
-    """Takes the place of a rotary embedding and rotates by nothing: cosines of 1, sines of 0."""
+    """A rotary embedding that does not rotate: cosines of 1, sines of 0."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class LearnedPositionsModel(LlamaModel):
         inputs_embeds: Tensor | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Compute what Llama's does, for tokens [batch, query]."""
+        """Compute the forward pass of Llama, for tokens [batch, query]."""
         embeds: Tensor = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if position_ids is None:
             seen = 0 if past_key_values is None else past_key_values.get_seq_length()

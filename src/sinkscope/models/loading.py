@@ -1,4 +1,4 @@
-"""`load`: a model from a bundled name, a folder, or a hub id. Nothing in a checkpoint is ever executed.
+"""`load` reads a model from a bundled name, a folder, or a hub id. No code in a checkpoint is ever executed.
 
 Only safetensors are read, remote code is never run, and every stored tensor must be a parameter of the network and the reverse.
 """
@@ -39,7 +39,7 @@ def load(
     Args:
         name: a bundled name, a local folder, or a hub id ``owner/name``.
         dtype: float type of the weights in memory; None keeps the stored one, and bundled models come as fp32.
-        device: where the model goes.
+        device: of the model.
         device_map: transformers' map for models larger than one device; instead of ``device``.
         revision: of a hub repository.
 
@@ -186,7 +186,7 @@ def _network(
 
 
 def _cast(network: Any, dtype: torch.dtype, files: Mapping[str, Path]) -> None:
-    """Cast the parameters file by file, so that the memory of each file is given back before the next one is read.
+    """Cast the parameters file by file, so that the memory of each file is freed before the next one is read.
 
     Buffers stay as they are: the frequencies of the rotations are fp32 whatever the dtype.
     """

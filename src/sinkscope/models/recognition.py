@@ -1,4 +1,4 @@
-"""Which family a config.json belongs to."""
+"""Finds the family to which a config.json belongs."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -48,7 +48,7 @@ def _stock_family(config: Mapping[str, Any], where: str) -> Family:
     """Return the family of a folder in transformers' own layout: a causal model, one of the lab's, or one that was saved again."""
     model_type, causal = config["model_type"], config.get("is_causal", True)
     if not isinstance(causal, bool):
-        raise ModelError(f"{where}: is_causal in config.json is true or false, found {causal!r}")
+        raise ModelError(f"{where}: config.json: is_causal: expected true or false, found {causal!r}")
     _check_stock_class(config, where)
     claiming = [family.name for family in FAMILIES.values() if family.causal == causal and model_type in family.model_types]
     if causal:
@@ -61,7 +61,9 @@ def _stock_family(config: Mapping[str, Any], where: str) -> Family:
             f"found model_type {model_type!r}, is_causal {causal}"
         )
     if not isinstance(config.get("mask_token_id"), int):
-        raise ModelError(f"{where}: a bidirectional model needs mask_token_id in its config.json, found {config.get('mask_token_id')!r}")
+        raise ModelError(
+            f"{where}: config.json: mask_token_id: expected a token id for a bidirectional model, found {config.get('mask_token_id')!r}"
+        )
     return FAMILIES[name]
 
 

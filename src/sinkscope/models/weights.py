@@ -1,4 +1,4 @@
-"""The weights of a checkpoint folder as the headers of its files describe them: names, shapes, sizes, and whether all are there.
+"""The weights of a checkpoint folder according to the headers of its files: names, shapes, sizes, and whether any are missing.
 
 Only headers of safetensors files are read here, so that a folder that does not fit is refused before anything is loaded.
 """

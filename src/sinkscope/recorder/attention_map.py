@@ -15,6 +15,7 @@ from sinkscope.attention import Columns, LayerCall, Watcher, subscribed
 from sinkscope.errors import CallError, TraceError
 from sinkscope.models import Model
 from sinkscope.traces import Trace
+from sinkscope.traces.stored_maps import check_place
 from sinkscope.traces.top_columns import kept_columns
 
 TOLERANCE = {"float32": 0.02, "bfloat16": 0.25, "float16": 0.1}
@@ -100,20 +101,6 @@ def recompute_map(model: Model, trace: Trace, step: int, layer: int, head: int) 
             f"and {recorded[worst]:.3f} in the trace. Was it written while keys were hidden, or in another dtype than {model.card.dtype}?"
         )
     return AttentionMap(step, layer, head, attention, float(difference.max()))
-
-
-def check_place(trace: Trace, step: int, layer: int, head: int) -> tuple[int, int, int]:
-    """Return a step, layer and head of a trace, counted from the start.
-
-    Raises:
-        CallError: out of range.
-    """
-    place = []
-    for name, value, size in (("step", step, trace.steps), ("layer", layer, len(trace.layers)), ("head", head, trace.heads)):
-        if not -size <= value < size:
-            raise CallError(f"{name}: expected 0 to {size - 1}, found {value}; {trace.folder} has {size}")
-        place.append(value % size)
-    return place[0], place[1], place[2]
 
 
 def _check_weights(model: Model, trace: Trace) -> None:

@@ -6,12 +6,26 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from sinkscope.errors import TraceError
+from sinkscope.errors import CallError, TraceError
 from sinkscope.traces.format import write_manifest, write_whole
 from sinkscope.traces.reading import Trace
 
 MAP = "map-{:06d}-{:03d}-{:03d}.safetensors"
 TENSOR = "attention"
+
+
+def check_place(trace: Trace, step: int, layer: int, head: int) -> tuple[int, int, int]:
+    """Return a step, layer and head of a trace, counted from the start.
+
+    Raises:
+        CallError: out of range.
+    """
+    place = []
+    for name, value, size in (("step", step, trace.steps), ("layer", layer, len(trace.layers)), ("head", head, trace.heads)):
+        if not -size <= value < size:
+            raise CallError(f"{name}: expected 0 to {size - 1}, found {value}; {trace.folder} has {size}")
+        place.append(value % size)
+    return place[0], place[1], place[2]
 
 
 def store_map(trace: Trace, step: int, layer: int, head: int, attention: np.ndarray) -> Path:

@@ -13,7 +13,7 @@ _log = logging.getLogger(__name__)
 
 
 def reference(doc: dict[str, str]) -> str:
-    """Return what a problem's programs are tested by, as JSON: its prompt, its tests, and the function they call."""
+    """Return what the tests of a problem need, as JSON: its prompt, its tests, and the name of the function."""
     return json.dumps({name: doc[name] for name in ("prompt", "test", "entry_point")})
 
 

@@ -1,1 +1,1 @@
-"""The papers whose tables and figures `sinkscope reproduce` makes: each a plan, as data, and its published numbers."""
+"""The papers that `sinkscope reproduce` can reproduce, one file each: the plan of the work, and the published numbers."""

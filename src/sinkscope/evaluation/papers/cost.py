@@ -1,7 +1,7 @@
-"""What the parts of a paper's plan cost, computed from shapes alone, without loading a model.
+"""The cost of the parts of a paper's plan, estimated from shapes alone, without loading a model.
 
-`ASSUMPTIONS` says what the estimate assumes. It counts forward calls as a run makes them (their mean where masks are drawn), and
-guesses how long prompts and choices are.
+`ASSUMPTIONS` lists the assumptions. Forward calls are counted as a run makes them (the mean where masks are random); the lengths of
+prompts and choices are typical values.
 """
 
 import math
@@ -51,14 +51,14 @@ ASSUMPTIONS = (
 
 @dataclass(frozen=True)
 class Cost:
-    """What a part takes.
+    """The cost of a part.
 
     Attributes:
-        forwards: calls of the network, a prompt each.
+        forwards: forward calls, counted for each prompt.
         gpu_hours: by `ASSUMPTIONS`.
         memory_gib: with one prompt a batch.
-        batch_on_card: most prompts side by side on a card of 24 GB; 0 where it does not suffice.
-        disk_gib: results or traces.
+        batch_on_card: largest batch on a card of 24 GB; 0 where one prompt does not fit.
+        disk_gib: for results or traces.
     """
 
     forwards: int
@@ -72,7 +72,7 @@ def estimate(part: Part, tflops: float = TFLOPS) -> Cost:
     """Return forward calls, time, memory and disk of a part.
 
     Raises:
-        CallError: a speed that is none.
+        CallError: a speed that is not above 0.
     """
     if not 0 < tflops < float("inf"):
         raise CallError(f"tflops: expected a number above 0, found {tflops}")

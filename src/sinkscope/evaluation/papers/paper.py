@@ -1,4 +1,4 @@
-"""What `sinkscope reproduce` needs of a paper: its plan, which is a list of parts, and its tables beside what was measured."""
+"""The record of a paper for `sinkscope reproduce`: its plan, which is a list of parts, and its tables."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ PROBLEMS = {
     "lab-arith": 1319,
     "lab-code": 164,
 }
-"""How many problems a task has."""
+"""Number of problems of each task."""
 
 
 @dataclass(frozen=True)
@@ -53,14 +53,14 @@ class Part:
         paper: name of the `Paper`.
         name: the tables or figures of the paper that need it.
         model: name of the checkpoint.
-        task: whose prompts.
-        rules: of hiding, ``none`` among them; recorded generations have only that.
-        prompts: how many.
+        task: name of the task.
+        rules: of hiding, ``none`` among them; recorded generations have only ``none``.
+        prompts: number of prompts.
         shots: examples in each prompt.
         settings: of the sampler, or of the likelihoods.
         shape: of the checkpoint that the paper used.
         recorded: whether attention is written to disk.
-        folder: where the checkpoint lies, when not where its name says.
+        folder: of the checkpoint; empty where it is loaded by its name.
     """
 
     paper: str
@@ -78,15 +78,15 @@ class Part:
 
 @dataclass(frozen=True)
 class Narrowing:
-    """How much of a paper's plan is run, as the flags of `sinkscope reproduce` say; a paper may have no use for some of them.
+    """The part of a paper's plan to run, from the flags of `sinkscope reproduce`; a paper may ignore some of them.
 
     Attributes:
         models: text of ``--models``.
         limit: problems of each task; all when None.
         ks: how many sinks are hidden.
-        seeds: of each control that draws at random.
-        controls: words of rules that are hidden for comparison.
-        traces: recorded generations a model.
+        seeds: number of seeds of each control that draws at random.
+        controls: words of the rules for comparison.
+        traces: number of recorded generations of each model.
     """
 
     models: str
@@ -103,7 +103,7 @@ def _any_folder(name: str, folder: str) -> None:
 
 @dataclass(frozen=True)
 class Paper:
-    """A paper: ``PAPER`` of the module of its name in this package.
+    """A paper; the module of its name in this package holds it as ``PAPER``.
 
     Attributes:
         plan: returns the work behind the tables and figures.

@@ -1,4 +1,4 @@
-"""Paper 1, "Attention Sinks in Diffusion Language Models" (arXiv 2510.15731): its models, and what its tables and figures take."""
+"""Paper 1, "Attention Sinks in Diffusion Language Models" (arXiv 2510.15731): its models, and the work behind its tables and figures."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,14 +15,14 @@ from sinkscope.evaluation.tables import Format, write_table
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model of the paper, or one of the lab's in its place.
+    """A model of the paper, or a lab model in its place.
 
     Attributes:
         family: of the model.
         shape: of its network.
         tasks: of Table 1.
-        traced: the task whose prompts are written and recorded for the figures and Table 2.
-        recorded: settings of the sampler for that.
+        traced: the task whose answers are recorded for the figures and Table 2.
+        recorded: settings of the sampler for these.
         shots: examples in a prompt, by task, where the model has no published protocol.
         settings: of the sampler in Table 1, where the model has no published protocol.
     """
@@ -70,7 +70,7 @@ CHECKPOINTS: dict[str, Checkpoint] = {
 LAB = tuple(name for name in CHECKPOINTS if name.startswith("lab-"))
 PUBLISHED = tuple(name for name in CHECKPOINTS if name not in LAB)
 CONTROLS = ("random", "ranks")
-"""The controls of a run, unless others are asked for. The paper has none."""
+"""The default controls of a run. The paper has none."""
 
 
 def paper1(
@@ -112,7 +112,7 @@ def paper1(
 
 
 def rules_for(model: str, ks: Sequence[int], seeds: int, controls: Sequence[str] = CONTROLS) -> tuple[str, ...]:
-    """Return the paper's rules for a model, and the same with controls in place of the top sinks; with seeds where they draw at random.
+    """Return the paper's rules for a model, and the same with controls in place of the top sinks, seeded if they are random.
 
     Raises:
         CallError: an unknown control.

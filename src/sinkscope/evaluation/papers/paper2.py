@@ -1,8 +1,8 @@
-"""Paper 2, "One Token Is Enough" (arXiv 2601.19657): what its Tables 1 and 2 take, and their numbers.
+"""Paper 2, "One Token Is Enough" (arXiv 2601.19657): the work behind its Tables 1 and 2, and their numbers.
 
-Its checkpoints have no reliable names on the hub, so a run is told where they lie. Those trained from scratch are files of lit-gpt,
-of which `sinkscope convert` makes a folder. Those from Qwen2.5 are a folder that `load` reads, such as one that ``save_pretrained``
-wrote after `add_sink_token` and training. The dry run needs none.
+Its checkpoints have no reliable names on the hub, so a run needs their folders. Those trained from scratch are files of lit-gpt, which
+`sinkscope convert` turns into folders. Those from Qwen2.5 are folders that `load` reads, such as one that ``save_pretrained`` wrote after
+`add_sink_token` and training. The dry run needs no folder.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ _QWEN_LARGE = Shape(28, 12, 2, 1536, 8960, 151936, 1_543_714_304 + 151936 * 1536
 _SCRATCH = Shape(18, 10, 10, 1280, 5120, 32001, 553_827_840)
 SHAPES = {"qwen2.5-0.5b": _QWEN_SMALL, "qwen2.5-1.5b": _QWEN_LARGE, "scratch-472m": _SCRATCH}
 SINKS = {"": None, "+sink": "token", "+gate": "gate"}
-"""End of a checkpoint's name → name of the variant in its folder."""
+"""Name of the variant in the folder of a checkpoint, by the end of the checkpoint's name."""
 CHECKPOINTS = tuple(f"{name}{variant}" for name in SHAPES for variant in SINKS)
 
 TASKS = ("arc_easy", "arc_challenge", "hellaswag", "piqa", "race", "social_iqa", "lambada", "gsm8k_two_pass")
@@ -33,14 +33,14 @@ ACCURACY = {
     "scratch-472m+sink": (40.91, 22.35, 40.43, 62.24, 32.73, 37.92, 47.16, 35.17),
     "scratch-472m+gate": (36.28, 23.46, 37.61, 57.07, 33.68, 34.44, 42.27, 36.39),
 }
-"""Published, in %, in the order of `TASKS`; which of them are per character is not said."""
+"""Published accuracies in %, in the order of `TASKS`; the paper does not say which of them are per character."""
 
 
 def paper2(folders: Mapping[str, str], *, tasks: Sequence[str] = TASKS, limit: int | None = None) -> tuple[Part, ...]:
     """Return the work behind every cell of its Tables 1 and 2.
 
     Args:
-        folders: name of `CHECKPOINTS` → folder of the model; an empty one will do for a dry run.
+        folders: folder of each model, by its name in `CHECKPOINTS`; empty in a dry run.
         tasks: some of `TASKS`.
         limit: problems of each task; all when None.
 

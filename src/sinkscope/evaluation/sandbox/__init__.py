@@ -1,8 +1,8 @@
-"""`run_program`: run untrusted Python in a process of its own, without network, other processes, or files but an empty folder.
+"""`run_program` runs untrusted Python in a separate process, without network, other processes or files, except in an empty folder.
 
 There are three or four processes. This one starts a supervisor (`supervisor`), which confines itself, holds the expected values and
 judges. The program runs in a process that was forked from the supervisor before the supervisor knew those values. Tests that call a
-function of the program run in one more. Between them only plain data travels (`confined`). `isolation` is the confinement.
+function of the program run in one more. They exchange only plain data (`confined`). `isolation` holds the confinement.
 
 Limits. An assertion at the top level of the program that is no comparison with a literal (``assert close(a, b)``) is computed in the
 program's own process, so a program written against it can claim to have passed; pass ``tests`` to have them run elsewhere. A look-up

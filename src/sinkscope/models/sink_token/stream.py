@@ -1,8 +1,8 @@
-"""The parameters of a network's sink, and the constant keys and values that they come to in each layer.
+"""The parameters of a network's sink, and its constant keys and values in each layer.
 
-A sink token attends only to itself, so its row through the network does not depend on the text: the row is computed once a call, beside
-the text and not in it. Its key and value in each layer are put in front of those of the text (`Prefix`); no canvas, cache, mask or loss
-ever holds a row of it. The key is rotated to its position: in front 0 … n−1, with the text from n on; at the end behind the last token of
+A sink token attends only to itself, so its hidden states do not depend on the text. They are computed once for each call, separately
+from the text. Its key and value in each layer are put in front of those of the text (`Prefix`); no canvas, cache, mask or loss has a
+row for it. The key is rotated to its position: 0 … n−1 in front, where the text begins at n; or, at the end, after the last token of
 each row.
 """
 
@@ -63,7 +63,7 @@ class SinkWeights(nn.Module):
                 initialization.copy_(parameter, values.to(parameter))  # does not change a parameter that a checkpoint has filled
 
     def initial_values(self) -> list[Tensor]:
-        """Return the learned parameters as they are before training; none for a folded sink."""
+        """Return the initial values of the learned parameters; none for a folded sink."""
         if self.variant.folded or not self.variant.learned or self.variant.kind == "gate":
             return []
         (parameter,) = self.parameters()
