@@ -7,6 +7,6 @@ PAGE = Path(__file__).parents[1] / "docs" / "adding.md"
 
 
 def files_of_the_page(text: str | None = None) -> dict[str, str]:
-    """The text of each file by its path below the repository: Python whose first line is a comment with that path."""
+    """Return the text of each file by its path in the repository: code blocks whose first line is a comment with the path."""
     page = PAGE.read_text(encoding="utf-8") if text is None else text
     return dict(re.findall(r"^```python\n# ((?:src|tests)/\S+\.py)\n(.*?)^```", page, re.MULTILINE | re.DOTALL))

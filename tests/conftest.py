@@ -52,7 +52,7 @@ def autoregressive(autoregressive_folder):
 
 @pytest.fixture(scope="session", autouse=True)
 def places():
-    """Weights lie where they may where the run asks for it (`make test-portable`)."""
+    """Move weights to odd places in memory where the run asks for it (`make test-portable`)."""
     with odd_places.as_wanted():
         yield
 

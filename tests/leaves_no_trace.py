@@ -22,7 +22,7 @@ class BodyRaised(Exception):
 
 
 def check_leaves_no_trace(network: nn.Module, open_context: Callable[[], AbstractContextManager[Any]], input_ids: Tensor) -> None:
-    """Runs the network inside the context, once to the end and once into an exception, and compares all there is to see.
+    """Run the network inside the context, once to the end and once into an exception, and compare its whole state.
 
     Raises:
         AssertionError: names what differs: hooks, attributes, methods of a class, parameters, buffers, configurations, logits.

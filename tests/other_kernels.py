@@ -1,4 +1,4 @@
-"""A network as other kernels would compute it: whether tokens that two computations agree on rest on luck.
+"""A network as other kernels would compute it, to test whether two computations agree on tokens only by luck.
 
 Tokens are chosen by the largest logit and places by the largest confidence: where two of them are closer than the order of additions
 moves them, another machine writes something else. A comparison of tokens whose one side ran in here says that it does not hang on that.

@@ -70,7 +70,7 @@ def sink_at(position, layers=2, heads=3, width=30, strength=12.0, noise=0.0, see
 
 
 def random_columns(seed, steps=12, layers=2, heads=3, width=30, sharpness=0.1):
-    """Columns with no structure at all: independent between steps, layers and heads."""
+    """Return columns without structure: independent between steps, layers and heads."""
     return width * np.random.default_rng(seed).dirichlet(np.full(width, sharpness), (steps, layers, heads))
 
 
@@ -89,7 +89,7 @@ def extras(columns, seed=0, kv_heads=1):
 
 
 def within_binomial(found, trials, rate=0.05, level=0.999):
-    """Whether so many rejections fit the stated rate (one-sided: fewer is fine)."""
+    """Return whether the number of rejections is consistent with the stated rate (one-sided: fewer is fine)."""
     from scipy.stats import binom
 
     return found <= binom.ppf(level, trials, rate)

@@ -77,7 +77,7 @@ def capability(setting):
 
 
 def selection(short):
-    """Arguments of pytest."""
+    """Return the arguments of pytest."""
     return [*NUMERICAL, *(f"--ignore={path}" for path in NOT_SHORT if short)]
 
 

@@ -1,4 +1,4 @@
-"""The shape of the source: who may import whom, no circles, what an import loads, how long a file gets, what is never used.
+"""The shape of the source: allowed imports, no circles, what an import loads, the length of files, forbidden functions.
 
 Every rule is a function from source text to complaints; each has a test of itself that feeds it a violation.
 """

@@ -1,4 +1,4 @@
-"""The tolerance of the suite: it lets any order of additions pass, and nothing that a mistake would do."""
+"""The tolerance of the suite: it accepts any order of additions, and refuses the effect of a mistake."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What a program has set as torch's default device does not matter: a model runs where it lies."""
+"""torch's default device does not matter: a model runs on its own device."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Every link of a page leads to a file that is there, and every anchor to a heading of that file."""
+"""Every link of a page leads to an existing file, and every anchor to a heading of that file."""
 
 import re
 from pathlib import Path

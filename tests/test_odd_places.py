@@ -31,7 +31,7 @@ def test_within_the_context_every_weight_lies_at_an_odd_place(diffusion):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_lay_apart_comes_to_lie_apart(dtype):
-    """Else a loaded and a made network would lie alike, and nothing be compared."""
+    """Otherwise a loaded and a new network would have the same alignment, and nothing would be compared."""
     room = torch.arange(300).to(dtype)
     aligned = -room.data_ptr() % 64 // room.element_size()
     places = set()

@@ -1,4 +1,4 @@
-"""What the README shows is run as it stands, in an empty folder, offline."""
+"""The examples of the README run unchanged, in an empty folder, offline."""
 
 import os
 import re

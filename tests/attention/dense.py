@@ -21,7 +21,7 @@ class Inputs:
 
 
 def attention_inputs(inputs: Inputs, *, scale: float | None = None, hidden: Tensor | None = None, **more) -> AttentionInputs:
-    """What `attend` makes of its arguments."""
+    """Return the inputs that `attend` makes of its arguments."""
     scale = inputs.query.shape[-1] ** -0.5 if scale is None else scale
     return AttentionInputs(**vars(inputs), scale=scale, hidden=() if hidden is None else [Hidden(hidden[:, :, None])], **more)
 
@@ -35,7 +35,7 @@ def draw(seed=0, batch=BATCH, heads=HEADS, kv_heads=KV_HEADS, queries=QUERIES, k
 
 
 def dense(inputs: Inputs, bias: Tensor | float = 0.0, scale: float | None = None) -> tuple[Tensor, Tensor]:
-    """Output and weights; a query that sees nothing gives nothing."""
+    """Return output and weights, 0 for a query that sees nothing."""
     repeat = inputs.query.shape[1] // inputs.key.shape[1]
     key, value = (tensor.double().repeat_interleave(repeat, dim=1) for tensor in (inputs.key, inputs.value))
     scores = inputs.query.double() @ key.mT * (inputs.query.shape[-1] ** -0.5 if scale is None else scale) + bias
@@ -48,7 +48,7 @@ def dense_sums(inputs: Inputs, weights: Tensor) -> Tensor:
 
 
 def without(bias: Tensor, hidden: Tensor) -> Tensor:
-    """The bias with the hidden keys taken away, but not from a query that would see nothing."""
+    """Return the bias without the hidden keys; a query that would see nothing keeps them."""
     taken = bias.masked_fill(hidden[:, :, None], -torch.inf)
     return torch.where(taken.isneginf().all(-1, keepdim=True), bias, taken)
 
@@ -62,7 +62,7 @@ def triangle(queries: int, keys: int) -> Tensor:
 
 
 def draw_mask(kind: str, inputs: Inputs, seed: int = 1) -> tuple[dict, Tensor]:
-    """Arguments for `attend`, and the same as an additive float64 mask [batch, 1, query, key]."""
+    """Return arguments for `attend`, and the same as an additive float64 mask [batch, 1, query, key]."""
     source = torch.Generator().manual_seed(seed)
     batch, queries, keys = len(inputs.query), inputs.query.shape[2], inputs.key.shape[2]
     visible = torch.rand(batch, 1, queries, keys, generator=source) < 0.7

@@ -1,4 +1,4 @@
-"""A subscriber that writes down every event, and small networks for it to read."""
+"""A subscriber that records every event, and small networks for it."""
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -15,7 +15,7 @@ def tiny_llama(**more):
 
 
 class Diary(Watcher):
-    """Writes down every event."""
+    """Records every event."""
 
     def __init__(self, *groups):
         self.groups = groups or ("all",)

@@ -1,4 +1,4 @@
-"""The example of docs/any-model.md runs as it stands, and does what it says."""
+"""The example of docs/any-model.md runs unchanged and does what it claims."""
 
 import re
 from pathlib import Path

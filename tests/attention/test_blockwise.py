@@ -57,7 +57,7 @@ def test_output_and_columns_equal_dense(kind, block):
 
 @pytest.mark.parametrize("queries", [1, 200])
 def test_chosen_block_equals_dense(queries):
-    """With 200 queries the block chosen by itself is smaller than the whole."""
+    """With 200 queries the default block is smaller than the canvas."""
     inputs = draw(queries=queries, keys=210)
     output, columns = attend(**vars(inputs))
     expected, weights = dense(inputs)
@@ -122,7 +122,7 @@ def test_fully_masked_rows_give_nothing_as_sdpa():
 
 
 def test_left_padding_counts_for_nothing():
-    """A padded row of a batch equals the same row alone, by mask and membership."""
+    """A padded row of a batch equals the same row alone, because of its mask and its group membership."""
     inputs, padding = draw(queries=KEYS), 4
     real = torch.ones(BATCH, KEYS, dtype=torch.bool)
     real[0, :padding] = False

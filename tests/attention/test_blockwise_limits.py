@@ -66,7 +66,7 @@ class Rounding(TorchDispatchMode):
 
 @pytest.fixture
 def rounding(monkeypatch):
-    """A program that lets torch round, on a CPU that does; what sets the precision raises while the test runs."""
+    """A program that lets torch round, on a CPU that rounds; setting the precision raises while the test runs."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")
     scores._rounds.cache_clear()

@@ -78,7 +78,7 @@ def test_a_call_that_is_cut_off_leaves_nothing_behind(diffusion, tmp_path):
 @pytest.mark.skipif(not hasattr(torch.Tag, "cudagraph_unsafe"), reason="needs a torch whose operators can say so")
 @pytest.mark.parametrize("name", ["attention", "entering"])
 def test_the_operators_keep_themselves_out_of_cuda_graphs(name):
-    """A replay would run neither."""
+    """A replay of the graph would run neither operator."""
     assert torch.Tag.cudagraph_unsafe in getattr(torch.ops.sinkscope, name).default.tags
 
 

@@ -1,4 +1,4 @@
-"""Which implementation a call takes, and that a model is recorded alike by each."""
+"""Which implementation computes a call, and that all implementations record the same."""
 
 import subprocess
 
@@ -27,7 +27,7 @@ class OnAGpu(torch.Tensor):
 
 
 def on_a_gpu(dtype=torch.bfloat16, dim=128):
-    """A tensor that says it lies on a GPU."""
+    """Return a tensor that claims to be on a GPU."""
     return torch.empty(1, 4, 9, dim, dtype=dtype).as_subclass(OnAGpu)
 
 

@@ -1,4 +1,4 @@
-"""Foreign torch modules: what they ask of ``F.scaled_dot_product_attention`` is watched, hidden in and prepended to."""
+"""Foreign torch modules: their calls of ``F.scaled_dot_product_attention`` are watched, hidden from and prepended to."""
 
 import pytest
 import torch
@@ -67,7 +67,7 @@ class Said:
 
 
 class Foreign(nn.Module):
-    """Nobody's model: no config, no layer_idx."""
+    """A model without config or layer_idx."""
 
     def __init__(self, **arguments):
         super().__init__()
@@ -242,7 +242,7 @@ def test_a_foreign_network_is_recorded(tmp_path):
 
 
 def test_behind_its_own_cache_columns_run_on(tmp_path):
-    """A loop that passes the fresh token only; a call with all queries again is another text."""
+    """A loop that passes only the new token; a call with all queries again begins another text."""
     network = build()
     with foreign(network, causal=True), sinkscope.recording(network, out=tmp_path / "t"):
         network.blocks[0].attention.arguments["is_causal"] = True

@@ -12,7 +12,7 @@ def some(*shape, seed=3, share=0.3):
 
 
 def everywhere(keys, queries=None):
-    """[batch, head, query, key]: who loses what."""
+    """Return which query loses which key, [batch, head, query, key]."""
     taken = keys.expand(BATCH, HEADS, QUERIES, KEYS)
     return taken if queries is None else taken & queries[:, None, :, None]
 

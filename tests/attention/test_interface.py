@@ -1,4 +1,4 @@
-"""The attention function inside real networks: idle it is the stock model, watching changes nothing, hiding takes the key away."""
+"""The attention function inside real networks: idle it is the stock model, watching changes nothing, hiding removes the key."""
 
 import copy
 
@@ -30,7 +30,7 @@ class Idle(Subscriber):
 
 
 class Seen(Watcher):
-    """Keeps what every layer showed."""
+    """Keeps the call and the columns of every layer."""
 
     def __init__(self, *groups):
         self.groups = groups or ("all",)
@@ -285,7 +285,7 @@ def test_the_function_equals_sdpa_for_every_shape(autoregressive, queries, keys,
 
 
 def test_attention_outside_of_the_stack_is_stock(diffusion, autoregressive):
-    """A module that is none of the watched layers, although the call has reached it."""
+    """A module that is not a watched layer, although the call has reached it."""
     module = diffusion.network.model.layers[0].self_attn
     query, key = torch.randn(2, ROWS, 5, 7, 8, generator=torch.Generator().manual_seed(0))
     with subscribed(autoregressive.network, seen := Seen()) as session:

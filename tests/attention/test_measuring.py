@@ -1,4 +1,4 @@
-"""What a hider may look at: a layer before it runs, its columns though nothing is hidden, the canvas once more without hiding."""
+"""What a hider may measure: a layer before it runs, its columns without hiding, and the canvas in another pass without hiding."""
 
 import pytest
 import torch
@@ -65,7 +65,7 @@ def test_a_hider_sees_columns_where_it_hides_and_where_it_asks():
 
 
 class Unhidden(Looking):
-    """Looks unhidden at the start of every step."""
+    """Runs an unhidden pass at the start of every step."""
 
     def __init__(self, session=None, **more):
         super().__init__(**more)

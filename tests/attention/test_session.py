@@ -204,7 +204,7 @@ def test_models_that_share_a_config_are_left_alone():
 
 
 def test_models_that_share_a_config_may_be_left_in_any_order():
-    """The one that is still watched keeps the seam; the last one gives the attention back."""
+    """The one that is still watched keeps our attention; the last one restores the stock attention."""
     network = tiny_llama()
     twin = LlamaForCausalLM(network.config).eval()
     one, other = Diary(), Diary()
@@ -332,7 +332,7 @@ def test_a_body_that_raises_is_told_as_failed(diffusion):
 
 
 def test_a_call_that_raises_ends_its_generation(diffusion):
-    """The half step is not told as a step, and the next call starts anew."""
+    """The unfinished step is not reported, and the next call starts a new generation."""
     network, diary = copy.deepcopy(diffusion.network), Diary()
     broken = network.model.layers[2].mlp.register_forward_hook(lambda *_: 1 / 0)
     with subscribed(network, diary):

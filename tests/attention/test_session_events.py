@@ -1,4 +1,4 @@
-"""What a session tells its subscribers, in order: of a published generation, and of a foreign one."""
+"""The events of a session in order, for a published generation and for a foreign one."""
 
 import pytest
 import torch
@@ -103,7 +103,7 @@ def test_plain_calls_are_steps_of_one_generation(diffusion):
 
 
 def test_a_foreign_generate_is_told_step_by_step(padded):
-    """Three steps behind a cache; the second generation starts anew with an empty one."""
+    """Three steps with a cache; the second generation starts with an empty one."""
     network = tiny_llama()
     expected = network.generate(IDS, attention_mask=padded, max_new_tokens=3, do_sample=False)
     with subscribed(network, diary := Diary()):
@@ -200,7 +200,7 @@ def test_a_hider_that_counts_the_held_keys_only_is_refused():
 
 
 def test_keys_that_are_not_the_tokens_so_far_are_refused():
-    """As with a cache that was filled, or cut, behind the session's back."""
+    """As with a cache that was filled or cut without the session."""
     network = tiny_llama()
 
     class Shrunk(DynamicCache):

@@ -1,4 +1,4 @@
-"""The commands in docs/ run as they stand, on small traces; those that need a hub model or a cluster are at least read to the end."""
+"""The commands in docs/ run unchanged, on small traces; those that need a hub model or a cluster are at least parsed."""
 
 import json
 import re
@@ -37,7 +37,7 @@ LOCAL = [one for one in LINES if one not in HUB + CUT + LONG + BENCH + TRAINED]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder with what the pages speak of."""
+    """A folder with the files that the pages name."""
     import sinkscope
 
     place, model = tmp_path_factory.mktemp("docs"), sinkscope.load("lab-diffusion")

@@ -51,7 +51,7 @@ def differences(documents, always, sometimes):
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory, diffusion_folder):
-    """Everything the commands print and write, by the heading it stands under."""
+    """Everything that the commands print and write, by the heading of its documentation."""
     import contextlib
     import io
     import sys

@@ -1,4 +1,4 @@
-"""Random networks that write something else at every place, so that equal tokens mean something."""
+"""Random networks that write different tokens at every position, so that equal tokens are evidence."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""A trace against that of the same prompt written alone: what was written is the same, what was measured as close as another batch is."""
+"""Compares a trace with that of the same prompt written alone: equal tokens, and numbers as close as another batch allows."""
 
 import numpy as np
 import torch

@@ -48,7 +48,7 @@ def seeded_model(sampler, seed=0):
 
 
 def steps_of(model, prompts, **settings):
-    """All steps of a diffusion sampler for prompts given as ids; settings as they stand, none follows from another."""
+    """Return all steps of a diffusion sampler for prompts given as ids; no setting follows from another."""
     resolved = settings_of(model.family.sampler)(**settings)
     batch = make_batch(model, prompts, [None] * len(prompts), resolved.length)
     return list(find_sampler(model.family.sampler)(model, batch, resolved))

@@ -55,7 +55,7 @@ def monte_carlo(model, seed=0, **more):
 @pytest.mark.parametrize("sampler", ["llada", "dream"])
 @pytest.mark.parametrize("guidance", [0.0, 0.7])
 def test_monte_carlo_is_unbiased_and_knows_its_error(sampler, guidance):
-    """Sixty estimates with few samples each: their mean is exact, and their spread is what they say of themselves."""
+    """Sixty estimates with few samples each: their mean is exact, and their spread equals their reported standard error."""
     model = seeded_model(sampler)
     exact = exact_bound(model, guidance)
     found = [monte_carlo(model, seed, samples=20, guidance=guidance) for seed in range(60)]

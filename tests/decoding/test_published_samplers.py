@@ -1,6 +1,6 @@
 """The samplers against the published loops: the same weights, settings and seeds, and every token of every step.
 
-The published loops were run apart from this repository; fixtures/README.md says how. Here are only the numbers they gave.
+The published loops were run outside this repository, as fixtures/README.md describes; only their results are here.
 """
 
 import json
@@ -73,7 +73,7 @@ def test_dream_writes_what_the_published_loop_writes(case):
 
 @pytest.mark.parametrize("sampler", ["llada", "mmada", "dream"])
 def test_the_published_runs_say_something(sampler):
-    """Networks that wrote one word, or settings that never mattered, would prove nothing."""
+    """Networks that wrote one word, or settings without effect, would prove nothing."""
     words = [{token for changes in row for token in changes[1::2]} for case in cases(sampler) for row in case["steps"]]
     assert len(words) > 30
     assert sum(len(found) >= 4 for found in words) > 0.8 * len(words)
@@ -92,7 +92,7 @@ def test_the_published_runs_say_something(sampler):
 
 @pytest.mark.parametrize("sampler", ["llada", "mmada", "dream"])
 def test_another_seed_writes_something_else(sampler):
-    """What is drawn decides: the comparison above could not pass with another source of randomness."""
+    """The draws matter: the comparison above could not pass with another source of randomness."""
     warm = [case for case in cases(sampler) if case["settings"].get("temperature", 0) > 0.5 and "logits" not in case]
     others = [{**case, "settings": {**case["settings"], "seed": case["settings"]["seed"] + 1}} for case in warm]
     differ = [written(other, sampler) != case["steps"] for case, other in zip(warm, others, strict=True)]

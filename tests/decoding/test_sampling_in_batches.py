@@ -1,4 +1,4 @@
-"""A row of a batch is what its prompt gets alone: tokens to the last one, and what was recorded on the way."""
+"""A row of a batch equals its prompt written alone: all tokens, and everything recorded."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""A row of a batch is what its prompt gets alone, for every family and sampler, recorded or not."""
+"""A row of a batch equals its prompt written alone, for every family and sampler, recorded or not."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""`evaluate` on tiny random models: what is asked, what is kept, what goes on after a kill, and every refusal."""
+"""`evaluate` on tiny random models: prompts, kept items, resumption after a kill, and every refusal."""
 
 import json
 import logging
@@ -240,7 +240,7 @@ evaluate(sinkscope.load(sys.argv[1]), out=Path(sys.argv[2]), **arguments)
 
 
 def test_kill_9_then_the_same_command_is_an_uninterrupted_run(diffusion_folder, diffusion, tmp_path):
-    """Also what the rule took away, which is a sum of what kernels computed: to the bit."""
+    """Also the effect of the rule, a sum of what kernels computed, to the bit."""
     arguments = {**SMALL, "limit": 20, "batch": 2, "hide": ["top:1"]}
     evaluate(diffusion, out=tmp_path / "whole", **arguments)
     folder = tmp_path / "killed"

@@ -1,4 +1,4 @@
-"""What paper 1's plan holds and costs, beside counts from real networks; protocols."""
+"""Paper 1's plan and its cost, compared with counts from real networks; protocols."""
 
 import dataclasses
 

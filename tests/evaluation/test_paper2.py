@@ -82,7 +82,7 @@ def test_the_cost_counts_canvases():
 
 
 def counted(part, data, out, monkeypatch):
-    """Canvases that went through the network in a run of a part, and the tokens of the choices that it asked."""
+    """Count the canvases that go through the network in a run of a part, and the tokens of its choices."""
     rows, real = [], sinkscope.models.load
 
     def load(*arguments, **options):

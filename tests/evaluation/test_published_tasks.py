@@ -107,7 +107,7 @@ def test_prompts_are_lm_evals(name, multiturn, gsm8k_folder):
 
 
 def harness_scores(task, text):
-    """What lm-eval makes of one answer to each of its documents: {measure: [0 or 1]}."""
+    """Return lm-eval's scores of one answer to each of its documents: {measure: [0 or 1]}."""
     from lm_eval.api.instance import Instance
 
     docs = list(task.test_docs())

@@ -94,7 +94,7 @@ def test_without_its_layers_a_program_can_fork():
 
 @pytest.fixture
 def folder():
-    """One that every user may read and write, so that no file's mode does the sandbox's work."""
+    """A folder that every user may read and write, so that the sandbox does not rely on file modes."""
     with tempfile.TemporaryDirectory(prefix="sinkscope-open-") as name:
         os.chmod(name, 0o777)
         yield Path(name)
@@ -115,7 +115,7 @@ def test_reading_and_writing_elsewhere(granted, without, folder):
 
 @pytest.mark.parametrize("without", [(), ("namespaces",), ("landlock",)])
 def test_the_home_folder(granted, without):
-    """Nothing of it is seen but the way to Python, where Python lies in it."""
+    """Only the path to Python is visible, if Python is installed in it."""
     granted("files")
     if refused("files", without):
         pytest.skip(f"without {without} this system cannot stop it")
@@ -214,7 +214,7 @@ def test_no_process_survives_its_parent(tmp_path):
 
 
 def runs(pid):
-    """Whether a process is there and more than an entry that nobody has collected yet."""
+    """Return whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""One evaluation by several processes: torchrun, jobs, a worker killed −9; and what each leaves equals a single process's run."""
+"""One evaluation by several processes: torchrun, jobs, a killed worker; each result equals that of a single process."""
 
 import json
 import signal

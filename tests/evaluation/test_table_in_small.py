@@ -1,4 +1,4 @@
-"""The published Table 1 in small, against the outcomes that lie beside it."""
+"""The small version of the published Table 1, compared with the stored outcomes."""
 
 import json
 from pathlib import Path

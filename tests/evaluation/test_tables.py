@@ -1,4 +1,4 @@
-"""Comparisons and their tables: who is compared with whom, paper 1's own numbers, and four ways to print it."""
+"""Comparisons and their tables: which runs are compared, paper 1's numbers, and four formats."""
 
 import csv
 import dataclasses

@@ -1,4 +1,4 @@
-"""What is asked: protocols and what overrides them, conversations, defaults."""
+"""The plan of an evaluation: protocols and what overrides them, conversations, defaults."""
 
 import dataclasses
 

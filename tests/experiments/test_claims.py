@@ -103,7 +103,7 @@ def test_the_interval_is_over_prompts():
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_every_script_states_a_claim_that_can_be_measured(name):
-    """Its statistics are in the catalogue, its runs exist, and something decides."""
+    """Its statistics are defined, its runs exist, and it has a rule of decision."""
     from sinkscope.statistics import all_definitions
 
     module = importlib.import_module(SCRIPTS[name])

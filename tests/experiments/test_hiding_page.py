@@ -1,4 +1,4 @@
-"""results/hiding/README.md is what the results beside it say."""
+"""results/hiding/README.md agrees with the results in its folder."""
 
 import copy
 

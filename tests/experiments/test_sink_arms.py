@@ -1,4 +1,4 @@
-"""The experiments on the sink token, run on arms of a few updates: what they count is counted again here."""
+"""The experiments on the sink token, run on models of a few updates; their counts are computed again here."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""One number, one definition: what stands in two outputs is equal in both.
+"""One number, one definition: a number in two outputs is equal in both.
 
 The outputs are `sinks`, `tracks` and `analyse` as JSON, statistics of the same prompt as JSON, the CSV files of the figures, and the
 numbers of the page. Each is read into {(what, where …): value}; every name that two of them share is compared.

@@ -1,4 +1,4 @@
-"""The page: what it shows, where its numbers come from, and that it stands alone."""
+"""The page: its content, the source of its numbers, and that it loads nothing else."""
 
 import json
 from collections import Counter

@@ -1,4 +1,4 @@
-"""How models and tokens are called, and what an import of the package loads."""
+"""Labels of models and tokens, and what an import of the package loads."""
 
 import subprocess
 import sys

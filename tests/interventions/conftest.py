@@ -16,7 +16,7 @@ def settings(model):
 
 @pytest.fixture
 def run():
-    """Writes under a rule: what was generated, what was seen, the running intervention."""
+    """Write under a rule; return the generation, the observations and the running intervention."""
     from dense_maps import Seen
 
     def run(model, rule, prompts, **settings):

@@ -91,7 +91,7 @@ def replay(model, canvases, rule):
 
 
 class Seen(Watcher):
-    """What a real run showed: canvases, columns and which keys were hidden, a list a step, a dict a layer."""
+    """The record of a real run: canvases, columns and hidden keys, as a list over steps of dictionaries by layer."""
 
     def __init__(self):
         self.canvases, self.columns, self.contexts = [], [], []

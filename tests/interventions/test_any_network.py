@@ -1,4 +1,4 @@
-"""Rules on networks that are not loaded by sinkscope: sliding windows, an encoder beside a decoder, torch modules of nobody's kind."""
+"""Rules on networks that are not loaded by sinkscope: sliding windows, an encoder beside a decoder, torch modules of no known kind."""
 
 import pytest
 import torch

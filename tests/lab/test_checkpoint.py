@@ -56,7 +56,7 @@ def test_a_finished_checkpoint_is_not_trained_again(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("renamed", [0, 1, 3])
 def test_a_kill_while_saving_leaves_nothing_that_looks_finished(tmp_path, monkeypatch, renamed):
-    """Stopped after any number of renames there are no weights, and run the same command again to the same ones."""
+    """Stopped after any number of renames there are no weights, and the same command then makes the same ones."""
     train_checkpoint(TINY, tmp_path / "whole")
     replace, done = checkpoint.os.replace, []
 

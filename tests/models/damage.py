@@ -1,4 +1,4 @@
-"""Ways to change a model folder, and what loading says of the result."""
+"""Ways to damage a model folder, and the error of loading it."""
 
 import json
 

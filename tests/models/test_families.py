@@ -1,4 +1,4 @@
-"""What a family is: how it is recognised, counted, and spoken to."""
+"""Families: recognition, parameter counts and chat templates."""
 
 import dataclasses
 import math
@@ -224,6 +224,6 @@ def test_a_canvas_beyond_the_maximum_is_refused(name, tmp_path):
 
 
 def test_a_checkpoint_of_another_family_is_refused(tmp_path):
-    """LLaDA's weights under MMaDA's name: the tensors' shapes tell."""
+    """LLaDA's weights under MMaDA's name have other shapes."""
     SAVE["llada"](save_tiny("llada", tmp_path, model_type="mmada", architectures=["MMadaModelLM"], embedding_size=80))
     assert "model.transformer.ff_out.weight (64, 48) instead of (80, 48) in model.safetensors" in refusal(tmp_path)

@@ -29,7 +29,7 @@ CONFIG = {key: value for key, value in LLAMA_CONFIG.items() if key not in ("hidd
 
 
 def renamed(text):
-    """The example of the page under names that nobody has who followed the page."""
+    """Return text of the page with other names, so that somebody who has followed the page has no file of that name."""
     for name, other in (("tiny", "novel"), ("Tiny", "Novel"), ("leftmost", "leftward"), ("Leftmost", "Leftward")):
         text = text.replace(name, other)
     return text

@@ -1,4 +1,4 @@
-"""Every family says what its published code says: logits of tiny random checkpoints under the published names.
+"""Every family computes what its published code computes: logits of tiny random checkpoints under the published names.
 
 The fixtures were computed by fixtures/compute.py with that code, in an environment of its own; here only weights' seed,
 input ids and logits are left of it.

@@ -196,7 +196,7 @@ def test_an_index_that_is_damaged(folder, text):
 
 
 def test_two_sets_of_weights(folder, diffusion_folder):
-    """Which of them would be loaded, and which hashed, should be nobody's guess."""
+    """It would not be clear which of them is loaded and which is hashed."""
     shard(folder)
     shutil.copy(diffusion_folder / WEIGHTS, folder / WEIGHTS)
     assert "two sets of weights" in refusal(folder)

@@ -1,4 +1,4 @@
-"""Tokenizers: the file is read as it stands, and what is wrong with it is said with its name."""
+"""Tokenizers: the file is read unchanged, and an error names the file."""
 
 import dataclasses
 import json

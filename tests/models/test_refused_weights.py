@@ -171,7 +171,7 @@ def test_a_device_map_that_is_none(sharded, device_map):
 
 @needs_accelerate
 def test_a_device_map_that_transformers_refuses(sharded, monkeypatch):
-    """The weights fit: it is not their fault."""
+    """The message does not blame the weights, which fit."""
     import transformers
 
     def refuse(*_, **__):

@@ -1,4 +1,4 @@
-"""Steps on their way to the host: in order, bounded, never lost, errors told."""
+"""Steps in transit to the host: in order, bounded, never lost, errors raised."""
 
 import contextlib
 import threading
@@ -146,7 +146,7 @@ def test_an_error_behind_the_scenes_reaches_the_caller(told_by):
 
 @pytest.mark.parametrize("threaded", [True, False])
 def test_behind_a_failed_step_nothing_lands(threaded):
-    """Whether it was under way already or comes later: a hole would give later steps wrong numbers."""
+    """Whether it was in transit already or is sent later, because a gap would give later steps wrong numbers."""
     for _ in range(20):
         writer, landed, told = AsyncWriter(threaded=threaded, room=400), [], 0
 

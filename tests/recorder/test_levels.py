@@ -290,7 +290,7 @@ COUNT = ("--length", 6, "--block", 6, "--keep", "statistics", "--json")
 
 @pytest.fixture(scope="module")
 def alone(diffusion_folder, prompts, tmp_path_factory):
-    """What one process makes of the five prompts, in a process of its own as torchrun's workers are."""
+    """The statistics of the five prompts from one process, a separate one as torchrun's workers are."""
     out = tmp_path_factory.mktemp("alone") / "s"
     command = [sys.executable, "-m", "sinkscope", "trace", diffusion_folder, "--prompts", prompts, "--out", out, *COUNT]
     done = subprocess.run([str(one) for one in command], capture_output=True, text=True, check=True, env=environment())

@@ -1,4 +1,4 @@
-"""Inside a step nothing waits for a GPU: every rule on a simulated one, with a list of the waits there are and why."""
+"""Inside a step nothing waits for a GPU: every rule on a simulated one, with a list of the allowed waits and their reasons."""
 
 from collections import Counter
 from dataclasses import replace
@@ -185,7 +185,7 @@ def test_memory_that_cannot_be_pinned_costs_a_wait_and_no_step(error, gpu, model
 
 
 class Asking(Intervention):
-    """A rule that somebody adds without knowing."""
+    """A rule of somebody who does not know of waits."""
 
     def choose(self, context):
         keys = context.real.clone()

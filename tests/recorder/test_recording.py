@@ -77,7 +77,7 @@ def test_recording_changes_no_token(family, out, prompts, more):
 
 
 def state_of(network):
-    """Everything a session could leave behind, and what the network says."""
+    """Return everything that a session could leave behind, and the logits."""
     state = {}
     for name, module in network.named_modules():
         state[name] = {key: list(value) if isinstance(value, Mapping | list) else None for key, value in vars(module).items()}

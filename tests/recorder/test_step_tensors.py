@@ -1,4 +1,4 @@
-"""Layers side by side: what differs between them, and what nobody knows."""
+"""Stacked layers: what differs between them, and what is not known."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""What `look` and `divergences` say, against whole attention maps."""
+"""`look` and `divergences`, compared with whole attention maps."""
 
 import copy
 import dataclasses

@@ -1,4 +1,4 @@
-"""Findings on data in which there is nothing to find: every statistic with a known value there, at its stated error rate.
+"""Error rates on data without structure: every statistic with a known value there.
 
 What was measured at more length, with 300 sets of prompts, is in benchmarks/RESULTS.md. Triggers, choices and agreement between
 prompts have such tests beside their own.

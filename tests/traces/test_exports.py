@@ -1,4 +1,4 @@
-"""What goes out in another format comes back as it was, with its axes and units."""
+"""An exported trace reads back unchanged, with its axes and units."""
 
 import importlib.util
 import json
