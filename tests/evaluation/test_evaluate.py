@@ -284,7 +284,7 @@ REFUSED = {
     "rule": ({"hide": ["none", "bottom:1"]}, "no rule 'bottom:1'"),
     "as many keys as the canvas has": ({"hide": ["top:500"]}, "hide: top:500 needs a canvas of at least 501 tokens; that of problem "),
     "twice as many": ({"hide": ["ranks:50"]}, "hide: ranks:50 needs a canvas of at least 101 tokens; that of problem "),
-    "chat": ({"chat": True}, "chat: lab-arith is asked as raw text only"),
+    "chat": ({"chat": True}, "chat: expected a task with a conversation, found lab-arith, which has raw text only; leave chat out"),
     "data": ({"tasks": ["gsm8k"], "data": {"gsm8k": Path("/nowhere")}}, "--data gsm8k=/nowhere: expected a JSON-lines file or a folder"),
     "no rule": ({"hide": []}, 'hide: expected a list of rules such as ["none"], found []'),
     "text as rules": ({"hide": "none"}, "hide: expected a list of rules such as [\"none\"], found 'none'"),

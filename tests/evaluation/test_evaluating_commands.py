@@ -47,7 +47,7 @@ def test_evaluate_then_table(run, diffusion_folder, tmp_path):
         (["--tasks", "gsm8k", "--data", "gsm8k={data}"], 2, "expected train.jsonl in"),
         (["--tasks", "lab-code"], 2, "Pass allow_code_execution=True (--allow-code-execution)"),
         (["--jobs", "-1"], 2, "jobs: expected at least 1, found -1"),
-        (["--chat"], 2, "chat: lab-arith is asked as raw text only"),
+        (["--chat"], 2, "chat: expected a task with a conversation, found lab-arith, which has raw text only; leave chat out"),
     ],
 )
 def test_bad_input_gets_one_message(run, diffusion_folder, tmp_path, data, arguments, status, says):

@@ -90,7 +90,7 @@ def test_a_worker_killed_9_is_noticed_and_the_same_command_goes_on(diffusion, di
         error = first.communicate(timeout=120)[1]
     assert first.returncode == 1
     assert f"{out}: process 1 of 2 ended with " in error
-    assert "problems missing; run the same command again, what was done is kept" in error
+    assert "problems missing; run the same command again; finished problems are kept" in error
     with pytest.raises(EvaluationError, match="is unfinished"):
         read_results(out)
     monkeypatch.setenv("WORLD_SIZE", "2")

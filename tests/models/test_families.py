@@ -116,7 +116,7 @@ def test_a_config_is_recognised(config, family):
             {"model_type": "llama", "is_causal": False, "sinkscope_family": "sedd"},
             "sinkscope_family to be one of dream, llada, mmada, smdm.*'sedd'",
         ),
-        ({"model_type": "llama", "is_causal": 0}, "is_causal in config.json is true or false, found 0"),
+        ({"model_type": "llama", "is_causal": 0}, "config.json: is_causal: expected true or false, found 0"),
     ],
     ids=lambda value: value[:24] if isinstance(value, str) else "config",
 )
