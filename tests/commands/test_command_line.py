@@ -321,7 +321,7 @@ def test_trace_with_a_rule_says_what_came_of_it(run, diffusion_folder, tmp_path)
     assert document["hide"] == "top:2@last_row,zero" and 0 < document["removed_share"] < 1 and 0 < document["hit_rate"] <= 1
     status, out, err = run(*call, "--out", tmp_path / "b")
     assert status == 0
-    assert "top:2@last_row,zero took away" in err and "of the attention, 2 keys per head and step" in err
+    assert "top:2@last_row,zero took away" in err and "at the positions being committed), 2 keys per head and step" in err
     assert "took away" not in out
 
 

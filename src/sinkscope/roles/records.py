@@ -120,7 +120,8 @@ class Roles:
 
 
 def _head(values: Mapping[str, Any]) -> HeadRole:
-    return HeadRole(**dict(values) | {"measured": {name: Estimate(**one) for name, one in values["measured"].items()}})
+    measured = {name: Estimate(**one) for name, one in values["measured"].items()}
+    return HeadRole(**{name: value for name, value in values.items() if name != "measured"}, measured=measured)
 
 
 def read_roles(path: str | Path) -> Roles:

@@ -162,8 +162,15 @@ def head_movement(main: Int[np.ndarray, "step layer head"], is_sink: IsSink | No
     """Return moves, swaps and drift of every head; arguments as those of `MainMoves.of`."""
     found, with_sink = MainMoves.of(main, is_sink), (main >= 0).sum(axis=0)
     return [
-        HeadMovement(*at, int(found.moves[at]), int(found.swaps[at]), None if np.isnan(drift) else float(drift), int(with_sink[at]))
-        for at, drift in np.ndenumerate(found.drift)
+        HeadMovement(
+            layer,
+            head,
+            int(found.moves[layer, head]),
+            int(found.swaps[layer, head]),
+            None if np.isnan(drift) else float(drift),
+            int(with_sink[layer, head]),
+        )
+        for (layer, head), drift in np.ndenumerate(found.drift)
     ]
 
 
