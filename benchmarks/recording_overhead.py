@@ -2,6 +2,7 @@
 
 A bidirectional Llama of about 100 M parameters with random weights, fp32 (or --dtype bfloat16), eight steps of LLaDA's sampler on a canvas
 of S tokens.
+With --kinds recorded,without_output_norms: what the output norms of a trace cost.
 Extra memory is how far a run raises the peak of a fresh process that has the model loaded and has run one plain step.
 """
 
@@ -80,6 +81,22 @@ def recorded(model: Any, length: int) -> Callable[[], None]:
     return record
 
 
+def without_output_norms(model: Any, length: int) -> Callable[[], None]:
+    """The same trace but for its output norms."""
+    from sinkscope.attention import OutputProjections
+
+    record, norms = recorded(model, length), OutputProjections.norms
+
+    def run() -> None:
+        OutputProjections.norms = lambda *given: None  # type: ignore[method-assign]
+        try:
+            record()
+        finally:
+            OutputProjections.norms = norms  # type: ignore[method-assign]
+
+    return run
+
+
 def output_attentions(model: Any, length: int) -> Callable[[], None]:
     """The same forward calls on eager attention, maps returned; what a user would sum and keep is the columns."""
     tokens = torch.cat([torch.arange(4, 4 + length - 64) % 400 + 4, torch.full((64,), model.card.mask_id)])[None]
@@ -96,7 +113,12 @@ def output_attentions(model: Any, length: int) -> Callable[[], None]:
     return run
 
 
-KINDS = {"plain": plain, "recorded": recorded, "output_attentions": output_attentions}
+KINDS = {
+    "plain": plain,
+    "recorded": recorded,
+    "without_output_norms": without_output_norms,
+    "output_attentions": output_attentions,
+}
 
 
 def prepare(kind: str, length: int, dtype: str) -> Callable[[], None]:
@@ -108,7 +130,9 @@ def prepare(kind: str, length: int, dtype: str) -> Callable[[], None]:
 
 
 def main() -> None:
-    given = flags(lengths=LENGTHS, kinds=tuple(KINDS), rounds=REPEATS, what=("time", "memory"), dtype="float32")
+    given = flags(
+        lengths=LENGTHS, kinds=("plain", "recorded", "output_attentions"), rounds=REPEATS, what=("time", "memory"), dtype="float32"
+    )
     torch.set_num_threads(2)
     model = random_model(dtype=given.dtype)
     rows = []
@@ -118,6 +142,8 @@ def main() -> None:
         if "time" in given.what:
             seconds = interleaved({name: KINDS[name](model, length) for name in ("plain", *others)}, given.rounds)
             row |= {f"{name}_over_plain_time": ratio(seconds, name, "plain") for name in others}
+            if {"recorded", "without_output_norms"} <= set(others):
+                row["recorded_over_without_output_norms_time"] = ratio(seconds, "recorded", "without_output_norms")
         if "memory" in given.what:
             memory = {name: extra_memory(prepare, name, length, given.dtype) for name in ("plain", *others)}
             row["plain_extra_mib"] = round(memory["plain"], 1)

@@ -85,6 +85,7 @@ def extras(columns, seed=0, kv_heads=1):
         "value_norms": rng.random((steps, layers, kv_heads, width)).astype(np.float32) + 0.5,
         "key_norms": rng.random((steps, layers, kv_heads, width)).astype(np.float32) + 0.5,
         "hidden_norms": rng.random((steps, layers, width)).astype(np.float32) + 0.5,
+        "output_norms": rng.random(columns.shape).astype(np.float32) + 0.5,
     }
 
 

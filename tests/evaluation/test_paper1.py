@@ -65,7 +65,7 @@ def test_forwards_memory_and_disk():
     assert cost.gpu_hours == pytest.approx(7 * (1 + 15 * 1.1) * 256 * costs._flops(part.shape, 80 + 5 * 155 + 256, 32) / 125e12 / 3600)
     recorded = parts[5]
     canvas = 80 + 128
-    assert estimate(recorded).disk_gib * GIB == pytest.approx(2 * 128 * 4 * canvas * (3 * 32 * 32 + 4 * 32 * 32))
+    assert estimate(recorded).disk_gib * GIB == pytest.approx(2 * 128 * 4 * canvas * (5 * 32 * 32 + 2 * 32 * 32))
     big = dataclasses.replace(part, shape=dataclasses.replace(part.shape, parameters=14_000_000_000))
     assert estimate(big).batch_on_card == 0
     with pytest.raises(CallError, match="tflops: expected a number above 0, found 0"):

@@ -8,7 +8,6 @@ import pytest
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from sinkscope.roles.contribution import output_norms, output_projection
 from sinkscope.roles.probes import make_probes, predictions
 from sinkscope.roles.removal import Removal, divergences
 from sinkscope.roles.sight import look
@@ -62,21 +61,6 @@ def test_sight_is_what_whole_maps_say(model, probe):
         without = np.delete(one[readers], top, axis=1)
         gained = (without / without.sum(1, keepdims=True) - without).sum(0)
         np.testing.assert_allclose(np.delete(sight.moved[layer, head], top), gained / gained.sum(), rtol=2e-3, atol=1e-5)
-
-
-def test_output_norms_of_any_layout():
-    rng = np.random.default_rng(0)
-    value = torch.from_numpy(rng.normal(size=(2, 3, 5, 4)).astype(np.float32))
-    weight = torch.from_numpy(rng.normal(size=(7, 6 * 4)).astype(np.float32))
-    module = torch.nn.Module()
-    module.o_proj = torch.nn.Linear(24, 7, bias=False)
-    module.o_proj.weight.data = weight
-    found = output_norms(value, output_projection(module, 6))
-    for batch, head, key in np.ndindex(2, 6, 5):
-        expected = torch.linalg.vector_norm(weight[:, 4 * head : 4 * head + 4] @ value[batch, head // 2, key])
-        torch.testing.assert_close(found[batch, head, key], expected)
-    with pytest.raises(Exception, match="expected the output projection of Module under one of the names"):
-        output_projection(torch.nn.Module(), 6)
 
 
 @pytest.mark.parametrize("zeroed", [False, True])

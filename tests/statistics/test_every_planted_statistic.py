@@ -34,6 +34,7 @@ def scene(seed):
     columns = sink_at(position, width=WIDTH, strength=STRENGTH)
     norms = np.broadcast_to(NORMS, (12, 2, 1, WIDTH)).astype(np.float32)
     more = {"value_norms": norms, "key_norms": 2 * norms, "hidden_norms": 3 * norms[:, :, 0]}
+    more["output_norms"] = 4 * np.repeat(norms, 3, axis=2)
     return make_trace(columns, tokens=tokens, seed=seed, **more)
 
 
@@ -174,6 +175,12 @@ PLANTED = {  # name: (canvas, place, value); 42 of 72 steps × heads of the scen
     "epsilon.not_sinks": ("scene", {"positions": "up to 64"}, 1 - 42 / (72 * WIDTH)),
     "norms.contribution": ("scene", {}, CONTRIBUTION),
     "norms.contribution_over_attention": ("scene", {}, OVER_ATTENTION),
+    "norms.output_contribution": ("scene", {}, CONTRIBUTION),
+    "norms.output_contribution_over_attention": ("scene", {}, OVER_ATTENTION),
+    "norms.output_norm_of_sinks_in": ("scene", {"layer": 1}, 2.0),
+    "norms.output_norm_of_others_in": ("scene", {"layer": 1}, 4 * OTHERS),
+    "norms.output_norm_auc": ("scene", {}, AUC),
+    "norms.output_norm_auc_in": ("scene", {"layer": 1}, 1),
 } | {
     f"norms.{kind}_norm_{name}": ("scene", place, value)
     for kind, scale in (("value", 1), ("key", 2), ("hidden", 3))

@@ -28,8 +28,9 @@ TRUTH = {
     "concentration.number_by_depth": 0.0,
     "concentration.strength_by_depth": 0.0,
     "norms.contribution_over_attention": 1.0,
+    "norms.output_contribution_over_attention": 1.0,
     **{f"norms.{kind}_norm_effect": 0.0 for kind in ("value", "key", "hidden")},
-    **{f"norms.{kind}_norm_auc": 0.5 for kind in ("value", "key", "hidden")},
+    **{f"norms.{kind}_norm_auc": 0.5 for kind in ("value", "key", "hidden", "output")},
 }
 
 
@@ -46,6 +47,7 @@ def null_trace(seed, steps=12, layers=3, heads=2, width=30):
     trace.self_attention = (0.05 * left * rng.random(trace.column_sums.shape)).astype(np.float32)
     for name in ("value_norms", "key_norms"):
         setattr(trace, name, (rng.random((steps, layers, 1, width)) + 0.5).astype(np.float32))
+    trace.output_norms = (rng.random((steps, layers, heads, width)) + 0.5).astype(np.float32)
     trace.hidden_norms = (rng.random((steps, layers, width)) + 0.5).astype(np.float32)
     return trace
 

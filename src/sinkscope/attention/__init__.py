@@ -10,6 +10,7 @@ from sinkscope.attention.dispatch import attend
 from sinkscope.attention.foreign_network import foreign
 from sinkscope.attention.hooks import subscribed
 from sinkscope.attention.interface import NAME, register_interface
+from sinkscope.attention.projections import OutputProjections, output_norms, output_projection
 from sinkscope.attention.records import (
     AttentionInputs,
     Columns,
@@ -32,6 +33,7 @@ __all__ = [
     "Hidden",
     "Hider",
     "LayerCall",
+    "OutputProjections",
     "Prefix",
     "Prepender",
     "Session",
@@ -42,6 +44,8 @@ __all__ = [
     "attend",
     "current_session",
     "foreign",
+    "output_norms",
+    "output_projection",
     "query_heads",
     "register_interface",
     "subscribed",

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sinkscope.attention import GenerationStart, StepContext, StepResult
-from sinkscope.recorder.step_tensors import GROUPS, PER_KV_HEAD, PER_QUERY, LayerTensors, accumulate, align_to_end
+from sinkscope.recorder.step_tensors import GROUPS, PER_KEY, PER_QUERY, LayerTensors, accumulate, align_to_end
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def prompt_arrays(
         "tokens": context.tokens[row, padding:].to(torch.int32),
         "masked": context.masked[row, padding:].to(torch.uint8),
         "lengths": torch.tensor(length, dtype=torch.int32, device="cpu"),
-        **{name: measured[name][..., real_keys] for name in (*GROUPS, *PER_KV_HEAD, "last_query") if name in measured},
+        **{name: measured[name][..., real_keys] for name in (*GROUPS, *PER_KEY, "last_query") if name in measured},
     }
     if "sink_token_columns" in measured:
         arrays["sink_token_columns"] = measured["sink_token_columns"]

@@ -17,7 +17,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sinkscope.attention import Columns, GenerationStart, Hider, LayerCall, StepContext, StepResult, Watcher, current_session
+from sinkscope.attention import (
+    Columns,
+    GenerationStart,
+    Hider,
+    LayerCall,
+    OutputProjections,
+    StepContext,
+    StepResult,
+    Watcher,
+    current_session,
+)
 from sinkscope.models import Model
 from sinkscope.recorder.async_writer import AsyncWriter
 from sinkscope.recorder.destination import Destination, StepWriter
@@ -65,6 +75,7 @@ class Recorder(Watcher):
     def __init__(self, network: nn.Module, model: Model | None, destination: Destination) -> None:
         self.network, self.destination = network, destination
         self._description = Description(network, model)
+        self._projections = OutputProjections(network)
         self._async_writer = AsyncWriter()
         self._start: GenerationStart | None = None
         self._context: StepContext | None = None  # of the step that is running
@@ -97,11 +108,20 @@ class Recorder(Watcher):
         part = StackPart(call.stack, call.crossing)
         self._paths.setdefault(part, set()).add(columns.path)
         try:
-            measured = LayerTensors.of(call, columns, self.groups)
+            measured = self._measure(call, columns)
         except torch.OutOfMemoryError:  # the steps on their way to the host hold memory of the device
             self._async_writer.drain()
-            measured = LayerTensors.of(call, columns, self.groups)
+            measured = self._measure(call, columns)
         self._measured.setdefault(part, {})[call.name] = measured
+
+    def _measure(self, call: LayerCall, columns: Columns) -> LayerTensors:
+        """Return the measurements of a layer call. Behind a causal model's cache, earlier steps know the output norms of earlier keys."""
+        context, start = self._context, self._start
+        assert context is not None and start is not None
+        causal = start.causal if context.causal is None else context.causal
+        queries = call.query.shape[2]
+        known = causal and not call.crossing and queries < call.keys and call.stack in self._last_contexts
+        return LayerTensors.of(call, columns, self.groups, self._projections.norms(call, queries if known else None))
 
     def end_step(self, result: StepResult | None) -> None:
         """Send the step to the writers; on a GPU it is still on its way when this returns."""

@@ -13,7 +13,11 @@ from sinkscope.errors import AttentionError
 GROUPS = ("column_sums", "column_sums_masked", "column_sums_prompt")
 """Names of the column sums of the three query groups: all queries, masked ones, those of the prompt."""
 PER_QUERY = ("self_attention", "hidden_norms")
-PER_KV_HEAD = ("value_norms", "key_norms")
+PER_KEY = ("value_norms", "key_norms", "output_norms")
+
+
+OPTIONAL = {"hidden_norms": "hidden_norms", "sink_token": "sink_token_columns", "output_norms": "output_norms"}
+"""Measurements that a layer may lack, and their names on disk; a step has those that all of its layers have."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,8 @@ class LayerTensors:
         diagonal: [batch, head, query].
         last_row: [batch, head, key].
         value_norms, key_norms: [batch, kv_head, key].
+        output_norms: [batch, head, key]; None where the layer's output projection is not understood. NaN also for keys of earlier steps
+            that the recorder knows already.
         hidden_norms: [batch, query]; None where the layer's input is not visible.
         sink_token: [batch, head, sink], columns of the network's own constant keys; None where it has none.
     """
@@ -36,10 +42,15 @@ class LayerTensors:
     key_norms: Tensor
     hidden_norms: Tensor | None
     sink_token: Tensor | None = None
+    output_norms: Tensor | None = None
 
     @classmethod
-    def of(cls, call: LayerCall, columns: Columns, groups: tuple[str, ...]) -> "LayerTensors":
-        """Return the measurements of a layer call: its columns, and the norms of its values, keys and inputs."""
+    def of(cls, call: LayerCall, columns: Columns, groups: tuple[str, ...], output_norms: Tensor | None = None) -> "LayerTensors":
+        """Return the measurements of a layer call: its columns, and the norms of its values, keys and inputs.
+
+        Args:
+            output_norms: of its newest keys, [batch, head, newest key].
+        """
         hidden = call.hidden_states
         return cls(
             columns.sums
@@ -51,6 +62,7 @@ class LayerTensors:
             _placed(_norms(call.key), call.first_key),
             None if hidden is None else _norms(hidden).to(columns.sums.device),  # a layer's input comes from the device of the layer before
             None if columns.prefix is None or call.own is None else columns.prefix[:, :, call.groups.index("all")],
+            None if output_norms is None else _placed(output_norms, call.keys - output_norms.shape[-1]),
         )
 
     def on_the_host(self) -> "LayerTensors":
@@ -73,30 +85,25 @@ def stack_layers(layers: list[LayerTensors], causal: bool) -> list[dict[str, Ten
         causal: keeps the last row in place of the query groups, as an autoregressive trace does.
     """
     runs = [list(run) for _, run in groupby(layers, lambda layer: layer.sums.device)]
-    shown = all(layer.hidden_norms is not None for layer in layers)
-    sinks = all(layer.sink_token is not None for layer in layers)
-    return [_stacked(run, causal, shown, sinks) for run in runs]
+    shown = [name for name in OPTIONAL if all(getattr(layer, name) is not None for layer in layers)]
+    return [_stacked(run, causal, shown) for run in runs]
 
 
-def _stacked(layers: list[LayerTensors], causal: bool, with_hidden_norms: bool, with_sinks: bool) -> dict[str, Tensor]:
+def _stacked(layers: list[LayerTensors], causal: bool, shown: list[str]) -> dict[str, Tensor]:
     groups = GROUPS[:1] if causal else GROUPS  # one tensor each, as on disk
     stacked = {name: torch.stack([layer.sums[:, :, number] for layer in layers]) for number, name in enumerate(groups)}
     stacked["self_attention"] = torch.stack([layer.diagonal for layer in layers])
     if causal:
         stacked["last_query"] = torch.stack([layer.last_row for layer in layers])
-    stacked |= {name: _in_heads([getattr(layer, name)[None] for layer in layers]) for name in PER_KV_HEAD}
-    if with_hidden_norms:
-        stacked["hidden_norms"] = torch.stack([layer.hidden_norms for layer in layers if layer.hidden_norms is not None])
-    if with_sinks:
-        stacked["sink_token_columns"] = torch.stack([layer.sink_token for layer in layers if layer.sink_token is not None])
-    return stacked
+    stacked |= {name: _in_heads([getattr(layer, name)[None] for layer in layers]) for name in ("value_norms", "key_norms")}
+    return stacked | {OPTIONAL[name]: torch.stack([getattr(layer, name) for layer in layers]) for name in shown}
 
 
 def join_devices(stacked: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     """Return the tensors of all layers of one step, on the host; NaN in kv heads that a layer does not have."""
     if len(stacked) == 1:
         return stacked[0]
-    join = {name: _in_heads if name in PER_KV_HEAD else torch.cat for name in stacked[0]}
+    join = {name: _in_heads if name in PER_KEY else torch.cat for name in stacked[0]}
     return {name: join[name]([part[name] for part in stacked]) for name in stacked[0]}
 
 
@@ -161,7 +168,7 @@ def accumulate(running: dict[str, Tensor], arrays: dict[str, Tensor], all_querie
     for name in PER_QUERY:
         if name in arrays:
             running[name] = torch.cat([running[name], arrays[name]], dim=-1) if name in running else arrays[name]
-    for name in PER_KV_HEAD:
+    for name in (one for one in PER_KEY if one in arrays):
         now = arrays[name].clone()
         if name in running:
             before = running[name]

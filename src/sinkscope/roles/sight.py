@@ -7,9 +7,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from sinkscope.attention import Columns, LayerCall, Watcher, subscribed
+from sinkscope.attention import Columns, LayerCall, OutputProjections, Watcher, output_projection, subscribed
+from sinkscope.errors import AttentionError
 from sinkscope.models import Model
-from sinkscope.roles.contribution import output_norms, output_projection
 from sinkscope.roles.probes import Probe, predictions
 
 BLOCK = 512
@@ -52,6 +52,7 @@ class _Watch(Watcher):
         self.model, self.causal = model, model.family.causal
         self.readers, self.committed = torch.from_numpy(probe.readers), torch.from_numpy(probe.committed)
         self.layers: list[dict[str, Tensor]] = []
+        self.projections = OutputProjections(model.network)
 
     def watch(self, call: LayerCall, columns: Columns) -> None:
         module = self.model.network.get_submodule(call.name)
@@ -59,8 +60,11 @@ class _Watch(Watcher):
         sums = columns.sums[0, :, call.groups.index("all")]
         top = sums.argmax(-1)
         found = self._rows(call, getattr(module, "scaling", None) or call.query.shape[-1] ** -0.5, top)
-        norms = output_norms(call.value[:1], output_projection(module, heads))[0]
-        self.layers.append({"columns": sums, "output_norms": norms, **found})
+        norms = self.projections.norms(call)
+        if norms is None:
+            output_projection(module, heads)  # which says why
+            raise AttentionError(f"expected an output projection of the values of {call.name}, found one of another size")
+        self.layers.append({"columns": sums, "output_norms": norms[0], **found})
 
     def _rows(self, call: LayerCall, scale: float, top: Tensor) -> dict[str, Tensor]:
         """Attention of the readers, a block of them at a time."""

@@ -88,25 +88,38 @@ class StepNorms:
             there = np.count_nonzero(~np.isnan(norms), axis=(1, 2))
             of_all[kind] = shared * np.stack([there, known.sum(axis=(1, 2), dtype=np.float64), _sum_of_squares(known)])
             at = known[sinks.layer, sinks.head // shared, sinks.key].astype(np.float64)
-            of_sinks[:, kind] = _tallied(step, at, ~np.isnan(norms[sinks.layer, sinks.head // shared, sinks.key]))
-            above[kind] = _share_above(norms, shared, columns.top)
+            of_sinks[:, kind] = tallied(step, at, ~np.isnan(norms[sinks.layer, sinks.head // shared, sinks.key]))
+            above[kind] = share_above(norms, shared, columns.top)
             if name == "value_norms":
                 product = columns.sums.reshape(layers, norms.shape[1], shared, -1) * known[:, :, None]
                 product = product.reshape(layers, heads, -1)
-                given = product.sum(axis=-1)
+                on_sinks, given = contributed(step, product)
                 total, many = given.sum(axis=-1, dtype=np.float64), np.full(layers, heads * step.length)
                 of_all[-1] = np.stack([many, total, _sum_of_squares(product)])
-                of_sinks[:, -1] = _tallied(step, sinks.column * at)
-                part = sinks.tally(sinks.layer * heads + sinks.head, layers * heads, sinks.column * at).reshape(thresholds, layers, heads)
-                on_sinks = np.divide(part, given, out=np.full(part.shape, np.nan), where=given > 0).astype(np.float32)
+                of_sinks[:, -1] = tallied(step, sinks.column * at)
         return cls(of_sinks, of_all, above, on_sinks, given)
+
+
+def contributed(
+    step: RecordedStep, product: Float[np.ndarray, "layer head key"]
+) -> tuple[Float[np.ndarray, "threshold layer head"], Float[np.ndarray, "layer head"]]:
+    """Return which share of Σ_j c_j·‖·‖ comes from sinks, NaN where there is nothing to share, and the sum.
+
+    Args:
+        product: c_j·‖·‖ of every key.
+    """
+    sinks, (layers, heads) = step.columns.candidates, product.shape[:2]
+    given = product.sum(axis=-1)
+    of_sinks = product[sinks.layer, sinks.head, sinks.key].astype(np.float64)
+    part = sinks.tally(sinks.layer * heads + sinks.head, layers * heads, of_sinks).reshape(-1, layers, heads)
+    return np.divide(part, given, out=np.full(part.shape, np.nan), where=given > 0).astype(np.float32), given
 
 
 def _sum_of_squares(values: Float[np.ndarray, "layer any key"]) -> Float[np.ndarray, " layer"]:
     return np.einsum("lhk,lhk->l", values, values, dtype=np.float64, casting="unsafe")
 
 
-def _tallied(
+def tallied(
     step: RecordedStep, at: Float[np.ndarray, " candidate"], there: Bool[np.ndarray, " candidate"] | None = None
 ) -> Float[np.ndarray, "threshold moment layer"]:
     """Return number, sum and sum of squares of the sinks; ``there``: which of them have a norm, all if it is not given."""
@@ -115,7 +128,7 @@ def _tallied(
     return np.stack([sinks.tally(sinks.layer, layers, one) for one in (weights, at, at**2)], axis=1, dtype=np.float64)
 
 
-def _share_above(
+def share_above(
     norms: Float[np.ndarray, "layer kv_head key"], shared: int, top: Int[np.ndarray, "layer head"]
 ) -> Float[np.ndarray, "layer head"]:
     """Return the share of the other tokens whose norm is above that of each head's largest column; ties count half."""
@@ -188,13 +201,13 @@ def _values_at(prompt: PromptSummary, threshold: Threshold) -> Values:
         values[f"{short}_effect", ()] = mean(effect[kind])
     number = prompt.number(threshold)
     values["norms.contribution", ()] = mean(found.on_sinks[:, number], present)
-    values["norms.contribution_over_attention", ()] = _over_attention(
+    values["norms.contribution_over_attention", ()] = over_attention(
         found.on_sinks[:, number], prompt.shares(threshold), found.given, present
     )
     return values
 
 
-def _over_attention(
+def over_attention(
     on_sinks: Float[np.ndarray, "step layer head"],
     shares: Float[np.ndarray, "step layer head"],
     given: Float[np.ndarray, "step layer head"],

@@ -11,9 +11,10 @@ from sinkscope.statistics.candidates import Candidates, find_candidates
 from sinkscope.statistics.thresholds import Threshold
 
 NORMS = ("value_norms", "key_norms", "hidden_norms")
+OUTPUT_NORMS = "output_norms"
 QUERY_GROUPS = ("masked", "prompt")
 """Groups of queries whose column sums are recorded apart."""
-PER_LAYER = ("column_sums", *(f"column_sums_{group}" for group in QUERY_GROUPS), "self_attention", "last_query", *NORMS)
+PER_LAYER = ("column_sums", *(f"column_sums_{group}" for group in QUERY_GROUPS), "self_attention", "last_query", *NORMS, OUTPUT_NORMS)
 PER_STEP = ("tokens", "masked", "written", *PER_LAYER)
 """Tensors of a trace that are read, as `axes.TRACE_AXES` names them."""
 
@@ -62,7 +63,8 @@ class RecordedStep:
         causal: whether the model is autoregressive.
         group_sums: {group of queries: column sums of these queries only}, those of `QUERY_GROUPS` that were recorded.
         self_attention: attention of each query on itself; None where not recorded.
-        norms: {name of `NORMS`: norms as recorded}; hidden norms are the same for all heads and have one kv head.
+        norms: {name of `NORMS`, and `OUTPUT_NORMS`: norms as recorded}; hidden norms are the same for all heads and have one kv head,
+            output norms have as many as there are query heads.
     """
 
     columns: SummedColumns
@@ -95,7 +97,7 @@ class RecordedStep:
         columns = SummedColumns.of(np.asarray(arrays["column_sums"], np.float32), thresholds)
         tokens = np.asarray(arrays["tokens"])
         masked = arrays.get("masked")
-        norms = {name: np.asarray(arrays[name]) for name in NORMS if arrays.get(name) is not None}
+        norms = {name: np.asarray(arrays[name]) for name in (*NORMS, OUTPUT_NORMS) if arrays.get(name) is not None}
         return cls(
             columns,
             columns if newest is None else SummedColumns.of(newest, thresholds),

@@ -31,6 +31,7 @@ COLUMNS = {
     "value_norms": "value_norm",
     "key_norms": "key_norm",
     "hidden_norms": "hidden_norm",
+    "output_norms": "output_norm",
 }
 """Column of the table by tensor. Tensors of other axes (``lengths``, the largest columns, sink tokens) have none."""
 

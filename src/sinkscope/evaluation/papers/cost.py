@@ -93,7 +93,7 @@ def estimate(part: Part, tflops: float = TFLOPS) -> Cost:
     reading = steps * 2 * shape.parameters / BYTES_PER_S / batch
     watched = RECORDED * (len(part.rules) - 1) + (RECORDED if part.recorded else 1)
     seconds = passes * part.prompts * watched * max(flops / (tflops * 1e12), reading)
-    a_step = 4 * canvas * (3 * shape.layers * shape.heads + 4 * shape.layers * shape.kv_heads)
+    a_step = 4 * canvas * (5 * shape.layers * shape.heads + 2 * shape.layers * shape.kv_heads)
     disk = part.prompts * steps * a_step if part.recorded else runs * 12_000
     memory = _memory(shape, canvas, part, 1)
     return Cost(runs * steps, seconds / 3600, memory / GIB, _largest_batch(shape, canvas, part), disk / GIB)

@@ -1,0 +1,97 @@
+"""What a key adds to the residual stream through one head: the norm of its value behind the output projection.
+
+Head h adds Σ_j a_qj · W_O^h v_j to query q (Kobayashi et al., arXiv 2004.10102); ‖W_O^h v_j‖ is what key j weighs in it. A gate between
+attention and output projection is left out.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from sinkscope.attention.records import LayerCall
+from sinkscope.attention.scores import product, product_dtype
+from sinkscope.errors import AttentionError
+
+NAMES = ("o_proj", "out_proj", "attn_out", "c_proj", "dense")
+"""Names of the output projection in an attention module."""
+
+
+def output_projection(attention: nn.Module, heads: int) -> Float[Tensor, "head width dim"]:
+    """Return W_O of an attention module, cut into its heads.
+
+    Raises:
+        AttentionError: the module has no output projection of a known name and shape.
+    """
+    found = next((module for name in NAMES if isinstance(module := getattr(attention, name, None), nn.Module)), None)
+    weight = getattr(found, "weight", None)
+    if not isinstance(weight, Tensor) or weight.ndim != 2:
+        raise AttentionError(
+            f"expected the output projection of {type(attention).__name__} under one of the names {', '.join(NAMES)}, found none; "
+            "what its keys contribute cannot be told"
+        )
+    if weight.is_meta or not weight.is_floating_point() or weight.element_size() < 2:
+        raise AttentionError(
+            f"expected the output projection of {type(attention).__name__} as numbers of 16 bits or more, found {weight.dtype} on "
+            f"{weight.device}; what its keys contribute cannot be told"
+        )
+    if type(found).__name__ == "Conv1D":  # GPT-2 keeps it transposed
+        weight = weight.T
+    if weight.shape[1] % heads:
+        raise AttentionError(f"expected an output projection from {heads} heads, found {weight.shape[1]} columns in it")
+    return weight.detach().unflatten(1, (heads, -1)).transpose(0, 1)
+
+
+def reduced(projection: Float[Tensor, "head width dim"]) -> Float[Tensor, "head rank dim"]:
+    """Return R of W = QR for each head, float32, so that ‖R v‖ = ‖W v‖ at a cost that does not grow with the width of the model."""
+    return torch.linalg.qr(projection.float(), mode="r").R
+
+
+def output_norms(
+    value: Float[Tensor, "batch kv_head key dim"], projection: Float[Tensor, "head rank dim"]
+) -> Float[Tensor, "batch head key"]:
+    """Return ‖W_O^h v_j‖ of every head and key, float32.
+
+    Args:
+        projection: W_O, or better what `reduced` makes of it.
+    """
+    batch, kv_heads, keys, dim = value.shape
+    stacked = projection.to(value.device).float().reshape(kv_heads, -1, dim).mT  # of the heads that share a kv head
+    added = product(value.detach().float(), stacked, product_dtype(value.device))
+    norms = torch.linalg.vector_norm(added.unflatten(-1, (len(projection) // kv_heads, -1)), dim=-1)
+    return norms.transpose(-1, -2).reshape(batch, len(projection), keys)
+
+
+class OutputProjections:
+    """The output projections of one network, each reduced when it is first needed and again where its weights have changed.
+
+    Args:
+        network: whose layers are called.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        self._network = network
+        self._known: dict[str, tuple[object, Tensor | None]] = {}
+
+    def norms(self, call: LayerCall, newest: int | None = None) -> Float[Tensor, "batch head key"] | None:
+        """Return ‖W_O^h v_j‖ of the keys of a layer call; None where the layer has no output projection that is understood.
+
+        Args:
+            newest: only of so many of the newest keys; all when None.
+        """
+        projection = self._reduced(call)
+        if projection is None:
+            return None
+        return output_norms(call.value if newest is None else call.value[:, :, call.value.shape[2] - newest :], projection)
+
+    def _reduced(self, call: LayerCall) -> Tensor | None:
+        try:
+            weight = output_projection(self._network.get_submodule(call.name.partition(":")[0]), call.query.shape[1])
+        except (AttentionError, AttributeError):
+            return None
+        if weight.shape[-1] != call.value.shape[-1]:  # not what it seemed to be
+            return None
+        state = (weight.data_ptr(), weight.device, None if weight.is_inference() else weight._version, call.value.device)
+        known = self._known.get(call.name)
+        if known is None or known[0] != state:
+            self._known[call.name] = known = (state, reduced(weight).to(call.value.device))
+        return known[1]
