@@ -18,6 +18,7 @@ NAMES = (
     "value_norms",
     "key_norms",
     "hidden_norms",
+    "output_norms",
 )
 
 
