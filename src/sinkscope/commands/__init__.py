@@ -8,7 +8,8 @@ from importlib import import_module
 from sinkscope.commands.command import Command
 
 COMMANDS = tuple(
-    "demo trace sinks tracks roles analyse figures map export problems evaluate table reproduce train fold convert check bench".split()
+    "demo trace sinks tracks roles analyse figures explore map export problems evaluate table reproduce train fold convert check "
+    "bench".split()
 )
 """The names, in the order of ``sinkscope --help``."""
 

@@ -1,0 +1,41 @@
+"""`explore`: a page to scrub through steps, layers, heads and tokens."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from sinkscope.commands.command import Command, RolesFile, Traces, default_is
+from sinkscope.commands.output import note, open_and_check
+from sinkscope.errors import CallError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explore(Command):
+    """A page to scrub through steps, layers, heads and tokens; the first two traces are shown side by side.
+
+    Attributes:
+        traces: folders of traces; several are shown side by side, with their difference.
+        out: an .html file, which works without network or server, or a folder for a web server, for traces too large for one page.
+        excess: how far a column must exceed the mean of the others (Eq. 3), in queries' worth of attention.
+    """
+
+    traces: Traces
+    out: Annotated[Path | None, default_is("explorer.html")] = None
+    excess: float = 3.0
+    roles: RolesFile = None
+
+    def run(self) -> None:
+        from sinkscope.figures.explorer import explore
+        from sinkscope.roles import read_roles
+
+        if not self.traces:
+            raise CallError("expected at least one trace")
+        out = self.out or Path("explorer.html")
+        if out.suffix != ".html" and out.exists() and not out.is_dir():
+            raise CallError(f"--out {out}: expected a name that ends in .html, or a folder; found a file")
+        roles = None if self.roles is None else read_roles(self.roles)
+        traces = [trace for folder in self.traces for trace in open_and_check(folder)]
+        explorer = explore(traces, excess=self.excess, roles=roles)
+        for text in explorer.document["notes"]:
+            note(text)
+        print(explorer.write_page(out) if out.suffix == ".html" else explorer.write_folder(out))

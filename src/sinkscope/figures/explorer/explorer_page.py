@@ -1,0 +1,218 @@
+"""`Explorer`: the page on which one scrubs through steps, layers, heads and tokens, as one file or as a folder of small ones."""
+
+import base64
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from sinkscope.errors import CallError, TraceError
+from sinkscope.figures.drawing import make_folder
+from sinkscope.figures.explorer.recorded_views import STRONGEST, add_trace
+from sinkscope.figures.explorer.tiles import Tiles
+from sinkscope.figures.style import model_labels
+from sinkscope.figures.subject import subject_of
+from sinkscope.roles.records import Roles
+from sinkscope.traces import Trace
+from sinkscope.traces.format import write_whole
+
+SCRIPTS = ("data.js", "selection.js", "drawing.js", "views.js", "charts.js", "explorer.js")
+LARGEST_PAGE = 48_000_000
+"""Bytes of tiles up to which one page holds every head; a larger one keeps the strongest columns of each head and the means."""
+
+
+@dataclass(frozen=True)
+class Explorer:
+    """What the page shows.
+
+    Attributes:
+        document: everything but the arrays, as plain values.
+        tiles: the arrays.
+    """
+
+    document: dict[str, Any] = field(repr=False)
+    tiles: Tiles = field(repr=False)
+
+    def page(self) -> str:
+        """Return the page as one file that holds all its data; of a trace that is too large for that, without its single heads."""
+        tiles = self.tiles if self.tiles.size <= LARGEST_PAGE else _without_heads(self.tiles, self.document)
+        notes = [] if tiles is self.tiles else [
+            f"This trace is too large for one page: single heads show their {STRONGEST} largest columns of each step only. "
+            "A folder shows all: sinkscope explore TRACE --out FOLDER."
+        ]  # fmt: skip
+        blocks = "".join(
+            f'<script type="text/plain" id="tile:{escape(name)}">{base64.b64encode(content).decode()}</script>\n'
+            for name, content in tiles.content.items()
+        )
+        return _html(self.document | {"tiles": tiles.index, "notes": self.document["notes"] + notes}, blocks)
+
+    def folder_page(self, **more: Any) -> str:
+        """Return the page that fetches its data from beside it, tile by tile.
+
+        Args:
+            more: further values of the document.
+        """
+        return _html(self.document | {"tiles": self.tiles.index} | more, "", connect="'self'")
+
+    def write_page(self, path: Path) -> Path:
+        """Write one file.
+
+        Raises:
+            TraceError: it cannot be written.
+        """
+        make_folder(path.parent)
+        write_whole(path, self.page().encode())
+        return path
+
+    def write_folder(self, folder: Path) -> Path:
+        """Write a folder for any web server, with ``index.html`` and a small file for each tile; return the former.
+
+        Raises:
+            TraceError: it cannot be written.
+        """
+        make_folder(folder / "data")
+        for name, content in self.tiles.content.items():
+            write_whole(folder / tile_path(name), content)
+        write_whole(folder / "index.html", self.folder_page().encode())
+        return folder / "index.html"
+
+
+def tile_path(name: str) -> str:
+    """Return where the page looks for a tile."""
+    return f"data/{name.replace('/', '-')}.bin"
+
+
+def explore(traces: Sequence[Trace], *, excess: float = 3.0, roles: Roles | None = None) -> Explorer:
+    """Return the explorer of one or more traces; the first two are shown side by side.
+
+    Args:
+        excess: ε of Eq. 3, in queries' worth.
+        roles: what the sinks of the model do (`find_roles`); those of a bundled model are known. They apply to the traces of its weights.
+
+    Raises:
+        CallError: no traces, roles of none of them, or a threshold that cannot hold.
+        TraceError: a trace without a whole step, or a damaged one.
+    """
+    if not traces:
+        raise CallError("expected at least one trace, found none")
+    hashes = [trace.manifest.get("model", {}).get("weight_hash") for trace in traces]
+    if roles is not None and roles.weight_hash not in hashes:
+        raise CallError(f"expected a trace of {roles.model}, whose roles were given, found traces of other weights")
+    tiles, found = Tiles(), []
+    for number, (trace, label) in enumerate(zip(traces, _labels(traces), strict=True)):
+        if not trace.steps:
+            raise TraceError(f"{trace.folder} holds no whole step yet; there is nothing to show")
+        known = roles if roles is not None and roles.weight_hash == hashes[number] else None
+        found.append(add_trace(tiles, number, subject_of(trace, excess, label, roles=known)))
+    return Explorer(
+        {"excess": excess, "lead": _lead(found, excess), "notes": _notes(found), "words": _words(excess), "traces": found}, tiles
+    )
+
+
+def _labels(traces: Sequence[Trace]) -> list[str]:
+    """Return a name of each trace: its model, with what was hidden, and its folder where both are the same."""
+    names = []
+    for trace, label in zip(traces, model_labels([trace.manifest for trace in traces]), strict=True):
+        hidden = trace.manifest.get("hidden") or []
+        names.append(f"{label}, hidden: {', '.join(map(str, hidden))}" if hidden else label)
+    return names
+
+
+def _lead(traces: Sequence[dict[str, Any]], excess: float) -> str:
+    who = " and ".join(
+        f"{one['label']} ({'autoregressive' if one['causal'] else 'diffusion'}, {one['steps']} steps, {one['layers']} layers, "
+        f"{one['heads']} heads)"
+        for one in traces
+    )
+    return (
+        f"{who}. A sink is a token that receives more than {excess:g} queries’ worth of attention above what the others of its head "
+        "receive on average; the largest is the head’s main sink."
+    )
+
+
+def _notes(traces: Sequence[dict[str, Any]]) -> list[str]:
+    notes = [f"{one['label']}: incomplete, shown as far as it goes: {one['steps']} whole steps." for one in traces if not one["complete"]]
+    for one in traces:
+        if one["level"] == "top":
+            notes.append(
+                f"{one['label']}: the trace keeps the {one['kept']} largest columns of each head; all other tokens are drawn with the mean "
+                "of the others."
+            )
+    return notes
+
+
+def _words(excess: float) -> list[list[str]]:
+    return [
+        [
+            "Column",
+            "The attention that a token receives from all queries of one head, added up, in queries’ worth: 1 is as much as one query has "
+            "to give. A token that received the same as all others would have 1.",
+        ],
+        ["Sink (Eq. 3)", f"A token whose column exceeds the mean of the other columns by more than {excess:g} queries’ worth."],
+        ["Main sink", "The largest column of a head, where it is a sink."],
+        [
+            "Move and swap",
+            "The main sink stands elsewhere than in the step before. In a swap both places are sinks before and after; in a move the old "
+            "place stops being a sink or the new one was none.",
+        ],
+        [
+            "Autoregressive models",
+            "Sinks are followed in the attention from the 16 newest queries, because sums over all queries can hardly move.",
+        ],
+        [
+            "Exactness",
+            "Statistics, main sinks, moves and swaps are those of the trace. The largest "
+            f"{STRONGEST} columns of each step and head are exact and shown without “≈”. Everything else is stored in one byte by its "
+            "logarithm; the largest relative error is below. Confidences are within 0.00001.",
+        ],
+    ]
+
+
+def _without_heads(tiles: Tiles, document: dict[str, Any]) -> Tiles:
+    """Return the tiles without those of single heads."""
+    heads = {
+        f"{number}/{quantity['name']}/{layer}"
+        for number, one in enumerate(document["traces"])
+        for quantity in one["quantities"]
+        for layer in range(one["layers"])
+    }
+    kept = Tiles()
+    for name in tiles.content.keys() - heads:
+        kept.index[name], kept.content[name] = tiles.index[name], tiles.content[name]
+    return kept
+
+
+def _html(document: dict[str, Any], blocks: str, connect: str = "'none'") -> str:
+    """Return the page: strict about what may run, and with every `<` of the data escaped, so that no token can end a block."""
+    body, style, script = _assets()
+    policy = (
+        f"default-src 'none'; script-src '{_source_hash(script)}'; style-src '{_source_hash(style)}'; connect-src {connect}; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )
+    data = json.dumps(document, ensure_ascii=True, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    title = escape(" and ".join(one["label"] for one in document["traces"]))
+    return (
+        '<!doctype html>\n<html lang="en" data-theme="light">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f'<title>{title} · sinkscope</title>\n<link rel="icon" href="data:,">\n<style>{style}</style>\n</head>\n<body>\n{body}'
+        f'<script type="application/json" id="explorer">{data}</script>\n{blocks}<script>{script}</script>\n</body>\n</html>\n'
+    )
+
+
+@cache
+def _assets() -> tuple[str, str, str]:
+    """Return the body, the style and the script of the page."""
+    folder = files("sinkscope.figures.explorer") / "assets"
+    read = {name: (folder / name).read_text(encoding="utf-8") for name in ("explorer.html", "explorer.css", *SCRIPTS)}
+    script = '"use strict";\n(() => {\n' + "\n".join(read[name] for name in SCRIPTS) + "\n})();\n"
+    return read["explorer.html"], read["explorer.css"], script
+
+
+def _source_hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

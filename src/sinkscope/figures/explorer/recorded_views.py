@@ -1,0 +1,217 @@
+"""What the explorer shows of one trace: its canvas, its sinks, and its columns and norms as tiles.
+
+Numbers come from the trace and from its summary; nothing is defined here.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from sinkscope.figures.explorer.quantised import LogScale
+from sinkscope.figures.explorer.tiles import Tiles, smallest_type
+from sinkscope.figures.style import model_label, token_label
+from sinkscope.figures.subject import Subject
+from sinkscope.sinks import last_query_window
+from sinkscope.sinks.drift import MainMoves
+from sinkscope.sinks.finding import WINDOW
+from sinkscope.sinks.token_classes import token_class
+from sinkscope.sinks.tracking import head_movement
+from sinkscope.traces import Trace
+
+STRONGEST = 8
+"""Largest columns of each step and head whose exact sizes are stored beside the codes."""
+NO_CONFIDENCE = 65535
+
+Read = Callable[[Trace, int], Float[np.ndarray, "step head position"]]
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A recorded number of each step, layer and position, most of them of each head too.
+
+    Attributes:
+        tensor: the name of the tensor in the trace.
+        label, unit: as the page calls them.
+        floor: smaller values are shown as less than this; 0 tells all.
+        read: gives one layer of a trace.
+    """
+
+    name: str
+    tensor: str
+    label: str
+    unit: str
+    floor: float = 0.0
+    read: Read | None = None
+
+    def of_layer(self, trace: Trace, layer: int) -> Float[np.ndarray, "step head position"]:
+        """Return the values of one layer; tensors without heads have one."""
+        values = self.read(trace, layer) if self.read is not None else np.asarray(getattr(trace, self.tensor)[:, layer])
+        return values[:, None] if values.ndim == 2 else values
+
+
+def _newest(trace: Trace, layer: int) -> np.ndarray:
+    return last_query_window(np.asarray(trace.last_query[:, layer])[:, None], WINDOW)[:, 0]
+
+
+SUMS = "queries’ worth"
+QUANTITIES = (
+    Quantity("newest", "last_query", f"attention from the {WINDOW} newest queries", SUMS, 0.001, _newest),
+    Quantity("columns", "column_sums", "attention from all queries", SUMS, 0.01),
+    Quantity("masked", "column_sums_masked", "attention from masked queries", SUMS, 0.01),
+    Quantity("prompt", "column_sums_prompt", "attention from the prompt’s queries", SUMS, 0.01),
+    Quantity("self", "self_attention", "attention of a token on itself", "share", 0.0001),
+    Quantity("values", "value_norms", "norm of the value", "Euclidean norm"),
+    Quantity("keys", "key_norms", "norm of the key", "Euclidean norm"),
+    Quantity("hidden", "hidden_norms", "norm of what enters the layer", "Euclidean norm"),
+)
+
+
+def quantities_of(trace: Trace) -> list[Quantity]:
+    """Return what a trace holds; the columns in which sinks are followed come first."""
+    held = [one for one in QUANTITIES if one.tensor in trace.tensors or f"top_{one.tensor}" in trace.tensors]
+    return [one for one in held if trace.causal or one.name != "newest"]
+
+
+def add_trace(tiles: Tiles, number: int, one: Subject) -> dict[str, Any]:
+    """Add the tiles of one trace, and return what else the page is told of it.
+
+    Args:
+        number: of the trace on the page; the names of its tiles begin with it.
+    """
+    trace, prompt, prefix = one.trace, one.prompt, f"{number}/"
+    manifest = trace.manifest
+    steps, layers, heads = prompt.steps, prompt.layers, prompt.heads
+    quantities = [_add_quantity(tiles, prefix, trace, quantity) for quantity in quantities_of(trace)]
+    _add_strongest(tiles, prefix, one)
+    sampler = manifest.get("sampler") or {}
+    settings = ", ".join(f"{key} {value}" for key, value in sampler.items() if key != "name")
+    return {
+        "label": one.label,
+        "model": model_label(manifest),
+        "name": trace.folder.name,
+        "complete": trace.complete,
+        "level": manifest.get("level", "columns"),
+        "kept": int(trace.top_column_sums.shape[-1]) if "top_column_sums" in trace.tensors else None,
+        "causal": trace.causal,
+        "steps": steps,
+        "layers": layers,
+        "heads": heads,
+        "positions": int(prompt.canvas.lengths.max()),
+        "promptLength": one.prompt_length,
+        "hidden": [str(rule) for rule in manifest.get("hidden") or []],
+        "followed": quantities[0]["name"],
+        "quantities": quantities,
+        "maps": [list(place) for place in manifest.get("maps") or []],
+        "about": [
+            ["Model", model_label(manifest)],
+            ["Weights, sha256", str(manifest.get("model", {}).get("weight_hash") or "not known")],
+            ["Sampler", ": ".join(part for part in (str(sampler.get("name") or ""), settings) if part) or "not known"],
+            ["Recorded with", str(manifest.get("command") or "Python")],
+        ],
+        **_add_canvas(tiles, prefix, one),
+        **_add_sinks(tiles, prefix, one),
+        "roles": [] if one.roles is None else one.roles.by_head(),
+    }
+
+
+def _add_canvas(tiles: Tiles, prefix: str, one: Subject) -> dict[str, Any]:
+    """Add what stood on the canvas: tokens as numbers of the list of tokens that is returned, 0 where there is none."""
+    trace, canvas = one.trace, one.prompt.canvas
+    width = canvas.tokens.shape[1]
+    written = np.full_like(canvas.tokens, -1) if canvas.written is None else canvas.written
+    predicted = np.asarray(trace.predicted[:]) if "predicted" in trace.tensors else np.full((len(written), width), -1)
+    known = np.unique(np.concatenate([part.ravel() for part in (canvas.tokens, written, predicted)]))
+    known = known[known >= 0]
+
+    def numbered(tokens: np.ndarray) -> np.ndarray:
+        return np.where(tokens >= 0, np.searchsorted(known, tokens) + 1, 0)
+
+    kind = smallest_type(np.array([len(known) + 1]))
+    tiles.add(f"{prefix}tokens", numbered(canvas.tokens), kind, delta=True)
+    tiles.add(f"{prefix}masked", canvas.masked, "u8", delta=True)
+    tiles.add(f"{prefix}lengths", canvas.lengths, "i32", delta=True)
+    if canvas.written is not None:
+        tiles.add(f"{prefix}written", numbered(written), kind, delta=True)
+    if "predicted" in trace.tensors:
+        tiles.add(f"{prefix}predicted", numbered(predicted), kind, delta=True)
+    if "confidence" in trace.tensors:
+        confidence = np.asarray(trace.confidence[:])
+        codes = np.where(np.isnan(confidence), NO_CONFIDENCE, np.rint(np.nan_to_num(confidence).clip(0, 1) * (NO_CONFIDENCE - 1)))
+        tiles.add(f"{prefix}confidence", codes, "u16", delta=True)
+    special = canvas.settings.special_ids
+    mask = canvas.settings.mask_id
+    texts = [[token_label(trace, token), token_class(trace.token_text(token), token == mask, token in special)] for token in known.tolist()]
+    return {"tokens": [["", ""], *texts], "tokenIds": [-1, *known.tolist()]}
+
+
+def _add_sinks(tiles: Tiles, prefix: str, one: Subject) -> dict[str, Any]:
+    """Add every sink, the main sinks and the statistics of single heads; return changes of place: step, layer, head, 1 for a swap."""
+    prompt, threshold = one.prompt, one.threshold
+    main = prompt.main_at(threshold)
+    tiles.add(f"{prefix}main", main + 1, smallest_type(main + 1), delta=True)
+    in_heads = np.zeros((prompt.steps, int(prompt.canvas.lengths.max())), np.int64)
+    for layer in range(prompt.layers):
+        found = prompt.followed.of_layer(layer).at(threshold)
+        rows = np.stack([found.head, found.key, found.step], axis=-1)
+        tiles.add(f"{prefix}sinks/{layer}", rows, smallest_type(rows), delta=True)
+        np.add.at(in_heads, (found.step, found.key), 1)
+    tiles.add(f"{prefix}sink-heads", in_heads, smallest_type(in_heads), delta=True)
+    moves = head_movement(main, prompt.is_sink_at(threshold))
+    shape = (prompt.layers, prompt.heads)
+    by_head = {
+        "moves": [head.moves for head in moves],
+        "swaps": [head.swaps for head in moves],
+        "drift": [np.nan if head.drift_per_step is None else head.drift_per_step for head in moves],
+        "steps-with": [head.steps_with_sink for head in moves],
+    }
+    for name, values in by_head.items():
+        tiles.add(f"{prefix}heads/{name}", np.array(values, np.float32).reshape(shape), "f32")
+    tiles.add(f"{prefix}heads/strength", np.where(main >= 0, prompt.by_step.main_column, np.nan), "f32")
+    tiles.add(f"{prefix}heads/counts", prompt.counts(threshold), "f32")
+    tiles.add(f"{prefix}heads/shares", prompt.shares(threshold), "f32")
+    there = main >= 0
+    step, layer, head = np.nonzero(there[1:] & there[:-1] & (main[1:] != main[:-1]))
+    swapped = MainMoves.of(main, prompt.is_sink_at(threshold)).distance[step, layer, head] == 0
+    return {"changes": np.stack([step + 1, layer, head, swapped], axis=-1).astype(int).tolist()}
+
+
+def _add_quantity(tiles: Tiles, prefix: str, trace: Trace, quantity: Quantity) -> dict[str, Any]:
+    """Add a tile of each layer, [head, step, position], one of the means over its heads, and one of the mean over all layers."""
+    scales, means = [], []
+    for layer in range(len(trace.layers)):
+        values = quantity.of_layer(trace, layer)
+        if values.shape[1] > 1:
+            scale = LogScale.of(values, quantity.floor)
+            scales.append([scale.low, scale.high])
+            tiles.add(f"{prefix}{quantity.name}/{layer}", scale.encode(values), "u8", delta=True)
+        means.append(values.mean(axis=1, dtype=np.float64))
+    mean = np.stack(means, axis=1)
+    scale = LogScale.of(mean, quantity.floor)
+    tiles.add(f"{prefix}{quantity.name}/mean", scale.encode(mean), "u8", delta=True)
+    overall = mean.mean(axis=1)
+    all_scale = LogScale.of(overall, quantity.floor)
+    tiles.add(f"{prefix}{quantity.name}/all", all_scale.encode(overall), "u8", delta=True)
+    return {
+        "name": quantity.name,
+        "label": quantity.label,
+        "unit": quantity.unit,
+        "heads": values.shape[1],
+        "layers": scales,
+        "mean": [scale.low, scale.high],
+        "all": [all_scale.low, all_scale.high],
+        "error": max(LogScale(*one).error for one in (*scales, (scale.low, scale.high), (all_scale.low, all_scale.high))),
+    }
+
+
+def _add_strongest(tiles: Tiles, prefix: str, one: Subject) -> None:
+    """Add the largest followed columns of every step and head with their exact sizes, ties to the lower position."""
+    trace = one.trace
+    for layer in range(one.prompt.layers):
+        columns = quantities_of(trace)[0].of_layer(trace, layer)
+        count = min(STRONGEST, columns.shape[-1])
+        order = np.argsort(-np.nan_to_num(columns, nan=-np.inf), axis=-1, kind="stable")[..., :count]
+        tiles.add(f"{prefix}strongest-keys/{layer}", order, smallest_type(order), delta=True)
+        tiles.add(f"{prefix}strongest/{layer}", np.take_along_axis(columns, order, axis=-1), "f32")

@@ -1,0 +1,35 @@
+"""Reads an explorer page as its script does, so that tests can compare every number with the trace."""
+
+import base64
+import json
+import re
+
+import numpy as np
+
+from sinkscope.figures.explorer.quantised import LogScale
+from sinkscope.figures.explorer.tiles import Tiles
+
+
+class ReadPage:
+    """The document and the tiles that a page holds."""
+
+    def __init__(self, html):
+        self.html = html
+        self.document = json.loads(re.search(r'<script type="application/json" id="explorer">(.*?)</script>', html, re.DOTALL)[1])
+        blocks = re.findall(r'<script type="text/plain" id="tile:([^"]+)">([^<]*)</script>', html)
+        self.tiles = Tiles(self.document["tiles"], {name: base64.b64decode(text) for name, text in blocks})
+        self.traces = self.document["traces"]
+
+    def tile(self, number, name):
+        return self.tiles.read(f"{number}/{name}")
+
+    def quantity(self, number, name):
+        return next(one for one in self.traces[number]["quantities"] if one["name"] == name)
+
+    def layer(self, number, name, layer):
+        """Values [step, head, position] of one layer, as the page shows them."""
+        return LogScale(*self.quantity(number, name)["layers"][layer]).decode(self.tile(number, f"{name}/{layer}"))
+
+    def confidence(self, number):
+        codes = self.tile(number, "confidence")
+        return np.where(codes == 65535, np.nan, codes / 65534)

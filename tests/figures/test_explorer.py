@@ -1,0 +1,238 @@
+"""The explorer's data: what is on the page is what is in the trace, within the error that the page states."""
+
+import dataclasses
+import re
+import zlib
+
+import numpy as np
+import pytest
+from explorer_reader import ReadPage
+from wandering import FLIPPING, HEADS, LAYERS, MOVING, POSITIONS, STEPS, VOCABULARY, wandering_columns, write_wandering
+
+from sinkscope.errors import CallError, TraceError
+from sinkscope.figures.explorer import explore, explorer_page, tile_path
+from sinkscope.figures.explorer.quantised import LogScale
+from sinkscope.figures.explorer.tiles import Tiles
+from sinkscope.sinks import find_sinks, last_query_window, track
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory):
+    """A trace with everything that the explorer shows."""
+    rng = np.random.default_rng(3)
+    shape = (STEPS, POSITIONS)
+    norms = {name: 0.5 + rng.random((STEPS, LAYERS, 1, POSITIONS)).astype(np.float32) for name in ("value_norms", "key_norms")}
+    confidence = np.where(rng.random(shape) < 0.5, np.nan, rng.random(shape)).astype(np.float32)
+    more = {
+        **norms,
+        "hidden_norms": 3 + rng.random((STEPS, LAYERS, POSITIONS)).astype(np.float32),
+        "predicted": rng.integers(-1, len(VOCABULARY), shape).astype(np.int32),
+        "confidence": confidence,
+        "self_attention": rng.random((STEPS, LAYERS, HEADS, POSITIONS)).astype(np.float32) / 9,
+    }
+    return write_wandering(tmp_path_factory.mktemp("traces") / "full", wandering_columns(4), **more)
+
+
+@pytest.fixture(scope="module")
+def page(full, causal_trace):
+    return ReadPage(explore([full, causal_trace]).page())
+
+
+@pytest.fixture(scope="module")
+def causal_trace(tmp_path_factory):
+    from wandering import write_causal
+
+    return write_causal(tmp_path_factory.mktemp("traces") / "causal")
+
+
+def assert_within(shown, recorded, error, low):
+    """Values above ``low`` are within the relative error, smaller ones are shown as nothing."""
+    recorded = np.nan_to_num(recorded)
+    told = recorded >= low * (1 + 1e-5)
+    assert told.any()
+    assert np.abs(shown[told] / recorded[told] - 1).max() <= error * 1.001
+    assert (shown[recorded < low * (1 - 1e-5)] == 0).all()
+
+
+@pytest.mark.parametrize(("name", "tensor"), [("columns", "column_sums"), ("self", "self_attention")])
+def test_columns_of_every_step_layer_head_and_position_are_those_of_the_trace(page, full, name, tensor):
+    quantity = page.quantity(0, name)
+    assert quantity["error"] < 0.03
+    for layer in range(LAYERS):
+        recorded = getattr(full, tensor)[:, layer]
+        assert_within(page.layer(0, name, layer), recorded, quantity["error"], quantity["layers"][layer][0])
+    recorded = getattr(full, tensor)[:].mean(axis=2)
+    assert_within(LogScale(*quantity["mean"]).decode(page.tile(0, f"{name}/mean")), recorded, quantity["error"], quantity["mean"][0])
+    recorded = recorded.mean(axis=1)
+    assert_within(LogScale(*quantity["all"]).decode(page.tile(0, f"{name}/all")), recorded, quantity["error"], quantity["all"][0])
+
+
+def test_norms_are_those_of_the_trace(page, full):
+    for name, tensor in (("values", "value_norms"), ("keys", "key_norms"), ("hidden", "hidden_norms")):
+        quantity = page.quantity(0, name)
+        assert (quantity["heads"], quantity["layers"]) == (1, [])
+        recorded = getattr(full, tensor)[:].reshape(STEPS, LAYERS, POSITIONS)
+        assert_within(LogScale(*quantity["mean"]).decode(page.tile(0, f"{name}/mean")), recorded, quantity["error"], quantity["mean"][0])
+
+
+def test_the_largest_columns_are_exact(page, full):
+    for layer in range(LAYERS):
+        keys, sizes = page.tile(0, f"strongest-keys/{layer}"), page.tile(0, f"strongest/{layer}")
+        columns = full.column_sums[:, layer]
+        assert keys.shape == (STEPS, HEADS, 8)
+        assert (np.take_along_axis(columns, keys.astype(int), axis=-1) == sizes).all()
+        assert (np.sort(columns, axis=-1)[..., ::-1][..., :8] == sizes).all()
+
+
+def test_an_autoregressive_model_is_followed_in_its_newest_queries(page, causal_trace):
+    assert page.traces[1]["followed"] == "newest"
+    for layer in range(LAYERS):
+        recorded = last_query_window(causal_trace.last_query[:][:, layer : layer + 1])[:, 0]
+        quantity = page.quantity(1, "newest")
+        assert_within(page.layer(1, "newest", layer), recorded, quantity["error"], quantity["layers"][layer][0])
+        keys = page.tile(1, f"strongest-keys/{layer}").astype(int)
+        assert (np.take_along_axis(recorded, keys, axis=-1) == page.tile(1, f"strongest/{layer}")).all()
+
+
+def test_sinks_main_sinks_moves_and_swaps_are_those_of_tracks(page, full, causal_trace):
+    for number, trace in enumerate((full, causal_trace)):
+        sinks = find_sinks(trace)
+        tracks = track(sinks)
+        assert (page.tile(number, "main").astype(int) - 1 == tracks.main).all()
+        for layer in range(LAYERS):
+            shown = {tuple(row) for row in page.tile(number, f"sinks/{layer}").tolist()}
+            assert shown == {(head, key, step) for step, head, key in np.argwhere(sinks.moving[:, layer]).tolist()}
+        assert (page.tile(number, "sink-heads") == sinks.moving.sum(axis=(1, 2))).all()
+        for head in tracks.heads:
+            changes = [one for one in page.traces[number]["changes"] if one[1:3] == [head.layer, head.head]]
+            assert (len(changes) - sum(one[3] for one in changes), sum(one[3] for one in changes)) == (head.moves, head.swaps)
+            for step, layer, which, _ in changes:
+                assert tracks.main[step, layer, which] != tracks.main[step - 1, layer, which]
+            place = (head.layer, head.head)
+            assert page.tile(number, "heads/moves")[place] == head.moves
+            assert page.tile(number, "heads/swaps")[place] == head.swaps
+            assert page.tile(number, "heads/steps-with")[place] == head.steps_with_sink
+            drift = page.tile(number, "heads/drift")[place]
+            assert np.isnan(drift) if head.drift_per_step is None else drift == np.float32(head.drift_per_step)
+    assert page.tile(0, "heads/moves")[MOVING] > 5
+    assert page.tile(0, "heads/moves")[FLIPPING] == STEPS - 1
+
+
+def test_statistics_of_each_step_are_those_of_the_summary(page, full):
+    sinks = find_sinks(full)
+    selected = sinks.moving
+    assert (page.tile(0, "heads/counts") == selected.sum(axis=-1)).all()
+    share = np.where(selected, sinks.columns, 0).sum(axis=-1, dtype=np.float64) / sinks.columns.sum(axis=-1, dtype=np.float64)
+    assert np.abs(page.tile(0, "heads/shares") - share).max() < 1e-6
+    strongest = np.where(selected.any(axis=-1), sinks.columns.max(axis=-1), np.nan)
+    assert np.array_equal(page.tile(0, "heads/strength"), strongest.astype(np.float32), equal_nan=True)
+
+
+def test_the_canvas_is_that_of_the_trace(page, full):
+    ids = np.array(page.traces[0]["tokenIds"])
+    for name in ("tokens", "written", "predicted"):
+        assert (ids[page.tile(0, name)] == getattr(full, name)[:]).all()
+    assert (page.tile(0, "masked") == full.masked[:]).all()
+    assert (page.tile(0, "lengths") == full.lengths[:]).all()
+    confidence, recorded = page.confidence(0), full.confidence[:]
+    assert (np.isnan(confidence) == np.isnan(recorded)).all()
+    assert np.nanmax(np.abs(confidence - recorded)) < 1e-5
+
+
+def test_tokens_are_text_and_nothing_else(page):
+    texts = [text for text, _ in page.traces[0]["tokens"]]
+    assert "<script>alert('x')</script>" in texts
+    assert page.html.count("<script>") == 1
+    assert "<script>alert" not in page.html
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page.html)[1]
+    assert "default-src 'none'" in policy
+    assert "connect-src 'none'" in policy
+    assert "unsafe-inline" not in policy
+    assert not re.search(r"https?://", page.html)
+
+
+def test_the_policy_names_the_script_and_the_style_of_the_page(page):
+    for tag, source in (("script", "script-src"), ("style", "style-src")):
+        text = re.search(rf"<{tag}>(.*?)</{tag}>", page.html, re.DOTALL)[1]
+        assert f"{source} '{explorer_page._source_hash(text)}'" in page.html
+    assert explorer_page._source_hash("a") != explorer_page._source_hash("b")
+
+
+def test_a_folder_holds_the_same_tiles_in_small_files(full, tmp_path):
+    explorer = explore([full])
+    index = explorer.write_folder(tmp_path / "folder")
+    html = index.read_text()
+    assert index.name == "index.html"
+    assert "tile:" not in html.partition("<script>")[0]
+    assert "connect-src 'self'" in html
+    for name, content in explorer.tiles.content.items():
+        assert (index.parent / tile_path(name)).read_bytes() == content
+    assert len({tile_path(name) for name in explorer.tiles.content}) == len(explorer.tiles.content)
+
+
+def test_a_page_that_would_be_too_large_keeps_the_strongest_columns_and_says_so(full, monkeypatch):
+    monkeypatch.setattr(explorer_page, "LARGEST_PAGE", 1000)
+    page = ReadPage(explore([full]).page())
+    assert "--out FOLDER" in page.document["notes"][-1]
+    assert "0/columns/1" not in page.tiles.content
+    assert {"0/columns/mean", "0/strongest/1", "0/strongest-keys/1"} <= page.tiles.content.keys()
+
+
+def test_an_incomplete_trace_is_shown_as_far_as_it_goes(tmp_path):
+    trace = write_wandering(tmp_path / "cut", wandering_columns()[:9], complete=False)
+    page = ReadPage(explore([trace]).page())
+    assert page.traces[0]["steps"] == 9
+    assert "incomplete" in page.document["notes"][0]
+
+
+def test_what_cannot_be_shown_is_refused(full, tmp_path):
+    with pytest.raises(CallError, match="at least one trace"):
+        explore([])
+    with pytest.raises(CallError, match="can never hold"):
+        explore([full], excess=500.0)
+    empty = write_wandering(tmp_path / "empty", wandering_columns()[:0], complete=False)
+    with pytest.raises(TraceError, match="no whole step"):
+        explore([empty])
+
+
+def test_roles_of_other_weights_are_refused_and_those_given_are_shown(full):
+    from sinkscope.roles import Roles
+
+    @dataclasses.dataclass(frozen=True)
+    class Known(Roles):
+        def by_head(self):
+            return [{"layer": 1, "head": 2, "role": "idle", "removable": True, "substitutes": 1}]
+
+    roles = Known("org/planted", "0123abcd", LAYERS, HEADS, None, (), 1, 1, {})
+    assert explore([full], roles=roles).document["traces"][0]["roles"][0]["role"] == "idle"
+    with pytest.raises(CallError, match="traces of other weights"):
+        explore([full], roles=dataclasses.replace(roles, weight_hash="f00"))
+
+
+# The encoding
+
+
+def test_a_log_scale_keeps_to_its_error():
+    values = np.geomspace(0.01, 900, 5000).astype(np.float32)
+    scale = LogScale.of(values, 0.01)
+    assert np.abs(scale.decode(scale.encode(values)) / values - 1).max() <= scale.error * 1.001
+    assert 0.02 < scale.error < 0.025
+    assert np.abs(scale.decode(scale.encode(values)) / values - 1).max() > scale.error / 2
+
+
+def test_a_log_scale_without_values_or_with_one_value_tells_what_there_is():
+    assert LogScale.of(np.array([np.nan, 0.0])).encode(np.array([0.0, np.nan])).tolist() == [0, 0]
+    one = LogScale.of(np.array([3.0, 3.0]))
+    assert one.decode(one.encode(np.array([3.0]))) == 3.0
+
+
+@pytest.mark.parametrize("kind", ["u8", "u16", "i32", "f32"])
+@pytest.mark.parametrize("delta", [False, True])
+def test_a_tile_is_read_as_it_was_added(kind, delta):
+    if kind == "f32" and delta:
+        return
+    values = np.random.default_rng(0).integers(0, 250, (5, 3, 7)) if kind != "f32" else np.random.default_rng(0).random((5, 3, 7))
+    tiles = Tiles()
+    tiles.add("a", values, kind, delta=delta)
+    assert (tiles.read("a") == values.astype(tiles.read("a").dtype)).all()
+    assert zlib.decompress(tiles.content["a"])[:1] == values.astype(tiles.read("a").dtype).tobytes()[:1]
