@@ -11,6 +11,7 @@ from sinkscope.commands.output import note
 from sinkscope.errors import CallError
 
 OPERATIONS = 3
+EXPLORER = "explorer.html"
 MODELS = {"lab-diffusion": "diffusion", "lab-autoregressive": "autoregressive"}
 CAPTION = (
     "The main sink of a head is its sink with the largest column. "
@@ -46,13 +47,14 @@ class Demo(Command):
 
     def run(self) -> None:
         print(run_demo(self.out, problems=self.problems, length=self.length, block=self.block, say=note))
+        print(self.out / EXPLORER)
 
 
 def run_demo(out: Path, *, problems: int = 3, length: int = 64, block: int = 16, say: Callable[[str], None] = print) -> Path:
     """Record both models, find and track their sinks, draw the figures, and return the path of the page.
 
     Args:
-        out: a new or empty folder; it gets ``traces/``, ``figures/`` and ``report.html``.
+        out: a new or empty folder; it gets ``traces/``, ``figures/``, ``report.html`` and ``explorer.html``.
         problems: number of held-out problems: the first ones with three operations, which have the longest answers.
         length: tokens to write.
         block: tokens in a block of the diffusion sampler.
@@ -64,6 +66,7 @@ def run_demo(out: Path, *, problems: int = 3, length: int = 64, block: int = 16,
     import sinkscope
     from sinkscope.decoding import LLaDASettings
     from sinkscope.figures import Table, draw_figures, write_page
+    from sinkscope.figures.explorer import explore
     from sinkscope.lab.prompts import held_out, problem_prompt
     from sinkscope.lab.word_problems import read_result
     from sinkscope.traces import claim_folder
@@ -98,7 +101,8 @@ def run_demo(out: Path, *, problems: int = 3, length: int = 64, block: int = 16,
     figures = draw_figures(traces, out / "figures", compare=True)
     table = Table("Does the main sink move? One row per problem", ["model", "problem", "answer", *numbers], movement, CAPTION)
     page = write_page(traces, out, figures=figures, tables=[table], command=f"sinkscope demo --out {out}")
-    say(f"{time.monotonic() - started:.0f} s; the page, the figures and the traces are in {out}")
+    explore(traces).write_page(out / EXPLORER)
+    say(f"{time.monotonic() - started:.0f} s; the pages, the figures and the traces are in {out}")
     return page
 
 

@@ -1,10 +1,12 @@
 """`explore`: a page to scrub through steps, layers, heads and tokens."""
 
+import webbrowser
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from sinkscope.commands.command import Command, RolesFile, Traces, default_is
+from sinkscope.commands.command import Command, RolesFile, Switch, Traces, default_is
+from sinkscope.commands.map import map_reader
 from sinkscope.commands.output import note, open_and_check
 from sinkscope.errors import CallError
 
@@ -17,19 +19,31 @@ class Explore(Command):
         traces: folders of traces; several are shown side by side, with their difference.
         out: an .html file, which works without network or server, or a folder for a web server, for traces too large for one page.
         excess: how far a column must exceed the mean of the others (Eq. 3), in queries' worth of attention.
+        serve: shows the page from this machine, to this machine only, and computes attention maps with the model that wrote the trace.
+        port: of --serve.
+        browser: --serve opens the browser.
+        model: with --serve: what wrote the traces, where it has moved; computes the maps.
+        device: of that model: cpu, cuda …
     """
 
     traces: Traces
     out: Annotated[Path | None, default_is("explorer.html")] = None
     excess: float = 3.0
     roles: RolesFile = None
+    serve: Switch = False
+    port: Annotated[int, default_is("a free one")] = 0
+    browser: bool = True
+    model: Annotated[str | None, default_is("the name in the trace")] = None
+    device: str = "cpu"
 
     def run(self) -> None:
-        from sinkscope.figures.explorer import explore
+        from sinkscope.figures.explorer import ExplorerServer, explore
         from sinkscope.roles import read_roles
 
         if not self.traces:
             raise CallError("expected at least one trace")
+        if self.serve and self.out is not None:
+            raise CallError("expected --out or --serve, found both")
         out = self.out or Path("explorer.html")
         if out.suffix != ".html" and out.exists() and not out.is_dir():
             raise CallError(f"--out {out}: expected a name that ends in .html, or a folder; found a file")
@@ -38,4 +52,12 @@ class Explore(Command):
         explorer = explore(traces, excess=self.excess, roles=roles)
         for text in explorer.document["notes"]:
             note(text)
+        if self.serve:
+            server = ExplorerServer(explorer, traces, map_reader(self.model, self.device), self.port)
+            print(server.url, flush=True)
+            note("Ctrl+C ends it")
+            if self.browser:
+                webbrowser.open(server.url)
+            server.serve()
+            return
         print(explorer.write_page(out) if out.suffix == ".html" else explorer.write_folder(out))

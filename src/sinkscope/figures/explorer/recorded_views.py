@@ -20,10 +20,13 @@ from sinkscope.sinks.finding import WINDOW
 from sinkscope.sinks.token_classes import token_class
 from sinkscope.sinks.tracking import head_movement
 from sinkscope.traces import Trace
+from sinkscope.traces.stored_maps import stored_map
 
 STRONGEST = 8
 """Largest columns of each step and head whose exact sizes are stored beside the codes."""
 NO_CONFIDENCE = 65535
+LEAST_SHARE = 0.0001
+"""Smaller shares of a query's attention are not told in the maps that were kept."""
 
 Read = Callable[[Trace, int], Float[np.ndarray, "step head position"]]
 
@@ -86,6 +89,7 @@ def add_trace(tiles: Tiles, number: int, one: Subject) -> dict[str, Any]:
     steps, layers, heads = prompt.steps, prompt.layers, prompt.heads
     quantities = [_add_quantity(tiles, prefix, trace, quantity) for quantity in quantities_of(trace)]
     _add_strongest(tiles, prefix, one)
+    maps = _add_maps(tiles, prefix, trace)
     sampler = manifest.get("sampler") or {}
     settings = ", ".join(f"{key} {value}" for key, value in sampler.items() if key != "name")
     return {
@@ -104,7 +108,7 @@ def add_trace(tiles: Tiles, number: int, one: Subject) -> dict[str, Any]:
         "hidden": [str(rule) for rule in manifest.get("hidden") or []],
         "followed": quantities[0]["name"],
         "quantities": quantities,
-        "maps": [list(place) for place in manifest.get("maps") or []],
+        "maps": maps,
         "about": [
             ["Model", model_label(manifest)],
             ["Weights, sha256", str(manifest.get("model", {}).get("weight_hash") or "not known")],
@@ -215,3 +219,16 @@ def _add_strongest(tiles: Tiles, prefix: str, one: Subject) -> None:
         order = np.argsort(-np.nan_to_num(columns, nan=-np.inf), axis=-1, kind="stable")[..., :count]
         tiles.add(f"{prefix}strongest-keys/{layer}", order, smallest_type(order), delta=True)
         tiles.add(f"{prefix}strongest/{layer}", np.take_along_axis(columns, order, axis=-1), "f32")
+
+
+def _add_maps(tiles: Tiles, prefix: str, trace: Trace) -> list[list[int]]:
+    """Add the single attention maps that were kept with the trace, and return their places: step, layer, head."""
+    places = []
+    for step, layer, head in trace.manifest.get("maps") or []:
+        attention = stored_map(trace, step, layer, head)
+        if attention is not None:
+            name, scale = f"{prefix}map/{step}-{layer}-{head}", LogScale.of(attention, LEAST_SHARE)
+            tiles.add(name, scale.encode(attention), "u8")
+            tiles.index[name]["scale"] = [scale.low, scale.high]
+            places.append([step, layer, head])
+    return places

@@ -18,7 +18,7 @@ class Chart {
     if (!(high > low)) high = low + 1;
     const part = (value) => (logarithmic ? Math.log(value / low) / Math.log(high / low) : (value - low) / (high - low));
     const x = (step) => box.left + (step / last) * box.width, y = (value) => box.top + (1 - part(value)) * box.height;
-    axes(pen, box, { x: [0, last], y: logarithmic ? [0, 1] : [low, high], xLabel: "step", yLabel: logarithmic ? "" : yLabel });
+    axes(pen, box, { x: [0, last], y: logarithmic ? null : [low, high], xLabel: "step", yLabel: logarithmic ? "" : yLabel });
     if (logarithmic) this.logTicks(pen, box, low, high, y, yLabel);
     for (const { value, label } of lines) {
       if (value < low || value > high) continue;
@@ -50,10 +50,9 @@ class Chart {
     }));
   }
   logTicks(pen, box, low, high, y, yLabel) {
-    pen.fillStyle = colour("panel"); pen.fillRect(0, 0, box.left - 1, box.top + box.height + 2);
-    pen.fillStyle = colour("soft"); pen.textAlign = "right"; pen.textBaseline = "middle";
+    pen.strokeStyle = colour("line"); pen.fillStyle = colour("soft"); pen.textAlign = "right"; pen.textBaseline = "middle";
     for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power++)
-      for (const digit of [1, 2, 5]) { const value = digit * 10 ** power; if (value >= low && value <= high) pen.fillText(number(value), box.left - 6, y(value)); }
+      for (const digit of [1, 2, 5]) { const value = digit * 10 ** power; if (value < low || value > high) continue; pen.fillText(number(value), box.left - 6, y(value)); pen.beginPath(); pen.moveTo(box.left - 3, y(value)); pen.lineTo(box.left + box.width, y(value)); pen.stroke(); }
     pen.save(); pen.translate(10, box.top + box.height / 2); pen.rotate(-Math.PI / 2); pen.textAlign = "center"; pen.fillText(yLabel, 0, 0); pen.restore();
   }
 }
@@ -159,6 +158,12 @@ function drawOrder(chart) {
   });
 }
 
+// The quantity of which a difference is drawn: the one chosen, or what both traces have where they show different ones.
+function comparedQuantity(first, second) {
+  const mine = quantityOf(first);
+  return mine === quantityOf(second) ? mine : "columns";
+}
+
 class DifferenceView {
   constructor(section) {
     this.section = section;
@@ -168,27 +173,27 @@ class DifferenceView {
   }
   get box() { return { left: 42, top: 6, width: this.drawing.width - 50, height: this.drawing.height - 44 }; }
   tell(step, position) {
-    const { layer, head } = selection, found = shown().map((one) => one.value(quantityOf(one), layer, head, step, position));
-    const lines = shown().map((one, place) => `${one.label}: ${quoted(one.text(one.token(step, position)))}, ${told(found[place], one.quantity(quantityOf(one)).unit)}`);
+    const { layer, head } = selection, name = comparedQuantity(...shown()), found = shown().map((one) => one.value(name, layer, head, step, position));
+    const lines = shown().map((one, place) => `${one.label}: ${quoted(one.text(one.token(step, position)))}, ${told(found[place], one.quantity(name).unit)}`);
     return [`step ${step}, position ${position}`, ...lines, found[0] && found[1] ? `difference: ${found[0].exact && found[1].exact ? "" : "≈ "}${number(found[0].value - found[1].value, 4)}` : ""].join("\n");
   }
   draw() {
     const [first, second] = shown();
     this.section.hidden = !second;
     if (!second || !this.drawing.size()) return;
-    const { layer, head } = selection, left = first.rows(quantityOf(first), layer, head), right = second.rows(quantityOf(second), layer, head);
+    const { layer, head } = selection, name = comparedQuantity(first, second), left = first.rows(name, layer, head), right = second.rows(name, layer, head);
     this.steps = Math.min(first.steps, second.steps); this.positions = Math.min(first.positions, second.positions);
-    this.section.querySelector(".what").textContent = `${first.label} minus ${second.label}, ${headName(layer, head)}, the same step and position of both${this.sameTokens(first, second) ? "" : "; the two prompts differ, so positions hold other tokens"}`;
+    this.section.querySelector(".what").textContent = `${first.label} minus ${second.label}: ${first.quantity(name).label}, ${headName(layer, head)}, the same step and position of both${this.sameTokens(first, second) ? "" : "; the two prompts differ, so positions hold other tokens"}`;
     if (!left || !right) return;
     const at = (rows, step, position) => rows.table[rows.codes[rows.start + step * rows.stride + position]];
     const both = (step, position) => position < Math.min(first.length(step), second.length(step));
-    this.drawing.paint(`${first.number}|${second.number}|${selection.quantity}|${layer}|${head}`, (pen) => {
+    this.drawing.paint(`${first.number}|${second.number}|${name}|${layer}|${head}`, (pen) => {
       let most = 1e-9;
       for (let step = 0; step < this.steps; step++) for (let position = 0; position < this.positions; position++) if (both(step, position)) most = Math.max(most, Math.abs(at(left, step, position) - at(right, step, position)));
       const shade = (step, position) => (both(step, position) ? Math.round(127.5 + (127.5 * (at(left, step, position) - at(right, step, position))) / most) : -1);
       paintShades(pen, this.box, this.steps, this.positions, shade, differenceRamp(), this.drawing.ratio, (one) => Math.abs(one - 127.5));
       axes(pen, this.box, { x: [0, this.positions], y: [0, this.steps], xLabel: "position in the canvas", yLabel: "step", down: true });
-      legendBar(this.section.querySelector(".bar"), differenceRamp(), `${number(-most, 3)} (more in ${second.label})`, `${number(most, 3)} (more in ${first.label})`, first.quantity(quantityOf(first)).unit);
+      legendBar(this.section.querySelector(".bar"), differenceRamp(), `${number(-most, 3)} (more in ${second.label})`, `${number(most, 3)} (more in ${first.label})`, first.quantity(name).unit);
     });
     const pen = this.drawing.pen(this.drawing.marks), tall = this.box.height / this.steps;
     pen.strokeStyle = colour("swap"); pen.lineWidth = 2;
@@ -197,5 +202,71 @@ class DifferenceView {
   sameTokens(first, second) {
     const length = Math.min(first.promptLength, second.promptLength);
     return first.promptLength === second.promptLength && range(length).every((position) => first.tokenIds[first.token(0, position)] === second.tokenIds[second.token(0, position)]);
+  }
+}
+
+// One attention map, which was kept with the trace or is computed by the server at hand.
+class MapView {
+  constructor(section) {
+    this.section = section;
+    this.drawing = new Drawing(section.querySelector(".drawing"), "attention map");
+    this.wanted = section.querySelector("#map-on");
+    this.wanted.addEventListener("change", draw);
+    follow(this.drawing, {
+      over: (x, y) => { const at = this.point(x, y); return at && this.tell(...at); },
+      choose: (x, y) => { const at = this.point(x, y); if (at) select({ token: at[1] }); },
+    });
+  }
+  get box() { const side = Math.max(10, Math.min(this.drawing.width - 50, this.drawing.height - 44)); return { left: 42, top: 6, width: side, height: side }; }
+  point(x, y) {
+    if (!this.map) return null;
+    const box = this.box, { queries, keys } = this.map, query = Math.floor(((y - box.top) / box.height) * queries), key = Math.floor(((x - box.left) / box.width) * keys);
+    return query >= 0 && query < queries && key >= 0 && key < keys ? [query, key] : null;
+  }
+  tell(query, key) {
+    const recording = recordings[selection.first], { values, keys, step, error } = this.map, value = values[query * keys + key];
+    const name = (position) => `${quoted(recording.text(recording.token(step, position)))} (${position})`;
+    return `${name(query)} gives ${error && value ? "≈ " : error ? "less than 0.0001, or no, " : ""}${value ? number(value, error ? 3 : 7) : error ? "part" : "0"} of its attention to ${name(key)}`;
+  }
+  place() { return [selection.first, stepOf(recordings[selection.first]), selection.layer, selection.head]; }
+  draw() {
+    const recording = recordings[selection.first], [first, step, layer, head] = this.place(), key = this.place().join("-");
+    this.section.hidden = !(page.served || recording.maps.length);
+    if (this.section.hidden) return;
+    const kept = recording.maps.some((one) => one.join() === [step, layer, head].join());
+    const others = recording.maps.slice(0, 12).map((one) => `step ${one[0]} layer ${one[1]} head ${one[2]}`).join(", ");
+    let what = head < 0 ? "choose a head" : `${headName(layer, head)}, step ${step}`;
+    if (!kept && !page.served) what += `; not kept with this trace, which keeps ${others}`;
+    this.drawing.place.hidden = !this.wanted.checked || head < 0 || (!kept && !page.served);
+    this.section.querySelector(".what").textContent = what;
+    if (this.drawing.place.hidden) return;
+    if (this.key !== key) { clearTimeout(this.timer); this.timer = setTimeout(() => this.fetch(first, step, layer, head, kept, key), playing ? 0 : 150); }
+    if (!this.map || !this.drawing.size()) return;
+    const { values, queries, keys } = this.map, top = this.map.top;
+    this.drawing.paint(this.map.key, (pen) => {
+      paintShades(pen, this.box, queries, keys, (query, one) => Math.round(255 * Math.sqrt(Math.min(1, values[query * keys + one] / top))), heatRamp(), this.drawing.ratio);
+      axes(pen, this.box, { x: [0, keys], y: [0, queries], xLabel: "key: who is looked at", yLabel: "query: who looks", down: true });
+      legendBar(this.section.querySelector(".bar"), heatRamp(), "0", number(top, 3), "of a query’s attention (colours by square root)");
+    });
+  }
+  async fetch(first, step, layer, head, kept, key) {
+    if (this.key === key || this.asked === key) return;
+    this.asked = key;
+    try {
+      let values, queries, error = 0;
+      if (kept && page.tiles[`${first}/map/${step}-${layer}-${head}`]) {
+        const name = `${first}/map/${step}-${layer}-${head}`, table = valuesOf(page.tiles[name].scale);
+        const codes = loaded.get(name) ?? (await load(name));
+        values = Float32Array.from(codes, (code) => table[code]); queries = page.tiles[name].shape[0]; error = 1;
+      } else {
+        const answer = await fetch(`map?trace=${first}&step=${step}&layer=${layer}&head=${head}`);
+        if (!answer.ok) throw new Error((await answer.json()).error);
+        values = new Float32Array(await answer.arrayBuffer()); queries = Number(answer.headers.get("X-Queries"));
+      }
+      this.map = { values, queries, keys: values.length / queries, step, key, error, top: values.reduce((most, one) => Math.max(most, one), 1e-9) };
+      this.key = key;
+    } catch (error) { this.key = key; this.map = null; onProblem(error.message); }
+    this.asked = "";
+    draw();
   }
 }

@@ -1,6 +1,6 @@
 // Colours, canvases, axes and the tip that tells numbers: what all drawings share.
-// magma (Smith and van der Walt, CC0): its lightness rises all the way, so that colour-blind readers and grey prints show the same order.
-const MAGMA = ["000004", "180f3d", "440f76", "721f81", "9e2f7f", "cd4071", "f1605d", "fd9668", "feca8d", "fcfdbf"];
+// magma (Smith and van der Walt, CC0), its darkest end raised to the ground of the page: its lightness rises all the way, so that colour-blind readers and grey prints show the same order.
+const MAGMA = ["17131f", "221250", "440f76", "721f81", "9e2f7f", "cd4071", "f1605d", "fd9668", "feca8d", "fcfdbf"];
 const UPWARD = ["0b5cad", "3d86cf", "86b6e3", "c5dcf1", "f4f3f0", "f8d9c2", "eea877", "d4702c", "9c3f05"];
 const UPWARD_DARK = ["8cc4ff", "4f95dc", "2b669f", "1c3f61", "1b1b20", "553217", "93511d", "d67b2e", "ffb877"];
 
@@ -16,7 +16,7 @@ function ramp(anchors, count = 256) {
   }
   return table;
 }
-const RAMPS = { dark: ramp(MAGMA), light: ramp(["fffef8", ...MAGMA.slice(0, -1).reverse()]), difference: ramp(UPWARD), darkDifference: ramp(UPWARD_DARK) };
+const RAMPS = { dark: ramp(MAGMA), light: ramp(["fffef8", ...MAGMA.slice(1, -1).reverse(), "08040f"]), difference: ramp(UPWARD), darkDifference: ramp(UPWARD_DARK) };
 const heatRamp = () => (dark() ? RAMPS.dark : RAMPS.light);
 const differenceRamp = () => (dark() ? RAMPS.darkDifference : RAMPS.difference);
 const cssOf = (table, number) => `rgb(${table[number * 3]},${table[number * 3 + 1]},${table[number * 3 + 2]})`;
@@ -103,7 +103,7 @@ function axes(pen, box, { x, y, xLabel, yLabel, down, cells }) {
   }
   pen.fillText(xLabel, box.left + box.width / 2, box.top + box.height + 18);
   pen.textAlign = "right"; pen.textBaseline = "middle";
-  for (const at of ticks(y[0], y[1], Math.max(2, box.height / 34))) {
+  if (y) for (const at of ticks(y[0], y[1], Math.max(2, box.height / 34))) {
     const part = (at - y[0]) / (y[1] - y[0] || 1), top = box.top + (down ? part : 1 - part) * box.height;
     pen.fillText(number(at), box.left - 6, top);
     pen.beginPath(); pen.moveTo(box.left - 3, top); pen.lineTo(down ? box.left : box.left + box.width, top); pen.stroke();

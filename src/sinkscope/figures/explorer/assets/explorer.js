@@ -3,6 +3,7 @@ const byId = (id) => document.getElementById(id);
 const traceViews = new Map();
 const charts = { track: new Chart(byId("track-view"), "main sink’s track"), token: new Chart(byId("token-view"), "one token’s column"), norm: new Chart(byId("norm-view"), "norms"), order: new Chart(byId("order-view"), "order of commitment") };
 const difference = new DifferenceView(byId("difference"));
+const map = new MapView(byId("map-section"));
 
 let waiting = 0;
 function draw() { if (!waiting) waiting = requestAnimationFrame(drawNow); }
@@ -13,6 +14,7 @@ function drawNow() {
   for (const recording of shown()) traceViews.get(recording).draw();
   drawTracks(charts.track); drawToken(charts.token); drawNorms(charts.norm); drawOrder(charts.order);
   difference.draw();
+  map.draw();
   tellStory();
 }
 whenLoaded = draw;

@@ -85,7 +85,9 @@ class TraceView {
   drawTokens(rows, shades) {
     const { recording } = this, step = stepOf(recording), { layer, head, token } = selection, table = heatRamp();
     const length = recording.length(step), main = recording.main(step, layer, head), sinks = recording.sinks(layer, head, step);
+    let now = -1;
     for (let position = 0; position < this.spans.length; position++) {
+      if (recording.writtenIn(step, position)) now = position;
       const span = this.spans[position], there = position < length, text = there ? recording.token(step, position) : 0;
       const masked = there && recording.isMasked(step, position), shade = rows && there ? shades[rows.codes[rows.start + step * rows.stride + position]] : 0;
       const kinds = [
@@ -106,7 +108,7 @@ class TraceView {
       span.setAttribute("aria-selected", position === token);
       if (position === token || position === main) span.setAttribute("aria-label", `${masked ? "masked" : label}, position ${position}${kinds.includes("main") ? ", main sink" : ""}`);
     }
-    this.keepInSight(token >= 0 && token !== this.lastToken ? token : main);
+    this.keepInSight(token >= 0 && token !== this.lastToken ? token : main >= 0 ? main : now);
     this.lastToken = token;
     this.tokens.setAttribute("aria-activedescendant", token >= 0 ? `token-${recording.number}-${token}` : "");
     const of = this.root.querySelector(".canvas-view .what");

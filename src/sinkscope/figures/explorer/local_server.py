@@ -1,0 +1,148 @@
+"""`ExplorerServer`: shows an explorer on this machine only, and computes single attention maps with the model at hand."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Lock
+from urllib.parse import parse_qs, urlsplit
+
+import numpy as np
+
+from sinkscope.errors import CallError, SinkscopeError
+from sinkscope.figures.explorer.explorer_page import Explorer, tile_path
+from sinkscope.figures.subject import Maps
+from sinkscope.traces import Trace
+
+ADDRESS = "127.0.0.1"
+NAMES = (ADDRESS, "localhost")
+PLACE = ("trace", "step", "layer", "head")
+
+
+@dataclass
+class ExplorerServer:
+    """A web server for one explorer. It reads no files: it answers with the page, its tiles and attention maps, and nothing else.
+
+    Attributes:
+        traces: those that the explorer shows, in the same order.
+        maps: gives an attention map of a trace.
+        port: 0 takes a free one.
+    """
+
+    explorer: Explorer = field(repr=False)
+    traces: Sequence[Trace]
+    maps: Maps
+    port: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port < 1 << 16:
+            raise CallError(f"port: expected 0 to 65535, found {self.port}")
+        self._one_at_a_time = Lock()
+
+    @cached_property
+    def http(self) -> ThreadingHTTPServer:
+        """The listening server.
+
+        Raises:
+            CallError: the port is taken.
+        """
+        answers = {"/": ("text/html; charset=utf-8", self.explorer.folder_page(served=True).encode())}
+        answers |= {f"/{tile_path(name)}": ("application/octet-stream", content) for name, content in self.explorer.tiles.content.items()}
+
+        class Handler(_Handler):
+            server_of, answers_of = self, answers
+
+        try:
+            server = ThreadingHTTPServer((ADDRESS, self.port), Handler)
+        except OSError as error:
+            raise CallError(f"port {self.port}: expected a free one ({error.strerror}); leave --port out to take any") from error
+        server.daemon_threads = True
+        return server
+
+    @property
+    def url(self) -> str:
+        """Where the page is."""
+        return f"http://{ADDRESS}:{self.http.server_address[1]}/"
+
+    def attention_map(self, query: str) -> np.ndarray:
+        """Return the map that a query string asks for, float32 [query, key].
+
+        Raises:
+            CallError: it names no place in the traces.
+            SinkscopeError: the map cannot be computed.
+        """
+        asked = parse_qs(query)
+        try:
+            trace, step, layer, head = (int(asked[name][0]) for name in PLACE)
+        except (KeyError, ValueError) as error:
+            raise CallError(f"expected numbers for {', '.join(PLACE)}, found {query!r}") from error
+        if not 0 <= trace < len(self.traces):
+            raise CallError(f"trace: expected 0 to {len(self.traces) - 1}, found {trace}")
+        one = self.traces[trace]
+        for name, value, size in (("step", step, one.steps), ("layer", layer, len(one.layers)), ("head", head, one.heads)):
+            if not 0 <= value < size:
+                raise CallError(f"{name}: expected 0 to {size - 1}, found {value}")
+        with self._one_at_a_time:
+            return np.ascontiguousarray(self.maps(one, step, layer, head), "<f4")
+
+    def serve(self) -> None:
+        """Answer until interrupted."""
+        try:
+            self.http.serve_forever()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            self.http.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server_of: ExplorerServer
+    answers_of: dict[str, tuple[str, bytes]]
+    server_version = "sinkscope"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        if not self._asked_from_here():
+            self._answer(403, "text/plain", b"expected a request from this machine's own page\n")
+            return
+        address = urlsplit(self.path)
+        if address.path == "/map":
+            self._answer_map(address.query)
+        elif address.path in self.answers_of:
+            self._answer(200, *self.answers_of[address.path])
+        else:
+            self._answer(404, "text/plain", b"no such page\n")
+
+    def _asked_from_here(self) -> bool:
+        """Return whether the page was asked for by its own name, so that no other site can read it through a name of its own."""
+        port = self.server.server_address[1]
+        hosts = {f"{name}:{port}" for name in NAMES}
+        origin = self.headers.get("Origin")
+        return self.headers.get("Host") in hosts and (origin is None or origin in {f"http://{host}" for host in hosts})
+
+    def _answer_map(self, query: str) -> None:
+        try:
+            found = self.server_of.attention_map(query)
+        except SinkscopeError as error:
+            self._answer(422, "application/json", json.dumps({"error": str(error)}).encode())
+            return
+        self._answer(200, "application/octet-stream", found.tobytes(), {"X-Queries": str(found.shape[0])})
+
+    def _answer(self, status: int, kind: str, content: bytes, more: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        headers = {
+            "Content-Type": kind,
+            "Content-Length": str(len(content)),
+            "Cache-Control": "no-store",
+            "X-Content-Type-Options": "nosniff",
+            "Cross-Origin-Resource-Policy": "same-origin",
+            "Referrer-Policy": "no-referrer",
+        }
+        for name, value in (headers | (more or {})).items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Print nothing for each request."""

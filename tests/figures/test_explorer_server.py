@@ -1,0 +1,103 @@
+"""The explorer's server answers its own page on this machine, and nothing else."""
+
+import http.client
+import json
+import threading
+
+import numpy as np
+import pytest
+from wandering import wandering_columns, write_wandering
+
+from sinkscope.errors import CallError
+from sinkscope.figures.explorer import ExplorerServer, explore, tile_path
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    trace = write_wandering(tmp_path_factory.mktemp("traces") / "one", wandering_columns())
+
+    def maps(trace, step, layer, head):
+        if step == 3:
+            raise CallError("the model is gone")
+        return np.full((4, 5), step + layer / 10 + head / 100)
+
+    found = ExplorerServer(explore([trace]), [trace], maps)
+    threading.Thread(target=found.http.serve_forever, daemon=True).start()
+    yield found
+    found.http.shutdown()
+    found.http.server_close()
+
+
+def ask(server, path, method="GET", **headers):
+    port = server.http.server_address[1]
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+    connection.request(method, path, headers={"Host": f"127.0.0.1:{port}"} | headers)
+    answer = connection.getresponse()
+    return answer.status, answer.read(), answer
+
+
+def test_it_listens_on_this_machine_only(server):
+    assert server.http.server_address[0] == "127.0.0.1"
+    assert server.url.startswith("http://127.0.0.1:")
+
+
+def test_the_page_and_every_tile_are_there(server):
+    status, content, _ = ask(server, "/")
+    assert status == 200 and b'"served":true' in content and b"connect-src 'self'" in content
+    for name, tile in server.explorer.tiles.content.items():
+        assert ask(server, f"/{tile_path(name)}")[:2] == (200, tile)
+
+
+def test_maps_are_float32_with_their_number_of_queries(server):
+    status, content, answer = ask(server, "/map?trace=0&step=2&layer=1&head=1")
+    assert (status, answer.headers["X-Queries"]) == (200, "4")
+    assert (np.frombuffer(content, "<f4") == np.float32(2.11)).all()
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("trace=0&step=3&layer=0&head=0", "model is gone"),
+        ("trace=0&step=99&layer=0&head=0", "step: expected 0 to 18, found 99"),
+        ("trace=1&step=0&layer=0&head=0", "trace: expected 0 to 0"),
+        ("trace=0&step=-1&layer=0&head=0", "step: expected"),
+        ("trace=0&step=x", "expected numbers for trace, step, layer, head"),
+    ],
+)
+def test_maps_that_cannot_be_had_say_why(server, query, message):
+    status, content, _ = ask(server, f"/map?{query}")
+    assert status == 422
+    assert message in json.loads(content)["error"]
+
+
+@pytest.mark.parametrize(
+    "headers", [{"Host": "evil.example"}, {"Host": "127.0.0.1"}, {"Origin": "http://evil.example"}, {"Origin": "null"}], ids=str
+)
+def test_requests_of_other_sites_are_refused(server, headers):
+    for path in ("/", "/map?trace=0&step=0&layer=0&head=0"):
+        assert ask(server, path, **headers)[0] == 403
+
+
+def test_the_page_itself_may_ask(server):
+    port = server.http.server_address[1]
+    assert ask(server, "/", Origin=f"http://127.0.0.1:{port}")[0] == 200
+    assert ask(server, "/", Host=f"localhost:{port}")[0] == 200
+
+
+@pytest.mark.parametrize(
+    "path", ["/data/../manifest.json", "/../../etc/passwd", "/manifest.json", "//etc/passwd", "/data/%2e%2e/x", "/data/"]
+)
+def test_paths_outside_the_page_are_refused(server, path):
+    assert ask(server, path)[0] == 404
+
+
+def test_nothing_can_be_sent(server):
+    assert ask(server, "/", method="POST")[0] == 501
+    assert ask(server, "/", method="PUT")[0] == 501
+
+
+def test_a_taken_and_an_impossible_port_are_refused(server):
+    with pytest.raises(CallError, match="expected a free one"):
+        ExplorerServer(server.explorer, server.traces, server.maps, server.http.server_address[1]).url  # noqa: B018
+    with pytest.raises(CallError, match="port: expected 0 to 65535"):
+        ExplorerServer(server.explorer, server.traces, server.maps, 70000)
