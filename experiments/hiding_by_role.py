@@ -120,7 +120,7 @@ def verdict(arms: dict[str, Any]) -> dict[str, bool | None]:
     """Return what the rule says of each part; None where there are no such heads."""
 
     def part(arm: str, check: Any) -> bool | None:
-        return check(arms[arm]) if arm in arms else None
+        return bool(check(arms[arm])) if arm in arms else None
 
     return {
         "free heads cost less than 5 points": part("top, free heads", lambda one: one["points_lost"]["high"] < LEAST),

@@ -24,6 +24,7 @@ PROVENANCE = (
     ("probe-5", "python experiments/why_hiding_hurts.py --shots 5 --out FILE", "fd7bce7"),
     ("last_row", "python experiments/why_last_row_hurts.py --out FILE", "e3c40b0"),
     ("arms", "python experiments/hiding_arms.py --work DIR --out FILE --problems 48", "in the file"),
+    ("by_role-0", "python experiments/hiding_by_role.py --roles ROLES --work DIR --out FILE", "in the file"),
     ("commit_order", "python experiments/commit_order.py --work DIR --out FILE --problems 192", "b18a0d2"),
     ("long_context", "python experiments/long_context.py --work DIR --out FILE --problems 192", "b18a0d2"),
     ("what_breaks", "python experiments/what_breaks.py DIR/lab-diffusion DIR/lab-autoregressive --out FILE", "in the file"),
@@ -133,6 +134,32 @@ def arms(document: dict[str, Any]) -> str:
     return "\n\n".join(sections)
 
 
+def by_role(document: dict[str, Any]) -> str:
+    """Return the accuracy of whole answers with the top keys of some heads hidden, beside keys of equal attention in the same heads."""
+    rows = []
+    for arm, one in document["arms"].items():
+        lost, over = one.get("points_lost"), one.get("points_more_than_top")
+        rows.append(
+            (
+                arm,
+                ", ".join(map(str, one["correct"])),
+                "" if lost is None else f"{lost['mean']:.1f} ({span([lost['low'], lost['high']], 1)})",
+                "" if over is None else f"{-over['mean']:+.1f} ({span([-over['high'], -over['low']], 1)})",
+                share(one["removed_share"]),
+            )
+        )
+    heads = "\n".join(f"* {kind}: {', '.join(found)}" for kind, found in document["heads"].items())
+    verdicts = "\n".join(
+        f"* {part}: {'not told' if held is None else 'yes' if held else 'no'}" for part, held in document["verdict"].items()
+    )
+    columns = ("hidden", f"correct of {document['judged_on']}", "points lost", "points that the top key loses beyond it", "removed")
+    return (
+        f"## Heads by what roles says of them, lab-diffusion, {document['shots']} shots\n\nHeads were chosen on {document['chosen_on']} "
+        f"problems by whether their top key can be hidden, and judged on {document['judged_on']} others.\n\n{heads}\n\n"
+        f"{table(columns, rows)}\n\n{verdicts}"
+    )
+
+
 def commit_order(document: dict[str, Any]) -> str:
     """Return the accuracy under each order of commitment."""
     rules = ("none", "top:1", *(f"random:1@seed={seed}" for seed in range(3)))
@@ -179,6 +206,7 @@ SECTIONS = (
     ("probe-5", probe),
     ("arms", arms),
     ("last_row", last_row),
+    ("by_role-0", by_role),
     ("commit_order", commit_order),
     ("long_context", long_context),
 )

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 from _networks_by_hand import KINDS, SETTINGS, SIZES
 
+import sinkscope
 from sinkscope.errors import CallError
 from sinkscope.roles import Estimate, Roles, Rules, find_roles, read_roles, roles_for
+from sinkscope.roles.find import MATCHED_OVER
 from sinkscope.roles.store import open_store
 from sinkscope.roles.verdict import decide
 
@@ -141,3 +143,14 @@ def test_roles_are_read_as_they_were_written(folder, tmp_path):
         roles_for("0" * 64, found)
     with pytest.raises(CallError, match="found ValueError: the role 'king'"):
         Roles.from_dict(found.as_dict() | {"heads": [found.heads[0].as_dict() | {"role": "king"}]})
+
+
+def test_the_roles_of_a_bundled_model_come_with_it_and_are_of_its_weights():
+    model = sinkscope.load("lab-diffusion")
+    found = roles_for(model.card.weight_hash)
+    assert found is not None and (found.model, found.weight_hash) == ("lab-diffusion", model.card.weight_hash)
+    assert (found.layers, found.heads_in_layer) == (model.card.layers, model.card.heads) and found.judged >= 20
+    assert found.count("carrier") and {one.removable for one in found.heads} == {True, False, None}
+    for one in found.heads:
+        estimates = (one.measured.get(name) for name in ("kl.sink.zero", "kl.rowmass.zero", MATCHED_OVER, "norm_ratio", "evenness"))
+        assert decide(one.lasting, *estimates, found.rules) == (one.role, one.reason)

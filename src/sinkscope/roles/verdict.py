@@ -68,7 +68,7 @@ def decide(
             return "idle", "adds little: a small output norm"
         if _above(matched.mean, rules.changed) and _above(matched_over.low, 0.0):
             return "idle", "adds nothing that matters; other keys with as much attention do"
-        return "undecided", "what it adds changes nothing, but neither does what other keys with as much attention add"
+        return "undecided", "what it adds changes nothing; that other keys with as much attention matter is not shown"
     if zeroed.low <= rules.changed:
         return "undecided", "the interval of what it adds holds both"
     if evenness.low is not None and evenness.low > rules.even:
