@@ -59,7 +59,7 @@ def main() -> None:
     heads = heads_of(roles)
     arms = rules_for(heads)
     outcomes: dict[str, list[int]] = {}
-    removed: dict[str, float | None] = {}
+    removed: dict[str, tuple[float | None, float | None]] = {}
     for rule in [rule for rules in arms.values() for rule in rules]:
         (result,) = evaluate(
             model,
@@ -73,7 +73,7 @@ def main() -> None:
             progress=False,
         )
         outcomes[rule] = [int(one) for one in result.outcomes][roles.prompts :]
-        removed[rule] = result.removed_share
+        removed[rule] = (result.removed_share, result.removed_share_committed)
         print(f"{rule[:60]:<62}{sum(outcomes[rule])} of {len(outcomes[rule])}  removed {removed[rule]}", flush=True)
     document = {
         **made_by(),
@@ -89,7 +89,9 @@ def main() -> None:
     print(json.dumps(document["verdict"]))
 
 
-def _told(arms: dict[str, list[str]], outcomes: dict[str, list[int]], removed: dict[str, float | None]) -> dict[str, Any]:
+def _told(
+    arms: dict[str, list[str]], outcomes: dict[str, list[int]], removed: dict[str, tuple[float | None, float | None]]
+) -> dict[str, Any]:
     plain = outcomes["none"]
     changes = {
         arm: against_controls(plain, [outcomes[rule] for rule in rules]) if len(rules) > 1 else paired_difference(plain, outcomes[rules[0]])
@@ -99,12 +101,15 @@ def _told(arms: dict[str, list[str]], outcomes: dict[str, list[int]], removed: d
     adjusted = dict(zip(changes, holm([change.p_value for change in changes.values()]), strict=True))
     told: dict[str, Any] = {}
     for arm, rules in arms.items():
-        shares = [share for rule in rules if (share := removed[rule]) is not None]
+        shares, committed = (
+            [share for share in found if share is not None] for found in zip(*(removed[rule] for rule in rules), strict=True)
+        )
         told[arm] = {
             "rules": rules,
             "correct": [sum(outcomes[rule]) for rule in rules],
             "of": len(plain),
             "removed_share": sum(shares) / len(shares) if shares else 0.0,
+            "removed_share_committed": sum(committed) / len(committed) if committed else 0.0,
         }
         if arm in changes:
             lost = {name: 100 * getattr(changes[arm], name) for name in ("mean", "low", "high")}

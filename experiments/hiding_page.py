@@ -146,13 +146,15 @@ def by_role(document: dict[str, Any]) -> str:
                 "" if lost is None else f"{lost['mean']:.1f} ({span([lost['low'], lost['high']], 1)})",
                 "" if over is None else f"{-over['mean']:+.1f} ({span([-over['high'], -over['low']], 1)})",
                 share(one["removed_share"]),
+                share(one["removed_share_committed"]),
             )
         )
     heads = "\n".join(f"* {kind}: {', '.join(found)}" for kind, found in document["heads"].items())
     verdicts = "\n".join(
         f"* {part}: {'not told' if held is None else 'yes' if held else 'no'}" for part, held in document["verdict"].items()
     )
-    columns = ("hidden", f"correct of {document['judged_on']}", "points lost", "points that the top key loses beyond it", "removed")
+    correct, beyond = f"correct of {document['judged_on']}", "points that the top key loses beyond it"
+    columns = ("hidden", correct, "points lost", beyond, "removed", "of queries that may be committed")
     return (
         f"## Heads by what roles says of them, lab-diffusion, {document['shots']} shots\n\nHeads were chosen on {document['chosen_on']} "
         f"problems by whether their top key can be hidden, and judged on {document['judged_on']} others.\n\n{heads}\n\n"
