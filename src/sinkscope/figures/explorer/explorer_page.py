@@ -21,7 +21,7 @@ from sinkscope.roles.records import Roles
 from sinkscope.traces import Trace
 from sinkscope.traces.format import write_whole
 
-SCRIPTS = ("data.js", "selection.js", "drawing.js", "views.js", "charts.js", "explorer.js")
+SCRIPTS = ("data", "selection", "drawing", "heads_view", "trace_view", "charts", "difference", "attention_map", "explorer")
 LARGEST_PAGE = 48_000_000
 """Bytes of tiles up to which one page holds every head; a larger one keeps the strongest columns of each head and the means."""
 
@@ -209,8 +209,10 @@ def _html(document: dict[str, Any], blocks: str, connect: str = "'none'") -> str
 def _assets() -> tuple[str, str, str]:
     """Return the body, the style and the script of the page."""
     folder = files("sinkscope.figures.explorer") / "assets"
-    read = {name: (folder / name).read_text(encoding="utf-8") for name in ("explorer.html", "explorer.css", *SCRIPTS)}
-    script = '"use strict";\n(() => {\n' + "\n".join(read[name] for name in SCRIPTS) + "\n})();\n"
+    read = {
+        name: (folder / name).read_text(encoding="utf-8") for name in ("explorer.html", "explorer.css", *(f"{one}.js" for one in SCRIPTS))
+    }
+    script = '"use strict";\n(() => {\n' + "\n".join(read[f"{one}.js"] for one in SCRIPTS) + "\n})();\n"
     return read["explorer.html"], read["explorer.css"], script
 
 

@@ -38,10 +38,16 @@ function tile(name) {
   if (page.tiles[name] && !underWay.has(name)) {
     underWay.add(name);
     load(name).then(
-      (values) => { loaded.set(name, values); whenLoaded(); },
-      (error) => onProblem(location.protocol === "file:" && !document.getElementById("tile:" + name)
-        ? "A browser reads the files of this folder only from a web server. Run “python -m http.server” in the folder and open the address it prints, or use “sinkscope explore --serve”."
-        : `Part of the data could not be read: ${error.message}`),
+      (values) => {
+        loaded.set(name, values);
+        whenLoaded();
+      },
+      (error) =>
+        onProblem(
+          location.protocol === "file:" && !document.getElementById("tile:" + name)
+            ? "A browser reads the files of this folder only from a web server. Run “python -m http.server” in the folder and open the address it prints, or use “sinkscope explore --serve”."
+            : `Part of the data could not be read: ${error.message}`,
+        ),
     );
   }
   return null;
@@ -62,11 +68,21 @@ class Recording {
     this.rolesByHead = new Map(this.roles.map((one) => [one.layer + "." + one.head, one]));
     this.tables = new Map();
   }
-  tile(name) { return tile(this.number + "/" + name); }
-  has(name) { return page.tiles[this.number + "/" + name] !== undefined; }
-  quantity(name) { return this.quantities.find((one) => one.name === name) ?? this.quantities[0]; }
-  clampLayer(layer) { return Math.min(layer, this.layers - 1); }
-  clampHead(head) { return Math.min(head, this.heads - 1); }
+  tile(name) {
+    return tile(this.number + "/" + name);
+  }
+  has(name) {
+    return page.tiles[this.number + "/" + name] !== undefined;
+  }
+  quantity(name) {
+    return this.quantities.find((one) => one.name === name) ?? this.quantities[0];
+  }
+  clampLayer(layer) {
+    return Math.min(layer, this.layers - 1);
+  }
+  clampHead(head) {
+    return Math.min(head, this.heads - 1);
+  }
   table(scale) {
     const key = scale.join();
     if (!this.tables.has(key)) this.tables.set(key, valuesOf(scale));
@@ -74,40 +90,65 @@ class Recording {
   }
   // Codes of a quantity for a layer and head (−1: the mean): the code of step and position is codes[start + step * stride + position].
   rows(name, layer, head) {
-    const quantity = this.quantity(name), positions = this.positions;
-    layer = this.clampLayer(layer); head = this.clampHead(head);
+    const quantity = this.quantity(name),
+      positions = this.positions;
+    layer = this.clampLayer(layer);
+    head = this.clampHead(head);
     if (layer < 0) {
       const codes = this.tile(quantity.name + "/all");
       return codes && { codes, start: 0, stride: positions, table: this.table(quantity.all), error: quantity.error };
     }
     if (head < 0 || quantity.heads === 1) {
       const codes = this.tile(quantity.name + "/mean");
-      return codes && { codes, start: layer * positions, stride: this.layers * positions, table: this.table(quantity.mean), error: quantity.error };
+      return (
+        codes && {
+          codes,
+          start: layer * positions,
+          stride: this.layers * positions,
+          table: this.table(quantity.mean),
+          error: quantity.error,
+        }
+      );
     }
     const mine = Math.floor((head * quantity.heads) / this.heads);
     if (!this.has(quantity.name + "/" + layer)) return this.sparseRows(quantity, layer, mine);
     const codes = this.tile(quantity.name + "/" + layer);
-    return codes && { codes, start: mine * positions, stride: quantity.heads * positions, table: this.table(quantity.layers[layer]), error: quantity.error };
+    return (
+      codes && {
+        codes,
+        start: mine * positions,
+        stride: quantity.heads * positions,
+        table: this.table(quantity.layers[layer]),
+        error: quantity.error,
+      }
+    );
   }
   // A page that is too large for every head keeps the strongest columns of each: the others are shown as nothing.
   sparseRows(quantity, layer, head) {
-    const keys = this.tile("strongest-keys/" + layer), sizes = this.tile("strongest/" + layer);
+    const keys = this.tile("strongest-keys/" + layer),
+      sizes = this.tile("strongest/" + layer);
     if (quantity.name !== this.followed || !keys || !sizes) return null;
-    const count = sizes.length / (this.steps * this.heads), scale = quantity.layers[layer], table = this.table(scale);
-    const codes = new Uint8Array(this.steps * this.positions), unit = 254 / Math.log(scale[1] / scale[0]);
+    const count = sizes.length / (this.steps * this.heads),
+      scale = quantity.layers[layer],
+      table = this.table(scale);
+    const codes = new Uint8Array(this.steps * this.positions),
+      unit = 254 / Math.log(scale[1] / scale[0]);
     for (let step = 0; step < this.steps; step++)
       for (let rank = 0; rank < count; rank++) {
         const at = (step * this.heads + head) * count + rank;
-        if (sizes[at] > 0) codes[step * this.positions + keys[at]] = Math.max(0, Math.min(255, Math.round(Math.log(sizes[at] / scale[0]) * unit) + 1));
+        if (sizes[at] > 0)
+          codes[step * this.positions + keys[at]] = Math.max(0, Math.min(255, Math.round(Math.log(sizes[at] / scale[0]) * unit) + 1));
       }
     return { codes, start: 0, stride: this.positions, table, error: quantity.error, sparse: true };
   }
   // The exact size of a column where it was stored: the strongest of each step and head.
   exact(name, layer, head, step, position) {
     if (name !== this.followed || layer < 0 || head < 0) return null;
-    const keys = this.tile("strongest-keys/" + this.clampLayer(layer)), sizes = this.tile("strongest/" + this.clampLayer(layer));
+    const keys = this.tile("strongest-keys/" + this.clampLayer(layer)),
+      sizes = this.tile("strongest/" + this.clampLayer(layer));
     if (!keys || !sizes) return null;
-    const count = sizes.length / (this.steps * this.heads), start = (step * this.heads + this.clampHead(head)) * count;
+    const count = sizes.length / (this.steps * this.heads),
+      start = (step * this.heads + this.clampHead(head)) * count;
     for (let rank = 0; rank < count; rank++) if (keys[start + rank] === position) return sizes[start + rank];
     return null;
   }
@@ -119,12 +160,27 @@ class Recording {
     const code = rows.codes[rows.start + step * rows.stride + position];
     return { value: rows.table[code], exact: false, error: rows.error, below: code === 0 ? rows.table[1] : 0, sparse: rows.sparse };
   }
-  length(step) { return this.tile("lengths")?.[step] ?? this.positions; }
-  width(name) { return page.tiles[this.number + "/" + name].shape[1]; }
-  token(step, position) { const tokens = this.tile("tokens"); return tokens && position < this.width("tokens") ? tokens[step * this.width("tokens") + position] : 0; }
-  text(number) { return this.tokens[number]?.[0] ?? ""; }
-  isMasked(step, position) { const masked = this.tile("masked"); return Boolean(masked && masked[step * this.width("masked") + position]); }
-  writtenIn(step, position) { const written = this.has("written") && this.tile("written"); return written && position < this.width("written") ? written[step * this.width("written") + position] : 0; }
+  length(step) {
+    return this.tile("lengths")?.[step] ?? this.positions;
+  }
+  width(name) {
+    return page.tiles[this.number + "/" + name].shape[1];
+  }
+  token(step, position) {
+    const tokens = this.tile("tokens");
+    return tokens && position < this.width("tokens") ? tokens[step * this.width("tokens") + position] : 0;
+  }
+  text(number) {
+    return this.tokens[number]?.[0] ?? "";
+  }
+  isMasked(step, position) {
+    const masked = this.tile("masked");
+    return Boolean(masked && masked[step * this.width("masked") + position]);
+  }
+  writtenIn(step, position) {
+    const written = this.has("written") && this.tile("written");
+    return written && position < this.width("written") ? written[step * this.width("written") + position] : 0;
+  }
   confidence(step, position) {
     const codes = this.has("confidence") && this.tile("confidence");
     const code = codes && position < this.width("confidence") ? codes[step * this.width("confidence") + position] : 65535;
@@ -132,16 +188,35 @@ class Recording {
   }
   main(step, layer, head) {
     const main = this.tile("main");
-    return main && layer >= 0 && head >= 0 ? main[(step * this.layers + this.clampLayer(layer)) * this.heads + this.clampHead(head)] - 1 : -1;
+    return main && layer >= 0 && head >= 0
+      ? main[(step * this.layers + this.clampLayer(layer)) * this.heads + this.clampHead(head)] - 1
+      : -1;
   }
-  changesOf(layer, head) { return this.changes.filter((one) => one[1] === this.clampLayer(layer) && one[2] === this.clampHead(head)); }
-  role(layer, head) { return this.rolesByHead.get(layer + "." + head); }
+  changesOf(layer, head) {
+    if (!this.changesByHead) {
+      this.changesByHead = new Map();
+      for (const one of this.changes) {
+        const key = one[1] + "." + one[2];
+        if (!this.changesByHead.has(key)) this.changesByHead.set(key, []);
+        this.changesByHead.get(key).push(one);
+      }
+    }
+    return this.changesByHead.get(this.clampLayer(layer) + "." + this.clampHead(head)) ?? [];
+  }
+  role(layer, head) {
+    return this.rolesByHead.get(layer + "." + head);
+  }
   // How many heads of the selection have a sink at each position: {position: heads}.
   sinks(layer, head, step) {
     const found = new Map();
     if (layer < 0) {
-      const counts = this.tile("sink-heads"), width = this.width("sink-heads");
-      if (counts) for (let position = 0; position < width; position++) { const count = counts[step * width + position]; if (count) found.set(position, count); }
+      const counts = this.tile("sink-heads"),
+        width = this.width("sink-heads");
+      if (counts)
+        for (let position = 0; position < width; position++) {
+          const count = counts[step * width + position];
+          if (count) found.set(position, count);
+        }
       return found;
     }
     layer = this.clampLayer(layer);
@@ -152,7 +227,8 @@ class Recording {
       for (let at = 0; at < rows.length; at += 3) steps[rows[at + 2]].push([rows[at], rows[at + 1]]);
       this.byLayer.set(layer, steps);
     }
-    for (const [owner, position] of this.byLayer.get(layer)[step]) if (head < 0 || owner === this.clampHead(head)) found.set(position, (found.get(position) ?? 0) + 1);
+    for (const [owner, position] of this.byLayer.get(layer)[step])
+      if (head < 0 || owner === this.clampHead(head)) found.set(position, (found.get(position) ?? 0) + 1);
     return found;
   }
 }

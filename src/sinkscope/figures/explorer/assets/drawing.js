@@ -5,18 +5,36 @@ const UPWARD = ["0b5cad", "3d86cf", "86b6e3", "c5dcf1", "f4f3f0", "f8d9c2", "eea
 const UPWARD_DARK = ["8cc4ff", "4f95dc", "2b669f", "1c3f61", "1b1b20", "553217", "93511d", "d67b2e", "ffb877"];
 
 const dark = () => document.documentElement.dataset.theme === "dark";
-const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
+const colours = new Map();
+function colour(name) {
+  const key = name + dark();
+  if (!colours.has(key))
+    colours.set(
+      key,
+      getComputedStyle(document.documentElement)
+        .getPropertyValue("--" + name)
+        .trim(),
+    );
+  return colours.get(key);
+}
 
 function ramp(anchors, count = 256) {
   const parts = anchors.map((text) => [0, 2, 4].map((at) => parseInt(text.slice(at, at + 2), 16)));
   const table = new Uint8ClampedArray(count * 3);
   for (let number = 0; number < count; number++) {
-    const place = (number / (count - 1)) * (parts.length - 1), left = Math.min(parts.length - 2, Math.floor(place)), rest = place - left;
+    const place = (number / (count - 1)) * (parts.length - 1),
+      left = Math.min(parts.length - 2, Math.floor(place)),
+      rest = place - left;
     for (let part = 0; part < 3; part++) table[number * 3 + part] = parts[left][part] * (1 - rest) + parts[left + 1][part] * rest;
   }
   return table;
 }
-const RAMPS = { dark: ramp(MAGMA), light: ramp(["fffef8", ...MAGMA.slice(1, -1).reverse(), "08040f"]), difference: ramp(UPWARD), darkDifference: ramp(UPWARD_DARK) };
+const RAMPS = {
+  dark: ramp(MAGMA),
+  light: ramp(["fffef8", ...MAGMA.slice(1, -1).reverse(), "08040f"]),
+  difference: ramp(UPWARD),
+  darkDifference: ramp(UPWARD_DARK),
+};
 const heatRamp = () => (dark() ? RAMPS.dark : RAMPS.light);
 const differenceRamp = () => (dark() ? RAMPS.darkDifference : RAMPS.difference);
 const cssOf = (table, number) => `rgb(${table[number * 3]},${table[number * 3 + 1]},${table[number * 3 + 2]})`;
@@ -24,23 +42,30 @@ const isBright = (table, number) => 0.299 * table[number * 3] + 0.587 * table[nu
 
 function number(value, digits = 4) {
   if (value === null || Number.isNaN(value)) return "–";
-  const text = Math.abs(value) >= 1000 || (value !== 0 && Math.abs(value) < 0.0001) ? value.toExponential(2) : String(Number(value.toPrecision(digits)));
+  const text =
+    Math.abs(value) >= 1000 || (value !== 0 && Math.abs(value) < 0.0001)
+      ? value.toExponential(2)
+      : String(Number(value.toPrecision(digits)));
   return text.replace("-", "−");
 }
 // A number with how exact it is: the stored float32, or one decoded from a byte.
 function told(found, unit) {
   if (!found) return "–";
   if (found.exact) return `${number(found.value, 7)} ${unit}`;
-  if (found.below) return found.sparse ? "not among the largest columns, which this page keeps" : `less than ${number(found.below, 2)} ${unit}`;
+  if (found.below)
+    return found.sparse ? "not among the largest columns, which this page keeps" : `less than ${number(found.below, 2)} ${unit}`;
   return `≈ ${number(found.value, 3)} ${unit} (± ${number(100 * found.error, 2)} %)`;
 }
 const counted = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
 
 // Colours of the 256 codes of a table: `top` is the value of the last colour.
 function codeColours(table, top, logarithmic) {
-  const shades = new Uint8Array(256), low = table[1];
+  const shades = new Uint8Array(256),
+    low = table[1];
   for (let code = 1; code < 256; code++)
-    shades[code] = logarithmic ? 255 * Math.max(0, Math.min(1, Math.log(table[code] / low) / Math.log(Math.max(top / low, 1.0001)))) : 255 * Math.min(1, table[code] / top);
+    shades[code] = logarithmic
+      ? 255 * Math.max(0, Math.min(1, Math.log(table[code] / low) / Math.log(Math.max(top / low, 1.0001))))
+      : 255 * Math.min(1, table[code] / top);
   return shades;
 }
 
@@ -56,13 +81,17 @@ class Drawing {
     this.drawn = "";
   }
   size() {
-    const { clientWidth: width, clientHeight: height } = this.place, ratio = Math.min(3, window.devicePixelRatio || 1);
+    const { clientWidth: width, clientHeight: height } = this.place,
+      ratio = Math.min(3, window.devicePixelRatio || 1);
     for (const one of [this.picture, this.marks])
       if (one.width !== Math.round(width * ratio) || one.height !== Math.round(height * ratio)) {
-        one.width = Math.round(width * ratio); one.height = Math.round(height * ratio);
+        one.width = Math.round(width * ratio);
+        one.height = Math.round(height * ratio);
         this.drawn = "";
       }
-    this.width = width; this.height = height; this.ratio = ratio;
+    this.width = width;
+    this.height = height;
+    this.ratio = ratio;
     return width > 0 && height > 0;
   }
   pen(canvas) {
@@ -85,7 +114,9 @@ class Drawing {
 // The nicest step of ticks: at most `most` of them from low to high.
 function ticks(low, high, most) {
   if (!(high > low)) return [low];
-  const raw = (high - low) / Math.max(1, most), power = 10 ** Math.floor(Math.log10(raw)), each = [1, 2, 5, 10].find((one) => one * power >= raw) * power;
+  const raw = (high - low) / Math.max(1, most),
+    power = 10 ** Math.floor(Math.log10(raw)),
+    each = [1, 2, 5, 10].find((one) => one * power >= raw) * power;
   const found = [];
   for (let at = Math.ceil(low / each) * each; at <= high + each * 1e-6; at += each) found.push(Number(at.toPrecision(10)));
   return found;
@@ -94,57 +125,97 @@ function ticks(low, high, most) {
 // Axes of numbers; with `cells` the numbers name rows and columns and stand in their middle.
 function axes(pen, box, { x, y, xLabel, yLabel, down, cells }) {
   if (cells) return cellAxes(pen, box, x[1], y[1], xLabel, yLabel);
-  pen.fillStyle = colour("soft"); pen.strokeStyle = colour("line");
-  pen.textAlign = "center"; pen.textBaseline = "top";
+  pen.fillStyle = colour("soft");
+  pen.strokeStyle = colour("line");
+  pen.textAlign = "center";
+  pen.textBaseline = "top";
   for (const at of ticks(x[0], x[1], Math.max(2, box.width / 70))) {
     const left = box.left + ((at - x[0]) / (x[1] - x[0] || 1)) * box.width;
     pen.fillText(number(at), left, box.top + box.height + 5);
-    pen.beginPath(); pen.moveTo(left, box.top + box.height); pen.lineTo(left, box.top + box.height + 3); pen.stroke();
+    pen.beginPath();
+    pen.moveTo(left, box.top + box.height);
+    pen.lineTo(left, box.top + box.height + 3);
+    pen.stroke();
   }
   pen.fillText(xLabel, box.left + box.width / 2, box.top + box.height + 18);
-  pen.textAlign = "right"; pen.textBaseline = "middle";
-  if (y) for (const at of ticks(y[0], y[1], Math.max(2, box.height / 34))) {
-    const part = (at - y[0]) / (y[1] - y[0] || 1), top = box.top + (down ? part : 1 - part) * box.height;
-    pen.fillText(number(at), box.left - 6, top);
-    pen.beginPath(); pen.moveTo(box.left - 3, top); pen.lineTo(down ? box.left : box.left + box.width, top); pen.stroke();
-  }
-  pen.save(); pen.translate(10, box.top + box.height / 2); pen.rotate(-Math.PI / 2); pen.textAlign = "center"; pen.textBaseline = "middle"; pen.fillText(yLabel, 0, 0); pen.restore();
+  pen.textAlign = "right";
+  pen.textBaseline = "middle";
+  if (y)
+    for (const at of ticks(y[0], y[1], Math.max(2, box.height / 34))) {
+      const part = (at - y[0]) / (y[1] - y[0] || 1),
+        top = box.top + (down ? part : 1 - part) * box.height;
+      pen.fillText(number(at), box.left - 6, top);
+      pen.beginPath();
+      pen.moveTo(box.left - 3, top);
+      pen.lineTo(down ? box.left : box.left + box.width, top);
+      pen.stroke();
+    }
+  pen.save();
+  pen.translate(10, box.top + box.height / 2);
+  pen.rotate(-Math.PI / 2);
+  pen.textAlign = "center";
+  pen.textBaseline = "middle";
+  pen.fillText(yLabel, 0, 0);
+  pen.restore();
 }
 
 function cellAxes(pen, box, columns, rows, xLabel, yLabel) {
   const every = (count, size, room) => Math.max(1, [1, 2, 4, 8, 16, 32, 64].find((one) => (size / count) * one >= room) ?? 64);
-  pen.fillStyle = colour("soft"); pen.textAlign = "center"; pen.textBaseline = "top";
-  for (let column = 0; column < columns; column += every(columns, box.width, 22)) pen.fillText(column, box.left + ((column + 0.5) / columns) * box.width, box.top + box.height + 5);
+  pen.fillStyle = colour("soft");
+  pen.textAlign = "center";
+  pen.textBaseline = "top";
+  for (let column = 0; column < columns; column += every(columns, box.width, 22))
+    pen.fillText(column, box.left + ((column + 0.5) / columns) * box.width, box.top + box.height + 5);
   pen.fillText(xLabel, box.left + box.width / 2, box.top + box.height + 18);
-  pen.textAlign = "right"; pen.textBaseline = "middle";
-  for (let row = 0; row < rows; row += every(rows, box.height, 14)) pen.fillText(row, box.left - 6, box.top + (1 - (row + 0.5) / rows) * box.height);
-  pen.save(); pen.translate(10, box.top + box.height / 2); pen.rotate(-Math.PI / 2); pen.textAlign = "center"; pen.fillText(yLabel, 0, 0); pen.restore();
+  pen.textAlign = "right";
+  pen.textBaseline = "middle";
+  for (let row = 0; row < rows; row += every(rows, box.height, 14))
+    pen.fillText(row, box.left - 6, box.top + (1 - (row + 0.5) / rows) * box.height);
+  pen.save();
+  pen.translate(10, box.top + box.height / 2);
+  pen.rotate(-Math.PI / 2);
+  pen.textAlign = "center";
+  pen.fillText(yLabel, 0, 0);
+  pen.restore();
 }
 
 // Paints a table of shades, rows × columns, as large as the box: where it is smaller than the table, the strongest of what falls on a dot is seen.
 function paintShades(pen, box, rows, columns, shadeAt, table, ratio, strength = (shade) => shade) {
-  const wide = Math.max(1, Math.min(columns, Math.round(box.width * ratio))), high = Math.max(1, Math.min(rows, Math.round(box.height * ratio)));
-  const image = new ImageData(wide, high), pixels = new Uint32Array(image.data.buffer), colours = new Uint32Array(256);
-  for (let shade = 0; shade < 256; shade++) colours[shade] = (255 << 24) | (table[shade * 3 + 2] << 16) | (table[shade * 3 + 1] << 8) | table[shade * 3];
-  const shades = new Int16Array(wide * high).fill(-1), best = new Float32Array(wide * high).fill(-1);
+  const wide = Math.max(1, Math.min(columns, Math.round(box.width * ratio))),
+    high = Math.max(1, Math.min(rows, Math.round(box.height * ratio)));
+  const image = new ImageData(wide, high),
+    pixels = new Uint32Array(image.data.buffer),
+    inks = new Uint32Array(256);
+  for (let shade = 0; shade < 256; shade++)
+    inks[shade] = (255 << 24) | (table[shade * 3 + 2] << 16) | (table[shade * 3 + 1] << 8) | table[shade * 3];
+  const shades = new Int16Array(wide * high).fill(-1),
+    best = new Float32Array(wide * high).fill(-1);
   for (let row = 0; row < rows; row++) {
     const line = Math.floor((row * high) / rows) * wide;
     for (let column = 0; column < columns; column++) {
       const shade = shadeAt(row, column);
       if (shade < 0) continue;
-      const at = line + Math.floor((column * wide) / columns), here = strength(shade);
-      if (here > best[at]) { best[at] = here; shades[at] = shade; }
+      const at = line + Math.floor((column * wide) / columns),
+        here = strength(shade);
+      if (here > best[at]) {
+        best[at] = here;
+        shades[at] = shade;
+      }
     }
   }
-  for (let at = 0; at < pixels.length; at++) pixels[at] = shades[at] < 0 ? 0 : colours[shades[at]];
+  for (let at = 0; at < pixels.length; at++) pixels[at] = shades[at] < 0 ? 0 : inks[shades[at]];
   const sheet = document.createElement("canvas");
-  sheet.width = wide; sheet.height = high;
+  sheet.width = wide;
+  sheet.height = high;
   sheet.getContext("2d").putImageData(image, 0, 0);
   pen.imageSmoothingEnabled = false;
   pen.drawImage(sheet, box.left, box.top, box.width, box.height);
 }
 
 function legendBar(place, table, left, right, unit) {
+  const key = `${left}|${right}|${unit}|${dark()}`;
+  if (place.dataset.key === key) return;
+  place.dataset.key = key;
   const stops = Array.from({ length: 11 }, (_, at) => cssOf(table, Math.round(at * 25.5)));
   const bar = document.createElement("i");
   bar.style.background = `linear-gradient(to right, ${stops.join(",")})`;
@@ -159,16 +230,24 @@ function showTip(event, text) {
   tip.style.left = Math.max(4, Math.min(innerWidth - width - 4, event.clientX + 14)) + "px";
   tip.style.top = (event.clientY + height + 24 > innerHeight ? event.clientY - height - 12 : event.clientY + 16) + "px";
 }
-function hideTip() { tip.hidden = true; }
+function hideTip() {
+  tip.hidden = true;
+}
 
 // Calls back with the point under the pointer, in the drawing's own pixels; a click or a drag selects.
 function follow(drawing, { over, choose }) {
-  const point = (event) => { const place = drawing.place.getBoundingClientRect(); return [event.clientX - place.left, event.clientY - place.top]; };
+  const point = (event) => {
+    const place = drawing.place.getBoundingClientRect();
+    return [event.clientX - place.left, event.clientY - place.top];
+  };
   drawing.place.addEventListener("pointermove", (event) => {
     const text = over(...point(event));
     if (event.buttons & 1) choose(...point(event), true);
-    if (text) showTip(event, text); else hideTip();
+    if (text) showTip(event, text);
+    else hideTip();
   });
   drawing.place.addEventListener("pointerleave", hideTip);
-  drawing.place.addEventListener("pointerdown", (event) => { if (event.button === 0) choose(...point(event), false); });
+  drawing.place.addEventListener("pointerdown", (event) => {
+    if (event.button === 0) choose(...point(event), false);
+  });
 }

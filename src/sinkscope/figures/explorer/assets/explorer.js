@@ -1,24 +1,37 @@
 // Brings the page to life: controls, keys, playing, and one drawing of all views for each change of the selection.
 const byId = (id) => document.getElementById(id);
 const traceViews = new Map();
-const charts = { track: new Chart(byId("track-view"), "main sink’s track"), token: new Chart(byId("token-view"), "one token’s column"), norm: new Chart(byId("norm-view"), "norms"), order: new Chart(byId("order-view"), "order of commitment") };
+const charts = {
+  track: new Chart(byId("track-view"), "main sink’s track"),
+  token: new Chart(byId("token-view"), "one token’s column"),
+  norm: new Chart(byId("norm-view"), "norms"),
+  order: new Chart(byId("order-view"), "order of commitment"),
+};
 const difference = new DifferenceView(byId("difference"));
 const map = new MapView(byId("map-section"));
 
 let waiting = 0;
-function draw() { if (!waiting) waiting = requestAnimationFrame(drawNow); }
+function draw() {
+  if (!waiting) waiting = requestAnimationFrame(drawNow);
+}
 function drawNow() {
   waiting = 0;
   arrange();
   drawControls();
   for (const recording of shown()) traceViews.get(recording).draw();
-  drawTracks(charts.track); drawToken(charts.token); drawNorms(charts.norm); drawOrder(charts.order);
+  drawTracks(charts.track);
+  drawToken(charts.token);
+  drawNorms(charts.norm);
+  drawOrder(charts.order);
   difference.draw();
   map.draw();
   tellStory();
 }
 whenLoaded = draw;
-onProblem = (text) => { byId("problem").textContent = text; byId("problem").hidden = false; };
+onProblem = (text) => {
+  byId("problem").textContent = text;
+  byId("problem").hidden = false;
+};
 
 // Puts the views of the chosen traces on the page.
 let arranged = "";
@@ -35,7 +48,10 @@ function arrange() {
 
 function options(place, entries, chosen) {
   const key = JSON.stringify(entries);
-  if (place.dataset.key !== key) { place.replaceChildren(...entries.map(([value, text]) => new Option(text, value))); place.dataset.key = key; }
+  if (place.dataset.key !== key) {
+    place.replaceChildren(...entries.map(([value, text]) => new Option(text, value)));
+    place.dataset.key = key;
+  }
   if (place.value !== String(chosen)) place.value = String(chosen);
 }
 
@@ -46,11 +62,35 @@ function drawControls() {
   byId("step").setAttribute("aria-valuetext", `step ${selection.step} of ${lastStep()}`);
   byId("step-number").textContent = `step ${selection.step} of ${lastStep()}`;
   options(byId("layer"), [[-1, "all (mean)"], ...range(recording.layers).map((layer) => [layer, layer])], selection.layer);
-  options(byId("head"), [[-1, "mean"], ...(selection.layer < 0 ? [] : range(recording.heads).map((head) => { const role = recording.role(selection.layer, head); return [head, role ? `${head} (${role.role})` : head]; }))], selection.head);
-  options(byId("quantity"), recording.quantities.map((one) => [one.name, one.label]), selection.quantity);
+  options(
+    byId("head"),
+    [
+      [-1, "mean"],
+      ...(selection.layer < 0
+        ? []
+        : range(recording.heads).map((head) => {
+            const role = recording.role(selection.layer, head);
+            return [head, role ? `${head} (${role.role})` : head];
+          })),
+    ],
+    selection.head,
+  );
+  options(
+    byId("quantity"),
+    recording.quantities.map((one) => [one.name, one.label]),
+    selection.quantity,
+  );
   byId("scale").value = selection.scale;
-  options(byId("first"), recordings.map((one) => [one.number, one.label]), selection.first);
-  options(byId("second"), [[-1, "no other"], ...recordings.filter((one) => one.number !== selection.first).map((one) => [one.number, one.label])], selection.second);
+  options(
+    byId("first"),
+    recordings.map((one) => [one.number, one.label]),
+    selection.first,
+  );
+  options(
+    byId("second"),
+    [[-1, "no other"], ...recordings.filter((one) => one.number !== selection.first).map((one) => [one.number, one.label])],
+    selection.second,
+  );
   byId("first-label").hidden = byId("second-label").hidden = recordings.length < 2;
   const changes = selection.head < 0 ? [] : recording.changesOf(selection.layer, selection.head);
   byId("next-move").disabled = !changes.some((one) => one[0] > selection.step);
@@ -58,18 +98,38 @@ function drawControls() {
 }
 
 function tellStory() {
-  const recording = recordings[selection.first], step = stepOf(recording), { layer, head } = selection;
+  const recording = recordings[selection.first],
+    step = stepOf(recording),
+    { layer, head } = selection;
   let text;
   if (head < 0) {
     const sinks = [...recording.sinks(layer, head, step)].sort((one, other) => other[1] - one[1]).slice(0, 3);
-    const where = sinks.map(([position, heads]) => `${quoted(recording.text(recording.token(step, position)))} at position ${position} (${counted(heads, "head")})`).join(", ");
+    const where = sinks
+      .map(
+        ([position, heads]) =>
+          `${quoted(recording.text(recording.token(step, position)))} at position ${position} (${counted(heads, "head")})`,
+      )
+      .join(", ");
     text = `Step ${step}, ${headName(layer, head)}: ${where ? `most heads have a sink at ${where}.` : "no head has a sink."}`;
   } else {
-    const main = recording.main(step, layer, head), changes = recording.changesOf(layer, head), now = changes.find((one) => one[0] === step);
-    const moves = changes.filter((one) => !one[3]).length, swaps = changes.length - moves, role = recording.role(layer, head);
+    const main = recording.main(step, layer, head),
+      changes = recording.changesOf(layer, head),
+      now = changes.find((one) => one[0] === step);
+    const moves = changes.filter((one) => !one[3]).length,
+      swaps = changes.length - moves,
+      role = recording.role(layer, head);
     const found = main >= 0 && recording.value(recording.followed, layer, head, step, main);
-    const how = now ? (now[3] ? ` It has just swapped with ${place(recording, step, recording.main(step - 1, layer, head))}.` : ` It has just moved from ${place(recording, step - 1, recording.main(step - 1, layer, head))}.`) : "";
-    text = `Step ${step}, ${headName(layer, head)}${role ? ` (${role.role})` : ""}: ` + (main < 0 ? "no token is a sink." : `the main sink is ${place(recording, step, main)}, with ${found ? number(found.value, 4) : "…"} queries’ worth of attention.${how}`) + ` Over ${counted(recording.steps, "step")} it moves ${times(moves)} and swaps ${times(swaps)}.`;
+    const how = now
+      ? now[3]
+        ? ` It has just swapped with ${place(recording, step, recording.main(step - 1, layer, head))}.`
+        : ` It has just moved from ${place(recording, step - 1, recording.main(step - 1, layer, head))}.`
+      : "";
+    text =
+      `Step ${step}, ${headName(layer, head)}${role ? ` (${role.role})` : ""}: ` +
+      (main < 0
+        ? "no token is a sink."
+        : `the main sink is ${place(recording, step, main)}, with ${found ? number(found.value, 4) : "…"} queries’ worth of attention.${how}`) +
+      ` Over ${counted(recording.steps, "step")} it moves ${times(moves)} and swaps ${times(swaps)}.`;
   }
   byId("sentence").setAttribute("aria-live", playing ? "off" : "polite");
   if (byId("sentence").textContent !== text) byId("sentence").textContent = text;
@@ -84,7 +144,10 @@ function play(start) {
   playing = 0;
   if (start) {
     if (selection.step >= lastStep()) select({ step: 0 });
-    playing = setInterval(() => (selection.step >= lastStep() ? play(false) : select({ step: selection.step + 1 })), Math.max(40, Math.min(250, 16000 / (lastStep() + 1))));
+    playing = setInterval(
+      () => (selection.step >= lastStep() ? play(false) : select({ step: selection.step + 1 })),
+      Math.max(40, Math.min(250, 16000 / (lastStep() + 1))),
+    );
   }
   byId("play").textContent = playing ? "❚❚ pause" : "▶ play";
   byId("play").setAttribute("aria-label", playing ? "pause" : "play");
@@ -104,24 +167,44 @@ function mostMoving(recording) {
   const best = [...moves].sort((one, other) => other[1] - one[1])[0];
   return best ? best[0].split(".").map(Number) : [0, 0];
 }
-function toMover() { const [layer, head] = mostMoving(recordings[selection.first]); select({ layer, head }); }
-function changeTheme() { document.documentElement.dataset.theme = dark() ? "light" : "dark"; draw(); }
+function toMover() {
+  const [layer, head] = mostMoving(recordings[selection.first]);
+  select({ layer, head });
+}
+function changeTheme() {
+  document.documentElement.dataset.theme = dark() ? "light" : "dark";
+  draw();
+}
 
 const KEYS = {
-  " ": () => play(!playing), ArrowLeft: (event) => select({ step: selection.step - (event.shiftKey ? 10 : 1) }), ArrowRight: (event) => select({ step: selection.step + (event.shiftKey ? 10 : 1) }),
-  Home: () => select({ step: 0 }), End: () => select({ step: lastStep() }),
-  ArrowUp: () => select({ layer: selection.layer + 1 }), ArrowDown: () => select({ layer: selection.layer - 1 }),
-  ".": () => select({ layer: Math.max(0, selection.layer), head: selection.head + 1 }), ",": () => select({ head: selection.head - 1 }),
-  "]": () => select({ token: selection.token + 1 }), "[": () => select({ token: selection.token - 1 }),
-  n: () => jump(1), p: () => jump(-1), b: toMover, m: () => select(selection.head < 0 ? { layer: -1 } : { head: -1 }), t: changeTheme,
+  " ": () => play(!playing),
+  ArrowLeft: (event) => select({ step: selection.step - (event.shiftKey ? 10 : 1) }),
+  ArrowRight: (event) => select({ step: selection.step + (event.shiftKey ? 10 : 1) }),
+  Home: () => select({ step: 0 }),
+  End: () => select({ step: lastStep() }),
+  ArrowUp: () => select({ layer: selection.layer + 1 }),
+  ArrowDown: () => select({ layer: selection.layer - 1 }),
+  ".": () => select({ layer: Math.max(0, selection.layer), head: selection.head + 1 }),
+  ",": () => select({ head: selection.head - 1 }),
+  "]": () => select({ token: selection.token + 1 }),
+  "[": () => select({ token: selection.token - 1 }),
+  n: () => jump(1),
+  p: () => jump(-1),
+  b: toMover,
+  m: () => select(selection.head < 0 ? { layer: -1 } : { head: -1 }),
+  t: changeTheme,
 };
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches("select, summary, input")) return;
   if (event.key === " " && event.target.matches("button")) return;
-  if (KEYS[event.key]) { event.preventDefault(); KEYS[event.key](event); }
+  if (KEYS[event.key]) {
+    event.preventDefault();
+    KEYS[event.key](event);
+  }
 });
 
-for (const name of ["layer", "head", "first", "second"]) byId(name).addEventListener("change", (event) => select({ [name]: Number(event.target.value) }));
+for (const name of ["layer", "head", "first", "second"])
+  byId(name).addEventListener("change", (event) => select({ [name]: Number(event.target.value) }));
 for (const name of ["quantity", "scale"]) byId(name).addEventListener("change", (event) => select({ [name]: event.target.value }));
 byId("step").addEventListener("input", (event) => select({ step: Number(event.target.value) }));
 byId("play").addEventListener("click", () => play(!playing));
@@ -131,16 +214,32 @@ byId("previous-move").addEventListener("click", () => jump(-1));
 byId("next-move").addEventListener("click", () => jump(1));
 byId("mover").addEventListener("click", toMover);
 byId("theme").addEventListener("click", changeTheme);
-addEventListener("hashchange", () => { readAddress(); draw(); });
+addEventListener("hashchange", () => {
+  readAddress();
+  draw();
+});
 new ResizeObserver(draw).observe(document.body);
 
 let before = "";
-addEventListener("beforeprint", () => { before = document.documentElement.dataset.theme; document.documentElement.dataset.theme = "light"; drawNow(); });
-addEventListener("afterprint", () => { document.documentElement.dataset.theme = before; draw(); });
+addEventListener("beforeprint", () => {
+  before = document.documentElement.dataset.theme;
+  document.documentElement.dataset.theme = "light";
+  drawNow();
+});
+addEventListener("afterprint", () => {
+  document.documentElement.dataset.theme = before;
+  draw();
+});
 
 function definitions(place, rows) {
   const list = document.createElement("dl");
-  for (const [name, text] of rows) { const term = document.createElement("dt"), about = document.createElement("dd"); term.textContent = name; about.textContent = text; list.append(term, about); }
+  for (const [name, text] of rows) {
+    const term = document.createElement("dt"),
+      about = document.createElement("dd");
+    term.textContent = name;
+    about.textContent = text;
+    list.append(term, about);
+  }
   place.append(list);
 }
 
@@ -151,8 +250,21 @@ function start() {
   Object.assign(selection, { layer, head, second: recordings.length > 1 ? 1 : -1 });
   readAddress();
   if (page.notes.length) onProblem(page.notes.join(" "));
-  definitions(byId("words"), [...page.words, ...recordings.map((one) => [`Exactness, ${one.label}`, one.quantities.map((quantity) => `${quantity.label} ± ${number(100 * quantity.error, 2)} %`).join("; ")])]);
-  for (const recording of recordings) definitions(byId("about"), [["Trace", `${recording.label}: ${recording.name}, ${counted(recording.steps, "step")}, ${recording.layers} layers, ${recording.heads} heads, up to ${counted(recording.positions, "token")}`], ...recording.about]);
+  definitions(byId("words"), [
+    ...page.words,
+    ...recordings.map((one) => [
+      `Exactness, ${one.label}`,
+      one.quantities.map((quantity) => `${quantity.label} ± ${number(100 * quantity.error, 2)} %`).join("; "),
+    ]),
+  ]);
+  for (const recording of recordings)
+    definitions(byId("about"), [
+      [
+        "Trace",
+        `${recording.label}: ${recording.name}, ${counted(recording.steps, "step")}, ${recording.layers} layers, ${recording.heads} heads, up to ${counted(recording.positions, "token")}`,
+      ],
+      ...recording.about,
+    ]);
   drawNow();
 }
 start();

@@ -3,9 +3,15 @@ const selection = { first: 0, second: -1, step: 0, layer: 0, head: 0, token: -1,
 const TEXTS = new Set(["quantity", "statistic", "scale"]);
 const recordings = page.traces.map((_, number) => new Recording(number));
 
-function shown() { return [selection.first, selection.second].filter((number) => number >= 0).map((number) => recordings[number]); }
-function stepOf(recording) { return Math.min(selection.step, recording.steps - 1); }
-function lastStep() { return Math.max(...shown().map((one) => one.steps)) - 1; }
+function shown() {
+  return [selection.first, selection.second].filter((number) => number >= 0).map((number) => recordings[number]);
+}
+function stepOf(recording) {
+  return Math.min(selection.step, recording.steps - 1);
+}
+function lastStep() {
+  return Math.max(...shown().map((one) => one.steps)) - 1;
+}
 
 function readAddress() {
   for (const [name, text] of new URLSearchParams(location.hash.slice(1))) {

@@ -1,0 +1,324 @@
+// The views of one trace: its canvas and its heat map over the steps; the map of layers and heads is in heads_view.js.
+const headName = (layer, head) =>
+  layer < 0 ? "mean over all layers and heads" : head < 0 ? `mean over the heads of layer ${layer}` : `layer ${layer} head ${head}`;
+const quoted = (text) => `“${text}”`;
+
+class TraceView {
+  constructor(template, recording) {
+    this.recording = recording;
+    this.root = template.content.cloneNode(true).firstElementChild;
+    this.root.querySelector(".label").textContent = recording.label;
+    this.tokens = this.root.querySelector(".tokens");
+    this.heat = new Drawing(this.root.querySelector(".heat"), "heat map of attention over steps and positions");
+    this.heads = new HeadsView(this.root, recording);
+    this.makeTokens();
+    follow(this.heat, {
+      over: (x, y) => {
+        const at = this.heatPoint(x, y);
+        return at && this.tellToken(...at);
+      },
+      choose: (x, y) => {
+        const at = this.heatPoint(x, y);
+        if (at) select({ step: at[0], token: at[1] });
+      },
+    });
+  }
+  makeTokens() {
+    const { recording } = this;
+    this.spans = Array.from(
+      { length: Math.max(recording.positions, recording.has("written") ? recording.width("written") : 0) },
+      (_, position) => {
+        const span = document.createElement("span");
+        span.dataset.position = position;
+        span.id = `token-${this.recording.number}-${position}`;
+        span.setAttribute("role", "option");
+        span.dir = "ltr";
+        return span;
+      },
+    );
+    this.breaks = new Map();
+    this.states = [];
+    this.tokens.replaceChildren(...this.spans);
+    const positionOf = (event) => event.target.dataset?.position;
+    this.tokens.addEventListener("click", (event) => {
+      if (positionOf(event)) select({ token: Number(positionOf(event)) });
+    });
+    this.tokens.addEventListener("pointermove", (event) => {
+      if (positionOf(event)) showTip(event, this.tellToken(stepOf(this.recording), Number(positionOf(event))));
+      else hideTip();
+    });
+    this.tokens.addEventListener("pointerleave", hideTip);
+  }
+  tellToken(step, position) {
+    const { recording } = this,
+      { layer, head } = selection,
+      quantity = recording.quantity(quantityOf(recording));
+    if (position >= recording.length(step)) return `step ${step}, position ${position}: no token yet`;
+    const written = recording.writtenIn(step, position),
+      masked = recording.isMasked(step, position);
+    const state = position < recording.promptLength ? "prompt" : masked ? "masked" : "written before";
+    const lines = [`${quoted(recording.text(recording.token(step, position)))} at position ${position}, step ${step}: ${state}`];
+    lines.push(`${quantity.label}: ${told(recording.value(quantity.name, layer, head, step, position), quantity.unit)}`);
+    const heads = recording.sinks(layer, head, step).get(position);
+    if (head >= 0 && recording.main(step, layer, head) === position)
+      lines.push(`main sink of ${headName(recording.clampLayer(layer), recording.clampHead(head))}`);
+    else if (heads) lines.push(head >= 0 ? "a sink" : `a sink in ${counted(heads, "head")}`);
+    const confidence = recording.confidence(step, position);
+    if (written) lines.push(`written in this step: ${quoted(recording.text(written))}`);
+    if (confidence !== null) lines.push(`confidence ${number(confidence, 5)}`);
+    return lines.join("\n");
+  }
+
+  // Canvas: one span a token; only what changed since the last drawing is touched.
+  drawTokens(rows, shades) {
+    const { recording } = this,
+      step = stepOf(recording),
+      { layer, head, token } = selection,
+      table = heatRamp();
+    const length = recording.length(step),
+      main = recording.main(step, layer, head),
+      sinks = recording.sinks(layer, head, step);
+    let now = -1;
+    for (let position = 0; position < this.spans.length; position++) {
+      const span = this.spans[position],
+        written = recording.writtenIn(step, position),
+        inside = position < length,
+        there = inside || written > 0;
+      const text = written || (inside ? recording.token(step, position) : 0);
+      if (written) now = position;
+      const masked = !written && inside && recording.isMasked(step, position),
+        shade = rows && inside ? shades[rows.codes[rows.start + step * rows.stride + position]] : 0;
+      const kinds = [
+        position < recording.promptLength && "prompt",
+        masked && "masked",
+        written && "now",
+        position === main ? "main" : head >= 0 && sinks.has(position) && "sink",
+        position === token && "chosen",
+      ]
+        .filter(Boolean)
+        .join(" ");
+      const state = `${there}|${text}|${shade}|${kinds}|${dark()}`;
+      if (this.states[position] === state) continue;
+      this.states[position] = state;
+      span.hidden = !there;
+      span.className = kinds;
+      const label = recording.text(text);
+      const bare = masked ? "·" : label.replaceAll("␣", "") || "␣";
+      if (span.textContent !== bare) span.textContent = bare;
+      this.breakAfter(position, label === "↵");
+      span.style.background = shade ? cssOf(table, shade) : "";
+      span.style.color = shade ? (isBright(table, shade) ? "#111" : "#fff") : "";
+      span.setAttribute("aria-selected", position === token);
+      if (position === token || position === main)
+        span.setAttribute("aria-label", `${masked ? "masked" : label}, position ${position}${kinds.includes("main") ? ", main sink" : ""}`);
+    }
+    this.keepInSight(token >= 0 && token !== this.lastToken ? token : main >= 0 ? main : now);
+    this.lastToken = token;
+    this.tokens.setAttribute("aria-activedescendant", token >= 0 ? `token-${recording.number}-${token}` : "");
+    const of = this.root.querySelector(".canvas-view .what");
+    const left = Array.from({ length }, (_, position) => recording.isMasked(step, position)).filter(Boolean).length;
+    of.textContent = `step ${step}: ${counted(length, "token")}, ${left} masked; shaded by ${recording.quantity(quantityOf(recording)).label}, ${headName(recording.clampLayer(layer), recording.clampHead(head))}`;
+  }
+  // Scrolls the canvas, never the page, to a token.
+  keepInSight(position) {
+    const span = this.spans[position],
+      box = this.tokens;
+    if (!span || box.matches(":hover")) return;
+    const top = span.offsetTop,
+      bottom = top + span.offsetHeight;
+    if (top < box.scrollTop + 4 || bottom > box.scrollTop + box.clientHeight - 4) box.scrollTop = top - box.clientHeight / 2;
+  }
+  breakAfter(position, wanted) {
+    const there = this.breaks.get(position);
+    if (wanted && !there) {
+      const line = document.createElement("br");
+      this.spans[position].after(line);
+      this.breaks.set(position, line);
+    }
+    if (!wanted && there) {
+      there.remove();
+      this.breaks.delete(position);
+    }
+  }
+
+  // Heat map: positions across, steps down, as in the figures.
+  get heatBox() {
+    return { left: 42, top: 6, width: this.heat.width - 50, height: this.heat.height - 44 };
+  }
+  heatPoint(x, y) {
+    const box = this.heatBox,
+      step = Math.floor(((y - box.top) / box.height) * this.recording.steps),
+      position = Math.floor(((x - box.left) / box.width) * this.recording.positions);
+    return step >= 0 && step < this.recording.steps && position >= 0 && position < this.recording.positions ? [step, position] : null;
+  }
+  drawHeat(rows, shades, top) {
+    if (!this.heat.size()) return;
+    const { recording } = this,
+      { layer, head } = selection,
+      box = this.heatBox,
+      name = quantityOf(recording);
+    this.root.querySelector(".heat-view .what").textContent =
+      `${recording.quantity(name).label}, ${headName(recording.clampLayer(layer), recording.clampHead(head))}`;
+    if (!rows) return;
+    this.heat.paint(`${name}|${layer}|${head}|${selection.scale}|${loaded.has(recording.number + "/lengths")}`, (pen) => {
+      paintShades(
+        pen,
+        box,
+        recording.steps,
+        recording.positions,
+        (step, position) => (position < recording.length(step) ? shades[rows.codes[rows.start + step * rows.stride + position]] : -1),
+        heatRamp(),
+        this.heat.ratio,
+      );
+      axes(pen, box, {
+        x: [0, recording.positions],
+        y: [0, recording.steps],
+        xLabel: "position in the canvas",
+        yLabel: "step",
+        down: true,
+      });
+      legendBar(
+        this.root.querySelector(".heat-view .bar"),
+        heatRamp(),
+        selection.scale === "log" ? number(rows.table[1], 2) : "0",
+        number(top, 3),
+        recording.quantity(name).unit,
+      );
+    });
+    this.drawHeatMarks(box);
+    const text = this.heat.place.getAttribute("aria-label");
+    const label = `heat map: ${recording.quantity(name).label} by step and position, ${headName(layer, head)}; largest ${number(top, 3)}`;
+    if (text !== label) this.heat.place.setAttribute("aria-label", label);
+  }
+  drawHeatMarks(box) {
+    const { recording } = this,
+      { layer, head, token } = selection,
+      step = stepOf(recording),
+      pen = this.heat.pen(this.heat.marks);
+    const tall = box.height / recording.steps,
+      wide = box.width / recording.positions;
+    const x = (position) => box.left + (position + 0.5) * wide,
+      y = (at) => box.top + (at + 0.5) * tall;
+    pen.strokeStyle = colour("ink");
+    pen.setLineDash([4, 4]);
+    pen.globalAlpha = 0.6;
+    if (recording.promptLength) {
+      const at = box.left + recording.promptLength * wide;
+      pen.beginPath();
+      pen.moveTo(at, box.top);
+      pen.lineTo(at, box.top + box.height);
+      pen.stroke();
+    }
+    pen.setLineDash([]);
+    pen.globalAlpha = 1;
+    this.drawCommits(pen, x, y);
+    if (layer >= 0) {
+      const mine = recording.clampHead(head),
+        owners = head >= 0 ? [mine] : Array.from({ length: recording.heads }, (_, one) => one);
+      pen.strokeStyle = colour("accent");
+      pen.fillStyle = colour("accent");
+      for (const owner of owners) this.drawTrack(pen, owner, x, y, tall, head >= 0);
+    }
+    pen.strokeStyle = colour("swap");
+    pen.lineWidth = Math.max(1.5, Math.min(3, tall));
+    pen.strokeRect(box.left - 1, box.top + step * tall - 0.5, box.width + 2, Math.max(2, tall + 1));
+    if (token >= 0 && token < recording.positions) {
+      pen.strokeStyle = colour("ink");
+      pen.lineWidth = 1;
+      pen.setLineDash([2, 3]);
+      pen.strokeRect(box.left + token * wide - 1, box.top, Math.max(2, wide + 2), box.height);
+      pen.setLineDash([]);
+    }
+    const marks = this.root.querySelector(".heat-view .marks");
+    const text =
+      layer < 0
+        ? "small dots: tokens when they are written"
+        : head >= 0
+          ? "thick line: main sink · ◆ move · ✕ swap · small dots: tokens when they are written"
+          : "lines: main sinks of the layer’s heads · small dots: tokens when they are written";
+    if (marks.textContent !== text) marks.textContent = text;
+  }
+  drawCommits(pen, x, y) {
+    const { recording } = this,
+      written = recording.has("written") && recording.tile("written");
+    if (!written) return;
+    const width = recording.width("written");
+    pen.fillStyle = colour("soft");
+    if (!this.commits) {
+      this.commits = [];
+      for (let at = 0; at < written.length; at++) if (written[at]) this.commits.push([Math.floor(at / width), at % width]);
+    }
+    for (const [step, position] of this.commits)
+      if (position < recording.positions) {
+        pen.beginPath();
+        pen.arc(x(position), y(step), 1.6, 0, 7);
+        pen.fill();
+      }
+  }
+  drawTrack(pen, head, x, y, tall, alone) {
+    const { recording } = this,
+      layer = recording.clampLayer(selection.layer);
+    pen.lineWidth = alone ? 2.5 : 1.2;
+    pen.beginPath();
+    for (let step = 0; step < recording.steps; step++) {
+      const main = recording.main(step, layer, head);
+      if (main < 0) continue;
+      pen.moveTo(x(main), y(step) - tall / 2);
+      pen.lineTo(x(main), y(step) + tall / 2);
+    }
+    pen.stroke();
+    if (!alone) return;
+    for (const [step, , , swap] of recording.changesOf(layer, head)) {
+      const from = recording.main(step - 1, layer, head),
+        to = recording.main(step, layer, head),
+        at = y(step) - tall / 2;
+      pen.lineWidth = 1.2;
+      pen.setLineDash(swap ? [3, 3] : []);
+      pen.beginPath();
+      pen.moveTo(x(from), at);
+      pen.lineTo(x(to), at);
+      pen.stroke();
+      pen.setLineDash([]);
+      pen.lineWidth = 1.6;
+      changeMark(pen, x(to), at, swap);
+    }
+  }
+
+  draw() {
+    const { recording } = this,
+      { layer, head } = selection,
+      rows = recording.rows(quantityOf(recording), layer, head);
+    const key = `${quantityOf(recording)}|${layer}|${head}|${selection.scale}|${Boolean(rows)}`;
+    if (rows && this.shadesKey !== key) {
+      let most = 1;
+      for (let step = 0; step < recording.steps; step++)
+        for (let at = rows.start + step * rows.stride, end = at + recording.positions; at < end; at++)
+          if (rows.codes[at] > most) most = rows.codes[at];
+      this.top = rows.table[most];
+      this.shades = codeColours(rows.table, this.top, selection.scale === "log");
+      this.shadesKey = key;
+    }
+    this.drawTokens(rows, this.shades ?? new Uint8Array(256));
+    this.drawHeat(rows, this.shades, this.top);
+    this.heads.draw();
+  }
+}
+
+// A diamond for a move, a cross for a swap: told apart without colour.
+function changeMark(pen, x, y, swap) {
+  pen.beginPath();
+  if (swap) {
+    pen.moveTo(x - 4, y - 4);
+    pen.lineTo(x + 4, y + 4);
+    pen.moveTo(x + 4, y - 4);
+    pen.lineTo(x - 4, y + 4);
+    pen.stroke();
+    return;
+  }
+  pen.moveTo(x, y - 5);
+  pen.lineTo(x + 5, y);
+  pen.lineTo(x, y + 5);
+  pen.lineTo(x - 5, y);
+  pen.closePath();
+  pen.fill();
+}
