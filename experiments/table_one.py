@@ -3,7 +3,7 @@
 Claim     Hiding the top sink takes an autoregressive model from .85 to .02 on GSM8K and hardly touches diffusion models
           (arXiv 2510.15731, Table 1).
 Command   python experiments/table_one.py --out DIR [--minutes M] [--until ROUND] [--model NAME]; the same command goes on where it stopped.
-          Then: sinkscope table DIR/lab-diffusion DIR/lab-autoregressive
+          Then: python experiments/table_one_page.py --add DIR/lab-diffusion DIR/lab-autoregressive
 Cost      on one core with bf16 units, a problem under one rule: diffusion about 0.8 s, autoregressive about 0.15 s. All rounds: a day.
 Expected  As claimed.
 Found     See results/table-1.

@@ -7,7 +7,7 @@ import pytest
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.evaluation import Result, read_results
 from sinkscope.evaluation.paired_tests import wilson_interval
-from sinkscope.evaluation.results import collect, summarise, write_results
+from sinkscope.evaluation.results import collect, summarise, write_compressed, write_results
 
 RESULT = Result(
     model="m",
@@ -55,6 +55,33 @@ def test_results_come_back_as_they_were_written(tmp_path):
         RESULT.n = 5
 
 
+def test_compressed_results_come_back_too(tmp_path):
+    other = dataclasses.replace(RESULT, task="lab-code", outcomes="0111")
+    write_compressed(tmp_path, [RESULT, other])
+    assert [path.name for path in tmp_path.iterdir()] == ["results.json.gz"]
+    assert read_results(tmp_path) == [RESULT, other]
+    stored = (tmp_path / "results.json.gz").read_bytes()
+    write_compressed(tmp_path, [RESULT, other])
+    assert (tmp_path / "results.json.gz").read_bytes() == stored
+    write_results(tmp_path, [RESULT])
+    assert [one.task for one in read_results(tmp_path)] == ["lab-arith"]  # what an evaluation wrote comes first
+
+
+@pytest.mark.parametrize("damage", [lambda stored: stored[:-9], lambda stored: b"{}", lambda stored: stored[:20] + b"?" + stored[21:]])
+def test_damaged_compressed_results_are_named(tmp_path, damage):
+    write_compressed(tmp_path, [RESULT])
+    path = tmp_path / "results.json.gz"
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(EvaluationError, match=r"results\.json\.gz is damaged \("):
+        read_results(tmp_path)
+
+
+def test_compressed_results_that_cannot_be_written_are_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EvaluationError, match=r"results\.json\.gz cannot be written"):
+        write_compressed(tmp_path / "file" / "folder", [RESULT])
+
+
 def test_other_tasks_of_the_folder_are_kept_and_the_same_one_replaced(tmp_path):
     code = dataclasses.replace(RESULT, task="lab-code")
     write_results(tmp_path, [RESULT])
@@ -80,7 +107,7 @@ def test_messages(tmp_path):
     expected = {
         tmp_path / "nowhere": (CallError, "{}: expected a folder that `sinkscope evaluate` wrote, found nothing"),
         tmp_path / "file": (CallError, "{}: expected a folder that `sinkscope evaluate` wrote, found a file"),
-        tmp_path / "empty": (CallError, "{} holds no evaluation: expected results.json in it"),
+        tmp_path / "empty": (CallError, "{} holds no evaluation: expected results.json or results.json.gz in it"),
         tmp_path / "half": (EvaluationError, "{} is unfinished (3 problems done); run the same `sinkscope evaluate` again"),
         broken(tmp_path / "cut", '{"format": 1,'): (EvaluationError, "{}/results.json is damaged ("),
         broken(tmp_path / "new", '{"format": 2}'): (

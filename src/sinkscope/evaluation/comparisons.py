@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sinkscope.evaluation.paired_tests import Difference, against_controls, holm, paired_difference
 from sinkscope.evaluation.papers.published import published_accuracy
@@ -64,25 +64,25 @@ class Row:
 
 def compare(results: Sequence[Result]) -> list[Row]:
     """Return a row for each result, in their order; runs are paired over the problems that both have, from the first."""
-    changes = [_change(result, results) for result in results]
-    contrasts = [_contrasts(result, results) for result in results]
+    rows = []
+    for result in results:
+        published = published_accuracy(result.model, result.task, result.hide)
+        found = (Contrast(control, seeds, one, 1.0, *removed) for control, seeds, one, removed in _contrasts(result, results))
+        rows.append(Row(result, published, _change(result, results), None, tuple(found)))
+    return adjust(rows)
+
+
+def adjust(rows: Sequence[Row]) -> list[Row]:
+    """Return rows with the p-values of all their changes and contrasts adjusted together, after Holm."""
     adjusted: dict[int, float] = {}
     for family in (True, False):  # what is claimed of sinks does not depend on how many controls were run
-        members = {number: one for number, one in enumerate(changes) if one is not None and _is_control(results[number]) is family}
+        members = {number: one.change for number, one in enumerate(rows) if one.change is not None and _is_control(one.result) is family}
         adjusted |= zip(members, holm([one.p_value for one in members.values()]), strict=True)
-    against = iter(holm([one.p_value for found in contrasts for _, _, one, _ in found]))
-    rows = []
-    for number, (result, change, found) in enumerate(zip(results, changes, contrasts, strict=True)):
-        rows.append(
-            Row(
-                result,
-                published_accuracy(result.model, result.task, result.hide),
-                change,
-                adjusted.get(number),
-                tuple(Contrast(control, seeds, one, next(against), *removed) for control, seeds, one, removed in found),
-            )
-        )
-    return rows
+    against = iter(holm([one.difference.p_value for row in rows for one in row.contrasts]))
+    return [
+        replace(row, adjusted=adjusted.get(number), contrasts=tuple(replace(one, adjusted=next(against)) for one in row.contrasts))
+        for number, row in enumerate(rows)
+    ]
 
 
 def _change(result: Result, results: Sequence[Result]) -> Difference | None:

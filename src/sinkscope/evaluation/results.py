@@ -1,15 +1,17 @@
 """Results of evaluations: frozen records and their file. This module loads neither torch nor transformers."""
 
+import gzip
 import json
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.evaluation.paired_tests import wilson_interval
-from sinkscope.evaluation.results_folder import RESULTS, RUN, TASK, ResultItems, find_items, hash_claim, write_json
-from sinkscope.work_items import read_object
+from sinkscope.evaluation.results_folder import COMPRESSED, RESULTS, RUN, TASK, ResultItems, find_items, hash_claim, write_json
+from sinkscope.work_items import read_object, write_whole
 
 FORMAT = 1
 
@@ -146,7 +148,26 @@ def write_results(folder: Path, results: Sequence[Result]) -> None:
         old = {(result.task, result.hide): result for result in read_results(folder)}
     except (CallError, EvaluationError):
         old = {}  # absent or damaged; every result can be made again from its items
-    write_json(folder / RESULTS, {"format": FORMAT, "results": [asdict(result) for result in (old | new).values()]})
+    write_json(folder / RESULTS, _stored((old | new).values()))
+
+
+def write_compressed(folder: Path, results: Sequence[Result]) -> None:
+    """Write ``results.json.gz`` and nothing else: the same bytes for the same results.
+
+    Raises:
+        EvaluationError: no permission, no space.
+    """
+    text = json.dumps(_stored(results), ensure_ascii=False, separators=(",", ":")).encode()
+    path, kept = folder / COMPRESSED, "what was there before is kept: make room and write it again"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise EvaluationError(f"{path} cannot be written ({error.strerror}); {kept}") from error
+    write_whole(path, gzip.compress(text, mtime=0), EvaluationError, kept)
+
+
+def _stored(results: Iterable[Result]) -> dict[str, Any]:
+    return {"format": FORMAT, "results": [asdict(result) for result in results]}
 
 
 def read_results(*folders: Path | str) -> list[Result]:
@@ -162,16 +183,19 @@ def read_results(*folders: Path | str) -> list[Result]:
 
 
 def _read_folder(folder: Path) -> list[Result]:
-    path = folder / RESULTS
+    path, compressed = folder / RESULTS, folder / COMPRESSED
     if not folder.is_dir():
         raise CallError(f"{folder}: expected a folder that `sinkscope evaluate` wrote, found {'a file' if folder.exists() else 'nothing'}")
+    if not path.exists() and compressed.exists():
+        path = compressed
     if not path.exists():
         if not (folder / RUN).exists():
-            raise CallError(f"{folder} holds no evaluation: expected {RESULTS} in it")
+            raise CallError(f"{folder} holds no evaluation: expected {RESULTS} or {COMPRESSED} in it")
         raise EvaluationError(f"{folder} is unfinished ({len(find_items(folder))} problems done); run the same `sinkscope evaluate` again")
     try:
-        document = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+        stored = path.read_bytes()
+        document = json.loads(gzip.decompress(stored) if path == compressed else stored)
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         raise EvaluationError(f"{path} is damaged ({error}); the same `sinkscope evaluate` makes it again from its items") from error
     found = document.get("format") if isinstance(document, dict) else None
     if found != FORMAT:

@@ -5,6 +5,7 @@ lock, lock.0-of-4 …              held by the processes at work; the system rel
 lab-arith/task.json              how the task is asked: sampler, shots, data; another one is refused
 lab-arith/none/000017.json       one problem under one rule, with everything needed to audit it, and a checksum
 results.json                     written at the end
+results.json.gz                  the same, compressed; read where there is no results.json, so that outcomes can be kept in a repository
 """
 
 import contextlib
@@ -23,6 +24,7 @@ from sinkscope.errors import CallError, EvaluationError
 from sinkscope.work_items import ALL, UNFINISHED, Share, differences, exclusive, item_path, lock, read_object, write_whole
 
 RUN, TASK, LOCK, RESULTS = "run.json", "task.json", "lock", "results.json"
+COMPRESSED = f"{RESULTS}.gz"
 CLAIM = f"{LOCK}.claim"  # held by those who are about to take a lock or to write what the run is
 AMOUNTS = ("limit", "problems")  # how many problems are asked, which changes none of their answers
 DAMAGED = ".damaged"

@@ -24,7 +24,11 @@ NOTES = (
 
 def table(results: Sequence[Result]) -> dict[str, Any]:
     """Return ``{"rows": [...], "remarks": [...]}``: every field of each result except its outcomes, and its comparisons."""
-    rows = compare(arranged(results))
+    return table_of(compare(arranged(results)))
+
+
+def table_of(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return the same of rows that are compared already."""
     return {"rows": [_document(row) for row in rows], "remarks": remarks(rows)}
 
 
@@ -58,13 +62,18 @@ def _difference(change: Difference | None, adjusted: float | None) -> Any:
 
 def write_table(results: Sequence[Result], form: Format = "markdown") -> str:
     """Return a table as text, without a last line break."""
-    writers: dict[str, Callable[[Sequence[Result]], str]] = {
+    return write_rows(compare(arranged(results)), form)
+
+
+def write_rows(rows: Sequence[Row], form: Format = "markdown") -> str:
+    """Return the same of rows that are compared already."""
+    writers: dict[str, Callable[[Sequence[Row]], str]] = {
         "markdown": _markdown,
         "latex": _latex,
         "csv": _csv,
-        "json": lambda given: json.dumps(table(given), ensure_ascii=False),
+        "json": lambda given: json.dumps(table_of(given), ensure_ascii=False),
     }
-    return writers[form](results)
+    return writers[form](rows)
 
 
 def _layout(rows: Sequence[Row], cell: Callable[[Row], str]) -> tuple[list[str], list[tuple[str, str, list[str]]]]:
@@ -79,8 +88,7 @@ def _layout(rows: Sequence[Row], cell: Callable[[Row], str]) -> tuple[list[str],
     return models, lines
 
 
-def _markdown(results: Sequence[Result]) -> str:
-    rows = compare(arranged(results))
+def _markdown(rows: Sequence[Row]) -> str:
     models, layout = _layout(rows, _cell)
     lines = [f"| task | hidden | {' | '.join(models)} |", "|---|---|" + "---|" * len(models)]
     lines += [f"| {task} | {hide} | {' | '.join(cells)} |" for task, hide, cells in layout]
@@ -144,8 +152,7 @@ def _share(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.1f} %"
 
 
-def _latex(results: Sequence[Result]) -> str:
-    rows = compare(arranged(results))
+def _latex(rows: Sequence[Row]) -> str:
     models, layout = _layout(rows, _latex_cell)
     lines = [r"\begin{tabular}{ll" + "l" * len(models) + "}", r"\hline"]
     lines += [" & ".join(["task", "hidden", *map(_escaped, models)]) + r" \\", r"\hline"]
@@ -173,14 +180,14 @@ _FLAT = ("model", "task", "hide", "n", "correct", "accuracy")
 _MORE = ("removed_share", "removed_share_committed", "hit_rate", "weight_hash", "device", "dtype", "seconds")
 
 
-def _csv(results: Sequence[Result]) -> str:
+def _csv(rows: Sequence[Row]) -> str:
     out = io.StringIO()
     tests = [field.name for field in fields(Difference)]
     header = [*_FLAT, "low", "high", "published", "published_error"]
     header += [*(f"change_{name}" for name in tests), "change_p_holm", "verdict", "too_small", "controls", *_MORE]
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(header)
-    for row in table(results)["rows"]:
+    for row in table_of(rows)["rows"]:
         change = row["change"] or {}
         writer.writerow(
             [
