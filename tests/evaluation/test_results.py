@@ -63,8 +63,9 @@ def test_compressed_results_come_back_too(tmp_path):
     stored = (tmp_path / "results.json.gz").read_bytes()
     write_compressed(tmp_path, [RESULT, other])
     assert (tmp_path / "results.json.gz").read_bytes() == stored
-    write_results(tmp_path, [RESULT])
-    assert [one.task for one in read_results(tmp_path)] == ["lab-arith"]  # what an evaluation wrote comes first
+    new = dataclasses.replace(RESULT, seconds=9.5)
+    write_results(tmp_path, [new])
+    assert read_results(tmp_path) == [new, other]  # kept, and results.json is read first
 
 
 @pytest.mark.parametrize("damage", [lambda stored: stored[:-9], lambda stored: b"{}", lambda stored: stored[:20] + b"?" + stored[21:]])

@@ -1,4 +1,4 @@
-"""Where the queries of the answer alone attend: their main sink, and how often it changes place.
+"""Where the queries of the answer alone attend: their main sink, how often it changes place, and where it drifts.
 
 The column sums of all queries hold the prompt's queries too, which hardly change from step to step. Without them, the columns are those
 of the answer's queries, scaled as if there were as many of these as there are tokens, so that the same thresholds of Eq. 3 apply.
@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from sinkscope.sinks.definition import excess_of, in_unit
 from sinkscope.sinks.drift import MainMoves
 from sinkscope.statistics.averages import mean
+from sinkscope.statistics.movement import DRIFT
 from sinkscope.statistics.prompt import PromptSummary
 from sinkscope.statistics.statistic import Definition, Statistic, Values, at_thresholds
 from sinkscope.statistics.step import RecordedStep
@@ -38,6 +39,11 @@ class AnswerQueries(Statistic):
             "how often the answer's main sink changes place, moves and swaps; heads with one in at least two steps", "changes", "none"
         ),
         "answer_queries.changes_of_all": Definition("the same of the main sink of all queries", "changes", "none"),
+        "answer_queries.drift": Definition(
+            "least-squares slope of the position of the answer's main sink, mean over heads", "positions per step", DRIFT
+        ),
+        "answer_queries.drift_median": Definition("the same, median over heads", "positions per step", DRIFT),
+        "answer_queries.drift_right": Definition("heads whose answer's main sink drifts to the right", "share of heads", DRIFT),
     }
 
     def keep(self, step: RecordedStep) -> AnswerMain | None:
@@ -56,16 +62,20 @@ class AnswerQueries(Statistic):
 
         def values_at(prompt: PromptSummary, threshold: Threshold) -> Values:
             main = np.where(getattr(found, threshold.unit) > threshold.excess, found.position, -1)
+            moved = MainMoves.of(main)
+            counted = ~np.isnan(moved.drift)
             return {
                 ("answer_queries.steps_with_sink", ()): float((main >= 0).mean()),
-                ("answer_queries.changes_per_head", ()): changes_per_head(main),
-                ("answer_queries.changes_of_all", ()): changes_per_head(prompt.main_at(threshold)),
+                ("answer_queries.changes_per_head", ()): changes_per_head(moved),
+                ("answer_queries.changes_of_all", ()): changes_per_head(MainMoves.of(prompt.main_at(threshold))),
+                ("answer_queries.drift", ()): mean(moved.drift),
+                ("answer_queries.drift_median", ()): float(np.median(moved.drift[counted])) if counted.any() else float("nan"),
+                ("answer_queries.drift_right", ()): mean(np.where(counted, moved.drift > 0, np.nan)),
             }
 
         return at_thresholds(prompt, values_at)
 
 
-def changes_per_head(main: Int[np.ndarray, "step layer head"]) -> float:
+def changes_per_head(found: MainMoves) -> float:
     """Return how often main sinks change place, mean over the heads that have one in at least two steps; NaN where none has."""
-    found = MainMoves.of(main)
     return mean(np.where(np.isnan(found.drift), np.nan, found.moves))
