@@ -74,7 +74,7 @@ def test_every_view_is_drawn_without_a_complaint_or_a_request(browser, address, 
     for view in (".heat-view .heat", ".heads-view .heads", "#track-view", "#token-view", "#norm-view", "#order-view", "#difference"):
         assert dots(page, view) > 500, view
     assert page.evaluate("document.documentElement.dataset.theme") == ("dark" if dark else "light")
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
     shot(page, f"two-{width}-{'dark' if dark else 'light'}")
     assert page.complaints() == []
     assert page.requests() == [address + f"#step=6&layer={MOVING[0]}&head={MOVING[1]}&second=1"] or len(page.requests()) == 1
@@ -174,8 +174,8 @@ def test_a_served_page_computes_maps(browser, traces):
     page.wait("document.querySelector('#map-view .bar').textContent !== ''")
     page.evaluate("document.querySelector('.map').scrollIntoView({block: 'center'})")
     box = page.box(".map")
-    side = min(box["width"] - 50, box["height"] - 44)
-    page.move(box["x"] + 42 + side * 5.5 / POSITIONS, box["y"] + 6 + side * 7.5 / POSITIONS)
+    side = min(box["width"] - 64, box["height"] - 44)
+    page.move(box["x"] + 56 + side * 5.5 / POSITIONS, box["y"] + 6 + side * 7.5 / POSITIONS)
     assert f"{attention[7, 5]:.4f}"[:5] in page.text("#tip")
     shot(page, "served")
     assert page.complaints() == []

@@ -3,7 +3,7 @@
 import base64
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from html import escape
@@ -45,11 +45,9 @@ class Explorer:
             f"This trace is too large for one page: single heads show their {STRONGEST} largest columns of each step only. "
             "A folder shows all: sinkscope explore TRACE --out FOLDER."
         ]  # fmt: skip
-        blocks = "".join(
-            f'<script type="text/plain" id="tile:{escape(name)}">{base64.b64encode(content).decode()}</script>\n'
-            for name, content in tiles.content.items()
+        return _html(
+            self.document | {"tiles": tiles.index, "notes": self.document["notes"] + notes}, tiles.content, _of_heads(self.document)
         )
-        return _html(self.document | {"tiles": tiles.index, "notes": self.document["notes"] + notes}, blocks)
 
     def folder_page(self, **more: Any) -> str:
         """Return the page that fetches its data from beside it, tile by tile.
@@ -57,7 +55,7 @@ class Explorer:
         Args:
             more: further values of the document.
         """
-        return _html(self.document | {"tiles": self.tiles.index} | more, "", connect="'self'")
+        return _html(self.document | {"tiles": self.tiles.index} | more, {}, frozenset(), connect="'self'")
 
     def write_page(self, path: Path) -> Path:
         """Write one file.
@@ -173,22 +171,29 @@ def _words(excess: float) -> list[list[str]]:
     ]
 
 
-def _without_heads(tiles: Tiles, document: dict[str, Any]) -> Tiles:
-    """Return the tiles without those of single heads."""
-    heads = {
+def _of_heads(document: dict[str, Any]) -> frozenset[str]:
+    """Return the names of the tiles of single heads, which are most of the data."""
+    return frozenset(
         f"{number}/{quantity['name']}/{layer}"
         for number, one in enumerate(document["traces"])
         for quantity in one["quantities"]
         for layer in range(one["layers"])
-    }
-    kept = Tiles()
-    for name in tiles.content.keys() - heads:
-        kept.index[name], kept.content[name] = tiles.index[name], tiles.content[name]
-    return kept
+    )
 
 
-def _html(document: dict[str, Any], blocks: str, connect: str = "'none'") -> str:
-    """Return the page: strict about what may run, and with every `<` of the data escaped, so that no token can end a block."""
+def _without_heads(tiles: Tiles, document: dict[str, Any]) -> Tiles:
+    """Return the tiles without those of single heads."""
+    names = [name for name in tiles.content if name not in _of_heads(document)]
+    return Tiles({name: tiles.index[name] for name in names}, {name: tiles.content[name] for name in names})
+
+
+def _html(document: dict[str, Any], content: Mapping[str, bytes], late: frozenset[str], connect: str = "'none'") -> str:
+    """Return the page: strict about what may run, and with every `<` of the data escaped, so that no token can end a block.
+
+    Args:
+        content: tiles that the page holds.
+        late: those that come behind the script, so that a large page is drawn before it has been read to its end.
+    """
     body, style, script = _assets()
     policy = (
         f"default-src 'none'; script-src '{_source_hash(script)}'; style-src '{_source_hash(style)}'; connect-src {connect}; "
@@ -196,12 +201,22 @@ def _html(document: dict[str, Any], blocks: str, connect: str = "'none'") -> str
     )
     data = json.dumps(document, ensure_ascii=True, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     title = escape(" and ".join(one["label"] for one in document["traces"]))
-    return (
-        '<!doctype html>\n<html lang="en" data-theme="light">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f'<title>{title} · sinkscope</title>\n<link rel="icon" href="data:,">\n<style>{style}</style>\n</head>\n<body>\n{body}'
-        f'<script type="application/json" id="explorer">{data}</script>\n{blocks}<script>{script}</script>\n</body>\n</html>\n'
+    blocks = {
+        name: f'<script type="text/plain" id="tile:{escape(name)}">{base64.b64encode(tile).decode()}</script>\n'
+        for name, tile in content.items()
+    }
+    return "".join(
+        [
+            '<!doctype html>\n<html lang="en" data-theme="light">\n<head>\n<meta charset="utf-8">\n',
+            f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">\n',
+            f'<title>{title} · sinkscope</title>\n<link rel="icon" href="data:,">\n<style>{style}</style>\n</head>\n<body>\n{body}',
+            f'<script type="application/json" id="explorer">{data}</script>\n',
+            *(block for name, block in blocks.items() if name not in late),
+            f"<script>{script}</script>\n",
+            *(block for name, block in blocks.items() if name in late),
+            "</body>\n</html>\n",
+        ]
     )
 
 

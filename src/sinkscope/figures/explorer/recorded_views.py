@@ -107,6 +107,7 @@ def add_trace(tiles: Tiles, number: int, one: Subject) -> dict[str, Any]:
         "promptLength": one.prompt_length,
         "hidden": [str(rule) for rule in manifest.get("hidden") or []],
         "followed": quantities[0]["name"],
+        "threshold": one.threshold_column_sum,
         "quantities": quantities,
         "maps": maps,
         "about": [
@@ -211,12 +212,14 @@ def _add_quantity(tiles: Tiles, prefix: str, trace: Trace, quantity: Quantity) -
 
 
 def _add_strongest(tiles: Tiles, prefix: str, one: Subject) -> None:
-    """Add the largest followed columns of every step and head with their exact sizes, ties to the lower position."""
+    """Add the largest followed columns of every step and head with their exact sizes."""
     trace = one.trace
     for layer in range(one.prompt.layers):
         columns = quantities_of(trace)[0].of_layer(trace, layer)
         count = min(STRONGEST, columns.shape[-1])
-        order = np.argsort(-np.nan_to_num(columns, nan=-np.inf), axis=-1, kind="stable")[..., :count]
+        sizes = np.nan_to_num(columns, nan=-1)
+        order = np.argpartition(sizes, columns.shape[-1] - count, axis=-1)[..., -count:]
+        order = np.take_along_axis(order, np.argsort(-np.take_along_axis(sizes, order, axis=-1), axis=-1), axis=-1)
         tiles.add(f"{prefix}strongest-keys/{layer}", order, smallest_type(order), delta=True)
         tiles.add(f"{prefix}strongest/{layer}", np.take_along_axis(columns, order, axis=-1), "f32")
 

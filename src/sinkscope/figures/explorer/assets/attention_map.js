@@ -17,8 +17,8 @@ class MapView {
     });
   }
   get box() {
-    const side = Math.max(10, Math.min(this.drawing.width - 50, this.drawing.height - 44));
-    return { left: 42, top: 6, width: side, height: side };
+    const side = Math.max(10, Math.min(this.drawing.width - 64, this.drawing.height - 44));
+    return { left: 56, top: 6, width: side, height: side };
   }
   point(x, y) {
     if (!this.map) return null;

@@ -15,10 +15,26 @@ class Chart {
     return { left: 52, top: 8, width: this.drawing.width - 64, height: this.drawing.height - 46 };
   }
   // series: {values (by step, NaN: none), colour, dash, points, label}; marks: {step, value, swap}.
-  draw({ series, low, high, yLabel, logarithmic, lines = [], marks = [], dots = [], tell, what }) {
+  // `build` is called only where something that the picture depends on has changed: `key`, the size or the colours.
+  draw(key, what, tell, build) {
     this.tell = tell;
     if (this.what.textContent !== what) this.what.textContent = what;
     if (!this.drawing.size()) return;
+    this.drawing.paint(`${key}|${selection.first}|${selection.second}|${selection.layer}|${selection.head}|${loaded.size}`, () =>
+      this.paint(build()),
+    );
+    const box = this.box,
+      cursor = this.drawing.pen(this.drawing.marks),
+      x = box.left + (selection.step / Math.max(1, lastStep())) * box.width;
+    cursor.strokeStyle = colour("swap");
+    cursor.lineWidth = 2;
+    cursor.beginPath();
+    cursor.moveTo(x, box.top);
+    cursor.lineTo(x, box.top + box.height);
+    cursor.stroke();
+    this.drawing.place.setAttribute("aria-label", `${what}. ${tell?.(selection.step) ?? ""}`);
+  }
+  paint({ series, low, high, yLabel, logarithmic, lines = [], marks = [], dots = [] }) {
     const box = this.box,
       pen = this.drawing.pen(this.drawing.picture),
       last = Math.max(1, lastStep());
@@ -80,14 +96,6 @@ class Chart {
       pen.lineWidth = 1.8;
       changeMark(pen, x(mark.step), y(mark.value), mark.swap);
     }
-    const cursor = this.drawing.pen(this.drawing.marks);
-    cursor.strokeStyle = colour("swap");
-    cursor.lineWidth = 2;
-    cursor.beginPath();
-    cursor.moveTo(x(selection.step), box.top);
-    cursor.lineTo(x(selection.step), box.top + box.height);
-    cursor.stroke();
-    this.drawing.place.setAttribute("aria-label", `${what}. ${tell?.(selection.step) ?? ""}`);
     this.legend.replaceChildren(
       ...series
         .filter((one) => one.label)
@@ -128,42 +136,50 @@ class Chart {
 const seriesColour = (place) => colour(place === 0 ? "accent" : "second");
 const range = (count) => Array.from({ length: count }, (_, number) => number);
 
+// Calls for each trace with a step that it has, and puts its name in front where there are two.
+function ofEach(all, step, tell) {
+  return all
+    .map((recording) => {
+      const at = Math.min(step, recording.steps - 1);
+      return `${all.length > 1 ? recording.label + ", " : ""}step ${at}: ${tell(recording, at)}`;
+    })
+    .join("\n");
+}
+
 function drawTracks(chart) {
   const { layer, head } = selection,
-    all = shown(),
-    series = [],
-    marks = [];
-  if (layer >= 0)
-    all.forEach((recording, place) => {
-      const mine = recording.clampLayer(layer),
-        heads = head >= 0 ? [recording.clampHead(head)] : range(recording.heads);
-      heads.forEach((one, nth) =>
-        series.push({
-          values: range(recording.steps).map((step) => {
-            const main = recording.main(step, mine, one);
-            return main < 0 ? NaN : main;
-          }),
-          colour: seriesColour(place),
-          dash: place ? [6, 3] : undefined,
-          thin: head < 0,
-          stepped: true,
-          label: nth === 0 && (all.length > 1 ? recording.label : head < 0 ? "each head of the layer" : "main sink"),
-        }),
-      );
-      if (head >= 0)
-        for (const [step, , , swap] of recording.changesOf(mine, heads[0]))
-          marks.push({ step, value: recording.main(step, mine, heads[0]), swap, colour: seriesColour(place) });
-    });
-  chart.draw({
-    series,
-    marks,
-    low: 0,
-    high: Math.max(...all.map((one) => one.positions)),
-    yLabel: "position",
-    what: layer < 0 ? "choose a layer or a head to see its main sinks" : `${headName(layer, head)}; ◆ move, ✕ swap`,
-    tell: (step) =>
-      head < 0 ? `step ${step}` : all.map((recording) => tellMain(recording, Math.min(step, recording.steps - 1))).join("\n"),
-  });
+    all = shown();
+  chart.draw(
+    "",
+    layer < 0 ? "choose a layer or a head to see its main sinks" : `${headName(layer, head)}; ◆ move, ✕ swap`,
+    (step) => (head < 0 ? `step ${step}` : ofEach(all, step, tellMain)),
+    () => {
+      const series = [],
+        marks = [];
+      if (layer >= 0)
+        all.forEach((recording, place) => {
+          const mine = recording.clampLayer(layer),
+            heads = head >= 0 ? [recording.clampHead(head)] : range(recording.heads);
+          heads.forEach((one, nth) =>
+            series.push({
+              values: range(recording.steps).map((step) => {
+                const main = recording.main(step, mine, one);
+                return main < 0 ? NaN : main;
+              }),
+              colour: seriesColour(place),
+              dash: place ? [6, 3] : undefined,
+              thin: head < 0,
+              stepped: true,
+              label: nth === 0 && (all.length > 1 ? recording.label : head < 0 ? "each head of the layer" : "main sink"),
+            }),
+          );
+          if (head >= 0)
+            for (const [step, , , swap] of recording.changesOf(mine, heads[0]))
+              marks.push({ step, value: recording.main(step, mine, heads[0]), swap, colour: seriesColour(place) });
+        });
+      return { series, marks, low: 0, high: Math.max(...all.map((one) => one.positions)), yLabel: "position" };
+    },
+  );
 }
 
 function tellMain(recording, step) {
@@ -178,11 +194,14 @@ function tellMain(recording, step) {
   return `${shown().length > 1 ? recording.label + ", " : ""}step ${step}: ${about}${change ? (change[3] ? "; swapped in this step" : "; moved in this step") : ""}`;
 }
 
-// The token that the line charts follow: the chosen one, or the main sink of the step.
+// The token that the line charts follow: the chosen one, or the main sink of the step, or the commonest sink of several heads.
 function followedToken() {
   if (selection.token >= 0) return selection.token;
-  const recording = recordings[selection.first];
-  return Math.max(0, recording.main(stepOf(recording), selection.layer, selection.head));
+  const recording = recordings[selection.first],
+    step = stepOf(recording),
+    { layer, head } = selection;
+  if (head >= 0) return Math.max(0, recording.main(step, layer, head));
+  return [...recording.sinks(layer, head, step)].reduce((best, one) => (one[1] > best[1] ? one : best), [0, 0])[0];
 }
 
 function valuesOverSteps(recording, name, position) {
@@ -197,119 +216,128 @@ function valuesOverSteps(recording, name, position) {
 function drawToken(chart) {
   const position = followedToken(),
     all = shown(),
-    series = all.map((recording, place) => ({
-      values: valuesOverSteps(recording, quantityOf(recording), position),
-      colour: seriesColour(place),
-      dash: place ? [6, 3] : undefined,
-      label: `${all.length > 1 ? recording.label + ": " : ""}${quoted(recording.text(recording.token(stepOf(recording), position)))} at position ${position}`,
-    }));
-  const first = recordings[selection.first],
+    first = recordings[selection.first],
     quantity = first.quantity(quantityOf(first));
-  const isColumn = quantity.name === first.followed && selection.head >= 0;
-  const line = 1 + page.excess * (1 - 1 / first.positions);
-  const high = Math.max(
-    isColumn && !first.causal ? line * 1.1 : 0,
-    ...series.flatMap((one) => one.values.filter((value) => !Number.isNaN(value))),
+  const line = quantity.name === first.followed && selection.head >= 0 && !first.causal ? first.threshold : 0;
+  const tellToken = (recording, at) => {
+    const one = recording.quantity(quantityOf(recording));
+    const found = recording.value(one.name, selection.layer, selection.head, at, position);
+    return `${quoted(recording.text(recording.token(at, position)))} at position ${position}, ${told(found, one.unit)}`;
+  };
+  chart.draw(
+    `${selection.quantity}|${position}`,
+    `${quantity.label}, ${headName(selection.layer, selection.head)}`,
+    (step) => ofEach(all, step, tellToken),
+    () => {
+      const series = all.map((recording, place) => ({
+        values: valuesOverSteps(recording, quantityOf(recording), position),
+        colour: seriesColour(place),
+        dash: place ? [6, 3] : undefined,
+        label: `${all.length > 1 ? recording.label + ": " : ""}position ${position}`,
+      }));
+      const high = Math.max(line * 1.1, ...series.flatMap((one) => one.values.filter((value) => !Number.isNaN(value))));
+      return {
+        series,
+        low: 0,
+        high: high * 1.05,
+        yLabel: quantity.unit,
+        lines: line ? [{ value: line, label: "sink above this line" }] : [],
+      };
+    },
   );
-  chart.draw({
-    series,
-    low: 0,
-    high: high * 1.05,
-    yLabel: quantity.unit,
-    lines: isColumn && !first.causal ? [{ value: line, label: "sink above this line" }] : [],
-    what: `${quantity.label}, ${headName(selection.layer, selection.head)}`,
-    tell: (step) =>
-      all
-        .map((recording) => {
-          const at = Math.min(step, recording.steps - 1),
-            one = recording.quantity(quantityOf(recording));
-          return `${all.length > 1 ? recording.label + ", " : ""}step ${at}: ${quoted(recording.text(recording.token(at, position)))}, ${told(recording.value(one.name, selection.layer, selection.head, at, position), one.unit)}`;
-        })
-        .join("\n"),
-  });
 }
 
+const NORMS = [
+  ["values", "value", "accent"],
+  ["keys", "key", "swap"],
+  ["hidden", "hidden", "second"],
+];
+
 function drawNorms(chart) {
-  const names = [
-      ["values", "value", "accent"],
-      ["keys", "key", "swap"],
-      ["hidden", "hidden", "second"],
-    ],
-    position = followedToken(),
-    series = [],
-    all = shown();
-  all.forEach((recording, place) => {
-    for (const [name, label, tone] of names)
-      if (recording.quantities.some((one) => one.name === name))
-        series.push({
-          values: valuesOverSteps(recording, name, position),
-          colour: colour(tone),
-          dash: place ? [6, 3] : undefined,
-          label: all.length > 1 ? `${label}, ${recording.label}` : label,
-        });
-  });
-  const told = series.flatMap((one) => one.values.filter((value) => value > 0));
-  chart.figure.hidden = !series.length;
-  if (!series.length) return;
-  chart.draw({
-    series,
-    low: Math.min(...told, 1e9) / 1.15 || 0.1,
-    high: Math.max(...told, 1e-9) * 1.15,
-    yLabel: "Euclidean norm",
-    logarithmic: true,
-    what: `of the token at position ${position}, ${headName(selection.layer, selection.head)}`,
-    tell: (step) =>
-      `step ${step}\n` +
-      series.map((one) => `${one.label}: ${number(one.values[Math.min(step, one.values.length - 1)] ?? NaN, 3)}`).join("\n"),
-  });
+  const position = followedToken(),
+    all = shown(),
+    kept = all.flatMap((recording, place) =>
+      NORMS.filter(([name]) => recording.quantities.some((one) => one.name === name)).map(([name, label, tone]) => [
+        recording,
+        place,
+        name,
+        label,
+        tone,
+      ]),
+    );
+  chart.figure.hidden = !kept.length;
+  if (!kept.length) return;
+  chart.draw(
+    position,
+    `of the token at position ${position}, ${headName(selection.layer, selection.head)}`,
+    (step) =>
+      ofEach(all, step, (recording, at) =>
+        kept
+          .filter(([one]) => one === recording)
+          .map(
+            ([, , name, label]) =>
+              `${label} ${number(recording.value(name, selection.layer, selection.head, at, position)?.value ?? NaN, 3)}`,
+          )
+          .join(", "),
+      ),
+    () => {
+      const series = kept.map(([recording, place, name, label, tone]) => ({
+        values: valuesOverSteps(recording, name, position),
+        colour: colour(tone),
+        dash: place ? [6, 3] : undefined,
+        label: all.length > 1 ? `${label}, ${recording.label}` : label,
+      }));
+      const told = series.flatMap((one) => one.values.filter((value) => value > 0));
+      return {
+        series,
+        low: told.length ? Math.min(...told) / 1.15 : 0.1,
+        high: told.length ? Math.max(...told) * 1.15 : 1,
+        yLabel: "Euclidean norm",
+        logarithmic: true,
+      };
+    },
+  );
 }
 
 function drawOrder(chart) {
-  const all = shown().filter((recording) => recording.has("written") && recording.tile("written"));
+  const all = shown().filter((recording) => recording.has("written"));
   chart.figure.hidden = !all.length;
   if (!all.length) return;
-  const table = heatRamp(),
-    dots = [];
-  let low = Infinity,
-    high = 0;
-  all.forEach((recording, place) => {
-    const view = traceViews.get(recording);
-    for (const [step, position] of view?.commits ?? []) {
-      const confidence = recording.confidence(step, position),
-        now = step === stepOf(recording);
-      low = Math.min(low, position);
-      high = Math.max(high, position);
-      dots.push({
-        step,
-        value: position,
-        size: now ? 5.5 : 3.2,
-        colour: confidence === null ? seriesColour(place) : cssOf(table, Math.round(55 + 200 * confidence)),
-        ring: now ? colour("swap") : seriesColour(place),
-      });
-    }
-  });
-  chart.draw({
-    series: [],
-    dots,
-    low: Number.isFinite(low) ? low - 1 : 0,
-    high: high + 1,
-    yLabel: "position",
-    what: `tokens when they are written${all.some((one) => one.has("confidence")) ? (dark() ? "; brighter: surer" : "; darker: surer") : ""}`,
-    tell: (step) =>
-      all
-        .map((recording) => {
-          const at = Math.min(step, recording.steps - 1),
-            here = (traceViews.get(recording)?.commits ?? []).filter((one) => one[0] === at);
-          return (
-            `${all.length > 1 ? recording.label + ", " : ""}step ${at}: ` +
-            (here
-              .map(([, position]) => {
-                const sure = recording.confidence(at, position);
-                return `${quoted(recording.text(recording.writtenIn(at, position)))} at position ${position}${sure === null ? "" : `, confidence ${number(sure, 5)}`}`;
-              })
-              .join("; ") || "nothing written")
-          );
-        })
-        .join("\n"),
-  });
+  const tellCommits = (recording, at) =>
+    recording
+      .commits()
+      .filter((one) => one[0] === at)
+      .map(([, position]) => {
+        const sure = recording.confidence(at, position);
+        return `${quoted(recording.text(recording.writtenIn(at, position)))} at position ${position}${sure === null ? "" : `, confidence ${number(sure, 5)}`}`;
+      })
+      .join("; ") || "nothing written";
+  chart.draw(
+    "",
+    `tokens when they are written${all.some((one) => one.has("confidence")) ? (dark() ? "; brighter: surer" : "; darker: surer") : ""}`,
+    (step) => ofEach(all, step, tellCommits),
+    () => {
+      const table = heatRamp(),
+        dots = all.flatMap((recording, place) =>
+          recording.commits().map(([step, position]) => {
+            const confidence = recording.confidence(step, position);
+            return {
+              step,
+              value: position,
+              size: 3.4,
+              colour: confidence === null ? seriesColour(place) : cssOf(table, Math.round(55 + 200 * confidence)),
+              ring: seriesColour(place),
+            };
+          }),
+        );
+      const places = dots.map((one) => one.value);
+      return {
+        series: [],
+        dots,
+        low: places.length ? Math.min(...places) - 1 : 0,
+        high: places.length ? Math.max(...places) + 1 : 1,
+        yLabel: "position",
+      };
+    },
+  );
 }

@@ -7,8 +7,15 @@ let onProblem = () => {};
 
 const TYPES = { u8: Uint8Array, u16: Uint16Array, i32: Int32Array, f32: Float32Array };
 
+// The element that holds a tile. A large page is drawn while its end is still being read: then it waits for the end.
+async function elementOf(name) {
+  if (document.readyState === "loading" && !document.getElementById("tile:" + name)?.nextElementSibling)
+    await new Promise((done) => addEventListener("DOMContentLoaded", done, { once: true }));
+  return document.getElementById("tile:" + name);
+}
+
 async function bytesOf(name) {
-  const element = document.getElementById("tile:" + name);
+  const element = await elementOf(name);
   if (element) {
     const text = element.textContent;
     if (Uint8Array.fromBase64) return Uint8Array.fromBase64(text);
@@ -202,6 +209,17 @@ class Recording {
       }
     }
     return this.changesByHead.get(this.clampLayer(layer) + "." + this.clampHead(head)) ?? [];
+  }
+  // Step and position of every token that is written.
+  commits() {
+    const written = this.has("written") && this.tile("written");
+    if (!written) return [];
+    if (!this.found) {
+      this.found = [];
+      const width = this.width("written");
+      for (let at = 0; at < written.length; at++) if (written[at]) this.found.push([Math.floor(at / width), at % width]);
+    }
+    return this.found;
   }
   role(layer, head) {
     return this.rolesByHead.get(layer + "." + head);

@@ -69,21 +69,31 @@ function codeColours(table, top, logarithmic) {
   return shades;
 }
 
-// A drawing: a picture that changes seldom, and marks over it that change with every step.
+// A drawing: a picture and a track that change seldom, and marks over them that change with every step.
 class Drawing {
   constructor(place, label) {
     this.place = place;
     this.picture = place.appendChild(document.createElement("canvas"));
+    this.track = place.appendChild(document.createElement("canvas"));
     this.marks = place.appendChild(document.createElement("canvas"));
-    for (const one of [this.picture, this.marks]) one.setAttribute("aria-hidden", "true");
+    this.sheets = [this.picture, this.track, this.marks];
+    for (const one of this.sheets) one.setAttribute("aria-hidden", "true");
     place.setAttribute("role", "img");
     place.setAttribute("aria-label", label);
     this.drawn = "";
+    this.measured = false;
+    new ResizeObserver(() => {
+      this.measured = false;
+      draw();
+    }).observe(place);
   }
+  // Returns whether there is anything to draw on. The place is measured only after it has changed, since measuring lays the page out.
   size() {
+    if (this.measured) return this.width > 0 && this.height > 0;
+    this.measured = true;
     const { clientWidth: width, clientHeight: height } = this.place,
       ratio = Math.min(3, window.devicePixelRatio || 1);
-    for (const one of [this.picture, this.marks])
+    for (const one of this.sheets)
       if (one.width !== Math.round(width * ratio) || one.height !== Math.round(height * ratio)) {
         one.width = Math.round(width * ratio);
         one.height = Math.round(height * ratio);

@@ -110,7 +110,7 @@ function tellStory() {
           `${quoted(recording.text(recording.token(step, position)))} at position ${position} (${counted(heads, "head")})`,
       )
       .join(", ");
-    text = `Step ${step}, ${headName(layer, head)}: ${where ? `most heads have a sink at ${where}.` : "no head has a sink."}`;
+    text = `Step ${step}, ${headName(layer, head)}: ${where ? `the commonest sinks are ${where}, of ${counted(layer < 0 ? recording.layers * recording.heads : recording.heads, "head")}.` : "no head has a sink."}`;
   } else {
     const main = recording.main(step, layer, head),
       changes = recording.changesOf(layer, head),
@@ -129,7 +129,7 @@ function tellStory() {
       (main < 0
         ? "no token is a sink."
         : `the main sink is ${place(recording, step, main)}, with ${found ? number(found.value, 4) : "…"} queries’ worth of attention.${how}`) +
-      ` Over ${counted(recording.steps, "step")} it moves ${times(moves)} and swaps ${times(swaps)}.`;
+      ` Over ${counted(recording.steps, "step")} it ${moves + swaps ? `moves ${times(moves)} and swaps ${times(swaps)}` : "neither moves nor swaps"}.`;
   }
   byId("sentence").setAttribute("aria-live", playing ? "off" : "polite");
   if (byId("sentence").textContent !== text) byId("sentence").textContent = text;

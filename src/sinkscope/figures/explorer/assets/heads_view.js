@@ -8,7 +8,7 @@ const STATISTICS = {
   counts: { tile: "counts", label: "sinks in this step", unit: "sinks", each: true },
   shares: { tile: "shares", label: "share of attention on sinks in this step", unit: "of all attention", each: true },
 };
-const LETTERS = { idle: "i", broadcast: "b", carrier: "c", mixed: "m", unclear: "?" };
+const LETTERS = { idle: "i", broadcast: "b", carrier: "c", undecided: "?" };
 
 class HeadsView {
   constructor(root, recording) {

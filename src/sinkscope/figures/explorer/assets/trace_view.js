@@ -87,7 +87,7 @@ class TraceView {
       const text = written || (inside ? recording.token(step, position) : 0);
       if (written) now = position;
       const masked = !written && inside && recording.isMasked(step, position),
-        shade = rows && inside ? shades[rows.codes[rows.start + step * rows.stride + position]] : 0;
+        shade = rows && inside ? shades[rows.codes[rows.start + step * rows.stride + position]] & 0xf8 : 0;
       const kinds = [
         position < recording.promptLength && "prompt",
         masked && "masked",
@@ -121,6 +121,8 @@ class TraceView {
   }
   // Scrolls the canvas, never the page, to a token.
   keepInSight(position) {
+    if (position === this.inSight) return;
+    this.inSight = position;
     const span = this.spans[position],
       box = this.tokens;
     if (!span || box.matches(":hover")) return;
@@ -160,7 +162,7 @@ class TraceView {
     this.root.querySelector(".heat-view .what").textContent =
       `${recording.quantity(name).label}, ${headName(recording.clampLayer(layer), recording.clampHead(head))}`;
     if (!rows) return;
-    this.heat.paint(`${name}|${layer}|${head}|${selection.scale}|${loaded.has(recording.number + "/lengths")}`, (pen) => {
+    this.heat.paint(`${name}|${layer}|${head}|${selection.scale}|${loaded.size}`, (pen) => {
       paintShades(
         pen,
         box,
@@ -184,17 +186,18 @@ class TraceView {
         number(top, 3),
         recording.quantity(name).unit,
       );
+      this.drawHeatTrack(box);
     });
     this.drawHeatMarks(box);
     const text = this.heat.place.getAttribute("aria-label");
     const label = `heat map: ${recording.quantity(name).label} by step and position, ${headName(layer, head)}; largest ${number(top, 3)}`;
     if (text !== label) this.heat.place.setAttribute("aria-label", label);
   }
-  drawHeatMarks(box) {
+  // What lies over the heat map in all steps: the end of the prompt, commits and main sinks.
+  drawHeatTrack(box) {
     const { recording } = this,
-      { layer, head, token } = selection,
-      step = stepOf(recording),
-      pen = this.heat.pen(this.heat.marks);
+      { layer, head } = selection,
+      pen = this.heat.pen(this.heat.track);
     const tall = box.height / recording.steps,
       wide = box.width / recording.positions;
     const x = (position) => box.left + (position + 0.5) * wide,
@@ -219,41 +222,39 @@ class TraceView {
       pen.fillStyle = colour("accent");
       for (const owner of owners) this.drawTrack(pen, owner, x, y, tall, head >= 0);
     }
-    pen.strokeStyle = colour("swap");
-    pen.lineWidth = Math.max(1.5, Math.min(3, tall));
-    pen.strokeRect(box.left - 1, box.top + step * tall - 0.5, box.width + 2, Math.max(2, tall + 1));
-    if (token >= 0 && token < recording.positions) {
-      pen.strokeStyle = colour("ink");
-      pen.lineWidth = 1;
-      pen.setLineDash([2, 3]);
-      pen.strokeRect(box.left + token * wide - 1, box.top, Math.max(2, wide + 2), box.height);
-      pen.setLineDash([]);
-    }
-    const marks = this.root.querySelector(".heat-view .marks");
-    const text =
+    this.root.querySelector(".heat-view .marks").textContent =
       layer < 0
         ? "small dots: tokens when they are written"
         : head >= 0
           ? "thick line: main sink · ◆ move · ✕ swap · small dots: tokens when they are written"
           : "lines: main sinks of the layer’s heads · small dots: tokens when they are written";
-    if (marks.textContent !== text) marks.textContent = text;
+  }
+  // The chosen step and token.
+  drawHeatMarks(box) {
+    const { recording } = this,
+      { token } = selection,
+      step = stepOf(recording),
+      pen = this.heat.pen(this.heat.marks);
+    const tall = box.height / recording.steps,
+      wide = box.width / recording.positions;
+    pen.strokeStyle = colour("swap");
+    pen.lineWidth = Math.max(1.5, Math.min(3, tall));
+    pen.strokeRect(box.left - 1, box.top + step * tall - 0.5, box.width + 2, Math.max(2, tall + 1));
+    if (token < 0 || token >= recording.positions) return;
+    pen.strokeStyle = colour("ink");
+    pen.lineWidth = 1;
+    pen.setLineDash([2, 3]);
+    pen.strokeRect(box.left + token * wide - 1, box.top, Math.max(2, wide + 2), box.height);
+    pen.setLineDash([]);
   }
   drawCommits(pen, x, y) {
-    const { recording } = this,
-      written = recording.has("written") && recording.tile("written");
-    if (!written) return;
-    const width = recording.width("written");
     pen.fillStyle = colour("soft");
-    if (!this.commits) {
-      this.commits = [];
-      for (let at = 0; at < written.length; at++) if (written[at]) this.commits.push([Math.floor(at / width), at % width]);
+    for (const [step, position] of this.recording.commits()) {
+      if (position >= this.recording.positions) continue;
+      pen.beginPath();
+      pen.arc(x(position), y(step), 1.6, 0, 7);
+      pen.fill();
     }
-    for (const [step, position] of this.commits)
-      if (position < recording.positions) {
-        pen.beginPath();
-        pen.arc(x(position), y(step), 1.6, 0, 7);
-        pen.fill();
-      }
   }
   drawTrack(pen, head, x, y, tall, alone) {
     const { recording } = this,
