@@ -327,8 +327,8 @@ def test_trace_with_a_rule_says_what_came_of_it(run, diffusion_folder, tmp_path)
 
 def test_statistics_under_a_rule_say_so_and_go_on_only_under_the_same(run, diffusion_folder, tmp_path):
     call = ("trace", diffusion_folder, "--prompt", PROMPT, "--length", 8, "--keep", "statistics", "--out", tmp_path / "s")
-    status, _, err = run(*call, "--hide", "top:1")
-    assert status == 0 and "top:1 took away" in err
+    status, out, err = run(*call, "--hide", "top:1")
+    assert status == 0 and "top:1 took away" in err and out.endswith("s: statistics of 1 prompt\n")
     assert json.loads((tmp_path / "s" / "manifest.json").read_text())["run"]["hide"] == "top:1"
     status, _, err = run(*call)
     assert status == 2 and "holds statistics of another run: expected hide 'none', found 'top:1'" in err

@@ -87,13 +87,17 @@ def test_a_rule_that_nothing_tries_is_seen():
             r"no rule 'unheard-of:1'; expected one of none, above:E, .*class:K, .*, sink-token, top:K, window:SINKS\+RECENT",
         ),
         ("", "no rule ''; expected one of none"),
-        ("top", "no rule 'top'; expected one of none"),
+        ("top", "rule 'top': top needs K: top:K"),
+        ("top@current", "rule 'top@current': top needs K: top:K"),
+        ("window", r"rule 'window': window needs SINKS\+RECENT: window:SINKS\+RECENT"),
+        ("top:two", "expected top:K, found 'two' behind the colon; K is a whole number from 0 upwards"),
+        ("window:4+x", r"found '4\+x' behind the colon; SINKS is a whole number from 0 upwards, RECENT is a whole number from 0 upwards"),
         ("none@current", "no rule 'none@current'"),
         ("top:", "expected top:K, found '' behind the colon"),
         ("top:-1", "expected top:K, found '-1' behind the colon"),
         ("top:1.5", "expected top:K, found '1.5' behind the colon"),
         ("window:4", r"expected window:SINKS\+RECENT, found '4' behind the colon"),
-        ("above:high", "expected above:E, found 'high' behind the colon"),
+        ("above:high", "expected above:E, found 'high' behind the colon; E is a number"),
         ("above:-1", "excess: expected a number from 0 upwards, found -1.0"),
         ("above:nan", "excess: expected a number from 0 upwards, found nan"),
         (
@@ -297,7 +301,8 @@ def test_statistics_say_the_rules(diffusion, question, tmp_path):
 
 
 def test_controls_say_whether_they_draw_at_random():
-    assert known_controls() == {"class": True, "mass": True, "persistent": True, "random": True, "ranks": False, "rowmass": True}
+    ours = {"class": True, "mass": True, "persistent": True, "random": True, "ranks": False, "rowmass": True}
+    assert known_controls().items() >= ours.items()
 
 
 @pytest.mark.parametrize(("text", "least"), [("top:3", 4), ("ranks:3", 7), ("window:4+64", 1), ("none", 1)])

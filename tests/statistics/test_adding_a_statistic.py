@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -61,7 +62,9 @@ def test_it_shows_up_in_analyse_and_its_table(command, recorded):
     for layer in range(columns.shape[1]):
         assert rows[(("layer", layer),)] == pytest.approx(columns[:, layer, :, -2].mean())
     assert len(rows) == 1 + 10 + columns.shape[1]
-    assert document["statistics"][-1]["name"].startswith("second.")  # after the statistics that say where they stand
+    names = [row["name"] for row in document["statistics"]]
+    ordered = [name for one in all_statistics() if one.order < Statistic.order for name in one.definitions]
+    assert names.index("second.column") > max(names.index(name) for name in ordered if name in names)
     assert "second\n  column" in command("analyse", recorded / "columns")
 
 
@@ -84,6 +87,39 @@ class Undefined(Statistic):
 def test_a_number_without_a_definition_is_refused():
     with pytest.raises(CallError, match=r"expected Undefined to define 'another.thing', found one.thing"):
         values_of(summarise(make_trace(random_columns(0))), [Undefined()])
+
+
+class Misplaced(Statistic):
+    definitions: ClassVar = {"one.thing": Definition("one", "thing", "none")}
+
+    def __init__(self, place):
+        self.place = place
+
+    def values(self, prompt):
+        return {("one.thing", self.place): 1.0}
+
+
+@pytest.mark.parametrize("place", [("layer", 1), "layer", (("layer", 1, 2),)])
+def test_a_place_that_is_no_row_of_pairs_is_refused(place):
+    message = rf"Misplaced: expected the place of 'one.thing' as a tuple of pairs, such as \(\) or .*, found {re.escape(repr(place))}"
+    with pytest.raises(CallError, match=message):
+        values_of(summarise(make_trace(random_columns(0))), [Misplaced(place)])
+
+
+class KeepsAnArray(Statistic):
+    definitions: ClassVar = {"one.thing": Definition("one", "thing", "none")}
+
+    def keep(self, step):
+        return step.columns.sums
+
+    def values(self, prompt):
+        return {}
+
+
+def test_what_is_kept_and_is_no_dataclass_is_refused(monkeypatch):
+    monkeypatch.setattr(statistic, "all_statistics", lambda: (KeepsAnArray(),))
+    with pytest.raises(CallError, match=r"KeepsAnArray.keep: expected a dataclass of arrays, or None, found ndarray"):
+        summarise(make_trace(random_columns(0)))
 
 
 @pytest.fixture

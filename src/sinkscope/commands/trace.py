@@ -122,7 +122,8 @@ class Trace(Command):
         if self.json:
             print_json({"statistics": str(self.out), "prompts": manifest["prompts"], "complete": manifest["complete"]})
         else:
-            print(f"{self.out}: statistics of {manifest['prompts']} prompts")
+            count = manifest["prompts"]
+            print(f"{self.out}: statistics of {count} prompt{'s' * (count != 1)}")
 
 
 def read_prompts(path: Path) -> list[str]:

@@ -18,6 +18,7 @@ from sinkscope.interventions.step_canvas import GROUPS
 from sinkscope.models import Model
 
 Where = str | Collection[int] | None
+_NUMBERS: dict[Any, str] = {int: "a whole number from 0 upwards", float: "a number"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +101,14 @@ class Intervention(ABC):
     def criterion(self, found: Observation, causal: bool) -> tuple[Tensor, Scope]:
         """Return values [batch, head, key] that rank the keys, and which heads share a ranking; `Effect.hits` counts by it."""
         return (found.last_row if causal else found.columns), "head"
+
+    @classmethod
+    def arguments(cls) -> dict[str, str]:
+        """Return for each argument behind the colon, by its name in `rule`, what it must be, as a message says it."""
+        hints = get_type_hints(cls)
+        fields = [field.name for field in dataclasses.fields(cls) if field.init and not field.kw_only]
+        names = cls.rule.partition(":")[2].split("+")
+        return {name: _NUMBERS[hints[field]] for name, field in zip(names, fields, strict=False) if hints[field] in _NUMBERS}
 
     @classmethod
     def read_arguments(cls, text: str) -> tuple[Any, ...]:

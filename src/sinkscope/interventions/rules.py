@@ -66,6 +66,8 @@ def parse_rule(text: str) -> Intervention | Composed:
     if head == NOTHING and not tail:
         return compose()
     rules = known_rules()
+    if word in rules and not colon and ":" in rules[word].rule:
+        raise CallError(f"rule {text!r}: {word} needs {rules[word].rule.partition(':')[2]}: {rules[word].rule}")
     if word not in rules or bool(colon) != (":" in rules[word].rule):
         known = ", ".join([NOTHING, *(kind.rule for kind in rules.values())])
         raise CallError(f"no rule {text!r}; expected one of {known}, with options behind @ as in top:1@current")
@@ -73,7 +75,8 @@ def parse_rule(text: str) -> Intervention | Composed:
     try:
         given = kind.read_arguments(arguments) if colon else ()
     except ValueError:
-        raise CallError(f"rule {text!r}: expected {kind.rule}, found {arguments!r} behind the colon") from None
+        kinds = "".join(f"{', ' if number else '; '}{name} is {one}" for number, (name, one) in enumerate(kind.arguments().items()))
+        raise CallError(f"rule {text!r}: expected {kind.rule}, found {arguments!r} behind the colon{kinds}") from None
     return kind(*given, **_options(text, word, kind, tail))
 
 

@@ -6,7 +6,7 @@ few numbers for each step, layer and head, so that a trace may be larger than me
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -250,6 +250,9 @@ class PromptFeed:
         self._add_columns(columns.sums)
         for keep in self.keeps:
             if (record := keep(step)) is not None:
+                if not is_dataclass(record) or isinstance(record, type):
+                    name = getattr(keep, "__qualname__", repr(keep))
+                    raise CallError(f"{name}: expected a dataclass of arrays, or None, found {type(record).__name__}")
                 self._kept.setdefault(type(record), []).append(record)
 
     def _newest(self, row: np.ndarray) -> np.ndarray:

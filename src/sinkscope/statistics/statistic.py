@@ -153,7 +153,7 @@ def values_of(prompt: PromptSummary, statistics: Sequence[Statistic] | None = No
         statistics: which; all when not given.
 
     Raises:
-        CallError: a number without a definition.
+        CallError: a number without a definition, or at a place that is no row of pairs.
     """
     values: Values = {}
     for one in all_statistics() if statistics is None else statistics:
@@ -161,6 +161,12 @@ def values_of(prompt: PromptSummary, statistics: Sequence[Statistic] | None = No
         for name in dict.fromkeys(name for name, _ in found):
             if short_name(name) not in one.definitions:
                 raise CallError(f"expected {type(one).__name__} to define {short_name(name)!r}, found {', '.join(one.definitions)}")
+        for name, place in found:
+            if not isinstance(place, tuple) or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in place):
+                raise CallError(
+                    f"{type(one).__name__}: expected the place of {name!r} as a tuple of pairs, "
+                    f"such as () or (('layer', 2),), found {place!r}"
+                )
         values |= found
     return values
 
