@@ -42,7 +42,5 @@ Unit = Annotated[
     Literal["queries", "percent", "mean"],
     arg(help="unit of --excess: queries' worth of attention, percent of all attention, or mean (share)."),
 ]
-RolesFile = Annotated[
-    Path | None, arg(help="folder of `sinkscope roles`: what the sinks do.", help_behavior_hint="(default: that of a bundled model)")
-]
+RolesFile = Annotated[Path | None, arg(help="folder of `sinkscope roles`: what the sinks do.", help_behavior_hint="(default: none)")]
 Traces = Annotated[Positional[tuple[Path, ...]], required()]

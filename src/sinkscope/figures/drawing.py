@@ -59,7 +59,7 @@ def draw_figures(
         compare: draws all traces in one figure, side by side on a common scale.
         only: names of figures, such as ``"3"`` or ``"norms"``; all when None.
         maps: computes single attention maps; without it Figures 4, 6 and 8 cannot be drawn.
-        roles: what the sinks of the model do (`find_roles`); those of a bundled model are known.
+        roles: what the sinks of the model do (`find_roles`).
         say: gets a line for each figure that cannot be drawn, with the reason.
 
     Returns:

@@ -50,7 +50,7 @@ def write_page(
         figures: what `draw_figures` returned; the PNG files among them are embedded with their captions.
         tables: further tables, before the figures.
         excess: ε of Eq. 3, in queries' worth.
-        roles: what the sinks of the model do (`find_roles`); those of a bundled model are known.
+        roles: what the sinks of the model do (`find_roles`).
         command: the command that made it, for the footer.
 
     Returns:

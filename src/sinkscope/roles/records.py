@@ -3,8 +3,6 @@
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -146,24 +144,15 @@ def read_roles(path: str | Path) -> Roles:
         raise CallError(f"{file}: {error}") from error
 
 
-def roles_for(weight_hash: str | None, given: Roles | None = None) -> Roles | None:
-    """Return the roles of the model with these weights: those given, or those that come with a bundled model.
+def roles_for(weight_hash: str | None, given: Roles | None) -> Roles | None:
+    """Return the roles given, if they are of the model with these weights; None where none are given.
 
     Raises:
         CallError: the roles given are of other weights.
     """
-    if given is None:
-        return None if weight_hash is None else _bundled().get(weight_hash)
-    if weight_hash != given.weight_hash:
+    if given is not None and weight_hash != given.weight_hash:
         raise CallError(
             f"the roles are of {given.model} with weights {given.weight_hash[:12]}…, the trace is of weights {str(weight_hash)[:12]}…; "
             "find the roles of this model with `sinkscope roles`"
         )
     return given
-
-
-@cache
-def _bundled() -> dict[str, Roles]:
-    found = [one / FILE for one in (files("sinkscope") / "checkpoints").iterdir() if one.is_dir()]
-    each = (read_roles(Path(str(one))) for one in found if one.is_file())
-    return {one.weight_hash: one for one in each}

@@ -90,7 +90,7 @@ def explore(traces: Sequence[Trace], *, excess: float = 3.0, roles: Roles | None
 
     Args:
         excess: ε of Eq. 3, in queries' worth.
-        roles: what the sinks of the model do (`find_roles`); those of a bundled model are known. They apply to the traces of its weights.
+        roles: what the sinks of the model do (`find_roles`). They apply to the traces of its weights.
 
     Raises:
         CallError: no traces, roles of none of them, or a threshold that cannot hold.

@@ -4,8 +4,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from threading import Lock
+from typing import cast
 from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
@@ -116,7 +117,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _asked_from_here(self) -> bool:
         """Return whether the page was asked for by its own name, so that no other site can read it through a name of its own."""
-        port = self.server.server_address[1]
+        port = cast(HTTPServer, self.server).server_port
         hosts = {f"{name}:{port}" for name in NAMES}
         origin = self.headers.get("Origin")
         return self.headers.get("Host") in hosts and (origin is None or origin in {f"http://{host}" for host in hosts})
