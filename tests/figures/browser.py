@@ -73,8 +73,8 @@ class Browser:
                 return answer["result"]
             self.events.append(answer)
 
-    def open(self, url, width=1280, height=900, dark=False):
-        """A page that has been loaded and drawn."""
+    def open(self, url, width=1280, height=900, dark=False, ready="document.querySelector('.tokens span')?.textContent !== ''"):
+        """A page that has been loaded and drawn, which ``ready`` tells."""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         page = Page(self, self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"])
         for domain in ("Page", "Runtime", "Network", "Log"):
@@ -82,7 +82,7 @@ class Browser:
         page.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600)
         page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
         page.call("Page.navigate", url=url)
-        page.wait("document.readyState === 'complete' && document.querySelector('.tokens span')?.textContent !== ''")
+        page.wait(f"document.readyState === 'complete' && {ready}")
         page.settle()
         return page
 

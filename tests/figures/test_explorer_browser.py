@@ -5,6 +5,8 @@ It needs Chromium (Debian: `apt-get install chromium`), or the path of one in th
 
 import os
 import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -162,6 +164,48 @@ def test_an_inline_script_from_elsewhere_does_not_run(browser, address, tmp_path
     page = browser.open((tmp_path / "page.html").as_uri())
     assert "owned" not in page.evaluate("document.title")
     assert any("Content Security Policy" in one for one in page.complaints())
+
+
+def test_a_folder_is_read_from_a_plain_web_server_tile_by_tile(browser, traces, tmp_path):
+    explore(traces).write_folder(tmp_path)
+    handler = partial(SimpleHTTPRequestHandler, directory=tmp_path)
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_address[1]}/"
+        page = browser.open(address + f"#step=6&layer={MOVING[0]}&head={MOVING[1]}&second=-1")
+        assert f"at position {PROMPT + 6}, with 6.75 queries’ worth" in page.text("#sentence")
+        assert dots(page, ".heat-view .heat") > 500
+        assert all(url.startswith(address) for url in page.requests())
+        other = 1 - MOVING[0]
+        assert f"{address}data/0-columns-{MOVING[0]}.bin" in page.requests()
+        assert f"{address}data/0-columns-{other}.bin" not in page.requests()
+        assert page.complaints() == []
+        server.shutdown()
+
+
+def test_a_folder_opened_from_disk_says_what_it_needs(browser, traces, tmp_path):
+    page = browser.open(explore(traces).write_folder(tmp_path).as_uri(), ready="!document.querySelector('#problem').hidden")
+    assert "only from a web server" in page.text("#problem") and "http.server" in page.text("#problem")
+
+
+def test_a_page_that_keeps_only_the_strongest_columns_draws_them(browser, traces, tmp_path, monkeypatch):
+    monkeypatch.setattr("sinkscope.figures.explorer.explorer_page.LARGEST_PAGE", 1000)
+    page = browser.open(explore(traces[:1]).write_page(tmp_path / "page.html").as_uri() + f"#step=6&layer={MOVING[0]}&head={MOVING[1]}")
+    assert "6.75 queries’ worth" in page.text("#sentence")
+    assert dots(page, ".heat-view .heat") > 500
+    assert "too large for one page" in page.text("#problem")
+    assert page.complaints() == []
+
+
+def test_a_printed_page_is_light_and_holds_its_pictures(browser, address):
+    page = browser.open(address + "#step=6&layer=0&head=1&second=-1", 1000, 900, True)
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert page.evaluate("document.documentElement.dataset.theme") == "light"
+    row = page.evaluate("[...document.querySelector('.heat canvas').getContext('2d').getImageData(60, 20, 1, 1).data]")
+    assert sum(row[:3]) > 500
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    page.settle()
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
 
 
 def test_a_served_page_computes_maps(browser, traces):

@@ -22,7 +22,7 @@ from sinkscope.traces import Trace
 from sinkscope.traces.format import write_whole
 
 SCRIPTS = ("data", "selection", "drawing", "heads_view", "trace_view", "charts", "difference", "attention_map", "explorer")
-LARGEST_PAGE = 48_000_000
+LARGEST_PAGE = 64_000_000
 """Bytes of tiles up to which one page holds every head; a larger one keeps the strongest columns of each head and the means."""
 
 

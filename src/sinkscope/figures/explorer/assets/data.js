@@ -132,6 +132,8 @@ class Recording {
   }
   // A page that is too large for every head keeps the strongest columns of each: the others are shown as nothing.
   sparseRows(quantity, layer, head) {
+    const key = `${quantity.name}|${layer}|${head}`;
+    if (this.sparse?.key === key) return this.sparse;
     const keys = this.tile("strongest-keys/" + layer),
       sizes = this.tile("strongest/" + layer);
     if (quantity.name !== this.followed || !keys || !sizes) return null;
@@ -146,7 +148,8 @@ class Recording {
         if (sizes[at] > 0)
           codes[step * this.positions + keys[at]] = Math.max(0, Math.min(255, Math.round(Math.log(sizes[at] / scale[0]) * unit) + 1));
       }
-    return { codes, start: 0, stride: this.positions, table, error: quantity.error, sparse: true };
+    this.sparse = { key, codes, start: 0, stride: this.positions, table, error: quantity.error, sparse: true };
+    return this.sparse;
   }
   // The exact size of a column where it was stored: the strongest of each step and head.
   exact(name, layer, head, step, position) {

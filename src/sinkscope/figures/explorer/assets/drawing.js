@@ -70,6 +70,7 @@ function codeColours(table, top, logarithmic) {
 }
 
 // A drawing: a picture and a track that change seldom, and marks over them that change with every step.
+const drawings = [];
 class Drawing {
   constructor(place, label) {
     this.place = place;
@@ -81,6 +82,7 @@ class Drawing {
     place.setAttribute("role", "img");
     place.setAttribute("aria-label", label);
     this.drawn = "";
+    drawings.push(this);
     this.measured = false;
     new ResizeObserver(() => {
       this.measured = false;
@@ -103,6 +105,13 @@ class Drawing {
     this.height = height;
     this.ratio = ratio;
     return width > 0 && height > 0;
+  }
+  // Puts all sheets on the first, which alone is printed: browsers print a cleared canvas as white, over what lies below.
+  merge() {
+    const pen = this.picture.getContext("2d");
+    pen.setTransform(1, 0, 0, 1, 0, 0);
+    for (const one of this.sheets.slice(1)) if (one.width && one.height) pen.drawImage(one, 0, 0);
+    this.drawn = "";
   }
   pen(canvas) {
     const pen = canvas.getContext("2d");

@@ -225,6 +225,7 @@ addEventListener("beforeprint", () => {
   before = document.documentElement.dataset.theme;
   document.documentElement.dataset.theme = "light";
   drawNow();
+  for (const one of drawings) one.merge();
 });
 addEventListener("afterprint", () => {
   document.documentElement.dataset.theme = before;

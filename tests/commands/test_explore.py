@@ -1,0 +1,95 @@
+"""`sinkscope explore`: pages, folders, the server, and calls that are wrong."""
+
+import http.client
+import re
+import subprocess
+import sys
+from urllib.parse import urlsplit
+
+import pytest
+from explorer_reader import ReadPage
+
+import sinkscope
+
+
+@pytest.fixture(scope="module")
+def trace(diffusion, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("explore") / "run.trace"
+    with sinkscope.recording(diffusion, out=folder):
+        sinkscope.generate(diffusion, "Q: Tom has 7 apples.\nA:", length=8, steps=8, block=8)
+    return folder
+
+
+def test_one_page_is_written_and_its_name_printed(run, trace, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run("explore", trace) == (0, "explorer.html\n", "")
+    page = ReadPage((tmp_path / "explorer.html").read_text())
+    assert page.traces[0]["steps"] == 8
+    assert {one["name"] for one in page.traces[0]["quantities"]} == {"columns", "masked", "prompt", "self", "values", "keys", "hidden"}
+
+
+def test_several_traces_and_a_folder(run, trace, tmp_path):
+    status, out, _ = run("explore", trace, trace, "--out", tmp_path / "both")
+    assert (status, out.strip()) == (0, str(tmp_path / "both" / "index.html"))
+    assert len(list((tmp_path / "both" / "data").glob("1-columns-*.bin"))) == 3 + 2
+
+
+def test_the_largest_columns_alone_make_a_page_that_says_so(run, diffusion_folder, tmp_path):
+    status, _, err = run("trace", diffusion_folder, "--prompt", "Q: 1\nA:", "--length", 4, "--keep", "top", "--out", tmp_path / "top")
+    assert status == 0, err
+    status, _, err = run("explore", tmp_path / "top", "--out", tmp_path / "page.html")
+    assert status == 0, err
+    assert "largest columns of each head" in err
+    assert "largest columns of each head" in ReadPage((tmp_path / "page.html").read_text()).document["notes"][0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        ([], 2, "at least one trace"),
+        (["NOWHERE"], 1, "no trace at"),
+        (["TRACE", "--serve", "--out", "page.html"], 2, "found both"),
+        (["TRACE", "--out", "FILE"], 2, "found a file"),
+        (["TRACE", "--excess", "9999"], 2, "can never hold"),
+        (["FOREIGN"], 1, "cannot be read"),
+        (["TRACE", "--roles", "NOWHERE"], 2, "no roles there"),
+    ],
+)
+def test_wrong_calls_are_one_message(run, trace, tmp_path, monkeypatch, arguments, status, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "manifest.json").write_text("<html>")
+    places = {"TRACE": trace, "NOWHERE": tmp_path / "nowhere", "FILE": tmp_path / "file", "FOREIGN": tmp_path / "foreign"}
+    found, out, err = run("explore", *(places.get(one, one) for one in arguments))
+    assert (found, out) == (status, ""), err
+    assert message in err and "Traceback" not in err
+    assert not list(tmp_path.glob("*.html"))
+
+
+def test_a_damaged_trace_is_one_message(run, trace, tmp_path):
+    import shutil
+
+    shutil.copytree(trace, tmp_path / "cut")
+    part = next((tmp_path / "cut").glob("*.safetensors"))
+    part.write_bytes(part.read_bytes()[:100])
+    status, out, err = run("explore", tmp_path / "cut", "--out", tmp_path / "page.html")
+    assert (status, out) == (1, "")
+    assert len(err.strip().splitlines()) == 1 and str(part) in err
+
+
+def test_serve_prints_its_address_and_answers(trace):
+    command = [sys.executable, "-m", "sinkscope", "explore", str(trace), "--serve", "--no-browser"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        address = process.stdout.readline().strip()
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", address)
+        connection = http.client.HTTPConnection(urlsplit(address).netloc)
+        connection.request("GET", "/map?trace=0&step=2&layer=1&head=1")
+        answer = connection.getresponse()
+        assert answer.status == 200
+        queries = int(answer.headers["X-Queries"])
+        assert len(answer.read()) == 4 * queries * queries
+    finally:
+        process.terminate()
+        process.communicate()
