@@ -9,12 +9,13 @@ import sys
 
 import pytest
 
+import sinkscope.interventions
 from sinkscope.evaluation import Result, table, write_table
-from sinkscope.evaluation.comparisons import arranged, compare, remarks, takes_seed
+from sinkscope.evaluation.comparisons import arranged, compare, hides_k, remarks, takes_seed
 from sinkscope.evaluation.paired_tests import against_controls, holm, paired_difference, wilson_interval
 from sinkscope.evaluation.papers.published import published_accuracy
 from sinkscope.evaluation.results import write_results
-from sinkscope.interventions import known_controls, known_rules
+from sinkscope.interventions import HideTopSinks, known_controls, known_rules
 
 
 def result(hide, outcomes, model="GSAI-ML/LLaDA-8B-Instruct", task="gsm8k", **more):
@@ -135,6 +136,34 @@ def test_a_control_of_fewer_problems_is_named():
     (contrast,) = compare(results)[1].contrasts
     assert (contrast.seeds, contrast.difference.n) == (3, 90)
     assert "GSAI-ML/LLaDA-8B-Instruct, gsm8k, top:1: set against random:1 over the 90 problems that both have" in remarks(compare(results))
+
+
+@pytest.fixture
+def bottom(monkeypatch):
+    """A rule that somebody added."""
+    kind = type("Bottom", (HideTopSinks,), {"rule": "bottom:K"})
+    monkeypatch.setattr(sinkscope.interventions, "known_rules", lambda: {**known_rules(), "bottom": kind})
+
+
+@pytest.mark.parametrize(
+    ("rule", "control", "name"),
+    [
+        ("bottom:1", "random:1@seed=1", "random:1"),
+        ("bottom:1@layers=0", "random:1@layers=0", "random:1@layers=0"),
+        ("bottom:1", "random:5", None),
+        ("bottom:1", "mass:1", None),
+        ("bottom:1", "top:1", None),
+    ],
+)
+def test_an_added_rule_that_hides_k_is_set_against_k_random_keys(bottom, rule, control, name):
+    row = compare([RESULTS[0], result(rule, TOP), result(control, RANDOM)])[1]
+    assert [one.control for one in row.contrasts] == ([] if name is None else [name])
+    assert any("no random control with its K and options" in line for line in remarks([row])) == (name is None)
+
+
+def test_only_rules_that_hide_k_have_such_controls(bottom):
+    words = ("bottom", "top", "above", "window", "sink-token", "random", "ranks", "none", "unheard-of")
+    assert [word for word in words if hides_k(word)] == ["bottom", "top"]
 
 
 def test_ranks_alone_are_no_control():

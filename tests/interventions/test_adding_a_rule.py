@@ -4,7 +4,8 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field
 from importlib.metadata import EntryPoint
 from typing import Literal
 
@@ -15,7 +16,8 @@ from adding_page import files_of_the_page
 import sinkscope
 from sinkscope import interventions
 from sinkscope.errors import CallError
-from sinkscope.interventions import HideTopSinks, Intervention, known_rules, parse_rule, rules
+from sinkscope.interventions import HideTopSinks, Intervention, compose, known_rules, parse_rule, rules
+from sinkscope.interventions.step_canvas import class_in
 
 EXAMPLE = files_of_the_page()["src/sinkscope/interventions/bottom_keys.py"]
 
@@ -87,6 +89,52 @@ def test_the_example_of_the_documentation_bites(model, settings, question):
     _, effect = written(model, names["HideBottomKeys"](2), question, **settings)
     assert effect.removed_share > 0 and effect.keys_per_head == 2
     assert effect.removed_share < written(model, HideTopSinks(2), question, **settings)[1].removed_share
+
+
+@dataclass(frozen=True)
+class HideClass(Intervention):
+    """Hides the tokens of a class; keeps what it saw."""
+
+    observing = False
+
+    name: str = "word"
+    classify: Callable[[int], str] | None = None
+    found: list = field(default_factory=list, compare=False)
+
+    def choose(self, context):
+        self.found.append((context.of_class(self.name, self.classify), context.tokens, context.real))
+        return self.found[-1][0][:, None]
+
+
+@pytest.mark.parametrize("classify", [None, lambda token: "word" if token % 3 else "other"])
+def test_the_keys_of_a_class_are_found_by_its_name(model, settings, question, short, classify):
+    with (rule := HideClass(classify=classify))(model) as running:
+        sinkscope.generate(model, [question, short], **settings)
+    assert running.effect.removed_share > 0 and not rule.found[0][2].all()  # the shorter row is padded
+    read = classify or (lambda token: class_in(model, token))
+    for where, tokens, real in rule.found:
+        expected = [
+            [bool(there) and read(token) == "word" for token, there in zip(*row, strict=True)]
+            for row in zip(tokens.tolist(), real, strict=True)
+        ]
+        assert where.tolist() == expected
+
+
+def test_a_class_that_is_not_there_has_no_keys_and_an_unknown_one_is_refused(model, settings, question):
+    with (rule := HideClass("absent", classify=str))(model) as running:
+        sinkscope.generate(model, question, **settings)
+    assert running.effect.removed_share == 0 and not any(where.any() for where, _, _ in rule.found)
+    with pytest.raises(
+        CallError, match=r"name: expected mask or newline or .* or word, found 'comma'; for classes of your own give classify"
+    ):
+        written(model, HideClass("comma"), question, **settings)
+
+
+@pytest.mark.parametrize("word", [word for word, kind in known_rules().items() if kind.rule == f"{word}:K"])
+def test_no_keys_are_none_of_every_rule_that_hides_k(model, settings, question, word):
+    tokens, effect = written(model, parse_rule(f"{word}:0"), question, **settings)
+    assert torch.equal(tokens, written(model, compose(), question, **settings)[0])
+    assert effect.removed_share == 0 and effect.keys_per_head == 0
 
 
 def declare(folder, name, value):

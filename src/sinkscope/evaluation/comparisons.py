@@ -24,7 +24,7 @@ _MATCHED_IN = {
 
 @dataclass(frozen=True)
 class Contrast:
-    """The difference between hiding sinks and hiding as many other keys.
+    """The difference between a rule that hides K keys and a control that hides as many others.
 
     Attributes:
         control: rule of the control, its seed left out.
@@ -52,7 +52,8 @@ class Row:
         published: accuracy and standard error in paper 1; None where the paper has no such run.
         change: accuracy minus that of the unhidden run of the same weights, settings, dtype, device and problems; None without one.
         adjusted: p-value of the change after Holm, over all models, tasks and rules of the table; controls are adjusted separately.
-        contrasts: for a rule that hides the top sinks: each kind of control with the same K and the same options.
+        contrasts: for ``top:K`` each kind of control with the same K and the same options; for another rule that hides K keys, such
+            as one that somebody added, ``random:K`` alone.
     """
 
     result: Result
@@ -95,13 +96,15 @@ def _change(result: Result, results: Sequence[Result]) -> Difference | None:
 def _contrasts(result: Result, results: Sequence[Result]) -> list[tuple[str, int, Difference, tuple[float | None, float | None]]]:
     """Return a control's name, the number of its seeds, the difference and both shares removed, for each kind of control."""
     rule = _RULE.fullmatch(result.hide)
-    if rule is None or rule[1] != "top":
+    if rule is None or not hides_k(rule[1]):
         return []
     kinds: dict[str, dict[int, Result]] = {}
     for one in results:
         other = _RULE.fullmatch(one.hide)
         if other is None or takes_seed(other[1]) is None or not _comparable(one, result):
             continue
+        if rule[1] != "top" and other[1] != "random":
+            continue  # the other controls stand in for the top K
         if other[2] == rule[2] and _options(other[3]) == _options(rule[3]):
             runs = kinds.setdefault(other[1], {})
             runs[_seed(other[3])] = max(one, runs.get(_seed(other[3]), one), key=lambda run: run.n)
@@ -127,6 +130,16 @@ def takes_seed(word: str) -> bool | None:
     from sinkscope.interventions import known_controls  # here, as it loads torch
 
     return known_controls().get(word)
+
+
+def hides_k(word: str) -> bool:
+    """Return whether a rule hides K keys of every head and is no control, so that it is set against controls of the same K."""
+    if word in _RULES:
+        return word == "top"
+    from sinkscope.interventions import known_rules  # here, as it loads torch
+
+    kind = known_rules().get(word)
+    return kind is not None and not kind.control and kind.rule == f"{word}:K"
 
 
 def _is_control(result: Result) -> bool:
@@ -195,7 +208,7 @@ def remarks(rows: Sequence[Row]) -> list[str]:
         for n in sorted({one.difference.n for one in row.contrasts} - {result.n}):
             some = ", ".join(one.control for one in row.contrasts if one.difference.n == n)
             said.append(f"{where}: set against {some} over the {n} problems that both have")
-        if result.hide.startswith("top:") and not any(takes_seed(one.control.partition(":")[0]) for one in row.contrasts):
+        if hides_k(result.hide.partition(":")[0]) and not any(takes_seed(one.control.partition(":")[0]) for one in row.contrasts):
             said.append(f"{where}: no random control with its K and options; hiding any keys may hurt as much")
     for (model, task, n), rules in small.items():
         said.append(

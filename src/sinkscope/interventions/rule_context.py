@@ -13,6 +13,7 @@ from sinkscope.attention import Columns, LayerCall, Session, StepContext, Watche
 from sinkscope.errors import CallError
 from sinkscope.interventions.ranking import Scope
 from sinkscope.interventions.step_canvas import StepCanvas, TokenClasses
+from sinkscope.sinks.token_classes import CLASSES
 
 OBSERVED = ("previous", "current")
 """Steps whose attention a rule can ask for."""
@@ -268,3 +269,19 @@ class RuleContext:
         The first layer that asks in a step waits for the canvas to reach the host, as Python computes the classes.
         """
         return self.token_classes.places(self.canvas, self.call.key.device, classify)
+
+    def of_class(self, name: str, classify: Callable[[int], str] | None = None) -> Tensor:
+        """Return where the tokens of a class stand, bool [batch, key], False on padding; all False where there are none.
+
+        Args:
+            name: one of `sinks.token_classes.CLASSES`, or with ``classify`` a name that it returns.
+            classify: token id → name of its class; by the model's tokenizer when None.
+
+        Raises:
+            CallError: an unknown class, or no ``classify`` for a bare network.
+        """
+        if classify is None and name not in CLASSES:
+            raise CallError(f"name: expected {' or '.join(CLASSES)}, found {name!r}; for classes of your own give classify")
+        places = self.classes(classify)
+        number = self.token_classes.number_of(name)
+        return self.real & places[number] if number in places else torch.zeros_like(self.real)

@@ -120,6 +120,10 @@ class TokenClasses:
         there = canvas.once(("classes", classify, device), lambda: upload(numbers, device))
         return canvas.once(("of each class", classify, device), lambda: {one: there == one for one in numbers.unique().tolist()})
 
+    def number_of(self, name: str) -> int | None:
+        """Return the number of a class in `places`; None where no token of it has occurred."""
+        return self._names.get(name)
+
     def _numbered(self, canvas: StepCanvas, classify: Callable[[int], str]) -> Tensor:
         """Return the class of every token as a number, int64 [batch, position] on the host."""
         known = self._known.setdefault(classify, {})
