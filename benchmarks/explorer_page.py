@@ -7,7 +7,6 @@ a frame is what the main thread does for one step: scripts, styles, layout and p
 """
 
 import argparse
-import json
 import resource
 import sys
 import tempfile
@@ -15,6 +14,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from _measuring import show
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "figures"))
 
@@ -96,18 +96,16 @@ def main() -> None:
         explorer = explore([open_trace(folder) for folder in folders])
         page = explorer.write_page(Path(place) / "page.html")
         row = {
-            "traces": [f"{one['steps']} × {one['layers']} × {one['heads']} × {one['positions']}" for one in explorer.document["traces"]],
+            "traces": ", ".join(
+                f"{one['steps']} × {one['layers']} × {one['heads']} × {one['positions']}" for one in explorer.document["traces"]
+            ),
             "write_s": time.perf_counter() - started,
             "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000,
             "data_mb": explorer.tiles.size / 1e6,
             "page_mb": page.stat().st_size / 1e6,
             **measure(page),
         }
-    if given.json:
-        print(json.dumps([row]))
-        return
-    for name, value in row.items():
-        print(f"{name:<18}{value if isinstance(value, list | int) else f'{value:.3g}'}")
+    show([{name: round(value, 3) if isinstance(value, float) else value for name, value in row.items()}], as_json=given.json)
 
 
 if __name__ == "__main__":

@@ -191,7 +191,7 @@ function tellMain(recording, step) {
     main < 0
       ? "no main sink"
       : `main sink ${quoted(recording.text(recording.token(step, main)))} at position ${main}, ${told(recording.value(recording.followed, layer, head, step, main), recording.quantity(recording.followed).unit)}`;
-  return `${shown().length > 1 ? recording.label + ", " : ""}step ${step}: ${about}${change ? (change[3] ? "; swapped in this step" : "; moved in this step") : ""}`;
+  return `${about}${change ? (change[3] ? "; swapped in this step" : "; moved in this step") : ""}`;
 }
 
 // The token that the line charts follow: the chosen one, or the main sink of the step, or the commonest sink of several heads.
