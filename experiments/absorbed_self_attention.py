@@ -21,8 +21,8 @@ CLAIM = Claim(
             Number("blocks-of-16", "groups.self_attention_absorbed"),
             "below",
             0.0,
+            short="slope",
         ),
-        Part("the same slope, one block", Number("one-block", "groups.self_attention_absorbed"), "below", 0.0, decides=False),
         Part(
             "part of the sink's column that comes from its own query",
             Number("blocks-of-16", "groups.self_share"),

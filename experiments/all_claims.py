@@ -1,8 +1,8 @@
 """Every claim, one script after the other, and the page.
 
 Command   python experiments/all_claims.py [--prompts 48] [--without NAME…]
-Cost      about 25 minutes on one core, and another 26 for the two trainings of learned_positions; the same command goes on after a
-          kill. The traces take 3 GB under experiments/work (or ``$SINKSCOPE_WORK``).
+Cost      about 30 minutes on one core, and another 14 for the two trainings of learned_positions; the same command goes on after a
+          kill. The traces take 5 GB under experiments/work (or ``$SINKSCOPE_WORK``).
 """
 
 import argparse

@@ -24,33 +24,38 @@ ORDER = (
     "over-mixing",
     "learned-positions",
 )
+SHOTS = (0, 1, 2, 5)
+SIGNS = {"holds": "+", "does not hold": "−", "undecided": "?"}
 HEAD = """# The papers' claims on two small models
 
 Paper 1 is *Attention Sinks in Diffusion Language Models* (arXiv 2510.15731), paper 2 is *One Token Is Enough* (arXiv 2601.19657). They
-speak of models with 7 to 8 billion parameters; the numbers below were measured on [lab models](lab.md) with 2.8 million. A claim that
-fails here may hold there, and the other way round. `sinkscope analyse` computes the same statistics for any model.
+speak of models with 7 to 8 billion parameters; these are [lab models](lab.md) with 2.8 million. A claim that fails here may hold there,
+and the other way round. `sinkscope analyse` computes the same statistics for any model.
 
-**How a verdict is reached.** Each part of a claim compares one number with a bound that was written into the script before it ran. The
-number is a mean over prompts with a 95 % interval over prompts ([how](statistics.md)). A part *holds* if its whole interval lies on the
-side that the claim wants, *does not hold* if the whole interval lies on the other side, and is *undecided* otherwise. A claim holds if
-all its parts hold, and does not hold if one part does not.
+**How a verdict is reached.** A claim has parts. Each compares one number with a bound that was written into the script before it ran. The
+number is a mean over {prompts} prompts with a 95 % interval over prompts ([how](statistics.md)). A part holds (+) if its whole interval
+lies on the side that the claim wants, does not hold (−) if the whole interval lies on the other side, and is undecided (?) otherwise.
 
-**The threshold.** Verdicts are taken at ε = 3 queries' worth of attention ([what that is](glossary.md#columns-and-sinks)). The last
-column counts the verdicts that differ at nine other thresholds (ε = 1, 2, 5 and 8 queries' worth; 1, 2, 3, 5 and 8 percent). A dash
-means that no other was measured. Every threshold and command, and numbers that decide nothing, are in
-[results/claims](../results/claims/README.md).
+**Shots and thresholds.** The same problems are asked behind 0, 1, 2 and 5 solved ones (*shots*). The signs below are those at ε = 3
+queries' worth of attention ([what that is](glossary.md#columns-and-sinks)), one for each part; nine other thresholds are tried as well. In
+all, a part *depends* if it holds somewhere and does not hold elsewhere: on the shots, on ε, or on both. Otherwise it has the verdict that
+it has for all shots.
 
-**What was known before.** Moves and drift were known from earlier measurements when the bounds were chosen, group splits and over-mixing
-from tries on two prompts. Bounds such as 0.5 for "most" and 0.1 for "can" are one reading of the papers' words. What hiding sinks costs
-in accuracy (paper 1, Table 1) is told in [hiding.md](hiding.md).
+**What was known before.** That drift and depth change with the shots was known from 12 problems; moves, group splits and over-mixing were
+known from tries. Bounds such as 0.5 for "most" are one reading of the papers' words.
 
-`python experiments/claims_page.py` writes this page from `results/claims/*.json`; do not edit it.
-
+"""
+TAIL = """
+Intervals, thresholds, commands and what each test cannot show are in [results/claims](../results/claims/README.md). What hiding sinks
+costs in accuracy (paper 1, Table 1) is told in [hiding.md](hiding.md). `python experiments/claims_page.py` writes this page; do not edit
+it.
 """
 FULL_HEAD = """# Everything that was measured for the claims
 
 `python experiments/claims_page.py` writes this page from the JSON files beside it; [docs/claims.md](../../docs/claims.md) says how
-verdicts are reached. Parts marked *beside* do not decide. A verdict in brackets is that at another threshold.
+verdicts are reached. Numbers have their 95 % interval over prompts and their verdict at ε = 3 queries' worth (+ holds, − does not hold,
+? undecided); behind it stand the thresholds with another verdict, in queries' worth (q) and in percent (%). Parts marked *beside* do not
+decide.
 
 """
 
@@ -58,9 +63,41 @@ verdicts are reached. Parts marked *beside* do not decide. A verdict in brackets
 def page(documents: dict[str, dict[str, Any]]) -> str:
     """Return docs/claims.md as text."""
     known = [documents[name] for name in ORDER if name in documents]
-    rows = ["| claim | source | verdict |", "|---|---|---|"]
-    rows += [f"| [{one['title']}](#{anchor(one['title'])}) | {one['source']} | {told(one['verdict'])} |" for one in known]
-    return HEAD + "\n".join(rows) + "\n\n" + "\n".join(section(one) for one in known)
+    prompts = max((one["prompts"] for one in known), default=0)
+    rows = [
+        f"| claim | {' | '.join(map(str, SHOTS))} shots | all | numbers at {', '.join(map(str, SHOTS[:-1]))} and {SHOTS[-1]} shots |",
+        f"|---|{'---|' * len(SHOTS)}---|---|",
+    ]
+    return HEAD.replace("{prompts}", str(prompts)) + "\n".join([*rows, *map(row, known)]) + "\n" + TAIL
+
+
+def row(document: dict[str, Any]) -> str:
+    """Return one claim as a row: signs by shots, verdict in all, and the numbers that decide."""
+    parts = [part for part in document["parts"] if part["decides"]]
+    signs = [" ".join(filter(None, (sign(part, shots) for part in parts))) for shots in SHOTS]
+    numbers = "<br>".join(f"{part['short']} ({wanted(part)}): {means(part)}" for part in parts)
+    title = f"[{document['title']}](../results/claims/README.md#{anchor(document['title'])})"
+    return f"| {title} ({document['source']}) | {' | '.join(signs)} | {document['verdict']} | {numbers} |"
+
+
+def wanted(part: dict[str, Any]) -> str:
+    """Return where the claim wants a number."""
+    return part["expected"].replace("above", ">").replace("below", "<")
+
+
+def sign(part: dict[str, Any], shots: int) -> str:
+    """Return the sign of a part's verdict; nothing where it was not measured with so many shots."""
+    return "".join(SIGNS[one["verdict"]] for one in part["at"] if one["shots"] == shots)
+
+
+def means(part: dict[str, Any]) -> str:
+    """Return the numbers of a part, in the order of the shots."""
+    return ", ".join(rounded(one["found"]["value"]) for one in part["at"])
+
+
+def rounded(value: float | None) -> str:
+    """Return a number with as many digits as the page needs."""
+    return "–" if value is None else (f"{value:.2g}" if abs(value) < 1 else f"{value:.3g}").replace("-", "−")
 
 
 def full(documents: dict[str, dict[str, Any]]) -> str:
@@ -73,69 +110,48 @@ def anchor(title: str) -> str:
     return "".join(letter for letter in title.lower().replace(" ", "-") if letter.isalnum() or letter == "-")
 
 
-def section(document: dict[str, Any]) -> str:
-    """Return one claim with the parts that decide it."""
+def full_section(document: dict[str, Any]) -> str:
+    """Return one claim with all its parts, its command and its limits."""
+    shots = sorted({one["shots"] for part in document["parts"] for one in part["at"]})
     lines = [
         f"## {document['title']}",
         "",
-        f"{document['says']} ({document['source']}) **{told(document['verdict']).capitalize()}.**",
+        f"{document['says']} ({document['source']}) Expected: {document['expected']}. **{document['verdict'].capitalize()}.**",
+        f"`{document['command']} --prompts {document['prompts']}`",
         "",
-        "| part | found | wanted | verdict | other thresholds |",
-        "|---|---|---|---|---|",
+        f"| part | {' | '.join('1 shot' if number == 1 else f'{number} shots' for number in shots)} | wanted | all |",
+        f"|---|{'---|' * len(shots)}---|---|",
+        *(full_row(part, document["prompts"], shots) for part in document["parts"]),
     ]
-    for part in document["parts"]:
-        if part["decides"]:
-            found = f"{shown(part['found'])} {part['unit']}"
-            lines.append(f"| {part['what']} | {found} | {part['expected']} | {part['verdict']} | {agreement(part)} |")
     return "\n".join([*lines, "", f"*What this cannot show.* {document['limits']}", ""])
 
 
-def full_section(document: dict[str, Any]) -> str:
-    """Return one claim with all its parts and its command."""
-    lines = [
-        f"## {document['title']}",
-        "",
-        f"`{document['command']} --prompts {document['prompts']}`. Expected: {document['expected']}.",
-        "",
-        "| part | found | wanted | verdict |",
-        "|---|---|---|---|",
-    ]
-    return "\n".join([*lines, *(row(part, document["prompts"]) for part in document["parts"]), ""])
+def full_row(part: dict[str, Any], prompts: int, shots: list[int]) -> str:
+    """Return one part as a row of the full table."""
+    what = part["what"] if part["decides"] else f"*beside:* {part['what']}"
+    at = {one["shots"]: one for one in part["at"]}
+    cells = [cell(at[number], prompts) if number in at else "" for number in shots]
+    return f"| {what}<br>{part['number']}, in {part['unit']} | {' | '.join(cells)} | {part['expected']} | {part['verdict']} |"
 
 
-def told(verdict: str) -> str:
-    """Return a claim's verdict, as far as it reaches."""
-    return f"{verdict} at this size" if verdict == "does not hold" else verdict
+def cell(one: dict[str, Any], prompts: int) -> str:
+    """Return what was measured with one number of shots, with the thresholds that have another verdict."""
+    fewer = "" if one["prompts"] == prompts else f", {one['prompts']} prompts"
+    others = []
+    for verdict, known in SIGNS.items():
+        points = [point for point, found in one["verdicts_elsewhere"].items() if found == verdict != one["verdict"]]
+        if points:
+            others.append(f"{known} at {', '.join(point.replace(' queries', 'q').replace(' percent', '%') for point in points)}")
+    elsewhere = f" [{'; '.join(others)}]" if others else ""
+    return f"{shown(one['found'])}{fewer} {SIGNS[one['verdict']]}{elsewhere}"
 
 
 def shown(found: dict[str, float | None]) -> str:
     """Return a number with its interval."""
     if found["value"] is None:
         return "–"
-    around = "no interval" if found["low"] is None else f"{found['low']:.4g} to {found['high']:.4g}"
-    return f"{found['value']:.4g} ({around})"
-
-
-def agreement(part: dict[str, Any]) -> str:
-    """Return how many of the other thresholds give another verdict."""
-    elsewhere = list(part["verdicts_elsewhere"].values())
-    other = [verdict for verdict in elsewhere if verdict != part["verdict"]]
-    if not elsewhere:
-        return "–"
-    return "all ten agree" if not other else f"{len(other)} of {len(elsewhere)} differ"
-
-
-def row(part: dict[str, Any], prompts: int) -> str:
-    """Return one part as a row of the full table."""
-    fewer = "" if part["prompts"] == prompts else f", {part['prompts']} prompts"
-    what = part["what"] if part["decides"] else f"*beside:* {part['what']}"
-    other = sorted({verdict for verdict in part["verdicts_elsewhere"].values() if verdict != part["verdict"]})
-    elsewhere = "; ".join(
-        f"{verdict} at ε = {', '.join(point for point, found in part['verdicts_elsewhere'].items() if found == verdict)}"
-        for verdict in other
-    )
-    verdict = part["verdict"] + (f" ({elsewhere})" if elsewhere else "")
-    return f"| {what}<br>{part['number']} | {shown(part['found'])} {part['unit']}{fewer} | {part['expected']} | {verdict} |"
+    around = "no interval" if found["low"] is None else f"{found['low']:.3g} to {found['high']:.3g}"
+    return f"{found['value']:.3g} ({around})".replace("-", "−")
 
 
 def read() -> dict[str, dict[str, Any]]:

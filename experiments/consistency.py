@@ -14,19 +14,21 @@ CLAIM = Claim(
     source="§4.2",
     says="LLaDA's patterns are consistent from prompt to prompt.",
     expected="a head agrees with itself in another prompt more than with other heads",
-    limits="All prompts are word problems behind five solved ones. They vary less than the paper's prompts.",
+    limits="All prompts are word problems. They vary less than the paper's prompts.",
     parts=(
         Part(
             "main sinks of one head in two prompts stand in the same tenth of the canvas, minus the same for two different heads",
             Number("blocks-of-16", "agreement.prompts_place_over_other_heads"),
             "above",
             0.0,
+            short="same place",
         ),
         Part(
             "main sinks of one head in two prompts stand on the same class of token, minus the same for two different heads",
             Number("blocks-of-16", "agreement.prompts_class_over_other_heads"),
             "above",
             0.0,
+            short="same class",
         ),
         Part(
             "main sinks of one head in two prompts stand in the same tenth of the canvas",

@@ -21,12 +21,14 @@ CLAIM = Claim(
             Number("blocks-of-16", "concentration.number_by_depth"),
             "below",
             0.0,
+            short="number by depth",
         ),
         Part(
             "main sink's column: slope from the first layer (0) to the last (1)",
             Number("blocks-of-16", "concentration.strength_by_depth"),
             "above",
             0.0,
+            short="strength by depth",
         ),
         Part(
             "autoregressive model: the slope of the sinks per head",

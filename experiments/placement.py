@@ -22,16 +22,27 @@ CLAIM = Claim(
     "regular, class and place go together, and the model can separate them only as far as they vary.",
     parts=(
         Part(
-            "new lines: share among sinks over share of the canvas", Number("blocks-of-16", EXPECTED, (("class", "newline"),)), "above", 1.0
+            "new lines: share among sinks over share of the canvas",
+            Number("blocks-of-16", EXPECTED, (("class", "newline"),)),
+            "above",
+            1.0,
+            short="new lines",
         ),
-        Part("masks: the same ratio", Number("blocks-of-16", EXPECTED, (("class", "mask"),)), "above", 1.0),
-        Part("punctuation: the same ratio", Number("blocks-of-16", EXPECTED, (("class", "punctuation: the same ratio"),)), "above", 1.0),
+        Part("masks: the same ratio", Number("blocks-of-16", EXPECTED, (("class", "mask"),)), "above", 1.0, short="masks"),
+        Part(
+            "punctuation: the same ratio",
+            Number("blocks-of-16", EXPECTED, (("class", "punctuation"),)),
+            "above",
+            1.0,
+            short="punctuation",
+        ),
         Part(
             "choice of the sink: gain from the class minus gain from the position",
             Number("blocks-of-16", "choice.class"),
             "above",
             0.0,
             minus=Number("blocks-of-16", "choice.position"),
+            short="class minus position, bits",
         ),
         Part("choice of the sink: gain from the class", Number("blocks-of-16", "choice.class"), "above", 0.0, decides=False),
         Part("choice of the sink: gain from the position", Number("blocks-of-16", "choice.position"), "above", 0.0, decides=False),

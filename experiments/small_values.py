@@ -16,12 +16,19 @@ CLAIM = Claim(
     expected="small values, less contribution than attention",
     limits="A norm bounds what a value can add. It does not say what the output projection makes of it.",
     parts=(
-        Part("other tokens whose value norm is larger than the main sink's", Number("blocks-of-16", "norms.value_norm_auc"), "above", 0.5),
+        Part(
+            "other tokens whose value norm is larger than the main sink's",
+            Number("blocks-of-16", "norms.value_norm_auc"),
+            "above",
+            0.5,
+            short="others with larger values",
+        ),
         Part(
             "what sinks contribute, over what they would with the mean value norm of their head",
             Number("blocks-of-16", "norms.contribution_over_attention"),
             "below",
             1.0,
+            short="contribution over attention",
         ),
         Part(
             "effect size of the value norm, sinks minus others",

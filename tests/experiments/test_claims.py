@@ -9,7 +9,7 @@ import all_claims
 import claims_page
 import numpy as np
 import pytest
-from _claims import MAIN, Claim, Number, Part, interval, judge, measure, read_part, store, verdict_of
+from _claims import MAIN, Claim, Number, Part, interval, judge, measure, read_part, store, verdict_of, verdict_over
 
 from sinkscope.errors import CallError
 from sinkscope.statistics import Analysis, Threshold
@@ -34,54 +34,111 @@ def test_where_an_interval_lies(low, high, wanted, verdict):
     assert judge(low, high, wanted, 1.0) == verdict
 
 
-def test_a_claim_is_as_strong_as_its_weakest_part():
-    assert verdict_of(["holds", "holds"]) == "holds"
-    assert verdict_of(["holds", "undecided"]) == "undecided"
-    assert verdict_of(["undecided", "does not hold", "holds"]) == "does not hold"
+HOLDS, FAILS, OPEN = "holds", "does not hold", "undecided"
+
+
+@pytest.mark.parametrize(
+    ("cells", "verdict"),
+    [  # rows: 0 and 5 shots; columns: 3 queries, 5 percent
+        ([[HOLDS, HOLDS], [HOLDS, OPEN]], HOLDS),
+        ([[FAILS, OPEN], [FAILS, FAILS]], FAILS),
+        ([[HOLDS, HOLDS], [OPEN, HOLDS]], OPEN),
+        ([[OPEN, HOLDS], [OPEN, HOLDS]], OPEN),
+        ([[HOLDS, HOLDS], [FAILS, FAILS]], "depends on shots"),
+        ([[OPEN, HOLDS], [OPEN, FAILS]], "depends on shots"),
+        ([[HOLDS, FAILS], [HOLDS, FAILS]], "depends on ε"),
+        ([[HOLDS, FAILS], [HOLDS, HOLDS]], "depends on shots and ε"),
+        ([[HOLDS, OPEN], [OPEN, FAILS]], "depends on shots and ε"),
+    ],
+)
+def test_a_part_is_judged_over_lengths_and_thresholds(cells, verdict):
+    points = ("3 queries", "5 percent")
+    named = {(shots, point): one for shots, row in zip((0, 5), cells, strict=True) for point, one in zip(points, row, strict=True)}
+    assert verdict_over(named) == verdict
+
+
+def test_verdicts_over_lengths_and_thresholds_are_those_of_all_pairs():
+    """Every pair of cells that share a threshold, or a number of shots, compared one by one."""
+    rng, seen = np.random.default_rng(0), set()
+    points = ("3 queries", "1 queries", "5 percent")
+    for _ in range(400):
+        cells = {(shots, point): str(rng.choice([HOLDS, FAILS, OPEN], p=[0.6, 0.15, 0.25])) for shots in (0, 1, 5) for point in points}
+        pairs = [(one, other) for one in cells for other in cells if {cells[one], cells[other]} == {HOLDS, FAILS}]
+        on = {name for name, axis in (("shots", 1), ("ε", 0)) if any(one[axis] == other[axis] for one, other in pairs)}
+        main = {cells[shots, "3 queries"] for shots in (0, 1, 5)}
+        expected = main.pop() if len(main) == 1 else OPEN
+        if pairs:
+            expected = "depends on " + (on.pop() if len(on) == 1 else "shots and ε")
+        assert verdict_over(cells) == expected
+        seen.add(expected)
+    assert seen == {HOLDS, OPEN, "depends on shots", "depends on ε", "depends on shots and ε"}
+
+
+def test_a_claim_is_told_by_its_parts():
+    assert verdict_of([HOLDS, HOLDS]) == HOLDS
+    assert verdict_of([FAILS]) == FAILS
+    assert verdict_of([HOLDS, "depends on ε", HOLDS]) == "holds (2 of 3), depends on ε (1 of 3)"
+    assert verdict_of([OPEN, FAILS, HOLDS]) == "undecided (1 of 3), does not hold (1 of 3), holds (1 of 3)"
 
 
 @pytest.fixture
 def planted(monkeypatch):
-    """Two runs of seven prompts with planted numbers; the second is the first plus two, paired."""
+    """Two runs of seven prompts with planted numbers, behind 0 and 5 shots; the second is the first plus two, paired; 5 shots add ten."""
     rng = np.random.default_rng(0)
     first = rng.normal(5, 3, 7)
     point = (("excess", 3.0), ("unit", "queries"))
     other = (("excess", 5.0), ("unit", "percent"))
     keys = (("movement.drift", point), ("movement.drift", other), ("concentration.gini", ()))
-    columns = [np.stack([first + shift, -first - shift, first], axis=1) for shift in (0, 2)]
-    found = {name: Analysis((), 7, 2, 3, 0, ("",) * 7, keys, values) for name, values in zip(("one", "two"), columns, strict=True)}
-    monkeypatch.setattr(_claims, "RUNS", {name: _lab_runs.Run(name, "lab-diffusion") for name in found})
-    monkeypatch.setattr(_claims, "analysis", lambda run, prompts: found[run.name])
+
+    def found(run, shots, prompts):
+        shift = {"one": 0, "two": 2}[run.name]
+        values = np.stack([first + shift + 2 * shots, -first - shift, first], axis=1)
+        return Analysis((), 7, 2, 3, 0, ("",) * 7, keys, values)
+
+    monkeypatch.setattr(_claims, "RUNS", {name: _lab_runs.Run(name, "lab-diffusion", shots=(0, 5)) for name in ("one", "two")})
+    monkeypatch.setattr(_claims, "analysis", found)
     monkeypatch.setattr(_claims, "THRESHOLDS", (MAIN, Threshold(5.0, "percent")))
     return first
 
 
 def test_a_difference_is_taken_prompt_by_prompt(planted):
     part = Part("", Number("two", "movement.drift"), "above", 0.0, minus=Number("one", "movement.drift"))
-    value, low, high, prompts = measure(part, 7)
+    value, low, high, prompts = measure(part, 5, 7)
     assert (value, low, high) == (pytest.approx(2),) * 3  # the same in every prompt, whatever their spread
     assert prompts == 7
-    alone = measure(Part("", Number("one", "movement.drift"), "above", 0.0), 7)
-    assert alone[0] == pytest.approx(planted.mean())
+    alone = measure(Part("", Number("one", "movement.drift"), "above", 0.0), 5, 7)
+    assert alone[0] == pytest.approx(planted.mean() + 10)
     assert alone[2] - alone[1] > 2
 
 
-def test_a_part_is_stored_with_its_verdicts_elsewhere(planted):
+def test_a_part_is_stored_with_every_length_and_threshold(planted):
     part = read_part(Part("d", Number("two", "movement.drift"), "above", 0.0, minus=Number("one", "movement.drift")), 7)
-    assert part["verdict"] == "holds"
-    assert part["found"] == {"value": 2.0, "low": 2.0, "high": 2.0}
-    assert part["verdicts_elsewhere"] == {"5 percent": "does not hold"}
+    assert part["verdict"] == "depends on ε"
+    assert [one["shots"] for one in part["at"]] == [0, 5]
+    for one in part["at"]:
+        assert one["found"] == {"value": 2.0, "low": 2.0, "high": 2.0}
+        assert (one["verdict"], one["verdicts_elsewhere"]) == ("holds", {"5 percent": "does not hold"})
+        assert one["prompts"] == 7
     assert part["expected"] == "above 0"
-    assert read_part(Part("g", Number("one", "concentration.gini"), "above", 0.0), 7)["verdicts_elsewhere"] == {}
+    without = read_part(Part("g", Number("one", "concentration.gini"), "above", 0.0), 7)
+    assert [one["verdicts_elsewhere"] for one in without["at"]] == [{}, {}]
+
+
+def test_a_number_that_changes_with_the_shots_depends_on_them(planted):
+    bound = float(planted.mean()) + 5
+    part = read_part(Part("d", Number("one", "movement.drift"), "above", bound), 7)
+    assert [one["verdict"] for one in part["at"]] == ["does not hold", "holds"]
+    assert part["verdict"] == "depends on shots and ε"
 
 
 def test_an_unknown_number_is_refused(planted):
     with pytest.raises(CallError, match=r"no statistic 'movement\.distance'"):
-        measure(Part("", Number("one", "movement.distance"), "above", 0.0), 7)
+        measure(Part("", Number("one", "movement.distance"), "above", 0.0), 0, 7)
 
 
 def test_parts_beside_have_no_say(planted, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(_claims, "RESULTS", tmp_path)
+    monkeypatch.setattr(_claims, "THRESHOLDS", (MAIN,))
     good = Part("good", Number("two", "movement.drift"), "above", 0.0)
     bad = Part("bad", Number("two", "movement.drift"), "below", -99.0, decides=False)
     claim = Claim("name", "Title", "§0", "says", "expected", "limits", (good, bad))
@@ -131,16 +188,29 @@ def test_the_page_is_what_the_results_say():
 
 
 def test_stored_results_are_of_the_claims_as_they_stand():
-    """A bound that is changed after a run no longer fits what was stored."""
+    """A bound that is changed after a run no longer fits what was stored, and every verdict follows from the intervals."""
     for name, document in claims_page.read().items():
         claim = importlib.import_module(SCRIPTS[name]).CLAIM
         assert [part["expected"] for part in document["parts"]] == [f"{part.wanted} {part.bound:g}" for part in claim.parts]
-        assert [part["what"] for part in document["parts"]] == [part.what for part in claim.parts]
-        for part in document["parts"]:
-            found = part["found"]
-            low, high = (np.nan if found[end] is None else found[end] for end in ("low", "high"))
-            assert part["verdict"] == judge(low, high, *_wanted(part["expected"]))
+        assert [(part["what"], part["short"]) for part in document["parts"]] == [(part.what, part.short) for part in claim.parts]
+        for part, stated in zip(document["parts"], claim.parts, strict=True):
+            assert tuple(one["shots"] for one in part["at"]) == _lab_runs.RUNS[stated.number.run].shots
+            cells = {}
+            for one in part["at"]:
+                low, high = (np.nan if one["found"][end] is None else one["found"][end] for end in ("low", "high"))
+                assert one["verdict"] == judge(low, high, *_wanted(part["expected"]))
+                cells |= {
+                    (one["shots"], point): found for point, found in (one["verdicts_elsewhere"] | {"3 queries": one["verdict"]}).items()
+                }
+            assert part["verdict"] == verdict_over(cells)
         assert document["verdict"] == verdict_of([part["verdict"] for part in document["parts"] if part["decides"]])
+        assert document["prompts"] >= 48
+
+
+def test_what_decides_has_a_word_for_the_page():
+    for script in SCRIPTS.values():
+        for part in importlib.import_module(script).CLAIM.parts:
+            assert bool(part.short) == part.decides
 
 
 def _wanted(text):
@@ -151,14 +221,38 @@ def _wanted(text):
 def test_a_changed_number_changes_the_page():
     documents = json.loads(json.dumps(claims_page.read()))
     first = next(iter(documents))
-    documents[first]["parts"][0]["found"]["value"] = 123.456
+    documents[first]["parts"][0]["at"][0]["found"]["value"] = 123.456
     for page in (claims_page.page, claims_page.full):
         assert "123" in page(documents)
         assert page(documents) != page(claims_page.read())
 
 
-def test_a_part_says_how_many_thresholds_differ():
-    part = {"verdict": "holds", "verdicts_elsewhere": {"1 queries": "holds", "2 percent": "undecided", "5 percent": "does not hold"}}
-    assert claims_page.agreement(part) == "2 of 3 differ"
-    assert claims_page.agreement({"verdict": "holds", "verdicts_elsewhere": {"1 queries": "holds"}}) == "all ten agree"
-    assert claims_page.agreement({"verdict": "holds", "verdicts_elsewhere": {}}) == "–"
+def test_a_row_has_a_sign_for_each_part_and_length():
+    def part(verdicts, decides=True):
+        at = [
+            {"shots": shots, "found": {"value": 0.5 + shots}, "verdict": verdict}
+            for shots, verdict in zip((0, 1, 2, 5), verdicts, strict=False)
+        ]
+        return {"short": "word", "expected": "above 1", "decides": decides, "at": at}
+
+    parts = [part([HOLDS, FAILS, OPEN, HOLDS]), part([FAILS]), part([HOLDS], decides=False)]
+    document = {"title": "A claim", "source": "§1", "verdict": "holds (1 of 2), undecided (1 of 2)", "parts": parts}
+    assert claims_page.row(document) == (
+        "| [A claim](../results/claims/README.md#a-claim) (§1) | + − | − | ? | + | holds (1 of 2), undecided (1 of 2) "
+        "| word (> 1): 0.5, 1.5, 2.5, 5.5<br>word (> 1): 0.5 |"
+    )
+
+
+def test_the_full_table_names_the_thresholds_that_differ():
+    elsewhere = {"1 queries": "holds", "2 percent": "undecided", "5 percent": "does not hold", "8 queries": "does not hold"}
+    one = {"found": {"value": 1.0, "low": 0.5, "high": 1.5}, "prompts": 40, "verdict": "holds", "verdicts_elsewhere": elsewhere}
+    assert claims_page.cell(one, 48) == "1 (0.5 to 1.5), 40 prompts + [− at 5%, 8q; ? at 2%]"
+    assert claims_page.cell(one | {"verdicts_elsewhere": {"1 queries": "holds"}}, 40) == "1 (0.5 to 1.5) +"
+
+
+def test_runs_ask_the_same_problems_at_every_length():
+    numbers = _lab_runs.problems()
+    assert len(numbers) >= _lab_runs.PROMPTS
+    few = _lab_runs.problems(("buy", "give"))
+    assert 0 < len(few) < len(numbers)
+    assert set(few) < set(numbers)
