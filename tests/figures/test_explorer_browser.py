@@ -119,6 +119,16 @@ def test_keys_move_the_selection_and_the_address_keeps_it(browser, address):
     assert again.text("#sentence") == page.text("#sentence")
 
 
+def test_moves_are_listed_and_lead_to_their_step(browser, address):
+    page = browser.open(address + f"#step=0&layer={MOVING[0]}&head={MOVING[1]}&second=-1")
+    listed = page.evaluate("[...document.querySelectorAll('#changes button')].map((one) => one.textContent)")
+    assert len(listed) == 12
+    assert listed[2].startswith("step 3 ◆") and listed[2].endswith(str(PROMPT + 3))
+    page.evaluate("document.querySelectorAll('#changes button')[2].click()")
+    assert hash_of(page)["step"] == "3"
+    assert page.evaluate("document.querySelector('#changes [aria-current]').dataset.step") == "3"
+
+
 def test_playing_goes_on_to_the_end_and_pauses(browser, address):
     page = browser.open(address + "#step=15&layer=0&head=1&second=-1")
     page.press(" ")

@@ -341,3 +341,35 @@ function drawOrder(chart) {
     },
   );
 }
+
+// The moves and swaps of the head as words: when, from which token, onto which. A click goes there.
+function listChanges(list) {
+  const recording = recordings[selection.first],
+    { layer, head } = selection,
+    changes = head < 0 ? [] : recording.changesOf(layer, head),
+    key = `${recording.number}|${layer}|${head}|${loaded.size}`;
+  if (list.dataset.key !== key) {
+    list.dataset.key = key;
+    list.replaceChildren(
+      ...changes.slice(0, 200).map(([step, , , swap]) => {
+        const item = document.createElement("li"),
+          button = document.createElement("button"),
+          from = recording.main(step - 1, layer, head),
+          to = recording.main(step, layer, head);
+        const name = (at, position) => `${quoted(recording.text(recording.token(at, position)))} ${position}`;
+        button.type = "button";
+        button.dataset.step = step;
+        button.textContent = `step ${step} ${swap ? "✕" : "◆"} ${name(step - 1, from)} → ${name(step, to)}`;
+        button.setAttribute("aria-label", `step ${step}: ${swap ? "swap" : "move"} from ${name(step - 1, from)} to ${name(step, to)}`);
+        button.addEventListener("click", () => select({ step }));
+        item.append(button);
+        return item;
+      }),
+    );
+  }
+  for (const button of list.querySelectorAll("button")) {
+    const here = Number(button.dataset.step) === selection.step;
+    if (here !== button.hasAttribute("aria-current"))
+      here ? button.setAttribute("aria-current", "step") : button.removeAttribute("aria-current");
+  }
+}

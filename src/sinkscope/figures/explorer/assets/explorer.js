@@ -20,6 +20,7 @@ function drawNow() {
   drawControls();
   for (const recording of shown()) traceViews.get(recording).draw();
   drawTracks(charts.track);
+  listChanges(byId("changes"));
   drawToken(charts.token);
   drawNorms(charts.norm);
   drawOrder(charts.order);
