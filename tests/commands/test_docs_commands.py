@@ -98,6 +98,7 @@ def test_few_lines_are_left_out_and_all_pages_are_read():
     assert len(CUT) == 1 and len(LOCAL) >= 14
     assert {
         "evaluation.md",
+        "explore.md",
         "exports.md",
         "figures.md",
         "lab.md",
