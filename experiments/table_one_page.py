@@ -5,8 +5,9 @@ Cost      seconds.
 
 ``results/table-1/MODEL/results.json.gz`` holds the outcomes of a model, one character a problem. A cell with outcomes is computed from
 them: accuracy, paired difference, contrasts with the controls that have outcomes too. A cell without keeps the row that table.json has of
-it, and so does a contrast with controls that have none. Holm's adjustment is done anew over all cells. ``--add`` takes outcomes from the
-folders of finished evaluations (`table_one.py --out`) first; where a cell is known already, the new outcomes count.
+it, and so does a contrast with a control that has outcomes of fewer seeds than it had. Holm's adjustment is done anew over all cells.
+``--add`` takes outcomes from the folders of finished evaluations (`table_one.py --out`) first; where a cell is known already, the new
+outcomes count.
 """
 
 import argparse
@@ -52,8 +53,10 @@ def rows_of(stored: Sequence[Mapping[str, Any]], results: Sequence[Result]) -> l
         if before is None or now is None:
             rows.append(now or before)
             continue
-        known = {one.control for one in now.contrasts}
-        contrasts = (*now.contrasts, *(one for one in before.contrasts if one.control not in known))
+        stored_seeds = {one.control: one.seeds for one in before.contrasts}
+        computed = [one for one in now.contrasts if one.seeds >= stored_seeds.get(one.control, 0)]
+        known = {one.control for one in computed}
+        contrasts = (*computed, *(one for one in before.contrasts if one.control not in known))
         order = [one.control for one in before.contrasts]
         contrasts = sorted(contrasts, key=lambda one: order.index(one.control) if one.control in order else len(order))
         rows.append(replace(now, change=now.change or before.change, contrasts=tuple(contrasts)))

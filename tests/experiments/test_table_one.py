@@ -68,6 +68,19 @@ def test_a_changed_outcome_changes_its_cell_and_no_other():
     assert moved == {cell_of(one)}
 
 
+def test_a_contrast_over_three_seeds_is_not_replaced_by_one_over_fewer():
+    results = [one for one in with_outcomes() if one.model == "lab-diffusion" and one.task == "lab-arith"]
+    fewer = [one for one in results if one.hide not in ("random:1@seed=1", "random:1@seed=2")]
+
+    def contrast(given):
+        rows = [row for row in rows_of(STORED["rows"], given) if cell_of(row.result) == ("lab-diffusion", "lab-arith", "top:1")]
+        (found,) = (one for one in rows[0].contrasts if one.control == "random:1")
+        return found
+
+    assert contrast(fewer).seeds == contrast(results).seeds == 3
+    assert contrast(fewer).difference.mean == pytest.approx(contrast(results).difference.mean)
+
+
 def test_a_cell_without_outcomes_keeps_its_row():
     rows = table_of(rows_of(STORED["rows"], []))["rows"]
     assert [(row["model"], row["task"], row["hide"]) for row in rows] == [
