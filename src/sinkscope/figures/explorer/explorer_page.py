@@ -160,7 +160,8 @@ def _words(excess: float) -> list[list[str]]:
         ],
         [
             "Autoregressive models",
-            "Sinks are followed in the attention from the 16 newest queries, because sums over all queries can hardly move.",
+            "Sinks are followed in the attention from the 16 newest queries, because sums over all queries can hardly move. The number of "
+            "sinks and their share of attention are those of all queries.",
         ],
         [
             "Exactness",

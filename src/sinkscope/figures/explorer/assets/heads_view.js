@@ -5,8 +5,8 @@ const STATISTICS = {
   steps: { tile: "steps-with", label: "steps with a main sink", unit: "steps" },
   drift: { tile: "drift", label: "drift of the main sink", unit: "positions a step", signed: true },
   strength: { tile: "strength", label: "main sink’s column in this step", unit: "queries’ worth", each: true },
-  counts: { tile: "counts", label: "sinks in this step", unit: "sinks", each: true },
-  shares: { tile: "shares", label: "share of attention on sinks in this step", unit: "of all attention", each: true },
+  counts: { tile: "counts", label: "sinks in this step, over all queries", unit: "sinks", each: true },
+  shares: { tile: "shares", label: "share of attention on sinks in this step, over all queries", unit: "of all attention", each: true },
 };
 const LETTERS = { idle: "i", broadcast: "b", carrier: "c", undecided: "?" };
 
