@@ -54,7 +54,7 @@ def test_the_table_has_every_part_and_the_point_that_was_asked_for(run, folders)
     lines = out.splitlines()
     assert lines[0] == "2 prompts, 2 layers × 3 heads; excess > 2 percent; mean over prompts (no interval: fewer than five prompts)"
     assert {"movement", "triggers", "agreement", "composition", "choice", "groups", "concentration", "epsilon", "norms"} <= set(lines)
-    assert sum(line.startswith("  drift  ") for line in lines) == 1
+    assert sum(line.startswith("  drift  ") for line in lines) == 2  # of the main sink, and of the answer's queries
     assert not any("nan" in line for line in lines)
 
 

@@ -21,7 +21,7 @@ class Explore(Command):
         excess: how far a column must exceed the mean of the others (Eq. 3), in queries' worth of attention.
         serve: shows the page from this machine, to this machine only, and computes attention maps with the model that wrote the trace.
         port: of --serve.
-        browser: --serve opens the browser.
+        browser: with --serve: opens no browser.
         model: with --serve: what wrote the traces, where it has moved; computes the maps.
         device: of that model: cpu, cuda …
     """
@@ -32,7 +32,7 @@ class Explore(Command):
     roles: RolesFile = None
     serve: Switch = False
     port: Annotated[int, default_is("a free one")] = 0
-    browser: bool = True
+    browser: Switch = True
     model: Annotated[str | None, default_is("the name in the trace")] = None
     device: str = "cpu"
 
