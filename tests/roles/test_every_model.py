@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from closeness import assert_close, terms_of
 
 from sinkscope.models import add_sink_token
 from sinkscope.models.sink_token import VARIANTS
@@ -31,8 +32,8 @@ def everyone(model):
 def check(model):
     probe = everyone(model)
     sight = look(model, probe)
-    np.testing.assert_allclose(sight.reader_rows * 24, sight.columns, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(sight.committed_rows, sight.reader_rows, rtol=1e-6)
+    assert_close(sight.reader_rows * 24, sight.columns, terms=terms_of(model.network, 24))
+    assert_close(sight.committed_rows, sight.reader_rows, terms=24)
     assert np.isfinite(sight.output_norms).all() and (sight.output_norms > 0).all()
     nobody = [Removal("nothing", 0, 0, np.zeros(24, bool), zeroed) for zeroed in (False, True)]
     one = [Removal("one", layer, 0, np.arange(24) == sight.order[layer, 0, 0]) for layer in range(len(sight.columns))]
@@ -43,9 +44,8 @@ def check(model):
 
 @pytest.mark.parametrize("family", NETWORKS)
 def test_every_family(family):
-    sight = check(seeded_model(family))
-    sums = sight.columns.sum(-1)
-    np.testing.assert_allclose(sums, 24, rtol=1e-4)
+    model = seeded_model(family)
+    assert_close(check(model).columns.sum(-1), 24.0, terms=terms_of(model.network, 24), dtype=torch.float32)
 
 
 @pytest.mark.parametrize("family", NETWORKS)
