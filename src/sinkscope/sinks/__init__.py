@@ -37,9 +37,9 @@ __all__ = [
     "last_query_window",
     "main_sinks",
     "movement_test",
-    "sinks_in",
     "running_mean",
     "sink_rates",
+    "sinks_in",
     "track",
     "visible_query_mean",
 ]
