@@ -28,27 +28,26 @@ SHOTS = (0, 1, 2, 5)
 SIGNS = {"holds": "+", "does not hold": "−", "undecided": "?"}
 HEAD = """# The papers' claims on two small models
 
-Paper 1 is *Attention Sinks in Diffusion Language Models* (arXiv 2510.15731), paper 2 is *One Token Is Enough* (arXiv 2601.19657). They
-speak of models with 7 to 8 billion parameters; these are [lab models](lab.md) with 2.8 million. A claim that fails here may hold there,
-and the other way round. `sinkscope analyse` computes the same statistics for any model.
+Paper 1 is *Attention Sinks in Diffusion Language Models* (arXiv 2510.15731), paper 2 is *One Token Is Enough* (arXiv 2601.19657). Their
+models have 7 to 8 billion parameters, these [lab models](lab.md) 2.8 million: a claim that fails here may hold there, and the other way
+round.
 
-**How a verdict is reached.** A claim has parts. Each compares one number with a bound that was written into the script before it ran. The
-number is a mean over {prompts} prompts with a 95 % interval over prompts ([how](statistics.md)). A part holds (+) if its whole interval
-lies on the side that the claim wants, does not hold (−) if the whole interval lies on the other side, and is undecided (?) otherwise.
+Each claim has parts. A part compares one number, the mean over {prompts} prompts, with a bound that was written into the script before it
+ran. Bounds such as 0.5 for "most" are one reading of the papers' words.
 
-**Shots and thresholds.** The same problems are asked behind 0, 1, 2 and 5 solved ones (*shots*). The signs below are those at ε = 3
-queries' worth of attention ([what that is](glossary.md#columns-and-sinks)), one for each part; nine other thresholds are tried as well. In
-all, a part *depends* if it holds somewhere and does not hold elsewhere: on the shots, on ε, or on both. Otherwise it has the verdict that
-it has for all shots.
+* **Signs** are at ε = 3 queries' worth of attention ([what that is](glossary.md#columns-and-sinks)), one for each part. A part holds (+) if
+  its 95 % interval over prompts ([how](statistics.md)) lies wholly on the side that the claim wants, does not hold (−) if it lies wholly on
+  the other side, and is undecided (?) otherwise.
+* **Shots**: the same problems are asked behind 0, 1, 2 and 5 solved ones.
+* **All**: nine other thresholds are tried too. A part *depends* on shots, on ε, or on both, if it holds somewhere and does not hold
+  elsewhere. Otherwise it has the verdict that it has for all shots.
 
-**What was known before.** That drift and depth change with the shots was known from 12 problems; moves, group splits and over-mixing were
-known from tries. Bounds such as 0.5 for "most" are one reading of the papers' words.
+Known before the run, from 12 problems or from tries: that drift and depth change with the shots; moves, group splits and over-mixing.
 
 """
 TAIL = """
-Intervals, thresholds, commands and what each test cannot show are in [results/claims](../results/claims/README.md). What hiding sinks
-costs in accuracy (paper 1, Table 1) is told in [hiding.md](hiding.md). `python experiments/claims_page.py` writes this page; do not edit
-it.
+[results/claims](../results/claims/README.md) has intervals, thresholds, commands and what each test cannot show, [hiding.md](hiding.md)
+what hiding sinks costs (paper 1, Table 1). `python experiments/claims_page.py` writes this page; do not edit it.
 """
 FULL_HEAD = """# Everything that was measured for the claims
 

@@ -17,8 +17,15 @@ def documented(page, title):
     always, sometimes = [], []
     for cell in re.findall(r"^\| (`[^|]*) \|", section, re.MULTILINE):
         words = re.sub(r"`[^`]*`|,", "", cell).strip()
-        (sometimes if words else always).extend(re.findall(r"`([^`]+)`", cell))
+        (sometimes if words else always).extend(key for keys in re.findall(r"`([^`]+)`", cell) for key in expanded(keys))
     return always, sometimes
+
+
+def expanded(keys):
+    """Keys written with braces, one by one: `a.{b,c}[]` is a.b[] and a.c[]."""
+    before, brace, rest = keys.partition("{")
+    within, _, after = rest.partition("}")
+    return [before + one + after for one in within.split(",")] if brace else [keys]
 
 
 def paths(value, at=""):
@@ -139,7 +146,8 @@ def test_the_dry_run_of_a_reproduction_has_the_keys_of_the_page(run):
 
 
 def test_a_page_that_says_something_else_would_be_found():
-    page = "## one\n\n| key | what |\n|---|---|\n| `a`, `b[].c` | |\n| `d.*` with --x | |\n\n## two\n\n| `z` | |\n"
+    page = "## one\n\n| key | what |\n|---|---|\n| `a`, `b[].c` | |\n| `d.*` with --x | |\n\n## two\n\n| `z.{x,y.*}[]` | |\n"
+    assert documented(page, "two") == (["z.x[]", "z.y.*[]"], [])
     always, sometimes = documented(page, "one")
     assert (always, sometimes) == (["a", "b[].c"], ["d.*"])
     assert differences([{"a": 1, "b": []}, {"a": 1, "b": [{"c": 2}], "d": {"any": 3}}], always, sometimes) == []

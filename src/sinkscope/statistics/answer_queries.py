@@ -34,13 +34,13 @@ class AnswerQueries(Statistic):
 
     order = 2
     definitions: ClassVar = {
-        "answer_queries.steps_with_sink": Definition("steps × heads in which a key is a sink for the answer's queries", "share", "none"),
+        "answer_queries.steps_with_sink": Definition("steps × heads with a sink for the answer's queries", "share", "none"),
         "answer_queries.changes_per_head": Definition(
-            "how often the answer's main sink changes place, moves and swaps; heads with one in at least two steps", "changes", "none"
+            "moves and swaps of the answer's main sink, per head that has one in at least two steps", "changes", "none"
         ),
-        "answer_queries.changes_of_all": Definition("the same of the main sink of all queries", "changes", "none"),
+        "answer_queries.changes_of_all": Definition("the same for the main sink of all queries", "changes", "none"),
         "answer_queries.drift": Definition(
-            "least-squares slope of the position of the answer's main sink, mean over heads", "positions per step", DRIFT
+            "least-squares slope of the position of the answer's main sink over the steps, mean over heads", "positions per step", DRIFT
         ),
         "answer_queries.drift_median": Definition("the same, median over heads", "positions per step", DRIFT),
         "answer_queries.drift_right": Definition("heads whose answer's main sink drifts to the right", "share of heads", DRIFT),

@@ -21,19 +21,19 @@ class Composition(Statistic):
 
     order = 4
     definitions: ClassVar = {
-        "composition.share_of_sinks": Definition("sinks that are of a class", "share of sinks", MADE_OF),
-        "composition.share_of_canvas": Definition("canvas that is of a class, all steps", "share of canvas", MADE_OF),
+        "composition.share_of_sinks": Definition("sinks on tokens of a class", "share of sinks", MADE_OF),
+        "composition.share_of_canvas": Definition("tokens of a class, all steps", "share of canvas", MADE_OF),
         "composition.times_expected": Definition(
-            "share of the sinks over share of the canvases they stand on, step by step", "ratio", MADE_OF
+            "share of the sinks, divided by share of the canvases they stand on, step by step", "ratio", MADE_OF
         ),
-        "composition.times_training": Definition("share of the sinks over share of the training corpus", "ratio", MADE_OF),
+        "composition.times_training": Definition("share of the sinks, divided by share of the training corpus", "ratio", MADE_OF),
         "composition.frequency_correlation": Definition(
-            "rank correlation, over distinct tokens but the mask, of sinks per occurrence with frequency in training",
+            "rank correlation of a token's sinks per occurrence with its frequency in training, without the mask",
             "Spearman's ρ",
             MADE_OF,
         ),
-        "composition.token": Definition("sinks that are a token; prompts without it count 0", "share of sinks", MADE_OF),
-        "composition.token_on_canvas": Definition("canvas that is that token", "share of canvas", MADE_OF),
+        "composition.token": Definition("sinks on one token; prompts without it count 0", "share of sinks", MADE_OF),
+        "composition.token_on_canvas": Definition("that token, all steps", "share of canvas", MADE_OF),
     }
 
     def values(self, prompt: PromptSummary) -> Values:

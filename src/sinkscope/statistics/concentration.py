@@ -70,27 +70,26 @@ class Concentration(Statistic):
 
     order = 7
     definitions: ClassVar = {
-        "concentration.sinks_per_head": Definition("sinks in a step and head", "sinks", DEPTH),
+        "concentration.sinks_per_head": Definition("sinks per step and head", "sinks", DEPTH),
         "concentration.share_on_sinks": Definition("attention that lies on sinks", "share", FEW),
-        "concentration.layers_without": Definition("steps × layers without a sink in any head", "share", DEPTH),
+        "concentration.layers_without": Definition("steps × layers in which no head has a sink", "share", DEPTH),
         "concentration.number_by_depth": Definition("slope of sinks per head from the first (0) to the last layer (1)", "sinks", DEPTH),
         "concentration.strength_by_depth": Definition(
             "slope of the main sink's column from the first (0) to the last layer (1)", "queries", DEPTH
         ),
-        "concentration.strength": Definition("main sink's column, where there is a sink", "queries", DEPTH),
-        "concentration.entropy": Definition("entropy of the columns over that of equal ones", "share", FEW),
+        "concentration.strength": Definition("column of the main sink, where there is one", "queries", DEPTH),
+        "concentration.entropy": Definition("entropy of the columns, divided by that of equal columns", "share", FEW),
         "concentration.gini": Definition("Gini coefficient of the columns", "0 to 1", FEW),
         "concentration.gu_rate": Definition(
-            "steps × layers × heads in which a key's mean α exceeds 0.3 (Gu et al., Sink_*); in causal models of the keys that 64 queries "
-            "see",
+            "steps × layers × heads in which a key's mean α exceeds 0.3 (Gu et al., Sink_*); in causal models only keys that 64 queries see",
             "share",
             FEW,
         ),
         "concentration.gu_rate_first": Definition(
-            "the same of the first token alone (Sink_1): its mean α over the queries that see it", "share", FEW
+            "the same for the first token alone (Sink_1), over the queries that see it", "share", FEW
         ),
         "epsilon.not_sinks": Definition(
-            "tokens × heads × steps that are not sinks at ε = 0, ½, … 10, for all canvases and by their length",
+            "tokens × heads × steps that are no sinks at ε = 0, ½, … 10, for all canvases and by their length",
             "share",
             "≥ 96 % at ε = 3 (Fig. 10)",
         ),

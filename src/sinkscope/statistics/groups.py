@@ -109,25 +109,23 @@ class Groups(Statistic):
 
     order = 6
     definitions: ClassVar = {
-        "groups.both": Definition("steps × heads in which masked and unmasked queries (8 at least each) both have a sink", "share", SPLIT),
-        "groups.split": Definition("of those, where the two sinks differ", "share", SPLIT),
-        "groups.split_from_prompt": Definition(
-            "of those where masked and prompt queries both have a sink, where the two differ", "share", SPLIT
+        "groups.both": Definition(
+            "steps × heads in which masked and unmasked queries, at least 8 of each, both have a sink", "share", SPLIT
         ),
-        "groups.split_from_written": Definition(
-            "the same for masked queries and written ones (unmasked, not the prompt's)", "share", SPLIT
-        ),
-        "groups.split_prompt_written": Definition("the same for prompt queries and written ones", "share", SPLIT),
+        "groups.split": Definition("of those, where the two groups have different sinks", "share", SPLIT),
+        "groups.split_from_prompt": Definition("the same for masked queries and the prompt's", "share", SPLIT),
+        "groups.split_from_written": Definition("the same for masked queries and written ones", "share", SPLIT),
+        "groups.split_prompt_written": Definition("the same for the prompt's queries and written ones", "share", SPLIT),
         "groups.persistence": Definition(
-            "how much oftener a group's sink is the same one step later in its own group than in the other; 0 for chance splits",
+            "how much more often a group's sink is, one step later, that group's sink again than the other group's; 0 by chance",
             "share",
             SPLIT,
         ),
-        "groups.follows_masked": Definition("where they differ, the head's largest column is the masked queries' sink", "share", SPLIT),
-        "groups.self_share": Definition("part of the largest sink's column that is its own query's", "share", "Fig. 4b"),
+        "groups.follows_masked": Definition("of the splits, where the head's largest column is the masked queries' sink", "share", SPLIT),
+        "groups.self_share": Definition("part of the largest sink's column that comes from its own query", "share", "Fig. 4b"),
         "groups.self_attention_absorbed": Definition(
-            "slope of the others' self-attention, over what the sink leaves, against the sink's share, within heads; "
-            "negative: absorbed first",
+            "slope of the other queries' self-attention, relative to what the sink leaves, against the sink's share, within "
+            "heads; negative: the sink takes it first",
             "share per share",
             "the sink absorbs the self-attention of its queries (Fig. 4b)",
         ),

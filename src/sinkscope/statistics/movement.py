@@ -29,29 +29,28 @@ class Movement(Statistic):
 
     order = 1
     definitions: ClassVar = {
-        "movement.steps_with_sink": Definition("steps × heads in which Eq. 3 holds", "share", "few tokens take most attention (Fig. 3, 9)"),
+        "movement.steps_with_sink": Definition("steps × heads with a sink", "share", "few tokens take most attention (Fig. 3, 9)"),
         "movement.moves_per_head": Definition(
-            "how often the main sink changes place and the old place stops being a sink, or the new one was none; heads with a sink in at "
-            "least two steps",
+            "moves of the main sink, per head with a sink in at least two steps",
             "moves",
             MOVING,
         ),
-        "movement.swaps_per_head": Definition(
-            "how often the main sink changes place between two sinks that both stay sinks: they exchange their rank", "swaps", "none"
-        ),
+        "movement.swaps_per_head": Definition("swaps of the main sink with another sink, per head with a sink in at least two steps", "swaps", "none"),
         "movement.swaps": Definition("swaps per head of one layer", "swaps", "none"),
         "movement.moves": Definition("moves per head of one layer", "moves", MOVING),
         "movement.distance": Definition("mean distance of a move", "positions", MOVING),
-        "movement.rightward": Definition("moves that go to the right", "share of moves", DRIFT),
+        "movement.rightward": Definition("moves to the right", "share of moves", DRIFT),
         "movement.residence": Definition("steps in a row that the main sink stays at one position", "steps", MOVING),
-        "movement.track_steps": Definition("mean length of a track, all sinks of a head", "steps", MOVING),
+        "movement.track_steps": Definition("mean length of a track, over all sinks", "steps", MOVING),
         "movement.tracks": Definition("tracks of each kind", "share of tracks", MOVING),
         "movement.longest_track": Definition("heads by the kind of their longest track", "share of heads", MOVING),
-        "movement.drift": Definition("least-squares slope of the main sink's position, mean over heads", "positions per step", DRIFT),
+        "movement.drift": Definition(
+            "least-squares slope of the main sink's position over the steps, mean over heads", "positions per step", DRIFT
+        ),
         "movement.drift_median": Definition("the same, median over heads", "positions per step", DRIFT),
         "movement.drift_right": Definition("heads whose main sink drifts to the right", "share of heads", DRIFT),
         "movement.drift_relative": Definition(
-            "the same slope of the position minus that of a frontier of the masks", "positions per step", DRIFT
+            "slope of the main sink's position minus the position of a frontier of the masks, mean over heads", "positions per step", DRIFT
         ),
         "movement.drift_by_depth": Definition(
             "slope of a layer's drift from the first (0) to the last layer (1)", "positions per step", DRIFT

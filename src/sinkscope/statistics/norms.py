@@ -158,8 +158,8 @@ class Norms(Statistic):
     definitions: ClassVar = {
         "norms.contribution": Definition("part of Σ_j c_j·‖v_j‖ that comes from sinks, in heads with one", "share", NOOP),
         "norms.contribution_over_attention": Definition(
-            "what sinks contribute over what they would with the mean value norm of their head (by attention); "
-            "below 1 a step towards a no-op",
+            "contribution of the sinks, divided by what it would be with their head's mean value norm, weighted by "
+            "attention; below 1: a step towards a no-op",
             "ratio",
             NOOP,
         ),

@@ -64,8 +64,7 @@ class OutputNorms(Statistic):
         ),
         "norms.output_contribution": Definition("part of Σ_j c_j·‖W_O v_j‖ that comes from sinks, in heads with one", "share", NOOP),
         "norms.output_contribution_over_attention": Definition(
-            "what sinks contribute behind the output projection over what they would with the mean output norm of their head "
-            "(by attention)",
+            "the same behind the output projection, with the head's mean output norm",
             "ratio",
             NOOP,
         ),

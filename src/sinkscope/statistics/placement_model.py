@@ -38,7 +38,7 @@ class Placement(Statistic):
 
     order = 5
     definitions: ClassVar = {
-        "choice.all": Definition("held-out gain of the whole conditional-logit model over equal probabilities", "bits per choice", PLACED),
+        "choice.all": Definition("held-out gain of the whole model over equal probabilities", "bits per choice", PLACED),
         "choice.class": Definition("held-out gain by token class, given position and mask state", "bits per choice", PLACED),
         "choice.position": Definition(
             "held-out gain by position (left, right, frontier), given class and mask state", "bits per choice", PLACED

@@ -33,7 +33,7 @@ class Triggers(Statistic):
     order = 2
     definitions: ClassVar = {
         "triggers.share": Definition(
-            "changes of place, moves and swaps, by what happened in the step before: own commit, block change, neither",
+            "moves and swaps after each event: own commit, block change, neither",
             "share of changes",
             MOVING,
         ),
