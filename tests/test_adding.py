@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from adding_page import PAGE, files_of_the_page
+from adding_page import EXAMPLES, PAGE, files_of_the_page
 
 ROOT = Path(__file__).parents[1]
 FILES = files_of_the_page()
@@ -44,6 +44,10 @@ def python(repository):
         return done.returncode, done.stdout + done.stderr * (done.returncode != 0)
 
     return python
+
+
+def test_every_example_is_linked():
+    assert {str(path.relative_to(EXAMPLES)) for path in EXAMPLES.rglob("*.py")} <= set(FILES)
 
 
 def test_every_file_has_a_test_file():
@@ -87,3 +91,8 @@ def test_the_watcher_of_the_page_runs(capsys):
 def test_a_block_without_a_path_is_no_file():
     page = "```python\n# src/a/b.py\nx = 1\n```\n\n```python\ny = 2\n```\n\n```python\n# tests/test_b.py\nz = 3\n```\n"
     assert files_of_the_page(page) == {"src/a/b.py": "x = 1\n", "tests/test_b.py": "z = 3\n"}
+
+
+def test_a_linked_example_is_a_file():
+    linked = "src/sinkscope/decoding/leftmost.py"
+    assert files_of_the_page(f"[a](examples/{linked}) [b](other/x.py)") == {linked: (EXAMPLES / linked).read_text()}

@@ -81,7 +81,8 @@ class Concentration(Statistic):
         "concentration.entropy": Definition("entropy of the columns, divided by that of equal columns", "share", FEW),
         "concentration.gini": Definition("Gini coefficient of the columns", "0 to 1", FEW),
         "concentration.gu_rate": Definition(
-            "steps × layers × heads in which a key's mean α exceeds 0.3 (Gu et al., Sink_*); in causal models only keys that 64 queries see",
+            "steps × layers × heads in which a key's mean α exceeds 0.3 (Gu et al., Sink_*); in causal models "
+            "only keys that 64 queries see",
             "share",
             FEW,
         ),

@@ -35,7 +35,9 @@ class Movement(Statistic):
             "moves",
             MOVING,
         ),
-        "movement.swaps_per_head": Definition("swaps of the main sink with another sink, per head with a sink in at least two steps", "swaps", "none"),
+        "movement.swaps_per_head": Definition(
+            "swaps of the main sink with another sink, per head with a sink in at least two steps", "swaps", "none"
+        ),
         "movement.swaps": Definition("swaps per head of one layer", "swaps", "none"),
         "movement.moves": Definition("moves per head of one layer", "moves", MOVING),
         "movement.distance": Definition("mean distance of a move", "positions", MOVING),
