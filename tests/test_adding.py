@@ -47,7 +47,7 @@ def python(repository):
 
 
 def test_every_example_is_linked():
-    assert {str(path.relative_to(EXAMPLES)) for path in EXAMPLES.rglob("*.py")} <= set(FILES)
+    assert {str(path.relative_to(EXAMPLES)) for folder in ("src", "tests") for path in (EXAMPLES / folder).rglob("*.py")} <= set(FILES)
 
 
 def test_every_file_has_a_test_file():

@@ -1,4 +1,4 @@
-"""The Python of docs/sink-token.md, run as it stands on a tiny model and a tiny text."""
+"""The script that docs/sink-token.md names, run as it stands on a tiny model and a tiny text."""
 
 import dataclasses
 import json
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_readme import python_blocks, run, shell_lines
+from test_readme import run, shell_lines
 
 import sinkscope
 from sinkscope.commands import COMMANDS
@@ -15,7 +15,8 @@ from sinkscope.lab.starting_network import build_network
 from sinkscope.lab.texts import read_texts, train_tokenizer
 from sinkscope.models.sink_token import VARIANTS
 
-PAGE = (Path(__file__).parents[1] / "docs" / "sink-token.md").read_text()
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE = (DOCS / "sink-token.md").read_text()
 
 
 @pytest.fixture
@@ -35,7 +36,8 @@ def home(tmp_path):
 def test_the_example_trains_a_users_own_model(home):
     import sys
 
-    (code,) = python_blocks(PAGE)
+    assert "(examples/train_with_a_sink_token.py)" in PAGE
+    code = (DOCS / "examples" / "train_with_a_sink_token.py").read_text()
     assert code.count("range(100)") == 1
     assert run([sys.executable, "-c", code.replace("range(100)", "range(3)").replace("tokens=2048", "tokens=128")], home) == "token\n"
     model = sinkscope.load(str(home / "my-sink-model"))
