@@ -34,6 +34,16 @@ def test_what_is_listed_exists():
     assert all((ROOT / path).exists() for path in [*portable.NUMERICAL, *portable.NOT_SHORT])
 
 
+def test_the_short_form_names_nothing_that_it_leaves_out():
+    """pytest runs what is named, whatever it is told to ignore."""
+    named = [path for path in portable.selection(True) if not path.startswith("--ignore=")]
+    ignored = [path.removeprefix("--ignore=") for path in portable.selection(True) if path not in named]
+    assert not set(named) & set(portable.NOT_SHORT) and set(named) < set(portable.NUMERICAL)
+    assert all(any(Path(path).is_relative_to(one) for one in named) for path in ignored)
+    assert set(portable.NOT_SHORT) == set(ignored) | (set(portable.NUMERICAL) - set(named))
+    assert portable.selection(False) == list(portable.NUMERICAL)
+
+
 @pytest.mark.parametrize("setting", portable.SHORT.values(), ids=portable.SHORT)
 def test_a_capability_is_in_force(setting):
     """Or left out, where the processor has less; it never has more."""
