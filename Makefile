@@ -32,7 +32,7 @@ $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 demo: install
-	$(BIN)/sinkscope demo --out demo-output
+	$(BIN)/sinkscope demo --out demo-output --overwrite
 
 # make test ARGS='-k sinks -x'   a worker per core, each with one thread; WORKERS=0 runs them in one process, as --pdb needs.
 # Without ARGS, the numerical tests run again with the kernels of two older processors.

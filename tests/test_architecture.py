@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 SOURCE = Path(sinkscope.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 
-EVERYWHERE = {"axes", "errors", "lazy_names", "work_items"}
+EVERYWHERE = {"axes", "errors", "lazy_names", "progress", "work_items"}
 ENTRIES = {"__init__", "__main__", "cli", "commands"}
 """These may import everything; all but ``__init__`` only inside a function, so that each command starts quickly."""
 
@@ -27,9 +27,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "axes": set(),
     "errors": set(),
     "lazy_names": set(),
+    "progress": set(),
     "work_items": set(),
     "attention": set(),
-    "sinks": set(),
+    "sinks": {"traces.reading"},  # `find_sinks` opens a path
     "traces": set(),
     "checkpoints": set(),
     "models": {"attention"},

@@ -31,6 +31,7 @@ def test_the_readme_runs_from_top_to_bottom(tmp_path):
     assert len(lines) >= 4
     out = run([sys.executable, "-c", blocks[0]], tmp_path)
     assert "'static':" in out
+    assert run([sys.executable, "-c", blocks[0]], tmp_path) == out  # a second time, in the same folder
     (tmp_path / "run.trace").rename(tmp_path / "of-python.trace")
     for line in lines:
         words = line.split("  #")[0].split()

@@ -191,11 +191,14 @@ def test_train_a_recipe_then_load_it(run, tmp_path, monkeypatch):
             2,
             "expected a bundled name (lab-diffusion, lab-autoregressive, lab-",
         ),
+        (["trace", "lab-difusion", "--out", "{tmp}/t"], 2, "no model 'lab-difusion': did you mean lab-diffusion? Expected a bundled name"),
+        (["trace", "lab-difusion", "--out", "{tmp}/t"], 2, "recorded as it is: sinkscope.recording(network, out=…)"),
         (["trace", "{tmp}", "--prompt", "x", "--out", "{tmp}/t"], 1, "is no model: expected config.json"),
         (["trace", "{model}", "--out", "{tmp}/t"], 2, "expected --prompt TEXT"),
         (["trace", "{model}", "--prompt", "Q: Tom", "--problem", "1", "--out", "{tmp}/t"], 2, "found --prompt and --problem"),
         (["trace", "{model}", "--prompt", "", "--out", "{tmp}/t"], 2, "found an empty one"),
         (["trace", "{model}", "--prompt", "Tom likes aardvarks", "--out", "{tmp}/t"], 2, "does not know 'likes', 'aardvarks'"),
+        (["trace", "{model}", "--prompt", "Tom likes aardvarks", "--out", "{tmp}/t"], 2, "a published model, such as GSAI-ML/LLaDA-8B-"),
         (["trace", "{model}", "--problem", "99999", "--out", "{tmp}/t"], 2, "expected a problem from 0 to 1318"),
         (
             ["trace", "{model}", "--prompt", "Q: Tom", "--length", "20", "--block", "8", "--out", "{tmp}/t"],
@@ -311,6 +314,29 @@ def test_sinks_does_not_load_torch(trace_folder):
     done = subprocess.run([sys.executable, "-c", code, str(trace_folder)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "sinks in 24 steps" in done.stdout
+
+
+def test_a_trace_is_replaced_where_that_is_said(run, diffusion_folder, tmp_path):
+    call = ("trace", diffusion_folder, "--prompt", PROMPT, "--length", 8, "--out", tmp_path / "t")
+    assert run(*call)[0] == 0
+    status, _, err = run(*call)
+    assert status == 2 and "choose another folder, or replace it: overwrite=True, --overwrite" in err
+    assert run(*call, "--overwrite")[0] == 0
+    assert run(*call, "--overwrite", "--keep", "statistics", "--hide", "top:1")[0] == 0
+    status, _, err = run(*call, "--keep", "statistics")
+    assert status == 2 and "holds statistics of another run" in err and "or replace it: --overwrite" in err
+    assert run(*call, "--overwrite", "--keep", "statistics")[0] == 0
+    (tmp_path / "t" / "mine.txt").write_text("keep me")
+    status, _, err = run(*call, "--overwrite")
+    assert status == 2 and "holds mine.txt beside its trace" in err and (tmp_path / "t" / "manifest.json").exists()
+
+
+def test_statistics_of_several_processes_are_not_overwritten(run, diffusion_folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    call = ("trace", diffusion_folder, "--prompt", PROMPT, "--length", 8, "--out", tmp_path / "t", "--keep", "statistics", "--overwrite")
+    status, _, err = run(*call)
+    assert status == 2 and "--overwrite: expected one process, found several of torchrun" in err
 
 
 def test_trace_with_a_rule_says_what_came_of_it(run, diffusion_folder, tmp_path):

@@ -32,6 +32,18 @@ def test_the_demo_makes_traces_figures_and_a_page_with_the_same_numbers(tmp_path
     assert "http://" not in html.replace("http://www.w3.org", "")
 
 
+def test_the_demo_can_be_made_again_where_that_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr("sinkscope.figures.draw_figures", lambda *_, **__: [])
+    for overwrite in (False, True):
+        run_demo(tmp_path, problems=1, length=8, block=8, overwrite=overwrite, say=lambda _: None)
+    assert len(sinkscope.open_traces(tmp_path / "traces" / "lab-diffusion")) == 1
+    with pytest.raises(CallError, match="already holds a demo; choose another folder, or replace it: --overwrite"):
+        run_demo(tmp_path, problems=1, length=8, block=8)
+    (tmp_path / "traces" / "lab-diffusion" / "mine.txt").write_text("keep me")
+    with pytest.raises(CallError, match=r"holds mine\.txt beside its trace"):
+        run_demo(tmp_path, problems=1, length=8, block=8, overwrite=True)
+
+
 def test_a_folder_in_use_and_a_wrong_count_are_refused(tmp_path):
     (tmp_path / "mine.txt").write_text("keep me")
     with pytest.raises(CallError, match=r"mine\.txt|holds"):

@@ -27,7 +27,7 @@ def commands(page):
 
 
 LINES = [(path.name, line) for path in sorted(DOCS.glob("*.md")) for line in commands(path.read_text())]
-HUB = [one for one in LINES if re.search(r" [\w-]+/[A-Z]", one[1])]
+HUB = [one for one in LINES if re.search(r" [\w-]+/[A-Z]", one[1]) and "--dry-run" not in one[1]]
 CUT = [one for one in LINES if "…" in one[1]]
 LONG = [one for one in LINES if one[1].startswith("sinkscope train")]
 BENCH = [one for one in LINES if one[1].startswith("sinkscope bench")]

@@ -98,6 +98,82 @@ def test_dry_run(run):
     assert f"A card of 24 GB suffices for every part, with --batch {most} or less; each part's own limit is in its row." in out
 
 
+def test_a_card_is_known_by_its_name(run):
+    found = {}
+    for gpu in ("a100", "h100", "h200"):
+        status, out, _ = run("reproduce", "paper1", "--dry-run", "--gpu", gpu, "--json")
+        assert status == 0
+        found[gpu] = json.loads(out)
+    assert [one["card_gib"] for one in found.values()] == [80, 80, 140]
+    hours = [one["total"]["gpu_hours"] for one in found.values()]
+    assert hours[0] > hours[1] >= hours[2]
+    rows = [[row["batch_on_card"] for row in one["parts"]] for one in found.values()]
+    assert rows[0] == rows[1] and all(more > less for more, less in zip(rows[2], rows[1], strict=True))
+    status, out, _ = run("reproduce", "paper1", "--dry-run", "--gpu", "h100", "--tflops", 50)
+    assert "batch on 80 GB" in out and "An H100 of 80 GB suffices for every part, with --batch " in out and "50 TFLOP/s reached" in out
+
+
+def test_controls_can_be_left_out(run):
+    status, out, _ = run("reproduce", "paper1", "--dry-run", "--controls", "none", "--ks", "1,5", "--json")
+    assert status == 0
+    assert {row["rules"] for row in json.loads(out)["parts"] if row["part"] == "Table 1"} == {3}  # none, top:1, top:5
+
+
+def test_an_evaluation_says_what_it_would_cost(run, monkeypatch, tmp_path, diffusion_folder, data):
+    monkeypatch.setattr("sinkscope.models.loading._network", None)  # no weights are read
+    call = ("evaluate", "GSAI-ML/LLaDA-8B-Instruct", "--tasks", "gsm8k,humaneval,lab-arith", "--hide", "none,top:1", "--dry-run")
+    status, out, err = run(*call, "--gpu", "h100", "--limit", 7, "--json")
+    assert status == 0, err
+    rows = json.loads(out)["parts"]
+    assert [(row["task"], row["prompts"], row["rules"], row["forwards"]) for row in rows] == [
+        ("gsm8k", 7, 2, 7 * 2 * 256),  # by the protocol
+        ("humaneval", 7, 2, 7 * 2 * 512),
+        ("lab-arith", 7, 2, 7 * 2 * 64),
+    ] and not err
+    status, out, _ = run(
+        "evaluate", diffusion_folder, "--dry-run", "--length", 32, "--steps", 8, "--data", f"gsm8k={data}", "--tasks", "gsm8k"
+    )
+    assert status == 0
+    assert "| evaluate |" in out and "| gsm8k | 2 | 1 | 16 |" in out and "A card of 24 GB suffices for every part" in out
+    assert not (tmp_path / "results.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((), "expected --out FOLDER, or --dry-run"),
+        (("--dry-run", "--tasks", "gsm9k"), "no task 'gsm9k'"),
+        (("--dry-run", "--hide", "magic:1"), "no rule 'magic:1'"),
+        (("--dry-run", "--limit", 0), "limit: expected at least 1 problem, found 0"),
+        (("--dry-run", "--top-k", 3), "llada has no setting 'top_k'"),
+        (("--dry-run", "--tflops", 0), "tflops: expected a number above 0, found 0"),
+    ],
+)
+def test_what_a_dry_run_of_an_evaluation_refuses(run, diffusion_folder, arguments, says):
+    status, out, err = run("evaluate", diffusion_folder, *arguments)
+    assert (status, out) == (2, "")
+    assert says in err.replace("\n", " ")
+
+
+def test_the_shape_of_a_checkpoint_is_read_from_its_config_alone(diffusion_folder, diffusion, tmp_path):
+    import shutil
+
+    from sinkscope.models import describe
+
+    shutil.copy(diffusion_folder / "config.json", tmp_path)
+    family, config, parameters = describe(str(tmp_path))
+    assert (family.name, parameters, config.num_hidden_layers) == ("llada", diffusion.card.parameters, diffusion.card.layers)
+
+
+def test_a_likelihood_of_an_autoregressive_model_is_one_call_a_choice():
+    from sinkscope.evaluation.cost import CHOICE_TOKENS, estimate
+    from sinkscope.evaluation.papers.paper import Part, Shape
+
+    settings = {"method": "monte_carlo", "samples": 128, "guidance": 0.0}
+    part = Part("", "x", "m", "piqa", ("none",), 10, 0, settings, Shape(2, 2, 2, 16, 32, 100, 10_000, causal=True))
+    assert estimate(part).forwards == 10 * CHOICE_TOKENS["piqa"][1]
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -8,8 +8,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import sinkscope
 from sinkscope.errors import CallError
-from sinkscope.evaluation.papers import cost as costs
-from sinkscope.evaluation.papers.cost import GIB, estimate
+from sinkscope.evaluation import cost as costs
+from sinkscope.evaluation.cost import GIB, card_of, estimate
 from sinkscope.evaluation.papers.paper import PROBLEMS, Shape
 from sinkscope.evaluation.papers.paper1 import CHECKPOINTS, LAB, PUBLISHED, paper1, rules_for
 from sinkscope.evaluation.protocols import PROTOCOLS, find_protocol, variant_of
@@ -61,7 +61,7 @@ def test_forwards_memory_and_disk():
     weights = 2 * 8_015_581_184 / GIB
     assert weights < cost.memory_gib < weights + 1
     assert cost.batch_on_card >= 1
-    assert estimate(part, tflops=250.0).gpu_hours == pytest.approx(cost.gpu_hours / 2)
+    assert estimate(part, card_of(tflops=250.0)).gpu_hours == pytest.approx(cost.gpu_hours / 2)
     assert cost.gpu_hours == pytest.approx(7 * (1 + 15 * 1.1) * 256 * costs._flops(part.shape, 80 + 5 * 155 + 256, 32) / 125e12 / 3600)
     recorded = parts[5]
     canvas = 80 + 128
@@ -69,7 +69,7 @@ def test_forwards_memory_and_disk():
     big = dataclasses.replace(part, shape=dataclasses.replace(part.shape, parameters=14_000_000_000))
     assert estimate(big).batch_on_card == 0
     with pytest.raises(CallError, match="tflops: expected a number above 0, found 0"):
-        estimate(part, 0)
+        card_of(tflops=0)
 
 
 def test_rules_have_controls_and_llamas_decide_by_the_last_row():

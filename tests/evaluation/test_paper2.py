@@ -13,7 +13,7 @@ from sinkscope.commands.reproduction import Options, reproduce
 from sinkscope.decoding import quotas
 from sinkscope.decoding.likelihood import expected_masks, mask_patterns
 from sinkscope.errors import CallError
-from sinkscope.evaluation.papers.cost import CHOICE_TOKENS, estimate
+from sinkscope.evaluation.cost import CHOICE_TOKENS, card_of, estimate
 from sinkscope.evaluation.papers.paper import PROBLEMS
 from sinkscope.evaluation.papers.paper2 import ACCURACY, CHECKPOINTS, SHAPES, TASKS, paper2, read_folders
 from sinkscope.models.folding import fold
@@ -77,7 +77,7 @@ def test_the_cost_counts_canvases():
     assert forwards["gsm8k_two_pass"] == 1319 * 256 * 2
     fewer = paper2({"scratch-472m": ""}, tasks=["piqa"], limit=10)
     assert estimate(fewer[0]).forwards * 1838 == forwards["piqa"] * 10
-    slow, fast = (estimate(parts["arc_easy"], tflops).gpu_hours for tflops in (1, 2))
+    slow, fast = (estimate(parts["arc_easy"], card_of(tflops=tflops)).gpu_hours for tflops in (1, 2))
     assert slow == pytest.approx(2 * fast) and slow > 0
 
 

@@ -68,12 +68,12 @@ def test_a_protocol_sets_shots_and_sampler_and_flags_override_it(diffusion, prot
 @pytest.mark.parametrize("fixture", ["diffusion", "autoregressive"])
 def test_defaults_of_published_tasks(fixture, request, tmp_path):
     model = request.getfixturevalue(fixture)
-    sampler = task_plans._resolve(model, find_task("humaneval"), {})
+    sampler = task_plans._resolve(model.family, find_task("humaneval"), {})
     assert sampler.length == 512
     if fixture == "diffusion":
         assert (sampler.steps, sampler.block) == (512, 32)
-    assert task_plans._resolve(model, find_task("gsm8k"), {}).length == 256
-    assert task_plans._resolve(model, find_task("gsm8k"), {"length": 16}).length == 16
+    assert task_plans._resolve(model.family, find_task("gsm8k"), {}).length == 256
+    assert task_plans._resolve(model.family, find_task("gsm8k"), {"length": 16}).length == 16
 
 
 def test_the_canvas_is_checked_for_every_task(diffusion):

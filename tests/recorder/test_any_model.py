@@ -8,6 +8,7 @@ from closeness import assert_close, terms_of
 from eager_run import DENSE, EagerRun, columns, so_far
 
 import sinkscope
+from sinkscope.errors import CallError
 from sinkscope.figures import page_numbers
 
 TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
@@ -285,6 +286,55 @@ def test_traces_of_an_encoder_and_a_decoder_can_be_read_for_sinks(tmp_path):
         sinks = sinkscope.find_sinks(trace, excess=0.1)
         assert len(sinks) > 0 and sinkscope.track(sinks)
         assert page_numbers(trace)["complete"]
+
+
+class Words:
+    """A tokenizer of a network's own: token 7 ends an answer."""
+
+    eos_token_id = 7
+
+    def decode(self, ids, skip_special_tokens=False):
+        return "".join(f" w{token}" for token in ids if token != 49 and not (skip_special_tokens and token == 7))
+
+    def convert_ids_to_tokens(self, token):
+        return f"<piece {token}>"
+
+
+def test_a_tokenizer_gives_the_tokens_of_any_network_their_texts(tmp_path):
+    ids = IDS[1:].clone()
+    ids[0, :2] = torch.tensor([7, 49])
+    network = qwen3().eval()
+    for name, more in (("named", {"tokenizer": Words()}), ("nameless", {})):
+        with sinkscope.recording(network, out=tmp_path / name, **more):
+            written = network.generate(ids, max_new_tokens=NEW, do_sample=False)[0]
+    trace = sinkscope.open_trace(tmp_path / "named")
+    texts = [trace.token_text(token) for token in trace.tokens[0, :9]]
+    assert texts == [" w7", "<piece 49>", *(f" w{token}" for token in ids[0, 2:].tolist())]
+    answer = written[9 : 9 + NEW - 1].tolist()  # the newest token has not been read yet
+    answer = answer[: answer.index(7)] if 7 in answer else answer
+    assert trace.manifest["text"] == "".join(f" w{token}" for token in answer)
+    assert trace.manifest["eos_id"] == 7
+    nameless = sinkscope.open_trace(tmp_path / "nameless")
+    assert nameless.token_text(7) == "<7>" and "text" not in nameless.manifest and nameless.manifest["eos_id"] is None
+
+
+def test_the_map_of_such_a_network_says_why_there_is_none(tmp_path, run):
+    network = qwen3().eval()
+    with sinkscope.recording(network, out=tmp_path / "t"):
+        network.generate(IDS[1:], max_new_tokens=2)
+    status, _, err = run("map", tmp_path / "t", "--step", 0, "--layer", 0, "--head", 0)
+    assert status == 2 and "was written by Qwen3ForCausalLM that sinkscope did not load, so its maps cannot be computed again" in err
+    status, _, err = run("figures", tmp_path / "t", "--out", tmp_path / "f", "--only", "2,8", "--excess", 0.1)
+    assert status == 0 and "Figure 2 is not drawn" in err and "Figure 8 is not drawn" in err and "did not load" in err
+
+
+def test_a_model_has_a_tokenizer_of_its_own(diffusion, tmp_path):
+    with (
+        pytest.raises(CallError, match=r"tokenizer: .* has its own; leave it out"),
+        sinkscope.recording(diffusion, out=tmp_path / "t", tokenizer=Words()),
+    ):
+        pass
+    assert not (tmp_path / "t").exists()
 
 
 def test_a_second_generate_makes_further_traces(tmp_path):

@@ -272,6 +272,24 @@ def test_an_occupied_folder_is_refused_before_the_model_is_touched(diffusion, ou
     assert [path.name for path in out.iterdir()] == ["notes.txt"]
 
 
+@pytest.mark.parametrize("keep", ["columns", "top", "statistics"])
+def test_the_same_folder_can_be_recorded_again_where_that_is_said(diffusion, out, keep):
+    def record(**more):
+        with sinkscope.recording(diffusion, out=out, keep=keep, **more):
+            sinkscope.generate(diffusion, QUESTION, length=8, steps=8, block=8)
+        return {path.name: path.stat().st_ino for path in out.iterdir()}
+
+    first = record()
+    with pytest.raises(CallError, match="already holds a trace; choose another folder, or replace it: overwrite=True, --overwrite"):
+        record()
+    assert {path.name: path.stat().st_ino for path in out.iterdir()} == first
+    again = record(overwrite=True)
+    assert set(again) == set(first) and "manifest.json" in again
+    with sinkscope.recording(diffusion, out=out, keep=keep, overwrite=True):
+        pass
+    assert not (out / "steps-000000.safetensors").exists()
+
+
 # The manifest
 
 

@@ -1,5 +1,6 @@
 import itertools
 import json
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -230,9 +231,40 @@ def test_tokens_read_as_text_where_the_manifest_knows_them(trace):
     assert trace.token_text(8) == "<8>"
 
 
-def test_a_name_that_is_no_tensor_is_refused_with_the_names_there_are(trace):
-    with pytest.raises(AttributeError, match="a trace has no 'attention'; it has tokens, masked"):
-        _ = trace.attention
+def test_a_name_that_is_no_tensor_is_refused_with_the_names_there_are(trace, tmp_path):
+    with pytest.raises(AttributeError, match="this trace has no 'weather'; it has tokens, masked"):
+        _ = trace.weather
+    bare = [{name: step[name] for name in ("tokens", "lengths", "column_sums")} for step in make_steps(2)]
+    bare = open_trace(write_trace(tmp_path / "bare", bare))
+    message = (
+        f"{bare.folder}: this trace has no 'colum_sums'; did you mean column_sums? It has tokens, lengths, column_sums, manifest, folder"
+    )
+    with pytest.raises(AttributeError, match=re.escape(message)):
+        _ = bare.colum_sums
+
+
+def test_dir_lists_the_tensors_this_trace_has(trace, tmp_path):
+    assert set(TRACE_AXES) - set(dir(trace)) <= {name for name in TRACE_AXES if name not in trace.tensors}
+    assert {"tokens", "column_sums", "manifest", "steps", "verify", "token_text"} <= set(dir(trace))
+    bare = [{name: step[name] for name in ("tokens", "lengths")} for step in make_steps(2)]
+    found = dir(open_trace(write_trace(tmp_path / "bare", bare)))
+    assert {"tokens", "lengths", "manifest"} <= set(found) and "column_sums" not in found
+    (tmp_path / "bare" / "steps-000000.safetensors").write_bytes(b"damaged")
+    assert "manifest" in dir(open_trace(tmp_path / "bare"))
+
+
+def test_a_tensor_adds_itself_up_and_says_how_to_do_anything_else(trace, steps):
+    whole = dense(steps, "value_norms")
+    np.testing.assert_array_equal(trace.value_norms.max(-1), whole.max(-1))
+    np.testing.assert_array_equal(trace.tokens.mean(axis=0), dense(steps, "tokens").mean(axis=0))
+    assert (trace.value_norms.ndim, trace.value_norms.size) == (whole.ndim, whole.size)
+    assert "mean" in dir(trace.tokens)
+    with pytest.raises(
+        AttributeError, match=r"tokens is read when it is indexed; for \.reshape load it first: trace\.tokens\[:\]\.reshape"
+    ):
+        _ = trace.tokens.reshape
+    with pytest.raises(AttributeError, match="TraceArray has no 'meen'"):
+        _ = trace.tokens.meen
 
 
 def test_a_tensor_the_trace_does_not_hold_is_refused_with_what_it_holds(tmp_path):

@@ -202,14 +202,73 @@ def test_a_new_or_empty_folder_is_claimed(tmp_path):
 
 @pytest.mark.parametrize(
     ("inside", "what"),
-    [("manifest.json", "a trace"), ("000000/manifest.json", "a trace"), ("notes.txt", r"files \(notes\.txt …\)")],
+    [
+        ("manifest.json", "a trace; choose another folder, or replace it: overwrite=True, --overwrite"),
+        ("000000/manifest.json", "a trace; choose another folder, or replace it: overwrite=True, --overwrite"),
+        ("notes.txt", r"files \(notes\.txt …\); choose another folder or delete this one"),
+    ],
 )
 def test_an_occupied_folder_is_refused(tmp_path, inside, what):
     (tmp_path / inside).parent.mkdir(exist_ok=True)
     (tmp_path / inside).write_text("{}")
-    with pytest.raises(CallError, match=f"already holds {what}; choose another folder or delete this one"):
+    with pytest.raises(CallError, match=f"already holds {what}$"):
         claim_folder(tmp_path)
     assert (tmp_path / inside).read_text() == "{}"
+
+
+RECORDED = (
+    "manifest.json steps-000000.safetensors steps-000001.safetensors.4711.writing map-000003-001-002.safetensors statistics.safetensors "
+    ".lock items/000004.safetensors 000000/manifest.json 000000/steps-000000.safetensors 000012/manifest.json.12.writing"
+).split()
+
+
+def fill(folder, names):
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("{}")
+
+
+def test_overwriting_deletes_what_was_recorded(tmp_path):
+    fill(tmp_path / "t", RECORDED)
+    claim_folder(tmp_path / "t", overwrite=True)
+    assert (tmp_path / "t").is_dir() and not list((tmp_path / "t").iterdir())
+    claim_folder(tmp_path / "new", overwrite=True)
+    assert (tmp_path / "new").is_dir()
+
+
+@pytest.mark.parametrize(
+    "mine", ["notes.txt", "manifest.json.bak", "000000/thesis.tex", "000000/000000/manifest.json", "items/plan.md", "figures/manifest.json"]
+)
+def test_overwriting_deletes_nothing_where_anything_else_lies(tmp_path, mine):
+    fill(tmp_path, [*RECORDED, mine])
+    with pytest.raises(CallError, match=rf"holds {mine.split('/')[0]} beside its trace, and overwrite deletes traces only; choose another"):
+        claim_folder(tmp_path, overwrite=True)
+    assert all((tmp_path / name).exists() for name in [*RECORDED, mine])
+
+
+def test_overwriting_follows_no_links(tmp_path):
+    fill(tmp_path / "elsewhere", ["manifest.json"])
+    fill(tmp_path / "t", ["manifest.json"])
+    (tmp_path / "t" / "000000").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(CallError, match="holds 000000 beside its trace"):
+        claim_folder(tmp_path / "t", overwrite=True)
+    assert (tmp_path / "elsewhere" / "manifest.json").exists()
+
+
+def test_overwriting_needs_a_trace(tmp_path):
+    fill(tmp_path, ["steps-000000.safetensors"])
+    with pytest.raises(CallError, match=r"already holds files \(steps-000000\.safetensors …\)"):
+        claim_folder(tmp_path, overwrite=True)
+
+
+def test_what_cannot_be_deleted_is_one_clear_message(tmp_path, monkeypatch):
+    def refuse(self, *_, **__):
+        raise PermissionError(errno.EACCES, "Permission denied", str(self))
+
+    fill(tmp_path, ["manifest.json"])
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(TraceError, match=r"manifest\.json cannot be deleted \(Permission denied\); choose another folder"):
+        claim_folder(tmp_path, overwrite=True)
 
 
 def test_a_file_on_the_way_is_refused(tmp_path):

@@ -9,7 +9,7 @@ from sinkscope.commands.command import Command
 
 COMMANDS = tuple(
     "demo trace sinks tracks roles analyse figures explore map export problems evaluate table reproduce train fold convert check "
-    "bench".split()
+    "bench completion".split()
 )
 """The names, in the order of ``sinkscope --help``."""
 

@@ -30,7 +30,16 @@ def required() -> Any:
 
 
 Switch = Annotated[bool, default_is("off")]
+Overwrite = Annotated[bool, arg(help="replaces the recording that --out holds.", help_behavior_hint="(default: off)")]
 Json = Annotated[bool, arg(help="prints one JSON document to standard output.", help_behavior_hint="(default: off)")]
+Gpu = Annotated[
+    Literal["a100", "a100-40gb", "h100", "h200", "l40s", "rtx4090"] | None,
+    arg(help="card of the dry run.", help_behavior_hint="(default: one of 24 GB, as fast as an A100)"),
+]
+Tflops = Annotated[
+    float | None,
+    arg(help="its speed there, in 10¹² operations a second.", help_behavior_hint="(default: 40 % of the card's peak)"),
+]
 ModelName = Annotated[Positional[str], arg(help="a bundled name, a folder, or a hub id.")]
 Device = Annotated[str, arg(help="cpu, cuda …")]
 Dtype = Annotated[str | None, arg(help="float32, bfloat16 or float16.", help_behavior_hint="(default: the stored one)")]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sinkscope.commands.command import Command
+from sinkscope.commands.command import Command, Overwrite
 from sinkscope.commands.output import note
 from sinkscope.errors import CallError
 
@@ -44,13 +44,16 @@ class Demo(Command):
     problems: int = 3
     length: int = 64
     block: int = 16
+    overwrite: Overwrite = False
 
     def run(self) -> None:
-        print(run_demo(self.out, problems=self.problems, length=self.length, block=self.block, say=note))
+        print(run_demo(self.out, problems=self.problems, length=self.length, block=self.block, overwrite=self.overwrite, say=note))
         print(self.out / EXPLORER)
 
 
-def run_demo(out: Path, *, problems: int = 3, length: int = 64, block: int = 16, say: Callable[[str], None] = print) -> Path:
+def run_demo(
+    out: Path, *, problems: int = 3, length: int = 64, block: int = 16, overwrite: bool = False, say: Callable[[str], None] = print
+) -> Path:
     """Record both models, find and track their sinks, draw the figures, and return the path of the page.
 
     Args:
@@ -58,6 +61,7 @@ def run_demo(out: Path, *, problems: int = 3, length: int = 64, block: int = 16,
         problems: number of held-out problems: the first ones with three operations, which have the longest answers.
         length: tokens to write.
         block: tokens in a block of the diffusion sampler.
+        overwrite: replaces the files of an earlier demo.
         say: gets one line per thing done.
 
     Raises:
@@ -76,7 +80,11 @@ def run_demo(out: Path, *, problems: int = 3, length: int = 64, block: int = 16,
         raise CallError(f"problems: expected 1 to {len(long)}, found {problems}")
     rows = [{"number": index, **problem_prompt("lab-arith", index)} for index in long[:problems]]
     LLaDASettings(length=length, steps=length, block=block)  # settings that do not fit are refused before anything is written
-    claim_folder(out)
+    if (out / "traces").is_dir() and (out / EXPLORER).exists():
+        if not overwrite:
+            raise CallError(f"{out} already holds a demo; choose another folder, or replace it: --overwrite")
+    else:
+        claim_folder(out)
     started = time.monotonic()
     traces, movement = [], []
     for name, sampler in MODELS.items():
@@ -85,7 +93,7 @@ def run_demo(out: Path, *, problems: int = 3, length: int = 64, block: int = 16,
             {"length": length} if sampler == "autoregressive" else {"length": length, "steps": length, "block": block}
         )
         folder = out / "traces" / name
-        with sinkscope.recording(model, out=folder, numbered=True):
+        with sinkscope.recording(model, out=folder, numbered=True, overwrite=overwrite):
             answers = [sinkscope.generate(model, row["prompt"], **settings).text for row in rows]
         recorded = sinkscope.open_traces(folder)
         traces.append(recorded[0])

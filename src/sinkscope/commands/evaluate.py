@@ -4,8 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from sinkscope.commands.command import Command, Dtype, Json, ModelName, Switch, TaskFiles, default_is
+from sinkscope.commands.command import Command, Dtype, Gpu, Json, ModelName, Switch, TaskFiles, Tflops, default_is
+from sinkscope.commands.output import print_costs
 from sinkscope.commands.sampler_flags import TaskSamplerFlags
+from sinkscope.errors import CallError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,10 +31,11 @@ class Evaluate(Command):
         job_options: name=value separated by commas, for submitit: slurm_partition=gpu,gpus_per_node=1,timeout_min=600 …
         method: how likelihoods of a diffusion model are estimated, in tasks that need them.
         samples: number of masked canvases for monte_carlo.
+        dry_run: prints what it costs (forward calls, memory, GPU hours), and reads neither weights nor problems.
     """
 
     model: ModelName
-    out: Path
+    out: Annotated[Path | None, default_is("none, which only a dry run allows")] = None
     tasks: str = "lab-arith"
     hide: str = "none"
     limit: Annotated[int | None, default_is("all")] = None
@@ -49,6 +52,9 @@ class Evaluate(Command):
     job_options: Annotated[str, default_is("none")] = ""
     method: Annotated[Literal["monte_carlo", "chain_rule"] | None, default_is("the protocol's, else monte_carlo")] = None
     samples: Annotated[int | None, default_is("the protocol's, else the method's own")] = None
+    dry_run: Switch = False
+    gpu: Gpu = None
+    tflops: Tflops = None
     json: Json = False
     sampler: TaskSamplerFlags
 
@@ -61,19 +67,26 @@ class Evaluate(Command):
 
         tasks, rules = list(dict.fromkeys(part.strip() for part in self.tasks.split(",") if part.strip())), split_rules(self.hide)
         likelihood = {"method": self.method, "samples": self.samples}
-        arguments = {
+        asked = {
             "tasks": tasks,
-            "out": self.out,
             "hide": rules,
             "limit": self.limit,
             "shots": self.shots,
             "chat": self.chat,
             "protocol": self.protocol,
             "data": read_data_flags(self.data),
-            "batch": self.batch,
             "settings": {**self.sampler, **{name: value for name, value in likelihood.items() if value is not None}},
             "allow_code_execution": self.allow_code_execution,
         }
+        if self.dry_run:
+            from sinkscope.evaluation.dry_run import parts_of
+            from sinkscope.evaluation.task_plans import Request
+
+            print_costs(parts_of(self.model, Request(**asked)), self.gpu, self.tflops, self.json)
+            return
+        if self.out is None:
+            raise CallError("expected --out FOLDER, or --dry-run")
+        arguments = {**asked, "out": self.out, "batch": self.batch}
         if self.jobs:
             run_in_jobs(self.model, self.device, self.dtype, arguments, self.jobs, self.cluster, self.job_options)
             results = collect(self.out, [(task, rule) for task in tasks for rule in rules])

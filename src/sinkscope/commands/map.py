@@ -73,11 +73,16 @@ def model_of(trace: Any, name: str | None = None, device: str = "cpu") -> Any:
         name: another place to load it from; if its weights are others, recomputing a map fails.
 
     Raises:
-        CallError: it is no longer in its place; ``--model`` names another one.
+        CallError: it is no longer in its place (``--model`` names another one), or it was not sinkscope that loaded it.
     """
     import sinkscope
 
     written_by = str(trace.manifest.get("model", {}).get("name", ""))
+    if not trace.manifest.get("model", {}).get("weight_hash"):
+        raise CallError(
+            f"{trace.folder} was written by {written_by or 'a network'} that sinkscope did not load, so its maps cannot be computed again; "
+            "record a model that sinkscope.load returned"
+        )
     try:
         return sinkscope.load(name or written_by, dtype=trace.manifest.get("dtype"), device=device)
     except (CallError, ModelError) as error:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,3 +43,14 @@ def describe_interval(prompts: int) -> str:
         return "no interval: fewer than five prompts"
     few = "; with so few about 90 %" if prompts < 8 else "; with so few about 93 %" if prompts < 12 else ""
     return f"95 % interval over prompts{few}"
+
+
+def print_costs(parts: Sequence[Any], gpu: Any, tflops: float | None, json: bool) -> None:
+    """Print what the parts of a dry run cost on a card."""
+    from sinkscope.evaluation.cost import card_of, cost_document, cost_table
+
+    costs = cost_document(parts, card_of(gpu, tflops))
+    if json:
+        print_json(costs)
+    else:
+        print(cost_table(costs))

@@ -64,9 +64,9 @@ class Roles(Command):
                 print(f"  {cost['generation']:,} to write the answers")
                 print(f"  {cost['rows']:,} canvases, in batches of {self.rows}, to take each head's sink away")
             return
-        from tqdm import tqdm
+        from sinkscope.progress import show_progress
 
-        with tqdm(total=len(texts), desc="prompts", unit="prompt", disable=None) as bar:
+        with show_progress(len(texts), self.model, "prompts") as bar:
             found = find_roles(
                 model,
                 texts,
@@ -74,7 +74,7 @@ class Roles(Command):
                 canvases=self.canvases,
                 rows=self.rows,
                 seed=self.control_seed,
-                on_prompt=lambda _: bar.update(),
+                on_prompt=lambda _: bar.advance(),
                 **settings,
             )
         for number, why in found.failed.items():

@@ -25,10 +25,9 @@ def add_prompts(model: Any, prompts: list[str], out: Path, settings: Any, hide: 
     Raises:
         CallError: the folder holds another run, or torchrun's RANK and WORLD_SIZE do not fit together.
     """
-    from tqdm import tqdm
-
     import sinkscope
     from sinkscope.decoding import step_count
+    from sinkscope.progress import show_progress
     from sinkscope.recorder.levels import recording_to
     from sinkscope.recorder.statistics_destination import StatisticsDestination, merge_statistics
     from sinkscope.traces.statistics_folder import StatisticsFolder
@@ -42,11 +41,11 @@ def add_prompts(model: Any, prompts: list[str], out: Path, settings: Any, hide: 
         note(f"{out}: {len(share) - len(missing)} prompts are done already")
     completed = folder.fold()  # what a killed process left
     rule = sinkscope.parse_rule(hide)
-    with rule(model) as hiding, tqdm(total=step_count(settings) * len(missing), desc="steps", unit="step", disable=None) as bar:
+    with rule(model) as hiding, show_progress(step_count(settings) * len(missing), model.card.name, "steps") as bar:
         for index in missing:
             destination = StatisticsDestination(folder, [index])
             with recording_to(model, destination):
-                sinkscope.generate(model, prompts[index], on_step=lambda _: bar.update(), **dataclasses.asdict(settings))
+                sinkscope.generate(model, prompts[index], on_step=lambda _: bar.advance(), **dataclasses.asdict(settings))
             completed = completed or destination.completed_the_folder
     if missing and not rule.idle:
         note(hiding.effect.sentence(hide))

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from sinkscope.commands.command import Command, Dtype, Json, ModelName, default_is
+from sinkscope.commands.command import Command, Dtype, Json, ModelName, Overwrite, default_is
 from sinkscope.commands.output import note, print_json
 from sinkscope.commands.sampler_flags import SamplerFlags
 from sinkscope.errors import CallError
@@ -42,6 +42,7 @@ class Trace(Command):
     keep: Literal["columns", "top", "statistics"] = "columns"
     top: int = 8
     keep_maps: Annotated[str | None, default_is("none")] = None
+    overwrite: Overwrite = False
     json: Json = False
     sampler: SamplerFlags
 
@@ -64,8 +65,9 @@ class Trace(Command):
             self._record(model, prompts, settings, rule)
 
     def _check_flags(self) -> None:
-        from sinkscope.models import BUNDLED
+        from sinkscope.models import BUNDLED, check_name
 
+        check_name(self.model)
         flags = {"--prompt": self.prompt, "--prompts": self.prompts, "--problem": self.problem}
         given = [flag for flag, value in flags.items() if value is not None]
         if len(given) > 1:
@@ -86,20 +88,21 @@ class Trace(Command):
 
     def _record(self, model: Any, prompts: list[str], settings: Any, rule: Any) -> None:
         """Write one trace a prompt, then the single maps that were asked for."""
-        from tqdm import tqdm
-
         import sinkscope
         from sinkscope.decoding import step_count
+        from sinkscope.progress import show_progress
 
         places = [] if self.keep_maps is None else read_places(self.keep_maps, model.card.layers, model.card.heads)
         generations = []
         with (
-            tqdm(total=step_count(settings) * len(prompts), desc="steps", unit="step", disable=None) as bar,
-            sinkscope.recording(model, out=self.out, numbered=self.prompts is not None, keep=self.keep, top=self.top) as recorder,
+            show_progress(step_count(settings) * len(prompts), self.model, "steps") as bar,
+            sinkscope.recording(
+                model, out=self.out, numbered=self.prompts is not None, keep=self.keep, top=self.top, overwrite=self.overwrite
+            ) as recorder,
             rule(model) as hiding,
         ):
             for prompt in prompts:
-                generations.append(sinkscope.generate(model, prompt, on_step=lambda _: bar.update(), **asdict(settings)))
+                generations.append(sinkscope.generate(model, prompt, on_step=lambda _: bar.advance(), **asdict(settings)))
         keep_maps(model, recorder.folders, places)
         written = [(str(folder), generation) for folder, generation in zip(recorder.folders, generations, strict=True)]
         if self.json:
@@ -114,8 +117,13 @@ class Trace(Command):
     def _record_statistics(self, model: Any, prompts: list[str], settings: Any) -> None:
         """Add the prompts of this process to a folder of statistics; the process that completes it says so."""
         from sinkscope.commands.statistics_run import add_prompts
-        from sinkscope.traces import read_statistics
+        from sinkscope.traces import claim_folder, read_statistics
+        from sinkscope.work_items import share_of_process
 
+        if self.overwrite and share_of_process().count > 1:
+            raise CallError("--overwrite: expected one process, found several of torchrun; delete the folder first")
+        if self.overwrite:
+            claim_folder(self.out, overwrite=True)
         if not add_prompts(model, prompts, self.out, settings, self.hide):
             return
         manifest, _, _ = read_statistics(self.out)

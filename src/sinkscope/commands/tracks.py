@@ -10,6 +10,9 @@ from tyro.conf import Positional
 from sinkscope.commands.command import Command, Excess, Json, RolesFile, Unit
 from sinkscope.commands.output import open_and_check, print_one_or_all
 
+MOVING_HEADS = 8
+"""How many of the heads whose main sinks move are listed."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Tracks(Command):
@@ -47,10 +50,11 @@ class Tracks(Command):
 
 
 def _print(trace: Any, tracks: Any, test: Any, roles: Any) -> None:
-    from sinkscope.sinks.tracking import FEW_BLOCKS
+    from sinkscope.sinks.tracking import FEW_BLOCKS, KIND_MEANINGS
 
     print(f"{trace.folder}: {len(tracks.tracks)} tracks, followed in {tracks.source}")
-    print("  " + ", ".join(f"{count} {kind}" for kind, count in tracks.kinds.items()))
+    for kind, count in tracks.kinds.items():
+        print(f"  {count:>5} {kind:<11}{KIND_MEANINGS[kind]}")
     mean, low, high = test.null_moves
     print(f"  moves per head {test.moves_per_head:.2f}; with steps shuffled {mean:.2f} ({low:.2f} to {high:.2f})")
     print(f"  swaps per head {test.swaps_per_head:.2f}: the main sink changes place, but both places are sinks before and after")
@@ -62,6 +66,7 @@ def _print(trace: Any, tracks: Any, test: Any, roles: Any) -> None:
         chance += f"; {test.blocks:.1f} blocks are too few to tell chance (expected {FEW_BLOCKS})"
     print(f"  drift {test.drift_per_step:+.3f} positions per step; {chance}")
     print(f"  drift of the median head {test.drift_median:+.3f}; {test.drift_right:.0%} of {test.heads} heads drift to the right")
+    _print_heads(trace, tracks)
     if roles is None:
         return
     from sinkscope.roles import ROLES
@@ -72,3 +77,36 @@ def _print(trace: Any, tracks: Any, test: Any, roles: Any) -> None:
             moves = sum(one.moves for one in mine) / len(mine)
             heads = "1 head" if len(mine) == 1 else f"{len(mine)} heads"
             print(f"  {role}: {heads}, {moves:.2f} moves each: " + ", ".join(f"{one.layer}.{one.head}" for one in mine))
+
+
+def _print_heads(trace: Any, tracks: Any) -> None:
+    """Print the heads whose main sink moves most, with the kinds of their tracks."""
+    from collections import Counter
+
+    kinds: dict[tuple[int, int], Counter[str]] = {}
+    for one in tracks.tracks:
+        kinds.setdefault((one.layer, one.head), Counter())[one.kind] += 1
+    moving = sorted((one for one in tracks.heads if one.moves + one.swaps), key=lambda one: (-one.moves, -one.swaps, one.layer, one.head))
+    if not moving:
+        print("  no main sink moves or swaps")
+        return
+    print(f"\n  main sinks that move most ({min(MOVING_HEADS, len(moving))} of the {len(moving)} that move or swap):")
+    print(f"  {'layer':>5} {'head':>4} {'moves':>6} {'swaps':>6} {'drift':>7}  {'tracks of the head':<34} its main sink goes through")
+    for one in moving[:MOVING_HEADS]:
+        drift = "–" if one.drift_per_step is None else f"{one.drift_per_step:+.2f}"
+        of_kinds = ", ".join(f"{count} {kind}" for kind, count in kinds[one.layer, one.head].most_common())
+        places = _places(trace, tracks.main[:, one.layer, one.head])
+        print(f"  {one.layer:>5} {one.head:>4} {one.moves:>6} {one.swaps:>6} {drift:>7}  {of_kinds:<34} {places}")
+    print("  move: the main sink changes place, and the old place stops being a sink or the new one was none")
+
+
+def _places(trace: Any, main: Any) -> str:
+    """Return the positions and tokens at which a main sink stands, in order; of many the first and the last ones."""
+    there = [int(place) for place in main if place >= 0]
+    stays = [place for at, place in enumerate(there) if at == 0 or place != there[at - 1]]
+    tokens = trace.tokens[-1]
+    if "written" in trace.tensors:
+        last = trace.written[-1][: len(tokens)]
+        tokens[: len(last)] = [new if new >= 0 else old for new, old in zip(last, tokens, strict=False)]
+    named = [f"{place} {trace.token_text(tokens[place])!r}" for place in stays]
+    return ", ".join(named if len(named) <= 6 else [*named[:4], "…", *named[-1:]])

@@ -30,6 +30,7 @@ from sinkscope.evaluation.answers import answer_until, reseeded, rule_in_force
 from sinkscope.evaluation.task_plans import chat_text
 from sinkscope.interventions import parse_rule
 from sinkscope.models import Model, load
+from sinkscope.progress import show_progress
 from sinkscope.work_items import share_of_process
 
 LENGTH = 256
@@ -200,17 +201,17 @@ class SinkscopeLM(TemplateLM):
         Raises:
             SinkscopeError: a batch failed, here or in another process.
         """
-        from tqdm import tqdm
-
         found: dict[int, Any] = {}
         effects: dict[int, list[dict[str, Any]]] = {}
         failed: Exception | None = None
         mine = batches[self.share.index :: self.share.count]
         try:
-            for indices in tqdm(mine, desc=name, unit="batch", disable=True if quiet or self.share.index else None):
-                self._of_batch = []
-                found.update(zip(indices, work(indices), strict=True))
-                effects[indices[0]] = self._of_batch
+            with show_progress(len(mine), name, "batches", shown=not quiet and not self.share.index) as bar:
+                for indices in mine:
+                    self._of_batch = []
+                    found.update(zip(indices, work(indices), strict=True))
+                    effects[indices[0]] = self._of_batch
+                    bar.advance()
         except Exception as error:
             failed = error
         if self.share.count > 1:

@@ -27,6 +27,7 @@ from sinkscope.evaluation.results_folder import RUN, TASK, ResultItems, claim, i
 from sinkscope.evaluation.sandbox import run_program
 from sinkscope.evaluation.task_plans import Request, TaskPlan, make_plans
 from sinkscope.models import Model
+from sinkscope.progress import show_progress
 from sinkscope.work_items import Share, share_of_process
 
 STARTING_S = 1800.0  # seconds that another process may take to load its model
@@ -79,7 +80,7 @@ def evaluate(
         settings: of the family's sampler; they override the protocol's. Without either, length 64 (256 or 512 for
             published tasks), and for diffusion as many steps, in blocks of 16 (32).
         allow_code_execution: needed for tasks that run programs a model wrote.
-        progress: shows a bar with the remaining time on a terminal.
+        progress: shows how far it has come: a bar on a terminal and in a notebook, elsewhere a line every half minute.
         share: the part of the work to do, without collecting results; torchrun's share, or all of the work, when None.
 
     Returns:
@@ -108,7 +109,7 @@ def evaluate(
                 items = ResultItems(out, plan.task.name, text, run, asked)
                 count = len(plan.problems)
                 batches += [_Batch(plan, rule, items, range(at, min(at + batch, count))) for at in range(0, count, batch)]
-        _work_through(model, batches[mine.index :: mine.count], progress and mine.index == 0)
+        _work_through(model, batches[mine.index :: mine.count], progress and (mine.index == 0 or share is not None))
         if share is not None or mine.index > 0:
             return []
         _wait_for_others(out, before, batches)
@@ -135,17 +136,15 @@ def _describe(model: Model, batch: int, limit: int | None) -> dict[str, Any]:
     }
 
 
-def _work_through(model: Model, batches: Sequence[_Batch], progress: bool) -> None:
-    from tqdm import tqdm
-
+def _work_through(model: Model, batches: Sequence[_Batch], shown: bool) -> None:
     missing = [[index for index in batch.indices if batch.items.read(index, len(batch.indices)) is None] for batch in batches]
     total = sum(len(batch.indices) for batch in batches)
     done = total - sum(map(len, missing))
-    with tqdm(total=total, initial=done, desc=model.card.name, unit="problem", disable=None if progress else True) as bar:
+    with show_progress(total, model.card.name, "problems", done=done, shown=shown) as bar:
         for batch, indices in zip(batches, missing, strict=True):
             for index, item in _work(model, batch, indices) if indices else ():
                 batch.items.commit(index, item)
-                bar.update()
+                bar.advance()
 
 
 def _work(model: Model, batch: _Batch, missing: Sequence[int]) -> Iterator[tuple[int, dict[str, Any]]]:

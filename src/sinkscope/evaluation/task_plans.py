@@ -14,7 +14,7 @@ from sinkscope.evaluation.protocols import AUTO, find_protocol
 from sinkscope.evaluation.task import Message, Task
 from sinkscope.evaluation.tasks import PUBLISHED, find_task
 from sinkscope.interventions import parse_rule
-from sinkscope.models import Model
+from sinkscope.models import Family, Model
 
 LENGTH, BLOCK = 64, 16
 PUBLISHED_LENGTHS = {"gsm8k": 256, "gsm8k_cot": 256, "gsm8k_two_pass": 256, "humaneval": 512, "humaneval_instruct": 512}
@@ -81,11 +81,7 @@ def make_plans(model: Model, request: Request) -> tuple[list[TaskPlan], dict[str
         EvaluationError: data that cannot be had.
         ModelError: a chat is asked for, but the tokenizer has no template.
     """
-    for name, value, example in (("tasks", request.tasks, "names"), ("hide", request.hide, 'rules such as ["none"]')):
-        if not value or isinstance(value, str):
-            raise CallError(f"{name}: expected a list of {example}, found {value!r}")
-    if request.limit is not None and request.limit < 1:
-        raise CallError(f"limit: expected at least 1 problem, found {request.limit}")
+    check_request(request)
     rules = {text: parse_rule(text) for text in dict.fromkeys(request.hide)}
     tasks = [find_task(name, request.data) for name in dict.fromkeys(request.tasks)]
     for task in tasks:
@@ -106,26 +102,48 @@ def make_plans(model: Model, request: Request) -> tuple[list[TaskPlan], dict[str
     return plans, rules
 
 
+def check_request(request: Request) -> None:
+    """Raise an error for tasks, rules or a limit that no model could work on.
+
+    Raises:
+        CallError: see above.
+    """
+    for name, value, example in (("tasks", request.tasks, "names"), ("hide", request.hide, 'rules such as ["none"]')):
+        if not value or isinstance(value, str):
+            raise CallError(f"{name}: expected a list of {example}, found {value!r}")
+    if request.limit is not None and request.limit < 1:
+        raise CallError(f"limit: expected at least 1 problem, found {request.limit}")
+
+
 def _plan(model: Model, task: Task, request: Request) -> TaskPlan:
-    protocol = find_protocol(model.family.name, model.card.name, task.name, request.protocol)
+    sampler, shots, chat, used = resolve_task(model.family, model.card.name, task, request)
+    problems = task.problems()[: request.limit]
+    texts, encoded = _encode(model, task, problems, shots, chat)
+    return TaskPlan(task, sampler, shots, chat, used, problems, texts, encoded)
+
+
+def resolve_task(family: Family, name: str, task: Task, request: Request) -> tuple[Settings | LikelihoodSettings, int, bool, str | None]:
+    """Return the settings of a task for a model of this family and name, its shots, whether it is a chat, and the protocol's line.
+
+    Raises:
+        CallError: a setting or a protocol that does not fit.
+    """
+    protocol = find_protocol(family.name, name, task.name, request.protocol)
     settings = dict(request.settings)
     shots, chat, used = task.shots, request.chat, None
     if task.asks_likelihoods:
-        sampler = settings_for(settings, protocol.settings if protocol else {}, model.family.causal)
+        sampler = settings_for(settings, protocol.settings if protocol else {}, family.causal)
     elif protocol is None:
-        sampler = _resolve(model, task, settings)
+        sampler = _resolve(family, task, settings)
     else:
-        sampler = resolve_settings(model.family, **{**protocol.settings, **settings})
+        sampler = resolve_settings(family, **{**protocol.settings, **settings})
     if protocol is not None:
         shots, chat = protocol.shots, protocol.chat or request.chat
         changed = [f"{name} {value}" for name, value in settings.items() if protocol.settings.get(name) != value]
         changed += [f"shots {request.shots}"] if request.shots not in (None, shots) else []
         changed += ["chat"] if chat != protocol.chat else []
         used = protocol.line() + (f"; changed: {', '.join(changed)}" if changed else "")
-    shots = shots if request.shots is None else request.shots
-    problems = task.problems()[: request.limit]
-    texts, encoded = _encode(model, task, problems, shots, chat)
-    return TaskPlan(task, sampler, shots, chat, used, problems, texts, encoded)
+    return sampler, shots if request.shots is None else request.shots, chat, used
 
 
 def _check_likelihoods(model: Model, plan: TaskPlan, rules: Mapping[str, Rule]) -> None:
@@ -149,15 +167,15 @@ def _check_canvases(text: str, rule: Rule, canvases: Sequence[int]) -> None:
         raise CallError(f"hide: {text} needs a canvas of at least {rule.least_tokens} tokens; {where}: choose fewer keys")
 
 
-def _resolve(model: Model, task: Task, settings: Mapping[str, Any]) -> Settings:
+def _resolve(family: Family, task: Task, settings: Mapping[str, Any]) -> Settings:
     published = task.name in PUBLISHED
     given = {"length": PUBLISHED_LENGTHS[task.name] if published else LENGTH, **settings}
-    names = {field.name for field in dataclasses.fields(settings_of(model.family.sampler))}
+    names = {field.name for field in dataclasses.fields(settings_of(family.sampler))}
     if "steps" in names and isinstance(given["length"], int):
         given.setdefault("steps", given["length"])
         if "block" in names:
             given.setdefault("block", min(2 * BLOCK if published else BLOCK, given["length"]))
-    return resolve_settings(model.family, **given)
+    return resolve_settings(family, **given)
 
 
 def _encode(model: Model, task: Task, problems: Sequence[Any], shots: int, chat: bool) -> tuple[list[str], list[list[int]]]:

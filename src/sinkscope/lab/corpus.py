@@ -18,6 +18,7 @@ import torch
 
 from sinkscope.errors import CallError, TrainingError
 from sinkscope.lab.canvases import PROMPT, Canvases
+from sinkscope.progress import show_progress
 
 MANIFEST, TRAIN, HELD_OUT, TOKENIZER = "corpus.json", "train.bin", "held-out.bin", "tokenizer"
 TOKENIZER_SAMPLE = 24_000_000
@@ -61,7 +62,7 @@ class Corpus:
         return AutoTokenizer.from_pretrained(self.folder / TOKENIZER, trust_remote_code=False)
 
 
-def make_corpus(texts: Iterable[LongText], out: Path, *, vocabulary: int = 4096, source: str = "", progress: bool | None = None) -> Path:
+def make_corpus(texts: Iterable[LongText], out: Path, *, vocabulary: int = 4096, source: str = "", progress: bool = True) -> Path:
     """Write a corpus folder under another name, and rename it when it is complete.
 
     Args:
@@ -69,12 +70,11 @@ def make_corpus(texts: Iterable[LongText], out: Path, *, vocabulary: int = 4096,
         out: the folder; must not exist.
         vocabulary: tokens of the byte-level BPE tokenizer, at most 65,536.
         source: where the texts come from, for the manifest.
+        progress: shows how far it has come.
 
     Raises:
         CallError: the folder exists, or there is nothing to train on or to hold out.
     """
-    from tqdm import tqdm
-
     from sinkscope.lab.texts import train_tokenizer_on
 
     texts = list(texts)
@@ -92,13 +92,18 @@ def make_corpus(texts: Iterable[LongText], out: Path, *, vocabulary: int = 4096,
     beside.mkdir(parents=True)
     tokenizer.save_pretrained(beside / TOKENIZER)
     listed = []
-    with (beside / TRAIN).open("wb") as train, (beside / HELD_OUT).open("wb") as held_out:
-        for text in tqdm(texts, desc="corpus", unit="document", disable=None if progress is None else not progress):
+    with (
+        (beside / TRAIN).open("wb") as train,
+        (beside / HELD_OUT).open("wb") as held_out,
+        show_progress(len(texts), "corpus", "documents", shown=progress) as bar,
+    ):
+        for text in texts:
             tokens = tokenizer(text.text, add_special_tokens=False, verbose=False).input_ids
             data = np.asarray([*tokens, tokenizer.eos_token_id], dtype="<u2").tobytes()
             (held_out if text.held_out else train).write(data)
             digest = hashlib.sha256(text.text.encode()).hexdigest()
             listed.append({"title": text.title, "held_out": text.held_out, "tokens": len(tokens), "sha256": digest})
+            bar.advance()
     files = {name: _sha256(beside / name) for name in (TRAIN, HELD_OUT, f"{TOKENIZER}/tokenizer.json")}
     manifest = {"format": 1, "source": source, "vocabulary": len(tokenizer), "files": files, "documents": listed}
     (beside / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

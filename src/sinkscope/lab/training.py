@@ -23,6 +23,7 @@ from sinkscope.lab.recipes import Recipe
 from sinkscope.lab.run_folder import LOG, check_recipe, cut_log, load_state, save_snapshot, save_state, write_recipe
 from sinkscope.lab.starting_network import build_network, choose_tokenizer
 from sinkscope.lab.texts import TextCanvases, Texts
+from sinkscope.progress import show_progress
 
 VALIDATION_BATCHES = 8
 
@@ -36,18 +37,16 @@ def learning_rate(recipe: Recipe, update: int) -> float:
     return recipe.learning_rate * (recipe.final_share + (1 - recipe.final_share) * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
-def train(recipe: Recipe, out: Path, *, texts: Texts | Corpus | None = None, device: str = "cpu", progress: bool | None = None) -> Any:
+def train(recipe: Recipe, out: Path, *, texts: Texts | Corpus | None = None, device: str = "cpu", progress: bool = True) -> Any:
     """Train a recipe in the folder ``out``, from its last saved state, and return the network.
 
     Args:
         texts: the user's own texts, whose fingerprint becomes part of the recipe; None trains on the lab's problems.
-        progress: whether a progress bar is shown; if None, on a terminal only.
+        progress: shows how far it has come: a bar on a terminal and in a notebook, elsewhere a line every half minute.
 
     Raises:
         TrainingError: the folder holds a run of another recipe.
     """
-    from tqdm import tqdm
-
     out.mkdir(parents=True, exist_ok=True)
     recipe = replace(recipe, data=None if texts is None else texts.fingerprint)
     check_recipe(recipe, out)
@@ -64,9 +63,7 @@ def train(recipe: Recipe, out: Path, *, texts: Texts | Corpus | None = None, dev
         save_snapshot(out, network, 0)
     with (
         (out / LOG).open("a") as log,
-        tqdm(
-            total=recipe.updates, initial=start, desc=recipe.name, unit="update", disable=progress if progress is None else not progress
-        ) as bar,
+        show_progress(recipe.updates, recipe.name, "updates", done=start, shown=progress) as bar,
     ):
         for update in range(start, recipe.updates):
             rate = learning_rate(recipe, update)
@@ -78,14 +75,14 @@ def train(recipe: Recipe, out: Path, *, texts: Texts | Corpus | None = None, dev
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
             done = update + 1
-            bar.update()
+            bar.advance()
             if done % recipe.log_every == 0 or done == recipe.updates:
                 row = {"update": done, "loss": loss.item(), "gradient_norm": float(norm), "learning_rate": rate}
                 if done % recipe.validate_every == 0 or done == recipe.updates:
                     row["validation_loss"] = _validate(objective, draw)
                 log.write(json.dumps(row) + "\n")
                 log.flush()
-                bar.set_postfix(loss=f"{row['loss']:.3f}")
+                bar.advance(0, loss=f"{row['loss']:.3f}")
             if done in recipe.snapshots:
                 save_snapshot(out, network, done)
             if done % recipe.save_every == 0 or done == recipe.updates:

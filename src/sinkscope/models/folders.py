@@ -1,5 +1,6 @@
 """The folder of a checkpoint, by the name a user gives: bundled, local, or on the hub."""
 
+import difflib
 import json
 from importlib import resources
 from pathlib import Path
@@ -10,14 +11,16 @@ from sinkscope.models.weights import listing
 
 BUNDLED = ("lab-diffusion", "lab-autoregressive", "lab-sink-token", "lab-shifted")
 
+OWN_NETWORK = "any other network that you have in Python can be recorded as it is: sinkscope.recording(network, out=…)"
+
 
 def bundled_folder(name: str) -> Path:
     """Return the folder of a bundled checkpoint in the installed package."""
     return Path(str(resources.files("sinkscope") / "checkpoints" / name))
 
 
-def find_folder(name: str, revision: str | None = None) -> Path:
-    """Return the folder of a bundled name, a local folder, or a hub id, which is fetched.
+def find_folder(name: str, revision: str | None = None, weights: bool = True) -> Path:
+    """Return the folder of a bundled name, a local folder, or a hub id, which is fetched; without ``weights`` only its config.json is.
 
     Raises:
         CallError: nothing by this name.
@@ -35,17 +38,31 @@ def find_folder(name: str, revision: str | None = None) -> Path:
         if not folder.is_dir():
             raise CallError(f"{name} is a file; expected a folder with config.json and safetensors weights")
         return folder
+    check_name(name)
+    return _from_hub(name, revision, None if weights else ["config.json"])
+
+
+def check_name(name: str) -> None:
+    """Raise an error for a name that is neither bundled, nor a folder, nor of the form of a hub id; nothing is fetched.
+
+    Raises:
+        CallError: see above.
+    """
+    if name in BUNDLED or (name and Path(name).expanduser().exists()):
+        return
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
-        known = ", ".join(BUNDLED)
-        raise CallError(f"no model {name!r}: expected a bundled name ({known}), an existing folder, or a hub id owner/name")
-    return _from_hub(name, revision)
+        near = difflib.get_close_matches(name.lower(), BUNDLED, n=2)
+        meant = f"did you mean {' or '.join(near)}? Expected" if near else "expected"
+        raise CallError(
+            f"no model {name!r}: {meant} a bundled name ({', '.join(BUNDLED)}), an existing folder, or a hub id owner/name; {OWN_NETWORK}"
+        )
 
 
-def _from_hub(name: str, revision: str | None) -> Path:
+def _from_hub(name: str, revision: str | None, patterns: list[str] | None = None) -> Path:
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    patterns = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
+    patterns = patterns or ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
     try:
         return Path(huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=patterns))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:

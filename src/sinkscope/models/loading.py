@@ -5,6 +5,7 @@ Only safetensors are read, remote code is never run, and every stored tensor mus
 
 import hashlib
 import importlib.util
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
@@ -102,6 +103,21 @@ def identify(name: str) -> tuple[Family, SinkToken | None]:
     """
     _, family, variant = _read_identity(find_folder(name, None))
     return family, variant
+
+
+def describe(name: str) -> tuple[Family, Any, int]:
+    """Return the family of a checkpoint, the transformers config of its network and its number of parameters, from config.json alone.
+
+    Raises:
+        CallError, ModelError: see `load`.
+    """
+    folder = find_folder(name, None, weights=False)
+    config, family, variant = _read_identity(folder)
+    converted = convert_config(config, family, str(folder))
+    with quiet():
+        kind, asked = with_sink(network_class(converted), build_config(converted), variant)
+        shapes = parameter_shapes(kind, asked)
+    return family, asked, sum(math.prod(shape) for shape in shapes.values())
 
 
 def _read_identity(folder: Path) -> tuple[dict[str, Any], Family, SinkToken | None]:

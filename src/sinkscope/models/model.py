@@ -138,7 +138,7 @@ class Model:
         shown = ", ".join(repr(word) for word in dict.fromkeys(words))
         raise CallError(
             f"prompt: {self.card.name} does not know {shown}; its vocabulary has {len(self.tokenizer)} words "
-            "(`sinkscope problems` prints prompts it knows)"
+            "(`sinkscope problems` prints prompts it knows; a published model, such as GSAI-ML/LLaDA-8B-Instruct, takes any text)"
         )
 
     def decode(self, ids: Sequence[int] | torch.Tensor) -> str:

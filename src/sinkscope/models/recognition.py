@@ -6,6 +6,7 @@ from typing import Any
 from sinkscope.errors import ModelError
 from sinkscope.models.families import FAMILIES
 from sinkscope.models.family import Family
+from sinkscope.models.folders import OWN_NETWORK
 from sinkscope.models.layouts import MARK, MARK_POSITIONS, STOCK
 
 STOCK_CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}
@@ -40,7 +41,7 @@ def recognise(config: Mapping[str, Any], where: str) -> Family:
     raise ModelError(
         f"{where}: config.json: expected model_type {names}, {' or '.join(STOCK)} (causal), or one of the last two with is_causal false "
         f"and a mask_token_id; found model_type {model_type!r}, is_causal {config.get('is_causal', True)}, architectures "
-        f"{architectures}.{code}"
+        f"{architectures}.{code} {OWN_NETWORK[0].upper()}{OWN_NETWORK[1:]}"
     )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from torch import nn
 
@@ -20,7 +20,14 @@ Level = Literal["columns", "top", "statistics"]
 
 @contextmanager
 def recording(
-    model: Model | nn.Module, out: str | Path, *, numbered: bool = False, keep: Level = "columns", top: int = 8
+    model: Model | nn.Module,
+    out: str | Path,
+    *,
+    numbered: bool = False,
+    keep: Level = "columns",
+    top: int = 8,
+    tokenizer: Any = None,
+    overwrite: bool = False,
 ) -> Iterator[Recorder]:
     """Record every generation of a model while the body runs.
 
@@ -33,9 +40,11 @@ def recording(
         keep: ``columns`` (everything), ``top`` (the largest columns of each head and where they are), or ``statistics``
             (counts and means over all prompts, in one small folder; see `sinkscope.statistics.Summary`).
         top: how many columns of each head ``top`` keeps.
+        tokenizer: a transformers tokenizer, which gives the tokens of another module than a `Model` their texts.
+        overwrite: deletes the trace or statistics that ``out`` holds; a folder with anything else in it is refused.
 
     Raises:
-        CallError: the folder holds something already, or an unknown level.
+        CallError: the folder holds something already, an unknown level, or a tokenizer for a `Model`, which has its own.
         TraceError: the folder cannot be written.
         AttentionError: the model's attention cannot be watched.
     """
@@ -45,29 +54,31 @@ def recording(
         raise CallError(f"keep: expected one of {', '.join(get_args(Level))}, found {keep!r}")
     if keep == "top" and top < 1:
         raise CallError(f"top: expected at least 1 column of each head, found {top}")
+    if tokenizer is not None and isinstance(model, Model):
+        raise CallError(f"tokenizer: {model.card.name} has its own; leave it out")
     folder = Path(out)
-    claim_folder(folder)
+    claim_folder(folder, overwrite)
     if keep != "statistics":
-        with recording_to(model, TraceFolders(folder, numbered, top if keep == "top" else None)) as recorder:
+        with recording_to(model, TraceFolders(folder, numbered, top if keep == "top" else None), tokenizer) as recorder:
             yield recorder
         return
     from sinkscope.recorder.statistics_destination import StatisticsDestination, own_folder
 
     statistics = own_folder(folder)
-    with recording_to(model, StatisticsDestination(statistics, count())) as recorder:
+    with recording_to(model, StatisticsDestination(statistics, count()), tokenizer) as recorder:
         yield recorder
     statistics.close()  # after an error the folder stays incomplete, with the prompts that are whole
 
 
 @contextmanager
-def recording_to(model: Model | nn.Module, destination: Destination) -> Iterator[Recorder]:
-    """Record every generation of a model to a destination while the body runs.
+def recording_to(model: Model | nn.Module, destination: Destination, tokenizer: Any = None) -> Iterator[Recorder]:
+    """Record every generation of a model to a destination while the body runs; ``tokenizer`` is as for `recording`.
 
     Raises:
         AttentionError: the model's attention cannot be watched.
     """
     given = model if isinstance(model, Model) else None
     network = model.network if isinstance(model, Model) else model
-    recorder = Recorder(network, given, destination)
+    recorder = Recorder(network, given, destination, tokenizer)
     with subscribed(network, recorder):
         yield recorder

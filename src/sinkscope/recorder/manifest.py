@@ -22,10 +22,12 @@ class Description:
     Args:
         network: the module that is watched.
         model: what `load` gave, for the card and the tokenizer; None for another module.
+        tokenizer: of another module; its tokens have no texts without one.
     """
 
-    def __init__(self, network: nn.Module, model: Model | None) -> None:
+    def __init__(self, network: nn.Module, model: Model | None, tokenizer: Any = None) -> None:
         self.network, self.model = network, model
+        self.tokenizer = tokenizer if model is None else model.tokenizer
         self._texts: dict[int, str] = {}  # of tokens that were met
 
     def of_run(self, start: GenerationStart, prompt: int, step: PartStep, level: str, hidden: list[dict[str, Any]]) -> dict[str, Any]:
@@ -51,7 +53,7 @@ class Description:
             "prompt": start.prompts[prompt],
             "prompt_length": (step.context.prompt_lengths or start.prompt_lengths)[prompt],
             "mask_id": start.mask_id,
-            "eos_id": model.card.eos_id if model is not None else None,
+            "eos_id": self._eos_id,
             "level": level,
             "hidden": hidden,
             "device": str(parameter.device),
@@ -66,22 +68,31 @@ class Description:
 
     def final_texts(self, canvas: np.ndarray, prompt_length: int) -> dict[str, Any]:
         """Return the answer on the last canvas, int32 [position], and the texts of its tokens."""
-        if self.model is None:
+        if self.tokenizer is None:
             return {}
-        answer = torch.from_numpy(canvas[prompt_length:].astype(np.int64))
-        return {"text": self.model.answer_text(answer), **self.vocabulary(canvas)}
+        answer = canvas[prompt_length:].astype(np.int64)
+        if self.model is not None:
+            text = self.model.answer_text(torch.from_numpy(answer))
+        else:
+            ends = np.flatnonzero(answer == self._eos_id)
+            text = self.tokenizer.decode(answer[: ends[0] if len(ends) else None].tolist(), skip_special_tokens=True)
+        return {"text": text, **self.vocabulary(canvas)}
 
     def vocabulary(self, canvas: np.ndarray) -> dict[str, Any]:
         """Return the texts of the tokens of a canvas, so that a trace can be read without its model."""
-        if self.model is None:
+        if self.tokenizer is None:
             return {}
-        special = [token for token in (self.model.card.mask_id, self.model.card.eos_id) if token is not None]
+        mask_id = None if self.model is None else self.model.card.mask_id
+        special = [token for token in (mask_id, self._eos_id) if token is not None]
         tokens = sorted({int(token) for token in canvas if token >= 0} | set(special))
         for token in tokens:
             if token not in self._texts:  # special tokens have no text, they go by their name
-                text = self.model.tokenizer.decode([token])
-                self._texts[token] = text if text else str(self.model.tokenizer.convert_ids_to_tokens(token))
+                self._texts[token] = self.tokenizer.decode([token]) or str(self.tokenizer.convert_ids_to_tokens(token))
         return {"vocabulary": {str(token): self._texts[token] for token in tokens}}
+
+    @property
+    def _eos_id(self) -> int | None:
+        return self.model.card.eos_id if self.model is not None else getattr(self.tokenizer, "eos_token_id", None)
 
 
 def command_line() -> str | None:

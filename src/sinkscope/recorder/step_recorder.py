@@ -68,13 +68,14 @@ class Recorder(Watcher):
         network: the module that is watched.
         model: what `load` gave, for the card and the tokenizer; None for another module.
         destination: makes the writer of each prompt.
+        tokenizer: of another module than a `Model`; without one its tokens have no texts.
     """
 
     groups = ("all", "masked", "prompt")
 
-    def __init__(self, network: nn.Module, model: Model | None, destination: Destination) -> None:
+    def __init__(self, network: nn.Module, model: Model | None, destination: Destination, tokenizer: Any = None) -> None:
         self.network, self.destination = network, destination
-        self._description = Description(network, model)
+        self._description = Description(network, model, tokenizer)
         self._projections = OutputProjections(network)
         self._async_writer = AsyncWriter()
         self._start: GenerationStart | None = None

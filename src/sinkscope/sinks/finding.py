@@ -1,6 +1,7 @@
 """Finding the sinks of a trace: which tokens, where, how strong."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,6 +18,7 @@ from sinkscope.sinks.definition import (
     last_query_window,
     visible_query_mean,
 )
+from sinkscope.traces.reading import as_trace
 
 WINDOW = 16
 """Newest queries of an autoregressive model whose columns are followed from step to step."""
@@ -85,18 +87,20 @@ class Sinks:
         return [dict(zip(columns, row, strict=True)) for row in zip(*(column.tolist() for column in columns.values()), strict=True)]
 
 
-def find_sinks(trace: Recorded, excess: float = 3.0, unit: Unit = "queries") -> Sinks:
+def find_sinks(trace: Recorded | str | Path, excess: float = 3.0, unit: Unit = "queries") -> Sinks:
     """Return the sinks of a trace: Eq. 3 on every step, layer and head.
 
     Args:
+        trace: an open trace, or the path of one.
         excess: ε, in ``unit``.
         unit: ``queries`` (column sums), ``percent`` of all attention, or ``mean``.
 
     Raises:
         CallError: a threshold that cannot hold in that unit or on that canvas.
-        SinkscopeError: a trace without a whole step.
+        SinkscopeError: a trace without a whole step, or none at the path.
     """
     check_excess(excess, unit)
+    trace = as_trace(trace)
     if not trace.steps:
         raise SinkscopeError("the trace holds no whole step yet; there is nothing to find sinks in")
     columns = np.asarray(trace.column_sums[:], dtype=np.float32)

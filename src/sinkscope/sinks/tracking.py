@@ -1,13 +1,6 @@
 """Following sinks over steps: tracks, main sinks, moves, and a null hypothesis in which the steps are shuffled.
 
-A track is a longest stretch of steps in which one position is a sink in one head. It is of one of these kinds:
-
-static      it covers at least 95 % of the steps
-one_step    it lives for one step
-moved       another track of its head starts within one step of its end (its ``successor``)
-reappeared  the same position becomes a sink again later
-vanished    none of these, and it ends before the last step
-lasting     none of these, and it is still a sink in the last step
+A track is a longest stretch of steps in which one position is a sink in one head. `KIND_MEANINGS` says of which kinds there are.
 """
 
 from collections import Counter
@@ -22,12 +15,23 @@ from sinkscope.sinks.drift import IsSink, MainMoves, as_positions, slopes
 from sinkscope.sinks.episodes import KINDS, find_episodes
 from sinkscope.sinks.finding import Sinks
 
+KIND_MEANINGS = {
+    "static": "a sink in at least 95 % of the steps",
+    "moved": "ends, and another track of its head (its successor) starts within one step of that end",
+    "vanished": "ends before the last step, and is none of the others",
+    "reappeared": "ends, and the same position becomes a sink again later",
+    "one_step": "lives for one step",
+    "lasting": "still a sink in the last step, and none of the others",
+}
+"""What the kinds of tracks mean, in the order of `KINDS`."""
+
 
 @dataclass(frozen=True)
 class Track:
     """One sink from its first to its last step.
 
     Attributes:
+        kind: one of `KIND_MEANINGS`.
         successor: number of the track it moved to, None where it did not.
         distance: positions to the successor, to the right positive; None where it did not move.
     """

@@ -1,5 +1,7 @@
 """Reads traces lazily, one step, layer or head at a time, without torch."""
 
+import contextlib
+import difflib
 import json
 from collections.abc import Iterator
 from functools import cached_property
@@ -13,6 +15,7 @@ from sinkscope.traces.part_files import Part, read_part
 from sinkscope.traces.top_columns import TOPPED, TopArray
 from sinkscope.traces.trace_array import TraceArray
 
+_ATTRIBUTES = ("manifest", "folder", "steps", "layers", "heads", "causal", "complete", "parts", "tensors")
 _REQUIRED = ("complete", "parts", "layers", "heads", "causal")
 
 
@@ -39,7 +42,22 @@ class Trace:
                 held = ", ".join(self.tensors) or "no whole step"
                 raise TraceError(f"{self.folder} holds no {name}; it holds {held}")
             return TraceArray(name, self.parts)
-        raise AttributeError(f"a trace has no {name!r}; it has {', '.join(TRACE_AXES)}, manifest, parts, steps, layers, heads, complete")
+        if name.startswith("_"):  # copying and other protocols of Python ask for names that a trace does not have
+            raise AttributeError(name)
+        near = difflib.get_close_matches(name, dir(self), n=1)
+        meant = f"did you mean {near[0]}? It" if near else "it"
+        raise AttributeError(f"{self.folder}: this trace has no {name!r}; {meant} has {', '.join((*self._readable, *_ATTRIBUTES))}")
+
+    def __dir__(self) -> list[str]:
+        names = {*super().__dir__()}
+        with contextlib.suppress(TraceError):  # a damaged trace says so when it is read
+            names.update(self._readable)
+        return sorted(names)
+
+    @property
+    def _readable(self) -> tuple[str, ...]:
+        """Names of the tensors that can be read; those of which only the largest values were kept included."""
+        return tuple(name for name in TRACE_AXES if name in self.tensors or (name in TOPPED and f"top_{name}" in self.tensors))
 
     @property
     def complete(self) -> bool:
@@ -158,6 +176,15 @@ def open_traces(path: str | Path) -> list[Trace]:
     folder = Path(path)
     folders = trace_folders(folder)
     return [Trace(one) for one in folders] if folders else [Trace(folder)]
+
+
+def as_trace(trace: Any) -> Any:
+    """Return a trace as it is, and open a path; for functions that take either.
+
+    Raises:
+        TraceError, CallError: see `open_trace`.
+    """
+    return open_trace(trace) if isinstance(trace, str | Path) else trace
 
 
 def open_trace(path: str | Path) -> Trace:

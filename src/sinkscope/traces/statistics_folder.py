@@ -62,7 +62,7 @@ class StatisticsFolder:
                 name, theirs, mine = other
                 raise CallError(
                     f"{self.folder} holds statistics of another run: expected {name} {mine!r}, found {theirs!r}; "
-                    "choose another folder or delete this one"
+                    "choose another folder, or replace it: --overwrite"
                 )
             return True
         if self.folder.is_dir():

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float
 
 from sinkscope.axes import KEY, TRACE_AXES
-from sinkscope.traces.trace_array import TraceArray, full_index
+from sinkscope.traces.trace_array import LazyArray, TraceArray, full_index
 
 TOPPED = ("column_sums", "last_query")
 KEPT = ("tokens", "masked", "written", "predicted", "confidence", "lengths", "sink_token_columns")
@@ -37,7 +37,7 @@ def kept_columns(trace: Any, name: str = "column_sums") -> Any:
     return getattr(trace, name) if name in trace.tensors else TopArray(name, trace, spread=False)
 
 
-class TopArray:
+class TopArray(LazyArray):
     """Columns of which only the largest were kept; all others have the mean of the others. It is indexed like a `TraceArray`.
 
     The mean over the other keys is therefore exact for every key, and so is Eq. 3 for every key that was kept.
@@ -55,13 +55,6 @@ class TopArray:
         self.axes = (*TRACE_AXES[name][:-1], KEY)
         self.shape = (*self._values.shape[:-1], int(self._lengths.max(initial=0)))
         self.dtype = self._values.dtype
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        array = self[:]
-        return array if dtype is None else array.astype(dtype)
 
     def __getitem__(self, index: Any) -> np.ndarray:
         index = full_index(index, self.name, self.axes)

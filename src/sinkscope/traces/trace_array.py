@@ -1,5 +1,6 @@
 """The tensors of a trace as arrays that are read from disk when they are indexed."""
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
@@ -8,9 +9,60 @@ from sinkscope.axes import TRACE_AXES
 from sinkscope.traces.format import DTYPES
 from sinkscope.traces.part_files import Part, open_part, widen
 
+_REDUCTIONS = ("all", "any", "argmax", "argmin", "max", "mean", "min", "std", "sum", "var")
 
-class TraceArray:
-    """One tensor of a trace, read when it is indexed, as in NumPy's basic indexing; the first axis is the step.
+
+class LazyArray(ABC):
+    """An array that is read when it is indexed. NumPy's functions and reductions such as ``mean`` read all of it.
+
+    Attributes:
+        name: of the tensor.
+        axes, shape, dtype: of the array; the first axis is the step.
+    """
+
+    name: str
+    axes: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    @abstractmethod
+    def __getitem__(self, index: Any) -> np.ndarray: ...
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of values."""
+        return int(np.prod(self.shape))
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        sizes = " × ".join(f"{axis} {size}" for axis, size in zip(self.axes, self.shape, strict=True))
+        return f"{type(self).__name__}({self.name}, {sizes})"
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        array = self[:]
+        return array if dtype is None else array.astype(dtype)
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute in _REDUCTIONS:
+            return getattr(self[:], attribute)
+        if attribute.startswith("_") or not hasattr(np.ndarray, attribute):
+            raise AttributeError(f"{type(self).__name__} has no {attribute!r}")
+        name = self.__dict__.get("name", "it")
+        raise AttributeError(f"{name} is read when it is indexed; for .{attribute} load it first: trace.{name}[:].{attribute}")
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *_REDUCTIONS})
+
+
+class TraceArray(LazyArray):
+    """One tensor of a trace, indexed as in NumPy's basic indexing.
 
     Raises:
         IndexError: an index beyond an axis.
@@ -23,16 +75,6 @@ class TraceArray:
         rest = tuple(max(sizes) for sizes in zip(*(shape[1:] for shape in shapes), strict=True))
         self.shape = (sum(part.steps for part in parts), *rest)
         self.dtype = DTYPES[parts[0].dtypes[name]]
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __repr__(self) -> str:
-        return f"TraceArray({self.name}, {' × '.join(f'{axis} {size}' for axis, size in zip(self.axes, self.shape, strict=True))})"
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        array = self[:]
-        return array if dtype is None else array.astype(dtype)
 
     def __getitem__(self, index: Any) -> np.ndarray:
         index = full_index(index, self.name, self.axes)

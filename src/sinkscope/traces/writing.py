@@ -1,5 +1,7 @@
 """Writes one trace in parts; a part is closed after 16 steps, 2 seconds or 64 MiB, whichever comes first."""
 
+import re
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,12 +21,15 @@ BYTES_PER_PART = 64 << 20
 Step = dict[str, np.ndarray]
 
 
-def claim_folder(folder: Path) -> None:
+def claim_folder(folder: Path, overwrite: bool = False) -> None:
     """Make an empty folder for a trace.
+
+    Args:
+        overwrite: deletes the traces or statistics that it holds; nothing is deleted where it holds anything else.
 
     Raises:
         CallError: it holds something already.
-        TraceError: it cannot be made.
+        TraceError: it cannot be made, or what it holds cannot be deleted.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -35,9 +40,37 @@ def claim_folder(folder: Path) -> None:
         raise CallError(f"{folder} is a file; a trace is a folder, choose another name") from error
     except OSError as error:
         raise TraceError(f"{folder} cannot be made ({error.strerror}); choose another folder") from error
-    if found is not None:
-        what = "a trace" if (folder / MANIFEST).exists() or list(folder.glob(f"*/{MANIFEST}")) else f"files ({found.name} …)"
-        raise CallError(f"{folder} already holds {what}; choose another folder or delete this one")
+    if found is None:
+        return
+    if not (folder / MANIFEST).exists() and not list(folder.glob(f"*/{MANIFEST}")):
+        raise CallError(f"{folder} already holds files ({found.name} …); choose another folder or delete this one")
+    if not overwrite:
+        raise CallError(f"{folder} already holds a trace; choose another folder, or replace it: overwrite=True, --overwrite")
+    if foreign := _not_recorded(folder):
+        raise CallError(f"{folder} holds {foreign.name} beside its trace, and overwrite deletes traces only; choose another folder")
+    try:
+        for path in folder.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    except OSError as error:
+        raise TraceError(f"{error.filename or folder} cannot be deleted ({error.strerror}); choose another folder") from error
+
+
+_RECORDED = re.compile(r"(manifest\.json|steps-\d+\.safetensors|map-[-\d]+\.safetensors|statistics\.safetensors)(\.\d+\.writing)?|\.lock")
+_ITEM = re.compile(r"\d+\.safetensors(\.\d+\.writing)?")
+
+
+def _not_recorded(folder: Path, deep: bool = True) -> Path | None:
+    """Return a file or folder that no recording wrote, None where there is none; ``deep`` allows numbered traces."""
+    for path in folder.iterdir():
+        if path.is_symlink() or not path.is_dir():
+            fits = _RECORDED.fullmatch(path.name) is not None
+        elif path.name == "items":
+            fits = all(_ITEM.fullmatch(one.name) for one in path.iterdir())
+        else:
+            fits = deep and path.name.isdecimal() and _not_recorded(path, deep=False) is None
+        if not fits:
+            return path
+    return None
 
 
 class TraceWriter:

@@ -20,6 +20,7 @@ PROBLEMS = {
     "race": 1045,
     "social_iqa": 1954,
     "lambada": 5153,
+    "lambada_openai": 5153,
     "lab-arith": 1319,
     "lab-code": 164,
 }

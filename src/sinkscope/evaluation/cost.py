@@ -1,0 +1,237 @@
+"""The cost of evaluations, estimated from the shapes of networks alone, without loading a model.
+
+`assumptions` lists the assumptions. Forward calls are counted as a run makes them (the mean where masks are random); the lengths of
+prompts and choices are typical values.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from sinkscope.errors import CallError
+from sinkscope.evaluation.papers.paper import Part, Shape
+
+GIB = 2**30
+USABLE = 0.95
+REACHED = 0.4
+"""Share of a card's peak that forward calls reach."""
+RECORDED = 1.1
+TEXT_TOKENS = {
+    "gsm8k": (80, 155),
+    "gsm8k_cot": (75, 75),
+    "gsm8k_two_pass": (140, 0),
+    "humaneval": (150, 0),
+    "humaneval_instruct": (320, 0),
+    "lab-arith": (45, 44),
+    "lab-code": (35, 34),
+}
+"""Typical tokens of a question, and of a shot."""
+CHOICE_TOKENS = {
+    "arc_easy": (30, 4, 5),
+    "arc_challenge": (35, 4, 7),
+    "hellaswag": (75, 4, 25),
+    "piqa": (25, 2, 20),
+    "race": (450, 4, 8),
+    "social_iqa": (35, 3, 6),
+    "lambada": (80, 1, 2),
+    "lambada_openai": (80, 1, 2),
+}
+"""Typical tokens of a context, the number of choices, and typical tokens of a choice."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """A graphics card.
+
+    Attributes:
+        name: what tables call it.
+        memory_gib: its memory.
+        tflops: operations a second that forward calls reach in bf16, in 10¹².
+        bytes_per_s: how fast its memory is read.
+    """
+
+    name: str
+    memory_gib: int
+    tflops: float
+    bytes_per_s: float
+
+
+Gpu = Literal["a100", "a100-40gb", "h100", "h200", "l40s", "rtx4090"]
+CARDS: dict[Gpu, Card] = {
+    "a100": Card("an A100 of 80 GB", 80, REACHED * 312, 2.04e12),
+    "a100-40gb": Card("an A100 of 40 GB", 40, REACHED * 312, 1.55e12),
+    "h100": Card("an H100 of 80 GB", 80, REACHED * 989, 3.35e12),
+    "h200": Card("an H200 of 141 GB", 140, REACHED * 989, 4.8e12),
+    "l40s": Card("an L40S of 48 GB", 48, REACHED * 362, 0.86e12),
+    "rtx4090": Card("an RTX 4090 of 24 GB", 24, REACHED * 165, 1.01e12),
+}
+"""Peaks of dense bf16 products and bandwidths as NVIDIA's data sheets give them."""
+CARD = Card("a card of 24 GB", 24, 125.0, 1.5e12)
+"""The card of a dry run that names none: the speed of an A100, and the memory that most people have."""
+
+
+def card_of(gpu: Gpu | None = None, tflops: float | None = None) -> Card:
+    """Return a card by its name, or `CARD`, at a speed of one's own where one is given.
+
+    Raises:
+        CallError: a speed that is not above 0.
+    """
+    card = CARD if gpu is None else CARDS[gpu]
+    if tflops is None:
+        return card
+    if not 0 < tflops < float("inf"):
+        raise CallError(f"tflops: expected a number above 0, found {tflops}")
+    return replace(card, tflops=tflops)
+
+
+def assumptions(card: Card = CARD) -> list[str]:
+    """Return what an estimate for a card assumes, a sentence each."""
+    return [
+        f"{card.name}: {card.tflops:.4g} TFLOP/s reached in bf16 ({REACHED:.0%} of the peak, an A100's without --gpu), weights "
+        f"read at {card.bytes_per_s / 1e12:g} TB/s at most; --tflops says otherwise.",
+        "A forward call of S tokens: 2 S (parameters − embeddings) + 4 S² × layers × width, and the vocabulary where a token can be "
+        "committed.",
+        "A diffusion model makes one call a step on the whole canvas; an autoregressive one reads the prompt once, then writes to the end.",
+        f"As many prompts side by side as {card.name} takes (--batch): where reading the weights takes longest, fewer take longer.",
+        "A likelihood: one call for each different masked canvas, two with guidance, 16 canvases side by side; an only choice is written "
+        "too, token by token; contexts and choices of typical lengths.",
+        f"Watching or hiding costs {RECORDED - 1:.0%}. Prompts: GSM8K 80 tokens and 155 a shot (75 of gsm8k_cot), HumanEval 150 or 320.",
+        "Memory: weights in 2 bytes, one layer's activations, 512 queries' attention in 4 bytes, three copies of the logits, the cache of "
+        f"an autoregressive model; {1 - USABLE:.0%} kept free. Disk: three sums a key and four norms a token in 4 bytes; 12 kB an answer.",
+    ]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The cost of a part.
+
+    Attributes:
+        forwards: forward calls, counted for each prompt.
+        gpu_hours: by `assumptions`.
+        memory_gib: with one prompt a batch.
+        batch_on_card: largest batch on the card; 0 where one prompt does not fit.
+        disk_gib: for results or traces.
+    """
+
+    forwards: int
+    gpu_hours: float
+    memory_gib: float
+    batch_on_card: int
+    disk_gib: float
+
+
+def estimate(part: Part, card: Card = CARD) -> Cost:
+    """Return forward calls, time, memory and disk of a part."""
+    shape = part.shape
+    if "method" in part.settings:
+        return _estimate_likelihoods(part, shape, card)
+    question, shot = TEXT_TOKENS[part.task]
+    prompt, length = question + part.shots * shot, part.settings["length"]
+    canvas = prompt + length
+    steps = length if shape.causal else part.settings["steps"]
+    passes = 2 if part.task == "gsm8k_two_pass" else 1
+    runs = part.prompts * len(part.rules) * passes
+    batch = max(1, _largest_batch(shape, canvas, part, card))
+    if shape.causal:
+        flops = _flops(shape, prompt, 1) + sum(_flops(shape, 1, 1, at) for at in range(prompt, canvas))
+    else:
+        flops = steps * _flops(shape, canvas, _committable(part))
+    reading = steps * 2 * shape.parameters / card.bytes_per_s / batch
+    watched = RECORDED * (len(part.rules) - 1) + (RECORDED if part.recorded else 1)
+    seconds = passes * part.prompts * watched * max(flops / (card.tflops * 1e12), reading)
+    a_step = 4 * canvas * (5 * shape.layers * shape.heads + 2 * shape.layers * shape.kv_heads)
+    disk = part.prompts * steps * a_step if part.recorded else runs * 12_000
+    memory = _memory(shape, canvas, part, 1)
+    return Cost(runs * steps, seconds / 3600, memory / GIB, _largest_batch(shape, canvas, part, card), disk / GIB)
+
+
+def _estimate_likelihoods(part: Part, shape: Shape, card: Card) -> Cost:
+    """Return the cost of likelihoods: a forward call for each different masked canvas, or for each choice of an autoregressive model."""
+    from sinkscope.decoding.likelihood import GROUP, expected_masks
+
+    context, choices, length = CHOICE_TOKENS[part.task]
+    canvases = length if part.settings["method"] == "chain_rule" else expected_masks(length, part.settings["samples"])
+    canvases = 1 if shape.causal else canvases
+    written = length if choices == 1 else 0
+    questions = part.prompts * len(part.rules)
+    forwards = round(questions * (choices * canvases + written) * (2 if part.settings["guidance"] else 1))
+    batches = questions * (choices * math.ceil(canvases / GROUP) + written)
+    seconds = max(
+        forwards * _flops(shape, context + length, length) / (card.tflops * 1e12), batches * 2 * shape.parameters / card.bytes_per_s
+    )
+    block = replace(part, settings={"length": length})
+    memory = _memory(shape, context + length, block, GROUP)
+    batch = _largest_batch(shape, context + length, block, card)
+    return Cost(forwards, seconds / 3600, memory / GIB, batch, part.prompts * len(part.rules) * 12_000 / GIB)
+
+
+def _flops(shape: Shape, tokens: int, projected: int, before: int = 0) -> float:
+    body = shape.parameters - 2 * shape.vocabulary * shape.hidden
+    attention = 4 * shape.layers * shape.hidden * tokens * (before + tokens)
+    return 2 * body * tokens + attention + 2 * shape.hidden * shape.vocabulary * projected
+
+
+def _committable(part: Part) -> int:
+    """Return how many positions' logits a step needs: the block's, or all of the answer's."""
+    return part.settings.get("block", part.settings["length"])
+
+
+def _memory(shape: Shape, canvas: int, part: Part, batch: int) -> float:
+    activations = canvas * (6 * shape.hidden + 3 * shape.ffn) * 2
+    scores = 2 * 4 * shape.heads * min(512, canvas) * canvas
+    logits = 3 * 4 * shape.vocabulary * (1 if shape.causal else _committable(part))
+    columns = 3 * 4 * shape.layers * shape.heads * canvas
+    cache = 2 * 2 * shape.layers * shape.kv_heads * (shape.hidden // shape.heads) * canvas if shape.causal else 0
+    return 2 * shape.parameters + batch * (activations + scores + logits + columns + cache)
+
+
+def _largest_batch(shape: Shape, canvas: int, part: Part, card: Card) -> int:
+    fixed = _memory(shape, canvas, part, 0)
+    each = _memory(shape, canvas, part, 1) - fixed
+    return max(0, math.floor((card.memory_gib * GIB * USABLE - fixed) / each))
+
+
+def cost_document(parts: Sequence[Part], card: Card = CARD) -> dict[str, Any]:
+    """Return what parts cost, in plain values: a row each, their sum, and what the estimate assumes."""
+    costs = [estimate(part, card) for part in parts]
+    rows = [
+        {"part": part.name, "model": part.model, "task": part.task, "prompts": part.prompts, "rules": len(part.rules)} | asdict(cost)
+        for part, cost in zip(parts, costs, strict=True)
+    ]
+    total = {
+        "forwards": sum(cost.forwards for cost in costs),
+        "gpu_hours": sum(cost.gpu_hours for cost in costs),
+        "memory_gib": max((cost.memory_gib for cost in costs), default=0.0),
+        "disk_gib": sum(cost.disk_gib for cost in costs),
+    }
+    return {
+        "parts": rows,
+        "total": total,
+        "card": card.name,
+        "card_gib": card.memory_gib,
+        "card_suffices": all(cost.batch_on_card >= 1 for cost in costs),
+        "assumptions": assumptions(card),
+    }
+
+
+def cost_table(found: Mapping[str, Any]) -> str:
+    """Return costs as a Markdown table with its sums."""
+    lines = [
+        f"| part | model | task | prompts | rules | forwards | GPU hours | memory, GiB | batch on {found['card_gib']} GB | disk, GiB |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in found["parts"]:
+        lines.append(
+            f"| {row['part']} | {row['model']} | {row['task']} | {row['prompts']} | {row['rules']} | {row['forwards']:,} "
+            f"| {row['gpu_hours']:.2f} | {row['memory_gib']:.2f} | {row['batch_on_card']} | {row['disk_gib']:.2f} |"
+        )
+    total = found["total"]
+    lines.append(
+        f"| all | | | | | {total['forwards']:,} | {total['gpu_hours']:.2f} | {total['memory_gib']:.2f} | | {total['disk_gib']:.2f} |"
+    )
+    most = min((row["batch_on_card"] for row in found["parts"]), default=0)
+    enough = f"suffices for every part, with --batch {most} or less; each part's own limit is in its row"
+    answer = enough if found["card_suffices"] else "does not suffice for the parts with a batch of 0"
+    card = found["card"][0].upper() + found["card"][1:]
+    return "\n".join([*lines, "", f"{card} {answer}.", *(f"Assumed: {line}" for line in found["assumptions"])])

@@ -1,0 +1,44 @@
+"""What an evaluation would cost: its parts, from the config.json of a checkpoint alone. Neither weights nor problems are read."""
+
+from dataclasses import asdict
+
+from sinkscope.evaluation.papers.paper import PROBLEMS, Part, Shape
+from sinkscope.evaluation.papers.paper1 import CHECKPOINTS
+from sinkscope.evaluation.task_plans import Request, check_request, resolve_task
+from sinkscope.evaluation.tasks import PUBLISHED, find_task
+from sinkscope.interventions import parse_rule
+from sinkscope.models import FAMILIES, Family, describe
+
+
+def parts_of(name: str, request: Request) -> list[Part]:
+    """Return a part for each task of an evaluation.
+
+    Args:
+        name: of the checkpoint, as for `load`. Those of paper 1 are known; of any other its config.json is read or fetched.
+        request: as for the evaluation itself.
+
+    Raises:
+        CallError: a name, task, rule or setting that does not fit.
+        ModelError: a checkpoint that sinkscope does not load.
+    """
+    check_request(request)
+    rules = tuple(dict.fromkeys(request.hide))
+    for rule in rules:
+        parse_rule(rule)
+    family, shape = _family_and_shape(name)
+    parts = []
+    for task in (find_task(one, request.data) for one in dict.fromkeys(request.tasks)):
+        sampler, shots, _, _ = resolve_task(family, name, task, request)
+        local = task.name in request.data or PUBLISHED.get(task.name) in request.data
+        problems = len(task.problems()) if local else PROBLEMS[task.name]
+        prompts = min(request.limit or problems, problems)
+        parts.append(Part("", "evaluate", name, task.name, rules, prompts, shots, asdict(sampler), shape))
+    return parts
+
+
+def _family_and_shape(name: str) -> tuple[Family, Shape]:
+    if name in CHECKPOINTS:
+        return FAMILIES[CHECKPOINTS[name].family], CHECKPOINTS[name].shape
+    family, config, parameters = describe(name)
+    sizes = (config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads, config.hidden_size)
+    return family, Shape(*sizes, config.intermediate_size, config.vocab_size, parameters, family.causal)

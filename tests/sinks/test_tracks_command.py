@@ -1,0 +1,75 @@
+"""`sinkscope tracks` as a person reads it: which heads move, through which tokens, and what the kinds of tracks are."""
+
+import numpy as np
+import pytest
+from planted import make_trace, sink_at
+
+from sinkscope.errors import TraceError
+from sinkscope.sinks import find_sinks
+from sinkscope.sinks.episodes import KINDS
+from sinkscope.sinks.tracking import KIND_MEANINGS
+from sinkscope.traces import TraceWriter, open_trace
+
+STEPS, WIDTH = 20, 30
+NAMES = ("tokens", "written", "lengths", "masked", "column_sums")
+
+
+def write(folder, places):
+    """A trace whose main sinks stand at ``places`` [step, layer, head]."""
+    trace = make_trace(sink_at(places, width=WIDTH), tokens=3 + np.arange(WIDTH) % 6)
+    folder.mkdir()
+    layers, heads = [f"layers.{layer}" for layer in range(places.shape[1])], places.shape[2]
+    writer = TraceWriter(folder, {**trace.manifest, "causal": False, "layers": layers, "heads": heads, "kv_heads": 1})
+    for step in range(trace.steps):
+        one = {name: np.asarray(getattr(trace, name)[step]) for name in NAMES}
+        writer.add({name: value.astype({"f": np.float32, "u": np.uint8}.get(value.dtype.kind, np.int32)) for name, value in one.items()})
+    writer.close(complete=True)
+    return folder
+
+
+@pytest.fixture
+def places():
+    """Six heads: 0.0 stands, 0.1 moves twice, 1.2 moves nine times; the others have no sink."""
+    found = np.full((STEPS, 2, 3), -1)
+    found[:, 0, 0] = 4
+    found[:, 0, 1] = np.repeat([2, 7, 20], [6, 8, 6])
+    found[:, 1, 2] = np.repeat(np.arange(10, 20), 2)
+    return found
+
+
+def test_sinks_are_found_by_the_path_of_a_trace(tmp_path, places):
+    folder = write(tmp_path / "mine.trace", places)
+    expected = find_sinks(open_trace(folder), excess=2.0)
+    for path in (folder, str(folder)):
+        assert find_sinks(path, excess=2.0).rows() == expected.rows() != []
+    with pytest.raises(TraceError, match=r"no trace at .*nothing: the folder does not exist"):
+        find_sinks(str(tmp_path / "nothing"))
+
+
+def test_the_heads_that_move_most_come_first_with_their_kinds_and_tokens(run, tmp_path, places):
+    status, out, _ = run("tracks", write(tmp_path / "t", places))
+    assert status == 0
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    at = next(number for number, line in enumerate(lines) if line.startswith("main sinks that move most"))
+    assert lines[at] == "main sinks that move most (2 of the 2 that move or swap):"
+    assert lines[at + 1] == "layer head moves swaps drift tracks of the head its main sink goes through"
+    assert lines[at + 2] == "1 2 9 0 +0.50 9 moved, 1 lasting 10 ' the', 11 'apple', 12 '\\n', 13 ' ', …, 19 ' '"
+    slope = np.polyfit(range(STEPS), places[:, 0, 1], 1)[0]
+    assert lines[at + 3] == f"0 1 2 0 {slope:+.2f} 2 moved, 1 lasting 2 '.', 7 ' ', 20 '.'"
+    assert lines[at + 4].startswith("move: the main sink changes place, and the old place stops being a sink")
+    assert not any(line.startswith("0 0 ") for line in lines)
+
+
+def test_every_kind_is_defined_where_it_is_printed(run, tmp_path, places):
+    assert tuple(KIND_MEANINGS) == KINDS
+    lines = [" ".join(line.split()) for line in run("tracks", write(tmp_path / "t", places))[1].splitlines()]
+    counts = {"static": 1, "moved": 11, "lasting": 2}
+    assert [line for line in lines if line.split()[1:2] and line.split()[1] in KINDS] == [
+        f"{counts.get(kind, 0)} {kind} {meaning}" for kind, meaning in KIND_MEANINGS.items()
+    ]
+
+
+def test_where_nothing_moves_that_is_said(run, tmp_path, places):
+    places[:, 0, 1] = places[:, 1, 2] = 3
+    out = run("tracks", write(tmp_path / "t", places))[1]
+    assert "  no main sink moves or swaps\n" in out and "move most" not in out
