@@ -11,7 +11,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -125,14 +125,14 @@ def _evaluate(model: Any, part: Part, options: Options, say: Callable[[str], Non
 
 def _record(model: Any, part: Part, options: Options, say: Callable[[str], None]) -> list[Trace]:
     """Record a part, one folder a prompt, and return its traces; complete ones of the same weights, prompt and settings are kept."""
-    from sinkscope.decoding import generate, resolve_settings
+    from sinkscope.decoding import described, generate, resolve_settings
     from sinkscope.evaluation.tasks import find_task
     from sinkscope.recorder import recording
     from sinkscope.traces import open_trace
 
     task = find_task(part.task, options.data)
     problems = task.problems()[: part.prompts]
-    settings = asdict(resolve_settings(model.family, **part.settings))
+    settings = described(resolve_settings(model.family, **part.settings))
     traces = []
     for index, problem in enumerate(problems):
         folder = _folder(options, "traces", part.model) / f"{index:06d}"

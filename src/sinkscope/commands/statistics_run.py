@@ -54,10 +54,12 @@ def add_prompts(model: Any, prompts: list[str], out: Path, settings: Any, hide: 
 
 def _identity(model: Any, prompts: list[str], settings: Any, hide: str) -> dict[str, Any]:
     """Return the values that identify a run; another run is refused."""
+    from sinkscope.decoding import described
+
     return {
         "weight_hash": model.card.weight_hash,
         "dtype": model.card.dtype,
-        "sampler": {"name": model.family.sampler, **dataclasses.asdict(settings)},
+        "sampler": {"name": model.family.sampler, **described(settings)},
         "hide": hide,
         "prompts_sha256": hashlib.sha256(json.dumps(prompts).encode()).hexdigest(),
     }

@@ -1,14 +1,16 @@
 """The loop that LLaDA and MMaDA share: blocks one by one, in each step the surest tokens of a block are committed."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from sinkscope.decoding.caches.reader import reading
 from sinkscope.decoding.canvas import Batch, Layout, Step, masked_canvas, publishing, row_generators
-from sinkscope.decoding.projection import Remaining, hidden_states, project, with_unconditional
+from sinkscope.decoding.projection import Remaining, project, with_unconditional
 from sinkscope.decoding.settings import BlockSettings
+from sinkscope.decoding.work import WorkMeter
 from sinkscope.models import Model
 
 
@@ -43,35 +45,74 @@ def block_steps(model: Model, batch: Batch, settings: BlockSettings, rule: Block
     prompt = canvas != mask_id
     sources = row_generators(settings.seed, rows, canvas.device)
     blocks = settings.length // settings.block
-    steps = settings.steps // blocks
-    number = 0
-    with publishing(model, batch, settings) as publisher:
+    parallel = bool(settings.threshold or settings.factor)
+    steps = settings.block if parallel else settings.steps // blocks
+    number, meter = 0, WorkMeter(model.network, rows)
+    with reading(model, batch, layout, meter, settings) as reader, publishing(model, batch, settings) as publisher:
+        if parallel or reader.double:
+            rule = replace(rule, precision=torch.float64)
         leftward = settings.block_order == "right_to_left"
         for block in reversed(range(blocks)) if leftward else range(blocks):
             start, stop = width + block * settings.block, width + (block + 1) * settings.block
+            reader.begin_block(start, stop)
             remaining = Remaining(late=None if settings.temperature == 0 and settings.remasking != "random" else False)
-            quota = [quotas(count, steps) for count in (canvas[:, start:stop] == mask_id).sum(-1).tolist()]
+            quota = [] if parallel else [quotas(count, steps) for count in (canvas[:, start:stop] == mask_id).sum(-1).tolist()]
+            writing = None  # all rows
             for step in range(steps):
-                candidates = canvas == mask_id
+                if parallel:
+                    writing = (canvas[:, start:stop] == mask_id).any(-1).nonzero().flatten().tolist()
+                    if not writing:
+                        break
+                masked = canvas == mask_id
+                candidates = masked.clone()
                 candidates[:, slice(0, start) if leftward else slice(stop, None)] = False
+                places = reader.open_places(canvas, masked)
+                if places is not None:
+                    candidates &= places
+                if parallel:
+                    candidates &= masked[:, start:stop].any(-1, keepdim=True)
                 inputs = with_unconditional(canvas, prompt, mask_id, settings.guidance)
                 halves = len(inputs) // rows
                 lengths, open_places = layout.lengths.repeat(halves), candidates.repeat(halves, 1)
                 publisher.before(inputs, inputs == mask_id, lengths, range(rows), candidates=open_places)
                 most = remaining.most(candidates)
-                logits = project(model, hidden_states(model, inputs, layout), candidates, layout, settings.guidance, most)
+                meter.add_words(candidates, halves)
+                hidden = reader.read(inputs, writing, publisher.listened)
+                logits = project(model, hidden, candidates, layout, settings.guidance, most)
                 token, sure = _choose(logits, candidates, layout, settings, rule, sources)
                 predicted = torch.full_like(canvas, -1).masked_scatter_(candidates, token)
                 confidence = torch.full(canvas.shape, -torch.inf, dtype=sure.dtype, device=canvas.device).masked_scatter_(candidates, sure)
                 written = torch.full_like(canvas, -1)
-                for row, first in enumerate(layout.starts):
-                    chosen = first + torch.topk(confidence[row, first:], k=quota[row][step]).indices
-                    written[row, chosen] = predicted[row, chosen]
+                if parallel:
+                    written = torch.where(surest(confidence, settings.threshold, settings.factor), predicted, written)
+                else:
+                    for row, first in enumerate(layout.starts):
+                        chosen = first + torch.topk(confidence[row, first:], k=quota[row][step]).indices
+                        written[row, chosen] = predicted[row, chosen]
                 canvas = torch.where(written >= 0, written, canvas)
                 shown = confidence.float().masked_fill(~candidates, torch.nan)
+                reader.committed(written)
                 publisher.after(written, predicted, shown)
-                yield Step(number, canvas, written, shown)
+                yield Step(number, canvas, written, shown, meter)
                 number += 1
+
+
+def surest(confidence: Tensor, threshold: float, factor: float) -> Tensor:
+    """Return which candidates a step of parallel decoding commits, bool [batch, position]; the surest one always (Fast-dLLM, algorithm 1).
+
+    Args:
+        confidence: [batch, position], −∞ where there is no candidate.
+        threshold: all candidates of at least this confidence are committed.
+        factor: where it is not 0, the n surest, for the largest n up to which (n + 1)(1 − p_n) stays below it.
+    """
+    if factor:
+        ordered, order = confidence.sort(dim=-1, descending=True, stable=True)
+        rank = torch.arange(1, confidence.shape[-1] + 1, device=confidence.device)
+        enough = ((rank + 1) * (1 - ordered) < factor).cumprod(dim=-1).bool()
+        chosen = torch.zeros_like(enough).scatter(-1, order, enough)
+    else:
+        chosen = confidence >= threshold
+    return chosen.scatter(-1, confidence.argmax(-1, keepdim=True), True) & confidence.isfinite()
 
 
 def _choose(

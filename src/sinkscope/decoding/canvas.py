@@ -5,14 +5,15 @@ A canvas is the whole sequence that the network reads in a step: the prompt, fol
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from sinkscope.attention import GenerationStart, Session, StepContext, StepResult, current_session, upload
-from sinkscope.decoding.settings import Settings
+from sinkscope.decoding.settings import Settings, described
+from sinkscope.decoding.work import WorkMeter
 from sinkscope.errors import CallError
 from sinkscope.models import Model
 
@@ -26,12 +27,14 @@ class Step:
         tokens: int64 [batch, position], the canvas after the step.
         written: int64 [batch, position], the token committed in this step, −1 elsewhere.
         confidence: float32 [batch, position], of the tokens that were committed or could have been; NaN elsewhere.
+        meter: adds up the work of the generation; None for a sampler that does not count it.
     """
 
     number: int
     tokens: Tensor
     written: Tensor
     confidence: Tensor
+    meter: WorkMeter | None = None
 
 
 @dataclass(frozen=True)
@@ -184,7 +187,7 @@ def publishing(model: Model, batch: Batch, settings: Settings) -> Iterator[Publi
             prompt_lengths=batch.lengths,
             final_length=max(batch.lengths) + settings.length,
             causal=model.family.causal,
-            sampler={"name": model.family.sampler, **asdict(settings)},
+            sampler={"name": model.family.sampler, **described(settings)},
             prompts=batch.texts,
             mask_id=model.card.mask_id,
         )

@@ -17,9 +17,11 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
+from sinkscope.decoding.caches.reader import reading
 from sinkscope.decoding.canvas import Batch, Step, masked_canvas, publishing, row_generators
-from sinkscope.decoding.projection import hidden_states, project
+from sinkscope.decoding.projection import project
 from sinkscope.decoding.settings import DreamSettings
+from sinkscope.decoding.work import WorkMeter
 from sinkscope.models import Model
 
 
@@ -32,14 +34,19 @@ def dream_steps(model: Model, batch: Batch, settings: DreamSettings) -> Iterator
     sources = row_generators(settings.seed, len(canvas), canvas.device)
     shares = commit_shares(settings.steps, settings.eps, canvas.device)
     by_chance = settings.algorithm == "origin"
-    with publishing(model, batch, settings) as publisher:
+    meter, width = WorkMeter(model.network, len(canvas)), canvas.shape[1]
+    with reading(model, batch, layout, meter, settings) as reader, publishing(model, batch, settings) as publisher:
+        reader.begin_block(width - settings.length, width)
         for number, share in enumerate(shares):
             masked = canvas == mask_id
             counts = masked.sum(-1).tolist()
             candidates = _by_chance(masked, counts, share, sources) if by_chance else masked
-            chosen_counts = candidates.sum(-1).tolist() if by_chance else counts
+            places = reader.open_places(canvas, masked)
+            candidates = candidates if places is None else candidates & places
+            chosen_counts = candidates.sum(-1).tolist() if by_chance or places is not None else counts
             publisher.before(canvas, masked, layout.lengths, range(len(canvas)), candidates=candidates)
-            logits = project(model, hidden_states(model, canvas, layout), candidates, layout, most=sum(chosen_counts))
+            meter.add_words(candidates)
+            logits = project(model, reader.read(canvas), candidates, layout, most=sum(chosen_counts))
             token, sure = _choose(logits, chosen_counts, settings, sources)
             predicted = torch.full_like(canvas, -1).masked_scatter_(candidates, token)
             confidence = torch.full(canvas.shape, -torch.inf, dtype=sure.dtype, device=canvas.device).masked_scatter_(candidates, sure)
@@ -53,8 +60,9 @@ def dream_steps(model: Model, batch: Batch, settings: DreamSettings) -> Iterator
                     written[row, chosen] = torch.where(candidates, predicted, mask_id)[row, chosen]
             canvas = torch.where(written >= 0, written, canvas)
             shown = confidence.float().masked_fill(~candidates, torch.nan)
+            reader.committed(written)
             publisher.after(written, predicted, shown)
-            yield Step(number, canvas, written, shown)
+            yield Step(number, canvas, written, shown, meter)
 
 
 def commit_shares(steps: int, eps: float, device: torch.device | str = "cpu") -> Tensor:

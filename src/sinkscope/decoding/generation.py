@@ -8,8 +8,10 @@ from typing import Any, overload
 import numpy as np
 import torch
 
+from sinkscope.decoding.caches.policy import CachePolicy
 from sinkscope.decoding.canvas import Step, make_batch
 from sinkscope.decoding.samplers import find_sampler, resolve_settings
+from sinkscope.decoding.work import Work
 from sinkscope.errors import CallError
 from sinkscope.models import Model
 
@@ -25,12 +27,14 @@ class Generation:
         text: the answer up to its first EOS, without special tokens.
         steps: number of forward calls.
         prompt_length: number of tokens of the prompt.
+        work: the multiply-adds that it took; None for a sampler that does not count them.
     """
 
     tokens: torch.Tensor
     text: str
     steps: int
     prompt_length: int
+    work: Work | None = None
 
 
 @overload
@@ -56,7 +60,8 @@ def generate(
         messages: a conversation (a list of ``{"role", "content"}``) or a list of conversations, for the chat template; instead of
             ``prompt``.
         on_step: called after every step with the canvas as it then is (the published ``output_history``).
-        settings: settings of the family's sampler; an unknown one is a TypeError that names the right one.
+        settings: settings of the family's sampler; an unknown one is a TypeError that names the right one. ``cache`` takes a
+            `CachePolicy` or its text.
 
     Returns:
         A `Generation`, or a list of them for a list of prompts.
@@ -65,12 +70,14 @@ def generate(
         CallError: a prompt or settings that do not fit.
     """
     prompts, texts, single = _read_prompts(model, prompt, messages)
+    if isinstance(settings.get("cache"), CachePolicy):
+        settings["cache"] = settings["cache"].text
     resolved = resolve_settings(model.family, **settings)
     batch = make_batch(model, prompts, texts, resolved.length)
     canvas = batch.tokens
-    counts = [0] * len(prompts)
+    counts, meter = [0] * len(prompts), None
     for step in find_sampler(model.family.sampler)(model, batch, resolved):
-        canvas = step.tokens
+        canvas, meter = step.tokens, step.meter
         # A diffusion step counts for every row; reading it from a GPU would wait.
         wrote = (step.written >= 0).any(-1).tolist() if model.family.causal else [True] * len(counts)
         counts = [count + wrote[row] for row, count in enumerate(counts)]
@@ -82,7 +89,9 @@ def generate(
         tokens = canvas[row, width - len(own) :].cpu()
         if model.family.causal:
             tokens = tokens[: len(own) + counts[row]]
-        generations.append(Generation(tokens, model.answer_text(tokens[len(own) :]), counts[row], len(own)))
+        work = None if meter is None else meter.work(row)
+        steps = counts[row] if work is None else work.forwards
+        generations.append(Generation(tokens, model.answer_text(tokens[len(own) :]), steps, len(own), work))
     return generations[0] if single else generations
 
 

@@ -92,9 +92,17 @@ def resolve_settings(family: Family, **given: Any) -> Settings:
         check_type(field.name, given.get(field.name, field.default), field.default)
     if "length" in given:
         given = {**{name: given["length"] for name in FOLLOW_LENGTH if name in names}, **given}
-    return kind(**given)
+    settings = kind(**given)
+    if getattr(settings, "cache", "none") != "none":
+        from sinkscope.decoding.caches.parsing import parse_cache
+
+        policy = parse_cache(settings.cache)  # type: ignore[attr-defined]
+        if policy is not None:
+            policy.check(family, settings)
+    return settings
 
 
 def step_count(settings: Settings) -> int:
     """Return the largest number of forward calls that these settings make."""
-    return getattr(settings, "steps", settings.length)
+    parallel = getattr(settings, "threshold", 0) or getattr(settings, "factor", 0)
+    return settings.length if parallel else getattr(settings, "steps", settings.length)

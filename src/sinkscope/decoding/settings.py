@@ -3,7 +3,7 @@
 This module loads without torch: the command line builds its flags from these records.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 from sinkscope.errors import CallError
@@ -41,6 +41,10 @@ class LLaDASettings(Settings):
         confidence_eos_eot_inf: whether EOS and EoT are committed last (see the quirk in `llada`).
         seed: of the noise; row i of a batch draws from seed + i.
         block_order: right_to_left finishes the last block first; not published, a control for what follows the blocks.
+        cache: which keys and values are kept from step to step; see `sinkscope.decoding.caches`. Not published, none computes everything.
+        threshold: commits all masks of at least this probability in a step, and always the most probable one, however many steps that
+            takes (Fast-dLLM); 0 commits a fixed number in each step.
+        factor: commits the n most probable masks, for the largest n with (n + 1)(1 − p_n) below it (Fast-dLLM); 0 as above.
     """
 
     length: int = 128
@@ -53,6 +57,9 @@ class LLaDASettings(Settings):
     confidence_eos_eot_inf: bool = False
     seed: int = 0
     block_order: Literal["left_to_right", "right_to_left"] = "left_to_right"
+    cache: str = "none"
+    threshold: float = 0.0
+    factor: float = 0.0
 
     def __post_init__(self) -> None:
         _blocks(self)
@@ -71,6 +78,10 @@ class MMaDASettings(Settings):
         remasking: which masked tokens are committed: the most confident ones, or random ones.
         seed: of the noise; row i of a batch draws from seed + i.
         block_order: right_to_left finishes the last block first; not published, a control for what follows the blocks.
+        cache: which keys and values are kept from step to step; see `sinkscope.decoding.caches`. Not published, none computes everything.
+        threshold: commits all masks of at least this probability in a step, and always the most probable one, however many steps that
+            takes (Fast-dLLM); 0 commits a fixed number in each step.
+        factor: commits the n most probable masks, for the largest n with (n + 1)(1 − p_n) below it (Fast-dLLM); 0 as above.
     """
 
     length: int = 128
@@ -81,6 +92,9 @@ class MMaDASettings(Settings):
     remasking: Literal["low_confidence", "random"] = "low_confidence"
     seed: int = 0
     block_order: Literal["left_to_right", "right_to_left"] = "left_to_right"
+    cache: str = "none"
+    threshold: float = 0.0
+    factor: float = 0.0
 
     def __post_init__(self) -> None:
         _blocks(self)
@@ -103,6 +117,7 @@ class DreamSettings(Settings):
         alg_temp: draws positions from softmax(confidence / alg_temp); 0 takes the most confident ones. Not used by origin.
         eps: the last of the time steps, which run evenly from 1.
         seed: of the draws; row i of a batch draws from seed + i.
+        cache: which keys and values are kept from step to step; see `sinkscope.decoding.caches`. Not published, none computes everything.
     """
 
     length: int = 20
@@ -114,6 +129,7 @@ class DreamSettings(Settings):
     alg_temp: float = 0.0
     eps: float = 1e-3
     seed: int = 0
+    cache: str = "none"
 
     def __post_init__(self) -> None:
         _positive(self, "length", "steps")
@@ -153,6 +169,15 @@ class AutoregressiveSettings(Settings):
 
 BlockSettings = LLaDASettings | MMaDASettings
 
+ADDED = ("cache", "threshold", "factor")
+"""Settings that no published sampler has; manifests and results name them only where they are used."""
+
+
+def described(settings: Any) -> dict[str, Any]:
+    """Return settings as plain values, for manifests and results."""
+    defaults = {field.name: field.default for field in fields(settings) if field.name in ADDED}
+    return {name: value for name, value in asdict(settings).items() if name not in defaults or value != defaults[name]}
+
 
 def check_type(name: str, value: Any, default: Any) -> None:
     """Raise an error where a setting is not of the type of its default.
@@ -187,6 +212,16 @@ def _blocks(settings: BlockSettings) -> None:
         )
     if settings.remasking not in ("low_confidence", "random"):
         raise CallError(f"remasking: expected low_confidence or random, found {settings.remasking!r}")
+    for name in ("threshold", "factor"):
+        if not 0 <= getattr(settings, name) <= 1:
+            raise CallError(f"{name}: expected a number from 0, which is off, to 1, found {getattr(settings, name)}")
+    if settings.threshold and settings.factor:
+        raise CallError(f"expected one of threshold and factor, found {settings.threshold} and {settings.factor}; set the other to 0")
+    if settings.cache != "none" and settings.guidance:
+        raise CallError(
+            f"cache {settings.cache}: does not go with guidance {settings.guidance}, whose unconditional half no published cache keeps; "
+            "use --guidance 0 or --cache none"
+        )
     if settings.block_order not in ("left_to_right", "right_to_left"):
         raise CallError(f"block_order: expected left_to_right or right_to_left, found {settings.block_order!r}")
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sinkscope.decoding import Settings, make_batch, resolve_settings, settings_of
+from sinkscope.decoding import Settings, described, make_batch, resolve_settings, settings_of
 from sinkscope.errors import CallError, ModelError
 from sinkscope.evaluation.answers import Rule
 from sinkscope.evaluation.choices import LikelihoodSettings, count_tokens, settings_for
@@ -66,7 +66,7 @@ class TaskPlan:
             "problems": len(self.problems),
             "shots": self.shots,
             "chat": self.chat,
-            "sampler": dataclasses.asdict(self.sampler),
+            "sampler": described(self.sampler),
             "protocol": self.protocol,
             "data": self.task.fingerprint(self.shots),
             **({"passes": self.task.passes} if self.task.passes > 1 else {}),

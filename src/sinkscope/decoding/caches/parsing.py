@@ -1,0 +1,113 @@
+"""Cache policies as text, as ``--cache`` takes them: ``fast-dllm-dual``, ``block:keep=sinks,budget=64``.
+
+Every class with a `CachePolicy.name` is found by itself: those in the modules of this package, and those that an installed package
+declares as entry points of the group ``sinkscope.caches`` (a class, or a module with classes).
+"""
+
+import functools
+import pkgutil
+from collections.abc import Iterator
+from dataclasses import fields
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from sinkscope.decoding.caches.policy import CachePolicy
+from sinkscope.errors import CallError
+
+ENTRY_POINTS = "sinkscope.caches"
+NOTHING = "none"
+
+
+@functools.cache
+def known_caches() -> dict[str, type[CachePolicy]]:
+    """Return the class of every policy by its name, in alphabetical order.
+
+    Raises:
+        CallError: two policies of one name, or an entry point that brings no policy.
+    """
+    package = Path(__file__).parent
+    modules = [import_module(f"{__package__}.{module.name}") for module in pkgutil.iter_modules([str(package)])]
+    found: dict[str, type[CachePolicy]] = {}
+    for kind in [*(kind for module in modules for kind in _policies_in(module)), *_declared()]:
+        if kind.name in (NOTHING, *found):
+            raise CallError(f"{kind.__qualname__}: expected a name of its own, found {kind.name!r}, which another policy has")
+        found[kind.name] = kind
+    return dict(sorted(found.items()))
+
+
+def parse_cache(text: str) -> CachePolicy | None:
+    """Return the policy that a text stands for; None for ``none``.
+
+    A policy is its name, and its options behind a colon, separated by commas: ``name=value`` for the fields of its class; a choice may be
+    written as its value alone, and a switch as its name.
+
+    Raises:
+        CallError: no such policy or option; the message names those there are.
+    """
+    name, _, tail = text.strip().partition(":")
+    if name == NOTHING and not tail:
+        return None
+    known = known_caches()
+    if name not in known:
+        raise CallError(f"no cache {text!r}; expected one of {', '.join([NOTHING, *known])}, with options as in block:every=8")
+    kind = known[name]
+    given: dict[str, Any] = {}
+    for piece in filter(None, map(str.strip, tail.split(","))):
+        option, value = _option(kind, text, piece)
+        if given.get(option, value) != value:
+            raise CallError(f"cache {text!r}: {option} is given twice")
+        given[option] = value
+    return kind(**given)
+
+
+def _option(kind: type[CachePolicy], text: str, piece: str) -> tuple[str, Any]:
+    """Return the field that one piece of the options sets, and its value."""
+    hints = {one.name: get_type_hints(kind)[one.name] for one in fields(kind)}  # type: ignore[arg-type]
+    choices = {value: name for name, hint in hints.items() if get_origin(hint) is Literal for value in get_args(hint)}
+    name, equals, value = piece.partition("=")
+    if not equals and piece in choices:
+        return choices[piece], piece
+    if not equals and hints.get(piece) is bool:
+        return piece, True
+    if equals and name in hints:
+        kinds = [one for one in (get_args(hints[name]) or (hints[name],)) if isinstance(one, type)]
+        for number in [one for one in (int, float) if one in kinds]:
+            try:
+                return name, number(value)
+            except ValueError:
+                continue
+        if choices.get(value) == name:
+            return name, value
+        if kinds == [bool] and value in ("True", "False"):
+            return name, value == "True"
+        expected = " or ".join(get_args(hints[name])) if get_origin(hints[name]) is Literal else "a number"
+        raise CallError(f"cache {text!r}: expected {name} as {expected}, found {value!r}")
+    options = ", ".join(f"{one}=…" for one in hints) or "none"
+    raise CallError(f"cache {text!r}: {kind.name} has no option {piece!r}; its options: {options}")
+
+
+def _policies_in(module: ModuleType) -> Iterator[type[CachePolicy]]:
+    """Yield the classes of a module that have a name of their own."""
+    for kind in vars(module).values():
+        if isinstance(kind, type) and issubclass(kind, CachePolicy) and kind.__module__ == module.__name__ and vars(kind).get("name"):
+            yield kind
+
+
+def _declared() -> Iterator[type[CachePolicy]]:
+    """Yield the policies that installed packages declare."""
+    for point in entry_points(group=ENTRY_POINTS):
+        try:
+            loaded = point.load()
+        except (ImportError, AttributeError) as error:
+            raise CallError(f"the entry point {point.name} of {ENTRY_POINTS} cannot be loaded from {point.value}: {error}") from error
+        found = list(_policies_in(loaded)) if isinstance(loaded, ModuleType) else [loaded]
+        good = [kind for kind in found if isinstance(kind, type) and issubclass(kind, CachePolicy) and kind.name]
+        if not found or len(good) < len(found):
+            raise CallError(
+                f"the entry point {point.name} of {ENTRY_POINTS}: expected a CachePolicy with a `name`, or a module with some, "
+                f"found {point.value}"
+            )
+        yield from good

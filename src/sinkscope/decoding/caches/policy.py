@@ -1,0 +1,124 @@
+"""The base class of cache policies: what a policy is told before a step, and what it answers.
+
+A step computes some positions of the canvas, the *fresh* ones: their queries, keys, values and hidden states. Of all other positions the
+stored keys and values are used as they were. A *refresh* is a step in which all positions are fresh. Every block begins with one, so
+that no row of a batch depends on what another row did in an earlier block.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from sinkscope.attention import Columns
+from sinkscope.decoding.canvas import Batch
+from sinkscope.decoding.settings import Settings
+from sinkscope.errors import CallError
+from sinkscope.models.family import Family
+
+Places = Tensor | slice
+"""Positions of a canvas: a slice of columns for all rows, or bool [batch, position]."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What a policy knows before a step.
+
+    Attributes:
+        number: of the step in its block, from 0.
+        start, stop: first position of the block, and the one behind its last.
+        tokens: int64 [batch, position], the canvas.
+        masked: bool [batch, position], where it is masked.
+        real: bool [batch, position], False on padding.
+        commits: what was committed in each earlier step of this block, bool [batch, position] each.
+        columns: column sums of each layer in a refresh; only for `CachePolicy.keep` of a policy that measures.
+        values: norms of the stored values of each layer, float32 [batch, kv_head, position]; where there are columns.
+        rows: numbers of these rows in the batch; all of them when None.
+    """
+
+    number: int
+    start: int
+    stop: int
+    tokens: Tensor
+    masked: Tensor
+    real: Tensor
+    commits: Sequence[Tensor] = ()
+    columns: Sequence[Columns] | None = None
+    values: Sequence[Tensor] | None = None
+    rows: Sequence[int] | None = None
+
+    def of_rows(self, rows: Sequence[int]) -> "Moment":
+        """Return the moment of some rows, without what was measured."""
+        chosen = list(rows)
+        tokens, masked, real = self.tokens[chosen], self.masked[chosen], self.real[chosen]
+        commits = tuple(one[chosen] for one in self.commits)
+        return Moment(self.number, self.start, self.stop, tokens, masked, real, commits, rows=chosen)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a step computes.
+
+    Attributes:
+        fresh: the positions that are computed; None for all of them.
+        open: where tokens may be committed, if masked; the fresh positions when None.
+    """
+
+    fresh: Places | None = None
+    open: Places | None = None
+
+
+class CachePolicy(ABC):
+    """Decides what a step computes; subclasses are frozen dataclasses, whose fields are the options of the text form.
+
+    A subclass with a `name`, in a module of this package or in one that an installed package declares as an entry point of the group
+    ``sinkscope.caches``, is found by `parse_cache` and ``--cache``.
+    """
+
+    name: ClassVar[str] = ""
+    """The policy's name in the text form."""
+    double: ClassVar[bool] = False
+    """Whether confidences are taken in float64, as the published code of the policy does."""
+
+    @abstractmethod
+    def plan(self, moment: Moment) -> Plan:
+        """Return what the next step computes; the reader refreshes in the first step of a block whatever this says."""
+
+    def keep(self, moment: Moment) -> Tensor | None:
+        """Return which stored keys are read until the next refresh; called after each refresh.
+
+        Returns:
+            int64 [batch, layer, 1 or kv_head, key], positions, each once; None for all. The block has to be among them.
+        """
+        return None
+
+    @property
+    def measures(self) -> bool:
+        """Whether `keep` and `plan` need the column sums of refreshes."""
+        return False
+
+    def check(self, family: Family, settings: Settings) -> None:  # noqa: B027
+        """Raise an error where the policy does not go with a family or with the settings of its sampler.
+
+        Raises:
+            CallError: it does not.
+        """
+
+    def check_canvas(self, batch: Batch, settings: Any) -> None:  # noqa: B027
+        """Raise an error where the policy does not fit the canvases of a batch.
+
+        Raises:
+            CallError: it does not.
+        """
+
+    @property
+    def text(self) -> str:
+        """The policy as text, which `parse_cache` reads."""
+        options = [f"{one.name}={value}" for one in fields(self) if (value := getattr(self, one.name)) != one.default]  # type: ignore[arg-type]
+        return f"{self.name}:{','.join(options)}" if options else self.name
+
+    def refuse(self, what: str) -> CallError:
+        """Return the error that says what does not fit."""
+        return CallError(f"cache {self.text}: {what}")

@@ -1,0 +1,282 @@
+"""Readers compute the hidden states of a canvas for a sampler: all positions in every step, or those that a cache policy names."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from sinkscope.attention import Columns, Hider, LayerCall, current_session, subscribed
+from sinkscope.decoding.caches.parsing import parse_cache
+from sinkscope.decoding.caches.policy import CachePolicy, Moment, Places, Plan
+from sinkscope.decoding.caches.store import KeyValueStore
+from sinkscope.decoding.canvas import Batch, Layout
+from sinkscope.decoding.projection import hidden_states
+from sinkscope.decoding.settings import Settings
+from sinkscope.decoding.work import WorkMeter
+from sinkscope.errors import CallError
+from sinkscope.models import Model
+
+
+class WholeReader:
+    """Computes all positions in every step.
+
+    Attributes:
+        double: whether confidences are to be taken in float64.
+    """
+
+    double = False
+
+    def __init__(self, model: Model, layout: Layout, meter: WorkMeter) -> None:
+        self.model, self.layout, self.meter = model, layout, meter
+        self._lengths: list[int] = layout.lengths.tolist()
+        self._hidden: Tensor | None = None
+
+    def begin_block(self, start: int, stop: int) -> None:
+        """Note that a block begins."""
+
+    def open_places(self, tokens: Tensor, masked: Tensor) -> Tensor | None:
+        """Return where tokens may be committed in the next step, bool [batch, position]; None for everywhere."""
+        return None
+
+    def read(self, inputs: Tensor, rows: Sequence[int] | None = None, together: bool = False) -> Tensor:
+        """Return hidden states [row of the inputs, position, width].
+
+        Args:
+            inputs: int64 [row, position], the canvases, with guidance twice.
+            rows: those that are still being written; only these are computed. All when None.
+            together: whether the others are computed too, because somebody watches the whole batch.
+        """
+        every = range(len(self._lengths))
+        copies = len(inputs) // len(self._lengths)
+        for row in every if rows is None else rows:
+            self.meter.add(row, self._lengths[row], self._lengths[row], copies)
+        if rows is None or together or len(rows) == len(self._lengths):
+            self._hidden = hidden_states(self.model, inputs, self.layout)
+            return self._hidden
+        assert self._hidden is not None and copies == 1
+        self._hidden[rows] = hidden_states(self.model, inputs[rows], rows_of(self.layout, rows))
+        return self._hidden
+
+    def committed(self, written: Tensor) -> None:
+        """Note what a step has committed, int64 [batch, position], −1 elsewhere."""
+
+
+class CachedReader(WholeReader):
+    """Computes the positions that a policy names, and reads the stored keys and values of the others."""
+
+    def __init__(self, model: Model, layout: Layout, meter: WorkMeter, policy: CachePolicy, real: Tensor) -> None:
+        super().__init__(model, layout, meter)
+        self.policy, self.double, self._real = policy, policy.double, real
+        self.columns = _ColumnMeter()
+        self._store = KeyValueStore()
+        self._moment: Moment | None = None
+        self._plan = Plan()
+        self._kept: Tensor | None = None
+        self._block = (0, real.shape[1])
+        self._number = 0
+        self._commits: list[Tensor] = []
+
+    def begin_block(self, start: int, stop: int) -> None:
+        self._block, self._number, self._commits = (start, stop), 0, []
+
+    def open_places(self, tokens: Tensor, masked: Tensor) -> Tensor | None:
+        start, stop = self._block
+        self._moment = Moment(self._number, start, stop, tokens, masked, self._real, tuple(self._commits))
+        self._plan = self.policy.plan(self._moment) if self._number else Plan()
+        return self._marked(self._plan.fresh if self._plan.open is None else self._plan.open)
+
+    def read(self, inputs: Tensor, rows: Sequence[int] | None = None, together: bool = False) -> Tensor:
+        rows = list(range(len(inputs))) if rows is None else list(rows)
+        fresh = self._plan.fresh
+        if fresh is None:
+            self._refresh(inputs, rows)
+        else:
+            self._store.hold(rows)
+            if isinstance(fresh, slice):
+                self._compute(inputs, rows, fresh)
+            else:
+                self._compute_marked(inputs, rows, fresh)
+        self._number += 1
+        assert self._hidden is not None
+        return self._hidden
+
+    def committed(self, written: Tensor) -> None:
+        self._commits.append(written >= 0)
+
+    def _marked(self, places: Places | None) -> Tensor | None:
+        if not isinstance(places, slice):
+            return places
+        marked = torch.zeros_like(self._real)
+        marked[:, places] = True
+        return marked
+
+    def _refresh(self, inputs: Tensor, rows: list[int]) -> None:
+        """Compute all positions of some rows."""
+        for row in rows:
+            self.meter.add(row, self._lengths[row], self._lengths[row])
+        whole = len(rows) == len(self._real)
+        self._store.refresh(rows)
+        layout = self.layout if whole else rows_of(self.layout, rows)
+        with self.columns.wanted(self.policy.measures):
+            found = self._forward(inputs if whole else inputs[rows], layout.positions, layout.seen)
+        self._put(found, rows, slice(None))
+        self._choose(rows)
+
+    def _choose(self, rows: list[int]) -> None:
+        """Ask the policy which keys some rows read from now on."""
+        moment = self._moment
+        assert moment is not None
+        if len(rows) < len(self._real):
+            moment = moment.of_rows(rows)
+        if self.policy.measures:
+            moment = replace(moment, columns=self.columns.found, values=self._store.value_norms())
+        kept = self.policy.keep(moment)
+        if kept is None or self._kept is None or len(kept) == len(self._real):
+            self._kept = kept
+        else:
+            self._kept[rows] = kept
+
+    def _compute(self, inputs: Tensor, rows: list[int], fresh: slice) -> None:
+        """Compute the same positions of some rows."""
+        whole, kept = len(rows) == len(self._real), self._kept
+        mine = None if kept is None else kept if whole else kept[rows]
+        self._store.compute(fresh, mine)
+        tokens, positions = inputs[:, fresh], self.layout.positions[:, fresh]
+        if not whole:
+            tokens, positions = tokens[rows], positions[rows]
+        real = self._real[:, fresh].sum(-1).tolist()
+        for row in rows:
+            self.meter.add(row, real[row], self._lengths[row] if kept is None else kept.shape[-1])
+        self._put(self._forward(tokens, positions, self._seen(rows, tokens.shape[1], kept)), rows, fresh)
+
+    def _compute_marked(self, inputs: Tensor, rows: list[int], fresh: Tensor) -> None:
+        """Compute marked positions, of which each row may have another number; rows with all of them are refreshed."""
+        fresh = fresh & self._real
+        counts = fresh.sum(-1).tolist()
+        most = max(counts[row] for row in rows)
+        if not most:
+            return
+        # A row with fewer positions computes its first ones again, to the same result; a row with none computes its last position.
+        order = torch.where(fresh, torch.arange(fresh.shape[1], device=fresh.device), fresh.shape[1]).sort(dim=-1).values[:, :most]
+        first = torch.where(order[:, :1] < fresh.shape[1], order[:, :1], fresh.shape[1] - 1)
+        places = torch.where(order < fresh.shape[1], order, first)[rows]
+        kept = self._kept
+        self._store.compute(places, None if kept is None else kept[rows])
+        for row in rows:
+            if counts[row]:
+                self.meter.add(row, counts[row], self._lengths[row] if kept is None else kept.shape[-1])
+        tokens, positions = inputs[rows].gather(1, places), self.layout.positions[rows].gather(1, places)
+        self._put(self._forward(tokens, positions, self._seen(rows, most, kept)), rows, places)
+
+    def _seen(self, rows: list[int], queries: int, kept: Tensor | None) -> Tensor | None:
+        """Return which keys are no padding, bool [row, 1, query, key]; None where none is."""
+        if self.layout.seen is None or kept is not None:  # what is kept is never padding
+            return None
+        return self._real[rows][:, None, None].expand(-1, 1, queries, -1)
+
+    def _forward(self, tokens: Tensor, positions: Tensor, seen: Tensor | None) -> Tensor:
+        output = self.model.network.model(
+            input_ids=tokens, attention_mask=seen, position_ids=positions, past_key_values=self._store, use_cache=True
+        )
+        return output.last_hidden_state.to(tokens.device)
+
+    def _put(self, found: Tensor, rows: list[int], fresh: slice | Tensor) -> None:
+        """Put the hidden states of the fresh positions of some rows into those of the batch."""
+        whole = len(rows) == len(self._real)
+        if isinstance(fresh, slice) and fresh == slice(None) and whole:
+            self._hidden = found
+            return
+        assert self._hidden is not None
+        if isinstance(fresh, slice):
+            if whole:
+                self._hidden[:, fresh] = found
+            else:
+                self._hidden[rows, fresh] = found
+        else:
+            self._hidden[torch.tensor(rows, device=found.device)[:, None], fresh] = found
+
+
+class _ColumnMeter(Hider):
+    """Measures the column sums of refreshes; it hides nothing."""
+
+    def __init__(self) -> None:
+        self._wanted = False
+        self.found: list[Columns] = []
+
+    @contextmanager
+    def wanted(self, wanted: bool) -> Iterator[None]:
+        """Measure while the body runs."""
+        self._wanted = wanted
+        if wanted:
+            self.found = []
+        try:
+            yield
+        finally:
+            self._wanted = False
+
+    def hide(self, call: LayerCall) -> None:
+        return None
+
+    def observes(self, call: LayerCall) -> bool:
+        return self._wanted
+
+    def observe(self, call: LayerCall, columns: Columns) -> None:
+        if self._wanted:
+            self.found.append(columns)
+
+
+def rows_of(layout: Layout, rows: Sequence[int]) -> Layout:
+    """Return the layout of some rows of a batch."""
+    chosen = list(rows)
+    return Layout(
+        seen=None if layout.seen is None else layout.seen[chosen],
+        positions=layout.positions[chosen],
+        lengths=layout.lengths[chosen],
+        starts=tuple(layout.starts[row] for row in chosen),
+    )
+
+
+@contextmanager
+def reading(model: Model, batch: Batch, layout: Layout, meter: WorkMeter, settings: Settings) -> Iterator[WholeReader]:
+    """Make the reader that the settings name.
+
+    Raises:
+        CallError: a cache that does not go with the model, the settings, the canvas, or with what watches the model.
+    """
+    policy = parse_cache(getattr(settings, "cache", "none"))
+    if policy is None:
+        yield WholeReader(model, layout, meter)
+        return
+    policy.check_canvas(batch, settings)
+    check_model(model, policy)
+    length = layout.positions.shape[1]
+    real = torch.nn.functional.pad(batch.real, (0, length - batch.real.shape[1]), value=True)
+    reader = CachedReader(model, layout, meter, policy, real)
+    if not policy.measures:
+        yield reader
+        return
+    with subscribed(model.network, reader.columns):
+        yield reader
+
+
+def check_model(model: Model, policy: CachePolicy) -> None:
+    """Raise an error where a model, or what watches it, does not go with any cache.
+
+    Raises:
+        CallError: it does not.
+    """
+    session = current_session(model.network)
+    if session is not None and session.subscribers:
+        found = type(session.subscribers[0]).__name__
+        raise CallError(
+            f"cache {policy.text}: expected a model that nothing watches, because a step computes only some queries, found {found}; "
+            "record or hide without a cache (--cache none)"
+        )
+    sink = getattr(model.network.model, "sink_token", None)
+    if sink is not None and sink.variant.kind == "token" and sink.variant.position == "end":
+        raise CallError(
+            f"cache {policy.text}: {model.card.name} has a sink token at the end, whose place follows from the whole canvas, of which a "
+            "step computes only a part; use --cache none"
+        )

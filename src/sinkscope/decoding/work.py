@@ -1,0 +1,90 @@
+"""Counts the arithmetic of a generation: multiply-adds, positions computed and forward calls, for each row of a batch.
+
+A row is charged what it would cost alone: its padding, positions that only fill a batch, and calls after it has finished are not counted.
+Norms, rotations, softmax and sampling are not counted; they are not products.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Work:
+    """The arithmetic of one generation.
+
+    Attributes:
+        forwards: calls of the network.
+        rows: positions whose hidden states were computed, over all calls.
+        projections: multiply-adds of the projections to queries, keys, values and output.
+        attention: multiply-adds of the scores and of the weighted sum of values.
+        mlp: multiply-adds of the feed-forward layers.
+        vocabulary: multiply-adds of the projection onto the vocabulary.
+    """
+
+    forwards: int
+    rows: int
+    projections: int
+    attention: int
+    mlp: int
+    vocabulary: int
+
+    @property
+    def total(self) -> int:
+        """All multiply-adds."""
+        return self.projections + self.attention + self.mlp + self.vocabulary
+
+
+class WorkMeter:
+    """Adds up the work of the rows of a batch.
+
+    Args:
+        network: a Llama or Qwen2 of transformers, with or without a sink.
+        rows: number of rows.
+    """
+
+    def __init__(self, network: Any, rows: int) -> None:
+        config = network.config
+        width, inner, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
+        dim = getattr(config, "head_dim", None) or width // config.num_attention_heads
+        queries, keys = config.num_attention_heads * dim, config.num_key_value_heads * dim
+        sink = getattr(network.model, "sink_token", None)
+        gated = sink is not None and sink.variant.kind == "gate"
+        self._front = sink.variant.count if sink is not None and sink.variant.kind == "token" else 0  # keys in front of every query
+        self._projections = layers * width * (2 * queries + 2 * keys + queries * gated)
+        self._pair = layers * 2 * queries  # of one query and one key
+        self._mlp = layers * 3 * width * inner
+        self._word = width * network.lm_head.out_features
+        self._forwards, self._rows, self._pairs = [0] * rows, [0] * rows, [0] * rows
+        self._words: Tensor | list[int] = [0] * rows
+
+    def add(self, row: int, queries: int, keys: int, copies: int = 1) -> None:
+        """Count a call that computes some positions of a row.
+
+        Args:
+            row: of the batch.
+            queries: number of positions.
+            keys: how many each of them reads, its own included.
+            copies: how many canvases of the row are in the call, two with guidance.
+        """
+        self._forwards[row] += 1
+        self._rows[row] += copies * queries
+        self._pairs[row] += copies * queries * (keys + self._front)
+
+    def add_words(self, places: Tensor, copies: int = 1) -> None:
+        """Count the projection of some places onto the vocabulary, bool [row, position]; a GPU is not waited for."""
+        counted = places.sum(-1) * copies
+        self._words = counted if isinstance(self._words, list) else self._words + counted
+
+    def work(self, row: int) -> Work:
+        """Return the work of a row so far; this waits for a GPU."""
+        rows = self._rows[row]
+        return Work(
+            forwards=self._forwards[row],
+            rows=rows,
+            projections=rows * self._projections,
+            attention=self._pairs[row] * self._pair,
+            mlp=rows * self._mlp,
+            vocabulary=int(self._words[row]) * self._word,
+        )

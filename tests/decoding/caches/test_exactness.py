@@ -1,0 +1,74 @@
+"""A cache that refreshes everything in every step is no cache, and rows of a batch do not feel each other under any."""
+
+import pytest
+import torch
+from closeness import assert_close, terms_of
+from other_kernels import other_kernels
+from seeded_models import seeded_model, steps_of
+
+import sinkscope
+from sinkscope.decoding import BlockCache, known_caches
+
+PROMPTS = [[5, 9, 22, 41, 7, 3, 18, 30, 2], [14, 8, 8, 51], [33, 2, 19, 44, 27, 6]]
+SETTINGS = {
+    "llada": {"length": 24, "steps": 12, "block": 8},
+    "mmada": {"length": 24, "steps": 24, "block": 8},
+    "dream": {"length": 16, "steps": 12, "algorithm": "maskgit_plus"},
+}
+
+
+@pytest.mark.parametrize("sampler", SETTINGS)
+@pytest.mark.parametrize("cache", ["block:all", "block:every=1"])
+@pytest.mark.parametrize("prompts", [PROMPTS, PROMPTS[:1]], ids=["padded", "alone"])
+def test_refreshing_everything_is_plain_sampling(sampler, cache, prompts):
+    """The same tensors go through the same kernels: equal to the bit."""
+    model = seeded_model(sampler)
+    plain, cached = (steps_of(model, prompts, cache=name, **SETTINGS[sampler]) for name in ("none", cache))
+    assert len(plain) == len(cached)
+    for one, other in zip(plain, cached, strict=True):
+        assert torch.equal(one.tokens, other.tokens)
+        assert torch.equal(one.confidence.nan_to_num(-1), other.confidence.nan_to_num(-1))
+
+
+@pytest.mark.parametrize("fresh", ["block", "suffix", "changed"])
+def test_what_is_stored_is_what_was_computed(fresh):
+    """One step after a refresh without any commit, the same positions have the same hidden states: a step for 0 tokens."""
+    model = seeded_model("llada")
+    tokens = torch.tensor([PROMPTS[0] + [60] * 8])
+    from sinkscope.decoding.caches.reader import CachedReader
+    from sinkscope.decoding.canvas import lay_out
+    from sinkscope.decoding.work import WorkMeter
+
+    real = torch.ones_like(tokens, dtype=torch.bool)
+    reader = CachedReader(model, lay_out(real), WorkMeter(model.network, 1), BlockCache(fresh=fresh), real)
+    reader.begin_block(9, 17)
+    found = []
+    with torch.no_grad():
+        for _ in range(3):
+            reader.open_places(tokens, tokens == 60)
+            found.append(reader.read(tokens).clone())
+            reader.committed(torch.full_like(tokens, -1))
+    for later in found[1:]:
+        assert_close(later, found[0], terms=terms_of(model.network, 17))
+
+
+@pytest.mark.parametrize("more", [{}, {"threshold": 0.4}, {"factor": 0.8}], ids=["quota", "threshold", "factor"])
+@pytest.mark.parametrize("cache", ["none", *known_caches(), "block:suffix", "block:changed", "block:every=3"])
+def test_every_row_writes_what_it_writes_alone(cache, more):
+    model, settings = seeded_model("llada"), {"length": 24, "block": 8, "steps": 12, "cache": cache, **more}
+    batch = sinkscope.generate(model, PROMPTS, **settings)
+    for prompt, found in zip(PROMPTS, batch, strict=True):
+        with other_kernels(model.network):
+            alone = sinkscope.generate(model, prompt, **settings)
+        assert torch.equal(found.tokens, alone.tokens)
+        assert (found.steps, found.work) == (alone.steps, alone.work)
+
+
+@pytest.mark.parametrize("cache", ["fast-dllm-dual", "fast-dllm-prefix", "block:changed"])
+def test_a_cache_changes_what_is_written_and_saves_work(cache):
+    model, settings = seeded_model("llada"), {"length": 24, "block": 8, "steps": 24}
+    plain = sinkscope.generate(model, PROMPTS, **settings)
+    cached = sinkscope.generate(model, PROMPTS, cache=cache, **settings)
+    assert any(not torch.equal(one.tokens, other.tokens) for one, other in zip(plain, cached, strict=True))
+    for one, other in zip(plain, cached, strict=True):
+        assert other.work.total < 0.8 * one.work.total and other.steps == one.steps

@@ -1,0 +1,102 @@
+"""Against the published caches: the same weights, prompts and settings, and every token of every step.
+
+The published code was run outside this repository, as ../fixtures/README.md describes; only its results are here.
+"""
+
+import json
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from seeded_models import seeded_model, steps_of
+from seeded_network import MASK, leaning
+
+import sinkscope
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+
+
+def cases(name):
+    return json.loads((FIXTURES / f"{name}.json").read_text())
+
+
+def name_of(case):
+    return f"weights{case['weights']}-" + "-".join(f"{name}{value}" for name, value in case["settings"].items())
+
+
+def changes(case, sampler="llada"):
+    """Step by step: positions, and the tokens they changed to."""
+    model, (prompt,) = seeded_model(sampler, case["weights"]), case["prompts"]
+    before, found = torch.tensor([*prompt, *[MASK] * case["settings"]["length"]]), []
+    for step in steps_of(model, [prompt], **case["settings"]):
+        changed = (step.tokens[0] != before).nonzero().flatten()
+        found.append(torch.stack([changed, step.tokens[0, changed]], dim=1).flatten().tolist())
+        before = step.tokens[0]
+    return found
+
+
+def rows_computed(case, sampler="llada"):
+    model, (prompt,) = seeded_model(sampler, case["weights"]), case["prompts"]
+    return sinkscope.generate(model, prompt, **case["settings"]).work.rows
+
+
+@pytest.mark.parametrize("case", cases("fast-dllm"), ids=name_of)
+def test_fast_dllm_writes_what_the_published_code_writes(case):
+    """A published block that is complete after its refresh makes one more call, which commits nothing; here it does not."""
+    assert changes(case) == [step for step in case["steps"][0] if step]
+    idle = sum(rows for rows, step in zip(case["computed"], case["steps"][0], strict=True) if not step)
+    assert rows_computed(case) == sum(case["computed"]) - idle
+
+
+def test_the_published_runs_say_something():
+    found = cases("fast-dllm")
+    plain = {name_of(case): changes({**case, "settings": {**case["settings"], "cache": "none"}}) for case in found}
+    differ = [plain[name_of(case)] != case["steps"][0] for case in found if case["settings"]["cache"] != "none"]
+    assert sum(differ) > 0.6 * len(differ)
+    assert any([] in case["steps"][0] for case in found)
+
+
+def test_parallel_decoding_tells_confidences_apart_that_tie_in_fp32():
+    """Logits far apart: in fp32 all confidences are 1, in float64 they are not."""
+    model, prompt = seeded_model("llada"), [5, 9, 22, 41]
+    with scaled_head(model.network, 14):
+        for more in ({"threshold": 1.0}, {"cache": "fast-dllm-dual"}, {"cache": "fast-dllm-prefix"}):
+            settings = {"length": 16, "block": 16, "steps": 16, **more}
+            sure = steps_of(model, [prompt], **settings)[0].confidence[0, 4:]
+            assert int((sure == 1).sum()) > 1  # as shown, in fp32
+        double = steps_of(model, [prompt], length=16, block=16, steps=16, threshold=1.0)
+        single = steps_of(model, [prompt], length=16, block=16, steps=16)
+    assert (double[0].written >= 0).sum() < (sure == 1).sum()
+    assert (single[0].written >= 0).sum() == 1
+
+
+@contextmanager
+def scaled_head(network, by):
+    handle = network.lm_head.register_forward_hook(lambda module, args, logits: logits * by)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def test_a_mask_left_behind_is_a_candidate_in_the_refresh_only():
+    model, prompt = seeded_model("llada"), [5, 9, 22, 41]
+    with leaning(model.network, {str(MASK): 9.5}):
+        plain, cached = (steps_of(model, [prompt], length=24, block=8, steps=24, cache=cache) for cache in ("none", "fast-dllm-dual"))
+
+    def behind(steps):
+        """Steps in the second and third block with candidates left of it, by their number within the block."""
+        candidates = [(number % 8, number // 8 * 8 + 4, ~step.confidence[0].isnan()) for number, step in enumerate(steps)]
+        return {number for number, start, open_places in candidates if start > 4 and open_places[:start].any()}
+
+    assert behind(cached) == {0} and len(behind(plain)) > 1
+
+
+@pytest.mark.parametrize("more", [{}, {"threshold": 0.5}])
+@pytest.mark.parametrize("cache", ["none", "fast-dllm-dual", "fast-dllm-prefix"])
+def test_a_block_of_predicted_masks_ends(cache, more):
+    model = seeded_model("llada")
+    with leaning(model.network, {str(MASK): 1000}):
+        found = sinkscope.generate(model, [5, 9, 22], length=16, block=8, steps=16, cache=cache, **more)
+    assert found.steps == 16 and (found.tokens[3:] == MASK).all()

@@ -1,0 +1,79 @@
+"""One clear message for each thing that a cache cannot be asked."""
+
+import pytest
+from seeded_models import seeded_model
+
+import sinkscope
+from sinkscope.decoding import BlockCache, SettingsError, parse_cache
+from sinkscope.errors import CallError
+
+PROMPT = [5, 9, 22, 41, 7]
+REFUSED = [
+    ("llada", {"cache": "fast"}, "no cache 'fast'; expected one of none, block"),
+    ("llada", {"cache": "block:often=2"}, "block has no option 'often=2'; its options: fresh=…"),
+    ("llada", {"cache": "block:fresh=most"}, "expected fresh as block or suffix or changed or all, found 'most'"),
+    ("llada", {"cache": "block:every=two"}, "expected every as a number, found 'two'"),
+    ("llada", {"cache": "block:every=0"}, "expected every as a number of steps from 1 upwards, found 0"),
+    ("llada", {"cache": "block:every=2,every=3"}, "every is given twice"),
+    ("llada", {"cache": "block", "guidance": 1.5}, "does not go with guidance 1.5"),
+    ("mmada", {"cache": "fast-dllm-dual", "guidance": 1.5}, "does not go with guidance 1.5"),
+    ("dream", {"cache": "fast-dllm-dual"}, "expected a sampler with blocks, found that of dream; use --cache block"),
+    ("dream", {"cache": "block:changed"}, "dream reads a token one position to its left"),
+    ("llada", {"threshold": 1.5}, "threshold: expected a number from 0, which is off, to 1, found 1.5"),
+    ("llada", {"factor": -1.0}, "factor: expected a number from 0, which is off, to 1, found -1.0"),
+    ("llada", {"threshold": 0.9, "factor": 0.5}, "expected one of threshold and factor, found 0.9 and 0.5"),
+    ("autoregressive", {"cache": "block"}, "autoregressive has no setting 'cache'"),
+    ("dream", {"threshold": 0.9}, "dream has no setting 'threshold'"),
+]
+
+
+@pytest.mark.parametrize(("sampler", "settings", "message"), REFUSED, ids=lambda one: str(one)[:40])
+def test_what_does_not_fit_is_refused(sampler, settings, message):
+    with pytest.raises((CallError, SettingsError)) as error:
+        sinkscope.generate(seeded_model(sampler), PROMPT, length=8, **settings)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("how", ["recording", "hiding"])
+def test_a_watched_model_is_refused(how, tmp_path):
+    model = seeded_model("llada")
+    watching = sinkscope.recording(model, out=tmp_path / "trace") if how == "recording" else sinkscope.parse_rule("top:1")(model)
+    message = "expected a model that nothing watches, because a step computes only some queries"
+    with watching, pytest.raises(CallError, match=message):
+        sinkscope.generate(model, PROMPT, length=8, cache="block")
+
+
+def test_a_sink_token_at_the_end_is_refused():
+    from dataclasses import replace
+
+    from seeded_network import seeded_network
+
+    model = seeded_model("llada")
+    network = sinkscope.add_sink_token(seeded_network("llama", 0), "token-end")
+    with pytest.raises(CallError, match="has a sink token at the end"):
+        sinkscope.generate(replace(model, network=network), PROMPT, length=8, cache="block")
+
+
+@pytest.mark.parametrize("variant", ["token", "logit", "gate"])
+def test_other_sinks_go_with_a_cache(variant):
+    from dataclasses import replace
+
+    from seeded_network import seeded_network
+
+    model = replace(seeded_model("llada"), network=sinkscope.add_sink_token(seeded_network("llama", 0), variant))
+    plain, cached = (sinkscope.generate(model, PROMPT, length=12, block=4, cache=cache) for cache in ("none", "block:every=1"))
+    assert plain.tokens.equal(cached.tokens)
+    assert sinkscope.generate(model, PROMPT, length=12, block=4, cache="block").steps == 12
+
+
+@pytest.mark.parametrize("text", ["block", "block:fresh=changed,every=4", "fast-dllm-prefix"])
+def test_a_policy_is_its_text(text):
+    assert parse_cache(text).text == text
+
+
+def test_a_policy_may_be_given_itself():
+    model = seeded_model("llada")
+    one = sinkscope.generate(model, PROMPT, length=16, block=4, cache=BlockCache(every=2))
+    assert one.tokens.equal(sinkscope.generate(model, PROMPT, length=16, block=4, cache="block:every=2").tokens)
+    assert parse_cache("block:suffix") == BlockCache(fresh="suffix")
+    assert parse_cache("none") is None

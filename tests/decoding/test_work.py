@@ -1,0 +1,65 @@
+"""Counted work against the products that a network really computes."""
+
+import pytest
+import torch
+from seeded_models import seeded_model
+
+import sinkscope
+from sinkscope.decoding.work import WorkMeter
+
+
+class Products(torch.utils._python_dispatch.TorchDispatchMode):
+    """Counts the multiply-adds of every matrix product and every attention."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = self.attention = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = str(func)
+        if name.startswith("aten.mm") or name.startswith("aten.addmm"):
+            one, other = args[-2:]
+            self.linear += one.shape[0] * one.shape[1] * other.shape[1]
+        elif "scaled_dot_product" in name:
+            query, key = args[:2]
+            self.attention += 2 * query.shape[0] * query.shape[1] * query.shape[2] * query.shape[3] * key.shape[2]
+        return func(*args, **(kwargs or {}))
+
+
+CASES = [
+    ("llada", {"length": 64, "steps": 8, "block": 32}),
+    ("llada", {"length": 64, "steps": 8, "block": 32, "guidance": 1.0}),
+    ("llada", {"length": 64, "steps": 8, "block": 64, "cache": "fast-dllm-dual"}),
+    ("llada", {"length": 64, "steps": 8, "block": 32, "cache": "fast-dllm-prefix"}),
+    ("llada", {"length": 64, "steps": 8, "block": 32, "cache": "block:changed"}),
+    ("dream", {"length": 50, "steps": 6, "algorithm": "entropy"}),
+]
+
+
+@pytest.mark.parametrize(("sampler", "settings"), CASES, ids=str)
+def test_work_is_what_the_network_computes(sampler, settings):
+    model, prompt = seeded_model(sampler), [5, 9, 22, 41, 7, 3, 18, 30, 2]
+    with Products() as found:
+        work = sinkscope.generate(model, prompt, **settings).work
+    assert work.attention == found.attention
+    # The vocabulary projection is made for 32 places at least, of which only those that can be committed are counted.
+    word = model.network.lm_head.weight.numel()
+    assert 0 <= found.linear - (work.projections + work.mlp + work.vocabulary) <= settings["steps"] * 31 * word
+    assert work.vocabulary % word == 0 and work.vocabulary > 0
+    assert work.total == work.projections + work.attention + work.mlp + work.vocabulary
+
+
+def test_a_step_of_no_cache_computes_every_position():
+    work = sinkscope.generate(seeded_model("llada"), [5, 9, 22], length=16, steps=8, block=8).work
+    assert (work.forwards, work.rows) == (8, 8 * 19)
+
+
+@pytest.mark.parametrize(("variant", "front", "gate"), [("token", 1, 0), ("gate", 0, 1), ("logit", 0, 0)])
+def test_a_sink_adds_its_keys_and_its_gate(variant, front, gate):
+    network = sinkscope.add_sink_token(__import__("seeded_network").seeded_network("llama", 0), variant)
+    plain, other = WorkMeter(seeded_model("llada").network, 1), WorkMeter(network, 1)
+    for meter in (plain, other):
+        meter.add(0, 4, 7)
+    mine, theirs = other.work(0), plain.work(0)
+    assert mine.attention * 7 == theirs.attention * (7 + front)
+    assert mine.projections - theirs.projections == gate * 4 * 2 * 40 * 40
