@@ -7,7 +7,7 @@ from seeded_models import seeded_model
 
 import sinkscope
 from sinkscope import cli
-from sinkscope.decoding import DreamSettings, SettingsError, resolve_settings
+from sinkscope.decoding import DreamSettings, SettingsError, described, resolve_settings
 from sinkscope.decoding.samplers import all_settings
 from sinkscope.errors import CallError
 
@@ -84,4 +84,6 @@ def test_the_settings_are_in_the_manifest(tmp_path):
     with sinkscope.recording(seeded_model("dream"), out=tmp_path / "run"):
         sinkscope.generate(seeded_model("dream"), [3, 17], length=4, algorithm="entropy", top_p=0.9)
     sampler = sinkscope.open_trace(tmp_path / "run").manifest["sampler"]
-    assert sampler == {"name": "dream", **dataclasses.asdict(DreamSettings(length=4, steps=4, algorithm="entropy", top_p=0.9))}
+    assert sampler == {"name": "dream", **described(DreamSettings(length=4, steps=4, algorithm="entropy", top_p=0.9))}
+    assert sampler["top_p"] == 0.9 and "cache" not in sampler
+    assert described(DreamSettings(cache="block"))["cache"] == "block"
