@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "checkpoints": set(),
     "models": {"attention"},
     "statistics": {"sinks", "traces"},
-    "decoding": {"attention", "models"},
+    "decoding": {"attention", "models", "sinks"},
     "recorder": {"attention", "models", "traces", "sinks", "statistics"},
     "interventions": {"attention", "models", "sinks"},
     "roles": {"attention", "models", "sinks", "statistics", "decoding", "traces"},

@@ -1,13 +1,18 @@
-"""The cache with its switches apart: what is computed in a step, and when everything is."""
+"""The cache with its switches apart: what is computed in a step, when everything is, and which of the stored keys are read."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
+from sinkscope.decoding.caches.keeping import SINK_EXCESS, by_group, excess, nearness, pick
 from sinkscope.decoding.caches.policy import CachePolicy, Moment, Plan
+from sinkscope.decoding.canvas import Batch
 from sinkscope.decoding.settings import Settings
 from sinkscope.models.family import Family
+
+MEASURED = ("sinks", "top", "no-sinks", "norm")
 
 
 @dataclass(frozen=True)
@@ -18,16 +23,37 @@ class BlockCache(CachePolicy):
         fresh: what a step computes: the ``block``; the block and its ``suffix``; what ``changed`` in the step before, with the masks of
             the block; ``all``.
         every: a refresh in every so many steps of a block; only at its start when None.
+        keep: which keys outside of the block are read, ``budget`` of them in each layer and head of keys: ``all``; the ``sinks`` of Eq. 3,
+            strongest first, and then the positions nearest to the block; the ``top`` ones by column; the top ones that are ``no-sinks``;
+            those with the largest value ``norm``; ``random`` ones; the ``first`` ones; a ``window``, those nearest to the block.
+        budget: number of keys outside of the block that are read, where not all are.
+        window: how many of the budget ``sinks`` leaves to the positions nearest to the block, at least.
+        seed: of ``random``; the same in every row.
     """
 
     name = "block"
 
     fresh: Literal["block", "suffix", "changed", "all"] = "block"
     every: int | None = None
+    keep: Literal["all", "sinks", "top", "no-sinks", "norm", "random", "first", "window"] = "all"
+    budget: int | None = None
+    window: int = 8
+    seed: int = 0
 
     def __post_init__(self) -> None:
         if self.every is not None and self.every < 1:
             raise self.refuse(f"expected every as a number of steps from 1 upwards, found {self.every}")
+        if (self.keep == "all") != (self.budget is None):
+            raise self.refuse(
+                f"expected keep and budget together, found keep={self.keep} and budget {'none' if self.budget is None else self.budget}; "
+                "write keep=sinks,budget=64"
+            )
+        if self.budget is not None and self.budget < 1:
+            raise self.refuse(f"expected a budget of keys from 1 upwards, found {self.budget}")
+        if self.keep == "sinks" and self.budget is not None and not 1 <= self.window <= self.budget:
+            raise self.refuse(f"expected a window from 1 to the budget of {self.budget}, found {self.window}")
+        if self.keep != "all" and self.fresh == "suffix":
+            raise self.refuse("fresh=suffix computes keys that keep leaves out; use fresh=block")
 
     def plan(self, moment: Moment) -> Plan:
         if self.fresh == "all" or (self.every is not None and moment.number % self.every == 0):
@@ -41,6 +67,57 @@ class BlockCache(CachePolicy):
         fresh[:, block] = moment.masked[:, block] | moment.commits[-1][:, block]
         return Plan(fresh)
 
+    @property
+    def measures(self) -> bool:
+        return self.keep in MEASURED
+
+    def kept(self, moment: Moment) -> Tensor | None:
+        if self.budget is None:
+            return None
+        return pick(self._preference(moment), moment, [self.budget] * len(moment.real))
+
+    def _preference(self, moment: Moment) -> Tensor:
+        """Return which positions are to be read rather than others, [batch, 1 or layer, 1 or kv_head, position]."""
+        rows, width = moment.real.shape
+        near = nearness(moment).expand(rows, 1, 1, -1)
+        if self.keep == "window":
+            return near
+        if self.keep == "first":
+            return -torch.arange(width, dtype=torch.float32, device=near.device).expand(rows, 1, 1, -1)
+        if self.keep == "random":
+            return self._drawn(moment)
+        assert moment.scores is not None and moment.values is not None and self.budget is not None
+        if self.keep == "norm":
+            return torch.stack(list(moment.values), dim=1)
+        columns = by_group(moment.scores, moment.values)
+        if self.keep == "top":
+            return columns
+        over = excess(columns, moment.real)
+        if self.keep == "no-sinks":
+            return columns - width * (over > SINK_EXCESS)
+        over = over.masked_fill(~moment.real[:, None, None], -torch.inf)
+        over[..., moment.start : moment.stop] = -torch.inf  # the block is read anyway
+        strongest = over >= over.topk(max(1, self.budget - self.window), dim=-1).values[..., -1:]
+        sinks = strongest & (over > SINK_EXCESS) & (self.budget > self.window)
+        return torch.where(sinks, over, near - width)
+
+    def _drawn(self, moment: Moment) -> Tensor:
+        """Return random numbers that depend on the seed, the block and the length of a row, not on its neighbours or its padding."""
+        rows, width = moment.real.shape
+        drawn = torch.zeros(rows, *moment.heads, width, device=moment.real.device)
+        for row, count in enumerate(moment.real.sum(-1).tolist()):
+            source = torch.Generator().manual_seed(self.seed * 1_000_003 + width - moment.start)
+            drawn[row, ..., width - count :] = torch.rand(*moment.heads, count, generator=source).to(drawn.device)
+        return drawn
+
     def check(self, family: Family, settings: Settings) -> None:
         if self.fresh == "changed" and family.shift:
             raise self.refuse(f"{family.name} reads a token one position to its left, which may not be fresh; use fresh=block")
+
+    def check_canvas(self, batch: Batch, settings: Any) -> None:
+        room = min(batch.lengths) + settings.length - getattr(settings, "block", settings.length)
+        if self.budget is not None and self.budget > room:
+            raise self.refuse(
+                f"expected a budget of at most {room} keys, which the shortest canvas of {min(batch.lengths) + settings.length} tokens has "
+                f"outside of a block, found {self.budget}; lower it or use keep=all"
+            )

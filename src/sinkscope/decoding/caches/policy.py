@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from sinkscope.attention import Columns
+from sinkscope.attention import Columns, LayerCall
 from sinkscope.decoding.canvas import Batch
 from sinkscope.decoding.settings import Settings
 from sinkscope.errors import CallError
@@ -33,9 +33,9 @@ class Moment:
         masked: bool [batch, position], where it is masked.
         real: bool [batch, position], False on padding.
         commits: what was committed in each earlier step of this block, bool [batch, position] each.
-        columns: column sums of each layer in a refresh; only for `CachePolicy.keep` of a policy that measures.
-        values: norms of the stored values of each layer, float32 [batch, kv_head, position]; where there are columns.
-        rows: numbers of these rows in the batch; all of them when None.
+        scores: what `CachePolicy.measure` returned for each layer of a refresh; only for `CachePolicy.kept` of a policy that measures.
+        values: norms of the stored values of each layer, float32 [batch, kv_head, position]; where there are scores.
+        heads: number of layers, and of heads of keys in each.
     """
 
     number: int
@@ -45,16 +45,16 @@ class Moment:
     masked: Tensor
     real: Tensor
     commits: Sequence[Tensor] = ()
-    columns: Sequence[Columns] | None = None
+    scores: Sequence[Tensor] | None = None
     values: Sequence[Tensor] | None = None
-    rows: Sequence[int] | None = None
+    heads: tuple[int, int] = (1, 1)
 
     def of_rows(self, rows: Sequence[int]) -> "Moment":
         """Return the moment of some rows, without what was measured."""
         chosen = list(rows)
         tokens, masked, real = self.tokens[chosen], self.masked[chosen], self.real[chosen]
         commits = tuple(one[chosen] for one in self.commits)
-        return Moment(self.number, self.start, self.stop, tokens, masked, real, commits, rows=chosen)
+        return Moment(self.number, self.start, self.stop, tokens, masked, real, commits, heads=self.heads)
 
 
 @dataclass(frozen=True)
@@ -86,17 +86,22 @@ class CachePolicy(ABC):
     def plan(self, moment: Moment) -> Plan:
         """Return what the next step computes; the reader refreshes in the first step of a block whatever this says."""
 
-    def keep(self, moment: Moment) -> Tensor | None:
+    def kept(self, moment: Moment) -> Tensor | None:
         """Return which stored keys are read until the next refresh; called after each refresh.
 
         Returns:
-            int64 [batch, layer, 1 or kv_head, key], positions, each once; None for all. The block has to be among them.
+            int64 [batch, 1 or layer, 1 or kv_head, key], positions, each once; None for all. The block has to be among them, padding not.
+            A row that keeps fewer keys than others, the same number in every layer, ends in −1.
         """
         return None
 
+    def measure(self, call: LayerCall, columns: Columns, moment: Moment) -> Tensor:
+        """Return what is to be known of a layer in a refresh, [batch, …]; the column sums of each head, unless a policy says otherwise."""
+        return columns.sums[:, :, 0]
+
     @property
     def measures(self) -> bool:
-        """Whether `keep` and `plan` need the column sums of refreshes."""
+        """Whether `kept` needs what `measure` returns."""
         return False
 
     def check(self, family: Family, settings: Settings) -> None:  # noqa: B027

@@ -1,7 +1,7 @@
 """Readers compute the hidden states of a canvas for a sampler: all positions in every step, or those that a cache policy names."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import torch
@@ -69,7 +69,7 @@ class CachedReader(WholeReader):
     def __init__(self, model: Model, layout: Layout, meter: WorkMeter, policy: CachePolicy, real: Tensor) -> None:
         super().__init__(model, layout, meter)
         self.policy, self.double, self._real = policy, policy.double, real
-        self.columns = _ColumnMeter()
+        self.measurer = _Measurer()
         self._store = KeyValueStore()
         self._moment: Moment | None = None
         self._plan = Plan()
@@ -83,7 +83,8 @@ class CachedReader(WholeReader):
 
     def open_places(self, tokens: Tensor, masked: Tensor) -> Tensor | None:
         start, stop = self._block
-        self._moment = Moment(self._number, start, stop, tokens, masked, self._real, tuple(self._commits))
+        heads = self.model.card.layers, self.model.card.kv_heads
+        self._moment = Moment(self._number, start, stop, tokens, masked, self._real, tuple(self._commits), heads=heads)
         self._plan = self.policy.plan(self._moment) if self._number else Plan()
         return self._marked(self._plan.fresh if self._plan.open is None else self._plan.open)
 
@@ -113,43 +114,36 @@ class CachedReader(WholeReader):
         return marked
 
     def _refresh(self, inputs: Tensor, rows: list[int]) -> None:
-        """Compute all positions of some rows."""
+        """Compute all positions of some rows, and ask the policy which keys they read from now on."""
         for row in rows:
             self.meter.add(row, self._lengths[row], self._lengths[row])
-        whole = len(rows) == len(self._real)
+        moment, whole, measures = self._moment, len(rows) == len(self._real), self.policy.measures
+        assert moment is not None
+        moment = moment if whole else moment.of_rows(rows)
         self._store.refresh(rows)
         layout = self.layout if whole else rows_of(self.layout, rows)
-        with self.columns.wanted(self.policy.measures):
+        with self.measurer.measuring(self.policy, moment) if measures else nullcontext():
             found = self._forward(inputs if whole else inputs[rows], layout.positions, layout.seen)
         self._put(found, rows, slice(None))
-        self._choose(rows)
-
-    def _choose(self, rows: list[int]) -> None:
-        """Ask the policy which keys some rows read from now on."""
-        moment = self._moment
-        assert moment is not None
-        if len(rows) < len(self._real):
-            moment = moment.of_rows(rows)
-        if self.policy.measures:
-            moment = replace(moment, columns=self.columns.found, values=self._store.value_norms())
-        kept = self.policy.keep(moment)
-        if kept is None or self._kept is None or len(kept) == len(self._real):
+        if measures:
+            moment = replace(moment, scores=self.measurer.found, values=self._store.value_norms())
+        kept = self.policy.kept(moment)
+        if kept is None or whole or self._kept is None:
             self._kept = kept
         else:
             self._kept[rows] = kept
 
     def _compute(self, inputs: Tensor, rows: list[int], fresh: slice) -> None:
         """Compute the same positions of some rows."""
-        whole, kept = len(rows) == len(self._real), self._kept
-        mine = None if kept is None else kept if whole else kept[rows]
-        self._store.compute(fresh, mine)
+        whole = len(rows) == len(self._real)
+        self._store.compute(fresh, self._read_keys(rows))
         tokens, positions = inputs[:, fresh], self.layout.positions[:, fresh]
         if not whole:
             tokens, positions = tokens[rows], positions[rows]
-        real = self._real[:, fresh].sum(-1).tolist()
+        real, keys = self._real[:, fresh].sum(-1).tolist(), self._key_counts()
         for row in rows:
-            self.meter.add(row, real[row], self._lengths[row] if kept is None else kept.shape[-1])
-        self._put(self._forward(tokens, positions, self._seen(rows, tokens.shape[1], kept)), rows, fresh)
+            self.meter.add(row, real[row], keys[row])
+        self._put(self._forward(tokens, positions, self._seen(rows, tokens.shape[1])), rows, fresh)
 
     def _compute_marked(self, inputs: Tensor, rows: list[int], fresh: Tensor) -> None:
         """Compute marked positions, of which each row may have another number; rows with all of them are refreshed."""
@@ -162,19 +156,33 @@ class CachedReader(WholeReader):
         order = torch.where(fresh, torch.arange(fresh.shape[1], device=fresh.device), fresh.shape[1]).sort(dim=-1).values[:, :most]
         first = torch.where(order[:, :1] < fresh.shape[1], order[:, :1], fresh.shape[1] - 1)
         places = torch.where(order < fresh.shape[1], order, first)[rows]
-        kept = self._kept
-        self._store.compute(places, None if kept is None else kept[rows])
+        self._store.compute(places, self._read_keys(rows))
+        keys = self._key_counts()
         for row in rows:
             if counts[row]:
-                self.meter.add(row, counts[row], self._lengths[row] if kept is None else kept.shape[-1])
+                self.meter.add(row, counts[row], keys[row])
         tokens, positions = inputs[rows].gather(1, places), self.layout.positions[rows].gather(1, places)
-        self._put(self._forward(tokens, positions, self._seen(rows, most, kept)), rows, places)
+        self._put(self._forward(tokens, positions, self._seen(rows, most)), rows, places)
 
-    def _seen(self, rows: list[int], queries: int, kept: Tensor | None) -> Tensor | None:
-        """Return which keys are no padding, bool [row, 1, query, key]; None where none is."""
-        if self.layout.seen is None or kept is not None:  # what is kept is never padding
+    def _read_keys(self, rows: list[int]) -> Tensor | None:
+        """Return which keys some rows read, int64 [row, 1 or layer, 1 or kv_head, key]; None for all."""
+        return None if self._kept is None else self._kept[rows].clamp(min=0)
+
+    def _key_counts(self) -> list[int]:
+        """Return how many keys a query of each row reads."""
+        return self._lengths if self._kept is None else (self._kept[:, 0, 0] >= 0).sum(-1).tolist()
+
+    def _seen(self, rows: list[int], queries: int) -> Tensor | None:
+        """Return which of the keys count, bool [row, 1, query, key]; None where all do."""
+        if self._kept is not None:
+            real = self._kept[rows][:, 0, 0] >= 0
+            if bool(real.all()):
+                return None
+        elif self.layout.seen is None:
             return None
-        return self._real[rows][:, None, None].expand(-1, 1, queries, -1)
+        else:
+            real = self._real[rows]
+        return real[:, None, None].expand(-1, 1, queries, -1)
 
     def _forward(self, tokens: Tensor, positions: Tensor, seen: Tensor | None) -> Tensor:
         output = self.model.network.model(
@@ -198,33 +206,32 @@ class CachedReader(WholeReader):
             self._hidden[torch.tensor(rows, device=found.device)[:, None], fresh] = found
 
 
-class _ColumnMeter(Hider):
-    """Measures the column sums of refreshes; it hides nothing."""
+class _Measurer(Hider):
+    """Measures the layers of refreshes for a policy; it hides nothing."""
 
     def __init__(self) -> None:
-        self._wanted = False
-        self.found: list[Columns] = []
+        self._asked: tuple[CachePolicy, Moment] | None = None
+        self.found: list[Tensor] = []
 
     @contextmanager
-    def wanted(self, wanted: bool) -> Iterator[None]:
+    def measuring(self, policy: CachePolicy, moment: Moment) -> Iterator[None]:
         """Measure while the body runs."""
-        self._wanted = wanted
-        if wanted:
-            self.found = []
+        self._asked, self.found = (policy, moment), []
         try:
             yield
         finally:
-            self._wanted = False
+            self._asked = None
 
     def hide(self, call: LayerCall) -> None:
         return None
 
     def observes(self, call: LayerCall) -> bool:
-        return self._wanted
+        return self._asked is not None
 
     def observe(self, call: LayerCall, columns: Columns) -> None:
-        if self._wanted:
-            self.found.append(columns)
+        if self._asked is not None:
+            policy, moment = self._asked
+            self.found.append(policy.measure(call, columns, moment))
 
 
 def rows_of(layout: Layout, rows: Sequence[int]) -> Layout:
@@ -257,7 +264,7 @@ def reading(model: Model, batch: Batch, layout: Layout, meter: WorkMeter, settin
     if not policy.measures:
         yield reader
         return
-    with subscribed(model.network, reader.columns):
+    with subscribed(model.network, reader.measurer):
         yield reader
 
 

@@ -42,7 +42,7 @@ class KeyValueStore:
 
         Args:
             fresh: which ones.
-            kept: int64 [row, layer, 1 or kv_head, key], the positions that are read; all when None.
+            kept: int64 [row, 1 or layer, 1 or kv_head, key], the positions that are read; all when None.
             rows: int64 [row], which of the held rows; all when None.
         """
         self._fresh, self._mine, self._kept = fresh, rows, kept
@@ -84,7 +84,7 @@ class KeyValueStore:
         read = held if mine is None else held[mine]
         if self._kept is None:
             return read
-        kept = self._kept[:, layer].expand(-1, read.shape[1], -1)
+        kept = self._kept[:, min(layer, self._kept.shape[1] - 1)].expand(-1, read.shape[1], -1)
         return read.gather(2, kept[..., None].expand(-1, -1, -1, read.shape[-1]))
 
     def get_seq_length(self, layer_idx: int = 0) -> int:

@@ -1,0 +1,67 @@
+"""Which stored keys are read: a budget of them outside of the block, chosen in each layer and head of keys after a refresh."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sinkscope.decoding.caches.policy import Moment
+from sinkscope.sinks.definition import excess_of
+
+SINK_EXCESS = 3.0
+"""ε of Eq. 3 in queries' worth: a key whose column exceeds the mean of the others by more is a sink."""
+
+
+def outside_of(moment: Moment) -> Tensor:
+    """Return the tokens outside of the block, bool [batch, position]."""
+    outside = moment.real.clone()
+    outside[:, moment.start : moment.stop] = False
+    return outside
+
+
+def by_group(scores: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
+    """Return scores of query heads as means over those that share a head of keys, [batch, layer, kv_head, position]."""
+    stacked = torch.stack(list(scores), dim=1)
+    return stacked.unflatten(2, (values[0].shape[1], -1)).mean(3)
+
+
+def excess(columns: Tensor, real: Tensor) -> Tensor:
+    """Return by how much columns [batch, layer, kv_head, position] exceed the mean of the others (Eq. 3); −∞ on padding."""
+    placed = columns.float().masked_fill(~real[:, None, None], torch.nan).cpu().numpy()
+    with np.errstate(invalid="ignore"):
+        found = torch.from_numpy(np.asarray(excess_of(placed))).to(columns.device)
+    return found.nan_to_num(nan=-torch.inf)
+
+
+def nearness(moment: Moment) -> Tensor:
+    """Return minus the distance of each position to the block, float32 [position]; of two equally near ones the left one is larger."""
+    position = torch.arange(moment.real.shape[1], device=moment.real.device)
+    left, right = moment.start - position, position - moment.stop + 1
+    return -torch.where(position < moment.start, left.float(), right + 0.5)
+
+
+def pick(preference: Tensor, moment: Moment, counts: Sequence[int]) -> Tensor:
+    """Return the positions of the block and those preferred most outside of it.
+
+    Args:
+        preference: [batch, 1 or layer, 1 or kv_head, position].
+        moment: of the refresh.
+        counts: how many positions each row keeps outside of the block.
+
+    Returns:
+        int64 [batch, 1 or layer, 1 or kv_head, key], in order; rows with fewer keys than others end in −1.
+    """
+    outside, most = outside_of(moment), max(counts)
+    chosen = preference.masked_fill(~outside[:, None, None], -torch.inf).topk(most, dim=-1).indices
+    rank = torch.arange(most, device=chosen.device)
+    enough = rank < torch.tensor(counts, device=chosen.device)[:, None]
+    return with_block(chosen.masked_fill(~enough[:, None, None], -1), moment)
+
+
+def with_block(chosen: Tensor, moment: Moment) -> Tensor:
+    """Return chosen positions [batch, 1 or layer, 1 or kv_head, key], −1 for none, and those of the block, in order, −1 behind them."""
+    last = moment.real.shape[1]
+    block = torch.arange(moment.start, moment.stop, device=chosen.device).expand(*chosen.shape[:-1], -1)
+    placed = torch.cat([torch.where(chosen < 0, last, chosen), block], dim=-1).sort(dim=-1).values
+    return torch.where(placed == last, -1, placed)
