@@ -13,6 +13,7 @@ from sinkscope.attention.interface import NAME, register_interface
 from sinkscope.attention.projections import OutputProjections, output_norms, output_projection
 from sinkscope.attention.records import (
     AttentionInputs,
+    CallPart,
     Columns,
     GenerationStart,
     Hidden,
@@ -28,6 +29,7 @@ from sinkscope.attention.subscribers import Hider, Prepender, Subscriber, Watche
 __all__ = [
     "NAME",
     "AttentionInputs",
+    "CallPart",
     "Columns",
     "GenerationStart",
     "Hidden",

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from sinkscope.attention.dispatch import compute
-from sinkscope.attention.records import AttentionInputs, Columns, Hidden, LayerCall, Prefix, StepContext
+from sinkscope.attention.records import AttentionInputs, CallPart, Columns, Hidden, LayerCall, Prefix, StepContext
 from sinkscope.attention.scores import Workspace
 from sinkscope.attention.stacks import Stack, slides, upload
 from sinkscope.attention.subscribers import Hider, Prepender, Subscriber, Watcher
@@ -57,6 +57,7 @@ class Call:
         cache: the cache among the arguments, where the step was inferred.
         notes: filled by the hooks around the layers.
         workspace: memory for scores.
+        part: the part of the canvas that is computed; None for all of it.
     """
 
     def __init__(
@@ -70,7 +71,9 @@ class Call:
         cache: Any,
         notes: LayerNotes,
         workspace: Workspace,
+        part: CallPart | None = None,
     ) -> None:
+        self._part = part
         self._stack, self._context, self._prompt_lengths = stack, context, prompt_lengths
         self._inferred, self._cache, self._notes, self._workspace = inferred, cache, notes, workspace
         self.reported = False  # whether any layer has computed its attention here
@@ -131,6 +134,7 @@ class Call:
             first_key,
             crossing,
             own=own,
+            part=self._part,
         )
 
     def next_module(self) -> nn.Module:
@@ -236,8 +240,12 @@ class Call:
             batch, queries = query.shape[0], query.shape[2]
             if self._context is None:
                 self._membership = torch.ones(batch, len(self.groups), queries, device=query.device)
-            else:
+            elif self._part is None:
                 self._membership = _membership(self._context, self._prompt_lengths, self.groups, queries, query.device)
+            else:
+                length = self._context.tokens.shape[1]
+                whole = _membership(self._context, self._prompt_lengths, self.groups, length, query.device)
+                self._membership = self._part.of(whole)
         return self._membership.to(query.device)  # a model may be spread over devices
 
 

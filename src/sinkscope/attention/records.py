@@ -187,6 +187,31 @@ class StepContext:
 
 
 @dataclass(frozen=True)
+class CallPart:
+    """The part of a step's canvas that a call computes, where keys and values of the rest are stored.
+
+    Attributes:
+        rows: int64 [row], numbers of its rows in the batch.
+        queries: int64 [row, query], positions of its queries, padding counted; −1 for a query that only fills up a row.
+    """
+
+    rows: Tensor
+    queries: Tensor
+
+    def of(self, members: Tensor) -> Tensor:
+        """Return memberships of the whole canvas [batch, group, position] for its queries, [row, group, query]."""
+        places = self.queries[:, None].expand(-1, members.shape[1], -1)
+        return members[self.rows].gather(-1, places.clamp(min=0)) * (places >= 0)
+
+    def spread(self, values: Tensor, length: int) -> Tensor:
+        """Return values [row, …, query] over the whole canvas, [row, …, position], NaN where nothing was computed."""
+        whole = values.new_full((*values.shape[:-1], length + 1), torch.nan)
+        places = torch.where(self.queries < 0, length, self.queries)
+        places = places.view(len(places), *[1] * (values.ndim - 2), -1).expand_as(values)
+        return whole.scatter(-1, places, values)[..., :length]
+
+
+@dataclass(frozen=True)
 class StepResult:
     """The result of one step, for all rows, in the coordinates of `StepContext.tokens` (left padding included).
 
@@ -228,6 +253,7 @@ class LayerCall:
         measure: computes the columns of this layer with nothing hidden, in a separate pass, for a rule that needs them before the layer
             has run. Given float32 [batch, query], it computes them with that as the only query group.
         own: the network's own constant keys in front (a sink token, a learned logit).
+        part: the part of the canvas that is computed, under a cache that holds the rest; None for all of it.
     """
 
     name: str
@@ -243,6 +269,7 @@ class LayerCall:
     crossing: bool = False
     measure: Callable[..., Columns] | None = None
     own: Prefix | None = None
+    part: CallPart | None = None
 
     @property
     def keys(self) -> int:

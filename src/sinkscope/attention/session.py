@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sinkscope.attention.call import Call, LayerNotes
 from sinkscope.attention.interface import call_begins, call_ends
-from sinkscope.attention.records import GenerationStart, StepContext, StepResult
+from sinkscope.attention.records import CallPart, GenerationStart, StepContext, StepResult
 from sinkscope.attention.scores import Workspace
 from sinkscope.attention.stacks import Stack, StackInput, read_stack_input, upload
 from sinkscope.attention.subscribers import Subscriber, Watcher
@@ -77,6 +77,7 @@ class Session:
         self.notes = LayerNotes()
         self.published = False  # whether a sampler publishes the steps; otherwise they are read from the arguments of the calls
         self._workspace = Workspace()
+        self._part: CallPart | None = None
         self._hooks = hooks
         self._context: StepContext | None = None
         self._start: GenerationStart | None = None
@@ -125,6 +126,15 @@ class Session:
         self._context = context
         for subscriber in self.subscribers:
             subscriber.begin_step(context)
+
+    @contextmanager
+    def computing(self, part: CallPart | None) -> Iterator[None]:
+        """Tell all subscribers that the calls of the body compute a part of the step's canvas; a sampler with a cache says this."""
+        before, self._part = self._part, part
+        try:
+            yield
+        finally:
+            self._part = before
 
     def end_step(self, result: StepResult | None) -> None:
         """Tell all subscribers the result of a step; a sampler calls this after it has committed."""
@@ -207,6 +217,7 @@ class Session:
             cache=None if given is None else given.cache,
             notes=self.notes,
             workspace=self._workspace,
+            part=self._part,
         )
         self._calls.append(self._call)
         call_begins(self._call)

@@ -54,6 +54,9 @@ class Trace(Command):
         rule = sinkscope.parse_rule(self.hide)
         if self.keep_maps is not None and not rule.idle:
             raise CallError(f"--keep-maps with --hide {self.hide}: maps are recomputed without hiding; leave one of the two out")
+        cache = self.sampler.get("cache", "none")
+        if self.keep_maps is not None and cache != "none":
+            raise CallError(f"--keep-maps with --cache {cache}: maps are recomputed without a cache; leave one of the two out")
         prompts = self._read_prompts()
         model = sinkscope.load(self.model, dtype=self.dtype, device=self.device)
         settings = resolve_settings(model.family, **self.sampler)

@@ -76,7 +76,7 @@ def recompute_map(model: Model, trace: Trace, step: int, layer: int, head: int) 
         step, layer, head: negative numbers count from the end.
 
     Raises:
-        CallError: no such step, layer or head, or a model with other weights.
+        CallError: no such step, layer or head, a model with other weights, or a trace that was written with a cache.
         TraceError: a trace without a hash of the weights, or one whose columns differ from the map's, for example because keys were
             hidden while it was written.
     """
@@ -109,6 +109,12 @@ def _check_weights(model: Model, trace: Trace) -> None:
         raise TraceError(
             f"{trace.folder}: expected a hash of the weights that wrote it, found none, so a map cannot be checked; "
             "record a model that sinkscope.load returned"
+        )
+    cache = trace.manifest.get("sampler", {}).get("cache")
+    if cache:
+        raise CallError(
+            f"{trace.folder} was written with the cache {cache}: its maps have the computed queries only, and stored keys that one step "
+            "cannot make again; record without a cache for a map"
         )
     if expected != model.card.weight_hash:
         raise CallError(

@@ -51,16 +51,20 @@ class LayerTensors:
         Args:
             output_norms: of its newest keys, [batch, head, newest key].
         """
-        hidden = call.hidden_states
+        hidden = None if call.hidden_states is None else _norms(call.hidden_states)
+        diagonal = columns.diagonal
+        if call.part is not None:  # the diagonal is measured for queries at the end of the canvas only
+            hidden = None if hidden is None else call.part.spread(hidden, call.keys)
+            diagonal = call.part.spread(torch.full_like(diagonal, torch.nan), call.keys)
         return cls(
             columns.sums
             if groups == call.groups
             else torch.stack([columns.sums[:, :, call.groups.index(group)] for group in groups], dim=2),
-            columns.diagonal,
+            diagonal,
             columns.last_row,
             _placed(_norms(call.value), call.first_key),
             _placed(_norms(call.key), call.first_key),
-            None if hidden is None else _norms(hidden).to(columns.sums.device),  # a layer's input comes from the device of the layer before
+            None if hidden is None else hidden.to(columns.sums.device),  # a layer's input comes from the device of the layer before
             None if columns.prefix is None or call.own is None else columns.prefix[:, :, call.groups.index("all")],
             None if output_norms is None else _placed(output_norms, call.keys - output_norms.shape[-1]),
         )

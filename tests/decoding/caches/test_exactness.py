@@ -15,10 +15,11 @@ SETTINGS = {
     "mmada": {"length": 24, "steps": 24, "block": 8},
     "dream": {"length": 16, "steps": 12, "algorithm": "maskgit_plus"},
 }
+KEEPING = [f"block:keep={keep},budget=6,window=2" for keep in ("sinks", "random")] + ["block:changed,keep=top,budget=5,every=3"]
 
 
 @pytest.mark.parametrize("sampler", SETTINGS)
-@pytest.mark.parametrize("cache", ["block:all", "block:every=1"])
+@pytest.mark.parametrize("cache", ["block:fresh=all", "block:every=1"])
 @pytest.mark.parametrize("prompts", [PROMPTS, PROMPTS[:1]], ids=["padded", "alone"])
 def test_refreshing_everything_is_plain_sampling(sampler, cache, prompts):
     """The same tensors go through the same kernels: equal to the bit."""
@@ -53,7 +54,7 @@ def test_what_is_stored_is_what_was_computed(fresh):
 
 
 @pytest.mark.parametrize("more", [{}, {"threshold": 0.4}, {"factor": 0.8}], ids=["quota", "threshold", "factor"])
-@pytest.mark.parametrize("cache", ["none", *known_caches(), "block:suffix", "block:changed", "block:every=3"])
+@pytest.mark.parametrize("cache", ["none", *known_caches(), "block:suffix", "block:changed", "block:every=3", *KEEPING])
 def test_every_row_writes_what_it_writes_alone(cache, more):
     model, settings = seeded_model("llada"), {"length": 24, "block": 8, "steps": 12, "cache": cache, **more}
     batch = sinkscope.generate(model, PROMPTS, **settings)

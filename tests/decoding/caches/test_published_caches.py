@@ -9,10 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from closeness import assert_close
 from seeded_models import seeded_model, steps_of
 from seeded_network import MASK, leaning
 
 import sinkscope
+from sinkscope.attention import LayerCall
+from sinkscope.decoding.caches.policy import Moment
+from sinkscope.decoding.caches.sparse_dllm import SparseDLLM
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 
@@ -116,3 +120,26 @@ def test_a_block_of_predicted_masks_ends(cache, more):
     with leaning(model.network, {str(MASK): 1000}):
         found = sinkscope.generate(model, [5, 9, 22], length=16, block=8, steps=16, cache=cache, **more)
     assert found.steps == 16 and (found.tokens[3:] == MASK).all()
+
+
+def sparse_choice(products, **options):
+    """The keys outside of the block 4…6 that Sparse-dLLM keeps in a layer with these products."""
+    real = torch.ones(1, len(products), dtype=torch.bool)
+    moment = Moment(1, 4, 6, real.long(), real, real, scores=[torch.tensor([products])])
+    return [place for place in SparseDLLM(**options).kept(moment).flatten().tolist() if not 4 <= place < 6]
+
+
+def test_pooling_reaches_across_the_block():
+    assert sparse_choice([0.0, 0, 0, 9, 0, 0, 0, 0, 0, 0], ratio=0.375, pool=3) == [2, 3, 6]
+    assert sparse_choice([0.0, 3, 0, 9, 0, 0, 0, 0, 0, 2], ratio=0.375, pool=1) == [1, 3, 9]
+
+
+def test_keys_are_chosen_by_their_bare_product_with_the_mean_query():
+    source = torch.Generator().manual_seed(1)
+    query, key = torch.randn(1, 4, 7, 6, generator=source), torch.randn(1, 2, 7, 6, generator=source)
+    call = LayerCall("layer", 0, query, key, key, None)
+    moment = Moment(1, 2, 5, torch.zeros(1, 7).long(), torch.zeros(1, 7).bool(), torch.ones(1, 7).bool())
+    found = SparseDLLM().measure(call, None, moment)
+    products = [torch.stack([query[0, head, place] @ key[0, head // 2].T for place in range(2, 5)]).mean(0) for head in range(4)]
+    assert_close(found[0], torch.stack(products).mean(0), terms=6 * 12)
+    assert (found < 0).any()

@@ -10,11 +10,24 @@ from sinkscope.errors import CallError
 PROMPT = [5, 9, 22, 41, 7]
 REFUSED = [
     ("llada", {"cache": "fast"}, "no cache 'fast'; expected one of none, block"),
-    ("llada", {"cache": "block:often=2"}, "block has no option 'often=2'; its options: fresh=…"),
+    ("llada", {"cache": "block:often=2"}, "block has no option 'often=2'; its options: fresh=…, every=…, keep=…"),
     ("llada", {"cache": "block:fresh=most"}, "expected fresh as block or suffix or changed or all, found 'most'"),
+    ("llada", {"cache": "block:all"}, "all is a value of fresh and keep; write fresh=all"),
     ("llada", {"cache": "block:every=two"}, "expected every as a number, found 'two'"),
     ("llada", {"cache": "block:every=0"}, "expected every as a number of steps from 1 upwards, found 0"),
     ("llada", {"cache": "block:every=2,every=3"}, "every is given twice"),
+    ("llada", {"cache": "block:keep=sinks"}, "expected keep and budget together, found keep=sinks and budget none"),
+    ("llada", {"cache": "block:budget=4"}, "expected keep and budget together, found keep=all and budget 4"),
+    ("llada", {"cache": "block:keep=top,budget=0"}, "expected a budget of keys from 1 upwards, found 0"),
+    ("llada", {"cache": "block:keep=sinks,budget=8,window=0"}, "expected a window from 1 to the budget of 8, found 0"),
+    ("llada", {"cache": "block:keep=sinks,budget=4,window=5"}, "expected a window from 1 to the budget of 4, found 5"),
+    ("llada", {"cache": "block:suffix,keep=top,budget=2"}, "fresh=suffix computes keys that keep leaves out"),
+    ("llada", {"cache": "block:keep=top,budget=6", "block": 8}, "expected a budget of at most 5 keys, which the shortest canvas of 13"),
+    ("llada", {"cache": "dkv-decode:every=0"}, "expected every as a number of steps from 1 upwards, found 0"),
+    ("llada", {"cache": "sparse-dllm:ratio=0"}, "expected ratio as a share above 0 and up to 1, found 0.0"),
+    ("llada", {"cache": "sparse-dllm:pool=2"}, "expected pool as an odd number of keys, found 2"),
+    ("dream", {"cache": "dkv-decode"}, "has rules of its own that are not here; use --cache block"),
+    ("dream", {"cache": "sparse-dllm"}, "expected a family that reads a token at its own position, found dream"),
     ("llada", {"cache": "block", "guidance": 1.5}, "does not go with guidance 1.5"),
     ("mmada", {"cache": "fast-dllm-dual", "guidance": 1.5}, "does not go with guidance 1.5"),
     ("dream", {"cache": "fast-dllm-dual"}, "expected a sampler with blocks, found that of dream; use --cache block"),
@@ -34,12 +47,16 @@ def test_what_does_not_fit_is_refused(sampler, settings, message):
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize("how", ["recording", "hiding"])
-def test_a_watched_model_is_refused(how, tmp_path):
-    model = seeded_model("llada")
-    watching = sinkscope.recording(model, out=tmp_path / "trace") if how == "recording" else sinkscope.parse_rule("top:1")(model)
-    message = "expected a model that nothing watches, because a step computes only some queries"
-    with watching, pytest.raises(CallError, match=message):
+@pytest.mark.parametrize("cache", ["sparse-dllm", "block:keep=top,budget=3"])
+def test_a_policy_that_leaves_keys_out_is_not_watched(cache, tmp_path):
+    model, message = seeded_model("llada"), "expected a model that nothing watches, because its queries read only some keys, found Recorder"
+    with sinkscope.recording(model, out=tmp_path / "trace"), pytest.raises(CallError, match=message):
+        sinkscope.generate(model, PROMPT, length=8, cache=cache)
+
+
+def test_hiding_is_refused():
+    model, message = seeded_model("llada"), "expected a model in which nothing is hidden or put in front"
+    with sinkscope.parse_rule("top:1")(model), pytest.raises(CallError, match=message):
         sinkscope.generate(model, PROMPT, length=8, cache="block")
 
 

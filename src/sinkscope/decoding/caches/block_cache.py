@@ -71,6 +71,10 @@ class BlockCache(CachePolicy):
     def measures(self) -> bool:
         return self.keep in MEASURED
 
+    @property
+    def selects(self) -> bool:
+        return self.keep != "all"
+
     def kept(self, moment: Moment) -> Tensor | None:
         if self.budget is None:
             return None

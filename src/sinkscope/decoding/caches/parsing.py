@@ -66,10 +66,15 @@ def parse_cache(text: str) -> CachePolicy | None:
 def _option(kind: type[CachePolicy], text: str, piece: str) -> tuple[str, Any]:
     """Return the field that one piece of the options sets, and its value."""
     hints = {one.name: get_type_hints(kind)[one.name] for one in fields(kind)}  # type: ignore[arg-type]
-    choices = {value: name for name, hint in hints.items() if get_origin(hint) is Literal for value in get_args(hint)}
+    choices: dict[str, list[str]] = {}
+    for name, hint in hints.items():
+        for value in get_args(hint) if get_origin(hint) is Literal else ():
+            choices.setdefault(value, []).append(name)
     name, equals, value = piece.partition("=")
+    if not equals and len(choices.get(piece, [])) > 1:
+        raise CallError(f"cache {text!r}: {piece} is a value of {' and '.join(choices[piece])}; write {choices[piece][0]}={piece}")
     if not equals and piece in choices:
-        return choices[piece], piece
+        return choices[piece][0], piece
     if not equals and hints.get(piece) is bool:
         return piece, True
     if equals and name in hints:
@@ -79,7 +84,7 @@ def _option(kind: type[CachePolicy], text: str, piece: str) -> tuple[str, Any]:
                 return name, number(value)
             except ValueError:
                 continue
-        if choices.get(value) == name:
+        if name in choices.get(value, []):
             return name, value
         if kinds == [bool] and value in ("True", "False"):
             return name, value == "True"

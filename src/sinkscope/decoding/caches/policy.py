@@ -104,6 +104,11 @@ class CachePolicy(ABC):
         """Whether `kept` needs what `measure` returns."""
         return False
 
+    @property
+    def selects(self) -> bool:
+        """Whether `kept` may leave keys out."""
+        return False
+
     def check(self, family: Family, settings: Settings) -> None:  # noqa: B027
         """Raise an error where the policy does not go with a family or with the settings of its sampler.
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from sinkscope.attention import Columns, Hider, LayerCall, current_session, subscribed
+from sinkscope.attention import CallPart, Columns, Hider, LayerCall, Watcher, current_session, subscribed
 from sinkscope.decoding.caches.parsing import parse_cache
 from sinkscope.decoding.caches.policy import CachePolicy, Moment, Places, Plan
 from sinkscope.decoding.caches.store import KeyValueStore
@@ -77,6 +77,7 @@ class CachedReader(WholeReader):
         self._block = (0, real.shape[1])
         self._number = 0
         self._commits: list[Tensor] = []
+        self._charged: Sequence[int] = ()
 
     def begin_block(self, start: int, stop: int) -> None:
         self._block, self._number, self._commits = (start, stop), 0, []
@@ -89,7 +90,8 @@ class CachedReader(WholeReader):
         return self._marked(self._plan.fresh if self._plan.open is None else self._plan.open)
 
     def read(self, inputs: Tensor, rows: Sequence[int] | None = None, together: bool = False) -> Tensor:
-        rows = list(range(len(inputs))) if rows is None else list(rows)
+        self._charged = range(len(inputs)) if rows is None else rows
+        rows = list(range(len(inputs))) if rows is None or together else list(rows)
         fresh = self._plan.fresh
         if fresh is None:
             self._refresh(inputs, rows)
@@ -115,7 +117,7 @@ class CachedReader(WholeReader):
 
     def _refresh(self, inputs: Tensor, rows: list[int]) -> None:
         """Compute all positions of some rows, and ask the policy which keys they read from now on."""
-        for row in rows:
+        for row in self._charged:
             self.meter.add(row, self._lengths[row], self._lengths[row])
         moment, whole, measures = self._moment, len(rows) == len(self._real), self.policy.measures
         assert moment is not None
@@ -123,7 +125,8 @@ class CachedReader(WholeReader):
         self._store.refresh(rows)
         layout = self.layout if whole else rows_of(self.layout, rows)
         with self.measurer.measuring(self.policy, moment) if measures else nullcontext():
-            found = self._forward(inputs if whole else inputs[rows], layout.positions, layout.seen)
+            part = None if whole else self._part(rows, slice(None))
+            found = self._forward(inputs if whole else inputs[rows], layout.positions, layout.seen, part)
         self._put(found, rows, slice(None))
         if measures:
             moment = replace(moment, scores=self.measurer.found, values=self._store.value_norms())
@@ -141,9 +144,9 @@ class CachedReader(WholeReader):
         if not whole:
             tokens, positions = tokens[rows], positions[rows]
         real, keys = self._real[:, fresh].sum(-1).tolist(), self._key_counts()
-        for row in rows:
+        for row in self._charged:
             self.meter.add(row, real[row], keys[row])
-        self._put(self._forward(tokens, positions, self._seen(rows, tokens.shape[1])), rows, fresh)
+        self._put(self._forward(tokens, positions, self._seen(rows, tokens.shape[1]), self._part(rows, fresh)), rows, fresh)
 
     def _compute_marked(self, inputs: Tensor, rows: list[int], fresh: Tensor) -> None:
         """Compute marked positions, of which each row may have another number; rows with all of them are refreshed."""
@@ -158,11 +161,12 @@ class CachedReader(WholeReader):
         places = torch.where(order < fresh.shape[1], order, first)[rows]
         self._store.compute(places, self._read_keys(rows))
         keys = self._key_counts()
-        for row in rows:
+        for row in self._charged:
             if counts[row]:
                 self.meter.add(row, counts[row], keys[row])
         tokens, positions = inputs[rows].gather(1, places), self.layout.positions[rows].gather(1, places)
-        self._put(self._forward(tokens, positions, self._seen(rows, most)), rows, places)
+        part = self._part(rows, torch.where(order[rows] < fresh.shape[1], order[rows], -1))
+        self._put(self._forward(tokens, positions, self._seen(rows, most), part), rows, places)
 
     def _read_keys(self, rows: list[int]) -> Tensor | None:
         """Return which keys some rows read, int64 [row, 1 or layer, 1 or kv_head, key]; None for all."""
@@ -184,10 +188,20 @@ class CachedReader(WholeReader):
             real = self._real[rows]
         return real[:, None, None].expand(-1, 1, queries, -1)
 
-    def _forward(self, tokens: Tensor, positions: Tensor, seen: Tensor | None) -> Tensor:
-        output = self.model.network.model(
-            input_ids=tokens, attention_mask=seen, position_ids=positions, past_key_values=self._store, use_cache=True
-        )
+    def _part(self, rows: list[int], queries: slice | Tensor) -> CallPart | None:
+        """Return the part of the canvas that a call computes, for what watches the model; None where nothing does."""
+        if current_session(self.model.network) is None:
+            return None
+        if isinstance(queries, slice):
+            queries = torch.arange(self._real.shape[1], device=self._real.device)[queries].expand(len(rows), -1)
+        return CallPart(torch.tensor(rows, device=queries.device), queries)
+
+    def _forward(self, tokens: Tensor, positions: Tensor, seen: Tensor | None, part: CallPart | None) -> Tensor:
+        session = current_session(self.model.network)
+        with nullcontext() if session is None else session.computing(part):
+            output = self.model.network.model(
+                input_ids=tokens, attention_mask=seen, position_ids=positions, past_key_values=self._store, use_cache=True
+            )
         return output.last_hidden_state.to(tokens.device)
 
     def _put(self, found: Tensor, rows: list[int], fresh: slice | Tensor) -> None:
@@ -275,12 +289,17 @@ def check_model(model: Model, policy: CachePolicy) -> None:
         CallError: it does not.
     """
     session = current_session(model.network)
-    if session is not None and session.subscribers:
-        found = type(session.subscribers[0]).__name__
-        raise CallError(
-            f"cache {policy.text}: expected a model that nothing watches, because a step computes only some queries, found {found}; "
-            "record or hide without a cache (--cache none)"
-        )
+    for one in [] if session is None else session.subscribers:
+        if not isinstance(one, Watcher):
+            raise CallError(
+                f"cache {policy.text}: expected a model in which nothing is hidden or put in front, because a step computes only some "
+                f"queries, found {type(one).__name__}; hide without a cache (--cache none)"
+            )
+        if policy.selects:
+            raise CallError(
+                f"cache {policy.text}: expected a model that nothing watches, because its queries read only some keys, found "
+                f"{type(one).__name__}; watch with a policy that reads all keys, such as --cache block"
+            )
     sink = getattr(model.network.model, "sink_token", None)
     if sink is not None and sink.variant.kind == "token" and sink.variant.position == "end":
         raise CallError(

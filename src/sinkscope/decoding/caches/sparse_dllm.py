@@ -46,6 +46,10 @@ class SparseDLLM(CachePolicy):
     def measures(self) -> bool:
         return True
 
+    @property
+    def selects(self) -> bool:
+        return True
+
     def plan(self, moment: Moment) -> Plan:
         return Plan() if moment.number <= 1 else Plan(slice(moment.start, moment.stop))
 

@@ -1,0 +1,136 @@
+"""Which stored keys are read: the choice against a plain one, and the attention against a dense mask."""
+
+import pytest
+import torch
+from closeness import assert_close, terms_of
+from seeded_models import seeded_model
+
+import sinkscope
+from sinkscope.attention import Columns, Watcher, subscribed
+from sinkscope.decoding import BlockCache, parse_cache
+from sinkscope.decoding.caches.policy import Moment
+from sinkscope.decoding.caches.reader import CachedReader
+from sinkscope.decoding.canvas import lay_out
+from sinkscope.decoding.work import WorkMeter
+
+PROMPTS = [[5, 9, 22, 41, 7, 3, 18, 30, 2], [14, 8, 8, 51], [33, 2, 19, 44, 27, 6]]
+START, STOP, WIDTH, LAYERS, HEADS = 8, 11, 17, 2, 3
+PADDED = 4  # of the second row
+
+
+def moment(**more):
+    source = torch.Generator().manual_seed(3)
+    scores = [torch.rand(2, 2 * HEADS, WIDTH, generator=source) for _ in range(LAYERS)]
+    for layer, head, place in ((0, 0, 2), (0, 1, 2), (1, 2, 14), (1, 3, 14), (1, 2, 6), (1, 3, 6), (0, 4, START), (0, 5, START)):
+        scores[layer][:, head, place] += 8
+    values = [torch.rand(2, HEADS, WIDTH, generator=source) for _ in range(LAYERS)]
+    real = torch.ones(2, WIDTH, dtype=torch.bool)
+    real[1, :PADDED] = False
+    tokens = torch.zeros(2, WIDTH, dtype=torch.long)
+    return Moment(0, START, STOP, tokens, tokens.bool(), real, scores=scores, values=values, heads=(LAYERS, HEADS), **more)
+
+
+def chosen(keep, row, layer, head, budget=5, window=2):
+    """The positions outside of the block, by loops."""
+    seen = moment()
+    places = [place for place in range(PADDED * row, WIDTH) if not START <= place < STOP]
+    near = sorted(places, key=lambda place: (START - place if place < START else place - STOP + 1, place))
+    column = [float(seen.scores[layer][row, 2 * head : 2 * head + 2, place].mean()) for place in range(WIDTH)]
+    alive = range(PADDED * row, WIDTH)
+    mean = {place: sum(column[other] for other in alive if other != place) / (len(alive) - 1) for place in alive}
+    sinks = sorted((place for place in places if column[place] - mean[place] > 3), key=lambda place: -column[place])
+    ordered = {
+        "first": places,
+        "window": near,
+        "top": sorted(places, key=lambda place: -column[place]),
+        "no-sinks": sorted((place for place in places if place not in sinks), key=lambda place: -column[place]),
+        "norm": sorted(places, key=lambda place: -float(seen.values[layer][row, head, place])),
+        "sinks": list(dict.fromkeys([*sinks[: budget - window], *near])),
+    }
+    return sorted([*ordered[keep][:budget], *range(START, STOP)])
+
+
+@pytest.mark.parametrize("keep", ["first", "window", "top", "no-sinks", "norm", "sinks"])
+def test_a_budget_of_keys_is_chosen(keep):
+    found = BlockCache(keep=keep, budget=5, window=2).kept(moment())
+    assert found.shape[-1] == 5 + STOP - START
+    for row in range(2):
+        for layer in range(LAYERS):
+            for head in range(HEADS):
+                mine = found[row, min(layer, found.shape[1] - 1), min(head, found.shape[2] - 1)]
+                assert mine.tolist() == chosen(keep, row, layer, head), (keep, row, layer, head)
+
+
+def test_the_planted_sinks_are_kept_or_left_out():
+    assert {2} <= set(chosen("sinks", 0, 0, 0)) and {6, 14} <= set(chosen("sinks", 0, 1, 1))
+    assert not {2} & set(chosen("no-sinks", 0, 0, 0)) and chosen("sinks", 0, 0, 2) == chosen("window", 0, 0, 2)
+
+
+def test_random_keys_differ_by_seed_layer_and_head_and_not_by_row():
+    one, two = (BlockCache(keep="random", budget=5, seed=seed).kept(moment()) for seed in (0, 1))
+    assert one.shape == (2, LAYERS, HEADS, 8) and not torch.equal(one, two)
+    assert len({tuple(mine.tolist()) for mine in one[0].flatten(0, 1)}) > 1
+    outside = one[(one < START) | (one >= STOP)]
+    assert outside.numel() == 2 * LAYERS * HEADS * 5
+    assert (one[1] >= PADDED).all()
+
+
+@pytest.mark.parametrize("cache", ["block:keep=window,budget=4", "block:keep=first,budget=6"])
+def test_the_block_reads_the_kept_keys_alone(cache):
+    """With two layers, and tokens as in the refresh, a step is a whole call in which the block sees the kept keys only."""
+    model, tokens = seeded_model("llada"), torch.tensor([PROMPTS[0] + [60] * 8])
+    real = torch.ones_like(tokens, dtype=torch.bool)
+    reader = CachedReader(model, lay_out(real), WorkMeter(model.network, 1), parse_cache(cache), real)
+    reader.begin_block(9, 13)
+    with torch.no_grad():
+        for _ in range(2):
+            reader.open_places(tokens, tokens == 60)
+            found = reader.read(tokens)
+            reader.committed(torch.full_like(tokens, -1))
+        kept = parse_cache(cache).kept(Moment(0, 9, 13, tokens, tokens == 60, real))
+        seen = torch.ones(1, 1, 17, 17, dtype=torch.bool)
+        seen[:, :, 9:13] = torch.zeros(17, dtype=torch.bool).index_fill(0, kept[0, 0, 0], True)
+        expected = model.network.model(input_ids=tokens, attention_mask=seen).last_hidden_state
+    assert_close(found[:, 9:13], expected[:, 9:13], terms=terms_of(model.network, 17))
+    whole = model.network.model(input_ids=tokens, attention_mask=torch.ones_like(seen)).last_hidden_state
+    assert float((whole - found).detach()[:, 9:13].abs().max()) > 0.01
+
+
+class Sums(Watcher):
+    def __init__(self):
+        self.found = []
+
+    def watch(self, call, columns: Columns):
+        self.found.append(columns.sums[:, :, 0])
+
+
+def test_scores_are_the_column_sums_of_the_refresh():
+    model, tokens = seeded_model("llada"), torch.tensor([PROMPTS[0] + [60] * 8])
+    real, seen = torch.ones_like(tokens, dtype=torch.bool), []
+
+    class Spy(BlockCache):
+        def kept(self, moment):
+            seen.append(moment)
+            return super().kept(moment)
+
+    reader = CachedReader(model, lay_out(real), WorkMeter(model.network, 1), Spy(keep="top", budget=4), real)
+    reader.begin_block(9, 13)
+    with torch.no_grad(), subscribed(model.network, reader.measurer):
+        reader.open_places(tokens, tokens == 60)
+        reader.read(tokens)
+    sums = Sums()
+    with torch.no_grad(), subscribed(model.network, sums):
+        model.network.model(input_ids=tokens, attention_mask=torch.ones(1, 1, 17, 17, dtype=torch.bool))
+    for one, other in zip(seen[0].scores, sums.found, strict=True):
+        assert_close(one, other, terms=terms_of(model.network, 17))
+
+
+@pytest.mark.parametrize("keep", ["sinks", "top", "random", "first", "no-sinks", "norm", "window"])
+def test_a_budget_of_all_keys_is_no_choice(keep):
+    model, settings = seeded_model("llada"), {"length": 24, "block": 8, "steps": 24}
+    every = sinkscope.generate(model, PROMPTS[0], cache="block", **settings)
+    whole = sinkscope.generate(model, PROMPTS[0], cache=BlockCache(keep=keep, budget=25), **settings)
+    few = sinkscope.generate(model, PROMPTS[0], cache=BlockCache(keep=keep, budget=2, window=1), **settings)
+    assert torch.equal(every.tokens, whole.tokens) and every.work == whole.work
+    assert not torch.equal(every.tokens, few.tokens)
+    assert few.work.attention < every.work.attention and few.work.mlp == every.work.mlp
