@@ -1,4 +1,4 @@
-# make demo | test | test-portable | lint | bench — each installs first; `make install` takes no time when it is up to date.
+# make demo | test | test-portable | hostile | lint | bench — each installs first; `make install` takes no time when it is up to date.
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,7 +7,7 @@ EXTRAS := dev,eval,slurm,export,spread
 WORKERS ?= 2
 
 .DELETE_ON_ERROR:
-.PHONY: install demo test test-portable lint bench clean
+.PHONY: install demo test test-portable hostile lint bench clean
 
 install: $(STAMP)
 
@@ -46,6 +46,14 @@ test: install
 # make test-portable ARGS='--only avx2 -x'   the numerical tests as other machines would run them
 test-portable: install
 	$(BIN)/python tests/portable.py --workers $(WORKERS) $(ARGS)
+
+# Bad input to every command and reader, and kill -9 at random moments: more cases than `make test` tries, in about half an hour.
+hostile: export HF_HUB_OFFLINE = 1
+hostile: export TOKENIZERS_PARALLELISM = false
+hostile: export OMP_NUM_THREADS = 1
+hostile: export HOSTILE = full
+hostile: install
+	$(BIN)/python -m pytest -n $(WORKERS) --dist load tests/hostile $(ARGS)
 
 lint: install
 	$(BIN)/python -m ruff check .

@@ -19,14 +19,17 @@ ROOT = Path(__file__).parents[1]
 SOURCE = Path(sinkscope.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 
-EVERYWHERE = {"axes", "errors", "lazy_names", "progress", "work_items"}
+EVERYWHERE = {"axes", "checksums", "documents", "errors", "lazy_names", "locks", "progress", "work_items"}
 ENTRIES = {"__init__", "__main__", "cli", "commands"}
 """These may import everything; all but ``__init__`` only inside a function, so that each command starts quickly."""
 
 MAY_IMPORT: dict[str, set[str]] = {
     "axes": set(),
+    "checksums": set(),
+    "documents": set(),
     "errors": set(),
     "lazy_names": set(),
+    "locks": set(),
     "progress": set(),
     "work_items": set(),
     "attention": set(),

@@ -1,44 +1,112 @@
-"""The command line: parses the flags of one command, runs it, and turns an error into one message and an exit status."""
+"""The command line: parses the flags of one command, runs it, and turns an error into one message and an exit status.
 
-import dataclasses
+Only what Python has loaded already is imported at the top, so that an interrupt while the rest is imported is reported too.
+"""
+
 import os
 import sys
-import traceback
 
-import tyro
-from tyro.conf import DisallowNone, FlagCreatePairsOff, UseAppendAction
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
-from sinkscope.commands import COMMANDS, Command, find_command
-from sinkscope.errors import CallError, SinkscopeError
+    from sinkscope.commands import Command
 
 
 def main() -> None:
     """Run ``sinkscope COMMAND …`` and exit: 0 done, 1 the work failed, 2 the call was wrong."""
-    arguments = sys.argv[1:]
-    debug = "--debug" in arguments
-    arguments = [one for one in arguments if one != "--debug"]
+    debug = False
     try:
+        _prepare_output()
+        arguments = sys.argv[1:]
+        debug = "--debug" in arguments
         try:
-            _run(arguments)
+            _run([one for one in arguments if one != "--debug"])
         except SystemExit:  # how --help ends
             sys.stdout.flush()
             raise
         sys.stdout.flush()  # so that an error of writing is raised here, where it can be reported
-    except SinkscopeError as error:
-        _fail(str(error), 2 if isinstance(error, CallError) else 1, debug)
     except KeyboardInterrupt:
         _fail("interrupted", 130, debug)
     except BrokenPipeError:  # the reader has closed the pipe
         _drop_output()
         sys.exit(1)
-    except OSError as error:
-        where = error.filename or ("standard output" if _drop_output("\n") else "the system")
-        _fail(f"{where}: {error.strerror or error}", 1, debug)
     except Exception as error:
-        _fail(f"unexpected {type(error).__name__}: {error} (--debug shows where; please report it)", 1, debug)
+        _fail(*_told(error), debug)
+    finally:
+        _end_quietly()
 
 
-def _run(arguments: list[str]) -> None:
+def _told(error: Exception) -> "tuple[str, int]":
+    """Return the message and the exit status of an error."""
+    from sinkscope.errors import CallError, SinkscopeError
+
+    if isinstance(error, SinkscopeError):
+        return str(error), 2 if isinstance(error, CallError) else 1
+    if isinstance(error, OSError):
+        where = error.filename or ("standard output" if _drop_output("\n") else "the system")
+        return f"{where}: {error.strerror or error}", 1
+    if isinstance(error, MemoryError):
+        return "there is not enough memory; use fewer or shorter prompts, a smaller --batch, or a machine with more", 1
+    if variable := _variable_at_fault(error):
+        return f"the environment variable {variable} is set to {os.environ[variable][:60]!r}, which torch refuses; unset it", 1
+    return f"unexpected {type(error).__name__}: {error} (--debug shows where; please report it)", 1
+
+
+def _prepare_output() -> None:
+    """Print UTF-8 whatever the locale; on a terminal that shows less, what it cannot show is replaced.
+
+    Raises:
+        SinkscopeError: standard output was closed before the start.
+    """
+    from sinkscope.errors import SinkscopeError
+
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - until the end
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        raise SinkscopeError("standard output is closed; expected somewhere to print to, such as > /dev/null")
+    if sys.flags.optimize > 1:
+        raise SinkscopeError("PYTHONOPTIMIZE is 2 (python -OO), which takes away texts that transformers needs; unset PYTHONOPTIMIZE")
+    for stream in (sys.stdout, sys.stderr):
+        change: Any = getattr(stream, "reconfigure", None)  # a stream that stands in for another may have none
+        if change is not None:
+            change(errors="replace") if stream.isatty() else change(encoding="utf-8", errors="backslashreplace")
+
+
+def _variable_at_fault(error: BaseException) -> "str | None":
+    """Return the environment variable whose value an import of torch refused."""
+    trace = error.__traceback__
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename.replace(os.sep, "/")
+        if file.endswith("torch/_logging/_internal.py") and "TORCH_LOGS" in os.environ:
+            return "TORCH_LOGS"
+        trace = trace.tb_next
+    return None
+
+
+def _end_quietly() -> None:
+    """From the end of the program on, let an interrupt end it with one line."""
+    import atexit
+
+    atexit.unregister(_catch_late_interrupt)
+    atexit.register(_catch_late_interrupt)
+
+
+def _catch_late_interrupt() -> None:
+    import signal
+
+    def end(*_: object) -> None:
+        os.write(2, b"sinkscope: error: interrupted\n")
+        os._exit(130)
+
+    signal.signal(signal.SIGINT, end)
+
+
+def _run(arguments: "list[str]") -> None:
+    from sinkscope.commands import COMMANDS, find_command
+    from sinkscope.errors import CallError
+
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_overview())
         return
@@ -47,16 +115,34 @@ def _run(arguments: list[str]) -> None:
 
         print(f"sinkscope {version('sinkscope')}")
         return
+    for one in arguments:
+        if not one.isascii() and any("\ud800" <= letter <= "\udfff" for letter in one):
+            raise CallError(f"expected arguments in UTF-8, found {one[:60]!a}")
     name, rest = arguments[0], arguments[1:]
     if name not in COMMANDS:
         raise CallError(f"no command {name!r}; expected one of {', '.join(COMMANDS)}")
+
+    import tyro
+    from tyro.conf import DisallowNone, FlagCreatePairsOff
+
+    from sinkscope.commands.bounds import check_bounds, refuse_empty_paths
+
     command = find_command(name)
     _refuse_repeated_flags(command, rest)
-    tyro.cli(command, prog=f"sinkscope {name}", args=rest, config=(FlagCreatePairsOff, DisallowNone)).run()
+    refuse_empty_paths(command, rest)
+    parsed = tyro.cli(command, prog=f"sinkscope {name}", args=rest, config=(FlagCreatePairsOff, DisallowNone))
+    check_bounds(parsed)
+    parsed.run()
 
 
-def _refuse_repeated_flags(command: type[Command], arguments: list[str]) -> None:
+def _refuse_repeated_flags(command: "type[Command]", arguments: "list[str]") -> None:
     """Raise CallError where a flag is given twice; otherwise the first value would silently be lost."""
+    import dataclasses
+
+    from tyro.conf import UseAppendAction
+
+    from sinkscope.errors import CallError
+
     fields = {field.name: getattr(field.type, "__metadata__", ()) for field in dataclasses.fields(command)}  # type: ignore[arg-type]
     flags = [one.partition("=")[0].replace("_", "-") for one in arguments if one.startswith("--")]
     for flag in dict.fromkeys(flags):
@@ -69,6 +155,8 @@ def _refuse_repeated_flags(command: type[Command], arguments: list[str]) -> None
 
 def _overview() -> str:
     """Return the help that lists every command with the first line of its docstring."""
+    from sinkscope.commands import COMMANDS, find_command
+
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {(find_command(name).__doc__ or '').splitlines()[0]}" for name in COMMANDS]
     return "\n".join(
@@ -85,9 +173,11 @@ def _overview() -> str:
 def _fail(message: str, status: int, debug: bool) -> None:
     """Print an error to standard error and exit; with ``debug`` the traceback comes first."""
     if debug:
+        import traceback
+
         traceback.print_exc()
     _drop_output()
-    print(f"sinkscope: error: {message}", file=sys.stderr)
+    print(f"sinkscope: error: {' '.join(message.split())}" if "\n" in message else f"sinkscope: error: {message}", file=sys.stderr)
     sys.exit(status)
 
 

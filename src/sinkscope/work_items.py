@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from sinkscope.documents import read_bytes
 from sinkscope.errors import CallError, SinkscopeError
 
 UNFINISHED = ".writing"
@@ -73,8 +74,8 @@ def write_whole(path: Path, content: bytes | Iterable[bytes | memoryview], failu
 def read_object(path: Path) -> dict[str, Any] | None:
     """Return the JSON object in a file, or None where there is none that can be read."""
     try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        content = json.loads(read_bytes(path, SinkscopeError, most=1 << 30))
+    except (SinkscopeError, ValueError, RecursionError):
         return None
     return content if isinstance(content, dict) else None
 

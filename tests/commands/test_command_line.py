@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from sinkscope import cli
+from sinkscope.commands import COMMANDS, Command, find_command
 
 PROMPT = "Q: Tom has 7 apples and buys 5 more. How many apples does Tom have now?\nA:"
 
@@ -28,11 +28,11 @@ def trace_folder(tmp_path_factory, diffusion):
 def test_overview_names_every_command(run):
     status, out, _ = run()
     assert status == 0
-    for name in cli.COMMANDS:
+    for name in COMMANDS:
         assert f"\n  {name} " in out
 
 
-@pytest.mark.parametrize("name", list(cli.COMMANDS))
+@pytest.mark.parametrize("name", list(COMMANDS))
 def test_every_command_has_help(run, name):
     status, out, _ = run(name, "--help")
     assert status == 0
@@ -51,7 +51,7 @@ def told_options(shown):
     return [" ".join(one.split()) for one in found if "--help" not in one]
 
 
-@pytest.mark.parametrize("name", list(cli.COMMANDS))
+@pytest.mark.parametrize("name", list(COMMANDS))
 def test_every_option_tells_its_default_once(run, name):
     _, shown, _ = run(name, "--help")
     told = told_options(shown)
@@ -214,7 +214,7 @@ def test_train_a_recipe_then_load_it(run, tmp_path, monkeypatch):
         (["trace", "{model}", "--prompt", "Q: Tom", "--top-k", "3", "--out", "{tmp}/t"], 2, "llada has no setting 'top_k'"),
         (["trace", "{causal}", "--prompt", "Q: Tom", "--steps", "3", "--out", "{tmp}/t"], 2, "llama has no setting 'steps'"),
         (["trace", "{model}", "--prompt", "Q: Tom", "--length", "8", "--out", "{trace}"], 2, "already holds a trace"),
-        (["trace", "{model}", "--prompt", "Q: Tom", "--length", "8", "--out", "{file}"], 2, "is a file"),
+        (["trace", "{model}", "--prompt", "Q: Tom", "--length", "8", "--out", "{file}"], 2, "found a file on the way"),
         (["trace", "{model}", "--prompts", "{empty}", "--out", "{tmp}/t"], 2, "found none"),
         (["trace", "{model}", "--prompts", "{file}", "--out", "{tmp}/t"], 2, "line 1: expected JSON"),
         (["trace", "{model}", "--prompts", "{tmp}/none", "--out", "{tmp}/t"], 2, "cannot be read"),
@@ -387,14 +387,14 @@ def test_a_repeatable_flag_may_be_given_twice_and_no_other_in_any_spelling(run, 
     assert status == 2 and "--job-options is given 2 times; give it once" in err
 
 
-@pytest.mark.parametrize("name", cli.COMMANDS)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_is_a_frozen_class_in_a_file_of_its_name(name):
-    command = cli.find_command(name)
-    assert issubclass(command, cli.Command) and command.__dataclass_params__.frozen
+    command = find_command(name)
+    assert issubclass(command, Command) and command.__dataclass_params__.frozen
     assert command.__module__ == f"sinkscope.commands.{name}"
 
 
-@pytest.mark.parametrize("arguments", [[], *([name, "--help"] for name in cli.COMMANDS)], ids=lambda one: one[0] if one else "overview")
+@pytest.mark.parametrize("arguments", [[], *([name, "--help"] for name in COMMANDS)], ids=lambda one: one[0] if one else "overview")
 def test_help_loads_no_torch(arguments):
     """Help comes at once: the flags of the samplers that ship are read from settings that load nothing heavy."""
     code = f"""if True:

@@ -73,7 +73,7 @@ def test_damaged_compressed_results_are_named(tmp_path, damage):
     write_compressed(tmp_path, [RESULT])
     path = tmp_path / "results.json.gz"
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(EvaluationError, match=r"results\.json\.gz is damaged \("):
+    with pytest.raises(EvaluationError, match=r"results\.json\.gz: expected .*; the file is damaged"):
         read_results(tmp_path)
 
 
@@ -87,8 +87,8 @@ def test_other_tasks_of_the_folder_are_kept_and_the_same_one_replaced(tmp_path):
     code = dataclasses.replace(RESULT, task="lab-code")
     write_results(tmp_path, [RESULT])
     write_results(tmp_path, [code])
-    write_results(tmp_path, [dataclasses.replace(RESULT, correct=4)])
-    assert read_results(tmp_path) == [dataclasses.replace(RESULT, correct=4), code]
+    write_results(tmp_path, [dataclasses.replace(RESULT, seconds=4.0)])
+    assert read_results(tmp_path) == [dataclasses.replace(RESULT, seconds=4.0), code]
 
 
 def broken(path, text):
@@ -110,17 +110,23 @@ def test_messages(tmp_path):
         tmp_path / "file": (CallError, "{}: expected a folder that `sinkscope evaluate` wrote, found a file"),
         tmp_path / "empty": (CallError, "{} holds no evaluation: expected results.json or results.json.gz in it"),
         tmp_path / "half": (EvaluationError, "{} is unfinished (3 problems done); run the same `sinkscope evaluate` again"),
-        broken(tmp_path / "cut", '{"format": 1,'): (EvaluationError, "{}/results.json is damaged ("),
+        broken(tmp_path / "cut", '{"format": 1,'): (EvaluationError, "{}/results.json: expected JSON, found "),
         broken(tmp_path / "new", '{"format": 2}'): (
             EvaluationError,
             "{}/results.json: expected results of format 1, found 2; read them with the sinkscope that wrote them",
         ),
         broken(tmp_path / "list", "[]"): (
             EvaluationError,
-            "{}/results.json: expected results of format 1, found None; read them with the sinkscope that wrote them",
+            f"{{}}/results.json: expected a JSON object, found a list of 0; the file is damaged; {again}",
         ),
-        broken(tmp_path / "bare", '{"format": 1}'): (EvaluationError, f"{{}}/results.json is damaged ('results'); {again}"),
-        broken(tmp_path / "row", '{"format": 1, "results": [{"interval": [1]}]}'): (EvaluationError, "{}/results.json is damaged ("),
+        broken(tmp_path / "bare", '{"format": 1}'): (
+            EvaluationError,
+            f"{{}}/results.json: results: expected a value, found none; the file is damaged; {again}",
+        ),
+        broken(tmp_path / "row", '{"format": 1, "results": [{"interval": [1]}]}'): (
+            EvaluationError,
+            "{}/results.json: results[0].model: expected a value, found none",
+        ),
     }
     for folder, (kind, message) in expected.items():
         with pytest.raises(kind) as error:

@@ -105,6 +105,7 @@ def test_page_shows_the_numbers_and_where_they_come_from(page, wandering):
 def test_a_page_calls_a_local_model_by_its_folder_and_says_the_command(tmp_path):
     trace = write_wandering(tmp_path / "local", wandering_columns()[:3], name="/home/somebody/models/my-llama")
     manifest = json.loads((tmp_path / "local" / "manifest.json").read_text())
+    del manifest["checksum"]
     (tmp_path / "local" / "manifest.json").write_text(json.dumps(manifest | {"command": "sinkscope trace my-llama --out local"}))
     page = Page(write_page([open_trace(tmp_path / "local")], tmp_path / "out").read_text())
     assert "my-llama" in page.text and "/home/somebody" not in page.text

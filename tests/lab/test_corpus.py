@@ -70,7 +70,7 @@ def test_windows_are_stretches_of_the_text_and_a_function_of_seed_and_update(fol
 
 
 def test_what_is_no_corpus_or_was_changed_is_refused(folder, tmp_path):
-    with pytest.raises(CallError, match=r"expected a corpus \(a folder with corpus\.json\)"):
+    with pytest.raises(CallError, match=r"corpus\.json cannot be read .*; expected a corpus, a folder with corpus\.json"):
         open_corpus(tmp_path)
     copy = tmp_path / "copy"
     copy.mkdir()
@@ -84,7 +84,7 @@ def test_what_is_no_corpus_or_was_changed_is_refused(folder, tmp_path):
     changed = bytearray((copy / "train.bin").read_bytes())
     changed[100] ^= 1
     (copy / "train.bin").write_bytes(changed)
-    with pytest.raises(TrainingError, match=r"train\.bin: expected the checksum that corpus\.json lists, found another"):
+    with pytest.raises(TrainingError, match=r"train\.bin: expected the bytes whose sha256 corpus\.json gives, found others"):
         open_corpus(copy)
 
 

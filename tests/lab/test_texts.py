@@ -50,7 +50,7 @@ def test_json_lines_have_texts_or_prompts_with_answers(tmp_path):
         ("a.jsonl", '{"prompt": "x"}\n', r"line 1: expected"),
         ("a.jsonl", '\n{"text": "x"}\nnonsense', r"line 3: expected JSON, found 'nonsense'"),
         ("a.txt", " \n\n ", "expected text to train on, found none"),
-        ("a.txt", b"\xff\xfe\x00", "expected a file of UTF-8 text, found one that cannot be read"),
+        ("a.txt", b"\xff\xfe\x00", "expected UTF-8 text, found byte 0xff at 0"),
     ],
 )
 def test_a_file_that_is_no_text_is_refused(tmp_path, name, content, message):

@@ -56,7 +56,8 @@ def test_a_shard_without_a_whole_header(sharded, kept):
 @pytest.mark.parametrize("text", [b"[]", b'{"a": 1}', b'{"a": {"dtype": "F32", "shape": [1]}}', b"\xff\xfe"])
 def test_a_header_that_is_something_else(sharded, text):
     (sharded / SHARDS[0]).write_bytes(struct.pack("<Q", len(text)) + text)
-    assert f"{sharded / SHARDS[0]}: its weights cannot be read: expected a safetensors header" in refusal(sharded)
+    message = refusal(sharded)
+    assert f"{sharded / SHARDS[0]}: its weights cannot be read: " in message and "damaged or cut short" in message
 
 
 def test_a_tensor_of_another_shape(sharded):

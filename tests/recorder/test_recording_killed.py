@@ -47,7 +47,8 @@ def test_after_kill_9_the_trace_opens_says_incomplete_and_holds_every_whole_part
         sinkscope.generate(diffusion, PROMPT, length=LENGTH, block=LENGTH)
     trace, reference = sinkscope.open_trace(killed), sinkscope.open_trace(whole)
     assert not trace.complete
-    assert json.loads((killed / "manifest.json").read_text(encoding="utf-8"))["parts"] == []
+    listed = json.loads((killed / "manifest.json").read_text(encoding="utf-8"))["parts"]
+    assert len(trace.parts) - 1 <= len(listed) <= len(trace.parts)  # the kill may come between a part and its entry
     assert REACHED + 1 - 15 <= trace.steps <= REACHED + 1  # what is not in a part yet is less than a part
     for name in reference.tensors:
         np.testing.assert_array_equal(getattr(trace, name)[:], getattr(reference, name)[: trace.steps], err_msg=name)

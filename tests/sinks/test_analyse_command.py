@@ -84,7 +84,7 @@ def test_training_counts_are_read_and_checked(run, folders, tmp_path):
     counts.write_text("[1, 2]")
     status, _, err = run("analyse", folders, "--training-counts", counts)
     assert status == 2
-    assert "expected a JSON object {token id: count}, found none" in err
+    assert "expected a JSON object, found a list of 2; expected --training-counts as a JSON object {token id: count}" in err
     status, _, err = run("analyse", folders, "--training-counts", "lab")
     assert status == 2
     assert "expected a trace of a lab model (lab-diffusion, " in err
@@ -99,6 +99,7 @@ def test_the_labs_corpus_is_known(run, folders, tmp_path, monkeypatch):
     monkeypatch.setattr(analyse, "LAB_BATCHES", 3)
     shutil.copytree(folders / "000000", tmp_path / "t")
     manifest = json.loads((tmp_path / "t" / "manifest.json").read_text())
+    del manifest["checksum"]
     (tmp_path / "t" / "manifest.json").write_text(json.dumps({**manifest, "model": {"name": "lab-diffusion"}}))
     status, out, _ = run("analyse", tmp_path / "t", "--training-counts", "lab", "--no-sweep", "--no-choice", "--json")
     rows = {row["at"].get("class"): row["value"] for row in json.loads(out)["statistics"] if row["name"].startswith("composition.times_t")}

@@ -1,15 +1,18 @@
 """`analyse`: every statistic of sinks, with intervals over prompts."""
 
-import json
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+from sinkscope.commands.bounds import Few
 from sinkscope.commands.command import Command, Json, RolesFile, Switch, Traces, Unit, default_is
 from sinkscope.commands.output import describe_interval, open_and_check, print_json
+from sinkscope.documents import describe, read_json_object
 from sinkscope.errors import CallError
 
+MOST_TOKENS = 1 << 50
+"""Tokens of a corpus; sums of them are exact in float64."""
 LAB_BATCHES = 100
 """Number of training batches that represent the training corpus of a lab model."""
 
@@ -33,7 +36,7 @@ class Analyse(Command):
     excess: float = 3.0
     unit: Unit = "queries"
     sweep: Switch = True
-    tolerance: int = 0
+    tolerance: Few = 0
     training_counts: Annotated[str | None, default_is("none")] = None
     choice: Switch = True
     roles: RolesFile = None
@@ -77,11 +80,12 @@ def _training_counts(source: str, traces: tuple[Path, ...]) -> dict[int, int]:
     """Return how often each token occurs in the training corpus that ``--training-counts`` names."""
     if source == "lab":
         return _lab_counts(open_and_check(traces[0])[0])
-    path = Path(source)
-    try:
-        return {int(token): int(count) for token, count in json.loads(path.read_text()).items()}
-    except (OSError, ValueError, AttributeError, TypeError) as error:
-        raise CallError(f"--training-counts {path}: expected a JSON object {{token id: count}}, found none ({error})") from error
+    where = f"--training-counts {source}"
+    counts = read_json_object(Path(source), CallError, "expected --training-counts as a JSON object {token id: count}")
+    for token, count in counts.items():
+        if not (token.isascii() and token.isdecimal() and len(token) < 11 and type(count) is int and 0 <= count < MOST_TOKENS):
+            raise CallError(f"{where}: expected a JSON object {{token id: count}}, found {token[:40]!r}: {describe(count)}")
+    return {int(token): count for token, count in counts.items()}
 
 
 def _lab_counts(trace: Any) -> dict[int, int]:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from tyro.conf import Positional
 
+from sinkscope.commands.bounds import Few
 from sinkscope.commands.command import Command, default_is
 
 
@@ -23,7 +24,7 @@ class Convert(Command):
     file: Positional[Path]
     out: Path
     tokenizer: Path
-    heads: Annotated[int | None, default_is("the published")] = None
+    heads: Annotated[Few | None, default_is("the published")] = None
 
     def run(self) -> None:
         from sinkscope.models.smdm import convert

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sinkscope.commands.bounds import Tokens
 from sinkscope.commands.command import Command, Overwrite
 from sinkscope.commands.output import note
-from sinkscope.errors import CallError
+from sinkscope.errors import CallError, TraceError
+from sinkscope.locks import claimed_folder
 
 OPERATIONS = 3
 EXPLORER = "explorer.html"
@@ -42,8 +44,8 @@ class Demo(Command):
 
     out: Path = Path("demo-output")
     problems: int = 3
-    length: int = 64
-    block: int = 16
+    length: Tokens = 64
+    block: Tokens = 16
     overwrite: Overwrite = False
 
     def run(self) -> None:
@@ -80,38 +82,39 @@ def run_demo(
         raise CallError(f"problems: expected 1 to {len(long)}, found {problems}")
     rows = [{"number": index, **problem_prompt("lab-arith", index)} for index in long[:problems]]
     LLaDASettings(length=length, steps=length, block=block)  # settings that do not fit are refused before anything is written
-    if (out / "traces").is_dir() and (out / EXPLORER).exists():
-        if not overwrite:
-            raise CallError(f"{out} already holds a demo; choose another folder, or replace it: --overwrite")
-    else:
-        claim_folder(out)
-    started = time.monotonic()
-    traces, movement = [], []
-    for name, sampler in MODELS.items():
-        model = sinkscope.load(name)
-        settings: dict[str, Any] = (
-            {"length": length} if sampler == "autoregressive" else {"length": length, "steps": length, "block": block}
-        )
-        folder = out / "traces" / name
-        with sinkscope.recording(model, out=folder, numbered=True, overwrite=overwrite):
-            answers = [sinkscope.generate(model, row["prompt"], **settings).text for row in rows]
-        recorded = sinkscope.open_traces(folder)
-        traces.append(recorded[0])
-        for trace, row, answer in zip(recorded, rows, answers, strict=True):
-            number = row["number"]
-            right = read_result(answer) == row["answer"]
-            numbers = movement_of(trace)
-            movement.append([name, number, "right" if right else f"wrong ({row['answer']} expected)", *numbers.values()])
-            say(
-                f"{name}, problem {number}: {'right' if right else 'wrong'} answer; {numbers['sinks']} sinks; "
-                f"{numbers['moves']} moves a head, {numbers['moves, shuffled']} with the steps shuffled"
+    with claimed_folder(out, TraceError):
+        if (out / "traces").is_dir() and (out / EXPLORER).exists():
+            if not overwrite:
+                raise CallError(f"{out} already holds a demo; choose another folder, or replace it: --overwrite")
+        else:
+            claim_folder(out)
+        started = time.monotonic()
+        traces, movement = [], []
+        for name, sampler in MODELS.items():
+            model = sinkscope.load(name)
+            settings: dict[str, Any] = (
+                {"length": length} if sampler == "autoregressive" else {"length": length, "steps": length, "block": block}
             )
-    figures = draw_figures(traces, out / "figures", compare=True)
-    table = Table("Does the main sink move? One row per problem", ["model", "problem", "answer", *numbers], movement, CAPTION)
-    page = write_page(traces, out, figures=figures, tables=[table], command=f"sinkscope demo --out {out}")
-    explore(traces).write_page(out / EXPLORER)
-    say(f"{time.monotonic() - started:.0f} s; the pages, the figures and the traces are in {out}")
-    return page
+            folder = out / "traces" / name
+            with sinkscope.recording(model, out=folder, numbered=True, overwrite=overwrite):
+                answers = [sinkscope.generate(model, row["prompt"], **settings).text for row in rows]
+            recorded = sinkscope.open_traces(folder)
+            traces.append(recorded[0])
+            for trace, row, answer in zip(recorded, rows, answers, strict=True):
+                number = row["number"]
+                right = read_result(answer) == row["answer"]
+                numbers = movement_of(trace)
+                movement.append([name, number, "right" if right else f"wrong ({row['answer']} expected)", *numbers.values()])
+                say(
+                    f"{name}, problem {number}: {'right' if right else 'wrong'} answer; {numbers['sinks']} sinks; "
+                    f"{numbers['moves']} moves a head, {numbers['moves, shuffled']} with the steps shuffled"
+                )
+        figures = draw_figures(traces, out / "figures", compare=True)
+        table = Table("Does the main sink move? One row per problem", ["model", "problem", "answer", *numbers], movement, CAPTION)
+        page = write_page(traces, out, figures=figures, tables=[table], command=f"sinkscope demo --out {out}")
+        explore(traces).write_page(out / EXPLORER)
+        say(f"{time.monotonic() - started:.0f} s; the pages, the figures and the traces are in {out}")
+        return page
 
 
 def movement_of(trace: Any) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
+from sinkscope.commands.bounds import Few, Shots
 from sinkscope.commands.command import Command, Dtype, Gpu, Json, ModelName, Switch, TaskFiles, Tflops, default_is
 from sinkscope.commands.output import print_costs
 from sinkscope.commands.sampler_flags import TaskSamplerFlags
@@ -39,19 +40,19 @@ class Evaluate(Command):
     tasks: str = "lab-arith"
     hide: str = "none"
     limit: Annotated[int | None, default_is("all")] = None
-    shots: Annotated[int | None, default_is("the protocol's or the task's own number")] = None
+    shots: Annotated[Shots | None, default_is("the protocol's or the task's own number")] = None
     chat: Switch = False
     protocol: str = "auto"
     data: TaskFiles = ()
-    batch: int = 16
+    batch: Few = 16
     allow_code_execution: Switch = False
     device: str = "cpu"
     dtype: Dtype = None
-    jobs: int = 0
+    jobs: Few = 0
     cluster: Literal["slurm", "local"] = "slurm"
     job_options: Annotated[str, default_is("none")] = ""
     method: Annotated[Literal["monte_carlo", "chain_rule"] | None, default_is("the protocol's, else monte_carlo")] = None
-    samples: Annotated[int | None, default_is("the protocol's, else the method's own")] = None
+    samples: Annotated[Few | None, default_is("the protocol's, else the method's own")] = None
     dry_run: Switch = False
     gpu: Gpu = None
     tflops: Tflops = None

@@ -129,8 +129,10 @@ def _write(trace: Any, attention: "np.ndarray", place: tuple[int, int, int], out
         content.write(("query,key,attention\n" + "\n".join(lines) + "\n").encode())
     else:
         from sinkscope.figures import single_map
+        from sinkscope.figures.style import figure_style
 
-        single_map(trace, attention, *place).savefig(content, format=out.suffix[1:])
+        with figure_style():
+            single_map(trace, attention, *place).savefig(content, format=out.suffix[1:])
     make_folder(out.parent)
     write_whole(out, content.getvalue())
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional
 
+from sinkscope.commands.bounds import Few, Shots
 from sinkscope.commands.command import Command, Device, Dtype, Gpu, Json, Switch, TaskFiles, Tflops, default_is
 from sinkscope.commands.output import note, print_costs, print_json
 from sinkscope.errors import CallError
@@ -36,11 +37,11 @@ class Reproduce(Command):
     dry_run: Switch = False
     limit: Annotated[int | None, default_is("all")] = None
     ks: str = "1,5,10"
-    seeds: int = 3
+    seeds: Shots = 3
     controls: str = "random,ranks"
-    traces: int = 30
+    traces: Few = 30
     data: TaskFiles = ()
-    batch: int = 8
+    batch: Few = 8
     allow_code_execution: Switch = False
     device: Device = "cpu"
     dtype: Dtype = None

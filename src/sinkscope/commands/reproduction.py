@@ -11,11 +11,14 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sinkscope.errors import CallError
+from sinkscope.errors import CallError, EvaluationError
+from sinkscope.locks import claimed_folder
+from sinkscope.work_items import read_object
 
 TOP = 5
 """Tokens in a row of Table 2."""
@@ -61,7 +64,6 @@ def reproduce(parts: Sequence[Part], options: Options, say: Callable[[str], None
         CallError, EvaluationError, TraceError: see `evaluate` and `recording`.
     """
     from sinkscope.evaluation.papers.paper import find_paper
-    from sinkscope.models import load
     from sinkscope.work_items import share_of_process
 
     if not parts:
@@ -70,6 +72,13 @@ def reproduce(parts: Sequence[Part], options: Options, say: Callable[[str], None
     for paper, name, folder in dict.fromkeys((part.paper, part.model, part.folder) for part in parts):
         papers[paper].check_folder(name, folder)  # before any is loaded
     first = share_of_process().index == 0  # under torchrun, the other processes only evaluate
+    with claimed_folder(options.out, EvaluationError) if first else nullcontext():
+        return _run(parts, papers, options, first, say)
+
+
+def _run(parts: Sequence[Part], papers: Mapping[str, Paper], options: Options, first: bool, say: Callable[[str], None]) -> list[Path]:
+    from sinkscope.models import load
+
     traces: dict[str, list[Trace]] = {}
     evaluated: list[Part] = []
     for name in dict.fromkeys(part.model for part in parts):
@@ -138,7 +147,7 @@ def _record(model: Any, part: Part, options: Options, say: Callable[[str], None]
         folder = _folder(options, "traces", part.model) / f"{index:06d}"
         wanted = {"weight_hash": model.card.weight_hash, "prompt": task.prompt(problem, index, part.shots), "settings": settings}
         stamp = folder.with_suffix(".json")
-        if not (stamp.exists() and json.loads(stamp.read_text()) == wanted):
+        if read_object(stamp) != wanted:
             if (folder / "manifest.json").exists():
                 shutil.rmtree(folder)  # an earlier run of this command wrote it, was cut short or had other settings
             with recording(model, out=folder):

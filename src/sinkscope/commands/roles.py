@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+from sinkscope.checksums import with_checksum
+from sinkscope.commands.bounds import Few, Seed, Shots
 from sinkscope.commands.command import Command, Device, Dtype, Json, ModelName, default_is
 from sinkscope.commands.output import note, print_json
 from sinkscope.commands.sampler_flags import SamplerFlags
@@ -33,11 +35,11 @@ class Roles(Command):
     model: ModelName
     out: Annotated[Path | None, default_is("none, which only a dry run allows")] = None
     prompts: Annotated[Path | None, default_is("none")] = None
-    problems: int = 16
-    shots: int = 0
-    canvases: int = 4
-    rows: int = 32
-    control_seed: int = 0
+    problems: Few = 16
+    shots: Shots = 0
+    canvases: Few = 4
+    rows: Few = 32
+    control_seed: Seed = 0
     device: Device = "cpu"
     dtype: Dtype = None
     dry_run: bool = False
@@ -80,7 +82,7 @@ class Roles(Command):
         for number, why in found.failed.items():
             note(f"prompt {number} is left out: {why}")
         assert self.out is not None
-        content = json.dumps(found.as_dict(), ensure_ascii=False, indent=1) + "\n"
+        content = json.dumps(with_checksum(found.as_dict()), ensure_ascii=False, indent=1) + "\n"
         write_whole(self.out / "roles.json", content.encode(), EvaluationError, "choose another folder")
         if self.json:
             print_json(found.as_dict())

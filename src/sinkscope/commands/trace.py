@@ -1,14 +1,15 @@
 """`trace`: records a model while it writes."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from sinkscope.commands.bounds import Few
 from sinkscope.commands.command import Command, Dtype, Json, ModelName, Overwrite, default_is
 from sinkscope.commands.output import note, print_json
 from sinkscope.commands.sampler_flags import SamplerFlags
+from sinkscope.documents import parse_json, read_lines
 from sinkscope.errors import CallError
 
 Place = tuple[int, int, int]
@@ -40,7 +41,7 @@ class Trace(Command):
     device: str = "cpu"
     dtype: Dtype = None
     keep: Literal["columns", "top", "statistics"] = "columns"
-    top: int = 8
+    top: Few = 8
     keep_maps: Annotated[str | None, default_is("none")] = None
     overwrite: Overwrite = False
     json: Json = False
@@ -143,20 +144,12 @@ def read_prompts(path: Path) -> list[str]:
     Raises:
         CallError: the file cannot be read, holds no prompt, or a line is not an object with a "prompt" text.
     """
-    try:
-        lines = path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise CallError(f"--prompts {path}: cannot be read ({error})") from error
     prompts = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise CallError(f"--prompts {path}, line {number}: expected JSON, found {line[:60]!r}") from error
+    for number, line in read_lines(path, CallError, "expected --prompts as JSON lines"):
+        where = f"--prompts {path}, line {number}"
+        row = parse_json(line, where, CallError)
         if not isinstance(row, dict) or not isinstance(row.get("prompt"), str):
-            raise CallError(f'--prompts {path}, line {number}: expected an object with a "prompt" text, found {line[:60]!r}')
+            raise CallError(f'{where}: expected an object with a "prompt" text, found {line[:60]!r}')
         prompts.append(row["prompt"])
     if not prompts:
         raise CallError(f'--prompts {path}: expected lines like {{"prompt": "…"}}, found none')

@@ -7,6 +7,7 @@ from typing import Any
 
 from tyro.conf import Positional
 
+from sinkscope.commands.bounds import Few
 from sinkscope.commands.command import Command, Excess, Json, RolesFile, Unit
 from sinkscope.commands.output import open_and_check, print_one_or_all
 
@@ -26,7 +27,7 @@ class Tracks(Command):
     trace: Positional[Path]
     excess: Excess = 3.0
     unit: Unit = "queries"
-    tolerance: int = 0
+    tolerance: Few = 0
     roles: RolesFile = None
     json: Json = False
 

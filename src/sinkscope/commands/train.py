@@ -8,6 +8,7 @@ from typing import Annotated
 
 from tyro.conf import Positional
 
+from sinkscope.commands.bounds import Seed
 from sinkscope.commands.command import Command, Device, Switch, default_is
 from sinkscope.errors import CallError
 
@@ -29,7 +30,7 @@ class Train(Command):
     recipe: Positional[str]
     out: Path
     updates: Annotated[int | None, default_is("the recipe's")] = None
-    seed: Annotated[int | None, default_is("the recipe's")] = None
+    seed: Annotated[Seed | None, default_is("the recipe's")] = None
     device: Device = "cpu"
     compile: Switch = False
     data: Annotated[Path | None, default_is("the lab's")] = None

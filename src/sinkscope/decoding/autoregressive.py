@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from sinkscope.decoding.canvas import Batch, Step, publishing, row_generators
+from sinkscope.decoding.projection import check_finite
 from sinkscope.decoding.settings import AutoregressiveSettings
 from sinkscope.models import Model
 
@@ -36,7 +37,7 @@ def autoregressive_steps(model: Model, batch: Batch, settings: AutoregressiveSet
                 past_key_values=cache,
                 use_cache=True,
             ).last_hidden_state
-            logits = model.network.lm_head(hidden[:, -1:])[:, 0].to(tokens.device).float()
+            logits = check_finite(model.network.lm_head(hidden[:, -1:])[:, 0].to(tokens.device).float())
             token, sure = _choose(logits, settings, sources)
             if eos is not None:
                 token = torch.where(finished, eos, token)

@@ -1,6 +1,6 @@
 """`generate` writes with a model, using the sampler of its family."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, overload
@@ -10,9 +10,10 @@ import torch
 
 from sinkscope.decoding.caches.policy import CachePolicy
 from sinkscope.decoding.canvas import Step, make_batch
+from sinkscope.decoding.projection import NotFiniteError
 from sinkscope.decoding.samplers import find_sampler, resolve_settings
 from sinkscope.decoding.work import Work
-from sinkscope.errors import CallError
+from sinkscope.errors import CallError, ModelError
 from sinkscope.models import Model
 
 Prompt = str | Sequence[int] | torch.Tensor
@@ -76,7 +77,7 @@ def generate(
     batch = make_batch(model, prompts, texts, resolved.length)
     canvas = batch.tokens
     counts, meter = [0] * len(prompts), None
-    for step in find_sampler(model.family.sampler)(model, batch, resolved):
+    for step in _finite_steps(model, find_sampler(model.family.sampler)(model, batch, resolved)):
         canvas, meter = step.tokens, step.meter
         # A diffusion step counts for every row; reading it from a GPU would wait.
         wrote = (step.written >= 0).any(-1).tolist() if model.family.causal else [True] * len(counts)
@@ -93,6 +94,27 @@ def generate(
         steps = counts[row] if work is None else work.forwards
         generations.append(Generation(tokens, model.answer_text(tokens[len(own) :]), steps, len(own), work))
     return generations[0] if single else generations
+
+
+def _finite_steps(model: Model, steps: Iterable[Step]) -> Iterator[Step]:
+    """Yield the steps of a sampler.
+
+    Raises:
+        ModelError: logits that are not finite; the message names the step. On a GPU it is raised after the last step.
+    """
+    number, flaws = 0, []
+    try:
+        for step in steps:
+            if step.confidence.device.type != "cpu":
+                flaws.append(((step.written >= 0) & ~step.confidence.isfinite()).any())
+            yield step
+            number += 1
+    except NotFiniteError as error:
+        raise ModelError(f"{model.card.name}, step {number}: {error}") from error
+    if flaws and bool((flawed := torch.stack(flaws)).any()):
+        raise ModelError(
+            f"{model.card.name}, step {int(flawed.int().argmax())}: expected finite logits, found others; see `sinkscope check`"
+        )
 
 
 def _read_prompts(model: Model, prompt: Any, messages: Any) -> tuple[list[list[int]], list[str | None], bool]:

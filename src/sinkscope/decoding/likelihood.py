@@ -19,7 +19,7 @@ from torch import Tensor
 
 from sinkscope.decoding.blocks import quotas
 from sinkscope.decoding.canvas import lay_out
-from sinkscope.decoding.projection import hidden_states, project, with_unconditional
+from sinkscope.decoding.projection import check_finite, hidden_states, project, with_unconditional
 from sinkscope.errors import CallError
 from sinkscope.models import Model
 
@@ -180,7 +180,7 @@ def _causal(model: Model, prefix: list[int], target: list[int]) -> tuple[Tensor,
     """Compute log p of every token of the continuation [token], and whether each of them is the most likely one."""
     whole = torch.tensor([[*prefix, *target]], device=model.device)
     hidden = hidden_states(model, whole, lay_out(torch.ones_like(whole, dtype=torch.bool)))
-    logits = model.network.lm_head(hidden[0, len(prefix) - 1 : -1]).float().to(whole.device)
+    logits = check_finite(model.network.lm_head(hidden[0, len(prefix) - 1 : -1]).float().to(whole.device))
     tokens = whole[0, len(prefix) :]
     return logits.log_softmax(-1).gather(-1, tokens[:, None]).squeeze(-1), bool((logits.argmax(-1) == tokens).all())
 

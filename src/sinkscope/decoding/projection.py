@@ -3,6 +3,7 @@
 The projection onto the vocabulary is the costly part of a small network; it is computed only for the positions that are asked for.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -10,7 +11,25 @@ from torch import Tensor
 
 from sinkscope.attention import upload
 from sinkscope.decoding.canvas import Layout
+from sinkscope.errors import ModelError
 from sinkscope.models import Model
+
+
+class NotFiniteError(ModelError):
+    """Logits that are not finite, of which no token can be chosen."""
+
+
+def check_finite(logits: Tensor) -> Tensor:
+    """Return logits; on a GPU without a check, because reading one from it would wait.
+
+    Raises:
+        NotFiniteError: NaN or an infinite number among them.
+    """
+    on_the_host = logits.device.type == "cpu" and not logits.is_cuda
+    if on_the_host and logits.numel() and not math.isfinite(largest := float(logits.detach().amax())):
+        raise NotFiniteError(f"expected finite logits, found {largest}; its weights are damaged, or overflow in {logits.dtype}")
+    return logits
+
 
 LEAST_ROWS = 32  # matrix libraries compute a product with fewer rows in another way, which rounds differently
 
@@ -89,4 +108,4 @@ def project(model: Model, hidden: Tensor, chosen: Tensor, layout: Layout, guidan
     if guidance > 0:
         unconditional = model.network.lm_head(hidden[rows:].flatten(0, 1)[needed])
         logits = unconditional + (guidance + 1) * (logits - unconditional)
-    return logits[:most].to(chosen.device)
+    return check_finite(logits[:most].to(chosen.device))

@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 from sinkscope.errors import CallError
 
+MOST = 1 << 24
+"""Tokens and steps of the longest generation."""
 ALGORITHMS = ("origin", "maskgit_plus", "topk_margin", "entropy")
 
 
@@ -235,6 +237,8 @@ def _positive(settings: Any, *names: str) -> None:
     for name in names:
         if getattr(settings, name) < 1:
             raise CallError(f"{name}: expected at least 1, found {getattr(settings, name)}")
+        if getattr(settings, name) > MOST:
+            raise CallError(f"{name}: expected at most {MOST:,}, which no model can write, found {getattr(settings, name):,}")
 
 
 def _not_negative(settings: Any, *names: str) -> None:
@@ -249,4 +253,5 @@ def _seed(settings: Any) -> None:
 
 
 def _divisor(length: int, near: int) -> int:
-    return min((n for n in range(1, length + 1) if length % n == 0), key=lambda n: (abs(n - near), n))
+    """Return the divisor that is nearest to a number, the lower one of two."""
+    return next(n for far in range(length + near) for n in (near - far, near + far) if 0 < n <= length and length % n == 0)

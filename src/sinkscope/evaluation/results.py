@@ -5,15 +5,19 @@ import json
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from sinkscope.checksums import compare_checksum, with_checksum
+from sinkscope.documents import MOST, check_fields, describe, parse_json, read_bytes
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.evaluation.paired_tests import wilson_interval
 from sinkscope.evaluation.results_folder import COMPRESSED, RESULTS, RUN, TASK, ResultItems, find_items, hash_claim, write_json
 from sinkscope.work_items import read_object, write_whole
 
 FORMAT = 1
+AGAIN = "the file is damaged; the same `sinkscope evaluate` makes it again from its items"
 
 
 @dataclass(frozen=True)
@@ -103,12 +107,16 @@ def collect(folder: Path, wanted: Sequence[tuple[str, str]]) -> list[Result]:
     Raises:
         EvaluationError: items are missing or damaged, or the folder's own files are.
     """
+    from sinkscope.evaluation.result_schema import RunFile, TaskFile
+
     run = read_object(folder / RUN)
     results, missing = [], 0
     for task, hide in wanted:
         asked = read_object(folder / task / TASK)
         if run is None or asked is None:
             raise EvaluationError(f"{folder} is damaged or not begun ({RUN}, {task}/{TASK}); run the same `sinkscope evaluate` again")
+        check_fields(run, RunFile, str(folder / RUN), EvaluationError, "the file is damaged")
+        check_fields(asked, TaskFile, str(folder / task / TASK), EvaluationError, "the file is damaged")
         stored = ResultItems(folder, task, hide, hash_claim(run), hash_claim(asked))
         count, batch = asked["problems"], run["batch"]
         items = [stored.read(index, min(batch, count - index // batch * batch)) for index in range(count)]
@@ -167,7 +175,7 @@ def write_compressed(folder: Path, results: Sequence[Result]) -> None:
 
 
 def _stored(results: Iterable[Result]) -> dict[str, Any]:
-    return {"format": FORMAT, "results": [asdict(result) for result in results]}
+    return with_checksum({"format": FORMAT, "results": [asdict(result) for result in results]})
 
 
 def read_results(*folders: Path | str) -> list[Result]:
@@ -183,6 +191,8 @@ def read_results(*folders: Path | str) -> list[Result]:
 
 
 def _read_folder(folder: Path) -> list[Result]:
+    from sinkscope.evaluation.result_schema import ResultsFile
+
     path, compressed = folder / RESULTS, folder / COMPRESSED
     if not folder.is_dir():
         raise CallError(f"{folder}: expected a folder that `sinkscope evaluate` wrote, found {'a file' if folder.exists() else 'nothing'}")
@@ -192,20 +202,32 @@ def _read_folder(folder: Path) -> list[Result]:
         if not (folder / RUN).exists():
             raise CallError(f"{folder} holds no evaluation: expected {RESULTS} or {COMPRESSED} in it")
         raise EvaluationError(f"{folder} is unfinished ({len(find_items(folder))} problems done); run the same `sinkscope evaluate` again")
-    try:
-        stored = path.read_bytes()
-        document = json.loads(gzip.decompress(stored) if path == compressed else stored)
-    except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise EvaluationError(f"{path} is damaged ({error}); the same `sinkscope evaluate` makes it again from its items") from error
-    found = document.get("format") if isinstance(document, dict) else None
+    document = _read_document(path)
+    found = document.get("format")
     if found != FORMAT:
         raise EvaluationError(f"{path}: expected results of format {FORMAT}, found {found!r}; read them with the sinkscope that wrote them")
-    try:
-        return [_result(row) for row in document["results"]]
-    except (KeyError, TypeError, ValueError) as error:
-        raise EvaluationError(f"{path} is damaged ({error}); the same `sinkscope evaluate` makes it again from its items") from error
+    check_fields(document, ResultsFile, str(path), EvaluationError, AGAIN)
+    compare_checksum(document, path, EvaluationError, AGAIN)
+    return [_result(row) for row in document["results"]]
+
+
+def _read_document(path: Path) -> dict[str, Any]:
+    """Return the JSON object of a file of results, compressed or not."""
+    content = read_bytes(path, EvaluationError, AGAIN)
+    if path.name == COMPRESSED:
+        try:
+            with gzip.GzipFile(fileobj=BytesIO(content)) as file:
+                content = file.read(MOST + 1)
+        except (OSError, EOFError, zlib.error) as error:
+            raise EvaluationError(f"{path}: expected a whole gzip file, found one that cannot be read; {AGAIN}") from error
+        if len(content) > MOST:
+            raise EvaluationError(f"{path}: expected at most {MOST:,} bytes when it is unpacked, found more; {AGAIN}")
+    document = parse_json(content, str(path), EvaluationError, AGAIN)
+    if not isinstance(document, dict):
+        raise EvaluationError(f"{path}: expected a JSON object, found {describe(document)}; {AGAIN}")
+    return document
 
 
 def _result(row: dict[str, Any]) -> Result:
     low, high = row["interval"]
-    return Result(**{**row, "interval": (low, high), "not_enforced": tuple(row["not_enforced"])})
+    return Result(**{**row, "interval": (low, high), "not_enforced": tuple(row.get("not_enforced", ()))})

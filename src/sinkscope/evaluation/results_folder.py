@@ -189,7 +189,7 @@ class ResultItems:
         if not path.exists():
             return None
         item = read_object(path)
-        if item is not None and item.pop("checksum", None) == _checksum(item) and (item["run"], item["index"]) == (self.run, index):
+        if item is not None and item.pop("checksum", None) == _checksum(item) and (item.get("run"), item.get("index")) == (self.run, index):
             return item if item.get("beside", beside) >= beside else None
         aside = path.with_name(path.name + DAMAGED)
         with contextlib.suppress(FileNotFoundError):  # another process was quicker

@@ -95,6 +95,9 @@ def evaluate(
     mine = share_of_process() if share is None else share
     request = Request(tasks, hide, limit, shots, chat, protocol, data, settings, allow_code_execution)
     plans, rules = make_plans(model, request)
+    for rule in rules.values():
+        with rule(model):  # a rule that this model refuses is refused before anything is made
+            pass
     if mine.index == 0:
         _announce(plans)
     out = Path(out)

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sinkscope.documents import parse_json, read_bytes
 from sinkscope.errors import CallError, EvaluationError
 
 Row = Mapping[str, Any]
+LARGEST = 1 << 32
 _NAMES = {str: "text", dict: "an object", list: "a list"}
 
 
@@ -108,15 +110,10 @@ def hash_rows(*splits: Sequence[Row]) -> str:
 
 
 def _read_lines(key: str, path: Path) -> list[Any]:
+    where = f"--data {key}={path}"
+    content = read_bytes(path, CallError, f"expected the JSON lines of {key}", most=LARGEST)
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CallError(f"--data {key}={path}: cannot be read as text ({error}); expected JSON lines") from error
-    rows = []
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            try:
-                rows.append(json.loads(line))
-            except json.JSONDecodeError as error:
-                raise CallError(f"--data {key}={path}, line {number}: expected JSON, found {line[:60]!r}") from error
-    return rows
+        lines = content.decode().split("\n")
+    except UnicodeDecodeError as error:
+        raise CallError(f"{where}: cannot be read as text (it is no UTF-8); expected JSON lines") from error
+    return [parse_json(line, f"{where}, line {number}", CallError) for number, line in enumerate(lines, 1) if line.strip()]

@@ -11,6 +11,7 @@ from sinkscope.errors import CallError, SinkscopeError, TraceError
 from sinkscope.figures.figure import Figure
 from sinkscope.figures.style import figure_style, model_labels
 from sinkscope.figures.subject import FigureError, Maps, OpenedStatistics, subject_of
+from sinkscope.locks import claimed_folder
 from sinkscope.roles.records import Roles
 from sinkscope.traces import Trace
 
@@ -80,21 +81,21 @@ def draw_figures(
             f"compare: expected at most {SIDE_BY_SIDE} traces side by side, found {len(traces)}; name single ones, such as FOLDER/000000, "
             "or compare many prompts by their statistics (`sinkscope trace --keep statistics`)"
         )
-    out = make_folder(Path(out))
     labels = model_labels([trace.manifest for trace in traces])
     subjects = [subject_of(trace, excess, label, maps, roles) for trace, label in zip(traces, labels, strict=True)]
     groups = [subjects] if compare else [[one] for one in subjects]
     paths: list[Path] = []
-    for group in groups:
-        suffix = f"-{_file_name(group[0].label)}" if len(groups) > 1 else ""
-        with figure_style(wide=len(group) > 1):
-            for name, figure in figures.items():
-                if only is not None and name not in only:
-                    continue
-                try:
-                    paths += figure.draw(group).save(out, suffix)
-                except FigureError as error:
-                    say(f"Figure {name} is not drawn for {', '.join(one.label for one in group)}: {error}")
+    with claimed_folder(Path(out), TraceError):
+        for group in groups:
+            suffix = f"-{_file_name(group[0].label)}" if len(groups) > 1 else ""
+            with figure_style(wide=len(group) > 1):
+                for name, figure in figures.items():
+                    if only is not None and name not in only:
+                        continue
+                    try:
+                        paths += figure.draw(group).save(Path(out), suffix)
+                    except FigureError as error:
+                        say(f"Figure {name} is not drawn for {', '.join(one.label for one in group)}: {error}")
     return paths
 
 

@@ -26,38 +26,63 @@ _VISIBLE = {"\n": "↵", "\t": "⇥", "\r": "␍"}
 @contextmanager
 def figure_style(wide: bool = False) -> Iterator[None]:
     """Set type, lines and resolution for the figures drawn inside; a wide sheet is printed smaller, so its type is larger."""
-    import matplotlib
-
+    matplotlib = import_matplotlib()
     size = 10.0 if wide else 8.0
-    with matplotlib.rc_context(
-        {
-            "font.family": "DejaVu Sans",
-            "font.size": size,
-            "axes.titlesize": size,
-            "axes.titlelocation": "left",
-            "axes.labelsize": size,
-            "figure.titlesize": size + 1.5,
-            "xtick.labelsize": size - 1,
-            "ytick.labelsize": size - 1,
-            "legend.fontsize": size - 1,
-            "legend.frameon": False,
-            "axes.linewidth": 0.6,
-            "xtick.major.width": 0.6,
-            "ytick.major.width": 0.6,
-            "axes.spines.top": False,
-            "axes.spines.right": False,
-            "figure.dpi": 100,
-            "savefig.dpi": 200 if not wide else 160,
-            "pdf.fonttype": 42,
-            "figure.facecolor": "white",
-            "savefig.facecolor": "white",
-        }
-    ):
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(
+            {
+                "font.family": "DejaVu Sans",
+                "font.size": size,
+                "axes.titlesize": size,
+                "axes.titlelocation": "left",
+                "axes.labelsize": size,
+                "figure.titlesize": size + 1.5,
+                "xtick.labelsize": size - 1,
+                "ytick.labelsize": size - 1,
+                "legend.fontsize": size - 1,
+                "legend.frameon": False,
+                "axes.linewidth": 0.6,
+                "xtick.major.width": 0.6,
+                "ytick.major.width": 0.6,
+                "axes.spines.top": False,
+                "axes.spines.right": False,
+                "figure.dpi": 100,
+                "savefig.dpi": 200 if not wide else 160,
+                "pdf.fonttype": 42,
+                "figure.facecolor": "white",
+                "savefig.facecolor": "white",
+            }
+        )
         yield
+
+
+def import_matplotlib() -> Any:
+    """Import matplotlib, whatever backend and settings the user has for it, and return it; figures use settings of their own.
+
+    ``MPLBACKEND`` stays as it is for others who import matplotlib later.
+    """
+    import logging
+    import os
+    import sys
+
+    if "matplotlib" in sys.modules:
+        return sys.modules["matplotlib"]
+    backend, log = os.environ.pop("MPLBACKEND", None), logging.getLogger("matplotlib")
+    level = log.level
+    log.setLevel(logging.CRITICAL)  # what it says of a damaged matplotlibrc
+    try:
+        import matplotlib
+    finally:
+        log.setLevel(level)
+        if backend is not None:
+            os.environ["MPLBACKEND"] = backend
+    return matplotlib
 
 
 def new_sheet(width: float, height: float) -> "Sheet":
     """Return an empty matplotlib figure, sized in inches, that pyplot does not manage."""
+    import_matplotlib()
     from matplotlib.figure import Figure as Sheet
 
     return Sheet(figsize=(width, height), layout="constrained")

@@ -22,6 +22,8 @@ from sinkscope.interventions.step_canvas import GROUPS
 
 ENTRY_POINTS = "sinkscope.interventions"
 NOTHING = "none"
+MOST = 1 << 20
+"""Bound of the layers, steps, keys and queries that a rule names."""
 LISTS = ("layers", "steps", "keys", "queries", "heads")
 _NUMBERS: dict[Any, str] = {int: r"[0-9]+", float: r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?|inf"}
 
@@ -61,6 +63,9 @@ def parse_rule(text: str) -> Intervention | Composed:
     Raises:
         CallError: no such rule, argument or option; the message names those there are.
     """
+    for seed, digits in re.findall(r"(seed=)?(?<![.0-9])0*([0-9]+)", text):
+        if len(digits) > (18 if seed else 9):
+            raise CallError(f"rule {text[:60]!r}: expected numbers of at most {18 if seed else 9} digits, found one of {len(digits)}")
     head, _, tail = text.strip().partition("@")
     word, colon, arguments = head.partition(":")
     if head == NOTHING and not tail:
@@ -161,6 +166,8 @@ def _read_numbers(text: str, name: str, value: str) -> tuple[int, ...]:
         ends = re.fullmatch(r"([0-9]+)(?:-([0-9]+))?", part)
         if ends is None:
             raise CallError(f"rule {text!r}: expected {name} as numbers such as 0-3+7, found {value!r}")
+        if int(ends[2] or ends[1]) >= MOST:
+            raise CallError(f"rule {text!r}: {name}: expected numbers below {MOST:,}, found {part}")
         numbers += range(int(ends[1]), int(ends[2] or ends[1]) + 1)
     return tuple(numbers)
 

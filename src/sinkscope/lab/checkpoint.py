@@ -1,7 +1,7 @@
 """Trains a recipe into a stock Hugging Face folder: weights in bf16, tokenizer, recipe, log and command."""
 
 import dataclasses
-import json
+import hashlib
 import os
 import shutil
 from pathlib import Path
@@ -10,15 +10,16 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
+from sinkscope.checksums import sealed
 from sinkscope.errors import TrainingError
 from sinkscope.lab.corpus import Corpus
 from sinkscope.lab.recipes import Recipe
-from sinkscope.lab.run_folder import RECIPE, STATE, check_recipe
+from sinkscope.lab.run_folder import RECIPE, STATE, UNFINISHED_CHECKPOINT, WEIGHTS, check_recipe, finish_recipe
 from sinkscope.lab.starting_network import choose_tokenizer
 from sinkscope.lab.texts import Texts
 from sinkscope.lab.training import train
-
-WEIGHTS = "model.safetensors"
+from sinkscope.locks import claimed_folder
+from sinkscope.models.devices import find_device
 
 
 def train_checkpoint(recipe: Recipe, out: Path, *, texts: Texts | Corpus | None = None, device: str = "cpu", command: str = "") -> Path:
@@ -27,30 +28,34 @@ def train_checkpoint(recipe: Recipe, out: Path, *, texts: Texts | Corpus | None 
     The weights are written last, by a rename, so a folder with weights is finished.
 
     Raises:
+        CallError: the folder holds files of something else, another process writes into it, or a device cannot be used.
         TrainingError: the folder holds a run of another recipe, or cannot be written.
     """
+    find_device(device)
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        recipe = dataclasses.replace(recipe, data=None if texts is None else texts.fingerprint)
-        check_recipe(recipe, out)
-        if not (out / WEIGHTS).exists():
-            network = train(recipe, out, texts=texts, device=device)
-            _save(network, choose_tokenizer(recipe, texts), recipe, out, command)
-        (out / STATE).unlink(missing_ok=True)  # a kill may have come between the last rename and this
-    except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise TrainingError(f"{out} cannot be written ({reason}); make room and run the same command again") from error
+        with claimed_folder(out, TrainingError):
+            recipe = dataclasses.replace(recipe, data=None if texts is None else texts.fingerprint)
+            check_recipe(recipe, out)
+            if not (out / WEIGHTS).exists():
+                network = train(recipe, out, texts=texts, device=device)
+                _save(network, choose_tokenizer(recipe, texts), out, command)
+            (out / STATE).unlink(missing_ok=True)  # a kill may have come between the last rename and this
+    except OSError as error:
+        raise TrainingError(f"{out} cannot be written ({error.strerror or error}); make room and run the same command again") from error
+    except SafetensorError as error:
+        raise TrainingError(f"{out} cannot be written; make room and run the same command again") from error
     return out
 
 
-def _save(network: Any, tokenizer: Any, recipe: Recipe, out: Path, command: str) -> None:
+def _save(network: Any, tokenizer: Any, out: Path, command: str) -> None:
     """Write the checkpoint into another folder, then move its files, the weights last."""
-    beside = out / "checkpoint.writing"
+    beside = out / UNFINISHED_CHECKPOINT
     shutil.rmtree(beside, ignore_errors=True)
     network.to("cpu", torch.bfloat16).save_pretrained(beside)
     tokenizer.save_pretrained(beside)
-    described = json.loads((out / RECIPE).read_text()) | {"command": command, "torch": torch.__version__}
-    (out / RECIPE).write_text(json.dumps(described, indent=2) + "\n")
+    content = b"".join(sealed((beside / WEIGHTS).read_bytes()))
+    (beside / WEIGHTS).write_bytes(content)
+    finish_recipe(out, hashlib.sha256(content).hexdigest(), command=command, torch=torch.__version__)
     (beside / WEIGHTS).chmod((out / RECIPE).stat().st_mode & 0o777)  # safetensors writes files that only their owner may read
     for path in sorted(beside.iterdir(), key=lambda path: path.name == WEIGHTS):
         os.replace(path, out / path.name)

@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from sinkscope.checksums import compare_checksum, compare_file, with_checksum
+from sinkscope.documents import check_fields, check_regular, read_json_object
 from sinkscope.errors import CallError, TrainingError
 from sinkscope.lab.canvases import PROMPT, Canvases
+from sinkscope.locks import claimed_file
 from sinkscope.progress import show_progress
 
 MANIFEST, TRAIN, HELD_OUT, TOKENIZER = "corpus.json", "train.bin", "held-out.bin", "tokenizer"
@@ -75,15 +78,22 @@ def make_corpus(texts: Iterable[LongText], out: Path, *, vocabulary: int = 4096,
     Raises:
         CallError: the folder exists, or there is nothing to train on or to hold out.
     """
-    from sinkscope.lab.texts import train_tokenizer_on
-
     texts = list(texts)
-    if out.exists():
-        raise CallError(f"{out}: expected a folder that does not exist yet; delete it or choose another")
     if not any(text.held_out for text in texts) or all(text.held_out for text in texts):
         raise CallError(f"expected documents to train on and documents to hold out, found {len(texts)} documents of one kind")
     if not 300 <= vocabulary <= 65536:
         raise CallError(f"vocabulary: expected 300 to 65536 tokens, found {vocabulary}")
+    with claimed_file(out, TrainingError):
+        if os.path.lexists(out):
+            raise CallError(f"{out}: expected a folder that does not exist yet; delete it or choose another")
+        _write(texts, out, vocabulary, source, progress)
+    return out
+
+
+def _write(texts: Sequence[LongText], out: Path, vocabulary: int, source: str, progress: bool) -> None:
+
+    from sinkscope.lab.texts import train_tokenizer_on
+
     training = [text for text in texts if not text.held_out]
     share = TOKENIZER_SAMPLE // len(training)
     tokenizer = train_tokenizer_on((text.text[:share] for text in training), vocabulary)
@@ -106,9 +116,8 @@ def make_corpus(texts: Iterable[LongText], out: Path, *, vocabulary: int = 4096,
             bar.advance()
     files = {name: _sha256(beside / name) for name in (TRAIN, HELD_OUT, f"{TOKENIZER}/tokenizer.json")}
     manifest = {"format": 1, "source": source, "vocabulary": len(tokenizer), "files": files, "documents": listed}
-    (beside / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    (beside / MANIFEST).write_text(json.dumps(with_checksum(manifest), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     os.replace(beside, out)
-    return out
 
 
 def open_corpus(folder: str | Path, *, verify: bool = True) -> Corpus:
@@ -119,17 +128,23 @@ def open_corpus(folder: str | Path, *, verify: bool = True) -> Corpus:
         TrainingError: a file of it is missing or was changed.
     """
     folder = Path(folder)
-    try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        files = dict(manifest["files"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CallError(f"{folder}: expected a corpus (a folder with {MANIFEST}), which cannot be read ({error})") from error
-    for name, expected in files.items():
+    from sinkscope.lab.recipe_schema import CorpusFile
+
+    path, advice = folder / MANIFEST, "make the corpus again"
+    manifest = read_json_object(path, CallError, f"expected a corpus, a folder with {MANIFEST}")
+    check_fields(manifest, CorpusFile, str(path), TrainingError, advice)
+    if verify:
+        compare_checksum(manifest, path, TrainingError, advice)
+    files = manifest["files"]
+    for name in (TRAIN, HELD_OUT, f"{TOKENIZER}/tokenizer.json"):
         path = folder / name
-        if not path.is_file():
-            raise TrainingError(f"{path}: expected a file of the corpus, found none; make the corpus again")
-        if verify and _sha256(path) != expected:
-            raise TrainingError(f"{path}: expected the checksum that {MANIFEST} lists, found another; make the corpus again")
+        if name not in files or not path.is_file():
+            raise TrainingError(f"{path}: expected a file of the corpus, found none; {advice}")
+        if verify:
+            compare_file(path, files[name], TrainingError, MANIFEST, advice)
+        size = check_regular(path, TrainingError, advice).st_size
+        if not size or (size % 2 and name != f"{TOKENIZER}/tokenizer.json"):
+            raise TrainingError(f"{path}: expected tokens of 2 bytes, found {size} bytes; {advice}")
     digest = hashlib.sha256("".join(files[name] for name in sorted(files)).encode()).hexdigest()[:16]
     return Corpus(
         f"corpus sha256:{digest}",

@@ -6,16 +6,22 @@ Every file is written under another name and renamed, so that a kill leaves the 
 
 import json
 import os
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from sinkscope.errors import TrainingError
+from sinkscope.checksums import compare_checksum, compare_file, compare_sealed, sealed, with_checksum
+from sinkscope.documents import check_fields, check_regular, exists, parse_json, read_json_object, read_lines
+from sinkscope.errors import CallError, TrainingError
 from sinkscope.lab.recipes import Recipe
+from sinkscope.locks import names_in
 
 STATE, LOG, RECIPE, SNAPSHOTS = "training-state.safetensors", "training.jsonl", "recipe.json", "snapshots"
+WEIGHTS = "model.safetensors"
 
 
 LATER = ("sink_token", "text", "first_token", "weighting", "snapshots")
@@ -24,21 +30,26 @@ LATER_OF_CANVASES = ("templates",)
 """Fields that recipes of earlier versions lack; their runs used today's defaults."""
 
 
+ADVICE = "delete the folder or choose another"
+UNFINISHED_CHECKPOINT = "checkpoint.writing"
+_FINISHED = "weights_sha256"
+
+
 def check_recipe(recipe: Recipe, out: Path) -> None:
-    """Raise TrainingError where a folder holds a run of another recipe.
+    """Raise an error where a folder holds a run of another recipe, or files that no run made.
 
     Raises:
-        TrainingError: the folder holds a run of another recipe.
+        CallError: files of something else.
+        TrainingError: the folder holds a run of another recipe, or a recipe that is damaged.
     """
     mine, path = _plain(recipe), out / RECIPE
-    if not path.exists():
+    names = [name for name in names_in(out) if not name.endswith(".writing")] if out.is_dir() else []
+    if names and RECIPE not in names:
+        raise CallError(f"{out} holds files of something else ({names[0]} …); choose another folder or an empty one")
+    if not names:
         return
-    try:
-        theirs = json.loads(path.read_text())
-    except ValueError as error:
-        raise TrainingError(
-            f"{path}: expected the recipe of a run, found no JSON ({error}); delete the folder or choose another"
-        ) from error
+    theirs = read_recipe(path)
+    stored = theirs
     defaults = _plain(Recipe("", "next_token", 1))
     theirs = {key: defaults[key] for key in LATER} | theirs
     for part, later in (("architecture", LATER_OF_ARCHITECTURE), ("canvases", LATER_OF_CANVASES)):
@@ -47,12 +58,42 @@ def check_recipe(recipe: Recipe, out: Path) -> None:
     if different:
         changes = ", ".join(f"{key} {theirs.get(key)!r} → {mine[key]!r}" for key in different)
         raise TrainingError(f"{out} holds a run of another recipe ({changes}); train into another folder or delete this one")
+    _check_checkpoint(stored, out, names)
+
+
+def _check_checkpoint(stored: Mapping[str, Any], out: Path, names: Sequence[str]) -> None:
+    """Raise TrainingError where a folder has weights or a config.json that its run did not write."""
+    if _FINISHED in stored and WEIGHTS in names:
+        compare_file(out / WEIGHTS, stored[_FINISHED], TrainingError, f"its {RECIPE}", ADVICE)
+    elif "command" not in stored:  # which a run adds when it is finished
+        strange = [name for name in (WEIGHTS, "config.json") if name in names]
+        if strange and not (out / UNFINISHED_CHECKPOINT).exists():
+            raise TrainingError(f"{out}: expected a run that is not finished, found {strange[0]}, which it did not write; {ADVICE}")
+
+
+def read_recipe(path: Path) -> dict[str, Any]:
+    """Return the recipe of a run, as it is stored.
+
+    Raises:
+        TrainingError: it cannot be read, a field does not fit, or it was changed.
+    """
+    from sinkscope.lab.recipe_schema import RecipeFile
+
+    found = read_json_object(path, TrainingError, ADVICE)
+    check_fields(found, RecipeFile, str(path), TrainingError, ADVICE)
+    compare_checksum(found, path, TrainingError, ADVICE)
+    return found
+
+
+def finish_recipe(out: Path, weights: str, **more: str) -> None:
+    """Add to the recipe of a run what its checkpoint is: the sha256 of the weights, and how they were made."""
+    write_object(out / RECIPE, with_checksum(read_recipe(out / RECIPE) | {**more, _FINISHED: weights}))
 
 
 def write_recipe(recipe: Recipe, out: Path) -> None:
     """Write a resolved recipe into a folder that has none yet."""
     if not (out / RECIPE).exists():
-        _write_whole(out / RECIPE, json.dumps(_plain(recipe), indent=2) + "\n")
+        write_object(out / RECIPE, with_checksum(_plain(recipe)))
 
 
 def _plain(recipe: Recipe) -> dict[str, Any]:
@@ -70,20 +111,31 @@ def save_state(out: Path, network: Any, optimiser: torch.optim.Optimizer, update
 
 def load_state(out: Path, network: Any, optimiser: torch.optim.Optimizer) -> int:
     """Set a network and its optimiser to the last saved state; return its number of updates, 0 where there is none."""
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
-    if not (out / STATE).exists():
+    path, advice = out / STATE, f"delete {STATE} to begin anew"
+    if not exists(path):
         return 0
-    with safe_open(out / STATE, "pt") as state, torch.no_grad():
-        update = int(state.metadata()["update"])
-        for name, parameter in network.named_parameters():
-            parameter.copy_(state.get_tensor(f"weight.{name}"))
-            optimiser.state[parameter] = {
-                "step": state.get_tensor(f"step.{name}").to(parameter.device),
-                "exp_avg": state.get_tensor(f"exp_avg.{name}").to(parameter.device),
-                "exp_avg_sq": state.get_tensor(f"exp_avg_sq.{name}").to(parameter.device),
-            }
-    return update
+    check_regular(path, TrainingError, advice)
+    compare_sealed(path, TrainingError, advice)
+    try:
+        with safe_open(path, "pt") as state, torch.no_grad():
+            update = (state.metadata() or {}).get("update", "")
+            if not re.fullmatch(r"[0-9]{1,9}", update):
+                raise TrainingError(f"{path}: update: expected a whole number, found {update[:60]!r}; {advice}")
+            for name, parameter in network.named_parameters():
+                tensors = {kind: state.get_tensor(f"{kind}.{name}") for kind in ("weight", "step", "exp_avg", "exp_avg_sq")}
+                for kind, tensor in tensors.items():
+                    if kind != "step" and tensor.shape != parameter.shape:
+                        found, expected = tuple(tensor.shape), tuple(parameter.shape)
+                        raise TrainingError(f"{path}: {kind}.{name}: expected shape {expected}, found {found}; {advice}")
+                parameter.copy_(tensors.pop("weight"))
+                optimiser.state[parameter] = {kind: tensor.to(parameter.device) for kind, tensor in tensors.items()}
+    except SafetensorError as error:
+        raise TrainingError(
+            f"{path}: expected the state of this run, found a file that is damaged or of another network; {advice}"
+        ) from error
+    return int(update)
 
 
 def save_snapshot(out: Path, network: Any, update: int) -> None:
@@ -96,20 +148,36 @@ def save_snapshot(out: Path, network: Any, update: int) -> None:
 def cut_log(out: Path, update: int) -> None:
     """Drop the rows of the log that are newer than the state from which a run resumes."""
     path = out / LOG
-    if path.exists():
-        kept = [line for line in path.read_text().splitlines() if line.endswith("}") and json.loads(line)["update"] <= update]
-        _write_whole(path, "".join(line + "\n" for line in kept))
+    if not exists(path):
+        return
+    kept = []
+    for number, line in read_lines(path, TrainingError, ADVICE):
+        if line.endswith("}"):  # a kill may have cut the last row
+            row = parse_json(line, f"{path}, line {number}", TrainingError, ADVICE) if "NaN" not in line else json.loads(line)
+            done = row.get("update") if isinstance(row, dict) else None
+            if not isinstance(done, int):
+                raise TrainingError(f"{path}, line {number}: expected a row with its update, found {line[:60]!r}; {ADVICE}")
+            if done <= update:
+                kept.append(line + "\n")
+    _write_whole(path, "".join(kept))
 
 
 def _write_tensors(path: Path, tensors: dict[str, torch.Tensor], update: int) -> None:
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     beside = path.with_suffix(".writing")
-    save_file(tensors, beside, metadata={"update": str(update)})
+    with beside.open("wb") as file:
+        for piece in sealed(save(tensors, {"update": str(update)})):
+            file.write(piece)
     os.replace(beside, path)
+
+
+def write_object(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON object under another name, and rename it."""
+    _write_whole(path, json.dumps(content, indent=2) + "\n")
 
 
 def _write_whole(path: Path, text: str) -> None:
     beside = path.with_name(path.name + ".writing")
-    beside.write_text(text)
+    beside.write_text(text, encoding="utf-8")
     os.replace(beside, path)

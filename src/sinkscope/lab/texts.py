@@ -6,7 +6,6 @@ fewer than twenty documents, validation uses the training text.
 """
 
 import hashlib
-import json
 import random
 import re
 from collections.abc import Iterable
@@ -16,12 +15,15 @@ from typing import Any
 
 import torch
 
+from sinkscope.documents import parse_json, read_text
 from sinkscope.errors import CallError, TrainingError
 from sinkscope.lab.canvases import PROMPT, Canvases, CanvasMix
 from sinkscope.lab.vocabulary import BOS, EOS, MASK
 
 HELD_OUT_EVERY = 20
 VOCABULARY = 2048
+LARGEST = 1 << 32
+"""Bytes of a file of text, which is held in memory."""
 
 
 @dataclass(frozen=True)
@@ -52,13 +54,10 @@ def read_texts(path: str | Path) -> Texts:
         CallError: the file cannot be read or holds no text, or a line is no document.
     """
     path = Path(path)
-    try:
-        content = path.read_bytes()
-        text = content.decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise CallError(f"{path}: expected a file of UTF-8 text, found one that cannot be read ({error})") from error
+    text = read_text(path, CallError, "expected a file of UTF-8 text", most=LARGEST)
+    content = text.encode()
     if path.suffix == ".jsonl":
-        documents = [_document(line, f"{path}, line {number}") for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+        documents = [_document(line, f"{path}, line {number}") for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     else:
         documents = [Document("", part.strip()) for part in re.split(r"\n\s*\n", text) if part.strip()]
     if not documents:
@@ -67,10 +66,7 @@ def read_texts(path: str | Path) -> Texts:
 
 
 def _document(line: str, where: str) -> Document:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise CallError(f"{where}: expected JSON, found {line[:60]!r}") from error
+    row = parse_json(line, where, CallError)
     for keys in (("text",), ("prompt", "answer")):
         if isinstance(row, dict) and set(keys) <= set(row) and all(isinstance(row[key], str) for key in keys) and row[keys[-1]].strip():
             return Document(row["prompt"] if len(keys) == 2 else "", row[keys[-1]])

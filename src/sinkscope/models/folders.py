@@ -1,15 +1,18 @@
 """The folder of a checkpoint, by the name a user gives: bundled, local, or on the hub."""
 
 import difflib
-import json
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from sinkscope.documents import check_regular, exists, read_json_object
 from sinkscope.errors import CallError, ModelError
 from sinkscope.models.weights import listing
 
 BUNDLED = ("lab-diffusion", "lab-autoregressive", "lab-sink-token", "lab-shifted")
+LARGEST_CONFIG, LARGEST_TEXT = 16 << 20, 512 << 20
+"""Bytes of a config.json, and of the largest file of a tokenizer."""
+TEXTS = (".json", ".txt", ".model", ".jinja")
 
 OWN_NETWORK = "any other network that you have in Python can be recorded as it is: sinkscope.recording(network, out=…)"
 
@@ -33,8 +36,11 @@ def find_folder(name: str, revision: str | None = None, weights: bool = True) ->
                 f"{name} is a bundled model, but {folder} holds no config.json; reinstall sinkscope, or `sinkscope train {name} --out DIR`"
             )
         return folder
-    folder = Path(name).expanduser()
-    if name and folder.exists():
+    try:
+        folder = Path(name).expanduser()
+    except RuntimeError as error:
+        raise CallError(f"no model {name!r}: there is no user of that name; pass a folder that exists") from error
+    if name and exists(folder):
         if not folder.is_dir():
             raise CallError(f"{name} is a file; expected a folder with config.json and safetensors weights")
         return folder
@@ -77,12 +83,21 @@ def read_config(folder: Path) -> dict[str, Any]:
         ModelError: none there, or no JSON object.
     """
     path = folder / "config.json"
-    if not path.exists():
+    if not exists(path):
         raise ModelError(f"{folder} is no model: expected config.json in it, found {listing(folder)}")
-    try:
-        config = json.loads(path.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ModelError(f"{path}: expected JSON, found something else ({error})") from error
-    if not isinstance(config, dict):
-        raise ModelError(f"{path}: expected a JSON object, found {type(config).__name__}")
+    config = read_json_object(path, ModelError, "correct the file or fetch it again", most=LARGEST_CONFIG, any_number=True)
+    names = config.get("architectures")
+    if names is not None and not (isinstance(names, list) and all(isinstance(one, str) for one in names)):
+        raise ModelError(f"{path}: architectures: expected a list of names or null, found {names!r}")
     return config
+
+
+def check_files(folder: Path) -> None:
+    """Raise an error where a file that is about to be read is none that ends, or larger than such a file can be.
+
+    Raises:
+        ModelError: a named pipe, a device, or a text file of gigabytes.
+    """
+    for path in sorted(folder.iterdir()):
+        if path.suffix in TEXTS or path.suffix == ".safetensors":
+            check_regular(path, ModelError, "fetch the files again", most=LARGEST_TEXT if path.suffix in TEXTS else None)

@@ -12,11 +12,15 @@ from typing import Any
 
 import torch
 
-from sinkscope.errors import CallError
-from sinkscope.models.folders import find_folder
+from sinkscope.checksums import sealed
+from sinkscope.documents import read_json_object
+from sinkscope.errors import CallError, ModelError
+from sinkscope.locks import claimed_folder, names_in
+from sinkscope.models.folders import find_folder, read_config
 from sinkscope.models.loading import load
 from sinkscope.models.sink_token.stream import constant_keys
 from sinkscope.models.sink_token.variant import KEY, SinkToken
+from sinkscope.work_items import write_whole
 
 EMBEDDING, KEYS, VALUES = (f"model.sink_token.{name}" for name in ("embedding", "keys", "values"))
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -32,34 +36,55 @@ def fold(name: str, out: Path) -> Path:
     Raises:
         CallError: the model has no trained sink token, or a folded one, or the folder holds something.
     """
-    from safetensors.torch import load_file, save_file
+    with claimed_folder(out, ModelError):
+        if names_in(out):
+            raise CallError(f"{out}: expected a new or empty folder for the folded model, found something there; choose another")
+        folder = find_folder(name)
+        network = load(folder, dtype=torch.float32).network
+        variant = _foldable(network, name)
+        with torch.no_grad():
+            keys, values = constant_keys(network.model)
+        constants = {KEYS: keys} | ({} if values is None else {VALUES: values})
+        _write(folder, out, dataclasses.replace(variant, folded=True), constants)
+    return out
 
-    if out.exists() and (not out.is_dir() or next(out.iterdir(), None) is not None):
-        raise CallError(f"{out}: expected a new or empty folder for the folded model, found something there; choose another")
-    folder = find_folder(name)
-    network = load(folder, dtype=torch.float32).network
-    variant = _foldable(network, name)
-    with torch.no_grad():
-        keys, values = constant_keys(network.model)
-    constants = {KEYS: keys} | ({} if values is None else {VALUES: values})
-    out.mkdir(parents=True, exist_ok=True)
-    index = json.loads((folder / INDEX).read_text()) if (folder / INDEX).exists() else None
+
+def _write(folder: Path, out: Path, variant: SinkToken, constants: dict[str, torch.Tensor]) -> None:
+    """Write the folded model, its config.json last: without it, a folder is no model.
+
+    Raises:
+        ModelError: no permission, no space.
+    """
+    from safetensors.torch import load_file, save
+
+    index = read_json_object(folder / INDEX, ModelError) if (folder / INDEX).exists() else None
     home = WEIGHTS if index is None else index["weight_map"].pop(EMBEDDING)
     weights = load_file(folder / home)
     removed = weights.pop(EMBEDDING)
-    save_file({name: tensor.contiguous() for name, tensor in (weights | constants).items()}, out / home, metadata={"format": "pt"})
+    content = save({name: tensor.contiguous() for name, tensor in (weights | constants).items()}, metadata={"format": "pt"})
+    written = {home: sealed(content)}
     if index is not None:
         index["weight_map"] |= dict.fromkeys(constants, home)
         if "total_size" in index.get("metadata", {}):
             index["metadata"]["total_size"] += sum(one.nbytes for one in constants.values()) - removed.nbytes
-        (out / INDEX).write_text(json.dumps(index, indent=2) + "\n")
-    config = json.loads((folder / "config.json").read_text())
-    config[KEY] = dataclasses.replace(variant, folded=True).as_config()
-    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    for path in folder.iterdir():
-        if path.is_file() and not (out / path.name).exists():
-            shutil.copy(path, out / path.name)
-    return out
+        written[INDEX] = [f"{json.dumps(index, indent=2)}\n".encode()]
+    config = read_config(folder) | {KEY: variant.as_config()}
+    written["config.json"] = [f"{json.dumps(config, indent=2)}\n".encode()]
+    made: list[Path] = []
+    try:
+        for path in sorted(folder.iterdir()):
+            if path.is_file() and path.name not in written:
+                made.append(out / path.name)
+                shutil.copy(path, out / path.name)
+        for file, pieces in written.items():
+            made.append(out / file)
+            write_whole(out / file, pieces, ModelError, "make room or choose another folder")
+    except BaseException as error:
+        for path in made:
+            path.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise ModelError(f"{out} cannot be written ({error.strerror or error}); make room or choose another folder") from error
+        raise
 
 
 def _foldable(network: Any, name: str) -> SinkToken:

@@ -14,15 +14,17 @@ from typing import Any
 
 import torch
 
+from sinkscope.checksums import compare_sealed
 from sinkscope.errors import CallError, ModelError
 from sinkscope.models.conversion import Converted, convert_config, rename_tensor, tensor_renamings
+from sinkscope.models.devices import find_device
 from sinkscope.models.family import Family
-from sinkscope.models.folders import BUNDLED, find_folder, read_config
+from sinkscope.models.folders import BUNDLED, check_files, find_folder, read_config
 from sinkscope.models.model import Model, ModelCard
 from sinkscope.models.recognition import recognise
 from sinkscope.models.sink_token import SinkToken, check_token_id, split_config, with_sink
 from sinkscope.models.tokenization import load_tokenizer
-from sinkscope.models.weights import DTYPES, StoredTensor, UsedTensors, match_tensors, read_headers, weight_files
+from sinkscope.models.weights import DTYPES, StoredTensor, UsedTensors, check_shape, match_tensors, read_headers, weight_files
 
 DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 
@@ -49,10 +51,16 @@ def load(
         ModelError: the folder holds no model, or its weights do not fit its config.json.
     """
     folder = find_folder(str(name), revision)
+    if device_map is None:
+        device = find_device(device)
     config, family, variant = _read_identity(folder)
     converted = convert_config(config, family, str(folder))
+    check_files(folder)
     files = weight_files(folder)
     tensors = read_headers(files)
+    check_shape(converted.fields, tensors, folder)
+    for file in files:
+        compare_sealed(file, ModelError, "fetch the file again")
     stored = _stored_dtype(config, folder) or _widest(tensors)
     wanted = _dtype(dtype, "float32" if str(name) in BUNDLED else stored)
     with quiet():
@@ -264,8 +272,8 @@ def _to_device(network: Any, device: str | torch.device) -> Any:
     """Return the network on a device."""
     try:
         return network.to(device)
-    except (RuntimeError, AssertionError) as error:
-        raise CallError(f"device {device!r} cannot be used here ({_first_line(error)}); pass device='cpu'") from error
+    except RuntimeError as error:  # as a rule, no memory is left
+        raise CallError(f"device: the model cannot be moved to {device} ({_first_line(error)}); pass device='cpu'") from error
 
 
 def _hash(files: list[Path]) -> str:

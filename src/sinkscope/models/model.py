@@ -96,6 +96,7 @@ class Model:
             ModelError: a tokenizer whose tokens the network does not have.
         """
         if isinstance(prompt, str):
+            _refuse_surrogates(prompt)
             ids = list(self.tokenizer(prompt).input_ids)
             self._refuse_unknown(prompt, ids)
             self._refuse_foreign(ids)
@@ -165,6 +166,7 @@ class Model:
         ):
             raise CallError(f'expected messages as a list of {{"role": …, "content": …}}, found {messages!r}')
         text = self._conversation(list(messages))
+        _refuse_surrogates(text)
         ids = list(self.tokenizer(text, add_special_tokens=False).input_ids)
         self._refuse_unknown(text, ids)
         self._refuse_foreign(ids)
@@ -202,6 +204,14 @@ class Model:
                 f"(for {self.family.name}'s own template it lacks {', '.join(lacking)}: this is a base model)"
             )
         return self.family.chat_template
+
+
+def _refuse_surrogates(text: str) -> None:
+    """Raise CallError for text that has no UTF-8, which no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise CallError(f"prompt: expected text, found the lone surrogate {text[error.start]!a} at character {error.start}") from error
 
 
 def _read_ids(prompt: Any) -> list[int]:

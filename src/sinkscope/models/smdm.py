@@ -17,13 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sinkscope.checksums import sealed
 from sinkscope.errors import CallError, ModelError
+from sinkscope.locks import claimed_folder, names_in
 from sinkscope.models.families import FAMILIES
 from sinkscope.models.layouts import MARK
 from sinkscope.models.loading import quiet
 from sinkscope.models.sink_token import KEY, SinkToken, check_token_id, split_config
 from sinkscope.models.tokenization import load_tokenizer
 from sinkscope.models.weights import DTYPES
+from sinkscope.work_items import write_whole
 
 HEADS = {256: 4, 384: 6, 512: 8, 576: 9, 640: 10, 768: 12, 896: 14, 1024: 16}
 HEADS |= {1280: 10, 1408: 11, 1536: 12, 1792: 14, 2048: 16, 2176: 17}
@@ -59,24 +62,40 @@ def convert(file: Path, out: Path, *, tokenizer: Path, heads: int | None = None)
         CallError: arguments that do not fit.
         ModelError: the file does not hold exactly the tensors of such a model, or the tokenizer belongs to another one.
     """
-    from safetensors.torch import save_file
-
-    if out.exists() and (not out.is_dir() or next(out.iterdir(), None) is not None):
-        raise CallError(f"{out}: expected a new or empty folder for the converted model, found something there; choose another")
     if not (tokenizer / "tokenizer.json").exists() and not (tokenizer / "tokenizer.model").exists():
         raise CallError(f"--tokenizer {tokenizer}: expected a folder with tokenizer.json, found none")
     if heads is not None and heads < 1:
         raise CallError(f"--heads: expected a whole number from 1 upwards, found {heads}")
-    weights = read_tensors(file)
-    config, tensors = convert_weights(weights, str(file), heads)
-    _check_tokenizer(tokenizer, config, file)
-    out.mkdir(parents=True, exist_ok=True)
-    save_file({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, out / "model.safetensors", metadata={"format": "pt"})
-    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    for name in TOKENIZER_FILES:
-        if (tokenizer / name).exists():
-            shutil.copy(tokenizer / name, out / name)
+    with claimed_folder(out, ModelError):
+        if names_in(out):
+            raise CallError(f"{out}: expected a new or empty folder for the converted model, found something there; choose another")
+        config, tensors = convert_weights(read_tensors(file), str(file), heads)
+        _check_tokenizer(tokenizer, config, file)
+        _write(out, config, tensors, tokenizer)
     return out
+
+
+def _write(out: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], tokenizer: Path) -> None:
+    """Write the converted model, its config.json last: without it, a folder is no model.
+
+    Raises:
+        ModelError: no permission, no space.
+    """
+    from safetensors.torch import save
+
+    try:
+        for name in TOKENIZER_FILES:
+            if (tokenizer / name).exists():
+                shutil.copy(tokenizer / name, out / name)
+        content = sealed(save({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, metadata={"format": "pt"}))
+        for name, pieces in (("model.safetensors", content), ("config.json", [f"{json.dumps(config, indent=2)}\n".encode()])):
+            write_whole(out / name, pieces, ModelError, "make room or choose another folder")
+    except BaseException as error:
+        for name in (*TOKENIZER_FILES, "model.safetensors", "config.json"):
+            (out / name).unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise ModelError(f"{out} cannot be written ({error.strerror or error}); make room or choose another folder") from error
+        raise
 
 
 def _check_tokenizer(folder: Path, config: Mapping[str, Any], file: Path) -> None:

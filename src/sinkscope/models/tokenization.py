@@ -1,13 +1,14 @@
 """The tokenizer of a checkpoint folder, made from its data files; code in the folder is never run."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sinkscope.documents import describe, read_json_object
 from sinkscope.errors import ModelError
 from sinkscope.models.families import FAMILIES
 from sinkscope.models.family import Family
+from sinkscope.models.folders import LARGEST_TEXT
 from sinkscope.models.layouts import STOCK
 
 _DATA_CLASSES = (None, "PreTrainedTokenizerFast", "TokenizersBackend")  # classes that do nothing but read tokenizer.json
@@ -42,13 +43,7 @@ def load_tokenizer(folder: Path, family: Family, config: Mapping[str, Any]) -> A
 
 def _read_object(path: Path) -> dict[str, Any]:
     """Return the JSON object of a file."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelError(f"{path}: expected JSON, found something else ({error}); fetch the file again") from error
-    if not isinstance(found, dict):
-        raise ModelError(f"{path}: expected a JSON object, found {type(found).__name__}; fetch the file again")
-    return found
+    return read_json_object(path, ModelError, "fetch the file again", most=LARGEST_TEXT, any_number=True)
 
 
 def _check_settings(settings: Mapping[str, Any], family: Family, config: Mapping[str, Any], folder: Path) -> None:
@@ -56,6 +51,9 @@ def _check_settings(settings: Mapping[str, Any], family: Family, config: Mapping
     kind, file = settings.get("tokenizer_class"), f"{folder}/{SETTINGS}"
     if kind is not None and not isinstance(kind, str):
         raise ModelError(f"{file}: tokenizer_class: expected the name of a class, found {kind!r}")
+    longest = settings.get("model_max_length")
+    if isinstance(longest, bool) or not isinstance(longest, int | float | None):
+        raise ModelError(f"{file}: model_max_length: expected a number of tokens, found {describe(longest)}")
     if not isinstance(settings.get("chat_template"), str | list | None):
         raise ModelError(f"{file}: chat_template: expected Jinja as text, found {settings['chat_template']!r}")
     added = settings.get("added_tokens_decoder") or {}

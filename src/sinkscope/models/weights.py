@@ -3,13 +3,13 @@
 Only headers of safetensors files are read here, so that a folder that does not fit is refused before anything is loaded.
 """
 
-import json
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sinkscope.documents import check_regular, describe, parse_json, read_json_object
 from sinkscope.errors import ModelError
 from sinkscope.models.conversion import published_name, rename_tensor
 from sinkscope.models.layouts import Layout
@@ -18,6 +18,8 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _LONGEST_HEADER = 100_000_000  # bytes; the limit of the safetensors format
+LONGEST_CANVAS = 1 << 24
+FETCH = "fetch the file again"
 _DAMAGED = "the file is damaged or cut short, fetch it again"
 
 
@@ -82,10 +84,9 @@ def listing(folder: Path) -> str:
 def _weight_map(index: Path) -> dict[str, str]:
     """Return file by tensor, as the index of a sharded checkpoint lists them."""
     try:
-        found = json.loads(index.read_text())["weight_map"]
-        names = {str(key): str(file) for key, file in found.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelError(f"{index}: expected JSON with a weight_map, found something else ({error!r})") from error
+        names = {str(key): str(file) for key, file in read_json_object(index, ModelError, FETCH)["weight_map"].items()}
+    except (KeyError, AttributeError) as error:
+        raise ModelError(f"{index}: expected JSON with a weight_map, an object from tensor to file, found none; {FETCH}") from error
     outside = [file for file in names.values() if Path(file).name != file or not file.endswith(".safetensors")]
     if outside or not names:
         raise ModelError(f"{index}: weight_map: expected safetensors files of this folder, found {outside[0] if outside else 'no entry'!r}")
@@ -118,7 +119,7 @@ def read_headers(files: list[Path]) -> dict[str, StoredTensor]:
 
 def _read_header(path: Path) -> dict[str, StoredTensor]:
     """Return the tensors that the header of a safetensors file lists."""
-    size = path.stat().st_size
+    size = check_regular(path, ModelError, FETCH).st_size
     with path.open("rb") as file:
         first = file.read(8)
         length = struct.unpack("<Q", first)[0] if len(first) == 8 else size
@@ -127,19 +128,51 @@ def _read_header(path: Path) -> dict[str, StoredTensor]:
                 f"{path}: its weights cannot be read: expected a header of {length} bytes, found {max(0, size - 8)} bytes; {_DAMAGED}"
             )
         text = file.read(length)
+    header = parse_json(text, f"{path}: its weights cannot be read: header", ModelError, _DAMAGED)
     try:
-        header = json.loads(text)
         header.pop("__metadata__", None)
-        tensors = {name: StoredTensor(path, str(one["dtype"]), tuple(one["shape"])) for name, one in header.items()}
-        end = 8 + length + max((int(one["data_offsets"][1]) for one in header.values()), default=0)
+        tensors = {name: StoredTensor(path, str(one["dtype"]), tuple(map(_size, one["shape"]))) for name, one in header.items()}
+        end = 8 + length + max((_size(one["data_offsets"][1]) for one in header.values()), default=0)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise ModelError(f"{path}: its weights cannot be read: expected a safetensors header ({error!r}); {_DAMAGED}") from error
+        raise ModelError(f"{path}: its weights cannot be read: expected a safetensors header, found another; {_DAMAGED}") from error
     if end != size:
         raise ModelError(f"{path}: its weights cannot be read: expected {end} bytes by its header, found {size}; {_DAMAGED}")
     for name, tensor in tensors.items():
         if tensor.dtype not in DTYPES:
             raise ModelError(f"{path}: {name}: expected {', '.join(DTYPES)}, found {tensor.dtype}; quantised weights are not read")
     return tensors
+
+
+def _size(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(value)
+    return value
+
+
+def check_shape(fields: Mapping[str, Any], stored: Mapping[str, StoredTensor], folder: Path) -> None:
+    """Raise an error, before a network is built, where a config asks for more than its files can hold.
+
+    Raises:
+        ModelError: a size that is no whole number above 0, more layers than tensors, or a size that no tensor has.
+    """
+    most = max((size for tensor in stored.values() for size in tensor.shape), default=0)
+    bounds = {
+        "num_hidden_layers": len(stored),
+        "hidden_size": most,
+        "intermediate_size": most,
+        "vocab_size": most,
+        "num_attention_heads": most,
+        "num_key_value_heads": most,
+        "head_dim": most,
+        "max_position_embeddings": LONGEST_CANVAS,
+    }
+    for name, bound in bounds.items():
+        found = fields.get(name)
+        if found is None:
+            continue
+        if not isinstance(found, int) or isinstance(found, bool) or not 1 <= found <= bound:
+            why = f", which is what its {len(stored)} tensors can hold" if bound != LONGEST_CANVAS else ""
+            raise ModelError(f"{folder}/config.json: {name}: expected a whole number from 1 to {bound}{why}, found {describe(found)}")
 
 
 def match_tensors(

@@ -9,7 +9,8 @@ from typing import Any, Literal, get_args
 from torch import nn
 
 from sinkscope.attention import subscribed
-from sinkscope.errors import CallError
+from sinkscope.errors import CallError, TraceError
+from sinkscope.locks import claimed_folder
 from sinkscope.models import Model
 from sinkscope.recorder.destination import Destination, TraceFolders
 from sinkscope.recorder.step_recorder import Recorder
@@ -57,17 +58,18 @@ def recording(
     if tokenizer is not None and isinstance(model, Model):
         raise CallError(f"tokenizer: {model.card.name} has its own; leave it out")
     folder = Path(out)
-    claim_folder(folder, overwrite)
-    if keep != "statistics":
-        with recording_to(model, TraceFolders(folder, numbered, top if keep == "top" else None), tokenizer) as recorder:
-            yield recorder
-        return
-    from sinkscope.recorder.statistics_destination import StatisticsDestination, own_folder
+    with claimed_folder(folder, TraceError):
+        claim_folder(folder, overwrite)
+        if keep != "statistics":
+            with recording_to(model, TraceFolders(folder, numbered, top if keep == "top" else None), tokenizer) as recorder:
+                yield recorder
+            return
+        from sinkscope.recorder.statistics_destination import StatisticsDestination, own_folder
 
-    statistics = own_folder(folder)
-    with recording_to(model, StatisticsDestination(statistics, count()), tokenizer) as recorder:
-        yield recorder
-    statistics.close()  # after an error the folder stays incomplete, with the prompts that are whole
+        statistics = own_folder(folder)
+        with recording_to(model, StatisticsDestination(statistics, count()), tokenizer) as recorder:
+            yield recorder
+        statistics.close()  # after an error the folder stays incomplete, with the prompts that are whole
 
 
 @contextmanager

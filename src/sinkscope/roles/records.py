@@ -1,11 +1,12 @@
 """`Roles`: the roles of a model's heads, as `find_roles` returns them and as ``roles.json`` keeps them."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from sinkscope.checksums import CHECKSUM, compare_checksum
+from sinkscope.documents import check_fields, exists, read_json_object
 from sinkscope.errors import CallError
 from sinkscope.roles.verdict import ROLES, Estimate, Role, Rules
 
@@ -107,14 +108,13 @@ class Roles:
         Raises:
             CallError: they are not such values.
         """
-        try:
-            heads = tuple(_head(one) for one in values["heads"])
-            if unknown := {one.role for one in heads} - set(ROLES):
-                raise ValueError(f"the role {min(unknown)!r}")
-            failed = {int(number): why for number, why in values["failed"].items()}
-            return cls(**dict(values) | {"rules": Rules(**values["rules"]), "heads": heads, "failed": failed})
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise CallError(f"expected what `sinkscope roles` writes, found {type(error).__name__}: {error}") from error
+        from sinkscope.roles.role_schema import RolesFile
+
+        check_fields(values, RolesFile, "roles", CallError, "expected what `sinkscope roles` writes")
+        plain = {name: value for name, value in values.items() if name != CHECKSUM}
+        heads = tuple(_head(one) for one in plain["heads"])
+        failed = {int(number): why for number, why in plain["failed"].items()}
+        return cls(**plain | {"rules": Rules(**plain["rules"]), "heads": heads, "failed": failed})
 
 
 def _head(values: Mapping[str, Any]) -> HeadRole:
@@ -132,16 +132,15 @@ def read_roles(path: str | Path) -> Roles:
         CallError: there is no such file, or it holds something else.
     """
     file = Path(path) / FILE if Path(path).is_dir() else Path(path)
+    if not exists(file):
+        raise CallError(f"{file}: no roles there (No such file or directory); `sinkscope roles MODEL --out FOLDER` finds them")
+    values = read_json_object(file, CallError, "expected what `sinkscope roles` writes")
     try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CallError(f"{file}: no roles there ({error.strerror}); `sinkscope roles MODEL --out FOLDER` finds them") from error
-    except ValueError as error:
-        raise CallError(f"{file}: expected JSON ({error})") from error
-    try:
-        return Roles.from_dict(values)
+        roles = Roles.from_dict(values)
     except CallError as error:
         raise CallError(f"{file}: {error}") from error
+    compare_checksum(values, file, CallError)
+    return roles
 
 
 def roles_for(weight_hash: str | None, given: Roles | None) -> Roles | None:

@@ -1,7 +1,6 @@
 """The folder of a run: one JSON file for each prompt that is done, written whole, so that a killed run loses one prompt at most.
 
 run.json             what decides the results; another run is refused
-lock                 held by the process at work
 choose/000000.json   of a prompt that chooses heads, which of them have a sink on each canvas
 judge/000001.json    of a prompt that judges them, a row for each head and canvas
 roles.json           the verdicts, written at the end by the command
@@ -13,10 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from sinkscope.checksums import CHECKSUM, checksum_of, with_checksum
 from sinkscope.errors import CallError, EvaluationError
-from sinkscope.work_items import differences, item_path, lock, read_object, write_whole
+from sinkscope.locks import claimed_folder, names_in
+from sinkscope.work_items import differences, item_path, read_object, write_whole
 
-RUN, LOCK = "run.json", "lock"
+RUN, LOCK = "run.json", "lock"  # the latter in folders of earlier versions
 ADVICE = "make room or choose another folder; the same command goes on"
 
 
@@ -29,14 +30,15 @@ class PromptStore:
     def read(self, kind: str, number: int) -> list[dict[str, Any]] | None:
         """Return the rows of a prompt, None where it is not done."""
         found = None if self._folder is None else read_object(item_path(self._folder / kind, number, ".json"))
-        return None if found is None else found.get("rows")
+        damaged = found is not None and CHECKSUM in found and found[CHECKSUM] != checksum_of(found)
+        return None if found is None or damaged else found.get("rows")
 
     def write(self, kind: str, number: int, rows: list[dict[str, Any]]) -> None:
         """Keep the rows of a prompt."""
         if self._folder is not None:
             path = item_path(self._folder / kind, number, ".json")
             path.parent.mkdir(exist_ok=True)
-            write_whole(path, json.dumps({"rows": rows}).encode(), EvaluationError, ADVICE)
+            write_whole(path, json.dumps(with_checksum({"rows": rows})).encode(), EvaluationError, ADVICE)
 
 
 @contextmanager
@@ -54,23 +56,13 @@ def open_store(folder: Path | None, identity: Mapping[str, Any]) -> Iterator[Pro
     if folder is None:
         yield PromptStore(None)
         return
-    import fcntl
-
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        names = {path.name for path in folder.iterdir()}
-    except OSError as error:
-        raise EvaluationError(f"{folder} cannot be written ({error.strerror}); choose another folder") from error
-    if RUN not in names and names - {LOCK}:
-        raise CallError(f"{folder} holds something else ({min(names - {LOCK})} …); choose a new or empty folder")
-    theirs = read_object(folder / RUN)
-    for name, old, new in differences(theirs, identity) if theirs is not None else ():
-        raise CallError(f"{folder} holds the roles of another run: its {name} is {old!r}, now it is {new!r}; choose another folder")
-    with (folder / LOCK).open("a+") as held:
-        try:
-            lock(held, fcntl.LOCK_EX | fcntl.LOCK_NB, EvaluationError)
-        except BlockingIOError as error:
-            raise CallError(f"{folder}: another process is at work in it; wait for it or choose another folder") from error
+    with claimed_folder(folder, EvaluationError):
+        names = names_in(folder)
+        if RUN not in names and set(names) - {LOCK}:
+            raise CallError(f"{folder} holds something else ({min(set(names) - {LOCK})} …); choose a new or empty folder")
+        theirs = read_object(folder / RUN)
+        for name, old, new in differences(theirs, identity) if theirs is not None else ():
+            raise CallError(f"{folder} holds the roles of another run: its {name} is {old!r}, now it is {new!r}; choose another folder")
         if theirs is None:
             write_whole(folder / RUN, json.dumps(identity, indent=1).encode(), EvaluationError, ADVICE)
         yield PromptStore(folder)

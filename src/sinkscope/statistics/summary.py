@@ -19,6 +19,11 @@ from sinkscope.statistics.statistic import Key, feed_of
 from sinkscope.statistics.thresholds import THRESHOLDS, Threshold
 from sinkscope.statistics.triggers import TriggerTest
 
+MOST_COUNTED = 1 << 53
+"""Bound of counts: larger ones are not exact as float64."""
+LARGEST_NAMES = 64 << 20
+"""Bytes of the names of statistics."""
+
 
 class Summary:
     """What many prompts show together.
@@ -104,19 +109,15 @@ class Summary:
             SinkscopeError: arrays of something else.
         """
         try:
-            layers, heads, excess, causal = arrays["settings"].tolist()
-            found = cls(int(layers), int(heads), excess=excess, causal=bool(causal))
+            layers, heads, excess, causal = _settings(arrays)
+            found = cls(layers, heads, excess=excess, causal=causal)
             for name, empty in found.arrays.items():
-                fixed = not name.startswith("tokens.")
-                found.arrays[name] = np.array(arrays[name]).reshape(empty.shape) if fixed else np.array(arrays[name])
-            listed = json.loads(zlib.decompress(np.asarray(arrays["profiles.keys"]).tobytes()))
-            found.keys = tuple((name, tuple((key, value) for key, value in place)) for name, place in listed)
-            found.values = np.stack([arrays[f"profiles.{name}"].astype(np.float64) for name in ("count", "sum", "square")], axis=-1)
-            if len(found.keys) != len(found.values):
-                raise ValueError(f"{len(found.keys)} names for {len(found.values)} statistics")
-        except (KeyError, ValueError, zlib.error) as error:
+                found.arrays[name] = _like(name, arrays[name], empty)
+            found.keys, found.values = _profiles(arrays)
+            check_summary(found)
+        except (KeyError, ValueError) as error:
             raise SinkscopeError(
-                f"expected the arrays of statistics, found others ({error}); were they written by another version?"
+                f"expected the arrays of statistics, found others ({error}); are they damaged, or were they written by another version?"
             ) from error
         return found
 
@@ -198,6 +199,76 @@ class Summary:
         """Return the test of triggers against shifted commits, at each threshold."""
         sums = (self.arrays[f"profiles.{name}"] for name in ("moving", "triggered", "shifted"))
         return {threshold: TriggerTest(int(moving), *both) for threshold, moving, *both in zip(THRESHOLDS, *sums, strict=True)}
+
+
+def _settings(arrays: Mapping[str, np.ndarray]) -> tuple[int, int, float, bool]:
+    """Return layers, heads, excess and whether the model is causal; raise ValueError where they cannot be."""
+    settings, steps = arrays["settings"], arrays["strength.steps"]
+    if settings.shape != (4,) or settings.dtype != np.float64 or not np.isfinite(settings).all():
+        raise ValueError("settings of another shape")
+    layers, heads, excess, causal = settings.tolist()
+    if steps.ndim != 2 or steps.shape != (layers, heads) or excess < 0 or causal not in (0, 1):
+        raise ValueError(f"settings for {layers:g} layers and {heads:g} heads, counts for {steps.shape}")
+    return int(layers), int(heads), excess, bool(causal)
+
+
+def _like(name: str, array: np.ndarray, empty: np.ndarray) -> np.ndarray:
+    """Return an array as a summary holds it; raise ValueError for another type or size, or for numbers that cannot be."""
+    growing = name.startswith("tokens.")
+    if array.dtype != empty.dtype or array.ndim != empty.ndim or (not growing and array.size != empty.size):
+        raise ValueError(f"{name} of {array.dtype} {array.shape}, expected {empty.dtype} {empty.shape}")
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise ValueError(f"{name} with numbers that are not finite")
+    least = -MOST_COUNTED if name == "moves.distance" else 0  # the one with a direction
+    if array.dtype.kind == "i" and ((array < least).any() or (array > MOST_COUNTED).any()):
+        raise ValueError(f"{name} with a count of {int(array.min() if (array < least).any() else array.max())}")
+    return np.array(array) if growing else np.array(array).reshape(empty.shape)
+
+
+def _profiles(arrays: Mapping[str, np.ndarray]) -> tuple[tuple[Key, ...], np.ndarray]:
+    """Return the keys and the values of the statistics; raise ValueError where they cannot be."""
+    packed = np.asarray(arrays["profiles.keys"])
+    if packed.dtype != np.uint8:
+        raise ValueError("names of statistics that are no text")
+    unpacker = zlib.decompressobj()
+    try:
+        text = unpacker.decompress(packed.tobytes(), LARGEST_NAMES)
+    except zlib.error as error:
+        raise ValueError("names of statistics that cannot be unpacked") from error
+    try:
+        listed = json.loads(text)
+        keys = tuple((str(name), tuple((str(key), value) for key, value in place)) for name, place in listed)
+        hash(keys)
+    except (TypeError, RecursionError) as error:
+        raise ValueError("names of statistics that are no names") from error
+    values = [np.asarray(arrays[f"profiles.{name}"]) for name in ("count", "sum", "square")]
+    if any(one.shape != (len(keys),) or one.dtype.kind not in "if" for one in values):
+        raise ValueError(f"{len(keys)} names for {values[0].shape} statistics")
+    stacked = np.stack([one.astype(np.float64) for one in values], axis=-1)
+    if not np.isfinite(stacked).all() or (stacked[:, 0] < 0).any():
+        raise ValueError("statistics that are not finite")
+    return keys, stacked
+
+
+def check_summary(found: Summary) -> None:
+    """Raise ValueError where counts contradict each other: more sinks than columns, more steps with a sink than steps.
+
+    Raises:
+        ValueError: the counts that do.
+    """
+    arrays = found.arrays
+    if len(arrays["tokens.ids"]) != len(arrays["tokens.counts"]) or (np.diff(arrays["tokens.ids"]) <= 0).any():
+        raise ValueError("tokens that are not in order")
+    pairs = (
+        ("strength.steps_with_sink", "strength.steps"),
+        ("moves.moves", "moves.pairs"),
+        ("moves.swaps", "moves.pairs"),
+    )
+    for part, whole in pairs:
+        if (arrays[part] > arrays[whole]).any():
+            raise ValueError(f"{part} larger than {whole}")
+    if found.sinks > found.columns or (arrays["epsilon.above"] > arrays["epsilon.columns"][:, None]).any():
+        raise ValueError(f"{found.sinks} sinks in {found.columns} columns")
 
 
 def _merged_tokens(first: Arrays, second: Arrays) -> Arrays:

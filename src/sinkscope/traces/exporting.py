@@ -21,6 +21,7 @@ import numpy as np
 
 from sinkscope.axes import KEY, POSITION, TRACE_AXES, TRACE_UNITS
 from sinkscope.errors import CallError, TraceError
+from sinkscope.locks import claimed_file
 from sinkscope.traces.parquet import write_parquet
 from sinkscope.traces.part_files import widen
 from sinkscope.traces.reading import Trace
@@ -53,12 +54,19 @@ def export_trace(trace: Trace, target: Target, out: str | Path) -> Path:
     if not trace.steps:
         raise TraceError(f"{trace.folder} holds no whole step yet; there is nothing to export")
     path = Path(out)
+    if not path.name or str(out).endswith(os.sep):
+        raise CallError(f"--out {out}: expected the name of a file, found that of a folder")
     path = path if path.suffix else path.with_name(path.name + SUFFIXES[target])
-    if path.exists():
-        raise CallError(f"{path} is there already; choose another name or delete it")
+    with claimed_file(path, TraceError):
+        if os.path.lexists(path):
+            raise CallError(f"{path} is there already; choose another name or delete it")
+        _export(trace, target, path)
+    return path
+
+
+def _export(trace: Trace, target: str, path: Path) -> None:
     beside = path.with_name(path.name + UNFINISHED)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         _remove(beside)
         _WRITERS[target](trace, beside)
         os.replace(beside, path)
@@ -67,7 +75,6 @@ def export_trace(trace: Trace, target: Target, out: str | Path) -> Path:
     finally:
         with contextlib.suppress(OSError):
             _remove(beside)
-    return path
 
 
 def check_installed(target: str) -> None:

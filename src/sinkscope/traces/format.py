@@ -1,10 +1,9 @@
 """The format of a trace folder, and how its files get onto the disk whole.
 
-manifest.json          written first, replaced at the end: what made the trace, axes, units, parts, ``complete``
+manifest.json          written first, replaced after each part and at the end: what made the trace, axes, units, parts, ``complete``
 steps-000000.safetensors …   parts of a few steps (see `writing`), written under another name and renamed
 """
 
-import hashlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from sinkscope import work_items
+from sinkscope.checksums import with_checksum
 from sinkscope.errors import TraceError
 
 FORMAT = 1
@@ -34,9 +34,4 @@ def write_whole(path: Path, content: bytes | Iterable[bytes | memoryview]) -> No
 
 def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
     """Replaces the manifest of a trace."""
-    write_whole(folder / MANIFEST, (json.dumps(manifest, indent=1, ensure_ascii=False) + "\n").encode())
-
-
-def checksum(content: bytes) -> str:
-    """What a manifest says of a part: sha256, hexadecimal."""
-    return hashlib.sha256(content).hexdigest()
+    write_whole(folder / MANIFEST, (json.dumps(with_checksum(manifest), indent=1, ensure_ascii=False) + "\n").encode())

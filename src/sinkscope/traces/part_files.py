@@ -6,6 +6,7 @@ would copy everything twice.
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,8 +17,11 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from sinkscope.checksums import compare_file
+from sinkscope.documents import check_regular
 from sinkscope.errors import TraceError
 from sinkscope.traces.format import DTYPES, write_whole
+from sinkscope.traces.part_checks import check_keys, check_values
 
 WHOLE = 1 << 16
 """Smallest number of bytes of a step that is written by itself; smaller ones are stacked first."""
@@ -106,6 +110,48 @@ class Part:
     steps: int
     shapes: dict[str, tuple[int, ...]]
     dtypes: dict[str, str]
+    sha256: str | None = None
+    verify: bool = True
+
+    def read(self, name: str, index: tuple[Any, ...]) -> np.ndarray:
+        """Return what an index of ints and slices selects of a tensor.
+
+        The first time, the file is compared with its checksum and the values of the tensor are checked.
+
+        Raises:
+            TraceError: a damaged file.
+        """
+        if self.verify:
+            self.compare()
+            self._check(name)
+        with open_part(self.path) as file:
+            return file.get_slice(name)[index]
+
+    def compare(self) -> None:
+        """Compare the file with its checksum, where the manifest lists it.
+
+        Raises:
+            TraceError: it has other bytes than were written.
+        """
+        if self.sha256 is not None:
+            compare_file(self.path, self.sha256, TraceError, "its manifest")
+
+    def _check(self, name: str) -> None:
+        known = (self.path, name, self.path.stat().st_mtime_ns)
+        if known in _checked:
+            return
+        with open_part(self.path) as file:
+            lengths = file.get_tensor("lengths") if "lengths" in self.shapes else None
+            if lengths is not None:
+                check_values(self.path, "lengths", lengths, None)
+            check_values(self.path, name, file.get_tensor(name), lengths)
+            if name.endswith("_key") and lengths is not None:
+                check_keys(self.path, name, file.get_tensor(name), int(lengths.max(initial=0)))
+        _checked.add(known)
+
+
+_checked: set[tuple[Path, str, int]] = set()
+"""Tensors whose values were checked in this process."""
 
 
 def open_part(path: Path) -> Any:
@@ -114,10 +160,11 @@ def open_part(path: Path) -> Any:
     Raises:
         TraceError: a damaged file.
     """
+    check_regular(path, TraceError, "the trace is damaged")
     try:
         return safe_open(path, framework="np")
     except (SafetensorError, OSError) as error:
-        raise TraceError(f"{path} cannot be read ({error}); the file is damaged") from error
+        raise TraceError(f"{path}: expected a safetensors file, found one that cannot be read; the file is damaged") from error
 
 
 def read_part(path: Path) -> Part:
@@ -134,4 +181,7 @@ def read_part(path: Path) -> Part:
         dtypes = {name: one.get_dtype() for name, one in slices.items()}
     if not {"first_step", "steps"} <= metadata.keys():
         raise TraceError(f"{path}: expected a part of a trace, found a safetensors file without first_step and steps")
+    for key in ("first_step", "steps"):
+        if not re.fullmatch(r"[0-9]{1,9}", metadata[key]):
+            raise TraceError(f"{path}: {key}: expected a whole number from 0 upwards, found {metadata[key][:60]!r}; the file is damaged")
     return Part(path, int(metadata["first_step"]), int(metadata["steps"]), shapes, dtypes)

@@ -2,21 +2,24 @@
 
 import contextlib
 import difflib
-import json
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from sinkscope.axes import TRACE_AXES
+from sinkscope.checksums import compare_checksum
+from sinkscope.documents import check_fields, describe, exists, read_json_object
 from sinkscope.errors import CallError, TraceError
-from sinkscope.traces.format import FORMAT, MANIFEST, PART_GLOB, checksum
+from sinkscope.traces.format import FORMAT, MANIFEST, PART_GLOB
+from sinkscope.traces.part_checks import check_shapes
 from sinkscope.traces.part_files import Part, read_part
 from sinkscope.traces.top_columns import TOPPED, TopArray
 from sinkscope.traces.trace_array import TraceArray
 
 _ATTRIBUTES = ("manifest", "folder", "steps", "layers", "heads", "causal", "complete", "parts", "tensors")
-_REQUIRED = ("complete", "parts", "layers", "heads", "causal")
+DAMAGED = "the trace is damaged"
 
 
 class Trace:
@@ -24,11 +27,12 @@ class Trace:
 
     Args:
         folder: with a manifest.json.
+        verify: compares each file with its checksum and checks its values when it is first read in this process.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.manifest: dict[str, Any] = read_manifest(folder)
+    def __init__(self, folder: Path, verify: bool = True) -> None:
+        self.folder, self.verifies = folder, verify
+        self.manifest: dict[str, Any] = read_manifest(folder, verify)
 
     def __repr__(self) -> str:
         state = "" if self.complete else ", incomplete"
@@ -67,9 +71,9 @@ class Trace:
     @cached_property
     def parts(self) -> tuple[Part, ...]:
         """Every complete part on disk, listed in the manifest or not."""
-        listed = {part["file"] for part in self.manifest["parts"]}
+        listed = {part["file"]: part for part in self.manifest["parts"]}
         found = {path.name for path in self.folder.glob(PART_GLOB)}
-        if lost := sorted(listed - found):
+        if lost := sorted(listed.keys() - found):
             raise TraceError(
                 f"{self.folder}: expected {lost[0]}, which its manifest lists, found none; the trace was damaged after it was written"
             )
@@ -79,21 +83,23 @@ class Trace:
             expected = parts[-1].first_step + parts[-1].steps if parts else 0
             if part.first_step != expected:
                 raise TraceError(f"{part.path}: expected it to begin at step {expected}, found step {part.first_step}; a part is missing")
-            parts.append(part)
+            entry = listed.get(name)
+            if entry is not None and part.steps != entry["steps"]:
+                raise TraceError(f"{part.path}: expected {entry['steps']} steps, as the manifest says, found {part.steps}; {DAMAGED}")
+            check_shapes(part.path, part.steps, part.shapes, part.dtypes, self.manifest)
+            if parts and (lost := sorted(parts[0].shapes.keys() - part.shapes.keys())):
+                raise TraceError(f"{part.path}: expected {lost[0]}, which {parts[0].path.name} has, found none; {DAMAGED}")
+            parts.append(replace(part, sha256=None if entry is None else entry["sha256"], verify=self.verifies))
         return tuple(parts)
 
     def verify(self) -> None:
-        """Compare every listed part with its checksum. Reading does not do this, so that it stays lazy.
+        """Compare every listed part with its checksum now; otherwise each is compared when it is first read.
 
         Raises:
             TraceError: a part has other bytes than were written.
         """
-        for part in self.manifest["parts"]:
-            path = self.folder / part["file"]
-            if path.exists() and checksum(path.read_bytes()) != part["sha256"]:
-                raise TraceError(
-                    f"{path}: expected the bytes whose sha256 its manifest gives, found others; the file was damaged or changed"
-                )
+        for part in self.parts:
+            part.compare()
 
     @cached_property
     def tensors(self) -> tuple[str, ...]:
@@ -130,52 +136,59 @@ class Trace:
             yield part.first_step, part.first_step + part.steps
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
+def read_manifest(folder: Path, verify: bool = True) -> dict[str, Any]:
     """Return the manifest of a trace.
 
     Raises:
-        TraceError: it is missing, cannot be read, or has another format version.
+        TraceError: it is missing, cannot be read, has another format version, a field that does not fit, or was changed.
     """
+    from sinkscope.traces.manifest_schema import TraceManifest
+
     path = folder / MANIFEST
-    if not folder.exists():
+    if not exists(folder):
         raise TraceError(f"no trace at {folder}: the folder does not exist")
-    if not path.exists():
+    if not exists(path):
         raise TraceError(
             f"no trace at {folder}: expected {MANIFEST} in it; `sinkscope trace MODEL --out {folder}` makes one in a new folder"
         )
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError, OSError) as error:
-        raise TraceError(f"{path} cannot be read ({error}); the trace is damaged") from error
-    version = manifest.get("format") if isinstance(manifest, dict) else None
-    if version != FORMAT:
+    manifest = read_json_object(path, TraceError, DAMAGED)
+    version = manifest.get("format")
+    if version != FORMAT or isinstance(version, bool):
         raise TraceError(
-            f"{folder}: expected a trace of format {FORMAT}, found {version!r}; read it with the sinkscope that wrote it, or record again"
+            f"{folder}: expected a trace of format {FORMAT}, found {describe(version)}; read it with the sinkscope that wrote it, "
+            "or record again"
         )
     if manifest.get("level") == "statistics":
         raise TraceError(f"{folder} holds statistics, not a trace; `sinkscope sinks {folder}` shows them, `sinkscope trace` makes traces")
-    missing = [key for key in _REQUIRED if key not in manifest]
-    if missing:
-        raise TraceError(f"{path}: expected {', '.join(missing)} in it, found none; the trace is damaged")
+    check_fields(manifest, TraceManifest, str(path), TraceError, DAMAGED)
+    if verify:
+        compare_checksum(manifest, path, TraceError)
+    manifest["model"] = {"name": "a model without a name", **manifest.get("model", {})}
     return manifest
 
 
 def trace_folders(path: Path) -> list[Path]:
     """Return the folders of the traces at ``path``: itself, or its numbered folders."""
-    if (path / MANIFEST).exists():
+    if exists(path / MANIFEST):
         return [path]
-    return sorted(one.parent for one in path.glob(f"[0-9]*/{MANIFEST}"))
+    try:
+        return sorted(one.parent for one in path.glob(f"[0-9]*/{MANIFEST}"))
+    except OSError as error:
+        raise TraceError(f"{path} cannot be read ({error.strerror or error})") from error
 
 
-def open_traces(path: str | Path) -> list[Trace]:
+def open_traces(path: str | Path, *, verify: bool = True) -> list[Trace]:
     """Return all traces at a path: one, or the numbered ones of a batch.
+
+    Args:
+        verify: as in `open_trace`.
 
     Raises:
         TraceError: there is none.
     """
     folder = Path(path)
     folders = trace_folders(folder)
-    return [Trace(one) for one in folders] if folders else [Trace(folder)]
+    return [Trace(one, verify) for one in folders] if folders else [Trace(folder, verify)]
 
 
 def as_trace(trace: Any) -> Any:
@@ -187,8 +200,11 @@ def as_trace(trace: Any) -> Any:
     return open_trace(trace) if isinstance(trace, str | Path) else trace
 
 
-def open_trace(path: str | Path) -> Trace:
+def open_trace(path: str | Path, *, verify: bool = True) -> Trace:
     """Open one trace; only its manifest is read until it is indexed.
+
+    Args:
+        verify: compares each file with its checksum and checks its values, when it is first read in this process.
 
     Raises:
         TraceError: missing, damaged, or of another format version.
@@ -198,4 +214,4 @@ def open_trace(path: str | Path) -> Trace:
     folders = trace_folders(folder)
     if len(folders) > 1:
         raise CallError(f"{folder} holds {len(folders)} traces; open one of them, such as {folders[0]}, or use open_traces")
-    return Trace(folders[0] if folders else folder)
+    return Trace(folders[0] if folders else folder, verify)

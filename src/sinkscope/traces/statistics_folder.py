@@ -9,6 +9,7 @@ killed therefore continues with the same command, and the result does not depend
 """
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -18,11 +19,15 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from sinkscope.checksums import compare_checksum, compare_sealed, sealed
+from sinkscope.documents import check_fields, check_regular, describe, exists, parse_json, read_json_object
 from sinkscope.errors import CallError, TraceError
+from sinkscope.locks import CLAIM
 from sinkscope.traces.format import FORMAT, MANIFEST, write_manifest, write_whole
 from sinkscope.work_items import UNFINISHED, differences, exclusive, item_path
 
 STATISTICS, ITEMS, LOCK = "statistics.safetensors", "items", ".lock"
+DAMAGED = "the file is damaged"
 Arrays = dict[str, np.ndarray]
 
 
@@ -66,7 +71,9 @@ class StatisticsFolder:
                 )
             return True
         if self.folder.is_dir():
-            others = [one.name for one in self.folder.iterdir() if one.name not in (ITEMS, LOCK) and not one.name.endswith(UNFINISHED)]
+            others = [
+                one.name for one in self.folder.iterdir() if one.name not in (ITEMS, LOCK, CLAIM) and not one.name.endswith(UNFINISHED)
+            ]
             if others:
                 raise CallError(f"{self.folder} already holds files ({others[0]} …); choose another folder or delete this one")
         return False
@@ -86,7 +93,7 @@ class StatisticsFolder:
     def prompts(self) -> int:
         """How many prompts are merged."""
         path = self.folder / STATISTICS
-        return int(_read(path)[1]["prompts"]) if path.exists() else 0
+        return int(_read(path)[1]["prompts"]) if exists(path) else 0
 
     def done(self, index: int) -> bool:
         """Return whether a prompt is merged or waits to be."""
@@ -106,7 +113,7 @@ class StatisticsFolder:
             TraceError: it cannot be written.
         """
         metadata = {"about": json.dumps(about, ensure_ascii=False), "texts": json.dumps(texts, ensure_ascii=False)}
-        write_whole(self._item(index), save(arrays, metadata))
+        write_whole(self._item(index), sealed(save(arrays, metadata)))
         return self.fold()
 
     def fold(self) -> bool:
@@ -126,7 +133,7 @@ class StatisticsFolder:
                 metadata.update(
                     prompts=str(count), texts=json.dumps(dict(sorted(texts.items())), ensure_ascii=False, separators=(",", ":"))
                 )
-                write_whole(path, save(merged, metadata))
+                write_whole(path, sealed(save(merged, metadata)))
             for item in (self.folder / ITEMS).glob("*.safetensors"):  # also those that a kill left after they were merged
                 if int(item.stem) < count:
                     item.unlink()
@@ -148,46 +155,69 @@ class StatisticsFolder:
 def is_statistics(path: Path) -> bool:
     """Return whether a folder holds statistics rather than a trace."""
     try:
-        return json.loads((path / MANIFEST).read_text(encoding="utf-8")).get("level") == "statistics"
-    except (OSError, ValueError, AttributeError):
+        return read_json_object(path / MANIFEST, TraceError).get("level") == "statistics"
+    except TraceError:
         return False
 
 
-def read_statistics_manifest(folder: Path) -> dict[str, Any]:
+def read_statistics_manifest(folder: Path, verify: bool = True) -> dict[str, Any]:
     """Return the manifest of a folder of statistics.
 
     Raises:
-        TraceError: it is missing, cannot be read, has another format, or is that of a trace.
+        TraceError: it is missing, cannot be read, has another format, a field that does not fit, was changed, or is that of a trace.
     """
+    from sinkscope.traces.manifest_schema import StatisticsManifest
+
     path = folder / MANIFEST
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise TraceError(f"{path} cannot be read ({error}); expected the manifest of a folder of statistics") from error
-    found = (manifest.get("format"), manifest.get("level")) if isinstance(manifest, dict) else None
+    manifest = read_json_object(path, TraceError, "expected the manifest of a folder of statistics")
+    found = (manifest.get("format"), manifest.get("level"))
     if found != (FORMAT, "statistics"):
-        raise TraceError(f"{folder}: expected statistics of format {FORMAT}, found format and level {found}")
+        shown = " and ".join(map(describe, found))
+        raise TraceError(f"{folder}: expected statistics of format {FORMAT}, found format and level {shown}")
+    check_fields(manifest, StatisticsManifest, str(path), TraceError, DAMAGED)
+    if verify:
+        compare_checksum(manifest, path, TraceError)
     return manifest
 
 
-def read_statistics(folder: str | Path) -> tuple[dict[str, Any], Arrays, dict[int, str]]:
+def read_statistics(folder: str | Path, *, verify: bool = True) -> tuple[dict[str, Any], Arrays, dict[int, str]]:
     """Return the manifest, the merged arrays and the texts of tokens.
+
+    Args:
+        verify: compares the files with their checksums.
 
     Raises:
         TraceError: the folder is missing or damaged, or holds no complete prompt.
     """
     folder = Path(folder)
-    manifest = read_statistics_manifest(folder)
+    manifest = read_statistics_manifest(folder, verify)
     path = folder / STATISTICS
-    if not path.exists():
+    if not exists(path):
         raise TraceError(f"{folder} holds no complete prompt yet; run the command that began it again")
-    arrays, metadata = _read(path)
+    arrays, metadata = _read(path, verify)
     return manifest, arrays, {int(token): text for token, text in json.loads(metadata["texts"]).items()}
 
 
-def _read(path: Path) -> tuple[Arrays, dict[str, str]]:
+def _read(path: Path, verify: bool = True) -> tuple[Arrays, dict[str, str]]:
+    """Return the arrays of a file of statistics, and its metadata with all of its fields."""
+    check_regular(path, TraceError, DAMAGED)
+    if verify:
+        compare_sealed(path, TraceError)
     try:
         with safe_open(path, framework="np") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118 - no dict
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
+            metadata = dict(file.metadata() or {})
     except (SafetensorError, OSError) as error:
-        raise TraceError(f"{path} cannot be read ({error}); the file is damaged") from error
+        raise TraceError(f"{path}: expected a safetensors file, found one that cannot be read; {DAMAGED}") from error
+    except TypeError as error:  # NumPy has no such type
+        raise TraceError(f"{path}: expected numbers, found a type that statistics do not have; {DAMAGED}") from error
+    metadata = {"prompts": "1", **metadata}  # an item is one prompt and does not say so
+    if not re.fullmatch(r"[0-9]{1,9}", metadata["prompts"]):
+        raise TraceError(f"{path}: prompts: expected a whole number from 0 upwards, found {metadata['prompts'][:60]!r}; {DAMAGED}")
+    for name in ("about", "texts"):
+        if not isinstance(parse_json(metadata.get(name, ""), f"{path}: {name}", TraceError, DAMAGED), dict):
+            raise TraceError(f"{path}: {name}: expected a JSON object, found {metadata[name][:60]!r}; {DAMAGED}")
+    for token, text in json.loads(metadata["texts"]).items():
+        if not (re.fullmatch(r"-?[0-9]{1,10}", token) and isinstance(text, str)):
+            raise TraceError(f"{path}: texts: expected the text of a token, found {token[:60]!r}: {describe(text)}; {DAMAGED}")
+    return arrays, metadata

@@ -3,15 +3,19 @@
 from pathlib import Path
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
 
+from sinkscope.checksums import compare_sealed, sealed
+from sinkscope.documents import check_regular, exists
 from sinkscope.errors import CallError, TraceError
 from sinkscope.traces.format import write_manifest, write_whole
+from sinkscope.traces.part_checks import ROUNDING
 from sinkscope.traces.reading import Trace
 
 MAP = "map-{:06d}-{:03d}-{:03d}.safetensors"
 TENSOR = "attention"
+DAMAGED = "the file is damaged"
 
 
 def check_place(trace: Trace, step: int, layer: int, head: int) -> tuple[int, int, int]:
@@ -39,7 +43,7 @@ def store_map(trace: Trace, step: int, layer: int, head: int, attention: np.ndar
     """
     path = trace.folder / MAP.format(step, layer, head)
     metadata = {"step": str(step), "layer": str(layer), "head": str(head), "axes": "query key", "units": "share of a query's attention"}
-    write_whole(path, save({TENSOR: np.ascontiguousarray(attention, np.float32)}, metadata))
+    write_whole(path, sealed(save({TENSOR: np.ascontiguousarray(attention, np.float32)}, metadata)))
     listed = {tuple(one) for one in trace.manifest.get("maps", [])} | {(step, layer, head)}
     trace.manifest["maps"] = [list(one) for one in sorted(listed)]
     write_manifest(trace.folder, trace.manifest)
@@ -53,9 +57,23 @@ def stored_map(trace: Trace, step: int, layer: int, head: int) -> np.ndarray | N
         TraceError: a damaged file.
     """
     path = trace.folder / MAP.format(step, layer, head)
-    if not path.exists():
+    if not exists(path):
         return None
+    check_regular(path, TraceError, DAMAGED)
+    if trace.verifies:
+        compare_sealed(path, TraceError)
     try:
-        return load(path.read_bytes())[TENSOR]
-    except (SafetensorError, KeyError, OSError) as error:
-        raise TraceError(f"{path} cannot be read ({error}); the file is damaged") from error
+        with safe_open(path, framework="np") as file:
+            stored = file.get_slice(TENSOR)
+            if stored.get_dtype() != "F32" or len(stored.get_shape()) != 2:
+                found = f"{' × '.join(map(str, stored.get_shape()))} of {stored.get_dtype()}"
+                raise TraceError(f"{path}: {TENSOR}: expected query × key of F32, found {found}; {DAMAGED}")
+            attention = file.get_tensor(TENSOR)
+    except (SafetensorError, OSError) as error:
+        raise TraceError(f"{path}: expected a safetensors file with {TENSOR}, found none that can be read; {DAMAGED}") from error
+    length = int(trace.lengths[step])
+    if attention.shape[1] != length or attention.shape[0] > length:
+        raise TraceError(f"{path}: expected at most {length} queries and {length} keys, found {attention.shape}; {DAMAGED}")
+    if wrong := attention[~((attention >= -ROUNDING) & (attention <= 1 + ROUNDING))].tolist():
+        raise TraceError(f"{path}: {TENSOR}: expected shares of attention from 0 to 1, found {wrong[0]:g}; {DAMAGED}")
+    return attention

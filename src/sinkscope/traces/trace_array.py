@@ -7,7 +7,7 @@ import numpy as np
 
 from sinkscope.axes import TRACE_AXES
 from sinkscope.traces.format import DTYPES
-from sinkscope.traces.part_files import Part, open_part, widen
+from sinkscope.traces.part_files import Part, widen
 
 _REDUCTIONS = ("all", "any", "argmax", "argmin", "max", "mean", "min", "std", "sum", "var")
 
@@ -106,8 +106,7 @@ class TraceArray(LazyArray):
             first, last = max(start, part.first_step), min(stop, part.first_step + part.steps)
             if first < last:
                 here = slice(first - part.first_step, last - part.first_step)
-                with open_part(part.path) as file:
-                    pieces.append(file.get_slice(self.name)[(here, *leading)])
+                pieces.append(part.read(self.name, (here, *leading)))
         if len(self.shape) == 1:
             return np.concatenate(pieces) if pieces else np.zeros(0, self.dtype)
         kept = [

@@ -11,6 +11,7 @@ import numpy as np
 
 from sinkscope.axes import TRACE_AXES, TRACE_UNITS
 from sinkscope.errors import CallError, TraceError
+from sinkscope.locks import names_in
 from sinkscope.traces.format import FORMAT, MANIFEST, PART, PART_GLOB, write_manifest
 from sinkscope.traces.part_files import write_part
 
@@ -33,7 +34,7 @@ def claim_folder(folder: Path, overwrite: bool = False) -> None:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        found = next(folder.iterdir(), None)
+        found = next(iter(names_in(folder)), None)
     except NotADirectoryError as error:
         raise CallError(f"{folder}: expected a folder for the trace, found a file on the way") from error
     except FileExistsError as error:
@@ -43,13 +44,13 @@ def claim_folder(folder: Path, overwrite: bool = False) -> None:
     if found is None:
         return
     if not (folder / MANIFEST).exists() and not list(folder.glob(f"*/{MANIFEST}")):
-        raise CallError(f"{folder} already holds files ({found.name} …); choose another folder or delete this one")
+        raise CallError(f"{folder} already holds files ({found} …); choose another folder or delete this one")
     if not overwrite:
         raise CallError(f"{folder} already holds a trace; choose another folder, or replace it: overwrite=True, --overwrite")
     if foreign := _not_recorded(folder):
         raise CallError(f"{folder} holds {foreign.name} beside its trace, and overwrite deletes traces only; choose another folder")
     try:
-        for path in folder.iterdir():
+        for path in (folder / name for name in names_in(folder)):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     except OSError as error:
         raise TraceError(f"{error.filename or folder} cannot be deleted ({error.strerror}); choose another folder") from error
@@ -61,7 +62,7 @@ _ITEM = re.compile(r"\d+\.safetensors(\.\d+\.writing)?")
 
 def _not_recorded(folder: Path, deep: bool = True) -> Path | None:
     """Return a file or folder that no recording wrote, None where there is none; ``deep`` allows numbered traces."""
-    for path in folder.iterdir():
+    for path in (folder / name for name in names_in(folder)):
         if path.is_symlink() or not path.is_dir():
             fits = _RECORDED.fullmatch(path.name) is not None
         elif path.name == "items":
@@ -111,9 +112,12 @@ class TraceWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Write the steps that wait, as one part."""
-        if not self._steps:
-            return
+        """Write the steps that wait, as one part, and list it, so that it is checked also where a kill ends the generation."""
+        if self._steps:
+            self._write_part()
+            write_manifest(self.folder, self.manifest)
+
+    def _write_part(self) -> None:
         name, first, count = PART.format(len(self.manifest["parts"])), self.manifest["steps"], len(self._steps)
         checksum = write_part(self.folder / name, self._steps, {"first_step": str(first), "steps": str(count)})
         self.manifest["parts"].append({"file": name, "first_step": first, "steps": count, "sha256": checksum})
@@ -122,7 +126,8 @@ class TraceWriter:
 
     def close(self, complete: bool, **more: Any) -> None:
         """Write the remaining steps and the final manifest."""
-        self.flush()
+        if self._steps:
+            self._write_part()
         self.manifest.update(more, complete=complete)
         write_manifest(self.folder, self.manifest)
 

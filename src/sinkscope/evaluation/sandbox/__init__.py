@@ -19,6 +19,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
@@ -90,16 +91,18 @@ def run_program(
     if memory_mb < LEAST_MEMORY_MB:
         raise CallError(f"memory_mb: expected at least {LEAST_MEMORY_MB}, since Python itself needs some, found {memory_mb}")
     nonce, clock_s = secrets.token_hex(16), BY_THE_CLOCK * timeout_s
-    with tempfile.TemporaryDirectory(prefix="sinkscope-", ignore_cleanup_errors=True) as box:
+    with _box() as box:
         limits = [box, str(memory_mb), str(ceil(timeout_s)), str(clock_s), "1" if tests else "", ",".join(without)]
         job = {"source": source, "tests": tests, "function": function, "nonce": nonce}
-        lines, errors = _supervise(limits, json.dumps(job), clock_s)
+        lines, errors, status = _supervise(limits, json.dumps(job), clock_s)
     if not lines or "not_enforced" not in lines[0]:
         said = errors.strip().splitlines()[-1:] or ["it said nothing"]
         raise EvaluationError(f"the sandbox did not start: {said[0]}; programs cannot be run here")
     not_enforced = tuple(lines[0]["not_enforced"])
     if len(lines) < 2 or lines[1].get("nonce") != nonce:
         reason = "the sandbox ended without a verdict: the program broke it, or is too large to compile"
+        if status == -signal.SIGXCPU & 0xFF:
+            reason = f"used more than {ceil(timeout_s)} s of CPU to compile it or to compare its values"
         return ProgramResult(False, reason, "", not_enforced)
     verdict = lines[1]
     if verdict.get("inside"):
@@ -108,8 +111,56 @@ def run_program(
     return ProgramResult(verdict["passed"] is True, verdict["reason"], verdict["output"], not_enforced)
 
 
-def _supervise(limits: list[str], job: str, clock_s: float) -> tuple[list[dict], str]:
-    """Run the supervisor; return what it printed, line by line, and its standard error."""
+@contextlib.contextmanager
+def _box() -> Iterator[str]:
+    """Make an empty folder, and remove it whatever a program has put there."""
+    box = tempfile.mkdtemp(prefix="sinkscope-")
+    try:
+        yield box
+    finally:
+        remove_folder(box)
+
+
+def remove_folder(folder: str) -> None:
+    """Remove a folder of any depth and any length of paths: it walks down and up one folder at a time.
+
+    What the system refuses to remove stays, without an error.
+    """
+    with contextlib.suppress(OSError):
+        here = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            above: list[tuple[str, list[str]]] = []  # names of the folders on the way, and what waits in the folder above each
+            waiting = _unlink_files(here)
+            while waiting or above:
+                if waiting:
+                    name = waiting.pop()
+                    os.chmod(name, 0o700, dir_fd=here)
+                    inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=here)
+                    above.append((name, waiting))
+                    waiting = _unlink_files(inner)
+                else:
+                    inner = os.open("..", os.O_RDONLY | os.O_DIRECTORY, dir_fd=here)
+                    name, waiting = above.pop()
+                    os.rmdir(name, dir_fd=inner)
+                os.close(here)
+                here = inner
+        finally:
+            os.close(here)
+        os.rmdir(folder)
+
+
+def _unlink_files(folder: int) -> list[str]:
+    """Remove everything in an open folder but the folders, and return their names."""
+    with os.scandir(folder) as entries:
+        found = list(entries)
+    for entry in found:
+        if not entry.is_dir(follow_symlinks=False):
+            os.unlink(entry.name, dir_fd=folder)
+    return [entry.name for entry in found if entry.is_dir(follow_symlinks=False)]
+
+
+def _supervise(limits: list[str], job: str, clock_s: float) -> tuple[list[dict], str, int]:
+    """Run the supervisor; return what it printed, line by line, its standard error, and its exit status."""
     package = str(Path(__file__).parents[3])
     environment = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}  # some Pythons do not start without
     command = [sys.executable, "-I", "-S", "-X", "utf8", "-c", _START, package, *limits]
@@ -126,9 +177,9 @@ def _supervise(limits: list[str], job: str, clock_s: float) -> tuple[list[dict],
             _kill_group(process.pid)
             raise
     try:
-        return [json.loads(line) for line in output.splitlines()], errors.decode(errors="replace")
+        return [json.loads(line) for line in output.splitlines()], errors.decode(errors="replace"), process.returncode
     except ValueError:
-        return [], f"{output[:80]!r} is not what a sandbox says"
+        return [], f"{output[:80]!r} is not what a sandbox says", process.returncode
 
 
 def _wait(process: subprocess.Popen[bytes], job: str, seconds: float) -> tuple[bytes, bytes]:

@@ -207,8 +207,9 @@ def _update(mine: Any, theirs: Any) -> None:
 
 _KINDS: dict[str, type] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
 _VIEWS = (type({}.keys()), type({}.items()))
-_WRITTEN = {"Decimal": "decimal", "Fraction": "fractions"}  # travel as what ``str`` makes of them
 SMALL = 1 << 53
+LARGEST_BITS = 1 << 16
+"""Bits of the numbers of a fraction, and digits of a decimal number: more of them would take long to compare."""
 
 
 class Foreign:
@@ -261,9 +262,11 @@ def pack(value: Any) -> Any:
     for name, kind in _KINDS.items():
         if isinstance(value, kind):
             return [name, [pack(item) for item in kind.__iter__(value)]]
-    for name, module in _WRITTEN.items():
-        if module in sys.modules and isinstance(value, getattr(sys.modules[module], name)):
-            return [name, str(value)]
+    if "fractions" in sys.modules and isinstance(value, sys.modules["fractions"].Fraction):
+        plain = sys.modules["fractions"].Fraction  # whatever a subclass says of itself
+        return ["Fraction", [pack(plain.numerator.fget(value)), pack(plain.denominator.fget(value))]]
+    if "decimal" in sys.modules and isinstance(value, sys.modules["decimal"].Decimal):
+        return ["Decimal", sys.modules["decimal"].Decimal.__str__(value)]
     raise TypeError(f"a {type(value).__name__} is not plain data")
 
 
@@ -287,11 +290,16 @@ def unpack(packed: Any) -> Any:
         case ["Decimal", str() as digits]:
             from decimal import Decimal
 
+            if len(digits) > LARGEST_BITS:
+                raise ValueError("a decimal number of too many digits to compare")
             return Decimal(digits)
-        case ["Fraction", str() as digits]:
+        case ["Fraction", [above, below]]:
             from fractions import Fraction
 
-            return Fraction(digits)
+            above, below = unpack(above), unpack(below)
+            if not (type(above) is type(below) is int and below > 0 and max(abs(above), below).bit_length() <= LARGEST_BITS):
+                raise ValueError("a fraction of numbers that are too large to compare")
+            return Fraction(above, below)
         case [str() as name, list() as items] if name in _KINDS:
             return _KINDS[name](unpack(item) for item in items)
     raise ValueError(f"not a packed value: {str(packed)[:80]}")

@@ -83,6 +83,7 @@ def main(box: str, memory_mb: str, cpu_s: str, clock_s: str, tested_apart: str, 
     workers = [Worker(isolation, int(memory_mb), int(cpu_s), serve) for serve in serves]
     _print({"not_enforced": list(dict.fromkeys(line for worker in workers for line in worker.not_enforced))})
     isolation.attempt("own memory limit", set_limit, resource.RLIMIT_AS, 1 << 30)  # it reads and compiles a stranger's text
+    isolation.attempt("own time limit", set_limit, resource.RLIMIT_CPU, int(cpu_s) + 1)  # and compares a stranger's values
     job = json.loads(_read_all(0))
     clock = Clock(float(clock_s))
     for worker in workers:
@@ -213,13 +214,20 @@ def run_and_judge(source: str, worker: "Worker") -> int:
             continue
         try:
             holds, found = part.holds(lambda code: unpack_reply(worker.answer("value", code)))
-        except (TypeError, ValueError, RecursionError, ArithmeticError) as error:
+        except (TypeError, ValueError, RecursionError, ArithmeticError, MemoryError) as error:
             raise ProgramFailed(f"{part.text}: {type(error).__name__}: {error}") from error
         if not holds:
-            shown = f", found {shorten(', '.join(map(repr, found)))}" if found else ""
+            shown = f", found {shorten(', '.join(map(_shown, found)))}" if found else ""
             raise ProgramFailed(f"AssertionError: {part.text} does not hold{shown}")
         count += 1
     return count
+
+
+def _shown(value: Any) -> str:
+    try:
+        return repr(value)
+    except (ValueError, RecursionError, MemoryError):  # a number of thousands of digits, say
+        return f"a {type(value).__name__} that is too large to show"
 
 
 def shorten(text: str) -> str:
@@ -257,9 +265,9 @@ def run_tests(tests: str, function: str, worker: "Worker", tester: "Worker") -> 
 def _describe_call(function: str, arguments: Any, reply: dict[str, Any]) -> str:
     try:
         positional, named = unpack(arguments)
-        given = ", ".join([*map(repr, positional), *(f"{name}={value!r}" for name, value in named.items())])
-        came = "raised it" if "error" in reply else f"gave {shorten(repr(unpack_reply(reply)))}"
-    except (TypeError, ValueError, RecursionError, ArithmeticError):
+        given = ", ".join([*map(_shown, positional), *(f"{name}={_shown(value)}" for name, value in named.items())])
+        came = "raised it" if "error" in reply else f"gave {shorten(_shown(unpack_reply(reply)))}"
+    except (TypeError, ValueError, RecursionError, ArithmeticError, MemoryError):
         return ""
     return f"; last call: {function}({shorten(given)}), which {came}"
 

@@ -17,6 +17,7 @@ from sinkscope.figures.explorer.recorded_views import STRONGEST, add_trace
 from sinkscope.figures.explorer.tiles import Tiles
 from sinkscope.figures.style import model_labels
 from sinkscope.figures.subject import subject_of
+from sinkscope.locks import claimed_folder
 from sinkscope.roles.records import Roles
 from sinkscope.traces import Trace
 from sinkscope.traces.format import write_whole
@@ -73,10 +74,11 @@ class Explorer:
         Raises:
             TraceError: it cannot be written.
         """
-        make_folder(folder / "data")
-        for name, content in self.tiles.content.items():
-            write_whole(folder / tile_path(name), content)
-        write_whole(folder / "index.html", self.folder_page().encode())
+        with claimed_folder(folder, TraceError):
+            make_folder(folder / "data")
+            for name, content in self.tiles.content.items():
+                write_whole(folder / tile_path(name), content)
+            write_whole(folder / "index.html", self.folder_page().encode())
         return folder / "index.html"
 
 

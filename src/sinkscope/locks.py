@@ -1,0 +1,128 @@
+"""Locks of the folders and files that a process writes, so that two processes never mix what they write.
+
+A lock is a file that the system locks for its holder and releases when the holder ends, however it ends. It is taken before anything else
+is made, a second process is refused at once, and the file is removed at the end. Locks that several processes of one run share are in
+`work_items`.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sinkscope.errors import CallError, SinkscopeError
+
+CLAIM = ".claim"
+"""Name of the lock in a folder that is being written."""
+Failure = type[SinkscopeError]
+
+
+@contextmanager
+def claimed_folder(folder: Path, failure: Failure) -> Iterator[None]:
+    """Make a folder, if there is none, and keep other processes out of it while the body runs.
+
+    Where the body raises, the folders that were made and are still empty are removed.
+
+    Raises:
+        CallError: there is a file on the way.
+        failure: another process writes into it, or it cannot be made or locked.
+    """
+    made = _missing_folders(folder, failure)
+    try:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except (NotADirectoryError, FileExistsError) as error:
+            raise CallError(f"{folder}: expected a folder, found a file on the way; choose another name") from error
+        except (OSError, ValueError) as error:
+            raise failure(f"{folder} cannot be made ({_reason(error)}); choose another folder") from error
+        with _held(folder / CLAIM, str(folder), failure):
+            yield
+    except BaseException:
+        for one in made:
+            with contextlib.suppress(OSError):
+                one.rmdir()
+        raise
+
+
+@contextmanager
+def claimed_file(path: Path, failure: Failure) -> Iterator[None]:
+    """Keep other processes from writing a file, or a folder that appears whole, while the body runs; its folder is made.
+
+    Raises:
+        failure: another process writes it, or its folder cannot be made or locked.
+    """
+    made = _missing_folders(path.parent, failure)
+    try:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except (NotADirectoryError, FileExistsError) as error:
+            raise CallError(f"{path}: expected a folder for it, found a file on the way; choose another name") from error
+        except (OSError, ValueError) as error:
+            raise failure(f"{path.parent} cannot be made ({_reason(error)}); choose another folder") from error
+        with _held(path.with_name(f".{path.name}{CLAIM}"), str(path), failure):
+            yield
+    except BaseException:
+        for one in made:
+            with contextlib.suppress(OSError):
+                one.rmdir()
+        raise
+
+
+def names_in(folder: Path) -> list[str]:
+    """Return the names in a folder but that of its lock, in order."""
+    return sorted(one.name for one in folder.iterdir() if one.name != CLAIM)
+
+
+@contextmanager
+def _held(path: Path, name: str, failure: Failure) -> Iterator[None]:
+    """Hold a lock while the body runs; ``name`` is what it protects."""
+    import filelock
+
+    lock = filelock.FileLock(path, thread_local=False, fallback_to_soft=False)
+    try:
+        lock.acquire(blocking=False)
+    except filelock.Timeout as error:
+        if not os.path.lexists(path):  # nobody holds it: it cannot be made
+            raise failure(f"{name} cannot be written ({_why_not(path)}); choose another folder") from error
+        owner = _owner(path)
+        who = "this process" if owner == str(os.getpid()) else f"process {owner}"
+        raise failure(f"{name}: another run is writing into it ({who}); wait for it or choose another name") from error
+    except (OSError, ValueError, NotImplementedError) as error:
+        raise failure(
+            f"{name} cannot be locked ({_reason(error)}); choose a folder on a disk where files can be written and locked"
+        ) from error
+    try:
+        with contextlib.suppress(OSError):
+            path.write_text(f"{os.getpid()}\n")
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            path.unlink()  # while it is held: whoever waits for the file that is gone begins anew
+        lock.release()
+
+
+def _why_not(path: Path) -> str:
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o666))
+    except OSError as error:
+        return _reason(error)
+    return "it is being deleted"
+
+
+def _owner(path: Path) -> str:
+    with contextlib.suppress(OSError, ValueError):
+        return path.read_text().strip() or "unknown"
+    return "unknown"
+
+
+def _missing_folders(folder: Path, failure: Failure) -> list[Path]:
+    """Return the folders on the way that do not exist, the innermost first."""
+    try:
+        return [one for one in (folder, *folder.parents) if not os.path.lexists(one)]
+    except (OSError, ValueError) as error:
+        raise failure(f"{folder} cannot be made ({_reason(error)}); choose another folder") from error
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)

@@ -1,0 +1,62 @@
+"""What ``roles.json`` may hold, checked when it is read."""
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+
+from sinkscope.roles.verdict import Role
+
+Count = Annotated[int, Field(ge=0, le=1 << 31)]
+Share = Annotated[FiniteFloat, Field(ge=0, le=1)]
+
+
+class _Closed(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", protected_namespaces=())
+
+
+class EstimateFields(_Closed):
+    """See `verdict.Estimate`."""
+
+    mean: FiniteFloat | None
+    low: FiniteFloat | None
+    high: FiniteFloat | None
+
+
+class HeadFields(_Closed):
+    """See `records.HeadRole`."""
+
+    layer: Count
+    head: Count
+    role: Role
+    reason: str
+    lasting: Share
+    place: FiniteFloat | None
+    token: str | None
+    measured: dict[str, EstimateFields]
+    substitutes: Count | None
+    removable: bool | None
+
+
+class RuleFields(_Closed):
+    """See `verdict.Rules`."""
+
+    changed: FiniteFloat = 0.0
+    small: FiniteFloat = 0.0
+    even: FiniteFloat = 0.0
+    lasting: FiniteFloat = 0.0
+    excess: FiniteFloat = 0.0
+
+
+class RolesFile(_Closed):
+    """See `records.Roles`."""
+
+    model: str
+    weight_hash: str
+    layers: Annotated[int, Field(ge=1, le=1 << 14)]
+    heads_in_layer: Annotated[int, Field(ge=1, le=1 << 16)]
+    rules: RuleFields
+    prompts: Count
+    judged: Count
+    failed: dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], str]
+    heads: list[HeadFields]
+    checksum: str = ""

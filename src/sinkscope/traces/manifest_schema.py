@@ -1,0 +1,95 @@
+"""What the manifests of traces and of folders of statistics may hold, checked when one is read."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Count = Annotated[int, Field(ge=0, le=1 << 31)]
+Token = Annotated[int, Field(ge=0, lt=1 << 31)]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Name = Annotated[str, Field(max_length=4096)]
+Heads = Annotated[int, Field(ge=1, le=1 << 16)]
+MOST_LAYERS = 1 << 14
+
+
+class _Open(BaseModel):
+    """A document that may have more fields, those of later versions."""
+
+    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+
+
+class PartEntry(_Open):
+    """A part, as a manifest lists it."""
+
+    file: Annotated[str, Field(pattern=r"^steps-\d{6}\.safetensors$")]
+    first_step: Count
+    steps: Annotated[int, Field(ge=1, le=1 << 20)]
+    sha256: Sha256
+
+
+class ModelFields(_Open):
+    """The model that made a trace; that of any torch module has its name only."""
+
+    name: Name | None = None
+    family: Name | None = None
+    weight_hash: Name | None = None
+
+
+class SamplerFields(_Open):
+    """The settings of a sampler; other ones than these are read by nobody."""
+
+    name: Name | None = None
+    length: Count | None = None
+    steps: Count | None = None
+    block: Annotated[int, Field(ge=1, le=1 << 31)] | None = None
+
+
+class About(_Open):
+    """Fields that describe a run, in both kinds of manifests."""
+
+    format: Literal[1]
+    complete: bool
+    model: ModelFields = ModelFields()
+    sampler: SamplerFields | None = None
+    mask_id: Token | None = None
+    eos_id: Token | None = None
+    special_ids: list[Token] | None = None
+    kv_heads: Annotated[int, Field(ge=0, le=1 << 16)] | None = None
+    hidden: list[dict[str, Any]] = []
+    device: Name | None = None
+    dtype: Name | None = None
+    versions: dict[str, str] = {}
+
+
+class TraceManifest(About):
+    """The manifest of a trace."""
+
+    causal: bool
+    layers: Annotated[list[Name], Field(min_length=1, max_length=MOST_LAYERS)]
+    heads: Heads
+    parts: Annotated[list[PartEntry], Field(max_length=1 << 20)]
+    level: Literal["columns", "top"] = "columns"
+    steps: Count = 0
+    command: str | None = None
+    prompt: str | None = None
+    text: str | None = None
+    prompt_length: Count = 0
+    vocabulary: dict[Annotated[str, Field(pattern=r"^\d{1,10}$")], str] = {}
+    maps: list[Annotated[list[Count], Field(min_length=3, max_length=3)]] = []
+    axes: dict[str, list[str]] = {}
+    units: dict[str, str] = {}
+    stack: str | None = None
+    attends_to: str | None = None
+    attention: str | None = None
+
+
+class StatisticsManifest(About):
+    """The manifest of a folder of statistics."""
+
+    level: Literal["statistics"]
+    causal: bool | None = None
+    layers: Annotated[list[Name], Field(max_length=MOST_LAYERS)] | None = None
+    heads: Heads | None = None
+    prompts: Count
+    expected: Count | None = None
+    run: dict[str, Any] = {}

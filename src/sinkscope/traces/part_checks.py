@@ -1,0 +1,87 @@
+"""What the tensors of a part may be: their shapes and types, from the header of the file, and their values, when one is first read."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sinkscope.axes import HEAD, KEY, KV_HEAD, LAYER, POSITION, STEP, TRACE_AXES
+from sinkscope.errors import TraceError
+
+DAMAGED = "the trace is damaged"
+WIDEST = 1 << 24
+"""Tokens of the longest canvas, and queries' worth of the largest column: more than any model's."""
+ROUNDING = 1e-2
+"""How far below 0 a sum of attention may come out."""
+_DTYPES = {name: "I32" for name in TRACE_AXES if name.endswith("_key") or name in ("tokens", "written", "predicted", "lengths")}
+_DTYPES["masked"] = "U8"
+_SUMS = ("column_sums", "column_sums_masked", "column_sums_prompt", "last_query")
+
+
+def check_shapes(
+    path: Path, steps: int, shapes: Mapping[str, tuple[int, ...]], dtypes: Mapping[str, str], manifest: Mapping[str, Any]
+) -> None:
+    """Compare the tensors of a part with the number of its steps and with what the manifest says of the model.
+
+    Raises:
+        TraceError: a tensor of another rank, size or type.
+    """
+    sizes: dict[str, int] = {STEP: steps, LAYER: len(manifest["layers"]), HEAD: manifest["heads"]}
+    if manifest.get("kv_heads"):
+        sizes[KV_HEAD] = manifest["kv_heads"]
+    for name, shape in shapes.items():
+        axes = TRACE_AXES.get(name)
+        if axes is None:  # of a later version
+            continue
+        expected = " × ".join(f"{axis} {sizes[axis]}" if axis in sizes else axis for axis in axes)
+        found = " × ".join(map(str, shape)) or "a single number"
+        if len(shape) != len(axes) or any(sizes.get(axis, size) != size for axis, size in zip(axes, shape, strict=True)):
+            raise TraceError(f"{path}: {name}: expected {expected}, found {found}; {DAMAGED}")
+        if any(axis in (KEY, POSITION) and size > WIDEST for axis, size in zip(axes, shape, strict=True)):
+            raise TraceError(f"{path}: {name}: expected at most {WIDEST} tokens, found {found}; {DAMAGED}")
+        if dtypes[name] != _DTYPES.get(name, "F32"):
+            raise TraceError(f"{path}: {name}: expected values of type {_DTYPES.get(name, 'F32')}, found {dtypes[name]}; {DAMAGED}")
+
+
+def check_values(path: Path, name: str, array: np.ndarray, lengths: np.ndarray | None) -> None:
+    """Check the values of a tensor of a part.
+
+    Args:
+        array: all of it, with the axes of `TRACE_AXES`.
+        lengths: int32 [step], tokens of each canvas; None where the trace does not say.
+
+    Raises:
+        TraceError: values that cannot be.
+    """
+    if name == "lengths":
+        _refuse(path, name, array[(array < 0) | (array > WIDEST)], "tokens of a canvas")
+    elif name == "masked":
+        _refuse(path, name, array[array > 1], "0 or 1")
+    elif array.dtype == np.int32:
+        _refuse(path, name, array[array < -1], "tokens and positions from -1 upwards")
+    elif name in _SUMS:
+        seen = array
+        if lengths is not None:
+            key = np.arange(array.shape[-1])
+            seen = array[np.broadcast_to(key < lengths.reshape(-1, 1, 1, 1), array.shape)]
+        low, high = -ROUNDING, WIDEST
+        if name != "column_sums":  # where there was no such query, nothing is known
+            seen = seen[~np.isnan(seen)]
+        _refuse(path, name, seen[~((seen >= low) & (seen <= high))], "sums of attention")
+    else:
+        _refuse(path, name, array[np.isinf(array)], "finite numbers")
+
+
+def check_keys(path: Path, name: str, array: np.ndarray, width: int) -> None:
+    """Check the positions of the largest columns.
+
+    Raises:
+        TraceError: a position beyond the canvas.
+    """
+    _refuse(path, name, array[array >= width], f"positions below {width}")
+
+
+def _refuse(path: Path, name: str, wrong: np.ndarray, expected: str) -> None:
+    if wrong.size:
+        raise TraceError(f"{path}: {name}: expected {expected}, found {wrong.flat[0]}; {DAMAGED}")

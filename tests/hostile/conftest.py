@@ -1,0 +1,51 @@
+"""The specimens of the trial, and how many cases there are: all of them under ``make hostile``, a part in ``make test``."""
+
+import dataclasses
+import os
+import shutil
+
+import pytest
+from hostile import specimens, trial
+
+PART = 6
+"""Of so many cases, `make test` tries one."""
+FULL = os.environ.get("HOSTILE") == "full"
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.get_closest_marker("whole_trial") and not FULL:
+            item.add_marker(pytest.mark.skip(reason="part of `make hostile`"))
+
+
+@pytest.fixture(scope="session")
+def share():
+    """Return how many of a number of cases are tried here."""
+    return lambda whole: whole if FULL else max(1, whole // PART)
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory):
+    """A folder with a whole specimen of everything; never written to."""
+    from sinkscope.lab import recipes
+    from sinkscope.lab.recipes import Architecture
+
+    trial.warm_up()
+    folder = specimens.make_specimens(tmp_path_factory.mktemp("specimens") / "whole")
+    recipes.RECIPES["lab-sink-token"] = specimens.RECIPE
+    text = recipes.RECIPES["lab-text-diffusion"]
+    small = Architecture(layers=1, hidden_size=16, heads=2, kv_heads=1, intermediate_size=16, max_positions=256, tied=True)
+    recipes.RECIPES["lab-text-diffusion"] = dataclasses.replace(text, updates=1, architecture=small, snapshots=())
+    return folder
+
+
+@pytest.fixture
+def place(whole, tmp_path):
+    """A copy of the specimens to be damaged."""
+    shutil.copytree(whole, tmp_path / "place")
+    return tmp_path / "place"
+
+
+@pytest.fixture
+def tally():
+    return trial.Tally()

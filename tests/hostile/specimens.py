@@ -1,0 +1,69 @@
+"""Whole specimens of everything that sinkscope reads, made once with a network of one layer."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+from sinkscope.lab.checkpoint import train_checkpoint
+from sinkscope.lab.prompts import problem_prompt
+from sinkscope.lab.recipes import RECIPES, Architecture
+
+PROMPT = problem_prompt("lab-arith", 0, 0)["prompt"]
+OTHER = problem_prompt("lab-arith", 1, 0)["prompt"]
+RECIPE = dataclasses.replace(
+    RECIPES["lab-sink-token"],
+    updates=2,
+    architecture=Architecture(layers=1, hidden_size=16, heads=2, kv_heads=1, intermediate_size=16, max_positions=128),
+    validate_every=2,
+    save_every=1,
+)
+SETTINGS = {"length": 8, "steps": 8, "block": 8}
+
+
+def make_specimens(folder: Path) -> Path:
+    """Make a folder with ``model``, ``trace``, ``statistics``, ``results``, ``roles.json``, ``prompts.jsonl``, ``counts.json``, ``run``."""
+    import sinkscope
+    from sinkscope.commands.statistics_run import add_prompts
+    from sinkscope.commands.trace import keep_maps
+    from sinkscope.decoding import resolve_settings
+    from sinkscope.evaluation import evaluate
+    from sinkscope.lab.corpus import LongText, make_corpus
+    from sinkscope.roles.records import HeadRole, Roles
+    from sinkscope.roles.verdict import Estimate, Rules
+
+    train_checkpoint(RECIPE, folder / "model")
+    _half_trained(folder / "run")
+    model = sinkscope.load(folder / "model")
+    with sinkscope.recording(model, out=folder / "trace"):
+        sinkscope.generate(model, PROMPT, **SETTINGS)
+    keep_maps(model, [folder / "trace"], [(1, 0, 1)])
+    add_prompts(model, [PROMPT, OTHER], folder / "statistics", resolve_settings(model.family, **SETTINGS))
+    evaluate(model, tasks=["lab-arith"], out=folder / "results", limit=2, shots=0, settings=SETTINGS, progress=False)
+    card = model.card
+    estimate = Estimate(0.5, 0.25, 0.75)
+    head = HeadRole(0, 1, "idle", "adds nothing", 1.0, 0.5, " has", {"share": estimate, "kl.sink": estimate}, 1, True)
+    roles = Roles(card.name, card.weight_hash, card.layers, card.heads, Rules(), (head,), 4, 2, {})
+    (folder / "roles.json").write_text(json.dumps(roles.as_dict()))
+    (folder / "prompts.jsonl").write_text(json.dumps({"prompt": PROMPT}) + "\n")
+    (folder / "counts.json").write_text(json.dumps({"3": 7, "4": 1}))
+    (folder / "text.jsonl").write_text(json.dumps({"prompt": "a b", "answer": "c d"}) + "\n")
+    words = "the cat sat on the mat and the dog ate the rat " * 40
+    make_corpus([LongText("a", words), LongText("b", words[::-1], held_out=True)], folder / "corpus", vocabulary=300, progress=False)
+    return folder
+
+
+def _half_trained(folder: Path) -> None:
+    """Leave a run as a kill after its first update does."""
+    import torch
+
+    from sinkscope.lab.run_folder import save_state, write_recipe
+    from sinkscope.lab.starting_network import build_network, choose_tokenizer
+
+    folder.mkdir()
+    network = build_network(RECIPE, choose_tokenizer(RECIPE))
+    optimiser = torch.optim.AdamW(network.parameters())
+    sum(parameter.sum() for parameter in network.parameters()).backward()
+    optimiser.step()
+    write_recipe(RECIPE, folder)
+    save_state(folder, network, optimiser, 1)
+    (folder / "training.jsonl").write_text(json.dumps({"update": 1, "loss": 1.0}) + "\n")

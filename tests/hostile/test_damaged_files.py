@@ -1,0 +1,123 @@
+"""Every file that is read, damaged: fields of wrong values under a right checksum, other bytes, other headers, no document at all."""
+
+import json
+import random
+import shutil
+from types import SimpleNamespace
+
+import pytest
+from hostile import damage, trial
+
+SHORT = ["--length", "4", "--steps", "4", "--block", "4", "--out", "{out}"]
+TRACE = ["trace", "{model}", "--prompt", "Q: Tom\nA:", *SHORT]
+MAP = "map-000001-000-001.safetensors"
+PART = "steps-000000.safetensors"
+READERS = {
+    "trace/manifest.json": (
+        ["sinks", "{trace}", "--json"], ["tracks", "{trace}"], ["export", "{trace}", "--to", "numpy", "--out", "{out}"],
+        ["figures", "{trace}", "--only", "4,9", "--out", "{out}"], ["explore", "{trace}", "--out", "{out}"],
+    ),
+    "statistics/manifest.json": (["sinks", "{statistics}", "--json"],),
+    "results/results.json": (["table", "{results}"],),
+    "roles.json": (["tracks", "{trace}", "--roles", "{roles}"],),
+    "model/config.json": (TRACE,),
+    "model/tokenizer_config.json": (TRACE,),
+    "counts.json": (["analyse", "{trace}", "--training-counts", "{counts}", "--choice", "--sweep"],),
+    "corpus/corpus.json": (["train", "lab-text-diffusion", "--data", "{corpus}", "--out", "{out}"],),
+    "run/recipe.json": (["train", "lab-sink-token", "--out", "{run}"],),
+    "prompts.jsonl": (["trace", "{model}", "--prompts", "{prompts}", *SHORT],),
+    "text.jsonl": (["train", "lab-sink-token", "--data", "{text}", "--out", "{out}"],),
+}  # fmt: skip
+COUNTS = {
+    "trace/manifest.json": 1400,
+    "model/config.json": 400,
+    "results/results.json": 500,
+    "roles.json": 300,
+    "statistics/manifest.json": 400,
+}
+TENSORS = {
+    f"trace/{PART}": ["sinks", "{trace}", "--json"],
+    f"trace/{MAP}": ["map", "{trace}", "--step", "1", "--layer", "0", "--head", "1", "--json"],
+    "statistics/statistics.safetensors": ["sinks", "{statistics}", "--json"],
+    "model/model.safetensors": TRACE,
+    "run/training-state.safetensors": ["train", "lab-sink-token", "--out", "{run}"],
+}  # fmt: skip
+BYTES = {
+    **TENSORS,
+    **{name: commands[0] for name, commands in READERS.items() if name not in ("prompts.jsonl", "text.jsonl", "counts.json")},
+}
+
+
+def command(place, words):
+    names = {name: place / name for name in ("trace", "statistics", "results", "model", "run", "corpus")}
+    names |= {"roles": place / "roles.json", "counts": place / "counts.json", "prompts": place / "prompts.jsonl"}
+    names |= {"text": place / "text.jsonl", "out": place / "out"}
+    return [word.format(**names) if "{" in word else word for word in words]
+
+
+def attempt(tally, place, file, name, content, words, **how):
+    """Run a command on a damaged file, and put the file back."""
+    path = place / file
+    kept = path.read_bytes()
+    damage.write(path, content)
+    out = place / "out"
+    outcome = trial.run(*command(place, words))
+    whole = file in ("model/config.json", "model/tokenizer_config.json", "prompts.jsonl", f"trace/{PART}", "text.jsonl")
+    tally.judge(f"{words[0]} with {file}: {name}", outcome, out=out if "{out}" in words and outcome.status and not whole else None, **how)
+    path.write_bytes(kept)
+    for left in (out, out.with_name("out.npz")):
+        if left.is_dir():
+            shutil.rmtree(left)
+        else:
+            left.unlink(missing_ok=True)
+    if "{run}" in words:
+        shutil.rmtree(place / "run")
+        shutil.copytree(place.parent / "run", place / "run")
+
+
+@pytest.fixture
+def place(place):
+    shutil.copytree(place / "run", place.parent / "run")
+    return place
+
+
+@pytest.mark.parametrize("file", READERS)
+def test_a_field_of_another_kind(place, tally, share, file):
+    document = json.loads((place / file).read_text())
+    count = share(COUNTS.get(file, 200))
+    for number, (name, text) in enumerate(damage.changed_documents(document, random.Random(file), count)):
+        words = READERS[file][number % len(READERS[file])]
+        attempt(tally, place, file, name, text, words, harmless=True)
+    tally.conclude(min(count, 20))
+
+
+@pytest.mark.parametrize("file", READERS)
+def test_no_document_at_all(place, tally, file):
+    for name, content in damage.broken_texts():
+        for words in READERS[file]:
+            attempt(tally, place, file, name, content, words)
+    tally.conclude(10)
+
+
+@pytest.mark.parametrize("file", BYTES)
+def test_other_bytes(place, tally, share, file):
+    """What a command prints of a damaged file is what it prints of the whole one, or an error."""
+    content, source = (place / file).read_bytes(), random.Random(f"bytes {file}")
+    printed = []
+
+    def keep(name, outcome, **how):
+        printed.append(outcome)
+
+    attempt(SimpleNamespace(judge=keep), place, file, "whole", content, BYTES[file])
+    assert printed[0].status == 0, printed[0].err
+    for _ in range(share(160)):
+        attempt(tally, place, file, *damage.flipped(content, source), BYTES[file], harmless=True, same=printed[0].out)
+    tally.conclude(20)
+
+
+@pytest.mark.parametrize("file", TENSORS)
+def test_another_header(place, tally, share, file):
+    source = random.Random(f"headers {file}")
+    for name, content in damage.changed_headers((place / file).read_bytes(), source, share(160), seal=PART not in file):
+        attempt(tally, place, file, name, content, TENSORS[file], harmless=True)
+    tally.conclude(20)

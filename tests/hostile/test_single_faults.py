@@ -1,0 +1,118 @@
+"""Faults that were found one by one: bombs in the sandbox, a line separator in JSON lines, weights of NaN, sizes no file can hold."""
+
+import json
+import os
+import time
+
+import pytest
+from hostile import trial
+from safetensors.torch import load_file, save_file
+
+import sinkscope
+from sinkscope.decoding.settings import LLaDASettings
+from sinkscope.errors import CallError, ModelError
+from sinkscope.evaluation.sandbox import remove_folder, run_program
+
+FRACTION = "from fractions import Fraction\n"
+BOMBS = {
+    "a fraction that says it is large": FRACTION + "class F(Fraction):\n    def __str__(self): return '1e99999999'\nassert F(1, 2) == 7",
+    "a large fraction": FRACTION + "assert Fraction(3**90000, 5**90000) == 7",
+    "a large number": "assert 10**10**8 == 7",
+    "a number that is too long to show": "assert 10**10**5 == 7",
+    "a set of equal hashes": "P = (1 << 61) - 1\nassert {P * k for k in range(60000)} == {1}",
+    "a decimal number": "from decimal import Decimal\nassert int(Decimal('1e9999999')) == 7",
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_limit_is_the_limit(bomb):
+    began = time.monotonic()
+    result = run_program(BOMBS[bomb], timeout_s=1.0)
+    assert not result.passed and "Traceback" not in result.reason
+    assert time.monotonic() - began < 20  # by the clock of a busy machine; it was 70 and more
+
+
+def test_a_subclass_of_fraction_travels_as_its_value():
+    source = FRACTION + "class F(Fraction):\n    def __str__(self): return '7'\nassert F(1, 2) == 0.5"
+    assert run_program(source).passed
+
+
+def test_a_folder_of_any_depth_is_removed(tmp_path):
+    here = os.getcwd()
+    (tmp_path / "box").mkdir()
+    os.chdir(tmp_path / "box")
+    try:
+        for _ in range(3000):
+            os.mkdir("d")
+            os.chdir("d")
+        open("file", "w").close()
+    finally:
+        os.chdir(here)
+    (tmp_path / "box/link").symlink_to(tmp_path)
+    (tmp_path / "box/closed").mkdir(mode=0)
+    remove_folder(str(tmp_path / "box"))
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_line_separator_does_not_end_a_line(tmp_path):
+    from sinkscope.commands.trace import read_prompts
+    from sinkscope.lab.texts import read_texts
+
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"prompt": "a\u2028b\x85c", "answer": "d"}, ensure_ascii=False) + "\n", encoding="utf-8")
+    assert read_prompts(path) == ["a\u2028b\x85c"]
+    assert read_texts(path).documents[0].prompt == "a\u2028b\x85c"
+
+
+def test_logits_that_are_not_finite_are_an_error_that_names_the_step(place):
+    weights = load_file(place / "model/model.safetensors")
+    weights["lm_head.weight"][5] = float("nan")
+    save_file(weights, place / "model/model.safetensors", {"format": "pt"})
+    model = sinkscope.load(place / "model")
+    with pytest.raises(ModelError, match="model, step 0: expected finite logits, found nan; its weights are damaged"):
+        sinkscope.generate(model, "Q: Tom\nA:", length=4, steps=4, block=4)
+    with pytest.raises(CallError, match="lone surrogate"):
+        sinkscope.generate(model, "Q: \ud800\nA:", length=4, steps=4, block=4)
+
+
+def test_numbers_that_do_not_fit_are_refused_at_once(place):
+    began = time.process_time()
+    for length in (1000000000039, 16777213):
+        with pytest.raises(CallError, match="length"):
+            LLaDASettings(length=length, steps=128, block=128)
+    path = place / "model/config.json"
+    config = json.loads(path.read_text())
+    for layers in (100_000, 10**7):
+        path.write_text(json.dumps(config | {"num_hidden_layers": layers}))
+        with pytest.raises(ModelError, match=r"num_hidden_layers: expected a whole number from 1 to \d+, which is what its \d+ tensors"):
+            sinkscope.load(place / "model")
+    assert time.process_time() - began < 4
+
+
+@pytest.mark.parametrize("device", ["meta", "hpu", "foo", "cuda:77", "cpu:x"])
+@pytest.mark.parametrize("words", [["check", "{0}/model"], ["train", "lab-sink-token", "--out", "{0}/out"]], ids=lambda words: words[0])
+def test_all_commands_say_the_same_of_a_device(place, device, words):
+    outcome = trial.run(*(word.format(place) for word in words), "--device", device)
+    assert outcome.status == 2 and f"device '{device}' cannot be used here: expected one of cpu" in outcome.err
+    assert not (place / "out").exists()
+
+
+def test_a_refused_call_leaves_no_folder(place):
+    rules = [["trace", "{0}/model", "--prompt", "Q: Tom\nA:", "--hide", "top:1@layers=9"], ["fold", "lab-diffusion"]]
+    rules += [["figures", "{0}/trace", "--excess", "nan"], ["evaluate", "{0}/model", "--limit", "1", "--hide", "top:1@layers=9"]]
+    for words in rules:
+        outcome = trial.run(*(word.format(place) for word in words), "--out", str(place / "out"))
+        assert outcome.status == 2 and not (place / "out").exists(), outcome
+
+
+def test_the_judge_finds_what_is_bad(place):
+    """A case counts as bad where the message is another library's, where nothing was refused, and where something was left."""
+    good = trial.run("sinks", str(place / "nowhere"))
+    assert trial.faults(good) == []
+    assert trial.faults(good, out=place / "trace") == ["leftover"]
+    assert trial.faults(trial.run("sinks", str(place / "trace"))) == ["accepted"]
+    changed = trial.Outcome((), 1, "", "sinkscope: error: unexpected KeyError: 'x'\n", 0.1, 1)
+    assert trial.faults(changed) == ["unexpected"]
+    assert "slow: 9.0 s" in trial.faults(trial.Outcome((), 1, "", "sinkscope: error: x\n", 9.0, 1))
+    assert trial.faults(trial.Outcome((), None, "", "", 9.0, 1)) == ["hang"]
+    assert trial.faults(trial.Outcome((), 1, "", "x\n", 0.1, 1)) == ["0 messages"]

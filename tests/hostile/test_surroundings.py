@@ -1,0 +1,56 @@
+"""Environment variables, closed outputs, locales and interrupts."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+
+def run(*words, environment=None, shell="", cwd=None):
+    """Run ``sinkscope`` as a shell does; ``shell`` is put behind the command."""
+    command = f"exec {sys.executable} -m sinkscope " + " ".join(f"'{word}'" for word in words) + f" {shell}"
+    done = subprocess.run(["sh", "-c", command], env={**os.environ, **(environment or {})}, capture_output=True, cwd=cwd)
+    return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+
+def test_standard_output_that_is_closed(whole):
+    status, _, err = run("sinks", str(whole / "trace"), shell=">&-")
+    assert (status, err) == (1, "sinkscope: error: standard output is closed; expected somewhere to print to, such as > /dev/null\n")
+    assert run("sinks", str(whole / "trace"), shell="2>&-")[0] == 0
+
+
+@pytest.mark.parametrize("locale", [{"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}, {"PYTHONIOENCODING": "ascii"}])
+def test_output_is_utf8_whatever_the_locale(whole, locale):
+    status, out, err = run("table", str(whole / "results"), environment=locale)
+    assert (status, err) == (0, "")
+    assert not out.isascii()
+
+
+def test_variables_that_break_an_import(whole):
+    status, _, err = run("sinks", str(whole / "trace"), environment={"PYTHONOPTIMIZE": "2"})
+    assert status == 1 and "PYTHONOPTIMIZE" in err and err.count("\n") == 1
+    status, _, err = run("check", str(whole / "model"), environment={"TORCH_LOGS": "nonsense"})
+    assert status == 1 and "environment variable TORCH_LOGS" in err and err.count("\n") == 1, err
+
+
+def test_figures_have_settings_of_their_own(whole, tmp_path):
+    (tmp_path / "matplotlibrc").write_text("text.usetex: True\nnonsense\nbackend: nosuch\nfont.size: 90\n")
+    status, _, err = run("figures", str(whole / "trace"), "--only", "3", "--out", "f", environment={"MPLBACKEND": "nosuch"}, cwd=tmp_path)
+    assert status == 0, err
+    assert "nosuch" not in err and "usetex" not in err
+
+
+@pytest.mark.parametrize("seconds", [0.05, 0.1, 0.2, 0.4, 0.8, 1.6])
+def test_an_interrupt_at_the_beginning(whole, tmp_path, seconds):
+    command = [sys.executable, "-m", "sinkscope", "trace", str(whole / "model"), "--prompt", "Q: Tom\nA:", "--out", str(tmp_path / "t")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    time.sleep(seconds)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate()
+    if process.returncode == 130:
+        assert err.splitlines()[-1] == "sinkscope: error: interrupted" and "Traceback" not in err
+    elif process.returncode != 0:  # before sinkscope's first line, Python itself was asked to end
+        assert process.returncode in (1, -signal.SIGINT) and "sinkscope/cli.py" not in err, err
