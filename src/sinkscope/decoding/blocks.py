@@ -8,6 +8,7 @@ from torch import Tensor
 
 from sinkscope.decoding.caches.reader import reading
 from sinkscope.decoding.canvas import Batch, Layout, Step, masked_canvas, publishing, row_generators
+from sinkscope.decoding.parallel import surest
 from sinkscope.decoding.projection import Remaining, project, with_unconditional
 from sinkscope.decoding.settings import BlockSettings
 from sinkscope.decoding.work import WorkMeter
@@ -95,24 +96,6 @@ def block_steps(model: Model, batch: Batch, settings: BlockSettings, rule: Block
                 publisher.after(written, predicted, shown)
                 yield Step(number, canvas, written, shown, meter)
                 number += 1
-
-
-def surest(confidence: Tensor, threshold: float, factor: float) -> Tensor:
-    """Return which candidates a step of parallel decoding commits, bool [batch, position]; the surest one always (Fast-dLLM, algorithm 1).
-
-    Args:
-        confidence: [batch, position], −∞ where there is no candidate.
-        threshold: all candidates of at least this confidence are committed.
-        factor: where it is not 0, the n surest, for the largest n up to which (n + 1)(1 − p_n) stays below it.
-    """
-    if factor:
-        ordered, order = confidence.sort(dim=-1, descending=True, stable=True)
-        rank = torch.arange(1, confidence.shape[-1] + 1, device=confidence.device)
-        enough = ((rank + 1) * (1 - ordered) < factor).cumprod(dim=-1).bool()
-        chosen = torch.zeros_like(enough).scatter(-1, order, enough)
-    else:
-        chosen = confidence >= threshold
-    return chosen.scatter(-1, confidence.argmax(-1, keepdim=True), True) & confidence.isfinite()
 
 
 def _choose(

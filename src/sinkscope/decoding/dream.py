@@ -12,13 +12,16 @@ Quirk: a model may predict the mask token itself; it is committed and stays a ma
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.distributions import constraints
 
+from sinkscope.decoding.caches.parsing import parse_cache
 from sinkscope.decoding.caches.reader import reading
 from sinkscope.decoding.canvas import Batch, Step, masked_canvas, publishing, row_generators
+from sinkscope.decoding.parallel import surest
 from sinkscope.decoding.projection import project
 from sinkscope.decoding.settings import DreamSettings
 from sinkscope.decoding.work import WorkMeter
@@ -30,6 +33,10 @@ def dream_steps(model: Model, batch: Batch, settings: DreamSettings) -> Iterator
     """Writes ``settings.length`` tokens behind each prompt, one `Step` a forward call; a step may commit nothing."""
     mask_id = model.card.mask_id
     assert mask_id is not None
+    block = getattr(parse_cache(settings.cache), "block", None)
+    if block is not None:
+        yield from _block_steps(model, batch, settings, block)
+        return
     canvas, layout = masked_canvas(batch, settings.length, mask_id)
     sources = row_generators(settings.seed, len(canvas), canvas.device)
     shares = commit_shares(settings.steps, settings.eps, canvas.device)
@@ -63,6 +70,54 @@ def dream_steps(model: Model, batch: Batch, settings: DreamSettings) -> Iterator
             reader.committed(written)
             publisher.after(written, predicted, shown)
             yield Step(number, canvas, written, shown, meter)
+
+
+def _block_steps(model: Model, batch: Batch, settings: DreamSettings, block: int) -> Iterator[Step]:
+    """Write in blocks, as Fast-dLLM does with its caches; its quirks are named in `caches.fast_dllm`."""
+    mask_id = model.card.mask_id
+    assert mask_id is not None
+    canvas, layout = masked_canvas(batch, settings.length, mask_id)
+    sources = row_generators(settings.seed, len(canvas), canvas.device)
+    width, number, steps = canvas.shape[1], 0, settings.steps // (settings.length // block)
+    by, shares = ("maskgit_plus", None) if settings.threshold else ("entropy", commit_shares(steps, settings.eps, canvas.device))
+    judged, meter = replace(settings, algorithm=by), WorkMeter(model.network, len(canvas))
+    with reading(model, batch, layout, meter, settings) as reader, publishing(model, batch, settings) as publisher:
+        for start in range(width - settings.length, width, block):
+            reader.begin_block(start, start + block)
+            for step in range(block + 1 if shares is None else steps):
+                masked = canvas == mask_id
+                candidates = torch.zeros_like(masked)
+                candidates[:, start : start + block] = masked[:, start : start + block]
+                writing = candidates.any(-1).nonzero().flatten().tolist()
+                if not writing:
+                    break
+                reader.open_places(canvas, masked)
+                if step == 0:
+                    candidates[:, start + 1 :] = False
+                counts = candidates.sum(-1).tolist()
+                publisher.before(canvas, masked, layout.lengths, range(len(canvas)), candidates=candidates)
+                meter.add_words(candidates)
+                hidden = reader.read(canvas, writing, publisher.listened)
+                logits = project(model, hidden, candidates, layout, most=sum(counts))
+                token, sure = _choose(logits, counts, judged, sources)
+                predicted = torch.full_like(canvas, -1).masked_scatter_(candidates, token)
+                confidence = torch.full(canvas.shape, -torch.inf, dtype=sure.dtype, device=canvas.device).masked_scatter_(candidates, sure)
+                written = torch.full_like(canvas, -1)
+                if step == 0:
+                    written = predicted
+                elif shares is None:
+                    written = torch.where(surest(confidence, settings.threshold), predicted, written)
+                else:
+                    commits = (torch.tensor(counts, device="cpu").float() * shares[step]).int().tolist()
+                    for row, first in enumerate(layout.starts):
+                        chosen = first + _places(confidence[row, first:], commits[row], settings, sources[row])
+                        written[row, chosen] = torch.where(candidates, predicted, mask_id)[row, chosen]
+                canvas = torch.where(written >= 0, written, canvas)
+                shown = confidence.float().masked_fill(~candidates, torch.nan)
+                reader.committed(written)
+                publisher.after(written, predicted, shown)
+                yield Step(number, canvas, written, shown, meter)
+                number += 1
 
 
 def commit_shares(steps: int, eps: float, device: torch.device | str = "cpu") -> Tensor:

@@ -120,6 +120,8 @@ class DreamSettings(Settings):
         eps: the last of the time steps, which run evenly from 1.
         seed: of the draws; row i of a batch draws from seed + i.
         cache: which keys and values are kept from step to step; see `sinkscope.decoding.caches`. Not published, none computes everything.
+        threshold: commits all masks of a block of at least this probability in a step, and always the most probable one (Fast-dLLM, with
+            its cache); 0 commits by the algorithm.
     """
 
     length: int = 20
@@ -132,9 +134,15 @@ class DreamSettings(Settings):
     eps: float = 1e-3
     seed: int = 0
     cache: str = "none"
+    threshold: float = 0.0
 
     def __post_init__(self) -> None:
         _positive(self, "length", "steps")
+        _share(self, "threshold")
+        if self.threshold and not self.cache.startswith("fast-dllm"):
+            raise CallError(
+                f"threshold: expected Fast-dLLM's cache beside it, found cache {self.cache}; use --cache fast-dllm-dual:block=32"
+            )
         _not_negative(self, "temperature", "top_k", "alg_temp")
         _seed(self)
         _top_p(self)
@@ -214,9 +222,7 @@ def _blocks(settings: BlockSettings) -> None:
         )
     if settings.remasking not in ("low_confidence", "random"):
         raise CallError(f"remasking: expected low_confidence or random, found {settings.remasking!r}")
-    for name in ("threshold", "factor"):
-        if not 0 <= getattr(settings, name) <= 1:
-            raise CallError(f"{name}: expected a number from 0, which is off, to 1, found {getattr(settings, name)}")
+    _share(settings, "threshold", "factor")
     if settings.threshold and settings.factor:
         raise CallError(f"expected one of threshold and factor, found {settings.threshold} and {settings.factor}; set the other to 0")
     if settings.cache != "none" and settings.guidance:
@@ -226,6 +232,12 @@ def _blocks(settings: BlockSettings) -> None:
         )
     if settings.block_order not in ("left_to_right", "right_to_left"):
         raise CallError(f"block_order: expected left_to_right or right_to_left, found {settings.block_order!r}")
+
+
+def _share(settings: Any, *names: str) -> None:
+    for name in names:
+        if not 0 <= getattr(settings, name) <= 1:
+            raise CallError(f"{name}: expected a number from 0, which is off, to 1, found {getattr(settings, name)}")
 
 
 def _top_p(settings: Any) -> None:

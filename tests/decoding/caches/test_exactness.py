@@ -65,6 +65,21 @@ def test_every_row_writes_what_it_writes_alone(cache, more):
         assert (found.steps, found.work) == (alone.steps, alone.work)
 
 
+DREAM = [(cache, {}) for cache in ("fast-dllm-dual:block=8", "fast-dllm-prefix:block=4", "dkv-decode", "block:every=3")]
+DREAM += [("fast-dllm-dual:block=8", {"threshold": 0.4}), ("fast-dllm-prefix:block=4", {"threshold": 0.4})]
+
+
+@pytest.mark.parametrize(("cache", "more"), DREAM, ids=str)
+def test_every_row_writes_what_it_writes_alone_with_dream(cache, more):
+    model, settings = seeded_model("dream"), {"length": 16, "steps": 12, "algorithm": "entropy", "cache": cache, **more}
+    batch = sinkscope.generate(model, PROMPTS, **settings)
+    for prompt, found in zip(PROMPTS, batch, strict=True):
+        with other_kernels(model.network):
+            alone = sinkscope.generate(model, prompt, **settings)
+        assert torch.equal(found.tokens, alone.tokens)
+        assert (found.steps, found.work) == (alone.steps, alone.work)
+
+
 @pytest.mark.parametrize("cache", ["fast-dllm-dual", "fast-dllm-prefix", "block:changed"])
 def test_a_cache_changes_what_is_written_and_saves_work(cache):
     model, settings = seeded_model("llada"), {"length": 24, "block": 8, "steps": 24}

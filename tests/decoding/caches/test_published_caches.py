@@ -53,10 +53,22 @@ def test_fast_dllm_writes_what_the_published_code_writes(case):
     assert rows_computed(case) == sum(case["computed"]) - idle
 
 
+@pytest.mark.parametrize("case", cases("fast-dllm-dream"), ids=name_of)
+def test_fast_dllm_writes_what_the_published_code_writes_with_dream(case):
+    assert [step for step in changes(case, "dream") if step] == [step for step in case["steps"][0] if step]
+    assert rows_computed(case, "dream") == sum(case["computed"])
+
+
 @pytest.mark.parametrize("case", cases("dkv-decode"), ids=name_of)
 def test_dkv_cache_writes_what_the_published_code_writes(case):
     assert changes(case) == case["steps"][0]
     assert rows_computed(case) == sum(case["computed"])
+
+
+@pytest.mark.parametrize("case", cases("dkv-decode-dream"), ids=name_of)
+def test_dkv_cache_writes_what_the_published_code_writes_with_dream(case):
+    assert changes(case, "dream") == case["steps"][0]
+    assert rows_computed(case, "dream") == sum(case["computed"])
 
 
 @pytest.mark.parametrize("case", cases("sparse-dllm"), ids=name_of)
@@ -143,3 +155,10 @@ def test_keys_are_chosen_by_their_bare_product_with_the_mean_query():
     products = [torch.stack([query[0, head, place] @ key[0, head // 2].T for place in range(2, 5)]).mean(0) for head in range(4)]
     assert_close(found[0], torch.stack(products).mean(0), terms=6 * 12)
     assert (found < 0).any()
+
+
+def test_a_refresh_of_dream_commits_the_first_token_alone():
+    settings = {"length": 16, "steps": 16, "cache": "fast-dllm-dual:block=8"}
+    steps = steps_of(seeded_model("dream"), [[5, 9, 22, 41]], **settings)
+    firsts = [(step.written[0] >= 0).nonzero().flatten().tolist() for step in (steps[0], steps[8])]
+    assert firsts == [[4], [12]]

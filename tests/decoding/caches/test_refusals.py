@@ -26,17 +26,19 @@ REFUSED = [
     ("llada", {"cache": "dkv-decode:every=0"}, "expected every as a number of steps from 1 upwards, found 0"),
     ("llada", {"cache": "sparse-dllm:ratio=0"}, "expected ratio as a share above 0 and up to 1, found 0.0"),
     ("llada", {"cache": "sparse-dllm:pool=2"}, "expected pool as an odd number of keys, found 2"),
-    ("dream", {"cache": "dkv-decode"}, "has rules of its own that are not here; use --cache block"),
     ("dream", {"cache": "sparse-dllm"}, "expected a family that reads a token at its own position, found dream"),
     ("llada", {"cache": "block", "guidance": 1.5}, "does not go with guidance 1.5"),
     ("mmada", {"cache": "fast-dllm-dual", "guidance": 1.5}, "does not go with guidance 1.5"),
-    ("dream", {"cache": "fast-dllm-dual"}, "expected a sampler with blocks, found that of dream; use --cache block"),
+    ("dream", {"cache": "fast-dllm-dual"}, "expected a block for dream, found None; write fast-dllm-dual:block=32"),
+    ("llada", {"cache": "fast-dllm-prefix:block=4"}, "expected no block for llada, found 4; leave it out here and set --block"),
+    ("dream", {"cache": "fast-dllm-dual:block=3"}, "expected a block that divides the 8 tokens to write, found 3"),
+    ("dream", {"cache": "fast-dllm-dual:block=4", "steps": 2}, "expected steps that 2 blocks share, at least two for each, found 2"),
     ("dream", {"cache": "block:changed"}, "dream reads a token one position to its left"),
     ("llada", {"threshold": 1.5}, "threshold: expected a number from 0, which is off, to 1, found 1.5"),
     ("llada", {"factor": -1.0}, "factor: expected a number from 0, which is off, to 1, found -1.0"),
     ("llada", {"threshold": 0.9, "factor": 0.5}, "expected one of threshold and factor, found 0.9 and 0.5"),
     ("autoregressive", {"cache": "block"}, "autoregressive has no setting 'cache'"),
-    ("dream", {"threshold": 0.9}, "dream has no setting 'threshold'"),
+    ("dream", {"threshold": 0.9}, "threshold: expected Fast-dLLM's cache beside it, found cache none"),
 ]
 
 

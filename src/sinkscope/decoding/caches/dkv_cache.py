@@ -1,16 +1,18 @@
-"""dKV-Cache-Decode (Ma et al., 2025; horseee/dKV-Cache, generation_utils/llada_dkv_cache_decode.py).
+"""dKV-Cache-Decode (Ma et al., 2025; horseee/dKV-Cache, llada_dkv_cache_decode.py, dream_generation_utils.py).
 
 Keys and values of a token are stored one step after it was committed, once it has been read as itself (*delayed*): a step computes all
-masks of the canvas and what the step before has committed. The first two steps of a block compute everything, and so does every R-th.
+masks of the canvas and what the step before has committed. Every R-th step of a block computes everything, for LLaDA the second one too.
+Dream reads a token one position to its left, and so the places are those left of these tokens (published: shift type ``un``).
 
-Quirk: confidences are taken in float64, as by Fast-dLLM.
+Quirk: LLaDA's confidences are taken in float64, as by Fast-dLLM.
+Quirk: for Dream the last position of the canvas counts as stored from the third step of a block on, whether it was written or not.
 """
 
 from dataclasses import dataclass
 
+import torch
+
 from sinkscope.decoding.caches.policy import CachePolicy, Moment, Plan
-from sinkscope.decoding.settings import Settings
-from sinkscope.models.family import Family
 
 
 @dataclass(frozen=True)
@@ -18,7 +20,7 @@ class DKVDecode(CachePolicy):
     """Computes all masks and what the step before has committed.
 
     Attributes:
-        every: a refresh in every so many steps of a block (published: ``cache_reloading_step``, 4 in its example).
+        every: a refresh in every so many steps of a block (published: ``cache_reloading_step``, 4 in its example, and ``cache_steps``).
     """
 
     name = "dkv-decode"
@@ -31,13 +33,10 @@ class DKVDecode(CachePolicy):
             raise self.refuse(f"expected every as a number of steps from 1 upwards, found {self.every}")
 
     def plan(self, moment: Moment) -> Plan:
-        if moment.number <= 1 or moment.number % self.every == 0:
+        if moment.number % self.every == 0 or (moment.number == 1 and not moment.shift):
             return Plan()
-        return Plan(moment.masked | moment.commits[-1])
-
-    def check(self, family: Family, settings: Settings) -> None:
-        if family.shift:
-            raise self.refuse(
-                f"{family.name} reads a token one position to its left, for which the published code has rules of its own that are not "
-                "here; use --cache block"
-            )
+        changing = moment.masked | moment.commits[-1]
+        if not moment.shift:
+            return Plan(changing)
+        last = torch.full_like(changing[:, :1], moment.number == 1)
+        return Plan(torch.cat([changing[:, 1:], last], dim=1), open=moment.masked)

@@ -1,32 +1,49 @@
-"""Fast-dLLM's prefix and dual cache (Wu et al., 2025; NVlabs/Fast-dLLM, llada/generate.py).
+"""Fast-dLLM's prefix and dual cache (Wu et al., 2025; NVlabs/Fast-dLLM, llada/generate.py, dream/model/generation_utils_block.py).
 
 A block begins with a refresh. Its later steps compute the block alone (dual), or the block and everything right of it (prefix), and read
-the keys and values that the refresh stored for the rest.
+the keys and values that the refresh stored for the rest. Dream, which has no blocks, is given some; `decoding.dream` has that loop.
 
 Quirk: confidences are taken in float64, with ``threshold`` and ``factor`` too, whereas LLaDA takes them in the dtype of the logits.
 Quirk: a mask left of the block, which a model leaves where it predicts the mask itself, is a candidate in the refresh only.
+Quirk: with Dream a refresh commits the first token of the block alone, however unsure it is.
+Quirk: with Dream tokens are committed by entropy, whatever ``algorithm`` says, and with ``threshold`` by their probability.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from sinkscope.decoding.caches.policy import CachePolicy, Moment, Plan
-from sinkscope.decoding.settings import Settings
 from sinkscope.models.family import Family
 
 
 @dataclass(frozen=True)
 class FastDLLMDual(CachePolicy):
-    """Computes the block; reads everything else as the refresh at its start stored it."""
+    """Computes the block; reads everything else as the refresh at its start stored it.
+
+    Attributes:
+        block: tokens of a block, for a family without blocks; LLaDA and MMaDA have a setting of this name.
+    """
 
     name = "fast-dllm-dual"
     double = True
 
+    block: int | None = None
+
     def plan(self, moment: Moment) -> Plan:
         return Plan(slice(moment.start, moment.stop))
 
-    def check(self, family: Family, settings: Settings) -> None:
-        if not hasattr(settings, "block"):
-            raise self.refuse(f"expected a sampler with blocks, found that of {family.name}; use --cache block")
+    def check(self, family: Family, settings: Any) -> None:
+        own = hasattr(settings, "block")
+        if own == (self.block is not None):
+            told = "leave it out here and set --block" if own else f"write {self.name}:block=32"
+            raise self.refuse(f"expected {'no' if own else 'a'} block for {family.name}, found {self.block}; {told}")
+        if self.block is None:
+            return
+        if self.block < 1 or settings.length % self.block:
+            raise self.refuse(f"expected a block that divides the {settings.length} tokens to write, found {self.block}")
+        blocks = settings.length // self.block
+        if not settings.threshold and (settings.steps % blocks or settings.steps < 2 * blocks):
+            raise self.refuse(f"expected steps that {blocks} blocks share, at least two for each, found {settings.steps}; set --steps")
 
 
 @dataclass(frozen=True)

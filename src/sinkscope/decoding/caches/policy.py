@@ -36,6 +36,7 @@ class Moment:
         scores: what `CachePolicy.measure` returned for each layer of a refresh; only for `CachePolicy.kept` of a policy that measures.
         values: norms of the stored values of each layer, float32 [batch, kv_head, position]; where there are scores.
         heads: number of layers, and of heads of keys in each.
+        shift: whether the family reads a token one position to its left.
     """
 
     number: int
@@ -48,13 +49,14 @@ class Moment:
     scores: Sequence[Tensor] | None = None
     values: Sequence[Tensor] | None = None
     heads: tuple[int, int] = (1, 1)
+    shift: bool = False
 
     def of_rows(self, rows: Sequence[int]) -> "Moment":
         """Return the moment of some rows, without what was measured."""
         chosen = list(rows)
         tokens, masked, real = self.tokens[chosen], self.masked[chosen], self.real[chosen]
         commits = tuple(one[chosen] for one in self.commits)
-        return Moment(self.number, self.start, self.stop, tokens, masked, real, commits, heads=self.heads)
+        return Moment(self.number, self.start, self.stop, tokens, masked, real, commits, heads=self.heads, shift=self.shift)
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,8 @@ class CachedReader(WholeReader):
     def open_places(self, tokens: Tensor, masked: Tensor) -> Tensor | None:
         start, stop = self._block
         heads = self.model.card.layers, self.model.card.kv_heads
-        self._moment = Moment(self._number, start, stop, tokens, masked, self._real, tuple(self._commits), heads=heads)
+        made = {"heads": heads, "shift": self.model.family.shift}
+        self._moment = Moment(self._number, start, stop, tokens, masked, self._real, tuple(self._commits), **made)
         self._plan = self.policy.plan(self._moment) if self._number else Plan()
         return self._marked(self._plan.fresh if self._plan.open is None else self._plan.open)
 
