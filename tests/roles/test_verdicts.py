@@ -113,7 +113,9 @@ def test_a_run_that_was_cut_off_goes_on_to_the_same_roles(folder, tmp_path):
         find_roles(model, prompts, out=tmp_path / "other", **SETTINGS)
 
 
-def test_controls_hold_as_much_attention_as_the_sink_and_are_not_the_sink(diffusion):
+@pytest.mark.parametrize("sinks", [0, 5])
+def test_controls_hold_as_much_attention_as_the_sink_and_are_no_sinks(diffusion, sinks):
+    """Where the keys that are no sinks hold less than the sink, the control is all of them."""
     from sinkscope.roles.find import removals_of
     from sinkscope.roles.probes import make_probes
     from sinkscope.roles.sight import look
@@ -122,12 +124,14 @@ def test_controls_hold_as_much_attention_as_the_sink_and_are_not_the_sink(diffus
     sight = look(diffusion, probe)
     for layer, head in np.ndindex(sight.evenness.shape):
         rows = sight.reader_rows[layer, head]
-        by_name = {one.name: one for one in removals_of(sight, layer, head, seed=0)}
+        is_sink = np.isin(np.arange(len(rows)), sight.order[layer, head, :sinks])
+        by_name = {one.name: one for one in removals_of(sight, is_sink, layer, head, seed=0)}
         top = int(np.flatnonzero(by_name["sink"].keys)[0])
         matched = by_name["rowmass"].keys
         assert not matched[top] and not by_name["random"].keys[top] and by_name["random"].keys.sum() == 1
         assert np.array_equal(matched, by_name["rowmass.zero"].keys) and by_name["rowmass.zero"].zeroed and not by_name["rowmass"].zeroed
-        reachable = rows.sum() - rows[top]
+        assert not (matched & is_sink).any()
+        reachable = rows[~is_sink].sum() - (0 if sinks else rows[top])
         wanted = min(rows[top], reachable)
         assert abs(rows[matched].sum() - wanted) <= rows[matched | (np.arange(len(rows)) == top)].max() + 1e-6
         assert by_name["top.4"].keys.sum() == 4 and by_name["top.4"].keys[top]

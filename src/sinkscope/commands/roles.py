@@ -91,11 +91,11 @@ class Roles(Command):
 
     def _read_prompts(self) -> list[str]:
         from sinkscope.commands.trace import read_prompts
-        from sinkscope.lab.prompts import problem_prompts
+        from sinkscope.lab.prompts import problem_prompts, task_of
 
         if self.prompts is not None:
             return read_prompts(self.prompts)
-        return [row["prompt"] for row in problem_prompts("lab-arith", self.problems, self.shots)]
+        return [row["prompt"] for row in problem_prompts(task_of(self.model), self.problems, self.shots)]
 
 
 COLUMNS = (

@@ -69,14 +69,14 @@ class Trace(Command):
             self._record(model, prompts, settings, rule)
 
     def _check_flags(self) -> None:
-        from sinkscope.models import BUNDLED, check_name
+        from sinkscope.models import check_name, is_bundled
 
         check_name(self.model)
         flags = {"--prompt": self.prompt, "--prompts": self.prompts, "--problem": self.problem}
         given = [flag for flag, value in flags.items() if value is not None]
         if len(given) > 1:
             raise CallError(f"expected one of --prompt, --prompts and --problem, found {' and '.join(given)}")
-        if not given and self.model not in BUNDLED:
+        if not given and not is_bundled(self.model):
             raise CallError(f"expected --prompt TEXT, --prompts FILE or --problem N for {self.model}")
         if self.keep_maps is not None and self.keep == "statistics":
             raise CallError("--keep-maps needs a trace: use --keep columns or --keep top")
@@ -86,9 +86,9 @@ class Trace(Command):
             return [self.prompt]
         if self.prompts is not None:
             return read_prompts(self.prompts)
-        from sinkscope.lab.prompts import problem_prompt
+        from sinkscope.lab.prompts import problem_prompt, task_of
 
-        return [problem_prompt("lab-arith", self.problem or 0)["prompt"]]
+        return [problem_prompt(task_of(self.model), self.problem or 0)["prompt"]]
 
     def _record(self, model: Any, prompts: list[str], settings: Any, rule: Any) -> None:
         """Write one trace a prompt, then the single maps that were asked for."""

@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from sinkscope.lab.canvases import PROMPT, Canvases
 
 LEAST_MASKED = 1e-3
+IGNORED = -100
+"""A target that is no part of the loss."""
 
 
 def mask_canvases(
@@ -70,8 +72,8 @@ def masked_diffusion_loss(
     return (losses * weights[chosen]).sum() / maskable
 
 
-def next_token_loss(network: Any, canvases: Canvases, *, eos_id: int | None) -> torch.Tensor:
-    """Return the cross-entropy of each token given those before it, over the whole canvas: a scalar in nats.
+def next_token_loss(network: Any, canvases: Canvases, *, eos_id: int | None, only_answers: bool = False) -> torch.Tensor:
+    """Return the cross-entropy of each token given those before it, over the whole canvas or its answers only: a scalar in nats.
 
     After a complete answer the target is EOS, even where another problem follows on the canvas, because a model that is asked one
     question should stop after its answer. Natural text has no answers; its ``eos_id`` is None.
@@ -80,6 +82,8 @@ def next_token_loss(network: Any, canvases: Canvases, *, eos_id: int | None) -> 
     if eos_id is not None:
         finished = (canvases.answers[:, :-1] != PROMPT) & (canvases.answers[:, 1:] == PROMPT)
         targets[finished] = eos_id
+    if only_answers:
+        targets[canvases.answers[:, 1:] == PROMPT] = IGNORED
     hidden = network.model(input_ids=canvases.tokens, use_cache=False).last_hidden_state
     logits = network.lm_head(hidden[:, :-1]).float()
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)

@@ -15,6 +15,9 @@ from sinkscope.lab.code_tasks import held_out_code_tasks, training_code_tasks
 from sinkscope.lab.vocabulary import question_text, render
 from sinkscope.lab.word_problems import Problem, held_out_problems, training_problems
 
+MOST_OF_SPECIMEN = 4096
+SPECIMEN = "lab-nulls-"
+"""How the names of tasks and models of `sinkscope.lab.nulls` begin."""
 SHOTS = {"lab-arith": 5, "lab-code": 7}
 _HELD_OUT = {"lab-arith": held_out_problems, "lab-code": held_out_code_tasks}
 _TRAINING = {"lab-arith": training_problems, "lab-code": training_code_tasks}
@@ -33,6 +36,11 @@ def few_shot_prompt(problem: Problem, index: int, shots: int) -> str:
     return "\n\n".join([*map(render, solved), question_text(problem)])
 
 
+def task_of(model: str) -> str:
+    """Return the task from which a bundled model is asked where nothing is said: its own for a specimen, else lab-arith."""
+    return model.rpartition("-")[0] if model.startswith(SPECIMEN) else "lab-arith"
+
+
 def held_out(task: str) -> Sequence[Problem]:
     """Return the fixed held-out problems of a task.
 
@@ -46,6 +54,8 @@ def held_out(task: str) -> Sequence[Problem]:
 
 def problem_prompt(task: str = "lab-arith", index: int = 0, shots: int | None = None) -> dict[str, str]:
     """Return held-out problem number ``index`` as ``{"prompt", "answer"}``; see `problem_prompts`."""
+    if task.startswith(SPECIMEN):
+        return _of_specimen(task, index, shots)
     problems = held_out(task)
     if not 0 <= index < len(problems):
         raise CallError(f"{task}: expected a problem from 0 to {len(problems) - 1}, found {index}")
@@ -63,10 +73,28 @@ def problem_prompts(task: str = "lab-arith", count: int | None = None, shots: in
         ``prompt`` and ``answer`` of each: the number to find, or for lab-code a right program, with its ``tests``.
 
     Raises:
-        CallError: no such task, or a count below 1 or above the number of its problems.
+        CallError: no such task, a count below 1 or above the number of its problems, or shots for a specimen.
     """
+    if task.startswith(SPECIMEN):
+        if not 1 <= (count := 24 if count is None else count) <= MOST_OF_SPECIMEN:
+            raise CallError(f"count: expected 1 to {MOST_OF_SPECIMEN}, found {count}")
+        return [_of_specimen(task, index, shots) for index in range(count)]
     problems = held_out(task)
     count = len(problems) if count is None else count
     if not 1 <= count <= len(problems):
         raise CallError(f"count: expected 1 to {len(problems)}, the held-out problems of {task}, found {count}")
     return [problem_prompt(task, index, shots) for index in range(count)]
+
+
+def _of_specimen(task: str, index: int, shots: int | None) -> dict[str, str]:
+    from sinkscope.lab.nulls import draw_prompt
+    from sinkscope.lab.recipes import RECIPES
+
+    recipe = RECIPES.get(task)
+    if recipe is None or recipe.nulls is None:
+        raise CallError(f"no task {task!r}: expected {', '.join(name for name in RECIPES if name.startswith(SPECIMEN))}")
+    if shots:
+        raise CallError(f"shots: expected 0, as {task} has no solved problems to show, found {shots}")
+    if index < 0:
+        raise CallError(f"{task}: expected a problem from 0 upwards, found {index}")
+    return draw_prompt(recipe.nulls, index)

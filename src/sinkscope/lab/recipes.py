@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from sinkscope.errors import CallError
 from sinkscope.lab.canvases import CanvasMix
+from sinkscope.lab.nulls import NullTask
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Recipe:
         start_from: model whose weights the network begins with; random ones when None.
         data: name and checksum of the user's text; None for the lab's own problems.
         text: whether it trains on natural text, a corpus folder that ``sinkscope train --data`` names.
+        nulls: the task of letters and nulls that a specimen trains on; None for everything else.
         first_token: the first token of a canvas of natural text: BOS, or text.
         weighting: of a masked token's loss: 1/p, where p is the share of its canvas that is masked, or the same for all.
         snapshots: updates after which the weights are also written to ``snapshots/``.
@@ -69,6 +71,7 @@ class Recipe:
     start_from: str | None = None
     data: str | None = None
     text: bool = False
+    nulls: NullTask | None = None
     first_token: Literal["bos", "text"] = "bos"
     weighting: Literal["1/p", "flat"] = "1/p"
     snapshots: tuple[int, ...] = ()
@@ -133,6 +136,35 @@ def _text(name: str, objective: Literal["masked_diffusion", "next_token"], **cha
     )
 
 
+NULLS = (0, 1, 2, 4, 8)
+"""How many interchangeable nulls the specimens have."""
+
+
+def _specimen(kind: str, nulls: int) -> Recipe:
+    """Return a recipe for a specimen: one head that counts letters, with next to no feed-forward layer behind it."""
+    causal = kind == "autoregressive"
+    return Recipe(
+        f"lab-nulls-{kind}-{nulls}",
+        "next_token" if causal else "masked_diffusion",
+        updates=1000,
+        architecture=Architecture(
+            layers=1,
+            hidden_size=64,
+            heads=1,
+            kv_heads=1,
+            intermediate_size=1,
+            max_positions=128,
+            positions="rotary" if causal else "learned",
+        ),
+        nulls=NullTask(nulls, "triggered" if causal else "placed"),
+        learning_rate=3e-3,
+        autocast=False,
+        first_token="text",
+        weighting="flat",
+        whole_canvas_share=0.0,
+    )
+
+
 RECIPES = {
     recipe.name: recipe
     for recipe in (
@@ -143,6 +175,7 @@ RECIPES = {
         _shifted("lab-shifted-token", "token"),
         _text("lab-text-autoregressive", "next_token"),
         _text("lab-text-diffusion", "masked_diffusion", first_token="text", weighting="flat", whole_canvas_share=1.0),
+        *(_specimen(kind, nulls) for kind in ("autoregressive", "diffusion") for nulls in NULLS),
         Recipe(
             "lab-diffusion-learned-positions",
             "masked_diffusion",

@@ -7,6 +7,7 @@ import torch
 
 from sinkscope.errors import TrainingError
 from sinkscope.lab.corpus import Corpus
+from sinkscope.lab.nulls import null_tokenizer
 from sinkscope.lab.recipes import Recipe
 from sinkscope.lab.texts import Texts, train_tokenizer
 from sinkscope.lab.vocabulary import build_tokenizer
@@ -19,6 +20,8 @@ def choose_tokenizer(recipe: Recipe, texts: Texts | Corpus | None = None) -> Any
     """Return the tokenizer of the model that a recipe starts from, else one for the user's texts, else the lab's."""
     if recipe.start_from is not None:
         return load(recipe.start_from).tokenizer
+    if recipe.nulls is not None:
+        return null_tokenizer()
     if isinstance(texts, Corpus):
         return texts.tokenizer()
     return build_tokenizer() if texts is None else train_tokenizer(texts)

@@ -18,6 +18,7 @@ from torch import nn
 from sinkscope.errors import TrainingError
 from sinkscope.lab.canvases import Canvases, draw_canvases
 from sinkscope.lab.corpus import Corpus, draw_windows
+from sinkscope.lab.nulls import draw_nulls
 from sinkscope.lab.objectives import masked_diffusion_loss, next_token_loss
 from sinkscope.lab.recipes import Recipe
 from sinkscope.lab.run_folder import LOG, check_recipe, cut_log, load_state, save_snapshot, save_state, write_recipe
@@ -106,6 +107,11 @@ def _source(recipe: Recipe, tokenizer: Any, texts: Texts | Corpus | None) -> Cal
             f"{recipe.name}: expected {'a corpus folder' if recipe.text else 'a file of text or nothing'} as --data, "
             f"found {'something else' if recipe.text else 'a corpus folder'}; see `sinkscope train --help`"
         )
+    if recipe.nulls is not None:
+        if texts is not None:
+            raise TrainingError(f"{recipe.name}: expected no --data, because it draws its own canvases")
+        task = recipe.nulls
+        return lambda seed, update: draw_nulls(task, seed, update)
     if isinstance(texts, Corpus):
         mix = recipe.canvases
         bos = tokenizer.bos_token_id if recipe.first_token == "bos" else None
@@ -124,7 +130,8 @@ def _objective(recipe: Recipe, network: Any, tokenizer: Any, device: str) -> Cal
         canvases = Canvases(canvases.tokens.to(device), canvases.answers.to(device))
         with torch.autocast(torch.device(device).type, dtype=torch.bfloat16) if recipe.autocast else nullcontext():
             if recipe.objective == "next_token":
-                return next_token_loss(network, canvases, eos_id=None if recipe.text else tokenizer.eos_token_id)
+                eos = None if recipe.text else tokenizer.eos_token_id
+                return next_token_loss(network, canvases, eos_id=eos, only_answers=recipe.nulls is not None)
             generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + update)
             return masked_diffusion_loss(
                 network,

@@ -2,7 +2,13 @@
 
 from .families import FAMILIES as FAMILIES
 from .family import Family as Family, PublishedShape as PublishedShape, SpecialTokens as SpecialTokens
-from .folders import BUNDLED as BUNDLED, bundled_folder as bundled_folder, check_name as check_name
+from .folders import (
+    BUNDLED as BUNDLED,
+    SPECIMENS as SPECIMENS,
+    bundled_folder as bundled_folder,
+    check_name as check_name,
+    is_bundled as is_bundled,
+)
 from .loading import describe as describe, identify as identify, load as load
 from .model import Model as Model, ModelCard as ModelCard
 from .recognition import recognise as recognise

@@ -13,13 +13,23 @@ BUNDLED = ("lab-diffusion", "lab-autoregressive", "lab-sink-token", "lab-shifted
 LARGEST_CONFIG, LARGEST_TEXT = 16 << 20, 512 << 20
 """Bytes of a config.json, and of the largest file of a tokenizer."""
 TEXTS = (".json", ".txt", ".model", ".jinja")
+SPECIMENS = tuple(
+    f"lab-nulls-{kind}-{nulls}-{seed}" for kind in ("autoregressive", "diffusion") for nulls in (0, 1, 2, 4, 8) for seed in (0, 1, 2)
+)
+"""Bundled models of one head, whose truth about sinks is known: so many nulls, and the seed they were trained with."""
 
 OWN_NETWORK = "any other network that you have in Python can be recorded as it is: sinkscope.recording(network, out=…)"
 
 
 def bundled_folder(name: str) -> Path:
     """Return the folder of a bundled checkpoint in the installed package."""
-    return Path(str(resources.files("sinkscope") / "checkpoints" / name))
+    part = "checkpoints/specimens" if name in SPECIMENS else "checkpoints"
+    return Path(str(resources.files("sinkscope") / part / name))
+
+
+def is_bundled(name: str) -> bool:
+    """Return whether a name is that of a model in the installed package."""
+    return name in BUNDLED or name in SPECIMENS
 
 
 def find_folder(name: str, revision: str | None = None, weights: bool = True) -> Path:
@@ -29,11 +39,11 @@ def find_folder(name: str, revision: str | None = None, weights: bool = True) ->
         CallError: nothing by this name.
         ModelError: a bundled model that is not installed, or a repository that the hub does not provide.
     """
-    if name in BUNDLED:
+    if is_bundled(name):
         folder = bundled_folder(name)
         if not (folder / "config.json").exists():
             raise ModelError(
-                f"{name} is a bundled model, but {folder} holds no config.json; reinstall sinkscope, or `sinkscope train {name} --out DIR`"
+                f"{name} is a bundled model, but {folder} holds no config.json; reinstall sinkscope, or train it (`sinkscope train --help`)"
             )
         return folder
     try:
@@ -54,13 +64,14 @@ def check_name(name: str) -> None:
     Raises:
         CallError: see above.
     """
-    if name in BUNDLED or (name and Path(name).expanduser().exists()):
+    if is_bundled(name) or (name and Path(name).expanduser().exists()):
         return
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
-        near = difflib.get_close_matches(name.lower(), BUNDLED, n=2)
+        near = difflib.get_close_matches(name.lower(), [*BUNDLED, *SPECIMENS], n=2)
         meant = f"did you mean {' or '.join(near)}? Expected" if near else "expected"
         raise CallError(
-            f"no model {name!r}: {meant} a bundled name ({', '.join(BUNDLED)}), an existing folder, or a hub id owner/name; {OWN_NETWORK}"
+            f"no model {name!r}: {meant} a bundled name ({', '.join(BUNDLED)}, a specimen lab-nulls-KIND-NULLS-SEED), an existing folder, "
+            f"or a hub id owner/name; {OWN_NETWORK}"
         )
 
 

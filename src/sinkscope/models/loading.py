@@ -19,7 +19,7 @@ from sinkscope.errors import CallError, ModelError
 from sinkscope.models.conversion import Converted, convert_config, rename_tensor, tensor_renamings
 from sinkscope.models.devices import find_device
 from sinkscope.models.family import Family
-from sinkscope.models.folders import BUNDLED, check_files, find_folder, read_config
+from sinkscope.models.folders import check_files, find_folder, is_bundled, read_config
 from sinkscope.models.model import Model, ModelCard
 from sinkscope.models.recognition import recognise
 from sinkscope.models.sink_token import SinkToken, check_token_id, split_config, with_sink
@@ -62,7 +62,7 @@ def load(
     for file in files:
         compare_sealed(file, ModelError, "fetch the file again")
     stored = _stored_dtype(config, folder) or _widest(tensors)
-    wanted = _dtype(dtype, "float32" if str(name) in BUNDLED else stored)
+    wanted = _dtype(dtype, "float32" if is_bundled(str(name)) else stored)
     with quiet():
         tokenizer = load_tokenizer(folder, family, config)
     if variant is not None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Bool
 
 from sinkscope.decoding import resolve_settings, step_count
 from sinkscope.errors import CallError, SinkscopeError
@@ -74,6 +75,7 @@ def find_roles(
         "weight_hash": model.card.weight_hash,
         "prompts_sha256": hashlib.sha256(json.dumps([str(one) for one in prompts]).encode()).hexdigest(),
         "rules": asdict(rules),
+        "control": "keys that are no sinks",
         "canvases": canvases,
         "seed": seed,
         "settings": {name: repr(value) for name, value in settings.items()},
@@ -137,12 +139,16 @@ def cost_of_roles(model: Model, prompts: int, canvases: int = CANVASES, rows: in
     return {"heads": heads, "generation": prompts * steps, "rows": removed, "forwards": prompts * (steps + canvases) + batches}
 
 
-def removals_of(sight: Sight, layer: int, head: int, seed: int) -> list[Removal]:
+def removals_of(sight: Sight, sinks: Bool[np.ndarray, " key"], layer: int, head: int, seed: int) -> list[Removal]:
     """Return what is taken from one head on one canvas.
 
     ``sink``: the key with the largest column. ``sink.zero``: what it adds, its attention lost. ``rowmass``: keys drawn at
-    random that are not the sink, until they hold as much of the readers' attention; ``rowmass.zero`` likewise. ``random``:
-    one key drawn at random. ``top.K``: the K largest columns.
+    random that are no sinks, until they hold as much of the readers' attention, or all of them where they hold less; another
+    sink would be no control, as it may be a substitute. ``rowmass.zero`` likewise. ``random``: one key drawn at random.
+    ``top.K``: the K largest columns.
+
+    Args:
+        sinks: of this head by Eq. 3.
     """
     keys = sight.columns.shape[-1]
     order = sight.order[layer, head]
@@ -150,8 +156,9 @@ def removals_of(sight: Sight, layer: int, head: int, seed: int) -> list[Removal]
     rng = np.random.default_rng([seed, layer, head, keys])
     others = rng.permutation(np.delete(np.arange(keys), top))
     held = sight.reader_rows[layer, head]
-    before = np.cumsum(held[others]) - held[others] / 2
-    matched = others[before < held[top]]
+    plain = others[~sinks[others]]
+    before = np.cumsum(held[plain]) - held[plain] / 2
+    matched = plain[before < held[top]]
     matched = matched[: keys - 2]  # so that the head keeps a second key
 
     def of(*positions: Any) -> np.ndarray:
@@ -178,7 +185,7 @@ def _measure(model: Model, probe: Probe, heads: Sequence[tuple[int, int]], rules
     sight = look(model, probe)
     sinks = sinks_of(sight, rules.excess)
     with_sink = [(layer, head) for layer, head in heads if sinks[layer, head].any()]
-    removals = [one for layer, head in with_sink for one in removals_of(sight, layer, head, seed + probe.prompt)]
+    removals = [one for layer, head in with_sink for one in removals_of(sight, sinks[layer, head], layer, head, seed + probe.prompt)]
     kl, kept = divergences(model, probe, sight.log_probabilities, removals, rows)
     found: dict[tuple[int, int], dict[str, Any]] = {}
     for layer, head in heads:

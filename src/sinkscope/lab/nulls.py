@@ -1,0 +1,131 @@
+"""Letters and nulls: a task whose truth about sinks is known, for small specimens of both kinds of model.
+
+A canvas begins with letters, drawn alike, and some nulls ``_`` among them. Behind this front stands the body. Some of its tokens are
+answers: the letter that occurs most often so far. All others are letters drawn alike, which nobody can predict.
+
+The autoregressive form marks the token before each answer with a trigger ``?``. The diffusion form has its answers at fixed places.
+
+A head that counts letters for the answers has nothing to do in all other queries. What it reads of letters there only spoils their
+prediction, so its attention is best parked where no letter is: on a null, any of them. Masks hold no letter either.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+
+from sinkscope.errors import CallError
+from sinkscope.lab.canvases import PROMPT, Canvases
+
+LETTERS = "abcd"
+NULL, TRIGGER, MASK = "_", "?", "<|mask|>"
+EVERY = 4
+"""In the diffusion form, of so many tokens of the body the last one is an answer."""
+PROMPTS_STREAM = -2
+"""The stream of batches from which prompts are drawn; trainings draw from 0 upwards, and validate on −1."""
+SPARE = 32
+"""Canvases of which the first with a trigger becomes a prompt; one canvas in fifty has none."""
+TRIGGERS = 0.25
+"""In the autoregressive form, the share of places at which a trigger is drawn; it stands where the answer has the margin."""
+LEAST_MARGIN = 2
+"""How much oftener the most frequent letter must occur than the next one."""
+
+
+@dataclass(frozen=True)
+class NullTask:
+    """The canvases of the task.
+
+    Attributes:
+        nulls: how many nulls there are, the dial of the task.
+        answers: ``triggered`` in the autoregressive form, ``placed`` in the diffusion form.
+        front: letters among which the nulls stand; body: tokens behind them.
+        rows: canvases in a batch.
+    """
+
+    nulls: int
+    answers: Literal["triggered", "placed"]
+    front: int = 16
+    body: int = 40
+    rows: int = 64
+
+    def __post_init__(self) -> None:
+        for name, least, most in (("nulls", 0, 64), ("front", 4, 256), ("body", EVERY, 256), ("rows", 1, 4096)):
+            if not least <= getattr(self, name) <= most:
+                raise CallError(f"{name}: expected {least} to {most}, found {getattr(self, name)}")
+
+
+@cache
+def null_tokenizer() -> Any:
+    """Return the tokenizer of the task: one token for each letter, the null, the trigger and the mask, with blanks between them."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    names = [*LETTERS, NULL, TRIGGER, MASK]
+    words = Tokenizer(models.WordLevel({name: number for number, name in enumerate(names)}, unk_token=NULL))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=words, mask_token=MASK)
+
+
+def draw_nulls(task: NullTask, seed: int, update: int) -> Canvases:
+    """Return batch number ``update`` of the stream ``seed``; the front and the triggers are prompt, the rest is answer."""
+    generator = torch.Generator().manual_seed((seed * 1_000_003 + update) % 2**63)
+    front = task.front + task.nulls
+    tokens = torch.randint(0, len(LETTERS), (task.rows, front + task.body), generator=generator)
+    order = torch.rand(task.rows, front, generator=generator).argsort(1)
+    tokens.scatter_(1, order[:, : task.nulls], len(LETTERS))
+    if task.answers == "placed":
+        tokens[:, front + EVERY - 1 :: EVERY] = _lead(tokens[:, :front], order[:, task.nulls :], generator)
+    else:
+        _place_triggers(tokens, front, generator)
+    answers = torch.zeros_like(tokens)
+    answers[:, :front] = PROMPT
+    answers[tokens == len(LETTERS) + 1] = PROMPT
+    return Canvases(tokens, answers)
+
+
+def draw_prompt(task: NullTask, number: int) -> dict[str, str]:
+    """Return ``prompt`` and ``answer`` of canvas ``number`` of a stream that no training sees.
+
+    A prompt of the autoregressive form ends with the last trigger of the canvas, so that the next token is an answer; one of the
+    diffusion form is the front. The answer is the rest of the canvas.
+    """
+    drawn = draw_nulls(replace(task, rows=SPARE), PROMPTS_STREAM, number).tokens.tolist()
+    tokens, cut = drawn[0], task.front + task.nulls
+    if task.answers == "triggered":
+        trigger = len(LETTERS) + 1
+        tokens = next(row for row in drawn if trigger in row)
+        cut = len(tokens) - tokens[::-1].index(trigger)
+    decode = null_tokenizer().decode
+    return {"prompt": decode(tokens[:cut]), "answer": decode(tokens[cut:])}
+
+
+def _lead(front: torch.Tensor, places: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Turn letters of the front, at random places, into one that is then ahead by the margin; return that letter [row, 1]."""
+    most = torch.randint(0, len(LETTERS), (len(front), 1), generator=generator)
+    for at in places.T:
+        counts = _counts(front)
+        ahead = counts.gather(1, most)[:, 0] - counts.scatter(1, most, -1).amax(1)
+        short = ahead < LEAST_MARGIN
+        front[short, at[short]] = most[short, 0]
+    return most
+
+
+def _place_triggers(tokens: torch.Tensor, front: int, generator: torch.Generator) -> None:
+    """Write triggers and their answers into the body, where the most frequent letter so far has the margin."""
+    drawn = torch.rand(tokens.shape, generator=generator) < TRIGGERS
+    counts = _counts(tokens[:, :front])
+    free = torch.ones(len(tokens), dtype=torch.bool)
+    for at in range(front, tokens.shape[1] - 1):
+        (first, second), letters = (part.T for part in counts.topk(2, 1))
+        trigger = free & drawn[:, at] & (first - second >= LEAST_MARGIN)
+        tokens[trigger, at] = len(LETTERS) + 1
+        tokens[trigger, at + 1] = letters[0][trigger]
+        counts += _counts(tokens[:, at : at + 1])
+        free = ~trigger
+
+
+def _counts(tokens: torch.Tensor) -> torch.Tensor:
+    """Return how often each letter occurs in each row: int64 [row, letter]."""
+    return F.one_hot(tokens, len(LETTERS) + 2)[..., : len(LETTERS)].sum(1)

@@ -1,0 +1,187 @@
+"""Letters and nulls: the canvases are what their description says, and the bundled specimens show what their task makes known."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from closeness import assert_close
+
+import sinkscope
+from sinkscope.errors import CallError, TrainingError
+from sinkscope.lab.canvases import PROMPT
+from sinkscope.lab.checkpoint import train_checkpoint
+from sinkscope.lab.nulls import EVERY, LEAST_MARGIN, LETTERS, NULL, TRIGGER, NullTask, draw_nulls, draw_prompt, null_tokenizer
+from sinkscope.lab.objectives import next_token_loss
+from sinkscope.lab.prompts import problem_prompt, problem_prompts, task_of
+from sinkscope.lab.recipes import RECIPES
+from sinkscope.lab.texts import Texts
+from sinkscope.models import SPECIMENS
+
+FORMS = ("triggered", "placed")
+
+
+def texts(canvases):
+    names = null_tokenizer().convert_ids_to_tokens
+    return [names(row) for row in canvases.tokens.tolist()]
+
+
+def lead(letters):
+    (first, most), (_, next_one) = (Counter(letters) + Counter({"": 0, "-": 0})).most_common(2) if letters else (("", 0), ("", 0))
+    return first, most - next_one
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("nulls", [0, 1, 4])
+def test_the_front_holds_letters_and_so_many_nulls(form, nulls):
+    task = NullTask(nulls, form)
+    for row in texts(draw_nulls(task, 0, 0)):
+        front, body = row[: task.front + nulls], row[task.front + nulls :]
+        assert front.count(NULL) == nulls and len(body) == task.body
+        assert set(front) - {NULL} <= set(LETTERS) and set(body) <= {*LETTERS, TRIGGER}
+
+
+def test_a_triggered_answer_is_the_most_frequent_letter_so_far():
+    task, seen = NullTask(2, "triggered"), 0
+    for row in texts(draw_nulls(task, 0, 0)):
+        for at in [place for place, token in enumerate(row) if token == TRIGGER]:
+            letter, margin = lead([token for token in row[:at] if token in LETTERS])
+            assert row[at + 1] == letter and margin >= LEAST_MARGIN and at >= task.front + task.nulls
+            seen += 1
+    assert seen > 100
+
+
+def test_a_placed_answer_is_the_most_frequent_letter_of_the_front():
+    task = NullTask(2, "placed")
+    front = task.front + task.nulls
+    for row in texts(draw_nulls(task, 0, 0)):
+        letter, margin = lead([token for token in row[:front] if token in LETTERS])
+        assert set(row[front + EVERY - 1 :: EVERY]) == {letter} and margin >= LEAST_MARGIN
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_other_tokens_of_the_body_are_alike(form):
+    """Each of the four letters a quarter of the time, within four standard deviations of 20 batches."""
+    task, places = NullTask(1, form), Counter()
+    for update in range(20):
+        for row in texts(draw_nulls(task, 0, update)):
+            body = row[task.front + 1 :]
+            places.update(
+                token
+                for place, token in enumerate(body)
+                if token in LETTERS and ((place + 1) % EVERY if form == "placed" else place and body[place - 1] != TRIGGER)
+            )
+    total = sum(places.values())
+    assert all(abs(places[letter] / total - 0.25) < 4 * (0.1875 / total) ** 0.5 for letter in LETTERS)
+
+
+def test_only_the_body_without_triggers_is_answer():
+    task = NullTask(2, "triggered")
+    canvases = draw_nulls(task, 0, 0)
+    prompt = canvases.answers == PROMPT
+    assert prompt[:, : task.front + 2].all()
+    assert torch.equal(prompt[:, task.front + 2 :], canvases.tokens[:, task.front + 2 :] == len(LETTERS) + 1)
+
+
+def test_a_batch_is_a_function_of_seed_and_number():
+    task = NullTask(2, "triggered")
+    assert torch.equal(draw_nulls(task, 1, 2).tokens, draw_nulls(task, 1, 2).tokens)
+    assert not torch.equal(draw_nulls(task, 1, 2).tokens, draw_nulls(task, 1, 3).tokens)
+    assert not torch.equal(draw_nulls(task, 1, 2).tokens, draw_nulls(task, 2, 2).tokens)
+
+
+@pytest.mark.parametrize(("field", "value"), [("nulls", -1), ("nulls", 65), ("front", 3), ("body", 3), ("rows", 0)])
+def test_sizes_that_cannot_be_are_refused(field, value):
+    with pytest.raises(CallError, match=rf"{field}: expected \d+ to \d+, found {value}"):
+        NullTask(**{"nulls": 1, "answers": "placed", field: value})
+
+
+def test_the_loss_is_that_of_the_answers():
+    """And not of triggers or of the front; beside it the sum written out."""
+    model = sinkscope.load("lab-nulls-autoregressive-2-0")
+    canvases = draw_nulls(NullTask(2, "triggered", rows=4), -1, 0)
+    found = next_token_loss(model.network, canvases, eos_id=None, only_answers=True)
+    logits = model.network(canvases.tokens).logits.log_softmax(-1)
+    wanted = [
+        -logits[row, at - 1, canvases.tokens[row, at]]
+        for row in range(4)
+        for at in range(1, canvases.tokens.shape[1])
+        if canvases.answers[row, at] != PROMPT
+    ]
+    assert_close(found, torch.stack(wanted).mean(), terms=256)
+    assert found < next_token_loss(model.network, canvases, eos_id=None) - 0.1
+
+
+def test_a_prompt_does_not_depend_on_how_many_are_drawn():
+    task = "lab-nulls-diffusion-4"
+    assert problem_prompts(task, 3)[2] == problem_prompt(task, 2) == draw_prompt(RECIPES[task].nulls, 2)
+    assert problem_prompt(task, 1) != problem_prompt(task, 2)
+    assert problem_prompt(task, 0)["prompt"].split().count(NULL) == 4
+
+
+def test_a_prompt_of_an_autoregressive_specimen_asks_for_an_answer():
+    for row in problem_prompts("lab-nulls-autoregressive-1", 10):
+        tokens = row["prompt"].split()
+        assert tokens[-1] == TRIGGER and lead([token for token in tokens if token in LETTERS])[0] == row["answer"].split()[0]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: problem_prompts("lab-nulls-diffusion-3"), "no task 'lab-nulls-diffusion-3': expected lab-nulls-autoregressive-0"),
+        (lambda: problem_prompts("lab-nulls-diffusion-4", 0), "count: expected 1 to"),
+        (lambda: problem_prompts("lab-nulls-diffusion-4", 2, shots=1), "shots: expected 0"),
+        (lambda: problem_prompt("lab-nulls-diffusion-4", -1), "expected a problem from 0 upwards, found -1"),
+    ],
+)
+def test_prompts_that_are_not_there_are_refused(call, message):
+    with pytest.raises(CallError, match=message):
+        call()
+
+
+def test_a_model_is_asked_from_its_own_task():
+    assert task_of("lab-nulls-diffusion-4-1") == "lab-nulls-diffusion-4" and task_of("lab-diffusion") == "lab-arith"
+
+
+def test_every_specimen_is_there_and_was_trained_by_its_recipe():
+    for name in SPECIMENS:
+        model = sinkscope.load(name)
+        assert (model.card.layers, model.card.heads, model.family.causal) == (1, 1, "autoregressive" in name)
+
+
+def test_a_specimen_is_trained_and_loads(tmp_path):
+    recipe = replace(RECIPES["lab-nulls-diffusion-1"], updates=2)
+    train_checkpoint(recipe, tmp_path / "one")
+    assert sinkscope.generate(sinkscope.load(str(tmp_path / "one")), "a b _ c", length=4, steps=4).tokens.shape == (8,)
+
+
+def test_texts_of_the_user_are_refused(tmp_path):
+    with pytest.raises(TrainingError, match="expected no --data, because it draws its own canvases"):
+        train_checkpoint(RECIPES["lab-nulls-diffusion-1"], tmp_path / "one", texts=Texts("mine", ()))
+
+
+@torch.no_grad()
+def cost(name, hidden):
+    """Nats by which unpredictable tokens get worse."""
+    model, task = sinkscope.load(name), RECIPES[name.rpartition("-")[0]].nulls
+    canvases = draw_nulls(replace(task, rows=32), -1, 7)
+    front = task.front + task.nulls
+    targets = canvases.tokens[:, 1:].masked_fill(canvases.answers[:, 1:] == PROMPT, -100)
+    targets = targets.masked_fill(canvases.tokens[:, :-1] == len(LETTERS) + 1, -100)  # answers
+
+    def loss(rule):
+        with sinkscope.parse_rule(rule)(model):
+            logits = model.network(canvases.tokens).logits
+        return float(F.cross_entropy(logits[:, :-1].flatten(0, 1), targets.flatten()))
+
+    return loss(f"top:{hidden}@current,queries={front}-{front + task.body - 1}") - loss("none")
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("nulls", [1, 2, 4])
+def test_an_autoregressive_specimen_is_ruined_without_all_of_its_nulls_only(nulls, seed):
+    name = f"lab-nulls-autoregressive-{nulls}-{seed}"
+    assert cost(name, nulls) > 1
+    if nulls > 1:
+        assert cost(name, nulls - 1) < 0.05
