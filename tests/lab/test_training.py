@@ -223,7 +223,9 @@ def test_shipped_recipes_build_what_they_say(name):
     )
     assert recipe.name == name
     room = 1024 if recipe.architecture.positions == "rotary" else 0  # a table of positions has the rows that are trained
-    assert recipe.architecture.max_positions >= max(room, *recipe.canvases.lengths)
+    task = recipe.nulls
+    lengths = recipe.canvases.lengths if task is None else (task.front + task.nulls + task.body,)
+    assert recipe.architecture.max_positions >= max(room if task is None else 0, *lengths)
     assert getattr(network.config, "is_causal", True) is (recipe.objective == "next_token")
     assert sum(recipe.canvases.weights) == pytest.approx(1.0)
     assert len(recipe.canvases.weights) == len(recipe.canvases.lengths)
