@@ -8,7 +8,8 @@ Cost      half a minute of one core a batch of 16 problems and plain sampling, a
 Rule      Written down before the run. Every policy writes the same batches in turn, in one process with one thread, so that the machine's
           other work falls on all of them alike; seconds are those of the processor. A policy is within a point where the lower end of
           the 95 % interval of its accuracy minus plain sampling's, paired by problem, is above −1 point. Of two ways to choose keys at a
-          budget, one is better where the interval of their paired difference leaves out 0 after Holm's correction.
+          budget, one is better where the interval of their paired difference leaves out 0 after Holm's correction. After a look: `sinks`
+          also holds the nearest keys, which the others lack, so that `top` against `no-sinks` tells what sinks alone are worth.
 Found     docs/caches.md
 """
 
@@ -109,6 +110,11 @@ def told(work: Path) -> dict[str, Any]:
                 change = paired_difference(outcomes(one, shared), outcomes(other, shared))
                 pairs[f"sinks − {keep}, budget {budget}"] = change
     adjusted = holm([change.p_value for change in pairs.values()])
+    looked = {}  # after a look: `sinks` has a window that the others lack, so that only these two differ in sinks alone
+    for budget in BUDGETS:
+        one, other = (arms[name_of(f"block:keep={keep},budget={budget}", 0.0)] for keep in ("top", "no-sinks"))
+        if shared := sorted(one.keys() & other.keys()):
+            looked[f"top − no-sinks, budget {budget}"] = paired_difference(outcomes(one, shared), outcomes(other, shared))
     versions = {"python": platform.python_version(), "torch": torch.__version__, "machine": platform.machine()}
     return {
         "shots": SHOTS,
@@ -119,11 +125,37 @@ def told(work: Path) -> dict[str, Any]:
             max(size for one in plain.values() for size in one["canvas"]),
         ],
         "rows": rows,
+        "keys_after_a_look": {
+            name: {"difference": change.mean, "interval": [change.low, change.high], "p": change.p_value} for name, change in looked.items()
+        },
         "keys": {
             name: {"difference": change.mean, "interval": [change.low, change.high], "p": change.p_value, "p_holm": p}
             for (name, change), p in zip(pairs.items(), adjusted, strict=True)
         },
     }
+
+
+def points(row: dict[str, Any]) -> str:
+    """Return a difference of accuracies with its interval, in points."""
+    return " … ".join(f"{100 * value:+.1f}" for value in row["interval"]).join((f"{100 * row['difference']:+.1f} (", ")"))
+
+
+def tables(document: dict[str, Any]) -> list[str]:
+    """Return the lines of the tables of docs/caches.md."""
+    rows = document["rows"]
+    lines = ["| policy | accuracy | minus plain, points | same answers | multiply-adds | tokens a second |", "|---|---|---|---|---|---|"]
+    for name, row in rows.items():
+        if "keep=" not in name:
+            told = "plain sampling" if name == "none" else name.replace("none, ", "no cache, ").replace("threshold", "`threshold`")
+            head, comma, tail = told.partition(",")
+            head = head if head in ("plain sampling", "no cache") else f"`{head}`"
+            ratios = f"1 / {row['work_ratio']:.1f} | × {row['speed_ratio']:.1f} |"
+            lines.append(f"| {head}{comma}{tail} | {row['accuracy']:.3f} | {points(row)} | {row['same_answers']:.3f} | {ratios}")
+    lines += ["", f"| keys read outside of the block | {' | '.join(f'budget {budget}' for budget in BUDGETS)} |", "|---|---|---|"]
+    for keep in KEEPS:
+        cells = [rows[name_of(f"block:keep={keep},budget={budget}", 0.0)] for budget in BUDGETS]
+        lines.append(f"| `{keep}` | " + " | ".join(f"{cell['accuracy']:.3f}, {points(cell)}" for cell in cells) + " |")
+    return lines
 
 
 def read(work: Path, name: str) -> dict[int, dict[str, Any]]:
