@@ -40,6 +40,16 @@ def draw():
 
 
 @pytest.fixture(scope="session")
+def draw_head():
+    """Draws one figure of the head that is asked for: ``draw_head("1", trace, (layer, head))``; a head of None stands for all."""
+
+    def drawn(name, trace, place):
+        return find_figures()[name].draw([subject_of(trace, maps=map_of, place=place)])
+
+    return drawn
+
+
+@pytest.fixture(scope="session")
 def rows_of():
     """Gives the rows of a drawn figure as its CSV file has them, by name, those that match: ``rows_of(drawn, layer=1)``."""
 

@@ -145,6 +145,22 @@ def test_several_traces_without_compare_get_figures_of_their_own(unpainted, wand
     assert names == [f"{FIGURES[name].file}-{model}.png" for model in ("org-planted", "my-llama") for name in ("1", "5")]
 
 
+def test_the_command_draws_the_head_that_is_asked_for(run, unpainted, wandering, tmp_path):
+    status, out, err = run("figures", wandering.folder, "--out", tmp_path, "--layer", 1, "--head", 2, "--only", "1,5,7")
+    assert (status, err) == (0, "")
+    assert [Path(line).name for line in out.splitlines()] == files("1", "5", "7")
+    for name, column in (("1", "panel"), ("7", "series")):
+        with (tmp_path / f"{FIGURES[name].file}.csv").open(newline="", encoding="utf-8") as file:
+            places = {(row["layer"], row["head"]) for row in csv.DictReader(file) if row[column] not in ("mean", "committed")}
+        assert places == {("1", "2")}
+    for flags, message in (
+        (("--layer", 2), "layer: expected 0 to 1, found 2"),
+        (("--head", 0), "head: expected a layer with it, found head 0 alone"),
+    ):
+        status, out, err = run("figures", wandering.folder, "--out", tmp_path, *flags)
+        assert (status, out) == (2, "") and message in err
+
+
 def test_more_traces_than_fit_side_by_side_are_refused(sudden, tmp_path):
     with pytest.raises(CallError, match=r"expected at most 4 traces side by side, found 5; name single ones, such as FOLDER/000000"):
         draw_figures([sudden] * 5, tmp_path / "out", compare=True)

@@ -35,6 +35,16 @@ def test_the_caption_correlates_the_sink_with_self_attention(draw, sudden):
     assert f"self-attention {expected:+.2f}" in draw("4", sudden).caption
 
 
+def test_a_head_that_is_asked_for_is_drawn_or_said_not_to_move(draw_head, rows_of, sudden):
+    rows = rows_of(draw_head("4", sudden, (0, 2)))
+    assert {(row["layer"], row["head"]) for row in rows} == {("0", "2")}
+    assert {row["step"] for row in rows if row["panel"] == "before"} == {"0"}, "ties go to the earlier step"
+    assert "of layer 0 head 2" in draw_head("4", sudden, (0, 2)).caption
+    with pytest.raises(FigureError, match="no main sink of layer 0 head 0 moves from one step to the next"):
+        draw_head("4", sudden, (0, 0))
+    assert {(row["layer"], row["head"]) for row in rows_of(draw_head("4", sudden, (1, None)))} == {("1", "2")}
+
+
 def test_without_a_move_there_is_no_figure(draw, tmp_path):
     columns = np.full((STEPS, LAYERS, HEADS, POSITIONS), 0.5, np.float32)
     columns[:, 0, 0, 4] = 9

@@ -3,6 +3,8 @@
 import pytest
 from sudden import map_of
 
+from sinkscope.figures import FigureError
+
 
 def test_it_averages_over_the_queries_of_each_group(draw, rows_of, sudden):
     drawn = draw("6", sudden)
@@ -11,3 +13,12 @@ def test_it_averages_over_the_queries_of_each_group(draw, rows_of, sudden):
         rows = rows_of(drawn, panel=f"mean of {name} queries")
         assert [float(row["attention"]) for row in rows] == pytest.approx(dense[members].mean(axis=0).tolist(), rel=1e-4)
     assert {row["step"] for row in rows_of(drawn, panel="one step")} == {"5", "6", "7"}
+
+
+def test_a_head_that_is_asked_for_is_drawn(draw_head, rows_of, sudden):
+    rows = rows_of(draw_head("6", sudden, (1, 1)))
+    assert {(row["layer"], row["head"]) for row in rows} == {("1", "1")}, "it has a split, and no sink of one step"
+    layer = rows_of(draw_head("6", sudden, (1, None)))
+    assert {(row["panel"], row["head"]) for row in layer if row["panel"] in ("split", "one step")} == {("split", "1"), ("one step", "3")}
+    with pytest.raises(FigureError, match="attend most to different keys of layer 1 head 3"):
+        draw_head("6", sudden, (1, 3))

@@ -18,6 +18,27 @@ def test_it_names_its_heads(sudden):
     assert [(why, head.layer, head.head) for why, head in chosen] == [("fixed sink", 0, 0), ("drifts left, -1.00 positions a step", 0, 2)]
 
 
+def test_a_head_that_is_asked_for_is_drawn_with_a_sink_or_without(draw_head, rows_of, sudden):
+    for place in ((1, 0), (0, 2)):
+        drawn = draw_head("8", sudden, place)
+        rows = rows_of(drawn)
+        assert {(row["panel"], int(row["layer"]), int(row["head"])) for row in rows} == {("asked for", *place)}
+        assert {row["step"] for row in rows} == {"0", "11"}
+        assert "The head is the one that was asked for" in drawn.caption
+
+
+def test_no_label_lies_upon_another(draw, sudden):
+    with figure_style():
+        drawn = draw("8", sudden)
+    canvas = FigureCanvasAgg(drawn.sheet)
+    canvas.draw()
+    maps = [axes for axes in drawn.sheet.axes if "step" in axes.get_title(loc="left")]
+    titles = [axes._left_title.get_window_extent(canvas.get_renderer()) for axes in maps]
+    labels = [axes.xaxis.label.get_window_extent(canvas.get_renderer()) for axes in maps if axes.get_xlabel()]
+    assert len(maps) == 4 and len(labels) == 2
+    assert not [1 for title in titles for label in labels if title.overlaps(label)]
+
+
 def test_token_names_keep_clear_of_the_title(draw, sudden):
     with figure_style():
         drawn = draw("8", sudden)

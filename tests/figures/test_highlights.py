@@ -39,6 +39,58 @@ def test_the_clearest_split_is_on_means_of_groups_that_are_large_enough(sudden):
     assert isinstance(split, Split)
 
 
+def test_the_clearest_move_is_the_one_whose_places_hold_attention_for_long(sudden):
+    found = subject_of(sudden).highlights
+    columns, _ = sudden_columns()
+    expected = []
+    for layer in range(LAYERS):
+        for head in range(HEADS):
+            path = found.main[:, layer, head].tolist()
+            share = columns[range(STEPS), layer, head, path] / POSITIONS
+            for step in range(STEPS - 1):
+                if -1 in path[step : step + 2] or path[step] == path[step + 1]:
+                    continue
+                excess = columns[:, layer, head] - (columns[:, layer, head].sum(-1, keepdims=True) - columns[:, layer, head]) / (
+                    POSITIONS - 1
+                )
+                if (excess[step, path[step + 1]] > 3) and (excess[step + 1, path[step]] > 3):
+                    continue  # a swap
+                first, last = step, step + 1
+                while first > 0 and path[first - 1] == path[step]:
+                    first -= 1
+                while last < STEPS - 1 and path[last + 1] == path[step + 1]:
+                    last += 1
+                held = min(share[first : step + 1].sum(), share[step + 1 : last + 1].sum())
+                expected.append((step, layer, head, path[step], path[step + 1], held))
+    assert [(one.step, one.layer, one.head, one.before, one.after) for one in found.moves] == [
+        one[:5] for one in sorted(expected, key=lambda one: (one[1], one[2], one[0]))
+    ]
+    assert [one.held for one in found.moves] == pytest.approx(
+        [one[5] for one in sorted(expected, key=lambda one: (one[1], one[2], one[0]))], rel=1e-5
+    )
+    assert (found.clearest.layer, found.clearest.head) == (0, 1)
+
+
+def test_where_nothing_moves_the_strongest_sink_is_the_clearest(tmp_path):
+    columns = np.full((STEPS, LAYERS, HEADS, POSITIONS), 0.5, np.float32)
+    columns[:, 0, 0, 4], columns[:, 1, 2, 5] = 9, 12
+    still = subject_of(write_sudden(tmp_path / "still", columns, columns * 0.5)).highlights
+    assert still.moves == [] and (still.clearest.layer, still.clearest.head) == (1, 2)
+
+
+def test_a_head_that_is_asked_for_is_all_that_is_looked_at(sudden):
+    found = subject_of(sudden, place=(-2, 2)).highlights  # counted from the end
+    assert found.place == (0, 2) and {(move.layer, move.head) for move in found.moves} == {(0, 2)}
+    for one in (found.only, found.most_moves, found.most_static, found.most_positions, found.leftmost, found.clearest):
+        assert (one.layer, one.head) == (0, 2)
+    assert (found.jump.head, found.flash.head, found.jump.distance) == (2, 2, -1)
+    of_layer = subject_of(sudden, place=(1, None)).highlights
+    assert of_layer.only is None and of_layer.flash == Flash(6, 1, 3, 19, 11.0) and of_layer.split.head == 1
+    assert {one.layer for one in of_layer.heads} == {1}
+    split = subject_of(sudden, place=(1, 1)).highlights.split
+    assert split == subject_of(sudden).highlights.split, "the head keeps its number"
+
+
 def test_groups_with_too_few_queries_are_not_compared(tmp_path, monkeypatch):
     columns, masked_columns = sudden_columns()
     trace = write_sudden(tmp_path / "one", columns[5:6], masked_columns[5:6])  # 16 masked queries, 13 others

@@ -79,6 +79,32 @@ def test_page_stands_alone_and_nests(page, compared):
     assert "script" not in page.parsed.tags
 
 
+def test_a_drift_that_cannot_be_told_has_no_numbers_of_chance(tmp_path):
+    trace = write_wandering(tmp_path / "t", slow_columns())
+    movement = page_numbers(trace)["movement"]
+    assert movement["blocks"] == 1
+    text = " ".join(Page(write_page([trace], tmp_path / "page").read_text()).text.split())
+    assert f"Drift, positions per step{movement['drift_per_step']:.2f}cannot be told: sinks stay too long for one trace" in text.replace(
+        "−", "-"
+    )
+    assert "1.000" not in text
+
+
+def slow_columns():
+    """Two sinks that move once, in the middle: a block is as long as the trace."""
+    columns = np.full((18, LAYERS, HEADS, POSITIONS), 0.5, np.float32)
+    columns[:9, 0, 0, 3] = columns[9:, 0, 0, 9] = columns[:9, 1, 1, 12] = columns[9:, 1, 1, 20] = 9
+    return columns
+
+
+def test_figures_that_are_missing_are_named(wandering, tmp_path):
+    said = []
+    figures = draw_figures([wandering], tmp_path, only=["3", "4"], say=said.append)
+    page = Page(write_page([wandering], tmp_path / "page", figures=figures, notes=said).read_text())
+    assert page.tags["img"] == 1
+    assert "Figure 4 is not drawn for org/planted: it needs attention maps; `sinkscope figures` recomputes them" in page.text
+
+
 def test_page_escapes_what_models_write(page):
     assert "<script" not in page.source
     assert "&lt;script&gt;alert(" in page.source

@@ -22,7 +22,7 @@ CAPTION = (
     "Swaps: how often it changes place with another sink, where both are sinks before and after. "
     "Drift: the slope of its position over the steps, in positions per step. "
     "Shuffled: the same number with the steps in random order, as the mean and the 95 % range of 200 shuffles. For drift, whole blocks of "
-    "steps are shuffled; a block is twice as long as a moving sink stays in one place. "
+    "steps are shuffled; a block is twice as long as a moving sink stays in one place (–: as long as the trace, so one trace cannot tell). "
     "Averaged: moves in the running mean of the columns. The columns of an autoregressive model are sums over past queries (its moves are "
     "read from the 16 newest ones), so this column shows how much of the difference between the models comes from summing alone. "
     "Largest: moves of each head's largest column, whether it is a sink or not. With 300 queries, an excess of 3 is 1 % of all attention; "
@@ -109,9 +109,10 @@ def run_demo(
                     f"{name}, problem {number}: {'right' if right else 'wrong'} answer; {numbers['sinks']} sinks; "
                     f"{numbers['moves']} moves a head, {numbers['moves, shuffled']} with the steps shuffled"
                 )
-        figures = draw_figures(traces, out / "figures", compare=True)
+        missing: list[str] = []
+        figures = draw_figures(traces, out / "figures", compare=True, say=missing.append)
         table = Table("Does the main sink move? One row per problem", ["model", "problem", "answer", *numbers], movement, CAPTION)
-        page = write_page(traces, out, figures=figures, tables=[table], command=f"sinkscope demo --out {out}")
+        page = write_page(traces, out, figures=figures, tables=[table], notes=missing, command=f"sinkscope demo --out {out}")
         explore(traces).write_page(out / EXPLORER)
         say(f"{time.monotonic() - started:.0f} s; the pages, the figures and the traces are in {out}")
         return page
@@ -139,7 +140,7 @@ def movement_of(trace: Any) -> dict[str, Any]:
         "moves, shuffled": _with_range(test.null_moves, ".2f"),
         "moves, averaged": averaged,
         "drift": f"{test.drift_per_step:+.3f}",
-        "drift, shuffled": _with_range(test.null_drift, "+.3f"),
+        "drift, shuffled": _with_range(test.null_drift, "+.3f") if test.blocks > 1 else "–",
         "largest": f"{largest.moves_per_head:.2f}",
         "largest, shuffled": _with_range(largest.null_moves, ".2f"),
     }

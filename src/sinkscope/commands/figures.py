@@ -20,6 +20,8 @@ class Figures(Command):
         excess: how far a column must exceed the mean of the others (Eq. 3), in queries' worth of attention.
         compare: draws up to four traces side by side.
         only: figures to draw, separated by commas: 1 to 10, norms.
+        layer: of Figures 1, 4, 6, 7 and 8, which otherwise choose a head themselves; from 0.
+        head: in that layer, from 0.
         model: the model that wrote the traces, if it has moved; the maps of Figures 4, 6 and 8 are recomputed with it.
         device: for that model: cpu, cuda …
     """
@@ -29,6 +31,8 @@ class Figures(Command):
     excess: float = 3.0
     compare: Switch = False
     only: Annotated[str | None, default_is("all")] = None
+    layer: Annotated[int | None, default_is("the figure's choice")] = None
+    head: Annotated[int | None, default_is("the figure's choice")] = None
     model: Annotated[str | None, default_is("the name in the trace")] = None
     roles: RolesFile = None
     device: str = "cpu"
@@ -45,5 +49,5 @@ class Figures(Command):
         maps = map_reader(self.model, self.device)
         roles = None if self.roles is None else read_roles(self.roles)
         options: dict[str, Any] = {"excess": self.excess, "compare": self.compare, "only": names, "maps": maps, "roles": roles}
-        for path in draw_figures(traces, self.out, **options, say=note):
+        for path in draw_figures(traces, self.out, **options, layer=self.layer, head=self.head, say=note):
             print(path)

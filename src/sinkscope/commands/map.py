@@ -128,11 +128,11 @@ def _write(trace: Any, attention: "np.ndarray", place: tuple[int, int, int], out
         lines = (f"{i},{j},{value:.9g}" for i, j, value in zip(query.flat, key.flat, attention.astype(float).flat, strict=True))
         content.write(("query,key,attention\n" + "\n".join(lines) + "\n").encode())
     else:
-        from sinkscope.figures import single_map
+        from sinkscope.figures import attention_map
         from sinkscope.figures.style import figure_style
 
         with figure_style():
-            single_map(trace, attention, *place).savefig(content, format=out.suffix[1:])
+            attention_map(trace, *place, attention).savefig(content, format=out.suffix[1:])
     make_folder(out.parent)
     write_whole(out, content.getvalue())
 

@@ -1,6 +1,5 @@
 """`sinks`: shows which tokens of a trace are sinks, or the numbers of a folder of statistics."""
 
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,10 +68,8 @@ def _print_sinks(trace: Any, found: Any) -> None:
     steps, layers, heads, _ = found.shape
     print(f"{trace.folder}: {len(found)} sinks in {steps} steps, {layers} layers, {heads} heads")
     print(f"excess > {found.threshold:g} {found.unit}; {found.selected_share:.2%} of the tokens are sinks")
-    places = Counter(zip(found.position.tolist(), found.token.tolist(), strict=True))
     print(f"\n{'position':>8}  {'token':<14}{'times a sink':>12}{'mean column':>13}")
-    for (position, token), count in places.most_common(12):
-        mean = found.column_sum[(found.position == position) & (found.token == token)].mean()
+    for position, token, count, mean in found.places()[:12]:
         print(f"{position:>8}  {trace.token_text(token)!r:<14}{count:>12}{mean:>13.1f}")
 
 

@@ -87,7 +87,7 @@ def _print_heads(trace: Any, tracks: Any) -> None:
     kinds: dict[tuple[int, int], Counter[str]] = {}
     for one in tracks.tracks:
         kinds.setdefault((one.layer, one.head), Counter())[one.kind] += 1
-    moving = sorted((one for one in tracks.heads if one.moves + one.swaps), key=lambda one: (-one.moves, -one.swaps, one.layer, one.head))
+    moving = tracks.moving
     if not moving:
         print("  no main sink moves or swaps")
         return

@@ -15,6 +15,7 @@ from sinkscope.decoding.samplers import find_sampler, resolve_settings
 from sinkscope.decoding.work import Work
 from sinkscope.errors import CallError, ModelError
 from sinkscope.models import Model
+from sinkscope.notebook_card import card
 
 Prompt = str | Sequence[int] | torch.Tensor
 
@@ -36,6 +37,11 @@ class Generation:
     steps: int
     prompt_length: int
     work: Work | None = None
+
+    def _repr_html_(self) -> str:
+        """Return a summary for notebooks."""
+        tokens = f"{self.prompt_length} of the prompt, {len(self.tokens) - self.prompt_length} written"
+        return card("Generation", {"answer": self.text, "tokens": tokens, "steps": self.steps})
 
 
 @overload

@@ -1,10 +1,10 @@
 """Draws the papers' figures from your own traces, and writes a page with the figures and their numbers."""
 
-from sinkscope.figures.drawing import draw_figures, find_figures, make_folder
+from sinkscope.figures.drawing import draw_figure, draw_figures, find_figures, make_folder
 from sinkscope.figures.figure import DrawnFigure, Figure
-from sinkscope.figures.heatmap import single_map
 from sinkscope.figures.page import Table, write_page
 from sinkscope.figures.page_numbers import page_numbers
+from sinkscope.figures.panels import attention_map, incoming, sink_positions, sink_strengths, token_column
 from sinkscope.figures.subject import FigureError, OpenedStatistics, Subject, open_statistics
 
 __all__ = [
@@ -14,11 +14,16 @@ __all__ = [
     "OpenedStatistics",
     "Subject",
     "Table",
+    "attention_map",
+    "draw_figure",
     "draw_figures",
     "find_figures",
+    "incoming",
     "make_folder",
     "open_statistics",
     "page_numbers",
-    "single_map",
+    "sink_positions",
+    "sink_strengths",
+    "token_column",
     "write_page",
 ]

@@ -8,12 +8,14 @@ from importlib import import_module
 from pathlib import Path
 
 from sinkscope.errors import CallError, SinkscopeError, TraceError
-from sinkscope.figures.figure import Figure
+from sinkscope.figures.figure import DrawnFigure, Figure
+from sinkscope.figures.highlights import Place
 from sinkscope.figures.style import figure_style, model_labels
-from sinkscope.figures.subject import FigureError, Maps, OpenedStatistics, subject_of
+from sinkscope.figures.subject import FigureError, Maps, OpenedStatistics, Subject, subject_of
 from sinkscope.locks import claimed_folder
 from sinkscope.roles.records import Roles
 from sinkscope.traces import Trace
+from sinkscope.traces.reading import as_trace
 
 SIDE_BY_SIDE = 4  # more panels leave no room for their labels
 MODULES = re.compile(r"figure(\d+)?_\w+")
@@ -49,6 +51,8 @@ def draw_figures(
     only: Collection[str] | None = None,
     maps: Maps | None = None,
     roles: Roles | None = None,
+    layer: int | None = None,
+    head: int | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> list[Path]:
     """Draw paper 1's Figures 1 to 10, paper 2's figure of norms, and every other figure of this package.
@@ -61,6 +65,7 @@ def draw_figures(
         only: names of figures, such as ``"3"`` or ``"norms"``; all when None.
         maps: computes single attention maps; without it Figures 4, 6 and 8 cannot be drawn.
         roles: what the sinks of the model do (`find_roles`).
+        layer, head: what Figures 1, 4, 6, 7 and 8 show instead of their own choice; with ``layer`` alone they choose among its heads.
         say: gets a line for each figure that cannot be drawn, with the reason.
 
     Returns:
@@ -81,8 +86,7 @@ def draw_figures(
             f"compare: expected at most {SIDE_BY_SIDE} traces side by side, found {len(traces)}; name single ones, such as FOLDER/000000, "
             "or compare many prompts by their statistics (`sinkscope trace --keep statistics`)"
         )
-    labels = model_labels([trace.manifest for trace in traces])
-    subjects = [subject_of(trace, excess, label, maps, roles) for trace, label in zip(traces, labels, strict=True)]
+    subjects = _subjects(traces, excess, maps, roles, (layer, head))
     groups = [subjects] if compare else [[one] for one in subjects]
     paths: list[Path] = []
     with claimed_folder(Path(out), TraceError):
@@ -97,6 +101,42 @@ def draw_figures(
                     except FigureError as error:
                         say(f"Figure {name} is not drawn for {', '.join(one.label for one in group)}: {error}")
     return paths
+
+
+def draw_figure(
+    name: str,
+    *traces: Trace | OpenedStatistics | str | Path,
+    layer: int | None = None,
+    head: int | None = None,
+    excess: float = 3.0,
+    maps: Maps | None = None,
+    roles: Roles | None = None,
+) -> DrawnFigure:
+    """Draw one of the papers' figures and return it, with its caption and the numbers drawn; notebooks show it.
+
+    Args:
+        name: such as ``"1"`` or ``"norms"``.
+        traces: one, or several side by side.
+        layer, head, excess, maps, roles: as for `draw_figures`.
+
+    Raises:
+        CallError: an unknown figure, no trace, or more than fit side by side; and what `draw_figures` raises.
+        FigureError: the figure cannot be drawn for these traces.
+    """
+    figures = find_figures()
+    if name not in figures:
+        raise CallError(f"no figure {name!r}; expected one of {', '.join(figures)}")
+    if not 1 <= len(traces) <= SIDE_BY_SIDE:
+        raise CallError(f"expected 1 to {SIDE_BY_SIDE} traces side by side, found {len(traces)}")
+    with figure_style(wide=len(traces) > 1):
+        return figures[name].draw(_subjects([as_trace(trace) for trace in traces], excess, maps, roles, (layer, head)))
+
+
+def _subjects(
+    traces: Sequence[Trace | OpenedStatistics], excess: float, maps: Maps | None, roles: Roles | None, place: Place
+) -> list[Subject]:
+    labels = model_labels([trace.manifest for trace in traces])
+    return [subject_of(trace, excess, label, maps, roles, place) for trace, label in zip(traces, labels, strict=True)]
 
 
 def make_folder(folder: Path) -> Path:

@@ -37,6 +37,9 @@ class DrawnFigure:
     header: tuple[str, ...]
     rows: Sequence[Sequence[Any]] = field(repr=False)
 
+    def _repr_png_(self) -> bytes:
+        return self.sheet._repr_png_()  # type: ignore[attr-defined]  # the class of `style.new_sheet`
+
     def save(self, folder: Path, suffix: str = "") -> list[Path]:
         """Write a PNG, a PDF and a CSV file; `page` reads the caption from the metadata of the PNG.
 

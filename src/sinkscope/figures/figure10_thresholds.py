@@ -49,7 +49,7 @@ class Thresholds(Figure):
         _mark(grid, subjects[-1].summary.excess)
         grid[0].set_ylabel("tokens that are not sinks, %")
         handles, labels = grid[0].get_legend_handles_labels()
-        sheet.legend(handles, labels, loc="outside lower center", ncols=2 if len(subjects) == 1 else 1)
+        sheet.legend(handles, labels, loc="outside lower center", ncols=1)
         sheet.suptitle("Share of tokens that are not sinks against the threshold", x=0.01, ha="left")
         header = ("model", "positions", "unit", "epsilon", "share_not_sinks", "columns")
         return self.drawn(subjects, sheet, _caption(subjects), header, rows)

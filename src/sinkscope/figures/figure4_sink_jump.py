@@ -25,7 +25,7 @@ class SinkJump(Figure):
         """Draw the map before and after the jump, and below both keys' shares of attention over all steps."""
         jumping = [(one, jump) for one in subjects if (jump := one.highlights.jump) is not None]
         if not jumping:
-            raise FigureError("no main sink moves from one step to the next")
+            raise FigureError(f"no main sink{subjects[0].where} moves from one step to the next")
         sheet = new_sheet(5.9 * len(jumping) if len(jumping) > 1 else WIDE, 5.4)
         rows: list[tuple[Any, ...]] = []
         for part, (one, jump) in zip(sheet.subfigures(1, len(jumping), squeeze=False)[0], jumping, strict=True):
@@ -101,8 +101,8 @@ def _caption(jumping: Sequence[tuple[Subject, Jump]]) -> str:
         said += "" if together is None else f"; correlation over steps between the main column's share and self-attention {together:+.2f}"
         parts.append(said)
     return (
-        "Attention maps before and after the longest jump of a main sink in the whole trace. Triangles: the sink before (vermillion) and "
-        "after (blue). Below: both keys' shares of attention over all steps, and how much queries attend to themselves. "
-        f"{'; '.join(parts)}. What it does not show: this is the most extreme case of all heads, and a correlation over neighbouring "
+        f"Attention maps before and after the longest jump of a main sink{jumping[0][0].where}. Triangles: the sink before (vermillion) "
+        "and after (blue). Below: both keys' shares of attention over all steps, and how much queries attend to themselves. "
+        f"{'; '.join(parts)}. What it does not show: this is the most extreme case of all those, and a correlation over neighbouring "
         "steps is no evidence of a cause."
     )

@@ -24,14 +24,14 @@ class SinkStrengths(Figure):
         """Draw a map of layer and head for each subject, on one colour scale."""
         many = len(subjects) > 1
         means = [one.summary.mean_strength for one in subjects]
-        most = max((float(np.nanmax(mean)) for mean in means if not np.isnan(mean).all()), default=1.0)
+        most = strongest(means)
         layers = max(mean.shape[0] for mean in means)
-        sheet = new_sheet(WIDER if many else WIDE * 0.75, float(np.clip(1.8 + 0.38 * layers, 3.2, 6.6)))
+        sheet = new_sheet(WIDER if many else WIDE * 0.8, float(np.clip(1.8 + 0.38 * layers, 3.2, 6.6)))
         grid = sheet.subplots(1, len(subjects), squeeze=False)[0]
         rows: list[tuple[Any, ...]] = []
         for axes, one, mean in zip(grid, subjects, means, strict=True):
             with_sink, steps = one.summary.steps_with_sink, one.summary.steps
-            image = _draw(axes, one, mean, with_sink / steps, most)
+            image = draw_strengths(axes, one, mean, with_sink / steps, most)
             rows += [
                 (one.label, layer, head, "" if np.isnan(mean[layer, head]) else number(mean[layer, head]), int(count), steps)
                 for (layer, head), count in np.ndenumerate(with_sink)
@@ -41,7 +41,7 @@ class SinkStrengths(Figure):
         signs = _signs([one.summary.steps_with_sink / one.summary.steps for one in subjects])
         if signs:
             sheet.supxlabel("; ".join(signs), fontsize="small")
-        sheet.suptitle("Strength of the main sink by layer and head, mean over steps", x=0.01, ha="left")
+        sheet.suptitle("Strength of the main sink by layer and head,\nmean over steps", x=0.01, ha="left")
         header = ("model", "layer", "head", "mean_main_sink_column_sum", "steps_with_main_sink", "steps")
         return self.drawn(subjects, sheet, _caption(subjects), header, rows)
 
@@ -53,7 +53,18 @@ def _signs(shares: Sequence[np.ndarray]) -> list[str]:
     return ["hatched: a sink in fewer than half of the steps"] * hatched + ["–: a sink in no step"] * dashed
 
 
-def _draw(axes: Any, one: Subject, mean: np.ndarray, share: np.ndarray, most: float) -> Any:
+def strongest(means: Sequence[np.ndarray]) -> float:
+    """Return the end of the colour scale: the largest mean; 1 where there is none."""
+    return max((float(np.nanmax(mean)) for mean in means if not np.isnan(mean).all()), default=1.0)
+
+
+def draw_strengths(axes: Any, one: Subject, mean: np.ndarray, share: np.ndarray, most: float) -> Any:
+    """Draw layer × head, hatched where a head has a sink in few steps, and return the image.
+
+    Args:
+        share: of the steps in which a head has a sink.
+        most: end of the colour scale.
+    """
     from matplotlib import colormaps
     from matplotlib.patches import Rectangle
 

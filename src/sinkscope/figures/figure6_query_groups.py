@@ -22,13 +22,15 @@ class QueryGroups(Figure):
         """Draw the split above, the steps around the short-lived sink below; autoregressive models have no masked queries."""
         splitting = [(one, split) for one in subjects if (split := one.highlights.split) is not None]
         if not splitting:
-            raise FigureError("in no step do masked and unmasked queries, 8 or more of each, attend most to different keys")
+            raise FigureError(
+                f"in no step do masked and unmasked queries, 8 or more of each, attend most to different keys{subjects[0].where}"
+            )
         many, flashing = len(splitting) > 1, any(one.highlights.flash is not None for one, _ in splitting)
         sheet = new_sheet(5.9 * len(splitting) if many else WIDE, 7.9 if flashing else 3.9)
         rows: list[tuple[Any, ...]] = []
         for part, (one, split) in zip(sheet.subfigures(1, len(splitting), squeeze=False)[0], splitting, strict=True):
-            part.suptitle(plain(one.heading), x=0.01, ha="left")
-            above, below = part.subfigures(2, 1, height_ratios=[1.15, 1]) if flashing else (part, None)
+            above, below = part.subfigures(2, 1, height_ratios=[1.25, 1]) if flashing else (part, None)
+            above.suptitle(plain(one.heading), x=0.01, ha="left")
             rows += _draw_split(above, one, split)
             if below is not None:
                 rows += _draw_flash(below, one)
@@ -92,8 +94,8 @@ def _caption(splitting: Sequence[tuple[Subject, Split]]) -> str:
         for one, split in splitting
     ]
     return (
-        "Above: the step and head in which masked and unmasked queries differ most clearly (at least 8 queries each): the map, and the "
-        "mean over the queries of each group, so that a small group counts as much as a large one. Below: the strongest sink that lives "
-        f"for one step, with the steps around it. Triangles: the keys named. {'; '.join(parts)}. What it does not show: these are the "
-        "clearest of all heads and steps, not typical ones."
+        f"Above: the step and head in which masked and unmasked queries differ most clearly{splitting[0][0].where} (at least 8 queries "
+        "each): the map, and the mean over the queries of each group, so that a small group counts as much as a large one. Below: the "
+        f"strongest sink that lives for one step{splitting[0][0].where}, with the steps around it. Triangles: the keys named. "
+        f"{'; '.join(parts)}. What it does not show: these are the clearest of those heads and steps, not typical ones."
     )

@@ -24,7 +24,7 @@ class FirstAndLastMaps(Figure):
         if not chosen:
             raise FigureError("no head has a main sink, or there is only one step")
         many, lines = len(chosen) > 1, max(len(heads) for _, heads in chosen)
-        sheet = new_sheet(5.9 * len(chosen) if many else WIDE, 1.1 + 3.4 * lines)
+        sheet = new_sheet(5.9 * len(chosen) if many else WIDE, 0.6 + (3.4 if many else 2.9) * lines)
         rows: list[tuple[Any, ...]] = []
         for part, (one, heads) in zip(sheet.subfigures(1, len(chosen), squeeze=False)[0], chosen, strict=True):
             grid = part.subplots(lines, 2, squeeze=False)
@@ -40,13 +40,17 @@ class FirstAndLastMaps(Figure):
                         mark_column(axes, main, len(attention))
                     rows += map_lines(one.label, why, (step, head.layer, head.head), attention)
                 grid[row, 0].set_ylabel(f"{why.replace(', ', chr(10))}\nquery (position)")
-            part.colorbar(image, ax=list(grid.flat), aspect=40, pad=0.01, shrink=0.6).set_label(SCALE)
+                for axes in grid[row] if row < len(heads) - 1 else ():
+                    axes.set_xlabel("")  # the names of the next row stand below it
+            part.colorbar(image, ax=list(grid[: len(heads)].flat), aspect=40, pad=0.01, shrink=0.6).set_label(SCALE.replace(" (", "\n("))
             part.suptitle(plain(one.heading), x=0.01, ha="left")
         return self.drawn([one for one, _ in chosen], sheet, _caption(chosen), MAP_HEADER, rows)
 
 
 def chosen_heads(one: Subject) -> list[tuple[str, HeadMovement]]:
     """Return the head whose main sink stays longest, and the one whose main sink drifts left the fastest, with their names."""
+    if one.highlights.only is not None:
+        return [("asked for", one.highlights.only)]
     static, drifting = one.highlights.most_static, one.highlights.leftmost
     heads = []
     if static is not None:
@@ -64,9 +68,13 @@ def _caption(chosen: Sequence[tuple[Subject, list[tuple[str, HeadMovement]]]]) -
         if right
         else ""
     )
+    which = (
+        f"Above: the head{chosen[0][0].where} whose main sink stays longest at one position. Below: the head whose main sink drifts left "
+        "the fastest (least-squares slope over the steps that have one, at least half of them)."
+    )
+    if chosen[0][0].highlights.only is not None:
+        which = "The head is the one that was asked for."
     return (
-        "Attention maps of the first and the last step. Above: the head whose main sink stays longest at one position. Below: the head "
-        "whose main sink drifts left the fastest (least-squares slope over the steps that have one, at least half of them). Triangles: "
-        f"the main sink of that step.{none_left} What it does not show: the heads between these extremes, and the way from the first to "
-        "the last step."
+        f"Attention maps of the first and the last step. {which} Triangles: the main sink of that step.{none_left} What it does not show: "
+        "the other heads, and the way from the first to the last step."
     )

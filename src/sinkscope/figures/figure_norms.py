@@ -56,7 +56,7 @@ class SinkNorms(Figure):
                 axes.set_ylim(0, 1.05 * (max(tops) or 1))
         handles, labels = grid[0, 0].get_legend_handles_labels()
         sheet.legend(handles, labels, loc="outside lower center", ncols=2)
-        name = "" if many else f": {plain(with_norms[0].heading)}"
+        name = "" if many else f",\n{plain(with_norms[0].heading)}"
         sheet.suptitle(f"Norms of sinks and of other tokens by layer{name}", x=0.01, ha="left")
         header = ("model", "kind", "layer", "tokens", "mean", "standard_deviation", "effect_size")
         return self.drawn(with_norms, sheet, _caption(with_norms), header, rows)

@@ -1,21 +1,18 @@
-"""Draws one attention map, in a figure or on its own sheet."""
+"""Draws one attention map."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
-from sinkscope.figures.style import HEAT, VERMILLION, figure_style, model_label, new_sheet, plain, spread_out, tick_label, whole_numbers
+from sinkscope.figures.style import HEAT, VERMILLION, plain, spread_out, tick_label, whole_numbers
 from sinkscope.traces import Trace
 
 MAP_HEADER = ("model", "panel", "step", "layer", "head", "query", "key", "attention")
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Sheet
-
 GAMMA = 0.3  # so that an equal share of 1/256 is at a fifth of the scale
 NAMED = 9
-ROOM_FOR_TOKENS = 5.6  # lines of text above a map
+ROOM_FOR_TOKENS = 7.4  # lines of text above a map
 LEAST_SHARE = 1e-4  # smaller shares are left out of CSV files
 SCALE = f"share of a query's attention (colours by power {GAMMA})"
 
@@ -48,8 +45,8 @@ def draw_map(axes: Any, trace: Trace, step: int, attention: Float[np.ndarray, "q
     if places:
         above = axes.secondary_xaxis("top")
         tokens = trace.tokens[step]
-        names = [f"{plain(tick_label(trace, int(tokens[int(place)]), 6))} {int(place)}" for place in places]
-        above.set_xticks(places, names, rotation=90, fontsize="x-small")
+        names = [f"{int(place)}: {plain(tick_label(trace, int(tokens[int(place)]), 7))}" for place in places]
+        above.set_xticks(places, names, rotation=90, fontsize="small")
         above.tick_params(length=2, pad=1)
         above.spines[:].set_visible(False)
     return image
@@ -68,19 +65,6 @@ def mark_column(axes: Any, key: int, queries: int, colour: str = VERMILLION) -> 
         clip_on=False,
         zorder=5,
     )
-
-
-def single_map(trace: Trace, attention: Float[np.ndarray, "query key"], step: int, layer: int, head: int) -> "Sheet":
-    """Return a sheet with one map."""
-    with figure_style():
-        sheet = new_sheet(5.2, 5.2)
-        axes = sheet.subplots()
-        title = f"{plain(model_label(trace.manifest))}: attention in step {step}, layer {layer}, head {head}"
-        image = draw_map(axes, trace, step, attention, title)
-        axes.set_ylabel("query (position; dashed: end of the prompt)")
-        sheet.colorbar(image, ax=axes, aspect=30, pad=0.02, shrink=0.85).set_label(SCALE)
-        sheet.draw_without_rendering()
-    return sheet
 
 
 def map_lines(label: str, panel: str, place: tuple[int, int, int], attention: Float[np.ndarray, "query key"]) -> list[tuple[Any, ...]]:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, final
 
 import numpy as np
@@ -10,11 +11,33 @@ from jaxtyping import Bool, Float, Int
 
 from sinkscope.figures.style import counted
 from sinkscope.sinks import HeadMovement
+from sinkscope.sinks.finding import WINDOW
 from sinkscope.sinks.tracking import head_movement
 from sinkscope.statistics import PromptSummary, Threshold
 from sinkscope.statistics.followed import LayerSinks
 from sinkscope.statistics.groups import LEAST_QUERIES
 from sinkscope.traces import Trace
+
+Place = tuple[int | None, int | None]
+"""A layer and a head; None stands for all."""
+
+
+@dataclass(frozen=True)
+class Move:
+    """A main sink that is elsewhere one step later, and not because two sinks swapped their rank.
+
+    Attributes:
+        step: the step before.
+        held: the attention that the place before and the place after hold while the main sink stays there, in steps' worth (1: all
+            attention of the head in one step); the smaller of the two.
+    """
+
+    step: int
+    layer: int
+    head: int
+    before: int
+    after: int
+    held: float
 
 
 @dataclass(frozen=True)
@@ -77,11 +100,13 @@ class Highlights:
     Attributes:
         prompt: the numbers of the trace.
         threshold: of Eq. 3.
+        place: the layer and the head to look at; None for all of them.
     """
 
     trace: Trace = field(repr=False)
     prompt: PromptSummary = field(repr=False)
     threshold: Threshold
+    place: Place = (None, None)
 
     @cached_property
     def main(self) -> Int[np.ndarray, "step layer head"]:
@@ -91,12 +116,30 @@ class Highlights:
     @cached_property
     def heads(self) -> list[HeadMovement]:
         """How the main sink of each head moves, by layer and head."""
+        return [one for one in self._all_heads if self._asked(one.layer, one.head)]
+
+    @cached_property
+    def _all_heads(self) -> list[HeadMovement]:
         return head_movement(self.main, self.prompt.is_sink_at(self.threshold))
+
+    def _asked(self, layer: int, head: int) -> bool:
+        return self.place[0] in (None, layer) and self.place[1] in (None, head)
+
+    @property
+    def only(self) -> HeadMovement | None:
+        """The head that was asked for; None where the highlights choose."""
+        return None if None in self.place else self.heads[0]
 
     @cached_property
     def largest(self) -> Float[np.ndarray, "layer head"]:
         """Largest column followed, sink or not, mean over steps."""
         return self.prompt.by_step.main_column.mean(axis=0)
+
+    @property
+    def largest_asked(self) -> Float[np.ndarray, "layer head"]:
+        """`largest` where it was asked for, −1 elsewhere."""
+        asked = [[self._asked(layer, head) for head in range(self.prompt.heads)] for layer in range(self.prompt.layers)]
+        return np.where(asked, self.largest, -1)
 
     def places(self, head: HeadMovement) -> int:
         """Return at how many positions the main sink of a head is."""
@@ -112,6 +155,30 @@ class Highlights:
         """Return in how many steps the main sink of a head is at its most frequent position."""
         main = self.main[:, head.layer, head.head]
         return int(np.bincount(main[main >= 0]).max(initial=0))
+
+    @cached_property
+    def clearest(self) -> HeadMovement | None:
+        """The head with the clearest move (`Move.held` is largest); where no main sink moves, the one with the strongest sink."""
+        if self.moves:
+            best = max(self.moves, key=lambda move: (move.held, -move.layer, -move.head))
+            return next(one for one in self.heads if (one.layer, one.head) == (best.layer, best.head))
+        return self._best(lambda head: float(self.largest[head.layer, head.head]))
+
+    @cached_property
+    def moves(self) -> list[Move]:
+        """Every move of a main sink, by layer, head and step; swaps are none."""
+        queries = np.minimum(np.arange(self.prompt.steps) + 1, WINDOW) if self.trace.causal else self.prompt.canvas.lengths
+        shares, is_sink = self.prompt.by_step.main_column / queries[:, None, None], self.prompt.is_sink_at(self.threshold)
+        found = []
+        for one in self.heads:
+            stays = stays_of(self.main[:, one.layer, one.head])
+            share = shares[:, one.layer, one.head]
+            for (old, first, last), (new, begin, end) in pairwise(stays):
+                at = np.array([last, begin]), *(np.full(2, place) for place in (one.layer, one.head)), np.array([new, old])
+                if begin == last + 1 and not is_sink(*at).all():
+                    held = min(float(share[first : last + 1].sum()), float(share[begin : end + 1].sum()))
+                    found.append(Move(last, one.layer, one.head, old, new, held))
+        return found
 
     @cached_property
     def most_moves(self) -> HeadMovement | None:
@@ -153,26 +220,41 @@ class Highlights:
     @cached_property
     def _jumps_and_flashes(self) -> tuple[Jump | None, Flash | None]:
         jumps, flashes = [], []
-        for layer in range(self.prompt.layers):
+        for layer in self._layers:
             sinks = self.prompt.followed.of_layer(layer).at(self.threshold)
-            jumps.append(largest_jump(self.main[:, layer], sinks, layer))
-            flashes.append(strongest_flash(sinks, self.prompt.steps, layer))
+            asked = np.array([self._asked(layer, head) for head in range(self.prompt.heads)])
+            jumps.append(largest_jump(np.where(asked, self.main[:, layer], -1), sinks, layer))
+            flashes.append(strongest_flash(sinks, self.prompt.steps, layer, asked))
         return (
             max((one for one in jumps if one), key=lambda jump: (jump.clean, abs(jump.distance), -jump.layer), default=None),
             max((one for one in flashes if one), key=lambda flash: (flash.column_sum, -flash.layer), default=None),
         )
+
+    @property
+    def _layers(self) -> list[int]:
+        return list(range(self.prompt.layers)) if self.place[0] is None else [self.place[0]]
 
     @cached_property
     def split(self) -> Split | None:
         """The clearest split between masked and unmasked queries; None where the trace has no sums of masked queries."""
         if "column_sums_masked" not in self.trace.tensors or "masked" not in self.trace.tensors:
             return None
-        masked, lengths = self.prompt.canvas.masked, self.prompt.canvas.lengths
+        masked, lengths, head = self.prompt.canvas.masked, self.prompt.canvas.lengths, self.place[1]
+        heads = slice(None) if head is None else slice(head, head + 1)
         splits = [
-            clearest_split(self.trace.column_sums[:, layer], self.trace.column_sums_masked[:, layer], masked, lengths, layer)
-            for layer in range(self.prompt.layers)
+            clearest_split(
+                self.trace.column_sums[:, layer, heads], self.trace.column_sums_masked[:, layer, heads], masked, lengths, layer, head or 0
+            )
+            for layer in self._layers
         ]
         return max((one for one in splits if one), key=lambda split: (split.clarity, -split.layer), default=None)
+
+
+def stays_of(main: Int[np.ndarray, " step"]) -> list[tuple[int, int, int]]:
+    """Return (position, first step, last step) of a head's main sink, for each time that it stays in one place."""
+    edges = (np.flatnonzero(np.diff(main)) + 1).tolist()
+    bounds = zip([0, *edges], [*edges, len(main)], strict=True)
+    return [(int(main[first]), first, end - 1) for first, end in bounds if main[first] >= 0]
 
 
 def largest_jump(main: Int[np.ndarray, "step head"], sinks: LayerSinks, layer: int) -> Jump | None:
@@ -188,10 +270,11 @@ def largest_jump(main: Int[np.ndarray, "step head"], sinks: LayerSinks, layer: i
     return Jump(int(step[best]), layer, int(head[best]), int(old[best]), int(new[best]), bool(clean[best]), bool(swap[best]))
 
 
-def strongest_flash(sinks: LayerSinks, steps: int, layer: int) -> Flash | None:
-    """Return the strongest sink of a layer that lives for one step; ties to the earlier step, then the lower head and position."""
+def strongest_flash(sinks: LayerSinks, steps: int, layer: int, asked: Bool[np.ndarray, " head"]) -> Flash | None:
+    """Return the strongest sink that lives for one step, in the heads asked for; ties to the earlier step, lower head and position."""
     step, head, key = sinks.step, sinks.head, sinks.key
     alone = ~sinks.contains(step - 1, head, key) & ~sinks.contains(step + 1, head, key) & (step > 0) & (step < steps - 1)
+    alone &= asked[head]
     if not alone.any():
         return None
     at = np.flatnonzero(alone)[np.lexsort((key[alone], head[alone], step[alone], -sinks.column[alone]))[0]]
@@ -204,8 +287,13 @@ def clearest_split(
     masked: Bool[np.ndarray, "step key"],
     lengths: Int[np.ndarray, " step"],
     layer: int,
+    first_head: int = 0,
 ) -> Split | None:
-    """Return the step and head of a layer in which the two groups differ most clearly, by means over the queries of each group."""
+    """Return the step and head of a layer in which the two groups differ most clearly, by means over the queries of each group.
+
+    Args:
+        first_head: number of the first of these heads.
+    """
     many = masked.sum(axis=-1)
     few = lengths - many
     enough = (many >= LEAST_QUERIES) & (few >= LEAST_QUERIES)
@@ -222,4 +310,4 @@ def clearest_split(
     at, head = (int(one) for one in np.unravel_index(int(clarity.argmax()), clarity.shape))
     if clarity[at, head] <= 0:
         return None
-    return Split(int(steps[at]), layer, head, int(first[at, head]), int(second[at, head]), float(clarity[at, head]))
+    return Split(int(steps[at]), layer, first_head + head, int(first[at, head]), int(second[at, head]), float(clarity[at, head]))

@@ -41,6 +41,7 @@ def write_page(
     tables: Sequence[Table] = (),
     excess: float = 3.0,
     roles: Roles | None = None,
+    notes: Sequence[str] = (),
     command: str | None = None,
 ) -> Path:
     """Write a self-contained page about traces.
@@ -51,6 +52,7 @@ def write_page(
         tables: further tables, before the figures.
         excess: ε of Eq. 3, in queries' worth.
         roles: what the sinks of the model do (`find_roles`).
+        notes: lines below the figures, such as what `draw_figures` said of those that it could not draw.
         command: the command that made it, for the footer.
 
     Returns:
@@ -77,6 +79,7 @@ def write_page(
         lead=_lead(models, excess),
         excess=f"{excess:g}",
         tables=tables,
+        notes=notes,
         figures=[_figure(Path(figure)) for figure in figures if Path(figure).suffix == ".png"],
     )
     make_folder(path.parent)

@@ -4,12 +4,18 @@ The colours are viridis and those of Okabe and Ito, which colour-blind readers c
 line style.
 """
 
+import contextlib
 import functools
+import io
+import logging
+import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sinkscope.notebook_card import visible
 from sinkscope.traces import Trace
 
 if TYPE_CHECKING:
@@ -17,10 +23,8 @@ if TYPE_CHECKING:
 
 BLUE, VERMILLION, GREEN, INK = "#0072B2", "#D55E00", "#009E73", "#3a3a3a"
 ORANGE, PURPLE, SKY = "#E69F00", "#CC79A7", "#56B4E9"
-HEAT = "viridis"
-WIDE, WIDER = 7.2, 11.0  # inches
-
-_VISIBLE = {"\n": "↵", "\t": "⇥", "\r": "␍"}
+HEAT, LIGHT_HEAT = "viridis", "Blues"
+WIDE, WIDER = 5.4, 11.0  # inches: readable in a column of a paper, and over its full width
 
 
 @contextmanager
@@ -62,10 +66,6 @@ def import_matplotlib() -> Any:
 
     ``MPLBACKEND`` stays as it is for others who import matplotlib later.
     """
-    import logging
-    import os
-    import sys
-
     if "matplotlib" in sys.modules:
         return sys.modules["matplotlib"]
     backend, log = os.environ.pop("MPLBACKEND", None), logging.getLogger("matplotlib")
@@ -73,6 +73,10 @@ def import_matplotlib() -> Any:
     log.setLevel(logging.CRITICAL)  # what it says of a damaged matplotlibrc
     try:
         import matplotlib
+
+        if backend:
+            with contextlib.suppress(ValueError):
+                matplotlib.rcParams["backend"] = backend  # what the import would have done; pyplot uses it later
     finally:
         log.setLevel(level)
         if backend is not None:
@@ -83,9 +87,22 @@ def import_matplotlib() -> Any:
 def new_sheet(width: float, height: float) -> "Sheet":
     """Return an empty matplotlib figure, sized in inches, that pyplot does not manage."""
     import_matplotlib()
+    return _sheets()(figsize=(width, height), layout="constrained")
+
+
+@functools.cache
+def _sheets() -> Any:
+    """Return the class of sheets: matplotlib's figure, which notebooks show although pyplot does not manage it."""
     from matplotlib.figure import Figure as Sheet
 
-    return Sheet(figsize=(width, height), layout="constrained")
+    class ShownSheet(Sheet):
+        def _repr_png_(self) -> bytes:
+            content = io.BytesIO()
+            with figure_style():
+                self.savefig(content, format="png")
+            return content.getvalue()
+
+    return ShownSheet
 
 
 def whole_numbers(*axes: Any) -> None:
@@ -149,7 +166,7 @@ def token_label(trace: Trace, token: int) -> str:
     text = trace.token_text(token)
     bare = text.lstrip(" ")
     text = "␣" * (len(text) - len(bare)) + bare
-    return "".join(_VISIBLE.get(character, character if character.isprintable() else "�") for character in text)
+    return visible(text)
 
 
 def tick_label(trace: Trace, token: int, longest: int = 9) -> str:

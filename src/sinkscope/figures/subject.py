@@ -13,10 +13,10 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from sinkscope.errors import CallError, SinkscopeError, TraceError
-from sinkscope.figures.highlights import Highlights
+from sinkscope.figures.highlights import Highlights, Place
+from sinkscope.figures.incoming_attention import check_head, commits_of, followed_columns, last_canvas_of
 from sinkscope.figures.style import model_label
 from sinkscope.roles.records import Roles, roles_for
-from sinkscope.sinks import last_query_window
 from sinkscope.sinks.finding import check_reach
 from sinkscope.statistics import PromptSummary, Summary, Threshold, summarise
 from sinkscope.traces import Trace, read_statistics
@@ -64,6 +64,7 @@ class Subject:
         recorded: the trace, and recorded_prompt: its numbers step by step; None for statistics, which keep no single steps.
         maps: computes attention maps; None without a model.
         roles: what the sinks of the model do; None where that is not known.
+        place: the layer and the head that were asked for; None where figures choose.
     """
 
     label: str
@@ -73,6 +74,7 @@ class Subject:
     recorded_prompt: PromptSummary | None = field(default=None, repr=False)
     maps: Maps | None = field(default=None, repr=False)
     roles: Roles | None = field(default=None, repr=False)
+    place: Place = (None, None)
 
     @property
     def heading(self) -> str:
@@ -148,7 +150,13 @@ class Subject:
     @cached_property
     def highlights(self) -> Highlights:
         """The heads and steps that figures pick out."""
-        return Highlights(self.trace, self.prompt, self.threshold)
+        return Highlights(self.trace, self.prompt, self.threshold, self.place)
+
+    @property
+    def where(self) -> str:
+        """Where figures look for what they show: nothing for the whole trace, else a layer or a head, as the end of a clause."""
+        layer, head = self.place
+        return "" if layer is None else f" of layer {layer}" if head is None else f" of layer {layer} head {head}"
 
     @property
     def main(self) -> Int[np.ndarray, "step layer head"]:
@@ -171,9 +179,11 @@ class Subject:
 
     def head_columns(self, layer: int, head: int) -> Float[np.ndarray, "step key"]:
         """Return the columns of one head in which sinks are tracked: sums over all queries, or over the newest ones if causal."""
-        if not self.summary.causal:
-            return self.trace.column_sums[:, layer, head]
-        return last_query_window(self.trace.last_query[:, layer, head][:, None, None])[:, 0, 0]
+        return followed_columns(self.trace, layer, head)
+
+    def mean_columns_of(self, layer: int) -> Float[np.ndarray, "step key"]:
+        """Return the mean of `head_columns` over the heads of a layer."""
+        return np.mean([self.head_columns(layer, head) for head in range(self.summary.heads)], axis=0)
 
     @property
     def prompt_length(self) -> int:
@@ -183,22 +193,12 @@ class Subject:
     @cached_property
     def written(self) -> Int[np.ndarray, "commit 3"]:
         """(step, position, token) of every recorded commit."""
-        written = self.prompt.canvas.written
-        if written is None:
-            return np.zeros((0, 3), int)
-        step, position = np.nonzero(written >= 0)
-        return np.stack([step, position, written[step, position]], axis=-1)
+        return commits_of(self.prompt.canvas.written)
 
     @cached_property
     def last_canvas(self) -> Int[np.ndarray, " position"]:
         """The tokens after the last step, with all commits."""
-        tokens = self.prompt.canvas.tokens
-        width = max(tokens.shape[1], int(self.written[:, 1].max(initial=-1)) + 1)
-        canvas = np.full(width, -1)
-        canvas[: tokens.shape[1]] = tokens[-1]
-        for _, position, token in self.written:
-            canvas[position] = token
-        return canvas
+        return last_canvas_of(self.prompt.canvas.tokens, self.written)
 
 
 def subject_of(
@@ -207,11 +207,13 @@ def subject_of(
     label: str | None = None,
     maps: Maps | None = None,
     roles: Roles | None = None,
+    place: Place = (None, None),
 ) -> Subject:
     """Return the subject of figures and of the page for a trace or statistics, at a threshold.
 
     Raises:
-        CallError: a threshold that no column can exceed, statistics counted at another one, or roles of other weights.
+        CallError: a threshold that no column can exceed, statistics counted at another one, roles of other weights, or a layer or head
+            that the trace does not have.
         TraceError: no complete step, or not every column was kept.
     """
     label = model_label(source.manifest) if label is None else label
@@ -223,7 +225,8 @@ def subject_of(
         return Subject(label, source.manifest, source.summary, roles=roles)
     if not source.steps:
         raise TraceError(f"{source.folder} holds no whole step yet; there is nothing to draw or to sum up")
+    place = check_head(source, place)
     thresholds = tuple(dict.fromkeys((*Summary.thresholds(excess), Threshold(excess, "percent"))))
     prompt = summarise(source, thresholds)  # type: ignore[arg-type]  # steps may be a cached property
     check_reach(excess, "queries", prompt.by_step.total, int(prompt.canvas.lengths.max()))
-    return Subject(label, source.manifest, Summary.of(prompt, excess), source, prompt, maps, roles)
+    return Subject(label, source.manifest, Summary.of(prompt, excess), source, prompt, maps, roles, place)

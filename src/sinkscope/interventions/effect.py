@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sinkscope.notebook_card import MOST_ROWS, card
+
 
 @dataclass(frozen=True)
 class Effect:
@@ -63,6 +65,25 @@ class Effect:
     def hit_rate_by_head(self) -> np.ndarray:
         """The hit rate of each head, [layer, head]; NaN where no key was hidden."""
         return _ratio(self.hits.sum(0), self.ranked.sum(0))
+
+    def _repr_html_(self) -> str:
+        """Return a summary for notebooks, with the heads that lost most."""
+        steps, share, hits = self.steps.sum(0), self.removed_share_by_head, self.hit_rate_by_head
+        order = [divmod(int(at), share.shape[1]) for at in np.argsort(-np.nan_to_num(share, nan=-1), axis=None, kind="stable")]
+        heads = [(layer, head) for layer, head in order if steps[layer, head]]
+        rows = []
+        for layer, head in heads[:MOST_ROWS]:
+            hit = None if np.isnan(hits[layer, head]) else f"{hits[layer, head]:.1%}"
+            rows.append((layer, head, f"{share[layer, head]:.1%}", hit))
+        committed, hit_rate = self.removed_share_committed, self.hit_rate
+        facts = {
+            "attention removed": f"{self.removed_share:.1%} in {len(heads)} heads",
+            "of the queries whose tokens were committed": None if committed is None else f"{committed:.1%}",
+            "keys per head and step": f"{self.keys_per_head:.3g}",
+            "of them still largest": None if hit_rate is None else f"{hit_rate:.1%}",
+        }
+        columns = ("layer", "head", "attention removed", "still largest")
+        return card(f"Effect of hiding on {len(self.steps)} prompts", facts, columns, rows, len(heads) - len(rows))
 
     def of(self, prompt: int) -> "Effect":
         """Return the effect on one prompt; prompts are counted from the first that was written inside the context."""

@@ -8,6 +8,7 @@ from typing import Any
 from sinkscope.checksums import CHECKSUM, compare_checksum
 from sinkscope.documents import check_fields, exists, read_json_object
 from sinkscope.errors import CallError
+from sinkscope.notebook_card import MOST_ROWS, card
 from sinkscope.roles.verdict import ROLES, Estimate, Role, Rules
 
 FILE = "roles.json"
@@ -74,6 +75,23 @@ class Roles:
     def by_head(self) -> list[dict[str, Any]]:
         """Return layer, head, role, whether it is removable and how many keys must be hidden, of every head, as plain values."""
         return [{name: getattr(one, name) for name in ("layer", "head", "role", "removable", "substitutes")} for one in self.heads]
+
+    def _repr_html_(self) -> str:
+        """Return a summary for notebooks."""
+        ordered = sorted(self.heads, key=lambda one: (ROLES.index(one.role), one.layer, one.head))
+        rows = []
+        for one in ordered[:MOST_ROWS]:
+            known = {name: found.mean for name, found in one.measured.items() if found.mean is not None}
+            share = f"{known['share']:.1%}" if "share" in known else None
+            adds = f"{known['kl.sink.zero']:.4f}" if "kl.sink.zero" in known else None
+            rows.append((one.layer, one.head, one.role, repr(one.token), share, adds, {True: "yes", False: "no", None: "?"}[one.removable]))
+        facts = {
+            "heads with a lasting sink": f"{len(self.heads)} of {self.layers * self.heads_in_layer}",
+            "roles": ", ".join(f"{self.count(role)} {role}" for role in ROLES),
+            "judged on": f"{self.judged} prompts",
+        }
+        columns = ("layer", "head", "role", "token", "share", "adds, nats", "can go")
+        return card(f"Roles of the sinks of {self.model}", facts, columns, rows, len(ordered) - len(rows))
 
     def in_lines(self) -> str:
         """Return a line for each role with its heads."""

@@ -1,5 +1,7 @@
 """Finding the sinks of a trace: which tokens, where, how strong."""
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -8,6 +10,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from sinkscope.errors import CallError, SinkscopeError
+from sinkscope.notebook_card import MOST_ROWS, card
 from sinkscope.sinks.definition import (
     Unit,
     check_excess,
@@ -51,6 +54,7 @@ class Sinks:
             rows of the last queries.
         source: which of the two.
         moving: bool [step, layer, head, key], Eq. 3 on ``columns``.
+        vocabulary: texts of tokens by their number as text, as far as the trace has them.
     """
 
     step: Int[np.ndarray, " sink"]
@@ -68,9 +72,33 @@ class Sinks:
     source: str
     columns: np.ndarray = field(repr=False)
     moving: np.ndarray = field(repr=False)
+    vocabulary: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
         return len(self.step)
+
+    def places(self) -> list[tuple[int, int, int, float]]:
+        """Return (position, token, how often it is a sink, mean column sum) of every place with a sink, the most frequent first."""
+        found = Counter(zip(self.position.tolist(), self.token.tolist(), strict=True))
+        sums: Counter[tuple[int, int]] = Counter()
+        for position, token, column in zip(self.position.tolist(), self.token.tolist(), self.column_sum.tolist(), strict=True):
+            sums[position, token] += column
+        return [(*place, count, sums[place] / count) for place, count in found.most_common()]
+
+    def _repr_html_(self) -> str:
+        """Return a summary for notebooks."""
+        steps, layers, heads, _ = self.shape
+        places = self.places()
+        rows = [
+            (position, repr(self.vocabulary.get(str(token), f"<{token}>")), count, f"{mean:.1f}")
+            for position, token, count, mean in places[:MOST_ROWS]
+        ]
+        facts = {
+            "threshold": f"more than {self.threshold:g} {self.unit} above the mean of the other columns (Eq. 3)",
+            "share of all tokens": f"{self.selected_share:.2%}",
+        }
+        columns = ("position", "token", "times a sink", "mean column")
+        return card(f"{len(self):,} sinks in {steps} steps, {layers} layers × {heads} heads", facts, columns, rows, len(places) - len(rows))
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one plain record for each sink, as ``sinkscope sinks --json`` prints them."""
@@ -130,6 +158,7 @@ def find_sinks(trace: Recorded | str | Path, excess: float = 3.0, unit: Unit = "
         source=source,
         columns=moving_columns,
         moving=selected if moving_columns is columns else is_sink(moving_columns, excess, unit),
+        vocabulary=getattr(trace, "manifest", {}).get("vocabulary", {}),
     )
 
 

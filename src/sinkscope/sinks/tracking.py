@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from sinkscope.errors import CallError
+from sinkscope.notebook_card import MOST_ROWS, card
 from sinkscope.sinks.drift import IsSink, MainMoves, as_positions, slopes
 from sinkscope.sinks.episodes import KINDS, find_episodes
 from sinkscope.sinks.finding import Sinks
@@ -88,6 +89,23 @@ class Tracks:
         """How many tracks of each kind."""
         counts = Counter(track.kind for track in self.tracks)
         return {kind: counts[kind] for kind in KINDS}
+
+    @property
+    def moving(self) -> list[HeadMovement]:
+        """The heads whose main sink moves or swaps, those that move most first."""
+        found = [one for one in self.heads if one.moves + one.swaps]
+        return sorted(found, key=lambda one: (-one.moves, -one.swaps, one.layer, one.head))
+
+    def _repr_html_(self) -> str:
+        """Return a summary for notebooks."""
+        facts = {kind.replace("_", " "): f"{count:,} ({KIND_MEANINGS[kind]})" for kind, count in self.kinds.items() if count}
+        rows = []
+        for one in self.moving[:MOST_ROWS]:
+            drift = None if one.drift_per_step is None else f"{one.drift_per_step:+.2f}"
+            rows.append((one.layer, one.head, one.moves, one.swaps, drift, one.steps_with_sink))
+        columns = ("layer", "head", "moves", "swaps", "drift", "steps with a sink")
+        more = len(self.moving) - len(rows)
+        return card(f"{len(self.tracks):,} tracks, followed in {self.source}; the heads that move most", facts, columns, rows, more)
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, as ``sinkscope tracks --json`` prints them."""

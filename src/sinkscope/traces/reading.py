@@ -12,6 +12,7 @@ from sinkscope.axes import TRACE_AXES
 from sinkscope.checksums import compare_checksum
 from sinkscope.documents import check_fields, describe, exists, read_json_object
 from sinkscope.errors import CallError, TraceError
+from sinkscope.notebook_card import card
 from sinkscope.traces.format import FORMAT, MANIFEST, PART_GLOB
 from sinkscope.traces.part_checks import check_shapes
 from sinkscope.traces.part_files import Part, read_part
@@ -37,6 +38,20 @@ class Trace:
     def __repr__(self) -> str:
         state = "" if self.complete else ", incomplete"
         return f"Trace({self.folder}, {self.steps} steps, {len(self.layers)} layers, {self.heads} heads{state})"
+
+    def _repr_html_(self) -> str:
+        """Return a summary for notebooks."""
+        manifest, model = self.manifest, self.manifest.get("model", {})
+        kind = "autoregressive" if self.causal else "bidirectional"
+        facts = {
+            "model": f"{model.get('name', '?')}, {kind}, {len(self.layers)} layers × {self.heads} heads",
+            "steps": f"{self.steps}{'' if self.complete else ', incomplete: the generation was cut short'}",
+            "prompt": f"{manifest.get('prompt_length') or 0} tokens: {manifest['prompt']}" if manifest.get("prompt") else None,
+            "answer": manifest.get("text"),
+            "hidden": ", ".join(str(one.get("rule", one)) for one in manifest.get("hidden") or []) or None,
+        }
+        tensors = [(name, " × ".join(getattr(self, name).axes), " × ".join(map(str, getattr(self, name).shape))) for name in self.tensors]
+        return card(f"Trace {self.folder}", facts, ("tensor", "axes", "shape"), tensors)
 
     def __getattr__(self, name: str) -> Any:
         if name in TRACE_AXES:

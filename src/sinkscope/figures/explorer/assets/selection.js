@@ -38,7 +38,13 @@ function keepInRange() {
 let addressTimer = 0;
 function writeAddress() {
   clearTimeout(addressTimer);
-  addressTimer = setTimeout(() => history.replaceState(null, "", "#" + new URLSearchParams(Object.entries(selection))), 120);
+  addressTimer = setTimeout(() => {
+    try {
+      history.replaceState(null, "", "#" + new URLSearchParams(Object.entries(selection)));
+    } catch {
+      // inside a notebook the page has no address of its own
+    }
+  }, 120);
 }
 
 function select(changes) {

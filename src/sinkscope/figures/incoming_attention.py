@@ -1,0 +1,233 @@
+"""Draws the attention that tokens receive over the steps, in one head or on average over several, as a map of step and position."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from sinkscope.errors import CallError
+from sinkscope.figures.highlights import Place, stays_of
+from sinkscope.figures.position_cut import Cut
+from sinkscope.figures.style import INK, LIGHT_HEAT, VERMILLION, plain, tick_label
+from sinkscope.sinks import is_sink, last_query_window, main_sinks
+from sinkscope.sinks.finding import check_reach
+from sinkscope.traces import Trace
+from sinkscope.traces.stored_maps import check_place
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MOST_NAMES = 14
+MASK = "[M]"
+SATURATED = 0.95
+"""Share of the steps whose largest column is no darker than the darkest colour."""
+
+
+@dataclass(frozen=True)
+class Incoming:
+    """The columns of one head, or the mean over several, over the steps.
+
+    Attributes:
+        name: of the head or the mean.
+        values: in the unit drawn.
+        main: position of the main sink in each step, −1 without one; None for a mean.
+        written: (step, position, token) of every commit.
+        canvas: the tokens after the last step.
+        prompt_length: number of tokens of the prompt.
+    """
+
+    trace: Trace = field(repr=False)
+    name: str
+    values: Float[np.ndarray, "step key"]
+    main: Int[np.ndarray, " step"] | None
+    written: Int[np.ndarray, "commit 3"]
+    canvas: Int[np.ndarray, " position"]
+    prompt_length: int
+
+    @classmethod
+    def of(cls, trace: Trace, layer: int | None, head: int | None, excess: float = 3.0) -> "Incoming":
+        """Return the columns of a head, of the mean over a layer's heads, or of the mean over all heads; only these are read.
+
+        They are in queries' worth of attention; of an autoregressive model, sums over the 16 newest queries.
+
+        Raises:
+            CallError: a layer or head that the trace does not have, or a threshold that cannot hold.
+        """
+        layer, head = check_head(trace, (layer, head))
+        commits = commits_of(trace.written[:] if "written" in trace.tensors else None)
+        if layer is not None and head is not None:
+            values = followed_columns(trace, layer, head)
+            check_reach(excess, "queries", np.nansum(trace.column_sums[:, layer, head], axis=-1)[:, None, None], values.shape[-1])
+            main = main_sinks(values[:, None, None], is_sink(values[:, None, None], excess))[:, 0, 0]
+            name = f"layer {layer} head {head}"
+        else:
+            layers = range(len(trace.layers)) if layer is None else [layer]
+            heads = len(layers) * trace.heads
+            values = sum(followed_columns(trace, one, number) for one in layers for number in range(trace.heads)) / heads
+            main, name = None, f"mean over {f'all {heads} heads' if layer is None else f'the {heads} heads of layer {layer}'}"
+        canvas = last_canvas_of(trace.tokens[:], commits)
+        return cls(trace, name, values, main, commits, canvas, int(trace.manifest.get("prompt_length") or 0))
+
+    @property
+    def stays(self) -> list[tuple[int, int, int]]:
+        """(position, first step, last step) of the main sink, for each time that it stays in one place."""
+        return [] if self.main is None else stays_of(self.main)
+
+    def name_of(self, position: int, first: int, last: int) -> str:
+        """Return the token at a position while the main sink stayed there, with the position; a mask with what it becomes later."""
+        tokens = self.trace.tokens[first : last + 1, position]
+        final = tick_label(self.trace, int(self.canvas[position])).replace(" ", "\N{NO-BREAK SPACE}")
+        if (tokens == self.trace.manifest.get("mask_id")).all():
+            return f"a mask ({position}{'' if final == MASK else f', later “{final}”'})"
+        now = tick_label(self.trace, int(tokens[-1])).replace(" ", "\N{NO-BREAK SPACE}")
+        return f"“{now}” ({position})"
+
+
+def check_head(trace: Trace, place: Place) -> Place:
+    """Return a layer and a head of a trace, counted from the start.
+
+    Raises:
+        CallError: a head without a layer, or a layer or head that the trace does not have.
+    """
+    layer, head = place
+    if layer is None and head is not None:
+        raise CallError(f"head: expected a layer with it, found head {head} alone")
+    if layer is None:
+        return place
+    _, layer, first = check_place(trace, 0, layer, 0 if head is None else head)
+    return layer, None if head is None else first
+
+
+def followed_columns(trace: Trace, layer: int, head: int) -> Float[np.ndarray, "step key"]:
+    """Return the columns of one head in which sinks are tracked: sums over all queries, or over the newest ones if causal."""
+    if not trace.causal:
+        return trace.column_sums[:, layer, head]
+    return last_query_window(trace.last_query[:, layer, head][:, None, None])[:, 0, 0]
+
+
+def commits_of(written: Int[np.ndarray, "step position"] | None) -> Int[np.ndarray, "commit 3"]:
+    """Return (step, position, token) of every recorded commit; none where a trace does not say what was written."""
+    if written is None:
+        return np.zeros((0, 3), int)
+    step, position = np.nonzero(written >= 0)
+    return np.stack([step, position, written[step, position]], axis=-1)
+
+
+def last_canvas_of(tokens: Int[np.ndarray, "step position"], commits: Int[np.ndarray, "commit 3"]) -> Int[np.ndarray, " position"]:
+    """Return the tokens after the last step, with all commits."""
+    width = max(tokens.shape[1], int(commits[:, 1].max(initial=-1)) + 1)
+    canvas = np.full(width, -1)
+    canvas[: tokens.shape[1]] = tokens[-1]
+    for _, position, token in commits:
+        canvas[position] = token
+    return canvas
+
+
+def linear_norm(maps: Sequence[Float[np.ndarray, "step key"]]) -> Any:
+    """Return linear colours for maps: from 0 to the largest column of a step, or to less where single steps stand out from all others."""
+    from matplotlib.colors import Normalize
+
+    tops = [np.nanmax(values, axis=-1) for values in maps]
+    return Normalize(0, max(float(np.quantile(top, SATURATED)) for top in tops), clip=False)
+
+
+def draw_incoming(axes: "Axes", one: Incoming, norm: Any, cut: Cut, *, names: bool = True) -> Any:
+    """Draw a map, outline the main sink in each step, name its tokens above, and return the image."""
+    from matplotlib import colormaps
+    from matplotlib.patches import Rectangle
+
+    places, steps = cut.places, len(one.values)
+    there = np.flatnonzero(~np.isnan(places[: one.values.shape[1]]))
+    shown = np.full((steps, int(np.nanmax(places)) + 1), np.nan)
+    shown[:, places[there].astype(int)] = one.values[:, there]
+    for first, end in cut.windows:  # grey where nothing is drawn upon it: not on the canvas yet
+        place = (places[first] - 0.5, -0.5)
+        axes.add_patch(Rectangle(place, end - first, steps, facecolor="#e8e8e8", linewidth=0, zorder=-1))
+        axes.add_patch(Rectangle(place, end - first, steps, fill=False, edgecolor="#999999", linewidth=0.4))
+    colours = colormaps[LIGHT_HEAT].with_extremes(bad=(0, 0, 0, 0))
+    image = axes.imshow(shown, aspect="auto", cmap=colours, norm=norm, interpolation="nearest", origin="upper")
+    at = places[np.minimum(one.written[:, 1], cut.width - 1)]
+    size = float(np.clip(120 / steps, 0.7, 2.2))
+    axes.plot(at, one.written[:, 0], linestyle="none", marker=".", markersize=size, color=INK, markeredgewidth=0)
+    for position, first, last in one.stays:
+        place = (places[position] - 0.5, first - 0.5)
+        axes.add_patch(Rectangle(place, 1, last - first + 1, fill=False, edgecolor=VERMILLION, linewidth=0.9))
+    for (before, _, last), (after, first, _) in pairwise(one.stays):
+        if first == last + 1:
+            axes.plot(places[[before, after]], [last + 0.5] * 2, color=VERMILLION, linewidth=0.6)
+    if 0 < one.prompt_length < cut.width and not np.isnan(places[one.prompt_length]):
+        axes.axvline(places[one.prompt_length] - 0.5, color=INK, linewidth=0.6, linestyle=(0, (4, 3)))
+    axes.spines[:].set_visible(False)
+    axes.set_xlim(-0.5, shown.shape[1] - 0.5)
+    axes.set_ylim(steps - 0.5, -0.5)
+    ticks = cut.ticks()
+    axes.set_xticks(places[ticks], [str(position) for position in ticks])
+    if names:
+        _name_tokens(axes, one, cut)
+    return image
+
+
+def names_room(axes: "Axes", one: Incoming, cut: Cut) -> float:
+    """Return the points above a map that the names of its tokens take."""
+    longest = max((len(_name(one, position)) for position in _named(axes, one, cut)), default=0)
+    return 6 + 0.62 * longest * _name_size()
+
+
+def _name_size() -> float:
+    from matplotlib import rcParams
+
+    return 0.8 * float(rcParams["font.size"])
+
+
+def _name(one: Incoming, position: int) -> str:
+    return tick_label(one.trace, int(one.canvas[position]))
+
+
+def _room(axes: "Axes", cut: Cut) -> tuple[float, int]:
+    """Return how far apart names must stand, in columns of the map, and how many of them fit."""
+    columns = float(np.nanmax(cut.places)) + 1
+    points = axes.get_window_extent().width * 72 / axes.figure.dpi
+    return 1.2 * _name_size() * columns / points, int(points / (1.2 * _name_size()))
+
+
+def _named(axes: "Axes", one: Incoming, cut: Cut) -> list[int]:
+    """Return the positions whose tokens are named: those of the main sink, longest stays first, and all others where all fit."""
+    stayed: dict[int, int] = {}
+    for position, first, last in one.stays:
+        stayed[position] = stayed.get(position, 0) + last - first + 1
+    drawn = [position for position in range(len(one.canvas)) if not np.isnan(cut.places[position])]
+    most = _room(axes, cut)[1]
+    if len(drawn) <= most:
+        return drawn
+    return sorted(stayed, key=lambda position: (-stayed[position], position))[: min(most, MOST_NAMES)]
+
+
+def _name_tokens(axes: "Axes", one: Incoming, cut: Cut) -> None:
+    """Name tokens above the map, those of the main sink in its colour."""
+    named, sinks = sorted(_named(axes, one, cut)), {position for position, _, _ in one.stays}
+    if not named:
+        return
+    above = axes.secondary_xaxis("top")
+    places = apart(cut.places[named], _room(axes, cut)[0])
+    above.set_xticks(places, [plain(_name(one, position)) for position in named], rotation=90, fontsize=_name_size())
+    for position, label in zip(named, above.get_xticklabels(), strict=True):
+        label.set_color(VERMILLION if position in sinks else INK)
+    above.tick_params(length=0, pad=2)
+    above.spines[:].set_visible(False)
+
+
+def apart(places: Float[np.ndarray, " name"], least: float) -> Float[np.ndarray, " name"]:
+    """Return ascending places moved so far that neighbours are at least ``least`` apart."""
+    groups = [[place, 1] for place in places.tolist()]  # centre and number of names that touch each other
+    at = 0
+    while at + 1 < len(groups):
+        (one, many), (other, more) = groups[at], groups[at + 1]
+        if other - one >= least * (many + more) / 2 - 1e-9:
+            at += 1
+            continue
+        groups[at : at + 2] = [[(one * many + other * more) / (many + more), many + more]]
+        at = max(0, at - 1)
+    return np.array([centre + least * (number - (many - 1) / 2) for centre, many in groups for number in range(int(many))])

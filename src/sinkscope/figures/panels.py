@@ -1,0 +1,172 @@
+"""Single panels for notebooks and papers: each function returns a matplotlib figure, and draws into ``ax`` where it is given.
+
+    sinkscope.figures.incoming(trace, layer=4, head=3)
+
+A trace is an open one or its path. Layers and heads count from 0, negative ones from the end.
+"""
+
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Float
+
+from sinkscope.errors import CallError
+from sinkscope.figures.figure5_sink_strengths import draw_strengths, strongest
+from sinkscope.figures.figure7_sink_positions import LETTERS, chosen_heads, draw_positions
+from sinkscope.figures.heatmap import SCALE, draw_map
+from sinkscope.figures.incoming_attention import Incoming, check_head, draw_incoming, followed_columns, linear_norm, names_room
+from sinkscope.figures.position_cut import Cut
+from sinkscope.figures.style import BLUE, VERMILLION, figure_style, model_label, new_sheet, plain, tick_label, whole_numbers
+from sinkscope.figures.subject import subject_of
+from sinkscope.traces.reading import as_trace
+from sinkscope.traces.stored_maps import check_place, stored_map
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Sheet
+
+
+def incoming(trace: Any, layer: int | None = None, head: int | None = None, *, ax: "Axes | None" = None, excess: float = 3.0) -> "Sheet":
+    """Draw the attention that each token receives over the steps, with the main sink of the head outlined.
+
+    Args:
+        layer, head: of the head; with ``layer`` alone the mean over its heads, with neither the mean over all.
+        ax: axes to draw into.
+        excess: ε of Eq. 3, in queries' worth of attention.
+
+    Raises:
+        CallError: a layer or head that the trace does not have, or a threshold that cannot hold.
+        TraceError: no trace there, or not all columns were kept.
+    """
+    trace = as_trace(trace)
+    one = Incoming.of(trace, layer, head, excess)
+    strong = np.argsort(-np.nan_to_num(one.values).mean(axis=0), kind="stable")[:3].tolist()
+    answer = range(one.prompt_length, len(one.canvas))
+    cut = Cut.around([*answer, *strong, *(position for position, _, _ in one.stays)], len(one.canvas))
+    with _style(ax):
+        axes = new_sheet(5.4, 3.4).subplots() if ax is None else ax
+        image = draw_incoming(axes, one, linear_norm([one.values]), cut)
+        axes.set_title(f"{plain(model_label(trace.manifest))}, {one.name}", loc="left", pad=names_room(axes, one, cut))
+        axes.set_xlabel("position in the canvas (dashed: end of the prompt)")
+        axes.set_ylabel("step")
+        whole_numbers(axes.yaxis)
+        bar = axes.figure.colorbar(image, ax=axes, aspect=24, pad=0.015, extend="max")
+        bar.set_label("attention received, queries' worth" + (" of 16" if trace.causal else ""))
+    return axes.figure
+
+
+def sink_positions(
+    trace: Any, layer: int | None = None, head: int | None = None, *, ax: "Axes | None" = None, excess: float = 3.0
+) -> "Sheet":
+    """Draw the position of a head's main sink over the steps, beside the tokens written.
+
+    Args:
+        layer, head: of the head; where they are left out, the heads of Figure 7 are drawn.
+        ax: axes to draw into.
+        excess: ε of Eq. 3, in queries' worth of attention.
+
+    Raises:
+        CallError, TraceError: see `incoming`.
+    """
+    one = subject_of(as_trace(trace), excess, place=(layer, head))
+    with _style(ax):
+        axes = new_sheet(5.4, 4.2).subplots() if ax is None else ax
+        draw_positions(axes, one, chosen_heads(one), int(LETTERS * 5.4))
+        axes.set_ylabel("position in the canvas")
+    return axes.figure
+
+
+def sink_strengths(trace: Any, *, ax: "Axes | None" = None, excess: float = 3.0) -> "Sheet":
+    """Draw the main sink's column in every layer and head, mean over the steps that have one.
+
+    Args:
+        ax: axes to draw into.
+        excess: ε of Eq. 3, in queries' worth of attention.
+
+    Raises:
+        CallError, TraceError: see `incoming`.
+    """
+    one = subject_of(as_trace(trace), excess)
+    mean = one.summary.mean_strength
+    with _style(ax):
+        axes = new_sheet(4.3, float(np.clip(1.8 + 0.38 * len(mean), 3.2, 6.6))).subplots() if ax is None else ax
+        image = draw_strengths(axes, one, mean, one.summary.steps_with_sink / one.summary.steps, strongest([mean]))
+        axes.set_ylabel("layer")
+        axes.figure.colorbar(image, ax=axes, aspect=25, pad=0.01).set_label("column of the main sink, queries' worth")
+    return axes.figure
+
+
+def token_column(trace: Any, layer: int, head: int, position: int, *, ax: "Axes | None" = None) -> "Sheet":
+    """Draw the attention that one token receives in one head, over the steps, and mark the step in which it was written.
+
+    Args:
+        ax: axes to draw into.
+
+    Raises:
+        CallError, TraceError: see `incoming`; or a position beyond the canvas.
+    """
+    trace = as_trace(trace)
+    place = check_head(trace, (layer, head))
+    one = Incoming.of(trace, *place)
+    if not -one.values.shape[1] <= position < one.values.shape[1]:
+        raise CallError(f"position: expected 0 to {one.values.shape[1] - 1}, found {position}")
+    position %= one.values.shape[1]
+    column = followed_columns(trace, *place)[:, position]  # type: ignore[arg-type]
+    with _style(ax):
+        axes = new_sheet(5.4, 2.6).subplots() if ax is None else ax
+        name = f"“{plain(tick_label(trace, int(one.canvas[position])))}” ({position})"
+        axes.plot(column, color=BLUE, marker="o", markersize=2.5, linewidth=1, label=name)
+        for step in one.written[one.written[:, 1] == position, 0].tolist():
+            axes.axvline(step, color=VERMILLION, linestyle="--", linewidth=1, label="written in this step")
+        axes.set_ylim(bottom=0)
+        axes.set_xlim(-0.5, len(column) - 0.5)
+        whole_numbers(axes.xaxis)
+        axes.set_xlabel("step")
+        axes.set_ylabel("attention received,\nqueries' worth")
+        axes.set_title(f"{plain(model_label(trace.manifest))}, {one.name}", loc="left")
+        axes.legend()
+    return axes.figure
+
+
+def attention_map(
+    trace: Any,
+    step: int,
+    layer: int,
+    head: int,
+    attention: Float[np.ndarray, "query key"] | None = None,
+    *,
+    ax: "Axes | None" = None,
+) -> "Sheet":
+    """Draw one attention map.
+
+    Args:
+        attention: the map, such as ``recompute_map(model, trace, step, layer, head).attention``; None for one that was stored with the
+            trace (``--keep-maps``).
+        ax: axes to draw into.
+
+    Raises:
+        CallError: no such step, layer or head, or a map that was not stored.
+        TraceError: no trace there, or a damaged map.
+    """
+    trace = as_trace(trace)
+    step, layer, head = check_place(trace, step, layer, head)
+    attention = stored_map(trace, step, layer, head) if attention is None else attention
+    if attention is None:
+        raise CallError(
+            f"{trace.folder} holds no map of step {step}, layer {layer}, head {head}; pass one: "
+            "sinkscope.recorder.attention_map.recompute_map(model, trace, step, layer, head).attention"
+        )
+    with _style(ax):
+        axes = new_sheet(4.2, 4.3).subplots() if ax is None else ax
+        title = f"{plain(model_label(trace.manifest))}:\nattention in step {step}, layer {layer}, head {head}"
+        image = draw_map(axes, trace, step, attention, title)
+        axes.set_xlabel("key (position; named: the keys with most attention)")
+        axes.set_ylabel("query (position; dashed: end of the prompt)")
+        axes.figure.colorbar(image, ax=axes, aspect=30, pad=0.02, shrink=0.85).set_label(SCALE.replace(" (", "\n("))
+    return axes.figure
+
+
+def _style(ax: "Axes | None") -> Any:
+    """Return our style for a sheet of our own, and the user's own settings for his axes."""
+    return figure_style() if ax is None else nullcontext()

@@ -1,0 +1,67 @@
+"""`Cut`: an axis of positions that leaves out long stretches without anything to show, so that the rest can be seen."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import count
+
+import numpy as np
+from jaxtyping import Float
+
+from sinkscope.figures.style import spread_out
+
+MARGIN = 4
+"""Positions that are drawn beside each one that is kept."""
+LEAST_CUT = 30
+"""Fewer positions than this are never left out."""
+GAP = 3
+"""Room on the axis, in positions, for a stretch that is left out."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Which positions are drawn, and where: long stretches without anything to show are left out of a map.
+
+    Attributes:
+        windows: (first, end) of the stretches that are drawn.
+        width: number of positions of the canvas.
+    """
+
+    windows: tuple[tuple[int, int], ...]
+    width: int
+
+    @classmethod
+    def around(cls, kept: Iterable[int], width: int) -> "Cut":
+        """Return the cut that draws these positions and `MARGIN` beside each, and leaves out longer stretches than `LEAST_CUT`."""
+        marked = sorted({position for position in kept if 0 <= position < width}) or [0]
+        windows = [[0, marked[0] + MARGIN + 1]] if marked[0] - MARGIN < LEAST_CUT else [[marked[0] - MARGIN, marked[0] + MARGIN + 1]]
+        for position in marked[1:]:
+            if position - MARGIN - windows[-1][1] < LEAST_CUT:
+                windows[-1][1] = position + MARGIN + 1
+            else:
+                windows.append([position - MARGIN, position + MARGIN + 1])
+        windows[-1][1] = width if width - windows[-1][1] < LEAST_CUT else windows[-1][1]
+        return cls(tuple((first, min(end, width)) for first, end in windows), width)
+
+    @property
+    def left_out(self) -> int:
+        """How many positions are not drawn."""
+        return self.width - sum(end - first for first, end in self.windows)
+
+    @property
+    def places(self) -> Float[np.ndarray, " position"]:
+        """Where each position is drawn; NaN where it is left out."""
+        places, at = np.full(self.width, np.nan), 0.0
+        for first, end in self.windows:
+            places[first:end] = at + np.arange(end - first)
+            at += end - first + GAP
+        return places
+
+    def ticks(self, most: int = 9) -> list[int]:
+        """Return positions for ticks: the first of each window, then round ones."""
+        places = self.places
+        drawn = np.nanmax(places) + 1
+        step = next(round_one * 10**power for power in count() for round_one in (1, 2, 5) if drawn / (round_one * 10**power) <= most)
+        round_ones = [position for position in range(0, self.width, step) if not np.isnan(places[position])]
+        firsts = [first for first, _ in self.windows]
+        near = spread_out([float(places[one]) for one in [*firsts, *round_ones]], drawn / (1.6 * most), 2 * most)
+        return [int(np.flatnonzero(places == place)[0]) for place in sorted(near)]

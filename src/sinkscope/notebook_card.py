@@ -1,0 +1,53 @@
+"""`card`: a small HTML summary of an object, which notebooks show in its place. It loads nothing and runs nothing.
+
+Whatever it is given is shown as text: tokens of a model may hold HTML, control characters or marks that turn the direction of writing.
+"""
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+MOST_ROWS = 10
+MOST_LETTERS = 48
+"""Of a cell; a fact may have five times as many."""
+_SIGNS = {"\n": "↵", "\t": "⇥", "\r": "␍"}
+_CELL = "text-align:right;padding:1px 8px"
+
+
+def visible(text: str) -> str:
+    """Return a text in which every character can be seen: ↵ for a new line, � for one that has no shape."""
+    return "".join(_SIGNS.get(letter, letter if letter.isprintable() else "�") for letter in text)
+
+
+def card(title: str, facts: Mapping[str, Any], columns: Sequence[str] = (), rows: Sequence[Sequence[Any]] = (), more: int = 0) -> str:
+    """Return a heading, some facts, and a table of at most `MOST_ROWS` rows.
+
+    Args:
+        facts: name → value; those without a value are left out.
+        columns: of the table.
+        rows: of the table; those beyond `MOST_ROWS` are counted only.
+        more: rows that were not even given.
+    """
+    parts = ['<div style="font-size:90%;line-height:1.45">', f"<b>{_text(title, 5 * MOST_LETTERS)}</b>"]
+    for name, value in facts.items():
+        if value is not None:
+            parts.append(f"<br>{_text(name)}: {_text(value, 5 * MOST_LETTERS)}")
+    if rows:
+        head = "".join(f'<th style="{_CELL}">{_text(name)}</th>' for name in columns)
+        parts.append(f'<table style="border-collapse:collapse;margin-top:4px"><thead><tr>{head}</tr></thead><tbody>')
+        for row in rows[:MOST_ROWS]:
+            parts.append("<tr>" + "".join(f'<td style="{_CELL}">{_text(cell)}</td>' for cell in row) + "</tr>")
+        parts.append("</tbody></table>")
+    left_out = max(0, len(rows) - MOST_ROWS) + more
+    if left_out:
+        parts.append(f"<i>and {left_out:,} more</i>")
+    return "".join([*parts, "</div>"])
+
+
+def _text(value: Any, most: int = MOST_LETTERS) -> str:
+    """Return a value as escaped text, cut where it is long."""
+    if value is None:
+        return "–"
+    text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+    text = visible(text)
+    return f"<bdi>{escape(text if len(text) <= most else text[: most - 1] + '…')}</bdi>"
