@@ -13,7 +13,7 @@ from sudden import map_of, sudden_columns, write_sudden
 
 import sinkscope.figures
 from sinkscope import cli
-from sinkscope.errors import CallError, SinkscopeError, TraceError
+from sinkscope.errors import CallError, SinkscopeError
 from sinkscope.figures import draw_figures, find_figures
 from sinkscope.figures.style import figure_style, new_sheet
 from sinkscope.traces.trace_array import TraceArray
@@ -201,7 +201,7 @@ def test_nothing_to_draw_is_refused(tmp_path):
 
 def test_a_folder_that_cannot_be_made_is_refused(wandering, tmp_path):
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(TraceError, match="cannot be made"):
+    with pytest.raises(CallError, match="expected a folder, found a file on the way; choose another name"):
         draw_figures([wandering], tmp_path / "file" / "out")
 
 

@@ -34,7 +34,7 @@ def write_wandering(folder, columns, *, name="org/planted", causal=False, comple
         "mask_id": MASK,
         "layers": [f"layers.{layer}" for layer in range(columns.shape[1])],
         "heads": columns.shape[2],
-        "kv_heads": columns.shape[2],
+        "kv_heads": more["value_norms"].shape[2] if "value_norms" in more else columns.shape[2],
         "level": "columns",
         "dtype": "float32",
         "device": "cpu",

@@ -27,16 +27,19 @@ def share():
 @pytest.fixture(scope="session")
 def whole(tmp_path_factory):
     """A folder with a whole specimen of everything; never written to."""
-    from sinkscope.lab import recipes
-    from sinkscope.lab.recipes import Architecture
-
     trial.warm_up()
-    folder = specimens.make_specimens(tmp_path_factory.mktemp("specimens") / "whole")
-    recipes.RECIPES["lab-sink-token"] = specimens.RECIPE
-    text = recipes.RECIPES["lab-text-diffusion"]
+    return specimens.make_specimens(tmp_path_factory.mktemp("specimens") / "whole")
+
+
+@pytest.fixture(autouse=True)
+def small_recipes(monkeypatch):
+    """Recipes that train in a second."""
+    from sinkscope.lab.recipes import RECIPES, Architecture
+
     small = Architecture(layers=1, hidden_size=16, heads=2, kv_heads=1, intermediate_size=16, max_positions=256, tied=True)
-    recipes.RECIPES["lab-text-diffusion"] = dataclasses.replace(text, updates=1, architecture=small, snapshots=())
-    return folder
+    text = dataclasses.replace(RECIPES["lab-text-diffusion"], updates=1, architecture=small, snapshots=())
+    monkeypatch.setitem(RECIPES, "lab-sink-token", specimens.RECIPE)
+    monkeypatch.setitem(RECIPES, "lab-text-diffusion", text)
 
 
 @pytest.fixture

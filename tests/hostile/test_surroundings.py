@@ -1,5 +1,6 @@
 """Environment variables, closed outputs, locales and interrupts."""
 
+import functools
 import os
 import signal
 import subprocess
@@ -45,8 +46,11 @@ def test_figures_have_settings_of_their_own(whole, tmp_path):
 
 @pytest.mark.parametrize("seconds", [0.05, 0.1, 0.2, 0.4, 0.8, 1.6])
 def test_an_interrupt_at_the_beginning(whole, tmp_path, seconds):
-    command = [sys.executable, "-m", "sinkscope", "trace", str(whole / "model"), "--prompt", "Q: Tom\nA:", "--out", str(tmp_path / "t")]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    words = ["trace", str(whole / "model"), "--prompt", "Q: Tom\nA:", "--length", "64", "--out", str(tmp_path / "t")]
+    command = [sys.executable, "-m", "sinkscope", *words]
+    # What a shell starts in the background ignores interrupts, and hands that on.
+    heed = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heed)
     time.sleep(seconds)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate()

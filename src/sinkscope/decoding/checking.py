@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sinkscope.attention import Columns, Hider, LayerCall, Watcher, subscribed
 from sinkscope.decoding.generation import generate
+from sinkscope.errors import ModelError
 from sinkscope.models import Model
 from sinkscope.models.layouts import MARK_POSITIONS
 
@@ -276,7 +277,10 @@ def _round_trip(model: Model, tokens: Tensor) -> Check:
     prompt = tokens[0, : model.card.max_positions - length]
     if not len(prompt):
         return Check(name, f"no room for a prompt and an answer: {model.limit}", False)
-    one, two = (generate(model, prompt, length=length) for _ in range(2))
+    try:
+        one, two = (generate(model, prompt, length=length) for _ in range(2))
+    except ModelError as error:
+        return Check(name, str(error), False)
     kept = bool((one.tokens[: len(prompt)] == prompt.cpu()).all())
     same = torch.equal(one.tokens, two.tokens)
     return Check(name, f"{len(one.tokens) - len(prompt)} tokens in {one.steps} steps", kept and same)

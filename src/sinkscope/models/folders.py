@@ -67,7 +67,7 @@ def check_name(name: str) -> None:
     if is_bundled(name) or (name and Path(name).expanduser().exists()):
         return
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
-        near = difflib.get_close_matches(name.lower(), [*BUNDLED, *SPECIMENS], n=2)
+        near = difflib.get_close_matches(name.lower(), BUNDLED, n=2) or difflib.get_close_matches(name.lower(), SPECIMENS, n=2)
         meant = f"did you mean {' or '.join(near)}? Expected" if near else "expected"
         raise CallError(
             f"no model {name!r}: {meant} a bundled name ({', '.join(BUNDLED)}, a specimen lab-nulls-KIND-NULLS-SEED), an existing folder, "
