@@ -3,7 +3,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-EXTRAS := dev,eval,slurm,export,spread
+EXTRAS := dev,eval,slurm,export,spread,notebook
 WORKERS ?= 2
 
 .DELETE_ON_ERROR:

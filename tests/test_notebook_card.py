@@ -107,6 +107,8 @@ def test_sinks(trace, hostile):
 
 def test_tracks(trace):
     text = shown(sinkscope.track(sinkscope.find_sinks(trace)))
+    tracks = sinkscope.track(sinkscope.find_sinks(trace))
+    assert repr(tracks) == "Tracks(3 tracks: 1 static, 1 moved, 1 lasting; followed in column_sums)"
     assert text.startswith("3 tracks, followed in column_sums; the heads that move most static : 1 (a sink in at least 95 % of the steps)")
     assert text.endswith("layer head moves swaps drift steps with a sink 0 1 1 0 +0.67 9")
 

@@ -14,6 +14,7 @@ FUNCTIONS = {
     "add_sink_token",
     "analyse",
     "evaluate",
+    "explore",
     "find_roles",
     "find_sinks",
     "generate",

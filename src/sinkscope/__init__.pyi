@@ -10,6 +10,7 @@ from .traces import Trace as Trace, open_trace as open_trace, open_traces as ope
 from .sinks import Sinks as Sinks, Track as Track, Tracks as Tracks, find_sinks as find_sinks, track as track
 from .statistics import analyse as analyse
 from .interventions import HideTopSinks as HideTopSinks, parse_rule as parse_rule
+from .figures.explorer import explore as explore
 from .roles import Roles as Roles, find_roles as find_roles
 from .evaluation import evaluate as evaluate
 from . import evaluation as evaluation, figures as figures, interventions as interventions

@@ -19,14 +19,22 @@ def visible(text: str) -> str:
     return "".join(_SIGNS.get(letter, letter if letter.isprintable() else "�") for letter in text)
 
 
-def card(title: str, facts: Mapping[str, Any], columns: Sequence[str] = (), rows: Sequence[Sequence[Any]] = (), more: int = 0) -> str:
-    """Return a heading, some facts, and a table of at most `MOST_ROWS` rows.
+def card(
+    title: str,
+    facts: Mapping[str, Any],
+    columns: Sequence[str] = (),
+    rows: Sequence[Sequence[Any]] = (),
+    more: int = 0,
+    most: int = MOST_ROWS,
+) -> str:
+    """Return a heading, some facts, and a table.
 
     Args:
         facts: name → value; those without a value are left out.
         columns: of the table.
-        rows: of the table; those beyond `MOST_ROWS` are counted only.
+        rows: of the table; those beyond ``most`` are counted only.
         more: rows that were not even given.
+        most: rows of the table.
     """
     parts = ['<div style="font-size:90%;line-height:1.45">', f"<b>{_text(title, 5 * MOST_LETTERS)}</b>"]
     for name, value in facts.items():
@@ -35,10 +43,10 @@ def card(title: str, facts: Mapping[str, Any], columns: Sequence[str] = (), rows
     if rows:
         head = "".join(f'<th style="{_CELL}">{_text(name)}</th>' for name in columns)
         parts.append(f'<table style="border-collapse:collapse;margin-top:4px"><thead><tr>{head}</tr></thead><tbody>')
-        for row in rows[:MOST_ROWS]:
+        for row in rows[:most]:
             parts.append("<tr>" + "".join(f'<td style="{_CELL}">{_text(cell)}</td>' for cell in row) + "</tr>")
         parts.append("</tbody></table>")
-    left_out = max(0, len(rows) - MOST_ROWS) + more
+    left_out = max(0, len(rows) - most) + more
     if left_out:
         parts.append(f"<i>and {left_out:,} more</i>")
     return "".join([*parts, "</div>"])

@@ -84,6 +84,10 @@ class Tracks:
     source: str
     is_sink: IsSink = field(repr=False)
 
+    def __repr__(self) -> str:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in self.kinds.items() if count)
+        return f"Tracks({len(self.tracks)} tracks{f': {kinds}' if kinds else ''}; followed in {self.source})"
+
     @property
     def kinds(self) -> dict[str, int]:
         """How many tracks of each kind."""

@@ -51,7 +51,7 @@ class Trace:
             "hidden": ", ".join(str(one.get("rule", one)) for one in manifest.get("hidden") or []) or None,
         }
         tensors = [(name, " × ".join(getattr(self, name).axes), " × ".join(map(str, getattr(self, name).shape))) for name in self.tensors]
-        return card(f"Trace {self.folder}", facts, ("tensor", "axes", "shape"), tensors)
+        return card(f"Trace {self.folder}", facts, ("tensor", "axes", "shape"), tensors, most=len(TRACE_AXES))
 
     def __getattr__(self, name: str) -> Any:
         if name in TRACE_AXES:

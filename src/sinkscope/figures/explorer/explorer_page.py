@@ -21,15 +21,20 @@ from sinkscope.locks import claimed_folder
 from sinkscope.roles.records import Roles
 from sinkscope.traces import Trace
 from sinkscope.traces.format import write_whole
+from sinkscope.traces.reading import as_trace
 
 SCRIPTS = ("data", "selection", "drawing", "heads_view", "trace_view", "charts", "difference", "attention_map", "explorer")
 LARGEST_PAGE = 64_000_000
 """Bytes of tiles up to which one page holds every head; a larger one keeps the strongest columns of each head and the means."""
+LARGEST_INLINE = 16_000_000
+"""The same inside a notebook, where the page travels through the kernel."""
+INLINE_HEIGHT = 900
+NO_WIDGET = "the explorer is shown inside a notebook by anywidget, which is not installed: pip install 'sinkscope[notebook]'"
 
 
 @dataclass(frozen=True)
 class Explorer:
-    """What the page shows.
+    """What the page shows; a notebook shows the page itself (extra ``notebook``).
 
     Attributes:
         document: everything but the arrays, as plain values.
@@ -39,9 +44,42 @@ class Explorer:
     document: dict[str, Any] = field(repr=False)
     tiles: Tiles = field(repr=False)
 
-    def page(self) -> str:
-        """Return the page as one file that holds all its data; of a trace that is too large for that, without its single heads."""
-        tiles = self.tiles if self.tiles.size <= LARGEST_PAGE else _without_heads(self.tiles, self.document)
+    def __repr__(self) -> str:
+        return f"Explorer({' and '.join(one['label'] for one in self.document['traces'])})"
+
+    def widget(self, height: int = INLINE_HEIGHT) -> Any:
+        """Return the page as an anywidget, for Jupyter, VS Code and marimo; above `LARGEST_INLINE` bytes without its single heads.
+
+        Args:
+            height: in pixels.
+
+        Raises:
+            CallError: anywidget is not installed.
+        """
+        try:
+            from sinkscope.figures.explorer.notebook_widget import ExplorerWidget
+        except ImportError as error:
+            raise CallError(f"{NO_WIDGET} (`sinkscope explore TRACE` writes the page as a file)") from error
+        return ExplorerWidget(page=self.page(LARGEST_INLINE), height=height)
+
+    def _repr_mimebundle_(self, **options: Any) -> Any:
+        """Return what Jupyter and VS Code show."""
+        try:
+            return self.widget()._repr_mimebundle_(**options)
+        except CallError as error:
+            return {"text/plain": f"{self!r}: {error}"}
+
+    def _display_(self) -> Any:
+        """Return what marimo shows."""
+        return self.widget()
+
+    def page(self, largest: int = LARGEST_PAGE) -> str:
+        """Return the page as one file that holds all its data; of a trace that is too large for that, without its single heads.
+
+        Args:
+            largest: bytes of tiles that are not yet too many.
+        """
+        tiles = self.tiles if self.tiles.size <= largest else _without_heads(self.tiles, self.document)
         notes = [] if tiles is self.tiles else [
             f"This trace is too large for one page: single heads show their {STRONGEST} largest columns of each step only. "
             "A folder shows all: sinkscope explore TRACE --out FOLDER."
@@ -87,10 +125,11 @@ def tile_path(name: str) -> str:
     return f"data/{name.replace('/', '-')}.bin"
 
 
-def explore(traces: Sequence[Trace], *, excess: float = 3.0, roles: Roles | None = None) -> Explorer:
-    """Return the explorer of one or more traces; the first two are shown side by side.
+def explore(*traces: Trace | str | Path | Sequence[Trace | str | Path], excess: float = 3.0, roles: Roles | None = None) -> Explorer:
+    """Return the explorer of one or more traces; the first two are shown side by side. A notebook shows it in place.
 
     Args:
+        traces: open ones or their paths, one by one or in a list.
         excess: ε of Eq. 3, in queries' worth.
         roles: what the sinks of the model do (`find_roles`). They apply to the traces of its weights.
 
@@ -98,13 +137,15 @@ def explore(traces: Sequence[Trace], *, excess: float = 3.0, roles: Roles | None
         CallError: no traces, roles of none of them, or a threshold that cannot hold.
         TraceError: a trace without a whole step, or a damaged one.
     """
-    if not traces:
+    given = [one for group in traces for one in ([group] if isinstance(group, Trace | str | Path) else group)]
+    if not given:
         raise CallError("expected at least one trace, found none")
-    hashes = [trace.manifest.get("model", {}).get("weight_hash") for trace in traces]
+    opened = [as_trace(one) for one in given]
+    hashes = [trace.manifest.get("model", {}).get("weight_hash") for trace in opened]
     if roles is not None and roles.weight_hash not in hashes:
         raise CallError(f"expected a trace of {roles.model}, whose roles were given, found traces of other weights")
     tiles, found = Tiles(), []
-    for number, (trace, label) in enumerate(zip(traces, _labels(traces), strict=True)):
+    for number, (trace, label) in enumerate(zip(opened, _labels(opened), strict=True)):
         if not trace.steps:
             raise TraceError(f"{trace.folder} holds no whole step yet; there is nothing to show")
         known = roles if roles is not None and roles.weight_hash == hashes[number] else None
