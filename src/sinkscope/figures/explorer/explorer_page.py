@@ -73,13 +73,14 @@ class Explorer:
         """Return what marimo shows."""
         return self.widget()
 
-    def page(self, largest: int = LARGEST_PAGE) -> str:
+    def page(self, largest: int | None = None) -> str:
         """Return the page as one file that holds all its data; of a trace that is too large for that, without its single heads.
 
         Args:
-            largest: bytes of tiles that are not yet too many.
+            largest: bytes of tiles that are not yet too many; `LARGEST_PAGE` when None.
         """
-        tiles = self.tiles if self.tiles.size <= largest else _without_heads(self.tiles, self.document)
+        most = LARGEST_PAGE if largest is None else largest
+        tiles = self.tiles if self.tiles.size <= most else _without_heads(self.tiles, self.document)
         notes = [] if tiles is self.tiles else [
             f"This trace is too large for one page: single heads show their {STRONGEST} largest columns of each step only. "
             "A folder shows all: sinkscope explore TRACE --out FOLDER."
