@@ -28,21 +28,8 @@ def claimed_folder(folder: Path, failure: Failure) -> Iterator[None]:
         CallError: there is a file on the way.
         failure: another process writes into it, or it cannot be made or locked.
     """
-    made = _missing_folders(folder, failure)
-    try:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except (NotADirectoryError, FileExistsError) as error:
-            raise CallError(f"{folder}: expected a folder, found a file on the way; choose another name") from error
-        except (OSError, ValueError) as error:
-            raise failure(f"{folder} cannot be made ({_reason(error)}); choose another folder") from error
-        with _held(folder / CLAIM, str(folder), failure):
-            yield
-    except BaseException:
-        for one in made:
-            with contextlib.suppress(OSError):
-                one.rmdir()
-        raise
+    with _made(folder, str(folder), failure), _held(folder / CLAIM, str(folder), failure):
+        yield
 
 
 @contextmanager
@@ -52,26 +39,33 @@ def claimed_file(path: Path, failure: Failure) -> Iterator[None]:
     Raises:
         failure: another process writes it, or its folder cannot be made or locked.
     """
-    made = _missing_folders(path.parent, failure)
-    try:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except (NotADirectoryError, FileExistsError) as error:
-            raise CallError(f"{path}: expected a folder for it, found a file on the way; choose another name") from error
-        except (OSError, ValueError) as error:
-            raise failure(f"{path.parent} cannot be made ({_reason(error)}); choose another folder") from error
-        with _held(path.with_name(f".{path.name}{CLAIM}"), str(path), failure):
-            yield
-    except BaseException:
-        for one in made:
-            with contextlib.suppress(OSError):
-                one.rmdir()
-        raise
+    with _made(path.parent, str(path), failure), _held(path.with_name(f".{path.name}{CLAIM}"), str(path), failure):
+        yield
 
 
 def names_in(folder: Path) -> list[str]:
     """Return the names in a folder but that of its lock, in order."""
     return sorted(one.name for one in folder.iterdir() if one.name != CLAIM)
+
+
+@contextmanager
+def _made(folder: Path, wanted: str, failure: Failure) -> Iterator[None]:
+    """Make a folder; where the body raises, those that were made and are still empty are removed. ``wanted`` is what the user named."""
+    made = _missing_folders(folder, failure)
+    try:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except (NotADirectoryError, FileExistsError) as error:
+            purpose = "a folder" if wanted == str(folder) else "a folder for it"
+            raise CallError(f"{wanted}: expected {purpose}, found a file on the way; choose another name") from error
+        except (OSError, ValueError) as error:
+            raise failure(f"{folder} cannot be made ({_reason(error)}); choose another folder") from error
+        yield
+    except BaseException:
+        for one in made:
+            with contextlib.suppress(OSError):
+                one.rmdir()
+        raise
 
 
 @contextmanager
