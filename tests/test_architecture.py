@@ -19,7 +19,18 @@ ROOT = Path(__file__).parents[1]
 SOURCE = Path(sinkscope.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 
-EVERYWHERE = {"axes", "checksums", "documents", "errors", "lazy_names", "locks", "notebook_card", "progress", "work_items"}
+EVERYWHERE = {
+    "axes",
+    "checksums",
+    "documents",
+    "errors",
+    "extension_points",
+    "lazy_names",
+    "locks",
+    "notebook_card",
+    "progress",
+    "work_items",
+}
 ENTRIES = {"__init__", "__main__", "cli", "commands"}
 """These may import everything; all but ``__init__`` only inside a function, so that each command starts quickly."""
 
@@ -28,6 +39,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "checksums": set(),
     "documents": set(),
     "errors": set(),
+    "extension_points": set(),
     "lazy_names": set(),
     "locks": set(),
     "notebook_card": set(),

@@ -16,6 +16,7 @@ from adding_page import files_of_the_page
 from planted import make_trace, random_columns
 
 import sinkscope
+from sinkscope import extension_points
 from sinkscope.errors import CallError
 from sinkscope.statistics import Definition, Statistic, Threshold, analyse, norms, statistic, summarise
 from sinkscope.statistics.statistic import all_definitions, all_statistics, values_of
@@ -149,7 +150,7 @@ class Elsewhere(Statistic):
 
 def declared(monkeypatch, value):
     point = EntryPoint("mine", value, "sinkscope.statistics")
-    monkeypatch.setattr(statistic, "entry_points", lambda group: [point] if group == point.group else [])
+    monkeypatch.setattr(extension_points, "entry_points", lambda group: [point] if group == point.group else [])
 
 
 @pytest.mark.parametrize("value", [f"{__name__}:Elsewhere"])

@@ -7,16 +7,11 @@ declares as entry points of the group ``sinkscope.interventions`` (a class, or a
 import dataclasses
 import functools
 import inspect
-import pkgutil
 import re
-from collections.abc import Iterator
-from importlib import import_module
-from importlib.metadata import entry_points
-from pathlib import Path
-from types import ModuleType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from sinkscope.errors import CallError
+from sinkscope.extension_points import find_kinds
 from sinkscope.interventions.intervention import Composed, Intervention, compose
 from sinkscope.interventions.step_canvas import GROUPS
 
@@ -35,10 +30,9 @@ def known_rules() -> dict[str, type[Intervention]]:
     Raises:
         CallError: two rules of one word, or an entry point that brings no rule.
     """
-    package = Path(__file__).parent
-    kinds = [kind for module in pkgutil.iter_modules([str(package)]) for kind in _rules_in(import_module(f"{__package__}.{module.name}"))]
+    expected = "an Intervention with a `rule`, or a module with some"
     found: dict[str, type[Intervention]] = {}
-    for kind in [*kinds, *_declared_rules()]:
+    for kind in find_kinds("sinkscope.interventions", Intervention, lambda kind: bool(vars(kind).get("rule")), ENTRY_POINTS, expected):
         word = kind.rule.partition(":")[0]
         if word in (NOTHING, *found):
             other = "the rule that hides nothing" if word == NOTHING else found[word].__qualname__
@@ -98,30 +92,6 @@ def split_rules(text: str) -> list[str]:
         else:
             rules.append(piece)
     return list(dict.fromkeys(rules))
-
-
-def _rules_in(module: ModuleType) -> Iterator[type[Intervention]]:
-    """Yield the classes of a module that name a rule of their own."""
-    for kind in vars(module).values():
-        if isinstance(kind, type) and issubclass(kind, Intervention) and kind.__module__ == module.__name__ and vars(kind).get("rule"):
-            yield kind
-
-
-def _declared_rules() -> Iterator[type[Intervention]]:
-    """Yield the rules that installed packages declare."""
-    for point in entry_points(group=ENTRY_POINTS):
-        try:
-            loaded = point.load()
-        except (ImportError, AttributeError) as error:
-            raise CallError(f"the entry point {point.name} of {ENTRY_POINTS} cannot be loaded from {point.value}: {error}") from error
-        found = list(_rules_in(loaded)) if isinstance(loaded, ModuleType) else [loaded]
-        good = [kind for kind in found if isinstance(kind, type) and issubclass(kind, Intervention) and kind.rule]
-        if not found or len(good) < len(found):
-            raise CallError(
-                f"the entry point {point.name} of {ENTRY_POINTS}: expected an Intervention with a `rule`, or a module with some, "
-                f"found {point.value}"
-            )
-        yield from good
 
 
 def _options(text: str, word: str, kind: type[Intervention], tail: str) -> dict[str, Any]:

@@ -5,21 +5,18 @@ as entry points of the group ``sinkscope.statistics`` (a class, or a module with
 in what ``--keep statistics`` keeps. docs/adding.md shows how to add one.
 """
 
-import importlib
 import inspect
-import pkgutil
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import entry_points
-from types import ModuleType
 from typing import Any, ClassVar
 
 import numpy as np
 
 from sinkscope.errors import CallError, SinkscopeError
+from sinkscope.extension_points import find_kinds
 from sinkscope.sinks.finding import Recorded
 from sinkscope.statistics.prompt import PromptFeed, PromptSummary
 from sinkscope.statistics.prompt_canvas import PromptSettings
@@ -91,38 +88,13 @@ def all_statistics() -> tuple[Statistic, ...]:
     Raises:
         CallError: two statistics define one name, or an entry point brings no statistic.
     """
-    package = importlib.import_module(__name__.rpartition(".")[0])
-    modules = (importlib.import_module(f"{package.__name__}.{module.name}") for module in pkgutil.iter_modules(package.__path__))
-    kinds = [kind for module in modules for kind in _statistics_in(module)]
-    found = sorted((kind() for kind in (*kinds, *_declared_statistics())), key=lambda one: (one.order, type(one).__module__))
+    expected = "a class that extends Statistic, or a module with one"
+    kinds = find_kinds("sinkscope.statistics", Statistic, lambda kind: not inspect.isabstract(kind), ENTRY_POINTS, expected)
+    found = sorted((kind() for kind in kinds), key=lambda one: (one.order, type(one).__module__))
     names = Counter(name for one in found for name in one.definitions)
     if twice := [name for name, count in names.items() if count > 1]:
         raise CallError(f"expected every statistic to be defined once, found two definitions of {twice[0]}; rename one of them")
     return tuple(found)
-
-
-def _statistics_in(module: ModuleType) -> list[type[Statistic]]:
-    """Return the statistics that are defined in a module."""
-    kinds = [one for one in vars(module).values() if isinstance(one, type) and issubclass(one, Statistic)]
-    return [kind for kind in kinds if kind.__module__ == module.__name__ and not inspect.isabstract(kind)]
-
-
-def _declared_statistics() -> list[type[Statistic]]:
-    """Return the statistics that installed packages declare."""
-    found: list[type[Statistic]] = []
-    for point in entry_points(group=ENTRY_POINTS):
-        try:
-            loaded = point.load()
-        except (ImportError, AttributeError) as error:
-            raise CallError(f"the entry point {point.name} of {ENTRY_POINTS} cannot be loaded from {point.value}: {error}") from error
-        kinds = _statistics_in(loaded) if isinstance(loaded, ModuleType) else [loaded]
-        if not kinds or not all(isinstance(kind, type) and issubclass(kind, Statistic) for kind in kinds):
-            raise CallError(
-                f"the entry point {point.name} of {ENTRY_POINTS}: expected a class that extends Statistic, or a module with one, "
-                f"found {point.value}"
-            )
-        found += kinds
-    return found
 
 
 @cache

@@ -5,17 +5,12 @@ declares as entry points of the group ``sinkscope.caches`` (a class, or a module
 """
 
 import functools
-import pkgutil
-from collections.abc import Iterator
 from dataclasses import fields
-from importlib import import_module
-from importlib.metadata import entry_points
-from pathlib import Path
-from types import ModuleType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from sinkscope.decoding.caches.policy import CachePolicy
 from sinkscope.errors import CallError
+from sinkscope.extension_points import find_kinds
 
 ENTRY_POINTS = "sinkscope.caches"
 NOTHING = "none"
@@ -28,10 +23,9 @@ def known_caches() -> dict[str, type[CachePolicy]]:
     Raises:
         CallError: two policies of one name, or an entry point that brings no policy.
     """
-    package = Path(__file__).parent
-    modules = [import_module(f"{__package__}.{module.name}") for module in pkgutil.iter_modules([str(package)])]
+    expected = "a CachePolicy with a `name`, or a module with some"
     found: dict[str, type[CachePolicy]] = {}
-    for kind in [*(kind for module in modules for kind in _policies_in(module)), *_declared()]:
+    for kind in find_kinds("sinkscope.decoding.caches", CachePolicy, lambda kind: bool(vars(kind).get("name")), ENTRY_POINTS, expected):
         if kind.name in (NOTHING, *found):
             raise CallError(f"{kind.__qualname__}: expected a name of its own, found {kind.name!r}, which another policy has")
         found[kind.name] = kind
@@ -92,27 +86,3 @@ def _option(kind: type[CachePolicy], text: str, piece: str) -> tuple[str, Any]:
         raise CallError(f"cache {text!r}: expected {name} as {expected}, found {value!r}")
     options = ", ".join(f"{one}=…" for one in hints) or "none"
     raise CallError(f"cache {text!r}: {kind.name} has no option {piece!r}; its options: {options}")
-
-
-def _policies_in(module: ModuleType) -> Iterator[type[CachePolicy]]:
-    """Yield the classes of a module that have a name of their own."""
-    for kind in vars(module).values():
-        if isinstance(kind, type) and issubclass(kind, CachePolicy) and kind.__module__ == module.__name__ and vars(kind).get("name"):
-            yield kind
-
-
-def _declared() -> Iterator[type[CachePolicy]]:
-    """Yield the policies that installed packages declare."""
-    for point in entry_points(group=ENTRY_POINTS):
-        try:
-            loaded = point.load()
-        except (ImportError, AttributeError) as error:
-            raise CallError(f"the entry point {point.name} of {ENTRY_POINTS} cannot be loaded from {point.value}: {error}") from error
-        found = list(_policies_in(loaded)) if isinstance(loaded, ModuleType) else [loaded]
-        good = [kind for kind in found if isinstance(kind, type) and issubclass(kind, CachePolicy) and kind.name]
-        if not found or len(good) < len(found):
-            raise CallError(
-                f"the entry point {point.name} of {ENTRY_POINTS}: expected a CachePolicy with a `name`, or a module with some, "
-                f"found {point.value}"
-            )
-        yield from good
