@@ -391,7 +391,7 @@ def test_a_repeatable_flag_may_be_given_twice_and_no_other_in_any_spelling(run, 
 def test_every_command_is_a_frozen_class_in_a_file_of_its_name(name):
     command = find_command(name)
     assert issubclass(command, Command) and command.__dataclass_params__.frozen
-    assert command.__module__ == f"sinkscope.commands.{name}"
+    assert command.__module__ == f"sinkscope.commands.{name.replace('-', '_')}"
 
 
 @pytest.mark.parametrize("arguments", [[], *([name, "--help"] for name in COMMANDS)], ids=lambda one: one[0] if one else "overview")

@@ -278,7 +278,10 @@ def test_another_model_in_the_same_folder_is_refused(diffusion, autoregressive, 
 
 
 REFUSED = {
-    "task": ({"tasks": ["gsm9k"]}, "no task 'gsm9k': expected one of lab-arith, lab-code, gsm8k, gsm8k_cot, gsm8k_two_pass, humaneval, "),
+    "task": (
+        {"tasks": ["gsm9k"]},
+        "no task 'gsm9k': expected one of lab-arith, lab-code, lab-sums, gsm8k, gsm8k_cot, gsm8k_two_pass, humaneval, ",
+    ),
     "no task": ({"tasks": []}, "tasks: expected a list of names, found []"),
     "text as tasks": ({"tasks": "lab-arith"}, "tasks: expected a list of names, found 'lab-arith'"),
     "rule": ({"hide": ["none", "bottom:1"]}, "no rule 'bottom:1'"),

@@ -36,7 +36,7 @@ def test_evaluate_then_table(run, diffusion_folder, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "status", "says"),
     [
-        (["--tasks", "gsm9k"], 2, "no task 'gsm9k': expected one of lab-arith, lab-code, gsm8k"),
+        (["--tasks", "gsm9k"], 2, "no task 'gsm9k': expected one of lab-arith, lab-code, lab-sums, gsm8k"),
         (["--data", "gsm8k"], 2, "--data: expected TASK=PATH"),
         (["--tasks", "gsm8k", "--shots", "0", "--data", "gsm8k={tmp}/nothing"], 2, "found nothing"),
         (

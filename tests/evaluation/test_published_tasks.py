@@ -314,6 +314,6 @@ def test_an_unknown_task():
     with pytest.raises(CallError) as error:
         find_task("gsm9k")
     assert str(error.value) == (
-        "no task 'gsm9k': expected one of lab-arith, lab-code, gsm8k, gsm8k_cot, gsm8k_two_pass, humaneval, humaneval_instruct, "
+        "no task 'gsm9k': expected one of lab-arith, lab-code, lab-sums, gsm8k, gsm8k_cot, gsm8k_two_pass, humaneval, humaneval_instruct, "
         "arc_easy, arc_challenge, hellaswag, piqa, race, social_iqa, lambada, lambada_openai"
     )

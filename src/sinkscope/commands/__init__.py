@@ -1,6 +1,7 @@
 """The commands, one file each: a `Command` with its flags, whose `run` does the work and prints.
 
-A new command is one file and one word in `COMMANDS`; ``sinks`` is the class `Sinks` in ``commands/sinks.py``.
+A new command is one file and one word in `COMMANDS`; ``compare-caches`` is the class `CompareCaches` in
+``commands/compare_caches.py``.
 """
 
 from importlib import import_module
@@ -8,12 +9,13 @@ from importlib import import_module
 from sinkscope.commands.command import Command
 
 COMMANDS = tuple(
-    "demo trace sinks tracks roles analyse figures explore map export problems evaluate table reproduce train fold convert check "
-    "bench completion".split()
+    "demo trace sinks tracks roles analyse figures explore map export problems evaluate compare-caches table reproduce train fold convert "
+    "check bench completion".split()
 )
 """The names, in the order of ``sinkscope --help``."""
 
 
 def find_command(name: str) -> type[Command]:
     """Return the class of a command; no other command is imported."""
-    return getattr(import_module(f"sinkscope.commands.{name}"), name.capitalize())
+    words = name.split("-")
+    return getattr(import_module(f"sinkscope.commands.{'_'.join(words)}"), "".join(word.capitalize() for word in words))

@@ -17,8 +17,8 @@ class Evaluate(Command):
 
     Attributes:
         out: folder for the results.
-        tasks: separated by commas: lab-arith, lab-code, gsm8k, gsm8k_cot, gsm8k_two_pass, humaneval, humaneval_instruct, arc_easy,
-            arc_challenge, hellaswag, piqa, race, social_iqa, lambada, lambada_openai.
+        tasks: separated by commas: lab-arith, lab-code, lab-sums, gsm8k, gsm8k_cot, gsm8k_two_pass, humaneval, humaneval_instruct,
+            arc_easy, arc_challenge, hellaswag, piqa, race, social_iqa, lambada, lambada_openai.
         hide: rules separated by commas, none for the unchanged model: none,top:1@current,random:1@seed=2 …
         limit: number of problems of each task, from the first.
         shots: solved problems in each prompt.

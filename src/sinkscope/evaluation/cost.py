@@ -25,6 +25,7 @@ TEXT_TOKENS = {
     "humaneval_instruct": (320, 0),
     "lab-arith": (45, 44),
     "lab-code": (35, 34),
+    "lab-sums": (24, 44),
 }
 """Typical tokens of a question, and of a shot."""
 CHOICE_TOKENS = {

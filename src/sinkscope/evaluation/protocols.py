@@ -63,6 +63,11 @@ _MMADA = "Gen-Verse/MMaDA; others measured 40 to 54 %; temperature 0 (its own ex
 _PAPER1 = "arXiv 2510.15731, appendix; steps = length, lm-eval's shots and, for GSM8K, the chat template are assumed"
 _LLAMA = "Llama 3.1 evaluation details; greedy, length assumed"
 _PAPER2 = "arXiv 2601.19657 and skywalker0523/OneTokenIsEnough; without shots"
+_FAST = "NVlabs/Fast-dLLM, llada/eval_{}.sh and README, without a cache; {}"
+_FAST_PROMPTS = {
+    "gsm8k": "its chat is one turn with all shots, ours a pair of turns a shot",
+    "humaneval": "its answers are not cut at lm-eval's stop strings but cleaned by a script, ours are cut",
+}
 _INSTRUCT = " (their own toolkit; OpenCompass gives nearly the same); shots and prompt assumed to be lm-eval's"
 
 PROTOCOLS = (
@@ -75,6 +80,15 @@ PROTOCOLS = (
         "llada", "instruct", "humaneval_instruct", "authors", 0, True, _blocks(512, 512, logits_eos_inf=True), _EVAL + _INSTRUCT, 0.494
     ),
     Protocol("llada", "instruct", "gsm8k", "semi-autoregressive", 5, True, _blocks(256, 8), _EVAL + _INSTRUCT, 0.786),
+    *(
+        Protocol("llada", "instruct", task, name, shots, chat, _blocks(length, 32), _FAST.format(task, _FAST_PROMPTS[task]), published)
+        for task, shots, chat, name, length, published in (
+            ("gsm8k", 5, True, "fast-dllm", 256, 0.793),
+            ("gsm8k", 5, True, "fast-dllm-512", 512, 0.775),
+            ("humaneval", 0, True, "fast-dllm", 256, 0.415),
+            ("humaneval", 0, True, "fast-dllm-512", 512, 0.439),
+        )
+    ),
     Protocol("llada", "1.5", "gsm8k", "authors", 5, True, _blocks(256, 16, **_LATE_EOS), _EVAL + _INSTRUCT, 0.838),
     Protocol("llada", "1.5", "humaneval_instruct", "authors", 0, True, _blocks(512, 32, **_LATE_EOS), _EVAL + _INSTRUCT, 0.524),
     Protocol("mmada", "mixcot", "gsm8k", "authors", 5, True, _blocks(256, 64), _MMADA, 0.734),

@@ -104,7 +104,7 @@ def evaluate(
     with locked(out, mine):
         others = [Share(index, mine.count) for index in range(mine.count) if index != mine.index]
         before = {other: None if is_working(out, other) else started_at(out, other) for other in others}
-        run = claim(out / RUN, _describe(model, batch, limit))
+        run = claim(out / RUN, describe_run(model, batch, limit))
         batches = []
         for plan in plans:
             asked = claim(out / plan.task.name / TASK, plan.describe())
@@ -128,7 +128,8 @@ def _announce(plans: Sequence[TaskPlan]) -> None:
             _log.warning("the sandbox cannot enforce everything on this system. %s", line)
 
 
-def _describe(model: Model, batch: int, limit: int | None) -> dict[str, Any]:
+def describe_run(model: Model, batch: int, limit: int | None) -> dict[str, Any]:
+    """Return what the folder of a run says of it: the model, the device, the versions of the libraries, and the amounts."""
     return {
         "format": ITEMS,
         "model": model.card.as_dict(),

@@ -9,6 +9,8 @@ from sinkscope.evaluation.task import Score, Task
 from sinkscope.lab.prompts import SHOTS, few_shot_prompt, held_out
 from sinkscope.lab.word_problems import Problem, read_result
 
+SUMS = ("buy", "give", "find")
+"""Templates of word problems with a single addition or subtraction."""
 NEXT_QUESTION = "\n\nQ:"
 
 
@@ -36,7 +38,19 @@ def _lab_task(name: str, score: Callable[[Problem, str], Score], runs_programs: 
     return Task(name, SHOTS[name], runs_programs, lambda: held_out(name), few_shot_prompt, lambda problem: problem.result, score)
 
 
-TASKS = {task.name: task for task in (_lab_task("lab-arith", score_number, False), _lab_task("lab-code", score_program, True))}
+def _sums() -> list[Problem]:
+    return [problem for problem in held_out("lab-arith") if problem.template in SUMS]
+
+
+TASKS = {
+    task.name: task
+    for task in (
+        _lab_task("lab-arith", score_number, False),
+        _lab_task("lab-code", score_program, True),
+        Task("lab-sums", 0, False, _sums, few_shot_prompt, lambda problem: problem.result, score_number),
+    )
+}
+"""``lab-sums`` holds the word problems of one step that every model of the lab has learnt."""
 
 
 _LIKELIHOODS = ("arc_easy", "arc_challenge", "hellaswag", "piqa", "race", "social_iqa", "lambada", "lambada_openai")

@@ -6,13 +6,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from sinkscope.decoding.caches.keeping import SINK_EXCESS, by_group, excess, nearness, pick
+from sinkscope.attention import Columns, LayerCall
+from sinkscope.decoding.caches.keeping import SINK_EXCESS, by_group, excess, loss_without, nearness, pick
 from sinkscope.decoding.caches.policy import CachePolicy, Moment, Plan
 from sinkscope.decoding.canvas import Batch
 from sinkscope.decoding.settings import Settings
 from sinkscope.models.family import Family
 
-MEASURED = ("sinks", "top", "no-sinks", "norm")
+MEASURED = ("sinks", "top", "no-sinks", "norm", "oracle")
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,8 @@ class BlockCache(CachePolicy):
         every: a refresh in every so many steps of a block; only at its start when None.
         keep: which keys outside of the block are read, ``budget`` of them in each layer and head of keys: ``all``; the ``sinks`` of Eq. 3,
             strongest first, and then the positions nearest to the block; the ``top`` ones by column; the top ones that are ``no-sinks``;
-            those with the largest value ``norm``; ``random`` ones; the ``first`` ones; a ``window``, those nearest to the block.
+            those with the largest value ``norm``; the ``oracle``'s, each of which alone would change the block's attention output most if
+            it were not read; ``random`` ones; the ``first`` ones; a ``window``, those nearest to the block.
         budget: number of keys outside of the block that are read, where not all are.
         window: how many of the budget ``sinks`` leaves to the positions nearest to the block, at least.
         seed: of ``random``; the same in every row.
@@ -35,7 +37,7 @@ class BlockCache(CachePolicy):
 
     fresh: Literal["block", "suffix", "changed", "all"] = "block"
     every: int | None = None
-    keep: Literal["all", "sinks", "top", "no-sinks", "norm", "random", "first", "window"] = "all"
+    keep: Literal["all", "sinks", "top", "no-sinks", "norm", "oracle", "random", "first", "window"] = "all"
     budget: int | None = None
     window: int = 8
     seed: int = 0
@@ -75,6 +77,9 @@ class BlockCache(CachePolicy):
     def selects(self) -> bool:
         return self.keep != "all"
 
+    def measure(self, call: LayerCall, columns: Columns, moment: Moment) -> Tensor:
+        return loss_without(call, moment) if self.keep == "oracle" else super().measure(call, columns, moment)
+
     def kept(self, moment: Moment) -> Tensor | None:
         if self.budget is None:
             return None
@@ -94,7 +99,7 @@ class BlockCache(CachePolicy):
         if self.keep == "norm":
             return torch.stack(list(moment.values), dim=1)
         columns = by_group(moment.scores, moment.values)
-        if self.keep == "top":
+        if self.keep in ("top", "oracle"):
             return columns
         over = excess(columns, moment.real)
         if self.keep == "no-sinks":

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sinkscope.attention import LayerCall
 from sinkscope.decoding.caches.policy import Moment
 from sinkscope.sinks.definition import excess_of
 
@@ -39,6 +40,37 @@ def nearness(moment: Moment) -> Tensor:
     position = torch.arange(moment.real.shape[1], device=moment.real.device)
     left, right = moment.start - position, position - moment.stop + 1
     return -torch.where(position < moment.start, left.float(), right + 0.5)
+
+
+def loss_without(call: LayerCall, moment: Moment) -> Tensor:
+    """Return how much the attention output of the block changes when one key is not read, float32 [batch, head, position].
+
+    Without key j, whose weight is w and whose value is v, an output o becomes (o − w v) / (1 − w): it moves by w / (1 − w) ‖o − v‖. The
+    squares are added over the queries of the block. The keys are taken away one at a time; what is lost with several is not their sum.
+    """
+    query = call.query[:, :, moment.start : moment.stop].float()
+    key, value = (one.float().repeat_interleave(query.shape[1] // one.shape[1], dim=1) for one in (call.key, call.value))
+    scores = (query @ key.transpose(-1, -2)).div(query.shape[-1] ** 0.5).masked_fill(~moment.real[:, None, None], -torch.inf)
+    own = call.own
+    if own is not None:
+        count = query.shape[1]
+        if own.keys is None:
+            assert own.logits is not None
+            front = own.logits.float()[None, :, None].expand(*scores.shape[:3], -1)
+        else:
+            keys = own.keys.float() if own.keys.ndim == 4 else own.keys.float()[None]
+            front = query @ keys.repeat_interleave(count // keys.shape[1], dim=1).transpose(-1, -2) / query.shape[-1] ** 0.5
+        scores = torch.cat([front, scores], dim=-1)
+        values = value.new_zeros(*value.shape[:2], front.shape[-1], value.shape[-1])
+        if own.values is not None:
+            given = own.values.float() if own.values.ndim == 4 else own.values.float()[None]
+            values = values + given.repeat_interleave(count // given.shape[1], dim=1)
+        value = torch.cat([values, value], dim=2)
+    weights = scores.softmax(-1)
+    output = weights @ value
+    far = output.square().sum(-1)[..., None] + value.square().sum(-1)[:, :, None] - 2 * output @ value.transpose(-1, -2)
+    moved = (weights / (1 - weights).clamp(min=1e-6)).square() * far.clamp(min=0)
+    return moved.sum(2)[..., -call.key.shape[2] :]
 
 
 def pick(preference: Tensor, moment: Moment, counts: Sequence[int]) -> Tensor:

@@ -23,6 +23,7 @@ PROBLEMS = {
     "lambada_openai": 5153,
     "lab-arith": 1319,
     "lab-code": 164,
+    "lab-sums": 303,
 }
 """Number of problems of each task."""
 

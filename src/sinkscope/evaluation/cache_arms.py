@@ -1,0 +1,122 @@
+"""The arms of a comparison of caches: a policy, with or without parallel decoding, as one text such as ``fast-dllm-dual@threshold=0.9``."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from sinkscope.decoding import known_caches, parse_cache
+from sinkscope.errors import CallError
+
+NOTHING = "none"
+PARALLEL = ("threshold", "factor")
+"""Settings of a sampler that decode in parallel, which is no cache."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to write the answers.
+
+    Attributes:
+        cache: the policy as text, see `parse_cache`; ``none`` without.
+        threshold, factor: of parallel decoding; 0 is off.
+    """
+
+    cache: str = NOTHING
+    threshold: float = 0.0
+    factor: float = 0.0
+
+    @property
+    def text(self) -> str:
+        """The arm as `read_arms` reads it."""
+        options = [f"{name}={getattr(self, name):g}" for name in PARALLEL if getattr(self, name)]
+        return f"{self.cache}@{','.join(options)}" if options else self.cache
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of a sampler in which it differs from plain sampling."""
+        return {name: value for name, value in vars(self).items() if value != getattr(Arm, name)}
+
+    @property
+    def keep(self) -> str | None:
+        """Which keys outside of the block it reads, for a policy that chooses them within a budget; None for others."""
+        return getattr(parse_cache(self.cache), "keep", None) if self.budget is not None else None
+
+    @property
+    def budget(self) -> int | None:
+        """How many keys outside of the block it reads; None where the policy has no such number."""
+        return getattr(parse_cache(self.cache), "budget", None)
+
+
+PLAIN = Arm()
+
+
+def read_arms(text: str, budgets: Sequence[int] = ()) -> list[Arm]:
+    """Return the arms of a text, each once, plain sampling first.
+
+    Args:
+        text: arms separated by commas, such as ``fast-dllm-dual,none@threshold=0.9,block:keep=sinks``. A piece belongs to the options of
+            the arm before it unless it begins with the name of a policy.
+        budgets: how many keys a policy reads whose text leaves this open; it stands for an arm a number.
+
+    Raises:
+        CallError: a policy or an option that is not known, or budgets that no policy asks for.
+    """
+    known, pieces = (NOTHING, *known_caches()), list[str]()
+    for piece in filter(None, map(str.strip, text.split(","))):
+        if pieces and piece.partition(":")[0].partition("@")[0] not in known and "=" in piece:
+            pieces[-1] += f",{piece}"
+        else:
+            pieces.append(piece)
+    if not pieces:
+        raise CallError("policies: expected at least one, such as fast-dllm-dual, found none")
+    arms, used = [PLAIN], False
+    for piece in pieces:
+        cache, _, options = piece.partition("@")
+        opened = _is_open(cache)
+        used |= opened
+        for budget in budgets if opened and budgets else (None,):
+            whole = cache if budget is None else f"{cache}{',' if ':' in cache else ':'}budget={budget}"
+            policy = parse_cache(whole)
+            arms.append(Arm(NOTHING if policy is None else policy.text, **_parallel(piece, options)))
+    if budgets and not used:
+        raise CallError(f"budget: expected a policy that leaves its budget open, such as block:keep=sinks, found {', '.join(pieces)}")
+    return list(dict.fromkeys(arms))
+
+
+def _is_open(cache: str) -> bool:
+    """Return whether a policy chooses keys and its text does not say how many."""
+    name, _, tail = cache.partition(":")
+    kind = known_caches().get(name)
+    options = [one.partition("=") for one in map(str.strip, tail.split(","))]
+    chosen = any(value != "all" for option, _, value in options if option == "keep")
+    return (
+        kind is not None and chosen and any(one.name == "budget" for one in fields(kind)) and not any(one[0] == "budget" for one in options)
+    )  # type: ignore[arg-type]
+
+
+def _parallel(piece: str, options: str) -> dict[str, float]:
+    """Return the settings of parallel decoding behind the ``@`` of an arm."""
+    found: dict[str, float] = {}
+    for option in filter(None, map(str.strip, options.split(","))):
+        name, _, value = option.partition("=")
+        try:
+            number = float(value)
+        except ValueError:
+            number = -1.0
+        if name not in PARALLEL or not 0 < number <= 1 or name in found:
+            raise CallError(f"policy {piece!r}: expected threshold=… or factor=… up to 1 behind the @, each once, found {option!r}")
+        found[name] = number
+    return found
+
+
+def read_budgets(text: str) -> list[int]:
+    """Return the budgets of a text, such as ``16,64``.
+
+    Raises:
+        CallError: something that is no number of keys.
+    """
+    pieces = [one for one in map(str.strip, text.split(",")) if one]
+    for one in pieces:
+        if not (one.isascii() and one.isdigit() and int(one[:10]) > 0 and len(one) < 10):
+            raise CallError(f"budget: expected numbers of keys from 1 upwards, separated by commas, found {one!r}")
+    return list(dict.fromkeys(map(int, pieces)))

@@ -1,0 +1,167 @@
+"""`compare_caches` writes the answers to the same problems under several cache policies; after a kill the same call resumes.
+
+The policies take turns at each batch, in one process, so that the machine's other work falls on all of them alike. The folder is one of
+`results_folder`, with a folder of items for each policy, and ``caches.json`` with what came of them.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from sinkscope.checksums import with_checksum
+from sinkscope.decoding import generate, make_batch, parse_cache, resolve_settings
+from sinkscope.errors import CallError
+from sinkscope.evaluation.answers import answer_until, reseeded
+from sinkscope.evaluation.cache_arms import PARALLEL, Arm
+from sinkscope.evaluation.cache_tables import comparison_of
+from sinkscope.evaluation.choices import LikelihoodSettings
+from sinkscope.evaluation.memory_peak import peak_memory
+from sinkscope.evaluation.protocols import AUTO
+from sinkscope.evaluation.results_folder import RUN, TASK, ResultItems, claim, locked, write_json
+from sinkscope.evaluation.running import describe_run
+from sinkscope.evaluation.task_plans import Request, TaskPlan, make_plans
+from sinkscope.evaluation.tasks import find_task
+from sinkscope.models import Model
+from sinkscope.progress import show_progress
+from sinkscope.work_items import share_of_process
+
+COMPARISON = "caches.json"
+WORK = ("forwards", "rows", "projections", "attention", "mlp", "vocabulary", "total")
+
+
+def compare_caches(
+    model: Model,
+    *,
+    tasks: Sequence[str],
+    arms: Sequence[Arm],
+    out: Path | str,
+    limit: int | None = None,
+    shots: int | None = None,
+    chat: bool = False,
+    protocol: str = AUTO,
+    data: Mapping[str, Path] = MappingProxyType({}),
+    batch: int = 16,
+    settings: Mapping[str, Any] = MappingProxyType({}),
+    allow_code_execution: bool = False,
+    progress: bool = True,
+) -> dict[str, Any]:
+    """Compare cache policies on tasks, and return the document that is written to ``caches.json``.
+
+    Args:
+        model: from `load`.
+        tasks, limit, shots, chat, protocol, data, batch, allow_code_execution, progress: as for `evaluate`.
+        arms: from `read_arms`; plain sampling is among them, and everything is compared with it.
+        out: folder for the items; new, empty, or of the same comparison. More arms or a larger limit go on in it.
+        settings: of the family's sampler, without those that an arm decides.
+
+    Raises:
+        CallError: an argument that does not fit, another run in the folder, or another process at work in it.
+        EvaluationError: the folder cannot be written.
+    """
+    if batch < 1:
+        raise CallError(f"batch: expected at least 1, found {batch}")
+    if share_of_process().count > 1:
+        raise CallError("caches are compared in one process, so that the policies are timed alike; leave torchrun out")
+    plans = plan_comparison(model, Request(tasks, ("none",), limit, shots, chat, protocol, data, settings, allow_code_execution), arms)
+    out = Path(out)
+    with locked(out):
+        run = claim(out / RUN, {"compares": "caches", **describe_run(model, batch, limit)})
+        todo, items = [], {}
+        for plan in plans:
+            asked = claim(out / plan.task.name / TASK, plan.describe())
+            for arm in arms:
+                items[plan.task.name, arm] = ResultItems(out, plan.task.name, arm.text, run, asked)
+            count = len(plan.problems)
+            for start in range(0, count, batch):
+                indices = range(start, min(start + batch, count))
+                for arm in arms:
+                    todo.append((plan, arm, items[plan.task.name, arm], indices))
+        missing = [[one for one in indices if stored.read(one, len(indices)) is None] for _, _, stored, indices in todo]
+        total = sum(len(indices) for *_, indices in todo)
+        with show_progress(total, model.card.name, "answers", done=total - sum(map(len, missing)), shown=progress) as bar:
+            for (plan, arm, stored, indices), lacking in zip(todo, missing, strict=True):
+                for index, item in _work(model, plan, arm, indices, lacking) if lacking else ():
+                    stored.commit(index, item)
+                    bar.advance()
+        found: dict[tuple[str, Arm], list[Any]] = {key: [] for key in items}
+        for plan, arm, stored, indices in todo:
+            found[plan.task.name, arm] += [stored.read(index, len(indices)) for index in indices]
+        described = {plan.task.name: plan.describe() for plan in plans}
+        document = with_checksum({**describe_run(model, batch, limit), "tasks": described, **comparison_of(found)})
+        write_json(out / COMPARISON, document)
+    return document
+
+
+def plan_comparison(model: Model, request: Request, arms: Sequence[Arm]) -> list[TaskPlan]:
+    """Return the plan of each task, after every arm was checked with it.
+
+    Raises:
+        CallError: an arm that does not go with the model, a task or a canvas; a task without answers to write.
+    """
+    check_settings(request.settings)
+    for task in [find_task(name, request.data) for name in request.tasks]:
+        if task.asks_likelihoods or task.passes > 1:
+            raise CallError(f"{task.name}: expected a task whose answers are written in one pass, such as lab-arith or gsm8k")
+    plans, _ = make_plans(model, request)
+    for plan in plans:
+        assert not isinstance(plan.sampler, LikelihoodSettings)
+        shortest = make_batch(model, [min(plan.encoded, key=len)], [None], plan.sampler.length)
+        for arm in arms:
+            sampler, policy = settings_of_arm(model, plan, arm), parse_cache(arm.cache)
+            if policy is not None:
+                policy.check_canvas(shortest, sampler)
+    return plans
+
+
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """Raise an error for settings that belong to an arm.
+
+    Raises:
+        CallError: there is one.
+    """
+    for name in ("cache", *PARALLEL):
+        if name in settings:
+            example = f"--policies {settings[name]}" if name == "cache" else f"--policies none@{name}={settings[name]}"
+            raise CallError(f"{name}: a comparison has it in its policies; write {example}")
+
+
+def settings_of_arm(model: Model, plan: TaskPlan, arm: Arm) -> Any:
+    """Return the settings with which an arm writes the answers of a task.
+
+    Raises:
+        CallError: they do not fit together.
+    """
+    return resolve_settings(model.family, **{**asdict(plan.sampler), **arm.settings})  # type: ignore[call-overload]
+
+
+def _work(model: Model, plan: TaskPlan, arm: Arm, indices: range, missing: Sequence[int]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Write a batch under an arm, and yield number and item of each of its missing problems."""
+    own = reseeded(settings_of_arm(model, plan, arm), indices.start)
+    with peak_memory(model.device) as peak:
+        began, processor = time.monotonic(), time.process_time()
+        generations = generate(model, list(plan.encoded[indices.start : indices.stop]), **asdict(own))
+        seconds, processor = time.monotonic() - began, time.process_time() - processor
+    for index in missing:
+        generation = generations[index - indices.start]
+        answer = generation.tokens[generation.prompt_length :]
+        text = generation.text if plan.task.stops is None else answer_until(model, answer, plan.task.stops)
+        score = plan.task.score(plan.problems[index], text)
+        yield (
+            index,
+            {
+                "beside": len(indices),
+                "correct": score.correct,
+                "reason": score.reason,
+                "text": text,
+                "tokens": answer.tolist(),
+                "canvas": len(generation.tokens),
+                "work": {name: getattr(generation.work, name) for name in WORK},
+                "seconds": seconds / len(indices),
+                "processor_seconds": processor / len(indices),
+                "on_cpu": model.device.type == "cpu",
+                "peak_memory": peak.bytes,
+            },
+        )

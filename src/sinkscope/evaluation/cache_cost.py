@@ -1,0 +1,26 @@
+"""What a comparison of caches costs at most, from the config.json of a checkpoint alone. Neither weights nor problems are read."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from sinkscope.evaluation.cache_arms import Arm
+from sinkscope.evaluation.cache_comparison import check_settings
+from sinkscope.evaluation.cost import CARD, Card, cost_document
+from sinkscope.evaluation.dry_run import parts_of
+from sinkscope.evaluation.task_plans import Request
+
+AT_MOST = "Every policy is counted as plain sampling. A cache computes fewer positions, and parallel decoding makes fewer calls."
+
+
+def cost_of_comparison(name: str, request: Request, arms: Sequence[Arm], card: Card = CARD) -> dict[str, Any]:
+    """Return the costs of each task under each arm, as `cost_document` has them.
+
+    Raises:
+        CallError: a name, task or setting that does not fit.
+        ModelError: a checkpoint that sinkscope does not load.
+    """
+    check_settings(request.settings)
+    parts = [replace(part, name=arm.text) for part in parts_of(name, request) for arm in arms]
+    costs = cost_document(parts, card)
+    return {**costs, "assumptions": [*costs["assumptions"], AT_MOST]}

@@ -1,0 +1,60 @@
+"""The most memory that was held while a piece of work ran: on a GPU by torch's count, on a CPU the process's by the system's."""
+
+import contextlib
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+_STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+@dataclass
+class Peak:
+    """The peak, once the work is done.
+
+    Attributes:
+        bytes: None where the system does not tell.
+    """
+
+    bytes: int | None = None
+
+
+@contextmanager
+def peak_memory(device: torch.device) -> Iterator[Peak]:
+    """Measure the peak while the body runs; a GPU's work is waited for at both ends."""
+    found = Peak()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        yield found
+        torch.cuda.synchronize(device)
+        found.bytes = torch.cuda.max_memory_allocated(device)
+        return
+    known = _begin()
+    yield found
+    if known:
+        found.bytes = _highest()
+
+
+def _begin() -> bool:
+    """Give back what is free and let the system's peak begin anew; return whether it does."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+    try:
+        _RESET.write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def _highest() -> int | None:
+    """Return the most memory that the process has held since `_begin`."""
+    try:
+        lines = _STATUS.read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), None)

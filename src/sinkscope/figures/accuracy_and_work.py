@@ -1,0 +1,86 @@
+"""The figure of a comparison of caches: accuracy against multiply-adds, a panel for each task."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sinkscope.figures.figure import DrawnFigure
+from sinkscope.figures.style import BLUE, INK, ORANGE, VERMILLION, WIDE, WIDER, figure_style, new_sheet, number, plain
+
+HEADER = (
+    "task",
+    "policy",
+    "n",
+    "accuracy",
+    "low",
+    "high",
+    "difference",
+    "difference_low",
+    "difference_high",
+    "multiply_adds",
+    "work_ratio",
+)
+SIDE_BY_SIDE = 3
+
+
+def draw_accuracy_and_work(document: Mapping[str, Any]) -> DrawnFigure:
+    """Draw the rows of ``caches.json``; points are numbered, and the numbers are told below."""
+    tasks = list(dict.fromkeys(row["task"] for row in document["rows"]))
+    names = list(dict.fromkeys(row["policy"] for row in document["rows"]))
+    across, down = min(len(tasks), SIDE_BY_SIDE), -(-len(tasks) // SIDE_BY_SIDE)
+    wide, columns = len(tasks) > 1, 3 if len(tasks) > 1 else 2
+    with figure_style(wide=wide):
+        sheet = new_sheet(WIDER if wide else WIDE, 3.2 * down + 0.17 * -(-len(names) // columns) + 0.5)
+        grid = sheet.subplots(down, across, squeeze=False)
+        for axes, task in zip(grid.flat, tasks, strict=False):
+            _panel(axes, [row for row in document["rows"] if row["task"] == task], names)
+            axes.set_title(plain(task))
+        for axes in list(grid.flat)[len(tasks) :]:
+            axes.set_axis_off()
+        handles = [_mark(grid.flat[0], row, [], []) for row in (_first(document, name) for name in names)]
+        labels = [f"{at} {'plain sampling' if name == 'none' else plain(name)}" for at, name in enumerate(names)]
+        sheet.legend(handles, labels, loc="outside lower center", ncols=columns)
+    n = {task: next(row["n"] for row in document["rows"] if row["task"] == task) for task in tasks}
+    caption = (
+        f"Accuracy of {document['model']['name']} against the multiply-adds of an answer, both axes measured: "
+        + "; ".join(f"{task}, {count} problems" for task, count in n.items())
+        + ". Bars are Wilson's 95 % intervals over problems, the dashed line is plain sampling. Policies to the left do less work. Filled: "
+        "all steps commit a fixed number of tokens; hollow: parallel decoding. Squares read a budget of the stored keys. What it does not "
+        "show: differences paired by problem, whose intervals are narrower; they are in the CSV file."
+    )
+    title = f"Accuracy against work with caches of keys and values ({document['model']['name']})"
+    return DrawnFigure("accuracy-against-work", title, caption, sheet, HEADER, [_numbers(row) for row in document["rows"]])
+
+
+def _panel(axes: Any, rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
+    for row in rows:
+        work, (low, high) = row["work"]["total"], row["interval"]
+        axes.vlines(work, 100 * low, 100 * high, color="#bbbbbb", linewidth=0.8, zorder=1)
+        _mark(axes, row, [work], [100 * row["accuracy"]])
+        place = (work, 100 * row["accuracy"])
+        axes.annotate(str(names.index(row["policy"])), place, xytext=(3, 3), textcoords="offset points", fontsize="x-small")
+    axes.axhline(100 * rows[0]["accuracy"], color=INK, linestyle="--", linewidth=0.6, zorder=0)
+    axes.set_xscale("log")
+    axes.set_xlabel("multiply-adds of an answer")
+    axes.set_ylabel("accuracy, %")
+
+
+def _mark(axes: Any, row: Mapping[str, Any], across: Sequence[float], up: Sequence[float]) -> Any:
+    """Draw the points of a policy, which may be none, and return the handle for the legend."""
+    parallel = bool(row["threshold"] or row["factor"])
+    colour = INK if row["policy"] == "none" else VERMILLION if row["cache"] == "none" else ORANGE if row["budget"] is not None else BLUE
+    marker = "*" if row["policy"] == "none" else "s" if row["budget"] is not None else "o"
+    (handle,) = axes.plot(
+        across, up, linestyle="none", marker=marker, markersize=5, color=colour, markerfacecolor="white" if parallel else colour, zorder=2
+    )
+    return handle
+
+
+def _first(document: Mapping[str, Any], policy: str) -> Mapping[str, Any]:
+    return next(row for row in document["rows"] if row["policy"] == policy)
+
+
+def _numbers(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    change = row["difference"]
+    changes = ["", "", ""] if change is None else [number(change[name]) for name in ("mean", "low", "high")]
+    shown = [number(value) for value in (row["accuracy"], *row["interval"])]
+    return (row["task"], row["policy"], row["n"], *shown, *changes, number(row["work"]["total"]), number(row["work_ratio"]))
