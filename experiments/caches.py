@@ -39,9 +39,11 @@ KEEPS = ("oracle", "sinks", "top", "no-sinks", "norm", "random", "first", "windo
 REFRESHING = "block:every=2,block:every=4,block:every=8,block:every=16,block"
 
 
-def keeping(options: str = "") -> str:
-    """Return the policies that read a budget of keys, with the one that reads all."""
-    return ",".join([f"block:{options}".rstrip(":"), *(f"block:keep={keep}{',' if options else ''}{options}" for keep in KEEPS)])
+def keeping(options: str = "", window: int = 8) -> str:
+    """Return the policies that read a budget of keys, with the one that reads all; ``window`` is that of ``sinks``."""
+    more = f",{options}" if options else ""
+    chosen = [f"block:keep={keep}{more}{f',window={window}' if keep == 'sinks' else ''}" for keep in KEEPS]
+    return ",".join([f"block:{options}".rstrip(":"), *chosen])
 
 
 PLANS: dict[str, dict[str, Any]] = {
@@ -54,9 +56,21 @@ PLANS: dict[str, dict[str, Any]] = {
         "policies": keeping(),
         "budgets": [16, 64],
     },
-    "lab-diffusion-sums": {"model": "lab-diffusion", "task": "lab-sums", "settings": BLOCKS, "policies": keeping(), "budgets": [4, 8]},
-    "lab-sink-token": {"model": "lab-sink-token", "task": "lab-sums", "settings": BLOCKS, "policies": keeping(), "budgets": [4, 8]},
-    "lab-shifted": {"model": "lab-shifted", "task": "lab-sums", "settings": DREAM, "policies": keeping("every=16"), "budgets": [4, 8]},
+    "lab-diffusion-sums": {
+        "model": "lab-diffusion",
+        "task": "lab-sums",
+        "settings": BLOCKS,
+        "policies": keeping(window=2),
+        "budgets": [4, 8],
+    },
+    "lab-sink-token": {"model": "lab-sink-token", "task": "lab-sums", "settings": BLOCKS, "policies": keeping(window=2), "budgets": [4, 8]},
+    "lab-shifted": {
+        "model": "lab-shifted",
+        "task": "lab-sums",
+        "settings": DREAM,
+        "policies": keeping("every=16", window=2),
+        "budgets": [4, 8],
+    },
     "lab-diffusion-refresh": {"model": "lab-diffusion", "task": "lab-sums", "settings": WHOLE, "policies": REFRESHING},
     "lab-sink-token-refresh": {"model": "lab-sink-token", "task": "lab-sums", "settings": WHOLE, "policies": REFRESHING},
 }
