@@ -15,6 +15,7 @@ Found     docs/caches.md
 
 import argparse
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ import sinkscope
 from sinkscope.evaluation.cache_arms import read_arms
 from sinkscope.evaluation.cache_comparison import compare_caches
 from sinkscope.evaluation.cache_tables import comparison_table, points
+from sinkscope.evaluation.paired_tests import holm, paired_difference
 
 BLOCKS = {"length": 32, "steps": 32, "block": 16}
 WHOLE = {"length": 32, "steps": 32, "block": 32}
@@ -99,6 +101,20 @@ def tables(document: dict[str, Any]) -> list[str]:
     return lines
 
 
+def pairs(document: dict[str, Any], one: str) -> list[str]:
+    """Return a line for each budget and other way to choose keys: the accuracy of ``one`` minus its, in points, Holm over all of them."""
+    chosen = {(row["budget"], row["policy"].partition("keep=")[2].partition(",")[0]): row for row in document["rows"] if row["budget"]}
+    found = {}
+    for (budget, keep), row in chosen.items():
+        if keep != one:
+            found[budget, keep] = paired_difference(*([int(each) for each in it["outcomes"]] for it in (chosen[budget, one], row)))
+    adjusted = holm([change.p_value for change in found.values()])
+    return [
+        f"{one} − {keep}, budget {budget}: {points(asdict(change))}, p {p:.2g}"
+        for ((budget, keep), change), p in zip(found.items(), adjusted, strict=True)
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("plan", choices=PLANS)
@@ -121,6 +137,8 @@ def main() -> None:
     given.out.write_text(json.dumps({**head, **document}, indent=1) + "\n")
     print(comparison_table(document))
     print("\n".join(tables(document)))
+    for one in ("oracle", "sinks") if "budgets" in plan else ():
+        print("\n".join(pairs(document, one)))
 
 
 if __name__ == "__main__":

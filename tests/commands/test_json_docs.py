@@ -98,12 +98,16 @@ def session(tmp_path_factory, diffusion_folder):
         "export": run("export", folder / "t", "--to", "numpy", "--out", folder / "e", "--json"),
         "problems": run("problems", "--count", 2) + run("problems", "--task", "lab-code", "--count", 1),
         "check": run("check", diffusion_folder, "--json"),
+        "compare-caches": run(
+            *("compare-caches", diffusion_folder, "--tasks", "lab-sums", "--limit", 2, "--length", 4, "--block", 2, "--json"),
+            *("--policies", "fast-dllm-dual,block:keep=top,block:keep=no-sinks", "--budget", 3, "--out", folder / "c"),
+        ),
         "evaluate, table": run(*lab, folder / "r", "--hide", "none,top:1,random:1") + run("table", folder / "r", "--json"),
     }
     for title, files in {
-        "run.json": "?/run.json",
-        "TASK/task.json": "?/*/task.json",
-        "TASK/RULE/000000.json": "?/*/*/00000?.json",
+        "run.json": "r/run.json",
+        "TASK/task.json": "r/*/task.json",
+        "TASK/RULE/000000.json": "r/*/*/00000?.json",
         "results.json": "?/results.json",
         "manifest.json": "[th]/manifest.json",
     }.items():
@@ -112,7 +116,20 @@ def session(tmp_path_factory, diffusion_folder):
     return printed
 
 
-TITLES = ["trace", "sinks", "sinks of statistics", "tracks", "analyse", "roles", "map", "export", "problems", "check", "evaluate, table"]
+TITLES = [
+    "trace",
+    "sinks",
+    "sinks of statistics",
+    "tracks",
+    "analyse",
+    "roles",
+    "map",
+    "export",
+    "problems",
+    "check",
+    "evaluate, table",
+    "compare-caches",
+]
 FILES = ["run.json", "TASK/task.json", "TASK/RULE/000000.json", "results.json"]
 
 

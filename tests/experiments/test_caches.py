@@ -1,4 +1,4 @@
-"""The page on caches shows what results/caches holds, by the rules that were written down beforehand."""
+"""The page on caches shows what results/caches holds, and each plan's policies can be read."""
 
 import json
 from pathlib import Path
@@ -6,23 +6,44 @@ from pathlib import Path
 import caches
 import pytest
 
+from sinkscope.evaluation.cache_arms import read_arms
+from sinkscope.evaluation.cache_tables import comparison_of, points
+
 ROOT = Path(__file__).parents[2]
-DOCUMENT = json.loads((ROOT / "results" / "caches" / "lab-diffusion.json").read_text())
-PAGE = (ROOT / "docs" / "caches.md").read_text()
+DOCUMENTS = {path.stem: json.loads(path.read_text()) for path in sorted((ROOT / "results" / "caches").glob("*.json"))}
+PAGE = (ROOT / "docs" / "caches.md").read_text().splitlines()
+LINES = [(name, line) for name, document in DOCUMENTS.items() for line in caches.tables(document) if line]
 
 
-@pytest.mark.parametrize("line", [line for line in caches.tables(DOCUMENT) if line])
-def test_every_line_of_the_tables_is_on_the_page(line):
-    assert line in PAGE.splitlines()
+@pytest.mark.parametrize(("name", "line"), LINES)
+def test_every_line_of_the_tables_is_on_the_page(name, line):
+    assert line in PAGE
 
 
-def test_the_numbers_of_an_arm_are_those_of_its_problems():
-    work = {"forwards": 2, "rows": 4, "total": 10}
-    plain = {0: {"correct": [1, 0], "tokens": [[5, 6], [7, 8]], "seconds": 6.0, "work": [work, {**work, "total": 30}]}}
-    mine = {0: {"correct": [1, 1], "tokens": [[5, 6], [7, 9]], "seconds": 2.0, "work": [work, work]}, 16: plain[0]}
-    row = caches.row(mine, plain)
-    assert (row["problems"], row["accuracy"], row["difference"]) == (2, 1.0, 0.5)
-    assert (row["same_tokens"], row["same_answers"]) == (0.75, 0.5)
-    assert (row["work_ratio"], row["speed_ratio"], row["tokens_per_second"]) == (2.0, 3.0, 2.0)
-    assert row["interval"][0] < 0.5 < row["interval"][1] and not row["within_a_point"]
-    assert caches.points({"difference": 0.5, "interval": [-0.01, 0.021]}) == "+50.0 (-1.0 … +2.1)"
+def test_results_are_those_of_the_plans():
+    assert {"lab-diffusion", "lab-diffusion-keys"} <= set(DOCUMENTS) <= set(caches.PLANS)
+    for name, document in DOCUMENTS.items():
+        plan = caches.PLANS[name]
+        (task,) = document["tasks"].values()
+        assert (task["task"], document["limit"]) == (plan["task"], plan.get("limit"))
+        assert {arm.text for arm in read_arms(plan["policies"], plan.get("budgets", ()))} == {row["policy"] for row in document["rows"]}
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_verdicts_follow_from_the_answers(name):
+    """What stands beside the outcomes is what they give again."""
+    rows = DOCUMENTS[name]["rows"]
+    work, plain = {"total": 1, "rows": 1}, rows[0]
+    items = {
+        (row["task"], arm): [
+            {"correct": int(one), "tokens": [int(one)], "work": work, "canvas": 1, "processor_seconds": 1, "peak_memory": None}
+            for one in row["outcomes"]
+        ]
+        for row in rows
+        for arm in (read_arms(row["policy"])[-1],)
+    }
+    again = comparison_of(items)
+    for row, found in zip(rows, again["rows"], strict=True):
+        assert (row["difference"], row["interval"], row["within_a_point"]) == (found["difference"], found["interval"], found["within_a_point"])
+    assert again["sinks"] == DOCUMENTS[name]["sinks"]
+    assert plain["policy"] == "none" and points({"mean": 0.5, "low": -0.01, "high": 0.021}) == "+50.0 (-1.0 … +2.1)"

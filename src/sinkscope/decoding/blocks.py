@@ -92,7 +92,7 @@ def block_steps(model: Model, batch: Batch, settings: BlockSettings, rule: Block
                         written[row, chosen] = predicted[row, chosen]
                 canvas = torch.where(written >= 0, written, canvas)
                 shown = confidence.float().masked_fill(~candidates, torch.nan)
-                reader.committed(written)
+                reader.committed(written, shown)
                 publisher.after(written, predicted, shown)
                 yield Step(number, canvas, written, shown, meter)
                 number += 1

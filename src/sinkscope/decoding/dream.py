@@ -67,7 +67,7 @@ def dream_steps(model: Model, batch: Batch, settings: DreamSettings) -> Iterator
                     written[row, chosen] = torch.where(candidates, predicted, mask_id)[row, chosen]
             canvas = torch.where(written >= 0, written, canvas)
             shown = confidence.float().masked_fill(~candidates, torch.nan)
-            reader.committed(written)
+            reader.committed(written, shown)
             publisher.after(written, predicted, shown)
             yield Step(number, canvas, written, shown, meter)
 
@@ -114,7 +114,7 @@ def _block_steps(model: Model, batch: Batch, settings: DreamSettings, block: int
                         written[row, chosen] = torch.where(candidates, predicted, mask_id)[row, chosen]
                 canvas = torch.where(written >= 0, written, canvas)
                 shown = confidence.float().masked_fill(~candidates, torch.nan)
-                reader.committed(written)
+                reader.committed(written, shown)
                 publisher.after(written, predicted, shown)
                 yield Step(number, canvas, written, shown, meter)
                 number += 1

@@ -16,6 +16,8 @@ SETTINGS = {
     "dream": {"length": 16, "steps": 12, "algorithm": "maskgit_plus"},
 }
 KEEPING = [f"block:keep={keep},budget=6,window=2" for keep in ("sinks", "random")] + ["block:changed,keep=top,budget=5,every=3"]
+KEEPING += ["block:keep=oracle,budget=4", "block:fresh=sinks,sinks=2", "block:fresh=sinks,trigger=sink,level=0.1"]
+KEEPING += ["block:trigger=drift,level=0.999", "block:changed,trigger=drift,level=0.99", "block:trigger=confidence,level=0.1"]
 
 
 @pytest.mark.parametrize("sampler", SETTINGS)
@@ -48,7 +50,7 @@ def test_what_is_stored_is_what_was_computed(fresh):
         for _ in range(3):
             reader.open_places(tokens, tokens == 60)
             found.append(reader.read(tokens).clone())
-            reader.committed(torch.full_like(tokens, -1))
+            reader.committed(torch.full_like(tokens, -1), torch.full(tokens.shape, torch.nan))
     for later in found[1:]:
         assert_close(later, found[0], terms=terms_of(model.network, 17))
 

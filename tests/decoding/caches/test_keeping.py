@@ -6,8 +6,9 @@ from closeness import assert_close, terms_of
 from seeded_models import seeded_model
 
 import sinkscope
-from sinkscope.attention import Columns, Watcher, subscribed
+from sinkscope.attention import Columns, LayerCall, Prefix, Watcher, subscribed
 from sinkscope.decoding import BlockCache, parse_cache
+from sinkscope.decoding.caches.keeping import loss_without
 from sinkscope.decoding.caches.policy import Moment
 from sinkscope.decoding.caches.reader import CachedReader
 from sinkscope.decoding.canvas import lay_out
@@ -86,7 +87,7 @@ def test_the_block_reads_the_kept_keys_alone(cache):
         for _ in range(2):
             reader.open_places(tokens, tokens == 60)
             found = reader.read(tokens)
-            reader.committed(torch.full_like(tokens, -1))
+            reader.committed(torch.full_like(tokens, -1), torch.full(tokens.shape, torch.nan))
         kept = parse_cache(cache).kept(Moment(0, 9, 13, tokens, tokens == 60, real))
         seen = torch.ones(1, 1, 17, 17, dtype=torch.bool)
         seen[:, :, 9:13] = torch.zeros(17, dtype=torch.bool).index_fill(0, kept[0, 0, 0], True)
@@ -94,6 +95,39 @@ def test_the_block_reads_the_kept_keys_alone(cache):
     assert_close(found[:, 9:13], expected[:, 9:13], terms=terms_of(model.network, 17))
     whole = model.network.model(input_ids=tokens, attention_mask=torch.ones_like(seen)).last_hidden_state
     assert float((whole - found).detach()[:, 9:13].abs().max()) > 0.01
+
+
+def fronts(source):
+    """Constant keys in front: none, two with values, a logit without."""
+    keys, values = (torch.randn(HEADS, 2, 6, generator=source) for _ in range(2))
+    return {"none": None, "keys": Prefix(keys=keys, values=values), "logits": Prefix(logits=torch.randn(2 * HEADS, 1, generator=source))}
+
+
+@pytest.mark.parametrize("front", ["none", "keys", "logits"])
+def test_the_loss_without_a_key_is_that_of_attention_without_it(front):
+    source, seen = torch.Generator().manual_seed(9), moment()
+    query, key = torch.randn(2, 2 * HEADS, WIDTH, 6, generator=source), torch.randn(2, HEADS, WIDTH, 6, generator=source)
+    value, own = torch.randn(2, HEADS, WIDTH, 6, generator=source), fronts(source)[front]
+
+    def output(row, head, place, without=()):
+        own_keys = [] if own is None or own.keys is None else list(own.keys[head // 2])
+        scores = [float(query[row, head, place] @ one) / 6**0.5 for one in own_keys] + (
+            [float(own.logits[head, 0])] if front == "logits" else []
+        )
+        values = list(own.values[head // 2]) if own_keys else [torch.zeros(6)] * len(scores)
+        for other in range(PADDED * row, WIDTH):
+            if other not in without:
+                scores.append(float(query[row, head, place] @ key[row, head // 2, other]) / 6**0.5)
+                values.append(value[row, head // 2, other])
+        weights = torch.tensor(scores).softmax(-1)
+        return sum(weight * one for weight, one in zip(weights, values, strict=True))
+
+    found = loss_without(LayerCall("layer", 0, query, key, value, None, own=own), seen)
+    assert found.shape == (2, 2 * HEADS, WIDTH)
+    for row, head in ((0, 0), (0, 5), (1, 3)):
+        for place in (PADDED + 1, START, WIDTH - 1):
+            moved = [output(row, head, query_place, (place,)) - output(row, head, query_place) for query_place in range(START, STOP)]
+            assert_close(found[row, head, place], sum(one.square().sum() for one in moved), terms=WIDTH * 40)
 
 
 class Sums(Watcher):
@@ -125,7 +159,7 @@ def test_scores_are_the_column_sums_of_the_refresh():
         assert_close(one, other, terms=terms_of(model.network, 17))
 
 
-@pytest.mark.parametrize("keep", ["sinks", "top", "random", "first", "no-sinks", "norm", "window"])
+@pytest.mark.parametrize("keep", ["sinks", "top", "attended", "oracle", "random", "first", "no-sinks", "norm", "window"])
 def test_a_budget_of_all_keys_is_no_choice(keep):
     model, settings = seeded_model("llada"), {"length": 24, "block": 8, "steps": 24}
     every = sinkscope.generate(model, PROMPTS[0], cache="block", **settings)

@@ -7,13 +7,14 @@ import torch
 from torch import Tensor
 
 from sinkscope.attention import Columns, LayerCall
-from sinkscope.decoding.caches.keeping import SINK_EXCESS, by_group, excess, loss_without, nearness, pick
-from sinkscope.decoding.caches.policy import CachePolicy, Moment, Plan
+from sinkscope.decoding.caches.keeping import SINK_EXCESS, by_group, excess, loss_without, nearness, outside_of, pick
+from sinkscope.decoding.caches.policy import CachePolicy, Moment, Places, Plan
+from sinkscope.decoding.caches.triggers import LEVELS, attention_drifted, block_columns, block_rows, commits_unsure, sinks_moved
 from sinkscope.decoding.canvas import Batch
 from sinkscope.decoding.settings import Settings
 from sinkscope.models.family import Family
 
-MEASURED = ("sinks", "top", "no-sinks", "norm", "oracle")
+MEASURED = ("sinks", "top", "no-sinks", "norm", "attended", "oracle")
 
 
 @dataclass(frozen=True)
@@ -21,13 +22,19 @@ class BlockCache(CachePolicy):
     """Computes a part of the canvas in most steps, and all of it at the start of a block and whenever the trigger says so.
 
     Attributes:
-        fresh: what a step computes: the ``block``; the block and its ``suffix``; what ``changed`` in the step before, with the masks of
-            the block; ``all``.
+        fresh: what a step computes: the ``block``; the block and its ``suffix``; the block and the main ``sinks`` outside of it, which are
+            the positions that it attended to most in the last refresh, over all heads; what ``changed`` in the step before, with the masks
+            of the block; ``all``.
         every: a refresh in every so many steps of a block; only at its start when None.
         keep: which keys outside of the block are read, ``budget`` of them in each layer and head of keys: ``all``; the ``sinks`` of Eq. 3,
             strongest first, and then the positions nearest to the block; the ``top`` ones by column; the top ones that are ``no-sinks``;
-            those with the largest value ``norm``; the ``oracle``'s, each of which alone would change the block's attention output most if
-            it were not read; ``random`` ones; the ``first`` ones; a ``window``, those nearest to the block.
+            those with the largest value ``norm``; those most ``attended`` by the block's queries; the ``oracle``'s, each of which alone
+            would change the block's attention output most if it were not read; ``random`` ones; the ``first`` ones; a ``window``, those
+            nearest to the block.
+        trigger: what else refreshes a row, see `triggers`: a main ``sink`` that moves, ``drift`` of the attention to the most attended key,
+            low ``confidence`` of what was committed.
+        level: of the trigger; `triggers.LEVELS` when None.
+        sinks: how many positions outside of the block ``fresh=sinks`` computes with it.
         budget: number of keys outside of the block that are read, where not all are.
         window: how many of the budget ``sinks`` leaves to the positions nearest to the block, at least.
         seed: of ``random``; the same in every row.
@@ -35,9 +42,12 @@ class BlockCache(CachePolicy):
 
     name = "block"
 
-    fresh: Literal["block", "suffix", "changed", "all"] = "block"
+    fresh: Literal["block", "suffix", "sinks", "changed", "all"] = "block"
     every: int | None = None
-    keep: Literal["all", "sinks", "top", "no-sinks", "norm", "oracle", "random", "first", "window"] = "all"
+    trigger: Literal["none", "sink", "drift", "confidence"] = "none"
+    level: float | None = None
+    sinks: int = 4
+    keep: Literal["all", "sinks", "top", "no-sinks", "norm", "attended", "oracle", "random", "first", "window"] = "all"
     budget: int | None = None
     window: int = 8
     seed: int = 0
@@ -54,10 +64,38 @@ class BlockCache(CachePolicy):
             raise self.refuse(f"expected a budget of keys from 1 upwards, found {self.budget}")
         if self.keep == "sinks" and self.budget is not None and not 1 <= self.window <= self.budget:
             raise self.refuse(f"expected a window from 1 to the budget of {self.budget}, found {self.window}")
-        if self.keep != "all" and self.fresh == "suffix":
-            raise self.refuse("fresh=suffix computes keys that keep leaves out; use fresh=block")
+        if self.keep != "all" and self.fresh in ("suffix", "sinks"):
+            raise self.refuse(f"fresh={self.fresh} computes keys that keep leaves out; use fresh=block")
+        if self.keep != "all" and self.trigger != "none":
+            raise self.refuse(f"trigger={self.trigger} looks at keys that keep leaves out; leave one of them out")
+        if self.level is not None and (self.trigger == "none" or not 0 < self.level <= 1):
+            raise self.refuse(f"expected level above 0 and up to 1, beside a trigger, found {self.level:g} and trigger={self.trigger}")
+        if self.fresh == "sinks" and self.trigger == "drift":
+            raise self.refuse("trigger=drift does not note where sinks are, which fresh=sinks needs; use trigger=sink, or fresh=block")
+        if self.sinks < 1:
+            raise self.refuse(f"expected sinks as a number of positions from 1 upwards, found {self.sinks}")
 
     def plan(self, moment: Moment) -> Plan:
+        plan, due = self._without_trigger(moment), self._due(moment)
+        if plan.fresh is None or due is None or not bool(due.any()):
+            return plan
+        open_places = plan.fresh if plan.open is None else plan.open
+        return Plan(None if bool(due.all()) else _marked(plan.fresh, moment.real) | due[:, None], open_places)
+
+    def _due(self, moment: Moment) -> Tensor | None:
+        """Return which rows the trigger refreshes, bool [batch]; None without one."""
+        if self.trigger == "none":
+            return None
+        level = LEVELS[self.trigger] if self.level is None else self.level
+        return {"sink": sinks_moved, "drift": attention_drifted, "confidence": commits_unsure}[self.trigger](moment, level)
+
+    def watches(self, refresh: bool) -> bool:
+        return self.trigger in ("sink", "drift") or (refresh and self.fresh == "sinks")
+
+    def watch(self, call: LayerCall, moment: Moment) -> Tensor:
+        return block_rows(call, moment) if self.trigger == "drift" else block_columns(call, moment)
+
+    def _without_trigger(self, moment: Moment) -> Plan:
         if self.fresh == "all" or (self.every is not None and moment.number % self.every == 0):
             return Plan()
         block = slice(moment.start, moment.stop)
@@ -65,6 +103,10 @@ class BlockCache(CachePolicy):
             return Plan(block)
         if self.fresh == "suffix":
             return Plan(slice(moment.start, None), open=block)
+        if self.fresh == "sinks":
+            assert moment.at_refresh is not None
+            columns = moment.at_refresh.sum((1, 2)).masked_fill(~outside_of(moment), -torch.inf)
+            return Plan(_marked(block, moment.real).scatter(1, columns.topk(self.sinks, dim=-1).indices, True), open=block)
         fresh = torch.zeros_like(moment.masked)
         fresh[:, block] = moment.masked[:, block] | moment.commits[-1][:, block]
         return Plan(fresh)
@@ -78,7 +120,9 @@ class BlockCache(CachePolicy):
         return self.keep != "all"
 
     def measure(self, call: LayerCall, columns: Columns, moment: Moment) -> Tensor:
-        return loss_without(call, moment) if self.keep == "oracle" else super().measure(call, columns, moment)
+        if self.keep == "oracle":
+            return loss_without(call, moment)
+        return block_columns(call, moment) if self.keep == "attended" else super().measure(call, columns, moment)
 
     def kept(self, moment: Moment) -> Tensor | None:
         if self.budget is None:
@@ -99,7 +143,7 @@ class BlockCache(CachePolicy):
         if self.keep == "norm":
             return torch.stack(list(moment.values), dim=1)
         columns = by_group(moment.scores, moment.values)
-        if self.keep in ("top", "oracle"):
+        if self.keep in ("top", "attended", "oracle"):
             return columns
         over = excess(columns, moment.real)
         if self.keep == "no-sinks":
@@ -125,8 +169,20 @@ class BlockCache(CachePolicy):
 
     def check_canvas(self, batch: Batch, settings: Any) -> None:
         room = min(batch.lengths) + settings.length - getattr(settings, "block", settings.length)
+        if self.fresh == "sinks" and self.sinks > room:
+            where = f"which the shortest canvas of {min(batch.lengths) + settings.length} tokens has outside of a block"
+            raise self.refuse(f"expected at most {room} sinks, {where}, found {self.sinks}")
         if self.budget is not None and self.budget > room:
             raise self.refuse(
                 f"expected a budget of at most {room} keys, which the shortest canvas of {min(batch.lengths) + settings.length} tokens has "
                 f"outside of a block, found {self.budget}; lower it or use keep=all"
             )
+
+
+def _marked(places: Places, real: Tensor) -> Tensor:
+    """Return positions as marks, bool [batch, position]."""
+    if isinstance(places, Tensor):
+        return places
+    marked = torch.zeros_like(real)
+    marked[:, places] = True
+    return marked & real

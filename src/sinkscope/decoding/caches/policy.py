@@ -7,7 +7,7 @@ that no row of a batch depends on what another row did in an earlier block.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -22,6 +22,10 @@ Places = Tensor | slice
 """Positions of a canvas: a slice of columns for all rows, or bool [batch, position]."""
 
 
+MEASURED = ("confidence", "now", "before", "at_refresh", "scores", "values")
+"""What `Moment.of_rows` leaves out."""
+
+
 @dataclass(frozen=True)
 class Moment:
     """What a policy knows before a step.
@@ -34,6 +38,10 @@ class Moment:
         real: bool [batch, position], False on padding.
         commits: what was committed in each earlier step of this block, bool [batch, position] each.
         scores: what `CachePolicy.measure` returned for each layer of a refresh; only for `CachePolicy.kept` of a policy that measures.
+        confidence: float32 [batch, position], of the tokens that the step before has committed or could have; NaN elsewhere, None in the
+            first step of a generation.
+        now, before, at_refresh: what `CachePolicy.watch` returned in the last step, in the one before it, and in the last refresh of each
+            row, [batch, layer, …]; None where there was no such step.
         values: norms of the stored values of each layer, float32 [batch, kv_head, position]; where there are scores.
         heads: number of layers, and of heads of keys in each.
         shift: whether the family reads a token one position to its left.
@@ -46,6 +54,10 @@ class Moment:
     masked: Tensor
     real: Tensor
     commits: Sequence[Tensor] = ()
+    confidence: Tensor | None = None
+    now: Tensor | None = None
+    before: Tensor | None = None
+    at_refresh: Tensor | None = None
     scores: Sequence[Tensor] | None = None
     values: Sequence[Tensor] | None = None
     heads: tuple[int, int] = (1, 1)
@@ -56,7 +68,7 @@ class Moment:
         chosen = list(rows)
         tokens, masked, real = self.tokens[chosen], self.masked[chosen], self.real[chosen]
         commits = tuple(one[chosen] for one in self.commits)
-        return Moment(self.number, self.start, self.stop, tokens, masked, real, commits, heads=self.heads, shift=self.shift)
+        return replace(self, tokens=tokens, masked=masked, real=real, commits=commits, **dict.fromkeys(MEASURED))
 
 
 @dataclass(frozen=True)
@@ -100,6 +112,14 @@ class CachePolicy(ABC):
     def measure(self, call: LayerCall, columns: Columns, moment: Moment) -> Tensor:
         """Return what is to be known of a layer in a refresh, [batch, …]; the column sums of each head, unless a policy says otherwise."""
         return columns.sums[:, :, 0]
+
+    def watch(self, call: LayerCall, moment: Moment) -> Tensor:
+        """Return what is to be known of a layer before the next step is planned, [row, …]; see `watches`."""
+        raise NotImplementedError
+
+    def watches(self, refresh: bool) -> bool:
+        """Whether `watch` is asked in every layer of a refresh, or of another step."""
+        return False
 
     @property
     def measures(self) -> bool:

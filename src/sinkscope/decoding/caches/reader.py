@@ -59,8 +59,8 @@ class WholeReader:
         self._hidden[rows] = hidden_states(self.model, inputs[rows], rows_of(self.layout, rows))
         return self._hidden
 
-    def committed(self, written: Tensor) -> None:
-        """Note what a step has committed, int64 [batch, position], −1 elsewhere."""
+    def committed(self, written: Tensor, confidence: Tensor) -> None:
+        """Note what a step has committed, int64 [batch, position], −1 elsewhere, and how probable the candidates were, NaN elsewhere."""
 
 
 class CachedReader(WholeReader):
@@ -77,6 +77,8 @@ class CachedReader(WholeReader):
         self._block = (0, real.shape[1])
         self._number = 0
         self._commits: list[Tensor] = []
+        self._confidence: Tensor | None = None
+        self._watched: dict[str, Tensor | None] = {"now": None, "before": None, "at_refresh": None}
         self._charged: Sequence[int] = ()
 
     def begin_block(self, start: int, stop: int) -> None:
@@ -85,7 +87,7 @@ class CachedReader(WholeReader):
     def open_places(self, tokens: Tensor, masked: Tensor) -> Tensor | None:
         start, stop = self._block
         heads = self.model.card.layers, self.model.card.kv_heads
-        made = {"heads": heads, "shift": self.model.family.shift}
+        made = {"heads": heads, "shift": self.model.family.shift, "confidence": self._confidence, **self._watched}
         self._moment = Moment(self._number, start, stop, tokens, masked, self._real, tuple(self._commits), **made)
         self._plan = self.policy.plan(self._moment) if self._number else Plan()
         return self._marked(self._plan.fresh if self._plan.open is None else self._plan.open)
@@ -94,6 +96,7 @@ class CachedReader(WholeReader):
         self._charged = range(len(inputs)) if rows is None else rows
         rows = list(range(len(inputs))) if rows is None or together else list(rows)
         fresh = self._plan.fresh
+        self._watched["before"] = None if self._watched["now"] is None else self._watched["now"].clone()
         if fresh is None:
             self._refresh(inputs, rows)
         else:
@@ -106,8 +109,9 @@ class CachedReader(WholeReader):
         assert self._hidden is not None
         return self._hidden
 
-    def committed(self, written: Tensor) -> None:
+    def committed(self, written: Tensor, confidence: Tensor) -> None:
         self._commits.append(written >= 0)
+        self._confidence = confidence
 
     def _marked(self, places: Places | None) -> Tensor | None:
         if not isinstance(places, slice):
@@ -125,9 +129,9 @@ class CachedReader(WholeReader):
         moment = moment if whole else moment.of_rows(rows)
         self._store.refresh(rows)
         layout = self.layout if whole else rows_of(self.layout, rows)
+        part = None if whole else self._part(rows, slice(None))
         with self.measurer.measuring(self.policy, moment) if measures else nullcontext():
-            part = None if whole else self._part(rows, slice(None))
-            found = self._forward(inputs if whole else inputs[rows], layout.positions, layout.seen, part)
+            found = self._forward(inputs if whole else inputs[rows], layout.positions, layout.seen, part, rows, refresh=True)
         self._put(found, rows, slice(None))
         if measures:
             moment = replace(moment, scores=self.measurer.found, values=self._store.value_norms())
@@ -147,27 +151,33 @@ class CachedReader(WholeReader):
         real, keys = self._real[:, fresh].sum(-1).tolist(), self._key_counts()
         for row in self._charged:
             self.meter.add(row, real[row], keys[row])
-        self._put(self._forward(tokens, positions, self._seen(rows, tokens.shape[1]), self._part(rows, fresh)), rows, fresh)
+        self._put(self._forward(tokens, positions, self._seen(rows, tokens.shape[1]), self._part(rows, fresh), rows), rows, fresh)
 
     def _compute_marked(self, inputs: Tensor, rows: list[int], fresh: Tensor) -> None:
-        """Compute marked positions, of which each row may have another number; rows with all of them are refreshed."""
+        """Compute marked positions, of which each row may have another number; rows with all of them in a call of their own."""
         fresh = fresh & self._real
         counts = fresh.sum(-1).tolist()
+        whole = [row for row in rows if counts[row] == self._lengths[row]]
+        for refresh, group in ((True, whole), (False, [row for row in rows if row not in whole])):
+            if any(counts[row] for row in group):
+                self._compute_group(inputs, rows, group, fresh, counts, refresh)
+
+    def _compute_group(self, inputs: Tensor, held: list[int], rows: list[int], fresh: Tensor, counts: list[int], refresh: bool) -> None:
+        """Compute the marked positions of some of the rows that are held."""
         most = max(counts[row] for row in rows)
-        if not most:
-            return
         # A row with fewer positions computes its first ones again, to the same result; a row with none computes its last position.
         order = torch.where(fresh, torch.arange(fresh.shape[1], device=fresh.device), fresh.shape[1]).sort(dim=-1).values[:, :most]
         first = torch.where(order[:, :1] < fresh.shape[1], order[:, :1], fresh.shape[1] - 1)
         places = torch.where(order < fresh.shape[1], order, first)[rows]
-        self._store.compute(places, self._read_keys(rows))
+        mine = None if rows == held else torch.tensor([held.index(row) for row in rows], device=inputs.device)
+        self._store.compute(places, self._read_keys(rows), mine)
         keys = self._key_counts()
         for row in self._charged:
-            if counts[row]:
+            if counts[row] and row in rows:
                 self.meter.add(row, counts[row], keys[row])
         tokens, positions = inputs[rows].gather(1, places), self.layout.positions[rows].gather(1, places)
         part = self._part(rows, torch.where(order[rows] < fresh.shape[1], order[rows], -1))
-        self._put(self._forward(tokens, positions, self._seen(rows, most), part), rows, places)
+        self._put(self._forward(tokens, positions, self._seen(rows, most), part, rows, refresh), rows, places)
 
     def _read_keys(self, rows: list[int]) -> Tensor | None:
         """Return which keys some rows read, int64 [row, 1 or layer, 1 or kv_head, key]; None for all."""
@@ -197,13 +207,30 @@ class CachedReader(WholeReader):
             queries = torch.arange(self._real.shape[1], device=self._real.device)[queries].expand(len(rows), -1)
         return CallPart(torch.tensor(rows, device=queries.device), queries)
 
-    def _forward(self, tokens: Tensor, positions: Tensor, seen: Tensor | None, part: CallPart | None) -> Tensor:
-        session = current_session(self.model.network)
-        with nullcontext() if session is None else session.computing(part):
+    def _forward(
+        self, tokens: Tensor, positions: Tensor, seen: Tensor | None, part: CallPart | None, rows: list[int], refresh: bool = False
+    ) -> Tensor:
+        session, watches = current_session(self.model.network), self.policy.watches(refresh)
+        assert self._moment is not None
+        moment = self._moment if len(rows) == len(self._real) else self._moment.of_rows(rows)
+        with (
+            nullcontext() if session is None else session.computing(part),
+            self.measurer.watching(self.policy, moment) if watches else nullcontext(),
+        ):
             output = self.model.network.model(
                 input_ids=tokens, attention_mask=seen, position_ids=positions, past_key_values=self._store, use_cache=True
             )
+        if watches:
+            self._note(torch.stack(self.measurer.watched, dim=1), rows, refresh)
         return output.last_hidden_state.to(tokens.device)
+
+    def _note(self, found: Tensor, rows: list[int], refresh: bool) -> None:
+        """Keep what was watched in some rows, [row, layer, …]."""
+        for name in ("now", "at_refresh") if refresh else ("now",):
+            kept = self._watched[name]
+            kept = found.new_zeros(len(self._real), *found.shape[1:]) if kept is None else kept.clone()
+            kept[rows] = found
+            self._watched[name] = kept
 
     def _put(self, found: Tensor, rows: list[int], fresh: slice | Tensor) -> None:
         """Put the hidden states of the fresh positions of some rows into those of the batch."""
@@ -222,11 +249,18 @@ class CachedReader(WholeReader):
 
 
 class _Measurer(Hider):
-    """Measures the layers of refreshes for a policy; it hides nothing."""
+    """Measures layers for a policy; it hides nothing.
+
+    Attributes:
+        found: what `CachePolicy.measure` returned for each layer of a refresh.
+        watched: what `CachePolicy.watch` returned for each layer of a step.
+    """
 
     def __init__(self) -> None:
         self._asked: tuple[CachePolicy, Moment] | None = None
+        self._watching: tuple[CachePolicy, Moment] | None = None
         self.found: list[Tensor] = []
+        self.watched: list[Tensor] = []
 
     @contextmanager
     def measuring(self, policy: CachePolicy, moment: Moment) -> Iterator[None]:
@@ -237,8 +271,19 @@ class _Measurer(Hider):
         finally:
             self._asked = None
 
+    @contextmanager
+    def watching(self, policy: CachePolicy, moment: Moment) -> Iterator[None]:
+        """Watch while the body runs."""
+        self._watching, self.watched = (policy, moment), []
+        try:
+            yield
+        finally:
+            self._watching = None
+
     def hide(self, call: LayerCall) -> None:
-        return None
+        if self._watching is not None:
+            policy, moment = self._watching
+            self.watched.append(policy.watch(call, moment))
 
     def observes(self, call: LayerCall) -> bool:
         return self._asked is not None
@@ -276,7 +321,7 @@ def reading(model: Model, batch: Batch, layout: Layout, meter: WorkMeter, settin
     length = layout.positions.shape[1]
     real = torch.nn.functional.pad(batch.real, (0, length - batch.real.shape[1]), value=True)
     reader = CachedReader(model, layout, meter, policy, real)
-    if not policy.measures:
+    if not (policy.measures or policy.watches(refresh=True)):
         yield reader
         return
     with subscribed(model.network, reader.measurer):

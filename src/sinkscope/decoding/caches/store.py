@@ -33,10 +33,6 @@ class KeyValueStore:
         """Prepare for a call that computes all positions of some rows; nothing else is held from then on."""
         self.rows, self._fresh, self._mine, self._kept = list(rows), None, None, None
 
-    def refresh_some(self, rows: Tensor) -> None:
-        """Prepare for a call that computes all positions of some of the held rows, int64 [row], counted among them."""
-        self._fresh, self._mine, self._kept = slice(None), rows, None
-
     def compute(self, fresh: Positions, kept: Tensor | None, rows: Tensor | None = None) -> None:
         """Prepare for a call that computes some positions.
 
