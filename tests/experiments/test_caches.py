@@ -44,6 +44,7 @@ def test_verdicts_follow_from_the_answers(name):
     }
     again = comparison_of(items)
     for row, found in zip(rows, again["rows"], strict=True):
-        assert (row["difference"], row["interval"], row["within_a_point"]) == (found["difference"], found["interval"], found["within_a_point"])
+        for name_of_value in ("difference", "interval", "within_a_point"):
+            assert row[name_of_value] == found[name_of_value]
     assert again["sinks"] == DOCUMENTS[name]["sinks"]
     assert plain["policy"] == "none" and points({"mean": 0.5, "low": -0.01, "high": 0.021}) == "+50.0 (-1.0 … +2.1)"
