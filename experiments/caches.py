@@ -90,12 +90,11 @@ def tables(document: dict[str, Any]) -> list[str]:
             told = "plain sampling" if name == "none" else f"`{name}`"
             lines.append(f"| {told} | {row['accuracy']:.3f} | {change} | {row['same_answers']:.3f} | {ratios}")
     budgets = sorted({row["budget"] for row in rows.values() if row["budget"] is not None})
-    lines += [
-        "",
-        f"| keys read outside of the block | {' | '.join(f'budget {budget}' for budget in budgets)} |",
-        "|---|" + "---|" * len(budgets),
-    ]
-    for keep in KEEPS if budgets else ():
+    if not budgets:
+        return lines
+    lines += ["", f"| keys read outside of the block | {' | '.join(f'budget {budget}' for budget in budgets)} |"]
+    lines.append("|---|" + "---|" * len(budgets))
+    for keep in KEEPS:
         cells = [next(row for row in rows.values() if f"keep={keep},budget={budget}" in row["policy"]) for budget in budgets]
         lines.append(f"| `{keep}` | " + " | ".join(f"{cell['accuracy']:.3f}, {points(cell['difference'])}" for cell in cells) + " |")
     return lines
