@@ -28,6 +28,7 @@ TRACE_AXES: dict[str, tuple[str, ...]] = {
     "column_sums_prompt": (STEP, LAYER, HEAD, KEY),
     "self_attention": (STEP, LAYER, HEAD, POSITION),
     "last_query": (STEP, LAYER, HEAD, KEY),
+    "newest_columns": (STEP, LAYER, HEAD, KEY),
     "value_norms": (STEP, LAYER, KV_HEAD, POSITION),
     "key_norms": (STEP, LAYER, KV_HEAD, POSITION),
     "hidden_norms": (STEP, LAYER, POSITION),
@@ -38,6 +39,9 @@ TRACE_AXES: dict[str, tuple[str, ...]] = {
     "top_last_query": (STEP, LAYER, HEAD, RANK),
     "top_last_query_key": (STEP, LAYER, HEAD, RANK),
     "rest_last_query": (STEP, LAYER, HEAD),
+    "top_newest_columns": (STEP, LAYER, HEAD, RANK),
+    "top_newest_columns_key": (STEP, LAYER, HEAD, RANK),
+    "rest_newest_columns": (STEP, LAYER, HEAD),
     "sink_token_columns": (STEP, LAYER, HEAD, SINK),
 }
 
@@ -53,6 +57,7 @@ TRACE_UNITS: dict[str, str] = {
     "column_sums_prompt": "queries' worth of attention, from the prompt's queries only",
     "self_attention": "share of a query's attention on itself",
     "last_query": "share of the newest query's attention",
+    "newest_columns": "queries' worth of attention, from the running block and the finished ones before it up to 16 queries",
     "value_norms": "Euclidean norm",
     "key_norms": "Euclidean norm",
     "hidden_norms": "Euclidean norm of what enters the layer",
@@ -63,5 +68,8 @@ TRACE_UNITS: dict[str, str] = {
     "top_last_query": "share of the newest query's attention, the largest of a head",
     "top_last_query_key": "position, -1 where the canvas has fewer tokens",
     "rest_last_query": "share of the newest query's attention, mean of the others, NaN where there is none",
+    "top_newest_columns": "queries' worth of attention, the largest columns of a head from the newest queries",
+    "top_newest_columns_key": "position, -1 where the canvas has fewer tokens",
+    "rest_newest_columns": "queries' worth of attention from the newest queries, mean of the other columns, NaN where there is none",
     "sink_token_columns": "queries' worth of attention; with column_sums, sums to the number of queries",
 }

@@ -2,12 +2,12 @@
 
 from functools import cache
 
-from seeded_network import EOS, MASK, VOCABULARY, seeded_network
+from seeded_network import EOS, MASK, VOCABULARY, seed_weights, seeded_network
 
 from sinkscope.decoding import find_sampler, make_batch, settings_of
 from sinkscope.models import Family, Model, ModelCard
 
-NETWORKS = {"llada": "llama", "mmada": "llama", "dream": "qwen2", "autoregressive": "causal"}
+NETWORKS = {"llada": "llama", "mmada": "llama", "dream": "qwen2", "autoregressive": "causal", "sdar": "qwen3"}
 
 
 @cache
@@ -24,7 +24,7 @@ def words():
 @cache
 def seeded_model(sampler, seed=0):
     """A model that is written with by one sampler; Dream's has the logit shift and grouped queries."""
-    network = seeded_network(NETWORKS[sampler], seed)
+    network = block_causal(seeded_network("qwen3", seed).config, seed) if sampler == "sdar" else seeded_network(NETWORKS[sampler], seed)
     config = network.config
     causal = sampler == "autoregressive"
     card = ModelCard(
@@ -45,6 +45,14 @@ def seeded_model(sampler, seed=0):
     )
     family = Family(sampler, causal=causal, sampler=sampler, model_types=(), source="tests", shift=sampler == "dream")
     return Model(network, words(), family, card)
+
+
+def block_causal(config, seed, block=4):
+    """SDAR's network with the weights of the seeded Qwen3."""
+    from sinkscope.models.block_causal import BlockCausalQwen3
+
+    config.is_causal, config.block_size = False, block
+    return seed_weights(BlockCausalQwen3(config), seed).eval()
 
 
 def steps_of(model, prompts, **settings):

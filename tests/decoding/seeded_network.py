@@ -9,23 +9,30 @@ VOCABULARY, MASK, EOS, EOT = 61, 60, 59, 58
 
 
 def seeded_network(kind, seed, layers=2):
-    """A random bidirectional (`llama`, `qwen2`) or causal (`causal`) network of 61 tokens that writes something else at every place."""
+    """A random bidirectional (`llama`, `qwen2`) or causal (`causal`, `qwen3`) network of 61 tokens that writes varied tokens."""
     import transformers
 
     shape = {"num_hidden_layers": layers, "vocab_size": VOCABULARY, "max_position_embeddings": 128, "tie_word_embeddings": False}
     if kind == "qwen2":
         family = transformers.Qwen2Config, transformers.Qwen2ForCausalLM
         shape |= {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 2, "intermediate_size": 64}
+    elif kind == "qwen3":
+        family = transformers.Qwen3Config, transformers.Qwen3ForCausalLM
+        shape |= {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 2, "intermediate_size": 64, "head_dim": 16}
     else:
         family = transformers.LlamaConfig, transformers.LlamaForCausalLM
         shape |= {"hidden_size": 40, "num_attention_heads": 5, "num_key_value_heads": 5, "intermediate_size": 56}
     config = family[0](attn_implementation="sdpa", **shape)
-    config.is_causal = kind == "causal"
-    network = family[1](config)
-    with torch.no_grad():
-        for name, weight in network.named_parameters():
-            weight.copy_(_weight(name, weight.shape, seed))
-    return network.eval()
+    config.is_causal = kind in ("causal", "qwen3")
+    return seed_weights(family[1](config), seed).eval()
+
+
+@torch.no_grad()
+def seed_weights(network, seed):
+    """Give a network the weights that follow from their names and a seed."""
+    for name, weight in network.named_parameters():
+        weight.copy_(_weight(name, weight.shape, seed))
+    return network
 
 
 def _weight(name, shape, seed):

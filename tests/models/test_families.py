@@ -14,12 +14,12 @@ import sinkscope
 from sinkscope.decoding.checking import check_model
 from sinkscope.errors import CallError, ModelError
 from sinkscope.models import FAMILIES, recognise
-from sinkscope.models.conversion import convert_config
+from sinkscope.models.conversion import completed, convert_config
 from sinkscope.models.loading import build_config, network_class, parameter_shapes
 
-DREAM, LLADA, LLAMA, MMADA = FAMILIES["dream"], FAMILIES["llada"], FAMILIES["llama"], FAMILIES["mmada"]
+DREAM, LLADA, LLAMA, MMADA, SDAR = (FAMILIES[name] for name in ("dream", "llada", "llama", "mmada", "sdar"))
 
-KINDS = {"llada": LLADA, "mmada": MMADA, "dream": DREAM, "llama": LLAMA}
+KINDS = {"llada": LLADA, "mmada": MMADA, "dream": DREAM, "llama": LLAMA, "sdar": SDAR}
 
 
 def load_tiny(name, folder, **changes):
@@ -93,6 +93,9 @@ def test_the_dtype_of_the_tensors_counts_where_the_config_is_silent(tmp_path):
         (LLADA_CONFIG | {"codebook_size": 8192}, MMADA),
         (TINY["dream"].config, DREAM),
         (LLAMA_CONFIG, LLAMA),
+        (TINY["sdar"].config, SDAR),
+        ({"model_type": "qwen3", "is_causal": False, "mask_token_id": 3, "sinkscope_family": "sdar"}, SDAR),
+        ({"model_type": "qwen3"}, LLAMA),
         ({"model_type": "qwen2"}, LLAMA),
         ({"model_type": "llama", "is_causal": False, "mask_token_id": 3}, LLADA),
         ({"model_type": "qwen2", "is_causal": False, "mask_token_id": 3, "sinkscope_family": "dream"}, DREAM),
@@ -109,12 +112,17 @@ def test_a_config_is_recognised(config, family):
     [
         (LLADA_CONFIG | {"architectures": ["LLaDAMoEModelLM"]}, r"expected architectures \['LLaDAModelLM'\].*found \['LLaDAMoEModelLM'\]"),
         (TINY["dream"].config | {"architectures": ["DreamForCausalLM"]}, r"expected architectures \['DreamModel'\].*DreamForCausalLM"),
-        ({"model_type": "sdar"}, r"expected model_type Dream, llada, mmada, .*llama or qwen2.*found model_type 'sdar'"),
-        ({"model_type": "sdar", "auto_map": {}}, r"names remote code \(auto_map\), which sinkscope never runs"),
+        ({"model_type": "rnd1"}, r"expected model_type Dream, llada, mmada, sdar, .*llama or qwen2 or qwen3.*found model_type 'rnd1'"),
+        ({"model_type": "rnd1", "auto_map": {}}, r"names remote code \(auto_map\), which sinkscope never runs"),
+        (
+            {key: one for key, one in TINY["sdar"].config.items() if key != "head_dim"} | {"model_type": "rnd1", "num_experts": 8},
+            "The nearest family is sdar, which does not know num_experts and needs head_dim",
+        ),
+        (LLADA_CONFIG | {"model_type": "rnd1"}, r"The nearest family is llada\. "),
         ({"architectures": ["X"]}, r"found model_type None, is_causal True, architectures \['X'\]"),
         (
             {"model_type": "llama", "is_causal": False, "sinkscope_family": "sedd"},
-            "sinkscope_family to be one of dream, llada, mmada, smdm.*'sedd'",
+            "sinkscope_family to be one of dream, llada, mmada, sdar, smdm.*'sedd'",
         ),
         ({"model_type": "llama", "is_causal": 0}, "config.json: is_causal: expected true or false, found 0"),
     ],
@@ -132,6 +140,9 @@ PUBLISHED_CONFIGS = {
     "dream": TINY["dream"].config
     | {"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4}
     | {"vocab_size": 152064, "mask_token_id": 151666},
+    "sdar": TINY["sdar"].config
+    | {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8}
+    | {"head_dim": 128, "vocab_size": 151936, "mask_token_id": 151669},
     "llama": LLAMA_CONFIG
     | {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8}
     | {"vocab_size": 128256},
@@ -144,7 +155,7 @@ def test_parameters_of_the_published_checkpoints(name):
     config, family = PUBLISHED_CONFIGS[name], KINDS[name]
     converted = convert_config(config, recognise(config, "here"), "here")
     shapes = parameter_shapes(network_class(converted), build_config(converted))
-    expected = {"llada": 8_015_581_184, "mmada": 8_082_690_048, "dream": 7_615_616_512, "llama": 8_030_261_248}[name]
+    expected = {"llada": 8_015_581_184, "mmada": 8_082_690_048, "dream": 7_615_616_512, "llama": 8_030_261_248, "sdar": 4_411_424_256}[name]
     assert sum(math.prod(shape) for shape in shapes.values()) == expected == family.shapes[0].parameters
     assert (converted.fields["num_hidden_layers"], converted.fields["hidden_size"]) == (
         family.shapes[0].layers,
@@ -165,6 +176,39 @@ def test_a_checkpoint_as_published_passes_every_check(name, tmp_path):
         f"{stored} stored in 1 files, {stored} parameters, {renamed} under another name"
     )
     assert ("llama3" in found["rotation frequencies recomputed"]) == (name == "llama")
+
+
+def test_the_larger_sdar_has_the_parameters_of_its_published_index():
+    config = PUBLISHED_CONFIGS["sdar"] | {"hidden_size": 4096, "intermediate_size": 12288}
+    converted = convert_config(config, SDAR, "here")
+    shapes = parameter_shapes(network_class(converted), build_config(converted))
+    assert sum(math.prod(shape) for shape in shapes.values()) == SDAR.shapes[1].parameters == 8_190_735_360
+
+
+def test_what_sdars_config_does_not_name_is_what_its_published_code_takes():
+    """The hub's config.json has neither the length of a block nor the mask token; the mask is compared with the tokenizer's."""
+    bare = {key: value for key, value in PUBLISHED_CONFIGS["sdar"].items() if key not in ("block_size", "mask_token_id")}
+    converted = convert_config(completed(bare, SDAR), SDAR, "here")
+    assert (converted.fields["block_size"], converted.mask_id) == (4, 151669)
+    converted = convert_config(completed(PUBLISHED_CONFIGS["sdar"] | {"block_size": 16}, SDAR), SDAR, "here")
+    assert converted.fields["block_size"] == 16
+    assert completed(LLADA_CONFIG, LLADA) == LLADA_CONFIG
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"block_size": 0}, "block_size: expected a whole number above 0, found 0"),
+        ({"head_dim": None}, "head_dim: expected a whole number above 0, found None"),
+        ({"use_sliding_window": True}, "use_sliding_window: expected False, found True"),
+        ({"num_experts": 128}, "num_experts: expected a key known for model_type 'sdar'"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_scaling: expected None"),
+        ({"attention_bias": True}, "attention_bias: expected False, found True"),
+    ],
+)
+def test_an_sdar_that_is_another_network_is_refused(change, message):
+    with pytest.raises(ModelError, match=message):
+        convert_config(TINY["sdar"].config | change, SDAR, "here")
 
 
 # Special tokens and conversations

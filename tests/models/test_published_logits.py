@@ -59,7 +59,7 @@ def rms(one, other):
     return float(np.sqrt(np.mean((one - other) ** 2)))
 
 
-@pytest.mark.parametrize("name", ["llada", "mmada", "dream"])
+@pytest.mark.parametrize("name", ["llada", "mmada", "dream", "sdar"])
 def test_bfloat16_is_as_exact_as_the_published_code(name, tmp_path):
     """Bit for bit on the machine of the fixture; other kernels round elsewhere, to errors of the same size."""
     found = say(load_tiny(name, tmp_path, dtype="bfloat16"), TINY[name])
@@ -116,7 +116,7 @@ def test_rotary_buffers_are_filled_and_stay_in_full_precision(tmp_path):
     assert_close(network.model.rotary_emb.inv_freq / expected, 1.0, terms=4, dtype=torch.float32)  # a power, a quotient, its inverse
 
 
-@pytest.mark.parametrize("name", ["llada", "mmada", "dream", "llama"])
+@pytest.mark.parametrize("name", ["llada", "mmada", "dream", "llama", "sdar"])
 def test_saved_again_a_network_is_the_same(name, tmp_path):
     """In transformers' own layout and names, recognised as the same family, bfloat16 rotations included."""
     model = load_tiny(name, tmp_path / "first", dtype="bfloat16")

@@ -270,10 +270,10 @@ def test_a_tokenizer_that_only_code_of_the_folder_could_run(name, tmp_path):
 
 
 def test_a_network_that_only_code_of_the_folder_could_run(tmp_path):
-    folder, proof = SAVE["llada"](save_tiny("llada", tmp_path / "model", model_type="sdar")), tmp_path / "was-run"
+    folder, proof = SAVE["llada"](save_tiny("llada", tmp_path / "model", model_type="rnd1")), tmp_path / "was-run"
     lay_traps(folder, proof)
     message = refusal(folder)
-    assert "found model_type 'sdar'" in message and "remote code (auto_map), which sinkscope never runs" in message
+    assert "found model_type 'rnd1'" in message and "remote code (auto_map), which sinkscope never runs" in message
     assert not proof.exists()
 
 

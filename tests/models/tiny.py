@@ -133,6 +133,49 @@ LLAMA_CONFIG = {
     "vocab_size": 63,
 }
 
+SDAR_CONFIG = {
+    "architectures": ["SDARForCausalLM"],
+    "auto_map": {
+        "AutoConfig": "configuration_sdar.SDARConfig",
+        "AutoModel": "modeling_sdar.SDARModel",
+        "AutoModelForCausalLM": "modeling_sdar.SDARForCausalLM",
+    },
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "attn_implementation": "flex_attention",
+    "bos_token_id": EOS,
+    "debug": False,
+    "eos_token_id": EOS,
+    "block_size": 4,
+    "mask_token_id": MASK,
+    "ep_size": 1,
+    "fuse_cross_entropy": True,
+    "head_dim": 16,
+    "hidden_act": "silu",
+    "hidden_size": 48,
+    "initializer_range": 0.02,
+    "intermediate_size": 72,
+    "max_position_embeddings": 128,
+    "max_window_layers": 36,
+    "micro_forward": False,
+    "model_type": "sdar",
+    "num_attention_heads": 6,
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 1000000,
+    "skip_checkpoint": False,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "torch_dtype": "float32",
+    "transformers_version": "4.52.4",
+    "use_cache": False,
+    "use_deepep": False,
+    "use_sliding_window": False,
+    "vocab_size": 64,
+}
+
 
 @dataclass(frozen=True)
 class Tiny:
@@ -191,24 +234,27 @@ def llada_shapes(config):
     return {f"model.transformer.{name}.weight": shape for name, shape in shapes.items()}
 
 
-def stock_shapes(config, biases):
+def stock_shapes(config, biases, norms=False):
     width, inner, rows = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
-    keys = config["num_key_value_heads"] * width // config["num_attention_heads"]
+    dim = config.get("head_dim", width // config["num_attention_heads"])
+    queries, keys = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
     shapes = {"model.embed_tokens.weight": (rows, width), "model.norm.weight": (width,), "lm_head.weight": (rows, width)}
     for number in range(config["num_hidden_layers"]):
         layer = {
             "input_layernorm.weight": (width,),
             "post_attention_layernorm.weight": (width,),
-            "self_attn.q_proj.weight": (width, width),
+            "self_attn.q_proj.weight": (queries, width),
             "self_attn.k_proj.weight": (keys, width),
             "self_attn.v_proj.weight": (keys, width),
-            "self_attn.o_proj.weight": (width, width),
+            "self_attn.o_proj.weight": (width, queries),
             "mlp.gate_proj.weight": (inner, width),
             "mlp.up_proj.weight": (inner, width),
             "mlp.down_proj.weight": (width, inner),
         }
         if biases:
             layer |= {f"self_attn.{name}_proj.bias": (size,) for name, size in (("q", width), ("k", keys), ("v", keys))}
+        if norms:
+            layer |= {f"self_attn.{name}_norm.weight": (dim,) for name in "qk"}
         shapes |= {f"model.layers.{number}.{name}": shape for name, shape in layer.items()}
     return shapes
 
@@ -220,6 +266,7 @@ TINY = {
     "dream": Tiny(DREAM_CONFIG, 3, shapes=stock_shapes(DREAM_CONFIG, biases=True)),
     "dream-padded": Tiny(DREAM_CONFIG, 3, padding=3, shapes=stock_shapes(DREAM_CONFIG, biases=True)),
     "llama": Tiny(LLAMA_CONFIG, 4, shapes=stock_shapes(LLAMA_CONFIG, biases=False)),
+    "sdar": Tiny(SDAR_CONFIG, 5, length=14, shapes=stock_shapes(SDAR_CONFIG, biases=False, norms=True)),
 }
 
 

@@ -90,7 +90,15 @@ def save_dream_tokenizer(folder, added=None, **changes):
     return folder
 
 
+def save_sdar_tokenizer(folder):
+    """vocab.json and merges.txt under the class name of Qwen2, with remote code to build it with; the mask has no entry of its own."""
+    added = {57: "<|endoftext|>", 58: "<|im_start|>", 59: "<|im_end|>", 60: "<|MASK|>"}
+    remote = {"AutoTokenizer": ["tokenization_qwen2.Qwen2Tokenizer", None]}
+    return save_dream_tokenizer(folder, added, tokenizer_class="Qwen2Tokenizer", auto_map=remote, mask_token="<|MASK|>")
+
+
 SAVE = {
+    "sdar": save_sdar_tokenizer,
     "llada": save_llada_tokenizer,
     "mmada": save_llada_tokenizer,
     "dream": save_dream_tokenizer,

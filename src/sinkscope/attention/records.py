@@ -173,6 +173,8 @@ class StepContext:
         prompt_lengths: of this stack, where it reads other prompts than the generation (a decoder beside an encoder).
         readers: bool [batch, position], the queries from whose outputs a token may be committed in this step; None where nobody
             says that one will be (a likelihood, a call that no sampler published).
+        final_queries: in block diffusion behind a cache, whether the queries of this step are finished, so that later steps read their keys
+            and values and do not compute them again; false while their block is still being written. None for any other sampler.
     """
 
     tokens: Tensor
@@ -184,6 +186,7 @@ class StepContext:
     causal: bool | None = None
     prompt_lengths: tuple[int, ...] | None = None
     readers: Tensor | None = None
+    final_queries: bool | None = None
 
 
 @dataclass(frozen=True)

@@ -17,29 +17,32 @@ def _flags(default: str | None = None) -> type:
 
     from sinkscope.decoding.samplers import all_settings
 
-    flags: dict[str, Any] = {}
+    types: dict[str, Any] = {}
+    shown: dict[str, Any] = {}
     for kind in all_settings().values():
         texts = {one.arg_name: one.description or "" for one in docstring_parser.parse(kind.__doc__ or "").params}
         for field in dataclasses.fields(kind):
             hint = f"(default: {default or _default_by_sampler(field.name)})"
-            shown = arg(help=texts[field.name].replace("`", ""), help_behavior_hint=hint)
-            flags.setdefault(field.name, Annotated[FlagConversionOff[field.type], shown])
+            shown.setdefault(field.name, arg(help=texts[field.name].replace("`", ""), help_behavior_hint=hint))
+            types[field.name] = types[field.name] | field.type if field.name in types else field.type  # the words of every sampler
+    flags = {name: Annotated[FlagConversionOff[types[name]], shown[name]] for name in types}
     return TypedDict("SamplerFlags", flags, total=False)  # type: ignore[operator]
 
 
 def _default_by_sampler(name: str) -> str:
     """Return the default of a setting as text; with the names of the samplers, if not all have it or their defaults differ."""
-    from sinkscope.decoding.samplers import FOLLOW_LENGTH, all_settings
+    from sinkscope.decoding.samplers import all_settings
 
-    samplers: dict[Any, list[str]] = {}
+    samplers: dict[tuple[Any, bool], list[str]] = {}
     for sampler, kind in all_settings().items():
         for field in dataclasses.fields(kind):
             if field.name == name:
-                samplers.setdefault(field.default, []).append(sampler)
+                samplers.setdefault((field.default, name in kind.follows_length), []).append(sampler)
     if [*samplers.values()] == [[*all_settings()]]:
-        return str(next(iter(samplers)))
-    values = "; ".join(f"{value} for {', '.join(names)}" for value, names in samplers.items())
-    return f"--length where given, else {values}" if name in FOLLOW_LENGTH else values
+        return str(next(iter(samplers))[0])
+    followed = "; ".join(f"{value} for {', '.join(names)}" for (value, follows), names in samplers.items() if follows)
+    fixed = "; ".join(f"{value} for {', '.join(names)}" for (value, follows), names in samplers.items() if not follows)
+    return "; ".join([*([f"--length where given, else {followed}"] if followed else []), *([fixed] if fixed else [])])
 
 
 SamplerFlags = Annotated[Mapping[str, Any], arg(name="", constructor_factory=_flags)]

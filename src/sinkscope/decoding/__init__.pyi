@@ -9,6 +9,7 @@ from .settings import (
     DreamSettings as DreamSettings,
     LLaDASettings as LLaDASettings,
     MMaDASettings as MMaDASettings,
+    SDARSettings as SDARSettings,
     Settings as Settings,
     SettingsError as SettingsError,
     described as described,

@@ -28,6 +28,7 @@ class Step:
         written: int64 [batch, position], the token committed in this step, −1 elsewhere.
         confidence: float32 [batch, position], of the tokens that were committed or could have been; NaN elsewhere.
         meter: adds up the work of the generation; None for a sampler that does not count it.
+        lengths: int64 [batch], tokens of each prompt and its answer, on the host; None where all rows end where the canvas ends.
     """
 
     number: int
@@ -35,6 +36,7 @@ class Step:
     written: Tensor
     confidence: Tensor
     meter: WorkMeter | None = None
+    lengths: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,7 @@ class Publisher:
         rows: Sequence[int],
         prompts: Sequence[int] | None = None,
         candidates: Tensor | None = None,
+        final_queries: bool | None = None,
     ) -> None:
         """Publish that a forward call is about to run.
 
@@ -152,12 +155,15 @@ class Publisher:
             prompts: number of the prompt of each of these rows; the rows' own numbers when None.
             candidates: bool [batch, position], where a token may be committed in this step, an autoregressive model's one position
                 beyond its tokens; None where nothing is committed.
+            final_queries: see `StepContext`.
         """
         if self._session is not None:
             self._lengths = lengths
             readers = None if candidates is None else self._readers(candidates)
             numbers = tuple(rows if prompts is None else prompts)
-            self._session.begin_step(StepContext(tokens, masked, lengths, tuple(rows), numbers, readers=readers))
+            self._session.begin_step(
+                StepContext(tokens, masked, lengths, tuple(rows), numbers, readers=readers, final_queries=final_queries)
+            )
 
     def after(self, written: Tensor, predicted: Tensor | None, confidence: Tensor | None) -> None:
         """Publish what a step has committed: int64, int64 and float32 [batch, position], as in `StepResult`."""
@@ -176,8 +182,12 @@ class Publisher:
 
 
 @contextmanager
-def publishing(model: Model, batch: Batch, settings: Settings) -> Iterator[Publisher]:
-    """Publish the start and the end of a generation; an exception ends it as failed."""
+def publishing(model: Model, batch: Batch, settings: Settings, final_length: int | None = None) -> Iterator[Publisher]:
+    """Publish the start and the end of a generation; an exception ends it as failed.
+
+    Args:
+        final_length: positions of the longest canvas once it is written; None where it follows from the prompts and ``length``.
+    """
     session = current_session(model.network)
     if session is None:
         yield Publisher(None)
@@ -185,7 +195,7 @@ def publishing(model: Model, batch: Batch, settings: Settings) -> Iterator[Publi
     session.begin_generation(
         GenerationStart(
             prompt_lengths=batch.lengths,
-            final_length=max(batch.lengths) + settings.length,
+            final_length=final_length or max(batch.lengths) + settings.length,
             causal=model.family.causal,
             sampler={"name": model.family.sampler, **described(settings)},
             prompts=batch.texts,

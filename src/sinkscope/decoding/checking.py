@@ -11,7 +11,7 @@ from torch import Tensor
 from sinkscope.attention import Columns, Hider, LayerCall, Watcher, subscribed
 from sinkscope.decoding.generation import generate
 from sinkscope.errors import ModelError
-from sinkscope.models import Model
+from sinkscope.models import Model, block_length
 from sinkscope.models.layouts import MARK_POSITIONS
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
@@ -46,18 +46,23 @@ class _Adder(Watcher):
 
 
 class _Mapper(Watcher):
-    """Compares the columns of every layer with those of a dense attention map in float64, computed from the layer's queries and keys."""
+    """Compares the columns of every layer with those of a dense attention map in float64, computed from the layer's queries and keys.
 
-    def __init__(self, causal: bool) -> None:
-        self.causal = causal
+    Args:
+        block: tokens of a block, none of which sees the blocks after it: 1 in a causal model; None where every token sees all.
+    """
+
+    def __init__(self, block: int | None) -> None:
+        self.block = block
         self.rows, self.columns, self.layers = 0.0, 0.0, 0
 
     def watch(self, call: LayerCall, columns: Columns) -> None:
         query, key = call.query.cpu().double(), call.key.cpu().double()
         key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
         scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
-        if self.causal:
-            scores = scores.masked_fill(torch.ones_like(scores[0, 0], dtype=torch.bool).triu(1), -math.inf)
+        if self.block is not None:
+            number = torch.arange(scores.shape[-1]) // self.block
+            scores = scores.masked_fill(number[None, :] > number[:, None], -math.inf)
         front = _own_scores(call, query)
         scores = torch.cat([front, scores], dim=-1)
         dense = (scores - scores.amax(-1, keepdim=True)).exp()
@@ -161,7 +166,7 @@ def _count(config: Any) -> int:
     """Return the number of parameters of a Llama or Qwen2 of a config."""
     width, inner, head = config.hidden_size, config.intermediate_size, _head_dim(config)
     queries, keys = config.num_attention_heads * head, config.num_key_value_heads * head
-    biases = queries + 2 * keys if config.model_type.endswith("qwen2") else 0
+    biases = queries + 2 * keys if config.model_type.endswith("qwen2") else 2 * head if config.model_type.endswith("qwen3") else 0
     if getattr(config, "attention_bias", False):
         biases += queries + 2 * keys + width
     if getattr(config, "mlp_bias", False):
@@ -224,14 +229,21 @@ def _direction(model: Model, tokens: Tensor, logits: Tensor) -> Check:
     """Check that a later token changes an earlier logit exactly when the model attends in both directions."""
     other = tokens.clone()
     other[0, -1] = tokens[0, 0] if int(tokens[0, 0]) != int(tokens[0, -1]) else tokens[0, 1]
-    change = float((_logits(model, other)[0, 0] - logits[0, 0]).abs().max())
+    changes = (_logits(model, other)[0] - logits[0]).abs().amax(-1)
+    block = block_length(model.network)
+    if block is not None:
+        start = (tokens.shape[1] - 1) // block * block
+        inside, outside = float(changes[start:].min()), float(changes[:start].max())
+        found = f"the last token changes the logits of its block by {inside:.3g} and more, those before it by {outside:.3g}"
+        return Check(f"attention is causal between blocks of {block}", found, inside > 0 and outside == 0)
+    change = float(changes[0])
     way = "causal" if model.family.causal else "bidirectional"
     return Check(f"attention is {way}", f"the last token changes the first logits by {change:.3g}", (change == 0) == model.family.causal)
 
 
 def _columns(model: Model, tokens: Tensor, logits: Tensor) -> list[Check]:
     """Check column sums, dense maps, and that watching does not change the logits."""
-    adder, mapper = _Adder(), _Mapper(model.family.causal)
+    adder, mapper = _Adder(), _Mapper(1 if model.family.causal else block_length(model.network))
     with subscribed(model.network, adder), subscribed(model.network, mapper):
         watched = _logits(model, tokens)
     change = float((watched - logits).abs().max())

@@ -81,10 +81,10 @@ def generate(
         settings["cache"] = settings["cache"].text
     resolved = resolve_settings(model.family, **settings)
     batch = make_batch(model, prompts, texts, resolved.length)
-    canvas = batch.tokens
+    canvas, lengths = batch.tokens, None
     counts, meter = [0] * len(prompts), None
     for step in _finite_steps(model, find_sampler(model.family.sampler)(model, batch, resolved)):
-        canvas, meter = step.tokens, step.meter
+        canvas, meter, lengths = step.tokens, step.meter, step.lengths
         # A diffusion step counts for every row; reading it from a GPU would wait.
         wrote = (step.written >= 0).any(-1).tolist() if model.family.causal else [True] * len(counts)
         counts = [count + wrote[row] for row, count in enumerate(counts)]
@@ -96,6 +96,8 @@ def generate(
         tokens = canvas[row, width - len(own) :].cpu()
         if model.family.causal:
             tokens = tokens[: len(own) + counts[row]]
+        if lengths is not None:
+            tokens = tokens[: int(lengths[row])]
         work = None if meter is None else meter.work(row)
         steps = counts[row] if work is None else work.forwards
         generations.append(Generation(tokens, model.answer_text(tokens[len(own) :]), steps, len(own), work))

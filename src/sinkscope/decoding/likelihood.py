@@ -21,7 +21,7 @@ from sinkscope.decoding.blocks import quotas
 from sinkscope.decoding.canvas import lay_out
 from sinkscope.decoding.projection import check_finite, hidden_states, project, with_unconditional
 from sinkscope.errors import CallError
-from sinkscope.models import Model
+from sinkscope.models import Model, block_length
 
 GROUP = 16  # samples whose numbers of masks are spread evenly (published: batch_size)
 
@@ -74,6 +74,11 @@ def log_likelihood(
         CallError: the text is empty, an argument does not fit, or there are more tokens than the model was made for.
     """
     _check(model, method, samples, guidance, seed, batch)
+    if block_length(model.network) is not None:
+        raise CallError(
+            f"{model.card.name}: a likelihood of block diffusion is not published; expected a family whose tokens see the whole canvas, or "
+            f"an autoregressive one, found {model.family.name}"
+        )
     prefix, target = _encode(model, context, continuation)
     if len(prefix) + len(target) > model.card.max_positions:
         raise CallError(f"the canvas does not fit: a context of {len(prefix)} tokens and a continuation of {len(target)}, {model.limit}")

@@ -15,6 +15,7 @@ from sinkscope.decoding.settings import (
     DreamSettings,
     LLaDASettings,
     MMaDASettings,
+    SDARSettings,
     Settings,
     SettingsError,
     check_type,
@@ -26,6 +27,7 @@ SHIPPED: dict[str, type[Settings]] = {
     "llada": LLaDASettings,
     "mmada": MMaDASettings,
     "dream": DreamSettings,
+    "sdar": SDARSettings,
     "autoregressive": AutoregressiveSettings,
 }
 
@@ -44,11 +46,12 @@ OTHER_NAMES = {
     "algorithm_temp": "alg_temp",
     "algorithm_temperature": "alg_temp",
     "sampling_eps": "eps",
+    "denoising_steps": "block_steps",
+    "remasking_strategy": "remasking",
+    "confidence_threshold": "threshold",
+    "stopping_criteria_idx": "stop",
 }
 """Our name for each setting of other libraries."""
-
-FOLLOW_LENGTH = ("steps", "block")
-"""Settings that take the value of ``length`` where only ``length`` is given."""
 
 
 def find_sampler(name: str) -> Callable[..., Any]:
@@ -91,7 +94,7 @@ def resolve_settings(family: Family, **given: Any) -> Settings:
     for field in dataclasses.fields(kind):
         check_type(field.name, given.get(field.name, field.default), field.default)
     if "length" in given:
-        given = {**{name: given["length"] for name in FOLLOW_LENGTH if name in names}, **given}
+        given = {**{name: given["length"] for name in kind.follows_length if name in names}, **given}
     settings = kind(**given)
     if getattr(settings, "cache", "none") != "none":
         from sinkscope.decoding.caches.parsing import parse_cache

@@ -4,7 +4,7 @@ This module loads without torch: the command line builds its flags from these re
 """
 
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from sinkscope.errors import CallError
 
@@ -23,9 +23,12 @@ class Settings:
 
     Attributes:
         length: tokens to write.
+        follows_length: settings that take the value of ``length`` where only ``length`` is given.
     """
 
     length: int
+
+    follows_length: ClassVar[tuple[str, ...]] = ("steps", "block")
 
 
 @dataclass(frozen=True)
@@ -150,6 +153,53 @@ class DreamSettings(Settings):
             raise CallError(f"algorithm: expected {', '.join(ALGORITHMS[:-1])} or {ALGORITHMS[-1]}, found {self.algorithm!r}")
         if not 0 <= self.eps < 1:
             raise CallError(f"eps: expected a number from 0 to below 1, found {self.eps}")
+
+
+@dataclass(frozen=True)
+class SDARSettings(Settings):
+    """SDAR's block diffusion behind a cache of finished blocks (JetAstra/SDAR, generate.py; defaults of its command).
+
+    Attributes:
+        length: tokens to write (published: ``gen_length``); the last block is written to its end.
+        block: tokens of a block (published: ``block_length``); the models were trained with blocks of 4.
+        block_steps: forward calls that denoise a block (published: ``denoising_steps``), which share its tokens evenly.
+        temperature: divides the logits before a token is drawn; 0 takes the arg-max, as the published evaluation does.
+        top_k: choose among so many tokens; 0 is all.
+        top_p: choose among the smallest set of tokens whose probabilities reach it; 1 is all.
+        remasking: which masks are committed (published: ``remasking_strategy``): those above the threshold, at least the step's share
+            (low_confidence_dynamic), the step's share of the most probable ones (low_confidence_static), the leftmost ones (sequential).
+        threshold: of low_confidence_dynamic (published: ``confidence_threshold``).
+        stop: whether writing stops after the block in which an answer ends (published: ``stopping_criteria_idx``).
+        seed: of the draws; row i of a batch draws from seed + i.
+    """
+
+    length: int = 128
+    block: int = 4
+    block_steps: int = 4
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    remasking: Literal["low_confidence_dynamic", "low_confidence_static", "sequential"] = "low_confidence_dynamic"
+    threshold: float = 0.85
+    stop: bool = False
+    seed: int = 0
+
+    follows_length: ClassVar = ()
+
+    def __post_init__(self) -> None:
+        _positive(self, "length", "block", "block_steps")
+        _not_negative(self, "temperature", "top_k")
+        _share(self, "threshold")
+        _seed(self)
+        _top_p(self)
+        if self.block_steps > self.block:
+            raise CallError(
+                f"block_steps must not exceed block: {self.block_steps} steps for blocks of {self.block} tokens would leave steps without "
+                f"a token; try --block-steps {self.block}"
+            )
+        known = ("low_confidence_dynamic", "low_confidence_static", "sequential")
+        if self.remasking not in known:
+            raise CallError(f"remasking: expected {', '.join(known[:-1])} or {known[-1]}, found {self.remasking!r}")
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,9 @@ _EVAL = "ML-GSAI/LLaDA, EVAL.md"
 _LATE_EOS = {"confidence_eos_eot_inf": True}
 _DREAM = "DreamLM/Dream, eval"
 _UNCUT = "; its answers are not cut at lm-eval's stop strings but cleaned by a script, ours are cut"
+_DREAM_CODER = "DreamLM/Dream-Coder, base/eval_code_base.sh (which begins prompts with EOS; ours do not)"
+_DREAM_CODER_DEMO = "DreamLM/Dream-Coder, README (its own evaluation cleans answers by a script)"
+_DIFFUCODER = "apple/ml-diffucoder, README and inference_demo.py (settings of its examples; none are given for a task)"
 _MMADA = "Gen-Verse/MMaDA; others measured 40 to 54 %; temperature 0 (its own example samples at 1) and the chat template are assumed"
 _PAPER1 = "arXiv 2510.15731, appendix; steps = length, lm-eval's shots and, for GSM8K, the chat template are assumed"
 _LLAMA = "Llama 3.1 evaluation details; greedy, length assumed"
@@ -99,6 +102,11 @@ PROTOCOLS = (
     Protocol("dream", "base", "humaneval", "authors", 0, False, _dream(512, 0.2, 0.95), _DREAM + _UNCUT, 0.579),
     Protocol("dream", "instruct", "gsm8k_cot", "authors", 0, True, _dream(256, 0.1, 0.9), _DREAM + "_instruct", 0.81),
     Protocol("dream", "instruct", "humaneval_instruct", "authors", 0, True, _dream(768, 0.1, 0.9), _DREAM + "_instruct", 0.555),
+    Protocol("dream", "coder-base", "humaneval", "authors", 0, False, _dream(512, 0.2, 0.9), _DREAM_CODER),
+    Protocol("dream", "coder-base", "gsm8k_cot", "authors", 8, False, _dream(256, 0.0, 0.95), _DREAM_CODER),
+    Protocol("dream", "coder-instruct", "humaneval_instruct", "authors", 0, True, _dream(768, 0.1, 0.95), _DREAM_CODER_DEMO),
+    Protocol("dream", "diffucoder-base", "humaneval", "authors", 0, False, _dream(256, 0.2, 0.95), _DIFFUCODER),
+    Protocol("dream", "diffucoder-instruct", "humaneval_instruct", "authors", 0, True, _dream(256, 0.3, 0.95), _DIFFUCODER),
     Protocol("llama", "instruct", "gsm8k_cot", "authors", 8, True, {"length": 512, "temperature": 0.0}, _LLAMA, 0.845),
     Protocol("llama", "instruct", "humaneval_instruct", "authors", 0, True, {"length": 512, "temperature": 0.0}, _LLAMA, 0.726),
     *(
@@ -118,8 +126,14 @@ PROTOCOLS = (
 
 
 def variant_of(family: str, model: str) -> str:
-    """Return ``base``, ``instruct``, ``1.5`` or ``mixcot``, from the last part of a model's name; an empty text where it names none."""
+    """Return ``base``, ``instruct``, ``1.5`` or ``mixcot``, from the last part of a model's name; an empty text where it names none.
+
+    Dream's code models have names of their own (``coder-base``, ``diffucoder-instruct``), because their settings are others.
+    """
     name = model.rstrip("/").split("/")[-1].lower()
+    coder = "diffucoder" if "diffucoder" in name else "coder" if "dream-coder" in name else ""
+    if family == "dream" and coder:
+        return f"{coder}-{'base' if 'base' in name else 'instruct'}"
     if family == "llada" and "1.5" in name:
         return "1.5"
     return next((variant for variant in ("mixcot", "instruct", "base") if variant in name), "")

@@ -11,7 +11,7 @@ from typing import Any
 
 from sinkscope.errors import ModelError
 from sinkscope.models.family import Family
-from sinkscope.models.layouts import MARK, MARK_POSITIONS, MARK_ROTARY, STOCK, Fixed, Layout
+from sinkscope.models.layouts import BODIES, MARK, MARK_POSITIONS, MARK_ROTARY, STOCK, Fixed, Layout
 
 LARGEST_SIZE = 1 << 40
 LARGEST = 1e300  # a number in JSON has no bound, a float has
@@ -118,12 +118,19 @@ def convert_config(config: Mapping[str, Any], family: Family, where: str) -> Con
     return Converted(layout, network, fields, full_precision, tokens["mask_token_id"] if not family.causal else None, eos_ids)
 
 
+def completed(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
+    """Return a published ``config.json`` with what the published code takes for keys that it lacks."""
+    layout = STOCK.get(str(config.get("model_type")), family.layout)
+    absent = {} if layout is None else layout.absent
+    return {**config, **{key: value for key, value in absent.items() if config.get(key) is None}}
+
+
 def _network(layout: Layout, family: Family, fields: Mapping[str, Any], full_precision_rotary: bool) -> str:
     """Return where the class is that computes what a checkpoint's published code does, as ``module:Class``."""
     if family.network is not None:
         return family.network
-    if layout.body == "qwen2":
-        return "transformers:Qwen2ForCausalLM"
+    if layout.body != "llama":
+        return f"transformers:{BODIES[layout.body][1]}"
     if full_precision_rotary:
         return "sinkscope.models.llama_variants:FullPrecisionLlama"
     if fields.get(MARK_POSITIONS):
@@ -131,10 +138,15 @@ def _network(layout: Layout, family: Family, fields: Mapping[str, Any], full_pre
     return "transformers:LlamaForCausalLM"
 
 
+def known_keys(layout: Layout) -> set[str]:
+    """Return every key that a ``config.json`` of a layout may have."""
+    known = {*layout.sizes, *layout.fallbacks.values(), *layout.numbers, *layout.flags, *layout.passed, *layout.tokens}
+    return known | {*layout.fixed, *layout.ignored, *([layout.full_precision_rotary] if layout.full_precision_rotary else [])}
+
+
 def _refuse_unknown(config: Mapping[str, Any], layout: Layout, file: str) -> None:
     """Raise an error for a key that the layout does not name."""
-    known = {*layout.sizes, *layout.fallbacks.values(), *layout.numbers, *layout.flags, *layout.passed, *layout.tokens}
-    known |= {*layout.fixed, *layout.ignored, *([layout.full_precision_rotary] if layout.full_precision_rotary else [])}
+    known = known_keys(layout)
     for key, value in config.items():
         if key not in known:
             raise ModelError(
@@ -157,7 +169,7 @@ def _size(key: str, config: Mapping[str, Any], layout: Layout, file: str) -> int
     found = config.get(key)
     if found is None and key in layout.fallbacks:
         return _size(layout.fallbacks[key], config, layout, file)
-    if found is None and key == "head_dim":
+    if found is None and key in layout.optional:
         return None
     if not isinstance(found, int) or isinstance(found, bool) or not 0 < found < LARGEST_SIZE:
         raise ModelError(f"{file}: {key}: expected a whole number above 0, found {_short(found)}")

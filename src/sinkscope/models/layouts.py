@@ -32,6 +32,8 @@ class Layout:
         fallbacks: a size that is missing or null is that of another key.
         numbers: other numbers above 0: key → transformers' name.
         flags: true or false: key → transformers' name.
+        optional: sizes that may be missing; the network then has its own.
+        absent: what the published code takes where a key is missing or null.
         passed: keys that transformers' config takes as they are.
         tokens: special tokens: an id, null, or a list of ids.
         fixed: keys with the only values that are modelled.
@@ -41,13 +43,15 @@ class Layout:
         bidirectional: whether its networks look both ways; None where the key ``is_causal`` decides.
     """
 
-    body: Literal["llama", "qwen2"]
+    body: Literal["llama", "qwen2", "qwen3"]
     sizes: Mapping[str, str]
     numbers: Mapping[str, str]
     flags: Mapping[str, str]
     fixed: Mapping[str, Fixed]
     ignored: frozenset[str]
     fallbacks: Mapping[str, str] = field(default_factory=dict)
+    optional: frozenset[str] = frozenset({"head_dim"})
+    absent: Mapping[str, int] = field(default_factory=dict)
     passed: frozenset[str] = frozenset()
     tokens: frozenset[str] = frozenset({"mask_token_id", "eos_token_id", "pad_token_id", "bos_token_id"})
     full_precision_rotary: str | None = None
@@ -223,5 +227,23 @@ _QWEN2 = Layout(
     ignored=_ALWAYS_IGNORED | _QWEN2_IGNORED,
 )
 
+_QWEN3 = Layout(
+    body="qwen3",
+    sizes={**_STOCK_SIZES, "head_dim": "head_dim", "block_size": "block_size"},
+    fallbacks={"num_key_value_heads": "num_attention_heads"},
+    numbers=_STOCK,
+    flags={"tie_word_embeddings": "tie_word_embeddings", "attention_bias": "attention_bias"},
+    optional=frozenset({"block_size"}),  # of SDAR
+    passed=frozenset({"hidden_act"}) | _MARKS | _ROPE,
+    fixed={**_STOCK_FIXED, **_QWEN2_FIXED, "mlp_bias": Fixed((False,), False)},
+    ignored=_ALWAYS_IGNORED | _QWEN2_IGNORED,
+)
+
 PUBLISHED = {"llada": _LLADA, "mmada": _MMADA, "dream": _DREAM}
-STOCK = {"llama": _LLAMA, "qwen2": _QWEN2}
+STOCK = {"llama": _LLAMA, "qwen2": _QWEN2, "qwen3": _QWEN3}
+BODIES = {
+    "llama": ("LlamaConfig", "LlamaForCausalLM"),
+    "qwen2": ("Qwen2Config", "Qwen2ForCausalLM"),
+    "qwen3": ("Qwen3Config", "Qwen3ForCausalLM"),
+}
+"""The classes of transformers that compute each body: its config and its network."""

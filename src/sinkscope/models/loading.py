@@ -16,10 +16,11 @@ import torch
 
 from sinkscope.checksums import compare_sealed
 from sinkscope.errors import CallError, ModelError
-from sinkscope.models.conversion import Converted, convert_config, rename_tensor, tensor_renamings
+from sinkscope.models.conversion import Converted, completed, convert_config, rename_tensor, tensor_renamings
 from sinkscope.models.devices import find_device
 from sinkscope.models.family import Family
 from sinkscope.models.folders import check_files, find_folder, is_bundled, read_config
+from sinkscope.models.layouts import BODIES
 from sinkscope.models.model import Model, ModelCard
 from sinkscope.models.recognition import recognise
 from sinkscope.models.sink_token import SinkToken, check_token_id, split_config, with_sink
@@ -130,7 +131,8 @@ def describe(name: str) -> tuple[Family, Any, int]:
 
 def _read_identity(folder: Path) -> tuple[dict[str, Any], Family, SinkToken | None]:
     config, variant = split_config(read_config(folder), str(folder))
-    return config, recognise(config, str(folder)), variant
+    family = recognise(config, str(folder))
+    return completed(config, family), family, variant
 
 
 def _widest(tensors: Mapping[str, StoredTensor]) -> str:
@@ -229,8 +231,7 @@ def build_config(converted: Converted) -> Any:
     """Return a transformers config with the converted fields."""
     import transformers
 
-    kinds = {"llama": transformers.LlamaConfig, "qwen2": transformers.Qwen2Config}
-    return kinds[converted.layout.body](**converted.fields)
+    return getattr(transformers, BODIES[converted.layout.body][0])(**converted.fields)
 
 
 def parameter_shapes(kind: Any, config: Any) -> dict[str, tuple[int, ...]]:

@@ -4,12 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from sinkscope.errors import ModelError
+from sinkscope.models.conversion import known_keys
 from sinkscope.models.families import FAMILIES
 from sinkscope.models.family import Family
 from sinkscope.models.folders import OWN_NETWORK
-from sinkscope.models.layouts import MARK, MARK_POSITIONS, STOCK
-
-STOCK_CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}
+from sinkscope.models.layouts import BODIES, MARK, MARK_POSITIONS, STOCK
 
 
 def recognise(config: Mapping[str, Any], where: str) -> Family:
@@ -37,10 +36,23 @@ def recognise(config: Mapping[str, Any], where: str) -> Family:
     names = ", ".join(name for family in published for name in family.model_types if name not in STOCK)
     code = " Its config.json names remote code (auto_map), which sinkscope never runs." if "auto_map" in config else ""
     raise ModelError(
-        f"{where}: config.json: expected model_type {names}, {' or '.join(STOCK)} (causal), or one of the last two with is_causal false "
+        f"{where}: config.json: expected model_type {names}, {' or '.join(STOCK)} (causal), or one of these with is_causal false "
         f"and a mask_token_id; found model_type {model_type!r}, is_causal {config.get('is_causal', True)}, architectures "
-        f"{architectures}.{code} {OWN_NETWORK[0].upper()}{OWN_NETWORK[1:]}"
+        f"{architectures}.{_nearest(config)}{code} {OWN_NETWORK[0].upper()}{OWN_NETWORK[1:]}"
     )
+
+
+def _nearest(config: Mapping[str, Any]) -> str:
+    """Return which family's config.json is most like one that nobody claims, and what differs, as a sentence."""
+    layouts = [(family.name, family.layout) for family in FAMILIES.values() if family.layout is not None]
+    sizes = {name: {*layout.sizes} - layout.optional - {*layout.fallbacks} - {*layout.absent} for name, layout in layouts}
+    if not any(sizes[name] & set(config) for name, _ in layouts):
+        return ""
+    differs = {name: (sorted(set(config) - known_keys(layout)), sorted(sizes[name] - set(config))) for name, layout in layouts}
+    name = min(differs, key=lambda one: sum(map(len, differs[one])))
+    unknown, missing = (", ".join(keys[:6]) + (" …" if len(keys) > 6 else "") for keys in differs[name])
+    parts = [f"{says} {keys}" for says, keys in (("does not know", unknown), ("needs", missing)) if keys]
+    return f" The nearest family is {name}, which {' and '.join(parts)}." if parts else f" The nearest family is {name}."
 
 
 def _stock_family(config: Mapping[str, Any], where: str) -> Family:
@@ -69,7 +81,7 @@ def _stock_family(config: Mapping[str, Any], where: str) -> Family:
 def _check_stock_class(config: Mapping[str, Any], where: str) -> None:
     """Raise an error where a folder in transformers' own layout is of a network that none of its classes computes."""
     model_type, marked = config["model_type"], FAMILIES.get(str(config.get(MARK)))
-    allowed = [STOCK_CLASSES[model_type]]
+    allowed = [BODIES[model_type][1]]
     if model_type == "llama" and config.get(MARK_POSITIONS) is True:
         allowed = ["LearnedPositionsLlama"]
     elif marked is not None and marked.network is not None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sinkscope.attention import GenerationStart, StepContext, StepResult
-from sinkscope.recorder.step_tensors import GROUPS, PER_KEY, PER_QUERY, LayerTensors, accumulate, align_to_end
+from sinkscope.recorder.step_tensors import GROUPS, PER_KEY, PER_QUERY, LayerTensors, accumulate, add_finished, align_to_end
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,10 @@ def prompt_arrays(
         arrays["sink_token_columns"] = measured["sink_token_columns"]
     if not step.crossing:  # the queries stand on the same canvas
         arrays |= {name: measured[name][..., real_queries] for name in PER_QUERY if name in measured}
-    if step.causal:
+    if context.final_queries is not None:
+        arrays = {**arrays, **add_finished(running, arrays, context.final_queries)}
+        arrays.pop("last_query", None)
+    elif step.causal:
         arrays.update(accumulate(running, arrays, step.all_queries))
     align_to_end(arrays, length)
     if result is not None:

@@ -135,11 +135,12 @@ class Recorder(Watcher):
             step = part_step(part, layers[0], context, start, self._last_contexts)
             if part not in self._prompts:
                 self._prompts[part] = self._open(part, step, start, {"layers": list(measured), "heads": heads, "kv_heads": kv_heads})
+            blocks = step.context.final_queries is not None
             try:
-                stacked = stack_layers(layers, step.causal)
+                stacked = stack_layers(layers, step.causal, blocks)
             except torch.OutOfMemoryError:
                 self._async_writer.drain()
-                stacked = stack_layers([layer.on_the_host() for layer in layers], step.causal)
+                stacked = stack_layers([layer.on_the_host() for layer in layers], step.causal, blocks)
             sent = {f"{number} {name}": one for number, device in enumerate(stacked) for name, one in device.items()}
             sent |= {name: getattr(step.context, name) for name in CONTEXT}
             if result is not None and not part.crossing:

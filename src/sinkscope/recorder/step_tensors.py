@@ -9,6 +9,7 @@ from torch.nn.functional import pad
 
 from sinkscope.attention import Columns, LayerCall
 from sinkscope.errors import AttentionError
+from sinkscope.sinks.finding import WINDOW
 
 GROUPS = ("column_sums", "column_sums_masked", "column_sums_prompt")
 """Names of the column sums of the three query groups: all queries, masked ones, those of the prompt."""
@@ -82,22 +83,23 @@ def _placed(norms: Tensor, first_key: int) -> Tensor:
     return pad(norms, (first_key, 0), value=torch.nan) if first_key else norms
 
 
-def stack_layers(layers: list[LayerTensors], causal: bool) -> list[dict[str, Tensor]]:
+def stack_layers(layers: list[LayerTensors], causal: bool, blocks: bool = False) -> list[dict[str, Tensor]]:
     """Return the tensors of one step stacked over layers, [layer, batch, …], one dictionary for each device; `join_devices` joins them.
 
     Args:
         causal: keeps the last row in place of the query groups, as an autoregressive trace does.
+        blocks: keeps the last row beside them, for block diffusion behind a cache.
     """
     runs = [list(run) for _, run in groupby(layers, lambda layer: layer.sums.device)]
     shown = [name for name in OPTIONAL if all(getattr(layer, name) is not None for layer in layers)]
-    return [_stacked(run, causal, shown) for run in runs]
+    return [_stacked(run, causal, shown, causal or blocks) for run in runs]
 
 
-def _stacked(layers: list[LayerTensors], causal: bool, shown: list[str]) -> dict[str, Tensor]:
+def _stacked(layers: list[LayerTensors], causal: bool, shown: list[str], last: bool) -> dict[str, Tensor]:
     groups = GROUPS[:1] if causal else GROUPS  # one tensor each, as on disk
     stacked = {name: torch.stack([layer.sums[:, :, number] for layer in layers]) for number, name in enumerate(groups)}
     stacked["self_attention"] = torch.stack([layer.diagonal for layer in layers])
-    if causal:
+    if last:
         stacked["last_query"] = torch.stack([layer.last_row for layer in layers])
     stacked |= {name: _in_heads([getattr(layer, name)[None] for layer in layers]) for name in ("value_norms", "key_norms")}
     return stacked | {OPTIONAL[name]: torch.stack([getattr(layer, name) for layer in layers]) for name in shown}
@@ -179,6 +181,42 @@ def accumulate(running: dict[str, Tensor], arrays: dict[str, Tensor], all_querie
             now[..., : before.shape[-1]] = torch.where(now[..., : before.shape[-1]].isnan(), before, now[..., : before.shape[-1]])
         running[name] = now
     return dict(running)
+
+
+def add_finished(running: dict[str, Tensor], arrays: dict[str, Tensor], final: bool) -> dict[str, Tensor]:
+    """Return what a step of block diffusion makes together with the finished blocks before it: the newest row of every query so far.
+
+    Column sums are those of the step's own queries and of every finished query. ``newest_columns`` are those of the step's queries, and of
+    as many finished blocks before them as make 16 queries, the window in which sinks of autoregressive models are followed. Of a longer
+    prompt, which is read at once, only the newest row is known, as there.
+
+    Args:
+        running: sums and rows of the finished queries; changed in place where the step's queries are final.
+        arrays: of this step; its ``last_query`` is used up.
+        final: whether the queries of the step are finished.
+    """
+    made, queries, last = {}, arrays["self_attention"].shape[-1], arrays.pop("last_query")
+    for name in (one for one in (*GROUPS, "sink_token_columns") if one in arrays):
+        made[name] = arrays[name].clone()
+        if name in running:
+            made[name][..., : running[name].shape[-1]] += running[name]
+    for name in (one for one in PER_QUERY if one in arrays):
+        made[name] = torch.cat([running[name], arrays[name]], dim=-1) if name in running else arrays[name]
+    many = queries > WINDOW and torch.equal(arrays["column_sums"], arrays["column_sums_prompt"])
+    newest, size = (last, 1) if many else (arrays["column_sums"], queries)
+    made["newest_columns"], held = newest.clone(), size
+    numbers = sorted((name for name in running if name.startswith("block ")), key=lambda name: -int(name.split()[1]))
+    for name in numbers:
+        if held >= WINDOW:
+            break
+        made["newest_columns"][..., : running[name].shape[-1]] += running[name]
+        held += int(name.split()[2])
+    if final:
+        running |= {name: one for name, one in made.items() if name != "newest_columns"}
+        running[f"block {len(numbers)} {size}"] = newest
+        for name in numbers[WINDOW:]:
+            running[name] = running[name][..., :0]  # too old to be counted again
+    return made
 
 
 def align_to_end(arrays: dict[str, Tensor], length: int) -> None:

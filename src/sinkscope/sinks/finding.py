@@ -51,7 +51,7 @@ class Sinks:
         shape: (steps, layers, heads, positions) of the trace.
         selected_share: sinks over all step × layer × head × position within ``lengths``.
         columns: [step, layer, head, key], what movement is read from: column sums, or for autoregressive traces the
-            rows of the last queries.
+            rows of the last queries, in block diffusion those of the newest blocks.
         source: which of the two.
         moving: bool [step, layer, head, key], Eq. 3 on ``columns``.
         vocabulary: texts of tokens by their number as text, as far as the trace has them.
@@ -141,6 +141,9 @@ def find_sinks(trace: Recorded | str | Path, excess: float = 3.0, unit: Unit = "
     if trace.causal:
         source = f"last_query, window of {WINDOW}"
         moving_columns = last_query_window(trace.last_query[:], WINDOW)
+    elif "newest_columns" in (held := getattr(trace, "tensors", ())) or "top_newest_columns" in held:
+        source = f"newest_columns, window of {WINDOW}"
+        moving_columns = np.asarray(trace.newest_columns[:], dtype=np.float32)
     excesses = excess_of(in_unit(columns, unit))
     return Sinks(
         step=step,

@@ -74,7 +74,7 @@ class PromptSummary:
 
     Two ways of looking at columns are kept apart. *Column sums* are those of all queries; how many sinks there are and how strong is read
     from them. *Followed columns* are those in which sinks are followed from step to step: column sums again, but for autoregressive
-    models the columns of the 16 newest queries. The main sink is the largest followed column where Eq. 3 holds for it.
+    models and block diffusion the columns of the 16 newest queries. The main sink is the largest followed column where Eq. 3 holds for it.
 
     Attributes:
         canvas: tokens, masks, lengths and commits of every step, and what is known of the prompt.
@@ -237,7 +237,7 @@ class PromptFeed:
 
     def feed(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Take in the next step: arrays as in `axes.TRACE_AXES`, without the step axis and without positions beyond the canvas."""
-        newest = self._newest(np.asarray(arrays["last_query"], np.float32)) if self.settings.causal else None
+        newest = self._newest(np.asarray(arrays["last_query"], np.float32)) if self.settings.causal else arrays.get("newest_columns")
         settings = self.settings
         step = RecordedStep.of(arrays, self.thresholds, causal=settings.causal, prompt_length=settings.prompt_length, newest=newest)
         columns = step.columns

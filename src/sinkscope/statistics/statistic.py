@@ -185,7 +185,7 @@ def recorded_steps(trace: Recorded) -> Iterator[dict[str, np.ndarray]]:
     lengths = held(trace, "lengths")
     lengths = (whole["tokens"] >= 0).sum(axis=1) if lengths is None else np.asarray(lengths[:])
     tensors = {"column_sums": trace.column_sums} | ({"last_query": trace.last_query} if trace.causal else {})
-    tensors |= {name: one for name in PER_LAYER if name != "last_query" and (one := held(trace, name)) is not None}
+    tensors |= {name: one for name in PER_LAYER if name not in ("column_sums", "last_query") and (one := held(trace, name)) is not None}
     bytes_a_step = sum(4 * int(np.prod(one.shape[1:])) for one in tensors.values())
     many = max(1, READ_AT_ONCE // bytes_a_step)
     for first in range(0, trace.steps, many):

@@ -14,7 +14,9 @@ NORMS = ("value_norms", "key_norms", "hidden_norms")
 OUTPUT_NORMS = "output_norms"
 QUERY_GROUPS = ("masked", "prompt")
 """Groups of queries whose column sums are recorded apart."""
-PER_LAYER = ("column_sums", *(f"column_sums_{group}" for group in QUERY_GROUPS), "self_attention", "last_query", *NORMS, OUTPUT_NORMS)
+NEWEST = ("last_query", "newest_columns")
+"""Of autoregressive models and of block diffusion, whose running sums can hardly move: what sinks are followed in."""
+PER_LAYER = ("column_sums", *(f"column_sums_{group}" for group in QUERY_GROUPS), "self_attention", *NEWEST, *NORMS, OUTPUT_NORMS)
 PER_STEP = ("tokens", "masked", "written", *PER_LAYER)
 """Tensors of a trace that are read, as `axes.TRACE_AXES` names them."""
 
@@ -56,7 +58,8 @@ class RecordedStep:
     Attributes:
         columns: column sums of all queries.
         followed: the columns in which sinks are followed from step to step: ``columns`` itself, or for autoregressive models, whose
-            running sums can hardly move, those of the 16 newest queries.
+            running sums can hardly move, those of the 16 newest queries (in block diffusion those of the running block, and as many
+            finished blocks before it as make 16).
         tokens, masked: the canvas.
         written: tokens committed in this step, −1 where none; None where not recorded.
         prompt_length: tokens of the prompt, 0 where unknown.

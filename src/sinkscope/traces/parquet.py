@@ -28,6 +28,7 @@ COLUMNS = {
     "column_sums_prompt": "column_sum_prompt",
     "self_attention": "self_attention",
     "last_query": "last_query",
+    "newest_columns": "newest_column",
     "value_norms": "value_norm",
     "key_norms": "key_norm",
     "hidden_norms": "hidden_norm",

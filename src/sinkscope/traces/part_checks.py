@@ -16,7 +16,7 @@ ROUNDING = 1e-2
 """How far below 0 a sum of attention may come out."""
 _DTYPES = {name: "I32" for name in TRACE_AXES if name.endswith("_key") or name in ("tokens", "written", "predicted", "lengths")}
 _DTYPES["masked"] = "U8"
-_SUMS = ("column_sums", "column_sums_masked", "column_sums_prompt", "last_query")
+_SUMS = ("column_sums", "column_sums_masked", "column_sums_prompt", "last_query", "newest_columns")
 
 
 def check_shapes(

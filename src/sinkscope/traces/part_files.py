@@ -36,6 +36,7 @@ _FILL: dict[str, Any] = {
     "lengths": 0,
     "top_column_sums_key": -1,
     "top_last_query_key": -1,
+    "top_newest_columns_key": -1,
 }
 
 

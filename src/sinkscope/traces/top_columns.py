@@ -8,7 +8,7 @@ from jaxtyping import Float
 from sinkscope.axes import KEY, TRACE_AXES
 from sinkscope.traces.trace_array import LazyArray, TraceArray, full_index
 
-TOPPED = ("column_sums", "last_query")
+TOPPED = ("column_sums", "last_query", "newest_columns")
 KEPT = ("tokens", "masked", "written", "predicted", "confidence", "lengths", "sink_token_columns")
 
 

@@ -62,6 +62,7 @@ def _newest(trace: Trace, layer: int) -> np.ndarray:
 SUMS = "queries’ worth"
 QUANTITIES = (
     Quantity("newest", "last_query", f"attention from the {WINDOW} newest queries", SUMS, 0.001, _newest),
+    Quantity("newest", "newest_columns", f"attention from the {WINDOW} newest queries", SUMS, 0.001),
     Quantity("columns", "column_sums", "attention from all queries", SUMS, 0.01),
     Quantity("masked", "column_sums_masked", "attention from masked queries", SUMS, 0.01),
     Quantity("prompt", "column_sums_prompt", "attention from the prompt’s queries", SUMS, 0.01),
@@ -75,7 +76,7 @@ QUANTITIES = (
 def quantities_of(trace: Trace) -> list[Quantity]:
     """Return what a trace holds; the columns in which sinks are followed come first."""
     held = [one for one in QUANTITIES if one.tensor in trace.tensors or f"top_{one.tensor}" in trace.tensors]
-    return [one for one in held if trace.causal or one.name != "newest"]
+    return [one for one in held if trace.causal or one.tensor != "last_query"]
 
 
 def add_trace(tiles: Tiles, number: int, one: Subject) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Dream: a Qwen2.5 that was trained on to diffuse; its logits still predict the next token."""
+"""Dream, Dream-Coder and DiffuCoder: a Qwen2.5 that was trained on to diffuse; its logits still predict the next token."""
 
 from sinkscope.models.family import Family, PublishedShape, SpecialTokens
 from sinkscope.models.layouts import PUBLISHED
@@ -22,5 +22,21 @@ FAMILY = Family(
     tokens=SpecialTokens(mask=151666, eos=151643, pad=151643, end_of_turn=151645, mask_text="<|mask|>"),
     chat_template=CHATML,
     chat_tokens=("<|im_start|>", "<|im_end|>"),
-    shapes=(PublishedShape(("Dream-org/Dream-v0-Base-7B", "Dream-org/Dream-v0-Instruct-7B"), 7_615_616_512, 28, 3584, vocabulary=152064),),
+    shapes=(
+        PublishedShape(
+            (
+                "Dream-org/Dream-v0-Base-7B",
+                "Dream-org/Dream-v0-Instruct-7B",
+                "Dream-org/Dream-Coder-v0-Base-7B",
+                "Dream-org/Dream-Coder-v0-Instruct-7B",
+                "apple/DiffuCoder-7B-Base",
+                "apple/DiffuCoder-7B-Instruct",
+                "apple/DiffuCoder-7B-cpGRPO",
+            ),
+            7_615_616_512,
+            28,
+            3584,
+            vocabulary=152064,
+        ),
+    ),
 )

@@ -1,0 +1,191 @@
+"""SDAR's sampler as a generator of steps: block after block, each by diffusion behind a cache of the finished ones.
+
+A step is one forward call. Most denoise the running block; its queries are the block, its keys everything up to its end. The others
+only *read*: the whole blocks of the prompt before the first block, and each block once it is finished. They store keys and values and
+commit nothing. The published code writes one prompt at a time, and so does this: a list of prompts is written one after the other.
+
+Quirk: above temperature 0 a step commits as many tokens as its share says even where fewer masks are left, and then replaces tokens
+that were written, the end of the prompt in the first block included. The published evaluation, which temperature 0 follows, does not.
+Quirk: at temperature 0, as in the published evaluation, confidences are probabilities of the whole vocabulary; above it, of the tokens
+that top_k and top_p leave.
+Quirk: the last block ends where a block ends, up to block − 1 tokens beyond the length.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from sinkscope.decoding.blocks import quotas
+from sinkscope.decoding.canvas import Batch, Publisher, Step, publishing
+from sinkscope.decoding.projection import check_finite
+from sinkscope.decoding.settings import SDARSettings
+from sinkscope.decoding.work import WorkMeter
+from sinkscope.errors import CallError
+from sinkscope.models import Model
+
+
+@torch.no_grad()
+def sdar_steps(model: Model, batch: Batch, settings: SDARSettings) -> Iterator[Step]:
+    """Write ``settings.length`` tokens behind each prompt, up to the end of a block; one `Step` for each forward call."""
+    mask_id, block = model.card.mask_id, settings.block
+    assert mask_id is not None
+    width, lengths = batch.tokens.shape[1], batch.lengths
+    finals = [-(-(own + settings.length) // block) * block for own in lengths]
+    if max(finals) > model.card.max_positions:
+        raise CallError(
+            f"the canvas does not fit: the last block of {block} ends at token {max(finals)}, {model.limit}; shorten the prompt or --length"
+        )
+    most = max(final - own for final, own in zip(finals, lengths, strict=True))
+    canvas = pad(batch.tokens, (0, most), value=mask_id)
+    ends = torch.tensor(finals, device="cpu")
+    meter, number = WorkMeter(model.network, len(lengths)), 0
+    for row, own in enumerate(lengths):
+        alone = Batch(batch.tokens[row : row + 1, width - own :], batch.real[row : row + 1, width - own :], batch.texts[row : row + 1])
+        seeded = replace(settings, seed=settings.seed + row)
+        with (
+            model.network.model.blocks_of(block),
+            publishing(model, alone, seeded, final_length=finals[row]) as publisher,
+        ):
+            writer = _Writer(model, alone, seeded, finals[row], publisher)
+            for tokens, written, confidence, queries in writer.steps():
+                meter.add(row, queries, tokens.shape[1])
+                if not confidence.isnan().all():
+                    meter.add_words(_placed(torch.ones_like(written[:, -block:], dtype=torch.bool), row, len(lengths)))
+                start = width - own
+                canvas[row, start : start + tokens.shape[1]] = tokens[0]
+                whole = torch.full_like(canvas, -1)
+                whole[row, start : start + tokens.shape[1]] = written[0]
+                sure = torch.full(canvas.shape, torch.nan, device=canvas.device)
+                sure[row, start : start + tokens.shape[1]] = confidence[0]
+                yield Step(number, canvas.clone(), whole, sure, meter, ends)
+                number += 1
+
+
+def _placed(marks: Tensor, row: int, rows: int) -> Tensor:
+    """Return marks of one row [1, position] as those of a batch."""
+    return pad(marks, (0, 0, row, rows - row - 1))
+
+
+class _Writer:
+    """Writes one prompt."""
+
+    def __init__(self, model: Model, batch: Batch, settings: SDARSettings, final: int, publisher: Publisher) -> None:
+        from transformers import DynamicCache
+
+        self.model, self.settings, self.publisher = model, settings, publisher
+        mask_id = model.card.mask_id
+        assert mask_id is not None
+        self.mask_id, self.prompt, self.final = mask_id, batch.tokens.shape[1], final
+        self.canvas = pad(batch.tokens, (0, final - self.prompt), value=mask_id)
+        self.cache = DynamicCache(config=model.network.config)
+        self.source = torch.Generator(self.canvas.device).manual_seed(settings.seed)
+        self.ends = torch.tensor([*model.card.ends, *self._end_of_turn()], device=self.canvas.device)
+
+    def _end_of_turn(self) -> list[int]:
+        token = self.model.family.tokens.end_of_turn
+        return [] if token is None or token >= self.model.card.vocabulary else [token]
+
+    def steps(self) -> Iterator[tuple[Tensor, Tensor, Tensor, int]]:
+        """Yield for each forward call the tokens so far, those it committed, their confidences, and its number of queries."""
+        block = self.settings.block
+        first = self.prompt // block * block
+        if first:
+            yield self._read(0, first)
+        shares = quotas(block, self.settings.block_steps)
+        for start in range(first, self.final, block):
+            for share in shares:
+                if not bool((self.canvas[:, start : start + block] == self.mask_id).any()):
+                    break
+                yield self._denoise(start, start + block, share)
+            yield self._read(start, start + block)
+            if self.settings.stop and bool(torch.isin(self.canvas[:, self.prompt : start + block], self.ends).any()):
+                return
+
+    def _forward(self, start: int, stop: int, keep: bool) -> Tensor:
+        """Compute the hidden states of some positions behind the cache, [1, query, width]; ``keep`` stores their keys and values."""
+        hidden = self.model.network.model(
+            input_ids=self.canvas[:, start:stop],
+            position_ids=torch.arange(start, stop, device=self.canvas.device)[None],
+            past_key_values=self.cache,
+            use_cache=True,
+        ).last_hidden_state
+        if not keep:
+            self.cache.crop(start - stop)
+        return hidden
+
+    def _read(self, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor, int]:
+        """Compute finished positions, whose keys and values later blocks read."""
+        tokens = self.canvas[:, :stop].clone()
+        lengths, nothing = torch.tensor([stop], device="cpu"), torch.full_like(tokens, -1)
+        self.publisher.before(tokens, tokens == self.mask_id, lengths, [0], candidates=nothing >= 0, final_queries=True)
+        self._forward(start, stop, keep=True)
+        unknown = torch.full(tokens.shape, torch.nan, device=tokens.device)
+        self.publisher.after(nothing, nothing, unknown)
+        return tokens, nothing, unknown, stop - start
+
+    def _denoise(self, start: int, stop: int, share: int) -> tuple[Tensor, Tensor, Tensor, int]:
+        """Commit tokens of the running block."""
+        tokens = self.canvas[:, :stop].clone()
+        masked = tokens == self.mask_id
+        candidates = masked.clone()
+        candidates[:, :start] = False
+        self.publisher.before(tokens, masked, torch.tensor([stop], device="cpu"), [0], candidates=candidates, final_queries=False)
+        logits = self.model.network.lm_head(self._forward(start, stop, keep=False))[0]
+        token, probability = _choose(check_finite(logits.to(tokens.device)), self.settings, self.source)
+        chosen = _places(probability, masked[0, start:], share, self.settings)
+        if self.settings.temperature == 0:
+            chosen = chosen & masked[0, start:]
+        predicted, written = (torch.full_like(tokens, -1) for _ in range(2))
+        predicted[0, start:] = token
+        written[0, start:] = torch.where(chosen, token, -1)
+        confidence = torch.full(tokens.shape, torch.nan, device=tokens.device)
+        confidence[0, start:] = torch.where(chosen | masked[0, start:], probability.float(), torch.nan)
+        predicted = torch.where(candidates | (written >= 0), predicted, -1)
+        after = torch.where(written >= 0, written, tokens)
+        self.canvas[:, :stop] = after
+        self.publisher.after(written, predicted, confidence)
+        return after, written, confidence, stop - start
+
+
+def _choose(logits: Tensor, settings: SDARSettings, source: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Return the token of each position of a block, int64 [position], and its probability; ``logits`` are [position, vocabulary]."""
+    if settings.temperature == 0:
+        token = logits.argmax(-1)
+        return token, torch.softmax(logits, dim=-1).gather(-1, token[:, None])[:, 0]
+    if settings.temperature != 1:
+        logits = logits / settings.temperature
+    if settings.top_k > 0:
+        least = logits.topk(min(settings.top_k, logits.shape[-1])).values[:, -1:]
+        logits = logits.masked_fill(logits < least, -torch.inf)
+    if settings.top_p < 1:
+        ordered, order = logits.sort(descending=True)
+        beyond = (torch.softmax(ordered, dim=-1).cumsum(-1) > settings.top_p).roll(1, dims=-1)
+        beyond[:, 0] = False
+        logits = logits.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), -torch.inf)
+    probabilities = torch.softmax(logits, dim=-1)
+    token = torch.multinomial(probabilities, 1, generator=source)
+    return token[:, 0], probabilities.gather(-1, token)[:, 0]
+
+
+def _places(probability: Tensor, masked: Tensor, share: int, settings: SDARSettings) -> Tensor:
+    """Return which positions of a block are committed, bool [position].
+
+    Args:
+        probability: of the token that each position would take.
+        masked: bool [position].
+        share: how many tokens a step of this number commits.
+    """
+    chosen = torch.zeros_like(masked)
+    if settings.remasking == "sequential":
+        first = int(masked.nonzero()[0])
+        chosen[first : first + share] = True
+        return chosen
+    confidence = torch.where(masked, probability, -torch.inf)
+    sure = confidence > settings.threshold
+    if settings.remasking == "low_confidence_dynamic" and int(sure.sum()) >= share:
+        return sure
+    chosen[torch.topk(confidence, share).indices] = True
+    return chosen

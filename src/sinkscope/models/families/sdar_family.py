@@ -1,0 +1,37 @@
+"""SDAR: a Qwen3 that was trained on to write block by block, each block by diffusion behind the finished ones."""
+
+from dataclasses import replace
+
+from sinkscope.models.family import Family, PublishedShape, SpecialTokens
+from sinkscope.models.layouts import STOCK, Fixed
+
+QWEN3 = STOCK["qwen3"]
+TOKENS = SpecialTokens(mask=151669, eos=151643, pad=151643, bos=151643, end_of_turn=151645, mask_text="<|MASK|>")
+
+FAMILY = Family(
+    "sdar",
+    causal=False,
+    sampler="sdar",
+    model_types=("sdar",),
+    source="JetAstra/SDAR, generate.py",
+    architectures=("SDARForCausalLM",),
+    network="sinkscope.models.block_causal:BlockCausalQwen3",
+    tokenizer_classes=("Qwen2Tokenizer", "Qwen2TokenizerFast"),
+    layout=replace(
+        QWEN3,
+        numbers=QWEN3.numbers | {"rope_theta": "rope_theta"},
+        passed=frozenset({"hidden_act"}),
+        fixed={**QWEN3.fixed, "rope_scaling": Fixed((None,), None), "attention_bias": Fixed((False,), False)},
+        flags={"tie_word_embeddings": "tie_word_embeddings"},
+        # The hub's config.json names neither. All published chat models have blocks of 4; the mask is checked against the tokenizer.
+        absent={"block_size": 4, "mask_token_id": 151669},
+        # Of training, and of the way the weights were converted.
+        ignored=QWEN3.ignored | {"debug", "ep_size", "fuse_cross_entropy", "micro_forward", "skip_checkpoint", "use_deepep"},
+        bidirectional=True,
+    ),
+    tokens=TOKENS,
+    shapes=(
+        PublishedShape(("JetLM/SDAR-4B-Chat",), 4_411_424_256, 36, 2560, vocabulary=151936),
+        PublishedShape(("JetLM/SDAR-8B-Chat",), 8_190_735_360, 36, 4096, vocabulary=151936),
+    ),
+)

@@ -1,0 +1,179 @@
+"""Block diffusion behind a cache: what columns, Eq. 3, movement and hiding mean (docs/block-diffusion.md).
+
+One definition for all samplers: the column of a key is what it received from the newest row of every query. A diffusion model makes all
+rows anew in every step, an autoregressive model one, block diffusion those of the running block.
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+sys.path.append(str(Path(__file__).parents[1] / "decoding"))
+
+from seeded_models import block_causal, seeded_model
+from seeded_network import MASK, seeded_network
+
+import sinkscope
+from sinkscope.attention import Watcher, subscribed
+from sinkscope.sinks import find_sinks, is_sink, last_query_window
+
+PROMPT = [3, 14, 15, 9, 26, 5, 35, 8, 9]
+
+
+class Maps(Watcher):
+    """Dense attention of every layer, by five lines: [layer, head, query, key]."""
+
+    def __init__(self, block):
+        self.block, self.found = block, []
+
+    def watch(self, call, columns):
+        key = call.key.repeat_interleave(call.query.shape[1] // call.key.shape[1], dim=1)
+        scores = call.query.double() @ key.double().transpose(-1, -2) / call.query.shape[-1] ** 0.5
+        number = torch.arange(scores.shape[-1]) // self.block
+        self.found.append(scores.masked_fill(number[None, :] > number[:, None], -torch.inf).softmax(-1)[0])
+
+
+@torch.no_grad()
+def dense_maps(network, tokens, block):
+    """All maps of one canvas, computed at once and without a cache: float64 [layer, head, query, key]."""
+    with network.model.blocks_of(block), subscribed(network, maps := Maps(block)):
+        network(torch.from_numpy(tokens.astype(np.int64))[None], use_cache=False)
+    return torch.stack(maps.found).numpy()
+
+
+def recorded(model, folder, prompt=PROMPT, **settings):
+    with sinkscope.recording(model, out=folder):
+        sinkscope.generate(model, prompt, **settings)
+    return sinkscope.open_trace(folder)
+
+
+@pytest.mark.parametrize(("block", "length"), [(4, 14), (3, 7), (6, 5), (32, 20)])
+def test_columns_are_those_of_all_queries_so_far(block, length, tmp_path):
+    """The finished blocks are read once, yet a step has the columns that one pass over the whole canvas gives."""
+    model = seeded_model("sdar", 1)
+    trace = recorded(model, tmp_path / "t", length=length, block=block, block_steps=min(block, 3), seed=3)
+    assert trace.causal is False and trace.steps > 5 * (block < 32)
+    for step in range(trace.steps):
+        end = int(trace.lengths[step])
+        maps = dense_maps(model.network, trace.tokens[step, :end], block)
+        np.testing.assert_allclose(trace.column_sums[step, ..., :end], maps.sum(-2), atol=2e-4)
+        np.testing.assert_allclose(trace.column_sums[step, ..., :end].sum(-1), end, atol=1e-3)
+        np.testing.assert_allclose(trace.self_attention[step, ..., :end], maps.diagonal(axis1=-2, axis2=-1), atol=2e-4)
+        masked = trace.masked[step, :end].astype(bool)
+        np.testing.assert_allclose(trace.column_sums_masked[step, ..., :end], maps[:, :, masked].sum(-2), atol=2e-4)
+        prompt = np.arange(end) < len(PROMPT)
+        np.testing.assert_allclose(trace.column_sums_prompt[step, ..., :end], maps[:, :, prompt].sum(-2), atol=2e-4)
+        assert not np.isnan(trace.hidden_norms[step, :, :end]).any()
+
+
+def test_the_newest_columns_are_those_of_sixteen_queries_in_whole_blocks(tmp_path):
+    model, block = seeded_model("sdar", 2), 3
+    trace = recorded(model, tmp_path / "t", length=40, block=block, block_steps=2, seed=4)
+    widths = set()
+    for step in range(trace.steps):
+        end = first = int(trace.lengths[step])
+        while end - first < 16 and first > 0:  # the prompt is read at once, and counts as one block
+            first = first - block if first > len(PROMPT) else 0
+        widths.add(end - first)
+        maps = dense_maps(model.network, trace.tokens[step, :end], block)
+        np.testing.assert_allclose(trace.newest_columns[step, ..., :end], maps[:, :, first:].sum(-2), atol=2e-4)
+    assert max(widths) == 24 and 18 in widths and min(widths) < 16
+
+
+def test_of_a_long_prompt_only_the_newest_row_is_known(tmp_path):
+    model = seeded_model("sdar", 2)
+    trace = recorded(model, tmp_path / "t", prompt=list(range(1, 30)), length=8, seed=4)
+    np.testing.assert_allclose(trace.newest_columns[0, ..., :28].sum(-1), 1, atol=1e-4)
+    np.testing.assert_allclose(trace.newest_columns[1, ..., :32].sum(-1), 1 + 4, atol=1e-4)
+    assert trace.newest_columns.shape[-1] == 40 and np.isnan(trace.newest_columns[0, ..., 28:]).all()
+
+
+@torch.no_grad()
+def test_blocks_of_one_token_are_the_autoregressive_window(tmp_path):
+    """One end of the definition: a causal network of the same weights, fed the same tokens, has the same columns and the same window."""
+    model = seeded_model("sdar", 0)
+    trace = recorded(model, tmp_path / "blocks", length=25, block=1, block_steps=1, temperature=0.0)
+    answer = trace.tokens[trace.steps - 1].astype(np.int64)
+    causal = seeded_network("qwen3", 0)
+    with sinkscope.recording(causal, out=tmp_path / "causal"):
+        found = causal(torch.from_numpy(answer[: len(PROMPT)])[None], use_cache=True)
+        for token in answer[len(PROMPT) :]:
+            found = causal(torch.tensor([[token]]), past_key_values=found.past_key_values, use_cache=True)
+    other = sinkscope.open_trace(tmp_path / "causal")
+    reads = [step for step in range(trace.steps) if not (trace.written[step] >= 0).any()]
+    assert len(reads) == other.steps == 26
+    np.testing.assert_allclose(trace.column_sums[:][reads], other.column_sums[:], atol=2e-4)
+    window = last_query_window(other.last_query[:], 16)
+    # The first step of a causal model knows one row of its prompt; the nine of this one are few enough to be known whole.
+    np.testing.assert_allclose(trace.newest_columns[:][reads][16:], window[16:], atol=2e-4)
+
+
+@torch.no_grad()
+def test_a_block_as_long_as_the_canvas_is_the_diffusion_column(tmp_path):
+    """The other end: every step makes all rows anew, as in a bidirectional network of the same weights."""
+    model = seeded_model("sdar", 0)
+    trace = recorded(model, tmp_path / "t", length=11, block=20, block_steps=4, temperature=0.0)
+    whole = block_causal(seeded_network("qwen3", 0).config, 0, block=128)
+    for step in range(trace.steps):
+        with sinkscope.recording(whole, out=tmp_path / f"{step}"):
+            whole(torch.from_numpy(trace.tokens[step].astype(np.int64))[None], use_cache=False)
+        columns = sinkscope.open_trace(tmp_path / f"{step}").column_sums[0]
+        np.testing.assert_allclose(trace.column_sums[step], columns, atol=2e-4)
+        np.testing.assert_allclose(trace.newest_columns[step], columns, atol=2e-4)
+
+
+def test_sinks_are_counted_in_all_rows_and_followed_in_the_newest(tmp_path):
+    trace = recorded(seeded_model("sdar", 1), tmp_path / "t", length=24, temperature=0.0)
+    sinks = find_sinks(trace, excess=1.0)
+    assert sinks.source == "newest_columns, window of 16" and len(sinks)
+    assert np.array_equal(sinks.moving, is_sink(trace.newest_columns[:], 1.0, "queries"))
+    assert not np.array_equal(sinks.moving, is_sink(trace.column_sums[:], 1.0, "queries"))
+
+
+@pytest.mark.parametrize("keep", ["top", "statistics"])
+def test_the_other_levels_of_keeping(keep, tmp_path):
+    model = seeded_model("sdar", 1)
+    with sinkscope.recording(model, out=tmp_path / "t", keep=keep, top=64):
+        sinkscope.generate(model, PROMPT, length=24, temperature=0.0)
+    whole = recorded(model, tmp_path / "whole", length=24, temperature=0.0)
+    if keep == "top":
+        np.testing.assert_array_equal(sinkscope.open_trace(tmp_path / "t").newest_columns[:], whole.newest_columns[:])
+    else:
+        from sinkscope.statistics import summarise
+        from sinkscope.statistics.summary import Summary
+
+        assert Summary.load(tmp_path / "t").results() if hasattr(Summary, "load") else summarise(whole).steps
+
+
+@pytest.mark.parametrize("rule", ["top:2", "top:2@current", "random:2", "window:2+4", "rowmass:1"])
+def test_hiding_is_in_force_behind_the_cache(rule, tmp_path):
+    """Hidden keys change what is written, and what is stored: a later block reads what the finished one computed with the keys hidden."""
+    model = seeded_model("sdar", 1)
+    plain = sinkscope.generate(model, PROMPT, length=20, temperature=0.0).tokens
+    with sinkscope.parse_rule(rule)(model), sinkscope.recording(model, out=tmp_path / "t"):
+        hidden = sinkscope.generate(model, PROMPT, length=20, temperature=0.0).tokens
+    again = sinkscope.generate(model, PROMPT, length=20, temperature=0.0).tokens
+    assert torch.equal(plain, again)
+    trace, bare = sinkscope.open_trace(tmp_path / "t"), recorded(model, tmp_path / "bare", length=20, temperature=0.0)
+    assert not torch.equal(plain, hidden) or not np.allclose(trace.column_sums[:], bare.column_sums[:], equal_nan=True)
+    if rule.startswith(("top", "random")):
+        running = trace.column_sums[2, ..., :12]  # the second step of the first block, behind the 8 tokens that were read
+        running[..., :8] -= trace.column_sums[0, ..., :8]
+        assert ((np.abs(running) < 1e-5).sum(-1) == 2).all()
+
+
+def test_hiding_none_changes_nothing():
+    model = seeded_model("sdar", 1)
+    plain = sinkscope.generate(model, PROMPT, length=12, seed=2).tokens
+    with sinkscope.HideTopSinks(k=0)(model):
+        assert torch.equal(sinkscope.generate(model, PROMPT, length=12, seed=2).tokens, plain)
+
+
+def test_a_trace_of_masks_says_what_is_masked(tmp_path):
+    trace = recorded(seeded_model("sdar", 1), tmp_path / "t", length=12, seed=1)
+    assert np.array_equal(trace.masked[:].astype(bool), trace.tokens[:] == MASK)
+    assert trace.manifest["sampler"]["name"] == "sdar" and trace.manifest["sampler"]["seed"] == 1
+    assert trace.manifest["complete"] and len(trace.tokens[trace.steps - 1]) == 24
