@@ -50,7 +50,7 @@ class BlockCausalModel(Qwen3Model):
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
+        position_ids: Any = None,
         past_key_values: Any = None,
         inputs_embeds: Tensor | None = None,
         **kwargs: Any,

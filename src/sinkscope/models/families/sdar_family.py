@@ -19,7 +19,7 @@ FAMILY = Family(
     tokenizer_classes=("Qwen2Tokenizer", "Qwen2TokenizerFast"),
     layout=replace(
         QWEN3,
-        numbers=QWEN3.numbers | {"rope_theta": "rope_theta"},
+        numbers={**QWEN3.numbers, "rope_theta": "rope_theta"},
         passed=frozenset({"hidden_act"}),
         fixed={**QWEN3.fixed, "rope_scaling": Fixed((None,), None), "attention_bias": Fixed((False,), False)},
         flags={"tie_word_embeddings": "tie_word_embeddings"},
