@@ -1,17 +1,24 @@
-"""The explorer's page: how long it takes to write, how large it is, its first paint, and the time of a frame while scrubbing.
+"""The explorer: time and memory of writing it as a page and as a folder, its first paint, and the time of a frame while scrubbing.
 
     python benchmarks/explorer_page.py [--json] [--steps 256 --layers 32 --heads 32 --positions 512] [--traces FOLDER…]
 
-Without --traces it shows a trace of random columns with sinks that move. It needs Chromium. Times are of this machine, in milliseconds;
-a frame is what the main thread does for one step: scripts, styles, layout and painting. At 60 frames a second there are 16.7 of them.
+Without --traces it shows a trace of random columns with sinks that move. It needs Chromium. Times are of this machine.
+
+Writing is the command `sinkscope explore` in a process of its own, its start included; peak memory is that process's resident set.
+
+A frame is all that the main thread does from one step to the next: scripts, styles, layout, the record of what is to be painted. At 60
+frames a second it has 16.7 ms. Frames a second are the frames that the compositor drew. Without a GPU, dots are painted by the processor on
+other threads, which these frames wait for and the main thread does not.
 """
 
 import argparse
 import resource
+import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from _measuring import show
@@ -20,17 +27,18 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "figures"))
 
 from browser import Browser, find_browser
 
-from sinkscope.figures.explorer import explore
 from sinkscope.traces import TraceWriter, open_trace
 
 PLAY = """(async () => {
   const slider = document.querySelector('#step'), last = Number(slider.max);
   for (let step = 0; step <= last; step++) {
+    performance.mark('one step');
     slider.value = step; slider.dispatchEvent(new Event('input'));
     await new Promise(requestAnimationFrame);
   }
-  return last + 1;
 })()"""
+TASK = "ThreadControllerImpl::RunTask"
+TRACED = ["toplevel", "blink.user_timing", "devtools.timeline", "cc"]
 
 
 def write_trace(folder: Path, steps: int, layers: int, heads: int, positions: int) -> None:
@@ -61,21 +69,49 @@ def write_trace(folder: Path, steps: int, layers: int, heads: int, positions: in
     writer.close(complete=True)
 
 
+def write(folders: list[Path], out: Path) -> tuple[float, float]:
+    """Run `sinkscope explore`; return its seconds and the largest resident set of any such run so far, in MB."""
+    started = time.perf_counter()
+    subprocess.run([sys.executable, "-m", "sinkscope", "explore", *map(str, folders), "--out", str(out)], check=True, capture_output=True)
+    return time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1000
+
+
 def measure(page: Path) -> dict[str, float]:
     """Return first paint and frames of a page."""
     with Browser() as browser:
         shown = browser.open(page.as_uri(), 1400, 1000)
         paint = shown.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
-        shown.call("Performance.enable")
         shown.evaluate(PLAY)
-        before = {one["name"]: one["value"] for one in shown.call("Performance.getMetrics")["metrics"]}
-        started = time.perf_counter()
-        frames = shown.evaluate(PLAY)
-        elapsed = time.perf_counter() - started
-        after = {one["name"]: one["value"] for one in shown.call("Performance.getMetrics")["metrics"]}
-        spent = {name: 1000 * (after[name] - before[name]) / frames for name in ("TaskDuration", "ScriptDuration", "LayoutDuration")}
-        found = {"first_paint_ms": paint, "frame_ms": spent["TaskDuration"], "frame_script_ms": spent["ScriptDuration"]}
-        return found | {"frames_a_second": frames / elapsed, "complaints": len(shown.complaints())}
+        _, events = browser.trace(TRACED, lambda: shown.evaluate(PLAY))
+        return {"first_paint_ms": paint, **frames(events), "complaints": len(shown.complaints())}
+
+
+def frames(events: list[dict[str, Any]]) -> dict[str, float]:
+    """Return the main thread's time of a frame, in ms, by the clock and of the processor, and how many frames were drawn a second."""
+    marks = [one for one in events if one["name"] == "one step" and one["ph"] in "IRni"]
+    thread, first, last = (marks[0]["pid"], marks[0]["tid"]), marks[0]["ts"], marks[-1]["ts"]
+    steps = np.array([one["ts"] for one in marks])
+
+    def each(name: str, clock: str) -> np.ndarray:
+        """Return the milliseconds of each step that the main thread spent in tasks of a name."""
+        spent = np.zeros(len(steps) - 1)
+        for one in events:
+            if one["name"] == name and one["ph"] == "X" and (one["pid"], one["tid"]) == thread and first <= one["ts"] < last:
+                spent[np.searchsorted(steps, one["ts"], "right") - 1] += one.get(clock, 0) / 1000
+        return spent
+
+    times = {"frame": each(TASK, "dur"), "frame_processor": each(TASK, "tdur"), "frame_script_processor": each("FunctionCall", "tdur")}
+    drawn = sum(one["name"] == "MainFrame.Draw" and one["pid"] == thread[0] and first <= one["ts"] < last for one in events)
+    return {
+        **{f"{name}_p{part}_ms": float(np.percentile(one, part)) for name, one in times.items() for part in (50, 95)},
+        "frames_a_second": 1e6 * drawn / (last - first),
+        "steps_a_second": 1e6 * (len(steps) - 1) / (last - first),
+    }
+
+
+def megabytes(folders: list[Path]) -> float:
+    """Return the size of all files of some folders."""
+    return sum(path.stat().st_size for folder in folders for path in folder.rglob("*") if path.is_file()) / 1e6
 
 
 def main() -> None:
@@ -92,16 +128,17 @@ def main() -> None:
         folders = [Path(one) for one in given.traces] or [Path(place) / "trace"]
         if not given.traces:
             write_trace(folders[0], given.steps, given.layers, given.heads, given.positions)
-        started = time.perf_counter()
-        explorer = explore([open_trace(folder) for folder in folders])
-        page = explorer.write_page(Path(place) / "page.html")
+        traces, out, page = [open_trace(folder) for folder in folders], Path(place) / "folder", Path(place) / "page.html"
+        folder_s, folder_memory = write(folders, out)
+        page_s, page_memory = write(folders, page)
         row = {
-            "traces": ", ".join(
-                f"{one['steps']} × {one['layers']} × {one['heads']} × {one['positions']}" for one in explorer.document["traces"]
-            ),
-            "write_s": time.perf_counter() - started,
-            "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000,
-            "data_mb": explorer.tiles.size / 1e6,
+            "traces": ", ".join(" × ".join(map(str, one.column_sums.shape)) for one in traces),
+            "trace_mb": megabytes(folders),
+            "folder_s": folder_s,
+            "folder_peak_mb": folder_memory,
+            "folder_mb": megabytes([out]),
+            "page_s": page_s,
+            "folder_and_page_peak_mb": page_memory,
             "page_mb": page.stat().st_size / 1e6,
             **measure(page),
         }

@@ -236,3 +236,22 @@ def test_a_tile_is_read_as_it_was_added(kind, delta):
     tiles.add("a", values, kind, delta=delta)
     assert (tiles.read("a") == values.astype(tiles.read("a").dtype)).all()
     assert zlib.decompress(tiles.content["a"])[:1] == values.astype(tiles.read("a").dtype).tobytes()[:1]
+
+
+def test_many_tiles_go_to_a_temporary_file_and_are_read_from_it(monkeypatch):
+    monkeypatch.setattr("sinkscope.figures.explorer.tiles.IN_MEMORY", 100)
+    rng, tiles = np.random.default_rng(0), Tiles()
+    arrays = {f"tile {number}": rng.integers(0, 250, (5, 3, 7 + number)) for number in range(4)}
+    for name, values in arrays.items():
+        tiles.add(name, values, "u8")
+    assert tiles.content._file._rolled and tiles.size > 100
+    assert all((tiles.read(name) == values).all() for name, values in [*arrays.items(), *reversed(arrays.items())])
+    assert tiles.size == sum(map(len, tiles.content.values()))
+
+
+def test_large_arrays_are_encoded_as_small_ones(monkeypatch):
+    values = np.random.default_rng(0).gamma(0.3, size=(5, 3, 7))
+    scale = LogScale.of(values)
+    whole = scale.encode(values)
+    monkeypatch.setattr("sinkscope.figures.explorer.quantised.AT_ONCE", 5)
+    assert (scale.encode(values) == whole).all()

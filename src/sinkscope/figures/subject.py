@@ -19,6 +19,7 @@ from sinkscope.figures.style import model_label
 from sinkscope.roles.records import Roles, roles_for
 from sinkscope.sinks.finding import check_reach
 from sinkscope.statistics import PromptSummary, Summary, Threshold, summarise
+from sinkscope.statistics.thresholds import least_column_sum
 from sinkscope.traces import Trace, read_statistics
 
 Maps = Callable[[Trace, int, int, int], np.ndarray]
@@ -110,8 +111,8 @@ class Subject:
 
     @property
     def threshold_column_sum(self) -> float:
-        """The column sum above which Eq. 3 holds, 1 + ε(1 − 1/S), with S from `positions`."""
-        return 1 + self.summary.excess * (1 - 1 / self.positions)
+        """The column sum above which Eq. 3 holds on a canvas of `positions` tokens."""
+        return least_column_sum(self.summary.excess, self.positions)
 
     @property
     def quarters(self) -> Int[np.ndarray, "layer quarter"]:

@@ -143,13 +143,22 @@ def values_of(prompt: PromptSummary, statistics: Sequence[Statistic] | None = No
     return values
 
 
-def feed_of(settings: PromptSettings, thresholds: Sequence[Threshold] = THRESHOLDS, tolerance: int = 0) -> PromptFeed:
-    """Return a feed that keeps of each step what any statistic needs."""
-    return PromptFeed(settings, thresholds, tolerance, [one.keep for one in all_statistics()])
+def feed_of(
+    settings: PromptSettings,
+    thresholds: Sequence[Threshold] = THRESHOLDS,
+    tolerance: int = 0,
+    statistics: Sequence[Statistic] | None = None,
+) -> PromptFeed:
+    """Return a feed that keeps of each step what some statistics need, or any when they are not given."""
+    return PromptFeed(settings, thresholds, tolerance, [one.keep for one in (all_statistics() if statistics is None else statistics)])
 
 
 def summarise(
-    trace: Recorded, thresholds: Sequence[Threshold] = THRESHOLDS, tolerance: int = 0, training: Mapping[int, int] | None = None
+    trace: Recorded,
+    thresholds: Sequence[Threshold] = THRESHOLDS,
+    tolerance: int = 0,
+    training: Mapping[int, int] | None = None,
+    statistics: Sequence[Statistic] | None = None,
 ) -> PromptSummary:
     """Return the summary of a trace, which is read once, a few steps at a time.
 
@@ -157,13 +166,14 @@ def summarise(
         thresholds: at which sinks are counted.
         tolerance: steps without a sink that a track and a main sink survive.
         training: {token: how often it stands in the training corpus}.
+        statistics: whose records are kept; all when not given.
 
     Raises:
         CallError: a threshold that cannot be told, none at all, or a tolerance below 0.
         SinkscopeError: a trace without a whole step.
     """
     manifest = held(trace, "manifest") or {}
-    feed = feed_of(PromptSettings.of(bool(trace.causal), manifest, training), thresholds, tolerance)
+    feed = feed_of(PromptSettings.of(bool(trace.causal), manifest, training), thresholds, tolerance, statistics)
     for step in recorded_steps(trace):
         feed.feed(step)
     return feed.finish({int(token): text for token, text in (manifest.get("vocabulary") or {}).items()})

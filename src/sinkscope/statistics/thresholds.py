@@ -34,6 +34,15 @@ class Threshold:
         return (("excess", self.excess), ("unit", self.unit))
 
 
+def least_column_sum(excess: float, tokens: int) -> float:
+    """Return the column sum above which Eq. 3 holds on a canvas of so many tokens, 1 + ε(1 − 1/S).
+
+    Args:
+        excess: ε, in queries' worth.
+    """
+    return 1 + excess * (1 - 1 / tokens)
+
+
 UNITS: tuple[Unit, ...] = ("queries", "percent")
 THRESHOLDS = tuple(Threshold(excess, unit) for unit in UNITS for excess in (1.0, 2.0, 3.0, 5.0, 8.0))
 

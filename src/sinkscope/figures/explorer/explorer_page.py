@@ -3,7 +3,7 @@
 import base64
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from html import escape
@@ -13,10 +13,9 @@ from typing import Any
 
 from sinkscope.errors import CallError, TraceError
 from sinkscope.figures.drawing import make_folder
-from sinkscope.figures.explorer.recorded_views import STRONGEST, add_trace
+from sinkscope.figures.explorer.recorded_views import STRONGEST, ShownTrace, add_trace
 from sinkscope.figures.explorer.tiles import Tiles
 from sinkscope.figures.style import model_labels
-from sinkscope.figures.subject import subject_of
 from sinkscope.locks import claimed_folder
 from sinkscope.roles.records import Roles
 from sinkscope.traces import Trace
@@ -79,15 +78,17 @@ class Explorer:
         Args:
             largest: bytes of tiles that are not yet too many; `LARGEST_PAGE` when None.
         """
-        most = LARGEST_PAGE if largest is None else largest
+        return "".join(self._page(LARGEST_PAGE if largest is None else largest))
+
+    def _page(self, most: int) -> Iterator[str]:
+        """Return the page in pieces; without its single heads where its tiles are more than ``most`` bytes."""
         tiles = self.tiles if self.tiles.size <= most else _without_heads(self.tiles, self.document)
         notes = [] if tiles is self.tiles else [
             f"This trace is too large for one page: single heads show their {STRONGEST} largest columns of each step only. "
             "A folder shows all: sinkscope explore TRACE --out FOLDER."
         ]  # fmt: skip
-        return _html(
-            self.document | {"tiles": tiles.index, "notes": self.document["notes"] + notes}, tiles.content, _of_heads(self.document)
-        )
+        document = self.document | {"tiles": tiles.index, "notes": self.document["notes"] + notes}
+        return _pieces(document, tiles.content, _of_heads(self.document))
 
     def folder_page(self, **more: Any) -> str:
         """Return the page that fetches its data from beside it, tile by tile.
@@ -95,7 +96,7 @@ class Explorer:
         Args:
             more: further values of the document.
         """
-        return _html(self.document | {"tiles": self.tiles.index} | more, {}, frozenset(), connect="'self'")
+        return "".join(_pieces(self.document | {"tiles": self.tiles.index} | more, {}, frozenset(), connect="'self'"))
 
     def write_page(self, path: Path) -> Path:
         """Write one file.
@@ -104,7 +105,7 @@ class Explorer:
             TraceError: it cannot be written.
         """
         make_folder(path.parent)
-        write_whole(path, self.page().encode())
+        write_whole(path, (piece.encode() for piece in self._page(LARGEST_PAGE)))
         return path
 
     def write_folder(self, folder: Path) -> Path:
@@ -150,7 +151,7 @@ def explore(*traces: Trace | str | Path | Sequence[Trace | str | Path], excess: 
         if not trace.steps:
             raise TraceError(f"{trace.folder} holds no whole step yet; there is nothing to show")
         known = roles if roles is not None and roles.weight_hash == hashes[number] else None
-        found.append(add_trace(tiles, number, subject_of(trace, excess, label, roles=known)))
+        found.append(add_trace(tiles, number, ShownTrace.of(trace, label, excess, known)))
     return Explorer(
         {"excess": excess, "lead": _lead(found, excess), "notes": _notes(found), "words": _words(excess), "traces": found}, tiles
     )
@@ -232,8 +233,8 @@ def _without_heads(tiles: Tiles, document: dict[str, Any]) -> Tiles:
     return Tiles({name: tiles.index[name] for name in names}, {name: tiles.content[name] for name in names})
 
 
-def _html(document: dict[str, Any], content: Mapping[str, bytes], late: frozenset[str], connect: str = "'none'") -> str:
-    """Return the page: strict about what may run, and with every `<` of the data escaped, so that no token can end a block.
+def _pieces(document: dict[str, Any], content: Mapping[str, bytes], late: frozenset[str], connect: str = "'none'") -> Iterator[str]:
+    """Yield the page: strict about what may run, and with every `<` of the data escaped, so that no token can end a block.
 
     Args:
         content: tiles that the page holds.
@@ -246,23 +247,19 @@ def _html(document: dict[str, Any], content: Mapping[str, bytes], late: frozense
     )
     data = json.dumps(document, ensure_ascii=True, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     title = escape(" and ".join(one["label"] for one in document["traces"]))
-    blocks = {
-        name: f'<script type="text/plain" id="tile:{escape(name)}">{base64.b64encode(tile).decode()}</script>\n'
-        for name, tile in content.items()
-    }
-    return "".join(
-        [
-            '<!doctype html>\n<html lang="en" data-theme="light">\n<head>\n<meta charset="utf-8">\n',
-            f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">\n',
-            f'<title>{title} · sinkscope</title>\n<link rel="icon" href="data:,">\n<style>{style}</style>\n</head>\n<body>\n{body}',
-            f'<script type="application/json" id="explorer">{data}</script>\n',
-            *(block for name, block in blocks.items() if name not in late),
-            f"<script>{script}</script>\n",
-            *(block for name, block in blocks.items() if name in late),
-            "</body>\n</html>\n",
-        ]
-    )
+
+    def block(name: str) -> str:
+        return f'<script type="text/plain" id="tile:{escape(name)}">{base64.b64encode(content[name]).decode()}</script>\n'
+
+    yield '<!doctype html>\n<html lang="en" data-theme="light">\n<head>\n<meta charset="utf-8">\n'
+    yield f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+    yield '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+    yield f'<title>{title} · sinkscope</title>\n<link rel="icon" href="data:,">\n<style>{style}</style>\n</head>\n<body>\n{body}'
+    yield f'<script type="application/json" id="explorer">{data}</script>\n'
+    yield from (block(name) for name in content if name not in late)
+    yield f"<script>{script}</script>\n"
+    yield from (block(name) for name in content if name in late)
+    yield "</body>\n</html>\n"
 
 
 @cache

@@ -48,11 +48,10 @@ class ExplorerServer:
         Raises:
             CallError: the port is taken.
         """
-        answers = {"/": ("text/html; charset=utf-8", self.explorer.folder_page(served=True).encode())}
-        answers |= {f"/{tile_path(name)}": ("application/octet-stream", content) for name, content in self.explorer.tiles.content.items()}
+        page, tiles = self.explorer.folder_page(served=True).encode(), {f"/{tile_path(name)}": name for name in self.explorer.tiles.content}
 
         class Handler(_Handler):
-            server_of, answers_of = self, answers
+            server_of, index, tile_names = self, page, tiles
 
         try:
             server = ThreadingHTTPServer((ADDRESS, self.port), Handler)
@@ -99,7 +98,8 @@ class ExplorerServer:
 
 class _Handler(BaseHTTPRequestHandler):
     server_of: ExplorerServer
-    answers_of: dict[str, tuple[str, bytes]]
+    index: bytes
+    tile_names: dict[str, str]
     server_version = "sinkscope"
     sys_version = ""
 
@@ -110,8 +110,10 @@ class _Handler(BaseHTTPRequestHandler):
         address = urlsplit(self.path)
         if address.path == "/map":
             self._answer_map(address.query)
-        elif address.path in self.answers_of:
-            self._answer(200, *self.answers_of[address.path])
+        elif address.path == "/":
+            self._answer(200, "text/html; charset=utf-8", self.index)
+        elif address.path in self.tile_names:
+            self._answer(200, "application/octet-stream", self.server_of.explorer.tiles.content[self.tile_names[address.path]])
         else:
             self._answer(404, "text/plain", b"no such page\n")
 

@@ -10,6 +10,8 @@ from jaxtyping import Float, UInt8
 
 CODES = 255
 """Codes 1 to 255 are values; 0 is less than the least of them, or no token."""
+AT_ONCE = 1 << 16
+"""Values that are encoded at a time; the logarithms of a whole layer would take many times its memory."""
 
 
 @dataclass(frozen=True)
@@ -30,10 +32,10 @@ class LogScale:
         Args:
             floor: smaller values need not be told; 0 tells the smallest one above 0.
         """
-        told = values[values > 0]  # NaN is not
-        if not told.size:
+        told = values > 0  # NaN is not
+        if not told.any():
             return cls(floor or 1.0, 2 * (floor or 1.0))
-        low, high = max(floor, float(told.min())), float(told.max())
+        low, high = max(floor, float(values.min(where=told, initial=np.inf))), float(values.max(where=told, initial=0))
         return cls(low, high if high > low * 1.0001 else low * 2)
 
     @property
@@ -42,7 +44,9 @@ class LogScale:
         return float((self.high / self.low) ** (0.5 / (CODES - 1)) - 1)
 
     def encode(self, values: Float[np.ndarray, "*size"]) -> UInt8[np.ndarray, "*size"]:
-        """Return the nearest code of each value; 0 for NaN and for values below ``low``."""
+        """Return the nearest code of each value; 0 for NaN and for values below ``low``. Larger arrays are encoded row by row."""
+        if values.ndim > 1 and values.size > AT_ONCE:
+            return np.stack([self.encode(row) for row in values])
         with np.errstate(divide="ignore", invalid="ignore"):
             place = np.log(values / self.low) * ((CODES - 1) / np.log(self.high / self.low))
         codes = np.clip(np.rint(np.nan_to_num(place, nan=-1, neginf=-1)) + 1, 0, CODES)

@@ -13,12 +13,13 @@ from jaxtyping import Float
 from sinkscope.figures.explorer.quantised import LogScale
 from sinkscope.figures.explorer.tiles import Tiles, smallest_type
 from sinkscope.figures.style import model_label, token_label
-from sinkscope.figures.subject import Subject
+from sinkscope.roles.records import Roles
 from sinkscope.sinks import last_query_window
 from sinkscope.sinks.drift import MainMoves
-from sinkscope.sinks.finding import WINDOW
+from sinkscope.sinks.finding import WINDOW, check_reach
 from sinkscope.sinks.token_classes import token_class
-from sinkscope.sinks.tracking import head_movement
+from sinkscope.statistics import PromptSummary, Threshold, summarise
+from sinkscope.statistics.thresholds import least_column_sum
 from sinkscope.traces import Trace
 from sinkscope.traces.stored_maps import stored_map
 
@@ -79,14 +80,48 @@ def quantities_of(trace: Trace) -> list[Quantity]:
     return [one for one in held if trace.causal or one.tensor != "last_query"]
 
 
-def add_trace(tiles: Tiles, number: int, one: Subject) -> dict[str, Any]:
+@dataclass(frozen=True)
+class ShownTrace:
+    """A trace with its numbers at the one threshold of the page.
+
+    Attributes:
+        label: what the page calls it.
+        excess: ε of Eq. 3, in queries' worth.
+        roles: what the sinks of the model do; None where that is not known.
+    """
+
+    trace: Trace
+    label: str
+    excess: float
+    roles: Roles | None
+    prompt: PromptSummary
+
+    @classmethod
+    def of(cls, trace: Trace, label: str, excess: float, roles: Roles | None = None) -> "ShownTrace":
+        """Return a trace with its numbers; it is read once, a few steps at a time.
+
+        Raises:
+            CallError: a threshold that no column can exceed.
+            TraceError: not every column was kept.
+        """
+        prompt = summarise(trace, (Threshold(excess),), statistics=())  # type: ignore[arg-type]  # steps may be a cached property
+        check_reach(excess, "queries", prompt.by_step.total, int(prompt.canvas.lengths.max()))
+        return cls(trace, label, excess, roles, prompt)
+
+    @property
+    def threshold(self) -> Threshold:
+        """The threshold of Eq. 3."""
+        return Threshold(self.excess)
+
+
+def add_trace(tiles: Tiles, number: int, one: ShownTrace) -> dict[str, Any]:
     """Add the tiles of one trace, and return what else the page is told of it.
 
     Args:
         number: of the trace on the page; the names of its tiles begin with it.
     """
     trace, prompt, prefix = one.trace, one.prompt, f"{number}/"
-    manifest = trace.manifest
+    manifest, positions = trace.manifest, int(prompt.canvas.lengths.max())
     steps, layers, heads = prompt.steps, prompt.layers, prompt.heads
     quantities = [_add_quantity(tiles, prefix, trace, quantity) for quantity in quantities_of(trace)]
     _add_strongest(tiles, prefix, one)
@@ -104,11 +139,11 @@ def add_trace(tiles: Tiles, number: int, one: Subject) -> dict[str, Any]:
         "steps": steps,
         "layers": layers,
         "heads": heads,
-        "positions": int(prompt.canvas.lengths.max()),
-        "promptLength": one.prompt_length,
+        "positions": positions,
+        "promptLength": prompt.canvas.prompt_length,
         "hidden": [str(rule) for rule in manifest.get("hidden") or []],
         "followed": quantities[0]["name"],
-        "threshold": one.threshold_column_sum,
+        "threshold": least_column_sum(one.excess, positions),
         "quantities": quantities,
         "maps": maps,
         "about": [
@@ -123,7 +158,7 @@ def add_trace(tiles: Tiles, number: int, one: Subject) -> dict[str, Any]:
     }
 
 
-def _add_canvas(tiles: Tiles, prefix: str, one: Subject) -> dict[str, Any]:
+def _add_canvas(tiles: Tiles, prefix: str, one: ShownTrace) -> dict[str, Any]:
     """Add what stood on the canvas: tokens as numbers of the list of tokens that is returned, 0 where there is none."""
     trace, canvas = one.trace, one.prompt.canvas
     width = canvas.tokens.shape[1]
@@ -153,7 +188,7 @@ def _add_canvas(tiles: Tiles, prefix: str, one: Subject) -> dict[str, Any]:
     return {"tokens": [["", ""], *texts], "tokenIds": [-1, *known.tolist()]}
 
 
-def _add_sinks(tiles: Tiles, prefix: str, one: Subject) -> dict[str, Any]:
+def _add_sinks(tiles: Tiles, prefix: str, one: ShownTrace) -> dict[str, Any]:
     """Add every sink, the main sinks and the statistics of single heads; return changes of place: step, layer, head, 1 for a swap."""
     prompt, threshold = one.prompt, one.threshold
     main = prompt.main_at(threshold)
@@ -165,22 +200,20 @@ def _add_sinks(tiles: Tiles, prefix: str, one: Subject) -> dict[str, Any]:
         tiles.add(f"{prefix}sinks/{layer}", rows, smallest_type(rows), delta=True)
         np.add.at(in_heads, (found.step, found.key), 1)
     tiles.add(f"{prefix}sink-heads", in_heads, smallest_type(in_heads), delta=True)
-    moves = head_movement(main, prompt.is_sink_at(threshold))
-    shape = (prompt.layers, prompt.heads)
+    there, moves = main >= 0, MainMoves.of(main, prompt.is_sink_at(threshold))
     by_head = {
-        "moves": [head.moves for head in moves],
-        "swaps": [head.swaps for head in moves],
-        "drift": [np.nan if head.drift_per_step is None else head.drift_per_step for head in moves],
-        "steps-with": [head.steps_with_sink for head in moves],
+        "moves": moves.moves,
+        "swaps": moves.swaps,
+        "drift": moves.drift,
+        "steps-with": there.sum(axis=0),
+        "strength": np.where(there, prompt.by_step.main_column, np.nan),
+        "counts": prompt.counts(threshold),
+        "shares": prompt.shares(threshold),
     }
     for name, values in by_head.items():
-        tiles.add(f"{prefix}heads/{name}", np.array(values, np.float32).reshape(shape), "f32")
-    tiles.add(f"{prefix}heads/strength", np.where(main >= 0, prompt.by_step.main_column, np.nan), "f32")
-    tiles.add(f"{prefix}heads/counts", prompt.counts(threshold), "f32")
-    tiles.add(f"{prefix}heads/shares", prompt.shares(threshold), "f32")
-    there = main >= 0
+        tiles.add(f"{prefix}heads/{name}", values, "f32")
     step, layer, head = np.nonzero(there[1:] & there[:-1] & (main[1:] != main[:-1]))
-    swapped = MainMoves.of(main, prompt.is_sink_at(threshold)).distance[step, layer, head] == 0
+    swapped = moves.distance[step, layer, head] == 0
     return {"changes": np.stack([step + 1, layer, head, swapped], axis=-1).astype(int).tolist()}
 
 
@@ -212,7 +245,7 @@ def _add_quantity(tiles: Tiles, prefix: str, trace: Trace, quantity: Quantity) -
     }
 
 
-def _add_strongest(tiles: Tiles, prefix: str, one: Subject) -> None:
+def _add_strongest(tiles: Tiles, prefix: str, one: ShownTrace) -> None:
     """Add the largest followed columns of every step and head with their exact sizes."""
     trace = one.trace
     for layer in range(one.prompt.layers):

@@ -6,27 +6,14 @@ class MapView {
     this.wanted = section.querySelector("#map-on");
     this.wanted.addEventListener("change", draw);
     follow(this.drawing, {
-      over: (x, y) => {
-        const at = this.point(x, y);
-        return at && this.tell(...at);
-      },
-      choose: (x, y) => {
-        const at = this.point(x, y);
-        if (at) select({ token: at[1] });
-      },
+      at: (x, y) => this.map && cellAt(this.box, this.map.queries, this.map.keys, x, y),
+      tell: (query, key) => this.tell(query, key),
+      choose: (query, key) => select({ token: key }),
     });
   }
   get box() {
     const side = Math.max(10, Math.min(this.drawing.width - 64, this.drawing.height - 44));
     return { left: 56, top: 6, width: side, height: side };
-  }
-  point(x, y) {
-    if (!this.map) return null;
-    const box = this.box,
-      { queries, keys } = this.map,
-      query = Math.floor(((y - box.top) / box.height) * queries),
-      key = Math.floor(((x - box.left) / box.width) * keys);
-    return query >= 0 && query < queries && key >= 0 && key < keys ? [query, key] : null;
   }
   tell(query, key) {
     const recording = recordings[selection.first],

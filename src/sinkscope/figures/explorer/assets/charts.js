@@ -7,9 +7,9 @@ class Chart {
     this.legend = figure.querySelector(".legend");
     const stepAt = (x) => {
       const box = this.box;
-      return Math.max(0, Math.min(lastStep(), Math.round(((x - box.left) / box.width) * Math.max(1, lastStep()))));
+      return [Math.max(0, Math.min(lastStep(), Math.round(((x - box.left) / box.width) * Math.max(1, lastStep()))))];
     };
-    follow(this.drawing, { over: (x) => this.tell?.(stepAt(x)) ?? "", choose: (x) => select({ step: stepAt(x) }) });
+    follow(this.drawing, { at: stepAt, tell: (step) => this.tell?.(step), choose: (step) => select({ step }) });
   }
   get box() {
     return { left: 52, top: 8, width: this.drawing.width - 64, height: this.drawing.height - 46 };
@@ -124,12 +124,7 @@ class Chart {
         pen.lineTo(box.left + box.width, y(value));
         pen.stroke();
       }
-    pen.save();
-    pen.translate(10, box.top + box.height / 2);
-    pen.rotate(-Math.PI / 2);
-    pen.textAlign = "center";
-    pen.fillText(yLabel, 0, 0);
-    pen.restore();
+    upwardLabel(pen, box, yLabel);
   }
 }
 

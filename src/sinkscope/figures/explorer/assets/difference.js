@@ -8,22 +8,11 @@ class DifferenceView {
   constructor(section) {
     this.section = section;
     this.drawing = new Drawing(section.querySelector(".drawing"), "heat map of the difference");
-    const at = (x, y) => {
-      const box = this.box,
-        step = Math.floor(((y - box.top) / box.height) * this.steps),
-        position = Math.floor(((x - box.left) / box.width) * this.positions);
-      return step >= 0 && step < this.steps && position >= 0 && position < this.positions ? [step, position] : null;
-    };
     follow(this.drawing, {
-      over: (x, y) => at(x, y) && this.tell(...at(x, y)),
-      choose: (x, y) => {
-        const place = at(x, y);
-        if (place) select({ step: place[0], token: place[1] });
-      },
+      at: (x, y) => cellAt(this.drawing.inside, this.steps, this.positions, x, y),
+      tell: (step, position) => this.tell(step, position),
+      choose: (step, token) => select({ step, token }),
     });
-  }
-  get box() {
-    return { left: 42, top: 6, width: this.drawing.width - 50, height: this.drawing.height - 44 };
   }
   tell(step, position) {
     const { layer, head } = selection,
@@ -62,8 +51,9 @@ class DifferenceView {
           if (both(step, position)) most = Math.max(most, Math.abs(at(left, step, position) - at(right, step, position)));
       const shade = (step, position) =>
         both(step, position) ? Math.round(127.5 + (127.5 * (at(left, step, position) - at(right, step, position))) / most) : -1;
-      paintShades(pen, this.box, this.steps, this.positions, shade, differenceRamp(), this.drawing.ratio, (one) => Math.abs(one - 127.5));
-      axes(pen, this.box, { x: [0, this.positions], y: [0, this.steps], xLabel: "position in the canvas", yLabel: "step", down: true });
+      const box = this.drawing.inside;
+      paintShades(pen, box, this.steps, this.positions, shade, differenceRamp(), this.drawing.ratio, (one) => Math.abs(one - 127.5));
+      axes(pen, box, { x: [0, this.positions], y: [0, this.steps], xLabel: "position in the canvas", yLabel: "step", down: true });
       legendBar(
         this.section.querySelector(".bar"),
         differenceRamp(),
@@ -73,11 +63,12 @@ class DifferenceView {
       );
     });
     const pen = this.drawing.pen(this.drawing.marks),
-      tall = this.box.height / this.steps;
+      box = this.drawing.inside,
+      tall = box.height / this.steps;
     pen.strokeStyle = colour("swap");
     pen.lineWidth = 2;
     if (selection.step < this.steps)
-      pen.strokeRect(this.box.left - 1, this.box.top + selection.step * tall - 0.5, this.box.width + 2, Math.max(2, tall + 1));
+      pen.strokeRect(box.left - 1, box.top + selection.step * tall - 0.5, box.width + 2, Math.max(2, tall + 1));
   }
   sameTokens(first, second) {
     const length = Math.min(first.promptLength, second.promptLength);

@@ -89,6 +89,10 @@ class Drawing {
       draw();
     }).observe(place);
   }
+  // Where a map stands between its axes.
+  get inside() {
+    return { left: 42, top: 6, width: this.width - 50, height: this.height - 44 };
+  }
   // Returns whether there is anything to draw on. The place is measured only after it has changed, since measuring lays the page out.
   size() {
     if (this.measured) return this.width > 0 && this.height > 0;
@@ -169,12 +173,17 @@ function axes(pen, box, { x, y, xLabel, yLabel, down, cells }) {
       pen.lineTo(down ? box.left : box.left + box.width, top);
       pen.stroke();
     }
+  upwardLabel(pen, box, yLabel);
+}
+
+// The label of an axis that goes upwards.
+function upwardLabel(pen, box, text) {
   pen.save();
   pen.translate(10, box.top + box.height / 2);
   pen.rotate(-Math.PI / 2);
   pen.textAlign = "center";
   pen.textBaseline = "middle";
-  pen.fillText(yLabel, 0, 0);
+  pen.fillText(text, 0, 0);
   pen.restore();
 }
 
@@ -190,12 +199,7 @@ function cellAxes(pen, box, columns, rows, xLabel, yLabel) {
   pen.textBaseline = "middle";
   for (let row = 0; row < rows; row += every(rows, box.height, 14))
     pen.fillText(row, box.left - 6, box.top + (1 - (row + 0.5) / rows) * box.height);
-  pen.save();
-  pen.translate(10, box.top + box.height / 2);
-  pen.rotate(-Math.PI / 2);
-  pen.textAlign = "center";
-  pen.fillText(yLabel, 0, 0);
-  pen.restore();
+  upwardLabel(pen, box, yLabel);
 }
 
 // Paints a table of shades, rows × columns, as large as the box: where it is smaller than the table, the strongest of what falls on a dot is seen.
@@ -253,20 +257,29 @@ function hideTip() {
   tip.hidden = true;
 }
 
-// Calls back with the point under the pointer, in the drawing's own pixels; a click or a drag selects.
-function follow(drawing, { over, choose }) {
-  const point = (event) => {
-    const place = drawing.place.getBoundingClientRect();
-    return [event.clientX - place.left, event.clientY - place.top];
+// The row and column of a map under a point, or null beside it.
+function cellAt(box, rows, columns, x, y) {
+  const row = Math.floor(((y - box.top) / box.height) * rows),
+    column = Math.floor(((x - box.left) / box.width) * columns);
+  return row >= 0 && row < rows && column >= 0 && column < columns ? [row, column] : null;
+}
+
+// Tells of the place under the pointer; a click or a drag chooses it. `at` turns pixels of the drawing into a place, or null.
+function follow(drawing, { at, tell, choose }) {
+  const placeOf = (event) => {
+    const corner = drawing.place.getBoundingClientRect();
+    return at(event.clientX - corner.left, event.clientY - corner.top);
   };
   drawing.place.addEventListener("pointermove", (event) => {
-    const text = over(...point(event));
-    if (event.buttons & 1) choose(...point(event), true);
+    const place = placeOf(event),
+      text = place && tell(...place);
+    if (place && event.buttons & 1) choose(...place);
     if (text) showTip(event, text);
     else hideTip();
   });
   drawing.place.addEventListener("pointerleave", hideTip);
   drawing.place.addEventListener("pointerdown", (event) => {
-    if (event.button === 0) choose(...point(event), false);
+    const place = event.button === 0 && placeOf(event);
+    if (place) choose(...place);
   });
 }

@@ -19,14 +19,12 @@ class HeadsView {
     for (const [name, { label }] of Object.entries(STATISTICS)) this.statistic.add(new Option(label, name));
     this.statistic.addEventListener("change", () => select({ statistic: this.statistic.value }));
     follow(this.drawing, {
-      over: (x, y) => {
-        const at = this.point(x, y);
-        return at && this.tell(...at);
+      at: (x, y) => {
+        const cell = cellAt(this.drawing.inside, recording.layers, recording.heads, x, y);
+        return cell && [recording.layers - 1 - cell[0], cell[1]];
       },
-      choose: (x, y) => {
-        const at = this.point(x, y);
-        if (at) select({ layer: at[0], head: at[1] });
-      },
+      tell: (layer, head) => this.tell(layer, head),
+      choose: (layer, head) => select({ layer, head }),
     });
   }
   tell(layer, head) {
@@ -49,15 +47,6 @@ class HeadsView {
     return values && values[(STATISTICS[name].each ? step * layers * heads : 0) + layer * heads + head];
   }
 
-  get box() {
-    return { left: 42, top: 6, width: this.drawing.width - 50, height: this.drawing.height - 44 };
-  }
-  point(x, y) {
-    const box = this.box,
-      head = Math.floor(((x - box.left) / box.width) * this.recording.heads),
-      layer = this.recording.layers - 1 - Math.floor(((y - box.top) / box.height) * this.recording.layers);
-    return layer >= 0 && layer < this.recording.layers && head >= 0 && head < this.recording.heads ? [layer, head] : null;
-  }
   draw() {
     const { recording } = this,
       { layers, heads } = recording,
@@ -67,7 +56,7 @@ class HeadsView {
     const values = recording.tile("heads/" + about.tile);
     if (!this.drawing.size() || !values) return;
     const start = about.each ? step * layers * heads : 0,
-      box = this.box;
+      box = this.drawing.inside;
     if (!this.tops?.has(about.tile))
       (this.tops ??= new Map()).set(
         about.tile,

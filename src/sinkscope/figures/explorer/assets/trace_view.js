@@ -13,14 +13,9 @@ class TraceView {
     this.heads = new HeadsView(this.root, recording);
     this.makeTokens();
     follow(this.heat, {
-      over: (x, y) => {
-        const at = this.heatPoint(x, y);
-        return at && this.tellToken(...at);
-      },
-      choose: (x, y) => {
-        const at = this.heatPoint(x, y);
-        if (at) select({ step: at[0], token: at[1] });
-      },
+      at: (x, y) => cellAt(this.heat.inside, recording.steps, recording.positions, x, y),
+      tell: (step, position) => this.tellToken(step, position),
+      choose: (step, token) => select({ step, token }),
     });
   }
   makeTokens() {
@@ -144,20 +139,11 @@ class TraceView {
   }
 
   // Heat map: positions across, steps down, as in the figures.
-  get heatBox() {
-    return { left: 42, top: 6, width: this.heat.width - 50, height: this.heat.height - 44 };
-  }
-  heatPoint(x, y) {
-    const box = this.heatBox,
-      step = Math.floor(((y - box.top) / box.height) * this.recording.steps),
-      position = Math.floor(((x - box.left) / box.width) * this.recording.positions);
-    return step >= 0 && step < this.recording.steps && position >= 0 && position < this.recording.positions ? [step, position] : null;
-  }
   drawHeat(rows, shades, top) {
     if (!this.heat.size()) return;
     const { recording } = this,
       { layer, head } = selection,
-      box = this.heatBox,
+      box = this.heat.inside,
       name = quantityOf(recording);
     this.root.querySelector(".heat-view .what").textContent =
       `${recording.quantity(name).label}, ${headName(recording.clampLayer(layer), recording.clampHead(head))}`;
