@@ -163,10 +163,18 @@ class Tally:
         if wrong := faults(outcome, **how):
             last = (outcome.err.strip().splitlines() or [""])[-1]
             self.bad.append(f"{name}: {', '.join(wrong)}: status {outcome.status}: {last[:300]}")
+            self._log(self.bad[-1])
+
+    def _log(self, line: str) -> None:
+        """Print a line, and add it to the file that ``HOSTILE_LOG`` names, for a trial of hours."""
+        print(line)
+        if path := os.environ.get("HOSTILE_LOG"):
+            with open(path, "a") as log:
+                log.write(f"{line}\n")
 
     def conclude(self, least: int) -> None:
         """Fail where a case was bad, or there were too few."""
         seconds = time.monotonic() - self.started
-        print(f"{self.cases} cases, {self.ended_well} ended well, {len(self.bad)} bad, {seconds:.0f} s")
+        self._log(f"{self.cases} cases, {self.ended_well} ended well, {len(self.bad)} bad, {seconds:.0f} s")
         assert not self.bad, f"{len(self.bad)} of {self.cases} cases:\n" + "\n".join(self.bad[:60])
         assert self.cases >= least, f"expected at least {least} cases, found {self.cases}"
