@@ -122,35 +122,39 @@ def _run(arguments: "list[str]") -> None:
     if name not in COMMANDS:
         raise CallError(f"no command {name!r}; expected one of {', '.join(COMMANDS)}")
 
-    import tyro
-    from tyro.conf import DisallowNone, FlagCreatePairsOff
-
-    from sinkscope.commands.bounds import check_bounds, refuse_empty_paths
+    from sinkscope.commands.arguments import check_arguments
+    from sinkscope.commands.bounds import check_bounds
 
     command = find_command(name)
-    _refuse_repeated_flags(command, rest)
-    refuse_empty_paths(command, rest)
-    parsed = tyro.cli(command, prog=f"sinkscope {name}", args=rest, config=(FlagCreatePairsOff, DisallowNone))
+    check_arguments(command, rest)
+    parsed = _parse(command, name, rest)
     check_bounds(parsed)
     parsed.run()
 
 
-def _refuse_repeated_flags(command: "type[Command]", arguments: "list[str]") -> None:
-    """Raise CallError where a flag is given twice; otherwise the first value would silently be lost."""
-    import dataclasses
+def _parse(command: "type[Command]", name: str, arguments: "list[str]") -> "Command":
+    """Return a command with the values of its flags.
 
-    from tyro.conf import UseAppendAction
+    Raises:
+        CallError: they cannot be parsed; what the parser says of it is dropped, since `check_arguments` has told what can be told.
+    """
+    import contextlib
+    import io
+
+    import tyro
+    from tyro.conf import DisallowNone, FlagCreatePairsOff
 
     from sinkscope.errors import CallError
 
-    fields = {field.name: getattr(field.type, "__metadata__", ()) for field in dataclasses.fields(command)}  # type: ignore[arg-type]
-    flags = [one.partition("=")[0].replace("_", "-") for one in arguments if one.startswith("--")]
-    for flag in dict.fromkeys(flags):
-        repeatable = UseAppendAction in fields.get(flag[2:].replace("-", "_"), ())
-        if flags.count(flag) > 1 and not repeatable:
-            raise CallError(
-                f"{flag} is given {flags.count(flag)} times; give it once, with commas between its values where it takes several"
-            )
+    told = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(told):
+            return tyro.cli(command, prog=f"sinkscope {name}", args=arguments, config=(FlagCreatePairsOff, DisallowNone))
+    except SystemExit as end:
+        if not end.code:  # --help
+            raise
+        found = " ".join(arguments)
+        raise CallError(f"expected the flags that `sinkscope {name} --help` lists, found {found[:60]!r}") from end
 
 
 def _overview() -> str:

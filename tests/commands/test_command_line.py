@@ -412,3 +412,39 @@ def test_help_loads_no_torch(arguments):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "sinkscope" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("sinks {trace} --excess many", "--excess: expected a number, found 'many'"),
+        ("sinks {trace} --excess=", "--excess: expected a number, found ''"),
+        ("sinks {trace} --unit per", "--unit: expected one of queries, percent, mean, found 'per'"),
+        ("tracks {trace} --tolerance 1.5", "--tolerance: expected a whole number, found '1.5'"),
+        ("tracks {trace} --tolerance", "--tolerance: expected a value, found none"),
+        ("tracks {trace} --tolerance --json", "--tolerance: expected a value, found the flag --json"),
+        ("tracks {trace} --json=yes", "--json: expected no value, found 'yes'"),
+        ("trace {trace} --out t --top-k few", "--top-k: expected a whole number, found 'few'"),
+        ("trace {trace} --out t --logits-eos-inf maybe", "--logits-eos-inf: expected True or False, found 'maybe'"),
+        ("trace {trace} --prompt x", "expected --out, found none; --help says what it is"),
+        ("map {trace} --step 0 --layer 0", "expected --head, found none; --help says what it is"),
+        ("sinks", "expected trace, found none; --help says what it is"),
+        ("sinks {trace} {trace}", "expected a flag, found '{trace}', a word that belongs to none"),
+        ("sinks {trace} --exces 3", "no flag '--exces'; did you mean --excess?"),
+        ("sinks {trace} -q", "no flag '-q'; expected one of --excess, --unit, --json"),
+        ("reproduce paper3 --dry-run", "paper: expected one of paper1, paper2, found 'paper3'"),
+        ("export {trace} --to numpy --out ''", "--out: expected a path, found an empty text"),
+    ],
+)
+def test_a_mistake_in_the_command_line_is_told_by_its_flag(run, words, says):
+    """The parser of flags tells these in a frame of its own, over a dozen lines."""
+    trace = "a-trace"
+    status, out, err = run(*("" if word == "''" else word.format(trace=trace) for word in words.split()))
+    assert (status, out, err) == (2, "", f"sinkscope: error: {says.format(trace=trace)}\n")
+
+
+def test_what_only_the_parser_of_flags_refuses_is_told_in_our_words(run, monkeypatch):
+    monkeypatch.setattr("sinkscope.commands.arguments.check_arguments", lambda command, arguments: None)
+    status, out, err = run("sinks", "a-trace", "--excess", "many")
+    assert (status, out) == (2, "")
+    assert err == "sinkscope: error: expected the flags that `sinkscope sinks --help` lists, found 'a-trace --excess many'\n"

@@ -1,6 +1,8 @@
 """One evaluation by several processes: torchrun, jobs, a killed worker; each result equals that of a single process."""
 
+import contextlib
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,7 +12,7 @@ import pytest
 from processes import ALIKE, environment
 
 from sinkscope.errors import CallError, EvaluationError
-from sinkscope.evaluation import evaluate, jobs, read_results
+from sinkscope.evaluation import evaluate, jobs, read_results, running
 from sinkscope.evaluation.jobs import run_in_jobs
 from sinkscope.work_items import Share
 
@@ -80,9 +82,19 @@ def start(rank, count, model, out, pause):
     return subprocess.Popen(arguments, env=environment(RANK=str(rank), WORLD_SIZE=str(count)), stderr=subprocess.PIPE, text=True)
 
 
+@contextlib.contextmanager
+def ending(process):
+    """End a process where the body fails, which otherwise waits for it for ever."""
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
 def test_a_worker_killed_9_is_noticed_and_the_same_command_goes_on(diffusion, diffusion_folder, whole, tmp_path, monkeypatch):
     out = tmp_path / "r"
-    with start(0, 2, diffusion_folder, out, 0) as first, start(1, 2, diffusion_folder, out, 0.5) as second:
+    with ending(start(0, 2, diffusion_folder, out, 0)) as first, ending(start(1, 2, diffusion_folder, out, 2)) as second:
         deadline = time.monotonic() + 120
         while not (out / "lab-arith" / "top-1" / "000002.json").exists() and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -98,6 +110,29 @@ def test_a_worker_killed_9_is_noticed_and_the_same_command_goes_on(diffusion, di
         monkeypatch.setenv("RANK", str(rank))
         evaluate(diffusion, out=out, progress=False, **ARGUMENTS)
     assert items(out) == whole
+
+
+@pytest.mark.parametrize("moment", [1, 2])
+def test_a_worker_that_lives_and_dies_in_one_moment_is_noticed(diffusion, tmp_path, monkeypatch, moment):
+    """It takes its share right after this process saw nobody hold it: before the work, or while this process waits at the end."""
+    looks = []
+
+    def look(folder, share):
+        looks.append(is_working(folder, share))
+        if len(looks) == moment:
+            (folder / f"lock.{share.index}-of-{share.count}").write_text("7\n")
+        return looks[-1]
+
+    is_working = running.is_working
+    monkeypatch.setattr(running, "is_working", look)
+    monkeypatch.setattr(running, "POLL_S", 0.01)
+    monkeypatch.setattr(running, "STARTING_S", 30.0)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    began = time.monotonic()
+    with pytest.raises(EvaluationError, match="process 1 of 2 ended with 5 problems missing"):
+        evaluate(diffusion, out=tmp_path / "r", progress=False, **ARGUMENTS)
+    assert not any(looks) and len(looks) == moment + 1 and time.monotonic() - began < 30
 
 
 def test_two_commands_on_one_folder(diffusion, diffusion_folder, whole, tmp_path):
@@ -139,18 +174,35 @@ def test_jobs_of_submitit(diffusion_folder, whole, tmp_path):
 def test_a_job_that_fails_is_named(tmp_path):
     pytest.importorskip("submitit")
     arguments = {**ARGUMENTS, "out": tmp_path / "r"}
+    (tmp_path / "no-model").mkdir()
     with pytest.raises(EvaluationError, match=r"1 of 1 jobs failed \(job \d+_?\d*: .*; logs in .*lock.jobs\); run the same command again"):
         run_in_jobs(str(tmp_path / "no-model"), "cpu", None, arguments, 1, "local")
 
 
 def test_what_jobs_refuse(tmp_path, monkeypatch):
-    arguments = {**ARGUMENTS, "out": tmp_path}
+    arguments = {**ARGUMENTS, "out": tmp_path / "r"}
     with pytest.raises(CallError, match="jobs: expected at least 1, found -1"):
         run_in_jobs("m", "cpu", None, arguments, -1)
     with pytest.raises(CallError, match="--job-options: expected name=value separated by commas, found 'gpu'"):
         run_in_jobs("m", "cpu", None, arguments, 1, "local", "timeout_min=5,gpu")
-    with pytest.raises(CallError, match=r"--jobs on local with \{'no_such_option': 1\}: "):
-        run_in_jobs("m", "cpu", None, arguments, 1, "local", "no_such_option=1")
+    known = r"timeout_min=60, cpus_per_task=4, slurm_partition=gpu …"
+    for option in ("no_such_option=1", "timeout_min=x", "timeout_min=5,mem_gb=much", "slurm_nosuch=1", "timeout_min=²", "=", "nodes=2"):
+        with pytest.raises(CallError, match=rf"--job-options: expected options of submitit with values of their kind \({known}\), found"):
+            run_in_jobs("m", "cpu", None, arguments, 1, "local", option)
+    with pytest.raises(CallError, match="expected each name once, found 'timeout_min' twice"):
+        run_in_jobs("m", "cpu", None, arguments, 1, "local", "timeout_min=1,timeout_min=2")
+    with pytest.raises(CallError, match="no model 'm': expected a bundled name"):
+        run_in_jobs("m", "cpu", None, arguments, 1, "local")
+    with pytest.raises(CallError, match="no rule 'nosuch'"):
+        run_in_jobs("lab-diffusion", "cpu", None, arguments | {"hide": ["nosuch"]}, 1, "local")
+    with pytest.raises(CallError, match="nosuch"):
+        run_in_jobs("lab-diffusion", "cpu", None, arguments | {"tasks": ["nosuch"]}, 1, "local")
+    if not shutil.which("srun"):
+        with pytest.raises(
+            CallError, match="--jobs: expected a machine that submits jobs to slurm, found no srun; or pass --cluster local"
+        ):
+            run_in_jobs("m", "cpu", None, arguments, 1, "slurm")
+    assert not (tmp_path / "r").exists()
     monkeypatch.setitem(sys.modules, "submitit", None)
     with pytest.raises(CallError, match=r"--jobs needs submitit, which is not installed: pip install 'sinkscope\[slurm\]'"):
         run_in_jobs("m", "cpu", None, arguments, 1)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import sys
 from pathlib import Path
 
 from sinkscope.lab.checkpoint import train_checkpoint
@@ -21,7 +22,7 @@ SETTINGS = {"length": 8, "steps": 8, "block": 8}
 
 
 def make_specimens(folder: Path) -> Path:
-    """Make a folder with ``model``, ``trace``, ``statistics``, ``results``, ``roles.json``, ``prompts.jsonl``, ``counts.json``, ``run``."""
+    """Make a folder with one whole specimen of everything, and return it."""
     import sinkscope
     from sinkscope.commands.statistics_run import add_prompts
     from sinkscope.commands.trace import keep_maps
@@ -45,11 +46,27 @@ def make_specimens(folder: Path) -> Path:
     roles = Roles(card.name, card.weight_hash, card.layers, card.heads, Rules(), (head,), 4, 2, {})
     (folder / "roles.json").write_text(json.dumps(roles.as_dict()))
     (folder / "prompts.jsonl").write_text(json.dumps({"prompt": PROMPT}) + "\n")
+    _lit_gpt(folder / "lit")
     (folder / "counts.json").write_text(json.dumps({"3": 7, "4": 1}))
     (folder / "text.jsonl").write_text(json.dumps({"prompt": "a b", "answer": "c d"}) + "\n")
     words = "the cat sat on the mat and the dog ate the rat " * 40
     make_corpus([LongText("a", words), LongText("b", words[::-1], held_out=True)], folder / "corpus", vocabulary=300, progress=False)
     return folder
+
+
+def _lit_gpt(folder: Path) -> None:
+    """Write weights as paper 2's code names them, and a tokenizer for them."""
+    from safetensors.torch import save_file
+
+    sys.path.append(str(Path(__file__).parents[1] / "models"))
+    from smdm_weights import Shape, lit_gpt_weights
+
+    from sinkscope.lab.vocabulary import build_tokenizer
+
+    build_tokenizer().save_pretrained(folder)
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps({key: value for key, value in json.loads(path.read_text()).items() if key != "mask_token"}))
+    save_file(lit_gpt_weights("none", Shape(1, 2, 2, 8, 8)), folder / "lit.safetensors")
 
 
 def _half_trained(folder: Path) -> None:

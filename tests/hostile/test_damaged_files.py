@@ -22,7 +22,7 @@ READERS = {
     "roles.json": (["tracks", "{trace}", "--roles", "{roles}"],),
     "model/config.json": (TRACE,),
     "model/tokenizer_config.json": (TRACE,),
-    "counts.json": (["analyse", "{trace}", "--training-counts", "{counts}", "--choice", "--sweep"],),
+    "counts.json": (["analyse", "{trace}", "--training-counts", "{counts}", "--no-choice", "--no-sweep"],),
     "corpus/corpus.json": (["train", "lab-text-diffusion", "--data", "{corpus}", "--out", "{out}"],),
     "run/recipe.json": (["train", "lab-sink-token", "--out", "{run}"],),
     "prompts.jsonl": (["trace", "{model}", "--prompts", "{prompts}", *SHORT],),

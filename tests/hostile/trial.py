@@ -5,7 +5,10 @@ that looks whole. A case that may do no harm is also good with status 0.
 """
 
 import contextlib
+import gc
+import importlib
 import os
+import pkgutil
 import re
 import resource
 import select
@@ -13,14 +16,22 @@ import signal
 import sys
 import tempfile
 import time
+import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 SECONDS, LONGEST = 2.0, 40.0
 """Of processor time that a refusal may take; by the clock, after which a case counts as a hang."""
 MEMORY = 6 << 30
+LIBRARIES = (
+    "matplotlib.backends.backend_agg matplotlib.backends.backend_pdf pydantic scipy.stats scipy.optimize transformers tyro "
+    "transformers.models.llama.modeling_llama pyarrow.parquet xarray zarr filelock docstring_parser tokenizers"
+).split()
+"""What commands import when they need it."""
 FOREIGN = re.compile(
-    r"unexpected|Traceback|Warning:|\bErrno\b|pydantic|validation error|safetensors_rust|SafetensorError|numpy\.|torch\.\w+\(|"
+    r"unexpected|Traceback|╭|Warning:|\b[Ee]rrno\b|pydantic|validation error|safetensors_rust|SafetensorError|numpy\.|torch\.\w+\(|"
     r"KeyError|TypeError|ValueError|AttributeError|IndexError|RuntimeError|StrictDataclass|HFValidation|JSONDecode|Expecting|codec can't"
 )
 OURS = re.compile(r"sinkscope: error: .+")
@@ -40,23 +51,36 @@ class Outcome:
 
 def warm_up() -> None:
     """Import once what commands need, so that a forked process starts at once."""
-    import matplotlib.figure
-    import pydantic
-    import scipy.stats
     import torch
-    import transformers
-    import tyro
+
+    import sinkscope
 
     torch.set_num_threads(1)
-    del matplotlib, pydantic, scipy, transformers, tyro
+    names = [module.name for module in pkgutil.walk_packages(sinkscope.__path__, "sinkscope.")]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in [*names, *LIBRARIES]:
+            if not name.endswith(("__main__", ".triton", ".supervisor", ".confined", ".lm_eval")):
+                with contextlib.suppress(ImportError):  # an extra that is not installed
+                    importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # a collection in a forked process would copy every page of these
 
 
-def run(*arguments: str, environment: dict[str, str] | None = None, cwd: Path | None = None) -> Outcome:
-    """Run ``sinkscope`` with arguments in a forked process."""
+def run(*arguments: str, environment: dict[str, str] | None = None, cwd: Path | None = None, largest_file: int | None = None) -> Outcome:
+    """Run ``sinkscope`` with arguments in a forked process.
+
+    Args:
+        environment: variables to add.
+        cwd: the current folder there.
+        largest_file: bytes that a file may have: more of them are refused as a full disk refuses them.
+    """
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         child = os.fork()
         if not child:
-            _command(arguments, out.fileno(), err.fileno(), environment or {}, cwd)
+            if largest_file is not None:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
+            command(arguments, out.fileno(), err.fileno(), environment, cwd)
         status, used = _wait(child)
         texts = []
         for file in (out, err):
@@ -65,7 +89,8 @@ def run(*arguments: str, environment: dict[str, str] | None = None, cwd: Path | 
     return Outcome(tuple(map(str, arguments)), status, texts[0], texts[1], used.ru_utime + used.ru_stime, used.ru_maxrss)
 
 
-def _command(arguments, out: int, err: int, environment: dict[str, str], cwd: Path | None) -> None:
+def command(arguments: Sequence[str], out: int, err: int, environment: dict[str, str] | None = None, cwd: Path | None = None) -> NoReturn:
+    """Run ``sinkscope`` in this process, which was forked for it, with its output into two open files; then end it."""
     status = 99
     try:
         os.setsid()
@@ -74,11 +99,9 @@ def _command(arguments, out: int, err: int, environment: dict[str, str], cwd: Pa
         sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
         sys.stderr = os.fdopen(2, "w", encoding="utf-8", closefd=False)
         resource.setrlimit(resource.RLIMIT_CPU, (int(LONGEST), int(LONGEST)))
-        os.environ.update(environment)
+        os.environ.update(environment or {})
         if cwd is not None:
             os.chdir(cwd)
-        import warnings
-
         warnings.resetwarnings()
         from sinkscope.cli import main
 
@@ -134,7 +157,7 @@ def faults(outcome: Outcome, *, harmless: bool = False, same: str | None = None,
         found.append(f"status {outcome.status}")
     lines = [line for line in outcome.err.splitlines() if line.strip()]
     told = [line for line in lines if OURS.fullmatch(line)]
-    if len(told) != 1 and not _is_usage(outcome):
+    if len(told) != 1:
         found.append(f"{len(told)} messages")
     if outcome.cpu > SECONDS:
         found.append(f"slow: {outcome.cpu:.1f} s")
@@ -145,9 +168,12 @@ def faults(outcome: Outcome, *, harmless: bool = False, same: str | None = None,
     return found
 
 
-def _is_usage(outcome: Outcome) -> bool:
-    """Return whether the command line itself could not be parsed, which the parser of flags reports in a box."""
-    return outcome.status == 2 and outcome.err.lstrip().startswith("╭")
+def log(line: str) -> None:
+    """Print a line, and add it to the file that ``HOSTILE_LOG`` names, so that a bad case of a long trial has a name at once."""
+    print(line)
+    if path := os.environ.get("HOSTILE_LOG"):
+        with open(path, "a") as file:
+            file.write(f"{line}\n")
 
 
 class Tally:
@@ -162,19 +188,16 @@ class Tally:
         self.ended_well += outcome.status == 0
         if wrong := faults(outcome, **how):
             last = (outcome.err.strip().splitlines() or [""])[-1]
-            self.bad.append(f"{name}: {', '.join(wrong)}: status {outcome.status}: {last[:300]}")
-            self._log(self.bad[-1])
+            self.blame(f"{name}: {', '.join(wrong)}: status {outcome.status}: {last[:300]}")
 
-    def _log(self, line: str) -> None:
-        """Print a line, and add it to the file that ``HOSTILE_LOG`` names, for a trial of hours."""
-        print(line)
-        if path := os.environ.get("HOSTILE_LOG"):
-            with open(path, "a") as log:
-                log.write(f"{line}\n")
+    def blame(self, what: str) -> None:
+        """Count a bad case, and name it at once."""
+        self.bad.append(what)
+        log(f"BAD {what}")
 
     def conclude(self, least: int) -> None:
         """Fail where a case was bad, or there were too few."""
         seconds = time.monotonic() - self.started
-        self._log(f"{self.cases} cases, {self.ended_well} ended well, {len(self.bad)} bad, {seconds:.0f} s")
+        log(f"{self.cases} cases, {self.ended_well} ended well, {len(self.bad)} bad, {seconds:.0f} s")
         assert not self.bad, f"{len(self.bad)} of {self.cases} cases:\n" + "\n".join(self.bad[:60])
         assert self.cases >= least, f"expected at least {least} cases, found {self.cases}"

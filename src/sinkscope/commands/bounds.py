@@ -1,10 +1,8 @@
 """Bounds of flags, which stand beside their types, and the check of a parsed command against them."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from sinkscope.commands.command import Command
 from sinkscope.errors import CallError
@@ -24,6 +22,7 @@ class Between:
 Seed = Annotated[int, Between(-(1 << 62), (1 << 62) - 1)]
 Few = Annotated[int, Between(-LARGEST, 1 << 20)]
 """A number of steps, columns, prompts or rows; the code that takes it knows the least one."""
+Jobs = Annotated[int, Between(-LARGEST, 10_000)]
 Shots = Annotated[int, Between(-LARGEST, 1000)]
 Tokens = Annotated[int, Between(-LARGEST, 1 << 24)]
 
@@ -40,7 +39,7 @@ def check_bounds(command: Command) -> None:
             continue
         if not math.isfinite(value):
             raise CallError(f"{flag}: expected a finite number, found {value}")
-        found = [one for one in _metadata(hint) if isinstance(one, Between)]
+        found = [one for one in metadata_in(hint) if isinstance(one, Between)]
         for bounds in found or [Between(-LARGEST, LARGEST)] * isinstance(value, int):
             if value > bounds.most:
                 raise CallError(f"{flag}: expected a number up to {bounds.most:,}, found {_shown(value)}")
@@ -48,32 +47,14 @@ def check_bounds(command: Command) -> None:
                 raise CallError(f"{flag}: expected a number from {bounds.least:,} upwards, found {_shown(value)}")
 
 
-def refuse_empty_paths(command: type[Command], arguments: Sequence[str]) -> None:
-    """Raise CallError where a path is the empty text, which would mean the current folder.
-
-    Raises:
-        CallError: the first such path.
-    """
-    paths = {name for name, hint in get_type_hints(command).items() if Path in _types(hint)}
-    before = ""
-    for one in arguments:
-        flag, equals, value = one.partition("=")
-        if flag.startswith("--") and equals and not value and flag[2:].replace("-", "_") in paths:
-            raise CallError(f"{flag}: expected a path, found an empty text")
-        if not one:
-            name = before[2:].replace("-", "_") if before.startswith("--") and "=" not in before else ""
-            positional = not name and any(name in paths for name in ("trace", "traces", "results", "file"))
-            if name in paths or positional:
-                raise CallError(f"{before if name else 'the folder'}: expected a path, found an empty text")
-        before = one
+def metadata_in(hint: Any) -> list[Any]:
+    """Return all that is annotated to a type and to its parts."""
+    return [*getattr(hint, "__metadata__", ()), *(found for part in get_args(hint) for found in metadata_in(part))]
 
 
-def _metadata(hint: Any) -> list[Any]:
-    return [*getattr(hint, "__metadata__", ()), *(found for part in get_args(hint) for found in _metadata(part))]
-
-
-def _types(hint: Any) -> list[Any]:
-    return [hint, *(found for part in get_args(hint) for found in _types(part))]
+def types_in(hint: Any) -> list[Any]:
+    """Return a type and its parts, in order."""
+    return [hint, get_origin(hint), *(found for part in get_args(hint) for found in types_in(part))]
 
 
 def _shown(value: float) -> str:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from sinkscope.commands.bounds import Few, Shots
+from sinkscope.commands.bounds import Few, Jobs, Shots
 from sinkscope.commands.command import Command, Dtype, Gpu, Json, ModelName, Switch, TaskFiles, Tflops, default_is
 from sinkscope.commands.output import print_costs
 from sinkscope.commands.sampler_flags import TaskSamplerFlags
@@ -48,7 +48,7 @@ class Evaluate(Command):
     allow_code_execution: Switch = False
     device: str = "cpu"
     dtype: Dtype = None
-    jobs: Few = 0
+    jobs: Jobs = 0
     cluster: Literal["slurm", "local"] = "slurm"
     job_options: Annotated[str, default_is("none")] = ""
     method: Annotated[Literal["monte_carlo", "chain_rule"] | None, default_is("the protocol's, else monte_carlo")] = None

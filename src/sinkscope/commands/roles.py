@@ -75,7 +75,7 @@ class Roles(Command):
                 out=self.out,
                 canvases=self.canvases,
                 rows=self.rows,
-                seed=self.control_seed,
+                control_seed=self.control_seed,
                 on_prompt=lambda _: bar.advance(),
                 **settings,
             )

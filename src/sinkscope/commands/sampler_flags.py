@@ -29,6 +29,13 @@ def _flags(default: str | None = None) -> type:
     return TypedDict("SamplerFlags", flags, total=False)  # type: ignore[operator]
 
 
+def setting_types() -> dict[str, Any]:
+    """Return the type of each setting, by name."""
+    from sinkscope.decoding.samplers import all_settings
+
+    return {field.name: field.type for kind in all_settings().values() for field in dataclasses.fields(kind)}
+
+
 def _default_by_sampler(name: str) -> str:
     """Return the default of a setting as text; with the names of the samplers, if not all have it or their defaults differ."""
     from sinkscope.decoding.samplers import all_settings

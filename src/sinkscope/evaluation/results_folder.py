@@ -105,9 +105,13 @@ def is_working(folder: Path, share: Share) -> bool:
 
 
 def started_at(folder: Path, share: Share) -> int | None:
-    """Return when a process last took that share, in nanoseconds; None when none ever did."""
+    """Return when a process last took that share, in nanoseconds; None when none ever did.
+
+    Who takes a share writes its number into the lock, so an empty one was only looked at.
+    """
     path = _lock_path(folder, share)
-    return path.stat().st_mtime_ns if path.exists() else None
+    found = path.stat() if path.exists() else None
+    return found.st_mtime_ns if found is not None and found.st_size else None
 
 
 def _lock_path(folder: Path, share: Share) -> Path:

@@ -103,7 +103,7 @@ def evaluate(
     out = Path(out)
     with locked(out, mine):
         others = [Share(index, mine.count) for index in range(mine.count) if index != mine.index]
-        before = {other: None if is_working(out, other) else started_at(out, other) for other in others}
+        before = {other: _last_start(out, other) for other in others}
         run = claim(out / RUN, describe_run(model, batch, limit))
         batches = []
         for plan in plans:
@@ -222,6 +222,12 @@ def _compare(model: Model, batch: _Batch, missing: Sequence[int], settings: Like
         )
 
 
+def _last_start(out: Path, other: Share) -> int | None:
+    """Return when a share that nobody works on was last started; None of one that is at work, or was never started."""
+    last = started_at(out, other)  # before its lock is looked at: a start in between then counts as one during this run
+    return None if is_working(out, other) else last
+
+
 def _wait_for_others(out: Path, before: Mapping[Share, int | None], batches: Sequence[_Batch]) -> None:
     """Wait until the processes with the other shares have committed all of their items.
 
@@ -237,13 +243,14 @@ def _wait_for_others(out: Path, before: Mapping[Share, int | None], batches: Seq
     others = list(before)
     while others:
         for other in list(others):
+            last = started_at(out, other)  # before its lock is looked at: else it may start in between and seem to have ended
             if is_working(out, other):
                 continue
             theirs = batches[other.index :: other.count]
             missing = sum(not batch.items.is_done(index, len(batch.indices)) for batch in theirs for index in batch.indices)
             if not missing:
                 others.remove(other)
-            elif started_at(out, other) != before[other] or time.monotonic() - started > STARTING_S:
+            elif last != before[other] or time.monotonic() - started > STARTING_S:
                 what = f"process {other.index} of {other.count} ended with {missing} problems missing"
                 raise EvaluationError(f"{out}: {what}; run the same command again; finished problems are kept")
         if others:

@@ -43,7 +43,7 @@ def find_roles(
     rules: Rules | None = None,
     canvases: int = CANVASES,
     rows: int = 32,
-    seed: int = 0,
+    control_seed: int = 0,
     on_prompt: Callable[[int], object] | None = None,
     **settings: Any,
 ) -> Roles:
@@ -58,18 +58,19 @@ def find_roles(
         rules: of the verdict; `Rules()` when None.
         canvases: of each prompt of a diffusion model.
         rows: canvases in one forward call.
-        seed: of the random keys.
+        control_seed: of the random keys.
         on_prompt: called with the number of each prompt that is done.
         settings: of the model's sampler.
 
     Raises:
-        CallError: fewer prompts than a verdict needs, or a folder of another run.
+        CallError: fewer prompts than a verdict needs, settings that do not fit, or a folder of another run.
     """
     if len(prompts) < LEAST:
         raise CallError(f"expected at least {LEAST} prompts, half to choose heads and half to judge them, found {len(prompts)}")
     for name, value in (("canvases", canvases), ("rows", rows)):
         if value < 1:
             raise CallError(f"{name}: expected at least 1, found {value}")
+    resolve_settings(model.family, **settings)  # what does not fit is refused before anything is made
     rules = rules or Rules()
     identity = {
         "weight_hash": model.card.weight_hash,
@@ -77,11 +78,11 @@ def find_roles(
         "rules": asdict(rules),
         "control": "keys that are no sinks",
         "canvases": canvases,
-        "seed": seed,
+        "seed": control_seed,
         "settings": {name: repr(value) for name, value in settings.items()},
     }
     with open_store(out, identity) as store:
-        return _find(model, prompts, store, rules, canvases, rows, seed, on_prompt, settings)
+        return _find(model, prompts, store, rules, canvases, rows, control_seed, on_prompt, settings)
 
 
 def _find(

@@ -65,4 +65,9 @@ def open_store(folder: Path | None, identity: Mapping[str, Any]) -> Iterator[Pro
             raise CallError(f"{folder} holds the roles of another run: its {name} is {old!r}, now it is {new!r}; choose another folder")
         if theirs is None:
             write_whole(folder / RUN, json.dumps(identity, indent=1).encode(), EvaluationError, ADVICE)
-        yield PromptStore(folder)
+        try:
+            yield PromptStore(folder)
+        except BaseException:
+            if theirs is None and names_in(folder) == [RUN]:  # nothing was measured
+                (folder / RUN).unlink()
+            raise
