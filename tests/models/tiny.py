@@ -176,6 +176,50 @@ SDAR_CONFIG = {
     "vocab_size": 64,
 }
 
+LLADA_MOE_CONFIG = {
+    "architectures": ["LLaDAMoEModelLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "auto_map": {"AutoConfig": "configuration_lladamoe.LLaDAConfig", "AutoModelForCausalLM": "modeling_lladamoe.LLaDAMoEModelLM"},
+    "bos_token_id": None,
+    "clip_qkv": None,
+    "dense_intermediate_size": 72,
+    "eos_token_id": EOS,
+    "expert_intermediate_size": 24,
+    "hidden_act": "silu",
+    "hidden_size": 48,
+    "initializer_range": 0.02,
+    "mask_token_id": MASK,
+    "max_position_embeddings": 128,
+    "model_type": "llada",
+    "moe_layer_freq": [1, 1, 1],
+    "moe_router_enable_expert_bias": False,
+    "moe_router_score_function": "softmax",
+    "norm_topk_prob": None,
+    "num_attention_heads": 4,
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 2,
+    "output_router_logits": False,
+    "pad_token_id": EOS,
+    "partial_rotary_factor": 1,
+    "qk_layernorm": True,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "rope_theta": 50000,
+    "routed_scaling_factor": 1,
+    "router_aux_loss_coef": 0.01,
+    "router_num_group": None,
+    "router_topk_group": None,
+    "shared_expert_intermediate_size": None,
+    "tie_word_embeddings": False,
+    "torch_dtype": "float32",
+    "transformers_version": "4.46.3",
+    "use_cache": False,
+    "vocab_size": 64,
+}
+
 
 @dataclass(frozen=True)
 class Tiny:
@@ -235,7 +279,7 @@ def llada_shapes(config):
 
 
 def stock_shapes(config, biases, norms=False):
-    width, inner, rows = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
+    width, inner, rows = config["hidden_size"], config.get("intermediate_size"), config["vocab_size"]
     dim = config.get("head_dim", width // config["num_attention_heads"])
     queries, keys = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
     shapes = {"model.embed_tokens.weight": (rows, width), "model.norm.weight": (width,), "lm_head.weight": (rows, width)}
@@ -247,10 +291,15 @@ def stock_shapes(config, biases, norms=False):
             "self_attn.k_proj.weight": (keys, width),
             "self_attn.v_proj.weight": (keys, width),
             "self_attn.o_proj.weight": (width, queries),
-            "mlp.gate_proj.weight": (inner, width),
-            "mlp.up_proj.weight": (inner, width),
-            "mlp.down_proj.weight": (width, inner),
         }
+        experts = [f".experts.{one}" for one in range(config.get("num_experts", 0))] or [""]
+        inner = config.get("expert_intermediate_size", inner)
+        for one in experts:
+            layer |= {f"mlp{one}.{name}_proj.weight": (inner, width) for name in ("gate", "up")} | {
+                f"mlp{one}.down_proj.weight": (width, inner)
+            }
+        if "num_experts" in config:
+            layer["mlp.gate.weight"] = (config["num_experts"], width)
         if biases:
             layer |= {f"self_attn.{name}_proj.bias": (size,) for name, size in (("q", width), ("k", keys), ("v", keys))}
         if norms:
@@ -266,6 +315,7 @@ TINY = {
     "dream": Tiny(DREAM_CONFIG, 3, shapes=stock_shapes(DREAM_CONFIG, biases=True)),
     "dream-padded": Tiny(DREAM_CONFIG, 3, padding=3, shapes=stock_shapes(DREAM_CONFIG, biases=True)),
     "llama": Tiny(LLAMA_CONFIG, 4, shapes=stock_shapes(LLAMA_CONFIG, biases=False)),
+    "llada_moe": Tiny(LLADA_MOE_CONFIG, 6, shapes=stock_shapes(LLADA_MOE_CONFIG, biases=False, norms=True)),
     "sdar": Tiny(SDAR_CONFIG, 5, length=14, shapes=stock_shapes(SDAR_CONFIG, biases=False, norms=True)),
 }
 

@@ -97,7 +97,12 @@ def save_sdar_tokenizer(folder):
     return save_dream_tokenizer(folder, added, tokenizer_class="Qwen2Tokenizer", auto_map=remote, mask_token="<|MASK|>")
 
 
+def save_llada_moe_tokenizer(folder):
+    return save_words(folder, {57: "<|endoftext|>", 60: "<|mask|>"}, eos_token="<|endoftext|>", pad_token="<|endoftext|>")
+
+
 SAVE = {
+    "llada_moe": save_llada_moe_tokenizer,
     "sdar": save_sdar_tokenizer,
     "llada": save_llada_tokenizer,
     "mmada": save_llada_tokenizer,

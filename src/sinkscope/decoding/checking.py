@@ -13,6 +13,7 @@ from sinkscope.decoding.generation import generate
 from sinkscope.errors import ModelError
 from sinkscope.models import Model, block_length
 from sinkscope.models.layouts import MARK_POSITIONS
+from sinkscope.models.weights import stored_shapes
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
@@ -156,9 +157,10 @@ def _parameters(model: Model) -> list[Check]:
             checks.append(Check("parameters are those of the published checkpoint", found, card.parameters == shape.parameters))
     tensors = model.tensors
     if tensors is not None:
-        parameters = sum(1 for _ in model.network.parameters())
-        found = f"{tensors.stored} stored in {len(tensors.files)} files, {parameters} parameters, {tensors.renamed} under another name"
-        checks.append(Check("every stored tensor is used, none is missing", found, tensors.stored == tensors.used == parameters))
+        shapes = {name: tuple(parameter.shape) for name, parameter in model.network.named_parameters()}
+        found = f"{tensors.stored} stored in {len(tensors.files)} files, {len(shapes)} parameters, {tensors.renamed} under another name"
+        whole = tensors.stored == tensors.used == len(stored_shapes(shapes))
+        checks.append(Check("every stored tensor is used, none is missing", found, whole))
     return checks
 
 
@@ -166,12 +168,14 @@ def _count(config: Any) -> int:
     """Return the number of parameters of a Llama or Qwen2 of a config."""
     width, inner, head = config.hidden_size, config.intermediate_size, _head_dim(config)
     queries, keys = config.num_attention_heads * head, config.num_key_value_heads * head
-    biases = queries + 2 * keys if config.model_type.endswith("qwen2") else 2 * head if config.model_type.endswith("qwen3") else 0
+    biases = queries + 2 * keys if config.model_type.endswith("qwen2") else 2 * head if "qwen3" in config.model_type else 0
     if getattr(config, "attention_bias", False):
         biases += queries + 2 * keys + width
     if getattr(config, "mlp_bias", False):
         biases += 2 * inner + width
-    layer = 2 * width * queries + 2 * width * keys + biases + 3 * width * inner + 2 * width
+    experts = getattr(config, "num_experts", None)
+    mlp = 3 * width * inner if experts is None else experts * (3 * width * config.moe_intermediate_size + width)
+    layer = 2 * width * queries + 2 * width * keys + biases + mlp + 2 * width
     tables = 1 if config.tie_word_embeddings else 2
     positions = config.max_position_embeddings * width if getattr(config, MARK_POSITIONS, False) else 0
     return positions + tables * config.vocab_size * width + config.num_hidden_layers * layer + width

@@ -54,7 +54,11 @@ class WorkMeter:
         self._front = sink.variant.count if sink is not None and sink.variant.kind == "token" else 0  # keys in front of every query
         self._projections = layers * width * (2 * queries + 2 * keys + queries * gated)
         self._pair = layers * 2 * queries  # of one query and one key
-        self._mlp = layers * 3 * width * inner
+        experts = getattr(config, "num_experts", None)
+        each = 3 * width * inner
+        if experts is not None:  # the router, and the experts that it chooses
+            each = width * experts + config.num_experts_per_tok * 3 * width * config.moe_intermediate_size
+        self._mlp = layers * each
         self._word = width * network.lm_head.out_features
         self._forwards, self._rows, self._pairs = [0] * rows, [0] * rows, [0] * rows
         self._words: Tensor | list[int] = [0] * rows

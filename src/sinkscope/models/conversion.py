@@ -81,7 +81,7 @@ def convert_config(config: Mapping[str, Any], family: Family, where: str) -> Con
     _refuse_unknown(config, layout, file)
     for key, rule in layout.fixed.items():
         _check_fixed(key, config, rule, file)
-    fields: dict[str, Any] = {key: config[key] for key in layout.passed & set(config)}
+    fields: dict[str, Any] = {**layout.given, **{key: config[key] for key in layout.passed & set(config)}}
     for key, name in layout.sizes.items():
         size = _size(key, config, layout, file)
         if size is not None:
@@ -99,6 +99,7 @@ def convert_config(config: Mapping[str, Any], family: Family, where: str) -> Con
     if layout.bidirectional and not set(layout.flags) & set(config):
         raise ModelError(f"{file}: expected {' or '.join(layout.flags)} to be true or false, found none of them")
     _check_heads(fields, layout, file)
+    _check_repeated(config, layout, fields["num_hidden_layers"], file)
     fields["rope_parameters"] = _rope(fields, file)
     tokens = {key: _token(key, config, fields["vocab_size"], file) for key in layout.tokens}
     fields |= {key: tokens[key] for key in ("bos_token_id", "eos_token_id")}
@@ -141,7 +142,12 @@ def _network(layout: Layout, family: Family, fields: Mapping[str, Any], full_pre
 def known_keys(layout: Layout) -> set[str]:
     """Return every key that a ``config.json`` of a layout may have."""
     known = {*layout.sizes, *layout.fallbacks.values(), *layout.numbers, *layout.flags, *layout.passed, *layout.tokens}
-    return known | {*layout.fixed, *layout.ignored, *([layout.full_precision_rotary] if layout.full_precision_rotary else [])}
+    return known | {
+        *layout.fixed,
+        *layout.ignored,
+        *layout.repeated,
+        *([layout.full_precision_rotary] if layout.full_precision_rotary else []),
+    }
 
 
 def _refuse_unknown(config: Mapping[str, Any], layout: Layout, file: str) -> None:
@@ -190,12 +196,21 @@ def _short(found: Any) -> str:
     return text if len(text) <= 80 else f"{text[:80]} …"
 
 
+def _check_repeated(config: Mapping[str, Any], layout: Layout, layers: int, file: str) -> None:
+    """Raise an error where a list over the layers holds anything but the number that is modelled."""
+    for key, value in layout.repeated.items():
+        if config.get(key) != [value] * layers:
+            raise ModelError(f"{file}: {key}: expected {value} for each of {layers} layers, found {_short(config.get(key))}")
+
+
 def _check_heads(fields: Mapping[str, Any], layout: Layout, file: str) -> None:
     theirs = {ours: key for key, ours in layout.sizes.items()}
     heads, groups, width = (fields[name] for name in ("num_attention_heads", "num_key_value_heads", "hidden_size"))
     if "head_dim" not in fields and width % heads:
         raise ModelError(f"{file}: {theirs['num_attention_heads']}: expected a divisor of {theirs['hidden_size']} {width}, found {heads}")
     head = fields.get("head_dim", width // heads)
+    if layout.body == "qwen3_moe":
+        fields["head_dim"] = head  # transformers would take 128
     if head % 2:
         key = "head_dim" if "head_dim" in fields else theirs["num_attention_heads"]
         found = head if "head_dim" in fields else f"{heads}, which makes heads of {head}"

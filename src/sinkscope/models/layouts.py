@@ -34,6 +34,8 @@ class Layout:
         flags: true or false: key → transformers' name.
         optional: sizes that may be missing; the network then has its own.
         absent: what the published code takes where a key is missing or null.
+        repeated: keys that hold one number for each layer; only this number is modelled.
+        given: fields of transformers' config that are the same for every folder.
         passed: keys that transformers' config takes as they are.
         tokens: special tokens: an id, null, or a list of ids.
         fixed: keys with the only values that are modelled.
@@ -43,7 +45,7 @@ class Layout:
         bidirectional: whether its networks look both ways; None where the key ``is_causal`` decides.
     """
 
-    body: Literal["llama", "qwen2", "qwen3"]
+    body: Literal["llama", "qwen2", "qwen3", "qwen3_moe"]
     sizes: Mapping[str, str]
     numbers: Mapping[str, str]
     flags: Mapping[str, str]
@@ -52,6 +54,8 @@ class Layout:
     fallbacks: Mapping[str, str] = field(default_factory=dict)
     optional: frozenset[str] = frozenset({"head_dim"})
     absent: Mapping[str, int] = field(default_factory=dict)
+    repeated: Mapping[str, int] = field(default_factory=dict)
+    given: Mapping[str, Any] = field(default_factory=dict)
     passed: frozenset[str] = frozenset()
     tokens: frozenset[str] = frozenset({"mask_token_id", "eos_token_id", "pad_token_id", "bos_token_id"})
     full_precision_rotary: str | None = None
@@ -245,5 +249,6 @@ BODIES = {
     "llama": ("LlamaConfig", "LlamaForCausalLM"),
     "qwen2": ("Qwen2Config", "Qwen2ForCausalLM"),
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM"),
+    "qwen3_moe": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM"),
 }
 """The classes of transformers that compute each body: its config and its network."""

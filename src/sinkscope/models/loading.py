@@ -25,7 +25,16 @@ from sinkscope.models.model import Model, ModelCard
 from sinkscope.models.recognition import recognise
 from sinkscope.models.sink_token import SinkToken, check_token_id, split_config, with_sink
 from sinkscope.models.tokenization import load_tokenizer
-from sinkscope.models.weights import DTYPES, StoredTensor, UsedTensors, check_shape, match_tensors, read_headers, weight_files
+from sinkscope.models.weights import (
+    DTYPES,
+    StoredTensor,
+    UsedTensors,
+    check_shape,
+    match_tensors,
+    read_headers,
+    stored_shapes,
+    weight_files,
+)
 
 DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 
@@ -216,7 +225,12 @@ def _cast(network: Any, dtype: torch.dtype, files: Mapping[str, Path]) -> None:
 
     Buffers stay as they are: the frequencies of the rotations are fp32 whatever the dtype.
     """
-    for _, parameter in sorted(network.named_parameters(), key=lambda one: files[one[0]]):
+
+    def file_of(named: tuple[str, Any]) -> Path:
+        name, parameter = named
+        return files[next(iter(stored_shapes({name: tuple(parameter.shape)})))]
+
+    for _, parameter in sorted(network.named_parameters(), key=file_of):
         parameter.data = parameter.data.to(dtype)
     network.config.dtype = dtype
 

@@ -175,6 +175,20 @@ def check_shape(fields: Mapping[str, Any], stored: Mapping[str, StoredTensor], f
             raise ModelError(f"{folder}/config.json: {name}: expected a whole number from 1 to {bound}{why}, found {describe(found)}")
 
 
+def stored_shapes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a network's parameters as they are stored: experts, which transformers joins, one by one."""
+    found: dict[str, tuple[int, ...]] = {}
+    for name, shape in shapes.items():
+        front, experts, part = name.rpartition(".experts.")
+        if not experts or len(shape) != 3:
+            found[name] = shape
+            continue
+        parts = {"down_proj": shape[1:]} if part == "down_proj" else dict.fromkeys(("gate_proj", "up_proj"), (shape[1] // 2, shape[2]))
+        for number in range(shape[0]):
+            found |= {f"{front}.experts.{number}.{one}.weight": size for one, size in parts.items()}
+    return found
+
+
 def match_tensors(
     stored: Mapping[str, StoredTensor], shapes: Mapping[str, tuple[int, ...]], layout: Layout, model_type: Any, folder: Path
 ) -> UsedTensors:
@@ -186,6 +200,7 @@ def match_tensors(
     Raises:
         ModelError: tensors are missing, unused, or of another shape; they are named as they are stored.
     """
+    shapes = stored_shapes(shapes)
     renamed = {rename_tensor(name, layout): name for name in stored}
     missing = [name for name in shapes if name not in renamed]
     unused = [theirs for ours, theirs in renamed.items() if ours not in shapes]

@@ -1,5 +1,6 @@
 """Traces: one folder for each recorded generation, written in parts and read lazily."""
 
+from sinkscope.traces.bundles import open_bundle, write_bundle
 from sinkscope.traces.exporting import export_trace, to_xarray
 from sinkscope.traces.format import FORMAT
 from sinkscope.traces.reading import Trace, open_trace, open_traces
@@ -16,8 +17,10 @@ __all__ = [
     "export_trace",
     "is_statistics",
     "move_trace",
+    "open_bundle",
     "open_trace",
     "open_traces",
     "read_statistics",
     "to_xarray",
+    "write_bundle",
 ]

@@ -19,8 +19,8 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 PART = "steps-{:06d}.safetensors"
 PART_GLOB = "steps-??????.safetensors"
-DTYPES = {"F32": np.dtype(np.float32), "I32": np.dtype(np.int32), "U8": np.dtype(np.uint8)}
-"""The types a part may hold, as safetensors names them and in the order in which it stores them."""
+DTYPES = {"F32": np.dtype(np.float32), "I32": np.dtype(np.int32), "F16": np.dtype(np.float16), "U8": np.dtype(np.uint8)}
+"""The types a part may hold, as safetensors names them and in the order in which it stores them; F16, of bundles, is read as F32."""
 
 
 def write_whole(path: Path, content: bytes | Iterable[bytes | memoryview]) -> None:

@@ -27,6 +27,16 @@ class PartEntry(_Open):
     sha256: Sha256
 
 
+class BundleFields(_Open):
+    """What the bundle.json of a bundle may hold."""
+
+    bundle: Literal[1]
+    precision: Literal["float32", "float16"]
+    files: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,80}$")], Sha256]
+    made_of: Sha256
+    checksum: Sha256
+
+
 class ModelFields(_Open):
     """The model that made a trace; that of any torch module has its name only."""
 

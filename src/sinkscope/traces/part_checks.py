@@ -40,7 +40,7 @@ def check_shapes(
             raise TraceError(f"{path}: {name}: expected {expected}, found {found}; {DAMAGED}")
         if any(axis in (KEY, POSITION) and size > WIDEST for axis, size in zip(axes, shape, strict=True)):
             raise TraceError(f"{path}: {name}: expected at most {WIDEST} tokens, found {found}; {DAMAGED}")
-        if dtypes[name] != _DTYPES.get(name, "F32"):
+        if dtypes[name] != (expected_type := _DTYPES.get(name, "F32")) and (expected_type, dtypes[name]) != ("F32", "F16"):
             raise TraceError(f"{path}: {name}: expected values of type {_DTYPES.get(name, 'F32')}, found {dtypes[name]}; {DAMAGED}")
 
 

@@ -126,7 +126,8 @@ class Part:
             self.compare()
             self._check(name)
         with open_part(self.path) as file:
-            return file.get_slice(name)[index]
+            found = file.get_slice(name)[index]
+        return found.astype(np.float32) if found.dtype == np.float16 else found
 
     def compare(self) -> None:
         """Compare the file with its checksum, where the manifest lists it.
@@ -145,7 +146,8 @@ class Part:
             lengths = file.get_tensor("lengths") if "lengths" in self.shapes else None
             if lengths is not None:
                 check_values(self.path, "lengths", lengths, None)
-            check_values(self.path, name, file.get_tensor(name), lengths)
+            found = file.get_tensor(name)
+            check_values(self.path, name, found.astype(np.float32) if found.dtype == np.float16 else found, lengths)
             if name.endswith("_key") and lengths is not None:
                 check_keys(self.path, name, file.get_tensor(name), int(lengths.max(initial=0)))
         _checked.add(known)

@@ -74,7 +74,8 @@ class TraceArray(LazyArray):
         self.axes = TRACE_AXES[name]
         rest = tuple(max(sizes) for sizes in zip(*(shape[1:] for shape in shapes), strict=True))
         self.shape = (sum(part.steps for part in parts), *rest)
-        self.dtype = DTYPES[parts[0].dtypes[name]]
+        stored = DTYPES[parts[0].dtypes[name]]
+        self.dtype = np.dtype(np.float32) if stored == np.float16 else stored
 
     def __getitem__(self, index: Any) -> np.ndarray:
         index = full_index(index, self.name, self.axes)

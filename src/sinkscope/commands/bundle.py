@@ -1,0 +1,54 @@
+"""`bundle`: what a colleague needs to open a trace anywhere."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from tyro.conf import Positional
+
+from sinkscope.commands.command import Command, Switch, default_is
+from sinkscope.commands.output import note
+from sinkscope.errors import CallError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bundle(Command):
+    """A folder to share: the trace, a model card, the explorer page, and a checksum of each file.
+
+    Attributes:
+        trace: folder of one trace; with --check of a bundle.
+        out: a new folder.
+        precision: of the values; float16 halves the size and rounds by at most 0.05 %.
+        page: puts the explorer page in it.
+        check: compares every file of a bundle with its checksum, and writes nothing.
+    """
+
+    trace: Positional[Path]
+    out: Annotated[Path | None, default_is("none; needed without --check")] = None
+    precision: Literal["float32", "float16"] = "float32"
+    page: Switch = True
+    check: Switch = False
+
+    def run(self) -> None:
+        from sinkscope.traces import open_trace
+        from sinkscope.traces.bundles import open_bundle, write_bundle
+
+        if self.check == (self.out is not None):
+            raise CallError(
+                "expected --out FOLDER to write a bundle, or --check to compare one, found " + ("both" if self.check else "neither")
+            )
+        if self.out is None:
+            trace = open_bundle(self.trace)
+            print(f"{self.trace}: {trace.steps} steps, every file is as it was written")
+            return
+        trace, page = open_trace(self.trace), None
+        if self.page:
+            from sinkscope.figures.explorer import explore
+
+            explorer = explore([trace])
+            for text in explorer.document["notes"]:
+                note(text)
+            page = explorer.page()
+        from sinkscope.recorder.manifest import command_line
+
+        print(write_bundle(trace, self.out, self.precision, page, command_line()))

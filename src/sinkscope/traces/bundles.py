@@ -1,0 +1,154 @@
+"""Bundles: a folder with all that a colleague needs to open a trace anywhere, and a checksum of each of its files.
+
+A bundle is a trace, so that every command reads it, with three files more: README.md (the model card in words), page.html (the explorer)
+and bundle.json (what it was made of, and the checksums). Values may be stored with 16 bits.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from sinkscope.checksums import CHECKSUM, compare_checksum, compare_file, with_checksum
+from sinkscope.documents import check_fields, exists, read_bytes, read_json_object
+from sinkscope.errors import CallError, TraceError
+from sinkscope.locks import claimed_folder
+from sinkscope.traces.format import MANIFEST, write_manifest, write_whole
+from sinkscope.traces.part_files import write_part
+from sinkscope.traces.reading import Trace, open_trace
+from sinkscope.traces.writing import claim_folder
+
+BUNDLE, CARD, PAGE = "bundle.json", "README.md", "page.html"
+Precision = Literal["float32", "float16"]
+CHANGED = "the bundle was damaged or changed; ask for it again"
+
+
+def write_bundle(
+    trace: Trace, out: str | Path, precision: Precision = "float32", page: str | None = None, command: str | None = None
+) -> Path:
+    """Write a trace as a bundle.
+
+    Args:
+        trace: a complete one.
+        out: a new or empty folder.
+        precision: of its values; float16 halves the size and rounds by at most 0.05 %.
+        page: the explorer page; None leaves it out.
+        command: what made the bundle, for its provenance.
+
+    Raises:
+        CallError: the folder holds something, the trace is incomplete, or a value is too large for float16.
+        TraceError: the trace is damaged, or the folder cannot be written.
+    """
+    folder = Path(out)
+    if not trace.complete:
+        raise CallError(f"{trace.folder}: expected a complete trace, found one that was cut short; record it again to share it")
+    if precision not in ("float32", "float16"):
+        raise CallError(f"precision: expected float32 or float16, found {precision!r}")
+    trace.verify()
+    with claimed_folder(folder, TraceError):
+        claim_folder(folder)
+        made_of = hashlib.sha256(read_bytes(trace.folder / MANIFEST, TraceError)).hexdigest()
+        entries, errors = [], {}
+        for part, listed in zip(trace.parts, trace.manifest["parts"], strict=True):
+            steps = [_step(trace, step, precision, errors) for step in range(part.first_step, part.first_step + part.steps)]
+            sha256 = write_part(folder / part.path.name, steps, {"first_step": str(part.first_step), "steps": str(part.steps)})
+            entries.append({**listed, "file": part.path.name, "sha256": sha256})
+        manifest = {key: value for key, value in trace.manifest.items() if key not in (CHECKSUM, "maps")}
+        write_manifest(folder, {**manifest, "parts": entries})
+        write_whole(folder / CARD, _card(trace, precision, errors).encode())
+        if page is not None:
+            write_whole(folder / PAGE, page.encode())
+        names = [MANIFEST, CARD, *([] if page is None else [PAGE]), *(entry["file"] for entry in entries)]
+        files = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names}
+        about = {
+            "bundle": 1,
+            "precision": precision,
+            "files": files,
+            "made_of": made_of,
+            "made_by": {"sinkscope": version("sinkscope"), "command": command},
+            "largest_error": {name: float(error) for name, error in sorted(errors.items())},
+        }
+        write_whole(folder / BUNDLE, (json.dumps(with_checksum(about), indent=1) + "\n").encode())
+    return folder
+
+
+def open_bundle(folder: str | Path) -> Trace:
+    """Open the trace of a bundle, after every file was compared with its checksum.
+
+    Raises:
+        TraceError: it is no bundle, a file is missing or was changed, or there is one more part than it lists.
+    """
+    from sinkscope.traces.manifest_schema import BundleFields
+
+    folder = Path(folder)
+    if not exists(folder / BUNDLE):
+        raise TraceError(f"{folder}: expected a bundle with {BUNDLE}, found none; `sinkscope bundle TRACE --out FOLDER` makes one")
+    about = read_json_object(folder / BUNDLE, TraceError, CHANGED)
+    check_fields(about, BundleFields, str(folder / BUNDLE), TraceError, CHANGED)
+    compare_checksum(about, folder / BUNDLE, TraceError, CHANGED)
+    for name, sha256 in about["files"].items():
+        if not exists(folder / name):
+            raise TraceError(f"{folder}: expected {name}, which {BUNDLE} lists, found none; {CHANGED}")
+        compare_file(folder / name, sha256, TraceError, BUNDLE, CHANGED)
+    trace = open_trace(folder)
+    if more := sorted({part.path.name for part in trace.parts} - set(about["files"])):
+        raise TraceError(f"{folder}: expected the parts that {BUNDLE} lists, found {more[0]} as well; {CHANGED}")
+    return trace
+
+
+def _step(trace: Trace, step: int, precision: Precision, errors: dict[str, float]) -> dict[str, np.ndarray]:
+    """Return the tensors of a step as they are stored; ``errors`` keeps the largest rounding error of each."""
+    arrays = {name: np.asarray(getattr(trace, name)[step]) for name in trace.tensors}
+    if precision == "float32":
+        return arrays
+    for name, array in arrays.items():
+        if array.dtype != np.float32:
+            continue
+        with np.errstate(over="ignore"):
+            arrays[name] = array.astype(np.float16)
+        if np.isinf(arrays[name]).any():
+            largest = float(np.nanmax(np.abs(array)))
+            raise CallError(f"{trace.folder}: {name} of step {step} holds {largest:.4g}, too large for float16; use --precision float32")
+        error = np.abs(arrays[name].astype(np.float32) - array)
+        errors[name] = max(errors.get(name, 0.0), float(np.nanmax(error, initial=0.0)) if error.size else 0.0)
+    return arrays
+
+
+def _card(trace: Trace, precision: Precision, errors: Mapping[str, float]) -> str:
+    """Return the model card and the provenance in words, as Markdown."""
+    manifest, model = trace.manifest, trace.manifest.get("model", {})
+    sampler = manifest.get("sampler") or {}
+    facts: dict[str, Any] = {
+        "model": model.get("name"),
+        "family": model.get("family"),
+        "sha256 of its weights": model.get("weight_hash"),
+        "shape": f"{len(trace.layers)} layers × {trace.heads} heads",
+        "sampler": ", ".join(f"{key} {value}" for key, value in sampler.items()),
+        "steps": trace.steps,
+        "hidden": ", ".join(str(one.get("rule", one)) for one in manifest.get("hidden") or []) or "nothing",
+        "made on": f"{manifest.get('device')}, {manifest.get('dtype')}",
+        "versions": ", ".join(f"{key} {value}" for key, value in (manifest.get("versions") or {}).items()),
+        "command": manifest.get("command"),
+        "values": precision if not errors else f"{precision}, rounded by at most {max(errors.values()):.2g}",
+    }
+    rows = "\n".join(f"| {key} | {_cell(value)} |" for key, value in facts.items() if value not in (None, ""))
+    return (
+        "# A recorded generation\n\n"
+        "Attention of a language model while it writes: column sums of every layer and head in every step.\n\n"
+        f"| | |\n|---|---|\n{rows}\n\n"
+        "`page.html`, where it is there, shows it in any browser, without network. `pip install sinkscope` reads the rest:\n\n"
+        "    import sinkscope\n"
+        '    trace = sinkscope.traces.open_bundle("this folder")     # refuses a file that was changed\n'
+        "    sinks = sinkscope.find_sinks(trace)\n\n"
+        "Every command that takes a trace takes this folder (`sinkscope sinks FOLDER`). The files are safetensors; their names, axes and "
+        "units are in `manifest.json`, their checksums in `bundle.json`.\n"
+    )
+
+
+def _cell(value: Any) -> str:
+    """Return a value as the cell of a Markdown table."""
+    return " ".join(str(value).replace("|", "\\|").split())

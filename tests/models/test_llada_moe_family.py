@@ -1,0 +1,131 @@
+"""LLaDA-MoE: transformers' Qwen3-MoE, looking both ways, writes what LLaDA's published loop writes around the published network.
+
+fixtures/llada_moe_tokens.json holds what `generate` of ML-GSAI/LLaDA (b7e6c35, with other special tokens) wrote around `LLaDAMoEModelLM` as
+ZHZisZZ/dllm carries it (ca17675), on the weights of tiny.py.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from closeness import assert_close
+from tiny import LLADA_MOE_CONFIG, MASK, TINY, save_tiny
+from tiny_tokenizers import SAVE
+
+import sinkscope
+from sinkscope.decoding import find_sampler, make_batch, settings_of
+from sinkscope.decoding.checking import check_model
+from sinkscope.errors import ModelError
+from sinkscope.models import FAMILIES, recognise
+from sinkscope.models.conversion import completed, convert_config
+from sinkscope.models.weights import stored_shapes
+
+CASES = json.loads((Path(__file__).parent / "fixtures" / "llada_moe_tokens.json").read_text())
+MOE = FAMILIES["llada_moe"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return sinkscope.load(str(SAVE["llada_moe"](save_tiny("llada_moe", tmp_path_factory.mktemp("moe") / "m"))))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case["settings"].values())))
+def test_llada_moe_writes_what_the_published_loop_writes(case, model):
+    settings = settings_of("llada")(**case["settings"])
+    before = torch.tensor([*case["prompts"][0], *[MASK] * settings.length])
+    found = []
+    for step in find_sampler("llada")(model, make_batch(model, case["prompts"], [None], settings.length), settings):
+        changed = (step.tokens[0] != before).nonzero().flatten()
+        found.append(torch.stack([changed, step.tokens[0][changed]], dim=1).flatten().tolist())
+        before = step.tokens[0]
+    assert found == case["steps"][0]
+
+
+def test_the_published_runs_say_something():
+    assert sum(case["settings"]["temperature"] == 0 for case in CASES) >= 20
+    words = [{token for changes in case["steps"][0] for token in changes[1::2]} for case in CASES]
+    assert sum(len(found) >= 3 for found in words) > 0.8 * len(CASES)
+
+
+def test_a_batch_writes_what_single_runs_write(model):
+    prompts = [[3, 4, 5, 6], [7, 8], [9, 10, 11, 12, 13, 14]]
+    together = sinkscope.generate(model, prompts, length=12, block=4)
+    for prompt, row in zip(prompts, together, strict=True):
+        assert torch.equal(row.tokens, sinkscope.generate(model, prompt, length=12, block=4).tokens)
+
+
+@torch.no_grad()
+def test_the_experts_that_are_stored_one_by_one_are_those_of_the_network(model):
+    """Each token goes through the experts that the softmax of its router weights most, by these weights as they are."""
+    block, config = model.network.model.layers[1].mlp, LLADA_MOE_CONFIG
+    stored = {name: tensor for name, tensor in _stored().items() if name.startswith("model.layers.1.mlp.")}
+    states = torch.randn(1, 7, config["hidden_size"], generator=torch.Generator().manual_seed(0))
+    weights, chosen = (states[0] @ stored["model.layers.1.mlp.gate.weight"].T).softmax(-1).topk(config["num_experts_per_tok"])
+    expected = torch.zeros_like(states[0])
+    for row in range(7):
+        for weight, expert in zip(weights[row], chosen[row].tolist(), strict=True):
+            gate, up, down = (stored[f"model.layers.1.mlp.experts.{expert}.{one}_proj.weight"] for one in ("gate", "up", "down"))
+            expected[row] += weight * (down @ (torch.nn.functional.silu(gate @ states[0, row]) * (up @ states[0, row])))
+    found = block(states)
+    assert_close((found[0] if isinstance(found, tuple) else found)[0], expected, terms=200)
+
+
+def _stored():
+    from tiny import weights
+
+    return weights(TINY["llada_moe"])
+
+
+def test_it_passes_every_check(model):
+    checks = check_model(model)
+    assert [check for check in checks if not check.passed] == []
+    found = {check.name: check.found for check in checks}["every stored tensor is used, none is missing"]
+    assert found.startswith(f"{len(TINY['llada_moe'].shapes)} stored in 1 files")
+    assert sinkscope.generate(model, [3, 4], length=4).work.mlp > 0
+
+
+def test_experts_are_counted_one_by_one():
+    shapes = stored_shapes({"a.experts.gate_up_proj": (2, 10, 3), "a.experts.down_proj": (2, 3, 5), "b.weight": (4, 4)})
+    assert shapes == {
+        **{f"a.experts.{one}.{part}_proj.weight": (5, 3) for one in (0, 1) for part in ("gate", "up")},
+        **{f"a.experts.{one}.down_proj.weight": (3, 5) for one in (0, 1)},
+        "b.weight": (4, 4),
+    }
+
+
+def test_a_missing_expert_is_named(tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    folder = SAVE["llada_moe"](save_tiny("llada_moe", tmp_path / "m"))
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.2.mlp.experts.3.up_proj.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"1 missing: model\.layers\.2\.mlp\.experts\.3\.up_proj\.weight \(24, 48\)"):
+        sinkscope.load(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"moe_layer_freq": [0, 1, 1]}, r"moe_layer_freq: expected 1 for each of 3 layers, found \[0, 1, 1\]"),
+        ({"moe_layer_freq": [1, 1]}, "moe_layer_freq: expected 1 for each of 3 layers"),
+        ({"shared_expert_intermediate_size": 20}, "shared_expert_intermediate_size: expected None, found 20"),
+        ({"moe_router_enable_expert_bias": True}, "moe_router_enable_expert_bias: expected False or None, found True"),
+        ({"qk_layernorm": False}, "qk_layernorm: expected True, found False"),
+        ({"clip_qkv": 8.0}, "clip_qkv: expected None, found 8.0"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: expected None or 1 or 1.0, found 0.5"),
+        ({"use_qk_norm": True}, "use_qk_norm: expected a key known for model_type 'llada'"),
+        ({"num_experts": 0}, "num_experts: expected a whole number above 0, found 0"),
+    ],
+)
+def test_a_mixture_that_is_another_network_is_refused(change, message):
+    with pytest.raises(ModelError, match=message):
+        convert_config(LLADA_MOE_CONFIG | change, MOE, "here")
+
+
+def test_it_is_told_from_llada_by_its_class():
+    assert recognise(LLADA_MOE_CONFIG, "here") is MOE
+    assert recognise(LLADA_MOE_CONFIG | {"model_type": "lladamoe"}, "here") is MOE
+    bare = {key: value for key, value in LLADA_MOE_CONFIG.items() if key != "mask_token_id"} | {"vocab_size": 157184}
+    assert convert_config(completed(bare, MOE), MOE, "here").mask_id == 156895

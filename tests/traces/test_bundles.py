@@ -1,0 +1,158 @@
+"""Bundles: a trace to share, its precision and provenance, and files that were changed."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+import sinkscope
+from sinkscope.errors import CallError, TraceError
+from sinkscope.sinks import find_sinks
+from sinkscope.traces import open_bundle, open_trace, write_bundle
+from sinkscope.traces.bundles import BUNDLE
+
+
+@pytest.fixture(scope="module")
+def folder(diffusion_folder, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bundles") / "run.trace"
+    model = sinkscope.load(str(diffusion_folder))
+    with sinkscope.recording(model, out=folder):
+        sinkscope.generate(model, [5, 6, 7, 8, 9], length=8, block=4, steps=8)
+    return folder
+
+
+def values(trace):
+    return {name: np.asarray(getattr(trace, name)[:]) for name in trace.tensors}
+
+
+def test_a_bundle_holds_the_trace(folder, tmp_path):
+    trace = open_trace(folder)
+    bundle = open_bundle(write_bundle(trace, tmp_path / "b", page="<p>a page</p>", command="sinkscope bundle x"))
+    found, expected = values(bundle), values(trace)
+    assert found.keys() == expected.keys()
+    assert all(np.array_equal(found[name], expected[name], equal_nan=found[name].dtype == np.float32) for name in found)
+    assert {path.name for path in (tmp_path / "b").iterdir()} == {
+        *("manifest.json", "README.md", "page.html", "bundle.json"),
+        *(part.path.name for part in trace.parts),
+    }
+    manifest = {key: value for key, value in bundle.manifest.items() if key not in ("parts", "checksum")}
+    assert manifest == {key: value for key, value in trace.manifest.items() if key not in ("parts", "checksum", "maps")}
+
+
+def test_half_precision_is_read_as_float32_and_says_how_far_it_is_off(folder, tmp_path):
+    trace = open_trace(folder)
+    bundle = open_bundle(write_bundle(trace, tmp_path / "b", precision="float16"))
+    found, expected = values(bundle), values(trace)
+    errors = json.loads((tmp_path / "b" / BUNDLE).read_text())["largest_error"]
+    for name in found:
+        assert found[name].dtype == expected[name].dtype == getattr(bundle, name).dtype
+        if found[name].dtype != np.float32:
+            assert np.array_equal(found[name], expected[name])
+            continue
+        np.testing.assert_allclose(found[name], expected[name], rtol=5e-4, atol=1e-6)
+        assert errors[name] == pytest.approx(float(np.nanmax(np.abs(found[name] - expected[name]))), abs=1e-9)
+    assert errors["column_sums"] > 0
+    sizes = [sum(path.stat().st_size for path in one.glob("steps-*")) for one in (folder, tmp_path / "b")]
+    assert sizes[1] < 0.6 * sizes[0]
+    assert abs(len(find_sinks(bundle)) - len(find_sinks(trace))) <= 0.01 * len(find_sinks(trace))
+
+
+def test_the_card_says_what_made_it(folder, tmp_path):
+    trace = open_trace(folder)
+    write_bundle(trace, tmp_path / "b", precision="float16", command="sinkscope bundle run.trace")
+    card, about = (tmp_path / "b" / "README.md").read_text(), json.loads((tmp_path / "b" / BUNDLE).read_text())
+    for said in (trace.manifest["model"]["weight_hash"], "| family | llada |", "block 4", "float16, rounded by at most"):
+        assert said in card
+    assert about["made_by"]["command"] == "sinkscope bundle run.trace" and len(about["made_of"]) == 64
+    assert set(about["files"]) == {path.name for path in (tmp_path / "b").iterdir()} - {BUNDLE}
+
+
+def damage(name):
+    def change(folder):
+        path = folder / name
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+
+    return change
+
+
+def more_parts(folder):
+    shutil.copy(folder / "steps-000000.safetensors", folder / "steps-000009.safetensors")
+
+
+def another_name(folder):
+    about = json.loads((folder / BUNDLE).read_text())
+    about["files"]["../../etc/passwd"] = "0" * 64
+    (folder / BUNDLE).write_text(json.dumps(about))
+
+
+def no_object(folder):
+    (folder / BUNDLE).write_text("[]")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (damage("README.md"), "README.md: expected the bytes whose sha256 bundle.json gives, found others"),
+        (damage("page.html"), "page.html: expected the bytes"),
+        (damage("steps-000000.safetensors"), "steps-000000.safetensors: expected the bytes"),
+        (damage("manifest.json"), "manifest.json: expected the bytes"),
+        (damage(BUNDLE), "bundle.json"),
+        (lambda folder: (folder / "page.html").unlink(), "expected page.html, which bundle.json lists, found none"),
+        (lambda folder: (folder / BUNDLE).unlink(), "expected a bundle with bundle.json, found none"),
+        (more_parts, "a part is missing|found steps-000009.safetensors as well"),
+        (another_name, "bundle.json: files"),
+        (no_object, "bundle.json: expected a JSON object|bundle.json"),
+    ],
+    ids=lambda value: value[:20] if isinstance(value, str) else "change",
+)
+def test_a_bundle_that_was_changed_is_refused(folder, tmp_path, change, message):
+    write_bundle(open_trace(folder), tmp_path / "b", page="<p>a page of some length</p>")
+    change(tmp_path / "b")
+    with pytest.raises(TraceError, match=message):
+        open_bundle(tmp_path / "b")
+
+
+def test_what_cannot_be_bundled(folder, tmp_path):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").write_text("x")
+    with pytest.raises(CallError, match=r"already holds files \(mine.txt"):
+        write_bundle(open_trace(folder), tmp_path / "full")
+    with pytest.raises(CallError, match="precision: expected float32 or float16, found 'int8'"):
+        write_bundle(open_trace(folder), tmp_path / "b", precision="int8")
+    cut = tmp_path / "cut"
+    shutil.copytree(folder, cut)
+    manifest = json.loads((cut / "manifest.json").read_text()) | {"complete": False}
+    del manifest["checksum"]
+    (cut / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(CallError, match="expected a complete trace, found one that was cut short"):
+        write_bundle(open_trace(cut), tmp_path / "b")
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_value_beyond_half_precision_is_refused(folder, tmp_path, monkeypatch):
+    trace = open_trace(folder)
+    from sinkscope.traces import trace_array
+
+    whole = trace_array.TraceArray.__getitem__
+    monkeypatch.setattr(trace_array.TraceArray, "__getitem__", lambda self, at: whole(self, at) * (1e6 if self.name == "key_norms" else 1))
+    with pytest.raises(CallError, match=r"key_norms of step 0 holds .*, too large for float16; use --precision float32"):
+        write_bundle(trace, tmp_path / "b", precision="float16")
+    assert not (tmp_path / "b").exists() or not any((tmp_path / "b").iterdir())
+
+
+def test_the_command(folder, tmp_path, run):
+    status, out, err = run("bundle", folder, "--out", tmp_path / "b", "--precision", "float16")
+    assert (status, out.strip(), err) == (0, str(tmp_path / "b"), "")
+    assert "<html" in (tmp_path / "b" / "page.html").read_text()
+    assert run("bundle", tmp_path / "b", "--check")[0] == 0
+    assert run("sinks", tmp_path / "b")[0] == 0
+    damage("README.md")(tmp_path / "b")
+    status, _, err = run("bundle", tmp_path / "b", "--check")
+    assert status == 1 and "README.md" in err
+    status, _, err = run("bundle", folder)
+    assert status == 2 and "expected --out FOLDER to write a bundle, or --check" in err
+    status, _, err = run("bundle", folder, "--out", tmp_path / "b")
+    assert status == 2 and "already holds" in err
