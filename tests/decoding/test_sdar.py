@@ -49,9 +49,9 @@ def test_the_published_runs_say_something():
     cold = [case for case in CASES if case["settings"].get("temperature") == 0]
     assert len(cold) >= 20
     settings = [case["settings"] for case in CASES]
-    assert {one.get("remasking", "low_confidence_dynamic") for one in settings} == {
-        "low_confidence_dynamic",
-        "low_confidence_static",
+    assert {one.get("remasking", "dynamic") for one in settings} == {
+        "dynamic",
+        "static",
         "sequential",
     }
     for name in ("top_k", "top_p", "stop", "seed"):
@@ -115,7 +115,7 @@ def test_a_block_of_predicted_masks_ends():
     ("settings", "message"),
     [
         ({"block_steps": 5}, "block_steps must not exceed block: 5 steps for blocks of 4"),
-        ({"remasking": "entropy_bounded"}, "remasking: expected low_confidence_dynamic, low_confidence_static or sequential"),
+        ({"remasking": "entropy_bounded"}, "remasking: expected dynamic, static or sequential"),
         ({"threshold": 1.5}, "threshold: expected a number from 0"),
         ({"steps": 4}, "sdar has no setting 'steps'"),
         ({"denoising_steps": 4}, "here it is called block_steps"),

@@ -185,7 +185,7 @@ def _places(probability: Tensor, masked: Tensor, share: int, settings: SDARSetti
         return chosen
     confidence = torch.where(masked, probability, -torch.inf)
     sure = confidence > settings.threshold
-    if settings.remasking == "low_confidence_dynamic" and int(sure.sum()) >= share:
+    if settings.remasking == "dynamic" and int(sure.sum()) >= share:
         return sure
     chosen[torch.topk(confidence, share).indices] = True
     return chosen

@@ -167,8 +167,9 @@ class SDARSettings(Settings):
         top_k: choose among so many tokens; 0 is all.
         top_p: choose among the smallest set of tokens whose probabilities reach it; 1 is all.
         remasking: which masks are committed (published: ``remasking_strategy``): those above the threshold, at least the step's share
-            (low_confidence_dynamic), the step's share of the most probable ones (low_confidence_static), the leftmost ones (sequential).
-        threshold: of low_confidence_dynamic (published: ``confidence_threshold``).
+            (dynamic, published: ``low_confidence_`` in front), the step's share of the most probable ones (static), or of the leftmost
+            ones (sequential).
+        threshold: of dynamic (published: ``confidence_threshold``).
         stop: whether writing stops after the block in which an answer ends (published: ``stopping_criteria_idx``).
         seed: of the draws; row i of a batch draws from seed + i.
     """
@@ -179,7 +180,7 @@ class SDARSettings(Settings):
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
-    remasking: Literal["low_confidence_dynamic", "low_confidence_static", "sequential"] = "low_confidence_dynamic"
+    remasking: Literal["dynamic", "static", "sequential"] = "dynamic"
     threshold: float = 0.85
     stop: bool = False
     seed: int = 0
@@ -197,7 +198,7 @@ class SDARSettings(Settings):
                 f"block_steps must not exceed block: {self.block_steps} steps for blocks of {self.block} tokens would leave steps without "
                 f"a token; try --block-steps {self.block}"
             )
-        known = ("low_confidence_dynamic", "low_confidence_static", "sequential")
+        known = ("dynamic", "static", "sequential")
         if self.remasking not in known:
             raise CallError(f"remasking: expected {', '.join(known[:-1])} or {known[-1]}, found {self.remasking!r}")
 
