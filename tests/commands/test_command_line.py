@@ -73,8 +73,8 @@ def test_defaults_of_settings_are_told_by_sampler(run):
     (length,) = (one for one in told if one.startswith("--length"))
     (block,) = (one for one in told if one.startswith("--block "))
     (seed,) = (one for one in told if one.startswith("--seed"))
-    assert "(default: 128 for llada, mmada, autoregressive; 20 for dream" in length
-    assert block.endswith("(default: --length where given, else 128 for llada, mmada)")
+    assert "(default: 128 for llada, mmada, sdar, autoregressive; 20 for dream" in length
+    assert block.endswith("(default: --length where given, else 128 for llada, mmada; 4 for sdar)")
     assert "(default: 0" in seed
     told = told_options(run("evaluate", "--help")[1])
     (length,) = (one for one in told if one.startswith("--length"))
