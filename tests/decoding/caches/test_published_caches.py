@@ -59,6 +59,13 @@ def test_fast_dllm_writes_what_the_published_code_writes_with_dream(case):
     assert rows_computed(case, "dream") == sum(case["computed"])
 
 
+@pytest.mark.parametrize("case", cases("dkv-greedy"), ids=name_of)
+def test_dkv_greedy_writes_what_the_published_code_writes(case):
+    """The same order from the same seed, the same windows, and as many positions computed."""
+    assert changes(case) == case["steps"][0]
+    assert rows_computed(case) == sum(case["computed"])
+
+
 @pytest.mark.parametrize("case", cases("dkv-decode"), ids=name_of)
 def test_dkv_cache_writes_what_the_published_code_writes(case):
     assert changes(case) == case["steps"][0]

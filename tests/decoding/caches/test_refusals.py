@@ -1,11 +1,12 @@
 """One clear message for each thing that a cache cannot be asked."""
 
 import pytest
+import torch
 from seeded_models import seeded_model
 
 import sinkscope
 from sinkscope.decoding import BlockCache, SettingsError, parse_cache
-from sinkscope.errors import CallError
+from sinkscope.errors import CallError, ModelError
 
 PROMPT = [5, 9, 22, 41, 7]
 REFUSED = [
@@ -31,6 +32,12 @@ REFUSED = [
     ("llada", {"cache": "block:level=0.5"}, "expected level above 0 and up to 1, beside a trigger, found 0.5 and trigger=none"),
     ("llada", {"cache": "block:trigger=sink,level=0"}, "expected level above 0 and up to 1, beside a trigger, found 0 and trigger=sink"),
     ("llada", {"cache": "dkv-decode:every=0"}, "expected every as a number of steps from 1 upwards, found 0"),
+    ("llada", {"cache": "dkv-greedy"}, "expected tokens to be committed in a random order, found --remasking low_confidence; set random"),
+    ("llada", {"cache": "dkv-greedy:every=0", "remasking": "random"}, "expected every as a number of steps from 1 upwards, found 0"),
+    ("llada", {"cache": "dkv-greedy:window=-1", "remasking": "random"}, "expected window as a number of masks from 0 upwards, found -1"),
+    ("llada", {"cache": "dkv-greedy", "remasking": "random", "threshold": 0.9}, "leave --threshold and --factor out"),
+    ("llada", {"cache": "dkv-greedy", "remasking": "random", "block_order": "right_to_left"}, "expected blocks from left to right"),
+    ("dream", {"cache": "dkv-greedy"}, "expected a family with LLaDA's sampler, found dream; use --cache dkv-decode"),
     ("llada", {"cache": "sparse-dllm:ratio=0"}, "expected ratio as a share above 0 and up to 1, found 0.0"),
     ("llada", {"cache": "sparse-dllm:pool=2"}, "expected pool as an odd number of keys, found 2"),
     ("dream", {"cache": "sparse-dllm"}, "expected a family that reads a token at its own position, found dream"),
@@ -90,6 +97,44 @@ def test_other_sinks_go_with_a_cache(variant):
     plain, cached = (sinkscope.generate(model, PROMPT, length=12, block=4, cache=cache) for cache in ("none", "block:every=1"))
     assert plain.tokens.equal(cached.tokens)
     assert sinkscope.generate(model, PROMPT, length=12, block=4, cache="block").steps == 12
+
+
+ERRORS = [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("DefaultCPUAllocator: can't allocate memory")]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=["gpu", "cpu"])
+@pytest.mark.parametrize(("prompts", "advice"), [(3, "about 1 would fit: use --batch 1"), (1, "not even one would fit")])
+def test_out_of_memory_says_what_would_fit(error, prompts, advice, monkeypatch):
+    """In the second block; 13 tokens with 5 heads of 8 dimensions in 2 layers and float32."""
+    from sinkscope.decoding.caches import reader
+
+    model, calls = seeded_model("llada"), []
+    plain = model.network.model.forward
+
+    def failing(*arguments, **given):
+        calls.append(1)
+        if len(calls) == 6:
+            raise error
+        return plain(*arguments, **given)
+
+    monkeypatch.setattr(reader, "free_bytes", lambda device: 60_000)
+    monkeypatch.setattr(model.network.model, "forward", failing)
+    with pytest.raises(ModelError) as told:
+        sinkscope.generate(model, [PROMPT] * prompts, length=8, block=4, cache="block")
+    stored = 2 * 2 * 5 * 8 * 13 * 4
+    assert f"cache block: out of memory with {prompts} canvases of 13 tokens on cpu; keys and values of each take" in str(told.value)
+    assert f"take {stored / 2**10:.1f} KiB" in str(told.value) and advice in str(told.value)
+
+
+def test_another_error_of_the_network_is_itself(monkeypatch):
+    model = seeded_model("llada")
+
+    def failing(*arguments, **given):
+        raise RuntimeError("sizes do not match")
+
+    monkeypatch.setattr(model.network.model, "forward", failing)
+    with pytest.raises(RuntimeError, match="sizes do not match"):
+        sinkscope.generate(model, PROMPT, length=8, cache="block")
 
 
 @pytest.mark.parametrize("text", ["block", "block:fresh=changed,every=4", "fast-dllm-prefix"])

@@ -45,6 +45,8 @@ class Moment:
         values: norms of the stored values of each layer, float32 [batch, kv_head, position]; where there are scores.
         heads: number of layers, and of heads of keys in each.
         shift: whether the family reads a token one position to its left.
+        settings: of the sampler.
+        width: positions in front of the answer, padding counted.
     """
 
     number: int
@@ -62,6 +64,8 @@ class Moment:
     values: Sequence[Tensor] | None = None
     heads: tuple[int, int] = (1, 1)
     shift: bool = False
+    settings: Any = None
+    width: int = 0
 
     def of_rows(self, rows: Sequence[int]) -> "Moment":
         """Return the moment of some rows, without what was measured."""
@@ -96,9 +100,13 @@ class CachePolicy(ABC):
     double: ClassVar[bool] = False
     """Whether confidences are taken in float64, as the published code of the policy does."""
 
+    def first(self, moment: Moment) -> Plan:
+        """Return the plan of the first step of a block, which is always a refresh; it may say where tokens may be committed."""
+        return Plan()
+
     @abstractmethod
     def plan(self, moment: Moment) -> Plan:
-        """Return what the next step computes; the reader refreshes in the first step of a block whatever this says."""
+        """Return what the next step of a block computes; not asked for its first one."""
 
     def kept(self, moment: Moment) -> Tensor | None:
         """Return which stored keys are read until the next refresh; called after each refresh.

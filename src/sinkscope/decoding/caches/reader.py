@@ -3,11 +3,14 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from sinkscope.attention import CallPart, Columns, Hider, LayerCall, Watcher, current_session, subscribed
+from sinkscope.attention import CallPart, Watcher, current_session, subscribed
+from sinkscope.decoding.caches.measurer import Measurer
+from sinkscope.decoding.caches.memory import does_not_fit, free_bytes, is_out_of_memory
 from sinkscope.decoding.caches.parsing import parse_cache
 from sinkscope.decoding.caches.policy import CachePolicy, Moment, Places, Plan
 from sinkscope.decoding.caches.store import KeyValueStore
@@ -66,11 +69,14 @@ class WholeReader:
 class CachedReader(WholeReader):
     """Computes the positions that a policy names, and reads the stored keys and values of the others."""
 
-    def __init__(self, model: Model, layout: Layout, meter: WorkMeter, policy: CachePolicy, real: Tensor) -> None:
+    def __init__(
+        self, model: Model, layout: Layout, meter: WorkMeter, policy: CachePolicy, real: Tensor, settings: Any = None, width: int = 0
+    ) -> None:
         super().__init__(model, layout, meter)
         self.policy, self.double, self._real = policy, policy.double, real
-        self.measurer = _Measurer()
-        self._store = KeyValueStore()
+        self._told = {"heads": (model.card.layers, model.card.kv_heads), "shift": model.family.shift, "settings": settings, "width": width}
+        self.measurer = Measurer()
+        self._store, self._free = KeyValueStore(), free_bytes(model.device)
         self._moment: Moment | None = None
         self._plan = Plan()
         self._kept: Tensor | None = None
@@ -86,10 +92,9 @@ class CachedReader(WholeReader):
 
     def open_places(self, tokens: Tensor, masked: Tensor) -> Tensor | None:
         start, stop = self._block
-        heads = self.model.card.layers, self.model.card.kv_heads
-        made = {"heads": heads, "shift": self.model.family.shift, "confidence": self._confidence, **self._watched}
+        made = {**self._told, "confidence": self._confidence, **self._watched}
         self._moment = Moment(self._number, start, stop, tokens, masked, self._real, tuple(self._commits), **made)
-        self._plan = self.policy.plan(self._moment) if self._number else Plan()
+        self._plan = self.policy.plan(self._moment) if self._number else self.policy.first(self._moment)
         return self._marked(self._plan.fresh if self._plan.open is None else self._plan.open)
 
     def read(self, inputs: Tensor, rows: Sequence[int] | None = None, together: bool = False) -> Tensor:
@@ -217,9 +222,14 @@ class CachedReader(WholeReader):
             nullcontext() if session is None else session.computing(part),
             self.measurer.watching(self.policy, moment) if watches else nullcontext(),
         ):
-            output = self.model.network.model(
-                input_ids=tokens, attention_mask=seen, position_ids=positions, past_key_values=self._store, use_cache=True
-            )
+            try:
+                output = self.model.network.model(
+                    input_ids=tokens, attention_mask=seen, position_ids=positions, past_key_values=self._store, use_cache=True
+                )
+            except (RuntimeError, MemoryError) as error:
+                if is_out_of_memory(error):
+                    raise does_not_fit(self.model, self.policy.text, len(rows), self._real.shape[1], self._free) from error
+                raise
         if watches:
             self._note(torch.stack(self.measurer.watched, dim=1), rows, refresh)
         return output.last_hidden_state.to(tokens.device)
@@ -248,52 +258,6 @@ class CachedReader(WholeReader):
             self._hidden[torch.tensor(rows, device=found.device)[:, None], fresh] = found
 
 
-class _Measurer(Hider):
-    """Measures layers for a policy; it hides nothing.
-
-    Attributes:
-        found: what `CachePolicy.measure` returned for each layer of a refresh.
-        watched: what `CachePolicy.watch` returned for each layer of a step.
-    """
-
-    def __init__(self) -> None:
-        self._asked: tuple[CachePolicy, Moment] | None = None
-        self._watching: tuple[CachePolicy, Moment] | None = None
-        self.found: list[Tensor] = []
-        self.watched: list[Tensor] = []
-
-    @contextmanager
-    def measuring(self, policy: CachePolicy, moment: Moment) -> Iterator[None]:
-        """Measure while the body runs."""
-        self._asked, self.found = (policy, moment), []
-        try:
-            yield
-        finally:
-            self._asked = None
-
-    @contextmanager
-    def watching(self, policy: CachePolicy, moment: Moment) -> Iterator[None]:
-        """Watch while the body runs."""
-        self._watching, self.watched = (policy, moment), []
-        try:
-            yield
-        finally:
-            self._watching = None
-
-    def hide(self, call: LayerCall) -> None:
-        if self._watching is not None:
-            policy, moment = self._watching
-            self.watched.append(policy.watch(call, moment))
-
-    def observes(self, call: LayerCall) -> bool:
-        return self._asked is not None
-
-    def observe(self, call: LayerCall, columns: Columns) -> None:
-        if self._asked is not None:
-            policy, moment = self._asked
-            self.found.append(policy.measure(call, columns, moment))
-
-
 def rows_of(layout: Layout, rows: Sequence[int]) -> Layout:
     """Return the layout of some rows of a batch."""
     chosen = list(rows)
@@ -320,7 +284,7 @@ def reading(model: Model, batch: Batch, layout: Layout, meter: WorkMeter, settin
     check_model(model, policy)
     length = layout.positions.shape[1]
     real = torch.nn.functional.pad(batch.real, (0, length - batch.real.shape[1]), value=True)
-    reader = CachedReader(model, layout, meter, policy, real)
+    reader = CachedReader(model, layout, meter, policy, real, settings, batch.real.shape[1])
     if not (policy.measures or policy.watches(refresh=True)):
         yield reader
         return
