@@ -10,7 +10,7 @@ from sinkscope.commands.command import Command, Dtype, Json, ModelName, Overwrit
 from sinkscope.commands.output import note, print_json
 from sinkscope.commands.sampler_flags import SamplerFlags
 from sinkscope.documents import parse_json, read_lines
-from sinkscope.errors import CallError
+from sinkscope.errors import CallError, TraceError
 
 Place = tuple[int, int, int]
 """Step, layer and head of an attention map."""
@@ -27,7 +27,8 @@ class Trace(Command):
         problem: number of a held-out problem of the lab; its shots are added.
         hide: a rule such as top:1, random:1@seed=2, above:3, window:4+64; options behind @ as in top:1@current,last_row.
         device: cpu, cuda, cuda:1 …
-        keep: columns (all), top (the largest of each head), statistics (over all prompts; resumes after a kill, torchrun divides them).
+        keep: columns (all), top (the largest of each head), statistics (over all prompts; resumes after a kill, torchrun divides them),
+            drift (how far keys and values move between steps, with a figure).
         top: number of columns of each head that --keep top keeps.
         keep_maps: attention maps to store as well, as step:layer:head, separated by commas.
     """
@@ -40,7 +41,7 @@ class Trace(Command):
     hide: str = "none"
     device: str = "cpu"
     dtype: Dtype = None
-    keep: Literal["columns", "top", "statistics"] = "columns"
+    keep: Literal["columns", "top", "statistics", "drift"] = "columns"
     top: Few = 8
     keep_maps: Annotated[str | None, default_is("none")] = None
     overwrite: Overwrite = False
@@ -63,7 +64,9 @@ class Trace(Command):
         settings = resolve_settings(model.family, **self.sampler)
         for prompt in prompts:  # every prompt is checked before the first is written
             make_batch(model, [model.encode(prompt)], [prompt], settings.length)
-        if self.keep == "statistics":
+        if self.keep == "drift":
+            self._record_drift(model, prompts, settings, rule)
+        elif self.keep == "statistics":
             self._record_statistics(model, prompts, settings)
         else:
             self._record(model, prompts, settings, rule)
@@ -78,7 +81,7 @@ class Trace(Command):
             raise CallError(f"expected one of --prompt, --prompts and --problem, found {' and '.join(given)}")
         if not given and not is_bundled(self.model):
             raise CallError(f"expected --prompt TEXT, --prompts FILE or --problem N for {self.model}")
-        if self.keep_maps is not None and self.keep == "statistics":
+        if self.keep_maps is not None and self.keep in ("statistics", "drift"):
             raise CallError("--keep-maps needs a trace: use --keep columns or --keep top")
 
     def _read_prompts(self) -> list[str]:
@@ -117,6 +120,27 @@ class Trace(Command):
             print(f"{folder}: {generation.steps} steps\n{generation.text}")
         if not rule.idle:
             note(hiding.effect.sentence(self.hide))
+
+    def _record_drift(self, model: Any, prompts: list[str], settings: Any, rule: Any) -> None:
+        """Measure the drift of keys and values over all prompts, and draw it."""
+        import sinkscope
+        from sinkscope.decoding import step_count
+        from sinkscope.figures.drift_by_layer import draw_drift
+        from sinkscope.progress import show_progress
+        from sinkscope.recorder.drift_recorder import DRIFT
+        from sinkscope.statistics.key_drift import drift_table
+
+        with (
+            show_progress(step_count(settings) * len(prompts), self.model, "steps") as bar,
+            sinkscope.recording(model, out=self.out, keep="drift", overwrite=self.overwrite),
+            rule(model),
+        ):
+            for prompt in prompts:
+                sinkscope.generate(model, prompt, on_step=lambda _: bar.advance(), **asdict(settings))
+        document = parse_json((self.out / DRIFT).read_bytes(), str(self.out / DRIFT), TraceError)
+        for path in draw_drift(document).save(self.out):
+            note(str(path))
+        print_json(document) if self.json else print(drift_table(document))
 
     def _record_statistics(self, model: Any, prompts: list[str], settings: Any) -> None:
         """Add the prompts of this process to a folder of statistics; the process that completes it says so."""

@@ -1,4 +1,4 @@
-"""`recording` records every generation inside its ``with`` block, at one of three levels of detail."""
+"""`recording` records every generation inside its ``with`` block, at one of four levels of detail."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ from sinkscope.recorder.destination import Destination, TraceFolders
 from sinkscope.recorder.step_recorder import Recorder
 from sinkscope.traces import claim_folder
 
-Level = Literal["columns", "top", "statistics"]
+Level = Literal["columns", "top", "statistics", "drift"]
 
 
 @contextmanager
@@ -38,8 +38,9 @@ def recording(
         out: a new or empty folder. After one generation of one prompt it is a trace. A batch, a second generation, or a network of several
             stacks (encoder and decoder) makes numbered traces in it.
         numbered: numbers the traces even when there is only one.
-        keep: ``columns`` (everything), ``top`` (the largest columns of each head and where they are), or ``statistics``
-            (counts and means over all prompts, in one small folder; see `sinkscope.statistics.Summary`).
+        keep: ``columns`` (everything), ``top`` (the largest columns of each head and where they are), ``statistics``
+            (counts and means over all prompts, in one small folder; see `sinkscope.statistics.Summary`), or ``drift`` (how far keys and
+            values move between steps, see `sinkscope.statistics.key_drift`; for a diffusion `Model` without a cache).
         top: how many columns of each head ``top`` keeps.
         tokenizer: a transformers tokenizer, which gives the tokens of another module than a `Model` their texts.
         overwrite: deletes the trace or statistics that ``out`` holds; a folder with anything else in it is refused.
@@ -60,6 +61,14 @@ def recording(
     folder = Path(out)
     with claimed_folder(folder, TraceError):
         claim_folder(folder, overwrite)
+        if keep == "drift":
+            from sinkscope.recorder.drift_recorder import recording_drift
+
+            if not isinstance(model, Model):
+                raise CallError(f"keep: drift needs a sinkscope Model, found {type(model).__name__}")
+            with recording_drift(model, folder) as drift:
+                yield drift  # type: ignore[misc]
+            return
         if keep != "statistics":
             with recording_to(model, TraceFolders(folder, numbered, top if keep == "top" else None), tokenizer) as recorder:
                 yield recorder

@@ -1,0 +1,151 @@
+"""Measures how keys and values drift from step to step, instead of recording columns; see `statistics.key_drift`.
+
+Keys and values of the last steps stay on their device, and only sums leave it. Keys are taken after rotation, which does not matter, as a
+position stays where it is.
+"""
+
+import json
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+
+from sinkscope.attention import Columns, GenerationStart, LayerCall, StepContext, StepResult, Watcher, subscribed
+from sinkscope.checksums import with_checksum
+from sinkscope.errors import CallError, TraceError
+from sinkscope.models import Model
+from sinkscope.sinks.definition import excess_of
+from sinkscope.statistics.key_drift import CLASSES, MEASURES, drift_document
+from sinkscope.work_items import write_whole
+
+DRIFT = "drift.json"
+LAGS = (1, 8)
+"""Steps between the two times that are compared."""
+EXCESS = 3.0
+
+
+class DriftRecorder(Watcher):
+    """Adds up the drift of keys and values over the steps of each prompt.
+
+    Args:
+        model: a diffusion model.
+        lags: in steps; as many steps of keys and values as the largest are held on the device.
+
+    Attributes:
+        sums, counts: of the prompts that are complete, see `drift_document`.
+    """
+
+    def __init__(self, model: Model, lags: Sequence[int] = LAGS) -> None:
+        if model.family.causal:
+            raise CallError(f"keep: drift is that of a canvas which is computed again in every step, found {model.family.name}")
+        self.model, self.lags = model, tuple(lags)
+        self.sums: list[np.ndarray] = []
+        self.counts: list[np.ndarray] = []
+        self.sampler: dict[str, Any] = {}
+        self.folders: tuple[Path, ...] = ()
+
+    def begin_generation(self, start: GenerationStart) -> None:
+        """Prepare for the prompts of a generation.
+
+        Raises:
+            CallError: it runs with a cache, which keeps most keys and values as they were.
+        """
+        cache = dict(start.sampler or {}).get("cache", "none")
+        if cache != "none":
+            raise CallError(f"keep: drift is measured where everything is computed in every step, found cache {cache}; leave it out")
+        self.sampler = dict(start.sampler or {})
+        layers, heads = self.model.card.layers, self.model.card.kv_heads
+        shape = (len(start.prompt_lengths), len(MEASURES), len(self.lags), len(CLASSES), layers, heads)
+        self._sums, self._counts = torch.zeros(shape, dtype=torch.float64), torch.zeros(shape[:1] + shape[2:], dtype=torch.float64)
+        self._past: deque[tuple[Tensor, list[tuple[Tensor, Tensor]]]] = deque(maxlen=max(self.lags))
+        self._context: StepContext | None = None
+
+    def begin_step(self, context: StepContext) -> None:
+        """Note the canvas of a step."""
+        self._context, self._layers = context, list[tuple[Tensor, Tensor]]()
+
+    def watch(self, call: LayerCall, columns: Columns) -> None:
+        """Compare a layer's keys and values with those of the earlier steps."""
+        context = self._context
+        if context is None:
+            return
+        layer, now = len(self._layers), (call.key.detach().clone(), call.value.detach().clone())
+        self._layers.append(now)
+        behind = [(number, lag) for number, lag in enumerate(self.lags) if lag <= len(self._past)]
+        if not behind:
+            return
+        sink = self._sinks(columns.sums[:, :, 0], call.key.shape[1], context)
+        for number, lag in behind:
+            masked, layers = self._past[-lag]
+            members = self._members(masked, context, sink)
+            for at, measured in enumerate(measures(layers[layer], now)):
+                self._sums[:, at, number, :, layer] += torch.einsum("bcks,bks->bck", members, measured.double()).cpu()
+            self._counts[:, number, :, layer] += members.sum(-1).cpu()
+
+    def _sinks(self, sums: Tensor, kv_heads: int, context: StepContext) -> Tensor:
+        """Return where Eq. 3 finds a sink in some head that reads a head of keys, bool [batch, kv_head, position]."""
+        placed = sums.float().masked_fill(~self._real(context)[:, None], torch.nan).cpu().numpy()
+        with np.errstate(invalid="ignore"):
+            over = np.asarray(excess_of(placed)) > EXCESS
+        return torch.from_numpy(over).to(sums.device).unflatten(1, (kv_heads, -1)).any(2)
+
+    def _real(self, context: StepContext) -> Tensor:
+        """Return where the canvases hold tokens, bool [batch, position]."""
+        width = context.tokens.shape[1]
+        return torch.arange(width, device=context.tokens.device) >= width - context.lengths.to(context.tokens.device)[:, None]
+
+    def _members(self, before: Tensor, context: StepContext, sink: Tensor) -> Tensor:
+        """Return the class of each position, float64 [batch, class, kv_head, position], 1 for its own."""
+        now = context.masked
+        new, mask = (before & ~now)[:, None].expand_as(sink), (before & now)[:, None].expand_as(sink)
+        kinds = [new, sink & ~new, mask & ~sink & ~new, ~mask & ~sink & ~new]
+        return torch.stack(kinds, dim=1).double() * self._real(context)[:, None, None]
+
+    def end_step(self, result: StepResult | None) -> None:
+        """Keep the step's keys and values for the next ones."""
+        if self._context is not None:
+            self._past.append((self._context.masked.clone(), self._layers))
+        self._context = None
+
+    def end_generation(self, failed: bool) -> None:
+        """Add the prompts of a generation that ran to its end."""
+        if not failed:
+            self.sums += list(self._sums.numpy())
+            self.counts += list(self._counts.numpy())
+        self._past.clear()
+        self._context = None
+
+
+def measures(then: tuple[Tensor, Tensor], now: tuple[Tensor, Tensor]) -> list[Tensor]:
+    """Return `MEASURES` of each position, float32 [batch, kv_head, position], from keys and values of two steps."""
+    cosines, norms = [], []
+    for before, after in zip(then, now, strict=True):
+        before, after = before.float(), after.float()
+        cosines.append(cosine_similarity(before, after, dim=-1))
+        norms.append((after.norm(dim=-1) / before.norm(dim=-1) - 1).abs())
+    return [*cosines, *norms]
+
+
+@contextmanager
+def recording_drift(model: Model, folder: Path) -> Iterator[DriftRecorder]:
+    """Measure drift while the body runs, and write it to ``drift.json`` in a folder.
+
+    Raises:
+        CallError: an autoregressive model, or a generation with a cache.
+        TraceError: it cannot be written.
+    """
+    recorder = DriftRecorder(model)
+    with subscribed(model.network, recorder):
+        yield recorder
+    if not recorder.sums:
+        return
+    found = drift_document(recorder.sums, recorder.counts, recorder.lags)
+    document = with_checksum({"format": 1, "model": model.card.as_dict(), "sampler": recorder.sampler, **found})
+    recorder.folders = (folder,)
+    write_whole(folder / DRIFT, (json.dumps(document) + "\n").encode(), TraceError, "choose another folder")
