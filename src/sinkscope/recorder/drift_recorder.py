@@ -56,6 +56,8 @@ class DriftRecorder(Watcher):
         Raises:
             CallError: it runs with a cache, which keeps most keys and values as they were.
         """
+        self._past: deque[tuple[Tensor, list[tuple[Tensor, Tensor]]]] = deque(maxlen=max(self.lags))
+        self._context: StepContext | None = None
         cache = dict(start.sampler or {}).get("cache", "none")
         if cache != "none":
             raise CallError(f"keep: drift is measured where everything is computed in every step, found cache {cache}; leave it out")
@@ -63,8 +65,6 @@ class DriftRecorder(Watcher):
         layers, heads = self.model.card.layers, self.model.card.kv_heads
         shape = (len(start.prompt_lengths), len(MEASURES), len(self.lags), len(CLASSES), layers, heads)
         self._sums, self._counts = torch.zeros(shape, dtype=torch.float64), torch.zeros(shape[:1] + shape[2:], dtype=torch.float64)
-        self._past: deque[tuple[Tensor, list[tuple[Tensor, Tensor]]]] = deque(maxlen=max(self.lags))
-        self._context: StepContext | None = None
 
     def begin_step(self, context: StepContext) -> None:
         """Note the canvas of a step."""
