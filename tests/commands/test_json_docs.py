@@ -98,6 +98,7 @@ def session(tmp_path_factory, diffusion_folder):
         "export": run("export", folder / "t", "--to", "numpy", "--out", folder / "e", "--json"),
         "problems": run("problems", "--count", 2) + run("problems", "--task", "lab-code", "--count", 1),
         "check": run("check", diffusion_folder, "--json"),
+        "trace with keep drift": run(*write, folder / "d", "--keep", "drift"),
         "compare-caches": run(
             *("compare-caches", diffusion_folder, "--tasks", "lab-sums", "--limit", 2, "--length", 4, "--block", 2, "--json"),
             *("--policies", "fast-dllm-dual,block:keep=top,block:keep=no-sinks", "--budget", 3, "--out", folder / "c"),
@@ -129,6 +130,7 @@ TITLES = [
     "check",
     "evaluate, table",
     "compare-caches",
+    "trace with keep drift",
 ]
 FILES = ["run.json", "TASK/task.json", "TASK/RULE/000000.json", "results.json"]
 
