@@ -73,8 +73,8 @@ PLANS: dict[str, dict[str, Any]] = {
         "policies": keeping("every=16", window=2),
         "budgets": [4, 8],
     },
-    "lab-diffusion-refresh": {"model": "lab-diffusion", "task": "lab-sums", "settings": WHOLE, "policies": REFRESHING},
-    "lab-sink-token-refresh": {"model": "lab-sink-token", "task": "lab-sums", "settings": WHOLE, "policies": REFRESHING},
+    "lab-diffusion-refresh": {"model": "lab-diffusion", "task": "lab-sums", "limit": 96, "settings": WHOLE, "policies": REFRESHING},
+    "lab-sink-token-refresh": {"model": "lab-sink-token", "task": "lab-sums", "limit": 96, "settings": WHOLE, "policies": REFRESHING},
 }
 """Budgets are a quarter and less of the keys outside of a block: about 290 of them with five shots, 40 without, 24 with lab-shifted."""
 
