@@ -97,6 +97,17 @@ def test_the_block_reads_the_kept_keys_alone(cache):
     assert float((whole - found).detach()[:, 9:13].abs().max()) > 0.01
 
 
+def test_the_loss_without_a_key_that_has_almost_all_attention():
+    """One key has 0.99998 of it: in float32 the output and its value are nearly the same, and the loss would be noise."""
+    query, key, value = torch.zeros(1, 1, WIDTH, 2), torch.zeros(1, 1, WIDTH, 2), torch.ones(1, 1, WIDTH, 2)
+    query[..., 0], key[0, 0, 3, 0], value[0, 0, 3] = 1.0, 19.0, -1.0
+    seen = Moment(0, START, STOP, torch.zeros(1, WIDTH).long(), torch.zeros(1, WIDTH).bool(), torch.ones(1, WIDTH).bool())
+    found = loss_without(LayerCall("layer", 0, query, key, value, None), seen)[0, 0]
+    share = 1 / (1 + (WIDTH - 1) * torch.exp(torch.tensor(-19 / 2**0.5, dtype=torch.float64)))
+    assert 0.9999 < share < 1
+    assert float(found[3]) == pytest.approx(float(share**2 * (STOP - START) * 8), rel=1e-5)
+
+
 def fronts(source):
     """Constant keys in front: none, two with values, a logit without."""
     keys, values = (torch.randn(HEADS, 2, 6, generator=source) for _ in range(2))

@@ -42,20 +42,20 @@ def nearness(moment: Moment) -> Tensor:
     return -torch.where(position < moment.start, left.float(), right + 0.5)
 
 
-def block_weights(call: LayerCall, moment: Moment) -> Tensor:
-    """Return the attention of the block's queries, float32 [row, head, query, key], constant keys in front first.
+def block_weights(call: LayerCall, moment: Moment, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return the attention of the block's queries, [row, head, query, key], constant keys in front first.
 
     The queries of a call that computes a part of the canvas are those of its part; one outside of the block has the weight 0 everywhere.
     """
-    query = (call.query[:, :, moment.start : moment.stop] if call.part is None else call.query).float()
-    scores = query @ _over_heads(call.key, call).transpose(-1, -2)
+    query = (call.query[:, :, moment.start : moment.stop] if call.part is None else call.query).to(dtype)
+    scores = query @ _over_heads(call.key, call, dtype).transpose(-1, -2)
     scores = scores.div(query.shape[-1] ** 0.5).masked_fill(~moment.real[:, None, None], -torch.inf)
     if call.own is not None:
         if call.own.keys is None:
             assert call.own.logits is not None
-            front = call.own.logits.float()[None, :, None].expand(*scores.shape[:3], -1)
+            front = call.own.logits.to(dtype)[None, :, None].expand(*scores.shape[:3], -1)
         else:
-            front = query @ _over_heads(call.own.keys, call).transpose(-1, -2) / query.shape[-1] ** 0.5
+            front = query @ _over_heads(call.own.keys, call, dtype).transpose(-1, -2) / query.shape[-1] ** 0.5
         scores = torch.cat([front, scores], dim=-1)
     weights = scores.softmax(-1)
     if call.part is None:
@@ -64,9 +64,9 @@ def block_weights(call: LayerCall, moment: Moment) -> Tensor:
     return weights * ((places >= moment.start) & (places < moment.stop))[:, None, :, None]
 
 
-def _over_heads(tensor: Tensor, call: LayerCall) -> Tensor:
-    """Return keys or values of each head of keys, with or without a batch axis, repeated for the heads of queries, in float32."""
-    batched = tensor.float() if tensor.ndim == 4 else tensor.float()[None]
+def _over_heads(tensor: Tensor, call: LayerCall, dtype: torch.dtype) -> Tensor:
+    """Return keys or values of each head of keys, with or without a batch axis, repeated for the heads of queries."""
+    batched = tensor.to(dtype) if tensor.ndim == 4 else tensor.to(dtype)[None]
     return batched.repeat_interleave(call.query.shape[1] // batched.shape[1], dim=1)
 
 
@@ -75,18 +75,20 @@ def loss_without(call: LayerCall, moment: Moment) -> Tensor:
 
     Without key j, whose weight is w and whose value is v, an output o becomes (o − w v) / (1 − w): it moves by w / (1 − w) ‖o − v‖. The
     squares are added over the queries of the block. The keys are taken away one at a time; what is lost with several is not their sum.
+    It is computed in float64: where w is almost 1, o is almost v, and float32 would lose what is left.
     """
-    weights, value = block_weights(call, moment), _over_heads(call.value, call)
+    double = torch.float64
+    weights, value = block_weights(call, moment, double), _over_heads(call.value, call, double)
     own = call.own
     if own is not None:
         values = value.new_zeros(*value.shape[:2], own.count, value.shape[-1])
         if own.values is not None:
-            values = values + _over_heads(own.values, call)
+            values = values + _over_heads(own.values, call, double)
         value = torch.cat([values, value], dim=2)
     output = weights @ value
     far = output.square().sum(-1)[..., None] + value.square().sum(-1)[:, :, None] - 2 * output @ value.transpose(-1, -2)
-    moved = (weights / (1 - weights).clamp(min=1e-6)).square() * far.clamp(min=0)
-    return moved.sum(2)[..., -call.key.shape[2] :]
+    moved = (weights / (1 - weights).clamp(min=1e-12)).square() * far.clamp(min=0)
+    return moved.sum(2)[..., -call.key.shape[2] :].float()
 
 
 def pick(preference: Tensor, moment: Moment, counts: Sequence[int]) -> Tensor:
