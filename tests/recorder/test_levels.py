@@ -167,7 +167,7 @@ def test_a_generation_that_fails_counts_for_nothing(diffusion, tmp_path):
 
 def test_unknown_levels_and_numbers_are_refused(diffusion, tmp_path):
     with (
-        pytest.raises(CallError, match="keep: expected one of columns, top, statistics, found 'maps'"),
+        pytest.raises(CallError, match="keep: expected one of columns, top, statistics, drift, found 'maps'"),
         sinkscope.recording(diffusion, tmp_path / "a", keep="maps"),
     ):
         pass
