@@ -95,8 +95,9 @@ def tables(document: dict[str, Any]) -> list[str]:
     lines += ["", f"| keys read outside of the block | {' | '.join(f'budget {budget}' for budget in budgets)} |"]
     lines.append("|---|" + "---|" * len(budgets))
     for keep in KEEPS:
-        cells = [next(row for row in rows.values() if f"keep={keep},budget={budget}" in row["policy"]) for budget in budgets]
-        lines.append(f"| `{keep}` | " + " | ".join(f"{cell['accuracy']:.3f}, {points(cell['difference'])}" for cell in cells) + " |")
+        cells = [row for budget in budgets for row in rows.values() if f"keep={keep},budget={budget}" in row["policy"]]
+        if cells:
+            lines.append(f"| `{keep}` | " + " | ".join(f"{cell['accuracy']:.3f}, {points(cell['difference'])}" for cell in cells) + " |")
     return lines
 
 
