@@ -26,7 +26,7 @@ def test_results_are_those_of_the_plans():
         plan = caches.PLANS[name]
         (task,) = document["tasks"].values()
         assert (task["task"], document["limit"]) == (plan["task"], plan.get("limit"))
-        assert {arm.text for arm in read_arms(plan["policies"], plan.get("budgets", ()))} == {row["policy"] for row in document["rows"]}
+        assert {row["policy"] for row in document["rows"]} <= {arm.text for arm in read_arms(plan["policies"], plan.get("budgets", ()))}
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
