@@ -89,9 +89,9 @@ def _is_open(cache: str) -> bool:
     kind = known_caches().get(name)
     options = [one.partition("=") for one in map(str.strip, tail.split(","))]
     chosen = any(value != "all" for option, _, value in options if option == "keep")
-    return (
-        kind is not None and chosen and any(one.name == "budget" for one in fields(kind)) and not any(one[0] == "budget" for one in options)
-    )  # type: ignore[arg-type]
+    if kind is None or not chosen or any(one[0] == "budget" for one in options):
+        return False
+    return any(one.name == "budget" for one in fields(kind))  # type: ignore[arg-type]
 
 
 def _parallel(piece: str, options: str) -> dict[str, float]:

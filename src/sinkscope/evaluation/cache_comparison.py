@@ -142,7 +142,7 @@ def _work(model: Model, plan: TaskPlan, arm: Arm, indices: range, missing: Seque
     own = reseeded(settings_of_arm(model, plan, arm), indices.start)
     with peak_memory(model.device) as peak:
         began, processor = time.monotonic(), time.process_time()
-        generations = generate(model, list(plan.encoded[indices.start : indices.stop]), **asdict(own))
+        generations: Any = generate(model, list(plan.encoded[indices.start : indices.stop]), **asdict(own))
         seconds, processor = time.monotonic() - began, time.process_time() - processor
     for index in missing:
         generation = generations[index - indices.start]
