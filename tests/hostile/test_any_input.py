@@ -22,9 +22,11 @@ from sinkscope.commands.arguments import check_arguments
 from sinkscope.commands.bounds import check_bounds
 from sinkscope.commands.sampler_flags import setting_types
 from sinkscope.commands.trace import read_places, read_prompts
+from sinkscope.decoding.caches.parsing import known_caches, parse_cache
 from sinkscope.decoding.samplers import resolve_settings, settings_of
 from sinkscope.documents import check_fields, parse_json
 from sinkscope.errors import CallError, SinkscopeError, TraceError
+from sinkscope.evaluation.cache_arms import read_arms, read_budgets
 from sinkscope.evaluation.jobs import _read_options
 from sinkscope.evaluation.result_schema import ResultsFile, RunFile, TaskFile
 from sinkscope.interventions import parse_rule, split_rules
@@ -83,6 +85,29 @@ def test_any_rule(text):
     with in_our_words():
         for one in split_rules(text):
             assert one.strip() == one
+
+
+CACHE = st.builds(
+    lambda name, options: f"{name}:{','.join(options)}",
+    st.sampled_from([*known_caches(), "none", "nosuch"]),
+    st.lists(st.builds("{}={}".format, st.sampled_from(["every", "keep", "budget", "window", "x", ""]), NUMBER), max_size=3),
+)
+
+
+@many
+@given(CACHE | st.text(max_size=40))
+def test_any_cache(text):
+    with in_our_words():
+        parse_cache(text)
+
+
+@many
+@given(st.lists(st.builds("{}@threshold={}".format, CACHE, NUMBER), max_size=3).map(",".join) | CACHE | st.text(max_size=40))
+def test_any_list_of_caches(text):
+    with in_our_words():
+        read_arms(text, read_budgets("4,8"))
+    with in_our_words():
+        read_budgets(text)
 
 
 @many

@@ -9,7 +9,7 @@ from typing import get_args, get_type_hints
 import pytest
 from hostile import trial
 
-from sinkscope.commands import find_command
+from sinkscope.commands import COMMANDS, find_command
 
 NUMBERS = [
     "99999999999999",
@@ -40,6 +40,11 @@ RULES = [
     *["above:1e309", "top:" + "9" * 5000, "top:1@steps=" + "+".join(["1"] * 20000)],
 ]
 TEXTS = ["", "\udcff", "\x1b[31m", "x" * 100_000, "٣", "none", "0", "-1", "../..", "a,b,c", ",", "=", "a=b=c", "'; rm", "${x}", "%s%n"]
+CACHES = [
+    *"nosuch block block: block:every=x block:every=0 block:every=-1 block:every=99999999999999999999 block:keep=sinks : ,".split(),
+    *"block:budget=nan block:keep=sinks,budget=0 block:every=8,every=9 fast-dllm-dual:x=1 none:1 block:every=1e309".split(),
+    *["fast-dllm-prefix@threshold=0.9", "block:every=" + "9" * 5000],
+]
 SHORT = ["--length", "4", "--steps", "4", "--block", "4"]
 BASES = {
     "trace": ["{model}", "--prompt", "Q: Tom\nA:", "--out", "{out}", *SHORT],
@@ -53,6 +58,8 @@ BASES = {
     "export": ["{trace}", "--to", "numpy", "--out", "{out}"],
     "problems": [],
     "evaluate": ["{model}", "--out", "{out}", "--limit", "1", "--shots", "0", *SHORT],
+    "compare-caches": ["{model}", "--policies", "none", "--limit", "1", "--shots", "0", "--out", "{out}", *SHORT],
+    "bundle": ["{trace}", "--out", "{out}"],
     "table": ["{results}"],
     "reproduce": ["paper1", "--dry-run", "--models", "lab"],
     "train": ["lab-sink-token", "--out", "{out}"],
@@ -61,7 +68,8 @@ BASES = {
     "demo": ["--out", "{out}"],
     "check": ["{model}"],
 }
-HARMLESS = {"--browser", "--prompt"}
+GOOD = {("demo", "--out", "a\nb/c"), ("demo", "--block", "١"), ("train", "--updates", "1_000")}
+"""Values that are good, of commands that then work for minutes."""
 NEVER = {("explore", "--serve"), ("explore", "--port"), ("evaluate", "--jobs"), ("demo", "--problems")}  # --serve waits for ever
 
 
@@ -76,6 +84,8 @@ def flags_of(name):
             continue
         if field.name == "hide":
             yield flag, RULES + TEXTS
+        elif field.name in ("policies", "budget"):
+            yield flag, CACHES + [f"none@threshold={number}" for number in NUMBERS] + TEXTS
         elif field.name == "device":
             yield flag, DEVICES
         elif kinds & {int, float}:
@@ -85,8 +95,21 @@ def flags_of(name):
         elif bool not in kinds:
             yield flag, TEXTS
     if any(field.name == "sampler" for field in dataclasses.fields(command)):
-        for flag in ("--length", "--steps", "--block", "--temperature", "--guidance", "--seed"):
+        for flag in (
+            "--length",
+            "--steps",
+            "--block",
+            "--temperature",
+            "--guidance",
+            "--seed",
+            "--threshold",
+            "--factor",
+            "--top-p",
+            "--eps",
+        ):
             yield flag, [*NUMBERS, "1000000000039", "16777213", "8388607"]
+        for flag in ("--cache", "--remasking", "--algorithm", "--block-order"):
+            yield flag, CACHES + TEXTS
 
 
 def base_of(name, flag, value, names):
@@ -112,7 +135,7 @@ def test_a_flag_of_a_bad_value(place, tally, share, name):
     kept = cases[:: len(cases) // share(len(cases))]
     before = listing(place)
     for flag, value in kept:
-        if name == "demo" and value == "a\nb/c":  # a good name, and the demo takes a minute
+        if (name, flag, value) in GOOD:
             continue
         value = value.format(**names) if value.startswith("{") else value
         words = base_of(name, flag, value, names)
@@ -138,6 +161,10 @@ def test_a_command_without_a_bad_value_ends_well(place, name):
     names = {one: str(place / one) for one in ("model", "lit", "trace", "results", "out")}
     outcome = trial.run(name, *(word.format(**names) for word in BASES[name]), cwd=place)
     assert outcome.status == 0, outcome.err
+
+
+def test_every_command_has_cases():
+    assert {*COMMANDS} - {*BASES} == {"bench", "completion"}
 
 
 def listing(folder):

@@ -6,7 +6,9 @@ import pytest
 from hostile import trial
 from hostile.test_bad_values import BASES, SHORT
 
-WRITERS = {name: [name, *BASES[name]] for name in ("trace", "roles", "figures", "explore", "evaluate", "train", "fold", "convert")}
+WRITERS = {
+    name: [name, *BASES[name]] for name in ("trace", "roles", "figures", "explore", "evaluate", "train", "fold", "convert", "bundle")
+}
 WRITERS |= {
     "statistics": ["trace", "{model}", "--prompts", "{prompts}", "--keep", "statistics", "--out", "{out}", *SHORT],
     "a folder of the explorer": ["explore", "{trace}", "--out", "{out}"],

@@ -122,3 +122,38 @@ def test_the_judge_finds_what_is_bad(place):
     assert "slow: 9.0 s" in trial.faults(trial.Outcome((), 1, "", "sinkscope: error: x\n", 9.0, 1))
     assert trial.faults(trial.Outcome((), None, "", "", 9.0, 1)) == ["hang"]
     assert trial.faults(trial.Outcome((), 1, "", "x\n", 0.1, 1)) == ["0 messages"]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("explore {0}/trace --serve --no-browser --device meta", "--device 'meta' cannot be used here"),
+        ("explore {0}/trace --serve --no-browser --model nosuch", "no model 'nosuch'"),
+        ("explore {0}/trace --serve --no-browser --port 99999", "port"),
+        ("evaluate {0}/model --out {0}/out --limit 1 --shots 0 --length 4 --hide top:1 --cache fast-dllm-dual", "hide without a cache"),
+        ("evaluate {0}/model --out {0}/out --limit 1 --shots 0 --length 4 --hide top:1@steps=" + "1+" * 200 + "1", "at most 200 bytes"),
+        ("roles {0}/model --out {0}/out --problems 10 --length 0", "length: expected at least 1, found 0"),
+        ("evaluate {0}/model --out {0}/out --jobs 1 --cluster local --job-options nosuch=1", "found nosuch=1"),
+    ],
+)
+def test_what_can_be_checked_is_checked_first(place, words, says):
+    before = sorted(place.iterdir())
+    outcome = trial.run(*words.format(place).split())
+    assert trial.faults(outcome) == [] and says in outcome.err, outcome
+    assert sorted(place.iterdir()) == before
+
+
+def test_roles_take_a_seed_of_the_sampler_and_one_of_the_control(place):
+    words = f"roles {place}/model --out {place}/out --problems 10 --canvases 1 --length 4 --steps 4 --block 4 --seed 1 --control-seed 2"
+    assert trial.run(*words.split()).status == 0
+
+
+def test_figures_of_a_small_network_print_nothing_of_their_library(place):
+    outcome = trial.run("figures", str(place / "statistics"), "--out", str(place / "out"))
+    assert outcome.status == 0 and "Warning" not in outcome.err, outcome.err
+
+
+@pytest.mark.parametrize("seed", [(1 << 62) - 1, 99999999999999])
+def test_any_seed_trains(place, seed):
+    outcome = trial.run("train", "lab-sink-token", "--seed", str(seed), "--out", str(place / "out"))
+    assert outcome.status == 0, outcome.err

@@ -38,12 +38,18 @@ class Explore(Command):
 
     def run(self) -> None:
         from sinkscope.figures.explorer import ExplorerServer, explore
+        from sinkscope.models.devices import find_device
+        from sinkscope.models.folders import check_name
         from sinkscope.roles import read_roles
 
         if not self.traces:
             raise CallError("expected at least one trace")
         if self.serve and self.out is not None:
             raise CallError("expected --out or --serve, found both")
+        if self.serve:
+            find_device(self.device, "--device")
+            if self.model is not None:
+                check_name(self.model)
         out = self.out or Path("explorer.html")
         if out.suffix != ".html" and out.exists() and not out.is_dir():
             raise CallError(f"--out {out}: expected a name that ends in .html, or a folder; found a file")

@@ -17,23 +17,26 @@ def _flags(default: str | None = None) -> type:
 
     from sinkscope.decoding.samplers import all_settings
 
-    types: dict[str, Any] = {}
+    types = setting_types()
     shown: dict[str, Any] = {}
     for kind in all_settings().values():
         texts = {one.arg_name: one.description or "" for one in docstring_parser.parse(kind.__doc__ or "").params}
         for field in dataclasses.fields(kind):
             hint = f"(default: {default or _default_by_sampler(field.name)})"
             shown.setdefault(field.name, arg(help=texts[field.name].replace("`", ""), help_behavior_hint=hint))
-            types[field.name] = types[field.name] | field.type if field.name in types else field.type  # the words of every sampler
     flags = {name: Annotated[FlagConversionOff[types[name]], shown[name]] for name in types}
     return TypedDict("SamplerFlags", flags, total=False)  # type: ignore[operator]
 
 
 def setting_types() -> dict[str, Any]:
-    """Return the type of each setting, by name."""
+    """Return the type of each setting, by name: with the words of every sampler that has it."""
     from sinkscope.decoding.samplers import all_settings
 
-    return {field.name: field.type for kind in all_settings().values() for field in dataclasses.fields(kind)}
+    types: dict[str, Any] = {}
+    for kind in all_settings().values():
+        for field in dataclasses.fields(kind):
+            types[field.name] = types[field.name] | field.type if field.name in types else field.type
+    return types
 
 
 def _default_by_sampler(name: str) -> str:

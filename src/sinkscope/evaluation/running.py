@@ -18,6 +18,8 @@ from typing import Any
 import torch
 
 from sinkscope.decoding import Generation, generate
+from sinkscope.decoding.caches.parsing import parse_cache
+from sinkscope.decoding.caches.reader import check_model
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.evaluation.answers import Rule, answer_until, reseeded, rule_in_force
 from sinkscope.evaluation.choices import LikelihoodSettings, ask
@@ -32,6 +34,7 @@ from sinkscope.work_items import Share, share_of_process
 
 STARTING_S = 1800.0  # seconds that another process may take to load its model
 POLL_S = 0.5
+LONGEST_RULE = 200  # bytes: it names a folder
 PASS_SEEDS = 1 << 30  # between the seeds of one pass and the next; torch on a CPU uses the lower 32 bits of a seed
 ITEMS = 2  # format of the items in a folder; format 1 had the limit among the settings
 _log = logging.getLogger(__name__)
@@ -95,9 +98,16 @@ def evaluate(
     mine = share_of_process() if share is None else share
     request = Request(tasks, hide, limit, shots, chat, protocol, data, settings, allow_code_execution)
     plans, rules = make_plans(model, request)
-    for rule in rules.values():
-        with rule(model):  # a rule that this model refuses is refused before anything is made
-            pass
+    for text, rule in rules.items():
+        if len(text.encode()) > LONGEST_RULE:
+            raise CallError(
+                f"rule {text[:60]!r} …: expected at most {LONGEST_RULE} bytes, found {len(text.encode()):,}; write ranges as 0-9"
+            )
+        with rule(model):  # what this model refuses, or a cache beside it, is refused before anything is made
+            for plan in plans:
+                policy = parse_cache(getattr(plan.sampler, "cache", "none"))
+                if policy is not None:
+                    check_model(model, policy)
     if mine.index == 0:
         _announce(plans)
     out = Path(out)

@@ -6,6 +6,7 @@ figure without another edit.
 
 import csv
 import io
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -52,7 +53,9 @@ class DrawnFigure:
             ("pdf", {"Title": self.title, "Subject": self.caption, "Creator": "sinkscope", "CreationDate": None}),
         ):
             content = io.BytesIO()
-            self.sheet.savefig(content, format=kind, metadata=metadata)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "constrained_layout not applied")  # many labels and few panels: drawn all the same
+                self.sheet.savefig(content, format=kind, metadata=metadata)
             self.sheet.set_layout_engine("none")  # laid out once, the same in both files
             paths.append(folder / f"{self.file}{suffix}.{kind}")
             write_whole(paths[-1], content.getvalue())

@@ -132,7 +132,7 @@ def _objective(recipe: Recipe, network: Any, tokenizer: Any, device: str) -> Cal
             if recipe.objective == "next_token":
                 eos = None if recipe.text else tokenizer.eos_token_id
                 return next_token_loss(network, canvases, eos_id=eos, only_answers=recipe.nulls is not None)
-            generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + update)
+            generator = torch.Generator().manual_seed((recipe.seed * 1_000_003 + update) % 2**64)
             return masked_diffusion_loss(
                 network,
                 canvases,

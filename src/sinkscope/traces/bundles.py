@@ -57,11 +57,11 @@ def write_bundle(
             steps = [_step(trace, step, precision, errors) for step in range(part.first_step, part.first_step + part.steps)]
             sha256 = write_part(folder / part.path.name, steps, {"first_step": str(part.first_step), "steps": str(part.steps)})
             entries.append({**listed, "file": part.path.name, "sha256": sha256})
-        manifest = {key: value for key, value in trace.manifest.items() if key not in (CHECKSUM, "maps")}
-        write_manifest(folder, {**manifest, "parts": entries})
         write_whole(folder / CARD, _card(trace, precision, errors).encode())
         if page is not None:
             write_whole(folder / PAGE, page.encode())
+        manifest = {key: value for key, value in trace.manifest.items() if key not in (CHECKSUM, "maps")}
+        write_manifest(folder, {**manifest, "parts": entries})  # behind the rest: until then, no trace
         names = [MANIFEST, CARD, *([] if page is None else [PAGE]), *(entry["file"] for entry in entries)]
         files = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names}
         about = {

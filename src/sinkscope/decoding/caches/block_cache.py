@@ -159,7 +159,7 @@ class BlockCache(CachePolicy):
         rows, width = moment.real.shape
         drawn = torch.zeros(rows, *moment.heads, width, device=moment.real.device)
         for row, count in enumerate(moment.real.sum(-1).tolist()):
-            source = torch.Generator().manual_seed(self.seed * 1_000_003 + width - moment.start)
+            source = torch.Generator().manual_seed((self.seed * 1_000_003 + width - moment.start) % 2**64)
             drawn[row, ..., width - count :] = torch.rand(*moment.heads, count, generator=source).to(drawn.device)
         return drawn
 
