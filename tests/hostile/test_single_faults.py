@@ -157,3 +157,10 @@ def test_figures_of_a_small_network_print_nothing_of_their_library(place):
 def test_any_seed_trains(place, seed):
     outcome = trial.run("train", "lab-sink-token", "--seed", str(seed), "--out", str(place / "out"))
     assert outcome.status == 0, outcome.err
+
+
+def test_an_unknown_token_that_is_none_is_refused(place):
+    path = place / "model/tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "unk_token": ""}))
+    outcome = trial.run("check", str(place / "model"))
+    assert trial.faults(outcome) == [] and "unk_token: expected one of the tokens, found ''" in outcome.err, outcome

@@ -108,6 +108,9 @@ def _build(folder: Path, config: Mapping[str, Any], settings: Mapping[str, Any])
 
 def _check_ids(tokenizer: Any, settings: Mapping[str, Any], folder: Path) -> None:
     """Raise an error where an added token has another id than its file says: a gap in the numbering moves all tokens behind it."""
+    unknown = tokenizer.unk_token
+    if unknown is not None and unknown not in tokenizer.get_vocab():  # looking up any other text would look up this one for ever
+        raise ModelError(f"{folder}/{SETTINGS}: unk_token: expected one of the tokens, found {unknown!r}; fetch the file again")
     for number, token in (settings.get("added_tokens_decoder") or {}).items():
         text = token["content"]
         found = tokenizer.convert_tokens_to_ids(text)
