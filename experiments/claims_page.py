@@ -32,8 +32,8 @@ Paper 1 is *Attention Sinks in Diffusion Language Models* (arXiv 2510.15731), pa
 models have 7 to 8 billion parameters, these [lab models](lab.md) 2.8 million: a claim that fails here may hold there, and the other way
 round.
 
-Each claim has parts. A part compares one number, the mean over {prompts} prompts, with a bound that was written into the script before it
-ran. Bounds such as 0.5 for "most" are one reading of the papers' words.
+Each claim has parts, which compare one number, the mean over {prompts} prompts, with a bound that was written into the script before it
+ran: one reading of the papers' words. [All numbers](../results/claims/README.md) have their intervals.
 
 * **Signs** are at ε = 3 queries' worth of attention ([what that is](glossary.md#columns-and-sinks)), one for each part. A part holds (+) if
   its 95 % interval over prompts ([how](statistics.md)) lies wholly on the side that the claim wants, does not hold (−) if it lies wholly on
@@ -46,8 +46,7 @@ Known before the run, from 12 problems or from tries: that drift and depth chang
 
 """
 TAIL = """
-[results/claims](../results/claims/README.md) has intervals, thresholds, commands and what each test cannot show, [hiding.md](hiding.md)
-what hiding sinks costs (paper 1, Table 1). `python experiments/claims_page.py` writes this page; do not edit it.
+[What hiding sinks costs](hiding.md) (paper 1, Table 1). `python experiments/claims_page.py` writes this page; do not edit it.
 """
 FULL_HEAD = """# Everything that was measured for the claims
 
@@ -64,19 +63,19 @@ def page(documents: dict[str, dict[str, Any]]) -> str:
     known = [documents[name] for name in ORDER if name in documents]
     prompts = max((one["prompts"] for one in known), default=0)
     rows = [
-        f"| claim | {' | '.join(map(str, SHOTS))} shots | all | numbers at {', '.join(map(str, SHOTS[:-1]))} and {SHOTS[-1]} shots |",
+        f"| claim | {' | '.join(map(str, SHOTS))} shots | all | its parts |",
         f"|---|{'---|' * len(SHOTS)}---|---|",
     ]
     return HEAD.replace("{prompts}", str(prompts)) + "\n".join([*rows, *map(row, known)]) + "\n" + TAIL
 
 
 def row(document: dict[str, Any]) -> str:
-    """Return one claim as a row: signs by shots, verdict in all, and the numbers that decide."""
+    """Return one claim as a row: signs by shots, verdict in all, and what its parts are."""
     parts = [part for part in document["parts"] if part["decides"]]
     signs = [" ".join(filter(None, (sign(part, shots) for part in parts))) for shots in SHOTS]
-    numbers = "<br>".join(f"{part['short']} ({wanted(part)}): {means(part)}" for part in parts)
+    what = "; ".join(f"{part['short']} ({wanted(part)})" for part in parts)
     title = f"[{document['title']}](../results/claims/README.md#{anchor(document['title'])})"
-    return f"| {title} ({document['source']}) | {' | '.join(signs)} | {document['verdict']} | {numbers} |"
+    return f"| {title} ({document['source']}) | {' | '.join(signs)} | {document['verdict']} | {what} |"
 
 
 def wanted(part: dict[str, Any]) -> str:
@@ -87,16 +86,6 @@ def wanted(part: dict[str, Any]) -> str:
 def sign(part: dict[str, Any], shots: int) -> str:
     """Return the sign of a part's verdict; nothing where it was not measured with so many shots."""
     return "".join(SIGNS[one["verdict"]] for one in part["at"] if one["shots"] == shots)
-
-
-def means(part: dict[str, Any]) -> str:
-    """Return the numbers of a part, in the order of the shots."""
-    return ", ".join(rounded(one["found"]["value"]) for one in part["at"])
-
-
-def rounded(value: float | None) -> str:
-    """Return a number with as many digits as the page needs."""
-    return "–" if value is None else (f"{value:.2g}" if abs(value) < 1 else f"{value:.3g}").replace("-", "−")
 
 
 def full(documents: dict[str, dict[str, Any]]) -> str:

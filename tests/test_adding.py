@@ -1,4 +1,4 @@
-"""What docs/adding.md writes out works: one file and one test file for each extension point, found by the commands."""
+"""What docs/adding.md shows works: one file and one test file for each extension point, found by the commands."""
 
 import json
 import os
@@ -86,11 +86,6 @@ def test_the_watcher_of_the_page_runs(capsys):
     (block,) = re.findall(r"^```python\n(import sinkscope\nfrom sinkscope.attention import Watcher.*?)^```", PAGE.read_text(), re.M | re.S)
     exec(compile(block, str(PAGE), "exec"), {"__name__": "example"})
     assert re.match(r"48 \('model\.layers\.0\.self_attn', tensor", capsys.readouterr().out)  # 8 steps, 6 layers
-
-
-def test_a_block_without_a_path_is_no_file():
-    page = "```python\n# src/a/b.py\nx = 1\n```\n\n```python\ny = 2\n```\n\n```python\n# tests/test_b.py\nz = 3\n```\n"
-    assert files_of_the_page(page) == {"src/a/b.py": "x = 1\n", "tests/test_b.py": "z = 3\n"}
 
 
 def test_a_linked_example_is_a_file():

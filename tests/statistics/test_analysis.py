@@ -7,6 +7,7 @@ import pytest
 from planted import NEWLINE, extras, make_trace, random_columns, sink_at
 
 import sinkscope
+from sinkscope.commands.analyse import Analyse
 from sinkscope.errors import CallError
 from sinkscope.statistics import (
     THRESHOLDS,
@@ -135,32 +136,23 @@ def test_two_sets_are_compared_paired_where_the_prompts_are_the_same():
     assert all(one.value in (0, None) for one in compare(first, first))
 
 
-def rows_of(page):
-    """The rows of statistics on a page, (definition, unit) by name; a row with braces, as in `{a,b}_c`, stands for several."""
-    found = {}
-    for row in re.findall(r"^\| (`[a-z_.{},]+` \| .*) \|$", page, flags=re.MULTILINE):
-        choices = re.search(r"\{([^}]*)\}", row)
-        for number in range(len(choices[1].split(",")) if choices else 1):
-            one = re.sub(r"\{([^}]*)\}", lambda braces, at=number: braces[1].split(",")[at], row)
-            name, text, unit = one.replace("\\|", "|").split(" | ")
-            found[name.strip("`")] = text, unit
-    return found
-
-
-def test_the_page_of_statistics_names_each_of_them():
+def test_the_page_of_statistics_names_each_family():
     page = Path(sinkscope.__file__).parents[2] / "docs" / "statistics.md"
     if not page.exists():
         pytest.skip("docs/ is not part of an installed package")
-    named = rows_of(page.read_text())
-    shipped = {name: definition for one in all_statistics() if one.order < Statistic.order for name, definition in one.definitions.items()}
-    defined = all_definitions()
-    assert set(shipped) <= set(named) <= set(defined)  # one that says nothing of its order was added
-    assert named == {name: (defined[name].text, defined[name].unit) for name in named}
+    named = re.findall(r"^\| `([a-z_]+)` \|", page.read_text(), flags=re.MULTILINE)
+    shipped = [name.partition(".")[0] for one in all_statistics() if one.order < Statistic.order for name in one.definitions]
+    assert set(shipped) <= set(named) <= {name.partition(".")[0] for name in all_definitions()}  # one of no order was added
 
 
-def test_a_row_with_braces_stands_for_several():
-    page = "| `a.b` | one | share |\n| `a.{c,d}_e` | two of {sinks,all others}; same | {x,y} |\n"
-    assert rows_of(page) == {"a.b": ("one", "share"), "a.c_e": ("two of sinks; same", "x"), "a.d_e": ("two of all others; same", "y")}
+def test_the_command_prints_every_definition(capsys):
+    Analyse(traces=(), definitions=True).run()
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    for name, one in all_definitions().items():
+        assert lines[lines.index(name) + 1].startswith(f"{one.text} ({one.unit})"), name
+    Analyse(traces=(), definitions=True, json=True).run()
+    document = json.loads(capsys.readouterr().out)
+    assert document["definitions"].keys() == all_definitions().keys()
 
 
 def test_a_table_keeps_rows_apart_and_knows_what_a_prompt_lacks():

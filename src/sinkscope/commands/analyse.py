@@ -1,7 +1,7 @@
 """`analyse`: every statistic of sinks, with intervals over prompts."""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,6 +29,7 @@ class Analyse(Command):
         tolerance: how many steps in a row a sink may be below the threshold without ending its track.
         training_counts: a JSON file {token id: count} of the training corpus; or lab, for the lab's own models.
         choice: does not fit the model that predicts which candidate is the main sink, the slowest part.
+        definitions: prints what each statistic is, its unit and the claim it tests, and reads no traces.
     """
 
     traces: Traces
@@ -40,6 +41,7 @@ class Analyse(Command):
     training_counts: Annotated[str | None, default_is("none")] = None
     choice: Switch = True
     roles: RolesFile = None
+    definitions: Switch = False
     json: Json = False
 
     def run(self) -> None:
@@ -47,6 +49,9 @@ class Analyse(Command):
         from sinkscope.statistics import THRESHOLDS, Threshold, analyse, compare
         from sinkscope.traces import open_traces
 
+        if self.definitions:
+            _print_definitions(self.json)
+            return
         if not self.traces:
             raise CallError("expected at least one folder of traces, found none")
         asked = Threshold(self.excess, self.unit)
@@ -74,6 +79,23 @@ class Analyse(Command):
             _print_table(statistics, asked)
             if roles is not None:
                 print("\nwhat the sinks do (sinkscope roles)\n" + roles.in_lines())
+
+
+def _print_definitions(as_json: bool) -> None:
+    """Print what each statistic is, family by family."""
+    from sinkscope.statistics.statistic import all_definitions
+
+    if as_json:
+        print_json({"definitions": {name: asdict(one) for name, one in all_definitions().items()}})
+        return
+    last = ""
+    for name, one in all_definitions().items():
+        family = name.partition(".")[0]
+        if family != last:
+            print(("\n" if last else "") + family)
+        last = family
+        claim = "" if one.claim == "none" else f"; the claim: {one.claim}"
+        print(f"  {name}\n      {one.text} ({one.unit}){claim}")
 
 
 def _training_counts(source: str, traces: tuple[Path, ...]) -> dict[int, int]:
