@@ -57,7 +57,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "roles": {"attention", "models", "sinks", "statistics", "decoding", "traces"},
     "lab": {"models", "decoding", "statistics"},
     "evaluation": {"lab", "models", "decoding", "interventions", "recorder", "statistics"},
-    "figures": {"traces", "sinks", "statistics", "roles.records", "evaluation.results"},
+    "figures": {"traces", "sinks", "statistics", "roles.head_roles", "evaluation.results"},
     "report": {"figures"},
 }
 
@@ -366,6 +366,31 @@ def test_a_vague_name_is_found(name):
 def test_a_long_file_is_found():
     assert file_complaints(Path("sinks/finding.py"), "\n" * 401) == ["finding.py has 401 lines, at most 400 are allowed"]
     assert not file_complaints(Path("sinks/finding.py"), "\n" * 400)
+
+
+# Names of modules
+
+
+def twice_named(paths: list[Path]) -> list[str]:
+    """House rule: no two modules of one name; packages have their ``__init__``, commands the names that users type."""
+    names: dict[str, Path] = {}
+    complaints = []
+    for path in paths:
+        if path.parts[0] == "commands" or path.name.startswith("__"):
+            continue
+        if path.name in names:
+            complaints.append(f"{path} and {names[path.name]} have one name")
+        names[path.name] = path
+    return complaints
+
+
+def test_no_two_modules_have_one_name():
+    assert twice_named([path.relative_to(SOURCE) for path in FILES]) == []
+
+
+def test_two_modules_of_one_name_are_found():
+    paths = [Path(one) for one in ("a/norms.py", "b/norms.py", "commands/norms.py", "a/__init__.py", "b/__init__.py", "b/maps.py")]
+    assert twice_named(paths) == ["b/norms.py and a/norms.py have one name"]
 
 
 # What is never used

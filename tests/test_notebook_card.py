@@ -138,7 +138,7 @@ def test_an_effect(diffusion):
 
 def test_roles():
     from sinkscope.roles import Roles
-    from sinkscope.roles.records import HeadRole
+    from sinkscope.roles.head_roles import HeadRole
     from sinkscope.roles.verdict import Estimate, Rules
 
     measured = {"share": Estimate(0.25, 0.2, 0.3), "kl.sink.zero": Estimate(None, None, None)}

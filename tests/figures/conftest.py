@@ -58,3 +58,20 @@ def rows_of():
         return [row for row in found if all(row[key] == str(value) for key, value in where.items())]
 
     return rows
+
+
+@pytest.fixture
+def columns_read(monkeypatch):
+    """Number of columns that each reading of a trace takes, in the order of the readings."""
+    from sinkscope.traces.trace_array import TraceArray
+
+    read, plain_read = [], TraceArray.__getitem__
+
+    def spy(self, index):
+        array = plain_read(self, index)
+        if self.name == "column_sums":
+            read.append(array.size)
+        return array
+
+    monkeypatch.setattr(TraceArray, "__getitem__", spy)
+    return read

@@ -154,17 +154,6 @@ def test_notebooks_show_panels_and_figures_though_pyplot_does_not_know_them(wand
     assert Image.open(io.BytesIO(content)).width > 600
 
 
-def test_only_the_head_that_is_drawn_is_read(wandering, monkeypatch):
-    from sinkscope.traces.trace_array import TraceArray
-
-    read, plain_read = [], TraceArray.__getitem__
-
-    def spy(self, index):
-        array = plain_read(self, index)
-        if self.name == "column_sums":
-            read.append(array.size)
-        return array
-
-    monkeypatch.setattr(TraceArray, "__getitem__", spy)
+def test_only_the_head_that_is_drawn_is_read(wandering, columns_read):
     incoming(wandering, *MOVING)
-    assert max(read) == STEPS * POSITIONS
+    assert max(columns_read) == STEPS * POSITIONS

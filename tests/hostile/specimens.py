@@ -29,7 +29,7 @@ def make_specimens(folder: Path) -> Path:
     from sinkscope.decoding import resolve_settings
     from sinkscope.evaluation import evaluate
     from sinkscope.lab.corpus import LongText, make_corpus
-    from sinkscope.roles.records import HeadRole, Roles
+    from sinkscope.roles.head_roles import HeadRole, Roles
     from sinkscope.roles.verdict import Estimate, Rules
 
     train_checkpoint(RECIPE, folder / "model")

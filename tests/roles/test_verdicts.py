@@ -12,7 +12,7 @@ import sinkscope
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.roles import Estimate, Roles, Rules, find_roles, read_roles, roles_for
 from sinkscope.roles.find import MATCHED_OVER
-from sinkscope.roles.store import open_store
+from sinkscope.roles.prompt_store import open_store
 from sinkscope.roles.verdict import decide
 
 

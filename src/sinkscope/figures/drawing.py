@@ -13,7 +13,7 @@ from sinkscope.figures.highlights import Place
 from sinkscope.figures.style import figure_style, model_labels
 from sinkscope.figures.subject import FigureError, Maps, OpenedStatistics, Subject, subject_of
 from sinkscope.locks import claimed_folder
-from sinkscope.roles.records import Roles
+from sinkscope.roles.head_roles import Roles
 from sinkscope.traces import Trace
 from sinkscope.traces.reading import as_trace
 

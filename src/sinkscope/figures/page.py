@@ -14,7 +14,7 @@ from sinkscope.figures.drawing import make_folder
 from sinkscope.figures.page_numbers import numbers_of
 from sinkscope.figures.style import model_label, model_labels, token_label
 from sinkscope.figures.subject import Subject, subject_of
-from sinkscope.roles.records import Roles
+from sinkscope.roles.head_roles import Roles
 from sinkscope.traces import Trace
 from sinkscope.traces.format import write_whole
 

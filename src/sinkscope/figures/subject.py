@@ -16,7 +16,7 @@ from sinkscope.errors import CallError, SinkscopeError, TraceError
 from sinkscope.figures.highlights import Highlights, Place
 from sinkscope.figures.incoming_attention import check_head, commits_of, followed_columns, last_canvas_of
 from sinkscope.figures.style import model_label
-from sinkscope.roles.records import Roles, roles_for
+from sinkscope.roles.head_roles import Roles, roles_for
 from sinkscope.sinks.finding import check_reach
 from sinkscope.statistics import PromptSummary, Summary, Threshold, summarise
 from sinkscope.statistics.thresholds import least_column_sum

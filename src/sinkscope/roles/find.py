@@ -14,11 +14,11 @@ from jaxtyping import Bool
 from sinkscope.decoding import resolve_settings, step_count
 from sinkscope.errors import CallError, SinkscopeError
 from sinkscope.models import Model
+from sinkscope.roles.head_roles import HeadRole, Roles
 from sinkscope.roles.probes import CANVASES, Probe, make_probes
-from sinkscope.roles.records import HeadRole, Roles
+from sinkscope.roles.prompt_store import PromptStore, open_store
 from sinkscope.roles.removal import Removal, divergences
 from sinkscope.roles.sight import Sight, look, sinks_of
-from sinkscope.roles.store import PromptStore, open_store
 from sinkscope.roles.verdict import Estimate, Rules, decide
 from sinkscope.statistics.intervals import LEAST_PROMPTS, interval_of_means
 

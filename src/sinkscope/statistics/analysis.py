@@ -12,11 +12,11 @@ from sinkscope.sinks.finding import Recorded
 from sinkscope.statistics.agreement import Pattern, PromptAgreement
 from sinkscope.statistics.composition import TokenShares, leading_tokens
 from sinkscope.statistics.intervals import LEVEL, Means, interval_of_difference, interval_of_means
+from sinkscope.statistics.move_triggers import TriggerTest, draws_of, shares_of
 from sinkscope.statistics.placement_model import Choices, PlacementModel
 from sinkscope.statistics.prompt import PromptSummary
 from sinkscope.statistics.statistic import Definition, Key, Values, definition_of, held, order_of, summarise, values_of
 from sinkscope.statistics.thresholds import THRESHOLDS, Threshold
-from sinkscope.statistics.triggers import TriggerTest, draws_of, shares_of
 
 
 @dataclass(frozen=True)

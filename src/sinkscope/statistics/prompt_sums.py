@@ -12,7 +12,7 @@ token       distinct tokens, by rising id
 told        as a sink, as a main sink, on the canvas
 name        of `PROMPT_MEANS`
 threshold   of `thresholds.THRESHOLDS`
-trigger     of `triggers.TRIGGERS`; draw: commits shifted at random
+trigger     of `move_triggers.TRIGGERS`; draw: commits shifted at random
 tenth       of the canvas; class: of `token_classes.CLASSES`
 one         a single number
 """
@@ -28,12 +28,12 @@ from sinkscope.statistics.averages import mean, quotient, ratio
 from sinkscope.statistics.column_counts import FAR_BINS, LINEAR_BINS
 from sinkscope.statistics.concentration import Evenness, concentration_values, evenness_values
 from sinkscope.statistics.groups import strongest_keys_differ
+from sinkscope.statistics.move_triggers import DRAWS, TRIGGERS, TriggerTest, draws_of, shares_of, trigger_values
 from sinkscope.statistics.movement import main_sink_values
 from sinkscope.statistics.norms import NORM_KINDS, moments
 from sinkscope.statistics.prompt import PromptSummary
 from sinkscope.statistics.statistic import Values, values_of
 from sinkscope.statistics.thresholds import EPSILONS, THRESHOLDS, UNITS, Threshold
-from sinkscope.statistics.triggers import DRAWS, TRIGGERS, TriggerTest, draws_of, shares_of, trigger_values
 
 Arrays = dict[str, np.ndarray]
 MOST_SINKS = 32

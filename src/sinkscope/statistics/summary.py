@@ -11,13 +11,13 @@ from jaxtyping import Float, Int
 from sinkscope.errors import SinkscopeError
 from sinkscope.statistics.averages import ratio
 from sinkscope.statistics.column_counts import quarters_of
+from sinkscope.statistics.move_triggers import TriggerTest
 from sinkscope.statistics.norms import Moments
 from sinkscope.statistics.prompt import PromptFeed, PromptSummary
 from sinkscope.statistics.prompt_canvas import PromptSettings
 from sinkscope.statistics.prompt_sums import COMPARED, Arrays, PromptSums, empty_arrays
 from sinkscope.statistics.statistic import Key, feed_of
 from sinkscope.statistics.thresholds import THRESHOLDS, Threshold
-from sinkscope.statistics.triggers import TriggerTest
 
 MOST_COUNTED = 1 << 53
 """Bound of counts: larger ones are not exact as float64."""

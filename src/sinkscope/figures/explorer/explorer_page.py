@@ -17,7 +17,7 @@ from sinkscope.figures.explorer.recorded_views import STRONGEST, ShownTrace, add
 from sinkscope.figures.explorer.tiles import Tiles
 from sinkscope.figures.style import model_labels
 from sinkscope.locks import claimed_folder
-from sinkscope.roles.records import Roles
+from sinkscope.roles.head_roles import Roles
 from sinkscope.traces import Trace
 from sinkscope.traces.format import write_whole
 from sinkscope.traces.reading import as_trace

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from sinkscope.figures.explorer.quantised import LogScale
 from sinkscope.figures.explorer.tiles import Tiles, smallest_type
 from sinkscope.figures.style import model_label, token_label
-from sinkscope.roles.records import Roles
+from sinkscope.roles.head_roles import Roles
 from sinkscope.sinks import last_query_window
 from sinkscope.sinks.drift import MainMoves
 from sinkscope.sinks.finding import WINDOW, check_reach

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from planted import within_binomial
 
-from sinkscope.statistics.triggers import TRIGGERS, TriggerTest, trigger_shares
+from sinkscope.statistics.move_triggers import TRIGGERS, TriggerTest, trigger_shares
 
 
 def commits(at, steps, width=24):
