@@ -174,8 +174,8 @@ class Highlights:
             stays = stays_of(self.main[:, one.layer, one.head])
             share = shares[:, one.layer, one.head]
             for (old, first, last), (new, begin, end) in pairwise(stays):
-                at = np.array([last, begin]), *(np.full(2, place) for place in (one.layer, one.head)), np.array([new, old])
-                if begin == last + 1 and not is_sink(*at).all():
+                layer, head = np.full(2, one.layer), np.full(2, one.head)
+                if begin == last + 1 and not is_sink(np.array([last, begin]), layer, head, np.array([new, old])).all():
                     held = min(float(share[first : last + 1].sum()), float(share[begin : end + 1].sum()))
                     found.append(Move(last, one.layer, one.head, old, new, held))
         return found

@@ -66,7 +66,7 @@ class Incoming:
         else:
             layers = range(len(trace.layers)) if layer is None else [layer]
             heads = len(layers) * trace.heads
-            values = sum(followed_columns(trace, one, number) for one in layers for number in range(trace.heads)) / heads
+            values = np.add.reduce([followed_columns(trace, one, number) for one in layers for number in range(trace.heads)]) / heads
             main, name = None, f"mean over {f'all {heads} heads' if layer is None else f'the {heads} heads of layer {layer}'}"
         canvas = last_canvas_of(trace.tokens[:], commits)
         return cls(trace, name, values, main, commits, canvas, int(trace.manifest.get("prompt_length") or 0))

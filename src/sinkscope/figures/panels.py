@@ -53,7 +53,7 @@ def incoming(trace: Any, layer: int | None = None, head: int | None = None, *, a
         whole_numbers(axes.yaxis)
         bar = axes.figure.colorbar(image, ax=axes, aspect=24, pad=0.015, extend="max")
         bar.set_label("attention received, queries' worth" + (" of 16" if trace.causal else ""))
-    return axes.figure
+    return axes.figure  # type: ignore[return-value]  # a panel inside a SubFigure is given back as it is
 
 
 def sink_positions(
@@ -74,7 +74,7 @@ def sink_positions(
         axes = new_sheet(5.4, 4.2).subplots() if ax is None else ax
         draw_positions(axes, one, chosen_heads(one), int(LETTERS * 5.4))
         axes.set_ylabel("position in the canvas")
-    return axes.figure
+    return axes.figure  # type: ignore[return-value]  # a panel inside a SubFigure is given back as it is
 
 
 def sink_strengths(trace: Any, *, ax: "Axes | None" = None, excess: float = 3.0) -> "Sheet":
@@ -94,7 +94,7 @@ def sink_strengths(trace: Any, *, ax: "Axes | None" = None, excess: float = 3.0)
         image = draw_strengths(axes, one, mean, one.summary.steps_with_sink / one.summary.steps, strongest([mean]))
         axes.set_ylabel("layer")
         axes.figure.colorbar(image, ax=axes, aspect=25, pad=0.01).set_label("column of the main sink, queries' worth")
-    return axes.figure
+    return axes.figure  # type: ignore[return-value]  # a panel inside a SubFigure is given back as it is
 
 
 def token_column(trace: Any, layer: int, head: int, position: int, *, ax: "Axes | None" = None) -> "Sheet":
@@ -126,7 +126,7 @@ def token_column(trace: Any, layer: int, head: int, position: int, *, ax: "Axes 
         axes.set_ylabel("attention received,\nqueries' worth")
         axes.set_title(f"{plain(model_label(trace.manifest))}, {one.name}", loc="left")
         axes.legend()
-    return axes.figure
+    return axes.figure  # type: ignore[return-value]  # a panel inside a SubFigure is given back as it is
 
 
 def attention_map(
@@ -164,7 +164,7 @@ def attention_map(
         axes.set_xlabel("key (position; named: the keys with most attention)")
         axes.set_ylabel("query (position; dashed: end of the prompt)")
         axes.figure.colorbar(image, ax=axes, aspect=30, pad=0.02, shrink=0.85).set_label(SCALE.replace(" (", "\n("))
-    return axes.figure
+    return axes.figure  # type: ignore[return-value]  # a panel inside a SubFigure is given back as it is
 
 
 def _style(ax: "Axes | None") -> Any:

@@ -128,22 +128,22 @@ def find_sinks(trace: Recorded | str | Path, excess: float = 3.0, unit: Unit = "
         SinkscopeError: a trace without a whole step, or none at the path.
     """
     check_excess(excess, unit)
-    trace = as_trace(trace)
-    if not trace.steps:
+    recorded: Recorded = as_trace(trace)
+    if not recorded.steps:
         raise SinkscopeError("the trace holds no whole step yet; there is nothing to find sinks in")
-    columns = np.asarray(trace.column_sums[:], dtype=np.float32)
+    columns = np.asarray(recorded.column_sums[:], dtype=np.float32)
     check_reach(excess, unit, np.nansum(columns, axis=-1), columns.shape[-1])
-    tokens = trace.tokens[:]
+    tokens = recorded.tokens[:]
     selected = is_sink(columns, excess, unit)
     where = np.argwhere(selected)
     step, layer, head, position = where.T
     source, moving_columns = "column_sums", columns
-    if trace.causal:
+    if recorded.causal:
         source = f"last_query, window of {WINDOW}"
-        moving_columns = last_query_window(trace.last_query[:], WINDOW)
-    elif "newest_columns" in (held := getattr(trace, "tensors", ())) or "top_newest_columns" in held:
+        moving_columns = last_query_window(recorded.last_query[:], WINDOW)
+    elif "newest_columns" in (held := getattr(recorded, "tensors", ())) or "top_newest_columns" in held:
         source = f"newest_columns, window of {WINDOW}"
-        moving_columns = np.asarray(trace.newest_columns[:], dtype=np.float32)
+        moving_columns = np.asarray(recorded.newest_columns[:], dtype=np.float32)
     excesses = excess_of(in_unit(columns, unit))
     return Sinks(
         step=step,
@@ -152,7 +152,7 @@ def find_sinks(trace: Recorded | str | Path, excess: float = 3.0, unit: Unit = "
         position=position,
         token=tokens[step, position],
         column_sum=columns[selected],
-        visible_query_mean=visible_query_mean(columns, trace.causal)[selected],
+        visible_query_mean=visible_query_mean(columns, recorded.causal)[selected],
         excess=excesses[selected],
         threshold=excess,
         unit=unit,
@@ -161,7 +161,7 @@ def find_sinks(trace: Recorded | str | Path, excess: float = 3.0, unit: Unit = "
         source=source,
         columns=moving_columns,
         moving=selected if moving_columns is columns else is_sink(moving_columns, excess, unit),
-        vocabulary=getattr(trace, "manifest", {}).get("vocabulary", {}),
+        vocabulary=getattr(recorded, "manifest", {}).get("vocabulary", {}),
     )
 
 
