@@ -55,9 +55,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "recorder": {"attention", "models", "traces", "sinks", "statistics"},
     "interventions": {"attention", "models", "sinks"},
     "roles": {"attention", "models", "sinks", "statistics", "decoding", "traces"},
+    "emergence": {"interventions", "models", "roles"},
     "lab": {"models", "decoding", "statistics"},
     "evaluation": {"lab", "models", "decoding", "interventions", "recorder", "statistics"},
-    "figures": {"traces", "sinks", "statistics", "roles.head_roles", "evaluation.results"},
+    "figures": {"traces", "sinks", "statistics", "roles.head_roles", "emergence.records", "evaluation.results"},
     "report": {"figures"},
 }
 

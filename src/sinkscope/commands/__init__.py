@@ -9,8 +9,8 @@ from importlib import import_module
 from sinkscope.commands.command import Command
 
 COMMANDS = tuple(
-    "demo trace sinks tracks roles analyse figures explore map export bundle problems evaluate compare-caches table reproduce train fold "
-    "convert check bench completion".split()
+    "demo trace sinks tracks roles analyse figures explore map export bundle problems evaluate compare-caches table reproduce train "
+    "watch-training fold convert check bench completion".split()
 )
 """The names, in the order of ``sinkscope --help``."""
 

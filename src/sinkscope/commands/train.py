@@ -4,13 +4,16 @@ import dataclasses
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from tyro.conf import Positional
 
 from sinkscope.commands.bounds import Seed
 from sinkscope.commands.command import Command, Device, Switch, default_is
 from sinkscope.errors import CallError
+
+CANVASES = 24
+"""Held-out canvases on which sinks are measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +28,7 @@ class Train(Command):
         compile: compiles the layers, which is faster, needs a C++ compiler and rounds differently.
         data: your own text: JSON lines with "text", or with "prompt" and "answer"; plain text; or a corpus folder.
         sink_token: none, token, token-end, token-2, token-4, token-zero-value, logit, off-by-one or gate.
+        watch: measures the network's sinks after each so many updates, into OUT/watch, which `sinkscope watch-training` draws.
     """
 
     recipe: Positional[str]
@@ -35,12 +39,11 @@ class Train(Command):
     compile: Switch = False
     data: Annotated[Path | None, default_is("the lab's")] = None
     sink_token: Annotated[str | None, default_is("the recipe's")] = None
+    watch: Annotated[int | None, default_is("never")] = None
 
     def run(self) -> None:
         from sinkscope.lab.checkpoint import train_checkpoint
-        from sinkscope.lab.corpus import open_corpus
         from sinkscope.lab.recipes import RECIPES
-        from sinkscope.lab.texts import read_texts
         from sinkscope.models.sink_token import variant_of
 
         if self.recipe not in RECIPES:
@@ -49,6 +52,41 @@ class Train(Command):
             variant_of(self.sink_token)  # an unknown name is refused before anything is read
         changes = {"updates": self.updates, "seed": self.seed, "compile": self.compile or None, "sink_token": self.sink_token}
         recipe = dataclasses.replace(RECIPES[self.recipe], **{name: value for name, value in changes.items() if value is not None})
-        texts = None if self.data is None else open_corpus(self.data) if self.data.is_dir() else read_texts(self.data)
+        if self.watch is not None and self.watch < 1:
+            raise CallError(f"--watch: expected at least 1, found {self.watch}")
+        texts = read_data(self.data)
         command = " ".join(["sinkscope", *sys.argv[1:]])
-        print(train_checkpoint(recipe, self.out, texts=texts, device=self.device, command=command))
+        watch = None if self.watch is None else _watch(recipe, texts, self.out / "watch", self.watch)
+        print(train_checkpoint(recipe, self.out, texts=texts, device=self.device, command=command, watch=watch))
+
+
+def read_data(path: Path | None) -> Any:
+    """Return the user's text, a corpus from a folder or documents from a file; None without a path."""
+    from sinkscope.lab.corpus import open_corpus
+    from sinkscope.lab.texts import read_texts
+
+    return None if path is None else open_corpus(path) if path.is_dir() else read_texts(path)
+
+
+def held_out(recipe: Any, texts: Any, count: int) -> list[Any]:
+    """Return the held-out canvases on which the sinks of a recipe's network are measured."""
+    from sinkscope.emergence import hold_out
+    from sinkscope.lab.snapshots import held_out_rows
+    from sinkscope.lab.starting_network import choose_tokenizer
+
+    tokenizer = choose_tokenizer(recipe, texts)
+    mask_id = None if recipe.objective == "next_token" else tokenizer.mask_token_id
+    return hold_out(*held_out_rows(recipe, tokenizer, texts, count), mask_id=mask_id, shift=recipe.objective == "shifted_diffusion")
+
+
+def _watch(recipe: Any, texts: Any, folder: Path, every: int) -> Any:
+    """Return the function that a training calls after each update, which measures the network's sinks."""
+    from sinkscope.emergence import TrainingWatch
+
+    canvases = held_out(recipe, texts, CANVASES)
+
+    def watch(network: Any, update: int) -> None:
+        if update % every == 0:
+            TrainingWatch(network, canvases, folder, every=every, name=recipe.name)(update)
+
+    return watch

@@ -17,13 +17,21 @@ from sinkscope.lab.recipes import Recipe
 from sinkscope.lab.run_folder import RECIPE, STATE, UNFINISHED_CHECKPOINT, WEIGHTS, check_recipe, finish_recipe
 from sinkscope.lab.starting_network import choose_tokenizer
 from sinkscope.lab.texts import Texts
-from sinkscope.lab.training import train
+from sinkscope.lab.training import Watch, train
 from sinkscope.locks import claimed_folder
 from sinkscope.models.devices import find_device
 
 
-def train_checkpoint(recipe: Recipe, out: Path, *, texts: Texts | Corpus | None = None, device: str = "cpu", command: str = "") -> Path:
-    """Train a recipe into a checkpoint that `sinkscope.load` reads; a run that was killed is resumed.
+def train_checkpoint(
+    recipe: Recipe,
+    out: Path,
+    *,
+    texts: Texts | Corpus | None = None,
+    device: str = "cpu",
+    command: str = "",
+    watch: Watch | None = None,
+) -> Path:
+    """Train a recipe into a checkpoint that `sinkscope.load` reads; a run that was killed is resumed. ``watch`` is as in `train`.
 
     The weights are written last, by a rename, so a folder with weights is finished.
 
@@ -37,7 +45,7 @@ def train_checkpoint(recipe: Recipe, out: Path, *, texts: Texts | Corpus | None 
             recipe = dataclasses.replace(recipe, data=None if texts is None else texts.fingerprint)
             check_recipe(recipe, out)
             if not (out / WEIGHTS).exists():
-                network = train(recipe, out, texts=texts, device=device)
+                network = train(recipe, out, texts=texts, device=device, watch=watch)
                 _save(network, choose_tokenizer(recipe, texts), out, command)
             (out / STATE).unlink(missing_ok=True)  # a kill may have come between the last rename and this
     except OSError as error:

@@ -38,7 +38,19 @@ def learning_rate(recipe: Recipe, update: int) -> float:
     return recipe.learning_rate * (recipe.final_share + (1 - recipe.final_share) * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
-def train(recipe: Recipe, out: Path, *, texts: Texts | Corpus | None = None, device: str = "cpu", progress: bool = True) -> Any:
+Watch = Callable[[Any, int], object]
+"""Called with the network and the number of updates that are done: before the first update and after each one."""
+
+
+def train(
+    recipe: Recipe,
+    out: Path,
+    *,
+    texts: Texts | Corpus | None = None,
+    device: str = "cpu",
+    progress: bool = True,
+    watch: Watch | None = None,
+) -> Any:
     """Train a recipe in the folder ``out``, from its last saved state, and return the network.
 
     Args:
@@ -52,7 +64,7 @@ def train(recipe: Recipe, out: Path, *, texts: Texts | Corpus | None = None, dev
     recipe = replace(recipe, data=None if texts is None else texts.fingerprint)
     check_recipe(recipe, out)
     tokenizer = choose_tokenizer(recipe, texts)
-    draw = _source(recipe, tokenizer, texts)
+    draw = source_of(recipe, tokenizer, texts)
     network = build_network(recipe, tokenizer).to(device)
     write_recipe(recipe, out)  # after the network: a recipe that is refused leaves no file
     optimiser = torch.optim.AdamW(_parameter_groups(network, recipe.weight_decay), lr=recipe.learning_rate, betas=recipe.betas, fused=True)
@@ -62,6 +74,8 @@ def train(recipe: Recipe, out: Path, *, texts: Texts | Corpus | None = None, dev
     network.train()
     if 0 in recipe.snapshots and start == 0:
         save_snapshot(out, network, 0)
+    if watch is not None and start == 0:
+        watch(network, 0)
     with (
         (out / LOG).open("a") as log,
         show_progress(recipe.updates, recipe.name, "updates", done=start, shown=progress) as bar,
@@ -86,6 +100,8 @@ def train(recipe: Recipe, out: Path, *, texts: Texts | Corpus | None = None, dev
                 bar.advance(0, loss=f"{row['loss']:.3f}")
             if done in recipe.snapshots:
                 save_snapshot(out, network, done)
+            if watch is not None:
+                watch(network, done)
             if done % recipe.save_every == 0 or done == recipe.updates:
                 save_state(out, network, optimiser, done)
     return network
@@ -100,7 +116,7 @@ def _parameter_groups(network: Any, weight_decay: float) -> list[dict[str, Any]]
     ]
 
 
-def _source(recipe: Recipe, tokenizer: Any, texts: Texts | Corpus | None) -> Callable[[int, int], Canvases]:
+def source_of(recipe: Recipe, tokenizer: Any, texts: Texts | Corpus | None) -> Callable[[int, int], Canvases]:
     """Return the function (seed, update) → batch: windows of a corpus, the user's documents, or the lab's problems."""
     if recipe.text != isinstance(texts, Corpus):
         raise TrainingError(

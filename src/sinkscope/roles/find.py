@@ -118,16 +118,40 @@ def _find(
     canvases_seen = [canvas for prompt in chosen for canvas in prompt]
     if not canvases_seen:
         raise CallError(f"no prompt could be measured; the first failed with: {next(iter(failed.values()), 'nothing')}")
-    lasting = np.mean([np.array(canvas["sink"]) for canvas in canvases_seen], axis=0)
-    heads = [(int(layer), int(head)) for layer, head in np.argwhere(lasting >= rules.lasting)]
+    heads, layers, per_layer = _lasting(canvases_seen, rules)
     judged = each(
         range(1, len(prompts), 2),
         "judge",
         lambda probes: [row for probe in probes for row in _measure(model, probe, heads, rules, rows, seed)],
     )
     found = tuple(_conclude(model, head, judged, rules) for head in heads)
-    layers, per_layer = lasting.shape
     return Roles(model.card.name, model.card.weight_hash, layers, per_layer, rules, found, len(prompts), len(judged), failed)
+
+
+def find_roles_on(model: Model, probes: Sequence[Probe], *, rules: Rules | None = None, rows: int = 32, seed: int = 0) -> Roles:
+    """Return the role of every head that has a lasting sink on given canvases, such as held-out text.
+
+    Probes of even prompts choose the heads, those of odd ones judge them; the rest is as in `find_roles`.
+
+    Raises:
+        CallError: probes of fewer prompts than a verdict needs.
+    """
+    rules = rules or Rules()
+    prompts = {number: [probe for probe in probes if probe.prompt == number] for number in sorted({probe.prompt for probe in probes})}
+    if len(prompts) < LEAST:
+        raise CallError(f"expected probes of at least {LEAST} prompts, half to choose heads and half to judge them, found {len(prompts)}")
+    seen = [_sinks_by_head(model, probe, rules) for number, mine in prompts.items() if number % 2 == 0 for probe in mine]
+    heads, layers, per_layer = _lasting(seen, rules)
+    judging = [mine for number, mine in prompts.items() if number % 2]
+    judged = [[row for probe in mine for row in _measure(model, probe, heads, rules, rows, seed)] for mine in judging]
+    found = tuple(_conclude(model, head, judged, rules) for head in heads)
+    return Roles(model.card.name, model.card.weight_hash, layers, per_layer, rules, found, len(prompts), len(judged), {})
+
+
+def _lasting(canvases: Sequence[Mapping[str, Any]], rules: Rules) -> tuple[list[tuple[int, int]], int, int]:
+    """Return the heads that have a sink on enough canvases, and the number of layers and of heads in each."""
+    lasting = np.mean([np.array(canvas["sink"]) for canvas in canvases], axis=0)
+    return [(int(layer), int(head)) for layer, head in np.argwhere(lasting >= rules.lasting)], *lasting.shape
 
 
 def cost_of_roles(model: Model, prompts: int, canvases: int = CANVASES, rows: int = 32, **settings: Any) -> dict[str, int]:
@@ -278,4 +302,6 @@ def _most_frequent(model: Model, rows: Sequence[Mapping[str, Any]]) -> str | Non
     if not tokens:
         return None
     token = max(sorted(set(tokens)), key=tokens.count)
+    if model.tokenizer is None:
+        return str(token)
     return model.tokenizer.decode([token]) or str(model.tokenizer.convert_ids_to_tokens(token))

@@ -25,7 +25,7 @@ class Sight:
         reader_rows: mean attention of the readers; committed_rows: of those whose token is committed.
         evenness: (mean a_qj)² / mean a_qj² over the readers, for the key j with the largest column: 1 where all queries
             attend to it alike.
-        output_norms: ‖W_O v_j‖.
+        output_norms: ‖W_O v_j‖; value_norms: ‖v_j‖.
         moved: where the readers' attention on that key would go without it, as shares of it: to each other key. Softmax
             without a key is the softmax with it, scaled up.
         itself: the share of it that would go to the readers' own keys.
@@ -37,6 +37,7 @@ class Sight:
     committed_rows: Float[np.ndarray, "layer head key"]
     evenness: Float[np.ndarray, "layer head"]
     output_norms: Float[np.ndarray, "layer head key"]
+    value_norms: Float[np.ndarray, "layer head key"]
     moved: Float[np.ndarray, "layer head key"]
     itself: Float[np.ndarray, "layer head"]
     log_probabilities: Float[Tensor, "reader vocabulary"]
@@ -64,7 +65,8 @@ class _Watch(Watcher):
         if norms is None:
             output_projection(module, heads)  # which says why
             raise AttentionError(f"expected an output projection of the values of {call.name}, found one of another size")
-        self.layers.append({"columns": sums, "output_norms": norms[0], **found})
+        values = call.value[0].float().norm(dim=-1).repeat_interleave(heads // call.value.shape[1], dim=0)
+        self.layers.append({"columns": sums, "output_norms": norms[0], "value_norms": values, **found})
 
     def _rows(self, call: LayerCall, scale: float, top: Tensor) -> dict[str, Tensor]:
         """Attention of the readers, a block of them at a time."""

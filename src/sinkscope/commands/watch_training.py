@@ -1,0 +1,106 @@
+"""`watch-training`: measures the sinks of training runs at their snapshots, and draws how they are born."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from tyro.conf import Positional
+
+from sinkscope.commands.bounds import Few
+from sinkscope.commands.command import Command, Json, Switch, default_is, required
+from sinkscope.commands.output import print_json
+from sinkscope.commands.train import CANVASES, held_out, read_data
+from sinkscope.errors import CallError
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchTraining(Command):
+    """Measure the sinks of training runs at their snapshots, and draw how they are born; the same command resumes after a kill.
+
+    Attributes:
+        runs: folders of training runs with snapshots, or folders that `sinkscope.emergence.TrainingWatch` has written.
+        out: folder for the measurements, one folder for each run, and the figure.
+        data: the text that the runs train on, as for `sinkscope train`.
+        canvases: held-out canvases on which they are measured.
+        roles: also finds what each sink does, which takes a hundred times as long.
+    """
+
+    runs: Annotated[Positional[tuple[Path, ...]], required()]
+    out: Path
+    data: Annotated[Path | None, default_is("the lab's")] = None
+    canvases: Few = CANVASES
+    roles: Switch = False
+    json: Json = False
+
+    def run(self) -> None:
+        from sinkscope.emergence import open_emergence
+        from sinkscope.emergence.storage import MANIFEST
+        from sinkscope.figures import make_folder
+        from sinkscope.figures.emergence_curves import draw_emergence
+
+        if not self.runs:
+            raise CallError("expected at least one folder of a training run")
+        if self.canvases < 1:
+            raise CallError(f"--canvases: expected at least 1, found {self.canvases}")
+        measured = []
+        for folder in self.runs:
+            if (folder / MANIFEST).exists():
+                measured.append(open_emergence(folder))
+            else:
+                measured.append(open_emergence(self._measure(folder)))
+        make_folder(self.out)
+        paths = draw_emergence(measured).save(self.out)
+        if self.json:
+            print_json({"runs": [as_plain(one) for one in measured], "files": [str(path) for path in paths]})
+            return
+        for one in measured:
+            _print(one)
+        print("\n".join(map(str, paths)))
+
+    def _measure(self, folder: Path) -> Path:
+        """Measure every snapshot of a run that has not been, and return the folder of the measurements."""
+        from sinkscope.emergence import TrainingWatch
+        from sinkscope.lab.snapshots import network_at, open_run
+        from sinkscope.lab.starting_network import choose_tokenizer
+        from sinkscope.progress import show_progress
+
+        run, texts = open_run(folder), read_data(self.data)
+        tokenizer, canvases = choose_tokenizer(run.recipe, texts), held_out(run.recipe, texts, self.canvases)
+        out = self.out / folder.resolve().name
+        with show_progress(len(run.weights), folder.name, "snapshots") as bar:
+            for update in run.weights:
+                network = network_at(run, update, tokenizer)
+                TrainingWatch(network, canvases, out, updates=[update], roles=self.roles, name=run.recipe.name)(update)
+                bar.advance()
+        return out
+
+
+def as_plain(run: Any) -> dict[str, Any]:
+    """Return a run's curves as plain values: of each moment its losses, and of each head the means over canvases."""
+    from sinkscope.figures.emergence_curves import LOSSES, PANELS
+
+    moments = []
+    for moment, update in enumerate(run.updates):
+        row: dict[str, Any] = {"update": update}
+        row |= {name: float(getattr(run.moments[moment], name).mean()) for name, *_ in LOSSES}
+        row |= {name: getattr(run, name)[moment].round(6).tolist() for name, _ in PANELS}
+        if run.moments[moment].role is not None:
+            row["role"] = run.moments[moment].role.tolist()
+        moments.append(row)
+    return {**run.manifest, "born": run.born().tolist(), "moments": moments}
+
+
+def _print(run: Any) -> None:
+    from sinkscope.emergence.records import SHARE
+
+    print(f"{run.name}: held-out loss, and the heads whose main key takes {SHARE:.0%} or more of their attention")
+    print(f"{'update':>8}{'loss':>8}{'top hidden':>12}{'rowmass':>9}{'heads':>7}{'largest share':>15}{'its value norm':>16}{'stayed':>8}")
+    for moment, update in enumerate(run.updates):
+        one, shares = run.moments[moment], run.shares[moment]
+        heads = shares >= SHARE
+        at = shares.argmax()
+        stayed = run.stayed[moment][heads].mean() if heads.any() and moment else float("nan")
+        print(
+            f"{update:>8,}{one.loss.mean():>8.3f}{one.loss_without_top.mean():>12.3f}{one.loss_without_rowmass.mean():>9.3f}"
+            f"{heads.sum():>7}{shares.max():>15.3f}{run.ratios[moment].flat[at]:>16.2f}{stayed:>8.2f}"
+        )

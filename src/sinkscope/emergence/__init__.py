@@ -1,0 +1,5 @@
+"""Emergence: how sinks are born while a network is trained. The names are in ``__init__.pyi``; they are imported when first used."""
+
+from sinkscope.lazy_names import attach
+
+__getattr__, __dir__ = attach(__name__, __file__)

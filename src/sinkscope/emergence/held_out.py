@@ -1,0 +1,83 @@
+"""Held-out canvases on which a network in training is measured, always the same ones."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from sinkscope.errors import CallError
+from sinkscope.roles import Probe
+
+FIRST_READ = 64
+"""Queries of an autoregressive model that are not judged: the first ones see few keys, which take much of each by themselves."""
+MASKED = 0.5
+"""Share of the tokens of a canvas that are masked for a diffusion model."""
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """One canvas and what is predicted on it.
+
+    Attributes:
+        probe: the canvas as the network sees it, with its readers.
+        targets: the token that each reader predicts.
+        queries: the readers as the option ``queries=`` of a rule.
+    """
+
+    probe: Probe
+    targets: Int[np.ndarray, " reader"]
+    queries: str
+
+
+def hold_out(
+    tokens: Sequence[Int[np.ndarray, " position"]],
+    predictable: Sequence[Bool[np.ndarray, " position"]] | None = None,
+    *,
+    mask_id: int | None,
+    shift: bool = False,
+    seed: int = 0,
+) -> list[HeldOut]:
+    """Return canvases with their readers, for a diffusion model with half of what it may predict masked.
+
+    Args:
+        tokens: of each canvas.
+        predictable: where a token may be predicted; everywhere when None.
+        mask_id: None for an autoregressive model, whose queries from the 64th on (or the last three quarters) are judged.
+        shift: whether a masked token is read one place to its left.
+        seed: of the masks.
+
+    Raises:
+        CallError: a canvas on which there is nothing to predict.
+    """
+    found = []
+    for number, canvas in enumerate(tokens):
+        canvas = np.asarray(canvas, np.int64)
+        free = np.ones(len(canvas), bool) if predictable is None else np.asarray(predictable[number], bool)
+        if mask_id is None:
+            chosen = free & (np.arange(len(canvas)) > min(FIRST_READ, len(canvas) // 4))
+            seen = canvas
+        else:
+            chosen = free & (np.random.default_rng([seed, number]).random(len(canvas)) < MASKED)
+            if shift:
+                chosen[0] = False
+            seen = np.where(chosen, mask_id, canvas)
+        if not chosen.any():
+            raise CallError(f"canvas {number} has {len(canvas)} tokens and nothing to predict; expected longer canvases")
+        readers = chosen
+        if mask_id is None or shift:
+            readers = np.append(chosen[1:], False)
+        places = np.flatnonzero(readers)
+        queries = "masked" if mask_id is not None else f"{places[0]}-{places[-1]}"
+        found.append(HeldOut(Probe(number, 0, seen, readers, readers), canvas[chosen], queries))
+    return found
+
+
+def fingerprint(canvases: Sequence[HeldOut]) -> str:
+    """Return the sha256 over all canvases and readers, hexadecimal."""
+    digest = hashlib.sha256()
+    for one in canvases:
+        for array in (one.probe.tokens, one.probe.readers, one.targets):
+            digest.update(np.ascontiguousarray(array).tobytes() + b"|")
+    return digest.hexdigest()

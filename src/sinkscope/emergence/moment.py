@@ -1,0 +1,89 @@
+"""What the sinks of a network look like at one moment of its training."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Int
+
+from sinkscope.emergence.held_out import HeldOut
+from sinkscope.emergence.records import NO_ROLE, Moment
+from sinkscope.interventions import parse_rule
+from sinkscope.models import Model
+from sinkscope.roles import ROLES, Probe, find_roles_on
+from sinkscope.roles.probes import predictions
+from sinkscope.roles.sight import look, sinks_of
+
+EXCESS = 3.0
+
+
+@torch.no_grad()
+def measure(model: Model, canvases: Sequence[HeldOut], *, roles: bool = False, on_canvas: Callable[[int], object] | None = None) -> Moment:
+    """Measure the sinks of a network on held-out canvases; its weights, its mode and torch's random state stay as they are.
+
+    Args:
+        roles: also find what each sink does, which costs about a hundred times as much.
+        on_canvas: called with the number of each canvas that is done.
+
+    Raises:
+        CallError: fewer canvases than roles need.
+    """
+    was_training = model.network.training
+    model.network.eval()
+    try:
+        with torch.random.fork_rng():
+            rows = []
+            for number, one in enumerate(canvases):
+                rows.append(_of_canvas(model, one))
+                if on_canvas is not None:
+                    on_canvas(number)
+            found = _roles(model, [one.probe for one in canvases]) if roles else None
+    finally:
+        model.network.train(was_training)
+    return Moment(**{name: np.stack([row[name] for row in rows]) for name in rows[0]}, role=found)
+
+
+def _of_canvas(model: Model, one: HeldOut) -> dict[str, np.ndarray]:
+    sight = look(model, one.probe)
+    main = sight.order[..., :1]
+
+    def at_main(values: np.ndarray) -> np.ndarray:
+        return np.take_along_axis(values, main, -1)[..., 0]
+
+    def over_median(norms: np.ndarray) -> np.ndarray:
+        median = np.median(norms, axis=-1)
+        return np.divide(at_main(norms), median, out=np.full(median.shape, np.nan), where=median > 0)
+
+    masks = one.probe.tokens == model.card.mask_id
+    losses = {"loss": _loss(sight.log_probabilities, one.targets)}
+    for rule in ("top", "rowmass"):
+        with parse_rule(f"{rule}:1@current,queries={one.queries}")(model):
+            losses[f"loss_without_{rule}"] = _loss(_said(model, one.probe), one.targets)
+    return {
+        **{name: np.float32(loss) for name, loss in losses.items()},
+        "place": main[..., 0].astype(np.int32),
+        "share": at_main(sight.reader_rows).astype(np.float32),
+        "first_share": sight.reader_rows[..., 0].astype(np.float32),
+        "masks_share": sight.reader_rows[..., masks].sum(-1).astype(np.float32),
+        "value_ratio": over_median(sight.value_norms).astype(np.float32),
+        "output_ratio": over_median(sight.output_norms).astype(np.float32),
+        "sinks": sinks_of(sight, EXCESS).sum(-1).astype(np.int32),
+    }
+
+
+def _said(model: Model, probe: Probe) -> torch.Tensor:
+    """Return the log-probabilities of the readers, [reader, vocabulary]."""
+    tokens = torch.from_numpy(probe.tokens.astype(np.int64)).to(model.device)[None]
+    return predictions(model, tokens, torch.from_numpy(probe.readers))[0]
+
+
+def _loss(said: torch.Tensor, targets: np.ndarray) -> float:
+    wanted = torch.from_numpy(targets).to(said.device)
+    return float(-said.gather(-1, wanted[:, None]).mean())
+
+
+def _roles(model: Model, probes: Sequence[Probe]) -> Int[np.ndarray, "layer head"]:
+    found = np.full((model.card.layers, model.card.heads), NO_ROLE, np.int8)
+    for one in find_roles_on(model, probes).heads:
+        found[one.layer, one.head] = ROLES.index(one.role)
+    return found

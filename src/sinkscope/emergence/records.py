@@ -1,0 +1,93 @@
+"""Moments of a training, as they are measured and kept: arrays of numbers, without torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+NO_ROLE = -1
+"""Of a head without a lasting sink, in `Moment.role`."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One moment. The *main key* of a head is the key with the largest column on a canvas.
+
+    Attributes:
+        loss: mean cross-entropy of the readers, in nats.
+        loss_without_top: the same with the main key hidden from the readers, in all heads at once.
+        loss_without_rowmass: the same with random keys hidden that hold as much of the readers' attention.
+        place: of the main key. share: of the readers' attention that it takes.
+        first_share: of the readers' attention that the first token takes.
+        masks_share: of the readers' attention that masks take.
+        value_ratio: value norm of the main key over the median of its canvas; output_ratio: the same behind the output projection.
+        sinks: keys that are sinks by Eq. 3, at ε = 3.
+        role: index in `ROLES` of what the head's sink does, `NO_ROLE` where it has no lasting one; None where it was not asked for.
+    """
+
+    loss: Float[np.ndarray, " canvas"]
+    loss_without_top: Float[np.ndarray, " canvas"]
+    loss_without_rowmass: Float[np.ndarray, " canvas"]
+    place: Int[np.ndarray, "canvas layer head"]
+    share: Float[np.ndarray, "canvas layer head"]
+    first_share: Float[np.ndarray, "canvas layer head"]
+    masks_share: Float[np.ndarray, "canvas layer head"]
+    value_ratio: Float[np.ndarray, "canvas layer head"]
+    output_ratio: Float[np.ndarray, "canvas layer head"]
+    sinks: Int[np.ndarray, "canvas layer head"]
+    role: Int[np.ndarray, "layer head"] | None = None
+
+
+SHARE = 0.1
+"""Of a head's attention, from which its main key counts as a sink that has been born."""
+ARRAYS = tuple(field.name for field in fields(Moment))
+
+
+@dataclass(frozen=True)
+class Emergence:
+    """The moments of one training.
+
+    Attributes:
+        manifest: what was measured: name, causal, layers, heads, canvases (their fingerprint) and number.
+        updates: of the moments, rising.
+        moments: in the same order.
+    """
+
+    manifest: Mapping[str, Any]
+    updates: tuple[int, ...]
+    moments: tuple[Moment, ...]
+
+    @property
+    def name(self) -> str:
+        """The name of the run."""
+        return self.manifest["name"]
+
+    def stacked(self, name: str) -> np.ndarray:
+        """Return one array of all moments, [moment, …]."""
+        return np.stack([getattr(moment, name) for moment in self.moments])
+
+    @property
+    def shares(self) -> Float[np.ndarray, "moment layer head"]:
+        """Return how much of the readers' attention the main key takes, mean over canvases."""
+        return self.stacked("share").mean(1)
+
+    @property
+    def ratios(self) -> Float[np.ndarray, "moment layer head"]:
+        """Return the value norm of the main key over the median of its canvas; the median over canvases."""
+        return np.nanmedian(self.stacked("value_ratio"), axis=1)
+
+    @property
+    def stayed(self) -> Float[np.ndarray, "moment layer head"]:
+        """Return the share of canvases on which the main key stands where it stood at the moment before; NaN at the first one."""
+        places = self.stacked("place")
+        same = (places[1:] == places[:-1]).mean(1)
+        return np.concatenate([np.full((1, *same.shape[1:]), np.nan), same])
+
+    def born(self, share: float = SHARE) -> Int[np.ndarray, "layer head"]:
+        """Return the first update from which on the main key of a head always takes that share of its attention; −1 where it never does."""
+        reached = self.shares >= share
+        lasting = np.logical_and.accumulate(reached[::-1])[::-1]
+        first = np.array(self.updates)[lasting.argmax(0)]
+        return np.where(lasting.any(0), first, -1)

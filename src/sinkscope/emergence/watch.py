@@ -1,0 +1,100 @@
+"""`TrainingWatch`: measures the sinks of a network while it is trained, from any training loop.
+
+watch = TrainingWatch(network, canvases, out="watch", updates=(0, 100, 200, 400, 1000))
+for update, batch in enumerate(batches, 1):
+    ...
+    watch(update)
+
+With transformers' Trainer: ``Trainer(…, callbacks=[watch.trainer_callback()])``.
+"""
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from sinkscope.emergence.held_out import HeldOut, fingerprint
+from sinkscope.emergence.moment import measure
+from sinkscope.emergence.storage import open_watch
+from sinkscope.emergence.watch_schema import FORMAT
+from sinkscope.errors import CallError
+from sinkscope.models.in_memory import model_of
+
+
+class TrainingWatch:
+    """Measures a network at chosen updates and keeps each moment in a folder; moments that are there already are not measured again.
+
+    Args:
+        network: a transformers Llama or Qwen2, causal or with ``is_causal`` False.
+        canvases: of `hold_out`; the same for every moment.
+        out: the folder; `open_emergence` reads it, and ``sinkscope watch-training`` draws it.
+        every: measures after each so many updates; or
+        updates: the updates that are measured, 0 for the untrained network.
+        roles: also find what each sink does.
+        name: of the run, in figures.
+
+    Raises:
+        CallError: neither ``every`` nor ``updates``, or a folder of another run.
+        ModelError: the network belongs to no family.
+    """
+
+    def __init__(
+        self,
+        network: Any,
+        canvases: Sequence[HeldOut],
+        out: str | Path,
+        *,
+        every: int | None = None,
+        updates: Collection[int] = (),
+        roles: bool = False,
+        name: str = "network",
+    ) -> None:
+        if not canvases:
+            raise CallError("expected at least one held-out canvas, found none")
+        if (every is None) == (not updates) or (every is not None and every < 1):
+            raise CallError(f"expected every (1 or more) or updates, found every={every} and {len(updates)} updates")
+        self._model, self._canvases, self._out = model_of(network, name=name), canvases, Path(out)
+        self._every, self._updates, self._roles, self._name = every, frozenset(updates), roles, name
+        with open_watch(self._out, self._identity()):
+            pass  # a folder of another run is refused before the training begins
+
+    def __call__(self, update: int) -> bool:
+        """Measure the network if this update is one of those to be measured and has not been; return whether it was.
+
+        Args:
+            update: optimiser steps that are done.
+        """
+        wanted = update % self._every == 0 if self._every is not None else update in self._updates
+        if not wanted:
+            return False
+        with open_watch(self._out, self._identity()) as store:
+            if store.has(update):
+                return False
+            store.write(update, measure(self._model, self._canvases, roles=self._roles))
+        return True
+
+    def trainer_callback(self) -> Any:
+        """Return a callback for transformers' Trainer, which measures before the first step and after each chosen one."""
+        from transformers import TrainerCallback
+
+        watch = self
+
+        class Callback(TrainerCallback):
+            def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+                watch(state.global_step)
+
+            def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+                watch(state.global_step)
+
+        return Callback()
+
+    def _identity(self) -> dict[str, Any]:
+        """Return what must be the same for a run to go on, as plain values."""
+        return {
+            "format": FORMAT,
+            "name": self._name,
+            "causal": self._model.family.causal,
+            "layers": self._model.card.layers,
+            "heads": self._model.card.heads,
+            "canvases": len(self._canvases),
+            "canvases_sha256": fingerprint(self._canvases),
+        }

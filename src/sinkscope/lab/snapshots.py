@@ -1,0 +1,114 @@
+"""The networks along a training run, and the held-out canvases on which they are measured."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sinkscope.checksums import compare_sealed
+from sinkscope.errors import CallError, TrainingError
+from sinkscope.lab.canvases import PROMPT, CanvasMix
+from sinkscope.lab.corpus import Corpus
+from sinkscope.lab.nulls import NullTask
+from sinkscope.lab.recipes import Architecture, Recipe
+from sinkscope.lab.run_folder import RECIPE, SNAPSHOTS, WEIGHTS, read_recipe
+from sinkscope.lab.starting_network import build_network
+from sinkscope.lab.texts import Texts
+from sinkscope.lab.training import source_of
+
+HELD_OUT = -1
+"""The stream of batches that no training draws, and the first of its batches."""
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """A training run on disk.
+
+    Attributes:
+        folder: of the run.
+        recipe: as it was resolved.
+        weights: the file of each snapshot by its update; the finished checkpoint is the last one.
+    """
+
+    folder: Path
+    recipe: Recipe
+    weights: Mapping[int, Path]
+
+
+def open_run(folder: str | Path) -> TrainingRun:
+    """Open the folder of a training run, finished or not.
+
+    Raises:
+        CallError: it holds no run, or a run without snapshots.
+        TrainingError: its recipe is damaged or of another version.
+    """
+    folder = Path(folder)
+    if not (folder / RECIPE).exists():
+        raise CallError(f"{folder}: expected the folder of a training run, with its {RECIPE}; `sinkscope train` makes one")
+    recipe = recipe_from(read_recipe(folder / RECIPE), str(folder / RECIPE))
+    found = {int(path.stem.removeprefix("update-")): path for path in sorted((folder / SNAPSHOTS).glob("update-*.safetensors"))}
+    if (folder / WEIGHTS).exists():
+        found[recipe.updates] = folder / WEIGHTS
+    if not found:
+        raise CallError(f"{folder}: expected snapshots of a training run, found none yet; recipes on text write them")
+    return TrainingRun(folder, recipe, found)
+
+
+def recipe_from(values: Mapping[str, Any], where: str) -> Recipe:
+    """Return the recipe that a ``recipe.json`` holds.
+
+    Raises:
+        TrainingError: values that are none of a recipe.
+    """
+    known = {field.name for field in fields(Recipe)}
+    given = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items() if name in known}
+    try:
+        for name, kind in (("architecture", Architecture), ("canvases", CanvasMix), ("nulls", NullTask)):
+            if isinstance(given.get(name), Mapping):
+                given[name] = kind(**{key: tuple(one) if isinstance(one, list) else one for key, one in given[name].items()})
+        return Recipe(**given)
+    except (TypeError, ValueError, CallError) as error:
+        raise TrainingError(f"{where}: expected the fields of a recipe of this version, found others ({error})") from error
+
+
+def network_at(run: TrainingRun, update: int, tokenizer: Any) -> Any:
+    """Return the network as it was after an update that has a snapshot.
+
+    Raises:
+        TrainingError: the file was damaged, or is of another network.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    path = run.weights[update]
+    compare_sealed(path, TrainingError)
+    network = build_network(run.recipe, tokenizer)
+    try:
+        stored = {name: tensor.float() for name, tensor in load_file(path).items()}
+        left = network.load_state_dict(stored, strict=False)
+    except (SafetensorError, RuntimeError) as error:
+        raise TrainingError(f"{path}: expected the weights of {run.recipe.name}, found a file that does not fit") from error
+    missing = [name for name in left.missing_keys if not (run.recipe.architecture.tied and name == "lm_head.weight")]
+    if missing or left.unexpected_keys:
+        raise TrainingError(f"{path}: expected the weights of {run.recipe.name}, found {(missing + left.unexpected_keys)[0]} out of place")
+    return network.eval()
+
+
+def held_out_rows(recipe: Recipe, tokenizer: Any, texts: Texts | Corpus | None, count: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Return canvases that no training saw: the tokens of each, and where a token may be predicted.
+
+    Raises:
+        TrainingError: the recipe trains on other data.
+    """
+    draw = source_of(recipe, tokenizer, texts)
+    tokens: list[np.ndarray] = []
+    predictable: list[np.ndarray] = []
+    batch = HELD_OUT
+    while len(tokens) < count:
+        canvases = draw(HELD_OUT, batch)
+        tokens += list(canvases.tokens.numpy())
+        predictable += list((canvases.answers != PROMPT).numpy())
+        batch -= 1
+    return tokens[:count], predictable[:count]

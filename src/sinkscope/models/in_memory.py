@@ -1,0 +1,52 @@
+"""`model_of`: a `Model` around a network that is in memory, such as one that is being trained."""
+
+from typing import Any
+
+from sinkscope.errors import ModelError
+from sinkscope.models.conversion import convert_config
+from sinkscope.models.model import Model, ModelCard
+from sinkscope.models.recognition import recognise
+from sinkscope.models.sink_token import split_config
+
+IN_MEMORY = "in memory"
+"""The weight hash of a network that was not read from files."""
+
+
+def model_of(network: Any, tokenizer: Any = None, *, name: str = "network") -> Model:
+    """Return a model around a network, whose weights are shared, not copied.
+
+    Args:
+        network: a transformers Llama or Qwen2. A bidirectional one has ``is_causal`` False and a ``mask_token_id`` in its config.
+        tokenizer: gives tokens their texts; None where only token ids are used.
+        name: in messages and files.
+
+    Raises:
+        ModelError: its config belongs to no family.
+    """
+    found = getattr(network, "config", None)
+    if found is None or not hasattr(found, "to_dict"):
+        raise ModelError(f"{name}: expected a transformers network with a config, found {type(network).__name__}")
+    config, variant = split_config(found.to_dict() | {"architectures": None}, name)
+    family = recognise(config, name)
+    converted = convert_config(config, family, name)
+    weights = next(network.parameters())
+    dtype = str(weights.dtype).removeprefix("torch.")
+    card = ModelCard(
+        name=name,
+        family=family.name,
+        weight_hash=IN_MEMORY,
+        parameters=sum(parameter.numel() for parameter in network.parameters()),
+        layers=found.num_hidden_layers,
+        heads=found.num_attention_heads,
+        kv_heads=found.num_key_value_heads,
+        hidden_size=found.hidden_size,
+        vocabulary=found.vocab_size,
+        stored_dtype=dtype,
+        dtype=dtype,
+        mask_id=converted.mask_id,
+        eos_id=converted.eos_ids[0] if converted.eos_ids else None,
+        max_positions=found.max_position_embeddings,
+        eos_ids=converted.eos_ids if len(converted.eos_ids) > 1 else (),
+        sink_token=None if variant is None else variant.name,
+    )
+    return Model(network, tokenizer, family, card)

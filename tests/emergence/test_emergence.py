@@ -1,0 +1,275 @@
+"""Sinks along a training: every number against a dense version, the folder of a watched run, and both ways to fill it."""
+
+import csv
+import dataclasses
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from closeness import assert_close, terms_of
+
+from sinkscope.emergence import TrainingWatch, hold_out, measure, open_emergence
+from sinkscope.emergence.records import Emergence, Moment
+from sinkscope.errors import CallError, ModelError, TrainingError
+from sinkscope.figures.emergence_curves import draw_emergence
+from sinkscope.lab.canvases import CanvasMix
+from sinkscope.lab.checkpoint import train_checkpoint
+from sinkscope.lab.corpus import LongText, make_corpus, open_corpus
+from sinkscope.lab.recipes import RECIPES, Architecture
+from sinkscope.lab.snapshots import held_out_rows, network_at, open_run
+from sinkscope.lab.starting_network import build_network
+from sinkscope.models.in_memory import model_of
+
+SHAPE = Architecture(layers=2, hidden_size=24, heads=4, kv_heads=2, intermediate_size=40, max_positions=96, tied=True)
+KINDS = {"causal": "lab-text-autoregressive", "diffusion": "lab-text-diffusion"}
+LENGTH, MASK = 40, 2
+BOOK = " ".join(f"Chapter {number}: the {'old ' * (number % 3)}whale swam {number} miles, and Ishmael slept." for number in range(200))
+
+
+def recipe(kind, **changes):
+    mix = CanvasMix(tokens=2 * LENGTH, lengths=(LENGTH,), weights=(1.0,))
+    given = {"architecture": SHAPE, "canvases": mix, "updates": 4, "autocast": False, "snapshots": (0, 2, 4), **changes}
+    return dataclasses.replace(RECIPES[KINDS[kind]], **given)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    texts = [LongText("Whales", BOOK), LongText("Held out", BOOK[1000:6000], held_out=True)]
+    return open_corpus(make_corpus(texts, tmp_path_factory.mktemp("corpora") / "whales", vocabulary=400, source="a test", progress=False))
+
+
+@pytest.fixture(params=KINDS)
+def kind(request):
+    return request.param
+
+
+def network_and_canvases(kind, corpus, count=3):
+    network = build_network(recipe(kind), corpus.tokenizer())
+    tokens, predictable = held_out_rows(recipe(kind), corpus.tokenizer(), corpus, count)
+    return network, hold_out(tokens, predictable, mask_id=None if kind == "causal" else MASK)
+
+
+def test_every_number_of_a_moment_equals_a_dense_version(kind, corpus):
+    network, canvases = network_and_canvases(kind, corpus)
+    found = measure(model_of(network), canvases)
+    values = []
+    hooks = [layer.self_attn.v_proj.register_forward_hook(lambda m, i, o: values.append(o[0])) for layer in network.model.layers]
+    for number, one in enumerate(canvases):
+        values.clear()
+        with torch.no_grad():
+            said = network(torch.from_numpy(one.probe.tokens)[None], output_attentions=True, use_cache=False)
+        maps = torch.stack(said.attentions)[:, 0]  # [layer, head, query, key]
+        readers = torch.from_numpy(one.probe.readers)
+        rows, main = maps[:, :, readers].mean(2), maps.sum(2).argmax(-1)
+        norms = torch.stack(values).view(2, LENGTH, 2, -1).norm(dim=-1).permute(0, 2, 1).repeat_interleave(2, 1)
+        assert (found.place[number] == main.numpy()).all()
+        assert_close(found.share[number], rows.gather(-1, main[..., None])[..., 0], terms=terms_of(network, LENGTH))
+        assert_close(found.first_share[number], rows[..., 0], terms=terms_of(network, LENGTH))
+        assert_close(
+            found.masks_share[number], rows[..., torch.from_numpy(one.probe.tokens) == MASK].sum(-1), terms=terms_of(network, LENGTH)
+        )
+        medians = np.median(norms.numpy(), axis=-1)
+        assert_close(
+            found.value_ratio[number], norms.gather(-1, main[..., None])[..., 0].numpy() / medians, terms=terms_of(network, LENGTH)
+        )
+        assert_close(
+            found.loss[number],
+            F.cross_entropy(said.logits[0, readers].float(), torch.from_numpy(one.targets)),
+            terms=terms_of(network, LENGTH),
+        )
+        columns = maps.sum(2)
+        excess = columns - (columns.sum(-1, keepdim=True) - columns) / (LENGTH - 1)
+        assert (found.sinks[number] == (excess > 3).sum(-1).numpy()).all()
+    for hook in hooks:
+        hook.remove()
+
+
+def test_the_main_key_of_every_head_is_hidden_from_the_readers_alone(kind, corpus):
+    network, canvases = network_and_canvases(kind, corpus, 1)
+    one = canvases[0]
+    found = measure(model_of(network), canvases)
+    readers = torch.from_numpy(one.probe.readers)
+    first = int(readers.nonzero()[0])
+    hidden_from = torch.arange(LENGTH) >= first if kind == "causal" else readers
+
+    def attend(module, query, key, value, attention_mask, scaling, **others):
+        key, value = (part.repeat_interleave(2, 1) for part in (key, value))
+        scores = query @ key.mT * scaling
+        if kind == "causal":
+            scores = scores + torch.full((LENGTH, LENGTH), -torch.inf).triu(1)
+        main = scores.softmax(-1).sum(2)[0].argmax(-1)  # of this layer, with nothing hidden in it
+        for head, at in enumerate(main):
+            scores[0, head, hidden_from, at] = -torch.inf
+        return (scores.softmax(-1) @ value).transpose(1, 2), None
+
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    ALL_ATTENTION_FUNCTIONS.register("dense_for_a_test", attend)
+    network.config._attn_implementation = "dense_for_a_test"
+    with torch.no_grad():
+        said = network(torch.from_numpy(one.probe.tokens)[None], use_cache=False).logits[0, readers]
+    assert_close(found.loss_without_top[0], F.cross_entropy(said.float(), torch.from_numpy(one.targets)), terms=terms_of(network, LENGTH))
+    assert found.loss_without_top[0] != found.loss[0] != found.loss_without_rowmass[0]
+
+
+def test_measuring_leaves_the_network_and_the_random_state_as_they_are(corpus):
+    network, canvases = network_and_canvases("causal", corpus)
+    network.train()
+    before, state = {name: one.clone() for name, one in network.state_dict().items()}, torch.get_rng_state()
+    measure(model_of(network), canvases)
+    assert network.training and (torch.get_rng_state() == state).all() and network.config._attn_implementation == "eager"
+    assert all((one == before[name]).all() for name, one in network.state_dict().items())
+
+
+def test_half_of_what_may_be_predicted_is_masked_and_the_last_quarters_are_read():
+    rows = [np.arange(10, 210)] * 2
+    free = np.arange(200) >= 50
+    for one in hold_out(rows, [free] * 2, mask_id=MASK):
+        masked = one.probe.tokens == MASK
+        assert not masked[:50].any() and 50 < masked.sum() < 100 and (one.targets == rows[0][masked]).all()
+        assert (one.probe.readers == masked).all() and one.queries == "masked"
+    shifted = hold_out(rows, mask_id=MASK, shift=True)[0]
+    assert (np.flatnonzero(shifted.probe.readers) + 1 == np.flatnonzero(shifted.probe.tokens == MASK)).all()
+    causal = hold_out(rows, mask_id=None)[0]
+    assert causal.queries == "50-198" and (causal.targets == rows[0][51:]).all() and (causal.probe.tokens == rows[0]).all()
+    assert hold_out([np.arange(512)], mask_id=None)[0].queries == "64-510"
+    with pytest.raises(CallError, match="canvas 0 has 1 tokens and nothing to predict"):
+        hold_out([np.arange(1)], mask_id=None)
+
+
+def moment(share, place, loss=1.0):
+    shares = np.full((2, 1, 2), share, np.float32)
+    whole = np.full(2, loss, np.float32)
+    places = np.array(place, np.int32)
+    return Moment(whole, whole, whole, places, shares, shares, shares, shares, shares, places)
+
+
+def test_a_sink_is_born_when_it_has_come_to_stay():
+    moments = (moment(0.2, [[[0, 1]], [[0, 1]]]), moment(0.05, [[[0, 2]], [[0, 1]]]), moment(0.3, [[[0, 2]], [[0, 3]]]))
+    run = Emergence({"name": "by hand", "layers": 1, "heads": 2, "canvases": 2}, (0, 10, 100), moments)
+    assert run.born().tolist() == [[100, 100]] and run.born(0.5).tolist() == [[-1, -1]] and run.born(0.04).tolist() == [[0, 0]]
+    assert np.isnan(run.stayed[0]).all() and run.stayed[1:].tolist() == [[[1.0, 0.5]], [[1.0, 0.5]]]
+
+
+def test_a_folder_goes_on_refuses_other_runs_and_says_what_is_damaged(corpus, tmp_path):
+    network, canvases = network_and_canvases("causal", corpus)
+    watch = TrainingWatch(network, canvases, tmp_path / "watch", every=2, name="mine")
+    assert [watch(update) for update in (1, 2, 3, 4)] == [False, True, False, True]
+    again = TrainingWatch(network, canvases, tmp_path / "watch", every=2, name="mine")
+    assert not again(4) and again(6)
+    found = open_emergence(tmp_path / "watch")
+    assert found.updates == (2, 4, 6) and found.name == "mine" and found.manifest["causal"]
+    direct = measure(model_of(network), canvases)
+    assert (found.stacked("share") == direct.share).all() and found.moments[0].role is None
+    for given, message in (
+        ({"canvases": canvases[:2]}, "holds another run: its canvases is 3, now it is 2"),
+        ({"name": "another"}, "its name is 'mine', now it is 'another'"),
+    ):
+        with pytest.raises(CallError, match=message):
+            TrainingWatch(network, given.get("canvases", canvases), tmp_path / "watch", every=2, name=given.get("name", "mine"))
+    path = tmp_path / "watch/update-000004.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(TrainingError, match="expected the tensors whose sha256 it holds"):
+        open_emergence(tmp_path / "watch")
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign/notes.txt").write_text("mine")
+    with pytest.raises(CallError, match="holds something else"):
+        TrainingWatch(network, canvases, tmp_path / "foreign", every=2)
+    with pytest.raises(CallError, match=r"expected the folder of a watched training, with its manifest\.json"):
+        open_emergence(tmp_path / "foreign")
+    for wrong in ({}, {"every": 0}, {"every": 1, "updates": [1]}):
+        with pytest.raises(CallError, match="expected every"):
+            TrainingWatch(network, canvases, tmp_path / "new", **wrong)
+    with pytest.raises(CallError, match="at least one held-out canvas"):
+        TrainingWatch(network, [], tmp_path / "new", every=1)
+    with pytest.raises(ModelError, match="expected a transformers network"):
+        TrainingWatch(torch.nn.Linear(2, 2), canvases, tmp_path / "new", every=1)
+    assert not (tmp_path / "new").exists()
+
+
+def test_transformers_trainer_calls_it_before_the_first_step_and_after_the_chosen_ones(corpus, tmp_path):
+    network, canvases = network_and_canvases("causal", corpus)
+    callback = TrainingWatch(network, canvases, tmp_path / "watch", updates=(0, 2)).trainer_callback()
+    callback.on_train_begin(None, SimpleNamespace(global_step=0), None)
+    for step in (1, 2, 3):
+        callback.on_step_end(None, SimpleNamespace(global_step=step), None)
+    assert open_emergence(tmp_path / "watch").updates == (0, 2)
+
+
+def test_roles_are_found_on_the_same_canvases(tmp_path):
+    import sinkscope
+    from sinkscope.lab.nulls import draw_nulls
+
+    model = sinkscope.load("lab-nulls-autoregressive-4-0")
+    rows = dataclasses.replace(RECIPES["lab-nulls-autoregressive-4"].nulls, rows=24)
+    drawn = draw_nulls(rows, -1, 0)
+    canvases = hold_out(list(drawn.tokens.numpy()), list((drawn.answers >= 0).numpy()), mask_id=None)
+    assert measure(model, canvases, roles=True).role.tolist() == [[0]]
+    with pytest.raises(CallError, match="probes of at least"):
+        measure(model, canvases[:3], roles=True)
+
+
+def test_a_run_is_measured_from_its_snapshots_and_while_it_trains(kind, corpus, run, tmp_path):
+    network = {}
+    train_checkpoint(recipe(kind), tmp_path / "run", texts=corpus, watch=lambda given, update: network.__setitem__(update, given))
+    assert sorted(network) == [0, 1, 2, 3, 4]
+    call = ("watch-training", tmp_path / "run", "--data", corpus.folder, "--out", tmp_path / "out", "--canvases", "2")
+    status, out, _ = run(*call, "--json")
+    (one,) = json.loads(out)["runs"]
+    assert status == 0
+    assert [moment["update"] for moment in one["moments"]] == [0, 2, 4] and one["canvases"] == 2
+    opened = open_emergence(tmp_path / "out/run")
+    assert np.allclose([moment["loss"] for moment in one["moments"]], opened.stacked("loss").mean(1))
+    with (tmp_path / "out/emergence.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 3 * 2 * 4 and all(
+        float(row["share"]) == pytest.approx(opened.shares[opened.updates.index(int(row["update"])), int(row["layer"]), int(row["head"])])
+        for row in rows
+    )
+    assert {path.name for path in (tmp_path / "out").iterdir()} >= {"emergence.png", "emergence.pdf", "emergence.csv", "run"}
+    status, out, _ = run("watch-training", tmp_path / "out/run", "--out", tmp_path / "again")
+    assert status == 0 and "held-out loss" in out and len(out.splitlines()) == 2 + 3 + 3
+    last = network_at(open_run(tmp_path / "run"), 4, corpus.tokenizer())
+    first = network_at(open_run(tmp_path / "run"), 0, corpus.tokenizer())
+    assert any((mine != theirs).any() for mine, theirs in zip(last.parameters(), first.parameters(), strict=True))
+
+
+def test_train_watches_and_gives_the_same_weights(run, tmp_path):
+    for name, more in (("plain", ()), ("watched", ("--watch", "1"))):
+        run("train", "lab-nulls-autoregressive-1", "--updates", "2", "--out", tmp_path / name, *more)
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("plain", "watched")]
+    assert weights[0] == weights[1]
+    assert open_emergence(tmp_path / "watched/watch").updates == (0, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("nowhere",), "expected the folder of a training run"),
+        ((), "at least one folder"),
+        (("nowhere", "--canvases", "0"), "--canvases: expected at least 1"),
+    ],
+)
+def test_calls_that_cannot_work_are_refused_by_name(run, tmp_path, arguments, message):
+    status, _, err = run("watch-training", *arguments, "--out", tmp_path / "out")
+    assert status == 2 and message in err and not (tmp_path / "out").exists()
+
+
+def test_a_figure_of_two_runs_has_a_line_for_each_head_and_says_what_it_shows():
+    runs = [
+        Emergence(
+            {"name": name, "layers": 1, "heads": 2, "canvases": 2},
+            (0, 10),
+            (moment(0.01, [[[0, 1]], [[0, 1]]]), moment(share, [[[0, 1]], [[0, 1]]])),
+        )
+        for name, share in (("none", 0.01), ("all", 0.4))
+    ]
+    drawn = draw_emergence(runs)
+    assert "none: in 0 of 2 heads" in drawn.sheet.get_suptitle() and "all: in 2 of 2 heads" in drawn.sheet.get_suptitle()
+    assert "the first from update 10 on" in drawn.sheet.get_suptitle() and len(drawn.rows) == 2 * 2 * 2
+    assert all(len(axes.get_lines()) >= 2 for axes in drawn.sheet.axes)
