@@ -11,7 +11,7 @@ import torch
 from processes import ALIKE, environment
 from safetensors.torch import load_file
 
-from sinkscope.errors import TrainingError
+from sinkscope.errors import CallError, TrainingError
 from sinkscope.lab import training
 from sinkscope.lab.canvases import CanvasMix, draw_canvases
 from sinkscope.lab.recipes import RECIPES, Architecture, Recipe
@@ -190,6 +190,15 @@ def test_the_learning_rate_rises_peaks_and_ends_at_its_final_share():
 def test_a_run_without_warm_up_starts_at_the_peak():
     assert learning_rate(dataclasses.replace(TINY, warmup_share=0.0), 0) == TINY.learning_rate
     assert learning_rate(dataclasses.replace(TINY, updates=1), 0) == TINY.learning_rate
+
+
+def test_the_rate_stays_where_the_decay_has_ended():
+    shorter = dataclasses.replace(TINY, updates=1000, learning_rate=1.0)
+    longer = dataclasses.replace(shorter, updates=1500, decay_updates=1000)
+    assert [learning_rate(longer, update) for update in range(1000)] == [learning_rate(shorter, update) for update in range(1000)]
+    assert {learning_rate(longer, update) for update in range(1000, 1500)} == {pytest.approx(0.1)}
+    with pytest.raises(CallError, match="decay_updates: expected at least 1, found 0"):
+        dataclasses.replace(TINY, decay_updates=0)
 
 
 def test_runs_of_two_seeds_differ_and_of_one_agree():

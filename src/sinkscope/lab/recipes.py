@@ -36,7 +36,8 @@ class Recipe:
         objective: ``masked_diffusion`` trains a bidirectional network, ``next_token`` a causal one, ``shifted_diffusion`` a
             bidirectional one whose logits predict the token to their right.
         updates: optimiser steps.
-        learning_rate: the peak. It has a linear warm-up over ``warmup_share`` of the updates, then a cosine to ``final_share`` of the peak.
+        learning_rate: the peak. It has a linear warm-up over ``warmup_share`` of the decay, then a cosine to ``final_share`` of the peak.
+        decay_updates: updates until the end of the cosine, behind which the rate stays; all of them when None.
         whole_canvas_share: share of rows in which questions are masked too (masked diffusion only).
         compile: compiles the layers with `torch.compile`, which is faster and rounds differently.
         sink_token: name of a variant in `sinkscope.models.sink_token.VARIANTS`.
@@ -57,6 +58,7 @@ class Recipe:
     learning_rate: float = 1.5e-3
     warmup_share: float = 0.02
     final_share: float = 0.1
+    decay_updates: int | None = None
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.1
     clip: float = 1.0
@@ -77,8 +79,9 @@ class Recipe:
     snapshots: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.updates < 1:
-            raise CallError(f"updates: expected at least 1, found {self.updates}")
+        for name in ("updates", "decay_updates"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise CallError(f"{name}: expected at least 1, found {getattr(self, name)}")
 
 
 SHORT = CanvasMix(tokens=1536, lengths=(48, 96), weights=(0.5, 0.5), code_share=0.0, templates=("buy", "give", "find"))
@@ -116,7 +119,7 @@ def _shifted(name: str, variant: str) -> Recipe:
 
 TEXT = CanvasMix(tokens=2048, lengths=(256,), weights=(1.0,), code_share=0.0)
 """Eight windows of natural text in each update."""
-EMERGENCE = (0, 100, 200, 400, 700, 1000, 1500, 2000, 3000, 4500, 6500, 9000, 12000, 16000, 20000)
+EMERGENCE = (0, 100, 200, 400, 700, 1000, 1500, 2000, 3000, 4500, 6500, 9000, 12000, 16000, 20000, 25000, 30000)
 """Updates with a snapshot in a training on text, about evenly spaced in their logarithm."""
 
 
@@ -125,7 +128,8 @@ def _text(name: str, objective: Literal["masked_diffusion", "next_token"], **cha
     return Recipe(
         name,
         objective,
-        updates=20000,
+        updates=30000,
+        decay_updates=20000,
         architecture=Architecture(tied=True),
         canvases=TEXT,
         learning_rate=3e-3,

@@ -24,7 +24,7 @@ STATE, LOG, RECIPE, SNAPSHOTS = "training-state.safetensors", "training.jsonl", 
 WEIGHTS = "model.safetensors"
 
 
-LATER = ("sink_token", "text", "nulls", "first_token", "weighting", "snapshots")
+LATER = ("decay_updates", "sink_token", "text", "nulls", "first_token", "weighting", "snapshots")
 LATER_OF_ARCHITECTURE = ("positions", "tied")
 LATER_OF_CANVASES = ("templates",)
 """Fields that recipes of earlier versions lack; their runs used today's defaults."""

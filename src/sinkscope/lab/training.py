@@ -30,11 +30,12 @@ VALIDATION_BATCHES = 8
 
 
 def learning_rate(recipe: Recipe, update: int) -> float:
-    """Return the learning rate of an update: linear warm-up, then a cosine to ``final_share`` of the peak."""
-    warmup = max(1, round(recipe.warmup_share * recipe.updates))
+    """Return the learning rate of an update: linear warm-up, then a cosine to ``final_share`` of the peak, where it stays."""
+    decay = recipe.decay_updates or recipe.updates
+    warmup = max(1, round(recipe.warmup_share * decay))
     if update < warmup:
         return recipe.learning_rate * (update + 1) / warmup
-    progress = (update - warmup) / max(1, recipe.updates - warmup)
+    progress = min(1.0, (update - warmup) / max(1, decay - warmup))
     return recipe.learning_rate * (recipe.final_share + (1 - recipe.final_share) * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
