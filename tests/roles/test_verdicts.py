@@ -81,7 +81,9 @@ def test_too_few_prompts_are_refused(diffusion):
 def test_a_prompt_that_fails_does_not_lose_the_others(folder):
     model, place, prompts = _networks_by_hand.make(folder / "1-3", "idle", 1, 3, 0)
     prompts = [*prompts, [30] * 1000, [30] * 1000]
-    found = find_roles(model, prompts, **SETTINGS)
+    told = []
+    found = find_roles(model, prompts, on_prompt=told.append, **SETTINGS)
+    assert sorted(told) == list(range(12)), "progress counts those that failed too"
     assert set(found.failed) == {10, 11} and all("does not fit" in why for why in found.failed.values())
     assert found.judged == 5 and [(one.layer, one.head) for one in found.heads] == [place]
 

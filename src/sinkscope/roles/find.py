@@ -59,7 +59,7 @@ def find_roles(
         canvases: of each prompt of a diffusion model.
         rows: canvases in one forward call.
         control_seed: of the random keys.
-        on_prompt: called with the number of each prompt that is done.
+        on_prompt: called with the number of each prompt that is done, or has failed.
         settings: of the model's sampler.
 
     Raises:
@@ -107,11 +107,12 @@ def _find(
                     found = measure(make_probes(model, [prompts[number]], number, canvases, **settings))
                 except (SinkscopeError, RuntimeError) as error:  # one prompt's failure must not lose the others
                     failed[number] = str(error)
-                    continue
-                store.write(kind, number, found)
+                else:
+                    store.write(kind, number, found)
             if on_prompt is not None:
                 on_prompt(number)
-            rows_of_prompts.append(found)
+            if found is not None:
+                rows_of_prompts.append(found)
         return rows_of_prompts
 
     chosen = each(range(0, len(prompts), 2), "choose", lambda probes: [_sinks_by_head(model, probe, rules) for probe in probes])
