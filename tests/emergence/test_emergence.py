@@ -270,6 +270,10 @@ def test_a_figure_of_two_runs_has_a_line_for_each_head_and_says_what_it_shows():
         for name, share in (("none", 0.01), ("all", 0.4))
     ]
     drawn = draw_emergence(runs)
-    assert "none: in 0 of 2 heads" in drawn.sheet.get_suptitle() and "all: in 2 of 2 heads" in drawn.sheet.get_suptitle()
-    assert "the first from update 10 on" in drawn.sheet.get_suptitle() and len(drawn.rows) == 2 * 2 * 2
-    assert all(len(axes.get_lines()) >= 2 for axes in drawn.sheet.axes)
+    title = drawn.sheet.get_suptitle()
+    assert (
+        "none: 0 of 2 heads give" in title
+        and "all: 2 of 2 heads give one key 10% of their attention or more; the first does from update 10 on" in title
+    )
+    assert len(drawn.rows) == 2 * 2 * 2
+    assert [len(axes.get_lines()) for axes in drawn.sheet.axes] == [1, 1, 2, 2, 3, 3, 2, 2, 2, 2]

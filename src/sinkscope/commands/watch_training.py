@@ -82,7 +82,7 @@ def as_plain(run: Any) -> dict[str, Any]:
     moments = []
     for moment, update in enumerate(run.updates):
         row: dict[str, Any] = {"update": update}
-        row |= {name: float(getattr(run.moments[moment], name).mean()) for name, *_ in LOSSES}
+        row |= {name: float(getattr(run.moments[moment], name).mean()) for name in LOSSES}
         row |= {name: getattr(run, name)[moment].round(6).tolist() for name, _ in PANELS}
         if run.moments[moment].role is not None:
             row["role"] = run.moments[moment].role.tolist()

@@ -9,11 +9,12 @@ from sinkscope.emergence.records import SHARE, Emergence
 from sinkscope.figures.figure import DrawnFigure
 from sinkscope.figures.style import BLUE, INK, VERMILLION, WIDE, WIDER, figure_style, new_sheet, number, plain
 
-LOSSES = (
-    ("loss", "as it is", INK, "-"),
-    ("loss_without_top", "main key of every head hidden", VERMILLION, "--"),
-    ("loss_without_rowmass", "random keys hidden that take as much", BLUE, ":"),
+HIDDEN = (
+    ("loss_without_top", "the main key of every head", VERMILLION, "--"),
+    ("loss_without_rowmass", "random keys that take as much", BLUE, ":"),
 )
+LOSSES = ("loss", *(name for name, *_ in HIDDEN))
+GREY = "#cccccc"
 PANELS = (
     ("shares", "attention on the\nmain key"),
     ("ratios", "its value norm\nover the median"),
@@ -30,32 +31,40 @@ def draw_emergence(runs: Sequence[Emergence]) -> DrawnFigure:
 
 
 def _draw(runs: Sequence[Emergence]) -> DrawnFigure:
-    from matplotlib import colormaps
-
-    sheet = new_sheet(WIDER if len(runs) > 1 else WIDE, 7.4)
-    grid = sheet.subplots(4, len(runs), sharex="col", sharey="row", squeeze=False)
+    sheet = new_sheet(WIDER if len(runs) > 1 else WIDE, 8.6)
+    grid = sheet.subplots(5, len(runs), sharex="col", sharey="row", squeeze=False)
     for run, column in zip(runs, grid.T, strict=True):
         at = [max(update, run.updates[1] / 2 if len(run.updates) > 1 else 1) for update in run.updates]  # 0 has no logarithm
-        for name, label, colour, line in LOSSES:
-            column[0].plot(at, run.stacked(name).mean(1), line, color=colour, linewidth=1.3, label=label)
+        plain_loss = run.stacked("loss").mean(1)
+        column[0].plot(at, plain_loss, color=INK, linewidth=1.3)
+        for name, label, colour, line in HIDDEN:
+            column[1].plot(at, run.stacked(name).mean(1) - plain_loss, line, color=colour, linewidth=1.3, label=label)
         column[0].set_title(plain(run.name))
-        layers = run.manifest["layers"]
-        for (name, _), axes in zip(PANELS, column[1:], strict=True):
-            by_head = getattr(run, name)
-            for layer in range(layers):
-                colour = colormaps["viridis"](layer / max(1, layers - 1) * 0.9)
-                for head, line in enumerate(by_head[:, layer].T):
-                    axes.plot(at, line, color=colour, linewidth=0.8, alpha=0.8, label=f"layer {layer}" if head == 0 else None)
-        column[1].axhline(SHARE, color=INK, linewidth=0.6, linestyle=":")
+        for (name, _), axes in zip(PANELS, column[2:], strict=True):
+            _draw_heads(axes, at, getattr(run, name), run.born() >= 0)
+        column[2].axhline(SHARE, color=INK, linewidth=0.6, linestyle=":")
         column[-1].set_xscale("log")
         column[-1].set_xlabel(f"update (the first point is update {run.updates[0]})")
-    grid[0, 0].set_ylabel("held-out loss,\nnats")
-    for (_, label), axes in zip(PANELS, grid[1:, 0], strict=True):
+    for label, axes in zip(("held-out loss,\nnats", "cost of hiding,\nnats"), grid[:2, 0], strict=True):
         axes.set_ylabel(label)
-    grid[0, -1].legend(loc="upper right")
-    grid[1, 0].legend(loc="upper left", ncols=2)
+    for (_, label), axes in zip(PANELS, grid[2:, 0], strict=True):
+        axes.set_ylabel(label)
+    grid[1, 0].legend(loc="upper left")
+    handles = {label: line for axes in grid[2] for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    sheet.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4)
     sheet.suptitle(_message(runs), x=0.01, ha="left")
     return DrawnFigure("emergence", f"{TITLE} ({', '.join(run.name for run in runs)})", _caption(runs), sheet, HEADER, _rows(runs))
+
+
+def _draw_heads(axes: Any, at: Sequence[float], by_head: np.ndarray, born: np.ndarray) -> None:
+    """Draw a line for each head: in the colour of its layer where a sink was born, else in grey."""
+    from matplotlib import colormaps
+
+    layers, heads = born.shape
+    for layer, head in sorted(np.ndindex(layers, heads), key=lambda place: bool(born[place])):
+        colour = colormaps["viridis"](layer / max(1, layers - 1) * 0.9) if born[layer, head] else GREY
+        label = f"layer {layer}" if born[layer, head] else "heads without a sink"
+        axes.plot(at, by_head[:, layer, head], color=colour, linewidth=1.0 if born[layer, head] else 0.6, label=label)
 
 
 def _message(runs: Sequence[Emergence]) -> str:
@@ -64,15 +73,17 @@ def _message(runs: Sequence[Emergence]) -> str:
     for run in runs:
         born = run.born()
         there = born[born >= 0]
-        when = f", the first from update {there.min():,} on" if there.size else ""
-        lines.append(f"{plain(run.name)}: in {there.size} of {born.size} heads one key takes {SHARE:.0%} or more{when}")
+        when = f"; the first does from update {there.min():,} on" if there.size else ""
+        lines.append(f"{there.size} of {born.size} heads give one key {SHARE:.0%} of their attention or more{when}")
+    if len(runs) > 1:
+        lines = [f"{plain(run.name)}: {line}" for run, line in zip(runs, lines, strict=True)]
     return "\n".join(lines)
 
 
 def _caption(runs: Sequence[Emergence]) -> str:
     return (
-        "Top: held-out loss. Below, a line for each head: the share of the judged queries' attention that its main key takes (the key "
-        "with the largest column on a canvas; mean over canvases); the value norm of that key over the median of its canvas (median over "
+        "Top: held-out loss, and how much it rises while keys are hidden from the judged queries in all heads. Below, a line for each "
+        "head: the share of the judged queries' attention that its main key takes (the key with the largest column on a canvas; mean over canvases); the value norm of that key over the median of its canvas (median over "
         "canvases); the share of canvases on which the main key stands where it stood at the moment before. Judged are the masked queries "
         f"of a diffusion model and those from the 64th on of an autoregressive one, on {runs[0].manifest['canvases']} canvases. "
         "What it does not show: other seeds; hiding in all heads at once says nothing of a single head."
@@ -82,7 +93,7 @@ def _caption(runs: Sequence[Emergence]) -> str:
 def _rows(runs: Sequence[Emergence]) -> list[tuple[Any, ...]]:
     rows = []
     for run in runs:
-        losses = [run.stacked(name).mean(1) for name, *_ in LOSSES]
+        losses = [run.stacked(name).mean(1) for name in LOSSES]
         curves = [getattr(run, name) for name, _ in PANELS]
         for moment, update in enumerate(run.updates):
             for layer, head in np.ndindex(curves[0].shape[1:]):
