@@ -33,6 +33,15 @@ Command: `{command}`, commit {commit}; {prompts} prompts each. *Adds* is the KL 
 | kind | nulls K | role (seeds) | token | keys to hide | adds | costs |
 |---|--:|---|---|--:|--:|--:|
 """
+REVERSED = """
+## A sink beside the null, and a single place for a diffusion model
+
+Command: `{command}`, commit {commit}. Three seeds each. A trained sink: a token for the autoregressive specimen of one null, a logit for the
+diffusion specimen without nulls. *Cost* is that of hiding, in nats a predicted token.
+
+| kind | trained sink | share on it | on the largest column | cost of the largest column | of the sink | of both | of all masks |
+|---|---|--:|--:|--:|--:|--:|--:|
+"""
 MODEL = """
 ## {model}
 
@@ -46,15 +55,33 @@ Command: `{command}`, commit {commit}. Loss {loss}, knee {knee}.
 def page() -> str:
     """Return the page."""
     parts = [HEAD]
-    for path in sorted(RESULTS.glob("*.json"), key=lambda path: (path.stem != "specimens", path.stem != "roles", path.stem)):
+    for path in sorted(
+        RESULTS.glob("*.json"), key=lambda path: (path.stem != "specimens", path.stem != "roles", path.stem != "reversed", path.stem)
+    ):
         read = json.loads(path.read_text())
         if path.stem == "roles":
             parts.append(ROLES.format(**read) + "".join(map(_row_of_roles, _by_dial(read["specimens"]))))
+        elif path.stem == "reversed":
+            parts.append(REVERSED.format(**read) + "".join(map(_row_of_reversed, _by_arm(read["networks"]))))
         elif path.stem == "specimens":
             parts.append(SPECIMENS.format(**read) + "".join(map(_row_of_specimens, _by_dial(read["models"]))))
         else:
             parts += [_of_model(read, model) for model in read["models"]]
     return "".join(parts)
+
+
+def _by_arm(found: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    arms = sorted(found, key=lambda one: (one["kind"], one["sink"] != "none", one["seed"]))
+    return [list(group) for _, group in groupby(arms, key=lambda one: (one["kind"], one["sink"]))]
+
+
+def _row_of_reversed(seeds: list[dict[str, Any]]) -> str:
+    def cost(what: str) -> str:
+        return ", ".join(f"{one['cost'][what]['mean'] + 0.0:+.3f}" for one in seeds) if what in seeds[0]["cost"] else ""
+
+    shares = [", ".join(f"{one['shares'][name]:.2f}" for one in seeds) for name in ("sink", "largest")]
+    costs = [cost(what) for what in ("top", "sink", "sink and top", "masks")]
+    return f"| {seeds[0]['kind']} | {seeds[0]['sink']} | " + " | ".join(shares + costs) + " |\n"
 
 
 def _by_dial(found: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
