@@ -10,6 +10,7 @@ from typing import Any
 
 RESULTS = Path(__file__).parents[1] / "results" / "substitutes"
 PAGE = RESULTS / "README.md"
+FIRST = ("specimens", "roles", "reversed")
 HEAD = """# Everything that was measured about substitutes
 
 `python experiments/substitutes_page.py` writes this page from the JSON files beside it;
@@ -36,8 +37,8 @@ Command: `{command}`, commit {commit}; {prompts} prompts each. *Adds* is the KL 
 REVERSED = """
 ## A sink beside the null, and a single place for a diffusion model
 
-Command: `{command}`, commit {commit}. Three seeds each. A trained sink: a token for the autoregressive specimen of one null, a logit for the
-diffusion specimen without nulls. *Cost* is that of hiding, in nats a predicted token.
+Command: `{command}`, commit {commit}. Three seeds each. A trained sink: a token for the autoregressive specimen of one null, a logit
+for the diffusion specimen without nulls. *Cost* is that of hiding, in nats a predicted token.
 
 | kind | trained sink | share on it | on the largest column | cost of the largest column | of the sink | of both | of all masks |
 |---|---|--:|--:|--:|--:|--:|--:|
@@ -55,9 +56,7 @@ Command: `{command}`, commit {commit}. Loss {loss}, knee {knee}.
 def page() -> str:
     """Return the page."""
     parts = [HEAD]
-    for path in sorted(
-        RESULTS.glob("*.json"), key=lambda path: (path.stem != "specimens", path.stem != "roles", path.stem != "reversed", path.stem)
-    ):
+    for path in sorted(RESULTS.glob("*.json"), key=lambda path: (*(path.stem != first for first in FIRST), path.stem)):
         read = json.loads(path.read_text())
         if path.stem == "roles":
             parts.append(ROLES.format(**read) + "".join(map(_row_of_roles, _by_dial(read["specimens"]))))
@@ -77,7 +76,7 @@ def _by_arm(found: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
 
 def _row_of_reversed(seeds: list[dict[str, Any]]) -> str:
     def cost(what: str) -> str:
-        return ", ".join(f"{one['cost'][what]['mean'] + 0.0:+.3f}" for one in seeds) if what in seeds[0]["cost"] else ""
+        return ", ".join(f"{round(one['cost'][what]['mean'], 3) + 0.0:+.3f}" for one in seeds) if what in seeds[0]["cost"] else ""
 
     shares = [", ".join(f"{one['shares'][name]:.2f}" for one in seeds) for name in ("sink", "largest")]
     costs = [cost(what) for what in ("top", "sink", "sink and top", "masks")]
