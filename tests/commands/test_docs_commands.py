@@ -31,7 +31,7 @@ HUB = [one for one in LINES if re.search(r" [\w-]+/[A-Z]", one[1]) and "--dry-ru
 CUT = [one for one in LINES if "…" in one[1]]
 LONG = [one for one in LINES if one[1].startswith("sinkscope train")]
 BENCH = [one for one in LINES if one[1].startswith("sinkscope bench")]
-TRAINED = [one for one in LINES if re.match("sinkscope (fold|convert) ", one[1])]
+TRAINED = [one for one in LINES if re.match("sinkscope (fold|convert|watch-training) ", one[1])]
 LOCAL = [one for one in LINES if one not in HUB + CUT + LONG + BENCH + TRAINED]
 
 
