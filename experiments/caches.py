@@ -69,6 +69,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "lab-shifted": {
         "model": "lab-shifted",
         "task": "lab-sums",
+        "limit": 272,
         "settings": DREAM,
         "policies": keeping("every=16", window=2),
         "budgets": [4, 8],
