@@ -58,7 +58,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "emergence": {"interventions", "models", "roles"},
     "lab": {"models", "decoding", "statistics"},
     "evaluation": {"lab", "models", "decoding", "interventions", "recorder", "statistics"},
-    "figures": {"traces", "sinks", "statistics", "roles.head_roles", "emergence.records", "evaluation.results"},
+    "figures": {"traces", "sinks", "statistics", "roles.head_roles", "emergence.history", "evaluation.results"},
     "report": {"figures"},
 }
 

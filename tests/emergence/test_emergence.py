@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from closeness import assert_close, terms_of
 
 from sinkscope.emergence import TrainingWatch, hold_out, measure, open_emergence
-from sinkscope.emergence.records import Emergence, Moment
+from sinkscope.emergence.history import Emergence, Moment
 from sinkscope.errors import CallError, ModelError, TrainingError
 from sinkscope.figures.emergence_curves import draw_emergence
 from sinkscope.lab.canvases import CanvasMix

@@ -2,6 +2,6 @@
 
 from .held_out import HeldOut as HeldOut, hold_out as hold_out
 from .moment import measure as measure
-from .records import Emergence as Emergence, Moment as Moment
+from .history import Emergence as Emergence, Moment as Moment
 from .storage import open_emergence as open_emergence
 from .watch import TrainingWatch as TrainingWatch

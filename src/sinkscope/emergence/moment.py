@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Int
 
 from sinkscope.emergence.held_out import HeldOut
-from sinkscope.emergence.records import NO_ROLE, Moment
+from sinkscope.emergence.history import NO_ROLE, Moment
 from sinkscope.interventions import parse_rule
 from sinkscope.models import Model
 from sinkscope.roles import ROLES, Probe, find_roles_on

@@ -16,7 +16,7 @@ import numpy as np
 
 from sinkscope.checksums import compare_checksum, compare_sealed, sealed, with_checksum
 from sinkscope.documents import check_fields, check_regular, read_json_object
-from sinkscope.emergence.records import ARRAYS, Emergence, Moment
+from sinkscope.emergence.history import ARRAYS, Emergence, Moment
 from sinkscope.emergence.watch_schema import WatchFile
 from sinkscope.errors import CallError, TrainingError
 from sinkscope.locks import claimed_folder, names_in

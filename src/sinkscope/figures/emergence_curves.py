@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from sinkscope.emergence.records import SHARE, Emergence
+from sinkscope.emergence.history import SHARE, Emergence
 from sinkscope.figures.figure import DrawnFigure
 from sinkscope.figures.style import BLUE, INK, VERMILLION, WIDE, WIDER, figure_style, new_sheet, number, plain
 
