@@ -97,6 +97,7 @@ def test_commands_on_trained_models_are_well_formed(run, tmp_path, monkeypatch, 
 def test_few_lines_are_left_out_and_all_pages_are_read():
     assert len(CUT) == 1 and len(LOCAL) >= 14
     assert {
+        "emergence.md",
         "evaluation.md",
         "explore.md",
         "exports.md",
