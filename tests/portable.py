@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[1]
 NUMERICAL = (
     "tests/attention",
     "tests/decoding",
+    "tests/emergence",
     "tests/experiments",
     "tests/interventions",
     "tests/lab",
@@ -37,6 +38,7 @@ NOT_SHORT = {
     "tests/attention/test_fused.py": "Triton's interpreter, whose numbers are NumPy's",
     "tests/attention/test_dispatch.py": "Triton's interpreter",
     "tests/decoding/test_quirks.py": "reading the suite",
+    "tests/emergence": "training and commands",
     "tests/experiments": "the lab's scripts",
     "tests/interventions/test_adding_a_rule.py": "commands",
     "tests/interventions/test_controls.py": "counting keys",

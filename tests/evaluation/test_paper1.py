@@ -148,7 +148,7 @@ def test_an_unknown_protocol_is_refused_by_the_names_there_are():
         find_protocol("llada", "GSAI-ML/LLaDA-8B-Instruct", "gsm8k", "magic")
     assert str(error.value) == (
         "protocol: GSAI-ML/LLaDA-8B-Instruct has no protocol 'magic' for gsm8k; "
-        "expected one of auto, none, paper1, authors, semi-autoregressive"
+        "expected one of auto, none, paper1, authors, semi-autoregressive, fast-dllm, fast-dllm-512"
     )
 
 

@@ -66,4 +66,5 @@ def test_what_the_tasks_are():
     assert [(task.name, len(task.problems()), task.shots, task.runs_programs) for task in TASKS.values()] == [
         ("lab-arith", 1319, 5, False),
         ("lab-code", 164, 7, True),
+        ("lab-sums", 303, 0, False),
     ]

@@ -60,7 +60,8 @@ def test_settings_of_the_user_are_his_again_afterwards(wandering):
         assert dict(matplotlib.rcParams) == before
 
 
-def test_the_old_name_of_the_package_warns_and_works():
+def test_the_old_name_of_the_package_warns_and_works(monkeypatch):
+    monkeypatch.delitem(sys.modules, "sinkscope.report", raising=False)  # another test may have imported it
     with pytest.warns(DeprecationWarning, match=r"sinkscope\.report is now sinkscope\.figures"):
         from sinkscope.report import draw_figures as old
     assert old is draw_figures

@@ -27,6 +27,7 @@ def make_specimens(folder: Path) -> Path:
     from sinkscope.commands.statistics_run import add_prompts
     from sinkscope.commands.trace import keep_maps
     from sinkscope.decoding import resolve_settings
+    from sinkscope.emergence import TrainingWatch, hold_out
     from sinkscope.evaluation import evaluate
     from sinkscope.lab.corpus import LongText, make_corpus
     from sinkscope.roles.head_roles import HeadRole, Roles
@@ -47,6 +48,8 @@ def make_specimens(folder: Path) -> Path:
     (folder / "roles.json").write_text(json.dumps(roles.as_dict()))
     (folder / "prompts.jsonl").write_text(json.dumps({"prompt": PROMPT}) + "\n")
     _lit_gpt(folder / "lit")
+    canvases = hold_out([range(5, 25)] * 2, mask_id=model.card.mask_id)
+    TrainingWatch(model.network, canvases, folder / "watch", updates=[1])(1)
     (folder / "counts.json").write_text(json.dumps({"3": 7, "4": 1}))
     (folder / "text.jsonl").write_text(json.dumps({"prompt": "a b", "answer": "c d"}) + "\n")
     words = "the cat sat on the mat and the dog ate the rat " * 40

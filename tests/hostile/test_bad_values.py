@@ -63,6 +63,7 @@ BASES = {
     "table": ["{results}"],
     "reproduce": ["paper1", "--dry-run", "--models", "lab"],
     "train": ["lab-sink-token", "--out", "{out}"],
+    "watch-training": ["{watch}", "--out", "{out}"],
     "fold": ["{model}", "--out", "{out}"],
     "convert": ["{lit}/lit.safetensors", "--tokenizer", "{lit}", "--heads", "2", "--out", "{out}"],
     "demo": ["--out", "{out}"],
@@ -118,7 +119,7 @@ def base_of(name, flag, value, names):
     if flag in words:
         at = words.index(flag)
         return [*words[:at], *words[at + 2 :], flag, value]
-    positional = {"--model", "--trace", "--traces", "--results", "--recipe", "--file", "--paper"}
+    positional = {"--model", "--runs", "--trace", "--traces", "--results", "--recipe", "--file", "--paper"}
     if flag in positional and not (flag == "--model" and name in ("map", "figures", "explore")):
         return [value, *words[1:]]
     return [*words, flag, value]
@@ -130,7 +131,7 @@ def test_a_flag_of_a_bad_value(place, tally, share, name):
     os.mkfifo(place / "fifo")
     (place / "file").write_text("x")
     (place / "zero").symlink_to("/dev/zero")
-    names = {one: str(place / one) for one in ("model", "lit", "trace", "results", "loop", "fifo", "file", "zero", "out")}
+    names = {one: str(place / one) for one in ("model", "lit", "trace", "results", "watch", "loop", "fifo", "file", "zero", "out")}
     cases = [(flag, value) for flag, values in flags_of(name) for value in values]
     kept = cases[:: len(cases) // share(len(cases))]
     before = listing(place)
@@ -158,7 +159,7 @@ def test_a_command_without_a_bad_value_ends_well(place, name):
     """Otherwise each of its cases would be refused for another reason than its own."""
     if name == "demo":
         pytest.skip("it takes a minute, and has tests of its own")
-    names = {one: str(place / one) for one in ("model", "lit", "trace", "results", "out")}
+    names = {one: str(place / one) for one in ("model", "lit", "trace", "results", "watch", "out")}
     outcome = trial.run(name, *(word.format(**names) for word in BASES[name]), cwd=place)
     assert outcome.status == 0, outcome.err
 

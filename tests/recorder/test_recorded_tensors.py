@@ -192,6 +192,7 @@ def test_attention_is_uneven_enough_for_these_tests_to_mean_something(recorded):
 def test_every_tensor_of_the_family_is_there_with_its_shape(recorded):
     trace = recorded.trace
     others = ("column_sums_masked", "column_sums_prompt") if trace.causal else ("last_query",)
+    others += ("newest_columns",)  # of block diffusion
     top = tuple(name for name in TRACE_AXES if name.startswith(("top_", "rest_")))  # of another level
     assert trace.tensors == tuple(name for name in TRACE_AXES if name not in (*others, "sink_token_columns", *top))
     sizes = {"step": trace.steps, "layer": 3, "head": trace.heads, "kv_head": trace.manifest["kv_heads"]}

@@ -120,11 +120,11 @@ def test_no_room_to_stack_layers_goes_by_the_host(diffusion, tmp_path, monkeypat
     expected = record(diffusion, tmp_path / "plain")
     stack, tries = step_recorder.stack_layers, []
 
-    def scarce(layers, causal):
+    def scarce(layers, causal, blocks):
         tries.append(1)
         if len(tries) % 2:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return stack(layers, causal)
+        return stack(layers, causal, blocks)
 
     monkeypatch.setattr(step_recorder, "stack_layers", scarce)
     found = record(diffusion, tmp_path / "scarce")
@@ -180,9 +180,9 @@ def test_steps_on_a_gpu_are_recorded_as_on_the_cpu_however_slow_both_streams_are
     """Layers are stacked late and each copy begins late behind that: what is read too early, or given back, differs."""
     stack = step_recorder.stack_layers
 
-    def late(layers, causal):
+    def late(layers, causal, blocks):
         torch.cuda._sleep(50_000_000)  # cycles
-        return stack(layers, causal)
+        return stack(layers, causal, blocks)
 
     class Slow(torch.cuda.Stream):
         def wait_stream(self, stream):

@@ -16,7 +16,7 @@ from sinkscope.traces import FORMAT, TraceWriter, open_trace, open_traces, part_
 
 LAYERS, HEADS, KV_HEADS, FIRST_LENGTH, STEPS = 2, 5, 3, 4, 37
 WIDER = ("written", "predicted", "confidence")  # as in autoregressive traces: one position beyond what was read
-KEYS = ("top_column_sums_key", "top_last_query_key")
+KEYS = ("top_column_sums_key", "top_last_query_key", "top_newest_columns_key")
 DTYPES = {"masked": np.uint8} | dict.fromkeys(("tokens", "written", "predicted", "lengths", *KEYS), np.int32)
 NOTHING = {"masked": 0, "lengths": 0} | dict.fromkeys(("tokens", "written", "predicted", *KEYS), -1)
 PATHS = ["model.layers.0.self_attn", "model.layers.1.self_attn"]

@@ -83,8 +83,8 @@ class _Watch(Watcher):
             own = places[block]
             scores = query[:, own] @ key.mT * scale
             front = scores.new_zeros(heads, len(own), 0) if call.own is None else _own_scores(call, query[:, own], scale, shared)
-            if self.causal:
-                scores = scores.masked_fill(own[:, None] < torch.arange(key.shape[1], device=device), -torch.inf)
+            if size := 1 if self.causal else getattr(self.model.network.model, "block_length", None):  # a query sees no later block
+                scores = scores.masked_fill(own[:, None] // size < torch.arange(key.shape[1], device=device) // size, -torch.inf)
             weights = torch.softmax(torch.cat([front, scores], dim=-1), dim=-1)[..., front.shape[-1] :]
             taken = weights.gather(-1, top[:, None, None].expand(-1, len(own), 1))[..., 0]
             total += weights.sum(1)

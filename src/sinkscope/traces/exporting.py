@@ -71,7 +71,7 @@ def _export(trace: Trace, target: str, path: Path) -> None:
         _WRITERS[target](trace, beside)
         os.replace(beside, path)
     except OSError as error:
-        reason = error.strerror or (os.strerror(error.errno) if error.errno else "the disk refused it")  # Arrow's have an errno only
+        reason = os.strerror(error.errno) if error.errno else error.strerror or "the disk refused it"  # Arrow's have texts of their own
         raise TraceError(f"{path} cannot be written ({reason}); make room or choose another folder") from error
     finally:
         with contextlib.suppress(OSError):
