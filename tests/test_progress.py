@@ -116,7 +116,7 @@ def test_progress_is_shown_from_one_place():
     ],
 )
 def test_commands_say_in_a_log_file_how_far_they_have_come(run, monkeypatch, diffusion_folder, tmp_path, arguments, said):
-    monkeypatch.setattr(progress, "SECONDS", 0.01)
+    monkeypatch.setattr(progress, "SECONDS", 0.0005)
     places = {"model": diffusion_folder, "tmp": tmp_path}
     status, _, err = run(*(one.format(**places) if isinstance(one, str) else one for one in arguments))
     assert status == 0, err
