@@ -201,6 +201,26 @@ def test_transformers_trainer_calls_it_before_the_first_step_and_after_the_chose
     assert open_emergence(tmp_path / "watch").updates == (0, 2)
 
 
+def test_a_trainer_measures_what_it_trains(corpus, tmp_path):
+    from transformers import Trainer, TrainingArguments
+
+    network, canvases = network_and_canvases("causal", corpus)
+    rows = [{"input_ids": torch.arange(5, 25), "labels": torch.arange(5, 25)}] * 4
+    watch = TrainingWatch(network, canvases, tmp_path / "watch", updates=(0, 2))
+    given = TrainingArguments(
+        str(tmp_path / "trainer"),
+        max_steps=3,
+        per_device_train_batch_size=2,
+        use_cpu=True,
+        report_to=[],
+        save_strategy="no",
+        disable_tqdm=True,
+    )
+    Trainer(network, given, train_dataset=rows, callbacks=[watch.trainer_callback()]).train()
+    found = open_emergence(tmp_path / "watch")
+    assert found.updates == (0, 2) and found.moments[0].loss.mean() != found.moments[1].loss.mean()
+
+
 def test_roles_are_found_on_the_same_canvases(tmp_path):
     import sinkscope
     from sinkscope.lab.nulls import draw_nulls

@@ -31,21 +31,15 @@ def model_of(network: Any, tokenizer: Any = None, *, name: str = "network") -> M
     converted = convert_config(config, family, name)
     weights = next(network.parameters())
     dtype = str(weights.dtype).removeprefix("torch.")
-    card = ModelCard(
+    card = ModelCard.of(
+        network,
         name=name,
         family=family.name,
         weight_hash=IN_MEMORY,
-        parameters=sum(parameter.numel() for parameter in network.parameters()),
-        layers=found.num_hidden_layers,
-        heads=found.num_attention_heads,
-        kv_heads=found.num_key_value_heads,
-        hidden_size=found.hidden_size,
-        vocabulary=found.vocab_size,
         stored_dtype=dtype,
         dtype=dtype,
         mask_id=converted.mask_id,
         eos_id=converted.eos_ids[0] if converted.eos_ids else None,
-        max_positions=found.max_position_embeddings,
         eos_ids=converted.eos_ids if len(converted.eos_ids) > 1 else (),
         sink_token=None if variant is None else variant.name,
     )

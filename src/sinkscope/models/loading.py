@@ -91,21 +91,15 @@ def load(
             f"{folder}/tokenizer_config.json: eos_token: expected one of the {shape.vocab_size} tokens of the network, "
             f"found {tokenizer.eos_token!r}, which is token {eos_id}; the tokenizer belongs to another model"
         )
-    card = ModelCard(
+    card = ModelCard.of(
+        network,
         name=str(name),
         family=family.name,
         weight_hash=_hash(files),
-        parameters=sum(parameter.numel() for parameter in network.parameters()),
-        layers=shape.num_hidden_layers,
-        heads=shape.num_attention_heads,
-        kv_heads=shape.num_key_value_heads,
-        hidden_size=shape.hidden_size,
-        vocabulary=shape.vocab_size,
         stored_dtype=stored,
         dtype=str(wanted).removeprefix("torch."),
         mask_id=converted.mask_id,
         eos_id=eos_id,
-        max_positions=shape.max_position_embeddings,
         eos_ids=converted.eos_ids if len(converted.eos_ids) > 1 else (),
         sink_token=None if variant is None else variant.name,
     )

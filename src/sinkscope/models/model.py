@@ -47,6 +47,21 @@ class ModelCard:
     eos_ids: tuple[int, ...] = ()
     sink_token: str | None = None
 
+    @classmethod
+    def of(cls, network: Any, **known: Any) -> "ModelCard":
+        """Return the card of a transformers network, whose shape is read from it; ``known`` is what it does not say itself."""
+        shape = network.config
+        return cls(
+            parameters=sum(parameter.numel() for parameter in network.parameters()),
+            layers=shape.num_hidden_layers,
+            heads=shape.num_attention_heads,
+            kv_heads=shape.num_key_value_heads,
+            hidden_size=shape.hidden_size,
+            vocabulary=shape.vocab_size,
+            max_positions=shape.max_position_embeddings,
+            **known,
+        )
+
     @property
     def ends(self) -> tuple[int, ...]:
         """All tokens that end an answer."""

@@ -129,7 +129,7 @@ def _find(
     return Roles(model.card.name, model.card.weight_hash, layers, per_layer, rules, found, len(prompts), len(judged), failed)
 
 
-def find_roles_on(model: Model, probes: Sequence[Probe], *, rules: Rules | None = None, rows: int = 32, seed: int = 0) -> Roles:
+def find_roles_on(model: Model, probes: Sequence[Probe], *, rules: Rules | None = None, rows: int = 32, control_seed: int = 0) -> Roles:
     """Return the role of every head that has a lasting sink on given canvases, such as held-out text.
 
     Probes of even prompts choose the heads, those of odd ones judge them; the rest is as in `find_roles`.
@@ -144,7 +144,7 @@ def find_roles_on(model: Model, probes: Sequence[Probe], *, rules: Rules | None 
     seen = [_sinks_by_head(model, probe, rules) for number, mine in prompts.items() if number % 2 == 0 for probe in mine]
     heads, layers, per_layer = _lasting(seen, rules)
     judging = [mine for number, mine in prompts.items() if number % 2]
-    judged = [[row for probe in mine for row in _measure(model, probe, heads, rules, rows, seed)] for mine in judging]
+    judged = [[row for probe in mine for row in _measure(model, probe, heads, rules, rows, control_seed)] for mine in judging]
     found = tuple(_conclude(model, head, judged, rules) for head in heads)
     return Roles(model.card.name, model.card.weight_hash, layers, per_layer, rules, found, len(prompts), len(judged), {})
 
