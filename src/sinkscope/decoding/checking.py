@@ -156,6 +156,8 @@ def _parameters(model: Model) -> list[Check]:
             found = f"{card.parameters:,}, {shape.checkpoints[0]} has {shape.parameters:,}"
             checks.append(Check("parameters are those of the published checkpoint", found, card.parameters == shape.parameters))
     tensors = model.tensors
+    if model.commit is not None:
+        checks.append(Check("files come from a hub", f"{card.name} at commit {model.commit}", True))
     if tensors is not None:
         shapes = {name: tuple(parameter.shape) for name, parameter in model.network.named_parameters()}
         found = f"{tensors.stored} stored in {len(tensors.files)} files, {len(shapes)} parameters, {tensors.renamed} under another name"

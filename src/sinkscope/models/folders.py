@@ -7,6 +7,7 @@ from typing import Any
 
 from sinkscope.documents import check_regular, exists, read_json_object
 from sinkscope.errors import CallError, ModelError
+from sinkscope.models.hub import fetch_small_files, fetch_weights
 from sinkscope.models.weights import listing
 
 BUNDLED = ("lab-diffusion", "lab-autoregressive", "lab-sink-token", "lab-shifted")
@@ -33,12 +34,14 @@ def is_bundled(name: str) -> bool:
 
 
 def find_folder(name: str, revision: str | None = None, weights: bool = True) -> Path:
-    """Return the folder of a bundled name, a local folder, or a hub id, which is fetched; without ``weights`` only its config.json is.
+    """Return the folder of a bundled name, a local folder, or a hub id, which is fetched; without ``weights`` only its small files are.
 
     Raises:
-        CallError: nothing by this name.
+        CallError: nothing by this name, or a revision of what is not on a hub.
         ModelError: a bundled model that is not installed, or a repository that the hub does not provide.
     """
+    if revision is not None and not is_on_hub(name):
+        raise CallError(f"revision: expected a hub id owner/name beside it, found {name!r}, which has no revisions; leave it out")
     if is_bundled(name):
         folder = bundled_folder(name)
         if not (folder / "config.json").exists():
@@ -55,7 +58,15 @@ def find_folder(name: str, revision: str | None = None, weights: bool = True) ->
             raise CallError(f"{name} is a file; expected a folder with config.json and safetensors weights")
         return folder
     check_name(name)
-    return _from_hub(name, revision, None if weights else ["config.json"])
+    folder = fetch_small_files(name, revision)
+    if weights:
+        fetch_weights(name, folder)
+    return folder
+
+
+def is_on_hub(name: str) -> bool:
+    """Return whether a name can only be that of a repository on a hub."""
+    return not is_bundled(name) and name.count("/") == 1 and not name.startswith((".", "/", "~")) and not exists(Path(name))
 
 
 def check_name(name: str) -> None:
@@ -66,25 +77,13 @@ def check_name(name: str) -> None:
     """
     if is_bundled(name) or (name and Path(name).expanduser().exists()):
         return
-    if name.count("/") != 1 or name.startswith((".", "/", "~")):
+    if not is_on_hub(name):
         near = difflib.get_close_matches(name.lower(), BUNDLED, n=2) or difflib.get_close_matches(name.lower(), SPECIMENS, n=2)
         meant = f"did you mean {' or '.join(near)}? Expected" if near else "expected"
         raise CallError(
             f"no model {name!r}: {meant} a bundled name ({', '.join(BUNDLED)}, a specimen lab-nulls-KIND-NULLS-SEED), an existing folder, "
             f"or a hub id owner/name; {OWN_NETWORK}"
         )
-
-
-def _from_hub(name: str, revision: str | None, patterns: list[str] | None = None) -> Path:
-    import huggingface_hub
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    patterns = patterns or ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
-    try:
-        return Path(huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=patterns))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ModelError(f"{name}: no such folder here, and the hub did not give it ({reason}); download it and pass its folder") from error
 
 
 def read_config(folder: Path) -> dict[str, Any]:

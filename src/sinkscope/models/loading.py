@@ -19,7 +19,8 @@ from sinkscope.errors import CallError, ModelError
 from sinkscope.models.conversion import Converted, completed, convert_config, rename_tensor, tensor_renamings
 from sinkscope.models.devices import find_device
 from sinkscope.models.family import Family
-from sinkscope.models.folders import check_files, find_folder, is_bundled, read_config
+from sinkscope.models.folders import check_files, find_folder, is_bundled, is_on_hub, read_config
+from sinkscope.models.hub import fetch_weights
 from sinkscope.models.layouts import BODIES
 from sinkscope.models.model import Model, ModelCard
 from sinkscope.models.recognition import recognise
@@ -54,17 +55,20 @@ def load(
         dtype: float type of the weights in memory; None keeps the stored one, and bundled models come as fp32.
         device: of the model.
         device_map: transformers' map for models larger than one device; instead of ``device``.
-        revision: of a hub repository.
+        revision: branch, tag or commit of a hub repository.
 
     Raises:
         CallError: there is nothing by this name, or a dtype or device cannot be used.
         ModelError: the folder holds no model, or its weights do not fit its config.json.
     """
-    folder = find_folder(str(name), revision)
     if device_map is None:
         device = find_device(device)
+    hub = is_on_hub(str(name))
+    folder = find_folder(str(name), revision, weights=False)
     config, family, variant = _read_identity(folder)
     converted = convert_config(config, family, str(folder))
+    if hub:
+        fetch_weights(str(name), folder)
     check_files(folder)
     files = weight_files(folder)
     tensors = read_headers(files)
@@ -104,7 +108,7 @@ def load(
         sink_token=None if variant is None else variant.name,
     )
     longest = next(key for key, name in converted.layout.sizes.items() if name == "max_position_embeddings")
-    return Model(network, tokenizer, family, card, used, longest)
+    return Model(network, tokenizer, family, card, used, longest, folder.name if hub else None)
 
 
 def identify(name: str) -> tuple[Family, SinkToken | None]:
@@ -113,7 +117,7 @@ def identify(name: str) -> tuple[Family, SinkToken | None]:
     Raises:
         CallError, ModelError: see `load`.
     """
-    _, family, variant = _read_identity(find_folder(name, None))
+    _, family, variant = _read_identity(find_folder(name, weights=False))
     return family, variant
 
 
@@ -123,7 +127,7 @@ def describe(name: str) -> tuple[Family, Any, int]:
     Raises:
         CallError, ModelError: see `load`.
     """
-    folder = find_folder(name, None, weights=False)
+    folder = find_folder(name, weights=False)
     config, family, variant = _read_identity(folder)
     converted = convert_config(config, family, str(folder))
     with quiet():

@@ -84,6 +84,7 @@ class Model:
         card: what identifies it.
         tensors: which tensors of its files were used; None for a network that was not read from files.
         positions_key: the key of its config.json that gives ``card.max_positions``.
+        commit: of its hub repository, None for a folder.
     """
 
     network: Any
@@ -92,6 +93,7 @@ class Model:
     card: ModelCard
     tensors: UsedTensors | None = None
     positions_key: str = "max_position_embeddings"
+    commit: str | None = None
 
     @property
     def device(self) -> torch.device:

@@ -57,9 +57,8 @@ def weight_files(folder: Path) -> list[Path]:
     Raises:
         ModelError: there are none, two sets of them, only pickles or only an adapter, or one is missing.
     """
-    index = folder / INDEX
-    if index.exists():
-        names = sorted(set(_weight_map(index).values()))
+    index, names = folder / INDEX, index_files(folder)
+    if names:
         if SINGLE not in names and (folder / SINGLE).exists():
             raise ModelError(f"{folder}: found two sets of weights, {SINGLE} and those of {index.name}; remove one of them")
         files = [folder / name for name in names]
@@ -73,6 +72,16 @@ def weight_files(folder: Path) -> list[Path]:
     if (folder / "adapter_config.json").exists():
         raise ModelError(f"{folder}: expected whole weights, found adapter_config.json; merge the adapter into its model first")
     return files
+
+
+def index_files(folder: Path) -> list[str]:
+    """Return the names of the files that the index of a folder lists, in order; none where there is no index.
+
+    Raises:
+        ModelError: the index is damaged.
+    """
+    index = folder / INDEX
+    return sorted(set(_weight_map(index).values())) if index.exists() else []
 
 
 def listing(folder: Path) -> str:

@@ -1,0 +1,171 @@
+"""Checkpoints on a model hub: their small files are fetched first, so that a wrong model is refused before gigabytes travel.
+
+huggingface_hub fetches and keeps the cache. It goes on where a connection was cut; if a run ends, its finished files are kept.
+"""
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sinkscope.errors import ModelError
+from sinkscope.models.weights import SINGLE, index_files
+from sinkscope.progress import show_progress
+
+SMALL = ["*.json", "*.txt", "*.model", "*.jinja"]
+"""config.json, the index of the weights, and what tokenizers are read from."""
+MB = 10**6
+
+
+def fetch_small_files(name: str, revision: str | None) -> Path:
+    """Return the folder of a repository in the cache, with everything but its weights; a hub that cannot be reached leaves what is there.
+
+    Raises:
+        ModelError: no such repository or revision, no access to it, or it is neither on the hub nor in the cache.
+    """
+    import huggingface_hub
+
+    with _told(name, revision):
+        folder = huggingface_hub.snapshot_download(
+            name, revision=revision, allow_patterns=SMALL, ignore_patterns=["*/*"], tqdm_class=_counting(None)
+        )
+    return Path(folder)
+
+
+def fetch_weights(name: str, folder: Path) -> None:
+    """Fetch the weights that a folder of `fetch_small_files` lacks; how much that is, is printed before it begins.
+
+    Raises:
+        ModelError: a repository without safetensors, too little space, a hub that cannot be reached, or a cut connection.
+    """
+    import huggingface_hub
+
+    wanted = index_files(folder) or [SINGLE]
+    lacking = [file for file in wanted if not (folder / file).exists()]
+    if not lacking:
+        return
+    commit = folder.name
+    with _told(name, commit):
+        files = huggingface_hub.HfApi().model_info(name, revision=commit, files_metadata=True).siblings or []
+    sizes = {file.rfilename: file.size or 0 for file in files}
+    absent = [file for file in lacking if file not in sizes]
+    if absent:
+        held = sorted(file for file in sizes if Path(file).suffix in (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".msgpack"))
+        raise ModelError(
+            f"{name}: expected weights in {', '.join(absent[:4])}, found {', '.join(held[:4]) or 'no weights'} in the repository; "
+            "sinkscope reads safetensors only, no pickles, which can run code: convert them and pass the folder"
+        )
+    _remove_leftovers(folder)
+    total, free = sum(sizes[file] for file in lacking), shutil.disk_usage(folder).free
+    cache = folder.parents[2]
+    if total > free:
+        raise ModelError(f"{name}: expected room for {_size(total)} in {cache}, found {_size(free)}; make room or set HF_HUB_CACHE")
+    count = f"{len(lacking)} of {len(wanted)} files" if len(wanted) > 1 else SINGLE
+    print(f"{name} at {commit[:8]}: fetching {count}, {_size(total)}, into {cache}", file=sys.stderr, flush=True)
+    with show_progress(-(-total // MB), f"fetching {name}", "MB") as progress, _told(name, commit):
+        for file in lacking:
+            huggingface_hub.hf_hub_download(name, file, revision=commit, tqdm_class=_counting(progress))
+
+
+def _counting(progress: Any) -> Any:
+    """Return a class that the library takes for its bar: it shows nothing itself and counts bytes in ``progress``, where there is one."""
+    from tqdm import tqdm
+
+    class Counting(tqdm):
+        received = 0
+
+        def __init__(self, *arguments: Any, **settings: Any) -> None:
+            super().__init__(*arguments, **{one: value for one, value in settings.items() if one != "name"} | {"disable": True})
+
+        def update(self, n: float | None = 1) -> None:
+            before = Counting.received // MB
+            Counting.received += int(n or 0)
+            if progress is not None and Counting.received // MB != before:
+                progress.advance(Counting.received // MB - before)
+
+    return Counting
+
+
+def _size(count: int) -> str:
+    """Return a number of bytes as people write it."""
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / MB:.1f} MB"
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove what a killed process had fetched of a file, which no later one can use; those of running processes are locked."""
+    from filelock import FileLock, Timeout
+
+    repository = folder.parents[1]
+    for path in (repository / "blobs").glob("*.incomplete"):
+        etag = path.name.split(".")[0]
+        lock = repository.parent / ".locks" / repository.name / f"{etag}.lock"
+        if not lock.exists():
+            continue
+        try:
+            with FileLock(lock, timeout=0):
+                path.unlink(missing_ok=True)
+        except (Timeout, OSError):  # being fetched by another process, or the cache is not ours
+            continue
+
+
+@contextmanager
+def _told(name: str, revision: str | None) -> Iterator[None]:
+    """Turn what the library raises in the body into one message.
+
+    Raises:
+        ModelError: see above.
+    """
+    from huggingface_hub import constants, errors
+
+    hub = constants.ENDPOINT
+    again = "run the same again, finished files are kept"
+    no_hub = f"{name}: expected the answer of a model hub from {hub}, found another; correct HF_ENDPOINT"
+    try:
+        yield
+    except errors.GatedRepoError as error:
+        raise ModelError(
+            f"{name}: expected access to a gated repository, found none; accept its terms at {hub}/{name}, then `hf auth login`"
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise ModelError(
+            f"{name}: no such folder here, and no such repository on {hub}, or a private one; correct the name, or `hf auth login`"
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise ModelError(
+            f"{name}: expected a branch, tag or commit of the repository, found no {revision!r}; see {hub}/{name}/tree/main"
+        ) from error
+    except errors.HFValidationError as error:
+        raise ModelError(f"{name}: no such folder here, and no name of a repository ({_line(error)}); pass owner/name") from error
+    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
+        if isinstance(error.__cause__, errors.FileMetadataError):
+            raise ModelError(no_hub) from error
+        held = "the cache holds a part of it" if isinstance(error, errors.IncompleteSnapshotError) else "the cache does not hold it"
+        if constants.is_offline_mode():
+            why, advice = "HF_HUB_OFFLINE is set", "unset HF_HUB_OFFLINE, or fetch it on another machine and pass its folder"
+        else:
+            why, advice = f"{hub} could not be reached ({_reason(error.__cause__ or error)})", again
+        raise ModelError(f"{name}: no such folder here, {held}, and {why}; {advice}") from error
+    except errors.HfHubHTTPError as error:
+        status = error.response.status_code
+        if status == 401:
+            raise ModelError(f"{name}: {hub} refuses the token of this machine (401); `hf auth login`, or unset HF_TOKEN") from error
+        raise ModelError(f"{name}: {hub} could not give it ({_reason(error)}); {again}") from error
+    except errors.HTTPError as error:
+        raise ModelError(f"{name}: the connection to {hub} failed ({_reason(error)}); {again}") from error
+    except (json.JSONDecodeError, errors.FileMetadataError) as error:
+        raise ModelError(no_hub) from error
+    except OSError as error:
+        raise ModelError(f"{name}: it could not be fetched from {hub} ({_reason(error)}); {again}") from error
+
+
+def _reason(error: BaseException) -> str:
+    """Return an error's status, or the first line of its message."""
+    response = getattr(error, "response", None)
+    return f"status {response.status_code}" if response is not None else _line(error)
+
+
+def _line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
