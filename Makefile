@@ -1,4 +1,4 @@
-# make demo | test | test-portable | hostile | lint | bench — each installs first; `make install` takes no time when it is up to date.
+# make demo | test | test-portable | hostile | wheel | lint | bench — each installs first; `make install` takes no time when it is up to date.
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,7 +7,7 @@ EXTRAS := dev,eval,slurm,export,spread,notebook
 WORKERS ?= 2
 
 .DELETE_ON_ERROR:
-.PHONY: install demo test test-portable hostile lint bench clean
+.PHONY: install demo test test-portable hostile wheel lint bench clean
 
 install: $(STAMP)
 
@@ -54,6 +54,10 @@ hostile: export OMP_NUM_THREADS = 1
 hostile: export HOSTILE = full
 hostile: install
 	$(BIN)/python -m pytest -n $(WORKERS) --dist load tests/hostile $(ARGS)
+
+# The wheel and the sdist in dist/; the wheel is installed where nothing else is, with the versions of constraints.txt, and runs the demo.
+wheel: install
+	$(BIN)/python tests/wheel_trial.py --constraints constraints.txt $(ARGS)
 
 lint: install
 	$(BIN)/python -m ruff check .

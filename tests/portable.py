@@ -45,6 +45,7 @@ NOT_SHORT = {
     "tests/interventions/test_documentation.py": "commands",
     "tests/interventions/test_every_intervention.py": "sixteen rules on three models, a quarter of the time",
     "tests/lab": "training",
+    "tests/models/test_hub.py": "a server",
     "tests/models/test_new_family.py": "commands",
     "tests/models/test_refused_configs.py": "messages",
     "tests/models/test_refused_folders.py": "messages",

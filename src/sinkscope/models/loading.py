@@ -61,10 +61,10 @@ def load(
         CallError: there is nothing by this name, or a dtype or device cannot be used.
         ModelError: the folder holds no model, or its weights do not fit its config.json.
     """
-    if device_map is None:
-        device = find_device(device)
     hub = is_on_hub(str(name))
     folder = find_folder(str(name), revision, weights=False)
+    if device_map is None:
+        device = find_device(device)
     config, family, variant = _read_identity(folder)
     converted = convert_config(config, family, str(folder))
     if hub:
