@@ -5,6 +5,8 @@ import pytest
 from planted import make_trace
 
 from sinkscope.sinks import is_sink, main_sinks
+from sinkscope.sinks.drift import MainMoves
+from sinkscope.sinks.tracking import sinks_in
 from sinkscope.statistics import Threshold, summarise
 from sinkscope.statistics.answer_queries import AnswerMain
 from sinkscope.statistics.statistic import values_of
@@ -24,9 +26,33 @@ def planted():
 def test_the_prompts_queries_do_not_hide_what_the_answers_queries_do():
     values = values_of(summarise(planted(), [Threshold(3.0)]))
     place = (("excess", 3.0), ("unit", "queries"))
-    assert values["answer_queries.changes_per_head", place] == 1
+    assert values["answer_queries.changes_per_head", place] == values["answer_queries.moves_per_head", place] == 1
+    assert values["answer_queries.swaps_per_head", place] == 0
     assert values["answer_queries.changes_of_all", place] == 0
     assert values["answer_queries.steps_with_sink", place] == 1
+
+
+def test_two_sinks_of_the_answers_queries_that_exchange_ranks_swap():
+    """Head 0 attends to 20 and 21 from the first step to the last, a little more to one of them; head 1 goes from one to the other."""
+    trace = planted()
+    answer = trace.column_sums - trace.column_sums_prompt
+    answer[:, 0, 0, 20], answer[:, 0, 0, 21] = ([1.9] * 6 + [2.1] * 6), ([2.1] * 6 + [1.9] * 6)
+    trace.column_sums = trace.column_sums_prompt + answer
+    thresholds = [Threshold(3.0), Threshold(8.0)]  # 8 is above what each of them has in head 0
+    values = values_of(summarise(trace, thresholds))
+    dense = answer * (WIDTH / (WIDTH - PROMPT))
+    for threshold in thresholds:
+        selected = is_sink(dense, threshold.excess)
+        moved = MainMoves.of(main_sinks(dense, selected), sinks_in(selected))
+        counted = ~np.isnan(moved.drift)
+        for name in ("moves", "swaps"):
+            assert values[f"answer_queries.{name}_per_head", threshold.place] == getattr(moved, name)[counted].mean()
+    assert (
+        values["answer_queries.swaps_per_head", thresholds[0].place]
+        == values["answer_queries.moves_per_head", thresholds[0].place]
+        == 1 / 2
+    )
+    assert values["answer_queries.changes_per_head", thresholds[0].place] == 1
 
 
 @pytest.mark.parametrize("threshold", [Threshold(3.0), Threshold(8.0, "percent"), Threshold(19.4)])

@@ -152,6 +152,8 @@ PLANTED = {  # name: (canvas, place, value); 42 of 72 steps × heads of the scen
     "groups.self_share": ("groups", {}, (0.05 / LARGEST).mean()),
     "groups.self_attention_absorbed": ("groups", {}, -0.1),
     "answer_queries.steps_with_sink": ("groups", {}, 1),
+    "answer_queries.moves_per_head": ("groups", {}, 0),  # as of all queries, both are sinks before and after
+    "answer_queries.swaps_per_head": ("groups", {}, 1),
     "answer_queries.changes_per_head": ("groups", {}, 1),
     "answer_queries.changes_of_all": ("groups", {}, 1),
     "concentration.sinks_per_head": ("scene", {}, 42 / 72),

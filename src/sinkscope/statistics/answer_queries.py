@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 
 from sinkscope.sinks.definition import excess_of, in_unit
 from sinkscope.sinks.drift import MainMoves
 from sinkscope.statistics.averages import mean
+from sinkscope.statistics.candidates import find_candidates
+from sinkscope.statistics.followed import FollowedSinks, StepSinks
 from sinkscope.statistics.movement import DRIFT
 from sinkscope.statistics.prompt import PromptSummary
 from sinkscope.statistics.statistic import Definition, Statistic, Values, at_thresholds
@@ -22,11 +24,17 @@ from sinkscope.statistics.thresholds import Threshold
 
 @dataclass(frozen=True)
 class AnswerMain:
-    """The largest column of the answer's queries in each head: its position, and how far it exceeds the mean of the others."""
+    """What the answer's queries attend to most in each head.
+
+    Attributes:
+        position: of the largest column; queries, percent: how far it exceeds the mean of the others.
+        sinks: the `StepSinks` of all columns of the answer's queries, in an array of objects.
+    """
 
     position: Int[np.ndarray, "*step layer head"]
     queries: Float[np.ndarray, "*step layer head"]
     percent: Float[np.ndarray, "*step layer head"]
+    sinks: Shaped[np.ndarray, "*step"]
 
 
 class AnswerQueries(Statistic):
@@ -35,8 +43,17 @@ class AnswerQueries(Statistic):
     order = 2
     definitions: ClassVar = {
         "answer_queries.steps_with_sink": Definition("steps × heads with a sink for the answer's queries", "share", "none"),
+        "answer_queries.moves_per_head": Definition(
+            "moves of the answer's main sink, per head that has one in at least two steps: the old place stops being a sink of these "
+            "queries, or the new one was none",
+            "moves",
+            "Fig. 4 and 7",
+        ),
+        "answer_queries.swaps_per_head": Definition(
+            "the same, but both places are sinks of these queries before and after: they exchange ranks", "swaps", "none"
+        ),
         "answer_queries.changes_per_head": Definition(
-            "moves and swaps of the answer's main sink, per head that has one in at least two steps", "changes", "none"
+            "moves and swaps of the answer's main sink together, per such head", "changes", "none"
         ),
         "answer_queries.changes_of_all": Definition("the same for the main sink of all queries", "changes", "none"),
         "answer_queries.drift": Definition(
@@ -53,21 +70,27 @@ class AnswerQueries(Statistic):
         sums = (step.columns.sums - prompt) * (step.length / (step.length - step.prompt_length))
         top = sums.argmax(axis=-1)[..., None]
         excess, percent = excess_of(sums), excess_of(in_unit(sums, "percent"))
-        return AnswerMain(top[..., 0], *(np.take_along_axis(one, top, axis=-1)[..., 0] for one in (excess, percent)))
+        sinks = np.empty((), object)
+        sinks[()] = StepSinks.of(find_candidates(sums, excess, percent, step.columns.candidates.thresholds), len(sums))
+        return AnswerMain(top[..., 0], *(np.take_along_axis(one, top, axis=-1)[..., 0] for one in (excess, percent)), sinks)
 
     def values(self, prompt: PromptSummary) -> Values:
         if AnswerMain not in prompt.kept_records:
             return {}
         found = prompt.kept(AnswerMain)
+        followed = FollowedSinks(tuple(found.sinks), prompt.heads, prompt.thresholds)
 
         def values_at(prompt: PromptSummary, threshold: Threshold) -> Values:
             main = np.where(getattr(found, threshold.unit) > threshold.excess, found.position, -1)
-            moved = MainMoves.of(main)
+            moved = MainMoves.of(main, lambda *asked: followed.contain(threshold, *asked))
+            of_all = MainMoves.of(prompt.main_at(threshold))
             counted = ~np.isnan(moved.drift)
             return {
                 ("answer_queries.steps_with_sink", ()): float((main >= 0).mean()),
-                ("answer_queries.changes_per_head", ()): changes_per_head(moved),
-                ("answer_queries.changes_of_all", ()): changes_per_head(MainMoves.of(prompt.main_at(threshold))),
+                ("answer_queries.moves_per_head", ()): per_head(moved, moved.moves),
+                ("answer_queries.swaps_per_head", ()): per_head(moved, moved.swaps),
+                ("answer_queries.changes_per_head", ()): per_head(moved, moved.moves + moved.swaps),
+                ("answer_queries.changes_of_all", ()): per_head(of_all, of_all.moves),
                 ("answer_queries.drift", ()): mean(moved.drift),
                 ("answer_queries.drift_median", ()): float(np.median(moved.drift[counted])) if counted.any() else float("nan"),
                 ("answer_queries.drift_right", ()): mean(np.where(counted, moved.drift > 0, np.nan)),
@@ -76,6 +99,6 @@ class AnswerQueries(Statistic):
         return at_thresholds(prompt, values_at)
 
 
-def changes_per_head(found: MainMoves) -> float:
-    """Return how often main sinks change place, mean over the heads that have one in at least two steps; NaN where none has."""
-    return mean(np.where(np.isnan(found.drift), np.nan, found.moves))
+def per_head(found: MainMoves, counts: Int[np.ndarray, "layer head"]) -> float:
+    """Return a count's mean over the heads that have a main sink in at least two steps; NaN where none has."""
+    return mean(np.where(np.isnan(found.drift), np.nan, counts))
