@@ -35,9 +35,10 @@ SAVING = (
     "fast-dllm-dual,fast-dllm-prefix,dkv-decode,sparse-dllm,block:every=4,block:fresh=changed,"
     "none@threshold=0.9,fast-dllm-dual@threshold=0.9,fast-dllm-prefix@threshold=0.9"
 )
-KEEPS = ("oracle", "sinks", "top", "no-sinks", "norm", "random", "first", "window")
+KEEPS = ("oracle", "attended", "sinks", "top", "no-sinks", "norm", "random", "first", "window")
 
 
+TRIGGERS = "block,block:fresh=sinks,block:trigger=sink,block:trigger=drift,block:trigger=confidence"
 REFRESHING = "block:every=2,block:every=4,block:every=8,block:every=16,block"
 
 
@@ -50,6 +51,7 @@ def keeping(options: str = "", window: int = 8) -> str:
 
 PLANS: dict[str, dict[str, Any]] = {
     "lab-diffusion": {"model": "lab-diffusion", "task": "lab-arith", "limit": 512, "settings": BLOCKS, "policies": SAVING},
+    "lab-diffusion-triggers": {"model": "lab-diffusion", "task": "lab-arith", "limit": 256, "settings": BLOCKS, "policies": TRIGGERS},
     "lab-diffusion-keys": {
         "model": "lab-diffusion",
         "task": "lab-arith",

@@ -32,6 +32,8 @@ CASES = [
     ("llada", {"length": 64, "steps": 8, "block": 64, "cache": "fast-dllm-dual"}),
     ("llada", {"length": 64, "steps": 8, "block": 32, "cache": "fast-dllm-prefix"}),
     ("llada", {"length": 64, "steps": 8, "block": 32, "cache": "block:changed"}),
+    ("llada", {"length": 64, "steps": 8, "block": 32, "cache": "dllm-cache:prompt=3,answer=4"}),
+    ("llada", {"length": 64, "steps": 8, "block": 32, "cache": "dllm-cache:prompt=3,answer=2,ratio=0.0"}),
     ("dream", {"length": 50, "steps": 6, "algorithm": "entropy"}),
 ]
 

@@ -79,7 +79,11 @@ def block_steps(model: Model, batch: Batch, settings: BlockSettings, rule: Block
                 most = remaining.most(candidates)
                 meter.add_words(candidates, halves)
                 hidden = reader.read(inputs, writing, publisher.listened)
+                if reader.surveys():
+                    meter.add_words(masked & ~candidates)
+                    reader.survey(project(model, hidden, masked, layout), masked)
                 logits = project(model, hidden, candidates, layout, settings.guidance, most)
+                reader.judge(logits, candidates)
                 token, sure = _choose(logits, candidates, layout, settings, rule, sources)
                 predicted = torch.full_like(canvas, -1).masked_scatter_(candidates, token)
                 confidence = torch.full(canvas.shape, -torch.inf, dtype=sure.dtype, device=canvas.device).masked_scatter_(candidates, sure)

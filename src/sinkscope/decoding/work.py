@@ -4,6 +4,7 @@ A row is charged what it would cost alone: its padding, positions that only fill
 Norms, rotations, softmax and sampling are not counted; they are not products.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ class Work:
 
     Attributes:
         forwards: calls of the network.
-        rows: positions whose hidden states were computed, over all calls.
+        rows: positions whose hidden states were computed, over all calls; the mean over the layers where these compute different ones.
         projections: multiply-adds of the projections to queries, keys, values and output.
         attention: multiply-adds of the scores and of the weighted sum of values.
         mlp: multiply-adds of the feed-forward layers.
@@ -52,15 +53,17 @@ class WorkMeter:
         sink = getattr(network.model, "sink_token", None)
         gated = sink is not None and sink.variant.kind == "gate"
         self._front = sink.variant.count if sink is not None and sink.variant.kind == "token" else 0  # keys in front of every query
-        self._projections = layers * width * (2 * queries + 2 * keys + queries * gated)
-        self._pair = layers * 2 * queries  # of one query and one key
+        self._layers = layers  # the following are of one layer
+        self._projections = width * (2 * queries + 2 * keys + queries * gated)
+        self._value = width * keys
+        self._pair = 2 * queries  # of one query and one key
         experts = getattr(config, "num_experts", None)
         each = 3 * width * inner
         if experts is not None:  # the router, and the experts that it chooses
             each = width * experts + config.num_experts_per_tok * 3 * width * config.moe_intermediate_size
-        self._mlp = layers * each
+        self._mlp = each
         self._word = width * network.lm_head.out_features
-        self._forwards, self._rows, self._pairs = [0] * rows, [0] * rows, [0] * rows
+        self._forwards, self._rows, self._pairs, self._values = [0] * rows, [0] * rows, [0] * rows, [0] * rows  # over all layers
         self._words: Tensor | list[int] = [0] * rows
 
     def add(self, row: int, queries: int, keys: int, copies: int = 1) -> None:
@@ -73,8 +76,22 @@ class WorkMeter:
             copies: how many canvases of the row are in the call, two with guidance.
         """
         self._forwards[row] += 1
-        self._rows[row] += copies * queries
-        self._pairs[row] += copies * queries * (keys + self._front)
+        self._rows[row] += self._layers * copies * queries
+        self._pairs[row] += self._layers * copies * queries * (keys + self._front)
+
+    def add_layers(self, row: int, queries: Sequence[int], keys: int, values: int) -> None:
+        """Count a call of which each layer computes other positions.
+
+        Args:
+            row: of the batch.
+            queries: number of positions in each layer.
+            keys: how many each of them reads.
+            values: how many more positions have their values computed, and nothing else, over all layers.
+        """
+        self._forwards[row] += 1
+        self._rows[row] += sum(queries)
+        self._pairs[row] += sum(queries) * (keys + self._front)
+        self._values[row] += values
 
     def add_words(self, places: Tensor, copies: int = 1) -> None:
         """Count the projection of some places onto the vocabulary, bool [row, position]; a GPU is not waited for."""
@@ -86,8 +103,8 @@ class WorkMeter:
         rows = self._rows[row]
         return Work(
             forwards=self._forwards[row],
-            rows=rows,
-            projections=rows * self._projections,
+            rows=round(rows / self._layers),
+            projections=rows * self._projections + self._values[row] * self._value,
             attention=self._pairs[row] * self._pair,
             mlp=rows * self._mlp,
             vocabulary=int(self._words[row]) * self._word,

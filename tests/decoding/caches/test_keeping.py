@@ -8,9 +8,9 @@ from seeded_models import seeded_model
 import sinkscope
 from sinkscope.attention import Columns, LayerCall, Prefix, Watcher, subscribed
 from sinkscope.decoding import BlockCache, parse_cache
+from sinkscope.decoding.caches.cached_reader import CachedReader
 from sinkscope.decoding.caches.keeping import loss_without
 from sinkscope.decoding.caches.policy import Moment
-from sinkscope.decoding.caches.reader import CachedReader
 from sinkscope.decoding.canvas import lay_out
 from sinkscope.decoding.work import WorkMeter
 

@@ -84,7 +84,27 @@ def test_sparse_dllm_writes_what_the_published_code_writes(case):
     assert rows_computed(case) == sum(case["computed"])
 
 
-@pytest.mark.parametrize("name", ["fast-dllm", "dkv-decode", "sparse-dllm"])
+@pytest.mark.parametrize("case", cases("d2cache"), ids=name_of)
+def test_d2cache_writes_what_the_published_code_writes(case):
+    assert changes(case) == case["steps"][0]
+    assert rows_computed(case) == sum(case["computed"])
+
+
+def test_masks_that_are_not_computed_wait():
+    """With a threshold that every probability exceeds: the refresh commits its whole block, a later step what it has computed."""
+    settings = {"length": 16, "block": 8, "steps": 16, "cache": "d2cache:masks=1,rollout=0.0", "threshold": 0.01}
+    steps = steps_of(seeded_model("llada"), [[5, 9, 22, 41]], **settings)
+    written = [int((step.written[0] >= 0).sum()) for step in steps]
+    computed = [int((~step.confidence[0].isnan()).sum()) for step in steps]
+    assert written == computed and written[0] == 8 and len(written) > 4 and sum(written) == 16
+
+
+@pytest.mark.parametrize("case", cases("dllm-cache"), ids=name_of)
+def test_dllm_cache_writes_what_the_published_code_writes(case):
+    assert changes(case) == case["steps"][0]
+
+
+@pytest.mark.parametrize("name", ["fast-dllm", "dkv-decode", "sparse-dllm", "d2cache", "dllm-cache"])
 def test_the_published_runs_say_something(name):
     found = cases(name)
     plain = {name_of(case): changes({**case, "settings": {**case["settings"], "cache": "none"}}) for case in found}

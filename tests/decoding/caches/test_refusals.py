@@ -41,6 +41,23 @@ REFUSED = [
     ("llada", {"cache": "sparse-dllm:ratio=0"}, "expected ratio as a share above 0 and up to 1, found 0.0"),
     ("llada", {"cache": "sparse-dllm:pool=2"}, "expected pool as an odd number of keys, found 2"),
     ("dream", {"cache": "sparse-dllm"}, "expected a family that reads a token at its own position, found dream"),
+    ("llada", {"cache": "block:recent=2"}, "expected recent as a number of steps from 1 upwards, beside fresh=changed, found 2"),
+    ("llada", {"cache": "block:trigger=entropy,level=0"}, "expected level above 0, beside a trigger, found 0 and trigger=entropy"),
+    ("llada", {"cache": "dllm-cache:prompt=0"}, "expected prompt as a number of steps from 1 upwards, found 0"),
+    ("llada", {"cache": "dllm-cache:answer=0"}, "expected answer as a number of steps from 1 upwards, found 0"),
+    ("llada", {"cache": "dllm-cache:ratio=1.5"}, "expected ratio as a share from 0 to 1, found 1.5"),
+    ("dream", {"cache": "dllm-cache"}, "expected a family that reads a token at its own position, found dream; use --cache dkv-decode"),
+    ("llada", {"cache": "d2cache:rollout=-1"}, "expected rollout as a share from 0 to 1, found -1.0"),
+    ("llada", {"cache": "d2cache:masks=0"}, "expected masks as a number from 1 upwards, found 0"),
+    ("llada", {"cache": "d2cache:sigma=0"}, "expected sigma as a number of tokens above 0, found 0.0"),
+    ("llada", {"cache": "d2cache:inflate=-1"}, "expected inflate as a number of positions from 0 upwards, found -1"),
+    (
+        "llada",
+        {"cache": "d2cache:masks=1", "steps": 2},
+        "expected masks from 4, which a step commits, upwards, found 1; raise it",
+    ),
+    ("llada", {"cache": "d2cache", "block_order": "right_to_left"}, "expected blocks from left to right, found right_to_left"),
+    ("dream", {"cache": "d2cache"}, "expected a family that reads a token at its own position, found dream; use --cache dkv-decode"),
     ("llada", {"cache": "block", "guidance": 1.5}, "does not go with guidance 1.5"),
     ("mmada", {"cache": "fast-dllm-dual", "guidance": 1.5}, "does not go with guidance 1.5"),
     ("dream", {"cache": "fast-dllm-dual"}, "expected a block for dream, found None; write fast-dllm-dual:block=32"),
@@ -68,6 +85,12 @@ def test_a_policy_that_leaves_keys_out_is_not_watched(cache, tmp_path):
     model, message = seeded_model("llada"), "expected a model that nothing watches, because its queries read only some keys, found Recorder"
     with sinkscope.recording(model, out=tmp_path / "trace"), pytest.raises(CallError, match=message):
         sinkscope.generate(model, PROMPT, length=8, cache=cache)
+
+
+def test_a_policy_that_computes_other_positions_in_each_layer_is_not_watched(tmp_path):
+    model, message = seeded_model("llada"), "nothing watches, because each of its layers computes other positions, found Recorder"
+    with sinkscope.recording(model, out=tmp_path / "trace"), pytest.raises(CallError, match=message):
+        sinkscope.generate(model, PROMPT, length=8, cache="dllm-cache")
 
 
 def test_hiding_is_refused():
@@ -103,10 +126,11 @@ ERRORS = [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("DefaultCP
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=["gpu", "cpu"])
+@pytest.mark.parametrize("cache", ["block", "dllm-cache"])
 @pytest.mark.parametrize(("prompts", "advice"), [(3, "about 1 would fit: use --batch 1"), (1, "not even one would fit")])
-def test_out_of_memory_says_what_would_fit(error, prompts, advice, monkeypatch):
+def test_out_of_memory_says_what_would_fit(error, cache, prompts, advice, monkeypatch):
     """In the second block; 13 tokens with 5 heads of 8 dimensions in 2 layers and float32."""
-    from sinkscope.decoding.caches import reader
+    from sinkscope.decoding.caches import cached_reader, layered_reader
 
     model, calls = seeded_model("llada"), []
     plain = model.network.model.forward
@@ -117,13 +141,15 @@ def test_out_of_memory_says_what_would_fit(error, prompts, advice, monkeypatch):
             raise error
         return plain(*arguments, **given)
 
-    monkeypatch.setattr(reader, "free_bytes", lambda device: 60_000)
+    for module in (cached_reader, layered_reader):
+        monkeypatch.setattr(module, "free_bytes", lambda device: 60_000)
     monkeypatch.setattr(model.network.model, "forward", failing)
     with pytest.raises(ModelError) as told:
-        sinkscope.generate(model, [PROMPT] * prompts, length=8, block=4, cache="block")
+        sinkscope.generate(model, [PROMPT] * prompts, length=8, block=4, cache=cache)
     stored = 2 * 2 * 5 * 8 * 13 * 4
-    assert f"cache block: out of memory with {prompts} canvases of 13 tokens on cpu; keys and values of each take" in str(told.value)
+    assert f"cache {cache}: out of memory with {prompts} canvases of 13 tokens on cpu; keys and values of each take" in str(told.value)
     assert f"take {stored / 2**10:.1f} KiB" in str(told.value) and advice in str(told.value)
+    assert not any("forward" in vars(layer) for layer in model.network.model.layers)
 
 
 def test_another_error_of_the_network_is_itself(monkeypatch):

@@ -9,7 +9,7 @@ import sinkscope
 from sinkscope.attention import Watcher, subscribed
 from sinkscope.decoding import BlockCache
 from sinkscope.decoding.caches.policy import Moment
-from sinkscope.decoding.caches.triggers import attention_drifted, commits_unsure, sinks_moved
+from sinkscope.decoding.caches.triggers import attention_drifted, commits_open, commits_unsure, sinks_moved
 
 PROMPTS = [[5, 9, 22, 41, 7, 3, 18, 30, 2], [14, 8, 8, 51], [33, 2, 19, 44, 27, 6]]
 SETTINGS = {"length": 24, "block": 8, "steps": 12}
@@ -69,6 +69,36 @@ def test_an_unsure_commit_is_seen():
     assert not commits_unsure(moment(confidence=confidence), 0.5).any()
 
 
+def test_a_commit_among_many_alternatives_is_seen():
+    entropy = torch.full((ROWS, WIDTH), torch.nan)
+    entropy[0, 9], entropy[0, 10], entropy[1, 9] = 0.1, 3.0, 1.2
+    commits = torch.zeros(ROWS, WIDTH, dtype=torch.bool)
+    commits[:, 9] = True
+    assert commits_open(moment(entropy=entropy, commits=(commits,)), 1.0).tolist() == [False, True]
+    assert not commits_open(moment(entropy=entropy), 1.0).any()
+
+
+@pytest.mark.parametrize("sampler", ["llada", "dream"])
+def test_the_entropy_is_that_of_the_step_before(sampler, monkeypatch):
+    """Against the logits that the sampler projects, at each candidate."""
+    from sinkscope.decoding import blocks, dream
+
+    model, plans, logits, plan = seeded_model(sampler), [], [], BlockCache.plan
+    for module in (blocks, dream):
+        project = module.project
+        monkeypatch.setattr(
+            module, "project", lambda *given, _project=project, **more: logits.append(_project(*given, **more)) or logits[-1]
+        )
+    monkeypatch.setattr(BlockCache, "plan", lambda self, seen: plans.append((len(logits), seen)) or plan(self, seen))
+    more = {"block": 8} if sampler == "llada" else {"algorithm": "maskgit_plus"}
+    steps_of(model, PROMPTS, length=16, steps=8, cache="block:trigger=entropy", **more)
+    assert plans
+    for number, seen in plans:
+        p = logits[number - 1].double().softmax(-1)
+        found = seen.entropy[~seen.entropy.isnan()]
+        assert_close(found, -(p * p.log()).sum(-1).float(), terms=200)
+
+
 class Dense(Watcher):
     """The attention of the block's queries in every call, by a plain softmax."""
 
@@ -126,7 +156,9 @@ def refreshes(cache, prompts=PROMPTS, **more):
     return [one.work.rows for one in sinkscope.generate(model, prompts, cache=cache, **SETTINGS, **more)]
 
 
-@pytest.mark.parametrize(("trigger", "often", "seldom"), [("sink", 0.01, 1), ("drift", 1, 0.01), ("confidence", 1, 0.0001)])
+@pytest.mark.parametrize(
+    ("trigger", "often", "seldom"), [("sink", 0.01, 1), ("drift", 1, 0.01), ("confidence", 1, 0.0001), ("entropy", 0.0001, 9)]
+)
 def test_the_level_says_how_often(trigger, often, seldom):
     """Levels that nothing reaches are those of a block; rows fire by themselves."""
     block, some, none = (

@@ -13,7 +13,7 @@ from sinkscope.recorder.attention_map import recompute_map
 
 PROMPTS = [[5, 9, 22, 41, 7, 3, 18, 30, 2], [14, 8, 8, 51], [33, 2, 19, 44, 27, 6]]
 SETTINGS = {"length": 16, "block": 8, "steps": 8}
-POLICIES = ["fast-dllm-dual", "fast-dllm-prefix", "block:changed", "dkv-decode:every=3", "block:every=2"]
+POLICIES = ["fast-dllm-dual", "fast-dllm-prefix", "block:changed", "dkv-decode:every=3", "block:every=2", "d2cache:masks=4"]
 
 
 class Dense(Watcher):

@@ -9,11 +9,20 @@ from torch import Tensor
 from sinkscope.attention import Columns, LayerCall
 from sinkscope.decoding.caches.keeping import SINK_EXCESS, by_group, excess, loss_without, nearness, outside_of, pick
 from sinkscope.decoding.caches.policy import CachePolicy, Moment, Places, Plan
-from sinkscope.decoding.caches.triggers import LEVELS, attention_drifted, block_columns, block_rows, commits_unsure, sinks_moved
+from sinkscope.decoding.caches.triggers import (
+    LEVELS,
+    attention_drifted,
+    block_columns,
+    block_rows,
+    commits_open,
+    commits_unsure,
+    sinks_moved,
+)
 from sinkscope.decoding.canvas import Batch
 from sinkscope.decoding.settings import Settings
 from sinkscope.models.family import Family
 
+FIRED = {"sink": sinks_moved, "drift": attention_drifted, "confidence": commits_unsure, "entropy": commits_open}
 MEASURED = ("sinks", "top", "no-sinks", "norm", "attended", "oracle")
 
 
@@ -32,8 +41,9 @@ class BlockCache(CachePolicy):
             would change the block's attention output most if it were not read; ``random`` ones; the ``first`` ones; a ``window``, those
             nearest to the block.
         trigger: what else refreshes a row, see `triggers`: a main ``sink`` that moves, ``drift`` of the attention to the most attended key,
-            low ``confidence`` of what was committed.
+            low ``confidence`` of what was committed, or a high ``entropy`` of what it was chosen from.
         level: of the trigger; `triggers.LEVELS` when None.
+        recent: for how many steps ``fresh=changed`` computes a token anew after it was committed.
         sinks: how many positions outside of the block ``fresh=sinks`` computes with it.
         budget: number of keys outside of the block that are read, where not all are.
         window: how many of the budget ``sinks`` leaves to the positions nearest to the block, at least.
@@ -44,8 +54,9 @@ class BlockCache(CachePolicy):
 
     fresh: Literal["block", "suffix", "sinks", "changed", "all"] = "block"
     every: int | None = None
-    trigger: Literal["none", "sink", "drift", "confidence"] = "none"
+    trigger: Literal["none", "sink", "drift", "confidence", "entropy"] = "none"
     level: float | None = None
+    recent: int = 1
     sinks: int = 4
     keep: Literal["all", "sinks", "top", "no-sinks", "norm", "attended", "oracle", "random", "first", "window"] = "all"
     budget: int | None = None
@@ -68,8 +79,12 @@ class BlockCache(CachePolicy):
             raise self.refuse(f"fresh={self.fresh} computes keys that keep leaves out; use fresh=block")
         if self.keep != "all" and self.trigger != "none":
             raise self.refuse(f"trigger={self.trigger} looks at keys that keep leaves out; leave one of them out")
-        if self.level is not None and (self.trigger == "none" or not 0 < self.level <= 1):
-            raise self.refuse(f"expected level above 0 and up to 1, beside a trigger, found {self.level:g} and trigger={self.trigger}")
+        most = float("inf") if self.trigger == "entropy" else 1
+        if self.level is not None and (self.trigger == "none" or not 0 < self.level <= most):
+            up_to = "" if self.trigger == "entropy" else " and up to 1"
+            raise self.refuse(f"expected level above 0{up_to}, beside a trigger, found {self.level:g} and trigger={self.trigger}")
+        if self.recent < 1 or (self.recent > 1 and self.fresh != "changed"):
+            raise self.refuse(f"expected recent as a number of steps from 1 upwards, beside fresh=changed, found {self.recent}")
         if self.fresh == "sinks" and self.trigger == "drift":
             raise self.refuse("trigger=drift does not note where sinks are, which fresh=sinks needs; use trigger=sink, or fresh=block")
         if self.sinks < 1:
@@ -87,7 +102,7 @@ class BlockCache(CachePolicy):
         if self.trigger == "none":
             return None
         level = LEVELS[self.trigger] if self.level is None else self.level
-        return {"sink": sinks_moved, "drift": attention_drifted, "confidence": commits_unsure}[self.trigger](moment, level)
+        return FIRED[self.trigger](moment, level)
 
     def watches(self, refresh: bool) -> bool:
         return self.trigger in ("sink", "drift") or (refresh and self.fresh == "sinks")
@@ -108,8 +123,12 @@ class BlockCache(CachePolicy):
             columns = moment.at_refresh.sum((1, 2)).masked_fill(~outside_of(moment), -torch.inf)
             return Plan(_marked(block, moment.real).scatter(1, columns.topk(self.sinks, dim=-1).indices, True), open=block)
         fresh = torch.zeros_like(moment.masked)
-        fresh[:, block] = moment.masked[:, block] | moment.commits[-1][:, block]
+        fresh[:, block] = moment.masked[:, block] | torch.stack(list(moment.commits[-self.recent :])).any(0)[:, block]
         return Plan(fresh)
+
+    @property
+    def judges(self) -> bool:
+        return self.trigger == "entropy"
 
     @property
     def measures(self) -> bool:

@@ -47,9 +47,25 @@ def block_weights(call: LayerCall, moment: Moment, dtype: torch.dtype = torch.fl
 
     The queries of a call that computes a part of the canvas are those of its part; one outside of the block has the weight 0 everywhere.
     """
-    query = (call.query[:, :, moment.start : moment.stop] if call.part is None else call.query).to(dtype)
+    weights = attention_weights(call, moment.real, slice(moment.start, moment.stop) if call.part is None else slice(None), dtype)
+    if call.part is None:
+        return weights
+    places = call.part.queries
+    return weights * ((places >= moment.start) & (places < moment.stop))[:, None, :, None]
+
+
+def attention_weights(call: LayerCall, real: Tensor, queries: slice, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return the attention of some queries of a call, [row, head, query, key], constant keys in front first.
+
+    Args:
+        call: of a layer.
+        real: bool [row, position], the keys that are no padding.
+        queries: of the call, those that are wanted.
+        dtype: in which it is computed.
+    """
+    query = call.query[:, :, queries].to(dtype)
     scores = query @ _over_heads(call.key, call, dtype).transpose(-1, -2)
-    scores = scores.div(query.shape[-1] ** 0.5).masked_fill(~moment.real[:, None, None], -torch.inf)
+    scores = scores.div(query.shape[-1] ** 0.5).masked_fill(~real[:, None, None], -torch.inf)
     if call.own is not None:
         if call.own.keys is None:
             assert call.own.logits is not None
@@ -57,11 +73,7 @@ def block_weights(call: LayerCall, moment: Moment, dtype: torch.dtype = torch.fl
         else:
             front = query @ _over_heads(call.own.keys, call, dtype).transpose(-1, -2) / query.shape[-1] ** 0.5
         scores = torch.cat([front, scores], dim=-1)
-    weights = scores.softmax(-1)
-    if call.part is None:
-        return weights
-    places = call.part.queries
-    return weights * ((places >= moment.start) & (places < moment.stop))[:, None, :, None]
+    return scores.softmax(-1)
 
 
 def _over_heads(tensor: Tensor, call: LayerCall, dtype: torch.dtype) -> Tensor:

@@ -14,14 +14,14 @@ class Measurer(Hider):
 
     Attributes:
         found: what `CachePolicy.measure` returned for each layer of a refresh.
-        watched: what `CachePolicy.watch` returned for each layer of a step.
+        watched: what `CachePolicy.follow` returned in the last layer of a step.
     """
 
     def __init__(self) -> None:
         self._asked: tuple[CachePolicy, Moment] | None = None
         self._watching: tuple[CachePolicy, Moment] | None = None
         self.found: list[Tensor] = []
-        self.watched: list[Tensor] = []
+        self.watched: Tensor | None = None
 
     @contextmanager
     def measuring(self, policy: CachePolicy, moment: Moment) -> Iterator[None]:
@@ -35,7 +35,7 @@ class Measurer(Hider):
     @contextmanager
     def watching(self, policy: CachePolicy, moment: Moment) -> Iterator[None]:
         """Watch while the body runs."""
-        self._watching, self.watched = (policy, moment), []
+        self._watching, self.watched = (policy, moment), None
         try:
             yield
         finally:
@@ -44,7 +44,7 @@ class Measurer(Hider):
     def hide(self, call: LayerCall) -> None:
         if self._watching is not None:
             policy, moment = self._watching
-            self.watched.append(policy.watch(call, moment))
+            self.watched = policy.follow(self.watched, call, moment)
 
     def observes(self, call: LayerCall) -> bool:
         return self._asked is not None

@@ -1,5 +1,7 @@
 """What the memory of a cache comes to, and the message where it does not suffice."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -39,6 +41,17 @@ def free_bytes(device: torch.device) -> int | None:
     except OSError:
         return None
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+
+
+@contextmanager
+def saying_what_fits(model: Model, policy: str, rows: int, width: int, free: int | None) -> Iterator[None]:
+    """Turn an error of memory of the body into `does_not_fit`."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if is_out_of_memory(error):
+            raise does_not_fit(model, policy, rows, width, free) from error
+        raise
 
 
 def does_not_fit(model: Model, policy: str, rows: int, width: int, free: int | None) -> ModelError:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from sinkscope.attention import Columns, LayerCall
@@ -22,7 +23,7 @@ Places = Tensor | slice
 """Positions of a canvas: a slice of columns for all rows, or bool [batch, position]."""
 
 
-MEASURED = ("confidence", "now", "before", "at_refresh", "scores", "values")
+MEASURED = ("confidence", "entropy", "surveyed", "now", "before", "at_refresh", "scores", "values")
 """What `Moment.of_rows` leaves out."""
 
 
@@ -40,6 +41,10 @@ class Moment:
         scores: what `CachePolicy.measure` returned for each layer of a refresh; only for `CachePolicy.kept` of a policy that measures.
         confidence: float32 [batch, position], of the tokens that the step before has committed or could have; NaN elsewhere, None in the
             first step of a generation.
+        entropy: float32 [batch, position], of the distributions of those tokens in nats, like ``confidence``; None unless the policy
+            asks for it.
+        surveyed: float32 [batch, position], the probability of the likeliest token of every mask in the first step of the generation, NaN
+            elsewhere; None unless the policy asks for it.
         now, before, at_refresh: what `CachePolicy.watch` returned in the last step, in the one before it, and in the last refresh of each
             row, [batch, layer, …]; None where there was no such step.
         values: norms of the stored values of each layer, float32 [batch, kv_head, position]; where there are scores.
@@ -57,6 +62,8 @@ class Moment:
     real: Tensor
     commits: Sequence[Tensor] = ()
     confidence: Tensor | None = None
+    entropy: Tensor | None = None
+    surveyed: Tensor | None = None
     now: Tensor | None = None
     before: Tensor | None = None
     at_refresh: Tensor | None = None
@@ -99,6 +106,10 @@ class CachePolicy(ABC):
     """The policy's name in the text form."""
     double: ClassVar[bool] = False
     """Whether confidences are taken in float64, as the published code of the policy does."""
+    lasting: ClassVar[bool] = False
+    """Whether a block begins without a refresh. The plan of a step is then made when the step before it has ended, from its block."""
+    surveys: ClassVar[bool] = False
+    """Whether the first step of a generation takes the confidence of every mask, see `Moment.surveyed`."""
 
     def first(self, moment: Moment) -> Plan:
         """Return the plan of the first step of a block, which is always a refresh; it may say where tokens may be committed."""
@@ -125,8 +136,18 @@ class CachePolicy(ABC):
         """Return what is to be known of a layer before the next step is planned, [row, …]; see `watches`."""
         raise NotImplementedError
 
+    def follow(self, so_far: Tensor | None, call: LayerCall, moment: Moment) -> Tensor:
+        """Return what is to be known of all layers up to this one, [row, …]; of the last layer it becomes `Moment.now`."""
+        found = self.watch(call, moment)[:, None]
+        return found if so_far is None else torch.cat([so_far, found], dim=1)
+
     def watches(self, refresh: bool) -> bool:
         """Whether `watch` is asked in every layer of a refresh, or of another step."""
+        return False
+
+    @property
+    def judges(self) -> bool:
+        """Whether `Moment.entropy` is needed."""
         return False
 
     @property
@@ -162,3 +183,31 @@ class CachePolicy(ABC):
     def refuse(self, what: str) -> CallError:
         """Return the error that says what does not fit."""
         return CallError(f"cache {self.text}: {what}")
+
+
+class LayeredPolicy(CachePolicy):
+    """Decides in every layer by itself what is computed, and keeps the outputs of attention and MLP of every layer for the rest.
+
+    The residual stream of all positions is carried through the network; a position that a layer does not compute gets that layer's stored
+    outputs.
+    """
+
+    def plan(self, moment: Moment) -> Plan:
+        return Plan()
+
+    @abstractmethod
+    def whole_parts(self, layer: int, number: int) -> tuple[bool, bool]:
+        """Return whether a layer computes all of the prompt, and all of the answer, in a step of the generation, from 0."""
+
+    @abstractmethod
+    def share(self, length: int) -> int:
+        """Return how many of the positions of an answer a layer computes where it does not compute all of them."""
+
+    @abstractmethod
+    def choose(self, values: Tensor, before: Tensor) -> Tensor:
+        """Return which positions of the answer these are, int64 [row, chosen].
+
+        Args:
+            values: of all positions of the answer, new, [row, position, width].
+            before: those that were stored.
+        """

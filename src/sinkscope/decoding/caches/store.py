@@ -53,6 +53,13 @@ class KeyValueStore:
                 held[layer] = tensor[chosen]
         self.rows = list(rows)
 
+    def renew_values(self, layer: int, rows: Tensor, places: slice, values: Tensor) -> Tensor:
+        """Store values of a layer, [row, position, kv_head · dim], and return those that were there."""
+        held = self._values[layer]
+        before = held[rows, :, places].transpose(1, 2).flatten(2)
+        held[rows, :, places] = values.unflatten(-1, (held.shape[1], -1)).transpose(1, 2)
+        return before
+
     def value_norms(self) -> list[Tensor]:
         """Return the norms of the stored values of each layer, float32 [row, kv_head, position]."""
         return [torch.linalg.vector_norm(self._values[layer].float(), dim=-1) for layer in sorted(self._values)]

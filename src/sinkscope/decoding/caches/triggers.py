@@ -8,6 +8,9 @@ drift       the attention that the most attended key of the step before gets has
             the block's queries, is below ``level`` in some layer. After Elastic-Cache (Nguyen-Tri et al., 2025), which refreshes only the
             layers behind; its code was not at hand, and nothing here is claimed to equal it.
 confidence  the step before has committed a token with a probability below ``level``.
+entropy     the step before has committed a token whose distribution has an entropy above ``level``, in nats. After EntropyCache (Cheong et
+            al., 2026), which also computes the tokens written last (``fresh=changed,recent=N``); its code has not been published, and
+            nothing here is claimed to equal it.
 """
 
 import torch
@@ -18,7 +21,7 @@ from sinkscope.attention import LayerCall
 from sinkscope.decoding.caches.keeping import SINK_EXCESS, block_weights, excess
 from sinkscope.decoding.caches.policy import Moment
 
-LEVELS = {"sink": 0.25, "drift": 0.9, "confidence": 0.5}
+LEVELS = {"sink": 0.25, "drift": 0.9, "confidence": 0.5, "entropy": 1.0}
 """The default level of each trigger."""
 
 
@@ -64,3 +67,10 @@ def commits_unsure(moment: Moment, level: float) -> Tensor:
     if moment.confidence is None or not moment.commits:
         return torch.zeros(len(moment.real), dtype=torch.bool, device=moment.real.device)
     return (moment.commits[-1] & (moment.confidence < level)).any(-1)
+
+
+def commits_open(moment: Moment, level: float) -> Tensor:
+    """Return in which rows the step before has committed a token from a distribution with more than ``level`` nats, bool [batch]."""
+    if moment.entropy is None or not moment.commits:
+        return torch.zeros(len(moment.real), dtype=torch.bool, device=moment.real.device)
+    return (moment.commits[-1] & (moment.entropy > level)).any(-1)

@@ -1,0 +1,244 @@
+"""Computes the positions that a cache policy names, and reads the stored keys and values of the others."""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sinkscope.attention import CallPart, current_session
+from sinkscope.decoding.caches.measurer import Measurer
+from sinkscope.decoding.caches.memory import free_bytes, saying_what_fits
+from sinkscope.decoding.caches.policy import CachePolicy, Moment, Places, Plan
+from sinkscope.decoding.caches.store import KeyValueStore
+from sinkscope.decoding.caches.whole_reader import WholeReader, rows_of
+from sinkscope.decoding.canvas import Layout
+from sinkscope.decoding.work import WorkMeter
+from sinkscope.models import Model
+
+
+class CachedReader(WholeReader):
+    """Computes the positions that a policy names, and reads the stored keys and values of the others."""
+
+    def __init__(
+        self, model: Model, layout: Layout, meter: WorkMeter, policy: CachePolicy, real: Tensor, settings: Any = None, width: int = 0
+    ) -> None:
+        super().__init__(model, layout, meter)
+        self.policy, self.double, self._real = policy, policy.double, real
+        self._told = {"heads": (model.card.layers, model.card.kv_heads), "shift": model.family.shift, "settings": settings, "width": width}
+        self.measurer = Measurer()
+        self._store, self._free = KeyValueStore(), free_bytes(model.device)
+        self._moment: Moment | None = None
+        self._plan = Plan()
+        self._kept: Tensor | None = None
+        self._block = (0, real.shape[1])
+        self._number = 0
+        self._commits: list[Tensor] = []
+        self._confidence: Tensor | None = None
+        self._entropy: Tensor | None = None
+        self._surveyed: Tensor | None = None
+        self._ahead: Tensor | None = None
+        self._watched: dict[str, Tensor | None] = {"now": None, "before": None, "at_refresh": None}
+        self._charged: Sequence[int] = ()
+
+    def begin_block(self, start: int, stop: int) -> None:
+        self._block, self._number, self._commits = (start, stop), 0, []
+
+    def open_places(self, tokens: Tensor, masked: Tensor) -> Tensor | None:
+        self._moment = self._now(tokens, masked)
+        if self.policy.lasting:
+            self._plan = Plan(self._ahead)
+        else:
+            self._plan = self.policy.plan(self._moment) if self._number else self.policy.first(self._moment)
+        return self._marked(self._plan.fresh if self._plan.open is None else self._plan.open)
+
+    def _now(self, tokens: Tensor, masked: Tensor) -> Moment:
+        made = {"confidence": self._confidence, "entropy": self._entropy, "surveyed": self._surveyed, **self._told, **self._watched}
+        return Moment(self._number, *self._block, tokens, masked, self._real, tuple(self._commits), **made)
+
+    def read(self, inputs: Tensor, rows: Sequence[int] | None = None, together: bool = False) -> Tensor:
+        self._charged = range(len(inputs)) if rows is None else rows
+        rows = list(range(len(inputs))) if rows is None or (together and not self.policy.lasting) else list(rows)
+        fresh = self._plan.fresh
+        self._watched["before"] = None if self._watched["now"] is None else self._watched["now"].clone()
+        if fresh is None:
+            self._refresh(inputs, rows)
+        else:
+            if not self.policy.lasting:
+                self._store.hold(rows)
+            if isinstance(fresh, slice):
+                self._compute(inputs, rows, fresh)
+            else:
+                self._compute_marked(inputs, rows, fresh)
+        self._number += 1
+        assert self._hidden is not None
+        return self._hidden
+
+    def surveys(self) -> bool:
+        return self.policy.surveys and self._surveyed is None
+
+    def survey(self, logits: Tensor, masked: Tensor) -> None:
+        sure = torch.softmax(logits, dim=-1).amax(-1).float()
+        self._surveyed = torch.full(masked.shape, torch.nan, device=masked.device).masked_scatter_(masked, sure)
+
+    def judge(self, logits: Tensor, candidates: Tensor) -> None:
+        if self.policy.judges:
+            found = torch.distributions.Categorical(logits=logits.float()).entropy()
+            self._entropy = torch.full(candidates.shape, torch.nan, device=candidates.device).masked_scatter_(candidates, found)
+
+    def committed(self, written: Tensor, confidence: Tensor) -> None:
+        self._commits.append(written >= 0)
+        self._confidence = confidence
+        if self.policy.lasting:
+            self._plan_ahead(written)
+
+    def _plan_ahead(self, written: Tensor) -> None:
+        """Make the plan of the next step for the rows that this one has computed."""
+        assert self._moment is not None
+        tokens = torch.where(written >= 0, written, self._moment.tokens)
+        masked = self._moment.masked & ((written < 0) | (written == self.model.card.mask_id))
+        fresh = self._marked(self.policy.plan(self._now(tokens, masked)).fresh)
+        assert fresh is not None
+        if self._ahead is None:
+            self._ahead = fresh
+        else:
+            self._ahead[list(self._charged)] = fresh[list(self._charged)]
+
+    def _marked(self, places: Places | None) -> Tensor | None:
+        if not isinstance(places, slice):
+            return places
+        marked = torch.zeros_like(self._real)
+        marked[:, places] = True
+        return marked
+
+    def _refresh(self, inputs: Tensor, rows: list[int]) -> None:
+        """Compute all positions of some rows, and ask the policy which keys they read from now on."""
+        for row in self._charged:
+            self.meter.add(row, self._lengths[row], self._lengths[row])
+        moment, whole, measures = self._moment, len(rows) == len(self._real), self.policy.measures
+        assert moment is not None
+        moment = moment if whole else moment.of_rows(rows)
+        self._store.refresh(rows)
+        layout = self.layout if whole else rows_of(self.layout, rows)
+        part = None if whole else self._part(rows, slice(None))
+        with self.measurer.measuring(self.policy, moment) if measures else nullcontext():
+            found = self._forward(inputs if whole else inputs[rows], layout.positions, layout.seen, part, rows, refresh=True)
+        self._put(found, rows, slice(None))
+        if measures:
+            moment = replace(moment, scores=self.measurer.found, values=self._store.value_norms())
+        kept = self.policy.kept(moment)
+        if kept is None or whole or self._kept is None:
+            self._kept = kept
+        else:
+            self._kept[rows] = kept
+
+    def _compute(self, inputs: Tensor, rows: list[int], fresh: slice) -> None:
+        """Compute the same positions of some rows."""
+        whole = len(rows) == len(self._real)
+        self._store.compute(fresh, self._read_keys(rows))
+        tokens, positions = inputs[:, fresh], self.layout.positions[:, fresh]
+        if not whole:
+            tokens, positions = tokens[rows], positions[rows]
+        real, keys = self._real[:, fresh].sum(-1).tolist(), self._key_counts()
+        for row in self._charged:
+            self.meter.add(row, real[row], keys[row])
+        self._put(self._forward(tokens, positions, self._seen(rows, tokens.shape[1]), self._part(rows, fresh), rows), rows, fresh)
+
+    def _compute_marked(self, inputs: Tensor, rows: list[int], fresh: Tensor) -> None:
+        """Compute marked positions, of which each row may have another number; rows with all of them in a call of their own."""
+        fresh = fresh & self._real
+        held = self._store.rows
+        counts = fresh.sum(-1).tolist()
+        whole = [row for row in rows if counts[row] == self._lengths[row]]
+        for refresh, group in ((True, whole), (False, [row for row in rows if row not in whole])):
+            if any(counts[row] for row in group):
+                self._compute_group(inputs, held, group, fresh, counts, refresh)
+
+    def _compute_group(self, inputs: Tensor, held: list[int], rows: list[int], fresh: Tensor, counts: list[int], refresh: bool) -> None:
+        """Compute the marked positions of some of the rows that are held."""
+        most = max(counts[row] for row in rows)
+        # A row with fewer positions computes its first ones again, to the same result; a row with none computes its last position.
+        order = torch.where(fresh, torch.arange(fresh.shape[1], device=fresh.device), fresh.shape[1]).sort(dim=-1).values[:, :most]
+        first = torch.where(order[:, :1] < fresh.shape[1], order[:, :1], fresh.shape[1] - 1)
+        places = torch.where(order < fresh.shape[1], order, first)[rows]
+        mine = None if rows == held else torch.tensor([held.index(row) for row in rows], device=inputs.device)
+        self._store.compute(places, self._read_keys(rows), mine)
+        keys = self._key_counts()
+        for row in self._charged:
+            if counts[row] and row in rows:
+                self.meter.add(row, counts[row], keys[row])
+        tokens, positions = inputs[rows].gather(1, places), self.layout.positions[rows].gather(1, places)
+        part = self._part(rows, torch.where(order[rows] < fresh.shape[1], order[rows], -1))
+        self._put(self._forward(tokens, positions, self._seen(rows, most), part, rows, refresh), rows, places)
+
+    def _read_keys(self, rows: list[int]) -> Tensor | None:
+        """Return which keys some rows read, int64 [row, 1 or layer, 1 or kv_head, key]; None for all."""
+        return None if self._kept is None else self._kept[rows].clamp(min=0)
+
+    def _key_counts(self) -> list[int]:
+        """Return how many keys a query of each row reads."""
+        return self._lengths if self._kept is None else (self._kept[:, 0, 0] >= 0).sum(-1).tolist()
+
+    def _seen(self, rows: list[int], queries: int) -> Tensor | None:
+        """Return which of the keys count, bool [row, 1, query, key]; None where all do."""
+        if self._kept is not None:
+            real = self._kept[rows][:, 0, 0] >= 0
+            if bool(real.all()):
+                return None
+        elif self.layout.seen is None:
+            return None
+        else:
+            real = self._real[rows]
+        return real[:, None, None].expand(-1, 1, queries, -1)
+
+    def _part(self, rows: list[int], queries: slice | Tensor) -> CallPart | None:
+        """Return the part of the canvas that a call computes, for what watches the model; None where nothing does."""
+        if current_session(self.model.network) is None:
+            return None
+        if isinstance(queries, slice):
+            queries = torch.arange(self._real.shape[1], device=self._real.device)[queries].expand(len(rows), -1)
+        return CallPart(torch.tensor(rows, device=queries.device), queries)
+
+    def _forward(
+        self, tokens: Tensor, positions: Tensor, seen: Tensor | None, part: CallPart | None, rows: list[int], refresh: bool = False
+    ) -> Tensor:
+        session, watches = current_session(self.model.network), self.policy.watches(refresh)
+        assert self._moment is not None
+        moment = self._moment if len(rows) == len(self._real) else self._moment.of_rows(rows)
+        with (
+            nullcontext() if session is None else session.computing(part),
+            self.measurer.watching(self.policy, moment) if watches else nullcontext(),
+            saying_what_fits(self.model, self.policy.text, len(rows), self._real.shape[1], self._free),
+        ):
+            output = self.model.network.model(
+                input_ids=tokens, attention_mask=seen, position_ids=positions, past_key_values=self._store, use_cache=True
+            )
+        if watches:
+            assert self.measurer.watched is not None
+            self._note(self.measurer.watched, rows, refresh)
+        return output.last_hidden_state.to(tokens.device)
+
+    def _note(self, found: Tensor, rows: list[int], refresh: bool) -> None:
+        """Keep what was watched in some rows, [row, layer, …]."""
+        for name in ("now", "at_refresh") if refresh else ("now",):
+            kept = self._watched[name]
+            kept = found.new_zeros(len(self._real), *found.shape[1:]) if kept is None else kept.clone()
+            kept[rows] = found
+            self._watched[name] = kept
+
+    def _put(self, found: Tensor, rows: list[int], fresh: slice | Tensor) -> None:
+        """Put the hidden states of the fresh positions of some rows into those of the batch."""
+        whole = len(rows) == len(self._real)
+        if isinstance(fresh, slice) and fresh == slice(None) and whole:
+            self._hidden = found
+            return
+        assert self._hidden is not None
+        if isinstance(fresh, slice):
+            if whole:
+                self._hidden[:, fresh] = found
+            else:
+                self._hidden[rows, fresh] = found
+        else:
+            self._hidden[torch.tensor(rows, device=found.device)[:, None], fresh] = found

@@ -1,0 +1,153 @@
+"""Computes other positions in every layer, and takes the stored outputs of the layer for the rest; see `policy.LayeredPolicy`."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sinkscope.decoding.caches.memory import free_bytes, saying_what_fits
+from sinkscope.decoding.caches.policy import LayeredPolicy
+from sinkscope.decoding.caches.store import KeyValueStore
+from sinkscope.decoding.caches.whole_reader import WholeReader, rows_of
+from sinkscope.decoding.canvas import Layout
+from sinkscope.decoding.work import WorkMeter
+from sinkscope.models import Model
+
+
+class LayeredReader(WholeReader):
+    """Computes in each layer what a layered policy says.
+
+    A row counts its own steps, those in which it is still being written, so that it does not depend on its neighbours.
+    """
+
+    def __init__(self, model: Model, layout: Layout, meter: WorkMeter, policy: LayeredPolicy, real: Tensor, width: int) -> None:
+        super().__init__(model, layout, meter)
+        self.policy, self.double, self._real, self._prompt = policy, policy.double, real, width
+        self._layers: Any = model.network.model.layers
+        self._store, self._free = KeyValueStore(), free_bytes(model.device)
+        self._attention: dict[int, Tensor] = {}
+        self._mlp: dict[int, Tensor] = {}
+        self._steps = [0] * len(real)
+
+    def read(self, inputs: Tensor, rows: Sequence[int] | None = None, together: bool = False) -> Tensor:
+        rows = list(range(len(inputs))) if rows is None else list(rows)
+        groups: dict[tuple[bool, bool], list[int]] = {}
+        for row in rows:
+            groups.setdefault(self.policy.whole_parts(len(self._layers), self._steps[row]), []).append(row)
+        for group in groups.values():
+            found = self._call(inputs[group], group)
+            if self._hidden is None:
+                self._hidden = found
+            else:
+                self._hidden[group] = found
+        for row in rows:
+            self._steps[row] += 1
+        assert self._hidden is not None
+        return self._hidden
+
+    def _call(self, tokens: Tensor, rows: list[int]) -> Tensor:
+        """Return the hidden states of some rows, all of which are at steps that compute the same parts."""
+        number, first = self._steps[rows[0]], not self._mlp
+        layout = rows_of(self.layout, rows)
+        if first:
+            self._store.refresh(rows)
+        for row in rows:
+            self._charge(row, number)
+        with saying_what_fits(self.model, self.policy.text, len(rows), self._real.shape[1], self._free), self._replaced(rows, number):
+            output = self.model.network.model(
+                input_ids=tokens, attention_mask=layout.seen, position_ids=layout.positions, past_key_values=self._store, use_cache=True
+            )
+        return output.last_hidden_state.to(tokens.device)
+
+    def _charge(self, row: int, number: int) -> None:
+        """Count the work of a row in a step."""
+        prompt, answer = self._lengths[row] - self._answer, self._answer
+        computed, values = [], 0
+        for layer in range(len(self._layers)):
+            whole_prompt, whole_answer = self.policy.whole_parts(layer, number)
+            some = 0 if whole_answer else self.policy.share(answer)
+            computed.append(prompt * whole_prompt + (answer if whole_answer else some))
+            values += answer - some if some else 0
+        self.meter.add_layers(row, computed, self._lengths[row], values)
+
+    @property
+    def _answer(self) -> int:
+        return self._real.shape[1] - self._prompt
+
+    @contextmanager
+    def _replaced(self, rows: list[int], number: int) -> Iterator[None]:
+        """Let every layer compute what the policy says, while the body runs."""
+        mine = torch.tensor(rows, device=self._real.device)
+        for index, layer in enumerate(self._layers):
+            layer.forward = self._forward_of(index, layer, mine, number)
+        try:
+            yield
+        finally:
+            for layer in self._layers:
+                del layer.forward
+
+    def _forward_of(self, index: int, layer: Any, rows: Tensor, number: int) -> Any:
+        """Return a layer's forward in a step of some rows."""
+
+        def forward(hidden: Tensor, *, position_embeddings: tuple[Tensor, Tensor], attention_mask: Tensor | None, **given: Any) -> Tensor:
+            entering = layer.input_layernorm(hidden)
+            places, values = self._places(index, layer, entering, rows, number)
+            chosen = places[..., None]
+            angles = tuple(one.expand(len(rows), -1, -1).gather(1, chosen.expand(-1, -1, one.shape[-1])) for one in position_embeddings)
+            real = self._real[rows]
+            mask = None if attention_mask is None else real[:, None, None].expand(-1, 1, places.shape[1], -1)
+            if self._mlp.get(index) is not None:
+                self._store.compute(places, None, rows)
+            some = entering.gather(1, chosen.expand(-1, -1, entering.shape[-1]))
+            attended = hidden.new_zeros(some.shape)
+            if places.shape[1]:
+                with _giving(layer.self_attn.v_proj, values):
+                    attended, _ = layer.self_attn(hidden_states=some, position_embeddings=angles, attention_mask=mask, **given)
+            hidden = hidden + _renewed(self._attention, index, rows, places, attended)
+            some = layer.post_attention_layernorm(hidden.gather(1, chosen.expand(-1, -1, hidden.shape[-1])))
+            return hidden + _renewed(self._mlp, index, rows, places, layer.mlp(some) if places.shape[1] else some)
+
+        return forward
+
+    def _places(self, index: int, layer: Any, entering: Tensor, rows: Tensor, number: int) -> tuple[Tensor, Tensor | None]:
+        """Return the positions that a layer computes, int64 [row, chosen], padding in front of the prompt included, and their values.
+
+        The values are None where all positions of the answer or none of them are computed, and so are not known before.
+        """
+        prompt, answer = self.policy.whole_parts(index, number)
+        place = torch.arange(entering.shape[1], device=entering.device).expand(len(rows), -1)
+        front = place[:, : self._prompt if prompt else 0]
+        if answer:
+            return torch.cat([front, place[:, self._prompt :]], dim=1), None
+        if not self.policy.share(self._answer):
+            return front, None
+        values = layer.self_attn.v_proj(entering[:, self._prompt :])
+        chosen = self.policy.choose(values, self._store.renew_values(index, rows, slice(self._prompt, None), values))
+        values = values.gather(1, chosen[..., None].expand(-1, -1, values.shape[-1]))
+        if prompt:
+            values = torch.cat([layer.self_attn.v_proj(entering[:, : self._prompt]), values], dim=1)
+        return torch.cat([front, self._prompt + chosen], dim=1), values
+
+
+@contextmanager
+def _giving(projection: Any, values: Tensor | None) -> Iterator[None]:
+    """Let a projection return values that are known already, while the body runs."""
+    if values is None:
+        yield
+        return
+    projection.forward = lambda entering: values
+    try:
+        yield
+    finally:
+        del projection.forward
+
+
+def _renewed(held: dict[int, Tensor], index: int, rows: Tensor, places: Tensor, found: Tensor) -> Tensor:
+    """Store a layer's outputs at the places that were computed, and return those of all places of the rows."""
+    if index not in held:
+        held[index] = found
+        return found
+    held[index][rows[:, None], places] = found
+    return held[index][rows]
