@@ -1,4 +1,4 @@
-# make demo | test | test-portable | hostile | wheel | lint | bench — each installs first; `make install` takes no time when it is up to date.
+# make demo | test | test-portable | hostile | wheel | docs | lint | bench — each installs first; `make install` takes no time when it is up to date.
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,7 +7,7 @@ EXTRAS := dev,eval,slurm,export,spread,notebook
 WORKERS ?= 2
 
 .DELETE_ON_ERROR:
-.PHONY: install demo test test-portable hostile wheel lint bench clean
+.PHONY: install demo test test-portable hostile wheel docs lint bench clean
 
 install: $(STAMP)
 
@@ -58,6 +58,11 @@ hostile: install
 # The wheel and the sdist in dist/; the wheel is installed where nothing else is, with the versions of constraints.txt, and runs the demo.
 wheel: install
 	$(BIN)/python tests/wheel_trial.py --constraints constraints.txt $(ARGS)
+
+# The documentation site in build/site; every warning is an error. Its extra is installed when it is first built.
+docs: install
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	$(BIN)/python -m sphinx -W --keep-going -c docs/site -b html . build/site
 
 lint: install
 	$(BIN)/python -m ruff check .
