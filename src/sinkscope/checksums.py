@@ -85,6 +85,12 @@ def compare_sealed(path: Path, failure: Failure, advice: str = "") -> None:
     _compared.add((identity, SHA256))
 
 
+def sha256_of(path: Path) -> str:
+    """Return the sha256 of all bytes of a file, hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def compare_file(path: Path, sha256: str, failure: Failure, whose: str, advice: str = "") -> None:
     """Compare all bytes of a file with a sha256 that stands elsewhere; once a file and process.
 
@@ -98,8 +104,7 @@ def compare_file(path: Path, sha256: str, failure: Failure, whose: str, advice: 
     if (identity, sha256) in _compared:
         return
     try:
-        with path.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
+        found = sha256_of(path)
     except OSError as error:
         raise failure(f"{path} cannot be read ({error.strerror or error})") from error
     if found != sha256:

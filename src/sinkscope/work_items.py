@@ -10,6 +10,7 @@ Functions that touch the disk take ``failure``, the class of the exception that 
 import contextlib
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -42,7 +43,7 @@ def share_of_process() -> Share:
         CallError: numbers that make no sense.
     """
     rank, count = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
-    if not (rank.isdigit() and count.isdigit() and int(rank) < int(count)):
+    if not (re.fullmatch("[0-9]{1,9}", rank) and re.fullmatch("[0-9]{1,9}", count) and int(rank) < int(count)):
         raise CallError(f"expected RANK below WORLD_SIZE in the environment, as torchrun sets them, found RANK={rank}, WORLD_SIZE={count}")
     return Share(int(rank), int(count))
 

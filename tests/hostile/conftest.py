@@ -1,6 +1,5 @@
 """The specimens of the trial, and how many cases there are: all of them under ``make hostile``, a part in ``make test``."""
 
-import dataclasses
 import os
 import shutil
 
@@ -34,12 +33,10 @@ def whole(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def small_recipes(monkeypatch):
     """Recipes that train in a second."""
-    from sinkscope.lab.recipes import RECIPES, Architecture
+    from sinkscope.lab.recipes import RECIPES
 
-    small = Architecture(layers=1, hidden_size=16, heads=2, kv_heads=1, intermediate_size=16, max_positions=256, tied=True)
-    text = dataclasses.replace(RECIPES["lab-text-diffusion"], updates=1, architecture=small, snapshots=())
     monkeypatch.setitem(RECIPES, "lab-sink-token", specimens.RECIPE)
-    monkeypatch.setitem(RECIPES, "lab-text-diffusion", text)
+    monkeypatch.setitem(RECIPES, "lab-text-diffusion", specimens.TEXT_RECIPE)
 
 
 @pytest.fixture

@@ -18,7 +18,11 @@ RECIPE = dataclasses.replace(
     validate_every=2,
     save_every=1,
 )
+SMALL_TEXT = Architecture(layers=1, hidden_size=16, heads=2, kv_heads=1, intermediate_size=16, max_positions=256, tied=True)
+TEXT_RECIPE = dataclasses.replace(RECIPES["lab-text-diffusion"], updates=1, architecture=SMALL_TEXT, snapshots=(0,))
 SETTINGS = {"length": 8, "steps": 8, "block": 8}
+SHORT = {"length": 4, "steps": 4, "block": 4}
+ROLES = {**SHORT, "canvases": 1}
 
 
 def make_specimens(folder: Path) -> Path:
@@ -29,9 +33,12 @@ def make_specimens(folder: Path) -> Path:
     from sinkscope.decoding import resolve_settings
     from sinkscope.emergence import TrainingWatch, hold_out
     from sinkscope.evaluation import evaluate
-    from sinkscope.lab.corpus import LongText, make_corpus
+    from sinkscope.evaluation.cache_arms import read_arms
+    from sinkscope.evaluation.cache_comparison import compare_caches
+    from sinkscope.lab.corpus import LongText, make_corpus, open_corpus
     from sinkscope.roles.head_roles import HeadRole, Roles
     from sinkscope.roles.verdict import Estimate, Rules
+    from sinkscope.traces.bundles import write_bundle
 
     train_checkpoint(RECIPE, folder / "model")
     _half_trained(folder / "run")
@@ -54,6 +61,11 @@ def make_specimens(folder: Path) -> Path:
     (folder / "text.jsonl").write_text(json.dumps({"prompt": "a b", "answer": "c d"}) + "\n")
     words = "the cat sat on the mat and the dog ate the rat " * 40
     make_corpus([LongText("a", words), LongText("b", words[::-1], held_out=True)], folder / "corpus", vocabulary=300, progress=False)
+    train_checkpoint(TEXT_RECIPE, folder / "textrun", texts=open_corpus(folder / "corpus"))
+    write_bundle(sinkscope.open_trace(folder / "trace"), folder / "bundle", page="<!doctype html>")
+    sinkscope.find_roles(model, [problem_prompt("lab-arith", number, 0)["prompt"] for number in range(10)], out=folder / "found", **ROLES)
+    request = {"tasks": ["lab-arith"], "limit": 1, "shots": 0, "settings": SHORT}
+    compare_caches(model, arms=read_arms("none@threshold=0.9"), out=folder / "caches", progress=False, **request)
     return folder
 
 

@@ -43,6 +43,7 @@ TEXTS = ["", "\udcff", "\x1b[31m", "x" * 100_000, "٣", "none", "0", "-1", "../.
 CACHES = [
     *"nosuch block block: block:every=x block:every=0 block:every=-1 block:every=99999999999999999999 block:keep=sinks : ,".split(),
     *"block:budget=nan block:keep=sinks,budget=0 block:every=8,every=9 fast-dllm-dual:x=1 none:1 block:every=1e309".split(),
+    *f"block:keep=random,budget=2,seed={10**30} block:keep=top,budget={10**30} block:window=0 sparse-dllm:ratio=nan".split(),
     *["fast-dllm-prefix@threshold=0.9", "block:every=" + "9" * 5000],
 ]
 SHORT = ["--length", "4", "--steps", "4", "--block", "4"]

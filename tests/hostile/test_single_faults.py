@@ -3,8 +3,10 @@
 import json
 import os
 import resource
+import shutil
 import time
 
+import numpy as np
 import pytest
 from hostile import trial
 from safetensors.torch import load_file, save_file
@@ -164,3 +166,103 @@ def test_an_unknown_token_that_is_none_is_refused(place):
     path.write_text(json.dumps({**json.loads(path.read_text()), "unk_token": ""}))
     outcome = trial.run("check", str(place / "model"))
     assert trial.faults(outcome) == [] and "unk_token: expected one of the tokens, found ''" in outcome.err, outcome
+
+
+def _sealed_corpus(folder, change):
+    """Change the tokens of a corpus, and its manifest as if they had been written so."""
+    from sinkscope.checksums import sha256_of, with_checksum
+
+    manifest = json.loads((folder / "corpus.json").read_text())
+    tokens = np.fromfile(folder / "train.bin", "<u2")
+    change(tokens).tofile(folder / "train.bin")
+    manifest["files"]["train.bin"] = sha256_of(folder / "train.bin")
+    (folder / "corpus.json").write_text(json.dumps(with_checksum(manifest)))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda tokens: tokens * 0 + 65535, "as corpus.json says, found 65535"),
+        (lambda tokens: tokens[:100], "expected more than 256 tokens (one canvas) in each file, found 100"),
+        (lambda tokens: tokens[:0], "expected tokens of 2 bytes, found 0 bytes"),
+    ],
+    ids=["beyond the vocabulary", "short", "empty"],
+)
+def test_a_corpus_that_cannot_be_drawn_from(place, change, says):
+    _sealed_corpus(place / "corpus", change)
+    for more in ([], ["--watch", "1"]):
+        outcome = trial.run("train", "lab-text-diffusion", "--data", str(place / "corpus"), "--out", str(place / "out"), *more)
+        assert trial.faults(outcome, out=place / "out") == [] and says in outcome.err, outcome
+
+
+def test_a_corpus_that_changed_since_the_run_began(place):
+    words = ["train", "lab-text-diffusion", "--data", str(place / "corpus"), "--out", str(place / "textrun")]
+    assert trial.run(*words).status == 0
+    _sealed_corpus(place / "corpus", lambda tokens: tokens[::-1])
+    outcome = trial.run(*words)
+    assert trial.faults(outcome) == [] and "holds a run of another recipe (data 'corpus sha256:" in outcome.err, outcome
+
+
+def test_prompts_that_fill_every_canvas(place):
+    (place / "text.jsonl").write_text(json.dumps({"prompt": "a b " * 3000, "answer": "c"}))
+    outcome = trial.run("train", "lab-sink-token", "--data", str(place / "text.jsonl"), "--out", str(place / "out"))
+    assert trial.faults(outcome, out=place / "out") == [] and "expected prompts that leave room for an answer" in outcome.err, outcome
+    short = json.dumps({"prompt": "a", "answer": "b"})
+    (place / "text.jsonl").write_text("\n".join([json.dumps({"prompt": "a b " * 3000, "answer": "c"})] * 18 + [short]))
+    assert trial.run("train", "lab-sink-token", "--data", str(place / "text.jsonl"), "--out", str(place / "out")).status == 0
+
+
+def test_the_moments_of_another_training_are_refused(place):
+    """Two runs of one name would share a folder, and the second one's measurements would be the first one's."""
+    shutil.copytree(place / "textrun", place / "a/textrun")
+    words = ["watch-training", "--data", str(place / "corpus"), "--canvases", "2", "--out", str(place / "out")]
+    outcome = trial.run(*words, str(place / "textrun"), str(place / "a/textrun"))
+    assert trial.faults(outcome, out=place / "out") == [] and "found 'textrun' twice" in outcome.err, outcome
+    assert trial.run(*words, str(place / "textrun")).status == 0
+    weights = load_file(place / "textrun/snapshots/update-000000.safetensors")
+    weights["lm_head.weight" if "lm_head.weight" in weights else "model.embed_tokens.weight"][0] += 1
+    save_file(weights, place / "a/textrun/snapshots/update-000000.safetensors")
+    outcome = trial.run(*words, str(place / "a/textrun"))
+    assert trial.faults(outcome) == [] and "expected the moment of these weights, found that of others" in outcome.err, outcome
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), None])
+def test_a_snapshot_that_says_nothing_finite(place, value):
+    path = place / "textrun/snapshots/update-000000.safetensors"
+    weights = load_file(path)
+    for weight in weights.values():
+        weight.fill_(0 if value is None else value)
+    save_file(weights, path)
+    outcome = trial.run(
+        "watch-training", str(place / "textrun"), "--data", str(place / "corpus"), "--canvases", "2", "--out", str(place / "out")
+    )
+    if value is None:  # weights of 0 are allowed; they have no norms to compare
+        assert outcome.status == 0 and "Warning" not in outcome.err, outcome
+    else:
+        assert trial.faults(outcome, out=place / "out") == [] and "expected finite log-probabilities" in outcome.err, outcome
+
+
+def test_names_of_snapshots_that_are_none(place):
+    path = place / "textrun/snapshots/update-000000.safetensors"
+    for name in ("update-x", "update-", "update-1.5", "update-99999999999999999999", "update-000000 (copy)"):
+        shutil.copy(path, path.with_name(f"{name}.safetensors"))
+    words = ["watch-training", str(place / "textrun"), "--data", str(place / "corpus"), "--canvases", "2", "--out", str(place / "out")]
+    assert trial.run(*words).status == 0
+
+
+@pytest.mark.parametrize("rank", ["²", "9" * 5000, "x", "-1"])
+def test_numbers_of_processes_that_are_none(place, rank):
+    words = ["evaluate", str(place / "model"), "--limit", "1", "--shots", "0", "--length", "4", "--out", str(place / "out")]
+    outcome = trial.run(*words, environment={"RANK": rank, "WORLD_SIZE": "2"})
+    assert trial.faults(outcome, out=place / "out") == [] and "RANK below WORLD_SIZE" in outcome.err, outcome
+
+
+@pytest.mark.parametrize("parts", [lambda parts: [], lambda parts: parts * 2], ids=["none", "twice"])
+def test_a_bundle_of_a_trace_that_lists_other_parts(place, parts):
+    from sinkscope.checksums import with_checksum
+
+    path = place / "trace/manifest.json"
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps(with_checksum({**manifest, "parts": parts(manifest["parts"])})))
+    outcome = trial.run("bundle", str(place / "trace"), "--out", str(place / "out"))
+    assert trial.faults(outcome, out=place / "out") == [] and "expected each part once in manifest.json" in outcome.err, outcome

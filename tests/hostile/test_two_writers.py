@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+from hostile import trial
 
 from sinkscope.errors import CallError, SinkscopeError, TraceError, TrainingError
 from sinkscope.lab.checkpoint import train_checkpoint
@@ -15,7 +16,6 @@ from sinkscope.locks import CLAIM, claimed_file, claimed_folder
 
 HOLD = """
 import sys, time
-from pathlib import Path
 from sinkscope.errors import SinkscopeError
 from sinkscope.locks import claimed_folder
 with claimed_folder(Path(sys.argv[1]), SinkscopeError):
@@ -79,11 +79,17 @@ def test_a_file_is_claimed_beside_it(tmp_path):
 )
 def test_two_commands_at_once(whole, tmp_path, words):
     names = {"model": whole / "model", "trace": whole / "trace"}
-    command = [sys.executable, "-m", "sinkscope", *(word.format(**names) for word in words), "--out", str(tmp_path / "out")]
-    runs = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    ends = [(run.communicate(), run.returncode) for run in runs]
-    done = [out for (out, _), status in ends if status == 0]
-    refused = [err for (_, err), status in ends if status]
+    words = [*(word.format(**names) for word in words), "--out", str(tmp_path / "out")]
+    errors, runs = [tmp_path / "first", tmp_path / "second"], []
+    for path in errors:
+        path.touch()
+        runs.append(os.fork())
+        if not runs[-1]:
+            trial.command(words, os.open(os.devnull, os.O_WRONLY), os.open(path, os.O_WRONLY))
+    ends = [os.waitstatus_to_exitcode(os.waitpid(run, 0)[1]) for run in runs]
+    told = [path.read_text() for path in errors]
+    done = [status for status in ends if status == 0]
+    refused = [err for err, status in zip(told, ends, strict=True) if status]
     assert done, refused
     for err in refused:
         assert "another run is writing" in err or "already" in err or "something there" in err, err

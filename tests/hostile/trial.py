@@ -1,4 +1,4 @@
-"""Runs one command in a forked process, and judges how it ended.
+"""Runs commands in forked processes, and judges how they ended.
 
 A case is good if it ends with status 1 or 2 and one message in our own words, in under two seconds of processor time, and leaves nothing
 that looks whole. A case that may do no harm is also good with status 0.
@@ -7,14 +7,15 @@ that looks whole. A case that may do no harm is also good with status 0.
 import contextlib
 import gc
 import importlib
+import json
 import os
 import pkgutil
 import re
 import resource
 import select
 import signal
+import socket
 import sys
-import tempfile
 import time
 import warnings
 from collections.abc import Sequence
@@ -25,6 +26,10 @@ from typing import NoReturn
 SECONDS, LONGEST = 2.0, 40.0
 """Of processor time that a refusal may take; by the clock, after which a case counts as a hang."""
 MEMORY = 6 << 30
+TURNS = int(os.environ.get("HOSTILE_TURNS", "25"))
+"""Commands that share a forked process."""
+LARGE = 2 << 20
+"""KiB of memory at the most, from which on a process is not used again."""
 LIBRARIES = (
     "matplotlib.backends.backend_agg matplotlib.backends.backend_pdf pydantic scipy.stats scipy.optimize transformers tyro "
     "transformers.models.llama.modeling_llama pyarrow.parquet xarray zarr filelock docstring_parser tokenizers"
@@ -35,6 +40,7 @@ FOREIGN = re.compile(
     r"KeyError|TypeError|ValueError|AttributeError|IndexError|RuntimeError|StrictDataclass|HFValidation|JSONDecode|Expecting|codec can't"
 )
 OURS = re.compile(r"sinkscope: error: .+")
+_worker: "Worker | None" = None
 
 
 @dataclass(frozen=True)
@@ -70,68 +76,135 @@ def warm_up() -> None:
 def run(*arguments: str, environment: dict[str, str] | None = None, cwd: Path | None = None, largest_file: int | None = None) -> Outcome:
     """Run ``sinkscope`` with arguments in a forked process.
 
+    Forking this process costs as much as a refusal does, so that several commands share one forked process, one after another;
+    ``HOSTILE_TURNS=1`` gives each its own.
+
     Args:
         environment: variables to add.
         cwd: the current folder there.
         largest_file: bytes that a file may have: more of them are refused as a full disk refuses them.
     """
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        child = os.fork()
-        if not child:
+    global _worker
+    words = tuple(map(str, arguments))
+    if TURNS == 1 or environment or largest_file is not None:
+        worker = Worker(largest_file)
+        outcome = worker.ask(words, environment, cwd)
+        worker.end()
+        return outcome
+    _worker = _worker or Worker()
+    outcome = _worker.ask(words, environment, cwd)
+    if outcome.status in (None, 99) or _worker.asked >= TURNS or outcome.largest > LARGE:
+        _worker.end()
+        _worker = None
+    return outcome
+
+
+class Worker:
+    """A forked process that runs commands."""
+
+    def __init__(self, largest_file: int | None = None) -> None:
+        self.asked = 0
+        self._out, self._err = os.memfd_create("out"), os.memfd_create("err")
+        self._socket, theirs = socket.socketpair()
+        self._process = os.fork()
+        if not self._process:
+            self._socket.close()
             if largest_file is not None:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
-            command(arguments, out.fileno(), err.fileno(), environment, cwd)
-        status, used = _wait(child)
-        texts = []
-        for file in (out, err):
-            file.seek(0)
-            texts.append(file.read().decode(errors="surrogateescape"))
-    return Outcome(tuple(map(str, arguments)), status, texts[0], texts[1], used.ru_utime + used.ru_stime, used.ru_maxrss)
+            _serve(theirs, self._out, self._err)
+        theirs.close()
+        self._answers = self._socket.makefile("rb")
+
+    def ask(self, words: tuple[str, ...], environment: dict[str, str] | None, cwd: Path | None) -> Outcome:
+        """Run a command; one that does not come back is killed, and the process with it."""
+        self.asked += 1
+        self._socket.sendall(json.dumps([words, environment or {}, None if cwd is None else str(cwd)]).encode() + b"\n")
+        line = self._answers.readline() if select.select([self._socket], [], [], LONGEST * 3)[0] else b""
+        status, cpu, largest = json.loads(line) if line else (self._death(), 0.0, 0)
+        texts = [os.pread(file, 1 << 26, 0).decode(errors="surrogateescape") for file in (self._out, self._err)]
+        return Outcome(words, status, *texts, cpu, largest)
+
+    def end(self) -> None:
+        """End the process, and whatever it has started."""
+        self._answers.close()
+        self._socket.close()
+        for file in (self._out, self._err):
+            os.close(file)
+        if self._process:
+            os.waitpid(self._process, 0)
+
+    def _death(self) -> int | None:
+        """Return the exit status of a process that has ended by itself; None of one that was killed, or is now."""
+        if not select.select([self._socket], [], [], 0)[0]:
+            os.killpg(self._process, signal.SIGKILL)
+        code = os.waitstatus_to_exitcode(os.waitpid(self._process, 0)[1])
+        self._process = 0
+        return None if code < 0 else code
 
 
-def command(arguments: Sequence[str], out: int, err: int, environment: dict[str, str] | None = None, cwd: Path | None = None) -> NoReturn:
+def _serve(orders: socket.socket, out: int, err: int) -> NoReturn:
+    """Run commands in this process, which was forked for them, until there are no more."""
+    os.setsid()
+    home, variables = os.getcwd(), dict(os.environ)
+    try:
+        for line in orders.makefile("rb"):
+            words, environment, cwd = json.loads(line)
+            for file in (out, err):
+                os.ftruncate(file, 0)
+                os.lseek(file, 0, os.SEEK_SET)
+            os.environ.clear()
+            os.environ.update(variables | environment)
+            os.chdir(cwd or home)
+            before = _cpu()
+            resource.setrlimit(resource.RLIMIT_CPU, (int(before + LONGEST) + 1, resource.RLIM_INFINITY))
+            status = _run(words, out, err)
+            largest = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+            orders.sendall(json.dumps([status, _cpu() - before, largest]).encode() + b"\n")
+    finally:
+        os._exit(0)
+
+
+def _cpu() -> float:
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+def command(arguments: Sequence[str], out: int, err: int) -> NoReturn:
     """Run ``sinkscope`` in this process, which was forked for it, with its output into two open files; then end it."""
     status = 99
     try:
         os.setsid()
+        status = _run(arguments, out, err)
+    finally:
+        os._exit(status)
+
+
+def _run(arguments: Sequence[str], out: int, err: int) -> int:
+    """Run ``sinkscope`` in this process, and return its exit status; 99 where it raises what it should not."""
+    status = 99
+    try:
         os.dup2(out, 1)
         os.dup2(err, 2)
         sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
         sys.stderr = os.fdopen(2, "w", encoding="utf-8", closefd=False)
-        resource.setrlimit(resource.RLIMIT_CPU, (int(LONGEST), int(LONGEST)))
-        os.environ.update(environment or {})
-        if cwd is not None:
-            os.chdir(cwd)
-        warnings.resetwarnings()
-        from sinkscope.cli import main
+        with warnings.catch_warnings():
+            warnings.resetwarnings()
+            from sinkscope.cli import main
 
-        sys.argv = ["sinkscope", *arguments]
-        try:
-            main()
-            status = 0
-        except SystemExit as end:
-            status = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+            sys.argv = ["sinkscope", *arguments]
+            try:
+                main()
+                status = 0
+            except SystemExit as end:
+                status = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
     except BaseException:
         import traceback
 
         traceback.print_exc()
-    finally:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):
-                stream.flush()
-        os._exit(status)
-
-
-def _wait(child: int):
-    handle = os.pidfd_open(child)
-    try:
-        if not select.select([handle], [], [], LONGEST * 3)[0]:
-            os.killpg(child, signal.SIGKILL)
-    finally:
-        os.close(handle)
-    _, status, used = os.wait4(child, 0)
-    code = os.waitstatus_to_exitcode(status)
-    return (None if code < 0 else code), used
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    return status
 
 
 def faults(outcome: Outcome, *, harmless: bool = False, same: str | None = None, out: Path | None = None) -> list[str]:

@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -78,9 +79,13 @@ def test_what_is_no_corpus_or_was_changed_is_refused(folder, tmp_path):
         (copy / path.name).write_bytes(path.read_bytes())
     with pytest.raises(TrainingError, match=r"tokenizer\.json: expected a file of the corpus, found none"):
         open_corpus(copy)
-    (copy / "tokenizer").mkdir()
-    (copy / "tokenizer/tokenizer.json").write_bytes((folder / "tokenizer/tokenizer.json").read_bytes())
+    shutil.copytree(folder / "tokenizer", copy / "tokenizer")
     open_corpus(copy)
+    settings = copy / "tokenizer/tokenizer_config.json"
+    settings.write_text(settings.read_text().replace("mask", "musk"))
+    with pytest.raises(TrainingError, match=r"tokenizer_config\.json: expected the bytes whose sha256 corpus\.json gives, found others"):
+        open_corpus(copy)
+    shutil.copy(folder / "tokenizer/tokenizer_config.json", settings)
     changed = bytearray((copy / "train.bin").read_bytes())
     changed[100] ^= 1
     (copy / "train.bin").write_bytes(changed)

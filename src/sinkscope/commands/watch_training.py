@@ -42,6 +42,9 @@ class WatchTraining(Command):
             raise CallError("expected at least one folder of a training run")
         if self.canvases < 1:
             raise CallError(f"--canvases: expected at least 1, found {self.canvases}")
+        names = [folder.resolve().name for folder in self.runs]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise CallError(f"expected folders of different names, which name the parts of --out, found {twice[0]!r} twice")
         measured = []
         for folder in self.runs:
             if (folder / MANIFEST).exists():
@@ -59,6 +62,7 @@ class WatchTraining(Command):
 
     def _measure(self, folder: Path) -> Path:
         """Measure every snapshot of a run that has not been, and return the folder of the measurements."""
+        from sinkscope.checksums import sha256_of
         from sinkscope.emergence import TrainingWatch
         from sinkscope.lab.snapshots import network_at, open_run
         from sinkscope.lab.starting_network import choose_tokenizer
@@ -69,8 +73,9 @@ class WatchTraining(Command):
         out = self.out / folder.resolve().name
         with show_progress(len(run.weights), folder.name, "snapshots") as bar:
             for update in run.weights:
-                network = network_at(run, update, tokenizer)
-                TrainingWatch(network, canvases, out, updates=[update], roles=self.roles, name=run.recipe.name)(update)
+                network, weights = network_at(run, update, tokenizer), sha256_of(run.weights[update])
+                watch = TrainingWatch(network, canvases, out, updates=[update], roles=self.roles, name=run.recipe.name, weights=weights)
+                watch(update)
                 bar.advance()
         return out
 

@@ -1,6 +1,6 @@
 """`generate` writes with a model, using the sampler of its family."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, overload
@@ -14,7 +14,7 @@ from sinkscope.decoding.projection import NotFiniteError
 from sinkscope.decoding.samplers import find_sampler, resolve_settings
 from sinkscope.decoding.work import Work
 from sinkscope.errors import CallError, ModelError
-from sinkscope.models import Model
+from sinkscope.models import Model, expect_model
 from sinkscope.notebook_card import card
 
 Prompt = str | Sequence[int] | torch.Tensor
@@ -76,6 +76,7 @@ def generate(
     Raises:
         CallError: a prompt or settings that do not fit.
     """
+    expect_model(model)
     prompts, texts, single = _read_prompts(model, prompt, messages)
     if isinstance(settings.get("cache"), CachePolicy):
         settings["cache"] = settings["cache"].text
@@ -139,7 +140,7 @@ def _read_prompts(model: Model, prompt: Any, messages: Any) -> tuple[list[list[i
     if isinstance(prompt, str | torch.Tensor):
         single = isinstance(prompt, str) or prompt.ndim < 2
         prompts = [prompt] if single else list(prompt)
-    elif isinstance(prompt, Iterable):
+    elif isinstance(prompt, Iterable) and not isinstance(prompt, bytes | bytearray | Mapping | Set):
         prompts = list(prompt)
         single = bool(prompts) and all(isinstance(token, Integral) for token in prompts)
         prompts = [prompts] if single else prompts

@@ -21,7 +21,7 @@ from sinkscope.decoding.blocks import quotas
 from sinkscope.decoding.canvas import lay_out
 from sinkscope.decoding.projection import check_finite, hidden_states, project, with_unconditional
 from sinkscope.errors import CallError
-from sinkscope.models import Model, block_length
+from sinkscope.models import Model, block_length, expect_model
 
 GROUP = 16  # samples whose numbers of masks are spread evenly (published: batch_size)
 
@@ -73,6 +73,7 @@ def log_likelihood(
     Raises:
         CallError: the text is empty, an argument does not fit, or there are more tokens than the model was made for.
     """
+    expect_model(model)
     _check(model, method, samples, guidance, seed, batch)
     if block_length(model.network) is not None:
         raise CallError(

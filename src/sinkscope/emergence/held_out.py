@@ -49,17 +49,24 @@ def hold_out(
         seed: of the masks.
 
     Raises:
-        CallError: a canvas on which there is nothing to predict.
+        CallError: a canvas that is no row of tokens, or on which there is nothing to predict.
     """
     found = []
+    if predictable is not None and len(predictable) != len(tokens):
+        raise CallError(f"predictable: expected an array for each of the {len(tokens)} canvases, found {len(predictable)}")
     for number, canvas in enumerate(tokens):
-        canvas = np.asarray(canvas, np.int64)
+        canvas = np.asarray(canvas)
+        if canvas.ndim != 1 or canvas.dtype.kind not in "iu" or not len(canvas):
+            raise CallError(f"canvas {number}: expected a row of token ids, found {canvas.dtype} {canvas.shape}")
+        canvas = canvas.astype(np.int64)
         free = np.ones(len(canvas), bool) if predictable is None else np.asarray(predictable[number], bool)
+        if free.shape != canvas.shape:
+            raise CallError(f"predictable {number}: expected {len(canvas)} values, as its canvas has tokens, found {free.shape}")
         if mask_id is None:
             chosen = free & (np.arange(len(canvas)) > min(FIRST_READ, len(canvas) // 4))
             seen = canvas
         else:
-            chosen = free & (np.random.default_rng([seed, number]).random(len(canvas)) < MASKED)
+            chosen = free & (np.random.default_rng([seed % (1 << 64), number]).random(len(canvas)) < MASKED)
             if shift:
                 chosen[0] = False
             seen = np.where(chosen, mask_id, canvas)

@@ -1,5 +1,6 @@
 """Moments of a training, as they are measured and kept: arrays of numbers, without torch."""
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -76,7 +77,8 @@ class Emergence:
     @property
     def ratios(self) -> Float[np.ndarray, "moment layer head"]:
         """Return the value norm of the main key over the median of its canvas; the median over canvases."""
-        return np.nanmedian(self.stacked("value_ratio"), axis=1)
+        with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # NaN where the norms of every canvas are 0
+            return np.nanmedian(self.stacked("value_ratio"), axis=1)
 
     @property
     def stayed(self) -> Float[np.ndarray, "moment layer head"]:

@@ -8,6 +8,7 @@ from jaxtyping import Int
 
 from sinkscope.emergence.held_out import HeldOut
 from sinkscope.emergence.history import NO_ROLE, Moment
+from sinkscope.errors import ModelError
 from sinkscope.interventions import parse_rule
 from sinkscope.models import Model
 from sinkscope.roles import ROLES, Probe, find_roles_on
@@ -27,6 +28,7 @@ def measure(model: Model, canvases: Sequence[HeldOut], *, roles: bool = False, o
 
     Raises:
         CallError: fewer canvases than roles need.
+        ModelError: the network says something that is not finite.
     """
     was_training = model.network.training
     model.network.eval()
@@ -55,6 +57,11 @@ def _of_canvas(model: Model, one: HeldOut) -> dict[str, np.ndarray]:
         return np.divide(at_main(norms), median, out=np.full(median.shape, np.nan), where=median > 0)
 
     masks = one.probe.tokens == model.card.mask_id
+    if not torch.isfinite(sight.log_probabilities).all():
+        raise ModelError(
+            f"{model.card.name}: expected finite log-probabilities, found NaN or infinite ones; "
+            "the training has diverged, or the weights are damaged"
+        )
     losses = {"loss": _loss(sight.log_probabilities, one.targets)}
     for rule in ("top", "rowmass"):
         with parse_rule(f"{rule}:1@current,queries={one.queries}")(model):

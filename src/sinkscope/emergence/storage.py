@@ -22,8 +22,19 @@ from sinkscope.errors import CallError, TrainingError
 from sinkscope.locks import claimed_folder, names_in
 from sinkscope.work_items import differences, write_whole
 
-MANIFEST = "manifest.json"
+MANIFEST, WEIGHTS = "manifest.json", "weights_sha256"
 ADVICE = "make room or choose another folder; the same command goes on"
+DAMAGED = "delete the file and measure again"
+LARGEST = 1 << 30
+"""Bytes of the file of a moment."""
+_ANY, _SHARE, _PLACE = ("f", 0, float(np.finfo(np.float32).max)), ("f", 0, 1.001), ("i", 0, 1 << 24)
+BOUNDS = {
+    **dict.fromkeys(("loss", "loss_without_top", "loss_without_rowmass", "value_ratio", "output_ratio"), _ANY),
+    **dict.fromkeys(("share", "first_share", "masks_share"), _SHARE),
+    **dict.fromkeys(("place", "sinks"), _PLACE),
+    "role": ("i", -1, 16),
+}
+"""Of each array of a moment: the kind of its numbers, the least one and the greatest one. A ratio may also be NaN."""
 _NAME = re.compile(r"update-([0-9]{6,9})\.safetensors")
 
 
@@ -33,19 +44,47 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def has(self, update: int) -> bool:
-        """Return whether a moment has been measured."""
-        return self._path(update).exists()
+    def has(self, update: int, weights: str | None = None) -> bool:
+        """Return whether a moment has been measured; ``weights`` is the checksum of the weights that it must be of.
 
-    def write(self, update: int, moment: Moment) -> None:
-        """Keep a moment."""
+        Raises:
+            CallError: it is the moment of other weights.
+            TrainingError: the file was damaged.
+        """
+        path = self._path(update)
+        if not path.exists():
+            return False
+        theirs = _metadata(path).get(WEIGHTS)
+        if None not in (weights, theirs) and weights != theirs:
+            raise CallError(f"{path}: expected the moment of these weights, found that of others; choose another folder")
+        return True
+
+    def write(self, update: int, moment: Moment, weights: str | None = None) -> None:
+        """Keep a moment, with the checksum of the weights that were measured."""
         from safetensors.numpy import save
 
         arrays = {name: np.asarray(getattr(moment, name)) for name in ARRAYS if getattr(moment, name) is not None}
-        write_whole(self._path(update), sealed(save(arrays, {"update": str(update)})), TrainingError, ADVICE)
+        about = {"update": str(update)} | ({} if weights is None else {WEIGHTS: weights})
+        write_whole(self._path(update), sealed(save(arrays, about)), TrainingError, ADVICE)
 
     def _path(self, update: int) -> Path:
         return self._folder / f"update-{update:06d}.safetensors"
+
+
+class _Checked(Exception):
+    """Ends a check, so that the folder that was made for it is removed."""
+
+
+def check_watch(folder: Path, values: Mapping[str, Any]) -> None:
+    """Raise an error where a run cannot be written into a folder; nothing is left there.
+
+    Raises:
+        CallError: it holds another run or something else, or another process writes into it.
+        TrainingError: it cannot be written.
+    """
+    with contextlib.suppress(_Checked), claimed_folder(folder, TrainingError):
+        _compare(folder, values)
+        raise _Checked
 
 
 @contextmanager
@@ -60,15 +99,27 @@ def open_watch(folder: Path, values: Mapping[str, Any]) -> Iterator[Store]:
         TrainingError: it cannot be written.
     """
     with claimed_folder(folder, TrainingError):
-        names = [name for name in names_in(folder) if not name.endswith(".writing")]
-        if names and MANIFEST not in names:
-            raise CallError(f"{folder} holds something else ({min(names)} …); choose a new or empty folder")
-        if not names:
+        new = _compare(folder, values)
+        if new:
             write_whole(folder / MANIFEST, json.dumps(with_checksum(values), indent=1).encode() + b"\n", TrainingError, ADVICE)
-        theirs = _read_manifest(folder)
-        for name, old, new in differences(theirs, values):
-            raise CallError(f"{folder} holds another run: its {name} is {old!r}, now it is {new!r}; choose another folder")
-        yield Store(folder)
+        try:
+            yield Store(folder)
+        except BaseException:
+            if new and names_in(folder) == [MANIFEST]:  # nothing was measured
+                (folder / MANIFEST).unlink()
+            raise
+
+
+def _compare(folder: Path, values: Mapping[str, Any]) -> bool:
+    """Return whether a folder is empty; one with a run must have the same values."""
+    names = [name for name in names_in(folder) if not name.endswith(".writing")]
+    if not names:
+        return True
+    if MANIFEST not in names:
+        raise CallError(f"{folder} holds something else ({min(names)} …); choose a new or empty folder")
+    for name, old, new in differences(_read_manifest(folder), values):
+        raise CallError(f"{folder} holds another run: its {name} is {old!r}, now it is {new!r}; choose another folder")
+    return False
 
 
 def open_emergence(folder: str | Path) -> Emergence:
@@ -94,12 +145,25 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     return {name: value for name, value in found.items() if name != "checksum"}
 
 
+def _metadata(path: Path) -> dict[str, str]:
+    """Return the metadata of the file of a moment, after its checksum was compared."""
+    from safetensors import SafetensorError, safe_open
+
+    check_regular(path, TrainingError, most=LARGEST)
+    compare_sealed(path, TrainingError, DAMAGED)
+    try:
+        with safe_open(path, "np") as file:
+            return file.metadata() or {}
+    except SafetensorError as error:
+        raise TrainingError(f"{path}: expected a moment, found a file that is damaged; {DAMAGED}") from error
+
+
 def _read_moment(path: Path, manifest: Mapping[str, Any]) -> Moment:
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
-    check_regular(path, TrainingError, most=1 << 30)
-    compare_sealed(path, TrainingError)
+    check_regular(path, TrainingError, most=LARGEST)
+    compare_sealed(path, TrainingError, DAMAGED)
     arrays: dict[str, np.ndarray] = {}
     with contextlib.suppress(SafetensorError, ValueError):
         arrays = load_file(path)
@@ -110,5 +174,15 @@ def _read_moment(path: Path, manifest: Mapping[str, Any]) -> Moment:
             continue
         if name not in arrays or arrays[name].shape != expected:
             there = tuple(arrays[name].shape) if name in arrays else "nothing"
-            raise TrainingError(f"{path}: {name}: expected an array {expected}, found {there}; delete the file and measure again")
+            raise TrainingError(f"{path}: {name}: expected an array {expected}, found {there}; {DAMAGED}")
+        _check_values(path, name, arrays[name])
     return Moment(**{name: arrays[name] for name in ARRAYS if name in arrays})
+
+
+def _check_values(path: Path, name: str, array: np.ndarray) -> None:
+    """Raise TrainingError for values that an array of a moment cannot have."""
+    kind, least, most = BOUNDS[name]
+    with np.errstate(invalid="ignore"):
+        fits = (array >= least) & (array <= most) | np.isnan(array) & name.endswith("ratio") if array.dtype.kind == kind else False
+    if not np.all(fits):
+        raise TrainingError(f"{path}: {name}: expected numbers from {least:g} to {most:g}, found others; {DAMAGED}")

@@ -14,10 +14,15 @@ from typing import Any
 
 from sinkscope.emergence.held_out import HeldOut, fingerprint
 from sinkscope.emergence.moment import measure
-from sinkscope.emergence.storage import open_watch
+from sinkscope.emergence.storage import check_watch, open_watch
 from sinkscope.emergence.watch_schema import FORMAT
 from sinkscope.errors import CallError
+from sinkscope.models import Model
 from sinkscope.models.in_memory import model_of
+from sinkscope.roles import LEAST
+
+LATEST = 10**9
+"""Updates, of which the names of files have room for fewer."""
 
 
 class TrainingWatch:
@@ -31,9 +36,10 @@ class TrainingWatch:
         updates: the updates that are measured, 0 for the untrained network.
         roles: also find what each sink does.
         name: of the run, in figures.
+        weights: checksum of the weights that are measured, where they come from a file; moments of others in the folder are refused.
 
     Raises:
-        CallError: neither ``every`` nor ``updates``, or a folder of another run.
+        CallError: neither ``every`` nor ``updates``, canvases that the network cannot read, or a folder of another run.
         ModelError: the network belongs to no family.
     """
 
@@ -47,15 +53,18 @@ class TrainingWatch:
         updates: Collection[int] = (),
         roles: bool = False,
         name: str = "network",
+        weights: str | None = None,
     ) -> None:
         if not canvases:
             raise CallError("expected at least one held-out canvas, found none")
+        if roles and len(canvases) < LEAST:
+            raise CallError(f"roles need at least {LEAST} canvases, half to choose heads and half to judge them, found {len(canvases)}")
         if (every is None) == (not updates) or (every is not None and every < 1):
             raise CallError(f"expected every (1 or more) or updates, found every={every} and {len(updates)} updates")
         self._model, self._canvases, self._out = model_of(network, name=name), canvases, Path(out)
-        self._every, self._updates, self._roles, self._name = every, frozenset(updates), roles, name
-        with open_watch(self._out, self._identity()):
-            pass  # a folder of another run is refused before the training begins
+        self._every, self._updates, self._roles, self._name, self._weights = every, frozenset(updates), roles, name, weights
+        _check_tokens(canvases, self._model)
+        check_watch(self._out, self._identity())  # before the training begins
 
     def __call__(self, update: int) -> bool:
         """Measure the network if this update is one of those to be measured and has not been; return whether it was.
@@ -63,13 +72,15 @@ class TrainingWatch:
         Args:
             update: optimiser steps that are done.
         """
+        if not isinstance(update, int) or not 0 <= update < LATEST:
+            raise CallError(f"update: expected a whole number from 0 to {LATEST - 1:,}, found {update!r}")
         wanted = update % self._every == 0 if self._every is not None else update in self._updates
         if not wanted:
             return False
         with open_watch(self._out, self._identity()) as store:
-            if store.has(update):
+            if store.has(update, self._weights):
                 return False
-            store.write(update, measure(self._model, self._canvases, roles=self._roles))
+            store.write(update, measure(self._model, self._canvases, roles=self._roles), self._weights)
         return True
 
     def trainer_callback(self) -> Any:
@@ -98,3 +109,16 @@ class TrainingWatch:
             "canvases": len(self._canvases),
             "canvases_sha256": fingerprint(self._canvases),
         }
+
+
+def _check_tokens(canvases: Sequence[HeldOut], model: Model) -> None:
+    """Raise CallError for canvases with a token that the network does not have, or too long for it."""
+    for number, one in enumerate(canvases):
+        if not isinstance(one, HeldOut):
+            raise CallError(f"canvas {number}: expected one that hold_out returns, found {type(one).__name__}")
+        tokens = one.probe.tokens
+        if tokens.min() < 0 or tokens.max() >= model.card.vocabulary:
+            beyond = next(int(token) for token in tokens if not 0 <= token < model.card.vocabulary)
+            raise CallError(f"canvas {number}: expected token ids from 0 to {model.card.vocabulary - 1}, found {beyond}")
+        if len(tokens) > model.card.max_positions:
+            raise CallError(f"canvas {number}: {model.limit}, found one of {len(tokens)}")

@@ -28,7 +28,7 @@ from sinkscope.evaluation.results import Result, collect
 from sinkscope.evaluation.results_folder import RUN, TASK, ResultItems, claim, is_working, locked, started_at
 from sinkscope.evaluation.sandbox import run_program
 from sinkscope.evaluation.task_plans import Request, TaskPlan, make_plans
-from sinkscope.models import Model
+from sinkscope.models import Model, expect_model
 from sinkscope.progress import show_progress
 from sinkscope.work_items import Share, share_of_process
 
@@ -93,6 +93,7 @@ def evaluate(
         CallError: an argument that does not fit, another run in the folder, or another process at work in it.
         EvaluationError: the folder cannot be written, the sandbox does not work, or another process of the same run died.
     """
+    expect_model(model)
     if batch < 1:
         raise CallError(f"batch: expected at least 1, found {batch}")
     mine = share_of_process() if share is None else share

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sinkscope.checksums import compare_checksum, compare_file, with_checksum
+from sinkscope.checksums import compare_checksum, compare_file, sha256_of, with_checksum
 from sinkscope.documents import check_fields, check_regular, read_json_object
 from sinkscope.errors import CallError, TrainingError
 from sinkscope.lab.canvases import PROMPT, Canvases
@@ -24,6 +24,8 @@ from sinkscope.locks import claimed_file
 from sinkscope.progress import show_progress
 
 MANIFEST, TRAIN, HELD_OUT, TOKENIZER = "corpus.json", "train.bin", "held-out.bin", "tokenizer"
+CORE, SETTINGS = f"{TOKENIZER}/tokenizer.json", f"{TOKENIZER}/tokenizer_config.json"
+ADVICE = "make the corpus again"
 TOKENIZER_SAMPLE = 24_000_000
 """Characters that the tokenizer is trained on: the beginnings of all training documents, in equal shares."""
 
@@ -51,18 +53,33 @@ class Corpus:
         fingerprint: checksum of the tokens and the tokenizer.
         folder: of its files.
         train, held_out: uint16 [token], mapped from the disk.
+        vocabulary: number of different tokens.
     """
 
     fingerprint: str
     folder: Path
     train: np.ndarray
     held_out: np.ndarray
+    vocabulary: int
 
     def tokenizer(self) -> Any:
-        """Return the tokenizer of the corpus."""
-        from transformers import AutoTokenizer
+        """Return the tokenizer of the corpus.
 
-        return AutoTokenizer.from_pretrained(self.folder / TOKENIZER, trust_remote_code=False)
+        Raises:
+            ModelError: it does not load.
+            TrainingError: it is another one than the tokens were made with.
+        """
+        from sinkscope.models.families import FAMILIES
+        from sinkscope.models.tokenization import load_tokenizer
+
+        folder = self.folder / TOKENIZER
+        tokenizer = load_tokenizer(folder, FAMILIES["llama"], {})
+        if len(tokenizer) != self.vocabulary:
+            raise TrainingError(f"{folder}: expected the {self.vocabulary} tokens of {MANIFEST}, found {len(tokenizer)}; {ADVICE}")
+        for name in ("bos", "eos", "mask"):
+            if getattr(tokenizer, f"{name}_token_id") is None:
+                raise TrainingError(f"{folder}: {name}_token: expected one of the tokens, found none; {ADVICE}")
+        return tokenizer
 
 
 def make_corpus(texts: Iterable[LongText], out: Path, *, vocabulary: int = 4096, source: str = "", progress: bool = True) -> Path:
@@ -114,7 +131,7 @@ def _write(texts: Sequence[LongText], out: Path, vocabulary: int, source: str, p
             digest = hashlib.sha256(text.text.encode()).hexdigest()
             listed.append({"title": text.title, "held_out": text.held_out, "tokens": len(tokens), "sha256": digest})
             bar.advance()
-    files = {name: _sha256(beside / name) for name in (TRAIN, HELD_OUT, f"{TOKENIZER}/tokenizer.json")}
+    files = {name: sha256_of(beside / name) for name in (TRAIN, HELD_OUT, CORE, SETTINGS)}
     manifest = {"format": 1, "source": source, "vocabulary": len(tokenizer), "files": files, "documents": listed}
     (beside / MANIFEST).write_text(json.dumps(with_checksum(manifest), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     os.replace(beside, out)
@@ -127,31 +144,35 @@ def open_corpus(folder: str | Path, *, verify: bool = True) -> Corpus:
         CallError: no corpus there.
         TrainingError: a file of it is missing or was changed.
     """
-    folder = Path(folder)
     from sinkscope.lab.recipe_schema import CorpusFile
 
-    path, advice = folder / MANIFEST, "make the corpus again"
+    folder = Path(folder)
+    path = folder / MANIFEST
     manifest = read_json_object(path, CallError, f"expected a corpus, a folder with {MANIFEST}")
-    check_fields(manifest, CorpusFile, str(path), TrainingError, advice)
+    check_fields(manifest, CorpusFile, str(path), TrainingError, ADVICE)
     if verify:
-        compare_checksum(manifest, path, TrainingError, advice)
+        compare_checksum(manifest, path, TrainingError, ADVICE)
     files = manifest["files"]
-    for name in (TRAIN, HELD_OUT, f"{TOKENIZER}/tokenizer.json"):
+    for name in (TRAIN, HELD_OUT, CORE, *({SETTINGS} & {*files})):  # corpora of earlier versions do not list the settings
         path = folder / name
         if name not in files or not path.is_file():
-            raise TrainingError(f"{path}: expected a file of the corpus, found none; {advice}")
+            raise TrainingError(f"{path}: expected a file of the corpus, found none; {ADVICE}")
         if verify:
-            compare_file(path, files[name], TrainingError, MANIFEST, advice)
-        size = check_regular(path, TrainingError, advice).st_size
-        if not size or (size % 2 and name != f"{TOKENIZER}/tokenizer.json"):
-            raise TrainingError(f"{path}: expected tokens of 2 bytes, found {size} bytes; {advice}")
+            compare_file(path, files[name], TrainingError, MANIFEST, ADVICE)
     digest = hashlib.sha256("".join(files[name] for name in sorted(files)).encode()).hexdigest()[:16]
-    return Corpus(
-        f"corpus sha256:{digest}",
-        folder,
-        np.memmap(folder / TRAIN, dtype="<u2", mode="r"),
-        np.memmap(folder / HELD_OUT, dtype="<u2", mode="r"),
-    )
+    train, held_out = (_read_tokens(folder / name, manifest["vocabulary"], verify) for name in (TRAIN, HELD_OUT))
+    return Corpus(f"corpus sha256:{digest}", folder, train, held_out, manifest["vocabulary"])
+
+
+def _read_tokens(path: Path, vocabulary: int, verify: bool) -> np.ndarray:
+    """Return the tokens of a file, mapped from the disk."""
+    size = check_regular(path, TrainingError, ADVICE).st_size
+    if not size or size % 2:
+        raise TrainingError(f"{path}: expected tokens of 2 bytes, found {size} bytes; {ADVICE}")
+    tokens = np.memmap(path, dtype="<u2", mode="r")
+    if verify and (largest := int(tokens.max())) >= vocabulary:
+        raise TrainingError(f"{path}: expected tokens below {vocabulary}, as {MANIFEST} says, found {largest}; {ADVICE}")
+    return tokens
 
 
 def draw_windows(corpus: Corpus, tokens: int, length: int, *, bos_id: int | None) -> Callable[[int, int], Canvases]:
@@ -182,8 +203,3 @@ def draw_windows(corpus: Corpus, tokens: int, length: int, *, bos_id: int | None
         return Canvases(canvas, answers)
 
     return draw
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -153,7 +153,7 @@ def cut_log(out: Path, update: int) -> None:
     kept = []
     for number, line in read_lines(path, TrainingError, ADVICE):
         if line.endswith("}"):  # a kill may have cut the last row
-            row = parse_json(line, f"{path}, line {number}", TrainingError, ADVICE) if "NaN" not in line else json.loads(line)
+            row = parse_json(line, f"{path}, line {number}", TrainingError, ADVICE, any_number=True)
             done = row.get("update") if isinstance(row, dict) else None
             if not isinstance(done, int):
                 raise TrainingError(f"{path}, line {number}: expected a row with its update, found {line[:60]!r}; {ADVICE}")

@@ -1,5 +1,6 @@
 """The networks along a training run, and the held-out canvases on which they are measured."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from sinkscope.checksums import compare_sealed
+from sinkscope.documents import check_regular
 from sinkscope.errors import CallError, TrainingError
 from sinkscope.lab.canvases import PROMPT, CanvasMix
 from sinkscope.lab.corpus import Corpus
@@ -18,6 +20,9 @@ from sinkscope.lab.starting_network import build_network
 from sinkscope.lab.texts import Texts
 from sinkscope.lab.training import source_of
 
+STORED_BYTES = 2
+"""Of each weight in a snapshot, which is bf16."""
+_NAME = re.compile(r"update-([0-9]{6,9})\.safetensors")
 HELD_OUT = -1
 """The stream of batches that no training draws, and the first of its batches."""
 
@@ -48,7 +53,7 @@ def open_run(folder: str | Path) -> TrainingRun:
     if not (folder / RECIPE).exists():
         raise CallError(f"{folder}: expected the folder of a training run, with its {RECIPE}; `sinkscope train` makes one")
     recipe = recipe_from(read_recipe(folder / RECIPE), str(folder / RECIPE))
-    found = {int(path.stem.removeprefix("update-")): path for path in sorted((folder / SNAPSHOTS).glob("update-*.safetensors"))}
+    found = {int(match[1]): path for path in sorted((folder / SNAPSHOTS).glob("*")) if (match := _NAME.fullmatch(path.name))}
     if (folder / WEIGHTS).exists():
         found[recipe.updates] = folder / WEIGHTS
     if not found:
@@ -84,6 +89,7 @@ def network_at(run: TrainingRun, update: int, tokenizer: Any) -> Any:
 
     path = run.weights[update]
     compare_sealed(path, TrainingError)
+    _check_size(run.recipe.architecture, len(tokenizer), path)
     network = build_network(run.recipe, tokenizer)
     try:
         stored = {name: tensor.float() for name, tensor in load_file(path).items()}
@@ -94,6 +100,14 @@ def network_at(run: TrainingRun, update: int, tokenizer: Any) -> Any:
     if missing or left.unexpected_keys:
         raise TrainingError(f"{path}: expected the weights of {run.recipe.name}, found {(missing + left.unexpected_keys)[0]} out of place")
     return network.eval()
+
+
+def _check_size(shape: Architecture, vocabulary: int, path: Path) -> None:
+    """Raise TrainingError where the weights of a network would not fit into a file, before memory is taken for them."""
+    least = shape.hidden_size * (vocabulary + shape.layers * 3 * shape.intermediate_size)
+    held = check_regular(path, TrainingError).st_size // STORED_BYTES
+    if least > held:
+        raise TrainingError(f"{path}: expected the weights of a network of {least:,} numbers or more, found at most {held:,}")
 
 
 def held_out_rows(recipe: Recipe, tokenizer: Any, texts: Texts | Corpus | None, count: int) -> tuple[list[np.ndarray], list[np.ndarray]]:

@@ -113,7 +113,7 @@ class TextCanvases:
         mix: lengths of the canvases.
 
     Raises:
-        TrainingError: the tokenizer has no BOS or no EOS, or a word is not in its vocabulary.
+        TrainingError: the tokenizer has no BOS or no EOS, a word is not in its vocabulary, or every prompt fills a canvas.
     """
 
     def __init__(self, texts: Texts, tokenizer: Any, mix: CanvasMix) -> None:
@@ -137,6 +137,13 @@ class TextCanvases:
         few = len(pieces) < HELD_OUT_EVERY
         self._training = [one for number, one in enumerate(pieces) if few or number % HELD_OUT_EVERY]
         self._held_out = pieces if few else pieces[::HELD_OUT_EVERY]
+        room = min(mix.lengths) - 2
+        for documents in (self._training, self._held_out):
+            if (shortest := min(len(prompt) for prompt, _ in documents)) > room:
+                raise TrainingError(
+                    f"{texts.fingerprint}: expected prompts that leave room for an answer on a canvas of {min(mix.lengths)} tokens, "
+                    f"found none of fewer than {shortest} tokens; use shorter ones"
+                )
 
     def draw(self, seed: int, update: int) -> Canvases:
         """Return batch number ``update``; of held-out documents where it is negative."""
@@ -144,6 +151,8 @@ class TextCanvases:
         documents = self._held_out if update < 0 else self._training
         length = rng.choices(self._mix.lengths, self._mix.weights)[0]
         rows = [self._row(documents, length, rng) for _ in range(max(1, self._mix.tokens // length))]
+        while all(answer == PROMPT for _, answers in rows for answer in answers):  # long prompts have filled every row
+            rows[0] = self._row(documents, length, rng)
         return Canvases(torch.tensor([tokens for tokens, _ in rows]), torch.tensor([answers for _, answers in rows]))
 
     def _row(self, documents: list[list[list[int]]], length: int, rng: random.Random) -> tuple[list[int], list[int]]:

@@ -11,6 +11,6 @@ from .folders import (
     is_bundled as is_bundled,
 )
 from .loading import describe as describe, identify as identify, load as load
-from .model import Model as Model, ModelCard as ModelCard
+from .model import Model as Model, ModelCard as ModelCard, expect_model as expect_model
 from .recognition import recognise as recognise
 from .sink_token import SinkToken as SinkToken, add_sink_token as add_sink_token

@@ -179,7 +179,7 @@ class Model:
         if (
             isinstance(messages, str)
             or not messages
-            or not all(isinstance(one, Mapping) and "role" in one and "content" in one for one in messages)
+            or not all(isinstance(one, Mapping) and isinstance(one.get("role"), str) and _has_content(one) for one in messages)
         ):
             raise CallError(f'expected messages as a list of {{"role": …, "content": …}}, found {messages!r}')
         text = self._conversation(list(messages))
@@ -242,3 +242,18 @@ def _read_ids(prompt: Any) -> list[int]:
     if not fits:
         raise CallError(f"expected a prompt as text or as 1-D token ids, found {found}")
     return [int(token) for token in prompt]
+
+
+def _has_content(message: Mapping[str, Any]) -> bool:
+    """Return whether a message of a conversation says something, or calls tools instead."""
+    return isinstance(message.get("content"), str | list) or ("content" in message and "tool_calls" in message)
+
+
+def expect_model(model: Any) -> None:
+    """Raise an error for something that is no `Model`, such as the name of one or its network alone.
+
+    Raises:
+        CallError: it is something else.
+    """
+    if not isinstance(model, Model):
+        raise CallError(f"model: expected what sinkscope.load returns, found {type(model).__name__}")

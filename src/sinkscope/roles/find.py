@@ -13,7 +13,7 @@ from jaxtyping import Bool
 
 from sinkscope.decoding import resolve_settings, step_count
 from sinkscope.errors import CallError, SinkscopeError
-from sinkscope.models import Model
+from sinkscope.models import Model, expect_model
 from sinkscope.roles.head_roles import HeadRole, Roles
 from sinkscope.roles.probes import CANVASES, Probe, make_probes
 from sinkscope.roles.prompt_store import PromptStore, open_store
@@ -39,7 +39,7 @@ def find_roles(
     model: Model,
     prompts: Sequence[Any],
     *,
-    out: Path | None = None,
+    out: str | Path | None = None,
     rules: Rules | None = None,
     canvases: int = CANVASES,
     rows: int = 32,
@@ -65,6 +65,7 @@ def find_roles(
     Raises:
         CallError: fewer prompts than a verdict needs, settings that do not fit, or a folder of another run.
     """
+    expect_model(model)
     if len(prompts) < LEAST:
         raise CallError(f"expected at least {LEAST} prompts, half to choose heads and half to judge them, found {len(prompts)}")
     for name, value in (("canvases", canvases), ("rows", rows)):
@@ -74,15 +75,20 @@ def find_roles(
     rules = rules or Rules()
     identity = {
         "weight_hash": model.card.weight_hash,
-        "prompts_sha256": hashlib.sha256(json.dumps([str(one) for one in prompts]).encode()).hexdigest(),
+        "prompts_sha256": hashlib.sha256(json.dumps([_plain(model, one) for one in prompts]).encode()).hexdigest(),
         "rules": asdict(rules),
         "control": "keys that are no sinks",
         "canvases": canvases,
         "seed": control_seed,
         "settings": {name: repr(value) for name, value in settings.items()},
     }
-    with open_store(out, identity) as store:
+    with open_store(None if out is None else Path(out), identity) as store:
         return _find(model, prompts, store, rules, canvases, rows, control_seed, on_prompt, settings)
+
+
+def _plain(model: Model, prompt: Any) -> str:
+    """Return a prompt as text that no other prompt has; that of a long tensor would leave out most of it."""
+    return prompt if isinstance(prompt, str) else str(model.encode(prompt))
 
 
 def _find(

@@ -12,13 +12,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sinkscope.checksums import CHECKSUM, checksum_of, with_checksum
+from sinkscope.checksums import CHECKSUM, checksum_of, compare_checksum, with_checksum
+from sinkscope.documents import read_json_object
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.locks import claimed_folder, names_in
 from sinkscope.work_items import differences, item_path, read_object, write_whole
 
 RUN, LOCK = "run.json", "lock"  # the latter in folders of earlier versions
 ADVICE = "make room or choose another folder; the same command goes on"
+DAMAGED = "the file was damaged or changed; choose another folder"
 
 
 class PromptStore:
@@ -28,10 +30,9 @@ class PromptStore:
         self._folder = folder
 
     def read(self, kind: str, number: int) -> list[dict[str, Any]] | None:
-        """Return the rows of a prompt, None where it is not done."""
+        """Return the rows of a prompt; None where it is not done, or where its file was damaged."""
         found = None if self._folder is None else read_object(item_path(self._folder / kind, number, ".json"))
-        damaged = found is not None and CHECKSUM in found and found[CHECKSUM] != checksum_of(found)
-        return None if found is None or damaged else found.get("rows")
+        return None if found is None or found.get(CHECKSUM) != checksum_of(found) else found.get("rows")
 
     def write(self, kind: str, number: int, rows: list[dict[str, Any]]) -> None:
         """Keep the rows of a prompt."""
@@ -60,14 +61,21 @@ def open_store(folder: Path | None, identity: Mapping[str, Any]) -> Iterator[Pro
         names = names_in(folder)
         if RUN not in names and set(names) - {LOCK}:
             raise CallError(f"{folder} holds something else ({min(set(names) - {LOCK})} …); choose a new or empty folder")
-        theirs = read_object(folder / RUN)
+        theirs = _read_run(folder / RUN) if RUN in names else None
         for name, old, new in differences(theirs, identity) if theirs is not None else ():
             raise CallError(f"{folder} holds the roles of another run: its {name} is {old!r}, now it is {new!r}; choose another folder")
         if theirs is None:
-            write_whole(folder / RUN, json.dumps(identity, indent=1).encode(), EvaluationError, ADVICE)
+            write_whole(folder / RUN, json.dumps(with_checksum(identity), indent=1).encode(), EvaluationError, ADVICE)
         try:
             yield PromptStore(folder)
         except BaseException:
             if theirs is None and names_in(folder) == [RUN]:  # nothing was measured
                 (folder / RUN).unlink()
             raise
+
+
+def _read_run(path: Path) -> dict[str, Any]:
+    """Return what decides the results of a folder."""
+    found = read_json_object(path, EvaluationError, DAMAGED)
+    compare_checksum(found, path, EvaluationError, DAMAGED)
+    return {name: value for name, value in found.items() if name != CHECKSUM}

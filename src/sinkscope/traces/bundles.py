@@ -44,11 +44,20 @@ def write_bundle(
         TraceError: the trace is damaged, or the folder cannot be written.
     """
     folder = Path(out)
+    if not isinstance(trace, Trace) or not isinstance(page, str | None):
+        raise CallError(f"expected what open_trace returns and a page as text, found {type(trace).__name__} and {type(page).__name__}")
     if not trace.complete:
         raise CallError(f"{trace.folder}: expected a complete trace, found one that was cut short; record it again to share it")
     if precision not in ("float32", "float16"):
         raise CallError(f"precision: expected float32 or float16, found {precision!r}")
+    try:
+        page_bytes = None if page is None else page.encode()
+    except UnicodeEncodeError as error:
+        raise CallError("page: expected text without lone surrogates, found one") from error
     trace.verify()
+    listed_files = [entry["file"] for entry in trace.manifest["parts"]]
+    if listed_files != [part.path.name for part in trace.parts]:
+        raise TraceError(f"{trace.folder}: expected each part once in {MANIFEST}, found {len(listed_files)} of {len(trace.parts)} there")
     with claimed_folder(folder, TraceError):
         claim_folder(folder)
         made_of = hashlib.sha256(read_bytes(trace.folder / MANIFEST, TraceError)).hexdigest()
@@ -58,11 +67,11 @@ def write_bundle(
             sha256 = write_part(folder / part.path.name, steps, {"first_step": str(part.first_step), "steps": str(part.steps)})
             entries.append({**listed, "file": part.path.name, "sha256": sha256})
         write_whole(folder / CARD, _card(trace, precision, errors).encode())
-        if page is not None:
-            write_whole(folder / PAGE, page.encode())
+        if page_bytes is not None:
+            write_whole(folder / PAGE, page_bytes)
         manifest = {key: value for key, value in trace.manifest.items() if key not in (CHECKSUM, "maps")}
         write_manifest(folder, {**manifest, "parts": entries})  # behind the rest: until then, no trace
-        names = [MANIFEST, CARD, *([] if page is None else [PAGE]), *(entry["file"] for entry in entries)]
+        names = [MANIFEST, CARD, *([] if page_bytes is None else [PAGE]), *(entry["file"] for entry in entries)]
         files = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names}
         about = {
             "bundle": 1,

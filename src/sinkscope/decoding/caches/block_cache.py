@@ -87,6 +87,8 @@ class BlockCache(CachePolicy):
             raise self.refuse(f"expected recent as a number of steps from 1 upwards, beside fresh=changed, found {self.recent}")
         if self.fresh == "sinks" and self.trigger == "drift":
             raise self.refuse("trigger=drift does not note where sinks are, which fresh=sinks needs; use trigger=sink, or fresh=block")
+        if self.window < 1:
+            raise self.refuse(f"expected window as a number of positions from 1 upwards, found {self.window}")
         if self.sinks < 1:
             raise self.refuse(f"expected sinks as a number of positions from 1 upwards, found {self.sinks}")
 

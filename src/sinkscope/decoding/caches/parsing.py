@@ -14,6 +14,8 @@ from sinkscope.extension_points import find_kinds
 
 ENTRY_POINTS = "sinkscope.caches"
 NOTHING = "none"
+LARGEST = 1 << 31
+"""Bound of the numbers among the options."""
 
 
 @functools.cache
@@ -75,9 +77,12 @@ def _option(kind: type[CachePolicy], text: str, piece: str) -> tuple[str, Any]:
         kinds = [one for one in (get_args(hints[name]) or (hints[name],)) if isinstance(one, type)]
         for number in [one for one in (int, float) if one in kinds]:
             try:
-                return name, number(value)
+                found = number(value)
             except ValueError:
                 continue
+            if not abs(found) <= LARGEST:
+                raise CallError(f"cache {text!r}: expected {name} as a number up to {LARGEST:,}, found {value[:20]}")
+            return name, found
         if name in choices.get(value, []):
             return name, value
         if kinds == [bool] and value in ("True", "False"):

@@ -143,6 +143,8 @@ def explore(*traces: Trace | str | Path | Sequence[Trace | str | Path], excess: 
     if not given:
         raise CallError("expected at least one trace, found none")
     opened = [as_trace(one) for one in given]
+    if not isinstance(roles, Roles | None):
+        raise CallError(f"roles: expected Roles, as find_roles and read_roles return them, found {type(roles).__name__}")
     hashes = [trace.manifest.get("model", {}).get("weight_hash") for trace in opened]
     if roles is not None and roles.weight_hash not in hashes:
         raise CallError(f"expected a trace of {roles.model}, whose roles were given, found traces of other weights")

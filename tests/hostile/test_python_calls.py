@@ -1,0 +1,198 @@
+"""Calls from Python with arguments that cannot be: an error of ours, or a TypeError of Python's for a wrong name of an argument."""
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from hostile import specimens, trial
+
+import sinkscope
+from sinkscope.emergence import TrainingWatch, hold_out, open_emergence
+from sinkscope.errors import SinkscopeError
+from sinkscope.evaluation import evaluate
+from sinkscope.figures.explorer import explore
+from sinkscope.traces.bundles import open_bundle, write_bundle
+
+SHORT = specimens.SHORT
+TEXTS = [specimens.PROMPT] * 10
+PROMPTS = {
+    "find_roles": [TEXTS[:9], [], [None] * 10, [5] * 10, [[10**6]] * 10, [[-1]] * 10, [[1.5]] * 10, ["\ud800"] * 10],
+    "generate": ["", [], [[]], ["", "a"], ["a", 5], None, 5.5, b"x", torch.zeros(3), np.array([1.5]), [10**9], [-1], {"a": 1}, "x" * 10**5],
+}
+SETTINGS = {
+    "length": [0, -1, 1.5, "4", None, 10**10],
+    "steps": [0, -1, 1.5, 10**10],
+    "block": [0, 3, 8, -1],
+    "threshold": [-1, 2, float("nan"), "x", None],
+    "factor": [-1, float("inf"), "x"],
+    "temperature": [-1, float("nan"), float("inf"), "x", None],
+    "guidance": [-1, float("nan"), "x"],
+    "seed": [2**64, 1.5, "x", None],
+    "remasking": ["nosuch", None, 5],
+    "cache": [
+        *("", "nosuch", "block:every=0", "block:every=1e9", "block:keep=sinks,budget=0", "block:window=-1", "none,none", 5, b"x"),
+        *("a" * 10**5, f"block:keep=random,budget=2,seed={10**30}", f"block:keep=top,budget={10**30}", "sparse-dllm:ratio=nan"),
+    ],
+    "max_new_tokens": [4],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def model(whole):
+    return sinkscope.load(whole / "model")
+
+
+@pytest.fixture(scope="module")
+def trace(whole):
+    return sinkscope.open_trace(whole / "trace")
+
+
+@pytest.fixture(scope="module")
+def canvases(model):
+    return hold_out([range(5, 25)] * 2, mask_id=model.card.mask_id)
+
+
+def refused(call, *more):
+    """Return the message of a call that must be refused in our words."""
+    with pytest.raises((SinkscopeError, *more)) as error:
+        call()
+    message = str(error.value)
+    assert not isinstance(error.value, SinkscopeError) or not trial.FOREIGN.search(message), message
+    return message
+
+
+@pytest.mark.parametrize("number", range(len(PROMPTS["generate"])))
+def test_a_prompt_that_cannot_be(model, number):
+    refused(lambda: sinkscope.generate(model, PROMPTS["generate"][number], **SHORT))
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_setting_that_cannot_be(model, name):
+    for value in SETTINGS[name]:
+        refused(lambda value=value: sinkscope.generate(model, specimens.PROMPT, **SHORT | {name: value}), TypeError)
+
+
+@pytest.mark.parametrize(
+    "messages", [[], [{}], [{"role": "x"}], [{"role": "user", "content": None}], "x", [[{"role": "user", "content": "\ud800"}]]], ids=ascii
+)
+def test_a_conversation_that_cannot_be(model, messages):
+    refused(lambda: sinkscope.generate(model, messages=messages, **SHORT))
+
+
+@pytest.mark.parametrize(
+    "call", [sinkscope.generate, sinkscope.find_roles, evaluate, sinkscope.log_likelihood], ids=lambda one: one.__name__
+)
+def test_the_name_of_a_model_is_no_model(call):
+    given = {evaluate: {"tasks": ["lab-arith"], "out": "x"}, sinkscope.log_likelihood: {"context": "a", "continuation": "b"}}
+    more = given.get(call, {"prompts": TEXTS} if call is sinkscope.find_roles else {"prompt": "a"})
+    assert refused(lambda: call("lab-diffusion", **more)) == "model: expected what sinkscope.load returns, found str"
+
+
+@pytest.mark.parametrize("number", range(len(PROMPTS["find_roles"])))
+def test_prompts_that_show_no_roles(model, number):
+    refused(lambda: sinkscope.find_roles(model, PROMPTS["find_roles"][number], **specimens.ROLES))
+
+
+@pytest.mark.parametrize("more", [{"rows": 0}, {"canvases": 0}, {"length": 10**9}, {"steps": 0}, {"seed": 2**64}], ids=str)
+def test_roles_with_arguments_that_cannot_be(model, more):
+    refused(lambda: sinkscope.find_roles(model, TEXTS, **{**specimens.ROLES, **more}))
+
+
+def test_roles_into_a_folder_of_something_else(whole, model, tmp_path):
+    for out in (whole / "trace", whole / "roles.json", str(whole / "watch")):
+        refused(lambda out=out: sinkscope.find_roles(model, TEXTS, out=out, **specimens.ROLES))
+    assert sinkscope.find_roles(model, TEXTS, out=str(tmp_path / "out"), **specimens.ROLES)
+    other = [[5] * 600 + [number] for number in range(6, 16)]
+    with pytest.raises(SinkscopeError, match="holds the roles of another run"):
+        sinkscope.find_roles(model, [torch.tensor(one) for one in other], out=tmp_path / "out", **specimens.ROLES)
+
+
+def test_two_long_tensors_are_two_prompts(model, monkeypatch):
+    """Shown as text, they would differ in none of what is shown."""
+    from sinkscope.roles.find import _plain
+
+    first, second = torch.full((1500,), 5), torch.full((1500,), 5)
+    second[700] = 6
+    assert str(first) == str(second)
+    assert _plain(model, first) != _plain(model, second)
+
+
+TOKENS = {
+    "two axes": [np.zeros((2, 3), int)],
+    "text": ["abc"],
+    "fractions": [[1.5, 2.5, 3.5]],
+    "nothing": [[]],
+    "one token": [[5]],
+}
+
+
+@pytest.mark.parametrize("tokens", TOKENS)
+def test_canvases_that_cannot_be(tokens):
+    refused(lambda: hold_out(TOKENS[tokens], mask_id=1, shift=True))
+
+
+def test_what_may_be_predicted_has_the_size_of_the_canvas():
+    refused(lambda: hold_out([range(5, 25)], [np.ones(3, bool)], mask_id=1))
+    refused(lambda: hold_out([range(5, 25)] * 2, [np.ones(20, bool)], mask_id=1))
+    assert len(hold_out([range(5, 25)], mask_id=1, seed=-1)) == 1
+
+
+WATCHES = {
+    "no canvases": lambda network, canvases, out: TrainingWatch(network, [], out, every=1),
+    "neither every nor updates": lambda network, canvases, out: TrainingWatch(network, canvases, out),
+    "both": lambda network, canvases, out: TrainingWatch(network, canvases, out, every=1, updates=[1]),
+    "never": lambda network, canvases, out: TrainingWatch(network, canvases, out, every=0),
+    "another module": lambda network, canvases, out: TrainingWatch(torch.nn.Linear(2, 2), canvases, out, every=1),
+    "numbers": lambda network, canvases, out: TrainingWatch(network, [1, 2], out, every=1),
+    "too few for roles": lambda network, canvases, out: TrainingWatch(network, canvases, out, every=1, roles=True),
+    "update text": lambda network, canvases, out: TrainingWatch(network, canvases, out, every=1)("x"),
+    "update 1.0": lambda network, canvases, out: TrainingWatch(network, canvases, out, every=1)(1.0),
+    "update -1": lambda network, canvases, out: TrainingWatch(network, canvases, out, every=1)(-1),
+    "update 10**12": lambda network, canvases, out: TrainingWatch(network, canvases, out, every=1)(10**12),
+    "tokens beyond": lambda network, canvases, out: TrainingWatch(network, hold_out([[10**6] * 20], mask_id=2), out, every=1)(1),
+    "tokens below": lambda network, canvases, out: TrainingWatch(network, hold_out([[-5] * 20], mask_id=2), out, every=1)(1),
+    "too long": lambda network, canvases, out: TrainingWatch(network, hold_out([[5] * 5000], mask_id=2), out, every=1)(1),
+}
+
+
+@pytest.mark.parametrize("kind", WATCHES)
+def test_a_watch_that_cannot_be_leaves_nothing(model, canvases, tmp_path, kind):
+    refused(lambda: WATCHES[kind](model.network, canvases, tmp_path / "out"), TypeError)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_network_of_nan_is_not_measured(whole, canvases, tmp_path):
+    network = sinkscope.load(whole / "model").network
+    with torch.no_grad():
+        network.lm_head.weight.fill_(float("nan"))
+    watch = TrainingWatch(network, canvases, tmp_path / "out", every=1)
+    assert "expected finite log-probabilities, found NaN or infinite ones" in refused(lambda: watch(1))
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["nowhere", "trace", "roles.json"])
+def test_what_no_watch_has_written(whole, name):
+    refused(lambda: open_emergence(whole / name))
+    refused(lambda: open_bundle(whole / name))
+
+
+def test_a_page_that_cannot_be(whole, trace, tmp_path):
+    for given in ([], [whole / "nowhere"]):
+        refused(lambda given=given: explore(given))
+    for excess in (float("nan"), -1, "x"):
+        refused(lambda excess=excess: explore(trace, excess=excess), TypeError)
+    for roles in ("x", whole / "roles.json"):
+        assert "roles: expected Roles" in refused(lambda roles=roles: explore(trace, roles=roles))
+    refused(lambda: explore(trace).write_page(whole / "roles.json/x.html"))
+    refused(lambda: explore(trace).write_folder(whole / "roles.json"))
+
+
+def test_a_bundle_that_cannot_be_leaves_nothing(whole, trace, tmp_path):
+    refused(lambda: write_bundle(trace, tmp_path / "out", "float8"))  # type: ignore[arg-type]
+    refused(lambda: write_bundle(str(whole / "trace"), tmp_path / "out"))  # type: ignore[arg-type]
+    refused(lambda: write_bundle(trace, tmp_path / "out", page=5))  # type: ignore[arg-type]
+    refused(lambda: write_bundle(trace, tmp_path / "out", page="\ud800"))
+    refused(lambda: write_bundle(trace, whole / "trace"))
+    refused(lambda: write_bundle(trace, whole / "roles.json"))
+    assert os.listdir(tmp_path) == []
