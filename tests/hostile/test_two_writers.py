@@ -16,6 +16,7 @@ from sinkscope.locks import CLAIM, claimed_file, claimed_folder
 
 HOLD = """
 import sys, time
+from pathlib import Path
 from sinkscope.errors import SinkscopeError
 from sinkscope.locks import claimed_folder
 with claimed_folder(Path(sys.argv[1]), SinkscopeError):
