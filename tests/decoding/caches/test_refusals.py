@@ -1,11 +1,14 @@
 """One clear message for each thing that a cache cannot be asked."""
 
+import json
+
 import pytest
 import torch
 from seeded_models import seeded_model
 
 import sinkscope
-from sinkscope.decoding import BlockCache, SettingsError, parse_cache
+from sinkscope.decoding import BlockCache, SettingsError, known_caches, parse_cache
+from sinkscope.decoding.caches.definitions import cache_definitions, definitions_text
 from sinkscope.errors import CallError, ModelError
 
 PROMPT = [5, 9, 22, 41, 7]
@@ -161,6 +164,27 @@ def test_another_error_of_the_network_is_itself(monkeypatch):
     monkeypatch.setattr(model.network.model, "forward", failing)
     with pytest.raises(RuntimeError, match="sizes do not match"):
         sinkscope.generate(model, PROMPT, length=8, cache="block")
+
+
+def test_definitions_say_what_every_policy_and_option_is():
+    found = {one["name"]: one for one in cache_definitions()}
+    assert list(found) == list(known_caches())
+    assert all(one["does"].endswith(".") and option["does"] for one in found.values() for option in one["options"])
+    assert "NVlabs/Fast-dLLM" in found["fast-dllm-prefix"]["source"] and found["block"]["source"] is None
+    (every,) = [option for option in found["dkv-decode"]["options"] if option["name"] == "every"]
+    assert every["default"] == 4 and "published: cache_reloading_step" in every["does"]
+    (trigger,) = [option for option in found["block"]["options"] if option["name"] == "trigger"]
+    assert trigger["choices"] == ["none", "sink", "drift", "confidence", "entropy"]
+    assert "\n    trigger=none: one of none, sink, drift" in definitions_text()
+
+
+def test_the_command_prints_definitions_and_asks_for_a_model(run):
+    status, out, _ = run("compare-caches", "--definitions")
+    assert status == 0 and out.strip() == definitions_text()
+    status, out, _ = run("compare-caches", "--definitions", "--json")
+    assert status == 0 and json.loads(out) == {"caches": json.loads(json.dumps(cache_definitions()))}
+    status, _, told = run("compare-caches", "--out", "nowhere")
+    assert status == 2 and "expected a model: a bundled name, a folder, or a hub id; found none" in told
 
 
 @pytest.mark.parametrize("text", ["block", "block:fresh=changed,every=4", "fast-dllm-prefix"])

@@ -32,17 +32,17 @@ class BlockCache(CachePolicy):
 
     Attributes:
         fresh: what a step computes: the ``block``; the block and its ``suffix``; the block and the main ``sinks`` outside of it, which are
-            the positions that it attended to most in the last refresh, over all heads; what ``changed`` in the step before, with the masks
-            of the block; ``all``.
+            the positions that it attended to most in the last refresh, over all heads; what ``changed`` in the last ``recent`` steps, and
+            the masks of the block; ``all``.
         every: a refresh in every so many steps of a block; only at its start when None.
         keep: which keys outside of the block are read, ``budget`` of them in each layer and head of keys: ``all``; the ``sinks`` of Eq. 3,
             strongest first, and then the positions nearest to the block; the ``top`` ones by column; the top ones that are ``no-sinks``;
             those with the largest value ``norm``; those most ``attended`` by the block's queries; the ``oracle``'s, each of which alone
             would change the block's attention output most if it were not read; ``random`` ones; the ``first`` ones; a ``window``, those
             nearest to the block.
-        trigger: what else refreshes a row, see `triggers`: a main ``sink`` that moves, ``drift`` of the attention to the most attended key,
+        trigger: what else refreshes a row: a main ``sink`` that moves, ``drift`` of the attention to the most attended key,
             low ``confidence`` of what was committed, or a high ``entropy`` of what it was chosen from.
-        level: of the trigger; `triggers.LEVELS` when None.
+        level: of the trigger; when None .25 of ``sink``, .9 of ``drift``, .5 of ``confidence``, 1 nat of ``entropy``.
         recent: for how many steps ``fresh=changed`` computes a token anew after it was committed.
         sinks: how many positions outside of the block ``fresh=sinks`` computes with it.
         budget: number of keys outside of the block that are read, where not all are.
