@@ -38,7 +38,7 @@ SAVING = (
 KEEPS = ("oracle", "attended", "sinks", "top", "no-sinks", "norm", "random", "first", "window")
 
 
-TRIGGERS = "block,block:fresh=sinks,block:trigger=sink,block:trigger=drift,block:trigger=confidence"
+NEWER = "block,block:fresh=sinks,block:trigger=sink,block:trigger=drift,block:trigger=confidence,block:trigger=entropy,d2cache,dllm-cache"
 REFRESHING = "block:every=2,block:every=4,block:every=8,block:every=16,block"
 
 
@@ -51,7 +51,7 @@ def keeping(options: str = "", window: int = 8) -> str:
 
 PLANS: dict[str, dict[str, Any]] = {
     "lab-diffusion": {"model": "lab-diffusion", "task": "lab-arith", "limit": 512, "settings": BLOCKS, "policies": SAVING},
-    "lab-diffusion-triggers": {"model": "lab-diffusion", "task": "lab-arith", "limit": 256, "settings": BLOCKS, "policies": TRIGGERS},
+    "lab-diffusion-newer": {"model": "lab-diffusion", "task": "lab-arith", "limit": 64, "settings": BLOCKS, "policies": NEWER},
     "lab-diffusion-keys": {
         "model": "lab-diffusion",
         "task": "lab-arith",
