@@ -17,6 +17,7 @@ FUNCTIONS = {
     "explore",
     "find_roles",
     "find_sinks",
+    "following",
     "generate",
     "load",
     "log_likelihood",

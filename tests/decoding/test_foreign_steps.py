@@ -1,0 +1,224 @@
+"""Samplers that are not ours, around our networks: what they write is recorded as if it were ours."""
+
+import contextlib
+import warnings
+
+import pytest
+import torch
+from leaves_no_trace import check_leaves_no_trace
+
+import sinkscope
+from sinkscope.errors import AttentionError, CallError
+
+SETTINGS = {"length": 8, "steps": 8, "block": 4}
+PROMPT = "Q: Tom has 7 apples and buys 5 more. How many apples does Tom have now?\nA:"
+TENSORS = ("tokens", "masked", "written", "column_sums", "column_sums_masked", "value_norms", "hidden_norms")
+
+
+def foreign_loop(model, canvas, block=4, told=lambda canvas: None):
+    """A greedy sampler as people write them: one token a step, block by block."""
+    canvas = canvas.clone()
+    start = int((canvas[0] == model.card.mask_id).int().argmax())
+    for end in range(start + block, canvas.shape[1] + 1, block):
+        while bool((canvas[:, :end] == model.card.mask_id).any()):
+            with torch.no_grad():
+                sure, token = model.network(canvas).logits.softmax(-1).max(-1)
+            sure = torch.where(canvas == model.card.mask_id, sure, -1)[:, :end]
+            place = sure.argmax(-1, keepdim=True)
+            canvas.scatter_(1, place, token.gather(1, place))
+            told(canvas)
+    return canvas
+
+
+def masked_canvas(model, *prompts, length=8):
+    ids = torch.tensor([model.encode(prompt) for prompt in prompts])
+    return torch.cat([ids, torch.full((len(ids), length), model.card.mask_id)], dim=1)
+
+
+@pytest.mark.parametrize("hidden", [None, "top:1@previous"])
+def test_a_foreign_loop_is_recorded_as_our_sampler_is(diffusion, tmp_path, hidden):
+    """The loop writes what LLaDA's sampler writes at temperature 0, so that both traces are the same, with hiding in force too."""
+    rule = (lambda: contextlib.nullcontext()) if hidden is None else (lambda: sinkscope.parse_rule(hidden)(diffusion))
+    with sinkscope.recording(diffusion, out=tmp_path / "ours"), rule():
+        ours = sinkscope.generate(diffusion, PROMPT, **SETTINGS)
+    with sinkscope.recording(diffusion, out=tmp_path / "theirs"), rule(), sinkscope.following(diffusion, sampler="mine") as steps:
+        theirs = foreign_loop(diffusion, masked_canvas(diffusion, PROMPT), told=steps.committed)
+    assert theirs[0].tolist() == ours.tokens.tolist() and steps.number == 8
+    first, second = (sinkscope.open_trace(tmp_path / name) for name in ("ours", "theirs"))
+    for name in TENSORS:
+        assert torch.equal(torch.as_tensor(getattr(first, name)[:]), torch.as_tensor(getattr(second, name)[:])), name
+    assert second.manifest["sampler"]["name"] == "mine" and second.manifest["prompt_length"] == first.manifest["prompt_length"]
+    assert second.complete
+
+
+def test_without_a_callback_what_is_written_is_read_from_the_next_call(diffusion, tmp_path):
+    with sinkscope.recording(diffusion, out=tmp_path / "t"), sinkscope.following(diffusion) as steps:
+        canvas = foreign_loop(diffusion, masked_canvas(diffusion, PROMPT))
+        steps.committed(canvas)
+    trace = sinkscope.open_trace(tmp_path / "t")
+    assert ((trace.written[:] >= 0).sum(-1) == 1).all()
+    said = pytest.warns(RuntimeWarning, match="what the last step wrote is not known")
+    with sinkscope.recording(diffusion, out=tmp_path / "u"), said, sinkscope.following(diffusion):
+        foreign_loop(diffusion, masked_canvas(diffusion, PROMPT))
+    assert ((sinkscope.open_trace(tmp_path / "u").written[:] >= 0).sum(-1) == [1] * 7 + [0]).all()
+
+
+def test_the_trace_can_be_analysed(diffusion, tmp_path, run):
+    with sinkscope.recording(diffusion, out=tmp_path / "t"), sinkscope.following(diffusion) as steps:
+        steps.committed(foreign_loop(diffusion, masked_canvas(diffusion, PROMPT)))
+    for command in ("sinks", "tracks", "analyse"):
+        status, out, err = run(command, tmp_path / "t")
+        assert (status, bool(out)) == (0, True), err
+
+
+def test_padding_on_the_left_counts_for_nothing(diffusion, tmp_path):
+    canvas = masked_canvas(diffusion, PROMPT)
+    padded = torch.cat([torch.zeros(1, 3, dtype=torch.long), canvas], dim=1)
+    mask = (torch.arange(padded.shape[1]) >= 3)[None].long()
+    places = (mask.cumsum(-1) - 1).clamp(min=0)
+    for name, inputs in {"a": {"input_ids": canvas}, "b": {"input_ids": padded, "attention_mask": mask, "position_ids": places}}.items():
+        with sinkscope.recording(diffusion, out=tmp_path / name), sinkscope.following(diffusion) as steps, torch.no_grad():
+            diffusion.network(**inputs)
+            steps.committed(inputs["input_ids"])
+    first, second = (sinkscope.open_trace(tmp_path / name) for name in "ab")
+    assert first.tokens.shape == second.tokens.shape
+    assert torch.allclose(torch.as_tensor(first.column_sums[:]), torch.as_tensor(second.column_sums[:]), atol=1e-4)
+    assert first.manifest["prompt_length"] == second.manifest["prompt_length"] == canvas.shape[1] - 8
+
+
+def test_following_leaves_no_trace(diffusion):
+    @contextlib.contextmanager
+    def followed():
+        with sinkscope.following(diffusion) as steps:
+            yield
+            steps.committed(torch.zeros(1, 5, dtype=torch.long))
+
+    check_leaves_no_trace(diffusion.network, followed, torch.arange(5)[None] + 20)
+
+
+# What is refused, and what is said
+
+
+@pytest.mark.parametrize(
+    ("inputs", "words"),
+    [
+        ({"attention_mask": torch.tensor([[1] * 8 + [0]])}, "found it on the right; .* together fill whole blocks"),
+        ({"input_ids": None, "inputs_embeds": torch.zeros(1, 9, 40)}, "expected a sampler that calls the network with whole canvases"),
+    ],
+)
+def test_calls_that_are_no_canvas(diffusion, tmp_path, inputs, words):
+    with pytest.raises(AttentionError, match=words), sinkscope.recording(diffusion, out=tmp_path / "t"), sinkscope.following(diffusion):
+        diffusion.network(**{"input_ids": torch.full((1, 9), 20), **inputs})
+
+
+def test_a_cache_is_refused(diffusion, tmp_path):
+    from transformers import DynamicCache
+
+    cache = DynamicCache()
+    cache.update(torch.zeros(1, 5, 4, 8), torch.zeros(1, 5, 4, 8), 0)
+    with (
+        pytest.raises(AttentionError, match="with a cache"),
+        sinkscope.recording(diffusion, out=tmp_path / "t"),
+        sinkscope.following(diffusion),
+    ):
+        diffusion.network(torch.full((1, 9), 20), past_key_values=cache)
+
+
+def test_other_rows_are_refused(diffusion, tmp_path):
+    refused = pytest.raises(AttentionError, match="expected 1 rows as in the call before, found 2; leave guidance out")
+    with refused, sinkscope.recording(diffusion, out=tmp_path / "t"), sinkscope.following(diffusion):
+        for rows in (1, 2):
+            diffusion.network(torch.full((rows, 9), 20))
+
+
+def test_a_wrong_canvas_is_refused(diffusion):
+    with sinkscope.following(diffusion) as steps:
+        with pytest.raises(CallError, match="expected a call of the network before it"):
+            steps.committed(torch.zeros(1, 9))
+        diffusion.network(torch.full((1, 9), 20))
+        with pytest.raises(CallError, match=r"expected at least \[1, 9\] tokens, found \[1, 8\]"):
+            steps.committed(torch.zeros(1, 8))
+        with pytest.raises(CallError, match="expected block_x or canvas from the pipeline, found logits"):
+            steps.callback(None, 0, 0, {"logits": 1})
+        steps.committed(torch.full((1, 10), 20))
+
+
+def test_a_network_without_a_mask_token_is_refused(autoregressive):
+    with (
+        pytest.raises(CallError, match="mask_id: expected the mask token, found none in LlamaForCausalLM"),
+        sinkscope.following(autoregressive),
+    ):
+        pass
+
+
+def test_padding_that_a_sampler_does_not_mask_is_said(diffusion, tmp_path):
+    canvas = torch.full((2, 9), 20)
+    canvas[1, :3] = 7
+    said = pytest.warns(RuntimeWarning, match="3 padding tokens in front of prompt 1 as text")
+    with sinkscope.recording(diffusion, out=tmp_path / "t"), said, sinkscope.following(diffusion, pad_id=7) as steps:
+        diffusion.network(canvas)
+        steps.committed(canvas)
+    with sinkscope.recording(diffusion, out=tmp_path / "u"), warnings.catch_warnings(), sinkscope.following(diffusion, pad_id=7) as steps:
+        warnings.simplefilter("error")
+        diffusion.network(canvas, attention_mask=(canvas != 7).long())
+        steps.committed(canvas)
+
+
+# diffusers
+
+
+@pytest.fixture
+def diffusers():
+    return pytest.importorskip("diffusers", reason="diffusers, whose pipelines run here, is not installed: pip install diffusers")
+
+
+@pytest.fixture
+def llada2(diffusers, diffusion):
+    """Diffusers' pipeline for LLaDA 2 around a network that `load` has given."""
+    pipeline = diffusers.LLaDA2Pipeline(
+        model=diffusion.network, scheduler=diffusers.BlockRefinementScheduler(block_length=5), tokenizer=diffusion.tokenizer
+    )
+    pipeline.set_progress_bar_config(disable=True)
+    ids = torch.tensor([diffusion.encode(PROMPT)])
+    length = 15 - ids.shape[1] % 5
+    options = {
+        "input_ids": ids,
+        "gen_length": length,
+        "num_inference_steps": 5,
+        "output_type": "seq",
+        "mask_token_id": diffusion.card.mask_id,
+    }
+    return lambda **more: pipeline(**{**options, **more}).sequences
+
+
+def test_a_pipeline_of_diffusers_is_recorded(llada2, diffusion, tmp_path):
+    expected = llada2()
+    with sinkscope.recording(diffusion, out=tmp_path / "t"), sinkscope.following(diffusion, sampler="LLaDA2Pipeline") as steps:
+        found = llada2(callback_on_step_end=steps.callback)
+    assert torch.equal(found, expected), "recording changed what the pipeline writes"
+    trace = sinkscope.open_trace(tmp_path / "t")
+    assert trace.complete and trace.steps == steps.number > 4
+    canvas, written = trace.tokens[-1], trace.written[-1]
+    after = torch.as_tensor(canvas).where(torch.as_tensor(written) < 0, torch.as_tensor(written))
+    prompt = trace.manifest["prompt_length"]
+    assert after[prompt : prompt + found.shape[1]].tolist() == found[0].tolist()
+    for step in range(trace.steps - 1):
+        here, wrote, then = (torch.as_tensor(one) for one in (trace.tokens[step], trace.written[step], trace.tokens[step + 1]))
+        length = int(trace.lengths[step])
+        assert torch.equal(torch.where(wrote >= 0, wrote, here)[:length], then[:length])
+        assert float(trace.column_sums[step, 0, 0, :length].sum()) == pytest.approx(length, rel=1e-4)
+
+
+def test_hiding_is_in_force_in_a_pipeline(llada2, diffusion, tmp_path):
+    plain = llada2()
+    with sinkscope.HideTopSinks(k=3)(diffusion) as effect, sinkscope.following(diffusion) as steps:
+        hidden = llada2(callback_on_step_end=steps.callback)
+    assert not torch.equal(hidden, plain)
+    assert torch.equal(llada2(), plain)
+    assert effect is not None
+
+
+def test_a_pipeline_whose_last_block_is_not_full(llada2, diffusion, tmp_path):
+    refused = pytest.raises(AttentionError, match="prompt and answer of a pipeline that writes in blocks together fill whole blocks")
+    with refused, sinkscope.recording(diffusion, out=tmp_path / "t"), sinkscope.following(diffusion) as steps:
+        llada2(callback_on_step_end=steps.callback, gen_length=8)
