@@ -8,6 +8,7 @@ import torch
 from leaves_no_trace import check_leaves_no_trace
 
 import sinkscope
+import sinkscope.attention
 from sinkscope.errors import AttentionError, CallError
 
 SETTINGS = {"length": 8, "steps": 8, "block": 4}
@@ -96,12 +97,42 @@ def test_following_leaves_no_trace(diffusion):
     check_leaves_no_trace(diffusion.network, followed, torch.arange(5)[None] + 20)
 
 
+class OneLayer(torch.nn.Module):
+    """A network that is none of transformers', with tokens under a name of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Embedding(30, 8)
+
+    def forward(self, indices):
+        x = self.embed(indices)[:, None]
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x)[:, 0] @ self.embed.weight.T
+
+
+def test_a_torch_module_is_followed_inside_foreign(tmp_path):
+    network, canvas = OneLayer(), torch.tensor([[3, 4, 29, 29]])
+    recorded = sinkscope.recording(network, out=tmp_path / "t")
+    with torch.no_grad(), sinkscope.attention.foreign(network), recorded, sinkscope.following(network, mask_id=29) as steps:
+        for place in (3, 2):
+            network(canvas)
+            canvas[0, place] = place
+            steps.committed(canvas)
+    trace = sinkscope.open_trace(tmp_path / "t")
+    assert trace.manifest["prompt_length"] == 2 and trace.masked[:].tolist() == [[0, 0, 1, 1], [0, 0, 1, 0]]
+    assert trace.written[:].tolist() == [[-1, -1, -1, 3], [-1, -1, 2, -1]]
+    assert trace.column_sums[:].sum(-1).flatten().tolist() == pytest.approx([4, 4], rel=1e-5)
+
+
 # What is refused, and what is said
 
 
 @pytest.mark.parametrize(
     ("inputs", "words"),
     [
+        (
+            {"input_ids": None, "inputs_embeds": torch.zeros(1, 9, 40), "attention_mask": torch.ones(1, 9).long()},
+            "or embeddings; record it",
+        ),
         ({"attention_mask": torch.tensor([[1] * 8 + [0]])}, "found it on the right; .* together fill whole blocks"),
         ({"input_ids": None, "inputs_embeds": torch.zeros(1, 9, 40)}, "expected a sampler that calls the network with whole canvases"),
     ],

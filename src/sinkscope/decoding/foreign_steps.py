@@ -78,10 +78,10 @@ class ForeignSteps:
             AttentionError: the call has no whole canvas, another number of rows, or padding on the right.
         """
         given = {**dict(zip(self._names, args, strict=False)), **kwargs}
-        canvas, mask, cache = given.get("input_ids"), given.get("attention_mask"), given.get("past_key_values")
-        if not isinstance(canvas, Tensor) or canvas.ndim != 2 or (cache is not None and int(cache.get_seq_length())):
+        canvas, mask, cache = self._tokens(given), given.get("attention_mask"), given.get("past_key_values")
+        if canvas is None or (cache is not None and int(cache.get_seq_length())):
             raise AttentionError(
-                "expected a sampler that calls the network with whole canvases (input_ids [batch, position]), found one that passes "
+                "expected a sampler that calls the network with whole canvases (token ids [batch, position]), found one that passes "
                 "parts of them with a cache, or embeddings; record it without `following`"
             )
         if self._canvas is not None:
@@ -108,6 +108,11 @@ class ForeignSteps:
         if self._session is not None:
             self._session.end_generation(failed)
         self._session, self._canvas = None, None
+
+    def _tokens(self, given: Mapping[str, Any]) -> Tensor | None:
+        """Return the tokens of a call: ``input_ids``; where a network has no such argument, its first integers [batch, position]."""
+        found = [given.get("input_ids")] if "input_ids" in self._names else list(given.values())
+        return next((one for one in found if isinstance(one, Tensor) and one.ndim == 2 and one.dtype == torch.long), None)
 
     def _begin(self, canvas: Tensor, lengths: Tensor) -> None:
         session = current_session(self.network)
@@ -184,7 +189,7 @@ def following(
     if mask_id is None:
         raise CallError(f"mask_id: expected the mask token, found none in {type(network).__name__}; name it")
     steps = ForeignSteps(network, mask_id, pad_id, sampler, isinstance(model, Model) and model.family.shift)
-    handle = network.register_forward_pre_hook(steps.before_call, with_kwargs=True)
+    handle = network.register_forward_pre_hook(steps.before_call, with_kwargs=True, prepend=True)  # before those of a session
     failed = True
     try:
         yield steps
