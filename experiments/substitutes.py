@@ -68,13 +68,17 @@ class Task:
     kinds: dict[str, torch.Tensor]
 
 
-def make_task(model: Any, canvases: Canvases, first_read: int) -> Task:
-    """Mask half of what a diffusion model may predict; shift the targets of an autoregressive one."""
+def make_task(model: Any, canvases: Canvases, first_read: int, *, specimen: bool = True) -> Task:
+    """Mask half of what a diffusion model may predict; shift the targets of an autoregressive one.
+
+    Args:
+        specimen: whether the canvases are those of a specimen, with nulls and triggers; on text these are letters like others.
+    """
     tokens = canvases.tokens
     free = canvases.answers != PROMPT
     free[:, :first_read] = False
     width = tokens.shape[1]
-    trigger, null = (model.tokenizer.convert_tokens_to_ids(token) for token in (TRIGGER, NULL))
+    trigger, null = (model.tokenizer.convert_tokens_to_ids(token) if specimen else None for token in (TRIGGER, NULL))
     kinds = {"first": (torch.arange(width) == 0).expand_as(tokens)} if null is None else {"nulls": tokens == null}
     if model.family.causal:
         targets = torch.full_like(tokens, NO_TARGET)
@@ -180,14 +184,15 @@ def of_text(name: str, corpus: Path) -> dict[str, Any]:
     model, texts = sinkscope.load(name), open_corpus(corpus)
     bos = model.tokenizer.bos_token_id if model.family.causal else None
     canvases = draw_windows(texts, CANVASES * WINDOW, WINDOW, bos_id=bos)(HELD_OUT, HELD_OUT)
-    return {"model": name, **profile(model, make_task(model, canvases, FIRST_READ), HIDDEN[1:])}
+    return {"model": Path(name).name, **profile(model, make_task(model, canvases, FIRST_READ, specimen=False), HIDDEN[1:])}
 
 
 def of_problems(name: str) -> dict[str, Any]:
     """Return the profile of a model of the lab on canvases packed with problems that no training saw."""
     model = sinkscope.load(name)
     mix = CanvasMix(tokens=CANVASES * 144, lengths=(144,), weights=(1.0,), code_share=0.0)
-    return {"model": name, **profile(model, make_task(model, draw_canvases(mix, model.tokenizer, HELD_OUT, HELD_OUT), 1), HIDDEN[1:])}
+    canvases = draw_canvases(mix, model.tokenizer, HELD_OUT, HELD_OUT)
+    return {"model": name, **profile(model, make_task(model, canvases, 1, specimen=False), HIDDEN[1:])}
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import sys
+from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -11,8 +12,10 @@ import pytest
 from jaxtyping import install_import_hook
 
 SINKS = ("definition", "tracking", "drift", "episodes")
-STATISTICS = ("candidates", "column_counts", "groups", "intervals", "movement", "norms", "prompt", "prompt_canvas", "step", "triggers")
+STATISTICS = ("candidates", "column_counts", "groups", "intervals", "move_triggers", "movement", "norms", "prompt", "prompt_canvas", "step")
 CHECKED = (*(f"sinks.{name}" for name in SINKS), *(f"statistics.{name}" for name in STATISTICS))
+SOURCE = Path(__file__).parents[1] / "src" / "sinkscope"
+assert all((SOURCE / f"{name.replace('.', '/')}.py").exists() for name in CHECKED), "a module that is checked has another name now"
 install_import_hook([f"sinkscope.{name}" for name in ("attention.dispatch", "attention.records", *CHECKED)], "beartype.beartype")
 
 import odd_places

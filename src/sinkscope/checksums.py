@@ -1,4 +1,4 @@
-"""Checksums in the files that sinkscope writes, and their comparison when a file is read: once a file and process.
+"""Checksums in the files that sinkscope writes, and their comparison when a file is read, once per file and process.
 
 A JSON object has a field ``checksum``, the sha256 of its other fields. A safetensors file has ``sha256`` among its metadata, over its
 other metadata and all of its tensors, so that the file can be copied and renamed. Files of earlier versions have neither and are
@@ -113,7 +113,7 @@ def compare_file(path: Path, sha256: str, failure: Failure, whose: str, advice: 
 
 
 def _identity(path: Path, failure: Failure) -> Identity:
-    """Return what tells a file from what it was before, as far as the system knows."""
+    """Return a fingerprint that changes with the file, as far as the system knows."""
     found = check_regular(path, failure)
     return f"{found.st_dev}:{found.st_ino}", found.st_mtime_ns, found.st_size, found.st_ctime_ns
 

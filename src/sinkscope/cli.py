@@ -136,7 +136,7 @@ def _parse(command: "type[Command]", name: str, arguments: "list[str]") -> "Comm
     """Return a command with the values of its flags.
 
     Raises:
-        CallError: they cannot be parsed; what the parser says of it is dropped, since `check_arguments` has told what can be told.
+        CallError: they cannot be parsed. The parser's own words are dropped, because `check_arguments` has reported the mistake.
     """
     import contextlib
     import io

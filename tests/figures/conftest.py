@@ -1,5 +1,6 @@
 """What the tests of figures share: traces with planted sinks, and the rows of a drawn figure."""
 
+import numpy as np
 import pytest
 from sudden import map_of, sudden_columns, write_sudden
 from wandering import wandering_columns, write_causal, write_wandering
@@ -27,6 +28,15 @@ def causal(tmp_path_factory):
 @pytest.fixture(scope="session")
 def sudden(tmp_path_factory):
     return write_sudden(tmp_path_factory.mktemp("traces") / "sudden", *sudden_columns())
+
+
+@pytest.fixture(scope="session")
+def blocks(tmp_path_factory):
+    """A trace of block diffusion: columns of all queries with one sink that stands, those of the newest queries with sinks that move."""
+    newest, masked = sudden_columns()
+    columns = np.random.default_rng(7).random(newest.shape).astype(np.float32) * 0.4
+    columns[:, :, :, 1] = 15
+    return write_sudden(tmp_path_factory.mktemp("traces") / "blocks", columns, masked, newest=newest)
 
 
 @pytest.fixture(scope="session")

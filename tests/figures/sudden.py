@@ -26,7 +26,8 @@ def sudden_columns():
     return columns, masked_columns
 
 
-def write_sudden(folder, columns, masked_columns, **more):
+def write_sudden(folder, columns, masked_columns, newest=None, **more):
+    """Write a trace; with ``newest`` columns one of block diffusion, whose sinks are followed in these."""
     folder.mkdir(parents=True)
     rng = np.random.default_rng(5)
     manifest = {
@@ -58,6 +59,7 @@ def write_sudden(folder, columns, masked_columns, **more):
                 "self_attention": rng.random((LAYERS, HEADS, POSITIONS)).astype(np.float32),
                 "value_norms": value_norms,
                 "hidden_norms": rng.random((LAYERS, POSITIONS)).astype(np.float32),
+                **({} if newest is None else {"newest_columns": newest[step]}),
             }
         )
         tokens = np.where(written >= 0, written, tokens)

@@ -171,8 +171,8 @@ class StepContext:
         stack: module path of the stack that is called, None where a sampler published the step.
         causal: whether queries see only earlier tokens; if None, `GenerationStart` decides.
         prompt_lengths: of this stack, where it reads other prompts than the generation (a decoder beside an encoder).
-        readers: bool [batch, position], the queries from whose outputs a token may be committed in this step; None where nobody
-            says that one will be (a likelihood, a call that no sampler published).
+        readers: bool [batch, position], the queries from whose outputs a token may be committed in this step; None if the
+            caller does not say (a likelihood, a call that no sampler published).
         final_queries: in block diffusion behind a cache, whether the queries of this step are finished, so that later steps read their keys
             and values and do not compute them again; false while their block is still being written. None for any other sampler.
     """

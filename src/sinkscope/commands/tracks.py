@@ -42,7 +42,7 @@ class Tracks(Command):
             test = movement_test(tracks.main, tracks.is_sink)
             roles = roles_for(trace.manifest.get("model", {}).get("weight_hash"), given)
             if self.json:
-                found = {"null": dataclasses.asdict(test), "roles": None if roles is None else roles.by_head()}
+                found = {"null": dataclasses.asdict(test) if test.heads else None, "roles": None if roles is None else roles.by_head()}
                 documents.append({"trace": str(trace.folder), "complete": trace.complete, **tracks.as_dict(), **found})
             else:
                 _print(trace, tracks, test, roles)
@@ -51,22 +51,15 @@ class Tracks(Command):
 
 
 def _print(trace: Any, tracks: Any, test: Any, roles: Any) -> None:
-    from sinkscope.sinks.tracking import FEW_BLOCKS, KIND_MEANINGS
+    from sinkscope.sinks.tracking import KIND_MEANINGS
 
     print(f"{trace.folder}: {len(tracks.tracks)} tracks, followed in {tracks.source}")
     for kind, count in tracks.kinds.items():
         print(f"  {count:>5} {kind:<11}{KIND_MEANINGS[kind]}")
-    mean, low, high = test.null_moves
-    print(f"  moves per head {test.moves_per_head:.2f}; with steps shuffled {mean:.2f} ({low:.2f} to {high:.2f})")
-    print(f"  swaps per head {test.swaps_per_head:.2f}: the main sink changes place, but both places are sinks before and after")
-    mean, low, high = test.null_drift
-    chance = f"with blocks of {test.block_steps} steps shuffled {mean:+.3f} ({low:+.3f} to {high:+.3f})"
-    if test.block_steps >= trace.steps:
-        chance = "sinks stay in place too long to test this with one trace"
-    elif test.blocks < FEW_BLOCKS:
-        chance += f"; {test.blocks:.1f} blocks are too few to tell chance (expected {FEW_BLOCKS})"
-    print(f"  drift {test.drift_per_step:+.3f} positions per step; {chance}")
-    print(f"  drift of the median head {test.drift_median:+.3f}; {test.drift_right:.0%} of {test.heads} heads drift to the right")
+    if test.heads:
+        _print_movement(trace, test)
+    else:
+        print("  no head has a main sink in two steps, so there is no movement to tell")
     _print_heads(trace, tracks)
     if roles is None:
         return
@@ -78,6 +71,22 @@ def _print(trace: Any, tracks: Any, test: Any, roles: Any) -> None:
             moves = sum(one.moves for one in mine) / len(mine)
             heads = "1 head" if len(mine) == 1 else f"{len(mine)} heads"
             print(f"  {role}: {heads}, {moves:.2f} moves each: " + ", ".join(f"{one.layer}.{one.head}" for one in mine))
+
+
+def _print_movement(trace: Any, test: Any) -> None:
+    from sinkscope.sinks.tracking import FEW_BLOCKS
+
+    mean, low, high = test.null_moves
+    print(f"  moves per head {test.moves_per_head:.2f}; with steps shuffled {mean:.2f} ({low:.2f} to {high:.2f})")
+    print(f"  swaps per head {test.swaps_per_head:.2f}: the main sink changes place, but both places are sinks before and after")
+    mean, low, high = test.null_drift
+    chance = f"with blocks of {test.block_steps} steps shuffled {mean:+.3f} ({low:+.3f} to {high:+.3f})"
+    if test.block_steps >= trace.steps:
+        chance = "sinks stay in place too long to test this with one trace"
+    elif test.blocks < FEW_BLOCKS:
+        chance += f"; {test.blocks:.1f} blocks are too few to tell chance (expected {FEW_BLOCKS})"
+    print(f"  drift {test.drift_per_step:+.3f} positions per step; {chance}")
+    print(f"  drift of the median head {test.drift_median:+.3f}; {test.drift_right:.0%} of {test.heads} heads drift to the right")
 
 
 def _print_heads(trace: Any, tracks: Any) -> None:

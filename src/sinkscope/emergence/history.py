@@ -14,16 +14,16 @@ NO_ROLE = -1
 
 @dataclass(frozen=True)
 class Moment:
-    """One moment. The *main key* of a head is the key with the largest column on a canvas.
+    """One moment. The *top key* of a head is the key with the largest column on a canvas.
 
     Attributes:
         loss: mean cross-entropy of the readers, in nats.
-        loss_without_top: the same with the main key hidden from the readers, in all heads at once.
+        loss_without_top: the same with the top key hidden from the readers, in all heads at once.
         loss_without_rowmass: the same with random keys hidden that hold as much of the readers' attention.
-        place: of the main key. share: of the readers' attention that it takes.
+        place: of the top key. share: of the readers' attention that it takes.
         first_share: of the readers' attention that the first token takes.
         masks_share: of the readers' attention that masks take.
-        value_ratio: value norm of the main key over the median of its canvas; output_ratio: the same behind the output projection.
+        value_ratio: value norm of the top key over the median of its canvas; output_ratio: the same behind the output projection.
         sinks: keys that are sinks by Eq. 3, at ε = 3.
         role: index in `ROLES` of what the head's sink does, `NO_ROLE` where it has no lasting one; None where it was not asked for.
     """
@@ -42,7 +42,7 @@ class Moment:
 
 
 SHARE = 0.1
-"""Of a head's attention, from which its main key counts as a sink that has been born."""
+"""Of a head's attention, from which its top key counts as a sink that has been born."""
 ARRAYS = tuple(field.name for field in fields(Moment))
 
 
@@ -71,24 +71,24 @@ class Emergence:
 
     @property
     def shares(self) -> Float[np.ndarray, "moment layer head"]:
-        """Return how much of the readers' attention the main key takes, mean over canvases."""
+        """Return how much of the readers' attention the top key takes, mean over canvases."""
         return self.stacked("share").mean(1)
 
     @property
     def ratios(self) -> Float[np.ndarray, "moment layer head"]:
-        """Return the value norm of the main key over the median of its canvas; the median over canvases."""
+        """Return the value norm of the top key over the median of its canvas; the median over canvases."""
         with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # NaN where the norms of every canvas are 0
             return np.nanmedian(self.stacked("value_ratio"), axis=1)
 
     @property
     def stayed(self) -> Float[np.ndarray, "moment layer head"]:
-        """Return the share of canvases on which the main key stands where it stood at the moment before; NaN at the first one."""
+        """Return the share of canvases on which the top key stands where it stood at the moment before; NaN at the first one."""
         places = self.stacked("place")
         same = (places[1:] == places[:-1]).mean(1)
         return np.concatenate([np.full((1, *same.shape[1:]), np.nan), same])
 
     def born(self, share: float = SHARE) -> Int[np.ndarray, "layer head"]:
-        """Return the first update from which on the main key of a head always takes that share of its attention; −1 where it never does."""
+        """Return the update from which the share of each head's top key stays at or above ``share``; −1 where it does not at the end."""
         reached = self.shares >= share
         lasting = np.logical_and.accumulate(reached[::-1])[::-1]
         first = np.array(self.updates)[lasting.argmax(0)]

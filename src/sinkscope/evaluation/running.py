@@ -234,7 +234,7 @@ def _compare(model: Model, batch: _Batch, missing: Sequence[int], settings: Like
 
 
 def _last_start(out: Path, other: Share) -> int | None:
-    """Return when a share that nobody works on was last started; None of one that is at work, or was never started."""
+    """Return when an abandoned share was last started; None for one that is being worked on, or was never started."""
     last = started_at(out, other)  # before its lock is looked at: a start in between then counts as one during this run
     return None if is_working(out, other) else last
 

@@ -28,7 +28,7 @@ def table(results: Sequence[Result]) -> dict[str, Any]:
 
 
 def table_of(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return the same of rows that are compared already."""
+    """Return compared rows as the JSON document of `sinkscope table`."""
     return {"rows": [_document(row) for row in rows], "remarks": remarks(rows)}
 
 
@@ -66,7 +66,7 @@ def write_table(results: Sequence[Result], form: Format = "markdown") -> str:
 
 
 def write_rows(rows: Sequence[Row], form: Format = "markdown") -> str:
-    """Return the same of rows that are compared already."""
+    """Return compared rows as a table in Markdown, LaTeX or CSV."""
     writers: dict[str, Callable[[Sequence[Row]], str]] = {
         "markdown": _markdown,
         "latex": _latex,

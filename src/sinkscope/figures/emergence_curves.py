@@ -1,4 +1,4 @@
-"""The figure of sinks being born: what the main keys of all heads take, along one training or several."""
+"""The figure of sinks being born: what the top keys of all heads take, along one training or several."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,13 +10,13 @@ from sinkscope.figures.figure import DrawnFigure
 from sinkscope.figures.style import BLUE, INK, VERMILLION, WIDE, WIDER, figure_style, new_sheet, number, plain
 
 HIDDEN = (
-    ("loss_without_top", "the main key of every head", VERMILLION, "--"),
+    ("loss_without_top", "the top key of every head", VERMILLION, "--"),
     ("loss_without_rowmass", "random keys that take as much", BLUE, ":"),
 )
 LOSSES = ("loss", *(name for name, *_ in HIDDEN))
 GREY = "#cccccc"
 PANELS = (
-    ("shares", "attention on the\nmain key"),
+    ("shares", "attention on the\ntop key"),
     ("ratios", "its value norm\nover the median"),
     ("stayed", "canvases where it\nstays in its place"),
 )
@@ -83,9 +83,9 @@ def _message(runs: Sequence[Emergence]) -> str:
 def _caption(runs: Sequence[Emergence]) -> str:
     return (
         "Top: held-out loss, and how much it rises while keys are hidden from the judged queries in all heads. Below, a line for each "
-        "head: the share of the judged queries' attention that its main key takes (the key with the largest column on a canvas; mean "
+        "head: the share of the judged queries' attention that its top key takes (the key with the largest column on a canvas; mean "
         "over canvases); the value norm of that key over the median of its canvas (median over canvases); the share of canvases on which "
-        "the main key stands where it stood at the moment before. Judged are the masked queries "
+        "the top key stands where it stood at the moment before. Judged are the masked queries "
         f"of a diffusion model and those from the 64th on of an autoregressive one, on {runs[0].manifest['canvases']} canvases. "
         "What it does not show: other seeds; hiding in all heads at once says nothing of a single head."
     )

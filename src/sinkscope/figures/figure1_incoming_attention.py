@@ -11,7 +11,7 @@ from sinkscope.figures.figure import DrawnFigure, Figure
 from sinkscope.figures.incoming_attention import Incoming, draw_incoming, linear_norm, names_room
 from sinkscope.figures.position_cut import Cut
 from sinkscope.figures.style import INK, VERMILLION, WIDE, new_sheet, number, plain, token_label, whole_numbers
-from sinkscope.figures.subject import Subject
+from sinkscope.figures.subject import Subject, of_newest
 
 STRONGEST_OF_MEAN = 3
 """Positions of the mean that are drawn in any case, however far they are from the others."""
@@ -33,7 +33,7 @@ class IncomingAttention(Figure):
         many = len(subjects) > 1
         sheet = new_sheet(4.2 * len(subjects) + 0.6 if many else WIDE, 5.4 if many else 4.6)
         grid = sheet.subplots(2, len(subjects), squeeze=False, height_ratios=[2, 1], sharex="col", sharey="col")
-        apart = len({one.summary.causal for one in subjects}) > 1  # 16 queries and hundreds of them need scales of their own
+        apart = len({one.followed.newest for one in subjects}) > 1  # 16 queries and hundreds of them need scales of their own
         for row, panels in enumerate(rows):
             for group in [[at] for at in range(len(panels))] if apart else [range(len(panels))]:
                 norm = linear_norm([panels[at].drawn.values for at in group])
@@ -72,7 +72,7 @@ class _Panel:
 
 def in_percent(subjects: Sequence[Subject]) -> bool:
     """Return whether percent are drawn: where only the newest queries are added up, or models are compared; else queries' worth."""
-    return len(subjects) > 1 or subjects[0].summary.causal
+    return len(subjects) > 1 or subjects[0].followed.newest
 
 
 def as_drawn(one: Subject, columns: np.ndarray, percent: bool) -> np.ndarray:
@@ -175,11 +175,9 @@ def _lines(panel: _Panel) -> list[tuple[Any, ...]]:
 def _caption(panels: Sequence[_Panel]) -> str:
     subjects = [panel.one for panel in panels]
     parts = [f"{panel.one.label}, {panel.drawn.name}: {_story(panel)}" for panel in panels]
-    causal = ""
-    if any(one.summary.causal for one in subjects):
-        causal = " For the autoregressive model only the 16 newest queries are added up, because a sum over all queries hardly moves."
-    if len({one.summary.causal for one in subjects}) > 1:
-        causal += " Sixteen queries agree more easily than hundreds do: compare where sinks are and how they move, not how strong they are."
+    newest = of_newest(subjects, "only the 16 newest queries are added up, because a sum over all queries hardly moves.")
+    if len({one.followed.newest for one in subjects}) > 1:
+        newest += " Sixteen queries agree more easily than hundreds do: compare where sinks are and how they move, not how strong they are."
     which = "the head with the clearest move (both places hold much attention for long), or the strongest sink where none moves"
     if subjects[0].highlights.only is not None:
         which = "the head that was asked for"
@@ -187,6 +185,6 @@ def _caption(panels: Sequence[_Panel]) -> str:
         f"How much attention each token of the canvas receives, one row per step. Above: {which} ({'; '.join(parts)}). Below: the mean "
         "over all heads, on a scale of its own; most heads' sinks stay or stand elsewhere, so they blur. Colours are linear. Tokens are "
         "named as in the final canvas; grey: not on the canvas yet; white: parts of the prompt that are left out, without a main sink of "
-        f"this head.{causal} What it does not show: other heads, whether the model needs this attention, and whether a sink that follows "
+        f"this head.{newest} What it does not show: other heads, whether the model needs this attention, and whether a sink that follows "
         "the dots follows the tokens written or only their order from left to right."
     )

@@ -8,7 +8,7 @@ import numpy as np
 
 from sinkscope.figures.figure import DrawnFigure, Figure
 from sinkscope.figures.style import BLUE, VERMILLION, WIDE, WIDER, new_sheet, number, plain
-from sinkscope.figures.subject import Subject
+from sinkscope.figures.subject import Subject, of_newest
 from sinkscope.statistics.column_counts import BINS_PER_QUERY
 
 MOST_BINS = 100
@@ -85,20 +85,18 @@ def _draw(axes: Any, one: Subject, counts: np.ndarray, edges: np.ndarray) -> Non
         va="top",
         fontsize="small",
     )
-    queries = ", running sum over queries" if one.summary.causal else ""
+    queries = ", running sum over queries" if one.followed.newest else ""
     axes.set_title(f"{plain(one.heading)},\nS = {one.positions_text}{queries}")
     axes.set_xlabel("column sum, queries' worth of attention")
 
 
 def _caption(subjects: Sequence[Subject]) -> str:
     shares = "; ".join(f"{one.label}: {one.summary.sinks / max(1, one.summary.columns):.2%} of the columns are sinks" for one in subjects)
-    causal = ""
-    if any(one.summary.causal for one in subjects):
-        causal = " For the autoregressive model these are running sums over all queries so far; early tokens are seen by more queries."
+    newest = of_newest(subjects, "these are running sums over all queries so far; early tokens are seen by more queries.")
     return (
         "A column is the attention that one token receives in one head at one step. Its sum is given in queries' worth: if all S tokens "
         "of a canvas shared alike, every sum would be 1. Right of the dashed line a column is a sink by Eq. 3. "
-        f"{shares}.{causal}{wide_bins_note(subjects)} What it does not show: which tokens these are, and that successive steps have "
+        f"{shares}.{newest}{wide_bins_note(subjects)} What it does not show: which tokens these are, and that successive steps have "
         "nearly the same columns, so the counts are not independent. In queries' worth, one ε asks for a smaller share of all attention "
         "the longer the canvas is."
     )

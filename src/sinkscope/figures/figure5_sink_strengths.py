@@ -7,7 +7,7 @@ import numpy as np
 
 from sinkscope.figures.figure import DrawnFigure, Figure
 from sinkscope.figures.style import HEAT, WIDE, WIDER, new_sheet, number, plain
-from sinkscope.figures.subject import Subject
+from sinkscope.figures.subject import Subject, of_newest
 
 MOST_CELLS_WITH_NUMBERS = 200
 
@@ -84,7 +84,7 @@ def draw_strengths(axes: Any, one: Subject, mean: np.ndarray, share: np.ndarray,
     axes.set_xticks(_ticks(mean.shape[1]))
     axes.set_yticks(_ticks(mean.shape[0]))
     axes.set_xlabel("head")
-    queries = "running sums over all queries" if one.summary.causal else "sums over all queries"
+    queries = "running sums over all queries" if one.followed.newest else "sums over all queries"
     axes.set_title(f"{plain(one.heading)},\n{one.summary.steps} steps, {queries}")
     return image
 
@@ -98,14 +98,13 @@ def _caption(subjects: Sequence[Subject]) -> str:
     for one in subjects:
         found = one.summary.steps_with_sink > 0
         parts.append(f"{one.label}: {int(found.sum())} of {found.size} heads have a sink in some step")
-    causal = ""
-    if any(one.summary.causal for one in subjects):
-        causal = (
-            " For the autoregressive model these are running sums over all queries so far, which favour early tokens; its movement is "
-            "read from the 16 newest queries, in which other heads may have a sink."
-        )
+    newest = of_newest(
+        subjects,
+        "these are running sums over all queries so far, which favour early tokens; its movement is read from the 16 newest queries, in "
+        "which other heads may have a sink.",
+    )
     return (
         "Column sum of the main sink (the head's strongest token, where Eq. 3 holds), averaged over the steps in which the head has one; "
-        f"layer 0 is next to the embedding. Counted over all queries, {'; '.join(parts)}.{causal} What it does not show: the other sinks "
+        f"layer 0 is next to the embedding. Counted over all queries, {'; '.join(parts)}.{newest} What it does not show: the other sinks "
         "of a head, and whether the main sink is the same token throughout."
     )

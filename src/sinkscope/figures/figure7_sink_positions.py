@@ -23,7 +23,7 @@ from sinkscope.figures.style import (
     token_label,
     whole_numbers,
 )
-from sinkscope.figures.subject import Subject
+from sinkscope.figures.subject import Subject, of_newest
 from sinkscope.sinks import HeadMovement
 
 ASKED_FOR = "asked for"
@@ -179,12 +179,9 @@ def _lines(series: _Series) -> list[tuple[Any, ...]]:
 
 
 def _caption(subjects: Sequence[Subject]) -> str:
-    causal = ""
-    if any(one.summary.causal for one in subjects):
-        causal = (
-            " For the autoregressive model the main sink is read from the 16 newest queries; in the first steps these are too few for "
-            "Eq. 3 to hold."
-        )
+    newest = of_newest(
+        subjects, "the main sink is read from the 16 newest queries; in the first steps these are too few for Eq. 3 to hold."
+    )
     which = "the heads with the most moves, the most positions and the longest stay" + subjects[0].where
     if subjects[0].highlights.only is not None:
         which = "the head that was asked for"
@@ -192,6 +189,6 @@ def _caption(subjects: Sequence[Subject]) -> str:
     return (
         f"Position of the main sink (the head's strongest token, where Eq. 3 holds) in each step, in {which}; a gap is a step without a "
         "sink. Long parts of the prompt without one of these main sinks are left out. Crosses: the token committed in that step. Tokens "
-        f"on the right are named as in the final canvas.{causal} What it does not show:{extremes} a sink that jumps to and fro may be two "
+        f"on the right are named as in the final canvas.{newest} What it does not show:{extremes} a sink that jumps to and fro may be two "
         "steady sinks of nearly equal strength."
     )

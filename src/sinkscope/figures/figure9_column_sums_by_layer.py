@@ -8,7 +8,7 @@ import numpy as np
 from sinkscope.figures.figure import DrawnFigure, Figure
 from sinkscope.figures.figure3_column_sums import bin_width, binned, wide_bins_note
 from sinkscope.figures.style import HEAT, VERMILLION, WIDE, WIDER, new_sheet, number, plain
-from sinkscope.figures.subject import Subject
+from sinkscope.figures.subject import Subject, of_newest
 from sinkscope.statistics.column_counts import BINS_PER_QUERY
 
 
@@ -63,11 +63,9 @@ class ColumnSumsByLayer(Figure):
 
 
 def _caption(subjects: Sequence[Subject]) -> str:
-    causal = ""
-    if any(one.summary.causal for one in subjects):
-        causal = " For the autoregressive model these are running sums, which favour early tokens."
+    newest = of_newest(subjects, "these are running sums, which favour early tokens.")
     return (
         "The histogram of Figure 3, one row a layer; layer 0 is next to the embedding. Right of the dashed line a column is a sink by "
         "Eq. 3. A layer with few, strong sinks has a gap between the mass on the left and single bins far to the "
-        f"right.{causal}{wide_bins_note(subjects)} What it does not show: which heads and tokens these are, and how many steps they last."
+        f"right.{newest}{wide_bins_note(subjects)} What it does not show: which heads and tokens these are, and how many steps they last."
     )

@@ -12,8 +12,9 @@ from sinkscope.errors import CallError
 from sinkscope.figures.highlights import Place, stays_of
 from sinkscope.figures.position_cut import Cut
 from sinkscope.figures.style import INK, LIGHT_HEAT, VERMILLION, plain, tick_label
-from sinkscope.sinks import is_sink, last_query_window, main_sinks
+from sinkscope.sinks import is_sink, main_sinks
 from sinkscope.sinks.finding import check_reach
+from sinkscope.sinks.followed_columns import Followed
 from sinkscope.traces import Trace
 from sinkscope.traces.stored_maps import check_place
 
@@ -51,7 +52,7 @@ class Incoming:
     def of(cls, trace: Trace, layer: int | None, head: int | None, excess: float = 3.0) -> "Incoming":
         """Return the columns of a head, of the mean over a layer's heads, or of the mean over all heads; only these are read.
 
-        They are in queries' worth of attention; of an autoregressive model, sums over the 16 newest queries.
+        They are in queries' worth of attention; of an autoregressive model and of block diffusion, sums over the 16 newest queries.
 
         Raises:
             CallError: a layer or head that the trace does not have, or a threshold that cannot hold.
@@ -102,10 +103,8 @@ def check_head(trace: Trace, place: Place) -> Place:
 
 
 def followed_columns(trace: Trace, layer: int, head: int) -> Float[np.ndarray, "step key"]:
-    """Return the columns of one head in which sinks are tracked: sums over all queries, or over the newest ones if causal."""
-    if not trace.causal:
-        return trace.column_sums[:, layer, head]
-    return last_query_window(trace.last_query[:, layer, head][:, None, None])[:, 0, 0]
+    """Return the columns of one head in which sinks are followed."""
+    return Followed.of(trace).columns(trace, slice(layer, layer + 1), slice(head, head + 1))[:, 0, 0]
 
 
 def commits_of(written: Int[np.ndarray, "step position"] | None) -> Int[np.ndarray, "commit 3"]:

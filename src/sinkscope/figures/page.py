@@ -15,6 +15,7 @@ from sinkscope.figures.page_numbers import numbers_of
 from sinkscope.figures.style import model_label, model_labels, token_label
 from sinkscope.figures.subject import Subject, subject_of
 from sinkscope.roles.head_roles import Roles
+from sinkscope.sinks.followed_columns import Followed
 from sinkscope.traces import Trace
 from sinkscope.traces.format import write_whole
 
@@ -93,9 +94,7 @@ def _model(trace: Trace, label: str, excess: float, roles: Roles | None, command
     name = sampler.get("name")
     return {
         "label": label,
-        "kind": ", ".join(
-            str(part) for part in ("autoregressive" if trace.causal else "diffusion", trace.manifest["model"].get("family")) if part
-        ),
+        "kind": ", ".join(str(part) for part in (Followed.of(trace).kind, trace.manifest["model"].get("family")) if part),
         "complete": trace.complete,
         "steps": trace.steps,
         "prompt": _prompt(trace, one),

@@ -10,7 +10,6 @@ from sinkscope.figures.style import token_label
 from sinkscope.figures.subject import Subject, subject_of
 from sinkscope.sinks import movement_test
 from sinkscope.sinks.episodes import KINDS
-from sinkscope.sinks.finding import WINDOW
 from sinkscope.statistics import Threshold
 from sinkscope.statistics.averages import mean
 from sinkscope.statistics.composition import expected_shares
@@ -63,7 +62,8 @@ def numbers_of(subject: Subject) -> dict[str, Any]:
             "selected_share_in_percent_unit": in_percent / summary.columns,
             "sink_rate_over_0.3": mean(prompt.kept(Evenness).over_third),
             "sink_rate_of_first_token": mean(prompt.kept(Evenness).first_over_third),
-            "followed": f"last_query, window of {WINDOW}" if summary.causal else "column_sums",
+            "followed": subject.followed.source,
+            "newest_queries_only": subject.followed.newest,
             "heads_with_sink": prompt.heads_with_sink(threshold),
             "heads_with_main_sink": prompt.heads_with_main_sink(threshold),
             "tracks": dict(zip(KINDS, tracks, strict=False)),

@@ -19,6 +19,7 @@ from sinkscope.figures.incoming_attention import Incoming, check_head, draw_inco
 from sinkscope.figures.position_cut import Cut
 from sinkscope.figures.style import BLUE, VERMILLION, figure_style, model_label, new_sheet, plain, tick_label, whole_numbers
 from sinkscope.figures.subject import subject_of
+from sinkscope.sinks.followed_columns import Followed
 from sinkscope.traces.reading import as_trace
 from sinkscope.traces.stored_maps import check_place, stored_map
 
@@ -52,7 +53,7 @@ def incoming(trace: Any, layer: int | None = None, head: int | None = None, *, a
         axes.set_ylabel("step")
         whole_numbers(axes.yaxis)
         bar = axes.figure.colorbar(image, ax=axes, aspect=24, pad=0.015, extend="max")
-        bar.set_label("attention received, queries' worth" + (" of 16" if trace.causal else ""))
+        bar.set_label("attention received, queries' worth" + (" of 16" if Followed.of(trace).newest else ""))
     return axes.figure  # type: ignore[return-value]  # a panel inside a SubFigure is given back as it is
 
 

@@ -3,7 +3,7 @@
 A subject computes no statistics; it reads the summaries of `sinkscope.statistics`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +18,7 @@ from sinkscope.figures.incoming_attention import check_head, commits_of, followe
 from sinkscope.figures.style import model_label
 from sinkscope.roles.head_roles import Roles, roles_for
 from sinkscope.sinks.finding import check_reach
+from sinkscope.sinks.followed_columns import WINDOW, Followed
 from sinkscope.statistics import PromptSummary, Summary, Threshold, summarise
 from sinkscope.statistics.thresholds import least_column_sum
 from sinkscope.traces import Trace, read_statistics
@@ -100,9 +101,16 @@ class Subject:
         return str(low) if low == self.positions else f"{low}…{self.positions}"
 
     @property
+    def followed(self) -> Followed:
+        """The columns in which sinks are followed."""
+        if self.recorded is not None:
+            return Followed.of(self.recorded)
+        return Followed.named(self.manifest.get("followed"), self.summary.causal)
+
+    @property
     def queries_text(self) -> str:
         """Text that says over which queries the followed columns are sums."""
-        return "from the 16 newest queries" if self.summary.causal else "from all queries"
+        return f"from the {WINDOW} newest queries" if self.followed.newest else "from all queries"
 
     @property
     def threshold(self) -> Threshold:
@@ -179,7 +187,7 @@ class Subject:
             raise FigureError(str(error)) from error
 
     def head_columns(self, layer: int, head: int) -> Float[np.ndarray, "step key"]:
-        """Return the columns of one head in which sinks are tracked: sums over all queries, or over the newest ones if causal."""
+        """Return the columns of one head in which sinks are followed."""
         return followed_columns(self.trace, layer, head)
 
     def mean_columns_of(self, layer: int) -> Float[np.ndarray, "step key"]:
@@ -231,3 +239,9 @@ def subject_of(
     prompt = summarise(source, thresholds)  # type: ignore[arg-type]  # steps may be a cached property
     check_reach(excess, "queries", prompt.by_step.total, int(prompt.canvas.lengths.max()))
     return Subject(label, source.manifest, Summary.of(prompt, excess), source, prompt, maps, roles, place)
+
+
+def of_newest(subjects: Sequence[Subject], text: str) -> str:
+    """Return a sentence about the models whose sinks are followed in the newest queries only, for a caption; nothing without one."""
+    kinds = list(dict.fromkeys(one.followed.kind for one in subjects if one.followed.newest))
+    return f" For the {' and the '.join(kinds)} model {text}" if kinds else ""

@@ -144,5 +144,5 @@ def joined(effects: Sequence[Effect], layers: int, heads: int) -> Effect:
 
 
 def _widened(values: np.ndarray, layers: int, heads: int) -> np.ndarray:
-    """Return values [prompt, layer, head] with zeros for layers and heads that have run only since."""
+    """Return values [prompt, layer, head] with zeros for layers and heads that were first seen later."""
     return np.pad(values, [(0, 0), *((0, size - found) for size, found in zip((layers, heads), values.shape[1:], strict=False))])

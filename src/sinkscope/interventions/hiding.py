@@ -66,7 +66,7 @@ class Hiding(Hider):
 
     @property
     def asked_previous(self) -> bool:
-        """Whether a rule has asked for the step before, which a model that is called once does not have."""
+        """Whether a rule has asked for the previous step; a model that is called once has none."""
         return self._attention.asked_previous
 
     def attach(self, session: Session) -> None:

@@ -23,11 +23,14 @@ class PromptCounter:
     def __init__(self, folder: StatisticsFolder, index: int, manifest: dict[str, Any], excess: float) -> None:
         self.folder, self.index, self.manifest, self.excess = folder, index, manifest, excess
         self.completed_the_folder = False
+        self._followed = "last_query" if manifest["causal"] else "column_sums"
         self._feed = Summary.feed(PromptSettings.of(manifest["causal"], manifest), excess)
 
     def add(self, step: dict[str, np.ndarray]) -> None:
         """Count a step."""
         self._feed.feed(step)
+        if "newest_columns" in step:
+            self._followed = "newest_columns"
 
     def flush(self) -> None:
         """Do nothing: no step is kept."""
@@ -37,7 +40,7 @@ class PromptCounter:
         if complete:
             texts = more.get("vocabulary", {})
             prompt = self._feed.finish({int(token): text for token, text in texts.items()})
-            about = {name: self.manifest[name] for name in ABOUT}
+            about = {name: self.manifest[name] for name in ABOUT} | {"followed": self._followed}
             about["hidden"] = [{name: one[name] for name in ("rule", "rules") if name in one} for one in more.get("hidden", ())]
             arrays = Summary.of(prompt, self.excess).to_arrays()
             self.completed_the_folder = self.folder.commit(self.index, arrays, about, texts)

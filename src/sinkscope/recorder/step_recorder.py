@@ -116,7 +116,7 @@ class Recorder(Watcher):
         self._measured.setdefault(part, {})[call.name] = measured
 
     def _measure(self, call: LayerCall, columns: Columns) -> LayerTensors:
-        """Return the measurements of a layer call. Behind a causal model's cache, earlier steps know the output norms of earlier keys."""
+        """Return the measurements of a layer call. For keys in a causal model's cache, output norms come from earlier steps."""
         context, start = self._context, self._start
         assert context is not None and start is not None
         causal = start.causal if context.causal is None else context.causal

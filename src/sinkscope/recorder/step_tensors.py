@@ -9,7 +9,7 @@ from torch.nn.functional import pad
 
 from sinkscope.attention import Columns, LayerCall
 from sinkscope.errors import AttentionError
-from sinkscope.sinks.finding import WINDOW
+from sinkscope.sinks.followed_columns import WINDOW
 
 GROUPS = ("column_sums", "column_sums_masked", "column_sums_prompt")
 """Names of the column sums of the three query groups: all queries, masked ones, those of the prompt."""

@@ -1,4 +1,4 @@
-"""Keys taken from one head alone: what becomes of the predictions. Many heads share a forward call, one to a row."""
+"""Measures how predictions change when keys are hidden in one head. Many heads share a forward call, one to a row."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class Removal:
 
 
 class _Remover(Hider):
-    """Takes from row r what ``removals[r]`` says."""
+    """Hides the keys of ``removals[r]`` in row r."""
 
     def __init__(self, removals: Sequence[Removal]) -> None:
         self.removals = removals

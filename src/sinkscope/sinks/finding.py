@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -18,23 +18,10 @@ from sinkscope.sinks.definition import (
     in_unit,
     is_sink,
     largest_excess,
-    last_query_window,
     visible_query_mean,
 )
+from sinkscope.sinks.followed_columns import Followed, Recorded
 from sinkscope.traces.reading import as_trace
-
-WINDOW = 16
-"""Newest queries of an autoregressive model whose columns are followed from step to step."""
-
-
-class Recorded(Protocol):
-    """What must be known of a trace to find its sinks; `sinkscope.traces.Trace` is one."""
-
-    @property
-    def steps(self) -> int: ...
-    @property
-    def causal(self) -> bool: ...
-    def __getattr__(self, name: str) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -137,13 +124,8 @@ def find_sinks(trace: Recorded | str | Path, excess: float = 3.0, unit: Unit = "
     selected = is_sink(columns, excess, unit)
     where = np.argwhere(selected)
     step, layer, head, position = where.T
-    source, moving_columns = "column_sums", columns
-    if recorded.causal:
-        source = f"last_query, window of {WINDOW}"
-        moving_columns = last_query_window(recorded.last_query[:], WINDOW)
-    elif "newest_columns" in (held := getattr(recorded, "tensors", ())) or "top_newest_columns" in held:
-        source = f"newest_columns, window of {WINDOW}"
-        moving_columns = np.asarray(recorded.newest_columns[:], dtype=np.float32)
+    followed = Followed.of(recorded)
+    moving_columns = followed.columns(recorded) if followed.newest else columns
     excesses = excess_of(in_unit(columns, unit))
     return Sinks(
         step=step,
@@ -158,7 +140,7 @@ def find_sinks(trace: Recorded | str | Path, excess: float = 3.0, unit: Unit = "
         unit=unit,
         shape=columns.shape,  # type: ignore[arg-type]
         selected_share=float(selected.sum() / max(1, (~np.isnan(columns)).sum())),
-        source=source,
+        source=followed.source,
         columns=moving_columns,
         moving=selected if moving_columns is columns else is_sink(moving_columns, excess, unit),
         vocabulary=getattr(recorded, "manifest", {}).get("vocabulary", {}),

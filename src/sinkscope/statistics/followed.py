@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Integer
 
 from sinkscope.sinks.episodes import Episodes, find_episodes
 from sinkscope.statistics.candidates import Candidates, level_of
@@ -23,11 +23,11 @@ class StepSinks:
     """
 
     begins: Int[np.ndarray, " layer_edge"]
-    head: Int[np.ndarray, " candidate"]
-    key: Int[np.ndarray, " candidate"]
+    head: Integer[np.ndarray, " candidate"]
+    key: Integer[np.ndarray, " candidate"]
     column: Float[np.ndarray, " candidate"]
-    queries: Int[np.ndarray, " candidate"]
-    percent: Int[np.ndarray, " candidate"]
+    queries: Integer[np.ndarray, " candidate"]
+    percent: Integer[np.ndarray, " candidate"]
 
     @classmethod
     def of(cls, found: Candidates, layers: int) -> "StepSinks":
@@ -74,7 +74,7 @@ class LayerCandidates:
     """
 
     candidates: LayerSinks
-    levels: dict[str, Int[np.ndarray, " candidate"]]
+    levels: dict[str, Integer[np.ndarray, " candidate"]]
     thresholds: tuple[Threshold, ...]
     steps: int
 

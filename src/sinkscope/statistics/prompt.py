@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 
 from sinkscope.errors import CallError, SinkscopeError
 from sinkscope.sinks.drift import IsSink
-from sinkscope.sinks.finding import WINDOW
+from sinkscope.sinks.followed_columns import WINDOW
 from sinkscope.sinks.tracking import check_tolerance, fill_dips
 from sinkscope.statistics.column_counts import FAR_BINS, LINEAR_BINS, count_above, count_far, count_quarters
 from sinkscope.statistics.followed import FollowedSinks, StepSinks

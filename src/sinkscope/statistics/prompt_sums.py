@@ -132,7 +132,7 @@ class PromptSums:
 
         Args:
             prompt: with sinks counted at all of `THRESHOLDS` and at ``threshold``.
-            threshold: of everything that is told at one threshold only.
+            threshold: of everything that is computed at a single threshold.
         """
         prompt = replace(prompt, thresholds=THRESHOLDS)
         found = _concentration(prompt, threshold) | _moves(prompt, threshold) | _groups(prompt) | _tokens(prompt, threshold)

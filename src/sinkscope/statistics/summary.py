@@ -3,7 +3,6 @@
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Self
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -56,7 +55,7 @@ class Summary:
         return feed_of(settings, cls.thresholds(excess))
 
     @classmethod
-    def of(cls, prompt: PromptSummary, excess: float = 3.0) -> Self:
+    def of(cls, prompt: PromptSummary, excess: float = 3.0) -> "Summary":
         """Return the summary of one prompt, with sinks counted at `thresholds`."""
         found = cls(prompt.layers, prompt.heads, excess=excess, causal=prompt.canvas.causal)
         sums = PromptSums.of(prompt, Threshold(excess))
@@ -70,7 +69,7 @@ class Summary:
 
     # Merging and files
 
-    def merge(self, other: Self) -> None:
+    def merge(self, other: "Summary") -> None:
         """Add what other prompts show.
 
         Raises:
@@ -102,7 +101,7 @@ class Summary:
         return {name: np.ascontiguousarray(array) for name, array in found.items()}  # safetensors writes the memory as it lies
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Self:
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> "Summary":
         """Return what `to_arrays` gave.
 
         Raises:

@@ -1,7 +1,8 @@
-"""The thresholds at which every statistic is told, and the finer grid of the ε curve.
+"""The thresholds at which every statistic is computed, and the finer grid of the ε curve.
 
 A column sum is the attention that a key receives from all queries, counted in queries' worth. By Eq. 3 of paper 1 a key is a sink where
-its column sum exceeds the mean of the other columns by more than ε. Nobody knows the right ε, so each statistic is told at ten thresholds.
+its column sum exceeds the mean of the other columns by more than ε. Nobody knows the right ε, so each statistic is
+computed at ten thresholds.
 """
 
 from dataclasses import dataclass

@@ -46,7 +46,7 @@ class ModelFields(_Open):
 
 
 class SamplerFields(_Open):
-    """The settings of a sampler; other ones than these are read by nobody."""
+    """The settings of a sampler that are read; others are ignored."""
 
     name: Name | None = None
     length: Count | None = None
@@ -98,6 +98,7 @@ class StatisticsManifest(About):
 
     level: Literal["statistics"]
     causal: bool | None = None
+    followed: Literal["column_sums", "last_query", "newest_columns"] | None = None
     layers: Annotated[list[Name], Field(max_length=MOST_LAYERS)] | None = None
     heads: Heads | None = None
     prompts: Count

@@ -151,7 +151,7 @@ class BlockCache(CachePolicy):
         return pick(self._preference(moment), moment, [self.budget] * len(moment.real))
 
     def _preference(self, moment: Moment) -> Tensor:
-        """Return which positions are to be read rather than others, [batch, 1 or layer, 1 or kv_head, position]."""
+        """Return a priority for each position, [batch, 1 or layer, 1 or kv_head, position]; the highest are read."""
         rows, width = moment.real.shape
         near = nearness(moment).expand(rows, 1, 1, -1)
         if self.keep == "window":

@@ -194,7 +194,7 @@ class CachedReader(WholeReader):
         return real[:, None, None].expand(-1, 1, queries, -1)
 
     def _part(self, rows: list[int], queries: slice | Tensor) -> CallPart | None:
-        """Return the part of the canvas that a call computes, for what watches the model; None where nothing does."""
+        """Return the part of the canvas that a call computes, for watchers; None without any."""
         if current_session(self.model.network) is None:
             return None
         if isinstance(queries, slice):

@@ -1,4 +1,4 @@
-"""The base class of cache policies: what a policy is told before a step, and what it answers.
+"""The base class of cache policies: a policy is given the state before a step, and returns which positions to compute.
 
 A step computes some positions of the canvas, the *fresh* ones: their queries, keys, values and hidden states. Of all other positions the
 stored keys and values are used as they were. A *refresh* is a step in which all positions are fresh. Every block begins with one, so

@@ -161,7 +161,7 @@ def visible_folders() -> list[str]:
 
 
 def other_user(own_root: bool) -> None:
-    """Become nobody, unless nobody could not read Python's own modules."""
+    """Switch to the user ``nobody`` if that user can read Python's modules."""
     if not own_root:
         folder = os.path.dirname(os.path.realpath(os.__file__))
         while folder != "/":

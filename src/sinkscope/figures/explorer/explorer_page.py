@@ -170,9 +170,7 @@ def _labels(traces: Sequence[Trace]) -> list[str]:
 
 def _lead(traces: Sequence[dict[str, Any]], excess: float) -> str:
     who = " and ".join(
-        f"{one['label']} ({'autoregressive' if one['causal'] else 'diffusion'}, {one['steps']} steps, {one['layers']} layers, "
-        f"{one['heads']} heads)"
-        for one in traces
+        f"{one['label']} ({one['kind']}, {one['steps']} steps, {one['layers']} layers, {one['heads']} heads)" for one in traces
     )
     return (
         f"{who}. A sink is a token that receives more than {excess:g} queries’ worth of attention above what the others of its head "
@@ -206,7 +204,7 @@ def _words(excess: float) -> list[list[str]]:
             "place stops being a sink or the new one was none.",
         ],
         [
-            "Autoregressive models",
+            "Autoregressive models and block diffusion",
             "Sinks are followed in the attention from the 16 newest queries, because sums over all queries can hardly move. The number of "
             "sinks and their share of attention are those of all queries.",
         ],

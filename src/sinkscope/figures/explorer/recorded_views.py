@@ -16,7 +16,8 @@ from sinkscope.figures.style import model_label, token_label
 from sinkscope.roles.head_roles import Roles
 from sinkscope.sinks import last_query_window
 from sinkscope.sinks.drift import MainMoves
-from sinkscope.sinks.finding import WINDOW, check_reach
+from sinkscope.sinks.finding import check_reach
+from sinkscope.sinks.followed_columns import WINDOW, Followed
 from sinkscope.sinks.token_classes import token_class
 from sinkscope.statistics import PromptSummary, Threshold, summarise
 from sinkscope.statistics.thresholds import least_column_sum
@@ -126,6 +127,7 @@ def add_trace(tiles: Tiles, number: int, one: ShownTrace) -> dict[str, Any]:
     quantities = [_add_quantity(tiles, prefix, trace, quantity) for quantity in quantities_of(trace)]
     _add_strongest(tiles, prefix, one)
     maps = _add_maps(tiles, prefix, trace)
+    followed = Followed.of(trace)
     sampler = manifest.get("sampler") or {}
     settings = ", ".join(f"{key} {value}" for key, value in sampler.items() if key != "name")
     return {
@@ -135,7 +137,8 @@ def add_trace(tiles: Tiles, number: int, one: ShownTrace) -> dict[str, Any]:
         "complete": trace.complete,
         "level": manifest.get("level", "columns"),
         "kept": int(trace.top_column_sums.shape[-1]) if "top_column_sums" in trace.tensors else None,
-        "causal": trace.causal,
+        "kind": followed.kind,
+        "newest": followed.newest,
         "steps": steps,
         "layers": layers,
         "heads": heads,

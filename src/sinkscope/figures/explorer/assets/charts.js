@@ -213,7 +213,7 @@ function drawToken(chart) {
     all = shown(),
     first = recordings[selection.first],
     quantity = first.quantity(quantityOf(first));
-  const line = quantity.name === first.followed && selection.head >= 0 && !first.causal ? first.threshold : 0;
+  const line = quantity.name === first.followed && selection.head >= 0 && !first.newest ? first.threshold : 0;
   const tellToken = (recording, at) => {
     const one = recording.quantity(quantityOf(recording));
     const found = recording.value(one.name, selection.layer, selection.head, at, position);
