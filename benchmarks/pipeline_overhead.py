@@ -45,8 +45,8 @@ def recorded(model: Any, run: Callable[..., Any]) -> Callable[[], None]:
 
 
 def main() -> None:
-    given = flags(lengths=(256, 512), rounds=9)
-    torch.set_num_threads(2)
+    given = flags(lengths=(256, 512), rounds=9, threads=2)
+    torch.set_num_threads(given.threads)
     model, rows = random_model(), []
     for length in given.lengths:
         plain = pipeline(model, length)
