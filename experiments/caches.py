@@ -82,26 +82,34 @@ PLANS: dict[str, dict[str, Any]] = {
 """Budgets are a quarter and less of the keys outside of a block: about 290 of them with five shots, 40 without, 24 with lab-shifted."""
 
 
-def tables(document: dict[str, Any]) -> list[str]:
-    """Return the lines of the tables of docs/caches.md."""
-    lines = ["| policy | accuracy | minus plain, points | same answers | multiply-adds | tokens a second |", "|---|---|---|---|---|---|"]
-    rows = {row["policy"]: row for row in document["rows"]}
-    for name, row in rows.items():
+def savings_table(document: dict[str, Any]) -> list[str]:
+    """Return the lines of the table of policies that read all keys: multiply-adds and speed as plain sampling's over theirs.
+
+    The speed is left out where plain sampling was timed in another run.
+    """
+    timed = document["command"] is None or "newer" not in document["command"]
+    lines = ["| policy | accuracy | minus plain, points | same answers | fewer multiply-adds |" + (" faster |" if timed else "")]
+    lines.append("|---" * (6 if timed else 5) + "|")
+    for row in document["rows"]:
         if row["budget"] is None:
+            name = "plain sampling" if row["policy"] == "none" else f"`{row['policy']}`"
             change = "–" if row["difference"] is None else points(row["difference"])
-            ratios = f"1 / {row['work_ratio']:.1f} | × {row['speed_ratio']:.1f} |"
-            told = "plain sampling" if name == "none" else f"`{name}`"
-            lines.append(f"| {told} | {row['accuracy']:.3f} | {change} | {row['same_answers']:.3f} | {ratios}")
-    budgets = sorted({row["budget"] for row in rows.values() if row["budget"] is not None})
-    if not budgets:
-        return lines
-    lines += ["", f"| keys read outside of the block | {' | '.join(f'budget {budget}' for budget in budgets)} |"]
-    lines.append("|---|" + "---|" * len(budgets))
-    for keep in KEEPS:
-        cells = [row for budget in budgets for row in rows.values() if f"keep={keep},budget={budget}" in row["policy"]]
-        if cells:
-            lines.append(f"| `{keep}` | " + " | ".join(f"{cell['accuracy']:.3f}, {points(cell['difference'])}" for cell in cells) + " |")
+            line = f"| {name} | {row['accuracy']:.3f} | {change} | {row['same_answers']:.3f} | {row['work_ratio']:.1f} |"
+            lines.append(line + (f" {row['speed_ratio']:.1f} |" if timed else ""))
     return lines
+
+
+def keys_table(documents: dict[str, dict[str, Any]]) -> list[str]:
+    """Return the lines of the table of accuracies under each way to choose keys, for each model and budget."""
+    cells = {}
+    for name, document in documents.items():
+        for row in document["rows"]:
+            if row["budget"] is not None:
+                model, keep = name.removesuffix("-keys"), row["policy"].partition("keep=")[2].partition(",")[0]
+                cells[model, row["budget"], keep] = f"{row['accuracy']:.3f}"
+    columns = list(dict.fromkeys((model, budget) for model, budget, _ in cells))
+    lines = ["| keys read | " + " | ".join(f"{model}, {budget}" for model, budget in columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    return lines + [f"| `{keep}` | " + " | ".join(cells.get((*column, keep), "–") for column in columns) + " |" for keep in KEEPS]
 
 
 def pairs(document: dict[str, Any], one: str) -> list[str]:
@@ -139,7 +147,7 @@ def main() -> None:
     given.out.parent.mkdir(parents=True, exist_ok=True)
     given.out.write_text(json.dumps({**head, **document}, indent=1) + "\n")
     print(comparison_table(document))
-    print("\n".join(tables(document)))
+    print("\n".join(keys_table({given.plan: document}) if "budgets" in plan else savings_table(document)))
     for one in ("oracle", "sinks") if "budgets" in plan else ():
         print("\n".join(pairs(document, one)))
 
