@@ -51,7 +51,7 @@ def keeping(options: str = "", window: int = 8) -> str:
 
 PLANS: dict[str, dict[str, Any]] = {
     "lab-diffusion": {"model": "lab-diffusion", "task": "lab-arith", "limit": 512, "settings": BLOCKS, "policies": SAVING},
-    "lab-diffusion-newer": {"model": "lab-diffusion", "task": "lab-arith", "limit": 64, "settings": BLOCKS, "policies": NEWER},
+    "lab-diffusion-newer": {"model": "lab-diffusion", "task": "lab-arith", "limit": 32, "settings": BLOCKS, "policies": NEWER},
     "lab-diffusion-keys": {
         "model": "lab-diffusion",
         "task": "lab-arith",
