@@ -75,11 +75,13 @@ def test_a_file_is_claimed_beside_it(tmp_path):
         ["export", "{trace}", "--to", "zarr"],
         ["fold", "{model}"],
         ["figures", "{trace}", "--only", "3"],
+        ["bundle", "{trace}"],
+        ["watch-training", "{textrun}", "--data", "{corpus}", "--canvases", "2"],
     ],
     ids=lambda words: words[0],
 )
 def test_two_commands_at_once(whole, tmp_path, words):
-    names = {"model": whole / "model", "trace": whole / "trace"}
+    names = {name: whole / name for name in ("model", "trace", "textrun", "corpus")}
     words = [*(word.format(**names) for word in words), "--out", str(tmp_path / "out")]
     errors, runs = [tmp_path / "first", tmp_path / "second"], []
     for path in errors:

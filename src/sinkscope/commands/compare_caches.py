@@ -8,7 +8,7 @@ from tyro.conf import Positional, arg
 from sinkscope.commands.command import Switch, default_is
 from sinkscope.commands.output import note, print_json
 from sinkscope.commands.task_command import TaskCommand
-from sinkscope.errors import CallError
+from sinkscope.errors import CallError, EvaluationError
 
 POLICIES = "fast-dllm-prefix,fast-dllm-dual,none@threshold=0.9,fast-dllm-prefix@threshold=0.9,fast-dllm-dual@threshold=0.9"
 
@@ -56,9 +56,12 @@ class CompareCaches(TaskCommand):
         from sinkscope.evaluation.cache_comparison import compare_caches
         from sinkscope.evaluation.cache_tables import comparison_table
         from sinkscope.figures.accuracy_and_work import draw_accuracy_and_work
+        from sinkscope.locks import claimed_folder
 
         model = sinkscope.load(self.model, dtype=self.dtype, device=self.device)
         document = compare_caches(model, arms=arms, out=out, batch=self.batch, **asked)
-        for path in draw_accuracy_and_work(document).save(out):
+        with claimed_folder(out, EvaluationError):
+            paths = draw_accuracy_and_work(document).save(out)
+        for path in paths:
             note(str(path))
         print_json(document) if self.json else print(comparison_table(document))

@@ -1,5 +1,6 @@
 """`watch-training`: measures the sinks of training runs at their snapshots, and draws how they are born."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +11,7 @@ from sinkscope.commands.bounds import Few
 from sinkscope.commands.command import Command, Json, Switch, default_is, required
 from sinkscope.commands.output import print_json
 from sinkscope.commands.train import CANVASES, held_out, read_data
-from sinkscope.errors import CallError
+from sinkscope.errors import CallError, TrainingError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,26 +34,22 @@ class WatchTraining(Command):
     json: Json = False
 
     def run(self) -> None:
+        from sinkscope.documents import exists
         from sinkscope.emergence import open_emergence
         from sinkscope.emergence.storage import MANIFEST
-        from sinkscope.figures import make_folder
         from sinkscope.figures.emergence_curves import draw_emergence
+        from sinkscope.locks import claimed_folder
 
         if not self.runs:
             raise CallError("expected at least one folder of a training run")
         if self.canvases < 1:
             raise CallError(f"--canvases: expected at least 1, found {self.canvases}")
-        names = [folder.resolve().name for folder in self.runs]
+        names = [_name_of(folder) for folder in self.runs]
         if twice := [name for name in names if names.count(name) > 1]:
             raise CallError(f"expected folders of different names, which name the parts of --out, found {twice[0]!r} twice")
-        measured = []
-        for folder in self.runs:
-            if (folder / MANIFEST).exists():
-                measured.append(open_emergence(folder))
-            else:
-                measured.append(open_emergence(self._measure(folder)))
-        make_folder(self.out)
-        paths = draw_emergence(measured).save(self.out)
+        with claimed_folder(self.out, TrainingError):
+            measured = [open_emergence(folder if exists(folder / MANIFEST) else self._measure(folder)) for folder in self.runs]
+            paths = draw_emergence(measured).save(self.out)
         if self.json:
             print_json({"runs": [as_plain(one) for one in measured], "files": [str(path) for path in paths]})
             return
@@ -70,7 +67,7 @@ class WatchTraining(Command):
 
         run, texts = open_run(folder), read_data(self.data)
         tokenizer, canvases = choose_tokenizer(run.recipe, texts), held_out(run.recipe, texts, self.canvases)
-        out = self.out / folder.resolve().name
+        out = self.out / _name_of(folder)
         with show_progress(len(run.weights), folder.name, "snapshots") as bar:
             for update in run.weights:
                 network, weights = network_at(run, update, tokenizer), sha256_of(run.weights[update])
@@ -78,6 +75,11 @@ class WatchTraining(Command):
                 watch(update)
                 bar.advance()
         return out
+
+
+def _name_of(run: Path) -> str:
+    """Return the name of the folder of a run, behind links."""
+    return os.path.basename(os.path.realpath(run))
 
 
 def as_plain(run: Any) -> dict[str, Any]:
