@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import socket
 import threading
 
 import numpy as np
@@ -19,6 +20,8 @@ def server(tmp_path_factory):
     def maps(trace, step, layer, head):
         if step == 3:
             raise CallError("the model is gone")
+        if step == 4:
+            raise RuntimeError("out of memory")
         return np.full((4, 5), step + layer / 10 + head / 100)
 
     found = ExplorerServer(explore([trace]), [trace], maps)
@@ -94,6 +97,44 @@ def test_paths_outside_the_page_are_refused(server, path):
 def test_nothing_can_be_sent(server):
     assert ask(server, "/", method="POST")[0] == 501
     assert ask(server, "/", method="PUT")[0] == 501
+
+
+HOST = b"Host: 127.0.0.1:%d\r\n"
+STRANGE = {
+    "an address that is none": b"GET //[ HTTP/1.1\r\n" + HOST + b"\r\n",
+    "another address that is none": b"GET http://[ HTTP/1.1\r\n" + HOST + b"\r\n",
+    "two equal signs": b"GET /map?trace=0&step===&layer=0&head=0 HTTP/1.1\r\n" + HOST + b"\r\n",
+    "a number of 5,000 digits": b"GET /map?trace=0&step=" + b"9" * 5000 + b"&layer=0&head=0 HTTP/1.1\r\n" + HOST + b"\r\n",
+    "another digit": "GET /map?trace=0&step=²&layer=0&head=0 HTTP/1.1\r\n".encode() + HOST + b"\r\n",
+    "no host": b"GET / HTTP/1.1\r\n\r\n",
+    "a line too long": b"GET /" + b"x" * 70000 + b" HTTP/1.1\r\n\r\n",
+    "too many headers": b"GET / HTTP/1.1\r\n" + HOST + b"a: b\r\n" * 200 + b"\r\n",
+    "noise": b"\x00\xff\x16\x03\x01\r\n\r\n",
+    "half a request": b"GET / HT",
+    "version 9": b"GET / HTTP/9.9\r\n" + HOST + b"\r\n",
+    "a map that fails": b"GET /map?trace=0&step=4&layer=0&head=0 HTTP/1.1\r\n" + HOST + b"\r\n",
+}
+
+
+@pytest.mark.parametrize("kind", STRANGE)
+def test_a_strange_request_prints_nothing(server, capfd, kind):
+    port = server.http.server_address[1]
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        connection.sendall(STRANGE[kind].replace(b"%d", b"%d" % port))
+        connection.shutdown(socket.SHUT_WR)
+        connection.recv(100)
+    assert ask(server, "/")[0] == 200
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(("error", "printed"), [(BrokenPipeError(), ""), (OSError("x"), "(OSError: x)")], ids=["gone", "other"])
+def test_what_a_failing_connection_prints(server, capfd, error, printed):
+    try:
+        raise error
+    except OSError:
+        server.http.handle_error(None, None)
+    err = capfd.readouterr().err
+    assert printed in err and err.count("\n") == bool(printed)
 
 
 def test_a_taken_and_an_impossible_port_are_refused(server):

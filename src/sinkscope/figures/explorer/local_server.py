@@ -1,6 +1,7 @@
 """`ExplorerServer`: shows an explorer on this machine only, and computes single attention maps with the model at hand."""
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -54,7 +55,7 @@ class ExplorerServer:
             server_of, index, tile_names = self, page, tiles
 
         try:
-            server = ThreadingHTTPServer((ADDRESS, self.port), Handler)
+            server = _Server((ADDRESS, self.port), Handler)
         except OSError as error:
             raise CallError(f"port {self.port}: expected a free one ({error.strerror}); leave --port out to take any") from error
         server.daemon_threads = True
@@ -96,6 +97,14 @@ class ExplorerServer:
             self.http.server_close()
 
 
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Print nothing of a reader that went away, such as a tab that was closed, and one line of anything else."""
+        error = sys.exception()
+        if not isinstance(error, ConnectionError):
+            print(f"sinkscope: error: a request could not be answered ({type(error).__name__}: {error})", file=sys.stderr)
+
+
 class _Handler(BaseHTTPRequestHandler):
     server_of: ExplorerServer
     index: bytes
@@ -107,7 +116,11 @@ class _Handler(BaseHTTPRequestHandler):
         if not self._asked_from_here():
             self._answer(403, "text/plain", b"expected a request from this machine's own page\n")
             return
-        address = urlsplit(self.path)
+        try:
+            address = urlsplit(self.path)
+        except ValueError:  # no address at all
+            self._answer(404, "text/plain", b"no such page\n")
+            return
         if address.path == "/map":
             self._answer_map(address.query)
         elif address.path == "/":
@@ -129,6 +142,10 @@ class _Handler(BaseHTTPRequestHandler):
             found = self.server_of.attention_map(query)
         except SinkscopeError as error:
             self._answer(422, "application/json", json.dumps({"error": str(error)}).encode())
+            return
+        except (RuntimeError, MemoryError) as error:  # torch's, such as too little memory
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            self._answer(422, "application/json", json.dumps({"error": f"the map cannot be computed ({reason})"}).encode())
             return
         self._answer(200, "application/octet-stream", found.tobytes(), {"X-Queries": str(found.shape[0])})
 
