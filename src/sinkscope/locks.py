@@ -63,7 +63,7 @@ def _made(folder: Path, wanted: str, failure: Failure) -> Iterator[None]:
         yield
     except BaseException:
         for one in made:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, ValueError):
                 one.rmdir()
         raise
 
@@ -119,4 +119,6 @@ def _missing_folders(folder: Path, failure: Failure) -> list[Path]:
 
 
 def _reason(error: Exception) -> str:
+    if isinstance(error, ValueError):  # of its encoding, or of a NUL in it
+        return "no file can have this name"
     return getattr(error, "strerror", None) or str(error)

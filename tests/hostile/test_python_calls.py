@@ -196,3 +196,31 @@ def test_a_bundle_that_cannot_be_leaves_nothing(whole, trace, tmp_path):
     refused(lambda: write_bundle(trace, whole / "trace"))
     refused(lambda: write_bundle(trace, whole / "roles.json"))
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("given", [None, 5, [], [5], "nowhere"], ids=str)
+def test_what_is_no_trace(given):
+    for call in (sinkscope.open_trace, sinkscope.find_sinks, sinkscope.track):
+        refused(lambda call=call: call(given), TypeError)
+    refused(lambda: sinkscope.analyse(given), TypeError)
+
+
+def test_statistics_of_a_path_are_those_of_its_trace(whole, trace):
+    found = sinkscope.analyse(whole / "trace", choice=False)
+    assert repr(found) == repr(sinkscope.analyse([trace], choice=False))
+
+
+@pytest.mark.parametrize(
+    "name", ["", "nosuch", "../x", "x" * 5000, "a\0b", "~nosuchuser/x", "a/b/c", "\ud800"], ids=lambda name: ascii(name[:12])
+)
+def test_what_is_no_model(name):
+    refused(lambda: sinkscope.load(name), TypeError)
+
+
+@pytest.mark.parametrize("out", ["\ud800", "a\0b", "/proc/x", ""], ids=ascii)
+def test_a_recording_into_what_is_no_folder(model, out):
+    def record():
+        with sinkscope.recording(model, out=out):
+            raise AssertionError("it began")
+
+    refused(record, TypeError)

@@ -49,12 +49,13 @@ def find_folder(name: str, revision: str | None = None, weights: bool = True) ->
                 f"{name} is a bundled model, but {folder} holds no config.json; reinstall sinkscope, or train it (`sinkscope train --help`)"
             )
         return folder
-    try:
-        folder = Path(name).expanduser()
-    except RuntimeError as error:
-        raise CallError(f"no model {name!r}: there is no user of that name; pass a folder that exists") from error
+    folder = _expanded(name)
     if name and exists(folder):
-        if not folder.is_dir():
+        try:
+            is_folder = folder.is_dir()
+        except OSError as error:
+            raise CallError(f"{name[:60]} cannot be read ({error.strerror or error}); pass a folder that exists") from error
+        if not is_folder:
             raise CallError(f"{name} is a file; expected a folder with config.json and safetensors weights")
         return folder
     check_name(name)
@@ -62,6 +63,14 @@ def find_folder(name: str, revision: str | None = None, weights: bool = True) ->
     if weights:
         fetch_weights(name, folder)
     return folder
+
+
+def _expanded(name: str) -> Path:
+    """Return a path with the home of a user in it."""
+    try:
+        return Path(name).expanduser()
+    except RuntimeError as error:
+        raise CallError(f"no model {name!r}: there is no user of that name; pass a folder that exists") from error
 
 
 def is_on_hub(name: str) -> bool:
@@ -75,7 +84,7 @@ def check_name(name: str) -> None:
     Raises:
         CallError: see above.
     """
-    if is_bundled(name) or (name and Path(name).expanduser().exists()):
+    if is_bundled(name) or (name and exists(_expanded(name))):
         return
     if not is_on_hub(name):
         near = difflib.get_close_matches(name.lower(), BUNDLED, n=2) or difflib.get_close_matches(name.lower(), SPECIMENS, n=2)

@@ -137,8 +137,10 @@ def track(sinks: Sinks, tolerance: int = 0) -> Tracks:
             head has no sink.
 
     Raises:
-        CallError: a tolerance below 0.
+        CallError: no sinks, or a tolerance below 0.
     """
+    if not isinstance(sinks, Sinks):
+        raise CallError(f"sinks: expected what find_sinks returns, found {type(sinks).__name__}")
     check_tolerance(tolerance)
     steps, _, heads = sinks.moving.shape[:3]
     step, layer, head, position = np.nonzero(sinks.moving)

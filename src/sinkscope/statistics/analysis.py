@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from sinkscope.statistics.placement_model import Choices, PlacementModel
 from sinkscope.statistics.prompt import PromptSummary
 from sinkscope.statistics.statistic import Definition, Key, Values, definition_of, held, order_of, summarise, values_of
 from sinkscope.statistics.thresholds import THRESHOLDS, Threshold
+from sinkscope.traces.reading import as_trace
 
 
 @dataclass(frozen=True)
@@ -184,7 +186,7 @@ class _Prompts:
 
 
 def analyse(
-    traces: Iterable[Recorded],
+    traces: Iterable[Recorded | str | Path] | str | Path,
     thresholds: Sequence[Threshold] = THRESHOLDS,
     *,
     tolerance: int = 0,
@@ -195,7 +197,7 @@ def analyse(
     """Return every statistic of a set of traces of one model; of a trace a few steps at a time are in memory.
 
     Args:
-        traces: one a prompt; the prompt is the unit of evidence.
+        traces: one a prompt, open ones or their paths; the prompt is the unit of evidence.
         thresholds: of Eq. 3, at which everything is told.
         tolerance: steps without a sink that a track and a main sink survive.
         training: how often each token id stands in the training corpus.
@@ -210,7 +212,8 @@ def analyse(
     shape: tuple[int, int] | None = None
     weights: tuple[Any, Any] | None = None
     texts: list[Any] = []
-    for trace in traces:
+    for trace in [traces] if isinstance(traces, str | Path) else traces:
+        trace = as_trace(trace)
         prompt = summarise(trace, thresholds, tolerance, training)
         found = (prompt.layers, prompt.heads)
         if shape is not None and found != shape:

@@ -210,8 +210,10 @@ def as_trace(trace: Any) -> Any:
     """Return a trace as it is, and open a path; for functions that take either.
 
     Raises:
-        TraceError, CallError: see `open_trace`.
+        TraceError, CallError: see `open_trace`; or it is neither.
     """
+    if trace is None or isinstance(trace, bool | int | float | bytes | list | tuple | dict):
+        raise CallError(f"expected an open trace or the path of one, found {type(trace).__name__}")
     return open_trace(trace) if isinstance(trace, str | Path) else trace
 
 
