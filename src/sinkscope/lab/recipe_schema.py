@@ -23,6 +23,8 @@ class _Fields(BaseModel):
 class ArchitectureFields(_Fields):
     """`recipes.Architecture`."""
 
+    model_config = ConfigDict(strict=True, extra="forbid")
+
     layers: Annotated[int, Field(ge=1, le=1 << 12)] = Architecture.layers
     hidden_size: Annotated[int, Field(ge=1, le=1 << 16)] = Architecture.hidden_size
     heads: Size = Architecture.heads
@@ -43,6 +45,8 @@ class ArchitectureFields(_Fields):
 class CanvasFields(_Fields):
     """`canvases.CanvasMix`."""
 
+    model_config = ConfigDict(strict=True, extra="forbid")
+
     tokens: Annotated[int, Field(ge=1, le=1 << 24)] = CanvasMix.tokens
     lengths: Annotated[list[Annotated[int, Field(ge=2, le=1 << 20)]], Field(min_length=1)] = list(CanvasMix.lengths)
     weights: list[Annotated[FiniteFloat, Field(gt=0)]] = list(CanvasMix.weights)
@@ -58,6 +62,8 @@ class CanvasFields(_Fields):
 
 class NullFields(_Fields):
     """`nulls.NullTask`, which has bounds of its own."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
 
     nulls: int
     answers: Literal["triggered", "placed"]
