@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from sudden import HEADS, LAYERS, POSITIONS, STEPS, sudden_columns, write_sudden
 
-from sinkscope.figures import highlights
 from sinkscope.figures.highlights import Flash, Jump, Split
 from sinkscope.figures.subject import subject_of
+from sinkscope.statistics import groups
 
 
 def test_the_planted_places_are_found(sudden):
@@ -95,7 +95,7 @@ def test_groups_with_too_few_queries_are_not_compared(tmp_path, monkeypatch):
     columns, masked_columns = sudden_columns()
     trace = write_sudden(tmp_path / "one", columns[5:6], masked_columns[5:6])  # 16 masked queries, 13 others
     assert subject_of(trace).highlights.split is not None
-    monkeypatch.setattr(highlights, "LEAST_QUERIES", 14)
+    monkeypatch.setattr(groups, "LEAST_QUERIES", 14)
     assert subject_of(trace).highlights.split is None
 
 

@@ -14,8 +14,7 @@ from sinkscope.models import Model
 from sinkscope.roles import ROLES, Probe, find_roles_on
 from sinkscope.roles.probes import predictions
 from sinkscope.roles.sight import look, sinks_of
-
-EXCESS = 3.0
+from sinkscope.roles.verdict import Rules
 
 
 @torch.no_grad()
@@ -74,7 +73,7 @@ def _of_canvas(model: Model, one: HeldOut) -> dict[str, np.ndarray]:
         "masks_share": sight.reader_rows[..., masks].sum(-1).astype(np.float32),
         "value_ratio": over_median(sight.value_norms).astype(np.float32),
         "output_ratio": over_median(sight.output_norms).astype(np.float32),
-        "sinks": sinks_of(sight, EXCESS).sum(-1).astype(np.int32),
+        "sinks": sinks_of(sight, Rules().excess).sum(-1).astype(np.int32),
     }
 
 

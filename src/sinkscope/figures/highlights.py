@@ -15,7 +15,7 @@ from sinkscope.sinks.followed_columns import Followed
 from sinkscope.sinks.tracking import head_movement
 from sinkscope.statistics import PromptSummary, Threshold
 from sinkscope.statistics.followed import LayerSinks
-from sinkscope.statistics.groups import LEAST_QUERIES
+from sinkscope.statistics.groups import GroupSinks
 from sinkscope.traces import Trace
 
 Place = tuple[int | None, int | None]
@@ -239,15 +239,14 @@ class Highlights:
         """The clearest split between masked and unmasked queries; None where the trace has no sums of masked queries."""
         if "column_sums_masked" not in self.trace.tensors or "masked" not in self.trace.tensors:
             return None
-        masked, lengths, head = self.prompt.canvas.masked, self.prompt.canvas.lengths, self.place[1]
-        heads = slice(None) if head is None else slice(head, head + 1)
-        splits = [
-            clearest_split(
-                self.trace.column_sums[:, layer, heads], self.trace.column_sums_masked[:, layer, heads], masked, lengths, layer, head or 0
-            )
-            for layer in self._layers
-        ]
-        return max((one for one in splits if one), key=lambda split: (split.clarity, -split.layer), default=None)
+        groups = self.prompt.kept(GroupSinks)
+        asked = np.array([[self._asked(layer, head) for head in range(self.prompt.heads)] for layer in range(self.prompt.layers)])
+        clarity = np.where(asked, np.nan_to_num(groups.clarity, nan=-np.inf), -np.inf)
+        step, layer, head = (int(one) for one in np.unravel_index(int(clarity.argmax()), clarity.shape))
+        if clarity[step, layer, head] <= 0:
+            return None
+        masked, unmasked = (int(one) for one in groups.position[step, :2, layer, head])
+        return Split(step, layer, head, masked, unmasked, float(clarity[step, layer, head]))
 
 
 def stays_of(main: Int[np.ndarray, " step"]) -> list[tuple[int, int, int]]:
@@ -279,35 +278,3 @@ def strongest_flash(sinks: LayerSinks, steps: int, layer: int, asked: Bool[np.nd
         return None
     at = np.flatnonzero(alone)[np.lexsort((key[alone], head[alone], step[alone], -sinks.column[alone]))[0]]
     return Flash(int(step[at]), layer, int(head[at]), int(key[at]), float(sinks.column[at]))
-
-
-def clearest_split(
-    columns: Float[np.ndarray, "step head key"],
-    masked_columns: Float[np.ndarray, "step head key"],
-    masked: Bool[np.ndarray, "step key"],
-    lengths: Int[np.ndarray, " step"],
-    layer: int,
-    first_head: int = 0,
-) -> Split | None:
-    """Return the step and head of a layer in which the two groups differ most clearly, by means over the queries of each group.
-
-    Args:
-        first_head: number of the first of these heads.
-    """
-    many = masked.sum(axis=-1)
-    few = lengths - many
-    enough = (many >= LEAST_QUERIES) & (few >= LEAST_QUERIES)
-    if not enough.any():
-        return None
-    steps = np.flatnonzero(enough)
-    of_masked = np.nan_to_num(masked_columns[steps]) / many[steps, None, None]
-    of_unmasked = np.nan_to_num(columns[steps] - masked_columns[steps]) / few[steps, None, None]
-    more = of_masked - of_unmasked
-    first, second = of_masked.argmax(axis=-1), of_unmasked.argmax(axis=-1)
-    mine = np.take_along_axis(more, first[..., None], axis=-1)[..., 0]
-    theirs = -np.take_along_axis(more, second[..., None], axis=-1)[..., 0]
-    clarity = np.where(first == second, -np.inf, np.minimum(mine, theirs))
-    at, head = (int(one) for one in np.unravel_index(int(clarity.argmax()), clarity.shape))
-    if clarity[at, head] <= 0:
-        return None
-    return Split(int(steps[at]), layer, first_head + head, int(first[at, head]), int(second[at, head]), float(clarity[at, head]))

@@ -9,8 +9,7 @@ from torch import Tensor
 from sinkscope.interventions.intervention import Intervention, check_choice
 from sinkscope.interventions.ranking import SCOPES, Scope, excess_of, pool, rank_of
 from sinkscope.interventions.rule_context import MEASURED, OBSERVED, Observation, RuleContext
-
-SINK_EXCESS = 3.0  # Eq. 3 of paper 1, in queries' worth of attention
+from sinkscope.sinks.finding import EXCESS
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ class Observed(Intervention, ABC):
         last_row = pool(found.last_row, self.scope, kv_heads)
         values = columns if self.decide == "columns" else last_row
         candidates = (context.candidates & known)[:, None]
-        sinks = excess_of(columns, known) > SINK_EXCESS
+        sinks = excess_of(columns, known) > EXCESS
         return Ranking(values, columns, candidates, sinks & known[:, None], known)
 
     def at_stake(self, context: RuleContext) -> Tensor:

@@ -21,13 +21,13 @@ from sinkscope.checksums import with_checksum
 from sinkscope.errors import CallError, TraceError
 from sinkscope.models import Model
 from sinkscope.sinks.definition import excess_of
+from sinkscope.sinks.finding import EXCESS
 from sinkscope.statistics.key_drift import CLASSES, MEASURES, drift_document
 from sinkscope.work_items import write_whole
 
 DRIFT = "drift.json"
 LAGS = (1, 8)
 """Steps between the two times that are compared."""
-EXCESS = 3.0
 
 
 class DriftRecorder(Watcher):

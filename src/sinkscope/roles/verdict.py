@@ -15,6 +15,8 @@ before the predictions change.
 from dataclasses import dataclass
 from typing import Literal
 
+from sinkscope.sinks.finding import EXCESS
+
 Role = Literal["idle", "broadcast", "carrier", "undecided"]
 ROLES: tuple[Role, ...] = ("idle", "broadcast", "carrier", "undecided")
 
@@ -35,7 +37,7 @@ class Rules:
     small: float = 0.5
     even: float = 0.8
     lasting: float = 0.9
-    excess: float = 3.0
+    excess: float = EXCESS
 
 
 @dataclass(frozen=True)

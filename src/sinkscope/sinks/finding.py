@@ -23,6 +23,9 @@ from sinkscope.sinks.definition import (
 from sinkscope.sinks.followed_columns import Followed, Recorded
 from sinkscope.traces.reading import as_trace
 
+EXCESS = 3.0
+"""ε of Eq. 3 in paper 1, in queries' worth of attention."""
+
 
 @dataclass(frozen=True)
 class Sinks:
@@ -102,7 +105,7 @@ class Sinks:
         return [dict(zip(columns, row, strict=True)) for row in zip(*(column.tolist() for column in columns.values()), strict=True)]
 
 
-def find_sinks(trace: Recorded | str | Path, excess: float = 3.0, unit: Unit = "queries") -> Sinks:
+def find_sinks(trace: Recorded | str | Path, excess: float = EXCESS, unit: Unit = "queries") -> Sinks:
     """Return the sinks of a trace: Eq. 3 on every step, layer and head.
 
     Args:
