@@ -8,11 +8,13 @@ Rules     Every arm is one of the two recipes, its schedule included, cut off af
           the setting allows it. The top key of a head is the key with the largest column of the queries that are judged.
           Other settings: ``rate`` 6e-3 (3e-3), weight ``decay`` 0.5 (0.1), ``context`` 512 tokens (256), ``first`` text instead of BOS,
           or BOS instead of text, ``depth`` 3 layers (6), ``batch`` 1,024 tokens (2,048), and ``cosine``, whose rate falls to a tenth
-          within these updates (20,000). ``plain`` is ``cosine`` in the hands of transformers' Trainer: its loss, optimiser, schedule.
+          within these updates (20,000). ``sink-token`` and ``sink-zero`` have a sink token (paper 2), the latter with a value of zero.
+          ``plain`` is ``cosine`` in the hands of transformers' Trainer: its loss, optimiser, schedule.
 """
 
 import argparse
 import json
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +24,9 @@ import numpy as np
 import torch
 from _settings import commit, made_by
 
-from sinkscope.emergence import hold_out
+import sinkscope
+from sinkscope.attention import Columns, LayerCall, Watcher, subscribed
+from sinkscope.emergence import HeldOut, hold_out
 from sinkscope.emergence.moment import measure
 from sinkscope.lab.corpus import Corpus, open_corpus
 from sinkscope.lab.recipes import RECIPES, Recipe
@@ -30,9 +34,11 @@ from sinkscope.lab.snapshots import held_out_rows, network_at, open_run
 from sinkscope.lab.starting_network import build_network, choose_tokenizer
 from sinkscope.lab.training import source_of, train
 from sinkscope.models.in_memory import model_of
+from sinkscope.sinks import movement_test
 
 UPDATES = 2500
 WINDOWS = 24
+GENERATIONS, PROMPT, WRITTEN = 8, 128, 64
 AUTOREGRESSIVE, DIFFUSION = "lab-text-autoregressive", "lab-text-diffusion"
 KNOBS: dict[str, dict[str, Any]] = {
     "base": {},
@@ -125,8 +131,53 @@ def measured(arm: str, recipe: Recipe, folder: Path, corpus: Corpus) -> dict[str
         run = open_run(folder)
         network = network_at(run, recipe.updates, tokenizer)
     mask_id = None if recipe.objective == "next_token" else tokenizer.mask_token_id
-    moment = measure(model_of(network.eval(), name=arm), hold_out(*held_out_rows(recipe, tokenizer, corpus, WINDOWS), mask_id=mask_id))
-    return summary(moment)
+    rows, predictable = held_out_rows(recipe, tokenizer, corpus, WINDOWS)
+    canvases = hold_out(rows, predictable, mask_id=mask_id)
+    model = model_of(network.eval(), tokenizer, name=arm)
+    found = summary(measure(model, canvases)) | {"attention_on_sink_token": sink_share(model, canvases)}
+    return found | ({} if mask_id is None else movement(model, rows))
+
+
+class OnSinkToken(Watcher):
+    """The judged queries' attention on the network's own sink token, by layer."""
+
+    groups = ("masked",)
+
+    def __init__(self) -> None:
+        self.shares: list[float] = []
+
+    def watch(self, call: LayerCall, columns: Columns) -> None:
+        text = columns.sums[:, :, 0].sum(-1)
+        own = torch.zeros_like(text) if columns.prefix is None else columns.prefix[:, :, 0].sum(-1)
+        self.shares.append(float((own / (own + text)).mean()))
+
+
+@torch.no_grad()
+def sink_share(model: Any, canvases: Sequence[HeldOut]) -> float:
+    """Return the share of the judged queries' attention on the network's own sink token, mean over layers, heads and windows."""
+    if model.card.sink_token is None:
+        return 0.0
+    with subscribed(model.network, watcher := OnSinkToken()):
+        for one in canvases:
+            model.network(torch.from_numpy(one.probe.tokens.astype(np.int64))[None], use_cache=False)
+    return float(np.mean(watcher.shares))
+
+
+def movement(model: Any, rows: Sequence[np.ndarray]) -> dict[str, Any]:
+    """Return how the main sinks of a diffusion model move while it writes 64 tokens behind 128 of a held-out window, one a step."""
+    tests = []
+    with tempfile.TemporaryDirectory() as folder:
+        for number, row in enumerate(rows[:GENERATIONS]):
+            with sinkscope.recording(model, out=Path(folder) / str(number)):
+                sinkscope.generate(model, row[:PROMPT].tolist(), length=WRITTEN, steps=WRITTEN, block=WRITTEN)
+            tracks = sinkscope.track(sinkscope.find_sinks(Path(folder) / str(number)))
+            tests.append(movement_test(tracks.main, tracks.is_sink))
+    moved = [one for one in tests if one.heads]
+    return {
+        "heads_with_main_sink": float(np.mean([one.heads for one in tests])),
+        "moves_per_head": float(np.mean([one.moves_per_head for one in moved])) if moved else None,
+        "moves_shuffled": float(np.mean([one.null_moves[0] for one in moved])) if moved else None,
+    }
 
 
 def summary(moment: Any) -> dict[str, Any]:
