@@ -5,11 +5,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-SETTINGS: dict[str, dict[str, Any]] = {
-    "lab-diffusion": {"length": 32, "steps": 32, "block": 16},
-    "lab-autoregressive": {"length": 32},
-}
-"""Settings of the sampler by model. The longest worked answer among the 1,319 problems has 32 tokens."""
+from sinkscope.lab.prompts import answer_settings
+
+SETTINGS: dict[str, dict[str, Any]] = {name: answer_settings(name) for name in ("lab-diffusion", "lab-autoregressive")}
+"""Settings of the sampler by model."""
 SEEDS = (0, 1, 2)
 
 

@@ -143,7 +143,7 @@ def test_roles():
 
     measured = {"share": Estimate(0.25, 0.2, 0.3), "kl.sink.zero": Estimate(None, None, None)}
     heads = tuple(
-        HeadRole(1, head, role, "", 1.0, 0.0, token, measured, None, removable)
+        HeadRole(1, head, role, "", 1.0, 0.0, token, measured, None, 1, removable)
         for head, (role, token, removable) in enumerate(
             [("broadcast", HOSTILE[0], False), ("idle", " and", True), ("undecided", None, None)]
         )

@@ -41,13 +41,91 @@ def test_roles_are_printed_kept_and_resumed(run, idle_folder, prompts, tmp_path)
         "1 idle, 0 broadcast, 0 carrier, 0 undecided" in text
         and "0 of them change the predictions by less than 0.005 nats, 1 by more" in text
     )
+    assert "idle (length 16, steps 16, block 16, canvases 1): 1 of 3 heads" in text, "whose heads, and how they were asked"
     assert before == {path: path.stat().st_mtime_ns for path in before}
+    (name,) = [f"{head['layer']}.{head['head']}" for head in found["heads"]]
+    status, text, _ = run(*arguments, "--head", name)
+    assert status == 0 and f"head {name} is idle: adds little" in text and "columns to hide until the predictions change" in text
+    status, _, error = run(*arguments, "--head", "0.9")
+    assert status == 2 and f"--head 0.9: expected a head with a lasting sink, such as {name}" in error
+    for arguments_of_head, message in (
+        (("first",), "--head: expected LAYER.HEAD, such as 4.2"),
+        ((name, "--json"), "leave one of the two out"),
+    ):
+        status, _, error = run(*arguments, "--head", *arguments_of_head)
+        assert status == 2 and message in error
+
+
+def head_role(**others):
+    from sinkscope.roles import Estimate, HeadRole
+
+    measured = {
+        "kl.sink": Estimate(0.693, 0.339, 1.386),
+        "kl.sink.zero": Estimate(0.0028, 0.0009, 0.007),
+        "kl.rowmass": Estimate(0.014, 0.01, 0.02),
+    }
+    measured |= {
+        name: Estimate(value, value, value) for name, value in {"taken.sink": 0.259, "taken.rowmass": 0.11, "kept.sink": 0.912}.items()
+    }
+    measured |= {name: Estimate(value, value, value) for name, value in {"to_text": 0.3, "to_sink_token": 0.6, "to_itself": 0.1}.items()}
+    fields = {"substitutes": None, "substitutes_at_least": 1, "removable": None} | others
+    return HeadRole(4, 2, "undecided", "the interval of what it adds holds both", 1.0, 0.5, " a long token", measured, **fields)
+
+
+def test_the_table_shows_intervals_controls_and_a_match_that_failed_in_a_hundred_columns():
+    from sinkscope.commands.role_table import evidence, heading, table
+    from sinkscope.roles import Estimate, Roles, Rules
+    from sinkscope.roles.head_roles import Together
+
+    measured = {f"{kind}.{name}": Estimate(0.2, 0.1, 0.3) for kind in ("kl", "kept") for name in ("sink", "rowmass")}
+    found = Roles("lab", "0" * 64, 6, 6, Rules(), (head_role(),) * 30, 16, 8, {}, {"length": 32}, Together(((4, 2), (5, 1)), measured))
+    text = f"{heading(found)}\n{table(found)}\n{evidence(found, 4, 2)}"
+    assert [line for line in text.splitlines() if len(line) > 100] == []
+    row = table(found).splitlines()[1].split()
+    assert row[:2] == ["4.2", "undecided"] and row[-11:] == "26/11! 2.8 0.9–7.0 693 339–1386 14 – 91 token ? ?".split()
+    assert (
+        'All 2 that "can go", hidden together: 0.2000 (0.1000 to 0.3000) nats' in text
+        and "So each alone changes nothing, but together they do." in text
+    )
+    assert "11.0 (11.0 to 11.0) % of those that predict: much less, it says little" in text
+    assert "lab (length 32): 30 of 36 heads" in text
+
+
+@pytest.mark.parametrize(
+    ("model", "flags", "expected"),
+    [
+        ("lab-diffusion", (), {"length": 32, "steps": 32, "block": 16}),
+        ("lab-diffusion", ("--steps", "8"), {"length": 32, "steps": 8, "block": 16}),
+        ("lab-diffusion", ("--length", "48"), {"length": 48}),
+        ("lab-autoregressive", (), {"length": 32}),
+        ("lab-nulls-diffusion-2-0", (), {"length": 40, "steps": 20}),
+    ],
+)
+def test_a_bundled_model_is_asked_at_the_length_of_the_lab(run, model, flags, expected):
+    status, output, error = run("roles", model, "--problems", "10", "--dry-run", "--json", *flags)
+    assert status == 0 and json.loads(output)["settings"] == expected, error
+
+
+def test_a_dry_run_reads_no_weights(run, diffusion_folder, prompts, tmp_path):
+    folder = tmp_path / "without"
+    folder.mkdir()
+    (folder / "config.json").write_text((diffusion_folder / "config.json").read_text())
+    costs = []
+    for more in ((), ("--gpu", "h100"), ("--rows", "64")):
+        status, output, error = run("roles", folder, "--prompts", prompts, "--dry-run", "--json", *SETTINGS, *more)
+        assert status == 0, error
+        costs.append(json.loads(output))
+    assert costs[1]["gpu_hours"] < costs[0]["gpu_hours"] and costs[2]["memory_gib"] > costs[0]["memory_gib"]
+    status, output, _ = run("roles", folder, "--prompts", prompts, "--dry-run", *SETTINGS)
+    assert "GPU hours and" in output and "canvases of" in output
 
 
 def test_a_dry_run_counts_forward_calls_and_writes_nothing(run, diffusion_folder, prompts, tmp_path):
     status, output, _ = run("roles", diffusion_folder, "--prompts", prompts, "--dry-run", "--json", *SETTINGS)
     cost = json.loads(output)
-    assert status == 0 and cost["generation"] == 10 * 16 and cost["rows"] == 5 * 15 * 10 and cost["forwards"] == 10 * 17 + 5 * 5
+    assert status == 0 and cost["generation"] == 10 * 16
+    assert cost["rows"] == 5 * 15 * 10 + 5 * 2 and cost["forwards"] == 10 * 17 + 5 * 5 + 5 * 2  # two of them, hidden together
+    assert cost["gpu_hours"] > 0 and cost["memory_gib"] > 0 and cost["rows_on_card"] > 32 and cost["prompt_tokens"] > 5
     assert not list(tmp_path.iterdir())
 
 
@@ -58,6 +136,7 @@ def test_a_dry_run_counts_forward_calls_and_writes_nothing(run, diffusion_folder
         (("--problems", "9", "--dry-run"), "expected at least 10 prompts, half to choose heads and half to judge them, found 9"),
         (("--canvases", "0", "--out", "OUT"), "canvases: expected at least 1, found 0"),
         (("--rows", "0", "--out", "OUT"), "rows: expected at least 1, found 0"),
+        (("--control-seed", "-1", "--out", "OUT"), "--control-seed: expected a number from 0 upwards, found -1"),
     ],
 )
 def test_a_wrong_call_is_one_message_and_leaves_nothing(run, diffusion_folder, tmp_path, arguments, message):

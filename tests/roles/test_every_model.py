@@ -12,9 +12,11 @@ from closeness import assert_close, terms_of
 
 from sinkscope.models import add_sink_token
 from sinkscope.models.sink_token import VARIANTS
+from sinkscope.roles.measurement import described_head
 from sinkscope.roles.probes import Probe, make_probes
 from sinkscope.roles.removal import Removal, divergences
 from sinkscope.roles.sight import look
+from sinkscope.roles.verdict import Rules
 
 sys.path.append(str(Path(__file__).parents[1] / "decoding"))
 
@@ -35,6 +37,13 @@ def check(model):
     assert_close(sight.reader_rows * 24, sight.columns, terms=terms_of(model.network, 24))
     assert_close(sight.committed_rows, sight.reader_rows, terms=24)
     assert np.isfinite(sight.output_norms).all() and (sight.output_norms > 0).all()
+    shares = sight.moved.sum(-1) + sight.sink_token
+    assert_close(shares, np.ones_like(shares), terms=terms_of(model.network, 24))
+    assert (sight.itself >= 0).all() and (sight.itself <= sight.moved + 1e-6).all()
+    for layer, head in np.ndindex(shares.shape):
+        described = described_head(sight, probe, layer, head, np.ones(24, bool), Rules(small=1.0))  # half of the keys are substitutes
+        to = [described[f"to_{name}"] for name in ("substitutes", "itself", "text", "sink_token")]
+        assert min(to) >= 0 and sum(to) == pytest.approx(1, abs=1e-4)
     nobody = [Removal("nothing", 0, 0, np.zeros(24, bool), zeroed) for zeroed in (False, True)]
     one = [Removal("one", layer, 0, np.arange(24) == sight.order[layer, 0, 0]) for layer in range(len(sight.columns))]
     kl, kept = divergences(model, probe, sight.log_probabilities, [*nobody, *one], rows=3)
@@ -66,4 +75,5 @@ def test_every_sink_token(diffusion, variant):
         for name, parameter in network.named_parameters():
             if "sink" in name:
                 parameter.normal_()
-    check(dataclasses.replace(diffusion, network=network.eval()))
+    sight = check(dataclasses.replace(diffusion, network=network.eval()))
+    assert (sight.sink_token > 0.001).all() == (variant != "gate"), "a gate has no key; the others take attention too"

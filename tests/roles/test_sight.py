@@ -63,6 +63,11 @@ def test_sight_is_what_whole_maps_say(model, probe):
         without = np.delete(one[readers], top, axis=1)
         gained = (without / without.sum(1, keepdims=True) - without).sum(0)
         assert_close(np.delete(sight.moved[layer, head], top), gained / gained.sum(), terms=2 * terms)
+        own = np.zeros(one.shape[1])
+        for query in readers[readers != top]:
+            own[query] = one[query, query] / (1 - one[query, top]) - one[query, query]
+        assert_close(sight.itself[layer, head], own / gained.sum(), terms=2 * terms)
+        assert sight.sink_token[layer, head] == 0
 
 
 @pytest.mark.parametrize("zeroed", [False, True])

@@ -6,12 +6,13 @@ from pathlib import Path
 import _networks_by_hand
 import numpy as np
 import pytest
+import torch
 from _networks_by_hand import KINDS, SETTINGS, SIZES
 
 import sinkscope
 from sinkscope.errors import CallError, EvaluationError
-from sinkscope.roles import Estimate, Roles, Rules, find_roles, read_roles, roles_for
-from sinkscope.roles.find import MATCHED_OVER
+from sinkscope.roles import Estimate, HeadRole, Roles, Rules, find_roles, read_roles, roles_for
+from sinkscope.roles.conclusion import MATCHED_OVER, count_to_hide
 from sinkscope.roles.prompt_store import open_store
 from sinkscope.roles.verdict import decide
 
@@ -30,7 +31,8 @@ def test_the_verdict_on_a_network_set_by_hand_is_the_truth(folder, kind, size):
     (head,) = found.heads
     assert (head.layer, head.head) == place and not found.failed
     assert head.role == kind.partition(" ")[0], head
-    assert head.substitutes == KINDS[kind].sources
+    assert head.substitutes == head.substitutes_at_least == KINDS[kind].sources and head.to_hide == str(KINDS[kind].sources)
+    assert found.settings["length"] == 40 and found.settings["canvases"] == 2 and found.together is None
     assert head.removable == (kind == "idle with a substitute")
     if kind == "idle with a substitute":
         assert head.measured["to_substitutes"].mean > 0.99
@@ -66,6 +68,28 @@ def test_the_rules(lasting, zeroed, matched, over, norm, even, role):
     assert decide(lasting, *(estimate(*one) for one in (zeroed, matched, over, norm, even)), Rules())[0] == role
 
 
+@pytest.mark.parametrize(
+    ("intervals", "count", "shown"),
+    [
+        ([(0.01, 0.02)], (1, 1), "1"),
+        ([(0.0, 0.001), (0.01, 0.02)], (2, 2), "2"),
+        ([(0.001, 0.01), (0.01, 0.02)], (2, 1), "1–2"),
+        ([(0.0, 0.001)] * 4 + [(0.01, 0.02)], (6, 5), "5–6"),
+        ([(0.0, 0.001)] * 6, (None, 9), "> 8"),
+        ([(0.0, 0.001)] * 5 + [(0.001, 0.01)], (None, 7), "≥ 7"),
+        ([(0.001, 0.01)] * 6, (None, 1), "?"),
+        ([(0.001, 0.01)] + [(0.0, 0.001)] * 5, (None, 1), "?"),
+        ([(0.0, 0.001)], (None, 2), "≥ 2"),  # a canvas with two keys
+        ([], (None, 1), "?"),
+    ],
+)
+def test_eight_keys_are_not_enough_only_where_hiding_eight_is_shown_to_change_nothing(intervals, count, shown):
+    names = ("kl.sink", "kl.top.2", "kl.top.3", "kl.top.4", "kl.top.6", "kl.top.8")
+    measured = {name: estimate(*one) for name, one in zip(names, intervals, strict=False)}
+    assert count_to_hide(measured, Rules()) == count
+    assert HeadRole(0, 0, "idle", "", 1.0, 0.0, None, measured, *count, None).to_hide == shown
+
+
 def test_no_interval_no_verdict():
     nothing = Estimate(0.1, None, None)
     assert decide(1.0, nothing, nothing, nothing, nothing, nothing, Rules()) == ("undecided", "too few prompts with a sink for an interval")
@@ -76,6 +100,54 @@ def test_too_few_prompts_are_refused(diffusion):
         find_roles(diffusion, [[5, 6, 7]] * 9)
     with pytest.raises(CallError, match="canvases: expected at least 1, found 0"):
         find_roles(diffusion, [[5, 6, 7]] * 10, canvases=0)
+    with pytest.raises(CallError, match="control_seed: expected a number from 0 upwards, found -1000"):
+        find_roles(diffusion, [[5, 6, 7]] * 10, control_seed=-1000)
+
+
+def test_too_few_prompts_that_did_not_fail_are_refused(folder):
+    model, _, prompts = _networks_by_hand.make(folder / "1-3", "idle", 1, 3, 0)
+    for failing, kind in ((0, "choose"), (1, "judge")):
+        asked = [[30] * 1000 if number == failing else one for number, one in enumerate(prompts)]
+        expected = f"expected at least 5 prompts that {kind} heads, found 4 that could be measured, of 5; prompt {failing} failed with: "
+        with pytest.raises(CallError, match=expected):
+            find_roles(model, asked, **SETTINGS)
+
+
+def test_without_memory_fewer_rows_share_a_call_and_no_prompt_fails(folder, monkeypatch):
+    model, _, prompts = _networks_by_hand.make(folder / "1-3", "idle", 1, 3, 0)
+    expected = find_roles(model, prompts, **SETTINGS)
+    forward, most, refused = type(model.network.model).forward, 4, []
+
+    def with_little_memory(self, input_ids=None, **others):
+        if len(input_ids) > most:
+            refused.append(len(input_ids))
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        return forward(self, input_ids=input_ids, **others)
+
+    monkeypatch.setattr(type(model.network.model), "forward", with_little_memory)
+    found = find_roles(model, prompts, rows=32, **SETTINGS)
+    assert set(refused) == {10, 5} and not found.failed, "ten, five, then two to a call"
+    assert [one.role for one in found.heads] == [one.role for one in expected.heads] and found.judged == 5
+    most = 0
+    with pytest.raises(EvaluationError, match="prompt 0: out of memory on cpu with a single canvas"):
+        find_roles(model, prompts, **SETTINGS)
+
+
+def test_sinks_that_can_be_hidden_alone_are_hidden_together(folder):
+    """Two heads add the same vector, and one of them is enough: alone each can go, together they cannot."""
+    model, (layer, head), prompts = _networks_by_hand.make(folder / "1-3", "broadcast", 1, 3, 0)
+    other, attention = (head + 1) % 3, model.network.model.layers[layer].self_attn
+    here, there = slice(8 * head, 8 * head + 8), slice(8 * other, 8 * other + 8)
+    with torch.no_grad():
+        attention.v_proj.weight[here, _networks_by_hand.IS_SOURCE] *= 20
+        for name in ("q_proj", "k_proj", "v_proj"):
+            getattr(attention, name).weight[there] = getattr(attention, name).weight[here]
+        attention.o_proj.weight[:, there] = attention.o_proj.weight[:, here]
+    found = find_roles(model, prompts, **SETTINGS)
+    pair = tuple(sorted([(layer, head), (layer, other)]))
+    assert [one.removable for one in found.heads] == [True, True] and found.together.heads == pair
+    assert found.together.measured["kl.sink"].low > 1 > found.together.measured["kept.sink"].high
+    assert Roles.from_dict(json.loads(json.dumps(found.as_dict()))) == found
 
 
 def test_a_prompt_that_fails_does_not_lose_the_others(folder):
@@ -119,8 +191,8 @@ def test_a_run_that_was_cut_off_goes_on_to_the_same_roles(folder, tmp_path):
 @pytest.mark.parametrize("sinks", [0, 5])
 def test_controls_hold_as_much_attention_as_the_sink_and_are_no_sinks(diffusion, sinks):
     """Where the keys that are no sinks hold less than the sink, the control is all of them."""
-    from sinkscope.roles.find import removals_of
     from sinkscope.roles.probes import make_probes
+    from sinkscope.roles.removal import removals_of
     from sinkscope.roles.sight import look
 
     (probe,) = make_probes(diffusion, [[5, 30, 31, 32, 40, 41]], canvases=1, length=24, steps=24, block=24)

@@ -1,13 +1,14 @@
 """`roles`: measures what the sink of each head does."""
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from sinkscope.checksums import with_checksum
 from sinkscope.commands.bounds import Few, Seed, Shots
-from sinkscope.commands.command import Command, Device, Dtype, Json, ModelName, default_is
+from sinkscope.commands.command import Command, Device, Dtype, Gpu, Json, ModelName, Tflops, default_is
 from sinkscope.commands.output import note, print_json
 from sinkscope.commands.sampler_flags import SamplerFlags
 from sinkscope.errors import CallError, EvaluationError
@@ -19,7 +20,8 @@ class Roles(Command):
     """Measure what each sink does: idle, broadcast or carrier, with the evidence; the same command resumes after a kill.
 
     A head is listed where it has a sink in nine of ten canvases. Its sink is taken from that head alone, and the change of the
-    model's predictions is measured beside two controls.
+    model's predictions is measured beside two controls; at the end all sinks that can go are hidden together. A bundled model
+    writes 32 tokens in blocks of 16, one a step, where no length is given.
 
     Attributes:
         out: folder for the results; finished prompts are kept there.
@@ -29,7 +31,8 @@ class Roles(Command):
         canvases: steps of each generation on which heads are asked; an autoregressive model is asked on its whole answer.
         rows: canvases in one forward call.
         control_seed: of the keys that are drawn at random.
-        dry_run: prints how many forward calls it takes, and runs nothing.
+        head: prints all the evidence of one head, such as 4.2, in words.
+        dry_run: prints what it costs at most (forward calls, GPU hours, memory), and reads no weights.
     """
 
     model: ModelName
@@ -42,30 +45,33 @@ class Roles(Command):
     control_seed: Seed = 0
     device: Device = "cpu"
     dtype: Dtype = None
+    head: Annotated[str | None, default_is("none")] = None
     dry_run: bool = False
+    gpu: Gpu = None
+    tflops: Tflops = None
     json: Json = False
     sampler: SamplerFlags
 
     def run(self) -> None:
         import sinkscope
-        from sinkscope.roles import LEAST, cost_of_roles, find_roles
+        from sinkscope.commands.role_table import evidence, heading, read_head, table
+        from sinkscope.roles import LEAST, find_roles
 
         if self.out is None and not self.dry_run:
             raise CallError("expected --out FOLDER, or --dry-run")
+        if self.control_seed < 0:
+            raise CallError(f"--control-seed: expected a number from 0 upwards, found {self.control_seed}")
+        if self.head is not None and self.json:
+            raise CallError("--head prints words and --json prints every head; leave one of the two out")
+        asked = None if self.head is None else read_head(self.head)
         texts = self._read_prompts()
         if len(texts) < LEAST:
             raise CallError(f"expected at least {LEAST} prompts, half to choose heads and half to judge them, found {len(texts)}")
-        model = sinkscope.load(self.model, dtype=self.dtype, device=self.device)
-        settings = dict(self.sampler)
+        settings = self._settings()
         if self.dry_run:
-            cost = cost_of_roles(model, len(texts), self.canvases, self.rows, **settings)
-            if self.json:
-                print_json(cost)
-            else:
-                print(f"at most {cost['forwards']:,} forward calls, if all {cost['heads']} heads have a sink:")
-                print(f"  {cost['generation']:,} to write the answers")
-                print(f"  {cost['rows']:,} canvases, in batches of {self.rows}, to take each head's sink away")
+            self._print_cost(texts, settings)
             return
+        model = sinkscope.load(self.model, dtype=self.dtype, device=self.device)
         from sinkscope.progress import show_progress
 
         with show_progress(len(texts), self.model, "prompts") as bar:
@@ -87,7 +93,55 @@ class Roles(Command):
         if self.json:
             print_json(found.as_dict())
         else:
-            _print(found)
+            print(f"{heading(found)}\n\n{table(found) if asked is None else evidence(found, *asked)}")
+
+    def _settings(self) -> dict[str, Any]:
+        """Return the settings that were given, beside those of a bundled model where no length was."""
+        from sinkscope.lab.prompts import answer_settings
+        from sinkscope.models import is_bundled
+
+        own = answer_settings(self.model) if is_bundled(self.model) and "length" not in self.sampler else {}
+        return {**own, **self.sampler}
+
+    def _print_cost(self, texts: Sequence[str], settings: Mapping[str, Any]) -> None:
+        from sinkscope.decoding import resolve_settings
+        from sinkscope.evaluation.cost import assumptions, card_of, estimate_passes, text_tokens
+        from sinkscope.evaluation.dry_run import family_and_shape
+        from sinkscope.lab.prompts import task_of
+        from sinkscope.roles import cost_of_roles
+
+        family, shape = family_and_shape(self.model)
+        calls = cost_of_roles(family, shape.layers, shape.heads, len(texts), self.canvases, self.rows, **settings)
+        length, card = resolve_settings(family, **settings).length, card_of(self.gpu, self.tflops)
+        from_lab = self.prompts is None
+        tokens = text_tokens(task_of(self.model), self.shots) if from_lab else round(sum(map(len, texts)) / len(texts) / 4)
+        canvas = tokens + length
+        written = len(texts) if family.causal else calls["generation"]
+        parts = (
+            estimate_passes(shape, canvas, length, written, calls["generation"], 1, card),
+            estimate_passes(shape, canvas, length, calls["passes"], calls["forwards"] - calls["generation"], self.rows, card),
+        )
+        found = {
+            **calls,
+            "gpu_hours": sum(part.gpu_hours for part in parts),
+            "memory_gib": parts[1].memory_gib,
+            "rows_on_card": parts[1].batch_on_card,
+            "card": card.name,
+            "prompt_tokens": tokens,
+            "settings": dict(settings),
+            "assumptions": assumptions(card)[:2],
+        }
+        if self.json:
+            print_json(found)
+            return
+        fit = found["rows_on_card"]
+        print(f"at most {found['forwards']:,} forward calls, if all {found['heads']} heads have a sink:")
+        print(f"  {found['generation']:,} to write the answers")
+        print(f"  {found['rows']:,} canvases, in batches of {self.rows}, to take each head's sink away")
+        print(f"{found['gpu_hours']:.2f} GPU hours and {found['memory_gib']:.2f} GiB on {card.name}", end=", ")
+        print(f"which takes {fit:,} canvases of {canvas:,} tokens at a time" if fit else "where not one canvas fits")
+        guess = "typical for the lab's problems" if from_lab else "a quarter of their letters"
+        print(f"Assumed: prompts of {tokens:,} tokens ({guess}).", *found["assumptions"], sep="\nAssumed: ")
 
     def _read_prompts(self) -> list[str]:
         from sinkscope.commands.trace import read_prompts
@@ -96,51 +150,3 @@ class Roles(Command):
         if self.prompts is not None:
             return read_prompts(self.prompts)
         return [row["prompt"] for row in problem_prompts(task_of(self.model), self.problems, self.shots)]
-
-
-COLUMNS = (
-    ("share", "share", "of all attention"),
-    ("committed", "committed_share", "of the queries whose token is being committed"),
-    ("norm", "norm_ratio", "‖W_O v‖ of the sink over the median of its canvas"),
-    ("even", "evenness", "1 where all queries attend to it alike"),
-    ("adds", "kl.sink.zero", "KL divergence of the predictions without what it adds, nats"),
-    ("hidden", "kl.sink", "the same where its attention goes to other keys"),
-    ("others", "kl.rowmass", "the same for random keys with as much attention of those queries"),
-)
-
-
-REMOVABLE = {True: "yes", False: "no", None: "?"}
-
-
-def _print(found: Any) -> None:
-    from sinkscope.roles import ROLES
-
-    heads = found.layers * found.heads_in_layer
-    print(f"{found.model}: {len(found.heads)} of {heads} heads have a lasting sink (Eq. 3, ε = {found.rules.excess:g})")
-    print(f"chosen on {found.prompts - found.judged - len(found.failed)} prompts, judged on {found.judged} others")
-    print("  " + ", ".join(f"{found.count(role)} {role}" for role in ROLES))
-    free, not_free = (sum(one.removable is wanted for one in found.heads) for wanted in (True, False))
-    print(
-        f"  hidden in its head alone, {free} of them change the predictions by less than {found.rules.changed:g} nats, {not_free} by more\n"
-    )
-    print(
-        f"{'layer':>5} {'head':>4}  {'role':<10}{'token':<10}"
-        + "".join(f"{name:>10}" for name, _, _ in COLUMNS)
-        + f"{'to hide':>9}{'can go':>8}"
-    )
-    for one in sorted(found.heads, key=lambda one: (ROLES.index(one.role), one.layer, one.head)):
-        cells = "".join(f"{_number(one.measured.get(name)):>10}" for _, name, _ in COLUMNS)
-        needed = "> 8" if one.substitutes is None else str(one.substitutes)
-        print(f"{one.layer:>5} {one.head:>4}  {one.role:<10}{one.token!r:<10}{cells}{needed:>9}{REMOVABLE[one.removable]:>8}")
-    print()
-    for reason in dict.fromkeys(one.reason for one in found.heads if one.role == "undecided"):
-        print(f"undecided {', '.join(f'{one.layer}.{one.head}' for one in found.heads if one.reason == reason)}: {reason}")
-    print()
-    for name, _, meaning in COLUMNS:
-        print(f"{name:>10}  {meaning}")
-    print("   to hide  how many of the head's largest columns must be hidden before the predictions change")
-    print("    can go  whether it can be hidden, in this head alone, without a change of the predictions; ?: the interval holds both")
-
-
-def _number(estimate: Any) -> str:
-    return "–" if estimate is None or estimate.mean is None else f"{estimate.mean:.4f}"

@@ -167,6 +167,24 @@ def _estimate_likelihoods(part: Part, shape: Shape, card: Card) -> Cost:
     return Cost(forwards, seconds / 3600, memory / GIB, batch, part.prompts * len(part.rules) * 12_000 / GIB)
 
 
+def estimate_passes(shape: Shape, tokens: int, projected: int, passes: int, calls: int, rows: int, card: Card = CARD) -> Cost:
+    """Return the cost of forward passes over whole canvases.
+
+    Args:
+        tokens: of a canvas; projected: those whose logits are needed.
+        passes: canvases in all; calls: forward calls that they share; rows: canvases in one call at most.
+    """
+    seconds = max(passes * _flops(shape, tokens, projected) / (card.tflops * 1e12), calls * 2 * shape.parameters / card.bytes_per_s)
+    part, whole = Part("", "", "", "", (), 0, 0, {"length": projected}, shape), replace(shape, causal=False)  # no cache is kept
+    return Cost(passes, seconds / 3600, _memory(whole, tokens, part, rows) / GIB, _largest_batch(whole, tokens, part, card), 0.0)
+
+
+def text_tokens(task: str, shots: int) -> int:
+    """Return the typical tokens of a prompt of a task."""
+    question, shot = TEXT_TOKENS.get(task, (30, 0))
+    return question + shots * shot
+
+
 def _flops(shape: Shape, tokens: int, projected: int, before: int = 0) -> float:
     body = shape.parameters - 2 * shape.vocabulary * shape.hidden
     attention = 4 * shape.layers * shape.hidden * tokens * (before + tokens)

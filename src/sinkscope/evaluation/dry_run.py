@@ -25,7 +25,7 @@ def parts_of(name: str, request: Request) -> list[Part]:
     rules = tuple(dict.fromkeys(request.hide))
     for rule in rules:
         parse_rule(rule)
-    family, shape = _family_and_shape(name)
+    family, shape = family_and_shape(name)
     parts = []
     for task in (find_task(one, request.data) for one in dict.fromkeys(request.tasks)):
         sampler, shots, _, _ = resolve_task(family, name, task, request)
@@ -36,7 +36,12 @@ def parts_of(name: str, request: Request) -> list[Part]:
     return parts
 
 
-def _family_and_shape(name: str) -> tuple[Family, Shape]:
+def family_and_shape(name: str) -> tuple[Family, Shape]:
+    """Return the family of a checkpoint and the shape of its network, from its config.json alone.
+
+    Raises:
+        CallError, ModelError: a checkpoint that sinkscope does not load.
+    """
     if name in CHECKPOINTS:
         return FAMILIES[CHECKPOINTS[name].family], CHECKPOINTS[name].shape
     family, config, parameters = describe(name)

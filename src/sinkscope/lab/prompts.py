@@ -41,6 +41,18 @@ def task_of(model: str) -> str:
     return model.rpartition("-")[0] if model.startswith(SPECIMEN) else "lab-arith"
 
 
+def answer_settings(model: str) -> dict[str, int]:
+    """Return the sampler's settings with which a bundled model is studied where nothing is said; none for any other model.
+
+    The longest worked answer among the 1,319 problems has 32 tokens.
+    """
+    if model.startswith(SPECIMEN):
+        return {"length": 20} if "autoregressive" in model else {"length": 40, "steps": 20}
+    if model == "lab-autoregressive":
+        return {"length": 32}
+    return {"length": 32, "steps": 32, "block": 16} if model.startswith("lab-") else {}
+
+
 def held_out(task: str) -> Sequence[Problem]:
     """Return the fixed held-out problems of a task.
 

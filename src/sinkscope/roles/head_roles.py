@@ -1,7 +1,7 @@
 """`Roles`: the roles of a model's heads, as `find_roles` returns them and as ``roles.json`` keeps them."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,8 @@ from sinkscope.notebook_card import MOST_ROWS, card
 from sinkscope.roles.verdict import ROLES, Estimate, Role, Rules
 
 FILE = "roles.json"
+MOST_TRIED = 8
+"""Keys of one head that are hidden together at most."""
 
 
 @dataclass(frozen=True)
@@ -25,9 +27,11 @@ class HeadRole:
         measured: {name: estimate over the judged prompts}. ``share``: its column over all attention. ``committed_share``: of
             the queries whose token is committed. ``norm_ratio``: its output norm over the median. ``evenness``: see `Sight`.
             ``kl.RULE`` and ``kept.RULE``: what happens without it (`removals`). ``to_substitutes``, ``to_text``,
-            ``to_itself``: where its attention goes.
-        substitutes: how many of the largest columns must be hidden before the predictions change; None where hiding eight
-            does not change them.
+            ``to_itself``, ``to_sink_token`` (the network's own): where its attention goes, in shares that add up to 1.
+        substitutes: how many of the largest columns must be hidden before the predictions change, of 1, 2, 3, 4, 6 and 8: the
+            least that are shown to change them; None where none are.
+        substitutes_at_least: the least number that may change them: one more than are shown to change nothing. It is 9 where
+            eight are shown to change nothing; with None and a smaller number the intervals leave it open.
         removable: whether hiding the sink, its attention going elsewhere, leaves the predictions as they are; None where the
             interval holds both.
     """
@@ -41,11 +45,33 @@ class HeadRole:
     token: str | None
     measured: Mapping[str, Estimate]
     substitutes: int | None
+    substitutes_at_least: int
     removable: bool | None
+
+    @property
+    def to_hide(self) -> str:
+        """How many keys must be hidden, as tables show it: ``2``, ``2–3``, ``> 8``, or ``≥ 3`` and ``?`` where it is open."""
+        least, most = self.substitutes_at_least, self.substitutes
+        if most is None:
+            return "?" if least == 1 else f"> {least - 1}" if least > MOST_TRIED else f"≥ {least}"
+        return str(most) if least >= most else f"{least}–{most}"
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values."""
         return asdict(self) | {"measured": {name: asdict(one) for name, one in self.measured.items()}}
+
+
+@dataclass(frozen=True)
+class Together:
+    """What happens when the sinks of several heads are hidden at once, on the prompts that judged them.
+
+    Attributes:
+        heads: those whose sink can be hidden in its head alone.
+        measured: {``kl.sink``, ``kept.sink``, ``kl.rowmass``, ``kept.rowmass``: estimate}, as of single heads.
+    """
+
+    heads: tuple[tuple[int, int], ...]
+    measured: Mapping[str, Estimate]
 
 
 @dataclass(frozen=True)
@@ -56,6 +82,8 @@ class Roles:
         heads: every head that has a lasting sink on the prompts that choose.
         prompts, judged: how many prompts there were, and how many of them judged.
         failed: {prompt: why} of prompts that could not be measured.
+        settings: of the sampler, and ``canvases``, on which each prompt was asked; empty where they are not known.
+        together: what hiding all removable sinks at once costs; None where fewer than two are, or it was not measured.
     """
 
     model: str
@@ -67,6 +95,8 @@ class Roles:
     prompts: int
     judged: int
     failed: Mapping[int, str]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    together: Together | None = None
 
     def of_head(self, layer: int, head: int) -> HeadRole | None:
         """Return what is known of a head; None where it has no lasting sink."""
@@ -74,7 +104,8 @@ class Roles:
 
     def by_head(self) -> list[dict[str, Any]]:
         """Return layer, head, role, whether it is removable and how many keys must be hidden, of every head, as plain values."""
-        return [{name: getattr(one, name) for name in ("layer", "head", "role", "removable", "substitutes")} for one in self.heads]
+        names = ("layer", "head", "role", "removable", "substitutes", "substitutes_at_least")
+        return [{name: getattr(one, name) for name in names} for one in self.heads]
 
     def _repr_html_(self) -> str:
         """Return a summary for notebooks."""
@@ -116,7 +147,9 @@ class Roles:
             "prompts": self.prompts,
             "judged": self.judged,
             "failed": {str(number): why for number, why in self.failed.items()},
+            "settings": dict(self.settings),
             "heads": [one.as_dict() for one in self.heads],
+            "together": None if self.together is None else _as_dict(self.together),
         }
 
     @classmethod
@@ -132,12 +165,23 @@ class Roles:
         plain = {name: value for name, value in values.items() if name != CHECKSUM}
         heads = tuple(_head(one) for one in plain["heads"])
         failed = {int(number): why for number, why in plain["failed"].items()}
-        return cls(**plain | {"rules": Rules(**plain["rules"]), "heads": heads, "failed": failed})
+        together = plain.get("together")
+        if together is not None:
+            together = Together(tuple((layer, head) for layer, head in together["heads"]), _estimates(together["measured"]))
+        return cls(**plain | {"rules": Rules(**plain["rules"]), "heads": heads, "failed": failed, "together": together})
 
 
 def _head(values: Mapping[str, Any]) -> HeadRole:
-    measured = {name: Estimate(**one) for name, one in values["measured"].items()}
-    return HeadRole(**{name: value for name, value in values.items() if name != "measured"}, measured=measured)
+    return HeadRole(**{**values, "measured": _estimates(values["measured"])})
+
+
+def _estimates(values: Mapping[str, Any]) -> dict[str, Estimate]:
+    return {name: Estimate(**one) for name, one in values.items()}
+
+
+def _as_dict(together: Together) -> dict[str, Any]:
+    measured = {name: asdict(one) for name, one in together.measured.items()}
+    return {"heads": [list(pair) for pair in together.heads], "measured": measured}
 
 
 def read_roles(path: str | Path) -> Roles:

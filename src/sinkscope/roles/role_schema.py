@@ -23,7 +23,7 @@ class EstimateFields(_Closed):
 
 
 class HeadFields(_Closed):
-    """See `records.HeadRole`."""
+    """See `head_roles.HeadRole`."""
 
     layer: Count
     head: Count
@@ -34,7 +34,15 @@ class HeadFields(_Closed):
     token: str | None
     measured: dict[str, EstimateFields]
     substitutes: Count | None
+    substitutes_at_least: Count
     removable: bool | None
+
+
+class TogetherFields(_Closed):
+    """See `head_roles.Together`."""
+
+    heads: list[Annotated[list[Count], Field(min_length=2, max_length=2)]]
+    measured: dict[str, EstimateFields]
 
 
 class RuleFields(_Closed):
@@ -48,7 +56,7 @@ class RuleFields(_Closed):
 
 
 class RolesFile(_Closed):
-    """See `records.Roles`."""
+    """See `head_roles.Roles`."""
 
     model: str
     weight_hash: str
@@ -58,5 +66,7 @@ class RolesFile(_Closed):
     prompts: Count
     judged: Count
     failed: dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], str]
+    settings: dict[str, str | int | FiniteFloat | bool | None] = {}
     heads: list[HeadFields]
+    together: TogetherFields | None = None
     checksum: str = ""

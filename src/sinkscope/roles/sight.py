@@ -28,7 +28,8 @@ class Sight:
         output_norms: ‖W_O v_j‖; value_norms: ‖v_j‖.
         moved: where the readers' attention on that key would go without it, as shares of it: to each other key. Softmax
             without a key is the softmax with it, scaled up.
-        itself: the share of it that would go to the readers' own keys.
+        itself: the part of ``moved`` in which a reader attends to its own key.
+        sink_token: the share of it that would go to the network's own sink token; with ``moved`` it makes 1.
         log_probabilities: the predictions, [reader, vocabulary].
     """
 
@@ -39,7 +40,8 @@ class Sight:
     output_norms: Float[np.ndarray, "layer head key"]
     value_norms: Float[np.ndarray, "layer head key"]
     moved: Float[np.ndarray, "layer head key"]
-    itself: Float[np.ndarray, "layer head"]
+    itself: Float[np.ndarray, "layer head key"]
+    sink_token: Float[np.ndarray, "layer head"]
     log_probabilities: Float[Tensor, "reader vocabulary"]
 
     @property
@@ -77,15 +79,15 @@ class _Watch(Watcher):
         places = self.readers.nonzero()[:, 0].to(device)
         committed = self.committed.to(device)[places]
         total = query.new_zeros(heads, key.shape[1])
-        of_committed, moved = total.clone(), total.clone()
-        first, second, itself = (query.new_zeros(heads) for _ in range(3))
+        of_committed, moved, itself = (total.clone() for _ in range(3))
+        first, second, sink_token = (query.new_zeros(heads) for _ in range(3))
         for block in torch.arange(len(places), device=device).split(BLOCK):
             own = places[block]
             scores = query[:, own] @ key.mT * scale
             front = scores.new_zeros(heads, len(own), 0) if call.own is None else _own_scores(call, query[:, own], scale, shared)
             if size := 1 if self.causal else getattr(self.model.network.model, "block_length", None):  # a query sees no later block
                 scores = scores.masked_fill(own[:, None] // size < torch.arange(key.shape[1], device=device) // size, -torch.inf)
-            weights = torch.softmax(torch.cat([front, scores], dim=-1), dim=-1)[..., front.shape[-1] :]
+            to_front, weights = torch.softmax(torch.cat([front, scores], dim=-1), dim=-1).tensor_split([front.shape[-1]], dim=-1)
             taken = weights.gather(-1, top[:, None, None].expand(-1, len(own), 1))[..., 0]
             total += weights.sum(1)
             of_committed += weights[:, committed[block]].sum(1)
@@ -94,17 +96,19 @@ class _Watch(Watcher):
             given = taken / (1 - taken).clamp(min=1e-6)
             released = torch.einsum("hq,hqk->hk", given, weights)
             on_itself = weights.gather(-1, own.expand(heads, -1)[..., None])[..., 0]
-            itself += (given * on_itself * (own != top[:, None])).sum(1)
+            itself[:, own] += given * on_itself * (own != top[:, None])
             moved += released
+            sink_token += (given * to_front.sum(-1)).sum(1)
         moved.scatter_(-1, top[:, None], 0.0)
         count, there = len(places), max(1, int(committed.sum()))
-        whole_moved = moved.sum(-1).clamp(min=1e-12)
+        whole_moved = (moved.sum(-1) + sink_token).clamp(min=1e-12)
         return {
             "reader_rows": total / count,
             "committed_rows": of_committed / there,
             "evenness": (first / count) ** 2 / (second / count).clamp(min=1e-30),
             "moved": moved / whole_moved[:, None],
-            "itself": itself / whole_moved,
+            "itself": itself / whole_moved[:, None],
+            "sink_token": sink_token / whole_moved,
         }
 
 
