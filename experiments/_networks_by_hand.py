@@ -1,8 +1,9 @@
 """Networks whose weights are set by hand, so that what their sink does is known.
 
-The residual stream has named features: ``one`` (1 in every token), ``source`` (1 in the token that heads look for), ``letter``
-(which of eight letters a token is) and ``said`` (what the head adds, read by the output layer). One head of one layer looks
-for the source; all other heads attend to everything alike, and feed-forward layers add nothing.
+The residual stream has named features: ``one`` (1 in every token), ``source`` (1 in the tokens that heads look for), ``letter``
+(which of eight letters a token is) and ``said`` (what the head adds, read by the output layer). There are eight sources, which have a
+letter where the kind of network says so. One head of one layer looks for the source; all other heads attend to everything alike, and
+feed-forward layers add nothing.
 """
 
 import dataclasses
@@ -16,7 +17,7 @@ from sinkscope.lab.starting_network import build_network
 from sinkscope.lab.vocabulary import build_tokenizer
 
 LETTERS = 8
-SOURCE, FIRST_LETTER = 20, 21  # ids of the lab's tokenizer; what they read as does not matter
+SOURCE, FIRST_LETTER, FIRST_LETTERED = 20, 21, 40  # ids of the lab's tokenizer; what they read as does not matter
 ONE, IS_SOURCE, LETTER, SAID = 0, 1, 2, 2 + LETTERS
 STILL, TURNING = 3, 1
 """Places in a head of width 8 whose rotation is 1e-6 and 1e-2 a position, with a rotary base of 1e8."""
@@ -27,7 +28,7 @@ class Kind:
     """What a network's head does.
 
     Attributes:
-        value: what the source adds: nothing, one vector, or its own letter.
+        value: what the source adds: nothing, one vector, or its own letter, another in each prompt (a copier).
         sources: how many tokens of the prompt are sources.
         near: only queries near the source attend to it.
     """
@@ -43,11 +44,13 @@ SIZES = ((1, 3), (2, 3), (3, 4))
 SETTINGS = {"length": 40, "steps": 40, "block": 40, "canvases": 2}
 """Of `find_roles` on them."""
 
-KINDS = {
+KINDS = {  # by the role that the rules give: a constant or a copier, read evenly (broadcast) or by nearby queries (carrier)
     "idle": Kind("nothing"),
     "idle with a substitute": Kind("nothing", sources=2),
     "broadcast": Kind("vector"),
-    "carrier": Kind("letter", near=True),
+    "broadcast by a copier": Kind("letter"),
+    "carrier": Kind("vector", near=True),
+    "carrier by a copier": Kind("letter", near=True),
 }
 
 
@@ -73,6 +76,9 @@ def set_by_hand(model, kind, layer, head, rng):
         embed[token, LETTER + (token - FIRST_LETTER) % LETTERS] = 1.0
     embed[SOURCE] = 0.0
     embed[SOURCE, ONE] = embed[SOURCE, IS_SOURCE] = 1.0
+    embed[FIRST_LETTERED : FIRST_LETTERED + LETTERS] = 0.0
+    for letter in range(LETTERS):  # two features, as every token has, so that the norm makes the same of them
+        embed[FIRST_LETTERED + letter, IS_SOURCE] = embed[FIRST_LETTERED + letter, LETTER + letter] = 1.0
     scale = (width / 2) ** 0.5  # what the norm makes of a feature that is 1
     attention = network.model.layers[layer].self_attn
     query, key, value, out = (getattr(attention, name).weight for name in ("q_proj", "k_proj", "v_proj", "o_proj"))
@@ -90,8 +96,8 @@ def set_by_hand(model, kind, layer, head, rng):
         out[SAID + int(said[number]) if width >= SAID + LETTERS else LETTER + int(said[number]), first + number] = 1.0
     if kind.value == "vector":
         value[first + int(rng.integers(LETTERS)), IS_SOURCE] = 2.0 / scale
-    if kind.value == "letter":
-        value[first + int(rng.integers(LETTERS)), IS_SOURCE] = 2.0 / scale
+    if kind.value == "letter":  # as all text does
+        value[first : first + LETTERS] *= 2.0
     head_weight = network.lm_head.weight
     for token in range(FIRST_LETTER, FIRST_LETTER + LETTERS):
         column = SAID if width >= SAID + LETTERS else LETTER
@@ -107,7 +113,7 @@ def prompts(kind, count, rng):
         places = rng.choice(
             np.arange(len(tokens) - 8, len(tokens)) if kind.near else np.arange(1, len(tokens)), kind.sources, replace=False
         )
-        tokens[places] = SOURCE
+        tokens[places] = SOURCE if kind.value != "letter" else FIRST_LETTERED + rng.integers(LETTERS)
         found.append(tokens.tolist())
     return found
 

@@ -38,7 +38,8 @@ ran: one reading of the papers' words. [All numbers](../results/claims/README.md
 * **Signs** are at ε = 3 queries' worth of attention ([what that is](glossary.md#columns-and-sinks)), one for each part. A part holds (+) if
   its 95 % interval over prompts ([how](statistics.md)) lies wholly on the side that the claim wants, does not hold (−) if it lies wholly on
   the other side, and is undecided (?) otherwise.
-* **Shots**: the same problems are asked behind 0, 1, 2 and 5 solved ones.
+* **Shots**: the same problems are asked behind 0, 1, 2 and 5 solved ones. Only the question of rotary positions is asked without shots
+  alone, because learned positions end at 96 tokens.
 * **All**: nine other thresholds are tried too. A part *depends* on shots, on ε, or on both, if it holds somewhere and does not hold
   elsewhere. Otherwise it has the verdict that it has for all shots.
 

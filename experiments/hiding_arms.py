@@ -3,7 +3,9 @@
 Claim     Hiding the top sink ruins an autoregressive model and spares diffusion models (arXiv 2510.15731, Table 1). The lab's models say
           the opposite; why, is looked into here by whole answers, and in why_hiding_hurts.py and why_last_row_hurts.py by single tokens.
 Command   python experiments/hiding_arms.py --work DIR --out results/hiding/arms.json [--problems 48] [--model lab-diffusion]; the same
-          command goes on where it stopped. Then, for another number of problems, the same with --problems N.
+          command goes on where it stopped. Then, for another number of problems, the same with --problems N. The control that holds as
+          much attention of the queries being committed came later: --model lab-diffusion --rules none top:1 rowmass:1@seed=0
+          rowmass:1@seed=1 rowmass:1@seed=2 --out results/hiding/arms-rowmass.json
 Cost      a sixth of a second of one core a problem and rule without shots (diffusion), an eighth with 5 shots (autoregressive). Only
           whole answers are scored: all is bfloat16, as the checkpoints are stored and as in table_one.py.
 Expected  Written down with the hypotheses in why_hiding_hurts.py. Decision rule: an arm differs from another when the 95 % interval of
@@ -44,7 +46,7 @@ AUTOREGRESSIVE = [
     *("mass:1@last_row,seed=1", "mass:1@last_row,seed=2", "random:1@last_row,seed=1", "random:1@last_row,seed=2"),
 ]
 PAIRS = [  # arm, what it is held against; several seeds are averaged
-    *(("top:1", seeded(one)) for one in ("random:1", "mass:1")),
+    *(("top:1", seeded(one)) for one in ("random:1", "mass:1", "rowmass:1")),
     *(("top:1", [one]) for one in ("ranks:1", "top:1@zero", "top:1@only_sinks", "top:1@last_row")),
     *(("top:1@last_row", seeded(f"{one}@last_row")) for one in ("random:1", "mass:1")),
     *(("top:1@last_row", [one]) for one in ("ranks:1@last_row", "top:1@last_row,zero")),
@@ -59,10 +61,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--problems", type=int, default=48)
     parser.add_argument("--model", action="append", choices=list(SETTINGS), default=None)
+    parser.add_argument("--rules", nargs="+", default=None, help="all of the model's")
     arguments = parser.parse_args()
     for name in arguments.model or list(SETTINGS):
         model, results = sinkscope.load(name, dtype=torch.bfloat16), {}
-        for rule in DIFFUSION if name == "lab-diffusion" else AUTOREGRESSIVE:
+        for rule in arguments.rules or (DIFFUSION if name == "lab-diffusion" else AUTOREGRESSIVE):
             (results[rule],) = evaluate(
                 model,
                 tasks=["lab-arith"],
@@ -98,6 +101,7 @@ def write(out: Path, name: str, results: dict) -> None:
                 "accuracy": result.accuracy,
                 "interval": result.interval,
                 "removed_share": result.removed_share,
+                "removed_share_committed": result.removed_share_committed,
                 "hit_rate": result.hit_rate,
                 **({} if rule == "none" else {"change": told(changes[rule]), "p_holm": adjusted[rule]}),
             }

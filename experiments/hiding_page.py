@@ -24,6 +24,7 @@ PROVENANCE = (
     ("probe-5", "python experiments/why_hiding_hurts.py --shots 5 --out FILE", "fd7bce7"),
     ("last_row", "python experiments/why_last_row_hurts.py --out FILE", "e3c40b0"),
     ("arms", "python experiments/hiding_arms.py --work DIR --out FILE --problems 48", "in the file"),
+    ("arms-rowmass", "python experiments/hiding_arms.py --work DIR --out FILE --model lab-diffusion --rules …", "in the file"),
     ("by_role-0", "python experiments/hiding_by_role.py --roles ROLES --work DIR --out FILE", "in the file"),
     ("commit_order", "python experiments/commit_order.py --work DIR --out FILE --problems 192", "b18a0d2"),
     ("long_context", "python experiments/long_context.py --work DIR --out FILE --problems 192", "b18a0d2"),
@@ -119,7 +120,7 @@ def last_row(document: dict[str, Any]) -> str:
     )
 
 
-def arms(document: dict[str, Any]) -> str:
+def arms(document: dict[str, Any], which: str = "") -> str:
     """Return the accuracy of whole answers under each rule."""
     sections = []
     for model, found in document["models"].items():
@@ -128,7 +129,8 @@ def arms(document: dict[str, Any]) -> str:
                 f"`{rule}`",
                 f"{one['accuracy']:.2f} ({span(one['interval'])})",
                 points(one["change"]) if "change" in one else "",
-                share(one["removed_share"]),
+                share(one["removed_share"])
+                + (f", {share(one['removed_share_committed'])} where committed" if one.get("removed_share_committed") is not None else ""),
                 "" if one["hit_rate"] is None else f"{one['hit_rate']:.2f}",
             )
             for rule, one in found["arms"].items()
@@ -138,7 +140,7 @@ def arms(document: dict[str, Any]) -> str:
             f"* `{one['arm']}` minus {', '.join(f'`{name}`' for name in one['against'])}: {points(one)}" for one in found["pairs"]
         )
         head = table(("hidden", "accuracy", "change in points", "removed", "hit rate"), rows)
-        sections.append(f"## Whole answers, {model}, {settings}\n\n{head}\n\n{pairs}")
+        sections.append(f"## Whole answers, {model}, {settings}{which}\n\n{head}\n\n{pairs}")
     return "\n\n".join(sections)
 
 
@@ -215,6 +217,7 @@ SECTIONS = (
     ("probe-0-layer-4", lambda document: probe(document, ", layer 4")),
     ("probe-5", probe),
     ("arms", arms),
+    ("arms-rowmass", lambda document: arms(document, ", with keys of equal attention where tokens are committed")),
     ("last_row", last_row),
     ("by_role-0", by_role),
     ("commit_order", commit_order),

@@ -1,9 +1,10 @@
-"""Does `sinkscope roles` say what networks do whose weights were set by hand? A hundred networks of four kinds, and untrained ones.
+"""Does `sinkscope roles` say what networks do whose weights were set by hand? 102 networks of six kinds, and untrained ones.
 
     python experiments/known_roles.py --out results/roles/known.json
 
-Rule      Every one of the 100 heads gets the role that its weights were set to, and the number of keys that must be hidden before the
-          predictions change is the number of sources; every head of an untrained network is undecided.
+Rule      Every one of the 102 heads gets the role that its weights were set to, and the number of keys that must be hidden before the
+          predictions change is the number of sources; every head of an untrained network is undecided. The rules ask whether all queries
+          get the same, not whether other prompts would: a copier that all queries read evenly must be called broadcast, as a constant is.
 """
 
 import argparse
@@ -20,7 +21,7 @@ from tqdm import trange
 
 from sinkscope.roles import Rules, find_roles
 
-OF_A_KIND, UNTRAINED = 25, 9
+OF_A_KIND, UNTRAINED = 17, 9
 EASY = Rules(excess=0.3, lasting=0.5)
 """An untrained network has no strong sinks, so that many weak ones are judged."""
 

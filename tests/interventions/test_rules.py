@@ -4,6 +4,7 @@ import math
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -309,3 +310,13 @@ def test_controls_say_whether_they_draw_at_random():
 def test_a_rule_says_how_long_a_canvas_must_be(text, least):
     rule = parse_rule(text)
     assert rule.least_tokens == least and compose(rule, HideTopSinks(1)).least_tokens == max(least, 2)
+
+
+def test_numbers_of_numpy_are_numbers():
+    heads = np.argwhere(np.eye(2, dtype=bool))
+    rule = HideTopSinks(np.int64(1), heads=heads, layers=np.arange(3), steps=[np.int32(2)])
+    assert rule == HideTopSinks(1, heads={(0, 0), (1, 1)}, layers=range(3), steps=[2])
+    assert all(type(number) is int for number in (*rule.layers, *rule.steps, *rule.heads[1]))
+    assert HidePositions(np.array([3, 1])) == HidePositions((1, 3))
+    with pytest.raises(CallError, match="heads: expected pairs"):
+        HideTopSinks(1, heads=np.eye(2, dtype=bool))

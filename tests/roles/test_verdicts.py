@@ -13,6 +13,7 @@ import sinkscope
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.roles import Estimate, HeadRole, Roles, Rules, find_roles, read_roles, roles_for
 from sinkscope.roles.conclusion import MATCHED_OVER, count_to_hide
+from sinkscope.roles.probes import predictions
 from sinkscope.roles.prompt_store import open_store
 from sinkscope.roles.verdict import decide
 
@@ -38,6 +39,23 @@ def test_the_verdict_on_a_network_set_by_hand_is_the_truth(folder, kind, size):
         assert head.measured["to_substitutes"].mean > 0.99
     else:
         assert head.measured["to_text"].mean > 0.9
+
+
+@pytest.mark.parametrize("near", ["broadcast", "carrier"])
+def test_a_copier_adds_what_stands_in_its_place_and_a_constant_does_not(folder, near):
+    """Prompts that differ in the source's letter alone are answered alike by a constant, and each in its own way by a copier."""
+    for kind, answers in ((near, 1), (f"{near} by a copier", _networks_by_hand.LETTERS)):
+        model, _, prompts = _networks_by_hand.make(folder / "3-4", kind, 3, 4, 0)
+        first = np.array(prompts[0])
+        source = np.flatnonzero((first == _networks_by_hand.SOURCE) | (first >= _networks_by_hand.FIRST_LETTERED))
+        assert len(source) == 1
+        said = set()
+        for letter in range(_networks_by_hand.LETTERS):
+            asked = first.copy()
+            asked[source] = _networks_by_hand.FIRST_LETTERED + letter if answers > 1 else _networks_by_hand.SOURCE
+            tokens = torch.tensor([[*asked.tolist(), model.card.mask_id]])
+            said.add(int(predictions(model, tokens, torch.arange(len(asked) + 1) == len(asked))[0, 0].argmax()))
+        assert len(said) == answers, kind
 
 
 def test_sinks_of_an_untrained_network_stay_undecided(diffusion):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from sinkscope.errors import CallError
-from sinkscope.interventions.intervention import Composed, Intervention, check_count, compose
+from sinkscope.interventions.intervention import Composed, Intervention, check_count, compose, is_count
 from sinkscope.interventions.rule_context import RuleContext
 from sinkscope.interventions.top_sinks import HideTopSinks
 
@@ -30,9 +30,9 @@ class HidePositions(Intervention):
         super().__post_init__()
         given = self.positions
         good = isinstance(given, Collection) and not isinstance(given, str)
-        if not good or any(not isinstance(one, int) or isinstance(one, bool) or one < 0 for one in given):
+        if not good or not all(is_count(one) for one in given):
             raise CallError(f"positions: expected numbers from 0 upwards, such as (0, 5) or range(3), found {given!r}")
-        object.__setattr__(self, "positions", tuple(sorted(set(given))))
+        object.__setattr__(self, "positions", tuple(sorted({int(one) for one in given})))
 
     @property
     def idle(self) -> bool:

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, ClassVar, Literal, get_type_hints
 
 from torch import Tensor, nn
@@ -192,9 +193,14 @@ def check_choice(name: str, value: Any, known: Collection[str]) -> None:
         raise CallError(f"{name}: expected {' or '.join(known)}, found {value!r}")
 
 
+def is_count(value: Any) -> bool:
+    """Return whether a value is a whole number from 0 upwards, NumPy's among them."""
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 0
+
+
 def check_count(name: str, value: Any) -> None:
     """Raise CallError for anything but a whole number from 0 upwards."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+    if not is_count(value):
         raise CallError(f"{name}: expected a whole number from 0 upwards, found {value!r}")
 
 
@@ -205,10 +211,9 @@ def _read_numbers(name: str, given: Any, words: bool) -> Any:
     if isinstance(given, str) or not isinstance(given, Collection):
         raise CallError(f"{name}: expected {expected}, found {given!r}")
     for number in given:
-        check = isinstance(number, int) and not isinstance(number, bool) and number >= 0
-        if not check:
+        if not is_count(number):
             raise CallError(f"{name}: expected {expected}, found {number!r} among them")
-    return tuple(sorted(set(given)))
+    return tuple(sorted({int(number) for number in given}))
 
 
 def _read_heads(given: Any, layers: Any) -> Any:
@@ -219,9 +224,9 @@ def _read_heads(given: Any, layers: Any) -> Any:
         raise CallError(f"heads: expected {expected}, found {given!r}")
     for pair in given:
         good = isinstance(pair, Collection) and not isinstance(pair, str) and len(pair) == 2
-        if not good or any(not isinstance(number, int) or isinstance(number, bool) or number < 0 for number in pair):
+        if not good or not all(is_count(number) for number in pair):
             raise CallError(f"heads: expected {expected}, found {pair!r} among them")
-    pairs = [tuple(pair) for pair in given]
+    pairs = [(int(layer), int(head)) for layer, head in given]
     for layer, head in pairs:
         if pairs.count((layer, head)) > 1:
             raise CallError(f"heads: expected each head once, found {layer}.{head} twice")
