@@ -82,7 +82,7 @@ class AnswerQueries(Statistic):
 
         def values_at(prompt: PromptSummary, threshold: Threshold) -> Values:
             main = np.where(getattr(found, threshold.unit) > threshold.excess, found.position, -1)
-            moved = MainMoves.of(main, lambda *asked: followed.contain(threshold, *asked))
+            moved = MainMoves.of(main, lambda step, layer, head, key: followed.contain(threshold, step, layer, head, key))
             of_all = MainMoves.of(prompt.main_at(threshold))
             counted = ~np.isnan(moved.drift)
             return {
