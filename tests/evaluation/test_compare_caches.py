@@ -2,11 +2,13 @@
 
 import csv
 import json
+import shutil
 
 import pytest
 
 import sinkscope
-from sinkscope.errors import CallError
+from sinkscope.checksums import with_checksum
+from sinkscope.errors import CallError, EvaluationError
 from sinkscope.evaluation import cache_comparison
 from sinkscope.evaluation.cache_arms import PLAIN, Arm, read_arms
 from sinkscope.evaluation.cache_comparison import COMPARISON, compare_caches
@@ -123,6 +125,33 @@ def test_a_resumed_comparison_equals_an_uninterrupted_one(whole, diffusion, tmp_
     monkeypatch.setattr(cache_comparison, "generate", plain)
     again = compare_caches(diffusion, arms=read_arms(POLICIES, [4, 7]), out=tmp_path, **SMALL)
     assert quiet(again) == quiet(document) and items(tmp_path) == items(folder)
+
+
+def test_a_changed_answer_is_written_again_under_a_right_checksum(whole, diffusion, tmp_path, caplog):
+    document, folder = whole
+    shutil.copytree(folder, tmp_path / "copy")
+    path = tmp_path / "copy" / "lab-sums" / "none" / "000001.json"
+    item = json.loads(path.read_text())
+    del item["checksum"]
+    item["work"]["rows"] = None
+    path.write_text(json.dumps(with_checksum(item)))
+    again = compare_caches(diffusion, arms=read_arms(POLICIES, [4, 7]), out=tmp_path / "copy", **SMALL)
+    assert quiet(again) == quiet(document) and quiet(json.loads(path.read_text())) == quiet(
+        json.loads((folder / path.relative_to(tmp_path / "copy")).read_text())
+    )
+    assert f"{path}: work.rows: expected a whole number, found null; it is kept as 000001.json.damaged" in caplog.text
+
+
+def test_answers_of_unequal_lengths_are_refused(whole, diffusion, tmp_path):
+    """They fit alone, but not to each other."""
+    shutil.copytree(whole[1], tmp_path / "copy")
+    path = tmp_path / "copy" / "lab-sums" / "fast-dllm-dual" / "000001.json"
+    item = json.loads(path.read_text())
+    item |= {"tokens": item["tokens"][:-1], "canvas": item["canvas"] - 1}
+    path.write_text(json.dumps(with_checksum(item)))
+    with pytest.raises(EvaluationError) as error:
+        compare_caches(diffusion, arms=read_arms(POLICIES, [4, 7]), out=tmp_path / "copy", **SMALL)
+    assert f"{path}: tokens: expected 8, as plain sampling wrote, found 7" in str(error.value)
 
 
 def test_finished_answers_are_not_written_again(whole, diffusion, monkeypatch):

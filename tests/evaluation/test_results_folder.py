@@ -8,6 +8,7 @@ import sys
 import threading
 
 import pytest
+from pydantic import BaseModel, ConfigDict
 
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.evaluation import results_folder
@@ -17,9 +18,19 @@ from sinkscope.work_items import Share
 RUN = {"format": 1, "model": {"name": "a", "weight_hash": "f0"}, "sampler": {"length": 8, "seed": 0}, "limit": None}
 
 
+class Fields(BaseModel):
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    correct: bool = False
+
+
+def items_of(folder, hide, run):
+    return ResultItems(folder, "lab-arith", hide, run, schema=lambda index: Fields)
+
+
 @pytest.fixture
 def items(tmp_path):
-    return ResultItems(tmp_path, "lab-arith", "none", "hash")
+    return items_of(tmp_path, "none", "hash")
 
 
 def test_an_item_comes_back_as_it_went_in(items, tmp_path):
@@ -51,16 +62,26 @@ def test_a_damaged_item_is_set_aside_and_reported(items, caplog, damage):
     assert [file.name for file in items.folder.iterdir()] == ["000003.json.damaged"]
 
 
+def test_an_item_whose_fields_do_not_fit_is_set_aside_under_a_right_checksum(items, caplog):
+    items.commit(3, {"correct": 1})
+    path = items.folder / "000003.json"
+    assert items.read(3) is None
+    expected = "correct: expected true or false, found 1; it is kept as 000003.json.damaged and the problem is done again"
+    assert caplog.messages == [f"{path}: {expected}"]
+    items.commit(3, {"beside": "x"})
+    assert items.is_done(3, 5)
+
+
 def test_an_item_in_another_items_place_or_of_another_run_does_not_count(items, tmp_path):
     items.commit(3, {"correct": True})
     os.rename(items.folder / "000003.json", items.folder / "000004.json")
     assert items.read(4) is None
     items.commit(5, {"correct": True})
-    assert ResultItems(tmp_path, "lab-arith", "none", "other").read(5) is None
+    assert items_of(tmp_path, "none", "other").read(5) is None
 
 
 def test_rules_get_folders_of_their_own(tmp_path):
-    one, other = ResultItems(tmp_path, "lab-arith", "top:1@current", "h"), ResultItems(tmp_path, "lab-arith", "top:1", "h")
+    one, other = items_of(tmp_path, "top:1@current", "h"), items_of(tmp_path, "top:1", "h")
     assert (one.folder.name, other.folder.name) == ("top-1-current", "top-1")
     assert one.run != other.run
 

@@ -12,8 +12,10 @@ from closeness import assert_close, terms_of
 
 from sinkscope.models import add_sink_token
 from sinkscope.models.sink_token import VARIANTS
-from sinkscope.roles.measurement import described_head
+from sinkscope.roles.measurement import described_head, measure_heads, measure_together, sinks_by_head
 from sinkscope.roles.probes import Probe, make_probes
+from sinkscope.roles.prompt_schema import choose_fields, judge_fields, together_fields
+from sinkscope.roles.prompt_store import PromptStore
 from sinkscope.roles.removal import Removal, divergences
 from sinkscope.roles.sight import look
 from sinkscope.roles.verdict import Rules
@@ -67,13 +69,38 @@ def test_every_family_is_probed_where_it_predicts(family):
         assert np.flatnonzero(probe.readers).tolist() == masked.tolist()
 
 
+def check_files(model, folder):
+    """Write what is measured of a prompt, and read it back."""
+    probes, rules, card = make_probes(model, [PROMPT], canvases=2, length=12), Rules(excess=0.0, lasting=0.0), model.card
+    heads = [(layer, head) for layer in range(card.layers) for head in range(card.heads)]
+    store = PromptStore(folder)
+    found = {
+        "choose": ([sinks_by_head(model, probe, rules) for probe in probes], choose_fields(2, card.layers, card.heads)),
+        "judge": (
+            [row for probe in probes for row in measure_heads(model, probe, heads, rules, 32, 0)],
+            judge_fields(2, 0, heads, card.vocabulary),
+        ),
+        "together": ([measure_together(model, probe, heads, rules, 32, 0) for probe in probes], together_fields(2)),
+    }
+    for kind, (rows, schema) in found.items():
+        store.write(kind, 0, rows)
+        assert store.read(kind, 0, schema) == rows
+    assert any("kl.sink" in row for row in found["judge"][0])
+
+
+@pytest.mark.parametrize("family", NETWORKS)
+def test_every_family_is_read_back_as_it_was_measured(family, tmp_path):
+    check_files(seeded_model(family), tmp_path)
+
+
 @pytest.mark.parametrize("variant", [name for name, one in VARIANTS.items() if one is not None])
-def test_every_sink_token(diffusion, variant):
+def test_every_sink_token(diffusion, variant, tmp_path):
     torch.manual_seed(0)
     network = add_sink_token(copy.deepcopy(diffusion.network), variant)
     with torch.no_grad():
         for name, parameter in network.named_parameters():
             if "sink" in name:
                 parameter.normal_()
-    sight = check(dataclasses.replace(diffusion, network=network.eval()))
+    sight = check(model := dataclasses.replace(diffusion, network=network.eval()))
+    check_files(model, tmp_path)
     assert (sight.sink_token > 0.001).all() == (variant != "gate"), "a gate has no key; the others take attention too"

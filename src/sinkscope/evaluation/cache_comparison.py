@@ -5,7 +5,7 @@ The policies take turns at each batch, in one process, so that the machine's oth
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
@@ -13,11 +13,12 @@ from typing import Any
 
 from sinkscope.checksums import with_checksum
 from sinkscope.decoding import generate, make_batch, parse_cache, resolve_settings
-from sinkscope.errors import CallError
+from sinkscope.errors import CallError, EvaluationError
 from sinkscope.evaluation.answers import answer_until, reseeded
-from sinkscope.evaluation.cache_arms import PARALLEL, Arm
+from sinkscope.evaluation.cache_arms import PARALLEL, PLAIN, Arm
 from sinkscope.evaluation.cache_tables import comparison_of
 from sinkscope.evaluation.choices import LikelihoodSettings
+from sinkscope.evaluation.item_schema import compared_fields
 from sinkscope.evaluation.memory_peak import peak_memory
 from sinkscope.evaluation.protocols import AUTO
 from sinkscope.evaluation.results_folder import RUN, TASK, ResultItems, claim, locked, write_json
@@ -66,14 +67,14 @@ def compare_caches(
     if share_of_process().count > 1:
         raise CallError("caches are compared in one process, so that the policies are timed alike; leave torchrun out")
     plans = plan_comparison(model, Request(tasks, ("none",), limit, shots, chat, protocol, data, settings, allow_code_execution), arms)
-    out = Path(out)
+    out, vocabulary = Path(out), model.card.vocabulary
     with locked(out):
         run = claim(out / RUN, {"compares": "caches", **describe_run(model, batch, limit)})
         todo, items = [], {}
         for plan in plans:
             asked = claim(out / plan.task.name / TASK, plan.describe())
             for arm in arms:
-                items[plan.task.name, arm] = ResultItems(out, plan.task.name, arm.text, run, asked)
+                items[plan.task.name, arm] = ResultItems(out, plan.task.name, arm.text, run, asked, schema=_schema_of(plan, vocabulary))
             count = len(plan.problems)
             for start in range(0, count, batch):
                 indices = range(start, min(start + batch, count))
@@ -89,10 +90,30 @@ def compare_caches(
         found: dict[tuple[str, Arm], list[Any]] = {key: [] for key in items}
         for plan, arm, stored, indices in todo:
             found[plan.task.name, arm] += [stored.read(index, len(indices)) for index in indices]
+        _check_lengths(items, found)
         described = {plan.task.name: plan.describe() for plan in plans}
         document = with_checksum({**describe_run(model, batch, limit), "tasks": described, **comparison_of(found)})
         write_json(out / COMPARISON, document)
     return document
+
+
+def _schema_of(plan: TaskPlan, vocabulary: int) -> Callable[[int], type[Any]]:
+    """Return the function from the number of a problem to what its item may hold."""
+    return lambda index: compared_fields(len(plan.encoded[index]), vocabulary)
+
+
+def _check_lengths(items: Mapping[tuple[str, Arm], ResultItems], found: Mapping[tuple[str, Arm], Sequence[Any]]) -> None:
+    """Raise an error unless every answer is there, and as long as that of plain sampling."""
+    for (task, arm), mine in found.items():
+        for index, (item, plain) in enumerate(zip(mine, found[task, PLAIN], strict=True)):
+            if item is None or plain is None:
+                raise EvaluationError(
+                    f"{items[task, arm].folder}: expected the item of problem {index}, found none; run the same command again"
+                )
+            lengths = len(plain["tokens"]), len(item["tokens"])
+            if lengths[0] != lengths[1]:
+                what = f"expected {lengths[0]}, as plain sampling wrote, found {lengths[1]}"
+                raise EvaluationError(f"{items[task, arm].path(index)}: tokens: {what}; remove the wrong one of both files and run again")
 
 
 def plan_comparison(model: Model, request: Request, arms: Sequence[Arm]) -> list[TaskPlan]:

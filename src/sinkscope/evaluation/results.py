@@ -107,6 +107,7 @@ def collect(folder: Path, wanted: Sequence[tuple[str, str]]) -> list[Result]:
     Raises:
         EvaluationError: items are missing or damaged, or the folder's own files are.
     """
+    from sinkscope.evaluation.item_schema import evaluated_fields
     from sinkscope.evaluation.result_schema import RunFile, TaskFile
 
     run = read_object(folder / RUN)
@@ -117,16 +118,28 @@ def collect(folder: Path, wanted: Sequence[tuple[str, str]]) -> list[Result]:
             raise EvaluationError(f"{folder} is damaged or not begun ({RUN}, {task}/{TASK}); run the same `sinkscope evaluate` again")
         check_fields(run, RunFile, str(folder / RUN), EvaluationError, "the file is damaged")
         check_fields(asked, TaskFile, str(folder / task / TASK), EvaluationError, "the file is damaged")
-        stored = ResultItems(folder, task, hide, hash_claim(run), hash_claim(asked))
+        stored = ResultItems(folder, task, hide, hash_claim(run), hash_claim(asked), schema=evaluated_fields)
         count, batch = asked["problems"], run["batch"]
         items = [stored.read(index, min(batch, count - index // batch * batch)) for index in range(count)]
         missing += items.count(None)
         if not missing:
+            _check_measures(stored, [item for item in items if item is not None])
             results.append(_from_items([item for item in items if item is not None], run, asked, hide))
     if missing:
         raise EvaluationError(f"{folder} is unfinished ({missing} problems missing); run the same `sinkscope evaluate` again")
     write_results(folder, results)
     return results
+
+
+def _check_measures(stored: ResultItems, items: Sequence[Mapping[str, Any]]) -> None:
+    """Raise an error unless every item has the measures of the first."""
+    expected = sorted(items[0].get("measures", {}))
+    for item in items:
+        if (found := sorted(item.get("measures", {}))) != expected:
+            what = f"expected {expected}, as the first problem has, found {found}"
+            raise EvaluationError(
+                f"{stored.path(item['index'])}: measures: {what}; remove the file that is wrong, and run the same command again"
+            )
 
 
 def _from_items(items: Sequence[Mapping[str, Any]], run: Mapping[str, Any], asked: Mapping[str, Any], hide: str) -> Result:

@@ -15,11 +15,12 @@ import logging
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from sinkscope.documents import check_fields, read_json_object
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.work_items import ALL, UNFINISHED, Share, differences, exclusive, item_path, lock, read_object, write_whole
 
@@ -28,6 +29,8 @@ COMPRESSED = f"{RESULTS}.gz"
 CLAIM = f"{LOCK}.claim"  # held by those who are about to take a lock or to write what the run is
 AMOUNTS = ("limit", "problems")  # how many problems are asked, which changes none of their answers
 DAMAGED = ".damaged"
+LARGEST = 1 << 30
+"""Bytes of the largest item that is read."""
 _OURS = re.compile(rf"{LOCK}.*|({RUN}|{RESULTS})(.*{UNFINISHED})?")
 _log = logging.getLogger(__name__)
 
@@ -175,9 +178,11 @@ class ResultItems:
         folder: of the evaluation.
         task, hide: names of the task and the rule.
         run: from `claim`, for the folder and for the task; items of another run do not count.
+        schema: returns what the item of a problem may hold, one of `item_schema`.
     """
 
-    def __init__(self, folder: Path, task: str, hide: str, *run: str) -> None:
+    def __init__(self, folder: Path, task: str, hide: str, *run: str, schema: Callable[[int], type[Any]]) -> None:
+        self._schema = schema
         self.folder = folder / task / re.sub(r"[^\w.+-]", "-", hide)
         self.run = _checksum({"run": run, "task": task, "hide": hide})
 
@@ -189,17 +194,30 @@ class ResultItems:
             beside: problems of its batch as it is now; an item that was written among fewer, at the end of a smaller
                 limit, is to be done again, so that padding and rounding are those of an uninterrupted run.
         """
-        path = self._path(index)
+        path = self.path(index)
         if not path.exists():
             return None
-        item = read_object(path)
-        if item is not None and item.pop("checksum", None) == _checksum(item) and (item.get("run"), item.get("index")) == (self.run, index):
-            return item if item.get("beside", beside) >= beside else None
-        aside = path.with_name(path.name + DAMAGED)
-        with contextlib.suppress(FileNotFoundError):  # another process was quicker
-            os.replace(path, aside)
-        _log.warning("%s is damaged or of another run; it is kept as %s and the problem is done again", path, aside.name)
-        return None
+        try:
+            item = self._checked(path, index)
+        except EvaluationError as error:
+            aside = path.with_name(path.name + DAMAGED)
+            with contextlib.suppress(FileNotFoundError):  # another process was quicker
+                os.replace(path, aside)
+            _log.warning("%s; it is kept as %s and the problem is done again", error, aside.name)
+            return None
+        return item if item.get("beside", beside) >= beside else None
+
+    def _checked(self, path: Path, index: int) -> dict[str, Any]:
+        """Return an item, each of whose fields is as its schema has it; an error says why there is none."""
+        damaged = f"{path} is damaged or of another run"
+        try:
+            item = read_json_object(path, EvaluationError, most=LARGEST, any_number=True)
+        except EvaluationError as error:
+            raise EvaluationError(damaged) from error
+        if item.pop("checksum", None) != _checksum(item) or (item.get("run"), item.get("index")) != (self.run, index):
+            raise EvaluationError(damaged)
+        check_fields(item, self._schema(index), str(path), EvaluationError)
+        return item
 
     def commit(self, index: int, item: Mapping[str, Any]) -> dict[str, Any]:
         """Write an item.
@@ -208,15 +226,17 @@ class ResultItems:
             EvaluationError: no permission, no space.
         """
         content = json.loads(json.dumps({"run": self.run, "index": index, **item}))
-        write_json(self._path(index), {**content, "checksum": _checksum(content)})
+        write_json(self.path(index), {**content, "checksum": _checksum(content)})
         return content
 
     def is_done(self, index: int, beside: int = 0) -> bool:
         """Return whether an item is committed, damaged or not; ``beside`` as in `read`."""
-        path = self._path(index)
-        return path.exists() and (read_object(path) or {}).get("beside", beside) >= beside
+        path = self.path(index)
+        found = (read_object(path) or {}).get("beside", beside)
+        return path.exists() and (not isinstance(found, int) or found >= beside)
 
-    def _path(self, index: int) -> Path:
+    def path(self, index: int) -> Path:
+        """Return the file of an item."""
         return item_path(self.folder, index, ".json")
 
 

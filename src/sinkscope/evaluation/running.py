@@ -23,6 +23,7 @@ from sinkscope.decoding.caches.reader import check_model
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.evaluation.answers import Rule, answer_until, reseeded, rule_in_force
 from sinkscope.evaluation.choices import LikelihoodSettings, ask
+from sinkscope.evaluation.item_schema import evaluated_fields
 from sinkscope.evaluation.protocols import AUTO
 from sinkscope.evaluation.results import Result, collect
 from sinkscope.evaluation.results_folder import RUN, TASK, ResultItems, claim, is_working, locked, started_at
@@ -120,7 +121,7 @@ def evaluate(
         for plan in plans:
             asked = claim(out / plan.task.name / TASK, plan.describe())
             for text, rule in rules.items():
-                items = ResultItems(out, plan.task.name, text, run, asked)
+                items = ResultItems(out, plan.task.name, text, run, asked, schema=evaluated_fields)
                 count = len(plan.problems)
                 batches += [_Batch(plan, rule, items, range(at, min(at + batch, count))) for at in range(0, count, batch)]
         _work_through(model, batches[mine.index :: mine.count], progress and (mine.index == 0 or share is not None))

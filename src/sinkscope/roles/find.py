@@ -111,28 +111,36 @@ class _Run:
         self.probes: dict[int, list[Probe]] = {}
 
     def find(self) -> Roles:
-        model, rules, count = self.model, self.rules, len(self.prompts)
-        chosen = self._each(range(0, count, 2), "choose", lambda probes: [sinks_by_head(model, probe, rules) for probe in probes])
+        from sinkscope.roles.prompt_schema import choose_fields, judge_fields
+
+        model, rules, count, card = self.model, self.rules, len(self.prompts), self.model.card
+        chooses = choose_fields(self.canvases, card.layers, card.heads)
+        chosen = self._each(
+            range(0, count, 2), "choose", lambda _: chooses, lambda probes: [sinks_by_head(model, probe, rules) for probe in probes]
+        )
         heads, layers, per_layer = _lasting([canvas for prompt in chosen.values() for canvas in prompt], rules)
         judged = self._each(
             range(1, count, 2),
             "judge",
+            lambda number: judge_fields(self.canvases, number, heads, card.vocabulary),
             lambda probes: [row for probe in probes for row in measure_heads(model, probe, heads, rules, self.rows, self.seed)],
         )
         found = tuple(conclude(model, head, [*judged.values()], rules) for head in heads)
         together = self._together([(one.layer, one.head) for one in found if one.removable], [*judged])
         settings = {**asdict(self.settings), "canvases": 1 if model.family.causal else self.canvases}
         return Roles(
-            *(model.card.name, model.card.weight_hash, layers, per_layer, rules, found, count, len(judged), self.failed),
+            *(card.name, card.weight_hash, layers, per_layer, rules, found, count, len(judged), self.failed),
             settings=settings,
             together=together,
         )
 
-    def _each(self, numbers: Sequence[int], kind: str, measure: Measure) -> dict[int, list[dict[str, Any]]]:
+    def _each(
+        self, numbers: Sequence[int], kind: str, schema: Callable[[int], type[Any]], measure: Measure
+    ) -> dict[int, list[dict[str, Any]]]:
         """Return the rows of every prompt that could be measured, of which there must be enough."""
         found = {}
         for number in numbers:
-            rows = self._measured(number, kind, measure)
+            rows = self._measured(number, kind, schema(number), measure)
             if self.on_prompt is not None:
                 self.on_prompt(number)
             if rows is not None:
@@ -145,8 +153,8 @@ class _Run:
             )
         return found
 
-    def _measured(self, number: int, kind: str, measure: Measure) -> list[dict[str, Any]] | None:
-        rows = self.store.read(kind, number)
+    def _measured(self, number: int, kind: str, schema: type[Any], measure: Measure) -> list[dict[str, Any]] | None:
+        rows = self.store.read(kind, number, schema)
         if rows is not None:
             return rows
         try:
@@ -171,11 +179,14 @@ class _Run:
         """Return what hiding the sinks of several heads at once costs, on the prompts that judged; None for fewer than two heads."""
         if len(heads) < 2:
             return None
-        found = []
+        from sinkscope.roles.prompt_schema import together_fields
+
+        found, schema = [], together_fields(self.canvases)
         for number in numbers:
             rows = self._measured(
                 number,
                 "together",
+                schema,
                 lambda probes: [measure_together(self.model, probe, heads, self.rules, self.rows, self.seed) for probe in probes],
             )
             if rows is not None:

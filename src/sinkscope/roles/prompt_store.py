@@ -7,20 +7,24 @@ roles.json           the verdicts, written at the end by the command
 """
 
 import json
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sinkscope.checksums import CHECKSUM, checksum_of, compare_checksum, with_checksum
-from sinkscope.documents import read_json_object
+from sinkscope.checksums import CHECKSUM, compare_checksum, with_checksum
+from sinkscope.documents import check_fields, exists, read_json_object
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.locks import claimed_folder, names_in
-from sinkscope.work_items import differences, item_path, read_object, write_whole
+from sinkscope.work_items import differences, item_path, write_whole
 
 RUN, LOCK = "run.json", "lock"  # the latter in folders of earlier versions
 ADVICE = "make room or choose another folder; the same command goes on"
 DAMAGED = "the file was damaged or changed; choose another folder"
+LARGEST = 1 << 30
+"""Bytes of the largest file of a prompt that is read."""
+_log = logging.getLogger(__name__)
 
 
 class PromptStore:
@@ -29,10 +33,23 @@ class PromptStore:
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
 
-    def read(self, kind: str, number: int) -> list[dict[str, Any]] | None:
-        """Return the rows of a prompt; None where it is not done, or where its file was damaged."""
-        found = None if self._folder is None else read_object(item_path(self._folder / kind, number, ".json"))
-        return None if found is None or found.get(CHECKSUM) != checksum_of(found) else found.get("rows")
+    def read(self, kind: str, number: int, schema: type[Any]) -> list[dict[str, Any]] | None:
+        """Return the rows of a prompt; None where it is not done, or where its file was damaged, which is reported.
+
+        Args:
+            schema: of the file, one of `prompt_schema`.
+        """
+        path = None if self._folder is None else item_path(self._folder / kind, number, ".json")
+        if path is None or not exists(path):
+            return None
+        try:
+            found = read_json_object(path, EvaluationError, most=LARGEST, any_number=True)
+            check_fields(found, schema, str(path), EvaluationError)
+            compare_checksum(found, path, EvaluationError, "it was damaged or changed")
+        except EvaluationError as error:
+            _log.warning("%s; the prompt is measured again", error)
+            return None
+        return found["rows"]
 
     def write(self, kind: str, number: int, rows: list[dict[str, Any]]) -> None:
         """Keep the rows of a prompt."""

@@ -1,0 +1,85 @@
+"""Files of finished prompts: what was measured is read back, and a changed field is measured again under a right checksum."""
+
+import json
+import math
+import shutil
+
+import _networks_by_hand
+import pytest
+from _networks_by_hand import SETTINGS
+
+from sinkscope.checksums import with_checksum
+from sinkscope.roles import find, find_roles
+from sinkscope.roles.prompt_schema import TOGETHER, together_fields
+from sinkscope.roles.prompt_store import PromptStore
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A model, its prompts, a folder of finished prompts, and the roles."""
+    folder = tmp_path_factory.mktemp("whole")
+    model, _, prompts = _networks_by_hand.make(folder / "model", "idle with a substitute", 1, 3, 1)
+    return model, prompts, folder / "found", find_roles(model, prompts, out=folder / "found", **SETTINGS)
+
+
+def test_finished_prompts_are_not_measured_again(whole, monkeypatch, caplog):
+    model, prompts, folder, roles = whole
+
+    def never(*arguments, **settings):
+        raise AssertionError("nothing is left to measure")
+
+    monkeypatch.setattr(find, "make_probes", never)
+    assert find_roles(model, prompts, out=folder, **SETTINGS) == roles
+    assert not caplog.messages
+
+
+SINK = ("rows", 0, "sink")
+HEAD = ("rows", 0)
+CHANGES = [
+    ("choose/000000.json", ("rows",), [], "rows: expected at least 1 values, found a list of 0"),
+    ("choose/000000.json", ("rows",), {}, "rows: expected a list, found an object"),
+    ("choose/000000.json", SINK, [[True]], "rows[0].sink[0]: expected at least 3 values, found a list of 1"),
+    ("choose/000000.json", (*SINK, 0, 0), math.nan, "rows[0].sink[0][0]: expected true or false, found nan"),
+    ("choose/000000.json", (*SINK, 0), [[[]]], "rows[0].sink[0][0]: expected true or false, found a list of 1"),
+    ("judge/000001.json", (*HEAD, "kl.sink"), -1.0, "rows[0].kl.sink: expected a number from 0.0 upwards, found -1.0"),
+    ("judge/000001.json", (*HEAD, "kl.sink"), None, "rows[0].kl.sink: expected a number, found null"),
+    ("judge/000001.json", (*HEAD, "kl.top.2"), 10**40, "rows[0].kl.top.2: expected a number up to 3.5e+38"),
+    ("judge/000001.json", (*HEAD, "norm_ratio"), math.inf, "rows[0].norm_ratio: expected a number from 0 upwards or NaN, found inf"),
+    ("judge/000001.json", (*HEAD, "evenness"), math.nan, "rows[0].evenness: expected a finite number, found nan"),
+    ("judge/000001.json", (*HEAD, "token"), 10**9, "rows: expected tokens below "),
+    ("judge/000001.json", (*HEAD, "prompt"), 3, "rows: expected rows of prompt 1"),
+    ("judge/000001.json", (*HEAD, "head"), 77, "rows: expected one row a canvas for each of the 1 heads, in order"),
+    ("judge/000001.json", (*HEAD, "sink"), False, "rows[0]: expected nothing measured of a head without a sink"),
+    ("judge/000001.json", (*HEAD, "kl.rowmass"), ..., "rows[0]: expected all that is measured of a sink, kl.rowmass among it"),
+    ("judge/000001.json", (*HEAD, "more"), 1, "rows[0].more: expected no such field, found 1"),
+    ("judge/000001.json", ("rows",), [], "rows: expected one row a canvas for each of the 1 heads, in order"),
+    ("judge/000001.json", ("rows",), ..., "rows: expected a value, found none"),
+]
+
+
+@pytest.mark.parametrize(("name", "path", "value", "says"), CHANGES, ids=lambda value: str(value)[:40])
+def test_a_changed_field_is_measured_again(whole, tmp_path, caplog, name, path, value, says):
+    model, prompts, folder, roles = whole
+    shutil.copytree(folder, tmp_path / "found")
+    file = tmp_path / "found" / name
+    document = json.loads(file.read_text())
+    at = document
+    for key in path[:-1]:
+        at = at[key]
+    if value is ...:
+        del at[path[-1]]
+    else:
+        at[path[-1]] = value
+    file.write_text(json.dumps(with_checksum(document)))
+    assert find_roles(model, prompts, out=tmp_path / "found", **SETTINGS) == roles
+    assert len(caplog.messages) == 1 and caplog.messages[0].startswith(f"{file}: ") and says in caplog.messages[0]
+    assert json.loads(file.read_text()) == json.loads((folder / name).read_text())
+
+
+def test_what_hiding_together_costs_is_checked(tmp_path, caplog):
+    store, row = PromptStore(tmp_path), {f"{kind}.{name}": 0.5 for kind in ("kl", "kept") for name in TOGETHER}
+    store.write("together", 1, [row])
+    assert store.read("together", 1, together_fields(1)) == [row]
+    store.write("together", 1, [row | {"kept.sink": 2.0}])
+    assert store.read("together", 1, together_fields(1)) is None
+    assert "rows[0].kept.sink: expected a number up to 1.001, found 2.0; the prompt is measured again" in caplog.text
