@@ -139,10 +139,11 @@ def test_how_strong_they_are(outputs):
 def test_how_they_move(outputs):
     heads, null = outputs.tracks["heads"], outputs.tracks["null"]
     drifts = [one["drift_per_step"] for one in heads if one["drift_per_step"] is not None]
-    if drifts:
+    assert (null is None) == (not drifts)
+    if null is not None:
         same(null["moves_per_head"], outputs.of("movement.moves_per_head"))
+        same(null["drift_per_step"], np.mean(drifts))
     same(np.mean(drifts) if drifts else np.nan, outputs.of("movement.drift"), outputs.mean("drift_per_step"))
-    same(null["drift_per_step"], np.mean(drifts) if drifts else 0)
     for name in ("moves", "swaps"):
         same(sum(one[name] for one in heads), outputs.counts[name])
     if pairs := outputs.counts["steps_in_a_row_with_sink"]:

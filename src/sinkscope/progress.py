@@ -108,3 +108,22 @@ def _clock(seconds: float) -> str:
     """Return a time as minutes and seconds, or as hours, minutes and seconds."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes}:{rest:02}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
+
+
+def counting_bar(progress: Progress | None, unit: int) -> Any:
+    """Return a tqdm class for a library that draws its own bar: it draws nothing and counts pieces of ``unit`` in ``progress``."""
+    from tqdm import tqdm
+
+    class Counting(tqdm):
+        received = 0
+
+        def __init__(self, *arguments: Any, **settings: Any) -> None:
+            super().__init__(*arguments, **{one: value for one, value in settings.items() if one != "name"} | {"disable": True})
+
+        def update(self, n: float | None = 1) -> None:
+            before = Counting.received // unit
+            Counting.received += int(n or 0)
+            if progress is not None and Counting.received // unit != before:
+                progress.advance(Counting.received // unit - before)
+
+    return Counting

@@ -62,6 +62,7 @@ def test_the_commands_of_a_page_run(run, folder, diffusion_folder, monkeypatch, 
 def test_commands_on_hub_models_are_well_formed(run, tmp_path, monkeypatch, page, line):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "prompts.jsonl").write_text(10 * (json.dumps({"prompt": PROMPT}) + "\n"))
     _, _, err = run(*shlex.split(line)[1:])
     name = re.search(r" ([\w-]+/\S+)", line)[1]
     assert f"{name}: no such folder here, the cache does not hold it, and HF_HUB_OFFLINE is set" in err
@@ -108,6 +109,7 @@ def test_few_lines_are_left_out_and_all_pages_are_read():
         "sink-token.md",
         "speed.md",
         "statistics.md",
+        "substitutes.md",
     } == {page for page, _ in LINES}
 
 

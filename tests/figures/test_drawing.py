@@ -112,7 +112,7 @@ def test_no_more_than_a_step_or_a_layer_is_read_at_once(draw, sudden, columns_re
     for name in FIGURES:
         draw(name, sudden)
     steps, layers, heads, positions = sudden.column_sums.shape
-    assert max(columns_read) == max(steps, layers) * heads * positions
+    assert max(columns_read) <= max(steps, layers) * heads * positions < sudden.column_sums[:].size
 
 
 # Several traces

@@ -9,11 +9,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from sinkscope.errors import ModelError
 from sinkscope.models.weights import SINGLE, index_files
-from sinkscope.progress import show_progress
+from sinkscope.progress import counting_bar, show_progress
 
 SMALL = ["*.json", "*.txt", "*.model", "*.jinja"]
 """config.json, the index of the weights, and what tokenizers are read from."""
@@ -30,7 +29,7 @@ def fetch_small_files(name: str, revision: str | None) -> Path:
 
     with _told(name, revision):
         folder = huggingface_hub.snapshot_download(
-            name, revision=revision, allow_patterns=SMALL, ignore_patterns=["*/*"], tqdm_class=_counting(None)
+            name, revision=revision, allow_patterns=SMALL, ignore_patterns=["*/*"], tqdm_class=counting_bar(None, MB)
         )
     return Path(folder)
 
@@ -67,26 +66,7 @@ def fetch_weights(name: str, folder: Path) -> None:
     print(f"{name} at {commit[:8]}: fetching {count}, {_size(total)}, into {cache}", file=sys.stderr, flush=True)
     with show_progress(-(-total // MB), f"fetching {name}", "MB") as progress, _told(name, commit):
         for file in lacking:
-            huggingface_hub.hf_hub_download(name, file, revision=commit, tqdm_class=_counting(progress))
-
-
-def _counting(progress: Any) -> Any:
-    """Return a class that the library takes for its bar: it shows nothing itself and counts bytes in ``progress``, where there is one."""
-    from tqdm import tqdm
-
-    class Counting(tqdm):
-        received = 0
-
-        def __init__(self, *arguments: Any, **settings: Any) -> None:
-            super().__init__(*arguments, **{one: value for one, value in settings.items() if one != "name"} | {"disable": True})
-
-        def update(self, n: float | None = 1) -> None:
-            before = Counting.received // MB
-            Counting.received += int(n or 0)
-            if progress is not None and Counting.received // MB != before:
-                progress.advance(Counting.received // MB - before)
-
-    return Counting
+            huggingface_hub.hf_hub_download(name, file, revision=commit, tqdm_class=counting_bar(progress, MB))
 
 
 def _size(count: int) -> str:
