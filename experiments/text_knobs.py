@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from _settings import commit, made_by
+from _settings import made_by
 
 import sinkscope
 from sinkscope.attention import Columns, LayerCall, Watcher, subscribed
@@ -232,7 +232,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     finished = [(one.parent.name.rpartition("-"), json.loads(one.read_text())) for one in sorted(given.work.glob("*/measured.json"))]
     rows = [{"arm": arm, "seed": int(seed), **row} for (arm, _, seed), row in finished]
     given.out.parent.mkdir(parents=True, exist_ok=True)
-    given.out.write_text(json.dumps({"command": made_by(), "commit": commit(), "updates": given.updates, "rows": rows}, indent=1) + "\n")
+    given.out.write_text(json.dumps({**made_by(), "updates": given.updates, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """docs/emergence.md says what results/emergence/emergence.csv holds."""
 
 import csv
+import json
 import re
 from pathlib import Path
 
@@ -38,3 +39,41 @@ def test_the_table_is_computed_from_the_file(kind):
         assert [row[column] for row in cells(kind)] == expected
     last = np.array([float(row["share"]) for row in rows if int(row["update"]) == 20000])
     assert (last > 0.3).sum() == {"autoregressive": 4, "diffusion": 0}[kind]
+
+
+def test_what_the_sinks_do_is_computed_from_the_files():
+    moments = []
+    for kind in ("autoregressive", "diffusion"):
+        moments += json.loads((ROOT / f"results/emergence/roles-{kind}.json").read_text())["moments"]
+    assert [one["update"] for one in moments] == [20000, 3000, 20000]
+
+    def row(name):
+        line = next(line for line in PAGE.splitlines() if line.startswith(f"| {name} |"))
+        return [cell.strip() for cell in line.split("|")[2:-1]]
+
+    counts = [[one["counts"][role] for role in ("idle", "broadcast", "carrier", "undecided")] for one in moments]
+    assert row("heads with a lasting sink, of 36") == [str(sum(one)) for one in counts]
+    assert row("idle / broadcast / carrier / undecided") == [" / ".join(map(str, one)) for one in counts]
+    assert row("heads that can lose it for nothing") == [str(sum(head["removable"] is True for head in one["heads"])) for one in moments]
+    assert row("heads with a main sink while 64 tokens are written")[1:] == [f"{one['heads_with_main_sink']:.1f}" for one in moments[1:]]
+    moved = [f"{one['moves_per_head']:.1f} / {one['moves_shuffled']:.1f}" for one in moments[1:]]
+    assert row("moves of it per head / with the steps shuffled")[1:] == moved
+    idle = [head for head in moments[0]["heads"] if head["role"] == "idle"]
+    assert {head["token"] for head in idle} == {"<|bos|>"}
+    norms = [head["norm_ratio"] for head in idle]
+    assert f"{min(norms):.2f} to {max(norms):.2f} of the median" in PAGE
+
+
+def test_short_trainings_with_a_sink_token_are_told_as_measured():
+    page = re.sub(r"\s+", " ", (ROOT / "docs/sink-token.md").read_text())
+    rows = json.loads((ROOT / "results/emergence/knobs.json").read_text())["rows"]
+
+    def of(arm, name, digits):
+        found = [row[name] for row in sorted(rows, key=lambda row: row["seed"]) if row["arm"] == f"diffusion-{arm}"]
+        assert len(found) == 3
+        return ", ".join(f"{one:.{digits}f}" for one in found)
+
+    arms = ("base", "sink-token", "sink-zero")
+    losses, moves = ([of(arm, name, digits) for arm in arms] for name, digits in (("loss", 2), ("moves_per_head", 1)))
+    assert f"is {losses[0]} without, {losses[1]} with the token, and {losses[2]} with a value of zero" in page
+    assert f"({'; '.join(moves)})".replace(";", " moves per head;", 1) in page
