@@ -1,6 +1,7 @@
 """What the sinks of a network look like at one moment of its training."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,7 +45,7 @@ def measure(model: Model, canvases: Sequence[HeldOut], *, roles: bool = False, o
     return Moment(**{name: np.stack([row[name] for row in rows]) for name in rows[0]}, role=found)
 
 
-def _of_canvas(model: Model, one: HeldOut) -> dict[str, np.ndarray]:
+def _of_canvas(model: Model, one: HeldOut) -> dict[str, Any]:
     sight = look(model, one.probe)
     main = sight.order[..., :1]
 

@@ -44,7 +44,7 @@ def _draw(runs: Sequence[Emergence]) -> DrawnFigure:
             _draw_heads(axes, at, getattr(run, name), run.born() >= 0)
         column[2].axhline(SHARE, color=INK, linewidth=0.6, linestyle=":")
         column[-1].set_xscale("log")
-        column[-1].set_xlabel(f"update (the first point is update {run.updates[0]})")
+        column[-1].set_xlabel(f"update (the first point is update {min(run.updates)})")
     for label, axes in zip(("held-out loss,\nnats", "cost of hiding,\nnats"), grid[:2, 0], strict=True):
         axes.set_ylabel(label)
     for (_, label), axes in zip(PANELS, grid[2:, 0], strict=True):

@@ -68,11 +68,12 @@ def recipe_from(values: Mapping[str, Any], where: str) -> Recipe:
         TrainingError: values that are none of a recipe.
     """
     known = {field.name for field in fields(Recipe)}
-    given = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items() if name in known}
+    given: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items() if name in known}
     try:
         for name, kind in (("architecture", Architecture), ("canvases", CanvasMix), ("nulls", NullTask)):
             if isinstance(given.get(name), Mapping):
-                given[name] = kind(**{key: tuple(one) if isinstance(one, list) else one for key, one in given[name].items()})
+                inner: dict[str, Any] = {key: tuple(one) if isinstance(one, list) else one for key, one in given[name].items()}
+                given[name] = kind(**inner)
         return Recipe(**given)
     except (TypeError, ValueError, CallError) as error:
         raise TrainingError(f"{where}: expected the fields of a recipe of this version, found others ({error})") from error

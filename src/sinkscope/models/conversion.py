@@ -203,7 +203,7 @@ def _check_repeated(config: Mapping[str, Any], layout: Layout, layers: int, file
             raise ModelError(f"{file}: {key}: expected {value} for each of {layers} layers, found {_short(config.get(key))}")
 
 
-def _check_heads(fields: Mapping[str, Any], layout: Layout, file: str) -> None:
+def _check_heads(fields: dict[str, Any], layout: Layout, file: str) -> None:
     theirs = {ours: key for key, ours in layout.sizes.items()}
     heads, groups, width = (fields[name] for name in ("num_attention_heads", "num_key_value_heads", "hidden_size"))
     if "head_dim" not in fields and width % heads:

@@ -19,10 +19,8 @@ FollowedTensor = Literal["column_sums", "last_query", "newest_columns"]
 
 
 class Recorded(Protocol):
-    """What must be known of a trace to find its sinks; `sinkscope.traces.Trace` is one."""
+    """What must be known of a trace to find its sinks, beside ``steps`` and its tensors; `sinkscope.traces.Trace` is one."""
 
-    @property
-    def steps(self) -> int: ...
     @property
     def causal(self) -> bool: ...
     def __getattr__(self, name: str) -> Any: ...

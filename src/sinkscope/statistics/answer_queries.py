@@ -72,7 +72,8 @@ class AnswerQueries(Statistic):
         excess, percent = excess_of(sums), excess_of(in_unit(sums, "percent"))
         sinks = np.empty((), object)
         sinks[()] = StepSinks.of(find_candidates(sums, excess, percent, step.columns.candidates.thresholds), len(sums))
-        return AnswerMain(top[..., 0], *(np.take_along_axis(one, top, axis=-1)[..., 0] for one in (excess, percent)), sinks)
+        queries, shares = (np.take_along_axis(one, top, axis=-1)[..., 0] for one in (excess, percent))
+        return AnswerMain(top[..., 0], queries, shares, sinks)
 
     def values(self, prompt: PromptSummary) -> Values:
         if AnswerMain not in prompt.kept_records:
