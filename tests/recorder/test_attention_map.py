@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ import sinkscope
 from sinkscope.errors import CallError, TraceError
 from sinkscope.recorder.attention_map import recompute_map
 from sinkscope.traces import open_trace
-from sinkscope.traces.stored_maps import check_place, store_map, stored_map
+from sinkscope.traces.stored_maps import MAP, check_place, store_map, stored_map
 
 QUESTION = "Q: Tom has 7 apples and buys 5 more. How many apples does Tom have now?\nA:"
 SHORT = "Q: Write a function f(x) that returns x plus 3.\nA:"
@@ -90,8 +91,6 @@ def test_what_the_trace_does_not_have_is_refused(recorded, place, message):
 
 def edited(trace, tmp_path, change):
     """A copy of a trace's folder with another manifest."""
-    import shutil
-
     shutil.copytree(trace.folder, tmp_path / "edited")
     path = tmp_path / "edited" / "manifest.json"
     manifest = json.loads(path.read_text())
@@ -136,18 +135,41 @@ def test_layers_of_another_model_are_refused(recorded, tmp_path):
 
 
 def test_a_stored_map_is_read_back_and_listed(recorded, tmp_path):
-    _, _, traces = recorded
+    model, _, traces = recorded
     trace = edited(traces[0], tmp_path, lambda manifest: None)
-    length = int(trace.lengths[2])
-    attention = np.random.default_rng(0).random((length - 2, length)).astype(np.float32)
+    attention, other = (recompute_map(model, trace, *place).attention for place in ((2, 1, 3), (0, 2, 1)))
     assert stored_map(trace, 2, 1, 3) is None
     path = store_map(trace, 2, 1, 3, attention)
-    store_map(trace, 0, 2, 1, attention)
+    store_map(trace, 0, 2, 1, other)
     np.testing.assert_array_equal(stored_map(trace, 2, 1, 3), attention)
     assert open_trace(trace.folder).manifest["maps"] == [[0, 2, 1], [2, 1, 3]]
     assert open_trace(trace.folder).steps == trace.steps
     path.write_bytes(b"damage")
     with pytest.raises(TraceError, match=r"expected a safetensors file, found something else; the file was damaged"):
+        stored_map(trace, 2, 1, 3)
+
+
+@pytest.mark.parametrize(("place", "found"), [((1, 1, 3), "step 2"), ((2, 0, 3), "layer 1"), ((2, 1, 2), "head 3")])
+def test_a_stored_map_under_the_name_of_another_place_is_refused(recorded, tmp_path, place, found):
+    model, _, traces = recorded
+    trace = edited(traces[0], tmp_path, lambda manifest: None)
+    path = store_map(trace, 2, 1, 3, recompute_map(model, trace, 2, 1, 3).attention)
+    shutil.copy(path, trace.folder / MAP.format(*place))
+    with pytest.raises(TraceError, match=rf"expected the map of .*, found that of {found}; delete the file"):
+        stored_map(trace, *place)
+
+
+def test_a_stored_map_of_another_trace_is_refused(recorded, tmp_path):
+    model, _, traces = recorded
+    trace = edited(traces[0], tmp_path, lambda manifest: None)
+    attention = recompute_map(model, trace, 2, 1, 3).attention
+    store_map(trace, 2, 1, 3, np.roll(attention, 1, axis=1))
+    with pytest.raises(
+        TraceError, match=r"expected the map's columns to be those of the trace, .*the map of another trace; delete the file"
+    ):
+        stored_map(trace, 2, 1, 3)
+    store_map(trace, 2, 1, 3, attention[2:])
+    with pytest.raises(TraceError, match=r"expected \d+ queries and \d+ keys"):
         stored_map(trace, 2, 1, 3)
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import sinkscope
+from sinkscope.checksums import with_checksum
 from sinkscope.errors import CallError, TraceError
 from sinkscope.sinks import find_sinks
 from sinkscope.traces import open_bundle, open_trace, write_bundle
@@ -88,6 +89,15 @@ def another_name(folder):
     (folder / BUNDLE).write_text(json.dumps(about))
 
 
+def unlist(name):
+    def change(folder):
+        about = json.loads((folder / BUNDLE).read_text())
+        del about["files"][name]
+        (folder / BUNDLE).write_text(json.dumps(with_checksum(about)))
+
+    return change
+
+
 def no_object(folder):
     (folder / BUNDLE).write_text("[]")
 
@@ -104,6 +114,13 @@ def no_object(folder):
         (lambda folder: (folder / BUNDLE).unlink(), "expected a bundle with bundle.json, found none"),
         (more_parts, "a part is missing|found steps-000009.safetensors as well"),
         (another_name, "bundle.json: files"),
+        (unlist("manifest.json"), r"bundle.json: files: expected manifest.json with its checksum, found none"),
+        (unlist("README.md"), r"bundle.json: files: expected README.md with its checksum, found none"),
+        (unlist("page.html"), "expected the files that bundle.json lists, found page.html as well"),
+        (
+            lambda folder: (folder / "map-000000-000-000.safetensors").write_bytes(b"x"),
+            "expected the files that bundle.json lists, found map-000000-000-000.safetensors as well",
+        ),
         (no_object, "bundle.json: expected a JSON object|bundle.json"),
     ],
     ids=lambda value: value[:20] if isinstance(value, str) else "change",
@@ -147,7 +164,10 @@ def test_the_command(folder, tmp_path, run):
     status, out, err = run("bundle", folder, "--out", tmp_path / "b", "--precision", "float16")
     assert (status, out.strip(), err) == (0, str(tmp_path / "b"), "")
     assert "<html" in (tmp_path / "b" / "page.html").read_text()
-    assert run("bundle", tmp_path / "b", "--check")[0] == 0
+    assert run("bundle", tmp_path / "b", "--check")[::2] == (0, "")
+    (tmp_path / "b" / "mine.txt").write_text("x")
+    status, _, err = run("bundle", tmp_path / "b", "--check")
+    assert status == 0 and "not part of the bundle and not compared: mine.txt" in err
     assert run("sinks", tmp_path / "b")[0] == 0
     damage("README.md")(tmp_path / "b")
     status, _, err = run("bundle", tmp_path / "b", "--check")

@@ -31,7 +31,7 @@ class Bundle(Command):
 
     def run(self) -> None:
         from sinkscope.traces import open_trace
-        from sinkscope.traces.bundles import open_bundle, write_bundle
+        from sinkscope.traces.bundles import open_bundle, unlisted_files, write_bundle
 
         if self.check == (self.out is not None):
             raise CallError(
@@ -40,6 +40,8 @@ class Bundle(Command):
         if self.out is None:
             trace = open_bundle(self.trace)
             print(f"{self.trace}: {trace.steps} steps, every file is as it was written")
+            if more := unlisted_files(trace):
+                note(f"{self.trace}: not part of the bundle and not compared: {', '.join(more)}")
             return
         trace, page = open_trace(self.trace), None
         if self.page:

@@ -15,11 +15,8 @@ from sinkscope.attention import Columns, LayerCall, Watcher, subscribed
 from sinkscope.errors import CallError, TraceError
 from sinkscope.models import Model
 from sinkscope.traces import Trace
-from sinkscope.traces.stored_maps import check_place
+from sinkscope.traces.stored_maps import TOLERANCE, check_place, column_difference
 from sinkscope.traces.top_columns import kept_columns
-
-TOLERANCE = {"float32": 0.02, "bfloat16": 0.25, "float16": 0.1}
-"""Largest difference between a column of the map and the recorded one, per unit of 1 + the column, by the model's dtype."""
 
 
 @dataclass(frozen=True)
@@ -93,14 +90,13 @@ def recompute_map(model: Model, trace: Trace, step: int, layer: int, head: int) 
         )
     attention = watcher.attention.cpu().numpy()
     recorded = kept_columns(trace)[step, layer, head, :length]
-    difference = np.nan_to_num(np.abs(attention.sum(axis=0) - recorded))  # columns that were not kept cannot be compared
-    if (difference > TOLERANCE[model.card.dtype] * (1 + np.nan_to_num(recorded))).any():
-        worst = int(difference.argmax())
+    difference, worst = column_difference(attention, recorded, TOLERANCE[model.card.dtype])
+    if worst is not None:
         raise TraceError(
             f"{trace.folder}: expected the map's columns to be those recorded; key {worst} has {attention[:, worst].sum():.3f} in the map "
             f"and {recorded[worst]:.3f} in the trace. Was it written while keys were hidden, or in another dtype than {model.card.dtype}?"
         )
-    return AttentionMap(step, layer, head, attention, float(difference.max()))
+    return AttentionMap(step, layer, head, attention, difference)
 
 
 def _check_weights(model: Model, trace: Trace) -> None:

@@ -6,6 +6,7 @@ and bundle.json (what it was made of, and the checksums). Values may be stored w
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -24,6 +25,7 @@ from sinkscope.traces.writing import claim_folder
 
 BUNDLE, CARD, PAGE = "bundle.json", "README.md", "page.html"
 Precision = Literal["float32", "float16"]
+_OF_A_TRACE = re.compile(r"(steps|map)-.*\.safetensors")
 CHANGED = "the bundle was damaged or changed; ask for it again"
 
 
@@ -89,7 +91,7 @@ def open_bundle(folder: str | Path) -> Trace:
     """Open the trace of a bundle, after every file was compared with its checksum.
 
     Raises:
-        TraceError: it is no bundle, a file is missing or was changed, or there is one more part than it lists.
+        TraceError: it is no bundle, a file is missing or was changed, or there is a part, map or page that it does not list.
     """
     from sinkscope.traces.manifest_schema import BundleFields
 
@@ -99,14 +101,22 @@ def open_bundle(folder: str | Path) -> Trace:
     about = read_json_object(folder / BUNDLE, TraceError, CHANGED)
     check_fields(about, BundleFields, str(folder / BUNDLE), TraceError, CHANGED)
     compare_checksum(about, folder / BUNDLE, TraceError, CHANGED)
+    if unlisted := sorted({MANIFEST, CARD} - set(about["files"])):
+        raise TraceError(f"{folder / BUNDLE}: files: expected {unlisted[0]} with its checksum, found none; {CHANGED}")
     for name, sha256 in about["files"].items():
         if not exists(folder / name):
             raise TraceError(f"{folder}: expected {name}, which {BUNDLE} lists, found none; {CHANGED}")
         compare_file(folder / name, sha256, TraceError, BUNDLE, CHANGED)
     trace = open_trace(folder)
-    if more := sorted({part.path.name for part in trace.parts} - set(about["files"])):
-        raise TraceError(f"{folder}: expected the parts that {BUNDLE} lists, found {more[0]} as well; {CHANGED}")
+    if more := [name for name in unlisted_files(trace) if name == PAGE or _OF_A_TRACE.fullmatch(name)]:
+        raise TraceError(f"{folder}: expected the files that {BUNDLE} lists, found {more[0]} as well; {CHANGED}")
     return trace
+
+
+def unlisted_files(bundle: Trace) -> list[str]:
+    """Return the names in a bundle's folder that its list of checksums does not have, and which were therefore not compared."""
+    listed = read_json_object(bundle.folder / BUNDLE, TraceError, CHANGED)["files"]
+    return sorted({path.name for path in bundle.folder.iterdir()} - {BUNDLE, *listed})
 
 
 def _step(trace: Trace, step: int, precision: Precision, errors: dict[str, float]) -> dict[str, np.ndarray]:

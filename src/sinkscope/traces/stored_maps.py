@@ -12,10 +12,13 @@ from sinkscope.errors import CallError, TraceError
 from sinkscope.traces.format import write_manifest, write_whole
 from sinkscope.traces.part_checks import ROUNDING
 from sinkscope.traces.reading import Trace
+from sinkscope.traces.top_columns import kept_columns
 
 MAP = "map-{:06d}-{:03d}-{:03d}.safetensors"
 TENSOR = "attention"
 DAMAGED = "the file is damaged"
+TOLERANCE = {"float32": 0.02, "bfloat16": 0.25, "float16": 0.1}
+"""Largest difference between a column of the map and the recorded one, per unit of 1 + the column, by the model's dtype."""
 
 
 def check_place(trace: Trace, step: int, layer: int, head: int) -> tuple[int, int, int]:
@@ -54,7 +57,7 @@ def stored_map(trace: Trace, step: int, layer: int, head: int) -> np.ndarray | N
     """Return a map that was stored with the trace, float32 [query, key]; None where there is none.
 
     Raises:
-        TraceError: a damaged file.
+        TraceError: a damaged file, or the map of another step, layer, head or trace.
     """
     path = trace.folder / MAP.format(step, layer, head)
     if not exists(path):
@@ -68,12 +71,35 @@ def stored_map(trace: Trace, step: int, layer: int, head: int) -> np.ndarray | N
             if stored.get_dtype() != "F32" or len(stored.get_shape()) != 2:
                 found = f"{' × '.join(map(str, stored.get_shape()))} of {stored.get_dtype()}"
                 raise TraceError(f"{path}: {TENSOR}: expected query × key of F32, found {found}; {DAMAGED}")
-            attention = file.get_tensor(TENSOR)
+            attention, metadata = file.get_tensor(TENSOR), file.metadata() or {}
     except (SafetensorError, OSError) as error:
         raise TraceError(f"{path}: expected a safetensors file with {TENSOR}, found none that can be read; {DAMAGED}") from error
+    for name, value in (("step", step), ("layer", layer), ("head", head)):
+        if metadata.get(name) != str(value):
+            raise TraceError(f"{path}: expected the map of {name} {value}, found that of {name} {metadata.get(name)}; delete the file")
     length = int(trace.lengths[step])
-    if attention.shape[1] != length or attention.shape[0] > length:
-        raise TraceError(f"{path}: expected at most {length} queries and {length} keys, found {attention.shape}; {DAMAGED}")
+    if attention.shape != (length, length):
+        raise TraceError(f"{path}: expected {length} queries and {length} keys, found {attention.shape}; {DAMAGED}")
     if wrong := attention[~((attention >= -ROUNDING) & (attention <= 1 + ROUNDING))].tolist():
         raise TraceError(f"{path}: {TENSOR}: expected shares of attention from 0 to 1, found {wrong[0]:g}; {DAMAGED}")
+    recorded = kept_columns(trace)[step, layer, head, :length]
+    _, key = column_difference(attention, recorded, TOLERANCE.get(str(trace.manifest.get("dtype")), max(TOLERANCE.values())))
+    if key is not None:
+        raise TraceError(
+            f"{path}: expected the map's columns to be those of the trace, {recorded[key]:.3f} at key {key}, found "
+            f"{attention[:, key].sum():.3f}: the map of another trace; delete the file"
+        )
     return attention
+
+
+def column_difference(attention: np.ndarray, recorded: np.ndarray, tolerance: float) -> tuple[float, int | None]:
+    """Return the largest difference between a map's columns and those recorded, and its key if it is beyond the tolerance.
+
+    Args:
+        attention: [query, key].
+        recorded: [key]; NaN at columns that were not kept, which cannot be compared.
+        tolerance: per unit of 1 + the column.
+    """
+    difference = np.nan_to_num(np.abs(attention.sum(axis=0) - recorded))
+    beyond = (difference > tolerance * (1 + np.nan_to_num(recorded))).any()
+    return float(difference.max(initial=0.0)), int(difference.argmax()) if beyond else None
