@@ -80,11 +80,11 @@ def check_files(model, folder):
             [row for probe in probes for row in measure_heads(model, probe, heads, rules, 32, 0)],
             judge_fields(2, 0, heads, card.vocabulary),
         ),
-        "together": ([measure_together(model, probe, heads, rules, 32, 0) for probe in probes], together_fields(2)),
+        "together": ([measure_together(model, probe, heads, rules, 32, 0) for probe in probes], together_fields(len(probes))),
     }
     for kind, (rows, schema) in found.items():
-        store.write(kind, 0, rows)
-        assert store.read(kind, 0, schema) == rows
+        store.write(kind, 0, heads, len(probes), rows)
+        assert store.read(kind, 0, heads, schema) == rows
     assert any("kl.sink" in row for row in found["judge"][0])
 
 

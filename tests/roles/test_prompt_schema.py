@@ -1,5 +1,6 @@
 """Files of finished prompts: what was measured is read back, and a changed field is measured again under a right checksum."""
 
+import dataclasses
 import json
 import math
 import shutil
@@ -9,6 +10,7 @@ import pytest
 from _networks_by_hand import SETTINGS
 
 from sinkscope.checksums import with_checksum
+from sinkscope.errors import CallError
 from sinkscope.roles import find, find_roles
 from sinkscope.roles.prompt_schema import TOGETHER, together_fields
 from sinkscope.roles.prompt_store import PromptStore
@@ -54,6 +56,15 @@ CHANGES = [
     ("judge/000001.json", (*HEAD, "more"), 1, "rows[0].more: expected no such field, found 1"),
     ("judge/000001.json", ("rows",), [], "rows: expected one row a canvas for each of the 1 heads, in order"),
     ("judge/000001.json", ("rows",), ..., "rows: expected a value, found none"),
+    ("judge/000001.json", ("run",), ..., "run: expected a value, found none"),
+    ("judge/000001.json", ("run",), "0" * 64, "found '0000000"),
+    ("judge/000001.json", ("kind",), "choose", "kind: expected 'judge', found 'choose'; it was written for another place"),
+    ("choose/000000.json", ("number",), 2, "number: expected 0, found 2"),
+    ("choose/000000.json", ("number",), False, "number: expected a whole number, found false"),
+    ("judge/000001.json", ("heads",), [[7, 7]], "heads: expected [["),
+    ("choose/000000.json", ("canvases",), 1, "rows: expected 1 rows, 1 of each of 1 canvases, found a list of 2"),
+    ("judge/000001.json", ("canvases",), 1, "rows: expected 1 rows, 1 of each of 1 canvases, found a list of 2"),
+    ("judge/000001.json", ("canvases",), 3, "canvases: expected a number up to 2, found 3"),
 ]
 
 
@@ -78,8 +89,63 @@ def test_a_changed_field_is_measured_again(whole, tmp_path, caplog, name, path, 
 
 def test_what_hiding_together_costs_is_checked(tmp_path, caplog):
     store, row = PromptStore(tmp_path), {f"{kind}.{name}": 0.5 for kind in ("kl", "kept") for name in TOGETHER}
-    store.write("together", 1, [row])
-    assert store.read("together", 1, together_fields(1)) == [row]
-    store.write("together", 1, [row | {"kept.sink": 2.0}])
-    assert store.read("together", 1, together_fields(1)) is None
+    heads = [(0, 1), (2, 0)]
+    store.write("together", 1, heads, 1, [row])
+    assert store.read("together", 1, heads, together_fields(1)) == [row]
+    store.write("together", 1, heads, 1, [row | {"kept.sink": 2.0}])
+    assert store.read("together", 1, heads, together_fields(1)) is None
     assert "rows[0].kept.sink: expected a number up to 1.001, found 2.0; the prompt is measured again" in caplog.text
+
+
+def test_what_hiding_together_costs_is_of_its_heads_and_all_canvases(tmp_path, caplog):
+    store, row = PromptStore(tmp_path), {f"{kind}.{name}": 0.5 for kind in ("kl", "kept") for name in TOGETHER}
+    store.write("together", 1, [(0, 1), (2, 0)], 2, [row])
+    assert store.read("together", 1, [(0, 1), (2, 0)], together_fields(2)) is None
+    assert "rows: expected 2 rows, 1 of each of 2 canvases, found a list of 1" in caplog.messages[-1]
+    store.write("together", 1, [(0, 1), (2, 0)], 1, [row])
+    assert store.read("together", 1, [(0, 1), (2, 0)], together_fields(2)) is None
+    assert "canvases: expected a number from 2 upwards, found 1" in caplog.messages[-1]
+    assert store.read("together", 1, [(0, 1), (2, 1)], together_fields(1)) is None
+    assert "heads: expected [[0, 1], [2, 1]], found [[0, 1], [2, 0]]" in caplog.messages[-1]
+
+
+@pytest.mark.parametrize(
+    ("source", "place"),
+    [("choose/000002.json", "choose/000000.json"), ("judge/000003.json", "judge/000001.json"), ("choose/000000.json", "judge/000001.json")],
+)
+def test_a_file_in_the_place_of_another_is_measured_again(whole, tmp_path, caplog, source, place):
+    model, prompts, folder, roles = whole
+    found = shutil.copytree(folder, tmp_path / "found")
+    shutil.copy(folder / source, found / place)
+    assert find_roles(model, prompts, out=found, **SETTINGS) == roles
+    assert len(caplog.messages) == 1 and caplog.messages[0].startswith(f"{found / place}: ")
+    assert caplog.messages[0].endswith("; the prompt is measured again")
+    assert (found / place).read_text() == (folder / place).read_text()
+
+
+def test_a_file_of_another_run_is_measured_again(whole, tmp_path, caplog):
+    """It fits in all but the hash of run.json."""
+    model, prompts, folder, roles = whole
+    find_roles(model, prompts, out=tmp_path / "other", **SETTINGS, control_seed=1)
+    found = shutil.copytree(folder, tmp_path / "found")
+    for kind in ("choose/000000.json", "judge/000001.json"):
+        shutil.copy(tmp_path / "other" / kind, found / kind)
+    assert find_roles(model, prompts, out=found, **SETTINGS) == roles
+    assert len(caplog.messages) == 2
+    for message, kind in zip(caplog.messages, ("choose/000000.json", "judge/000001.json"), strict=True):
+        assert message.startswith(f"{found / kind}: run: expected ")
+
+
+def test_another_dtype_is_another_run(whole):
+    model, prompts, folder, _ = whole
+    other = dataclasses.replace(model, card=dataclasses.replace(model.card, dtype="bfloat16"))
+    with pytest.raises(
+        CallError, match="holds the roles of another run: its dtype is 'float32', now it is 'bfloat16'; choose another folder"
+    ):
+        find_roles(other, prompts, out=folder, **SETTINGS)
+
+
+def test_a_setting_that_is_said_is_the_one_that_is_resolved(whole, caplog):
+    model, prompts, folder, roles = whole
+    settings = {name: value for name, value in roles.settings.items() if name != "canvases"}
+    assert find_roles(model, prompts, out=folder, **{**SETTINGS, **settings}) == roles and not caplog.messages

@@ -18,14 +18,14 @@ from sinkscope.roles.conclusion import conclude, estimates
 from sinkscope.roles.head_roles import Roles, Together
 from sinkscope.roles.measurement import measure_heads, measure_together, sinks_by_head
 from sinkscope.roles.probes import CANVASES, Probe, make_probes
-from sinkscope.roles.prompt_store import PromptStore, open_store
+from sinkscope.roles.prompt_store import Heads, PromptStore, open_store
 from sinkscope.roles.removal import MOST_HIDDEN, REMOVALS
 from sinkscope.roles.verdict import Rules
 from sinkscope.statistics.intervals import LEAST_PROMPTS
 
 LEAST = 2 * LEAST_PROMPTS
 """Prompts that a verdict needs: half of them choose, half of them judge."""
-MEASURED = 2
+MEASURED = 3
 """Changes with what is measured of a prompt, so that a folder of an earlier version is not gone on with."""
 Measure = Callable[[list[Probe]], list[dict[str, Any]]]
 
@@ -73,13 +73,14 @@ def find_roles(
     rules = rules or Rules()
     identity = {
         "weight_hash": model.card.weight_hash,
+        "dtype": model.card.dtype,
         "prompts_sha256": hashlib.sha256(json.dumps([_plain(model, one) for one in prompts]).encode()).hexdigest(),
         "rules": asdict(rules),
         "control": "keys that are no sinks",
         "measured": MEASURED,
         "canvases": canvases,
         "seed": control_seed,
-        "settings": {name: repr(value) for name, value in settings.items()},
+        "settings": {name: repr(value) for name, value in asdict(resolved).items()},
     }
     with open_store(None if out is None else Path(out), identity) as store:
         return _Run(model, prompts, store, rules, canvases, rows, control_seed, on_prompt, resolved).find()
@@ -106,7 +107,7 @@ class _Run:
         settings: Settings,
     ) -> None:
         self.model, self.prompts, self.store, self.rules, self.seed = model, prompts, store, rules, seed
-        self.canvases, self.rows, self.on_prompt, self.settings = canvases, rows, on_prompt, settings
+        self.canvases, self.rows, self.on_prompt, self.settings = 1 if model.family.causal else canvases, rows, on_prompt, settings
         self.failed: dict[int, str] = {}
         self.probes: dict[int, list[Probe]] = {}
 
@@ -116,18 +117,19 @@ class _Run:
         model, rules, count, card = self.model, self.rules, len(self.prompts), self.model.card
         chooses = choose_fields(self.canvases, card.layers, card.heads)
         chosen = self._each(
-            range(0, count, 2), "choose", lambda _: chooses, lambda probes: [sinks_by_head(model, probe, rules) for probe in probes]
+            range(0, count, 2), "choose", (), lambda _: chooses, lambda probes: [sinks_by_head(model, probe, rules) for probe in probes]
         )
         heads, layers, per_layer = _lasting([canvas for prompt in chosen.values() for canvas in prompt], rules)
         judged = self._each(
             range(1, count, 2),
             "judge",
+            heads,
             lambda number: judge_fields(self.canvases, number, heads, card.vocabulary),
             lambda probes: [row for probe in probes for row in measure_heads(model, probe, heads, rules, self.rows, self.seed)],
         )
         found = tuple(conclude(model, head, [*judged.values()], rules) for head in heads)
-        together = self._together([(one.layer, one.head) for one in found if one.removable], [*judged])
-        settings = {**asdict(self.settings), "canvases": 1 if model.family.causal else self.canvases}
+        together = self._together([(one.layer, one.head) for one in found if one.removable], heads, judged)
+        settings = {**asdict(self.settings), "canvases": self.canvases}
         return Roles(
             *(card.name, card.weight_hash, layers, per_layer, rules, found, count, len(judged), self.failed),
             settings=settings,
@@ -135,12 +137,12 @@ class _Run:
         )
 
     def _each(
-        self, numbers: Sequence[int], kind: str, schema: Callable[[int], type[Any]], measure: Measure
+        self, numbers: Sequence[int], kind: str, heads: Heads, schema: Callable[[int], type[Any]], measure: Measure
     ) -> dict[int, list[dict[str, Any]]]:
         """Return the rows of every prompt that could be measured, of which there must be enough."""
         found = {}
         for number in numbers:
-            rows = self._measured(number, kind, schema(number), measure)
+            rows = self._measured(number, kind, heads, schema(number), measure)
             if self.on_prompt is not None:
                 self.on_prompt(number)
             if rows is not None:
@@ -153,8 +155,8 @@ class _Run:
             )
         return found
 
-    def _measured(self, number: int, kind: str, schema: type[Any], measure: Measure) -> list[dict[str, Any]] | None:
-        rows = self.store.read(kind, number, schema)
+    def _measured(self, number: int, kind: str, heads: Heads, schema: type[Any], measure: Measure) -> list[dict[str, Any]] | None:
+        rows = self.store.read(kind, number, heads, schema)
         if rows is not None:
             return rows
         try:
@@ -167,7 +169,7 @@ class _Run:
                 ) from error
             self.failed[number] = str(error)  # one prompt's failure must not lose the others
             return None
-        self.store.write(kind, number, rows)
+        self.store.write(kind, number, heads, len(self._probes_of(number)), rows)
         return rows
 
     def _probes_of(self, number: int) -> list[Probe]:
@@ -175,18 +177,19 @@ class _Run:
             self.probes[number] = make_probes(self.model, [self.prompts[number]], number, self.canvases, **asdict(self.settings))
         return self.probes[number]
 
-    def _together(self, heads: Sequence[tuple[int, int]], numbers: Sequence[int]) -> Together | None:
+    def _together(self, heads: Heads, judged_heads: Heads, judged: Mapping[int, Sequence[Any]]) -> Together | None:
         """Return what hiding the sinks of several heads at once costs, on the prompts that judged; None for fewer than two heads."""
         if len(heads) < 2:
             return None
         from sinkscope.roles.prompt_schema import together_fields
 
-        found, schema = [], together_fields(self.canvases)
-        for number in numbers:
+        found = []
+        for number, judging in judged.items():
             rows = self._measured(
                 number,
                 "together",
-                schema,
+                heads,
+                together_fields(len(judging) // len(judged_heads)),
                 lambda probes: [measure_together(self.model, probe, heads, self.rules, self.rows, self.seed) for probe in probes],
             )
             if rows is not None:

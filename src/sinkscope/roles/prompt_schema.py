@@ -1,13 +1,23 @@
 """What the file of a finished prompt may hold, checked when it is read. A schema knows the model, the prompt and the heads it is for.
 
-A prompt has up to as many canvases as were asked for, and at least one.
+A prompt has up to as many canvases as were asked for, and at least one; its file says how many, and has all their rows.
 """
 
 import math
 from collections.abc import Sequence
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, create_model, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    ValidationInfo,
+    create_model,
+    field_validator,
+    model_validator,
+)
 
 from sinkscope.roles.removal import MOST_HIDDEN
 from sinkscope.roles.role_schema import Count
@@ -81,6 +91,27 @@ _HeadRow = _with_names("HeadRow", _Head, REMOVED, optional=REMOVED)
 _TogetherRow = _with_names("TogetherRow", _Closed, TOGETHER)
 
 
+def _file(least: int, most: int) -> type[_Closed]:
+    """Return what every file holds beside its rows; `PromptStore.read` compares the first four."""
+
+    class PromptFile(_Closed):
+        run: str
+        kind: str
+        number: Count
+        heads: list[list[Count]]
+        canvases: Annotated[int, Field(ge=least, le=most)]
+        checksum: str
+
+    return PromptFile
+
+
+def _check_count(rows: Sequence[Any], heads: int, info: ValidationInfo) -> None:
+    """Raise an error unless there are rows of all canvases; where their number is wrong, another message says so."""
+    canvases = info.data.get("canvases")
+    if canvases is not None and len(rows) != canvases * heads:
+        raise ValueError(f"{canvases * heads} rows, {heads} of each of {canvases} canvases")
+
+
 def choose_fields(canvases: int, layers: int, heads: int) -> type[BaseModel]:
     """Return the schema of a prompt that chooses heads, see `measurement.sinks_by_head`."""
     a_layer = Annotated[list[bool], Field(min_length=heads, max_length=heads)]
@@ -88,9 +119,14 @@ def choose_fields(canvases: int, layers: int, heads: int) -> type[BaseModel]:
     class Sinks(_Closed):
         sink: Annotated[list[a_layer], Field(min_length=layers, max_length=layers)]  # type: ignore[valid-type]
 
-    class ChooseFile(_Closed):
+    class ChooseFile(_file(1, canvases)):  # type: ignore[misc]
         rows: Annotated[list[Sinks], Field(min_length=1, max_length=canvases)]
-        checksum: str
+
+        @field_validator("rows")
+        @classmethod
+        def _all(cls, rows: list[Any], info: ValidationInfo) -> list[Any]:
+            _check_count(rows, 1, info)
+            return rows
 
     return ChooseFile
 
@@ -98,29 +134,34 @@ def choose_fields(canvases: int, layers: int, heads: int) -> type[BaseModel]:
 def judge_fields(canvases: int, prompt: int, heads: Sequence[tuple[int, int]], vocabulary: int) -> type[BaseModel]:
     """Return the schema of a prompt that judges heads, given as layer and head."""
 
-    class JudgeFile(_Closed):
+    class JudgeFile(_file(1, canvases)):  # type: ignore[misc]
         rows: Annotated[list[_HeadRow], Field(max_length=canvases * len(heads))]  # type: ignore[valid-type]
-        checksum: str
 
         @field_validator("rows")
         @classmethod
-        def _fits(cls, rows: list[Any]) -> list[Any]:
+        def _fits(cls, rows: list[Any], info: ValidationInfo) -> list[Any]:
             if [(row.layer, row.head) for row in rows] != [*heads] * (len(rows) // max(1, len(heads))) or (heads and not rows):
                 raise ValueError(f"one row a canvas for each of the {len(heads)} heads, in order")
             if any(row.prompt != prompt for row in rows):
                 raise ValueError(f"rows of prompt {prompt}")
             if any(row.token >= vocabulary for row in rows):
                 raise ValueError(f"tokens below {vocabulary}")
+            _check_count(rows, len(heads), info)
             return rows
 
     return JudgeFile
 
 
 def together_fields(canvases: int) -> type[BaseModel]:
-    """Return the schema of a prompt on which several heads lose their sinks together."""
+    """Return the schema of a prompt on which several heads lose their sinks together, on exactly the canvases that judged."""
 
-    class TogetherFile(_Closed):
+    class TogetherFile(_file(canvases, canvases)):  # type: ignore[misc]
         rows: Annotated[list[_TogetherRow], Field(min_length=1, max_length=canvases)]  # type: ignore[valid-type]
-        checksum: str
+
+        @field_validator("rows")
+        @classmethod
+        def _all(cls, rows: list[Any], info: ValidationInfo) -> list[Any]:
+            _check_count(rows, 1, info)
+            return rows
 
     return TogetherFile

@@ -3,17 +3,21 @@
 run.json             what decides the results; another run is refused
 choose/000000.json   of a prompt that chooses heads, which of them have a sink on each canvas
 judge/000001.json    of a prompt that judges them, a row for each head and canvas
+together/000001.json  of the same prompt, what hiding the sinks of several heads at once costs
 roles.json           the verdicts, written at the end by the command
+
+A prompt's file says what it is of: the hash of run.json, the kind, the number of the prompt, the heads. One that lies in the wrong
+place, or comes from another folder, is measured again, as a damaged one is.
 """
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sinkscope.checksums import CHECKSUM, compare_checksum, with_checksum
+from sinkscope.checksums import CHECKSUM, checksum_of, compare_checksum, with_checksum
 from sinkscope.documents import check_fields, exists, read_json_object
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.locks import claimed_folder, names_in
@@ -24,19 +28,27 @@ ADVICE = "make room or choose another folder; the same command goes on"
 DAMAGED = "the file was damaged or changed; choose another folder"
 LARGEST = 1 << 30
 """Bytes of the largest file of a prompt that is read."""
+Heads = Sequence[tuple[int, int]]
 _log = logging.getLogger(__name__)
 
 
 class PromptStore:
-    """What is kept of each prompt; nothing is where there is no folder."""
+    """What is kept of each prompt; nothing is where there is no folder.
 
-    def __init__(self, folder: Path | None) -> None:
-        self._folder = folder
+    Args:
+        folder: of the run.
+        run: hash of what decides the results.
+    """
 
-    def read(self, kind: str, number: int, schema: type[Any]) -> list[dict[str, Any]] | None:
-        """Return the rows of a prompt; None where it is not done, or where its file was damaged, which is reported.
+    def __init__(self, folder: Path | None, run: str = "") -> None:
+        self._folder, self._run = folder, run
+
+    def read(self, kind: str, number: int, heads: Heads, schema: type[Any]) -> list[dict[str, Any]] | None:
+        """Return the rows of a prompt; None where it is not done, or where its file is damaged or of something else, which is reported.
 
         Args:
+            kind: ``choose``, ``judge`` or ``together``.
+            heads: that the rows are of, as layer and head; none where the prompt chooses them.
             schema: of the file, one of `prompt_schema`.
         """
         path = None if self._folder is None else item_path(self._folder / kind, number, ".json")
@@ -46,17 +58,27 @@ class PromptStore:
             found = read_json_object(path, EvaluationError, most=LARGEST, any_number=True)
             check_fields(found, schema, str(path), EvaluationError)
             compare_checksum(found, path, EvaluationError, "it was damaged or changed")
+            for name, expected in self._place(kind, number, heads).items():
+                if found[name] != expected:
+                    raise EvaluationError(
+                        f"{path}: {name}: expected {repr(expected)[:80]}, found {repr(found[name])[:80]}; it was written for another place"
+                    )
         except EvaluationError as error:
             _log.warning("%s; the prompt is measured again", error)
             return None
         return found["rows"]
 
-    def write(self, kind: str, number: int, rows: list[dict[str, Any]]) -> None:
-        """Keep the rows of a prompt."""
+    def write(self, kind: str, number: int, heads: Heads, canvases: int, rows: list[dict[str, Any]]) -> None:
+        """Keep the rows of a prompt, of so many canvases; the rest as in `read`."""
         if self._folder is not None:
             path = item_path(self._folder / kind, number, ".json")
             path.parent.mkdir(exist_ok=True)
-            write_whole(path, json.dumps(with_checksum({"rows": rows})).encode(), EvaluationError, ADVICE)
+            content = {**self._place(kind, number, heads), "canvases": canvases, "rows": rows}
+            write_whole(path, json.dumps(with_checksum(content)).encode(), EvaluationError, ADVICE)
+
+    def _place(self, kind: str, number: int, heads: Heads) -> dict[str, Any]:
+        """Return what a file says it is of."""
+        return {"run": self._run, "kind": kind, "number": number, "heads": [list(one) for one in heads]}
 
 
 @contextmanager
@@ -84,7 +106,7 @@ def open_store(folder: Path | None, identity: Mapping[str, Any]) -> Iterator[Pro
         if theirs is None:
             write_whole(folder / RUN, json.dumps(with_checksum(identity), indent=1).encode(), EvaluationError, ADVICE)
         try:
-            yield PromptStore(folder)
+            yield PromptStore(folder, checksum_of(with_checksum(identity)))
         except BaseException:
             if theirs is None and names_in(folder) == [RUN]:  # nothing was measured
                 (folder / RUN).unlink()
