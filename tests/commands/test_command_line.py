@@ -339,6 +339,14 @@ def test_statistics_of_several_processes_are_not_overwritten(run, diffusion_fold
     assert status == 2 and "--overwrite: expected one process, found several of torchrun" in err
 
 
+@pytest.mark.parametrize("keep", ["columns", "statistics"])
+def test_a_rule_that_needs_a_longer_canvas_is_refused_before_a_folder_is_made(run, diffusion_folder, tmp_path, keep):
+    call = ("trace", diffusion_folder, "--prompt", PROMPT, "--length", 8, "--hide", "top:1000", "--keep", keep, "--out", tmp_path / "a")
+    status, out, err = run(*call)
+    assert (status, out) == (2, "") and "--hide top:1000 needs a canvas of at least 1001 tokens, found " in err.replace("\n", " ")
+    assert not (tmp_path / "a").exists()
+
+
 def test_trace_with_a_rule_says_what_came_of_it(run, diffusion_folder, tmp_path):
     call = ("trace", diffusion_folder, "--prompt", PROMPT, "--length", 8, "--hide", "top:2@last_row,zero")
     status, out, err = run(*call, "--out", tmp_path / "a", "--json")

@@ -207,7 +207,13 @@ def test_what_is_no_trace(given):
 
 def test_statistics_of_a_path_are_those_of_its_trace(whole, trace):
     found = sinkscope.analyse(whole / "trace", choice=False)
-    assert repr(found) == repr(sinkscope.analyse([trace], choice=False))
+    assert repr(found) == repr(sinkscope.analyse([trace], choice=False)) == repr(sinkscope.analyse(trace, choice=False))
+
+
+def test_the_explorer_is_written_where_a_text_says(trace, tmp_path):
+    explorer = explore(trace)
+    assert explorer.write_page(str(tmp_path / "new" / "x.html")) == tmp_path / "new" / "x.html"
+    assert explorer.write_folder(str(tmp_path / "folder")) == tmp_path / "folder" / "index.html"
 
 
 @pytest.mark.parametrize(

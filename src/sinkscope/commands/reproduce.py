@@ -1,5 +1,6 @@
 """`reproduce`: makes a paper's tables and figures in one command."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -75,8 +76,8 @@ class Reproduce(Command):
         from sinkscope.evaluation.papers.paper import Narrowing, find_paper
 
         ks = _words(self.ks)
-        if not all(k.isdigit() and int(k) for k in ks):
-            raise CallError(f"--ks: expected whole numbers from 1 upwards, separated by commas, found {self.ks!r}")
+        if not all(re.fullmatch("[1-9][0-9]{0,5}", k) for k in ks):
+            raise CallError(f"--ks: expected whole numbers from 1 upwards, separated by commas, found {self.ks[:60]!r}")
         controls = [] if self.controls.strip() == "none" else _words(self.controls)
         asked = Narrowing(self.models, self.limit, [int(k) for k in ks], self.seeds, controls, self.traces)
         return find_paper(self.paper).plan(asked)

@@ -63,7 +63,13 @@ class Trace(Command):
         model = sinkscope.load(self.model, dtype=self.dtype, device=self.device)
         settings = resolve_settings(model.family, **self.sampler)
         for prompt in prompts:  # every prompt is checked before the first is written
-            make_batch(model, [model.encode(prompt)], [prompt], settings.length)
+            encoded = model.encode(prompt)
+            make_batch(model, [encoded], [prompt], settings.length)
+            canvas = len(encoded) + (1 if model.family.causal else settings.length)
+            if canvas < rule.least_tokens:
+                raise CallError(
+                    f"--hide {self.hide} needs a canvas of at least {rule.least_tokens} tokens, found {canvas}: choose fewer keys"
+                )
         if self.keep == "drift":
             self._record_drift(model, prompts, settings, rule)
         elif self.keep == "statistics":

@@ -18,7 +18,7 @@ from sinkscope.statistics.placement_model import Choices, PlacementModel
 from sinkscope.statistics.prompt import PromptSummary
 from sinkscope.statistics.statistic import Definition, Key, Values, definition_of, held, order_of, summarise, values_of
 from sinkscope.statistics.thresholds import THRESHOLDS, Threshold
-from sinkscope.traces.reading import as_trace
+from sinkscope.traces.reading import Trace, as_trace
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ class _Prompts:
 
 
 def analyse(
-    traces: Iterable[Recorded | str | Path] | str | Path,
+    traces: Iterable[Recorded | str | Path] | Trace | str | Path,
     thresholds: Sequence[Threshold] = THRESHOLDS,
     *,
     tolerance: int = 0,
@@ -212,7 +212,7 @@ def analyse(
     shape: tuple[int, int] | None = None
     weights: tuple[Any, Any] | None = None
     texts: list[Any] = []
-    for trace in [traces] if isinstance(traces, str | Path) else traces:
+    for trace in [traces] if isinstance(traces, Trace | str | Path) else traces:
         trace = as_trace(trace)
         prompt = summarise(trace, thresholds, tolerance, training)
         found = (prompt.layers, prompt.heads)

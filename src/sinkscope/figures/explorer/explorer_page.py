@@ -98,22 +98,24 @@ class Explorer:
         """
         return "".join(_pieces(self.document | {"tiles": self.tiles.index} | more, {}, frozenset(), connect="'self'"))
 
-    def write_page(self, path: Path) -> Path:
+    def write_page(self, path: str | Path) -> Path:
         """Write one file.
 
         Raises:
             TraceError: it cannot be written.
         """
+        path = Path(path)
         make_folder(path.parent)
         write_whole(path, (piece.encode() for piece in self._page(LARGEST_PAGE)))
         return path
 
-    def write_folder(self, folder: Path) -> Path:
+    def write_folder(self, folder: str | Path) -> Path:
         """Write a folder for any web server, with ``index.html`` and a small file for each tile; return the former.
 
         Raises:
             TraceError: it cannot be written.
         """
+        folder = Path(folder)
         with claimed_folder(folder, TraceError):
             make_folder(folder / "data")
             for name, content in self.tiles.content.items():
