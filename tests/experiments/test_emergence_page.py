@@ -77,3 +77,12 @@ def test_short_trainings_with_a_sink_token_are_told_as_measured():
     losses, moves = ([of(arm, name, digits) for arm in arms] for name, digits in (("loss", 2), ("moves_per_head", 1)))
     assert f"is {losses[0]} without, {losses[1]} with the token, and {losses[2]} with a value of zero" in page
     assert f"({'; '.join(moves)})".replace(";", " moves per head;", 1) in page
+
+
+def test_the_training_is_as_good_as_a_plain_one():
+    losses = {
+        row["arm"]: row["loss"] for row in json.loads((ROOT / "results/emergence/knobs.json").read_text())["rows"] if row["seed"] == 0
+    }
+    plain, ours = (losses[f"autoregressive-{arm}"] for arm in ("plain", "cosine"))
+    assert f"has a held-out loss of {plain:.2f}; the lab's, on the same windows, {ours:.2f}" in PAGE
+    assert abs(plain - ours) < 0.1
