@@ -69,7 +69,7 @@ def command(package, *arguments):
 
 
 def test_without_its_file_the_family_is_unknown(folder):
-    with pytest.raises(ModelError, match=r"expected model_type (\w+, )+llama or qwen2"):
+    with pytest.raises(ModelError, match=r"expected model_type Dream, (\w+, )*llada, (\w+, )*mmada, (\w+, )*llama or qwen2"):
         sinkscope.load(str(folder))
 
 

@@ -8,7 +8,7 @@ import torch
 from damage import CONFIG, WEIGHTS, configure, refusal, reweigh, shard
 
 from sinkscope.errors import CallError
-from sinkscope.models import BUNDLED, folders
+from sinkscope.models import BUNDLED, FAMILIES, folders
 
 # What is not there
 
@@ -66,7 +66,9 @@ def test_a_config_that_is_no_json(folder, text, fragment):
 def test_an_unknown_model_type(folder):
     configure(folder, model_type="mamba")
     message = refusal(folder)
-    assert re.search(r"expected model_type (\w+, )+llama or qwen2", message)
+    assert re.search(r"expected model_type Dream, (\w+, )*llada, (\w+, )*mmada, (\w+, )*llama or qwen2", message)
+    listed = re.search(r"expected model_type (.+?) or qwen2", message)[1].split(", ")
+    assert {*listed, "qwen2"} >= {name for family in FAMILIES.values() if family.layout is not None for name in family.model_types}
     assert "found model_type 'mamba', is_causal False" in message
     assert "remote code" not in message
 
