@@ -2,13 +2,17 @@
 
     git clone https://github.com/mlschmitt/classic-books-markdown
     python experiments/books_corpus.py classic-books-markdown --out books
+    python experiments/books_corpus.py experiments/books_excerpt.jsonl --out few-pages --vocabulary 600
 
 Reads the pinned commit from the clone's history, so that everyone gets the same texts. Books without a year or dated 1929
 or later are dropped: what appeared before is in the public domain in the United States. Every fortieth book is held out.
-Cost: 5 minutes, 0.4 GB. The texts are not part of this repository.
+Cost: 5 minutes, 0.4 GB. The texts are not part of this repository, but for a page of each of seventeen held-out books,
+``books_excerpt.jsonl``, which ``--excerpt FILE`` wrote: prompts for `sinkscope roles` and `trace` on a network trained on the
+books, and a corpus of seconds on which a training can be tried.
 """
 
 import argparse
+import json
 import re
 import subprocess
 import sys
@@ -22,6 +26,8 @@ COMMIT = "9448827"
 REPOSITORY = "github.com/mlschmitt/classic-books-markdown"
 FIRST_YEAR_LEFT_OUT = 1929
 HELD_OUT_EVERY = 40
+PAGE = 1600
+"""Characters of a book in the excerpt, about 400 tokens; cut where a sentence ends."""
 LEFT_OUT = ("Samuel Richardson/Clarissa.md", "Various/King James Bible.md")  # above 4 MB, too large for some mirrors
 
 
@@ -45,14 +51,36 @@ def read_books(clone: Path) -> Iterator[LongText]:
         yield LongText(name.removesuffix(".md"), body, held_out=kept % HELD_OUT_EVERY == 0)
 
 
+def read_excerpt(path: Path) -> Iterator[LongText]:
+    """Return the pages of the excerpt; every eighth is held out."""
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n")[:-1], 1):
+        page = json.loads(line)
+        yield LongText(page["title"], page["prompt"], held_out=number % 8 == 0)
+
+
+def write_excerpt(books: Iterator[LongText], path: Path) -> None:
+    """Write the page behind the middle of every held-out book, from the beginning of a paragraph."""
+    with path.open("w", encoding="utf-8") as file:
+        for book in (one for one in books if one.held_out):
+            begin = book.text.index("\n\n", len(book.text) // 2) + 2
+            page = re.match(r".*[.!?]", book.text[begin : begin + PAGE], re.DOTALL)[0].strip()
+            file.write(json.dumps({"title": book.title, "prompt": page}, ensure_ascii=False) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("clone", type=Path)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("source", type=Path, help="the clone, or books_excerpt.jsonl")
+    written = parser.add_mutually_exclusive_group(required=True)
+    written.add_argument("--out", type=Path, help="the corpus")
+    written.add_argument("--excerpt", type=Path, help="write a page of every held-out book instead")
     parser.add_argument("--vocabulary", type=int, default=4096)
     options = parser.parse_args()
     try:
-        print(make_corpus(read_books(options.clone), options.out, vocabulary=options.vocabulary, source=f"{REPOSITORY} at {COMMIT}"))
+        books = read_excerpt(options.source) if options.source.is_file() else read_books(options.source)
+        if options.excerpt is not None:
+            write_excerpt(books, options.excerpt)
+        else:
+            print(make_corpus(books, options.out, vocabulary=options.vocabulary, source=f"{REPOSITORY} at {COMMIT}"))
     except CallError as error:
         sys.exit(f"error: {error}")
 
