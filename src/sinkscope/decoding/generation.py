@@ -110,6 +110,7 @@ def _finite_steps(model: Model, steps: Iterable[Step]) -> Iterator[Step]:
 
     Raises:
         ModelError: logits that are not finite; the message names the step. On a GPU it is raised after the last step.
+        CallError: a temperature so small that its probabilities cannot be drawn from.
     """
     number, flaws = 0, []
     try:
@@ -120,6 +121,11 @@ def _finite_steps(model: Model, steps: Iterable[Step]) -> Iterator[Step]:
             number += 1
     except NotFiniteError as error:
         raise ModelError(f"{model.card.name}, step {number}: {error}") from error
+    except RuntimeError as error:
+        if "multinomial" not in str(error) and "probability tensor" not in str(error):
+            raise
+        what = "expected probabilities above 0 to draw from, found too few or an infinite one"
+        raise CallError(f"{model.card.name}, step {number}: {what}; use a larger temperature and alg_temp") from error
     if flaws and bool((flawed := torch.stack(flaws)).any()):
         raise ModelError(
             f"{model.card.name}, step {int(flawed.int().argmax())}: expected finite logits, found others; see `sinkscope check`"

@@ -107,5 +107,4 @@ def resolve_settings(family: Family, **given: Any) -> Settings:
 
 def step_count(settings: Settings) -> int:
     """Return the largest number of forward calls that these settings make."""
-    parallel = getattr(settings, "threshold", 0) or getattr(settings, "factor", 0)
-    return settings.length if parallel else getattr(settings, "steps", settings.length)
+    return settings.most_calls

@@ -10,6 +10,8 @@ from sinkscope.errors import CallError
 
 MOST = 1 << 24
 """Tokens and steps of the longest generation."""
+COLDEST, LARGEST = 1e-3, 1e3
+"""Bounds of a temperature above 0, and of guidance: beyond them logits overflow, and no token can be drawn."""
 ALGORITHMS = ("origin", "maskgit_plus", "topk_margin", "entropy")
 
 
@@ -29,6 +31,12 @@ class Settings:
     length: int
 
     follows_length: ClassVar[tuple[str, ...]] = ("steps", "block")
+
+    @property
+    def most_calls(self) -> int:
+        """The largest number of forward calls that a prompt takes."""
+        parallel = getattr(self, "threshold", 0) or getattr(self, "factor", 0)
+        return self.length if parallel else getattr(self, "steps", self.length)
 
 
 @dataclass(frozen=True)
@@ -146,7 +154,8 @@ class DreamSettings(Settings):
             raise CallError(
                 f"threshold: expected Fast-dLLM's cache beside it, found cache {self.cache}; use --cache fast-dllm-dual:block=32"
             )
-        _not_negative(self, "temperature", "top_k", "alg_temp")
+        _not_negative(self, "top_k")
+        _scale(self, "temperature", "alg_temp")
         _seed(self)
         _top_p(self)
         if self.algorithm not in ALGORITHMS:
@@ -189,7 +198,8 @@ class SDARSettings(Settings):
 
     def __post_init__(self) -> None:
         _positive(self, "length", "block", "block_steps")
-        _not_negative(self, "temperature", "top_k")
+        _not_negative(self, "top_k")
+        _scale(self, "temperature")
         _share(self, "threshold")
         _seed(self)
         _top_p(self)
@@ -201,6 +211,11 @@ class SDARSettings(Settings):
         known = ("dynamic", "static", "sequential")
         if self.remasking not in known:
             raise CallError(f"remasking: expected {', '.join(known[:-1])} or {known[-1]}, found {self.remasking!r}")
+
+    @property
+    def most_calls(self) -> int:
+        """One for the whole blocks of the prompt, and for each block that is touched its steps and the call that reads it."""
+        return 1 + (-(-self.length // self.block) + 1) * (self.block_steps + 1)
 
 
 @dataclass(frozen=True)
@@ -223,7 +238,8 @@ class AutoregressiveSettings(Settings):
 
     def __post_init__(self) -> None:
         _positive(self, "length")
-        _not_negative(self, "temperature", "top_k")
+        _not_negative(self, "top_k")
+        _scale(self, "temperature")
         _seed(self)
         _top_p(self)
 
@@ -254,7 +270,10 @@ def check_type(name: str, value: Any, default: Any) -> None:
 def _blocks(settings: BlockSettings) -> None:
     """Raise an error where settings of LLaDA or MMaDA do not fit together."""
     _positive(settings, "length", "steps", "block")
-    _not_negative(settings, "temperature", "guidance")
+    _scale(settings, "temperature")
+    _not_negative(settings, "guidance")
+    if settings.guidance > LARGEST:
+        raise CallError(f"guidance: expected a number from 0 to {LARGEST:g}, found {settings.guidance:g}")
     _seed(settings)
     if settings.length % settings.block:
         raise CallError(
@@ -308,6 +327,17 @@ def _not_negative(settings: Any, *names: str) -> None:
     for name in names:
         if not 0 <= getattr(settings, name) < float("inf"):
             raise CallError(f"{name}: expected a finite number from 0 upwards, found {getattr(settings, name)}")
+
+
+def _scale(settings: Any, *names: str) -> None:
+    """Raise an error for a temperature that is neither 0 nor within the bounds of one."""
+    _not_negative(settings, *names)
+    for name in names:
+        value = getattr(settings, name)
+        if value != 0 and not COLDEST <= value <= LARGEST:
+            raise CallError(
+                f"{name}: expected 0, which takes the most probable one, or a number from {COLDEST:g} to {LARGEST:g}, found {value}"
+            )
 
 
 def _seed(settings: Any) -> None:

@@ -6,13 +6,13 @@ The policies take turns at each batch, in one process, so that the machine's oth
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from sinkscope.checksums import with_checksum
-from sinkscope.decoding import generate, make_batch, parse_cache, resolve_settings
+from sinkscope.decoding import generate, make_batch, parse_cache, resolve_settings, settings_of
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.evaluation.answers import answer_until, reseeded
 from sinkscope.evaluation.cache_arms import PARALLEL, PLAIN, Arm
@@ -25,7 +25,7 @@ from sinkscope.evaluation.results_folder import RUN, TASK, ResultItems, claim, l
 from sinkscope.evaluation.running import describe_run
 from sinkscope.evaluation.task_plans import Request, TaskPlan, make_plans
 from sinkscope.evaluation.tasks import find_task
-from sinkscope.models import Model
+from sinkscope.models import FAMILIES, Family, Model
 from sinkscope.progress import show_progress
 from sinkscope.work_items import share_of_process
 
@@ -123,6 +123,7 @@ def plan_comparison(model: Model, request: Request, arms: Sequence[Arm]) -> list
         CallError: an arm that does not go with the model, a task or a canvas; a task without answers to write.
     """
     check_settings(request.settings)
+    check_family(model.family)
     for task in [find_task(name, request.data) for name in request.tasks]:
         if task.asks_likelihoods or task.passes > 1:
             raise CallError(f"{task.name}: expected a task whose answers are written in one pass, such as lab-arith or gsm8k")
@@ -147,6 +148,17 @@ def check_settings(settings: Mapping[str, Any]) -> None:
         if name in settings:
             example = f"--policies {settings[name]}" if name == "cache" else f"--policies none@{name}={settings[name]}"
             raise CallError(f"{name}: a comparison has it in its policies; write {example}")
+
+
+def check_family(family: Family) -> None:
+    """Raise an error for a family whose sampler takes no cache.
+
+    Raises:
+        CallError: such a family.
+    """
+    if not any(field.name == "cache" for field in fields(settings_of(family.sampler))):
+        able = ", ".join(one.name for one in FAMILIES.values() if any(field.name == "cache" for field in fields(settings_of(one.sampler))))
+        raise CallError(f"{family.name} has no setting 'cache': expected a model whose sampler takes a cache ({able}); compare another one")
 
 
 def settings_of_arm(model: Model, plan: TaskPlan, arm: Arm) -> Any:

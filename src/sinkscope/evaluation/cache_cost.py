@@ -5,9 +5,9 @@ from dataclasses import replace
 from typing import Any
 
 from sinkscope.evaluation.cache_arms import Arm
-from sinkscope.evaluation.cache_comparison import check_settings
+from sinkscope.evaluation.cache_comparison import check_family, check_settings
 from sinkscope.evaluation.cost import CARD, Card, cost_document
-from sinkscope.evaluation.dry_run import parts_of
+from sinkscope.evaluation.dry_run import family_and_shape, parts_of
 from sinkscope.evaluation.task_plans import Request
 
 AT_MOST = "Every policy is counted as plain sampling. A cache computes fewer positions, and parallel decoding makes fewer calls."
@@ -21,6 +21,7 @@ def cost_of_comparison(name: str, request: Request, arms: Sequence[Arm], card: C
         ModelError: a checkpoint that sinkscope does not load.
     """
     check_settings(request.settings)
+    check_family(family_and_shape(name)[0])
     parts = [replace(part, name=arm.text) for part in parts_of(name, request) for arm in arms]
     costs = cost_document(parts, card)
     return {**costs, "assumptions": [*costs["assumptions"], AT_MOST]}

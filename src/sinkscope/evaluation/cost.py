@@ -93,7 +93,8 @@ def assumptions(card: Card = CARD) -> list[str]:
         f"read at {card.bytes_per_s / 1e12:g} TB/s at most; --tflops says otherwise.",
         "A forward call of S tokens: 2 S (parameters − embeddings) + 4 S² × layers × width, and the vocabulary where a token can be "
         "committed.",
-        "A diffusion model makes one call a step on the whole canvas; an autoregressive one reads the prompt once, then writes to the end.",
+        "A diffusion model makes one call a step on the whole canvas; an autoregressive one reads the prompt once, then writes to the end; "
+        "block diffusion reads the prompt and each block once more than it has steps.",
         f"As many prompts side by side as {card.name} takes (--batch): where reading the weights takes longest, fewer take longer.",
         "A likelihood: one call for each different masked canvas, two with guidance, 16 canvases side by side; an only choice is written "
         "too, token by token; contexts and choices of typical lengths.",
@@ -130,11 +131,13 @@ def estimate(part: Part, card: Card = CARD) -> Cost:
     question, shot = TEXT_TOKENS[part.task]
     prompt, length = question + part.shots * shot, part.settings["length"]
     canvas = prompt + length
-    steps = length if shape.causal else part.settings["steps"]
+    steps = length if shape.causal else part.settings.get("steps", length)
     passes = 2 if part.task == "gsm8k_two_pass" else 1
     runs = part.prompts * len(part.rules) * passes
     batch = max(1, _largest_batch(shape, canvas, part, card))
-    if shape.causal:
+    if "block_steps" in part.settings:
+        steps, flops = _behind_cache(shape, prompt, length, part.settings["block"], part.settings["block_steps"])
+    elif shape.causal:
         flops = _flops(shape, prompt, 1) + sum(_flops(shape, 1, 1, at) for at in range(prompt, canvas))
     else:
         flops = steps * _flops(shape, canvas, _committable(part))
@@ -145,6 +148,13 @@ def estimate(part: Part, card: Card = CARD) -> Cost:
     disk = part.prompts * steps * a_step if part.recorded else runs * 12_000
     memory = _memory(shape, canvas, part, 1)
     return Cost(runs * steps, seconds / 3600, memory / GIB, _largest_batch(shape, canvas, part, card), disk / GIB)
+
+
+def _behind_cache(shape: Shape, prompt: int, length: int, block: int, block_steps: int) -> tuple[int, float]:
+    """Return forward calls and operations of block diffusion behind a cache: it reads the prompt, then each block once it is written."""
+    starts = range(prompt, prompt + length, block)
+    denoised = sum(_flops(shape, block, block, at) for at in starts) * block_steps
+    return 1 + len(starts) * (block_steps + 1), _flops(shape, prompt, 0) + denoised + sum(_flops(shape, block, 0, at) for at in starts)
 
 
 def _estimate_likelihoods(part: Part, shape: Shape, card: Card) -> Cost:
@@ -201,7 +211,8 @@ def _memory(shape: Shape, canvas: int, part: Part, batch: int) -> float:
     scores = 2 * 4 * shape.heads * min(512, canvas) * canvas
     logits = 3 * 4 * shape.vocabulary * (1 if shape.causal else _committable(part))
     columns = 3 * 4 * shape.layers * shape.heads * canvas
-    cache = 2 * 2 * shape.layers * shape.kv_heads * (shape.hidden // shape.heads) * canvas if shape.causal else 0
+    keeps = shape.causal or "block_steps" in part.settings
+    cache = 2 * 2 * shape.layers * shape.kv_heads * (shape.hidden // shape.heads) * canvas if keeps else 0
     return 2 * shape.parameters + batch * (activations + scores + logits + columns + cache)
 
 

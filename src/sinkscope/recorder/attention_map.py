@@ -4,6 +4,7 @@ The forward call has no cache and no padding. A map of an autoregressive trace t
 step, and its column sums equal the running sums that were recorded.
 """
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +14,8 @@ from torch import Tensor
 
 from sinkscope.attention import Columns, LayerCall, Watcher, subscribed
 from sinkscope.errors import CallError, TraceError
-from sinkscope.models import Model
+from sinkscope.models import Model, block_length
+from sinkscope.models.block_causal import block_causal_mask
 from sinkscope.traces import Trace
 from sinkscope.traces.stored_maps import TOLERANCE, check_place, column_difference
 from sinkscope.traces.top_columns import kept_columns
@@ -36,10 +38,15 @@ class AttentionMap:
 
 
 class _OneHead(Watcher):
-    """Keeps the map of one head of one layer."""
+    """Keeps the map of one head of one layer.
 
-    def __init__(self, model: Model, layer: str, head: int, causal: bool) -> None:
-        self.model, self.layer, self.head, self.causal = model, layer, head, causal
+    Args:
+        block: tokens of a block, whose queries see their own block and those before it: 1 where the model is causal, None where a query
+            sees every key.
+    """
+
+    def __init__(self, model: Model, layer: str, head: int, block: int | None) -> None:
+        self.model, self.layer, self.head, self.block = model, layer, head, block
         self.attention: Tensor | None = None
 
     def watch(self, call: LayerCall, columns: Columns) -> None:
@@ -48,8 +55,9 @@ class _OneHead(Watcher):
         query, key = call.query[0, self.head].float(), call.key[0, self.head // (call.query.shape[1] // call.key.shape[1])].float()
         scale = getattr(self.model.network.get_submodule(call.name), "scaling", None) or query.shape[-1] ** -0.5
         scores = query @ key.T * scale
-        if self.causal:
-            scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf)
+        if self.block is not None:
+            real = torch.ones(1, len(scores), dtype=torch.bool, device=scores.device)
+            scores = scores.masked_fill(~block_causal_mask(real, len(scores), self.block)[0, 0], -torch.inf)
         front = _own_scores(call, self.head, query, scale)
         self.attention = torch.softmax(torch.cat([front, scores], dim=-1), dim=-1)[:, front.shape[-1] :]
 
@@ -81,8 +89,12 @@ def recompute_map(model: Model, trace: Trace, step: int, layer: int, head: int) 
     _check_weights(model, trace)
     length = int(trace.lengths[step])
     tokens = torch.from_numpy(trace.tokens[step, :length].astype(np.int64)).to(model.device)[None]
-    watcher = _OneHead(model, trace.layers[layer], head, trace.causal)
-    with torch.no_grad(), subscribed(model.network, watcher):
+    block = block_length(model.network)
+    if block is not None:
+        block = (trace.manifest.get("sampler") or {}).get("block") or block
+    watcher = _OneHead(model, trace.layers[layer], head, 1 if trace.causal else block)
+    blocks = nullcontext() if block is None else model.network.model.blocks_of(block)
+    with torch.no_grad(), blocks, subscribed(model.network, watcher):
         model.network.model(input_ids=tokens, use_cache=False)
     if watcher.attention is None:
         raise TraceError(
@@ -106,7 +118,7 @@ def _check_weights(model: Model, trace: Trace) -> None:
             f"{trace.folder}: expected a hash of the weights that wrote it, found none, so a map cannot be checked; "
             "record a model that sinkscope.load returned"
         )
-    cache = trace.manifest.get("sampler", {}).get("cache")
+    cache = (trace.manifest.get("sampler") or {}).get("cache")
     if cache:
         raise CallError(
             f"{trace.folder} was written with the cache {cache}: its maps have the computed queries only, and stored keys that one step "

@@ -19,7 +19,7 @@ from torch.nn.functional import cosine_similarity
 from sinkscope.attention import Columns, GenerationStart, LayerCall, StepContext, StepResult, Watcher, subscribed
 from sinkscope.checksums import with_checksum
 from sinkscope.errors import CallError, TraceError
-from sinkscope.models import Model
+from sinkscope.models import Model, block_length
 from sinkscope.sinks.definition import excess_of
 from sinkscope.sinks.finding import EXCESS
 from sinkscope.statistics.key_drift import CLASSES, MEASURES, drift_document
@@ -42,8 +42,10 @@ class DriftRecorder(Watcher):
     """
 
     def __init__(self, model: Model, lags: Sequence[int] = LAGS) -> None:
-        if model.family.causal:
-            raise CallError(f"keep: drift is that of a canvas which is computed again in every step, found {model.family.name}")
+        if model.family.causal or block_length(model.network) is not None:
+            raise CallError(
+                f"keep: drift is that of a canvas which is computed again in every step, found {model.family.name}; record columns"
+            )
         self.model, self.lags = model, tuple(lags)
         self.sums: list[np.ndarray] = []
         self.counts: list[np.ndarray] = []

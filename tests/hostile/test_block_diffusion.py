@@ -1,0 +1,114 @@
+"""Block diffusion behind a cache, of which some commands knew nothing: what works on it, and what says why it cannot."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hostile import trial
+
+sys.path.append(str(Path(__file__).parents[1] / "models"))
+
+from tiny import save_tiny
+from tiny_tokenizers import save_sdar_tokenizer
+
+import sinkscope
+from sinkscope.errors import CallError
+
+PROMPT = [3, 14, 15, 9, 26, 5, 35, 8, 9]
+WRITE = ["--length", "8", "--seed", "3"]
+
+
+@pytest.fixture(scope="module")
+def sdar(tmp_path_factory):
+    trial.warm_up()
+    return save_sdar_tokenizer(save_tiny("sdar", tmp_path_factory.mktemp("sdar") / "model"))
+
+
+@pytest.fixture(scope="module")
+def recorded(sdar, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sdar") / "trace"
+    with sinkscope.recording(model := sinkscope.load(sdar), out=folder):
+        sinkscope.generate(model, PROMPT, length=8, seed=3)
+    return folder
+
+
+def test_every_map_of_a_trace_has_the_columns_that_were_recorded(sdar, recorded):
+    from sinkscope.recorder.attention_map import recompute_map
+
+    model, trace = sinkscope.load(sdar), sinkscope.open_trace(recorded)
+    for step in range(trace.steps):
+        length = int(trace.lengths[step])
+        found = recompute_map(model, trace, step, 1, 2)
+        np.testing.assert_allclose(found.attention.sum(0), trace.column_sums[step, 1, 2, :length], atol=2e-4)
+        np.testing.assert_allclose(found.attention.sum(1), 1, atol=1e-4)
+        assert not found.attention[:4, 4:].any() and found.attention[4:8, 8:].sum() == 0
+
+
+def test_maps_are_shown_and_kept(sdar, recorded, tmp_path):
+    shown = trial.run("map", str(recorded), "--step", "3", "--layer", "1", "--head", "2", "--model", str(sdar), "--json")
+    assert shown.status == 0, shown.err
+    assert np.array(json.loads(shown.out)["map"]).sum(0)[0] > 0
+    out = tmp_path / "out"
+    kept = trial.run("trace", str(sdar), "--prompt", "a b c", *WRITE, "--keep-maps", "0:0:0,4:2:1", "--out", str(out))
+    assert kept.status == 0 and len([*out.glob("map-*")]) == 2, kept.err
+    drawn = trial.run("figures", str(recorded), "--only", "8", "--model", str(sdar), "--out", str(tmp_path / "figures"))
+    assert drawn.status == 0 and [*(tmp_path / "figures").glob("figure8*")], drawn.err
+
+
+def test_a_dry_run_counts_the_calls_that_are_made(sdar):
+    outcome = trial.run("evaluate", str(sdar), "--dry-run", "--limit", "1", "--shots", "0", "--length", "12", "--json")
+    assert outcome.status == 0, outcome.err
+    assert json.loads(outcome.out)["total"]["forwards"] == 1 + 3 * (4 + 1)
+    for task in ("gsm8k", "humaneval"):
+        assert trial.run("evaluate", str(sdar), "--dry-run", "--tasks", task, "--allow-code-execution").status == 0
+
+
+@pytest.mark.parametrize("prompt", [8, 9, 11])
+@pytest.mark.parametrize("length", [4, 8, 9])
+def test_no_generation_makes_more_calls_than_its_settings_say(sdar, prompt, length):
+    from sinkscope.decoding import resolve_settings, step_count
+
+    model = sinkscope.load(sdar)
+    written = sinkscope.generate(model, PROMPT[:8] + [5] * (prompt - 8), length=length, remasking="static", seed=1)
+    assert length < written.steps <= step_count(resolve_settings(model.family, length=length))
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["compare-caches", "--limit", "1", "--shots", "0"], "sdar has no setting 'cache': expected a model whose sampler takes a cache"),
+        (["compare-caches", "--dry-run"], "sdar has no setting 'cache': expected a model whose sampler takes a cache"),
+        (["trace", "--prompt", "a b c", "--keep", "drift"], "which is computed again in every step, found sdar"),
+        (
+            ["trace", "--prompt", "a b c", "--temperature", "1e-300"],
+            "temperature: expected 0, which takes the most probable one, or a number",
+        ),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else None,
+)
+def test_what_cannot_be_is_refused_in_our_words(sdar, tmp_path, words, says):
+    out = tmp_path / "out"
+    outcome = trial.run(words[0], str(sdar), *words[1:], "--length", "8", "--out", str(out))
+    assert trial.faults(outcome, out=out) == [] and says in outcome.err, outcome
+
+
+@pytest.mark.parametrize("family", ["sdar", "llama", "dream"])
+@pytest.mark.parametrize("temperature", [1e-300, 1e-45, 1e-4, 1e308])
+def test_a_temperature_of_which_nothing_can_be_drawn(family, temperature):
+    from sinkscope.decoding import resolve_settings
+    from sinkscope.models import FAMILIES
+
+    for name in ("temperature", *(["alg_temp"] if family == "dream" else [])):
+        with pytest.raises(CallError, match=f"{name}: expected 0, which takes the most probable one, or a number from 0.001 to 1000"):
+            resolve_settings(FAMILIES[family], **{name: temperature})
+
+
+def test_logits_that_overflow_when_they_are_divided(sdar):
+    model = sinkscope.load(sdar)
+    with torch.no_grad():
+        model.network.lm_head.weight.mul_(1e36)
+    with pytest.raises(CallError, match=r"step \d+: expected probabilities above 0 to draw from, found too few or an infinite one"):
+        sinkscope.generate(model, PROMPT, length=8, temperature=1e-3)
