@@ -81,6 +81,17 @@ def read_object(path: Path) -> dict[str, Any] | None:
     return content if isinstance(content, dict) else None
 
 
+EVALUATION, COMPARISON, ROLES = "an evaluation", "a comparison of caches", "roles"
+"""What a folder with a run.json may hold."""
+
+
+def kind_of_run(run: Mapping[str, Any]) -> str:
+    """Return what a folder holds, by its run.json."""
+    if isinstance(run.get("weight_hash"), str) and "canvases" in run:
+        return ROLES
+    return "something else" if not isinstance(run.get("model"), dict) else COMPARISON if run.get("compares") == "caches" else EVALUATION
+
+
 def differences(theirs: Mapping[str, Any], mine: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any, Any]]:
     """Yield what makes two runs different ones: the name of each value that differs, such as ``sampler.length``, theirs and mine."""
     for key in dict.fromkeys([*theirs, *mine]):
@@ -93,10 +104,20 @@ def differences(theirs: Mapping[str, Any], mine: Mapping[str, Any], where: str =
 
 @contextmanager
 def exclusive(path: Path, failure: Failure) -> Iterator[None]:
-    """Wait until no other process is in here with the same file, and keep others out while the body runs."""
+    """Wait until no other process is in here with the same file, and keep others out while the body runs.
+
+    Raises:
+        failure: there is something else in its place, or it cannot be made.
+    """
     import fcntl
 
-    with path.open("a+") as file:
+    try:
+        opened = path.open("a+")
+    except OSError as error:
+        raise failure(
+            f"{path}: expected a file that can be locked ({error.strerror}); remove what is there or choose another folder"
+        ) from error
+    with opened as file:
         lock(file, fcntl.LOCK_EX, failure)
         yield  # closing the file releases the lock, and so does dying
 

@@ -36,8 +36,8 @@ class WatchTraining(Command):
     def run(self) -> None:
         from sinkscope.documents import exists
         from sinkscope.emergence import open_emergence
-        from sinkscope.emergence.storage import MANIFEST
-        from sinkscope.figures.emergence_curves import draw_emergence
+        from sinkscope.emergence.storage import MANIFEST, check_collection
+        from sinkscope.figures.emergence_curves import FILE, draw_emergence
         from sinkscope.locks import claimed_folder
 
         if not self.runs:
@@ -48,6 +48,7 @@ class WatchTraining(Command):
         if twice := [name for name in names if names.count(name) > 1]:
             raise CallError(f"expected folders of different names, which name the parts of --out, found {twice[0]!r} twice")
         with claimed_folder(self.out, TrainingError):
+            check_collection(self.out, FILE)
             measured = [open_emergence(folder if exists(folder / MANIFEST) else self._measure(folder)) for folder in self.runs]
             paths = draw_emergence(measured).save(self.out)
         if self.json:

@@ -37,6 +37,8 @@ BOUNDS = {
 """Of each array of a moment: the kind of its numbers, the least one and the greatest one. A ratio may also be NaN."""
 _NAME = re.compile(r"update-([0-9]{6,9})\.safetensors")
 
+_WRITTEN = re.compile(rf"({re.escape(MANIFEST)}|{_NAME.pattern})(\.\d+\.writing)?")
+
 
 class Store:
     """The folder of a run while it is written."""
@@ -85,6 +87,21 @@ def check_watch(folder: Path, values: Mapping[str, Any]) -> None:
     with contextlib.suppress(_Checked), claimed_folder(folder, TrainingError):
         _compare(folder, values)
         raise _Checked
+
+
+def check_collection(folder: Path, file: str) -> None:
+    """Raise an error for a folder that holds anything but folders of runs and a figure of them.
+
+    Args:
+        file: name of the figure's files, without the ending.
+
+    Raises:
+        CallError: it holds something else.
+    """
+    ours = re.compile(rf"{re.escape(file)}\.(png|pdf|csv)(\.\d+\.writing)?")
+    for name in names_in(folder):
+        if not (ours.fullmatch(name) or ((folder / name).is_dir() and all(_WRITTEN.fullmatch(one) for one in names_in(folder / name)))):
+            raise CallError(f"{folder} holds files of something else ({name} …); choose another folder or an empty one")
 
 
 @contextmanager

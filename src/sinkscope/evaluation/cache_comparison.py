@@ -27,6 +27,7 @@ from sinkscope.evaluation.task_plans import Request, TaskPlan, make_plans
 from sinkscope.evaluation.tasks import find_task
 from sinkscope.models import FAMILIES, Family, Model
 from sinkscope.progress import show_progress
+from sinkscope.work_items import COMPARISON as OF_CACHES
 from sinkscope.work_items import share_of_process
 
 COMPARISON = "caches.json"
@@ -68,7 +69,7 @@ def compare_caches(
         raise CallError("caches are compared in one process, so that the policies are timed alike; leave torchrun out")
     plans = plan_comparison(model, Request(tasks, ("none",), limit, shots, chat, protocol, data, settings, allow_code_execution), arms)
     out, vocabulary = Path(out), model.card.vocabulary
-    with locked(out):
+    with locked(out, kind=OF_CACHES):
         run = claim(out / RUN, {"compares": "caches", **describe_run(model, batch, limit)})
         todo, items = [], {}
         for plan in plans:

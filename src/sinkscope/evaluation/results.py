@@ -14,7 +14,7 @@ from sinkscope.documents import MOST, check_fields, describe, parse_json, read_b
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.evaluation.paired_tests import wilson_interval
 from sinkscope.evaluation.results_folder import COMPRESSED, RESULTS, RUN, TASK, ResultItems, find_items, hash_claim, write_json
-from sinkscope.work_items import read_object, write_whole
+from sinkscope.work_items import COMPARISON, EVALUATION, ROLES, kind_of_run, read_object, write_whole
 
 FORMAT = 1
 AGAIN = "the file is damaged; the same `sinkscope evaluate` makes it again from its items"
@@ -214,6 +214,11 @@ def _read_folder(folder: Path) -> list[Result]:
     if not path.exists():
         if not (folder / RUN).exists():
             raise CallError(f"{folder} holds no evaluation: expected {RESULTS} or {COMPRESSED} in it")
+        kind = kind_of_run(read_object(folder / RUN) or {"model": {}})
+        if kind != EVALUATION:
+            advice = {COMPARISON: "`sinkscope compare-caches` prints its table", ROLES: "`sinkscope roles` prints its table"}
+            way_out = advice.get(kind, "name another folder")
+            raise CallError(f"{folder}: expected a folder that `sinkscope evaluate` wrote, found {kind}; {way_out}")
         raise EvaluationError(f"{folder} is unfinished ({len(find_items(folder))} problems done); run the same `sinkscope evaluate` again")
     document = _read_document(path)
     found = document.get("format")

@@ -22,7 +22,19 @@ from typing import IO, Any
 
 from sinkscope.documents import check_fields, read_json_object
 from sinkscope.errors import CallError, EvaluationError
-from sinkscope.work_items import ALL, UNFINISHED, Share, differences, exclusive, item_path, lock, read_object, write_whole
+from sinkscope.work_items import (
+    ALL,
+    EVALUATION,
+    UNFINISHED,
+    Share,
+    differences,
+    exclusive,
+    item_path,
+    kind_of_run,
+    lock,
+    read_object,
+    write_whole,
+)
 
 RUN, TASK, LOCK, RESULTS = "run.json", "task.json", "lock", "results.json"
 COMPRESSED = f"{RESULTS}.gz"
@@ -36,8 +48,11 @@ _log = logging.getLogger(__name__)
 
 
 @contextmanager
-def locked(folder: Path, share: Share = ALL) -> Iterator[None]:
+def locked(folder: Path, share: Share = ALL, kind: str = EVALUATION) -> Iterator[None]:
     """Make the folder, and keep other processes out of it while the body runs, except those with other shares of the same work.
+
+    Args:
+        kind: what the folder may hold, of `work_items`.
 
     Raises:
         CallError: the folder is a file, holds something else, or another process is at work in it.
@@ -52,12 +67,17 @@ def locked(folder: Path, share: Share = ALL) -> Iterator[None]:
             strange = next((name for name in names if not _OURS.fullmatch(name)), None)
             if RUN not in names and strange is not None:
                 raise CallError(f"{folder} holds files of something else ({strange} …); choose another folder or an empty one")
+            found = read_object(folder / RUN) if RUN in names else None
+            if found is not None and kind_of_run(found) != kind:
+                raise CallError(
+                    f"{folder}: expected an empty folder, or one with {kind}, found {kind_of_run(found)}; choose another folder"
+                )
             shared = stack.enter_context((folder / LOCK).open("a+"))
             own = shared if share.count == 1 else stack.enter_context(_lock_path(folder, share).open("a+"))
         except (FileExistsError, NotADirectoryError) as error:
             raise CallError(f"{folder}: expected a folder for the results, found a file on the way; choose another name") from error
         except OSError as error:
-            raise EvaluationError(f"{folder} cannot be written ({error.strerror}); choose another folder") from error
+            raise EvaluationError(f"{error.filename or folder} cannot be written ({error.strerror}); choose another folder") from error
         try:
             with exclusive(folder / CLAIM, EvaluationError):  # else two that start together would each find nobody
                 busy = next((other for other in _other_shares(folder, share.count) if is_working(folder, other)), None)
@@ -137,7 +157,7 @@ def claim(path: Path, content: Mapping[str, Any]) -> str:
         EvaluationError: it cannot be written, or lies where files cannot be locked.
     """
     folder = path.parent
-    folder.mkdir(parents=True, exist_ok=True)
+    _make(folder, path)
     with exclusive(folder / CLAIM, EvaluationError):
         mine = json.loads(json.dumps(content))
         theirs = read_object(path)
@@ -252,11 +272,24 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
         EvaluationError: no permission, no space.
     """
     kept = "what was done before is kept: make room and run the same command again"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise EvaluationError(f"{path} cannot be written ({error.strerror}); {kept}") from error
+    _make(path.parent, path)
     write_whole(path, (json.dumps(content, ensure_ascii=False, indent=1) + "\n").encode(), EvaluationError, kept)
+
+
+def _make(folder: Path, path: Path) -> None:
+    """Make the folder of a file, if there is none.
+
+    Raises:
+        EvaluationError: it cannot be made; there may be a file in its place.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise EvaluationError(
+            f"{path} cannot be written: expected a folder {folder}, found a file; remove it or choose another folder"
+        ) from error
+    except OSError as error:
+        raise EvaluationError(f"{path} cannot be written ({error.strerror}); choose another folder, or make room") from error
 
 
 def _checksum(content: Mapping[str, Any]) -> str:

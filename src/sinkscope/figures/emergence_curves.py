@@ -20,7 +20,7 @@ PANELS = (
     ("ratios", "its value norm\nover the median"),
     ("stayed", "canvases where it\nstays in its place"),
 )
-TITLE = "Sinks being born"
+FILE, TITLE = "emergence", "Sinks being born"
 HEADER = ("model", "update", "layer", "head", "share", "value_ratio", "stayed", "loss", "loss_without_top", "loss_without_rowmass")
 
 
@@ -53,7 +53,7 @@ def _draw(runs: Sequence[Emergence]) -> DrawnFigure:
     handles = {label: line for axes in grid[2] for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     sheet.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4)
     sheet.suptitle(_message(runs), x=0.01, ha="left")
-    return DrawnFigure("emergence", f"{TITLE} ({', '.join(run.name for run in runs)})", _caption(runs), sheet, HEADER, _rows(runs))
+    return DrawnFigure(FILE, f"{TITLE} ({', '.join(run.name for run in runs)})", _caption(runs), sheet, HEADER, _rows(runs))
 
 
 def _draw_heads(axes: Any, at: Sequence[float], by_head: np.ndarray, born: np.ndarray) -> None:

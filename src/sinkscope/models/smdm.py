@@ -127,7 +127,7 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
         try:
             return load_file(file)
         except SafetensorError as error:
-            raise ModelError(f"{file}: expected safetensors, found something else ({error})") from error
+            raise ModelError(f"{file}: expected safetensors, found something else: {_beginning(file)}; fetch it again") from error
     try:
         with warnings.catch_warnings(action="ignore"):  # torch warns of pickles that it did not write; they are refused below
             found: Any = torch.load(file, map_location="cpu", weights_only=True)
@@ -137,13 +137,28 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
         found = found["model"]
     if not isinstance(found, Mapping) or not found:
         raise ModelError(f"{file}: expected tensors by name, found {type(found).__name__}")
-    others = {str(name): type(value).__name__ for name, value in found.items() if not isinstance(value, Tensor)}
+    if unnamed := [name for name in found if not isinstance(name, str)]:
+        raise ModelError(f"{file}: expected tensors by name, found one under {repr(unnamed[0])[:60]}; name it as lit-gpt does")
+    others = {name: type(value).__name__ for name, value in found.items() if not isinstance(value, Tensor)}
     if others:
         shown = ", ".join(f"{name} ({kind})" for name, kind in list(others.items())[:4])
         raise ModelError(
             f'{file}: expected tensors only, found {shown} beside them; keep its weights alone: torch.save(state["model"], FILE)'
         )
+    for name, tensor in found.items():
+        kind = "meta" if tensor.is_meta else "quantised" if tensor.is_quantized else str(tensor.layout).removeprefix("torch.")
+        if kind != "strided":
+            raise ModelError(f"{file}: {name}: expected a dense tensor with its values, found a {kind} one; save its weights anew")
     return dict(found)
+
+
+def _beginning(file: Path) -> str:
+    """Return in words what the first bytes of a file say."""
+    with file.open("rb") as opened:
+        head = opened.read(40)
+    if head.startswith(b"version https://git-lfs"):
+        return "it is a pointer of Git LFS, and its content was not fetched (`git lfs pull`)"
+    return f"it begins with {head[:12]!r}"
 
 
 def _refused(file: Path, error: Exception) -> str:
@@ -157,7 +172,7 @@ def _refused(file: Path, error: Exception) -> str:
     with file.open("rb") as opened:
         head = opened.read(len(ZIP) + len(MAGIC) + 2)
     if not head.startswith(ZIP) and MAGIC not in head:
-        return f"expected a file that torch.save wrote, found no torch file: it begins with {head[:12]!r}"
+        return f"expected a file that torch.save wrote, found no torch file: {_beginning(file)}"
     if type(error).__name__ == "UnpicklingError":
         return 'expected tensors only, found more, which torch does not read; save its weights anew: torch.save(state["model"], FILE)'
     return "expected a whole torch file, found one that is damaged or cut short; fetch it again"
@@ -182,7 +197,8 @@ def convert_weights(weights: Mapping[str, Tensor], where: str, heads: int | None
             raise ModelError(f"{where}: expected a tensor {name}, found none; it holds {', '.join(sorted(weights)[:3])} …")
         tensor = left.pop(name)
         if len(shape) != tensor.ndim or any(asked not in (None, found) for asked, found in zip(shape, tensor.shape, strict=True)):
-            raise ModelError(f"{where}: {name}: expected shape {shape}, found {tuple(tensor.shape)}")
+            asked = str(tuple("any" if size is None else size for size in shape)).replace("'", "")
+            raise ModelError(f"{where}: {name}: expected shape {asked}, found {tuple(tensor.shape)}")
         return tensor
 
     head = take("lm_head.weight", None, None)

@@ -21,7 +21,7 @@ from sinkscope.checksums import CHECKSUM, checksum_of, compare_checksum, with_ch
 from sinkscope.documents import check_fields, exists, read_json_object
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.locks import claimed_folder, names_in
-from sinkscope.work_items import differences, item_path, write_whole
+from sinkscope.work_items import ROLES, differences, item_path, kind_of_run, write_whole
 
 RUN, LOCK = "run.json", "lock"  # the latter in folders of earlier versions
 ADVICE = "make room or choose another folder; the same command goes on"
@@ -72,7 +72,11 @@ class PromptStore:
         """Keep the rows of a prompt, of so many canvases; the rest as in `read`."""
         if self._folder is not None:
             path = item_path(self._folder / kind, number, ".json")
-            path.parent.mkdir(exist_ok=True)
+            try:
+                path.parent.mkdir(exist_ok=True)
+            except OSError as error:
+                what = f"expected a folder {path.parent} ({error.strerror})"
+                raise EvaluationError(f"{path} cannot be written: {what}; remove what is there or choose another folder") from error
             content = {**self._place(kind, number, heads), "canvases": canvases, "rows": rows}
             write_whole(path, json.dumps(with_checksum(content)).encode(), EvaluationError, ADVICE)
 
@@ -101,6 +105,8 @@ def open_store(folder: Path | None, identity: Mapping[str, Any]) -> Iterator[Pro
         if RUN not in names and set(names) - {LOCK}:
             raise CallError(f"{folder} holds something else ({min(set(names) - {LOCK})} …); choose a new or empty folder")
         theirs = _read_run(folder / RUN) if RUN in names else None
+        if theirs is not None and kind_of_run(theirs) != ROLES:
+            raise CallError(f"{folder}: expected an empty folder, or one with roles, found {kind_of_run(theirs)}; choose another folder")
         for name, old, new in differences(theirs, identity) if theirs is not None else ():
             raise CallError(f"{folder} holds the roles of another run: its {name} is {old!r}, now it is {new!r}; choose another folder")
         if theirs is None:
