@@ -162,6 +162,28 @@ def test_other_rows_are_refused(diffusion, tmp_path):
             diffusion.network(torch.full((rows, 9), 20))
 
 
+def test_a_shorter_canvas_is_refused(diffusion, tmp_path):
+    """A sampler that goes on with a part of the canvas, or writes a second prompt."""
+    refused = pytest.raises(
+        AttentionError, match="at least 9 tokens as in the call before, found 5; leave the sampler's cache out, and open"
+    )
+    with refused, sinkscope.recording(diffusion, out=tmp_path / "t"), sinkscope.following(diffusion):
+        for width in (9, 5):
+            diffusion.network(torch.full((1, width), 20))
+
+
+def test_guidance_is_refused(diffusion, tmp_path):
+    """Its rows without a prompt are no generation; canvases that are masks only are one."""
+    canvas = torch.full((2, 9), diffusion.card.mask_id)
+    with sinkscope.recording(diffusion, out=tmp_path / "t"), sinkscope.following(diffusion) as steps:
+        diffusion.network(canvas)
+        steps.committed(canvas)
+    canvas[0, :5] = 20
+    refused = pytest.raises(AttentionError, match="found 1 of 2 rows with nothing but masks; leave guidance out")
+    with refused, sinkscope.recording(diffusion, out=tmp_path / "u"), sinkscope.following(diffusion):
+        diffusion.network(canvas)
+
+
 def test_a_wrong_canvas_is_refused(diffusion):
     with sinkscope.following(diffusion) as steps:
         with pytest.raises(CallError, match="expected a call of the network before it"):

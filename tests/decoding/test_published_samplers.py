@@ -13,6 +13,8 @@ from other_kernels import other_kernels
 from seeded_models import seeded_model, steps_of
 from seeded_network import MASK, leaning
 
+import sinkscope
+
 FIXTURES = Path(__file__).parent / "fixtures"
 
 
@@ -69,6 +71,18 @@ def test_mmada_writes_what_the_published_loop_writes(case):
 @pytest.mark.parametrize("case", cases("dream"), ids=name_of)
 def test_dream_writes_what_the_published_loop_writes(case):
     assert_as_published(case, "dream")
+
+
+@pytest.mark.parametrize("case", cases("foreign"), ids=lambda case: f"{case['sampler']}-{name_of(case)}")
+def test_what_was_recorded_of_dllm_and_dinfer_is_what_ours_gives(case, tmp_path):
+    """`following` recorded their samplers around these networks; under the same settings ours writes the same and has the same columns."""
+    assert_as_published(case, "llada")
+    model, prompts = seeded_model("llada", case["weights"]), case["prompts"]
+    with sinkscope.recording(model, out=tmp_path / "t"):
+        sinkscope.generate(model, prompts if len(prompts) > 1 else prompts[0], **case["settings"])
+    for trace, largest in zip(sinkscope.open_traces(tmp_path / "t"), case["largest"], strict=True):
+        found = torch.as_tensor(trace.column_sums[:]).amax(-1).flatten(1)
+        assert torch.allclose(found, torch.tensor(largest), atol=2e-3)
 
 
 @pytest.mark.parametrize("sampler", ["llada", "mmada", "dream"])

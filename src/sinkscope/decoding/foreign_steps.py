@@ -75,7 +75,7 @@ class ForeignSteps:
         """Publish that the network is called; `following` installs this as a hook.
 
         Raises:
-            AttentionError: the call has no whole canvas, another number of rows, or padding on the right.
+            AttentionError: the call has no whole canvas, another number of rows, a shorter canvas, guidance, or padding on the right.
         """
         given = {**dict(zip(self._names, args, strict=False)), **kwargs}
         canvas, mask, cache = self._tokens(given), given.get("attention_mask"), given.get("past_key_values")
@@ -87,7 +87,12 @@ class ForeignSteps:
         if self._canvas is not None:
             if len(canvas) != len(self._canvas):
                 raise AttentionError(f"expected {len(self._canvas)} rows as in the call before, found {len(canvas)}; leave guidance out")
-            self.committed(canvas) if canvas.shape[1] >= self._canvas.shape[1] else self._finish(None)
+            if canvas.shape[1] < self._canvas.shape[1]:
+                raise AttentionError(
+                    f"expected a canvas of at least {self._canvas.shape[1]} tokens as in the call before, found {canvas.shape[1]}; leave "
+                    "the sampler's cache out, and open `following` anew for each generation"
+                )
+            self.committed(canvas)
         lengths = _lengths(mask, canvas)
         if self._session is None:
             self._begin(canvas, lengths)
@@ -119,6 +124,7 @@ class ForeignSteps:
         if session is None:
             return
         self._warn_of_padding(canvas, lengths)
+        self._refuse_guidance(canvas, lengths)
         width, masked = canvas.shape[1], canvas == self.mask_id
         first = torch.where(masked.any(-1), masked.int().argmax(-1), width).cpu()
         prompts = tuple((first - (width - lengths)).clamp(min=0).tolist())
@@ -137,6 +143,19 @@ class ForeignSteps:
                 "Run prompts of different lengths one by one",
                 RuntimeWarning,
                 stacklevel=6,
+            )
+
+    def _refuse_guidance(self, canvas: Tensor, lengths: Tensor) -> None:
+        """Raise an error where some rows hold a prompt and others nothing but masks.
+
+        Raises:
+            AttentionError: so it is.
+        """
+        padding = torch.arange(canvas.shape[1], device=canvas.device) < (canvas.shape[1] - lengths.to(canvas.device))[:, None]
+        bare = ((canvas == self.mask_id) | padding).all(-1)
+        if bool(bare.any()) and not bool(bare.all()):
+            raise AttentionError(
+                f"expected a prompt in every row, found {int(bare.sum())} of {len(canvas)} rows with nothing but masks; leave guidance out"
             )
 
     def _finish(self, written: Tensor | None) -> None:
