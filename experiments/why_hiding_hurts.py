@@ -16,6 +16,9 @@ Hypotheses, fixed before the first run, each with what would decide for it (diff
                 For it: value norms of top keys not below the median (paper 2 reads about a third off its models); hiding only the half of
                 the top keys with the larger contribution c·|v| hurts more than hiding the half with the smaller.
   H2 mass       Hiding hurts by how much attention it takes away, whatever the key. For it: random keys of the same mass hurt as much.
+                (Added after the first run, which matched the attention of all queries alone: random keys with as much attention of the
+                position being written, "where written". A key that takes most of that row has no match, so the heads and canvases where
+                the top key takes more than half of it are also told apart from those where it takes less.)
   H3 spreading  The keys themselves do not matter, the attention that is spread over the others does. For it: with their weights set to
                 0 after the softmax (no spreading) fewer tokens are lost than with −∞ before it.
   H4 few heads  A few heads do all of it. For it: with the six worst heads (found on the other half of the problems) spared, at least half
@@ -31,6 +34,7 @@ Found     docs/hiding.md
 import argparse
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,17 +76,20 @@ def only(chunk: Chunk, where: torch.Tensor) -> Masks:
     return {layer: keys & where[layer][..., None] for layer, keys in top(chunk).items()}
 
 
-def random_keys(chunk: Chunk, seed: int, mass: bool = False) -> Masks:
-    """Draw random keys that are neither the top one nor sinks: one a head, or until they hold as much attention as the top key."""
+def random_keys(chunk: Chunk, seed: int, like: Masks | None = None) -> Masks:
+    """Draw random keys that are neither the top one nor sinks: one a head, or until they hold as much as the top key.
+
+    ``like`` says what is held: ``chunk.columns``, the attention of all queries, or ``chunk.own``, that of the position being written.
+    """
     found, keys = {}, top(chunk)
     for layer, columns in chunk.columns.items():
         source = torch.Generator().manual_seed(seed * 100 + layer)
         others = chunk.real[:, None] & ~keys[layer]
         drawn = torch.rand(columns.shape, generator=source) + (excess(chunk)[layer] > EXCESS).float()
         order = drawn.masked_fill(~others, 9.0).argsort(-1)
-        if mass:
-            held = (columns * others).gather(-1, order)
-            chosen = held.cumsum(-1) - held / 2 < (columns * keys[layer]).sum(-1, keepdim=True)
+        if like is not None:
+            held = (like[layer] * others).gather(-1, order)
+            chosen = held.cumsum(-1) - held / 2 < (like[layer] * keys[layer]).sum(-1, keepdim=True)
         else:
             chosen = torch.arange(columns.shape[-1]).expand_as(order) < 1
         found[layer] = torch.zeros_like(others.expand_as(columns)).scatter_(-1, order, chosen) & others
@@ -160,17 +167,36 @@ def cells(layers: int, heads: int) -> dict[str, Choose]:
 
         return choose
 
+    def of_equal_mass(which: str, *seeds: int) -> dict[str, Choose]:
+        name = "random of equal mass" + (" where written" if which == "own" else "")
+
+        def choose(chunk: Chunk, seed: int) -> tuple[Masks, None, bool]:
+            return random_keys(chunk, seed, getattr(chunk, which)), None, False
+
+        return {f"{name}, seed {seed}": partial(choose, seed=seed) for seed in seeds}
+
+    def most_of_the_row(above: bool) -> Choose:
+        return lambda chunk: (only(chunk, (at_top(chunk.own, chunk) > 0.5) == above), None, False)
+
+    def matched(chunk: Chunk, seed: int) -> tuple[Masks, None, bool]:
+        where = at_top(chunk.own, chunk) <= 0.5
+        return {layer: keys & where[layer][..., None] for layer, keys in random_keys(chunk, seed, chunk.own).items()}, None, False
+
     found: dict[str, Choose] = {
         "top": lambda chunk: (top(chunk), None, False),
         "top, zeroed": lambda chunk: (top(chunk), None, True),
-        "random of equal mass, seed 0": lambda chunk: (random_keys(chunk, 0, True), None, False),
+        **of_equal_mass("columns", 0),
         "top, larger contribution": halves(contribution, True),
         "top, smaller contribution": halves(contribution, False),
         "top, sinks by Eq. 3": sinks(True),
         "top, no sinks by Eq. 3": sinks(False),
         "top, larger value": halves(value_ratio, True),
         "top, smaller value": halves(value_ratio, False),
-        **{f"random of equal mass, seed {seed}": lambda chunk, seed=seed: (random_keys(chunk, seed, True), None, False) for seed in (1, 2)},
+        **of_equal_mass("columns", 1, 2),
+        **of_equal_mass("own", 0, 1, 2),
+        "top, most of the row where written": most_of_the_row(True),
+        "top, less of it": most_of_the_row(False),
+        **{f"random of equal mass where written, less of it, seed {seed}": partial(matched, seed=seed) for seed in (0, 1, 2)},
         "rank 2": lambda chunk: (ranked(chunk, 1), None, False),
         "random": lambda chunk: (random_keys(chunk, 0), None, False),
         "top, broader": halves(lambda chunk: chunk.breadth, True),
@@ -215,7 +241,7 @@ def main() -> None:
     means = {layer: torch.cat([chunk.top_value[layer] for chunk in chunks]).mean(0) for layer in range(layers)}
 
     def run(name: str, choose: Choose, replaced: bool = False) -> None:
-        kept, fell, removed, looked, keys = [], [], 0.0, 0.0, 0.0
+        kept, fell, removed, looked, keys, own = [], [], 0.0, 0.0, 0.0, 0.0
         for chunk in chunks:
             chosen, queries, zeroed = choose(chunk)
             planned = Replaced(chosen, chunk.real, means) if replaced else Planned(chosen, queries, zeroed)
@@ -224,6 +250,8 @@ def main() -> None:
             fell.append((found - chunk.plain[0])[rows, chunk.token].numpy())
             removed, looked = removed + planned.removed, looked + float(chunk.real.sum()) * layers * heads
             keys += sum(float(mask.sum()) for mask in chosen.values())
+            from_it = torch.ones(len(chunk.token)) if queries is None else queries[torch.arange(len(chunk.token)), chunk.position].float()
+            own += sum(float((chunk.own[layer] * mask * from_it[:, None, None]).sum()) for layer, mask in chosen.items())
         same = np.concatenate(kept)
         per_problem = {
             "kept": by_problem(same, problem, result),
@@ -233,6 +261,7 @@ def main() -> None:
         results[name] = per_problem | {
             "removed_share": np.array(removed / looked),
             "keys_per_head": np.array(keys / len(problem) / layers / heads),
+            "removed_where_written": np.array(own / len(problem) / layers / heads),
         }
         both = f"results kept {per_problem['kept'].mean():.3f}, others {per_problem['others_kept'].mean():.3f}"
         print(f"{name:<44}{both}  removed {results[name]['removed_share']:.4f}", flush=True)
@@ -293,6 +322,7 @@ def summary(cell: dict[str, np.ndarray]) -> dict[str, Any]:
         "log_probability_interval": interval(cell["log_probability"]),
         "removed_share": float(cell["removed_share"]),
         "keys_per_head": float(cell["keys_per_head"]),
+        "removed_where_written": float(cell["removed_where_written"]),
     }
 
 
