@@ -13,12 +13,12 @@ HEAD = """# Everything that was measured about hiding
 
 `python experiments/hiding_page.py` writes this page from the JSON files beside it; [docs/hiding.md](../../docs/hiding.md) says what
 they mean. Brackets hold 95 % intervals over problems. *Removed* is the share of attention that the hidden keys would have had, of all
-attention in the layers and steps where the rule is in force (in the tables of single tokens: of all attention). Rules are written as
-in [docs/interventions.md](../../docs/interventions.md).
+attention in the layers and steps where the rule is in force (in the tables of single tokens: of all attention, and of that of the
+position being written). Rules are written as in [docs/interventions.md](../../docs/interventions.md).
 
 """
 PROVENANCE = (
-    ("probe-0", "python experiments/why_hiding_hurts.py --shots 0 --out FILE", "35ac9de"),
+    ("probe-0", "python experiments/why_hiding_hurts.py --shots 0 --out FILE", "5ddd492"),
     ("probe-0-heads", "python experiments/why_hiding_hurts.py --shots 0 --part heads --out FILE", "0ff76bb"),
     ("probe-0-layer-4", "python experiments/why_hiding_hurts.py --shots 0 --part heads --layer 4 --out FILE", "9e04a9a"),
     ("probe-5", "python experiments/why_hiding_hurts.py --shots 5 --out FILE", "fd7bce7"),
@@ -39,6 +39,7 @@ KINDS_OF_ERROR = (
     "going on with the result",
     "last number",
 )
+WHERE = "removed_where_written"
 ORDER = """Paper 1 (§5.2) says that positions that attend to a hidden sink become unsure and are written later, which protects the
 answer. They do, a little (ρ below). That this protects the answer is not shown: the order of the unhidden run (*forced order*) loses
 about as much."""
@@ -85,11 +86,11 @@ def probe(document: dict[str, Any], more: str = "") -> str:
     rows = []
     for name, cell in document["cells"].items():
         kept = (f"{cell[which]:.2f} ({span(cell[f'{which}_interval'])})" for which in ("kept", "others_kept"))
-        rows.append((name, *kept, share(cell["removed_share"])))
+        rows.append((name, *kept, share(cell["removed_share"]), *((share(cell[WHERE]),) if WHERE in cell else ())))
     lines = [
         f"## Single tokens, lab-diffusion, {part}{more}",
         "Means over the top keys: " + ", ".join(f"{name} {value:.3f}" for name, value in document["top_keys"]["mean"].items()) + ".",
-        table(("hidden", "results kept", "other tokens kept", "removed"), rows),
+        table(("hidden", "results kept", "other tokens kept", "removed", "removed where written")[: len(rows[0])], rows),
     ]
     lines += [
         f"Larger minus smaller {name}: {row['difference']:+.3f} ({span(row['interval'], 3)})." for name, row in document["halves"].items()
