@@ -20,6 +20,7 @@ SOURCE = Path(sinkscope.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 
 EVERYWHERE = {
+    "argument_types",
     "axes",
     "checksums",
     "documents",
@@ -35,6 +36,7 @@ ENTRIES = {"__init__", "__main__", "cli", "commands"}
 """These may import everything; all but ``__init__`` only inside a function, so that each command starts quickly."""
 
 MAY_IMPORT: dict[str, set[str]] = {
+    "argument_types": set(),
     "axes": set(),
     "checksums": set(),
     "documents": set(),

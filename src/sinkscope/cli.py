@@ -48,8 +48,9 @@ def _told(error: Exception) -> "tuple[str, int]":
         return f"{where}: {error.strerror or error}", 1
     if isinstance(error, MemoryError):
         return "there is not enough memory; use fewer or shorter prompts, a smaller --batch, or a machine with more", 1
-    if variable := _variable_at_fault(error):
-        return f"the environment variable {variable} is set to {os.environ[variable][:60]!r}, which torch refuses; unset it", 1
+    if found := _variable_at_fault(error):
+        variable, library = found
+        return f"the environment variable {variable} is set to {os.environ[variable][:60]!r}, which {library} refuses; unset it", 1
     return f"unexpected {type(error).__name__}: {error} (--debug shows where; please report it)", 1
 
 
@@ -74,14 +75,26 @@ def _prepare_output() -> None:
             change(errors="replace") if stream.isatty() else change(encoding="utf-8", errors="backslashreplace")
 
 
-def _variable_at_fault(error: BaseException) -> "str | None":
-    """Return the environment variable whose value an import of torch refused."""
-    trace = error.__traceback__
-    while trace is not None:
-        file = trace.tb_frame.f_code.co_filename.replace(os.sep, "/")
-        if file.endswith("torch/_logging/_internal.py") and "TORCH_LOGS" in os.environ:
-            return "TORCH_LOGS"
-        trace = trace.tb_next
+def _variable_at_fault(error: BaseException) -> "tuple[str, str] | None":
+    """Return the environment variable whose value a library refused while it was imported, and the library."""
+    import linecache
+    import re
+
+    chain: list[BaseException | None] = [error]
+    while (last := chain[-1]) is not None:
+        chain.append(last.__cause__ or last.__context__)
+        trace, ours = last.__traceback__, os.sep + "sinkscope" + os.sep
+        while trace is not None:
+            code = trace.tb_frame.f_code
+            file = code.co_filename.replace(os.sep, "/")
+            library = file.rpartition("site-packages/")[2].partition("/")[0]
+            if file.endswith("torch/_logging/_internal.py") and "TORCH_LOGS" in os.environ:
+                return "TORCH_LOGS", library
+            if code.co_name == "<module>" and "site-packages/" in file and ours not in code.co_filename:
+                text = "".join(linecache.getline(code.co_filename, trace.tb_lineno + more) for more in range(3))
+                if named := [name for name in re.findall("[A-Z][A-Z0-9_]{2,}", text) if name in os.environ]:
+                    return named[0], library
+            trace = trace.tb_next
     return None
 
 
@@ -181,8 +194,14 @@ def _fail(message: str, status: int, debug: bool) -> None:
 
         traceback.print_exc()
     _drop_output()
-    print(f"sinkscope: error: {' '.join(message.split())}" if "\n" in message else f"sinkscope: error: {message}", file=sys.stderr)
+    message = " ".join(message.split()) if "\n" in message else message
+    print(f"sinkscope: error: {_shown(message)}", file=sys.stderr)
     sys.exit(status)
+
+
+def _shown(text: str) -> str:
+    """Return text without the characters that command a terminal: each as its escape sequence."""
+    return text if text.isprintable() else "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 def _drop_output(probe: str = "") -> bool:

@@ -230,3 +230,68 @@ def test_a_recording_into_what_is_no_folder(model, out):
             raise AssertionError("it began")
 
     refused(record, TypeError)
+
+
+KINDS = {
+    "prompts as text": lambda model: sinkscope.find_roles(model, "abcdefghijkl", **specimens.ROLES),
+    "prompts by name": lambda model: sinkscope.find_roles(model, {number: "a" for number in range(12)}, **specimens.ROLES),
+    "prompts one by one": lambda model: sinkscope.find_roles(model, (one for one in TEXTS), **specimens.ROLES),
+    "no prompts": lambda model: sinkscope.find_roles(model, None, **specimens.ROLES),
+    "canvases": lambda model: sinkscope.find_roles(model, TEXTS, **{**specimens.ROLES, "canvases": 1.5}),
+    "so many canvases": lambda model: sinkscope.find_roles(model, TEXTS, **{**specimens.ROLES, "canvases": 10**30}),
+    "rows": lambda model: sinkscope.find_roles(model, TEXTS, rows="x", **specimens.ROLES),
+    "control_seed": lambda model: sinkscope.find_roles(model, TEXTS, control_seed="x", **specimens.ROLES),
+    "rules": lambda model: sinkscope.find_roles(model, TEXTS, rules="x", **specimens.ROLES),
+    "no folder": lambda model: sinkscope.find_roles(model, TEXTS, out="", **specimens.ROLES),
+    "a rule that is None": lambda model: sinkscope.parse_rule(None),
+    "a rule that is a number": lambda model: sinkscope.parse_rule(5),
+    "a rule of bytes": lambda model: sinkscope.parse_rule(b"top:1"),
+    "steps that run backwards": lambda model: sinkscope.parse_rule("top:1@steps=5-3"),
+    "a model instead of its name": lambda model: sinkscope.load(model),
+    "a rule in which two words are of one option": lambda model: sinkscope.parse_rule("top:1@current,previous"),
+}
+for _name, _values in {
+    "limit": [0, 1.5, "x"],
+    "shots": [-1, 1.5, "x", 10**9],
+    "batch": [0, 1.5, None],
+    "settings": [5, "x", [1]],
+    "tasks": [5, None, [5]],
+    "hide": [5, "top:1", [5]],
+    "data": [5, {"gsm8k": 5}],
+    "protocol": [5, None],
+    "out": ["", 5, None],
+}.items():
+    for _value in _values:
+        KINDS[f"evaluate {_name}={_value}"] = lambda model, name=_name, value=_value: evaluate(
+            model, **{"tasks": ["lab-arith"], "out": "/nowhere/x", name: value}
+        )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_argument_of_another_type(model, kind):
+    refused(lambda: KINDS[kind](model))
+
+
+@pytest.mark.parametrize("top", [1.5, 0, 10**30, "x", None])
+def test_a_recording_of_so_many_columns_leaves_nothing(model, tmp_path, top):
+    def record():
+        with sinkscope.recording(model, out=tmp_path / "out", keep="top", top=top):
+            raise AssertionError("it began")
+
+    refused(record)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("excess", ["x", None, [3], True])
+def test_an_excess_that_is_no_number(trace, excess):
+    refused(lambda: sinkscope.find_sinks(trace, excess=excess))
+    refused(lambda: explore(trace, excess=excess))
+
+
+def test_a_page_in_no_folder(trace, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    refused(lambda: explore(5))
+    for path in ("", 5, None):
+        refused(lambda path=path: explore(trace).write_page(path))
+        refused(lambda path=path: explore(trace).write_folder(path))
+    assert os.listdir(tmp_path) == []

@@ -266,3 +266,71 @@ def test_a_bundle_of_a_trace_that_lists_other_parts(place, parts):
     path.write_text(json.dumps(with_checksum({**manifest, "parts": parts(manifest["parts"])})))
     outcome = trial.run("bundle", str(place / "trace"), "--out", str(place / "out"))
     assert trial.faults(outcome, out=place / "out") == [] and "expected each part once in manifest.json" in outcome.err, outcome
+
+
+MESSAGES = {
+    "a head that the model does not have": (
+        "roles {0}/model --out {0}/out --problems 10 --length 4 --steps 4 --block 4 --head 99.99",
+        "--head 99.99: expected a layer and a head of",
+    ),
+    "a bundle where something is": ("bundle {0}/trace --out {0}/bundle", "already holds a trace; choose another folder\n"),
+    "a demo in a watched training": ("demo --out {0}/watch", "already holds files (manifest.json …)"),
+    "a trace in a watched training": (
+        "trace {0}/model --prompt Q: --out {0}/watch --overwrite --length 4 --steps 4 --block 4",
+        "already holds files (manifest.json …)",
+    ),
+    "a name of three parts": ("check a{1}b/c", "no name of a repository, which has letters"),
+    "no models": ("reproduce paper1 --dry-run --models=", "--models: expected published, lab, or names separated by commas, found ''"),
+    "no models of paper 2": ("reproduce paper2 --dry-run --models=", "--models: expected published, or NAME=FOLDER"),
+    "two values of an option": (
+        "trace {0}/model --prompt Q: --out {0}/out --hide top:1@current,previous",
+        "observe is given twice: current and previous are both values of it; give one",
+    ),
+    "much guidance": (
+        "trace {0}/model --prompt Q: --out {0}/out --guidance 1e308",
+        "guidance: expected a number from 0 to 1000, found 1e+308",
+    ),
+    "a port without a server": ("explore {0}/trace --out {0}/out.html --port 5", "--port: expected --serve beside it, found none"),
+    "a device without a server": ("explore {0}/trace --out {0}/out.html --device cuda", "--device: expected --serve beside it, found none"),
+    "a port below 0": ("explore {0}/trace --serve --no-browser --port=-5", "--port: expected a number from 0 to 65535, found -5"),
+    "a million canvases": (
+        "watch-training {0}/textrun --data {0}/corpus --canvases 1000000 --out {0}/out",
+        "--canvases: expected a number up to 10,000, found 1,000,000",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MESSAGES)
+def test_what_a_message_says(place, case):
+    words, says = MESSAGES[case]
+    before = sorted(place.rglob("*"))
+    outcome = trial.run(*(word.format(place, " ") for word in words.split()))
+    assert trial.faults(outcome) == [] and says in outcome.err, outcome
+    assert sorted(place.rglob("*")) == before
+
+
+def test_a_model_that_is_named_twice_counts_once():
+    once, twice = (
+        trial.run("reproduce", "paper1", "--dry-run", "--json", "--models", name) for name in ("lab-diffusion", "lab-diffusion," * 2)
+    )
+    assert once.status == 0 and once.out == twice.out
+    ks = [trial.run("reproduce", "paper1", "--dry-run", "--json", "--models", "lab", "--ks", ks) for ks in ("1,5", "1,5,1")]
+    assert ks[0].status == 0 and ks[0].out == ks[1].out
+
+
+@pytest.mark.parametrize("letter", ["\x1b[31m", "\x9b31m", "\x07", "\r", "\u202e"], ids=ascii)
+def test_a_name_cannot_command_the_terminal(place, letter):
+    path = place / "trace/manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "model": {"name": "x", f"a{letter}b": float("nan")}}))
+    outcome = trial.run("sinks", str(place / "trace"))
+    assert trial.faults(outcome) == [] and letter not in outcome.err and "a\\" in outcome.err, outcome
+
+
+def test_a_map_of_a_trace_without_a_sampler(place):
+    """As of a network that was called without one; its manifest says null."""
+    from sinkscope.checksums import with_checksum
+
+    path = place / "trace/manifest.json"
+    path.write_text(json.dumps(with_checksum({**json.loads(path.read_text()), "sampler": None})))
+    outcome = trial.run("map", str(place / "trace"), "--step", "2", "--layer", "0", "--head", "0")
+    assert outcome.status == 0, outcome

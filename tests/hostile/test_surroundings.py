@@ -37,6 +37,13 @@ def test_variables_that_break_an_import(whole):
     assert status == 1 and "environment variable TORCH_LOGS" in err and err.count("\n") == 1, err
 
 
+def test_a_variable_that_breaks_the_import_of_the_hub():
+    status, _, err = run("check", "a/b", environment={"HF_HUB_DOWNLOAD_TIMEOUT": "x", "HF_HUB_OFFLINE": "1"})
+    assert status == 1 and "environment variable HF_HUB_DOWNLOAD_TIMEOUT is set to 'x', which huggingface_hub refuses" in err, err
+    status, _, err = run("check", "a/b", environment={"HF_ENDPOINT": "nonsense"})
+    assert status == 1 and "HF_ENDPOINT: expected the address of a model hub" in err and err.count("\n") == 1, err
+
+
 def test_figures_have_settings_of_their_own(whole, tmp_path):
     (tmp_path / "matplotlibrc").write_text("text.usetex: True\nnonsense\nbackend: nosuch\nfont.size: 90\n")
     status, _, err = run("figures", str(whole / "trace"), "--only", "3", "--out", "f", environment={"MPLBACKEND": "nosuch"}, cwd=tmp_path)

@@ -87,7 +87,7 @@ def run_demo(
             if not overwrite:
                 raise CallError(f"{out} already holds a demo; choose another folder, or replace it: --overwrite")
         else:
-            claim_folder(out)
+            claim_folder(out, overwrite=None)
         started = time.monotonic()
         traces, movement = [], []
         for name, sampler in MODELS.items():

@@ -46,6 +46,18 @@ class Explore(Command):
             raise CallError("expected at least one trace")
         if self.serve and self.out is not None:
             raise CallError("expected --out or --serve, found both")
+        changed = {
+            "--port": self.port != 0,
+            "--model": self.model is not None,
+            "--device": self.device != "cpu",
+            "--no-browser": not self.browser,
+        }
+        if not self.serve and any(changed.values()):
+            raise CallError(
+                f"{next(flag for flag, given in changed.items() if given)}: expected --serve beside it, found none; leave it out"
+            )
+        if not 0 <= self.port < 1 << 16:
+            raise CallError(f"--port: expected a number from 0 to {(1 << 16) - 1}, found {self.port}")
         if self.serve:
             find_device(self.device, "--device")
             if self.model is not None:

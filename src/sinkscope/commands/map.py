@@ -25,8 +25,8 @@ class Map(Command):
     Attributes:
         trace: folder of one trace.
         step: from 0; negative numbers count from the end.
-        layer: from 0, next to the embedding.
-        head: query head, from 0.
+        layer: from 0, next to the embedding; negative numbers count from the end.
+        head: query head, from 0 or from the end.
         out: a file: .npy (float32 [query, key]), .csv (query, key, attention), .png or .pdf.
         model: the model that wrote the trace, if it has moved; other weights are refused.
     """

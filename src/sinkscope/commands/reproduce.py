@@ -84,4 +84,5 @@ class Reproduce(Command):
 
 
 def _words(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
+    """Return the words of a text, separated by commas, each once."""
+    return list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))

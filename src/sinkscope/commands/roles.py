@@ -72,6 +72,9 @@ class Roles(Command):
             self._print_cost(texts, settings)
             return
         model = sinkscope.load(self.model, dtype=self.dtype, device=self.device)
+        if asked is not None and not (asked[0] < model.card.layers and asked[1] < model.card.heads):
+            most = f"{model.card.layers - 1}.{model.card.heads - 1}"
+            raise CallError(f"--head {self.head}: expected a layer and a head of {self.model}, 0.0 to {most}")
         from sinkscope.progress import show_progress
 
         with show_progress(len(texts), self.model, "prompts") as bar:

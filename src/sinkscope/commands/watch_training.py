@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional
 
-from sinkscope.commands.bounds import Few
+from sinkscope.commands.bounds import LARGEST, Between
 from sinkscope.commands.command import Command, Json, Switch, default_is, required
 from sinkscope.commands.output import print_json
 from sinkscope.commands.train import CANVASES, held_out, read_data
@@ -29,7 +29,7 @@ class WatchTraining(Command):
     runs: Annotated[Positional[tuple[Path, ...]], required()]
     out: Path
     data: Annotated[Path | None, default_is("the lab's")] = None
-    canvases: Few = CANVASES
+    canvases: Annotated[int, Between(-LARGEST, 10_000)] = CANVASES
     roles: Switch = False
     json: Json = False
 

@@ -8,6 +8,7 @@ from typing import Any, overload
 import numpy as np
 import torch
 
+from sinkscope.argument_types import checked
 from sinkscope.decoding.caches.policy import CachePolicy
 from sinkscope.decoding.canvas import Step, make_batch
 from sinkscope.decoding.projection import NotFiniteError
@@ -57,6 +58,7 @@ def generate(
     on_step: Callable[[Step], object] | None = None,
     **settings: Any,
 ) -> Any: ...
+@checked
 def generate(
     model: Model, prompt: Any = None, *, messages: Any = None, on_step: Callable[[Step], object] | None = None, **settings: Any
 ) -> Generation | list[Generation]:

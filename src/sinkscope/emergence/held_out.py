@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Int
 
+from sinkscope.argument_types import checked
 from sinkscope.errors import CallError
 from sinkscope.roles import Probe
 
@@ -31,6 +32,7 @@ class HeldOut:
     queries: str
 
 
+@checked
 def hold_out(
     tokens: Sequence[Int[np.ndarray, " position"]],
     predictable: Sequence[Bool[np.ndarray, " position"]] | None = None,

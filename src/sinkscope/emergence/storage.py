@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from sinkscope.argument_types import checked
 from sinkscope.checksums import compare_checksum, compare_sealed, sealed, with_checksum
 from sinkscope.documents import check_fields, check_regular, read_json_object
 from sinkscope.emergence.history import ARRAYS, Emergence, Moment
@@ -139,6 +140,7 @@ def _compare(folder: Path, values: Mapping[str, Any]) -> bool:
     return False
 
 
+@checked
 def open_emergence(folder: str | Path) -> Emergence:
     """Read the folder of a watched training.
 

@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+from sinkscope.argument_types import checked
 from sinkscope.emergence.held_out import HeldOut, fingerprint
 from sinkscope.emergence.moment import measure
 from sinkscope.emergence.storage import check_watch, open_watch
@@ -43,6 +44,7 @@ class TrainingWatch:
         ModelError: the network belongs to no family.
     """
 
+    @checked
     def __init__(
         self,
         network: Any,

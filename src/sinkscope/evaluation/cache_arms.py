@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from sinkscope.argument_types import checked
 from sinkscope.decoding import known_caches, parse_cache
 from sinkscope.errors import CallError
 
@@ -50,6 +51,7 @@ class Arm:
 PLAIN = Arm()
 
 
+@checked
 def read_arms(text: str, budgets: Sequence[int] = ()) -> list[Arm]:
     """Return the arms of a text, each once, plain sampling first.
 
@@ -109,6 +111,7 @@ def _parallel(piece: str, options: str) -> dict[str, float]:
     return found
 
 
+@checked
 def read_budgets(text: str) -> list[int]:
     """Return the budgets of a text, such as ``16,64``.
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from sinkscope.argument_types import check_argument
 from sinkscope.checksums import with_checksum
 from sinkscope.decoding import generate, make_batch, parse_cache, resolve_settings, settings_of
 from sinkscope.errors import CallError, EvaluationError
@@ -23,9 +24,9 @@ from sinkscope.evaluation.memory_peak import peak_memory
 from sinkscope.evaluation.protocols import AUTO
 from sinkscope.evaluation.results_folder import RUN, TASK, ResultItems, claim, locked, write_json
 from sinkscope.evaluation.running import describe_run
-from sinkscope.evaluation.task_plans import Request, TaskPlan, make_plans
+from sinkscope.evaluation.task_plans import Request, TaskPlan, check_request, make_plans
 from sinkscope.evaluation.tasks import find_task
-from sinkscope.models import FAMILIES, Family, Model
+from sinkscope.models import FAMILIES, Family, Model, expect_model
 from sinkscope.progress import show_progress
 from sinkscope.work_items import COMPARISON as OF_CACHES
 from sinkscope.work_items import share_of_process
@@ -63,6 +64,9 @@ def compare_caches(
         CallError: an argument that does not fit, another run in the folder, or another process at work in it.
         EvaluationError: the folder cannot be written.
     """
+    expect_model(model)
+    check_argument("batch", batch, int)
+    check_argument("out", out, Path | str)
     if batch < 1:
         raise CallError(f"batch: expected at least 1, found {batch}")
     if share_of_process().count > 1:
@@ -123,6 +127,7 @@ def plan_comparison(model: Model, request: Request, arms: Sequence[Arm]) -> list
     Raises:
         CallError: an arm that does not go with the model, a task or a canvas; a task without answers to write.
     """
+    check_request(request)
     check_settings(request.settings)
     check_family(model.family)
     for task in [find_task(name, request.data) for name in request.tasks]:

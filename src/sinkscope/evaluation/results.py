@@ -9,6 +9,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from sinkscope.argument_types import checked
 from sinkscope.checksums import compare_checksum, with_checksum
 from sinkscope.documents import MOST, check_fields, describe, parse_json, read_bytes
 from sinkscope.errors import CallError, EvaluationError
@@ -191,6 +192,7 @@ def _stored(results: Iterable[Result]) -> dict[str, Any]:
     return with_checksum({"format": FORMAT, "results": [asdict(result) for result in results]})
 
 
+@checked
 def read_results(*folders: Path | str) -> list[Result]:
     """Return the results of finished evaluations, folder by folder.
 

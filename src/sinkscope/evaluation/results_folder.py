@@ -69,9 +69,8 @@ def locked(folder: Path, share: Share = ALL, kind: str = EVALUATION) -> Iterator
                 raise CallError(f"{folder} holds files of something else ({strange} …); choose another folder or an empty one")
             found = read_object(folder / RUN) if RUN in names else None
             if found is not None and kind_of_run(found) != kind:
-                raise CallError(
-                    f"{folder}: expected an empty folder, or one with {kind}, found {kind_of_run(found)}; choose another folder"
-                )
+                what = f"expected an empty folder, or one with {kind}, found {kind_of_run(found)}"
+                raise CallError(f"{folder} holds another run: {what}; choose another folder")
             shared = stack.enter_context((folder / LOCK).open("a+"))
             own = shared if share.count == 1 else stack.enter_context(_lock_path(folder, share).open("a+"))
         except (FileExistsError, NotADirectoryError) as error:

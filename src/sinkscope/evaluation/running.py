@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from sinkscope.argument_types import check_argument
 from sinkscope.decoding import Generation, generate
 from sinkscope.decoding.caches.parsing import parse_cache
 from sinkscope.decoding.caches.reader import check_model
@@ -95,6 +96,8 @@ def evaluate(
         EvaluationError: the folder cannot be written, the sandbox does not work, or another process of the same run died.
     """
     expect_model(model)
+    check_argument("batch", batch, int)
+    check_argument("out", out, Path | str)
     if batch < 1:
         raise CallError(f"batch: expected at least 1, found {batch}")
     mine = share_of_process() if share is None else share

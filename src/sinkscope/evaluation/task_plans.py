@@ -4,9 +4,11 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
+from sinkscope.argument_types import check_argument
 from sinkscope.decoding import Settings, described, make_batch, resolve_settings, settings_of
+from sinkscope.documents import describe
 from sinkscope.errors import CallError, ModelError
 from sinkscope.evaluation.answers import Rule
 from sinkscope.evaluation.choices import LikelihoodSettings, count_tokens, settings_for
@@ -17,6 +19,7 @@ from sinkscope.interventions import parse_rule
 from sinkscope.models import Family, Model
 
 LENGTH, BLOCK = 64, 16
+MOST_SHOTS = 1000
 PUBLISHED_LENGTHS = {"gsm8k": 256, "gsm8k_cot": 256, "gsm8k_two_pass": 256, "humaneval": 512, "humaneval_instruct": 512}
 
 
@@ -111,6 +114,10 @@ def check_request(request: Request) -> None:
     for name, value, example in (("tasks", request.tasks, "names"), ("hide", request.hide, 'rules such as ["none"]')):
         if not value or isinstance(value, str):
             raise CallError(f"{name}: expected a list of {example}, found {value!r}")
+    for name, hint in get_type_hints(Request).items():
+        check_argument(name, getattr(request, name), hint)
+    if request.shots is not None and request.shots > MOST_SHOTS:
+        raise CallError(f"shots: expected at most {MOST_SHOTS} solved problems, found {describe(request.shots)}")
     if request.limit is not None and request.limit < 1:
         raise CallError(f"limit: expected at least 1 problem, found {request.limit}")
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from importlib import import_module
 from pathlib import Path
 
+from sinkscope.argument_types import checked
 from sinkscope.errors import CallError, SinkscopeError, TraceError
 from sinkscope.figures.figure import DrawnFigure, Figure
 from sinkscope.figures.highlights import Place
@@ -42,6 +43,7 @@ def find_figures() -> dict[str, Figure]:
     return {figure.name: figure for figure in figures}
 
 
+@checked
 def draw_figures(
     traces: Sequence[Trace | OpenedStatistics],
     out: Path,

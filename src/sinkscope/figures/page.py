@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from sinkscope.argument_types import checked
 from sinkscope.errors import CallError
 from sinkscope.figures.drawing import make_folder
 from sinkscope.figures.page_numbers import numbers_of
@@ -34,6 +35,7 @@ class Table:
     caption: str = ""
 
 
+@checked
 def write_page(
     traces: Sequence[Trace],
     out: Path,

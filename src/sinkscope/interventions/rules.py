@@ -10,6 +10,7 @@ import inspect
 import re
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from sinkscope.argument_types import checked
 from sinkscope.errors import CallError
 from sinkscope.extension_points import find_kinds
 from sinkscope.interventions.intervention import Composed, Intervention, compose
@@ -46,6 +47,7 @@ def known_controls() -> dict[str, bool]:
     return {word: "seed" in _option_fields(kind) for word, kind in known_rules().items() if kind.control}
 
 
+@checked
 def parse_rule(text: str) -> Intervention | Composed:
     """Return the intervention that a rule stands for.
 
@@ -79,6 +81,7 @@ def parse_rule(text: str) -> Intervention | Composed:
     return kind(*given, **_options(text, word, kind, tail))
 
 
+@checked
 def split_rules(text: str) -> list[str]:
     """Return rules separated by commas, each once and with its options: ``none,top:1@current,last_row`` has two.
 
@@ -113,7 +116,8 @@ def _options(text: str, word: str, kind: type[Intervention], tail: str) -> dict[
             known = [*words, *(f"{one}=…" for one in fields if one in LISTS or hints[one] in _NUMBERS)]
             raise CallError(f"rule {text!r}: {word} has no option {piece!r}; expected some of {', '.join(known)}")
         if key in found and found[key] != chosen:
-            raise CallError(f"rule {text!r}: {key} is given twice")
+            both = f": {found[key]} and {chosen} are both values of it" if key in {one for one, _ in words.values()} else ""
+            raise CallError(f"rule {text!r}: {key} is given twice{both}; give one")
         found[key] = chosen
     return found
 
@@ -138,6 +142,8 @@ def _read_numbers(text: str, name: str, value: str) -> tuple[int, ...]:
             raise CallError(f"rule {text!r}: expected {name} as numbers such as 0-3+7, found {value!r}")
         if int(ends[2] or ends[1]) >= MOST:
             raise CallError(f"rule {text!r}: {name}: expected numbers below {MOST:,}, found {part}")
+        if int(ends[2] or ends[1]) < int(ends[1]):
+            raise CallError(f"rule {text!r}: {name}: expected the lower number first, found {part}; write {ends[2]}-{ends[1]}")
         numbers += range(int(ends[1]), int(ends[2] or ends[1]) + 1)
     return tuple(numbers)
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
+from sinkscope.argument_types import checked
 from sinkscope.checksums import sealed
 from sinkscope.errors import TrainingError
 from sinkscope.lab.corpus import Corpus
@@ -22,6 +23,7 @@ from sinkscope.locks import claimed_folder
 from sinkscope.models.devices import find_device
 
 
+@checked
 def train_checkpoint(
     recipe: Recipe,
     out: Path,

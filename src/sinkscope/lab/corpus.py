@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from sinkscope.argument_types import checked
 from sinkscope.checksums import compare_checksum, compare_file, sha256_of, with_checksum
 from sinkscope.documents import check_fields, check_regular, read_json_object
 from sinkscope.errors import CallError, TrainingError
@@ -82,6 +83,7 @@ class Corpus:
         return tokenizer
 
 
+@checked
 def make_corpus(texts: Iterable[LongText], out: Path, *, vocabulary: int = 4096, source: str = "", progress: bool = True) -> Path:
     """Write a corpus folder under another name, and rename it when it is complete.
 
@@ -137,6 +139,7 @@ def _write(texts: Sequence[LongText], out: Path, vocabulary: int, source: str, p
     os.replace(beside, out)
 
 
+@checked
 def open_corpus(folder: str | Path, *, verify: bool = True) -> Corpus:
     """Open a corpus folder and check it against its checksums.
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from sinkscope.argument_types import checked
 from sinkscope.checksums import sealed
 from sinkscope.documents import read_json_object
 from sinkscope.errors import CallError, ModelError
@@ -26,6 +27,7 @@ EMBEDDING, KEYS, VALUES = (f"model.sink_token.{name}" for name in ("embedding", 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
+@checked
 def fold(name: str, out: Path) -> Path:
     """Write a copy of a model whose sink tokens are constants, and return its folder.
 

@@ -4,6 +4,7 @@ huggingface_hub fetches and keeps the cache. It goes on where a connection was c
 """
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -102,6 +103,8 @@ def _told(name: str, revision: str | None) -> Iterator[None]:
 
     hub = constants.ENDPOINT
     again = "run the same again, finished files are kept"
+    if not hub.startswith(("http://", "https://")):
+        raise ModelError(f"HF_ENDPOINT: expected the address of a model hub, which begins with https://, found {hub[:60]!r}; correct it")
     no_hub = f"{name}: expected the answer of a model hub from {hub}, found another; correct HF_ENDPOINT"
     try:
         yield
@@ -118,7 +121,10 @@ def _told(name: str, revision: str | None) -> Iterator[None]:
             f"{name}: expected a branch, tag or commit of the repository, found no {revision!r}; see {hub}/{name}/tree/main"
         ) from error
     except errors.HFValidationError as error:
-        raise ModelError(f"{name}: no such folder here, and no name of a repository ({_line(error)}); pass owner/name") from error
+        raise ModelError(
+            f"{name}: no such folder here, and no name of a repository, which has letters, digits, -, _ and . on both sides of one /; "
+            "pass owner/name"
+        ) from error
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
         if isinstance(error.__cause__, errors.FileMetadataError):
             raise ModelError(no_hub) from error
@@ -148,4 +154,5 @@ def _reason(error: BaseException) -> str:
 
 
 def _line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    text = re.sub(r"\[Errno -?[0-9]+\] ?", "", str(error)).strip()
+    return text.splitlines()[0] if text else type(error).__name__

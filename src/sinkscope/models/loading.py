@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from sinkscope.argument_types import checked
 from sinkscope.checksums import compare_sealed
 from sinkscope.errors import CallError, ModelError
 from sinkscope.models.conversion import Converted, completed, convert_config, rename_tensor, tensor_renamings
@@ -40,6 +41,7 @@ from sinkscope.models.weights import (
 DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
+@checked
 def load(
     name: str | Path,
     *,

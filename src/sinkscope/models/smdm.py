@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sinkscope.argument_types import checked
 from sinkscope.checksums import sealed
 from sinkscope.errors import CallError, ModelError
 from sinkscope.locks import claimed_folder, names_in
@@ -49,6 +50,7 @@ FUSED, PACKED = "attn.attn.weight", "mlp.swiglu.w12.weight"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model", "chat_template.jinja")
 
 
+@checked
 def convert(file: Path, out: Path, *, tokenizer: Path, heads: int | None = None) -> Path:
     """Write a folder with safetensors and a config.json from one of paper 2's checkpoints, and return it.
 

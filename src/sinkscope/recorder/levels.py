@@ -8,7 +8,9 @@ from typing import Any, Literal, get_args
 
 from torch import nn
 
+from sinkscope.argument_types import checked
 from sinkscope.attention import subscribed
+from sinkscope.documents import describe
 from sinkscope.errors import CallError, TraceError
 from sinkscope.locks import claimed_folder
 from sinkscope.models import Model
@@ -16,9 +18,11 @@ from sinkscope.recorder.destination import Destination, TraceFolders
 from sinkscope.recorder.step_recorder import Recorder
 from sinkscope.traces import claim_folder
 
+MOST = 1 << 20
 Level = Literal["columns", "top", "statistics", "drift"]
 
 
+@checked
 @contextmanager
 def recording(
     model: Model | nn.Module,
@@ -56,6 +60,8 @@ def recording(
         raise CallError(f"keep: expected one of {', '.join(get_args(Level))}, found {keep!r}")
     if keep == "top" and top < 1:
         raise CallError(f"top: expected at least 1 column of each head, found {top}")
+    if top > MOST:
+        raise CallError(f"top: expected at most {MOST:,} columns of each head, found {describe(top)}")
     if tokenizer is not None and isinstance(model, Model):
         raise CallError(f"tokenizer: {model.card.name} has its own; leave it out")
     folder = Path(out)

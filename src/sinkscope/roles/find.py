@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from sinkscope.argument_types import checked
 from sinkscope.decoding import Settings, resolve_settings, step_count
 from sinkscope.decoding.caches.memory import is_out_of_memory
 from sinkscope.errors import CallError, EvaluationError, SinkscopeError
@@ -25,11 +26,14 @@ from sinkscope.statistics.intervals import LEAST_PROMPTS
 
 LEAST = 2 * LEAST_PROMPTS
 """Prompts that a verdict needs: half of them choose, half of them judge."""
+MOST = 1 << 20
+"""Canvases of a prompt, and canvases in one forward call."""
 MEASURED = 3
 """Changes with what is measured of a prompt, so that a folder of an earlier version is not gone on with."""
 Measure = Callable[[list[Probe]], list[dict[str, Any]]]
 
 
+@checked
 def find_roles(
     model: Model,
     prompts: Sequence[Any],
@@ -67,6 +71,10 @@ def find_roles(
     for name, value in (("canvases", canvases), ("rows", rows)):
         if value < 1:
             raise CallError(f"{name}: expected at least 1, found {value}")
+        if value > MOST:
+            raise CallError(f"{name}: expected at most {MOST:,}, found {value:,}")
+    if not isinstance(rules, Rules | None):
+        raise CallError(f"rules: expected Rules or None, found {type(rules).__name__}")
     if control_seed < 0:
         raise CallError(f"control_seed: expected a number from 0 upwards, found {control_seed}")
     resolved = resolve_settings(model.family, **settings)  # what does not fit is refused before anything is made
@@ -197,6 +205,7 @@ class _Run:
         return Together(tuple(heads), estimates(found))
 
 
+@checked
 def find_roles_on(model: Model, probes: Sequence[Probe], *, rules: Rules | None = None, rows: int = 32, control_seed: int = 0) -> Roles:
     """Return the role of every head that has a lasting sink on given canvases, such as held-out text.
 

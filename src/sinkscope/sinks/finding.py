@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
+from sinkscope.argument_types import checked
 from sinkscope.errors import CallError, SinkscopeError
 from sinkscope.notebook_card import MOST_ROWS, card
 from sinkscope.sinks.definition import (
@@ -105,6 +106,7 @@ class Sinks:
         return [dict(zip(columns, row, strict=True)) for row in zip(*(column.tolist() for column in columns.values()), strict=True)]
 
 
+@checked
 def find_sinks(trace: Recorded | str | Path, excess: float = EXCESS, unit: Unit = "queries") -> Sinks:
     """Return the sinks of a trace: Eq. 3 on every step, layer and head.
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from sinkscope.argument_types import checked
 from sinkscope.errors import CallError
 from sinkscope.notebook_card import MOST_ROWS, card
 from sinkscope.sinks.drift import IsSink, MainMoves, as_positions, slopes
@@ -129,6 +130,7 @@ def main_sinks(
     return np.where(selected.any(axis=-1), strongest, -1)
 
 
+@checked
 def track(sinks: Sinks, tolerance: int = 0) -> Tracks:
     """Return the tracks and main sinks of a trace.
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from sinkscope.argument_types import checked
 from sinkscope.errors import CallError
 from sinkscope.sinks.finding import Recorded
 from sinkscope.statistics.agreement import Pattern, PromptAgreement
@@ -185,6 +186,7 @@ class _Prompts:
                 yield Estimate(name, dict(threshold.place), _plain(mean), _plain(low), _plain(high), prompts)
 
 
+@checked
 def analyse(
     traces: Iterable[Recorded | str | Path] | Trace | str | Path,
     thresholds: Sequence[Threshold] = THRESHOLDS,
@@ -232,6 +234,7 @@ def analyse(
     return Analysis(tuple(statistics), len(whole), *shape, tolerance, tuple(texts), keys, whole)
 
 
+@checked
 def compare(first: Analysis, second: Analysis, seed: int = 0) -> tuple[Estimate, ...]:
     """Return second minus first, of every statistic that both have: what is left of a drift with one block, or with blocks reversed.
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from sinkscope.argument_types import checked
 from sinkscope.checksums import CHECKSUM, compare_checksum, compare_file, with_checksum
 from sinkscope.documents import check_fields, exists, read_bytes, read_json_object
 from sinkscope.errors import CallError, TraceError
@@ -29,6 +30,7 @@ _OF_A_TRACE = re.compile(r"(steps|map)-.*\.safetensors")
 CHANGED = "the bundle was damaged or changed; ask for it again"
 
 
+@checked
 def write_bundle(
     trace: Trace, out: str | Path, precision: Precision = "float32", page: str | None = None, command: str | None = None
 ) -> Path:
@@ -61,7 +63,7 @@ def write_bundle(
     if listed_files != [part.path.name for part in trace.parts]:
         raise TraceError(f"{trace.folder}: expected each part once in {MANIFEST}, found {len(listed_files)} of {len(trace.parts)} there")
     with claimed_folder(folder, TraceError):
-        claim_folder(folder)
+        claim_folder(folder, overwrite=None)
         made_of = hashlib.sha256(read_bytes(trace.folder / MANIFEST, TraceError)).hexdigest()
         entries, errors = [], {}
         for part, listed in zip(trace.parts, trace.manifest["parts"], strict=True):
@@ -87,6 +89,7 @@ def write_bundle(
     return folder
 
 
+@checked
 def open_bundle(folder: str | Path) -> Trace:
     """Open the trace of a bundle, after every file was compared with its checksum.
 

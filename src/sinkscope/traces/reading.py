@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from sinkscope.argument_types import checked
 from sinkscope.axes import TRACE_AXES
 from sinkscope.checksums import compare_checksum
 from sinkscope.documents import check_fields, describe, exists, read_json_object
@@ -192,6 +193,7 @@ def trace_folders(path: Path) -> list[Path]:
         raise TraceError(f"{path} cannot be read ({error.strerror or error})") from error
 
 
+@checked
 def open_traces(path: str | Path, *, verify: bool = True) -> list[Trace]:
     """Return all traces at a path: one, or the numbered ones of a batch.
 
@@ -217,6 +219,7 @@ def as_trace(trace: Any) -> Any:
     return open_trace(trace) if isinstance(trace, str | Path) else trace
 
 
+@checked
 def open_trace(path: str | Path, *, verify: bool = True) -> Trace:
     """Open one trace; only its manifest is read until it is indexed.
 

@@ -14,6 +14,7 @@ from sinkscope.errors import CallError, TraceError
 from sinkscope.locks import names_in
 from sinkscope.traces.format import FORMAT, MANIFEST, PART, PART_GLOB, write_manifest
 from sinkscope.traces.part_files import write_part
+from sinkscope.work_items import read_object
 
 STEPS_PER_PART = 16
 SECONDS_PER_PART = 2.0
@@ -22,11 +23,12 @@ BYTES_PER_PART = 64 << 20
 Step = dict[str, np.ndarray]
 
 
-def claim_folder(folder: Path, overwrite: bool = False) -> None:
+def claim_folder(folder: Path, overwrite: bool | None = False) -> None:
     """Make an empty folder for a trace.
 
     Args:
-        overwrite: deletes the traces or statistics that it holds; nothing is deleted where it holds anything else.
+        overwrite: deletes the traces or statistics that it holds; nothing is deleted where it holds anything else. None where the caller
+            has no such option.
 
     Raises:
         CallError: it holds something already.
@@ -43,10 +45,11 @@ def claim_folder(folder: Path, overwrite: bool = False) -> None:
         raise TraceError(f"{folder} cannot be made ({error.strerror}); choose another folder") from error
     if found is None:
         return
-    if not (folder / MANIFEST).exists() and not list(folder.glob(f"*/{MANIFEST}")):
+    if not any(_is_recording(path) for path in (folder / MANIFEST, *folder.glob(f"*/{MANIFEST}"))):
         raise CallError(f"{folder} already holds files ({found} …); choose another folder or delete this one")
     if not overwrite:
-        raise CallError(f"{folder} already holds a trace; choose another folder, or replace it: overwrite=True, --overwrite")
+        advice = "choose another folder" + (", or replace it: overwrite=True, --overwrite" if overwrite is not None else "")
+        raise CallError(f"{folder} already holds a trace; {advice}")
     if foreign := _not_recorded(folder):
         raise CallError(f"{folder} holds {foreign.name} beside its trace, and overwrite deletes traces only; choose another folder")
     try:
@@ -54,6 +57,12 @@ def claim_folder(folder: Path, overwrite: bool = False) -> None:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     except OSError as error:
         raise TraceError(f"{error.filename or folder} cannot be deleted ({error.strerror}); choose another folder") from error
+
+
+def _is_recording(path: Path) -> bool:
+    """Return whether a manifest is that of a trace or of statistics; a damaged one may be."""
+    found: dict[str, Any] | None = read_object(path) if path.exists() else {"format": None}
+    return found is None or found.get("format", FORMAT) == FORMAT
 
 
 _RECORDED = re.compile(r"(manifest\.json|steps-\d+\.safetensors|map-[-\d]+\.safetensors|statistics\.safetensors)(\.\d+\.writing)?|\.lock")

@@ -8,6 +8,7 @@ import functools
 from dataclasses import fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from sinkscope.argument_types import checked
 from sinkscope.decoding.caches.policy import CachePolicy
 from sinkscope.errors import CallError
 from sinkscope.extension_points import find_kinds
@@ -34,6 +35,7 @@ def known_caches() -> dict[str, type[CachePolicy]]:
     return dict(sorted(found.items()))
 
 
+@checked
 def parse_cache(text: str) -> CachePolicy | None:
     """Return the policy that a text stands for; None for ``none``.
 

@@ -80,6 +80,10 @@ def read_folders(text: str) -> dict[str, str]:
         if not equals or not folder or name in found:
             raise CallError(f"--models: expected NAME=FOLDER once each, NAME of {', '.join(CHECKPOINTS)}, found {part!r}")
         found[name] = folder
+    if not found:
+        raise CallError(
+            f"--models: expected published, or NAME=FOLDER separated by commas, NAME of {', '.join(CHECKPOINTS)}, found {text[:60]!r}"
+        )
     return found
 
 

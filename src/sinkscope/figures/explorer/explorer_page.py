@@ -3,7 +3,7 @@
 import base64
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from html import escape
@@ -11,6 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from sinkscope.argument_types import checked
 from sinkscope.errors import CallError, TraceError
 from sinkscope.figures.drawing import make_folder
 from sinkscope.figures.explorer.recorded_views import STRONGEST, ShownTrace, add_trace
@@ -72,6 +73,7 @@ class Explorer:
         """Return what marimo shows."""
         return self.widget()
 
+    @checked
     def page(self, largest: int | None = None) -> str:
         """Return the page as one file that holds all its data; of a trace that is too large for that, without its single heads.
 
@@ -98,6 +100,7 @@ class Explorer:
         """
         return "".join(_pieces(self.document | {"tiles": self.tiles.index} | more, {}, frozenset(), connect="'self'"))
 
+    @checked
     def write_page(self, path: str | Path) -> Path:
         """Write one file.
 
@@ -109,6 +112,7 @@ class Explorer:
         write_whole(path, (piece.encode() for piece in self._page(LARGEST_PAGE)))
         return path
 
+    @checked
     def write_folder(self, folder: str | Path) -> Path:
         """Write a folder for any web server, with ``index.html`` and a small file for each tile; return the former.
 
@@ -129,6 +133,7 @@ def tile_path(name: str) -> str:
     return f"data/{name.replace('/', '-')}.bin"
 
 
+@checked
 def explore(*traces: Trace | str | Path | Sequence[Trace | str | Path], excess: float = 3.0, roles: Roles | None = None) -> Explorer:
     """Return the explorer of one or more traces; the first two are shown side by side. A notebook shows it in place.
 
@@ -141,7 +146,7 @@ def explore(*traces: Trace | str | Path | Sequence[Trace | str | Path], excess: 
         CallError: no traces, roles of none of them, or a threshold that cannot hold.
         TraceError: a trace without a whole step, or a damaged one.
     """
-    given = [one for group in traces for one in ([group] if isinstance(group, Trace | str | Path) else group)]
+    given = [one for group in traces for one in (group if isinstance(group, Iterable) and not isinstance(group, str) else [group])]
     if not given:
         raise CallError("expected at least one trace, found none")
     opened = [as_trace(one) for one in given]

@@ -1,0 +1,135 @@
+"""`checked`: public functions say in our words what an argument should have been, before any of it is used.
+
+The check reads the annotations: numbers, text, paths, lists, objects and functions, also within each other. Classes of our own and of other
+libraries are left to the function, which knows what may stand in their place.
+"""
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from numbers import Integral, Real
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from sinkscope.documents import describe
+from sinkscope.errors import CallError
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+_WORDS: dict[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "True or False",
+    str: "text",
+    bytes: "bytes",
+    Path: "a path",
+    NoneType: "None",
+}
+_SEVERAL = {int: "whole numbers", float: "numbers", str: "texts", Path: "paths"}
+_LISTS = (Sequence, Collection, list, tuple, Set, set, frozenset)
+
+
+def checked(function: Function) -> Function:
+    """Return a function that raises `CallError` for an argument of another type than its annotation says."""
+    signature = inspect.signature(function)
+    hints: dict[str, Any] = {}
+
+    @functools.wraps(function)
+    def call(*given: Any, **named: Any) -> Any:
+        if not hints:
+            hints.update(get_type_hints(function))
+        try:
+            bound = signature.bind(*given, **named)
+        except TypeError:
+            return function(*given, **named)  # which says it in Python's words
+        for name, value in bound.arguments.items():
+            kind = signature.parameters[name].kind
+            several = {inspect.Parameter.VAR_POSITIONAL: value, inspect.Parameter.VAR_KEYWORD: ()}.get(kind, (value,))
+            for one in several:
+                check_argument(name, one, hints.get(name, Any))
+        return function(*given, **named)
+
+    return call  # type: ignore[return-value]
+
+
+def check_argument(name: str, value: Any, hint: Any) -> None:
+    """Raise an error for a value of another type than a hint says.
+
+    Raises:
+        CallError: such a value, at any depth.
+    """
+    if isinstance(value, str) and not value and Path in _parts(hint):
+        raise CallError(f"{name}: expected a path, found an empty text")
+    if fits(value, hint):
+        return
+    inner = _parts(hint)
+    for one in inner:  # a list of the right kind with a wrong item in it is told by the item
+        if get_origin(one) in _LISTS and _is_list(value):
+            item = (get_args(one) or (Any,))[0]
+            at, wrong = next((at, other) for at, other in enumerate(value) if not fits(other, item))
+            raise CallError(f"{name}[{at}]: expected {_words(item)}, found {_found(wrong)}")
+    raise CallError(f"{name}: expected {_words(hint)}, found {_found(value)}")
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Return whether a value is of the type of a hint; of a type that is not known here, any is."""
+    if hint is None or hint is NoneType:
+        return value is None
+    if get_origin(hint) in (Union, UnionType):
+        return any(fits(value, one) for one in get_args(hint))
+    if hint in (int, float):
+        return isinstance(value, Integral if hint is int else Real) and not isinstance(value, bool)
+    if hint is bool:
+        return isinstance(value, bool) or type(value).__name__ in ("bool_", "bool")
+    if hint is Path:
+        return isinstance(value, os.PathLike)
+    if hint in (str, bytes):
+        return isinstance(value, hint)
+    origin, inner = get_origin(hint) or hint, get_args(hint)
+    if origin is Mapping or origin is dict:
+        return isinstance(value, Mapping) and (
+            not inner or all(fits(key, inner[0]) and fits(item, inner[1]) for key, item in value.items())
+        )
+    if origin in _LISTS:
+        return _is_list(value) and (not inner or (len(inner) == 2 and inner[1] is not ...) or all(fits(one, inner[0]) for one in value))
+    if origin is Iterable:
+        return hasattr(value, "__iter__") and not isinstance(value, str | bytes | Mapping)
+    if origin is Callable:
+        return callable(value)
+    return True
+
+
+def _is_list(value: Any) -> bool:
+    if isinstance(value, str | bytes | bytearray | Mapping):
+        return False
+    return isinstance(value, Collection) or (hasattr(value, "__len__") and hasattr(value, "__getitem__"))
+
+
+def _parts(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+
+
+def _words(hint: Any) -> str:
+    """Return in words what a hint asks for."""
+    found = []
+    for one in _parts(hint):
+        origin, inner = get_origin(one) or one, get_args(one)
+        if one in _WORDS:
+            found.append(_WORDS[one])
+        elif origin is Mapping or origin is dict:
+            found.append("an object by name")
+        elif origin in _LISTS or origin is Iterable:
+            items = [_SEVERAL[item] for item in (_parts(inner[0]) if inner else ()) if item in _SEVERAL]
+            found.append(f"a list of {' or '.join(items)}" if items else "a list")
+        elif origin is Callable:
+            found.append("a function")
+        else:
+            found.append(getattr(one, "__name__", str(one)))
+    return " or ".join(dict.fromkeys(found))
+
+
+def _found(value: Any) -> str:
+    """Return in words what was found."""
+    plain = value is None or isinstance(value, str | bool | int | float)
+    return describe(value) if plain else type(value).__name__

@@ -1,0 +1,81 @@
+"""`checked` says what an argument should have been."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sinkscope.argument_types import checked
+from sinkscope.errors import CallError
+
+
+@checked
+def call(
+    count: int,
+    share: float = 0.0,
+    *more: str,
+    name: str | None = None,
+    path: str | Path = "x",
+    words: Sequence[str] = (),
+    pair: tuple[int, int] = (0, 1),
+    by_name: Mapping[str, int] | None = None,
+    each: Iterable[int] = (),
+    do: Callable[[], object] | None = None,
+    switch: bool = False,
+    other: "np.ndarray | None" = None,
+    **settings: Any,
+) -> tuple[Any, ...]:
+    """Return what it was given."""
+    return count, share, more, name, path, words, settings
+
+
+GOOD = [
+    ((1,), {}),
+    ((np.int64(1), 2, "a", "b"), {"name": None, "path": Path("x"), "words": ["a"], "x": object()}),
+    ((1, np.float32(0.5)), {"words": ("a",), "by_name": {"a": 1}, "each": (one for one in (1, 2)), "do": print, "switch": np.bool_(True)}),
+    ((1,), {"other": "another class is not looked at", "pair": [1, 2]}),
+]
+BAD = [
+    ((True,), {}, "count: expected a whole number, found true"),
+    ((1.0,), {}, "count: expected a whole number, found 1.0"),
+    (("1",), {}, "count: expected a whole number, found '1'"),
+    ((1, "x"), {}, "share: expected a number, found 'x'"),
+    ((1, 0.5, "a", 5), {}, "more: expected text, found 5"),
+    ((1,), {"name": b"x"}, "name: expected text or None, found bytes"),
+    ((1,), {"path": ""}, "path: expected a path, found an empty text"),
+    ((1,), {"path": 5}, "path: expected text or a path, found 5"),
+    ((1,), {"words": "abc"}, "words: expected a list of texts, found 'abc'"),
+    ((1,), {"words": {"a": 1}}, "words: expected a list of texts, found dict"),
+    ((1,), {"words": (one for one in "ab")}, "words: expected a list of texts, found generator"),
+    ((1,), {"words": ["a", None]}, r"words\[1\]: expected text, found null"),
+    ((1,), {"by_name": {5: 1}}, "by_name: expected an object by name or None, found dict"),
+    ((1,), {"by_name": [1]}, "by_name: expected an object by name or None, found list"),
+    ((1,), {"each": "12"}, "each: expected a list of whole numbers, found '12'"),
+    ((1,), {"do": 5}, "do: expected a function or None, found 5"),
+    ((1,), {"switch": 1}, "switch: expected True or False, found 1"),
+    ((10**5000,), {"switch": None}, "switch: expected True or False, found null"),
+    (("x" * 10**6,), {}, "count: expected a whole number, found 'xxxxx"),
+]
+
+
+@pytest.mark.parametrize(("given", "named"), GOOD)
+def test_what_fits_is_handed_on(given, named):
+    assert call(*given, **named)[0] == 1
+
+
+@pytest.mark.parametrize(("given", "named", "message"), BAD, ids=[one[2] for one in BAD])
+def test_what_does_not_fit_is_told(given, named, message):
+    with pytest.raises(CallError, match=message) as error:
+        call(*given, **named)
+    assert len(str(error.value)) < 200
+
+
+def test_a_call_that_python_refuses_is_left_to_python():
+    with pytest.raises(TypeError, match="missing 1 required positional argument"):
+        call()
+
+
+def test_a_checked_function_looks_as_before():
+    assert call.__name__ == "call" and call.__doc__ == "Return what it was given."
