@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from sinkscope.attention import Columns, LayerCall
-from sinkscope.decoding.caches.keeping import SINK_EXCESS, by_group, excess, loss_without, nearness, outside_of, pick
+from sinkscope.decoding.caches.keeping import by_group, excess, loss_without, nearness, outside_of, pick
 from sinkscope.decoding.caches.policy import CachePolicy, Moment, Places, Plan
 from sinkscope.decoding.caches.triggers import (
     LEVELS,
@@ -21,6 +21,7 @@ from sinkscope.decoding.caches.triggers import (
 from sinkscope.decoding.canvas import Batch
 from sinkscope.decoding.settings import Settings
 from sinkscope.models.family import Family
+from sinkscope.sinks.finding import EXCESS
 
 FIRED = {"sink": sinks_moved, "drift": attention_drifted, "confidence": commits_unsure, "entropy": commits_open}
 MEASURED = ("sinks", "top", "no-sinks", "norm", "attended", "oracle")
@@ -168,11 +169,11 @@ class BlockCache(CachePolicy):
             return columns
         over = excess(columns, moment.real)
         if self.keep == "no-sinks":
-            return columns - width * (over > SINK_EXCESS)
+            return columns - width * (over > EXCESS)
         over = over.masked_fill(~moment.real[:, None, None], -torch.inf)
         over[..., moment.start : moment.stop] = -torch.inf  # the block is read anyway
         strongest = over >= over.topk(max(1, self.budget - self.window), dim=-1).values[..., -1:]
-        sinks = strongest & (over > SINK_EXCESS) & (self.budget > self.window)
+        sinks = strongest & (over > EXCESS) & (self.budget > self.window)
         return torch.where(sinks, over, near - width)
 
     def _drawn(self, moment: Moment) -> Tensor:

@@ -10,9 +10,6 @@ from sinkscope.attention import LayerCall
 from sinkscope.decoding.caches.policy import Moment
 from sinkscope.sinks.definition import excess_of
 
-SINK_EXCESS = 3.0
-"""ε of Eq. 3 in queries' worth: a key whose column exceeds the mean of the others by more is a sink."""
-
 
 def outside_of(moment: Moment) -> Tensor:
     """Return the tokens outside of the block, bool [batch, position]."""

@@ -18,8 +18,9 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from sinkscope.attention import LayerCall
-from sinkscope.decoding.caches.keeping import SINK_EXCESS, block_weights, excess
+from sinkscope.decoding.caches.keeping import block_weights, excess
 from sinkscope.decoding.caches.policy import Moment
+from sinkscope.sinks.finding import EXCESS
 
 LEVELS = {"sink": 0.25, "drift": 0.9, "confidence": 0.5, "entropy": 1.0}
 """The default level of each trigger."""
@@ -46,7 +47,7 @@ def sinks_moved(moment: Moment, level: float) -> Tensor:
     """Return in which rows more than a share ``level`` of the main sinks have moved since the last refresh, bool [batch]."""
     assert moment.now is not None and moment.at_refresh is not None
     before = moment.at_refresh
-    had = (excess(before, moment.real) > SINK_EXCESS).any(-1)
+    had = (excess(before, moment.real) > EXCESS).any(-1)
     moved = had & (before.argmax(-1) != moment.now.argmax(-1))
     return moved.sum((1, 2)) > level * had.sum((1, 2))
 
