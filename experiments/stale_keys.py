@@ -11,7 +11,7 @@ Rule      Written down before the run. Plain sampling writes an answer of one bl
           an answer; 95 % intervals by bootstrap over answers. The claim holds at an R where the whole interval of the model with the token
           lies below that of the model without, and is refuted where it lies above; between models that differ in more than the
           token it tells nothing about the token.
-          Arms write 32 tokens behind 128 of each of 48 held-out windows. Of each seed and R, the mean divergence of the arm with the token
+          Arms write 32 tokens behind 128 of each of 16 held-out windows. Of each seed and R, the mean divergence of the arm with the token
           is divided by that of the arm without, with a 95 % interval by bootstrap over windows. The seeds decide: the geometric mean of
           their ratios with its 95 % interval by Student's t. The claim holds at an R where this interval lies below 1, is refuted where it
           lies above, and is undecided elsewhere. With three seeds only a large and regular difference can be told.
@@ -20,6 +20,7 @@ Found     docs/caches.md
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +42,15 @@ from sinkscope.lab.starting_network import choose_tokenizer
 from sinkscope.models.in_memory import model_of
 
 INTERVALS = (2, 4, 8, 16, 32)
+OF_ARMS = (4, 16, 32)
 LENGTH, BATCH = 32, 16
 RESAMPLES = 10_000
 WITHOUT, WITH = "diffusion-base", ("diffusion-sink-token", "diffusion-sink-zero")
-WINDOWS, PROMPT = 48, 128
+WINDOWS, PROMPT = 16, 128
 
 
 @torch.no_grad()
-def divergences(model: Any, prompts: list[list[int]]) -> dict[int, list[float]]:
+def divergences(model: Any, prompts: list[list[int]], intervals: Sequence[int] = INTERVALS) -> dict[int, list[float]]:
     """Return the mean divergence of each answer, by how often everything is refreshed."""
     settings = resolve_settings(model.family, length=LENGTH, steps=LENGTH, block=LENGTH)
     batch = make_batch(model, prompts, [None] * len(prompts), LENGTH)
@@ -57,7 +59,7 @@ def divergences(model: Any, prompts: list[list[int]]) -> dict[int, list[float]]:
     canvases = [first, *(step.tokens for step in steps[:-1])]
     plain = _predictions(model, batch, layout, settings, canvases, steps)
     found = {}
-    for every in INTERVALS:
+    for every in intervals:
         cached = resolve_settings(model.family, length=LENGTH, steps=LENGTH, block=LENGTH, cache=f"block:every={every}")
         other = _predictions(model, batch, layout, cached, canvases, steps)
         sums = torch.zeros(len(prompts), dtype=torch.float64)
@@ -88,11 +90,11 @@ def interval(values: list[float]) -> list[float]:
     return np.quantile(drawn, [0.025, 0.975]).tolist()
 
 
-def divergences_of(model: Any, prompts: list[list[int]]) -> dict[int, list[float]]:
+def divergences_of(model: Any, prompts: list[list[int]], intervals: Sequence[int] = INTERVALS) -> dict[int, list[float]]:
     """Return the mean divergence of each answer, by how often everything is refreshed, in batches."""
-    found: dict[int, list[float]] = {every: [] for every in INTERVALS}
+    found: dict[int, list[float]] = {every: [] for every in intervals}
     for start in range(0, len(prompts), BATCH):
-        for every, values in divergences(model, prompts[start : start + BATCH]).items():
+        for every, values in divergences(model, prompts[start : start + BATCH], intervals).items():
             found[every] += values
     return found
 
@@ -123,7 +125,7 @@ def trained(folder: Path, data: Path) -> dict[str, dict[str, dict[int, list[floa
             tokenizer = choose_tokenizer(run.recipe, corpus)
             model = model_of(network_at(run, run.recipe.updates, tokenizer), tokenizer, name=path.name)
             windows, _ = held_out_rows(run.recipe, tokenizer, corpus, WINDOWS)
-            of_model = divergences_of(model, [row[:PROMPT].tolist() for row in windows])
+            of_model = divergences_of(model, [row[:PROMPT].tolist() for row in windows], OF_ARMS)
             found.setdefault(arm, {})[path.name.rpartition("-")[2]] = of_model
             print(path.name, {every: f"{np.mean(one):.2e}" for every, one in of_model.items()}, flush=True)
     return found
@@ -133,7 +135,7 @@ def ratios(found: dict[str, dict[str, dict[int, list[float]]]]) -> list[dict[str
     """Return, for each arm with a token and each interval, its divergence over that of the arm without: by seed, and over the seeds."""
     rows = []
     for arm in WITH:
-        for every in INTERVALS:
+        for every in OF_ARMS:
             seeds = {}
             for seed, values in found[arm].items():
                 pair = np.asarray([values[every], found[WITHOUT][seed][every]])

@@ -1,6 +1,7 @@
 """The page on caches shows what results/caches holds, and each plan's policies can be read."""
 
 import json
+import re
 from pathlib import Path
 
 import caches
@@ -15,6 +16,7 @@ DOCUMENTS = {name: document for name, document in RESULTS.items() if name in cac
 PAGE = (ROOT / "docs" / "caches.md").read_text().splitlines()
 KEYS = {name: DOCUMENTS[name] for name in caches.PLANS if name in DOCUMENTS and "budgets" in caches.PLANS[name]}
 LINES = caches.savings_table(DOCUMENTS["lab-diffusion"]) + caches.keys_table(KEYS)
+LINES += caches.savings_table(DOCUMENTS["lab-diffusion-newer"], caches.SAME_AS_BLOCK)
 
 
 @pytest.mark.parametrize("line", LINES)
@@ -22,11 +24,27 @@ def test_every_line_of_the_tables_is_on_the_page(line):
     assert line in PAGE
 
 
-def test_the_work_of_the_newer_policies_is_on_the_page():
+def test_triggers_that_are_left_out_of_the_table_hardly_ever_fire():
+    rows = {row["policy"]: row for row in DOCUMENTS["lab-diffusion-newer"]["rows"]}
+    assert set(caches.SAME_AS_BLOCK) <= set(rows) and f"plain sampling solves {rows['none']['accuracy']:.3f}" in " ".join(PAGE)
+    for trigger in ("confidence", "entropy"):
+        found = rows[f"block:trigger={trigger}"]
+        assert found["outcomes"] == rows["block"]["outcomes"] and 1 <= found["work"]["total"] / rows["block"]["work"]["total"] < 1.005
+
+
+def test_watching_attention_costs_more_seconds_than_multiply_adds():
+    rows = {row["policy"]: row for row in DOCUMENTS["lab-diffusion-newer"]["rows"]}
+    for policy in ("block:trigger=sink", "d2cache"):
+        work, speed = (rows["block"][name] / rows[policy][name] for name in ("work_ratio", "speed_ratio"))
+        assert speed > 1.4 * work
+
+
+@pytest.mark.parametrize(("name", "policy"), [("lab-sink-token", "block"), ("lab-shifted", "block:every=16")])
+def test_what_the_other_models_gain_is_on_the_page(name, policy):
+    (row,) = (row for row in DOCUMENTS[name]["rows"] if row["policy"] == policy)
     page = " ".join(PAGE)
-    for row in DOCUMENTS["lab-diffusion-newer"]["rows"]:
-        if row["policy"] not in ("none", "block:trigger=confidence", "block:trigger=entropy"):
-            assert f"{row['work_ratio']:.1f} (`{row['policy']}`)" in page or f"{row['work_ratio']:.1f} times (`{row['policy']}`)" in page
+    assert row["same_answers"] == 1 and re.search(rf"`{policy}`\D{{,30}} all {row['n']}\b[^.]*? of {name}\b", page)
+    assert f"{row['speed_ratio']:.1f} times as fast with {row['work_ratio']:.1f} times fewer" in page
 
 
 def test_the_page_stays_short():
@@ -34,14 +52,19 @@ def test_the_page_stays_short():
 
 
 def test_stale_keys_are_on_the_page():
-    """Every mean with its interval, as text; and each is the mean of its answers."""
+    """The means at the longest interval with their intervals, as text; every mean is that of its answers, and moves less with the token."""
     page = "\n".join(PAGE)
     assert set(RESULTS) - set(DOCUMENTS) <= {"stale-keys"}
-    for document in RESULTS.get("stale-keys", {"models": {}})["models"].values():
+    models = RESULTS["stale-keys"]["models"]
+    for document in models.values():
         for row in document["rows"]:
             low, high = row["interval"]
-            assert f"{row['mean']:.1e} ({low:.1e} … {high:.1e})" in page
+            assert row["every"] < 32 or f"{row['mean']:.1e} ({low:.1e} … {high:.1e})" in page
             assert row["mean"] == pytest.approx(sum(row["answers"]) / len(row["answers"])) and low <= row["mean"] <= high
+        means = [row["mean"] for row in document["rows"]]
+        assert means == sorted(means)
+    for one, other in zip(*(models[name]["rows"] for name in ("lab-sink-token", "lab-diffusion")), strict=True):
+        assert one["interval"][1] < other["interval"][0]
 
 
 def test_results_are_those_of_the_plans():

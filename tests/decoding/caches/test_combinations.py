@@ -19,9 +19,12 @@ from sinkscope.errors import CallError
 from sinkscope.models.sink_token import VARIANTS, hidden_sink
 
 PROMPTS = [[5, 9, 22, 41, 7, 3, 18], [14, 8, 8, 51]]
+OWN = {"dkv-greedy": {"remasking": "random"}, "elastic-cache": {"block": 16}}
+"""Settings that a policy asks for."""
 SINKS = [name for name in VARIANTS if name != "token-end"]
 READ_ALL = ["block", "block:suffix", "block:changed", "block:fresh=sinks,sinks=2", "block:trigger=sink", "block:trigger=drift"]
 READ_ALL += ["block:trigger=entropy", "fast-dllm-dual", "fast-dllm-prefix", "dkv-decode", "d2cache", "dllm-cache:ratio=0.5"]
+READ_ALL += ["elastic-cache:window=3", "elastic-cache:gamma=1.0,tracked=2"]
 READ_SOME = ["block:keep=top,budget=3", "block:keep=oracle,budget=3", "sparse-dllm"]
 
 
@@ -115,28 +118,28 @@ class Puts(Prepender):
 @pytest.mark.parametrize("cache", known_caches())
 def test_hiding_and_putting_keys_in_front_is_refused_under_every_policy(cache, one):
     model = seeded_model("llada")
-    more = {"remasking": "random"} if cache == "dkv-greedy" else {}
+    settings = {"length": 16, "block": 8, "cache": cache, **OWN.get(cache, {})}
     told = (
         f"cache {cache}: expected a model in which nothing is hidden or put in front, .* found {type(one).__name__}; hide without a cache"
     )
     with subscribed(model.network, one), pytest.raises(CallError, match=told):
-        sinkscope.generate(model, PROMPTS[0], length=16, block=8, cache=cache, **more)
+        sinkscope.generate(model, PROMPTS[0], **settings)
 
 
 @pytest.mark.parametrize("cache", known_caches())
 def test_a_sink_token_at_the_end_is_refused_under_every_policy(cache):
-    more = {"remasking": "random"} if cache == "dkv-greedy" else {}
+    settings = {"length": 16, "block": 8, "cache": cache, **OWN.get(cache, {})}
     with pytest.raises(CallError, match=f"cache {cache}: .* has a sink token at the end"):
-        sinkscope.generate(with_sink("token-end"), PROMPTS[0], length=16, block=8, cache=cache, **more)
+        sinkscope.generate(with_sink("token-end"), PROMPTS[0], **settings)
 
 
 @pytest.mark.parametrize("cache", [*READ_ALL, *READ_SOME, "dkv-greedy"])
 def test_every_policy_is_recorded_or_refused(cache, tmp_path):
     """Recording changes nothing, and a step's columns add up to the queries that it computed."""
     model, settings = seeded_model("llada"), {"length": 16, "steps": 16, "block": 8, "cache": cache}
-    settings |= {"remasking": "random"} if cache == "dkv-greedy" else {}
+    settings |= OWN.get(cache.partition(":")[0], {})
     alone = sinkscope.generate(model, PROMPTS[0], **settings)
-    if cache in READ_SOME or "dllm-cache" in cache:
+    if cache in READ_SOME or cache.startswith(("dllm-cache", "elastic-cache")):
         with sinkscope.recording(model, out=tmp_path / "trace"), pytest.raises(CallError, match="expected a model that nothing watches"):
             sinkscope.generate(model, PROMPTS[0], **settings)
         return

@@ -23,6 +23,7 @@ KEEPING += [
     "block:changed,recent=3,trigger=entropy,level=2",
     "d2cache:masks=3,sigma=2.0,inflate=2",
     "dllm-cache:prompt=5,answer=3,ratio=0.3",
+    "elastic-cache:window=4,gamma=0.97,tracked=2",
 ]
 
 
@@ -85,6 +86,7 @@ def test_what_is_stored_is_what_was_computed(fresh):
 @pytest.mark.parametrize("cache", ["none", *WITHOUT_ORDER, "block:suffix", "block:changed", "block:every=3", *KEEPING])
 def test_every_row_writes_what_it_writes_alone(cache, more):
     model, settings = seeded_model("llada"), {"length": 24, "block": 8, "steps": 12, "cache": cache, **more}
+    settings |= {"block": 24} if cache.startswith("elastic-cache") else {}
     batch = sinkscope.generate(model, PROMPTS, **settings)
     for prompt, found in zip(PROMPTS, batch, strict=True):
         with other_kernels(model.network):

@@ -5,13 +5,14 @@ The published code was run outside this repository, as ../fixtures/README.md des
 
 import json
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from closeness import assert_close
 from seeded_models import seeded_model, steps_of
-from seeded_network import MASK, leaning
+from seeded_network import EOS, MASK, leaning, seeded_network
 
 import sinkscope
 from sinkscope.attention import LayerCall
@@ -29,9 +30,17 @@ def name_of(case):
     return f"weights{case['weights']}-" + "-".join(f"{name}{value}" for name, value in case["settings"].items())
 
 
+def model_of(case, sampler):
+    """The network of a case, which is two layers deep unless it says otherwise."""
+    model = seeded_model(sampler, case["weights"])
+    if case.get("layers", 2) == 2:
+        return model
+    return replace(model, network=seeded_network("llama", case["weights"], case["layers"]), card=replace(model.card, layers=case["layers"]))
+
+
 def changes(case, sampler="llada"):
     """Step by step: positions, and the tokens they changed to."""
-    model, (prompt,) = seeded_model(sampler, case["weights"]), case["prompts"]
+    model, (prompt,) = model_of(case, sampler), case["prompts"]
     before, found = torch.tensor([*prompt, *[MASK] * case["settings"]["length"]]), []
     for step in steps_of(model, [prompt], **case["settings"]):
         changed = (step.tokens[0] != before).nonzero().flatten()
@@ -41,7 +50,7 @@ def changes(case, sampler="llada"):
 
 
 def rows_computed(case, sampler="llada"):
-    model, (prompt,) = seeded_model(sampler, case["weights"]), case["prompts"]
+    model, (prompt,) = model_of(case, sampler), case["prompts"]
     return sinkscope.generate(model, prompt, **case["settings"]).work.rows
 
 
@@ -104,7 +113,22 @@ def test_dllm_cache_writes_what_the_published_code_writes(case):
     assert changes(case) == case["steps"][0]
 
 
-@pytest.mark.parametrize("name", ["fast-dllm", "dkv-decode", "sparse-dllm", "d2cache", "dllm-cache"])
+@pytest.mark.parametrize("case", cases("elastic-cache"), ids=lambda case: f"layers{case['layers']}-{name_of(case)}")
+def test_elastic_cache_writes_what_the_published_code_writes(case):
+    """And computes as many positions, over all layers; with four of them attention turns in the first, the second or the third."""
+    assert changes(case) == case["steps"][0]
+    assert rows_computed(case) == round(sum(case["computed"]) / case["layers"])
+
+
+def test_elastic_cache_writes_behind_an_eos():
+    """With every token an EOS: the published loop would stop after the leftmost."""
+    model = seeded_model("llada")
+    with leaning(model.network, {str(EOS): 99.0}):
+        found = sinkscope.generate(model, [5, 9, 22, 41], length=8, block=8, steps=8, cache="elastic-cache:window=3")
+    assert found.tokens.tolist() == [5, 9, 22, 41, *[EOS] * 8] and found.steps == 8
+
+
+@pytest.mark.parametrize("name", ["fast-dllm", "dkv-decode", "sparse-dllm", "d2cache", "dllm-cache", "elastic-cache"])
 def test_the_published_runs_say_something(name):
     found = cases(name)
     plain = {name_of(case): changes({**case, "settings": {**case["settings"], "cache": "none"}}) for case in found}

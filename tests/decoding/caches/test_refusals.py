@@ -59,6 +59,16 @@ REFUSED = [
         {"cache": "d2cache:masks=1", "steps": 2},
         "expected masks from 4, which a step commits, upwards, found 1; raise it",
     ),
+    ("llada", {"cache": "elastic-cache:window=0", "block": 8}, "expected window as a number of masks from 1 upwards, found 0"),
+    ("llada", {"cache": "elastic-cache:gamma=1.5", "block": 8}, "expected gamma above 0 and up to 1, found 1.5"),
+    ("llada", {"cache": "elastic-cache:tracked=0", "block": 8}, "expected tracked as a number of tokens from 1 upwards, found 0"),
+    ("llada", {"cache": "elastic-cache", "block": 4}, "expected one block, over which its window moves, found blocks of 4; use --block 8"),
+    (
+        "llada",
+        {"cache": "elastic-cache:window=1", "steps": 2, "block": 8},
+        "expected a window from 4, which a step commits, upwards, found 1; raise it or --steps",
+    ),
+    ("dream", {"cache": "elastic-cache"}, "expected a family that reads a token at its own position, found dream; use --cache dkv-decode"),
     ("llada", {"cache": "d2cache", "block_order": "right_to_left"}, "expected blocks from left to right, found right_to_left"),
     ("dream", {"cache": "d2cache"}, "expected a family that reads a token at its own position, found dream; use --cache dkv-decode"),
     ("llada", {"cache": "block", "guidance": 1.5}, "does not go with guidance 1.5"),
@@ -90,10 +100,11 @@ def test_a_policy_that_leaves_keys_out_is_not_watched(cache, tmp_path):
         sinkscope.generate(model, PROMPT, length=8, cache=cache)
 
 
-def test_a_policy_that_computes_other_positions_in_each_layer_is_not_watched(tmp_path):
+@pytest.mark.parametrize(("cache", "block"), [("dllm-cache", 4), ("elastic-cache", 8)])
+def test_a_policy_that_computes_other_positions_in_each_layer_is_not_watched(cache, block, tmp_path):
     model, message = seeded_model("llada"), "nothing watches, because each of its layers computes other positions, found Recorder"
     with sinkscope.recording(model, out=tmp_path / "trace"), pytest.raises(CallError, match=message):
-        sinkscope.generate(model, PROMPT, length=8, cache="dllm-cache")
+        sinkscope.generate(model, PROMPT, length=8, block=block, cache=cache)
 
 
 def test_hiding_is_refused():
@@ -129,11 +140,11 @@ ERRORS = [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("DefaultCP
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=["gpu", "cpu"])
-@pytest.mark.parametrize("cache", ["block", "dllm-cache"])
+@pytest.mark.parametrize("cache", ["block", "dllm-cache", "elastic-cache"])
 @pytest.mark.parametrize(("prompts", "advice"), [(3, "about 1 would fit: use --batch 1"), (1, "not even one would fit")])
 def test_out_of_memory_says_what_would_fit(error, cache, prompts, advice, monkeypatch):
     """In the second block; 13 tokens with 5 heads of 8 dimensions in 2 layers and float32."""
-    from sinkscope.decoding.caches import cached_reader, layered_reader
+    from sinkscope.decoding.caches import cached_reader, elastic_reader, layered_reader
 
     model, calls = seeded_model("llada"), []
     plain = model.network.model.forward
@@ -144,11 +155,11 @@ def test_out_of_memory_says_what_would_fit(error, cache, prompts, advice, monkey
             raise error
         return plain(*arguments, **given)
 
-    for module in (cached_reader, layered_reader):
+    for module in (cached_reader, layered_reader, elastic_reader):
         monkeypatch.setattr(module, "free_bytes", lambda device: 60_000)
     monkeypatch.setattr(model.network.model, "forward", failing)
     with pytest.raises(ModelError) as told:
-        sinkscope.generate(model, [PROMPT] * prompts, length=8, block=4, cache=cache)
+        sinkscope.generate(model, [PROMPT] * prompts, length=8, block=8 if cache == "elastic-cache" else 4, cache=cache)
     stored = 2 * 2 * 5 * 8 * 13 * 4
     assert f"cache {cache}: out of memory with {prompts} canvases of 13 tokens on cpu; keys and values of each take" in str(told.value)
     assert f"take {stored / 2**10:.1f} KiB" in str(told.value) and advice in str(told.value)

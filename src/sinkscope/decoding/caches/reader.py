@@ -7,6 +7,8 @@ import torch
 
 from sinkscope.attention import Watcher, current_session, subscribed
 from sinkscope.decoding.caches.cached_reader import CachedReader
+from sinkscope.decoding.caches.elastic_cache import ElasticCache
+from sinkscope.decoding.caches.elastic_reader import ElasticReader, Nothing
 from sinkscope.decoding.caches.layered_reader import LayeredReader
 from sinkscope.decoding.caches.parsing import parse_cache
 from sinkscope.decoding.caches.policy import CachePolicy, LayeredPolicy
@@ -36,6 +38,10 @@ def reading(model: Model, batch: Batch, layout: Layout, meter: WorkMeter, settin
     if isinstance(policy, LayeredPolicy):
         yield LayeredReader(model, layout, meter, policy, real, batch.real.shape[1])
         return
+    if isinstance(policy, ElasticCache):
+        with subscribed(model.network, Nothing()):
+            yield ElasticReader(model, layout, meter, policy, real)
+        return
     reader = CachedReader(model, layout, meter, policy, real, settings, batch.real.shape[1])
     if not (policy.measures or policy.watches(refresh=True)):
         yield reader
@@ -57,7 +63,7 @@ def check_model(model: Model, policy: CachePolicy) -> None:
                 f"cache {policy.text}: expected a model in which nothing is hidden or put in front, because a step computes only some "
                 f"queries, found {type(one).__name__}; hide without a cache (--cache none)"
             )
-        if isinstance(policy, LayeredPolicy):
+        if isinstance(policy, LayeredPolicy | ElasticCache):
             raise CallError(
                 f"cache {policy.text}: expected a model that nothing watches, because each of its layers computes other positions, found "
                 f"{type(one).__name__}; watch with a policy that computes whole positions, such as --cache block"

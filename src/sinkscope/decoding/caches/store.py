@@ -60,6 +60,10 @@ class KeyValueStore:
         held[rows, :, places] = values.unflatten(-1, (held.shape[1], -1)).transpose(1, 2)
         return before
 
+    def keys(self, layer: int, rows: Tensor) -> Tensor:
+        """Return a copy of the stored keys of a layer, [row, kv_head, position, dim]."""
+        return self._keys[layer][rows]
+
     def value_norms(self) -> list[Tensor]:
         """Return the norms of the stored values of each layer, float32 [row, kv_head, position]."""
         return [torch.linalg.vector_norm(self._values[layer].float(), dim=-1) for layer in sorted(self._values)]

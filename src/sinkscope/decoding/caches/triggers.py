@@ -5,8 +5,8 @@ Each looks at the attention of the block's queries alone, because only these are
 sink        the main sinks have moved: in more than a share ``level`` of the heads that had a sink at the last refresh, the most attended
             key is another one (Eq. 3 in queries' worth, over the block's queries).
 drift       the attention that the most attended key of the step before gets has turned: the cosine between its weights then and now, over
-            the block's queries, is below ``level`` in some layer. After Elastic-Cache (Nguyen-Tri et al., 2025), which refreshes only the
-            layers behind; its code was not at hand, and nothing here is claimed to equal it.
+            the block's queries, is below ``level`` in some layer. The policy ``elastic-cache`` has such a signal too, and recomputes only
+            the layers behind.
 confidence  the step before has committed a token with a probability below ``level``.
 entropy     the step before has committed a token whose distribution has an entropy above ``level``, in nats. After EntropyCache (Cheong et
             al., 2026), which also computes the tokens written last (``fresh=changed,recent=N``); its code has not been published, and

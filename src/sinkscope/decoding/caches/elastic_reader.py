@@ -1,0 +1,199 @@
+"""Computes some positions in the first layers, and all of them behind a layer where attention has turned; see `elastic_cache`."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sinkscope.attention import Hider, LayerCall, Prefix
+from sinkscope.attention.call import Call
+from sinkscope.decoding.caches.elastic_cache import ElasticCache
+from sinkscope.decoding.caches.keeping import attention_weights
+from sinkscope.decoding.caches.memory import free_bytes, saying_what_fits
+from sinkscope.decoding.caches.store import KeyValueStore
+from sinkscope.decoding.caches.whole_reader import WholeReader, rows_of
+from sinkscope.decoding.canvas import Layout
+from sinkscope.decoding.work import WorkMeter
+from sinkscope.models import Model
+
+
+class Nothing(Hider):
+    """Hides nothing; subscribed so that layers run sinkscope's attention."""
+
+    def hide(self, call: LayerCall) -> None:
+        return None
+
+
+class LayerKeeper(Call):
+    """Stands in the place of the stack's running call, and keeps what the newest layer was called with; nobody else watches.
+
+    Attributes:
+        kept: that layer.
+    """
+
+    def __init__(self) -> None:
+        self.kept: LayerCall | None = None
+
+    def instead_of(self, running: Call) -> "LayerKeeper":
+        """Return itself, for a layer that was given the running call; that call notes that the layer asks for its attention."""
+        running.reported = True
+        return self
+
+    def layer(self, module: Any, query: Tensor, key: Tensor, value: Tensor, own: Prefix | None = None) -> None:
+        self.kept = LayerCall(type(module).__name__, module.layer_idx, query, key, value, None, own=own)
+
+
+@dataclass
+class Pass:
+    """One pass of some rows through the layers.
+
+    Attributes:
+        rows: int64 [row], their numbers in the batch.
+        places: int64 [row, position], the positions that the next layer is given.
+        tracked: int64 [token], the tracked tokens of the only row; None in the first step, where all positions are computed.
+        whole: whether the next layer computes all positions.
+        turned: whether the layer before it was the first to say so.
+        computed: how many positions each layer has computed so far.
+    """
+
+    rows: Tensor
+    places: Tensor
+    tracked: Tensor | None = None
+    whole: bool = True
+    turned: bool = False
+    computed: list[int] = field(default_factory=list)
+
+
+class ElasticReader(WholeReader):
+    """Computes what an `ElasticCache` says. After the first step each row is computed by itself, because rows turn in other layers."""
+
+    def __init__(self, model: Model, layout: Layout, meter: WorkMeter, policy: ElasticCache, real: Tensor) -> None:
+        super().__init__(model, layout, meter)
+        self.policy, self.double, self._real, self._keeper = policy, policy.double, real, LayerKeeper()
+        self._layers: Any = model.network.model.layers
+        self._store, self._free = KeyValueStore(), free_bytes(model.device)
+        self._entering: dict[int, Tensor] = {}
+        self._queries: dict[int, Tensor] = {}
+        nowhere = torch.zeros_like(real)
+        self._masked, self._window, self._written, self._tracked = nowhere, nowhere, nowhere, nowhere.clone()
+
+    def open_places(self, tokens: Tensor, masked: Tensor) -> Tensor:
+        self._masked, self._window = masked, self.policy.window_of(masked)
+        return self._window
+
+    def committed(self, written: Tensor, confidence: Tensor) -> None:
+        self._written = written >= 0
+
+    def read(self, inputs: Tensor, rows: Sequence[int] | None = None, together: bool = False) -> Tensor:
+        every = torch.arange(inputs.shape[1], device=inputs.device)
+        if self._hidden is None:
+            self._store.refresh(range(len(inputs)))
+            everything = Pass(torch.arange(len(inputs), device=inputs.device), every.expand(len(inputs), -1))
+            self._hidden = self._run(inputs, everything)
+            return self._hidden
+        for row in range(len(inputs)) if rows is None else rows:
+            tracked = every[self._tracked[row]]
+            places = every[self._tracked[row] | self._written[row] | self._window[row]][None]
+            self._tracked[row] = False
+            one = Pass(torch.tensor([row], device=inputs.device), places, tracked, whole=False)
+            found = self._run(inputs[[row]], one)
+            self._hidden[row, one.places[0]] = found[0, one.places[0]]
+        return self._hidden
+
+    def _run(self, tokens: Tensor, state: Pass) -> Tensor:
+        """Return the hidden states of the rows of a pass; only those at its places at the end were computed."""
+        rows = state.rows.tolist()
+        layout = rows_of(self.layout, rows)
+        for index, layer in enumerate(self._layers):
+            layer.forward = self._forward_of(index, layer, state)
+        try:
+            with saying_what_fits(self.model, self.policy.text, len(self._real), self._real.shape[1], self._free):
+                output = self.model.network.model(
+                    input_ids=tokens, attention_mask=layout.seen, position_ids=layout.positions, past_key_values=self._store, use_cache=True
+                )
+        finally:
+            for layer in self._layers:
+                del layer.forward
+        for row in rows:
+            self.meter.add_layers(row, [min(count, self._lengths[row]) for count in state.computed], self._lengths[row], 0)
+        return output.last_hidden_state.to(tokens.device)
+
+    def _forward_of(self, index: int, layer: Any, state: Pass) -> Callable[..., Tensor]:
+        """Return a layer's forward in a pass."""
+
+        def forward(hidden: Tensor, *, position_embeddings: tuple[Tensor, Tensor], attention_mask: Tensor | None, **given: Any) -> Tensor:
+            hidden = self._enter(index, hidden, state)
+            places, rows = state.places, state.rows
+            state.computed.append(places.shape[1])
+            before = self._before(index, state)
+            angles = tuple(_at(places, one.expand(len(rows), -1, -1)) for one in position_embeddings)
+            given["sinkscope_call"] = self._keeper.instead_of(given["sinkscope_call"])
+            mask = None if attention_mask is None else self._real[rows][:, None, None].expand(-1, 1, places.shape[1], -1)
+            if state.tracked is not None:
+                self._store.compute(places, None, rows)
+            some = _at(places, hidden)
+            attended, _ = layer.self_attn(
+                hidden_states=layer.input_layernorm(some), position_embeddings=angles, attention_mask=mask, **given
+            )
+            self._watch(index, state, before)
+            some = some + attended
+            some = some + layer.mlp(layer.post_attention_layernorm(some))
+            return hidden.scatter(1, places[..., None].expand_as(some), some)
+
+        return forward
+
+    def _enter(self, index: int, hidden: Tensor, state: Pass) -> Tensor:
+        """Store what enters a layer, and return it; behind a layer that has turned, with what entered there before at all other places."""
+        if index not in self._entering:
+            self._entering[index] = hidden.clone()
+            return hidden
+        self._entering[index][state.rows[:, None], state.places] = _at(state.places, hidden)
+        if not state.turned:
+            return hidden
+        state.turned, state.whole = False, True
+        state.places = torch.arange(hidden.shape[1], device=hidden.device).expand(len(state.rows), -1)
+        return self._entering[index][state.rows]
+
+    def _before(self, index: int, state: Pass) -> tuple[Tensor, Tensor] | None:
+        """Return the queries of the tracked tokens of a layer and all its keys, as they were; None where all positions are computed."""
+        if state.whole or state.tracked is None:
+            return None
+        return self._queries[index][state.rows][:, :, state.tracked], self._store.keys(index, state.rows)
+
+    def _watch(self, index: int, state: Pass, before: tuple[Tensor, Tensor] | None) -> None:
+        """Note what a layer's window attended to most, and whether the attention of the tracked tokens has turned."""
+        call, rows, places = self._keeper.kept, state.rows, state.places
+        assert call is not None
+        if index not in self._queries:
+            self._queries[index] = call.query.clone()
+        else:
+            self._queries[index][rows[:, None], :, places] = call.query.transpose(1, 2)
+        real = self._real[rows]
+        member = self._window[rows].gather(1, places)
+        column = member.any(0).nonzero().flatten()
+        weights = attention_of(call, real, call.query[:, :, column]) * member[:, None, column, None]
+        self._tracked[rows] |= self.policy.most_attended(weights, real & ~self._masked[rows])
+        if before is not None:
+            assert state.tracked is not None
+            now = attention_of(call, real, call.query[:, :, torch.isin(places[0], state.tracked)])
+            state.turned = self.policy.has_turned(attention_of(call, real, *before), now, real)
+
+
+def attention_of(call: LayerCall, real: Tensor, queries: Tensor, keys: Tensor | None = None) -> Tensor:
+    """Return the attention of queries to the tokens, float32 [row, head, query, key].
+
+    Args:
+        call: of the layer.
+        real: bool [row, key], the keys that are no padding.
+        queries: [row, head, query, dim].
+        keys: [row, kv_head, key, dim]; those of the call when None.
+    """
+    keys = call.key if keys is None else keys
+    return attention_weights(replace(call, query=queries, key=keys), real, slice(None))[..., -keys.shape[2] :]
+
+
+def _at(places: Tensor, values: Tensor) -> Tensor:
+    """Return values [row, position, width] at some positions of each row."""
+    return values.gather(1, places[..., None].expand(-1, -1, values.shape[-1]))
