@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 
 from sinkscope.argument_types import checked
 from sinkscope.errors import CallError
+from sinkscope.work_items import Share
 
 
 @checked
@@ -24,6 +25,8 @@ def call(
     each: Iterable[int] = (),
     do: Callable[[], object] | None = None,
     switch: bool = False,
+    choice: Literal["a", "b"] = "a",
+    ours: Share | None = None,
     other: "np.ndarray | None" = None,
     **settings: Any,
 ) -> tuple[Any, ...]:
@@ -35,6 +38,7 @@ GOOD = [
     ((1,), {}),
     ((np.int64(1), 2, "a", "b"), {"name": None, "path": Path("x"), "words": ["a"], "x": object()}),
     ((1, np.float32(0.5)), {"words": ("a",), "by_name": {"a": 1}, "each": (one for one in (1, 2)), "do": print, "switch": np.bool_(True)}),
+    ((1,), {"choice": "c, which the function refuses in its own words", "ours": Share(0, 1)}),
     ((1,), {"other": "another class is not looked at", "pair": [1, 2]}),
 ]
 BAD = [
@@ -54,6 +58,9 @@ BAD = [
     ((1,), {"by_name": [1]}, "by_name: expected an object by name or None, found list"),
     ((1,), {"each": "12"}, "each: expected a list of whole numbers, found '12'"),
     ((1,), {"do": 5}, "do: expected a function or None, found 5"),
+    ((1,), {"choice": np.zeros(3)}, "choice: expected one of a, b, found ndarray"),
+    ((1,), {"ours": "x"}, "ours: expected Share or None, found 'x'"),
+    ((1, 10**30), {}, "share: expected a number, found 1000000"),
     ((1,), {"switch": 1}, "switch: expected True or False, found 1"),
     ((10**5000,), {"switch": None}, "switch: expected True or False, found null"),
     (("x" * 10**6,), {}, "count: expected a whole number, found 'xxxxx"),

@@ -1,7 +1,7 @@
 """`checked`: public functions say in our words what an argument should have been, before any of it is used.
 
-The check reads the annotations: numbers, text, paths, lists, objects and functions, also within each other. Classes of our own and of other
-libraries are left to the function, which knows what may stand in their place.
+The check reads the annotations: numbers, text, paths, choices, lists, objects, functions and classes of our own, also within each other.
+What other libraries and protocols describe is left to the function, which knows what may stand in their place; so is `Model`.
 """
 
 import functools
@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, S
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from sinkscope.documents import describe
 from sinkscope.errors import CallError
@@ -27,6 +27,8 @@ _WORDS: dict[Any, str] = {
     NoneType: "None",
 }
 _SEVERAL = {int: "whole numbers", float: "numbers", str: "texts", Path: "paths"}
+LARGEST = 1 << 63
+"""Whole numbers from here on stand for no number that is measured."""
 _LISTS = (Sequence, Collection, list, tuple, Set, set, frozenset)
 
 
@@ -79,7 +81,8 @@ def fits(value: Any, hint: Any) -> bool:
     if get_origin(hint) in (Union, UnionType):
         return any(fits(value, one) for one in get_args(hint))
     if hint in (int, float):
-        return isinstance(value, Integral if hint is int else Real) and not isinstance(value, bool)
+        known = isinstance(value, Integral if hint is int else Real) and not isinstance(value, bool)
+        return known and (hint is int or not isinstance(value, int) or abs(value) < LARGEST)
     if hint is bool:
         return isinstance(value, bool) or type(value).__name__ in ("bool_", "bool")
     if hint is Path:
@@ -87,6 +90,10 @@ def fits(value: Any, hint: Any) -> bool:
     if hint in (str, bytes):
         return isinstance(value, hint)
     origin, inner = get_origin(hint) or hint, get_args(hint)
+    if origin is Literal:
+        return isinstance(value, tuple({type(one) for one in inner}))
+    if _is_our_class(hint):
+        return isinstance(value, hint)
     if origin is Mapping or origin is dict:
         return isinstance(value, Mapping) and (
             not inner or all(fits(key, inner[0]) and fits(item, inner[1]) for key, item in value.items())
@@ -98,6 +105,13 @@ def fits(value: Any, hint: Any) -> bool:
     if origin is Callable:
         return callable(value)
     return True
+
+
+def _is_our_class(hint: Any) -> bool:
+    """Return whether a hint is a class for which nothing else may stand in: one of sinkscope, or torch's dtype."""
+    if not isinstance(hint, type) or getattr(hint, "_is_protocol", False):
+        return False
+    return (hint.__module__.startswith("sinkscope.") and hint.__name__ != "Model") or (hint.__module__, hint.__name__) == ("torch", "dtype")
 
 
 def _is_list(value: Any) -> bool:
@@ -117,6 +131,8 @@ def _words(hint: Any) -> str:
         origin, inner = get_origin(one) or one, get_args(one)
         if one in _WORDS:
             found.append(_WORDS[one])
+        elif origin is Literal:
+            found.append(f"one of {', '.join(map(str, inner))}")
         elif origin is Mapping or origin is dict:
             found.append("an object by name")
         elif origin in _LISTS or origin is Iterable:

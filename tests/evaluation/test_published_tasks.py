@@ -293,6 +293,18 @@ def test_without_a_file_rows_come_from_the_hub(hub):
     assert hub == [("openai/gsm8k", "main", "test"), ("openai/gsm8k", "main", "train")]
 
 
+def test_an_error_of_the_hub_is_told_without_its_classes(monkeypatch):
+    def load_dataset(*_, **__):
+        raise ConnectionError("Couldn't reach 'x' on the Hub (OfflineModeIsEnabled)\nmore")
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
+    with pytest.raises(
+        EvaluationError, match=r"\(ConnectionError: Couldn't reach 'x' on the Hub\); go online \(unset HF_HUB_OFFLINE\), or"
+    ):
+        find_task("humaneval").problems()
+
+
 def test_a_hub_that_cannot_be_reached(hub, monkeypatch):
     with pytest.raises(EvaluationError, match=r"openai_humaneval could not be had from the hub \(ConnectionError: offline\); go online"):
         find_task("humaneval").problems()

@@ -295,3 +295,29 @@ def test_a_page_in_no_folder(trace, tmp_path, monkeypatch):
         refused(lambda path=path: explore(trace).write_page(path))
         refused(lambda path=path: explore(trace).write_folder(path))
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "value", [None, 5, object(), np.zeros(3), torch.zeros(2), [5], ["x", None]], ids=lambda value: type(value).__name__
+)
+def test_an_object_that_is_no_trace(trace, value):
+    refused(lambda: sinkscope.find_sinks(value))
+    refused(lambda: sinkscope.analyse(value))
+    refused(lambda: explore(value))
+    refused(lambda: sinkscope.analyse(trace, thresholds=value))
+
+
+def test_arrays_in_the_place_of_words(model, trace):
+    for value in (np.zeros(3), torch.zeros(2)):
+        refused(lambda value=value: sinkscope.find_sinks(trace, unit=value))
+        refused(lambda value=value: sinkscope.HideTopSinks(1, observe=value))
+        refused(lambda value=value: sinkscope.HideTopSinks(1, heads=value))
+        refused(lambda value=value: sinkscope.load("lab-diffusion", dtype=value))
+        refused(lambda value=value: sinkscope.load("lab-diffusion", device_map=value))
+        refused(lambda value=value: sinkscope.log_likelihood(model, "Q:", " Tom", method=value))
+    refused(lambda: sinkscope.find_sinks(trace, excess=10**30))
+
+
+@pytest.mark.parametrize("name", ["samples", "batch"])
+def test_more_canvases_than_memory_holds(model, name):
+    refused(lambda: sinkscope.log_likelihood(model, "Q:", " Tom", **{name: 10**9}))

@@ -20,9 +20,11 @@ from torch import Tensor
 from sinkscope.decoding.blocks import quotas
 from sinkscope.decoding.canvas import lay_out
 from sinkscope.decoding.projection import check_finite, hidden_states, project, with_unconditional
+from sinkscope.documents import describe
 from sinkscope.errors import CallError
 from sinkscope.models import Model, block_length, expect_model
 
+MOST_SAMPLES = 1 << 16
 GROUP = 16  # samples whose numbers of masks are spread evenly (published: batch_size)
 
 
@@ -214,11 +216,13 @@ def _encode(model: Model, context: Any, continuation: Any) -> tuple[list[int], l
 
 def _check(model: Model, method: str, samples: int, guidance: float, seed: int, batch: int) -> None:
     """Raise an error for an argument that does not fit."""
-    if method not in ("monte_carlo", "chain_rule"):
+    if not isinstance(method, str) or method not in ("monte_carlo", "chain_rule"):
         raise CallError(f"method: expected monte_carlo or chain_rule, found {method!r}")
     for name, value in (("samples", samples), ("batch", batch)):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise CallError(f"{name}: expected a whole number from 1 upwards, found {value!r}")
+        if value > MOST_SAMPLES:
+            raise CallError(f"{name}: expected at most {MOST_SAMPLES:,}, found {describe(value)}")
     if not isinstance(guidance, int | float) or isinstance(guidance, bool) or not 0 <= guidance < float("inf"):
         raise CallError(f"guidance: expected a finite number from 0 upwards, found {guidance!r}")
     if guidance > 0 and model.family.causal:

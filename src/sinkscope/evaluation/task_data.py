@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -101,7 +103,13 @@ class Source:
         try:
             return list(load_dataset(name, configuration, split=split))
         except Exception as error:  # whatever the hub, the network or its cache raise
-            raise EvaluationError(f"{name} could not be had from the hub ({type(error).__name__}: {error}); go online, {local}") from error
+            reason = re.sub(r" *\(\w*(Error|Enabled)\)", "", next(iter(str(error).splitlines()), ""))
+            offline = next(
+                (f" (unset {variable})" for variable in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE") if os.environ.get(variable)), ""
+            )
+            raise EvaluationError(
+                f"{name} could not be had from the hub ({type(error).__name__}: {reason}); go online{offline}, {local}"
+            ) from error
 
 
 def hash_rows(*splits: Sequence[Row]) -> str:

@@ -189,7 +189,7 @@ def compose(*rules: Intervention | Composed) -> Composed:
 
 def check_choice(name: str, value: Any, known: Collection[str]) -> None:
     """Raise CallError for a word that is none of the known ones."""
-    if value not in known:
+    if not isinstance(value, str) or value not in known:
         raise CallError(f"{name}: expected {' or '.join(known)}, found {value!r}")
 
 
@@ -223,7 +223,7 @@ def _read_heads(given: Any, layers: Any) -> Any:
     if isinstance(given, str) or not isinstance(given, Collection):
         raise CallError(f"heads: expected {expected}, found {given!r}")
     for pair in given:
-        good = isinstance(pair, Collection) and not isinstance(pair, str) and len(pair) == 2
+        good = isinstance(pair, Collection) and not isinstance(pair, str) and getattr(pair, "ndim", 1) == 1 and len(pair) == 2
         if not good or not all(is_count(number) for number in pair):
             raise CallError(f"heads: expected {expected}, found {pair!r} among them")
     pairs = [(int(layer), int(head)) for layer, head in given]

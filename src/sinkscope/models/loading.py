@@ -264,7 +264,7 @@ def _check_device_map(device_map: Any) -> None:
         devices = set(device_map.values())
     else:
         devices = {device_map} if isinstance(device_map, str | int | torch.device) and device_map not in DEVICE_MAPS else set()
-        if not devices and device_map not in DEVICE_MAPS:
+        if not devices and not (isinstance(device_map, str) and device_map in DEVICE_MAPS):
             raise CallError(f"device_map: expected {', '.join(DEVICE_MAPS)}, a device, or module → device, found {device_map!r}")
     for device in devices:
         try:

@@ -214,7 +214,7 @@ def as_trace(trace: Any) -> Any:
     Raises:
         TraceError, CallError: see `open_trace`; or it is neither.
     """
-    if trace is None or isinstance(trace, bool | int | float | bytes | list | tuple | dict):
+    if not isinstance(trace, str | Path) and not hasattr(trace, "steps"):
         raise CallError(f"expected an open trace or the path of one, found {type(trace).__name__}")
     return open_trace(trace) if isinstance(trace, str | Path) else trace
 
