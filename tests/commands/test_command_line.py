@@ -74,7 +74,7 @@ def test_defaults_of_settings_are_told_by_sampler(run):
     (block,) = (one for one in told if one.startswith("--block "))
     (seed,) = (one for one in told if one.startswith("--seed"))
     assert "(default: 128 for llada, mmada, sdar, autoregressive; 20 for dream" in length
-    assert block.endswith("(default: --length where given, else 128 for llada, mmada; 4 for sdar)")
+    assert block.endswith("(default: --length where given, else 128 for llada, mmada; 4 for sdar; 32 for llada2)")
     assert "(default: 0" in seed
     told = told_options(run("evaluate", "--help")[1])
     (length,) = (one for one in told if one.startswith("--length"))

@@ -114,7 +114,7 @@ def test_a_config_is_recognised(config, family):
         (TINY["dream"].config | {"architectures": ["DreamForCausalLM"]}, r"expected architectures \['DreamModel'\].*DreamForCausalLM"),
         (
             {"model_type": "rnd1"},
-            r"expected model_type Dream, llada, lladamoe, mmada, sdar, .*llama or qwen2 or qwen3.*found model_type 'rnd1'",
+            r"expected model_type Dream, llada2_moe, llada, lladamoe, mmada, sdar, .*llama or qwen2 or qwen3.*found model_type 'rnd1'",
         ),
         ({"model_type": "rnd1", "auto_map": {}}, r"names remote code \(auto_map\), which sinkscope never runs"),
         (
@@ -125,7 +125,7 @@ def test_a_config_is_recognised(config, family):
         ({"architectures": ["X"]}, r"found model_type None, is_causal True, architectures \['X'\]"),
         (
             {"model_type": "llama", "is_causal": False, "sinkscope_family": "sedd"},
-            "sinkscope_family to be one of dream, llada, llada_moe, mmada, sdar, smdm.*'sedd'",
+            "sinkscope_family to be one of dream, llada2, llada, llada_moe, mmada, sdar, smdm.*'sedd'",
         ),
         ({"model_type": "llama", "is_causal": 0}, "config.json: is_causal: expected true or false, found 0"),
     ],

@@ -59,7 +59,7 @@ def rms(one, other):
     return float(np.sqrt(np.mean((one - other) ** 2)))
 
 
-@pytest.mark.parametrize("name", ["llada", "mmada", "dream", "sdar"])
+@pytest.mark.parametrize("name", ["llada", "mmada", "dream", "sdar", "llada2"])
 def test_bfloat16_is_as_exact_as_the_published_code(name, tmp_path):
     """Bit for bit on the machine of the fixture; other kernels round elsewhere, to errors of the same size."""
     found = say(load_tiny(name, tmp_path, dtype="bfloat16"), TINY[name])

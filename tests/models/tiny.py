@@ -220,6 +220,56 @@ LLADA_MOE_CONFIG = {
     "vocab_size": 64,
 }
 
+LLADA2_CONFIG = {  # the arguments of the published config class; its config.json was not seen
+    "architectures": ["LLaDA2MoeModelLM"],
+    "attention_dropout": 0.0,
+    "auto_map": {
+        "AutoConfig": "configuration_llada2_moe.LLaDA2MoeConfig",
+        "AutoModelForCausalLM": "modeling_llada2_moe.LLaDA2MoeModelLM",
+    },
+    "block_size": 4,
+    "embedding_dropout": 0.0,
+    "eos_token_id": EOS,
+    "first_k_dense_replace": 1,
+    "head_dim": 16,
+    "hidden_act": "silu",
+    "hidden_size": 48,
+    "initializer_range": 0.02,
+    "intermediate_size": 56,
+    "mask_token_id": MASK,
+    "max_position_embeddings": 128,
+    "max_window_layers": 28,
+    "model_type": "llada2_moe",
+    "moe_intermediate_size": 24,
+    "n_group": 4,
+    "norm_head": False,
+    "num_attention_heads": 6,
+    "num_experts": 16,
+    "num_experts_per_tok": 3,
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 2,
+    "num_shared_experts": 2,
+    "output_dropout": 0.0,
+    "output_router_logits": False,
+    "pad_token_id": EOS,
+    "partial_rotary_factor": 0.5,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 600000.0,
+    "routed_scaling_factor": 2.5,
+    "sliding_window": 4096,
+    "tie_word_embeddings": False,
+    "topk_group": 2,
+    "torch_dtype": "float32",
+    "transformers_version": "4.56.2",
+    "use_bias": False,
+    "use_cache": False,
+    "use_qk_norm": True,
+    "use_qkv_bias": False,
+    "use_sliding_window": False,
+    "vocab_size": 64,
+}
+
 
 @dataclass(frozen=True)
 class Tiny:
@@ -308,6 +358,31 @@ def stock_shapes(config, biases, norms=False):
     return shapes
 
 
+def llada2_shapes(config):
+    """Published name → shape: one tensor for queries, keys and values, dense layers first, then experts with a router and shared ones."""
+    width, rows, dim, count = config["hidden_size"], config["vocab_size"], config["head_dim"], config["num_experts"]
+    heads, keys, inner = config["num_attention_heads"], config["num_key_value_heads"], config["moe_intermediate_size"]
+    shapes = {"model.word_embeddings.weight": (rows, width), "model.norm.weight": (width,), "lm_head.weight": (rows, width)}
+    for number in range(config["num_hidden_layers"]):
+        layer = {
+            "input_layernorm.weight": (width,),
+            "post_attention_layernorm.weight": (width,),
+            "attention.query_key_value.weight": ((heads + 2 * keys) * dim, width),
+            "attention.query_layernorm.weight": (dim,),
+            "attention.key_layernorm.weight": (dim,),
+            "attention.dense.weight": (width, heads * dim),
+        }
+        sizes = {"mlp": config["intermediate_size"]}
+        if number >= config["first_k_dense_replace"]:
+            sizes = {f"mlp.experts.{one}": inner for one in range(count)}
+            sizes["mlp.shared_experts"] = config["num_shared_experts"] * inner
+            layer |= {"mlp.gate.weight": (count, width), "mlp.gate.expert_bias": (count,)}
+        for name, size in sizes.items():
+            layer |= {f"{name}.{one}_proj.weight": (size, width) for one in ("gate", "up")} | {f"{name}.down_proj.weight": (width, size)}
+        shapes |= {f"model.layers.{number}.{name}": shape for name, shape in layer.items()}
+    return shapes
+
+
 TINY = {
     "llada": Tiny(LLADA_CONFIG, 1, shapes=llada_shapes(LLADA_CONFIG)),
     "llada-padded": Tiny(LLADA_CONFIG, 1, padding=4, shapes=llada_shapes(LLADA_CONFIG)),
@@ -316,6 +391,7 @@ TINY = {
     "dream-padded": Tiny(DREAM_CONFIG, 3, padding=3, shapes=stock_shapes(DREAM_CONFIG, biases=True)),
     "llama": Tiny(LLAMA_CONFIG, 4, shapes=stock_shapes(LLAMA_CONFIG, biases=False)),
     "llada_moe": Tiny(LLADA_MOE_CONFIG, 6, shapes=stock_shapes(LLADA_MOE_CONFIG, biases=False, norms=True)),
+    "llada2": Tiny(LLADA2_CONFIG, 7, length=14, shapes=llada2_shapes(LLADA2_CONFIG)),
     "sdar": Tiny(SDAR_CONFIG, 5, length=14, shapes=stock_shapes(SDAR_CONFIG, biases=False, norms=True)),
 }
 

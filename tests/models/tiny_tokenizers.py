@@ -102,6 +102,7 @@ def save_llada_moe_tokenizer(folder):
 
 
 SAVE = {
+    "llada2": save_llada_moe_tokenizer,
     "llada_moe": save_llada_moe_tokenizer,
     "sdar": save_sdar_tokenizer,
     "llada": save_llada_tokenizer,

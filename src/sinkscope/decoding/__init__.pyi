@@ -8,6 +8,7 @@ from .samplers import settings_of as settings_of, step_count as step_count
 from .settings import (
     AutoregressiveSettings as AutoregressiveSettings,
     DreamSettings as DreamSettings,
+    LLaDA2Settings as LLaDA2Settings,
     LLaDASettings as LLaDASettings,
     MMaDASettings as MMaDASettings,
     SDARSettings as SDARSettings,

@@ -13,7 +13,7 @@ from sinkscope.decoding.generation import generate
 from sinkscope.errors import ModelError
 from sinkscope.models import Model, block_length
 from sinkscope.models.layouts import MARK_POSITIONS
-from sinkscope.models.weights import stored_shapes
+from sinkscope.models.weights import kept_tensors, stored_shapes
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
@@ -159,28 +159,34 @@ def _parameters(model: Model) -> list[Check]:
     if model.commit is not None:
         checks.append(Check("files come from a hub", f"{card.name} at commit {model.commit}", True))
     if tensors is not None:
-        shapes = {name: tuple(parameter.shape) for name, parameter in model.network.named_parameters()}
-        found = f"{tensors.stored} stored in {len(tensors.files)} files, {len(shapes)} parameters, {tensors.renamed} under another name"
+        shapes = {name: tuple(tensor.shape) for name, tensor in kept_tensors(model.network).items()}
+        count = len(list(model.network.parameters()))
+        found = f"{tensors.stored} stored in {len(tensors.files)} files, {count} parameters, {tensors.renamed} under another name"
         whole = tensors.stored == tensors.used == len(stored_shapes(shapes))
         checks.append(Check("every stored tensor is used, none is missing", found, whole))
     return checks
 
 
 def _count(config: Any) -> int:
-    """Return the number of parameters of a Llama or Qwen2 of a config."""
+    """Return the number of parameters of a network of a config."""
     width, inner, head = config.hidden_size, config.intermediate_size, _head_dim(config)
     queries, keys = config.num_attention_heads * head, config.num_key_value_heads * head
-    biases = queries + 2 * keys if config.model_type.endswith("qwen2") else 2 * head if "qwen3" in config.model_type else 0
+    normed = "qwen3" in config.model_type or getattr(config, "use_qk_norm", False)
+    biases = queries + 2 * keys if config.model_type.endswith("qwen2") else 2 * head if normed else 0
     if getattr(config, "attention_bias", False):
         biases += queries + 2 * keys + width
     if getattr(config, "mlp_bias", False):
         biases += 2 * inner + width
-    experts = getattr(config, "num_experts", None)
-    mlp = 3 * width * inner if experts is None else experts * (3 * width * config.moe_intermediate_size + width)
-    layer = 2 * width * queries + 2 * width * keys + biases + mlp + 2 * width
+    experts, layers = getattr(config, "num_local_experts", None), config.num_hidden_layers
+    dense = layers if experts is None else getattr(config, "first_k_dense_replace", 0)
+    mlps = dense * 3 * width * inner
+    if experts is not None:
+        shared = getattr(config, "n_shared_experts", 0)
+        mlps += (layers - dense) * ((experts + shared) * 3 * width * config.moe_intermediate_size + experts * width)
+    layer = 2 * width * queries + 2 * width * keys + biases + 2 * width
     tables = 1 if config.tie_word_embeddings else 2
     positions = config.max_position_embeddings * width if getattr(config, MARK_POSITIONS, False) else 0
-    return positions + tables * config.vocab_size * width + config.num_hidden_layers * layer + width
+    return positions + tables * config.vocab_size * width + layers * layer + mlps + width
 
 
 def _of_sinks(network: Any) -> int:
@@ -212,11 +218,12 @@ def _rotations(model: Model) -> Check:
 
 
 def _frequencies(dim: int, rope: Mapping[str, Any]) -> Tensor | None:
-    """Return the frequencies of the rotations, float64 [dim / 2]; None for a kind of scaling that is not recomputed.
+    """Return the frequencies of the rotations, float64 [rotated dim / 2]; None for a kind of scaling that is not recomputed.
 
     Source of the llama3 scaling: meta-llama/llama-models, ``apply_scaling``: slow rotations are divided by ``factor``, fast
     ones are kept, those between are blended by how many turns they make in the original length.
     """
+    dim = int(dim * (rope.get("partial_rotary_factor") or 1))
     plain = 1 / float(rope["rope_theta"]) ** (torch.arange(0, dim, 2, dtype=torch.float64) / dim)
     kind = rope.get("rope_type", "default")
     if kind == "default":

@@ -13,6 +13,7 @@ from typing import Any, get_type_hints
 from sinkscope.decoding.settings import (
     AutoregressiveSettings,
     DreamSettings,
+    LLaDA2Settings,
     LLaDASettings,
     MMaDASettings,
     SDARSettings,
@@ -28,6 +29,7 @@ SHIPPED: dict[str, type[Settings]] = {
     "mmada": MMaDASettings,
     "dream": DreamSettings,
     "sdar": SDARSettings,
+    "llada2": LLaDA2Settings,
     "autoregressive": AutoregressiveSettings,
 }
 

@@ -21,14 +21,19 @@ from torch.nn.functional import pad
 from sinkscope.decoding.blocks import quotas
 from sinkscope.decoding.canvas import Batch, Publisher, Step, publishing
 from sinkscope.decoding.projection import check_finite
-from sinkscope.decoding.settings import SDARSettings
+from sinkscope.decoding.settings import BlockDiffusionSettings, SDARSettings
 from sinkscope.decoding.work import WorkMeter
 from sinkscope.errors import CallError
 from sinkscope.models import Model
 
 
-@torch.no_grad()
 def sdar_steps(model: Model, batch: Batch, settings: SDARSettings) -> Iterator[Step]:
+    """Write ``settings.length`` tokens behind each prompt, up to the end of a block; one `Step` for each forward call."""
+    return block_diffusion_steps(model, batch, settings)
+
+
+@torch.no_grad()
+def block_diffusion_steps(model: Model, batch: Batch, settings: BlockDiffusionSettings) -> Iterator[Step]:
     """Write ``settings.length`` tokens behind each prompt, up to the end of a block; one `Step` for each forward call."""
     mask_id, block = model.card.mask_id, settings.block
     assert mask_id is not None
@@ -72,7 +77,7 @@ def _placed(marks: Tensor, row: int, rows: int) -> Tensor:
 class _Writer:
     """Writes one prompt."""
 
-    def __init__(self, model: Model, batch: Batch, settings: SDARSettings, final: int, publisher: Publisher) -> None:
+    def __init__(self, model: Model, batch: Batch, settings: BlockDiffusionSettings, final: int, publisher: Publisher) -> None:
         from transformers import DynamicCache
 
         self.model, self.settings, self.publisher = model, settings, publisher
@@ -150,7 +155,7 @@ class _Writer:
         return after, written, confidence, stop - start
 
 
-def _choose(logits: Tensor, settings: SDARSettings, source: torch.Generator) -> tuple[Tensor, Tensor]:
+def _choose(logits: Tensor, settings: BlockDiffusionSettings, source: torch.Generator) -> tuple[Tensor, Tensor]:
     """Return the token of each position of a block, int64 [position], and its probability; ``logits`` are [position, vocabulary]."""
     if settings.temperature == 0:
         token = logits.argmax(-1)
@@ -170,7 +175,7 @@ def _choose(logits: Tensor, settings: SDARSettings, source: torch.Generator) -> 
     return token[:, 0], probabilities.gather(-1, token)[:, 0]
 
 
-def _places(probability: Tensor, masked: Tensor, share: int, settings: SDARSettings) -> Tensor:
+def _places(probability: Tensor, masked: Tensor, share: int, settings: BlockDiffusionSettings) -> Tensor:
     """Return which positions of a block are committed, bool [position].
 
     Args:
@@ -187,5 +192,6 @@ def _places(probability: Tensor, masked: Tensor, share: int, settings: SDARSetti
     sure = confidence > settings.threshold
     if settings.remasking == "dynamic" and int(sure.sum()) >= share:
         return sure
+    share = share if settings.replaces else min(share, int(masked.sum()))
     chosen[torch.topk(confidence, share).indices] = True
     return chosen

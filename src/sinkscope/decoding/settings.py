@@ -195,19 +195,10 @@ class SDARSettings(Settings):
     seed: int = 0
 
     follows_length: ClassVar = ()
+    replaces: ClassVar = True  # see the first quirk of sdar.py
 
     def __post_init__(self) -> None:
-        _positive(self, "length", "block", "block_steps")
-        _not_negative(self, "top_k")
-        _scale(self, "temperature")
-        _share(self, "threshold")
-        _seed(self)
-        _top_p(self)
-        if self.block_steps > self.block:
-            raise CallError(
-                f"block_steps must not exceed block: {self.block_steps} steps for blocks of {self.block} tokens would leave steps without "
-                f"a token; try --block-steps {self.block}"
-            )
+        _block_diffusion(self)
         known = ("dynamic", "static", "sequential")
         if self.remasking not in known:
             raise CallError(f"remasking: expected {', '.join(known[:-1])} or {known[-1]}, found {self.remasking!r}")
@@ -215,6 +206,45 @@ class SDARSettings(Settings):
     @property
     def most_calls(self) -> int:
         """One for the whole blocks of the prompt, and for each block that is touched its steps and the call that reads it."""
+        return 1 + (-(-self.length // self.block) + 1) * (self.block_steps + 1)
+
+
+@dataclass(frozen=True)
+class LLaDA2Settings(Settings):
+    """LLaDA 2's block diffusion, which is SDAR's with a threshold, other defaults and an end (``generate`` of modeling_llada2_moe.py).
+
+    Attributes:
+        length: tokens to write (published: ``gen_length``); the last block is written to its end.
+        block: tokens of a block (published: ``block_length``).
+        block_steps: forward calls that denoise a block (published: ``steps``), which share its tokens evenly.
+        temperature: divides the logits before a token is drawn; 0 takes the arg-max.
+        top_k: choose among so many tokens; 0 is all.
+        top_p: choose among the smallest set of tokens whose probabilities reach it; 1 is all.
+        threshold: all masks above this probability are committed, at least the step's share.
+        stop: whether writing stops after the block in which an answer ends; the published code always does.
+        seed: of the draws; row i of a batch draws from seed + i.
+    """
+
+    length: int = 2048
+    block: int = 32
+    block_steps: int = 32
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    threshold: float = 0.95
+    stop: bool = True
+    seed: int = 0
+
+    follows_length: ClassVar = ()
+    remasking: ClassVar = "dynamic"
+    replaces: ClassVar = False
+
+    def __post_init__(self) -> None:
+        _block_diffusion(self)
+
+    @property
+    def most_calls(self) -> int:
+        """As of `SDARSettings`."""
         return 1 + (-(-self.length // self.block) + 1) * (self.block_steps + 1)
 
 
@@ -245,6 +275,7 @@ class AutoregressiveSettings(Settings):
 
 
 BlockSettings = LLaDASettings | MMaDASettings
+BlockDiffusionSettings = SDARSettings | LLaDA2Settings
 
 ADDED = ("cache", "threshold", "factor")
 """Settings that no published sampler has; manifests and results name them only where they are used."""
@@ -302,6 +333,21 @@ def _blocks(settings: BlockSettings) -> None:
         )
     if settings.block_order not in ("left_to_right", "right_to_left"):
         raise CallError(f"block_order: expected left_to_right or right_to_left, found {settings.block_order!r}")
+
+
+def _block_diffusion(settings: BlockDiffusionSettings) -> None:
+    """Raise an error where settings of SDAR or LLaDA 2 do not fit together."""
+    _positive(settings, "length", "block", "block_steps")
+    _not_negative(settings, "top_k")
+    _scale(settings, "temperature")
+    _share(settings, "threshold")
+    _seed(settings)
+    _top_p(settings)
+    if settings.block_steps > settings.block:
+        raise CallError(
+            f"block_steps must not exceed block: {settings.block_steps} steps for blocks of {settings.block} tokens would leave steps "
+            f"without a token; try --block-steps {settings.block}"
+        )
 
 
 def _share(settings: Any, *names: str) -> None:

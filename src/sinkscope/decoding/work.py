@@ -57,11 +57,12 @@ class WorkMeter:
         self._projections = width * (2 * queries + 2 * keys + queries * gated)
         self._value = width * keys
         self._pair = 2 * queries  # of one query and one key
-        experts = getattr(config, "num_experts", None)
-        each = 3 * width * inner
-        if experts is not None:  # the router, and the experts that it chooses
-            each = width * experts + config.num_experts_per_tok * 3 * width * config.moe_intermediate_size
-        self._mlp = each
+        experts = getattr(config, "num_local_experts", None)
+        dense = layers if experts is None else getattr(config, "first_k_dense_replace", 0)
+        self._mlps = dense * 3 * width * inner  # of all layers
+        if experts is not None:  # the router, the experts that it chooses, and those that all tokens share
+            chosen = config.num_experts_per_tok + getattr(config, "n_shared_experts", 0)
+            self._mlps += (layers - dense) * (width * experts + chosen * 3 * width * config.moe_intermediate_size)
         self._word = width * network.lm_head.out_features
         self._forwards, self._rows, self._pairs, self._values = [0] * rows, [0] * rows, [0] * rows, [0] * rows  # over all layers
         self._words: Tensor | list[int] = [0] * rows
@@ -106,6 +107,6 @@ class WorkMeter:
             rows=round(rows / self._layers),
             projections=rows * self._projections + self._values[row] * self._value,
             attention=self._pairs[row] * self._pair,
-            mlp=rows * self._mlp,
+            mlp=rows * self._mlps // self._layers,
             vocabulary=int(self._words[row]) * self._word,
         )

@@ -209,7 +209,7 @@ def _check_heads(fields: dict[str, Any], layout: Layout, file: str) -> None:
     if "head_dim" not in fields and width % heads:
         raise ModelError(f"{file}: {theirs['num_attention_heads']}: expected a divisor of {theirs['hidden_size']} {width}, found {heads}")
     head = fields.get("head_dim", width // heads)
-    if layout.body == "qwen3_moe":
+    if layout.body in ("qwen3_moe", "glm4_moe"):
         fields["head_dim"] = head  # transformers would take 128
     if head % 2:
         key = "head_dim" if "head_dim" in fields else theirs["num_attention_heads"]

@@ -45,7 +45,7 @@ class Layout:
         bidirectional: whether its networks look both ways; None where the key ``is_causal`` decides.
     """
 
-    body: Literal["llama", "qwen2", "qwen3", "qwen3_moe"]
+    body: Literal["llama", "qwen2", "qwen3", "qwen3_moe", "glm4_moe"]
     sizes: Mapping[str, str]
     numbers: Mapping[str, str]
     flags: Mapping[str, str]
@@ -250,5 +250,6 @@ BODIES = {
     "qwen2": ("Qwen2Config", "Qwen2ForCausalLM"),
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM"),
     "qwen3_moe": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM"),
+    "glm4_moe": ("Glm4MoeConfig", "Glm4MoeForCausalLM"),
 }
 """The classes of transformers that compute each body: its config and its network."""

@@ -32,6 +32,7 @@ from sinkscope.models.weights import (
     StoredTensor,
     UsedTensors,
     check_shape,
+    kept_tensors,
     match_tensors,
     read_headers,
     stored_shapes,
@@ -185,7 +186,7 @@ def _network(
     try:
         with quiet():
             kind, asked = with_sink(network_class(converted), build_config(converted), variant)
-            used = match_tensors(tensors, parameter_shapes(kind, asked), layout, config["model_type"], folder)
+            used = match_tensors(tensors, _stored(kind, asked), layout, config["model_type"], folder)
             network, report = kind.from_pretrained(
                 folder,
                 config=asked,
@@ -250,10 +251,20 @@ def build_config(converted: Converted) -> Any:
 
 def parameter_shapes(kind: Any, config: Any) -> dict[str, tuple[int, ...]]:
     """Return the shape of every parameter by its name, tied ones once, without allocating any."""
+    return {name: tuple(parameter.shape) for name, parameter in _on_meta(kind, config).named_parameters()}
+
+
+def _stored(kind: Any, config: Any) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every tensor that a checkpoint of a network holds, tied ones once: parameters, and buffers that are kept."""
+    return {name: tuple(tensor.shape) for name, tensor in kept_tensors(_on_meta(kind, config)).items()}
+
+
+def _on_meta(kind: Any, config: Any) -> Any:
+    """Return a network without memory."""
     with torch.device("meta"):
         network = kind(config)
     network.tie_weights()
-    return {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
+    return network
 
 
 def _check_device_map(device_map: Any) -> None:

@@ -184,6 +184,12 @@ def check_shape(fields: Mapping[str, Any], stored: Mapping[str, StoredTensor], f
             raise ModelError(f"{folder}/config.json: {name}: expected a whole number from 1 to {bound}{why}, found {describe(found)}")
 
 
+def kept_tensors(network: Any) -> dict[str, Any]:
+    """Return the tensors of a network that a checkpoint holds, by name: its parameters, tied ones once, and the buffers that are saved."""
+    saved = network.state_dict()
+    return {**dict(network.named_parameters()), **{name: buffer for name, buffer in network.named_buffers() if name in saved}}
+
+
 def stored_shapes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a network's parameters as they are stored: experts, which transformers joins, one by one."""
     found: dict[str, tuple[int, ...]] = {}

@@ -1,0 +1,156 @@
+"""LLaDA 2: GLM-4-MoE of transformers under a block-causal mask writes what LLaDA 2's published loop writes around its own network.
+
+fixtures/llada2_tokens.json holds what `generate` of `LLaDA2MoeModelLM`, as ZHZisZZ/dllm carries it (ca17675), wrote on the weights of
+tiny.py: after each call the positions and the tokens that it changed, and in ``final`` all tokens. Its mask was given in fp32.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from closeness import assert_close
+from tiny import LLADA2_CONFIG, MASK, TINY, save_tiny, weights
+from tiny_tokenizers import SAVE
+
+import sinkscope
+from sinkscope.decoding import find_sampler, make_batch, resolve_settings, settings_of
+from sinkscope.decoding.checking import check_model
+from sinkscope.errors import CallError, ModelError
+from sinkscope.models import FAMILIES, recognise
+from sinkscope.models.conversion import completed, convert_config
+
+CASES = json.loads((Path(__file__).parent / "fixtures" / "llada2_tokens.json").read_text())
+LLADA2 = FAMILIES["llada2"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return sinkscope.load(str(SAVE["llada2"](save_tiny("llada2", tmp_path_factory.mktemp("llada2") / "m"))))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case["settings"].values())))
+def test_llada2_writes_what_the_published_loop_writes(case, model):
+    settings, prompt = settings_of("llada2")(**case["settings"]), case["prompts"][0]
+    steps = list(find_sampler("llada2")(model, make_batch(model, case["prompts"], [None], settings.length), settings))
+    assert steps[-1].tokens[0].tolist() == case["final"]
+    before, found = torch.tensor([*prompt, *[MASK] * (len(case["final"]) - len(prompt))]), []
+    for step in steps:
+        if bool((step.written >= 0).any()):  # the other calls only read, and the published loop has none of them
+            changed = (step.tokens[0] != before).nonzero().flatten()
+            found.append(torch.stack([changed, step.tokens[0][changed]], dim=1).flatten().tolist())
+        before = step.tokens[0]
+    assert found == case["steps"][0]
+
+
+def test_the_published_runs_say_something():
+    assert sum("temperature" not in case["settings"] for case in CASES) >= 20
+    words = [{token for changes in case["steps"][0] for token in changes[1::2]} for case in CASES]
+    assert sum(len(found) >= 3 for found in words) > 0.7 * len(CASES)
+    stopped = [case for case in CASES if case["final"][-1] == MASK]
+    assert len(stopped) >= 3  # an end-of-text token left later blocks masked
+    assert any(case["settings"]["length"] < case["settings"]["block_steps"] for case in CASES)
+    assert any(len(changes) >= 6 for case in CASES for changes in case["steps"][0])  # several tokens above the threshold
+    for name in ("top_k", "top_p", "temperature"):
+        assert any(name in case["settings"] for case in CASES)
+
+
+def test_a_batch_writes_what_single_runs_write(model):
+    prompts = [[3, 4, 5, 6], [7, 8], [9, 10, 11, 12, 13, 14]]
+    together = sinkscope.generate(model, prompts, length=12, block=4, block_steps=4, stop=False)
+    for prompt, row in zip(prompts, together, strict=True):
+        assert torch.equal(row.tokens, sinkscope.generate(model, prompt, length=12, block=4, block_steps=4, stop=False).tokens)
+
+
+def test_it_passes_every_check(model):
+    checks = check_model(model)
+    assert [check for check in checks if not check.passed] == []
+    found = {check.name: check.found for check in checks}["every stored tensor is used, none is missing"]
+    assert found.startswith(f"{len(TINY['llada2'].shapes)} stored in 1 files")
+    assert sum(len(values.flatten()) for name, values in weights(TINY["llada2"]).items() if "bias" not in name) == model.card.parameters
+
+
+@torch.no_grad()
+def test_a_token_goes_through_the_experts_of_the_best_groups(model):
+    """Five lines for the router: a bias that chooses and does not weigh, two of four groups, three experts, weights that add up to 2.5."""
+    block, config, stored = model.network.model.layers[1].mlp, LLADA2_CONFIG, weights(TINY["llada2"])
+    part = {name.removeprefix("model.layers.1.mlp."): tensor for name, tensor in stored.items() if name.startswith("model.layers.1.mlp.")}
+    states = torch.randn(1, 7, config["hidden_size"], generator=torch.Generator().manual_seed(0))
+
+    def mlp(name, state):
+        gate, up, down = (part[f"{name}.{one}_proj.weight"] for one in ("gate", "up", "down"))
+        return down @ (torch.nn.functional.silu(gate @ state) * (up @ state))
+
+    for row in range(7):
+        score = (part["gate.weight"] @ states[0, row]).sigmoid()
+        groups = (score + part["gate.expert_bias"]).view(4, 4)
+        best = groups.topk(2).values.sum(-1).topk(2).indices.tolist()
+        open_ = torch.full((4, 4), -torch.inf).index_copy(0, torch.tensor(best), groups[best]).flatten()
+        chosen = open_.topk(3).indices
+        expected = mlp("shared_experts", states[0, row])
+        for expert in chosen.tolist():
+            expected = expected + 2.5 * score[expert] / score[chosen].sum() * mlp(f"experts.{expert}", states[0, row])
+        assert_close(block(states)[0, row], expected, terms=400)
+
+
+def test_the_work_of_a_call_counts_what_a_token_goes_through(model):
+    """One dense layer of 56, two layers with a router over 16 experts, three experts and two shared ones of 24."""
+    work = sinkscope.generate(model, [3, 4], length=4, block=4, block_steps=4, stop=False).work
+    assert work.mlp == work.rows * (3 * 48 * 56 + 2 * (48 * 16 + 5 * 3 * 48 * 24))
+
+
+def test_recording_leaves_the_tokens_alone(model, tmp_path):
+    settings = {"length": 11, "block": 4, "block_steps": 2, "threshold": 0.3, "stop": False}
+    plain = sinkscope.generate(model, [3, 4, 5, 6, 7], **settings)
+    with sinkscope.recording(model, out=tmp_path / "t"):
+        recorded = sinkscope.generate(model, [3, 4, 5, 6, 7], **settings)
+    trace = sinkscope.open_trace(tmp_path / "t")
+    assert torch.equal(plain.tokens, recorded.tokens) and trace.steps == plain.steps
+    for step in range(trace.steps):
+        length = int(trace.lengths[step])
+        assert_close(torch.as_tensor(trace.column_sums[step, :, :, :length].sum(-1)), float(length), terms=40 * length)
+    assert trace.manifest["sampler"]["name"] == "llada2"
+
+
+def test_a_missing_bias_of_a_router_is_named(tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    folder = SAVE["llada2"](save_tiny("llada2", tmp_path / "m"))
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.2.mlp.gate.expert_bias"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"1 missing: model\.layers\.2\.mlp\.gate\.expert_bias \(16,\)"):
+        sinkscope.load(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"use_qk_norm": False}, "use_qk_norm: expected True, found False"),
+        ({"use_bias": True}, "use_bias: expected False, found True"),
+        ({"use_qkv_bias": True}, "use_qkv_bias: expected False, found True"),
+        ({"norm_head": True}, "norm_head: expected False, found True"),
+        ({"use_sliding_window": True}, "use_sliding_window: expected False, found True"),
+        ({"score_function": "softmax"}, "score_function: expected 'sigmoid', found 'softmax'"),
+        ({"num_shared_experts": 0}, "num_shared_experts: expected a whole number above 0, found 0"),
+        ({"partial_rotary_factor": 0}, "partial_rotary_factor: expected a number above 0, found 0"),
+        ({"edit_threshold": 0.5}, "edit_threshold: expected a key known for model_type 'llada2_moe'"),
+    ],
+)
+def test_a_mixture_that_is_another_network_is_refused(change, message):
+    with pytest.raises(ModelError, match=message):
+        convert_config(LLADA2_CONFIG | change, LLADA2, "here")
+
+
+def test_what_its_config_does_not_name_is_what_its_published_code_takes():
+    assert recognise(LLADA2_CONFIG, "here") is LLADA2
+    bare = {key: value for key, value in LLADA2_CONFIG.items() if key not in ("block_size", "mask_token_id", "eos_token_id")}
+    converted = convert_config(completed(bare | {"vocab_size": 157184}, LLADA2), LLADA2, "here")
+    assert (converted.mask_id, converted.eos_ids, converted.fields["block_size"]) == (156895, (156892,), 32)
+    settings = resolve_settings(LLADA2)
+    assert (settings.length, settings.block, settings.block_steps, settings.threshold, settings.stop) == (2048, 32, 32, 0.95, True)
+
+
+def test_more_steps_than_tokens_of_a_block_are_refused(model):
+    with pytest.raises(CallError, match="block_steps must not exceed block: 5 steps for blocks of 4"):
+        sinkscope.generate(model, [3, 4], block=4, block_steps=5)
