@@ -213,6 +213,19 @@ def test_a_dry_run_counts_every_policy(run, diffusion_folder):
     assert costs["assumptions"][-1].startswith("Every policy is counted as plain sampling")
 
 
+def test_a_dry_run_refuses_what_the_run_would_refuse(run, diffusion_folder):
+    status, out, err = run("compare-caches", diffusion_folder, *FLAGS, "--policies", "dkv-greedy", "--dry-run")
+    assert (status, out) == (2, "") and "expected tokens to be committed in a random order" in err.replace("\n", " ")
+
+
+def test_numbers_of_points_at_one_place_stand_side_by_side():
+    from sinkscope.figures.accuracy_and_work import _labels
+
+    row = {"interval": [0.4, 0.9], "accuracy": 0.5}
+    rows = [{**row, "policy": name, "work": {"total": work}} for name, work in (("a", 100), ("b", 101), ("c", 1000))]
+    assert _labels(rows, ["a", "b", "c"]) == [((100, 50.0), "0, 1"), ((1000, 50.0), "2")]
+
+
 def test_a_dry_run_knows_the_published_protocol(run):
     protocol = ("--protocol", "fast-dllm-512", "--tasks", "gsm8k")
     status, out, err = run("compare-caches", "GSAI-ML/LLaDA-8B-Instruct", *protocol, "--dry-run", "--json")

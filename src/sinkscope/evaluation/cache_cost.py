@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from sinkscope.decoding import resolve_settings
 from sinkscope.evaluation.cache_arms import Arm
 from sinkscope.evaluation.cache_comparison import check_family, check_settings
 from sinkscope.evaluation.cost import CARD, Card, cost_document
@@ -17,11 +18,16 @@ def cost_of_comparison(name: str, request: Request, arms: Sequence[Arm], card: C
     """Return the costs of each task under each arm, as `cost_document` has them.
 
     Raises:
-        CallError: a name, task or setting that does not fit.
+        CallError: a name, task, policy or setting that does not fit.
         ModelError: a checkpoint that sinkscope does not load.
     """
     check_settings(request.settings)
-    check_family(family_and_shape(name)[0])
-    parts = [replace(part, name=arm.text) for part in parts_of(name, request) for arm in arms]
+    family, _ = family_and_shape(name)
+    check_family(family)
+    parts = []
+    for part in parts_of(name, request):
+        for arm in arms:
+            resolve_settings(family, **{**part.settings, **arm.settings})  # refuses a policy that the family cannot have
+            parts.append(replace(part, name=arm.text))
     costs = cost_document(parts, card)
     return {**costs, "assumptions": [*costs["assumptions"], AT_MOST]}

@@ -1,5 +1,6 @@
 """The figure of a comparison of caches: accuracy against multiply-adds, a panel for each task."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -56,12 +57,30 @@ def _panel(axes: Any, rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -
         work, (low, high) = row["work"]["total"], row["interval"]
         axes.vlines(work, 100 * low, 100 * high, color="#bbbbbb", linewidth=0.8, zorder=1)
         _mark(axes, row, [work], [100 * row["accuracy"]])
-        place = (work, 100 * row["accuracy"])
-        axes.annotate(str(names.index(row["policy"])), place, xytext=(3, 3), textcoords="offset points", fontsize="x-small")
+    for place, numbers in _labels(rows, names):
+        axes.annotate(numbers, place, xytext=(3, 3), textcoords="offset points", fontsize="x-small")
     axes.axhline(100 * rows[0]["accuracy"], color=INK, linestyle="--", linewidth=0.6, zorder=0)
     axes.set_xscale("log")
     axes.set_xlabel("multiply-adds of an answer")
     axes.set_ylabel("accuracy, %")
+
+
+def _labels(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[tuple[tuple[float, float], str]]:
+    """Return places and numbers; points whose numbers would lie upon each other have them side by side."""
+    works = [row["work"]["total"] for row in rows]
+    across = math.log(max(works) / min(works)) or 1.0
+    up = 100 * (max(row["interval"][1] for row in rows) - min(row["interval"][0] for row in rows)) or 1.0
+    found: list[tuple[tuple[float, float], list[int]]] = []
+    for row, work in zip(rows, works, strict=True):
+        at = 100 * row["accuracy"]
+        near = (one for one in found if abs(math.log(work / one[0][0])) < 0.03 * across and abs(at - one[0][1]) < 0.03 * up)
+        number_of = names.index(row["policy"])
+        group = next(near, None)
+        if group is None:
+            found.append(((work, at), [number_of]))
+        else:
+            group[1].append(number_of)
+    return [(place, ", ".join(map(str, numbers))) for place, numbers in found]
 
 
 def _mark(axes: Any, row: Mapping[str, Any], across: Sequence[float], up: Sequence[float]) -> Any:
