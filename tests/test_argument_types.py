@@ -49,6 +49,8 @@ BAD = [
     ((1, 0.5, "a", 5), {}, "more: expected text, found 5"),
     ((1,), {"name": b"x"}, "name: expected text or None, found bytes"),
     ((1,), {"path": ""}, "path: expected a path, found an empty text"),
+    ((1,), {"path": "a\0b"}, r"path: expected a path, found 'a\\x00b'"),
+    ((1,), {"path": "\ud800"}, r"path: expected a path, found '\\ud800'"),
     ((1,), {"path": 5}, "path: expected text or a path, found 5"),
     ((1,), {"words": "abc"}, "words: expected a list of texts, found 'abc'"),
     ((1,), {"words": {"a": 1}}, "words: expected a list of texts, found dict"),

@@ -61,8 +61,8 @@ def check_argument(name: str, value: Any, hint: Any) -> None:
     Raises:
         CallError: such a value, at any depth.
     """
-    if isinstance(value, str) and not value and Path in _parts(hint):
-        raise CallError(f"{name}: expected a path, found an empty text")
+    if isinstance(value, str) and Path in _parts(hint) and not _may_be_path(value):
+        raise CallError(f"{name}: expected a path, found {_found(value) if value else 'an empty text'}")
     if fits(value, hint):
         return
     inner = _parts(hint)
@@ -118,6 +118,14 @@ def _is_list(value: Any) -> bool:
     if isinstance(value, str | bytes | bytearray | Mapping):
         return False
     return isinstance(value, Collection) or (hasattr(value, "__len__") and hasattr(value, "__getitem__"))
+
+
+def _may_be_path(text: str) -> bool:
+    """Return whether a file can have this name."""
+    try:
+        return b"\0" not in os.fsencode(text) and text != ""
+    except UnicodeEncodeError:
+        return False
 
 
 def _parts(hint: Any) -> tuple[Any, ...]:

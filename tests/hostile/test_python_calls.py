@@ -255,11 +255,11 @@ for _name, _values in {
     "shots": [-1, 1.5, "x", 10**9],
     "batch": [0, 1.5, None],
     "settings": [5, "x", [1]],
-    "tasks": [5, None, [5]],
-    "hide": [5, "top:1", [5]],
+    "tasks": [5, None, [5], np.zeros(3), torch.zeros(2), []],
+    "hide": [5, "top:1", [5], np.zeros(3), []],
     "data": [5, {"gsm8k": 5}],
     "protocol": [5, None],
-    "out": ["", 5, None],
+    "out": ["", 5, None, "\ud800", "a\0b"],
 }.items():
     for _value in _values:
         KINDS[f"evaluate {_name}={_value}"] = lambda model, name=_name, value=_value: evaluate(

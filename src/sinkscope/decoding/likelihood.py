@@ -20,6 +20,7 @@ from torch import Tensor
 from sinkscope.decoding.blocks import quotas
 from sinkscope.decoding.canvas import lay_out
 from sinkscope.decoding.projection import check_finite, hidden_states, project, with_unconditional
+from sinkscope.decoding.settings import LARGEST
 from sinkscope.documents import describe
 from sinkscope.errors import CallError
 from sinkscope.models import Model, block_length, expect_model
@@ -225,6 +226,8 @@ def _check(model: Model, method: str, samples: int, guidance: float, seed: int, 
             raise CallError(f"{name}: expected at most {MOST_SAMPLES:,}, found {describe(value)}")
     if not isinstance(guidance, int | float) or isinstance(guidance, bool) or not 0 <= guidance < float("inf"):
         raise CallError(f"guidance: expected a finite number from 0 upwards, found {guidance!r}")
+    if guidance > LARGEST:
+        raise CallError(f"guidance: expected a number from 0 to {LARGEST:g}, found {describe(guidance)}")
     if guidance > 0 and model.family.causal:
         raise CallError(f"guidance: {model.card.name} is autoregressive and has no mask token to hide its context with; leave it at 0")
     if not isinstance(seed, int) or isinstance(seed, bool) or not -(2**62) <= seed < 2**62:

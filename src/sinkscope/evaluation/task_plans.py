@@ -1,7 +1,7 @@
 """The plan of an evaluation: tasks, rules, settings and encoded prompts. Everything is checked before the model writes."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -112,7 +112,7 @@ def check_request(request: Request) -> None:
         CallError: see above.
     """
     for name, value, example in (("tasks", request.tasks, "names"), ("hide", request.hide, 'rules such as ["none"]')):
-        if not value or isinstance(value, str):
+        if value is None or isinstance(value, str) or (isinstance(value, Collection) and not len(value)):
             raise CallError(f"{name}: expected a list of {example}, found {value!r}")
     for name, hint in get_type_hints(Request).items():
         check_argument(name, getattr(request, name), hint)
