@@ -21,7 +21,7 @@ PROVENANCE = (
     ("probe-0", "python experiments/why_hiding_hurts.py --shots 0 --out FILE", "5ddd492"),
     ("probe-0-heads", "python experiments/why_hiding_hurts.py --shots 0 --part heads --out FILE", "0ff76bb"),
     ("probe-0-layer-4", "python experiments/why_hiding_hurts.py --shots 0 --part heads --layer 4 --out FILE", "9e04a9a"),
-    ("probe-5", "python experiments/why_hiding_hurts.py --shots 5 --out FILE", "fd7bce7"),
+    ("probe-5", "python experiments/why_hiding_hurts.py --shots 5 --out FILE", "5ddd492"),
     ("last_row", "python experiments/why_last_row_hurts.py --out FILE", "e3c40b0"),
     ("arms", "python experiments/hiding_arms.py --work DIR --out FILE --problems 48", "in the file"),
     ("arms-rowmass", "python experiments/hiding_arms.py --work DIR --out FILE --model lab-diffusion --rules …", "in the file"),
