@@ -21,10 +21,14 @@ def cells(kind):
     return [[cell.strip().replace("−", "-") for cell in row] for row in rows[5 * (kind == "diffusion") :][:5]]
 
 
+def rows_of(kind):
+    with (ROOT / "results/emergence/emergence.csv").open() as file:
+        return [row for row in csv.DictReader(file) if row["model"] == MODELS[kind]]
+
+
 @pytest.mark.parametrize("kind", MODELS)
 def test_the_table_is_computed_from_the_file(kind):
-    with (ROOT / "results/emergence/emergence.csv").open() as file:
-        rows = [row for row in csv.DictReader(file) if row["model"] == MODELS[kind]]
+    rows = rows_of(kind)
     for column, update in enumerate(UPDATES):
         mine = [row for row in rows if int(row["update"]) == update]
         shares, stayed = (np.array([float(row[name]) for row in mine]) for name in ("share", "stayed"))
@@ -39,6 +43,16 @@ def test_the_table_is_computed_from_the_file(kind):
         assert [row[column] for row in cells(kind)] == expected
     last = np.array([float(row["share"]) for row in rows if int(row["update"]) == 20000])
     assert (last > 0.3).sum() == {"autoregressive": 4, "diffusion": 0}[kind]
+
+
+def test_the_last_updates_of_the_autoregressive_network_are_told_as_measured():
+    rows = [row for row in rows_of("autoregressive") if int(row["update"]) == 25000]
+    shares = np.array([float(row["share"]) for row in rows])
+    loss, top, rowmass = (float(rows[0][name]) for name in ("loss", "loss_without_top", "loss_without_rowmass"))
+    assert len(rows) == 36 and (shares > 0.3).sum() == 4
+    told = re.sub(r"\s+", " ", PAGE)
+    assert f"still four heads, {shares.max():.2f} at most, {top - loss:.3f} nats without it" in told
+    assert f"{rowmass - loss:.3f} without other keys of as much attention" in told
 
 
 def test_what_the_sinks_do_is_computed_from_the_files():
