@@ -4,6 +4,7 @@ The check reads the annotations: numbers, text, paths, choices, lists, objects, 
 What other libraries and protocols describe is left to the function, which knows what may stand in their place; so is `Model`.
 """
 
+import contextlib
 import functools
 import inspect
 import os
@@ -40,7 +41,7 @@ def checked(function: Function) -> Function:
     @functools.wraps(function)
     def call(*given: Any, **named: Any) -> Any:
         if not hints:
-            hints.update(get_type_hints(function))
+            hints.update(_hints(function))
         try:
             bound = signature.bind(*given, **named)
         except TypeError:
@@ -53,6 +54,19 @@ def checked(function: Function) -> Function:
         return function(*given, **named)
 
     return call  # type: ignore[return-value]
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the types of a function's arguments; of an argument whose type is known to type checkers only, any."""
+    try:
+        return get_type_hints(function)
+    except NameError:
+        plain = inspect.unwrap(function)
+        known = {name: hint for name, hint in plain.__annotations__.items() if not isinstance(hint, str)}
+        for name, hint in plain.__annotations__.items():
+            with contextlib.suppress(NameError, TypeError):
+                known.setdefault(name, eval(hint, plain.__globals__) if isinstance(hint, str) else hint)
+        return {"return": Any, **known}
 
 
 def check_argument(name: str, value: Any, hint: Any) -> None:
@@ -94,6 +108,8 @@ def fits(value: Any, hint: Any) -> bool:
         return isinstance(value, tuple({type(one) for one in inner}))
     if _is_our_class(hint):
         return isinstance(value, hint)
+    if isinstance(array := getattr(hint, "array_type", None), type):
+        return isinstance(value, array) or (isinstance(value, Sequence) and not isinstance(value, str | bytes))
     if origin is Mapping or origin is dict:
         return isinstance(value, Mapping) and (
             not inner or all(fits(key, inner[0]) and fits(item, inner[1]) for key, item in value.items())
@@ -148,6 +164,8 @@ def _words(hint: Any) -> str:
             found.append(f"a list of {' or '.join(items)}" if items else "a list")
         elif origin is Callable:
             found.append("a function")
+        elif isinstance(array := getattr(one, "array_type", None), type):
+            found.append(f"{array.__name__} [{one.dim_str}]")
         else:
             found.append(getattr(one, "__name__", str(one)))
     return " or ".join(dict.fromkeys(found))

@@ -8,10 +8,14 @@ import torch
 from hostile import specimens, trial
 
 import sinkscope
+from sinkscope import figures
+from sinkscope.decoding import resolve_settings
 from sinkscope.emergence import TrainingWatch, hold_out, open_emergence
 from sinkscope.errors import SinkscopeError
 from sinkscope.evaluation import evaluate
 from sinkscope.figures.explorer import explore
+from sinkscope.roles import read_roles
+from sinkscope.traces import read_statistics
 from sinkscope.traces.bundles import open_bundle, write_bundle
 
 SHORT = specimens.SHORT
@@ -321,3 +325,32 @@ def test_arrays_in_the_place_of_words(model, trace):
 @pytest.mark.parametrize("name", ["samples", "batch"])
 def test_more_canvases_than_memory_holds(model, name):
     refused(lambda: sinkscope.log_likelihood(model, "Q:", " Tom", **{name: 10**9}))
+
+
+ODD = (None, 5, "x", b"x", [5], {"x": 1}, object(), np.zeros(3), torch.zeros(2))
+FUNCTIONS = {
+    "attention_map": lambda trace, one: figures.attention_map(trace, one, 0, 0, np.ones((4, 4))),
+    "the array of attention_map": lambda trace, one: figures.attention_map(trace, 0, 0, 0, one),
+    "token_column": lambda trace, one: figures.token_column(trace, 0, 0, one),
+    "the layer of incoming": lambda trace, one: figures.incoming(trace, one, one),
+    "page_numbers": lambda trace, one: figures.page_numbers(one),
+    "open_statistics": lambda trace, one: figures.open_statistics(one),
+    "read_roles": lambda trace, one: read_roles(one),
+    "read_statistics": lambda trace, one: read_statistics(one),
+    "resolve_settings": lambda trace, one: resolve_settings(one),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_an_odd_argument_of_a_smaller_function(trace, name):
+    for one in ODD:
+        if (name == "the layer of incoming" and one is None) or (name in ("attention_map", "token_column") and isinstance(one, int)):
+            continue
+        refused(lambda one=one: FUNCTIONS[name](trace, one))
+
+
+@pytest.mark.parametrize("name", ["share", "progress", "batch"])
+def test_evaluations_that_are_refused_leave_nothing(model, tmp_path, name):
+    for one in (*ODD[2:], 10**30):
+        refused(lambda one=one: evaluate(model, tasks=["lab-arith"], out=tmp_path / "out", limit=1, **{name: one}))
+    assert os.listdir(tmp_path) == []

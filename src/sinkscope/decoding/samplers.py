@@ -10,6 +10,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, get_type_hints
 
+from sinkscope.argument_types import checked
 from sinkscope.decoding.settings import (
     AutoregressiveSettings,
     DreamSettings,
@@ -79,6 +80,7 @@ def all_settings() -> dict[str, type[Settings]]:
     return {name: settings_of(name) for name in [*SHIPPED, *(family.sampler for family in FAMILIES.values())]}
 
 
+@checked
 def resolve_settings(family: Family, **given: Any) -> Settings:
     """Return the settings of a family's sampler, with its defaults; for diffusion, ``length`` alone sets ``steps`` and ``block`` to it.
 

@@ -21,6 +21,7 @@ from sinkscope.argument_types import check_argument
 from sinkscope.decoding import Generation, generate
 from sinkscope.decoding.caches.parsing import parse_cache
 from sinkscope.decoding.caches.reader import check_model
+from sinkscope.documents import describe
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.evaluation.answers import Rule, answer_until, reseeded, rule_in_force
 from sinkscope.evaluation.choices import LikelihoodSettings, ask
@@ -34,6 +35,7 @@ from sinkscope.models import Model, expect_model
 from sinkscope.progress import show_progress
 from sinkscope.work_items import Share, share_of_process
 
+MOST_PROMPTS = 1 << 20
 STARTING_S = 1800.0  # seconds that another process may take to load its model
 POLL_S = 0.5
 LONGEST_RULE = 200  # bytes: it names a folder
@@ -98,6 +100,10 @@ def evaluate(
     expect_model(model)
     check_argument("batch", batch, int)
     check_argument("out", out, Path | str)
+    check_argument("progress", progress, bool)
+    check_argument("share", share, Share | None)
+    if batch > MOST_PROMPTS:
+        raise CallError(f"batch: expected at most {MOST_PROMPTS:,} prompts, found {describe(batch)}")
     if batch < 1:
         raise CallError(f"batch: expected at least 1, found {batch}")
     mine = share_of_process() if share is None else share

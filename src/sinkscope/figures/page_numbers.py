@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from sinkscope.argument_types import checked
 from sinkscope.figures.style import token_label
 from sinkscope.figures.subject import Subject, subject_of
 from sinkscope.sinks import movement_test
@@ -20,6 +21,7 @@ from sinkscope.traces import Trace
 SINK_TOKENS = 8
 
 
+@checked
 def page_numbers(trace: Trace, excess: float = 3.0) -> dict[str, Any]:
     """Return the sinks, tracks, moves and most frequent sink tokens of a trace.
 

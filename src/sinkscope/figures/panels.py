@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float
 
+from sinkscope.argument_types import checked
 from sinkscope.errors import CallError
 from sinkscope.figures.figure5_sink_strengths import draw_strengths, strongest
 from sinkscope.figures.figure7_sink_positions import LETTERS, chosen_heads, draw_positions
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Sheet
 
 
+@checked
 def incoming(trace: Any, layer: int | None = None, head: int | None = None, *, ax: "Axes | None" = None, excess: float = 3.0) -> "Sheet":
     """Draw the attention that each token receives over the steps, with the main sink of the head outlined.
 
@@ -57,6 +59,7 @@ def incoming(trace: Any, layer: int | None = None, head: int | None = None, *, a
     return axes.figure  # type: ignore[return-value]  # a panel inside a SubFigure is given back as it is
 
 
+@checked
 def sink_positions(
     trace: Any, layer: int | None = None, head: int | None = None, *, ax: "Axes | None" = None, excess: float = 3.0
 ) -> "Sheet":
@@ -78,6 +81,7 @@ def sink_positions(
     return axes.figure  # type: ignore[return-value]  # a panel inside a SubFigure is given back as it is
 
 
+@checked
 def sink_strengths(trace: Any, *, ax: "Axes | None" = None, excess: float = 3.0) -> "Sheet":
     """Draw the main sink's column in every layer and head, mean over the steps that have one.
 
@@ -98,6 +102,7 @@ def sink_strengths(trace: Any, *, ax: "Axes | None" = None, excess: float = 3.0)
     return axes.figure  # type: ignore[return-value]  # a panel inside a SubFigure is given back as it is
 
 
+@checked
 def token_column(trace: Any, layer: int, head: int, position: int, *, ax: "Axes | None" = None) -> "Sheet":
     """Draw the attention that one token receives in one head, over the steps, and mark the step in which it was written.
 
@@ -130,6 +135,7 @@ def token_column(trace: Any, layer: int, head: int, position: int, *, ax: "Axes 
     return axes.figure  # type: ignore[return-value]  # a panel inside a SubFigure is given back as it is
 
 
+@checked
 def attention_map(
     trace: Any,
     step: int,
@@ -158,6 +164,10 @@ def attention_map(
             f"{trace.folder} holds no map of step {step}, layer {layer}, head {head}; pass one: "
             "sinkscope.recorder.attention_map.recompute_map(model, trace, step, layer, head).attention"
         )
+    length = int(trace.lengths[step])
+    if not isinstance(attention, np.ndarray) or attention.dtype.kind != "f" or attention.shape != (length, length):
+        found = f"{attention.dtype} {attention.shape}" if isinstance(attention, np.ndarray) else type(attention).__name__
+        raise CallError(f"attention: expected a map of floats, {length} queries × {length} keys as in step {step}, found {found}")
     with _style(ax):
         axes = new_sheet(4.2, 4.3).subplots() if ax is None else ax
         title = f"{plain(model_label(trace.manifest))}:\nattention in step {step}, layer {layer}, head {head}"

@@ -12,6 +12,7 @@ from typing import Any, final
 import numpy as np
 from jaxtyping import Float, Int
 
+from sinkscope.argument_types import checked
 from sinkscope.errors import CallError, SinkscopeError, TraceError
 from sinkscope.figures.highlights import Highlights, Place
 from sinkscope.figures.incoming_attention import check_head, commits_of, followed_columns, last_canvas_of
@@ -40,6 +41,7 @@ class OpenedStatistics:
     summary: Summary = field(repr=False)
 
 
+@checked
 def open_statistics(folder: str | Path) -> OpenedStatistics:
     """Read a folder of statistics.
 

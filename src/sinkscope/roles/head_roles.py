@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sinkscope.argument_types import checked
 from sinkscope.checksums import CHECKSUM, compare_checksum
 from sinkscope.documents import check_fields, exists, read_json_object
 from sinkscope.errors import CallError
@@ -184,6 +185,7 @@ def _as_dict(together: Together) -> dict[str, Any]:
     return {"heads": [list(pair) for pair in together.heads], "measured": measured}
 
 
+@checked
 def read_roles(path: str | Path) -> Roles:
     """Read the roles that ``sinkscope roles`` wrote.
 

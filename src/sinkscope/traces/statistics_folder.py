@@ -19,6 +19,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from sinkscope.argument_types import checked
 from sinkscope.checksums import compare_checksum, compare_sealed, sealed
 from sinkscope.documents import check_fields, check_regular, describe, exists, parse_json, read_json_object
 from sinkscope.errors import CallError, TraceError
@@ -180,6 +181,7 @@ def read_statistics_manifest(folder: Path, verify: bool = True) -> dict[str, Any
     return manifest
 
 
+@checked
 def read_statistics(folder: str | Path, *, verify: bool = True) -> tuple[dict[str, Any], Arrays, dict[int, str]]:
     """Return the manifest, the merged arrays and the texts of tokens.
 
