@@ -4,7 +4,8 @@
     python experiments/books_corpus.py classic-books-markdown --out books
     python experiments/books_corpus.py experiments/books_excerpt.jsonl --out few-pages --vocabulary 600
 
-Reads the pinned commit from the clone's history, so that everyone gets the same texts. Books without a year or dated 1929
+Reads the pinned commit from the clone's history, so that everyone gets the same texts; ``books.json`` lists them with their
+checksums, and the script says whether what it made is the same. Books without a year or dated 1929
 or later are dropped: what appeared before is in the public domain in the United States. Every fortieth book is held out.
 Cost: 5 minutes, 0.4 GB. The texts are not part of this repository, but for a page of each of seventeen held-out books,
 ``books_excerpt.jsonl``, which ``--excerpt FILE`` wrote: prompts for `sinkscope roles` and `trace` on a network trained on the
@@ -28,6 +29,7 @@ FIRST_YEAR_LEFT_OUT = 1929
 HELD_OUT_EVERY = 40
 PAGE = 1600
 """Characters of a book in the excerpt, about 400 tokens; cut where a sentence ends."""
+LISTED = Path(__file__).with_name("books.json")
 LEFT_OUT = ("Samuel Richardson/Clarissa.md", "Various/King James Bible.md")  # above 4 MB, too large for some mirrors
 
 
@@ -49,6 +51,18 @@ def read_books(clone: Path) -> Iterator[LongText]:
         body = text.split("\n-------\n", 1)[-1].replace("\r", "").strip()
         kept += 1
         yield LongText(name.removesuffix(".md"), body, held_out=kept % HELD_OUT_EVERY == 0)
+
+
+def compare(corpus: Path) -> str:
+    """Return what the corpus has in common with the one that the published numbers were measured on."""
+    made, ours = (json.loads(path.read_text(encoding="utf-8")) for path in (corpus / "corpus.json", LISTED))
+    wanted = {one["title"]: one["sha256"] for one in ours["documents"]}
+    found = {one["title"]: one["sha256"][: len(next(iter(wanted.values())))] for one in made["documents"]}
+    if others := [title for title in {**wanted, **found} if wanted.get(title) != found.get(title)]:
+        return f"{len(others)} books differ from {LISTED.name}, among them {others[0]}"
+    changed = [name for name, sha256 in ours["files"].items() if made["files"].get(name) != sha256]
+    tokens = f"the tokens are not ({', '.join(changed)}): another vocabulary or tokenizer" if changed else "and so are the tokens"
+    return f"all {len(wanted)} books are those of {LISTED.name}, {tokens}"
 
 
 def read_excerpt(path: Path) -> Iterator[LongText]:
@@ -81,6 +95,8 @@ def main() -> None:
             write_excerpt(books, options.excerpt)
         else:
             print(make_corpus(books, options.out, vocabulary=options.vocabulary, source=f"{REPOSITORY} at {COMMIT}"))
+            if not options.source.is_file():
+                print(compare(options.out))
     except CallError as error:
         sys.exit(f"error: {error}")
 

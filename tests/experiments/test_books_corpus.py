@@ -48,8 +48,25 @@ def test_books_before_1929_are_taken_and_every_so_many_held_out(clone, tmp_path,
         ("E/Late", False),
         ("F/First", True),
     ]
+    assert "715 books differ from books.json" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="expected a clone of github"):
         write(monkeypatch, tmp_path / "nowhere", "--out", tmp_path / "other")
+
+
+def test_what_was_made_is_compared_with_the_list_of_books(tmp_path):
+    ours = json.loads(books_corpus.LISTED.read_text())
+    assert len(ours["documents"]) == 711 and sum(one["held_out"] for one in ours["documents"]) == 17
+    assert [one["title"] for one in ours["documents"] if one["held_out"]] == [
+        json.loads(line)["title"] for line in EXCERPT.read_text().splitlines()
+    ]
+    path = tmp_path / "corpus.json"
+    path.write_text(json.dumps(ours))
+    assert books_corpus.compare(tmp_path) == "all 711 books are those of books.json, and so are the tokens"
+    path.write_text(json.dumps(ours | {"files": ours["files"] | {"train.bin": "0" * 64}}))
+    assert "the tokens are not (train.bin): another vocabulary or tokenizer" in books_corpus.compare(tmp_path)
+    changed = [ours["documents"][0] | {"sha256": "0" * 64}, *ours["documents"][1:]]
+    path.write_text(json.dumps(ours | {"documents": changed}))
+    assert books_corpus.compare(tmp_path) == "1 books differ from books.json, among them Abbie Farwell Brown/The Christmas Angel"
 
 
 def test_the_excerpt_is_a_page_of_each_held_out_book(clone, tmp_path, monkeypatch):
