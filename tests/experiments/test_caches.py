@@ -6,6 +6,7 @@ from pathlib import Path
 
 import caches
 import pytest
+import stale_keys
 
 from sinkscope.evaluation.cache_arms import read_arms
 from sinkscope.evaluation.cache_tables import comparison_of, points
@@ -64,8 +65,8 @@ def test_the_page_stays_short():
 
 def test_stale_keys_are_on_the_page():
     """The means at the longest interval with their intervals, as text; every mean is that of its answers, and moves less with the token."""
-    page = "\n".join(PAGE)
-    assert set(RESULTS) - set(DOCUMENTS) <= {"stale-keys"}
+    page = " ".join(PAGE)
+    assert set(RESULTS) - set(DOCUMENTS) == {"stale-keys", "stale-keys-arms"}
     models = RESULTS["stale-keys"]["models"]
     for document in models.values():
         for row in document["rows"]:
@@ -76,6 +77,33 @@ def test_stale_keys_are_on_the_page():
         assert means == sorted(means)
     for one, other in zip(*(models[name]["rows"] for name in ("lab-sink-token", "lab-diffusion")), strict=True):
         assert one["interval"][1] < other["interval"][0]
+
+
+def test_stale_keys_of_models_trained_alike_are_on_the_page():
+    """Ratios follow from the answers; the seeds contradict each other, so the verdict is undecided at every interval."""
+    document, page = RESULTS["stale-keys-arms"], " ".join(PAGE)
+    found = {
+        arm: {seed: {int(every): values for every, values in one.items()} for seed, one in seeds.items()}
+        for arm, seeds in document["answers"].items()
+    }
+    rows = stale_keys.ratios(found)
+    assert [(row["arm"], row["every"], row["verdict"]) for row in rows] == [
+        (row["arm"], row["every"], row["verdict"]) for row in document["rows"]
+    ]
+    for row, stored in zip(rows, document["rows"], strict=True):
+        assert [row["ratio"], *row["interval"]] == pytest.approx([stored["ratio"], *stored["interval"]])
+        assert len(row["seeds"]) == 3 and row["verdict"] == "undecided"
+        low, high = row["interval"]
+        if row["every"] == 32:
+            *first, last = (f"{one['ratio']:.2g}" for one in row["seeds"].values())
+            assert f"{row['ratio']:.2g} ({low:.2g} … {high:.2g}) times as far" in page and f"({', '.join(first)} and {last})" in page
+    assert "**Undecided**: refreshed in every 32nd step" in page
+
+
+@pytest.mark.parametrize(("found", "verdict"), [([0.5, 0.52, 0.48], "holds"), ([2.0, 2.1, 1.9], "refuted"), ([0.2, 8.0, 1.0], "undecided")])
+def test_seeds_decide_on_stale_keys(found, verdict):
+    told = stale_keys.over_seeds(found)
+    assert told["verdict"] == verdict and told["interval"][0] < told["ratio"] < told["interval"][1]
 
 
 def test_results_are_those_of_the_plans():
