@@ -136,6 +136,11 @@ def test_canvases_that_cannot_be(tokens):
     refused(lambda: hold_out(TOKENS[tokens], mask_id=1, shift=True))
 
 
+@pytest.mark.parametrize("mask_id", [-1, 10**30, "x", 1.5])
+def test_a_mask_that_is_no_token(mask_id):
+    refused(lambda: hold_out([range(5, 25)], mask_id=mask_id))
+
+
 def test_what_may_be_predicted_has_the_size_of_the_canvas():
     refused(lambda: hold_out([range(5, 25)], [np.ones(3, bool)], mask_id=1))
     refused(lambda: hold_out([range(5, 25)] * 2, [np.ones(20, bool)], mask_id=1))

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from sinkscope.argument_types import checked
+from sinkscope.documents import describe
 from sinkscope.errors import CallError
 from sinkscope.roles import Probe
 
@@ -54,6 +55,8 @@ def hold_out(
         CallError: a canvas that is no row of tokens, or on which there is nothing to predict.
     """
     found = []
+    if mask_id is not None and not 0 <= mask_id < 1 << 31:
+        raise CallError(f"mask_id: expected a token id from 0 to {(1 << 31) - 1:,}, found {describe(mask_id)}")
     if predictable is not None and len(predictable) != len(tokens):
         raise CallError(f"predictable: expected an array for each of the {len(tokens)} canvases, found {len(predictable)}")
     for number, canvas in enumerate(tokens):
