@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from sinkscope.argument_types import checked
+from sinkscope.argument_types import check_argument
 from sinkscope.checksums import compare_sealed
 from sinkscope.errors import CallError, ModelError
 from sinkscope.models.conversion import Converted, completed, convert_config, rename_tensor, tensor_renamings
@@ -42,7 +42,6 @@ from sinkscope.models.weights import (
 DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
-@checked
 def load(
     name: str | Path,
     *,
@@ -64,6 +63,9 @@ def load(
         CallError: there is nothing by this name, or a dtype or device cannot be used.
         ModelError: the folder holds no model, or its weights do not fit its config.json.
     """
+    if name != "":  # which has a message of its own
+        check_argument("name", name, str | Path)
+    check_argument("revision", revision, str | None)
     hub = is_on_hub(str(name))
     folder = find_folder(str(name), revision, weights=False)
     if device_map is None:
@@ -163,9 +165,10 @@ def _stored_dtype(config: Mapping[str, Any], folder: Path) -> str | None:
 
 def _dtype(dtype: torch.dtype | str | None, stored: str) -> torch.dtype:
     """Return the float type that is asked for, else the stored one."""
-    wanted = dtype if isinstance(dtype, torch.dtype) else getattr(torch, str(dtype or stored), None)
+    asked = stored if dtype is None or (isinstance(dtype, str) and not dtype) else dtype
+    wanted = asked if isinstance(asked, torch.dtype) else getattr(torch, asked, None) if isinstance(asked, str) else None
     if wanted not in (torch.float32, torch.bfloat16, torch.float16):
-        raise CallError(f"dtype: expected float32, bfloat16 or float16, found {dtype or stored!r}")
+        raise CallError(f"dtype: expected float32, bfloat16 or float16, found {asked!r}")
     return wanted
 
 
