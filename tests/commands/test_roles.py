@@ -46,11 +46,13 @@ def test_roles_are_printed_kept_and_resumed(run, idle_folder, prompts, tmp_path)
     (name,) = [f"{head['layer']}.{head['head']}" for head in found["heads"]]
     status, text, _ = run(*arguments, "--head", name)
     assert status == 0 and f"head {name} is idle: adds little" in text and "columns to hide until the predictions change" in text
-    status, _, error = run(*arguments, "--head", "0.9")
-    assert status == 2 and f"--head 0.9: expected a head with a lasting sink, such as {name}" in error
+    other = next(one for one in ("0.0", "0.1") if one != name)
+    status, _, error = run(*arguments, "--head", other)
+    assert status == 2 and f"--head {other}: expected a head with a lasting sink, such as {name}" in error
     for arguments_of_head, message in (
         (("first",), "--head: expected LAYER.HEAD, such as 4.2"),
         ((name, "--json"), "leave one of the two out"),
+        (("0.9",), "--head 0.9: expected a layer and a head of"),
     ):
         status, _, error = run(*arguments, "--head", *arguments_of_head)
         assert status == 2 and message in error
