@@ -253,3 +253,24 @@ def test_the_roles_in_the_results_are_those_of_the_bundled_weights_by_the_rules_
     for one in found.heads:
         estimates = (one.measured.get(name) for name in ("kl.sink.zero", "kl.rowmass.zero", MATCHED_OVER, "norm_ratio", "evenness"))
         assert decide(one.lasting, *estimates, found.rules) == (one.role, one.reason)
+
+
+def test_what_the_page_says_of_another_prompt_is_in_the_results():
+    root = Path(__file__).parents[2]
+    if not (root / "results").exists():
+        pytest.skip("results/ is not part of an installed package")
+    none, five = (read_roles(root / f"results/roles/lab-diffusion-{shots}-shots.json") for shots in (0, 5))
+    page = " ".join((root / "docs/roles.md").read_text().split())
+
+    def places(roles, wanted):
+        return {(one.layer, one.head) for one in roles.heads if one.removable is wanted}
+
+    assert len(none.heads) == 18 and (f"{len(five.heads)} heads have a lasting sink. All nine that can lose it" in page)
+    assert len(places(none, True)) == 9 and places(none, True) < places(five, True) and len(places(five, True)) == 18
+    assert len(places(none, False)) == 6 and len(places(none, False) & places(five, False)) == 2
+    assert len(places(none, False) & places(five, None)) == 4
+    together = json.loads((root / "results/roles/lab-diffusion-5-shots.json").read_text())["together"]["measured"]["kl.sink"]
+    assert "predictions by {mean:.3f} nats ({low:.3f} to {high:.3f})".format(**together) in page
+    assert (five.count("carrier"), five.count("idle"), five.judged) == (5, 0, 12)
+    tokens = [[one.token for one in roles.heads if (one.layer, one.head) == (0, 3)] for roles in (none, five)]
+    assert tokens == [["\n"], [":"]]
