@@ -100,3 +100,23 @@ def test_the_training_is_as_good_as_a_plain_one():
     plain, ours = (losses[f"autoregressive-{arm}"] for arm in ("plain", "cosine"))
     assert f"has a held-out loss of {plain:.2f}; the lab's, on the same windows, {ours:.2f}" in PAGE
     assert abs(plain - ours) < 0.1
+
+
+def test_what_each_setting_does_is_told_as_measured():
+    rows = {row["arm"]: row for row in json.loads((ROOT / "results/emergence/knobs.json").read_text())["rows"] if row["seed"] == 0}
+    lines = PAGE[PAGE.index("## What each setting does") :].split("\n\n")[2].splitlines()[2:]
+    arms = ("base", "cosine", "plain", "rate", "decay", "first", "context", "depth", "batch")
+    arms = [arm for arm in arms if f"autoregressive-{arm}" in rows]
+    for line, row in zip(lines, (rows[f"autoregressive-{arm}"] for arm in arms), strict=True):
+        assert [cell.strip() for cell in line.split("|")[2:-1]] == [
+            f"{row['loss']:.2f}",
+            f"{row['heads_over_a_tenth']} of {row['heads']}",
+            f"{row['largest_share']:.2f}",
+            f"{row['its_value_ratio']:.1f}",
+            f"{row['largest_first_share']:.2f}",
+        ]
+    rate, decay, plain, cosine = (rows[f"autoregressive-{arm}"] for arm in ("rate", "decay", "plain", "cosine"))
+    assert f"up to {100 * rate['largest_share']:.0f} % of a head" in PAGE and 0 < rate["its_commonest_place"] < 8
+    assert decay["its_commonest_place"] == 0 and decay["its_value_ratio"] < 0.5
+    assert f"worse by {decay['loss'] - rows['autoregressive-base']['loss']:.1f}" in PAGE
+    assert plain["largest_first_share"] > 3 * cosine["largest_first_share"]
