@@ -54,6 +54,13 @@ def keeping(options: str = "", window: int = 8) -> str:
 
 PLANS: dict[str, dict[str, Any]] = {
     "lab-diffusion": {"model": "lab-diffusion", "task": "lab-arith", "limit": 512, "settings": BLOCKS, "policies": SAVING},
+    "lab-diffusion-more": {
+        "model": "lab-diffusion",
+        "task": "lab-arith",
+        "limit": 1024,
+        "settings": BLOCKS,
+        "policies": "fast-dllm-dual,fast-dllm-prefix",
+    },
     "lab-diffusion-newer": {"model": "lab-diffusion", "task": "lab-arith", "limit": 256, "settings": BLOCKS, "policies": NEWER},
     "lab-diffusion-keys": {
         "model": "lab-diffusion",

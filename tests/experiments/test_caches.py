@@ -39,6 +39,16 @@ def test_the_oracle_is_better_than_all_but_one_at_the_smaller_budget():
     assert "on lab-diffusion (−1.2, −3.4 … +0.3) and lab-shifted (+1.1, −0.7 … +3.4)." in " ".join(PAGE)
 
 
+def test_the_two_caches_of_fast_dllm_on_twice_as_many_problems_are_told_as_measured():
+    rows = {row["policy"]: row for row in DOCUMENTS["lab-diffusion-more"]["rows"]}
+    dual, prefix = (rows[f"fast-dllm-{kind}"]["difference"] for kind in ("dual", "prefix"))
+    dual, prefix = ({name: 100 * one[name] for name in ("mean", "low", "high")} for one in (dual, prefix))
+    told = "On 1,024, `fast-dllm-dual` loses a point ({mean:.1f}, {low:.1f} … {high:+.1f})".format(**dual)
+    told += " and `fast-dllm-prefix` {0:.1f} ({low:.1f} … {high:+.1f})".format(-prefix["mean"], **prefix)
+    assert told.replace("-", "−").replace("fast−dllm−", "fast-dllm-") in " ".join(" ".join(PAGE).split())
+    assert {row["n"] for row in rows.values()} == {1024} and max(dual["low"], prefix["low"]) < -1
+
+
 def test_triggers_that_are_left_out_of_the_table_hardly_ever_fire():
     rows = {row["policy"]: row for row in DOCUMENTS["lab-diffusion-newer"]["rows"]}
     assert set(caches.SAME_AS_BLOCK) <= set(rows) and f"plain sampling solves {rows['none']['accuracy']:.3f}" in " ".join(PAGE)
