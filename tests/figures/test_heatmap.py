@@ -18,5 +18,5 @@ def test_a_causal_map_is_empty_above_its_diagonal(sudden):
 
 def as_causal(trace):
     manifest = {**trace.manifest, "causal": True}
-    same = {name: getattr(trace, name) for name in ("tokens", "token_text", "steps", "layers", "heads", "folder")}
+    same = {name: getattr(trace, name) for name in ("tokens", "token_text", "lengths", "steps", "layers", "heads", "folder")}
     return SimpleNamespace(manifest=manifest, causal=True, **same)

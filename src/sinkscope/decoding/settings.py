@@ -301,7 +301,7 @@ def check_type(name: str, value: Any, default: Any) -> None:
 def _blocks(settings: BlockSettings) -> None:
     """Raise an error where settings of LLaDA or MMaDA do not fit together."""
     _positive(settings, "length", "steps", "block")
-    _scale(settings, "temperature")
+    _scale(settings, "temperature", least=0.0)  # the noise is scaled, not the logits
     _not_negative(settings, "guidance")
     if settings.guidance > LARGEST:
         raise CallError(f"guidance: expected a number from 0 to {LARGEST:g}, found {settings.guidance:g}")
@@ -375,14 +375,14 @@ def _not_negative(settings: Any, *names: str) -> None:
             raise CallError(f"{name}: expected a finite number from 0 upwards, found {getattr(settings, name)}")
 
 
-def _scale(settings: Any, *names: str) -> None:
+def _scale(settings: Any, *names: str, least: float = COLDEST) -> None:
     """Raise an error for a temperature that is neither 0 nor within the bounds of one."""
     _not_negative(settings, *names)
     for name in names:
         value = getattr(settings, name)
-        if value != 0 and not COLDEST <= value <= LARGEST:
+        if value != 0 and not least <= value <= LARGEST:
             raise CallError(
-                f"{name}: expected 0, which takes the most probable one, or a number from {COLDEST:g} to {LARGEST:g}, found {value}"
+                f"{name}: expected 0, which takes the most probable one, or a number from {least:g} to {LARGEST:g}, found {value}"
             )
 
 

@@ -106,6 +106,16 @@ def test_a_temperature_of_which_nothing_can_be_drawn(family, temperature):
             resolve_settings(FAMILIES[family], **{name: temperature})
 
 
+def test_the_noise_of_llada_may_be_as_weak_as_one_likes_but_not_as_strong():
+    from sinkscope.decoding import resolve_settings
+    from sinkscope.models import FAMILIES
+
+    for family in ("llada", "mmada"):
+        assert resolve_settings(FAMILIES[family], temperature=1e-300).temperature == 1e-300
+        with pytest.raises(CallError, match="temperature: expected 0, which takes the most probable one, or a number from 0 to 1000"):
+            resolve_settings(FAMILIES[family], temperature=1e308)
+
+
 def test_logits_that_overflow_when_they_are_divided(sdar):
     model = sinkscope.load(sdar)
     with torch.no_grad():
