@@ -120,3 +120,9 @@ def test_what_each_setting_does_is_told_as_measured():
     assert decay["its_commonest_place"] == 0 and decay["its_value_ratio"] < 0.5
     assert f"worse by {decay['loss'] - rows['autoregressive-base']['loss']:.1f}" in PAGE
     assert plain["largest_first_share"] > 3 * cosine["largest_first_share"]
+    fast, usual = (rows[f"diffusion-{arm}"] for arm in ("rate", "base"))
+    told = re.sub(r"\s+", " ", PAGE)
+    assert f"{fast['heads_over_a_tenth']} heads with 10 % or more on one key, {fast['largest_share']:.2f} at most" in told
+    assert f"({usual['heads_over_a_tenth']} and {usual['largest_share']:.2f} at 3e-3)" in told
+    assert f"values of {fast['its_value_ratio']:.1f} ({usual['its_value_ratio']:.1f}) times the median" in told
+    assert f"a loss of {fast['loss']:.2f} ({usual['loss']:.2f})" in told
