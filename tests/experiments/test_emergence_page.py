@@ -126,3 +126,6 @@ def test_what_each_setting_does_is_told_as_measured():
     assert f"({usual['heads_over_a_tenth']} and {usual['largest_share']:.2f} at 3e-3)" in told
     assert f"values of {fast['its_value_ratio']:.1f} ({usual['its_value_ratio']:.1f}) times the median" in told
     assert f"a loss of {fast['loss']:.2f} ({usual['loss']:.2f})" in told
+    bos = rows["diffusion-first"]
+    assert f"keeps its sinks ({bos['heads_over_a_tenth']} heads, {bos['largest_share']:.2f} at most)" in told
+    assert f"BOS is none of them ({bos['largest_first_share']:.2f} at most)" in told
