@@ -238,14 +238,10 @@ class LLaDA2Settings(Settings):
     follows_length: ClassVar = ()
     remasking: ClassVar = "dynamic"
     replaces: ClassVar = False
+    most_calls = SDARSettings.most_calls
 
     def __post_init__(self) -> None:
         _block_diffusion(self)
-
-    @property
-    def most_calls(self) -> int:
-        """As of `SDARSettings`."""
-        return 1 + (-(-self.length // self.block) + 1) * (self.block_steps + 1)
 
 
 @dataclass(frozen=True)
