@@ -455,3 +455,25 @@ def test_an_unsafe_use_is_found(source):
 def test_a_safe_use_passes():
     assert not unsafe_uses("torch.load(path, map_location='cpu', weights_only=True)")
     assert not unsafe_uses("from_pretrained(folder, trust_remote_code=False)\njson.load(file)\nfrom safetensors.torch import load_file")
+
+
+# What the repository holds
+
+PARTS = {"src", "tests", "docs", "experiments", "benchmarks", "results", "Makefile", "pyproject.toml", "constraints.txt", "LICENSE"}
+
+
+def strays(tracked: str) -> list[str]:
+    """Return what lies at the top of the repository and is none of its parts, of a list of its files."""
+    top = {path.partition("/")[0] for path in tracked.splitlines()} - PARTS
+    return sorted(name for name in top if not name.startswith(".") and not name.endswith((".md", ".cff")))
+
+
+def test_nothing_that_a_run_left_is_in_the_repository():
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("no git repository")
+    assert strays(listed.stdout) == []
+
+
+def test_what_a_run_left_is_found():
+    assert strays("src/a.py\nREADME.md\n.ci/run\nx/run.json\nout.json") == ["out.json", "x"]
