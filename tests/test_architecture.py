@@ -30,6 +30,7 @@ EVERYWHERE = {
     "locks",
     "notebook_card",
     "progress",
+    "single_use",
     "work_items",
 }
 ENTRIES = {"__init__", "__main__", "cli", "commands"}
@@ -46,6 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "locks": set(),
     "notebook_card": set(),
     "progress": set(),
+    "single_use": set(),
     "work_items": set(),
     "attention": set(),
     "sinks": {"traces.reading"},  # `find_sinks` opens a path

@@ -239,7 +239,7 @@ class Call:
         if self._membership is None:
             batch, queries = query.shape[0], query.shape[2]
             if self._context is None:
-                self._membership = torch.ones(batch, len(self.groups), queries, device=query.device)
+                self._membership = torch.ones(batch, len(self.groups), queries, device=query.device, dtype=torch.float32)
             elif self._part is None:
                 self._membership = _membership(self._context, self._prompt_lengths, self.groups, queries, query.device)
             else:

@@ -8,7 +8,6 @@ import inspect
 import math
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,11 +20,12 @@ from sinkscope.attention.records import AttentionInputs
 from sinkscope.attention.session import Hooks, Session, current_session
 from sinkscope.attention.stacks import Stack, StackInput, real_tokens
 from sinkscope.errors import AttentionError, CallError
+from sinkscope.single_use import single_use
 
 stock_attention = functional.scaled_dot_product_attention
 
 
-@contextmanager
+@single_use
 def foreign(network: nn.Module, layers: Sequence[str] | None = None, *, causal: bool = False) -> Iterator[None]:
     """Let a torch module that calls ``F.scaled_dot_product_attention`` be recorded and changed while the body runs.
 
@@ -160,6 +160,8 @@ class _Forward:
         self.within = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.session.subscribers:
+            self.session.refuse_other_threads()
         if self.within or not self.session.subscribers:
             return self.forward(*args, **kwargs)
         step, failed, self.within = _Step(self.hooks, self.session, args, kwargs), True, True

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sinkscope.attention.interface import entering, leave_interface, use_interface
-from sinkscope.attention.session import Hooks, Session, current_session
+from sinkscope.attention.session import Hooks, Session, current_session, one_at_a_time
 from sinkscope.attention.stacks import Stack, find_stacks
 from sinkscope.attention.subscribers import Subscriber
 from sinkscope.errors import AttentionError
@@ -21,13 +21,15 @@ SOURCES = ("key_value_states", "encoder_hidden_states", "cross_attention_states"
 @contextmanager
 def subscribed(network: nn.Module, subscriber: Subscriber) -> Iterator[Session]:
     """Add a subscriber to the network's session, opening one if there is none and closing it with the last."""
-    session = current_session(network)
-    if session is None:
-        session = Session(network, TransformersHooks(network))
-        session.open()
     failed = True
-    try:
+    with one_at_a_time:
+        session = current_session(network)
+        if session is None:
+            session = Session(network, TransformersHooks(network))
+            session.open()
         session.join(subscriber)
+    try:
+        session.catch_up(subscriber)
         yield session
         failed = False
     finally:
@@ -51,8 +53,8 @@ class TransformersHooks(Hooks):
             self.network.generate = _one_generation(self.network, session)  # type: ignore[assignment]
             self._wraps_generate = True
         for path, module in self._around():
-            self._handles.append(module.register_forward_pre_hook(_BeforeParent(self, path, module), with_kwargs=True))
-            self._handles.append(module.register_forward_hook(_AfterParent(self, path), with_kwargs=True, always_call=True))
+            self._handles.append(module.register_forward_pre_hook(_BeforeParent(self, session, path, module), with_kwargs=True))
+            self._handles.append(module.register_forward_hook(_AfterParent(self, session, path), with_kwargs=True, always_call=True))
         for stack in self.stacks:
             self._handles.append(stack.module.register_forward_pre_hook(_BeforeStack(self, session, stack), with_kwargs=True))
             self._handles.append(stack.module.register_forward_hook(_AfterStack(session), with_kwargs=True, always_call=True))
@@ -114,10 +116,11 @@ def _by_name(names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str,
 class _BeforeParent:
     """Records the arguments of a module around a stack while it runs."""
 
-    def __init__(self, hooks: TransformersHooks, path: str, module: nn.Module) -> None:
-        self.hooks, self.path, self.names = hooks, path, _positional_names(module)
+    def __init__(self, hooks: TransformersHooks, session: Session, path: str, module: nn.Module) -> None:
+        self.hooks, self.session, self.path, self.names = hooks, session, path, _positional_names(module)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.session.refuse_other_threads()
         if self.path == "":
             self.hooks.running.clear()  # an interrupt may have left entries behind
         self.hooks.running[self.path] = _by_name(self.names, args, kwargs)
@@ -126,11 +129,12 @@ class _BeforeParent:
 class _AfterParent:
     """Forgets the arguments of a module around a stack."""
 
-    def __init__(self, hooks: TransformersHooks, path: str) -> None:
-        self.hooks, self.path = hooks, path
+    def __init__(self, hooks: TransformersHooks, session: Session, path: str) -> None:
+        self.hooks, self.session, self.path = hooks, session, path
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        self.hooks.running.pop(self.path, None)
+        if not self.session.runs_elsewhere():
+            self.hooks.running.pop(self.path, None)
 
 
 class _BeforeStack:

@@ -33,7 +33,10 @@ def product_dtype(device: torch.device) -> torch.dtype:
 @cache
 def _rounds(allowed: str) -> bool:
     """Return whether this CPU rounds factors where the program allows it; it is tested once for each setting, on a small product."""
-    left, right = torch.full((2, 512, 64), 1 + 2**-12, device="cpu"), torch.ones(2, 64, 512, device="cpu")
+    left, right = (
+        torch.full((2, 512, 64), 1 + 2**-12, device="cpu", dtype=torch.float32),
+        torch.ones(2, 64, 512, device="cpu", dtype=torch.float32),
+    )
     return bool((torch.bmm(left, right) < 64 * (1 + 2**-13)).any())
 
 
@@ -56,9 +59,9 @@ class Workspace:
     def take(self, size: int, device: torch.device) -> Tensor:
         """Return uninitialised float32 [size]."""
         if device.type != "cpu":  # whose allocator keeps its memory anyway
-            return torch.empty(size, device=device)
+            return torch.empty(size, device=device, dtype=torch.float32)
         if self._buffer is None or len(self._buffer) < size:
-            self._buffer = torch.empty(size, device="cpu")
+            self._buffer = torch.empty(size, device="cpu", dtype=torch.float32)
         return self._buffer[:size]
 
     def bias(self, mask: Tensor | None, alone: bool) -> Bias:
@@ -83,7 +86,7 @@ def bias_of(mask: Tensor | None, alone: bool) -> Bias:
     if mask is None:
         return None, None
     if mask.dtype == torch.bool:
-        bias, seen = torch.zeros(mask.shape, device=mask.device), mask
+        bias, seen = torch.zeros(mask.shape, device=mask.device, dtype=torch.float32), mask
     else:
         # A finite stand-in for −∞, as transformers' eager masks have it, hides as well.
         bias, seen = mask.float(), mask > torch.finfo(mask.dtype).min / 2
@@ -171,7 +174,7 @@ class Scores:
 def causal_bias(rows: slice, keys: int, device: torch.device) -> Tensor:
     """Return the causal bias on the scores of a block: −∞ on keys after the query."""
     later = torch.arange(rows.start, rows.stop, device=device)[:, None] < torch.arange(keys, device=device)
-    return torch.zeros(later.shape, device=device).masked_fill_(later, -torch.inf)
+    return torch.zeros(later.shape, device=device, dtype=torch.float32).masked_fill_(later, -torch.inf)
 
 
 @dataclass(frozen=True)

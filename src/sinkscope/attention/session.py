@@ -4,6 +4,7 @@ A *step* is one call of a stack. On enter, `Hooks` report every call to the sess
 function; on exit, also after an exception, the network is restored.
 """
 
+import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,6 +24,8 @@ from sinkscope.attention.subscribers import Subscriber, Watcher
 from sinkscope.errors import AttentionError
 
 _sessions: "weakref.WeakKeyDictionary[nn.Module, Session]" = weakref.WeakKeyDictionary()
+one_at_a_time = threading.RLock()
+"""Held while a session opens or closes, so that two threads do not open two for one network."""
 
 
 class Hooks(ABC):
@@ -89,6 +92,8 @@ class Session:
         self._given: StackInput | None = None
         self._last: LastStep | None = None
         self._unhidden_running = False
+        self._thread: int | None = None  # of the generation or the call that is running
+        self._subscribers_thread: int | None = None
 
     # Opening and closing
 
@@ -115,10 +120,15 @@ class Session:
     # What decoding publishes
 
     def begin_generation(self, start: GenerationStart) -> None:
-        """Tell all subscribers that a generation begins; a sampler calls this before its first step."""
-        if self._in_generation:
-            self.end_generation(failed=False)
-        self.published = True
+        """Tell all subscribers that a generation begins; a sampler calls this before its first step.
+
+        Raises:
+            AttentionError: one is running already.
+        """
+        if (self._in_generation and self.published) or self._calls:
+            raise AttentionError(self._busy())
+        self.end_generation(failed=False)
+        self.published, self._thread = True, threading.get_ident()
         self._begin(start)
 
     def begin_step(self, context: StepContext) -> None:
@@ -172,18 +182,51 @@ class Session:
             if self._in_generation:
                 subscriber.end_generation(failed or self.published)
         finally:  # even if end_generation raises
-            at = max(place for place, one in enumerate(self.subscribers) if one is subscriber)
-            del self.subscribers[at]  # not remove(): subscribers may be equal without being the same
-            if not self.subscribers and not self.stays:
-                self.close()
-            elif not self.subscribers:
-                self._in_generation = self.published = False
+            with one_at_a_time:
+                at = max(place for place, one in enumerate(self.subscribers) if one is subscriber)
+                del self.subscribers[at]  # not remove(): subscribers may be equal without being the same
+                if not self.subscribers and not self.stays:
+                    self.close()
+                elif not self.subscribers:
+                    self._in_generation = self.published = False
 
     def join(self, subscriber: Subscriber) -> None:
-        """Add a subscriber; in the middle of a generation it is told of its start."""
+        """Add a subscriber.
+
+        Raises:
+            AttentionError: another thread has one here.
+        """
+        me = threading.get_ident()
+        if self.subscribers and self._subscribers_thread != me:
+            raise AttentionError(
+                f"{type(self.network).__name__} is recorded or changed by another thread; load the model once for each thread"
+            )
+        self._subscribers_thread = me
         self.subscribers.append(subscriber)
+
+    def catch_up(self, subscriber: Subscriber) -> None:
+        """Tell a subscriber that has joined in the middle of a generation of its start."""
         if self._in_generation and self._start is not None:
             subscriber.begin_generation(self._start)
+
+    def runs_elsewhere(self) -> bool:
+        """Return whether another thread runs the network, in a call or in a published generation."""
+        return bool(self.published or self._calls) and self._thread != threading.get_ident()
+
+    def refuse_other_threads(self) -> None:
+        """Raise an error where another thread runs the network.
+
+        Raises:
+            AttentionError: one does.
+        """
+        if self.runs_elsewhere():
+            raise AttentionError(self._busy())
+
+    def _busy(self) -> str:
+        return (
+            f"{type(self.network).__name__} is recorded or changed, and one generation of it runs already, here or in another thread; "
+            "let that end first, or load the model once for each thread"
+        )
 
     # What a stack call does
 
@@ -197,7 +240,15 @@ class Session:
         return self.begin_read_call(stack, read_stack_input(arguments, parents)) if self.subscribers else None
 
     def begin_read_call(self, stack: Stack, given: StackInput | None) -> Call:
-        """Return the call that begins, given its arguments as read."""
+        """Return the call that begins, given its arguments as read.
+
+        Raises:
+            AttentionError: another thread runs the network, or it has no weights.
+        """
+        self.refuse_other_threads()
+        if given is not None and given.device.type == "meta":
+            raise AttentionError(f"expected the weights of {type(self.network).__name__}, found it on the device meta, which holds none")
+        self._thread = threading.get_ident()
         self._given = given
         if not self.published and not self._unhidden_running:
             self._context = None  # an interrupt may have left one behind
@@ -225,6 +276,8 @@ class Session:
 
     def end_call(self, failed: bool) -> None:
         """End the running call: its stack has returned or raised. A step that no sampler published ends with it."""
+        if self.runs_elsewhere():
+            return
         call, self._call = self._call, None
         given, self._given = self._given, None
         self.notes.hidden_states.clear()

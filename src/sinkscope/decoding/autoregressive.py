@@ -43,7 +43,7 @@ def autoregressive_steps(model: Model, batch: Batch, settings: AutoregressiveSet
                 token = torch.where(finished, eos, token)
             written = torch.full((rows, tokens.shape[1] + 1), -1, dtype=torch.long, device=tokens.device)
             written[:, -1] = torch.where(finished, -1, token)
-            confidence = torch.full(written.shape, torch.nan, device=tokens.device)
+            confidence = torch.full(written.shape, torch.nan, device=tokens.device, dtype=torch.float32)
             confidence[:, -1] = sure
             publisher.after(written, written, confidence)
             fresh = token[:, None]

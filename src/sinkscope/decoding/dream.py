@@ -124,7 +124,7 @@ def _block_steps(model: Model, batch: Batch, settings: DreamSettings, block: int
 
 def commit_shares(steps: int, eps: float, device: torch.device | str = "cpu") -> Tensor:
     """Share of the masks each step commits, float32 [step] on the CPU: 1 − s/t over time steps from 1 to eps, all in the last."""
-    times = torch.linspace(1, eps, steps + 1, device=device).cpu()
+    times = torch.linspace(1, eps, steps + 1, device=device, dtype=torch.float32).cpu()
     shares = 1 - times[1:] / times[:-1]
     shares[-1] = 1
     return shares
@@ -132,7 +132,10 @@ def commit_shares(steps: int, eps: float, device: torch.device | str = "cpu") ->
 
 def _by_chance(masked: Tensor, counts: list[int], share: Tensor, sources: list[torch.Generator]) -> Tensor:
     """The masks that a step of ``origin`` unmasks; ``counts`` of them in each row."""
-    drawn = [torch.rand(count, device=masked.device, generator=source) for count, source in zip(counts, sources, strict=True)]
+    drawn = [
+        torch.rand(count, device=masked.device, generator=source, dtype=torch.float32)
+        for count, source in zip(counts, sources, strict=True)
+    ]
     return torch.zeros_like(masked).masked_scatter_(masked, torch.cat(drawn) < share.item())
 
 

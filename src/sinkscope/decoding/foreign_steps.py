@@ -7,7 +7,6 @@ from the next call: the tokens that have changed.
 import inspect
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from sinkscope.attention import GenerationStart, Session, current_session
 from sinkscope.decoding.canvas import Publisher
 from sinkscope.errors import AttentionError, CallError
 from sinkscope.models import Model
+from sinkscope.single_use import single_use
 
 CANVASES = ("block_x", "canvas")
 """Names under which diffusers' pipelines pass the canvas to a callback."""
@@ -128,8 +128,8 @@ class ForeignSteps:
         width, masked = canvas.shape[1], canvas == self.mask_id
         first = torch.where(masked.any(-1), masked.int().argmax(-1), width).cpu()
         prompts = tuple((first - (width - lengths)).clamp(min=0).tolist())
-        self._session, self._publisher = session, Publisher(session, shift=self._shift)
         session.begin_generation(GenerationStart(prompts, width, False, {"name": self.sampler}, (None,) * len(canvas), self.mask_id))
+        self._session, self._publisher = session, Publisher(session, shift=self._shift)
 
     def _warn_of_padding(self, canvas: Tensor, lengths: Tensor) -> None:
         """Warn of a batch whose padding the sampler shows to the network as text."""
@@ -183,7 +183,7 @@ def _lengths(mask: Any, canvas: Tensor) -> Tensor:
     return real.sum(-1)
 
 
-@contextmanager
+@single_use
 def following(
     model: Model | nn.Module, *, mask_id: int | None = None, pad_id: int | None = None, sampler: str = "foreign"
 ) -> Iterator[ForeignSteps]:

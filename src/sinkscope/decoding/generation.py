@@ -1,6 +1,7 @@
 """`generate` writes with a model, using the sampler of its family."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+import contextlib
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, overload
@@ -86,13 +87,15 @@ def generate(
     batch = make_batch(model, prompts, texts, resolved.length)
     canvas, lengths = batch.tokens, None
     counts, meter = [0] * len(prompts), None
-    for step in _finite_steps(model, find_sampler(model.family.sampler)(model, batch, resolved)):
-        canvas, meter, lengths = step.tokens, step.meter, step.lengths
-        # A diffusion step counts for every row; reading it from a GPU would wait.
-        wrote = (step.written >= 0).any(-1).tolist() if model.family.causal else [True] * len(counts)
-        counts = [count + wrote[row] for row, count in enumerate(counts)]
-        if on_step is not None:
-            on_step(step)
+    # Closed, the sampler ends its generation at once where on_step raises.
+    with contextlib.closing(_finite_steps(model, find_sampler(model.family.sampler)(model, batch, resolved))) as steps:
+        for step in steps:
+            canvas, meter, lengths = step.tokens, step.meter, step.lengths
+            # A diffusion step counts for every row; reading it from a GPU would wait.
+            wrote = (step.written >= 0).any(-1).tolist() if model.family.causal else [True] * len(counts)
+            counts = [count + wrote[row] for row, count in enumerate(counts)]
+            if on_step is not None:
+                on_step(step)
     width = batch.tokens.shape[1]
     generations = []
     for row, own in enumerate(prompts):
@@ -107,7 +110,7 @@ def generate(
     return generations[0] if single else generations
 
 
-def _finite_steps(model: Model, steps: Iterable[Step]) -> Iterator[Step]:
+def _finite_steps(model: Model, steps: Iterable[Step]) -> Generator[Step, None, None]:
     """Yield the steps of a sampler.
 
     Raises:

@@ -63,7 +63,7 @@ def block_diffusion_steps(model: Model, batch: Batch, settings: BlockDiffusionSe
                 canvas[row, start : start + tokens.shape[1]] = tokens[0]
                 whole = torch.full_like(canvas, -1)
                 whole[row, start : start + tokens.shape[1]] = written[0]
-                sure = torch.full(canvas.shape, torch.nan, device=canvas.device)
+                sure = torch.full(canvas.shape, torch.nan, device=canvas.device, dtype=torch.float32)
                 sure[row, start : start + tokens.shape[1]] = confidence[0]
                 yield Step(number, canvas.clone(), whole, sure, meter, ends)
                 number += 1
@@ -127,7 +127,7 @@ class _Writer:
         lengths, nothing = torch.tensor([stop], device="cpu"), torch.full_like(tokens, -1)
         self.publisher.before(tokens, tokens == self.mask_id, lengths, [0], candidates=nothing >= 0, final_queries=True)
         self._forward(start, stop, keep=True)
-        unknown = torch.full(tokens.shape, torch.nan, device=tokens.device)
+        unknown = torch.full(tokens.shape, torch.nan, device=tokens.device, dtype=torch.float32)
         self.publisher.after(nothing, nothing, unknown)
         return tokens, nothing, unknown, stop - start
 
@@ -146,7 +146,7 @@ class _Writer:
         predicted, written = (torch.full_like(tokens, -1) for _ in range(2))
         predicted[0, start:] = token
         written[0, start:] = torch.where(chosen, token, -1)
-        confidence = torch.full(tokens.shape, torch.nan, device=tokens.device)
+        confidence = torch.full(tokens.shape, torch.nan, device=tokens.device, dtype=torch.float32)
         confidence[0, start:] = torch.where(chosen | masked[0, start:], probability.float(), torch.nan)
         predicted = torch.where(candidates | (written >= 0), predicted, -1)
         after = torch.where(written >= 0, written, tokens)

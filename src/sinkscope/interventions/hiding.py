@@ -212,7 +212,7 @@ class Hiding(Hider):
         masks = [self._heads_of(rule, call) for rule in rules]
         limited = [mask for mask in masks if mask is not None]
         if len(limited) < len(masks):
-            return torch.ones(call.query.shape[1], device=call.key.device)
+            return torch.ones(call.query.shape[1], device=call.key.device, dtype=torch.float32)
         return torch.stack(limited).any(0).float()
 
     # The effect

@@ -4,7 +4,6 @@ import dataclasses
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, ClassVar, Literal, get_type_hints
@@ -17,6 +16,7 @@ from sinkscope.interventions.ranking import Scope
 from sinkscope.interventions.rule_context import Observation, RuleContext
 from sinkscope.interventions.step_canvas import GROUPS
 from sinkscope.models import Model
+from sinkscope.single_use import single_use
 
 Where = str | Collection[int] | None
 _NUMBERS: dict[Any, str] = {int: "a whole number from 0 upwards", float: "a number"}
@@ -131,7 +131,7 @@ class Intervention(ABC):
                 raise ValueError(f"expected a whole number, found {part!r}")
         return tuple(hints[field.name](part) for field, part in zip(fields, parts, strict=False))
 
-    @contextmanager
+    @single_use
     def __call__(self, model: Model | nn.Module) -> Iterator[Hiding]:
         """Hide while the body runs.
 
@@ -168,7 +168,7 @@ class Composed:
         """The smallest number of tokens that a canvas must have."""
         return max((part.least_tokens for part in self.parts), default=1)
 
-    @contextmanager
+    @single_use
     def __call__(self, model: Model | nn.Module) -> Iterator[Hiding]:
         """Hide while the body runs; see `Intervention`."""
         with hiding(model, [part for part in self.parts if not part.idle]) as running:

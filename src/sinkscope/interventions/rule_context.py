@@ -127,11 +127,11 @@ class PromptDraws:
 
     def draw(self, call: LayerCall, lengths: list[int], step: int, seed: int, groups: int) -> Tensor:
         """Return numbers from 0 to 1, [batch, group, key], for rows of so many tokens."""
-        drawn = torch.zeros(len(self._digests), groups, call.keys, device="cpu")
+        drawn = torch.zeros(len(self._digests), groups, call.keys, device="cpu", dtype=torch.float32)
         for row, (digest, length) in enumerate(zip(self._digests, lengths, strict=True)):
             key = blake2b(digest + f"{seed} {step} {call.index}".encode(), digest_size=7).digest()
             source = torch.Generator("cpu").manual_seed(int.from_bytes(key, "big"))
-            drawn[row, :, call.keys - length :] = torch.rand(groups, length, generator=source, device="cpu")
+            drawn[row, :, call.keys - length :] = torch.rand(groups, length, generator=source, device="cpu", dtype=torch.float32)
         return upload(drawn, call.key.device)
 
 

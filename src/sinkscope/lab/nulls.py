@@ -73,7 +73,7 @@ def draw_nulls(task: NullTask, seed: int, update: int) -> Canvases:
     generator = torch.Generator().manual_seed((seed * 1_000_003 + update) % 2**63)
     front = task.front + task.nulls
     tokens = torch.randint(0, len(LETTERS), (task.rows, front + task.body), generator=generator)
-    order = torch.rand(task.rows, front, generator=generator).argsort(1)
+    order = torch.rand(task.rows, front, generator=generator, dtype=torch.float32).argsort(1)
     tokens.scatter_(1, order[:, : task.nulls], len(LETTERS))
     if task.answers == "placed":
         tokens[:, front + EVERY - 1 :: EVERY] = _lead(tokens[:, :front], order[:, task.nulls :], generator)
@@ -114,7 +114,7 @@ def _lead(front: torch.Tensor, places: torch.Tensor, generator: torch.Generator)
 
 def _place_triggers(tokens: torch.Tensor, front: int, generator: torch.Generator) -> None:
     """Write triggers and their answers into the body, where the most frequent letter so far has the margin."""
-    drawn = torch.rand(tokens.shape, generator=generator) < TRIGGERS
+    drawn = torch.rand(tokens.shape, generator=generator, dtype=torch.float32) < TRIGGERS
     counts = _counts(tokens[:, :front])
     free = torch.ones(len(tokens), dtype=torch.bool)
     for at in range(front, tokens.shape[1] - 1):

@@ -29,17 +29,17 @@ def mask_canvases(
     """
     tokens, answers = canvases.tokens, canvases.answers
     rows, length = tokens.shape
-    whole = torch.rand(rows, 1, generator=generator) < whole_canvas_share
+    whole = torch.rand(rows, 1, generator=generator, dtype=torch.float32) < whole_canvas_share
     groups = torch.where(whole, 0, answers)
     if first_stays:
         groups[:, 0] = PROMPT
     slots = int(groups.max()) + 1
     count = rows * slots
-    t = (torch.randperm(count, generator=generator) + torch.rand(count, generator=generator)) / count
+    t = (torch.randperm(count, generator=generator) + torch.rand(count, generator=generator, dtype=torch.float32)) / count
     rates = ((1 - LEAST_MASKED) * t + LEAST_MASKED).view(rows, slots)
     rate = rates.gather(1, groups.clamp(min=0))
     maskable = groups != PROMPT
-    masked = (torch.rand(rows, length, generator=generator) < rate) & maskable
+    masked = (torch.rand(rows, length, generator=generator, dtype=torch.float32) < rate) & maskable
     return tokens.masked_fill(masked, mask_id), torch.where(masked, 1 / rate, 0.0), int(maskable.sum())
 
 

@@ -257,3 +257,5 @@ def expect_model(model: Any) -> None:
     """
     if not isinstance(model, Model):
         raise CallError(f"model: expected what sinkscope.load returns, found {type(model).__name__}")
+    if model.device.type == "meta":
+        raise CallError(f"model: expected the weights of {model.card.name}, found it on the device meta, which holds none; load it again")

@@ -16,6 +16,7 @@ from sinkscope.locks import claimed_folder
 from sinkscope.models import Model
 from sinkscope.recorder.destination import Destination, TraceFolders
 from sinkscope.recorder.step_recorder import Recorder
+from sinkscope.single_use import single_use
 from sinkscope.traces import claim_folder
 
 MOST = 1 << 20
@@ -23,7 +24,7 @@ Level = Literal["columns", "top", "statistics", "drift"]
 
 
 @checked
-@contextmanager
+@single_use
 def recording(
     model: Model | nn.Module,
     out: str | Path,
@@ -50,7 +51,8 @@ def recording(
         overwrite: deletes the trace or statistics that ``out`` holds; a folder with anything else in it is refused.
 
     Raises:
-        CallError: the folder holds something already, an unknown level, or a tokenizer for a `Model`, which has its own.
+        CallError: the folder holds something already, nothing was generated in the body, an unknown level, or a tokenizer for a `Model`,
+            which has its own.
         TraceError: the folder cannot be written.
         AttentionError: the model's attention cannot be watched.
     """
@@ -74,17 +76,27 @@ def recording(
                 raise CallError(f"keep: drift needs a sinkscope Model, found {type(model).__name__}")
             with recording_drift(model, folder) as drift:
                 yield drift  # type: ignore[misc]
+            _expect_recorded(bool(drift.sums), folder)
             return
         if keep != "statistics":
             with recording_to(model, TraceFolders(folder, numbered, top if keep == "top" else None), tokenizer) as recorder:
                 yield recorder
+            _expect_recorded(recorder.has_recorded, folder)
             return
         from sinkscope.recorder.statistics_destination import StatisticsDestination, own_folder
 
         statistics = own_folder(folder)
         with recording_to(model, StatisticsDestination(statistics, count()), tokenizer) as recorder:
             yield recorder
+        _expect_recorded(recorder.has_recorded, folder)
         statistics.close()  # after an error the folder stays incomplete, with the prompts that are whole
+
+
+def _expect_recorded(recorded: bool, folder: Path) -> None:
+    """Raise CallError, and leave an empty folder, where nothing was recorded."""
+    if not recorded:
+        claim_folder(folder, overwrite=True)
+        raise CallError(f"{folder}: nothing was recorded; expected a generation of the model inside the with block of recording")
 
 
 @contextmanager

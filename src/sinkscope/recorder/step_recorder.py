@@ -78,6 +78,7 @@ class Recorder(Watcher):
         self._description = Description(network, model, tokenizer)
         self._projections = OutputProjections(network)
         self._async_writer = AsyncWriter()
+        self.has_recorded = False
         self._start: GenerationStart | None = None
         self._context: StepContext | None = None  # of the step that is running
         self._measured: dict[StackPart, dict[str, LayerTensors]] = {}  # of the step that is running, by module path
@@ -211,6 +212,7 @@ class Recorder(Watcher):
                 }
             )
         writers = self.destination.open(manifests, several)
+        self.has_recorded = True
         return {number: _Prompt(writer, lengths[number]) for number, writer in enumerate(writers)}
 
     def _hidden(self, prompt: int) -> list[dict[str, Any]]:

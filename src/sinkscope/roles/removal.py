@@ -113,7 +113,7 @@ def divergences(
     tokens = torch.from_numpy(probe.tokens.astype(np.int64)).to(model.device)[None]
     readers = torch.from_numpy(probe.readers)
     wanted = [[one] if isinstance(one, Removal) else one for one in removals]
-    best, kl, kept = said.argmax(-1), [torch.zeros(0)], [torch.zeros(0)]
+    best, kl, kept = said.argmax(-1), [torch.zeros(0, dtype=torch.float32)], [torch.zeros(0, dtype=torch.float32)]
     done = 0
     while done < len(wanted):
         part = wanted[done : done + rows]

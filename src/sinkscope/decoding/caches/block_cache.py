@@ -179,10 +179,10 @@ class BlockCache(CachePolicy):
     def _drawn(self, moment: Moment) -> Tensor:
         """Return random numbers that depend on the seed, the block and the length of a row, not on its neighbours or its padding."""
         rows, width = moment.real.shape
-        drawn = torch.zeros(rows, *moment.heads, width, device=moment.real.device)
+        drawn = torch.zeros(rows, *moment.heads, width, device=moment.real.device, dtype=torch.float32)
         for row, count in enumerate(moment.real.sum(-1).tolist()):
             source = torch.Generator().manual_seed((self.seed * 1_000_003 + width - moment.start) % 2**64)
-            drawn[row, ..., width - count :] = torch.rand(*moment.heads, count, generator=source).to(drawn.device)
+            drawn[row, ..., width - count :] = torch.rand(*moment.heads, count, generator=source, dtype=torch.float32).to(drawn.device)
         return drawn
 
     def check(self, family: Family, settings: Settings) -> None:

@@ -81,12 +81,14 @@ class CachedReader(WholeReader):
 
     def survey(self, logits: Tensor, masked: Tensor) -> None:
         sure = torch.softmax(logits, dim=-1).amax(-1).float()
-        self._surveyed = torch.full(masked.shape, torch.nan, device=masked.device).masked_scatter_(masked, sure)
+        self._surveyed = torch.full(masked.shape, torch.nan, device=masked.device, dtype=torch.float32).masked_scatter_(masked, sure)
 
     def judge(self, logits: Tensor, candidates: Tensor) -> None:
         if self.policy.judges:
             found = torch.distributions.Categorical(logits=logits.float()).entropy()
-            self._entropy = torch.full(candidates.shape, torch.nan, device=candidates.device).masked_scatter_(candidates, found)
+            self._entropy = torch.full(candidates.shape, torch.nan, device=candidates.device, dtype=torch.float32).masked_scatter_(
+                candidates, found
+            )
 
     def committed(self, written: Tensor, confidence: Tensor) -> None:
         self._commits.append(written >= 0)

@@ -90,7 +90,7 @@ class D2Cache(CachePolicy):
         """Return the attention rollout up to this layer, float32 [row, position, position]; what was not computed attends to itself."""
         weights = attention_weights(call, moment.real, slice(None)).mean(1)[..., -call.key.shape[2] :]
         rows, _, length = weights.shape
-        itself = torch.eye(length, device=weights.device).expand(rows, -1, -1)
+        itself = torch.eye(length, device=weights.device, dtype=torch.float32).expand(rows, -1, -1)
         place = torch.arange(length, device=weights.device).expand(rows, -1) if call.part is None else call.part.queries
         place = torch.where((place >= 0) & moment.real.gather(1, place.clamp(min=0)), place, length)
         given = torch.cat([itself, itself[:, :1]], dim=1).scatter(1, place[..., None].expand(-1, -1, length), weights)[:, :length]

@@ -70,7 +70,7 @@ def _committed_now(moment: Moment, row: int) -> list[int]:
     count, padding = int(real[row].sum()), int((~real[row]).sum())
     start, stop = moment.start - padding, moment.stop - padding
     blocks_before = (moment.start - moment.width) // settings.block
-    drawn = [torch.rand((1, count), device=real.device, generator=source)[0] for _ in range(blocks_before + 1)][-1]
+    drawn = [torch.rand((1, count), device=real.device, generator=source, dtype=torch.float32)[0] for _ in range(blocks_before + 1)][-1]
     order = drawn[start:stop].sort(descending=True).indices + moment.start
     base, more = divmod(settings.block, settings.steps // (settings.length // settings.block))
     first, last = (number * base + min(number, more) for number in (moment.number, moment.number + 1))

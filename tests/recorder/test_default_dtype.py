@@ -1,0 +1,56 @@
+"""torch's default dtype is the user's: what is computed and recorded does not depend on it."""
+
+import numpy as np
+import pytest
+import torch
+
+import sinkscope
+
+PROMPT, TENSORS = [5, 9, 11, 7], ("column_sums", "self_attention", "value_norms", "output_norms", "confidence", "tokens")
+
+
+@pytest.fixture(params=[torch.float64, torch.bfloat16], ids=str)
+def default(request):
+    """Return a function that calls another under an unusual default dtype."""
+
+    def call(function, *arguments):
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(request.param)
+        try:
+            return function(*arguments)
+        finally:
+            torch.set_default_dtype(before)
+
+    return call
+
+
+def recorded(model, settings, rule, out):
+    with sinkscope.recording(model, out=out), sinkscope.parse_rule(rule)(model):
+        sinkscope.generate(model, PROMPT, **settings)
+    trace = sinkscope.open_trace(out)
+    return {name: np.asarray(getattr(trace, name)[:]) for name in TENSORS}
+
+
+@pytest.mark.parametrize("rule", ["none", "top:1", "rowmass:1@seed=1", "persistent:1"])
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_a_recording_is_the_same(diffusion, tmp_path, default, rule, temperature):
+    settings = {"length": 8, "steps": 4, "block": 4, "temperature": temperature, "seed": 3}
+    expected = recorded(diffusion, settings, rule, tmp_path / "usual")
+    found = default(recorded, diffusion, settings, rule, tmp_path / "unusual")
+    for name in TENSORS:
+        assert found[name].dtype == expected[name].dtype and np.array_equal(found[name], expected[name], equal_nan=True), name
+
+
+def test_an_autoregressive_recording_is_the_same(autoregressive, tmp_path, default):
+    expected = recorded(autoregressive, {"length": 6}, "top:1@last_row", tmp_path / "usual")
+    found = default(recorded, autoregressive, {"length": 6}, "top:1@last_row", tmp_path / "unusual")
+    for name in TENSORS:
+        assert np.array_equal(found[name], expected[name], equal_nan=True), name
+
+
+@pytest.mark.parametrize("cache", ["fast-dllm-dual", "dllm-cache", "d2cache", "elastic-cache", "dkv-decode"])
+def test_a_cache_is_the_same(diffusion, default, cache):
+    def write():
+        return sinkscope.generate(diffusion, PROMPT, length=8, steps=8, block=8, cache=cache).tokens
+
+    assert torch.equal(write(), default(write))

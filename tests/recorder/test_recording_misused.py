@@ -1,0 +1,173 @@
+"""Recordings that are used twice, for nothing, by several threads, or within themselves: each is refused, none is mixed."""
+
+import threading
+
+import pytest
+import torch
+
+import sinkscope
+from sinkscope.attention import foreign
+from sinkscope.errors import AttentionError, CallError
+from sinkscope.interventions import HideTopSinks
+
+PROMPT, SETTINGS = [5, 9, 11, 7], {"length": 8, "steps": 4, "block": 4}
+
+
+def write(model, **more):
+    return sinkscope.generate(model, PROMPT, **SETTINGS, **more)
+
+
+@pytest.mark.parametrize("keep", ["columns", "top", "statistics", "drift"])
+def test_a_recording_of_nothing_is_refused_and_leaves_nothing(diffusion, tmp_path, keep):
+    with pytest.raises(CallError, match="nothing was recorded"), sinkscope.recording(diffusion, out=tmp_path / "new" / "run", keep=keep):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_recording_of_another_model_is_refused(diffusion, autoregressive, tmp_path):
+    with pytest.raises(CallError, match="nothing was recorded"), sinkscope.recording(diffusion, out=tmp_path / "run"):
+        sinkscope.generate(autoregressive, PROMPT, length=2)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_each_with_block_needs_its_own_context_manager(diffusion, tmp_path):
+    network = torch.nn.Linear(2, 2)
+    blocks = {
+        "recording": sinkscope.recording(diffusion, out=tmp_path / "run"),
+        "following": sinkscope.following(diffusion),
+        "foreign": foreign(network),
+        "Intervention": HideTopSinks(1)(diffusion),
+    }
+    for name, block in blocks.items():
+        with block:
+            if name == "recording":
+                write(diffusion)
+        with pytest.raises(CallError, match=f"^{name}: expected a new one for each with block"), block:
+            pass
+    assert sinkscope.open_trace(tmp_path / "run").manifest["complete"]
+
+
+def in_threads(count, act):
+    """Return what each of several threads, started together, returned or raised."""
+    found, begin = [], threading.Barrier(count)
+
+    def run(number):
+        begin.wait()
+        try:
+            found.append(act(number))
+        except BaseException as error:
+            found.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def test_threads_that_record_one_model_never_mix_their_steps(diffusion, tmp_path):
+    def hooks():
+        return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in diffusion.network.modules())
+
+    expected, before = write(diffusion).tokens, hooks()
+    for attempt in range(4):
+        folder = tmp_path / str(attempt)
+
+        def record(number, folder=folder):
+            with sinkscope.recording(diffusion, out=folder / str(number)):
+                return write(diffusion)
+
+        found = in_threads(3, record)
+        refused = [one for one in found if isinstance(one, BaseException)]
+        assert all(isinstance(one, AttentionError) and "load the model once for each thread" in str(one) for one in refused)
+        traces = sinkscope.open_traces(folder)
+        assert len(traces) == 3 - len(refused) >= 1
+        assert all(trace.steps == 4 and trace.manifest["complete"] for trace in traces)
+        assert all(torch.equal(one.tokens, expected) for one in found if not isinstance(one, BaseException))
+    assert hooks() == before
+
+
+def test_threads_that_write_in_one_recording_never_mix_their_steps(diffusion, tmp_path):
+    inside, go_on = threading.Event(), threading.Event()
+
+    def hold(step):
+        inside.set()
+        go_on.wait(30)
+
+    with sinkscope.recording(diffusion, out=tmp_path / "run"):
+        slow = threading.Thread(target=lambda: write(diffusion, on_step=hold))
+        slow.start()
+        assert inside.wait(30)
+        with pytest.raises(AttentionError, match="one generation of it runs already"):
+            write(diffusion)
+        with pytest.raises(AttentionError, match="one generation of it runs already"):
+            diffusion.network(torch.tensor([[5, 6, 7]]))
+        go_on.set()
+        slow.join()
+    trace = sinkscope.open_trace(tmp_path / "run")
+    assert trace.manifest["complete"] and trace.steps == 4
+
+
+def test_threads_may_write_in_turn_in_one_recording(diffusion, tmp_path):
+    with sinkscope.recording(diffusion, out=tmp_path / "run"):
+        for _ in range(2):
+            (found,) = in_threads(1, lambda _: write(diffusion))
+            assert found.steps == 4
+    assert [trace.steps for trace in sinkscope.open_traces(tmp_path / "run")] == [4, 4]
+
+
+def test_a_foreign_network_runs_in_one_thread_at_a_time(tmp_path):
+    inside, go_on = threading.Event(), threading.Event()
+
+    class Attends(torch.nn.Module):
+        def forward(self, tokens):
+            states = torch.ones(*tokens.shape, 4)[:, None]
+            out = torch.nn.functional.scaled_dot_product_attention(states, states, states)
+            inside.set()
+            go_on.wait(30)
+            return out
+
+    network, tokens = Attends(), torch.tensor([[1, 2, 3]])
+    with foreign(network), sinkscope.recording(network, out=tmp_path / "run"):
+        slow = threading.Thread(target=network, args=(tokens,))
+        slow.start()
+        assert inside.wait(30)
+        with pytest.raises(AttentionError, match="one generation of it runs already"):
+            network(tokens)
+        go_on.set()
+        slow.join()
+    assert sinkscope.open_trace(tmp_path / "run").steps == 1
+
+
+def test_a_generation_inside_another_is_refused_while_recorded(diffusion, tmp_path):
+    with (
+        pytest.raises(AttentionError, match="one generation of it runs already"),
+        sinkscope.recording(diffusion, out=tmp_path / "run"),
+    ):
+        write(diffusion, on_step=lambda step: write(diffusion))
+    trace = sinkscope.open_trace(tmp_path / "run")
+    assert trace.steps == 1 and not trace.manifest["complete"]
+    assert write(diffusion, on_step=lambda step: write(diffusion)).steps == 4
+
+
+def test_a_generation_that_failed_does_not_stop_the_next(diffusion, tmp_path):
+    def fail(step):
+        raise KeyError("mine")
+
+    with sinkscope.recording(diffusion, out=tmp_path / "run"):
+        with pytest.raises(KeyError) as kept:
+            write(diffusion, on_step=fail)
+        write(diffusion)
+    assert kept.value.__traceback__ is not None  # it holds the frames of the first generation
+    assert [trace.manifest["complete"] for trace in sinkscope.open_traces(tmp_path / "run")] == [False, True]
+
+
+def test_a_network_without_weights_is_refused(diffusion_folder, tmp_path):
+    model = sinkscope.load(str(diffusion_folder))
+    network = model.network.to("meta")
+    with pytest.raises(CallError, match="on the device meta, which holds none"):
+        write(model)
+    with pytest.raises(AttentionError, match="on the device meta, which holds none"), sinkscope.recording(network, out=tmp_path / "run"):
+        network(torch.tensor([[1, 2]], device="meta"))
+    assert list(tmp_path.iterdir()) == []
