@@ -267,3 +267,50 @@ def test_a_size_that_is_null_falls_back(published):
     configure(folder, embedding_size=None, n_kv_heads=None)
     card = sinkscope.load(str(folder)).card
     assert (card.vocabulary, card.kv_heads) == (64, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "fragment"),
+    [
+        ("llada2", {"n_group": 3}, "n_group: expected groups of two or more of the 16 experts, all of one size, found 3"),
+        ("llada2", {"n_group": 16}, "n_group: expected groups of two or more of the 16 experts, all of one size, found 16"),
+        ("llada2", {"n_group": 1}, "topk_group: expected at most n_group 1, found 2"),
+        ("llada2", {"topk_group": 7}, "topk_group: expected at most n_group 4, found 7"),
+        ("llada2", {"num_experts_per_tok": 9}, "num_experts_per_tok: expected at most the 8 experts of the chosen groups, found 9"),
+        ("llada_moe", {"num_experts_per_tok": 7}, "num_experts_per_tok: expected at most the 5 experts of the chosen groups, found 7"),
+        ("llada2", {"num_experts": 1 << 20}, "num_experts: expected a whole number from 1 to "),
+        ("llada_moe", {"num_experts": 1 << 20}, "num_experts: expected a whole number from 1 to "),
+        (
+            "llada2",
+            {"partial_rotary_factor": 1.5},
+            "partial_rotary_factor: expected an even part of the 16 dimensions",
+        ),
+        (
+            "llada2",
+            {"partial_rotary_factor": 0.2},
+            "expected an even part of the 16 dimensions of a head, found 0.2",
+        ),
+        ("llada2", {"partial_rotary_factor": 1e-9}, "partial_rotary_factor: expected an even part"),
+    ],
+)
+def test_a_mixture_that_cannot_choose_its_experts(published, name, changes, fragment):
+    folder = published(name)
+    configure(folder, **changes)
+    assert fragment in refusal(folder)
+
+
+@pytest.mark.parametrize(("name", "key"), [("llada", "model_type"), ("llada", "embedding_size"), ("sdar", "vocab_size")])
+@pytest.mark.parametrize("value", [[1], {"a": 1}], ids=str)
+def test_a_list_or_an_object_in_the_place_of_a_word_or_a_number(published, name, key, value):
+    folder = published(name)
+    configure(folder, **{key: value})
+    assert f"{key}: expected" in refusal(folder)
+
+
+def test_a_base_of_the_rotations_beyond_all_bounds(published):
+    folder = published("llama")
+    for theta in (float("nan"), 10**400):
+        configure(folder, rope_theta=theta)
+        assert "rope_theta: expected a number above 0" in refusal(folder)
+    configure(folder, rope_theta=10**30)
+    assert sinkscope.load(folder)

@@ -105,6 +105,24 @@ def test_an_index_without_entries(sharded):
     assert "weight_map: expected safetensors files of this folder, found 'no entry'" in refusal(sharded)
 
 
+@pytest.mark.parametrize("metadata", [None, [], 5], ids=str)
+def test_an_index_without_metadata(sharded, metadata):
+    index = json.loads((sharded / INDEX).read_text()) | {"metadata": metadata}
+    (sharded / INDEX).write_text(json.dumps(index))
+    assert f"{INDEX}: metadata: expected an object, found" in refusal(sharded)
+
+
+def test_an_index_that_names_a_file_no_system_can_hold(sharded):
+    (sharded / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": {"x": "x" * 5000 + ".safetensors"}}))
+    assert "weight_map: expected safetensors files of this folder, found 'xxx" in refusal(sharded)
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", "5", '{"watermarking_config": 5}', '{"cache_implementation": "nope"}'])
+def test_settings_of_generate_that_transformers_cannot_read(sharded, text):
+    (sharded / "generation_config.json").write_text(text)
+    assert "generation_config.json: expected" in refusal(sharded)
+
+
 def test_a_tensor_that_is_there_twice(sharded):
     file = holder(sharded)
     other = next(one for one in SHARDS if one != file)
@@ -207,6 +225,13 @@ def test_a_dream_tokenizer_whose_ids_have_moved(tmp_path):
     folder = save_tiny("dream", tmp_path)
     save_dream_tokenizer(folder, {57: "<|endoftext|>", 58: "<|im_start|>", 60: "<|mask|>"})
     assert "tokenizer_config.json: added_tokens_decoder: expected <|mask|> to be token 60, found 59" in refusal(folder)
+
+
+@pytest.mark.parametrize("file", ["special_tokens_map.json", "added_tokens.json"])
+@pytest.mark.parametrize("text", ["{", "[]"])
+def test_a_list_of_tokens_that_is_damaged(sharded, file, text):
+    (sharded / file).write_text(text)
+    assert f"{sharded / file}" in refusal(sharded) and "expected" in refusal(sharded)
 
 
 @pytest.mark.parametrize("file", ["vocab.json", "merges.txt"])

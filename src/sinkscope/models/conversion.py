@@ -99,6 +99,7 @@ def convert_config(config: Mapping[str, Any], family: Family, where: str) -> Con
     if layout.bidirectional and not set(layout.flags) & set(config):
         raise ModelError(f"{file}: expected {' or '.join(layout.flags)} to be true or false, found none of them")
     _check_heads(fields, layout, file)
+    _check_experts(fields, file)
     _check_repeated(config, layout, fields["num_hidden_layers"], file)
     fields["rope_parameters"] = _rope(fields, file)
     tokens = {key: _token(key, config, fields["vocab_size"], file) for key in layout.tokens}
@@ -215,11 +216,31 @@ def _check_heads(fields: dict[str, Any], layout: Layout, file: str) -> None:
         key = "head_dim" if "head_dim" in fields else theirs["num_attention_heads"]
         found = head if "head_dim" in fields else f"{heads}, which makes heads of {head}"
         raise ModelError(f"{file}: {key}: expected heads of an even size, whose halves can be rotated, found {found}")
+    factor = fields.get("partial_rotary_factor", 1)
+    if factor > 1 or (rotated := int(head * factor)) < 2 or rotated % 2:
+        raise ModelError(f"{file}: partial_rotary_factor: expected an even part of the {head} dimensions of a head, found {factor}")
     if heads % groups:
         key, whole = theirs["num_key_value_heads"], theirs["num_attention_heads"]
         raise ModelError(f"{file}: {key}: expected a divisor of {whole} {heads}, found {groups}")
     if layout.body == "llama" and width % heads:  # transformers' Llama wants it also where head_dim is given
         raise ModelError(f"{file}: {theirs['num_attention_heads']}: expected a divisor of {theirs['hidden_size']} {width}, found {heads}")
+
+
+def _check_experts(fields: Mapping[str, Any], file: str) -> None:
+    """Raise an error where the router of a mixture cannot choose as many experts as a token is to go through."""
+    total = next((name for name in ("num_experts", "n_routed_experts") if name in fields), None)
+    if total is None:
+        return
+    experts, groups, chosen = fields[total], fields.get("n_group", 1), fields.get("topk_group", 1)
+    if groups > 1 and (experts % groups or experts // groups < 2):  # a group is judged by its two best experts
+        raise ModelError(f"{file}: n_group: expected groups of two or more of the {experts} experts, all of one size, found {groups}")
+    if chosen > groups:
+        raise ModelError(f"{file}: topk_group: expected at most n_group {groups}, found {chosen}")
+    open_ = chosen * (experts // groups)
+    if (found := fields["num_experts_per_tok"]) > open_:
+        raise ModelError(
+            f"{file}: {theirs['num_experts_per_tok']}: expected at most the {open_} experts of the chosen groups, found {found}"
+        )
 
 
 def _rope(fields: dict[str, Any], file: str) -> dict[str, Any]:
@@ -234,7 +255,7 @@ def _rope(fields: dict[str, Any], file: str) -> dict[str, Any]:
     chosen: Mapping[str, Any] | None = scaling if parameters is None else parameters
     record = dict(chosen or {})
     where = f"{file}: {name}"
-    if theta is not None and record.get("rope_theta", theta) != theta:
+    if theta is not None and "rope_theta" in record and record["rope_theta"] != theta:
         raise ModelError(f"{where}: rope_theta: expected {theta!r} as rope_theta beside it says, found {record['rope_theta']!r}")
     rope: dict[str, Any] = {"rope_theta": record.pop("rope_theta", 10000.0 if theta is None else theta)}
     kinds = [record.pop(key) for key in ("rope_type", "type") if key in record]
@@ -245,7 +266,7 @@ def _rope(fields: dict[str, Any], file: str) -> dict[str, Any]:
         if not isinstance(kind, str) or kind not in ROPE_TYPES or kind != kinds[0]:
             expected = repr(kinds[0]) if kind != kinds[0] else f"one of {', '.join(ROPE_TYPES)}"
             raise ModelError(f"{where}: rope_type: expected {expected}, found {_short(kind)}")
-    _number("rope_theta", rope, file)
+    rope["rope_theta"] = _number("rope_theta", rope, file)
     return rope | _scaling(record, rope["rope_type"], where)
 
 

@@ -16,11 +16,12 @@ import torch
 
 from sinkscope.argument_types import check_argument
 from sinkscope.checksums import compare_sealed
+from sinkscope.documents import exists, read_json_object
 from sinkscope.errors import CallError, ModelError
 from sinkscope.models.conversion import Converted, completed, convert_config, rename_tensor, tensor_renamings
 from sinkscope.models.devices import find_device
 from sinkscope.models.family import Family
-from sinkscope.models.folders import check_files, find_folder, is_bundled, is_on_hub, read_config
+from sinkscope.models.folders import LARGEST_CONFIG, check_files, find_folder, is_bundled, is_on_hub, read_config
 from sinkscope.models.hub import fetch_weights
 from sinkscope.models.layouts import BODIES
 from sinkscope.models.model import Model, ModelCard
@@ -39,6 +40,7 @@ from sinkscope.models.weights import (
     weight_files,
 )
 
+GENERATION = "generation_config.json"
 DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
@@ -77,13 +79,14 @@ def load(
     check_files(folder)
     files = weight_files(folder)
     tensors = read_headers(files)
-    check_shape(converted.fields, tensors, folder)
+    check_shape(converted.fields, tensors, converted.layout, folder)
     for file in files:
         compare_sealed(file, ModelError, "fetch the file again")
     stored = _stored_dtype(config, folder) or _widest(tensors)
     wanted = _dtype(dtype, "float32" if is_bundled(str(name)) else stored)
     with quiet():
         tokenizer = load_tokenizer(folder, family, config)
+    _check_generation(folder)
     if variant is not None:
         check_token_id(tokenizer, variant, f"the tokenizer of {folder}", ModelError)
     _check_device_map(device_map)
@@ -145,6 +148,21 @@ def _read_identity(folder: Path) -> tuple[dict[str, Any], Family, SinkToken | No
     config, variant = split_config(read_config(folder), str(folder))
     family = recognise(config, str(folder))
     return completed(config, family), family, variant
+
+
+def _check_generation(folder: Path) -> None:
+    """Raise an error for settings of transformers' own generate() that it cannot read when it loads the network."""
+    from transformers import GenerationConfig
+
+    if not exists(folder / GENERATION):
+        return
+    advice = "correct the file or remove it: only transformers' generate() uses it"
+    read_json_object(folder / GENERATION, ModelError, advice, most=LARGEST_CONFIG, any_number=True)
+    try:
+        with quiet():
+            GenerationConfig.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # as many kinds as there are settings
+        raise ModelError(f"{folder}/{GENERATION}: expected settings that transformers reads, found others; {advice}") from error
 
 
 def _widest(tensors: Mapping[str, StoredTensor]) -> str:

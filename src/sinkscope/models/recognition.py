@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from sinkscope.documents import describe
 from sinkscope.errors import ModelError
 from sinkscope.models.conversion import known_keys
 from sinkscope.models.families import FAMILIES
@@ -20,6 +21,8 @@ def recognise(config: Mapping[str, Any], where: str) -> Family:
     if config.get("quantization_config") is not None:
         raise ModelError(f"{where}: expected plain weights, found quantization_config in its config.json; convert them to bf16 first")
     model_type = config.get("model_type")
+    if not isinstance(model_type, str | None):
+        raise ModelError(f"{where}/config.json: model_type: expected text, found {describe(model_type)}")
     architectures = config.get("architectures")
     if model_type in STOCK:
         return _stock_family(config, where)

@@ -16,6 +16,7 @@ _BYTE_PAIR_CLASSES = {name for family in FAMILIES.values() for name in family.to
 _STOCK_CLASSES = (*_DATA_CLASSES, *_BYTE_PAIR_CLASSES, "LlamaTokenizer", "LlamaTokenizerFast", "GPT2Tokenizer", "GPT2TokenizerFast")
 CORE, SETTINGS, VOCABULARY, MERGES = "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"
 PIECES = "tokenizer.model"
+SPECIAL, ADDED = "special_tokens_map.json", "added_tokens.json"
 
 
 def load_tokenizer(folder: Path, family: Family, config: Mapping[str, Any]) -> Any:
@@ -74,6 +75,9 @@ def _check_settings(settings: Mapping[str, Any], family: Family, config: Mapping
 
 def _check_files(folder: Path) -> None:
     """Raise an error for damage that the tokenizers library would report without the name of the file."""
+    for name in (SPECIAL, ADDED):
+        if (folder / name).exists():
+            _read_object(folder / name)
     if (folder / CORE).exists():
         core = _read_object(folder / CORE)
         if not isinstance(core.get("model"), dict):

@@ -18,6 +18,7 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _LONGEST_HEADER = 100_000_000  # bytes; the limit of the safetensors format
+LONGEST_NAME = 255  # bytes
 LONGEST_CANVAS = 1 << 24
 FETCH = "fetch the file again"
 _DAMAGED = "the file is damaged or cut short, fetch it again"
@@ -92,13 +93,19 @@ def listing(folder: Path) -> str:
 
 def _weight_map(index: Path) -> dict[str, str]:
     """Return file by tensor, as the index of a sharded checkpoint lists them."""
+    found = read_json_object(index, ModelError, FETCH)
     try:
-        names = {str(key): str(file) for key, file in read_json_object(index, ModelError, FETCH)["weight_map"].items()}
+        names = {str(key): str(file) for key, file in found["weight_map"].items()}
     except (KeyError, AttributeError) as error:
         raise ModelError(f"{index}: expected JSON with a weight_map, an object from tensor to file, found none; {FETCH}") from error
-    outside = [file for file in names.values() if Path(file).name != file or not file.endswith(".safetensors")]
+    outside = [
+        file for file in names.values() if Path(file).name != file or not file.endswith(".safetensors") or len(file.encode()) > LONGEST_NAME
+    ]
     if outside or not names:
-        raise ModelError(f"{index}: weight_map: expected safetensors files of this folder, found {outside[0] if outside else 'no entry'!r}")
+        where = outside[0] if outside else "no entry"
+        raise ModelError(f"{index}: weight_map: expected safetensors files of this folder, found {describe(where)}")
+    if not isinstance(found.get("metadata"), dict):
+        raise ModelError(f"{index}: metadata: expected an object, found {describe(found.get('metadata'))}; {FETCH}")
     return names
 
 
@@ -158,7 +165,7 @@ def _size(value: Any) -> int:
     return value
 
 
-def check_shape(fields: Mapping[str, Any], stored: Mapping[str, StoredTensor], folder: Path) -> None:
+def check_shape(fields: Mapping[str, Any], stored: Mapping[str, StoredTensor], layout: Layout, folder: Path) -> None:
     """Raise an error, before a network is built, where a config asks for more than its files can hold.
 
     Raises:
@@ -173,6 +180,10 @@ def check_shape(fields: Mapping[str, Any], stored: Mapping[str, StoredTensor], f
         "num_attention_heads": most,
         "num_key_value_heads": most,
         "head_dim": most,
+        "num_experts": len(stored),
+        "n_routed_experts": len(stored),
+        "n_shared_experts": most,
+        "moe_intermediate_size": most,
         "max_position_embeddings": LONGEST_CANVAS,
     }
     for name, bound in bounds.items():
@@ -181,7 +192,8 @@ def check_shape(fields: Mapping[str, Any], stored: Mapping[str, StoredTensor], f
             continue
         if not isinstance(found, int) or isinstance(found, bool) or not 1 <= found <= bound:
             why = f", which is what its {len(stored)} tensors can hold" if bound != LONGEST_CANVAS else ""
-            raise ModelError(f"{folder}/config.json: {name}: expected a whole number from 1 to {bound}{why}, found {describe(found)}")
+            key = {ours: theirs for theirs, ours in layout.sizes.items()}[name]
+            raise ModelError(f"{folder}/config.json: {key}: expected a whole number from 1 to {bound}{why}, found {describe(found)}")
 
 
 def kept_tensors(network: Any) -> dict[str, Any]:

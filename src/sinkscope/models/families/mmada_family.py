@@ -13,7 +13,7 @@ VOCABULARY = 134656
 
 def has_image_codes(config: Mapping[str, Any]) -> bool:
     """Return whether a config.json that says ``llada`` is MMaDA's: by its class, its keys or its vocabulary."""
-    rows = {config.get("embedding_size"), config.get("vocab_size"), config.get("new_vocab_size")}
+    rows = [config.get(key) for key in ("embedding_size", "vocab_size", "new_vocab_size")]
     named = (config.get("architectures") or []) == ["MMadaModelLM"]
     return config.get("model_type") == "llada" and bool(VOCABULARY in rows or MMADA_KEYS & set(config) or named)
 
