@@ -238,9 +238,7 @@ def _check_experts(fields: Mapping[str, Any], file: str) -> None:
         raise ModelError(f"{file}: topk_group: expected at most n_group {groups}, found {chosen}")
     open_ = chosen * (experts // groups)
     if (found := fields["num_experts_per_tok"]) > open_:
-        raise ModelError(
-            f"{file}: {theirs['num_experts_per_tok']}: expected at most the {open_} experts of the chosen groups, found {found}"
-        )
+        raise ModelError(f"{file}: num_experts_per_tok: expected at most the {open_} experts of the chosen groups, found {found}")
 
 
 def _rope(fields: dict[str, Any], file: str) -> dict[str, Any]:
