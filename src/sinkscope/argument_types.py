@@ -9,6 +9,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from fractions import Fraction
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
@@ -34,7 +35,14 @@ _LISTS = (Sequence, Collection, list, tuple, Set, set, frozenset)
 
 
 def checked(function: Function) -> Function:
-    """Return a function that raises `CallError` for an argument of another type than its annotation says."""
+    """Return a function that raises `CallError` for an argument of another type than its annotation says; of a class, its ``__init__``.
+
+    Lists of numbers, and arrays of whole numbers where one of fractions is annotated, become such an array; whole numbers of NumPy become
+    Python's.
+    """
+    if isinstance(function, type):
+        function.__init__ = checked(function.__init__)  # type: ignore[misc]
+        return function  # type: ignore[return-value]
     signature = inspect.signature(function)
     hints: dict[str, Any] = {}
 
@@ -49,9 +57,16 @@ def checked(function: Function) -> Function:
         for name, value in bound.arguments.items():
             kind = signature.parameters[name].kind
             several = {inspect.Parameter.VAR_POSITIONAL: value, inspect.Parameter.VAR_KEYWORD: ()}.get(kind, (value,))
+            hint = hints.get(name, Any)
             for one in several:
-                check_argument(name, one, hints.get(name, Any))
-        return function(*given, **named)
+                check_argument(name, one, hint)
+            if getattr(getattr(hint, "array_type", None), "__module__", "") == "numpy":
+                bound.arguments[name] = _array(name, value, hint)
+            elif isinstance(value, Integral) and not isinstance(value, int):
+                bound.arguments[name] = int(value)  # a whole number of NumPy
+            elif getattr(value, "ndim", 0) and any((get_origin(one) or one) in _LISTS for one in _parts(hint)):
+                bound.arguments[name] = list(value)  # whose emptiness can be asked for
+        return function(*bound.args, **bound.kwargs)
 
     return call  # type: ignore[return-value]
 
@@ -95,7 +110,7 @@ def fits(value: Any, hint: Any) -> bool:
     if get_origin(hint) in (Union, UnionType):
         return any(fits(value, one) for one in get_args(hint))
     if hint in (int, float):
-        known = isinstance(value, Integral if hint is int else Real) and not isinstance(value, bool)
+        known = isinstance(value, Integral if hint is int else Real) and not isinstance(value, bool | Fraction)
         return known and (hint is int or not isinstance(value, int) or abs(value) < LARGEST)
     if hint is bool:
         return isinstance(value, bool) or type(value).__name__ in ("bool_", "bool")
@@ -109,7 +124,7 @@ def fits(value: Any, hint: Any) -> bool:
     if _is_our_class(hint):
         return isinstance(value, hint)
     if isinstance(array := getattr(hint, "array_type", None), type):
-        return isinstance(value, array) or (isinstance(value, Sequence) and not isinstance(value, str | bytes))
+        return (isinstance(value, array) and _has_axes(value, hint)) or (isinstance(value, Sequence) and not isinstance(value, str | bytes))
     if origin is Mapping or origin is dict:
         return isinstance(value, Mapping) and (
             not inner or all(fits(key, inner[0]) and fits(item, inner[1]) for key, item in value.items())
@@ -117,7 +132,7 @@ def fits(value: Any, hint: Any) -> bool:
     if origin in _LISTS:
         return _is_list(value) and (not inner or (len(inner) == 2 and inner[1] is not ...) or all(fits(one, inner[0]) for one in value))
     if origin is Iterable:
-        return hasattr(value, "__iter__") and not isinstance(value, str | bytes | Mapping)
+        return hasattr(value, "__iter__") and not isinstance(value, str | bytes | Mapping) and getattr(value, "ndim", 1) > 0
     if origin is Callable:
         return callable(value)
     return True
@@ -131,9 +146,32 @@ def _is_our_class(hint: Any) -> bool:
 
 
 def _is_list(value: Any) -> bool:
-    if isinstance(value, str | bytes | bytearray | Mapping):
+    if isinstance(value, str | bytes | bytearray | Mapping) or getattr(value, "ndim", 1) == 0:
         return False
     return isinstance(value, Collection) or (hasattr(value, "__len__") and hasattr(value, "__getitem__"))
+
+
+def _has_axes(array: Any, hint: Any) -> bool:
+    """Return whether an array has as many axes as its annotation names."""
+    return array.ndim == len(hint.dims) if hint.index_variadic is None else array.ndim >= len(hint.dims) - 1
+
+
+def _array(name: str, value: Any, hint: Any) -> Any:
+    """Return the array of an argument.
+
+    Raises:
+        CallError: its items are no such numbers, or do not make an array of these axes.
+    """
+    import numpy as np  # the sandbox of programs imports this module, and has no NumPy
+
+    fractions, switches = "float64" in hint.dtypes, "bool" in hint.dtypes
+    try:
+        array = np.asarray(value)
+    except ValueError:  # lists of several lengths
+        array = np.asarray(None)
+    if not _has_axes(array, hint) or (array.size and array.dtype.kind not in ("fiub" if fractions else "b" if switches else "iu")):
+        raise CallError(f"{name}: expected {_words(hint)}, found {array.dtype} {list(array.shape)}")
+    return array.astype(np.float64) if fractions and array.dtype.kind != "f" else array
 
 
 def _may_be_path(text: str) -> bool:

@@ -11,7 +11,10 @@ SinkscopeError
 
 
 class SinkscopeError(Exception):
-    """Base of all; its message names what was expected, what was found and what to do."""
+    """Base of all; its message, one line, names what was expected, what was found and what to do."""
+
+    def __str__(self) -> str:
+        return " ".join(line.strip() for line in super().__str__().split("\n"))
 
 
 class CallError(SinkscopeError, ValueError):

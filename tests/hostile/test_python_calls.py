@@ -1,6 +1,9 @@
 """Calls from Python with arguments that cannot be: an error of ours, or a TypeError of Python's for a wrong name of an argument."""
 
+import importlib
+import inspect
 import os
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -8,13 +11,14 @@ import torch
 from hostile import specimens, trial
 
 import sinkscope
-from sinkscope import figures
+from sinkscope import decoding, evaluation, figures, interventions, sinks, statistics
 from sinkscope.decoding import resolve_settings
-from sinkscope.emergence import TrainingWatch, hold_out, open_emergence
+from sinkscope.emergence import TrainingWatch, hold_out, measure, open_emergence
 from sinkscope.errors import SinkscopeError
 from sinkscope.evaluation import evaluate
 from sinkscope.figures.explorer import explore
-from sinkscope.roles import read_roles
+from sinkscope.models import FAMILIES, add_sink_token
+from sinkscope.roles import cost_of_roles, read_roles
 from sinkscope.traces import read_statistics
 from sinkscope.traces.bundles import open_bundle, write_bundle
 
@@ -359,3 +363,80 @@ def test_evaluations_that_are_refused_leave_nothing(model, tmp_path, name):
     for one in (*ODD[2:], 10**30):
         refused(lambda one=one: evaluate(model, tasks=["lab-arith"], out=tmp_path / "out", limit=1, **{name: one}))
     assert os.listdir(tmp_path) == []
+
+
+PACKAGES = "decoding traces sinks statistics interventions figures roles emergence evaluation models".split()
+TAKES_ANYTHING = {"known_caches", "known_rules", "known_controls", "all_statistics", "all_definitions", "find_figures"}  # no arguments
+CHECKS_ITSELF = {"load", "run_program", "evaluate", "read_results", "compose", "block_length", "expect_model", "explore", "described"}
+OF_SAMPLERS = {"make_batch", "quotas"}  # called with what was checked before
+
+
+def public_functions():
+    """Return every public function by its name, the top level's included."""
+    found = {}
+    for package in [sinkscope, *(importlib.import_module(f"sinkscope.{name}") for name in PACKAGES)]:
+        for name in package.__all__:
+            if inspect.isfunction(one := getattr(package, name)):
+                found[name] = one
+    return found
+
+
+def test_every_public_function_checks_its_arguments():
+    unchecked = {name for name, one in public_functions().items() if not hasattr(one, "__wrapped__")}
+    assert unchecked <= TAKES_ANYTHING | CHECKS_ITSELF | OF_SAMPLERS
+
+
+COLUMNS = np.random.default_rng(0).random((3, 2, 2, 5))
+SMALL = {
+    "columns of text": lambda: sinks.is_sink(np.array(["a"])),
+    "columns of two axes": lambda: sinks.main_sinks(COLUMNS[0, 0], COLUMNS[0, 0] > 0.5),
+    "no columns": lambda: sinks.excess_of(None),
+    "ragged columns": lambda: sinks.excess_of([[[[1.0], [1.0, 2.0]]]]),
+    "a window of nothing": lambda: sinks.last_query_window(COLUMNS, 0),
+    "a seed below 0": lambda: sinks.movement_test(np.zeros((3, 1, 1), int), seed=-1),
+    "an unknown statistic": lambda: statistics.definition_of("nosuch"),
+    "a summary of no heads": lambda: statistics.Summary(-1, 2),
+    "a summary of nothing": lambda: statistics.summarise(None),
+    "a sampler by a path": lambda: decoding.find_sampler("../x"),
+    "a sampler that is a number": lambda: decoding.settings_of(5),
+    "settings of text": lambda: decoding.LLaDASettings(length="x"),
+    "a cache of text": lambda: decoding.BlockCache(every="x"),
+    "a family of text": lambda: cost_of_roles("llada", 1, 1, 10),
+    "rows below 1": lambda: cost_of_roles(FAMILIES["llada"], 1, 1, 10, rows=0, **SHORT),
+    "so many dropped": lambda: interventions.drop_past(10**30),
+    "a layer without axes": lambda: sinkscope.HideTopSinks(1, layers=np.array(2)),
+    "positions without axes": lambda: interventions.HidePositions(np.array(2)),
+    "a table of another form": lambda: evaluation.write_table([], "nosuch"),
+    "a program of numbers": lambda: evaluation.run_program("x", function=5),
+    "a fraction": lambda: sinks.is_sink(COLUMNS, Fraction(1, 2)),
+    "thresholds without any": lambda: statistics.feed_of(statistics.PromptSettings(), np.array([])),
+    "a sink of arrays": lambda: sinkscope.SinkToken(kind=np.zeros(3)),
+    "a model by an array": lambda: sinkscope.load(np.zeros((2, 2))),
+    "a device map by an array": lambda: sinkscope.load("lab-diffusion", device_map=np.zeros((2, 2))),
+    "a network by its name": lambda: add_sink_token("x", 5),
+}
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_a_small_public_call_that_cannot_be(kind):
+    assert "\n" not in refused(SMALL[kind])
+
+
+def test_a_moment_of_nothing(model, canvases):
+    refused(lambda: measure(model, []))
+    refused(lambda: measure("x", canvases))
+    refused(lambda: sinkscope.generate(model, np.array(["a"]), **SHORT))
+
+
+def test_numbers_of_numpy_and_lists_are_as_good_as_plain_ones(model, trace):
+    columns = (COLUMNS * 9).round()
+    assert np.array_equal(sinks.is_sink(columns.astype(int), 1.0, "percent"), sinks.is_sink(columns.tolist(), 1.0, "percent"))
+    assert np.array_equal(sinks.excess_of(columns.tolist()), sinks.excess_of(columns))
+    assert sinkscope.SinkToken(count=np.int64(2), seed=np.int64(3)).as_config() == sinkscope.SinkToken(count=2, seed=3).as_config()
+    plain = hold_out([range(5, 25)], mask_id=2, seed=3)[0].probe.tokens
+    assert np.array_equal(hold_out([range(5, 25)], mask_id=np.int64(2), seed=np.int64(3))[0].probe.tokens, plain)
+    tokens = sinkscope.generate(model, [5, 6], **SHORT).tokens
+    for ids in ((5, 6), np.array([5, 6]), torch.tensor([5, 6]), [np.int64(5), np.int64(6)]):
+        given = sinkscope.generate(model, ids, **{name: np.int64(value) for name, value in SHORT.items()})
+        assert torch.equal(given.tokens, tokens)
+    assert repr(sinkscope.analyse((trace,), choice=False)) == repr(sinkscope.analyse(np.array([trace], object), choice=False))

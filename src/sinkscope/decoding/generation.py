@@ -146,9 +146,7 @@ def _read_prompts(model: Model, prompt: Any, messages: Any) -> tuple[list[list[i
         conversations = [messages] if single else messages
         encoded = [model.chat(conversation) for conversation in conversations]
         return encoded, [model.decode(ids) for ids in encoded], single
-    if isinstance(prompt, np.ndarray):
-        prompt = torch.from_numpy(prompt)
-    if isinstance(prompt, str | torch.Tensor):
+    if isinstance(prompt, str | torch.Tensor | np.ndarray):
         single = isinstance(prompt, str) or prompt.ndim < 2
         prompts = [prompt] if single else list(prompt)
     elif isinstance(prompt, Iterable) and not isinstance(prompt, bytes | bytearray | Mapping | Set):

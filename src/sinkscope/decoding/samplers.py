@@ -22,6 +22,7 @@ from sinkscope.decoding.settings import (
     SettingsError,
     check_type,
 )
+from sinkscope.errors import CallError
 from sinkscope.models.families import FAMILIES
 from sinkscope.models.family import Family
 
@@ -57,19 +58,22 @@ OTHER_NAMES = {
 """Our name for each setting of other libraries."""
 
 
+@checked
 def find_sampler(name: str) -> Callable[..., Any]:
     """Return the function that writes, one step at a time.
 
     Raises:
-        ValueError: the package has no such file, or the file no such function.
+        CallError: the package has no such file, or the file no such function.
     """
     file = f"sinkscope.decoding.{name}"
-    steps = getattr(import_module(file), f"{name}_steps", None) if find_spec(file) is not None else None
+    known = name.isidentifier() and find_spec(file) is not None
+    steps = getattr(import_module(file), f"{name}_steps", None) if known else None
     if steps is None:
-        raise ValueError(f"sampler {name!r}: expected a function {name}_steps in sinkscope/decoding/{name}.py, found none")
+        raise CallError(f"sampler {name!r}: expected a function {name}_steps in sinkscope/decoding/{name}.py, found none")
     return steps
 
 
+@checked
 def settings_of(sampler: str) -> type[Settings]:
     """Return the class of a sampler's settings."""
     return SHIPPED[sampler] if sampler in SHIPPED else get_type_hints(find_sampler(sampler))["settings"]
@@ -109,6 +113,7 @@ def resolve_settings(family: Family, **given: Any) -> Settings:
     return settings
 
 
+@checked
 def step_count(settings: Settings) -> int:
     """Return the largest number of forward calls that these settings make."""
     return settings.most_calls

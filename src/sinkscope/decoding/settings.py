@@ -6,6 +6,7 @@ This module loads without torch: the command line builds its flags from these re
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Literal
 
+from sinkscope.argument_types import checked
 from sinkscope.errors import CallError
 
 MOST = 1 << 24
@@ -39,6 +40,7 @@ class Settings:
         return self.length if parallel else getattr(self, "steps", self.length)
 
 
+@checked
 @dataclass(frozen=True)
 class LLaDASettings(Settings):
     """LLaDA's semi-autoregressive low-confidence remasking (ML-GSAI/LLaDA, generate.py).
@@ -78,6 +80,7 @@ class LLaDASettings(Settings):
         _blocks(self)
 
 
+@checked
 @dataclass(frozen=True)
 class MMaDASettings(Settings):
     """MMaDA's text sampler: LLaDA's loop with confidences in float64, without the EOS switches (Gen-Verse/MMaDA, generate.py).
@@ -113,6 +116,7 @@ class MMaDASettings(Settings):
         _blocks(self)
 
 
+@checked
 @dataclass(frozen=True)
 class DreamSettings(Settings):
     """Dream's sampler over the whole canvas (Dream-org/Dream-v0-Instruct-7B, generation_utils.py).
@@ -164,6 +168,7 @@ class DreamSettings(Settings):
             raise CallError(f"eps: expected a number from 0 to below 1, found {self.eps}")
 
 
+@checked
 @dataclass(frozen=True)
 class SDARSettings(Settings):
     """SDAR's block diffusion behind a cache of finished blocks (JetAstra/SDAR, generate.py; defaults of its command).
@@ -209,6 +214,7 @@ class SDARSettings(Settings):
         return 1 + (-(-self.length // self.block) + 1) * (self.block_steps + 1)
 
 
+@checked
 @dataclass(frozen=True)
 class LLaDA2Settings(Settings):
     """LLaDA 2's block diffusion, which is SDAR's with a threshold, other defaults and an end (``generate`` of modeling_llada2_moe.py).
@@ -244,6 +250,7 @@ class LLaDA2Settings(Settings):
         _block_diffusion(self)
 
 
+@checked
 @dataclass(frozen=True)
 class AutoregressiveSettings(Settings):
     """One token a step from the left, with a cache of keys and values.

@@ -7,17 +7,19 @@ import numpy as np
 import torch
 from jaxtyping import Int
 
+from sinkscope.argument_types import checked
 from sinkscope.emergence.held_out import HeldOut
 from sinkscope.emergence.history import NO_ROLE, Moment
-from sinkscope.errors import ModelError
+from sinkscope.errors import CallError, ModelError
 from sinkscope.interventions import parse_rule
-from sinkscope.models import Model
+from sinkscope.models import Model, expect_model
 from sinkscope.roles import ROLES, Probe, find_roles_on
 from sinkscope.roles.probes import predictions
 from sinkscope.roles.sight import look, sinks_of
 from sinkscope.roles.verdict import Rules
 
 
+@checked
 @torch.no_grad()
 def measure(model: Model, canvases: Sequence[HeldOut], *, roles: bool = False, on_canvas: Callable[[int], object] | None = None) -> Moment:
     """Measure the sinks of a network on held-out canvases; its weights, its mode and torch's random state stay as they are.
@@ -27,9 +29,12 @@ def measure(model: Model, canvases: Sequence[HeldOut], *, roles: bool = False, o
         on_canvas: called with the number of each canvas that is done.
 
     Raises:
-        CallError: fewer canvases than roles need.
+        CallError: no canvas, or fewer than roles need.
         ModelError: the network says something that is not finite.
     """
+    expect_model(model)
+    if not canvases:
+        raise CallError("canvases: expected at least one, found none")
     was_training = model.network.training
     model.network.eval()
     try:

@@ -5,8 +5,10 @@ import io
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
+from sinkscope.argument_types import checked
+from sinkscope.errors import CallError
 from sinkscope.evaluation.comparisons import Row, arranged, compare, remarks
 from sinkscope.evaluation.paired_tests import Difference
 from sinkscope.evaluation.results import Result
@@ -22,6 +24,7 @@ NOTES = (
 )
 
 
+@checked
 def table(results: Sequence[Result]) -> dict[str, Any]:
     """Return ``{"rows": [...], "remarks": [...]}``: every field of each result except its outcomes, and its comparisons."""
     return table_of(compare(arranged(results)))
@@ -60,8 +63,15 @@ def _difference(change: Difference | None, adjusted: float | None) -> Any:
     return asdict(change) | {"p_holm": adjusted, "verdict": change.verdict, "needed": change.needed, "too_small": change.too_small}
 
 
+@checked
 def write_table(results: Sequence[Result], form: Format = "markdown") -> str:
-    """Return a table as text, without a last line break."""
+    """Return a table as text, without a last line break.
+
+    Raises:
+        CallError: an unknown form.
+    """
+    if form not in get_args(Format):
+        raise CallError(f"form: expected one of {', '.join(get_args(Format))}, found {form!r}")
     return write_rows(compare(arranged(results)), form)
 
 

@@ -105,6 +105,7 @@ def draw_figures(
     return paths
 
 
+@checked
 def draw_figure(
     name: str,
     *traces: Trace | OpenedStatistics | str | Path,
@@ -141,6 +142,7 @@ def _subjects(
     return [subject_of(trace, excess, label, maps, roles, place) for trace, label in zip(traces, labels, strict=True)]
 
 
+@checked
 def make_folder(folder: Path) -> Path:
     """Make the folder for figures and pages.
 

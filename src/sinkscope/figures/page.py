@@ -85,8 +85,9 @@ def write_page(
         notes=notes,
         figures=[_figure(Path(figure)) for figure in figures if Path(figure).suffix == ".png"],
     )
+    content = html.encode(errors="replace")
     make_folder(path.parent)
-    write_whole(path, html.encode())
+    write_whole(path, content)
     return path
 
 

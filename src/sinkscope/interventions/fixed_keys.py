@@ -6,10 +6,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sinkscope.argument_types import checked
 from sinkscope.errors import CallError
 from sinkscope.interventions.intervention import Composed, Intervention, check_count, compose, is_count
 from sinkscope.interventions.rule_context import RuleContext
 from sinkscope.interventions.top_sinks import HideTopSinks
+from sinkscope.models.weights import LONGEST_CANVAS
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class HidePositions(Intervention):
     def __post_init__(self) -> None:
         super().__post_init__()
         given = self.positions
-        good = isinstance(given, Collection) and not isinstance(given, str)
+        good = isinstance(given, Collection) and not isinstance(given, str) and getattr(given, "ndim", 1) > 0
         if not good or not all(is_count(one) for one in given):
             raise CallError(f"positions: expected numbers from 0 upwards, such as (0, 5) or range(3), found {given!r}")
         object.__setattr__(self, "positions", tuple(sorted({int(one) for one in given})))
@@ -42,6 +44,7 @@ class HidePositions(Intervention):
         return context.among(self.positions)[:, None]
 
 
+@checked
 def drop_past(count: int, *, keep_first: int = 0, hide_future_sinks: int = 0) -> Composed:
     """Return a rule that drops the oldest tokens, and if asked the sinks in the future too (paper 1, §5.3, long context).
 
@@ -58,6 +61,8 @@ def drop_past(count: int, *, keep_first: int = 0, hide_future_sinks: int = 0) ->
     """
     for name, value in (("count", count), ("keep_first", keep_first), ("hide_future_sinks", hide_future_sinks)):
         check_count(name, value)
+    if count > LONGEST_CANVAS:
+        raise CallError(f"count: expected at most {LONGEST_CANVAS}, found {count}")
     if keep_first > count:
         raise CallError(f"keep_first: expected at most count, {count}, found {keep_first}")
     future = [HideTopSinks(hide_future_sinks, keys="masked")] if hide_future_sinks else []

@@ -208,7 +208,7 @@ def _read_numbers(name: str, given: Any, words: bool) -> Any:
     if given is None or (words and isinstance(given, str) and given in GROUPS):
         return given
     expected = "numbers from 0 upwards, such as range(4) or (0, 2)" + (f", or one of {', '.join(GROUPS)}" if words else "")
-    if isinstance(given, str) or not isinstance(given, Collection):
+    if isinstance(given, str) or not isinstance(given, Collection) or getattr(given, "ndim", 1) == 0:
         raise CallError(f"{name}: expected {expected}, found {given!r}")
     for number in given:
         if not is_count(number):
@@ -220,7 +220,7 @@ def _read_heads(given: Any, layers: Any) -> Any:
     if given is None:
         return None
     expected = "pairs (layer, head) of numbers from 0 upwards, such as {(5, 1), (0, 5)}"
-    if isinstance(given, str) or not isinstance(given, Collection):
+    if isinstance(given, str) or not isinstance(given, Collection) or getattr(given, "ndim", 1) == 0:
         raise CallError(f"heads: expected {expected}, found {given!r}")
     for pair in given:
         good = isinstance(pair, Collection) and not isinstance(pair, str) and getattr(pair, "ndim", 1) == 1 and len(pair) == 2

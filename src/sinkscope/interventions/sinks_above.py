@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from sinkscope.argument_types import checked
 from sinkscope.errors import CallError
 from sinkscope.interventions.intervention import check_choice
 from sinkscope.interventions.observed import Observed, Ranking
@@ -90,6 +91,7 @@ class _ExcessCount(HideSinksAbove):
         return None
 
 
+@checked
 def calibrate_excess(model: Model | nn.Module, run: Callable[[], Any], sinks_per_head: float, **options: Any) -> HideSinksAbove:
     """Return the rule whose ε lies below ``sinks_per_head`` keys on average over steps, layers and heads of unhidden runs.
 
@@ -102,6 +104,8 @@ def calibrate_excess(model: Model | nn.Module, run: Callable[[], Any], sinks_per
     Raises:
         CallError: nothing that could be observed, or so many keys that ε would have to be negative.
     """
+    if not 0 < sinks_per_head < math.inf:
+        raise CallError(f"sinks_per_head: expected a number above 0, found {sinks_per_head:g}")
     rule = HideSinksAbove(0.0, **options)
     count = _ExcessCount(**{**vars(rule), "found": {}})
     with count(model):

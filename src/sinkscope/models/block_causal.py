@@ -171,4 +171,5 @@ register_checkpoint_conversion_mapping(BlockCausalMixture.__name__, get_checkpoi
 
 def block_length(network: Any) -> int | None:
     """Return the tokens of a block of a block-causal network; None for any other."""
-    return network.model.block_length if isinstance(network.model, BlockCausal) else None
+    body = getattr(network, "model", None)
+    return body.block_length if isinstance(body, BlockCausal) else None

@@ -5,6 +5,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from sinkscope.argument_types import checked
 from sinkscope.documents import check_regular, exists, read_json_object
 from sinkscope.errors import CallError, ModelError
 from sinkscope.models.hub import fetch_small_files, fetch_weights
@@ -22,12 +23,14 @@ SPECIMENS = tuple(
 OWN_NETWORK = "any other network that you have in Python can be recorded as it is: sinkscope.recording(network, out=…)"
 
 
+@checked
 def bundled_folder(name: str) -> Path:
     """Return the folder of a bundled checkpoint in the installed package."""
     part = "checkpoints/specimens" if name in SPECIMENS else "checkpoints"
     return Path(str(resources.files("sinkscope") / part / name))
 
 
+@checked
 def is_bundled(name: str) -> bool:
     """Return whether a name is that of a model in the installed package."""
     return name in BUNDLED or name in SPECIMENS
@@ -78,6 +81,7 @@ def is_on_hub(name: str) -> bool:
     return not is_bundled(name) and name.count("/") == 1 and not name.startswith((".", "/", "~")) and not exists(Path(name))
 
 
+@checked
 def check_name(name: str) -> None:
     """Raise an error for a name that is neither bundled, nor a folder, nor of the form of a hub id; nothing is fetched.
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from sinkscope.argument_types import check_argument
+from sinkscope.argument_types import check_argument, checked
 from sinkscope.checksums import compare_sealed
 from sinkscope.documents import exists, read_json_object
 from sinkscope.errors import CallError, ModelError
@@ -65,7 +65,7 @@ def load(
         CallError: there is nothing by this name, or a dtype or device cannot be used.
         ModelError: the folder holds no model, or its weights do not fit its config.json.
     """
-    if name != "":  # which has a message of its own
+    if not isinstance(name, str) or name:  # the empty text has a message of its own
         check_argument("name", name, str | Path)
     check_argument("revision", revision, str | None)
     hub = is_on_hub(str(name))
@@ -119,6 +119,7 @@ def load(
     return Model(network, tokenizer, family, card, used, longest, folder.name if hub else None)
 
 
+@checked
 def identify(name: str) -> tuple[Family, SinkToken | None]:
     """Return the family of a checkpoint and its sink, None without one, from its config.json alone; ``name`` is as for `load`.
 
@@ -129,6 +130,7 @@ def identify(name: str) -> tuple[Family, SinkToken | None]:
     return family, variant
 
 
+@checked
 def describe(name: str) -> tuple[Family, Any, int]:
     """Return the family of a checkpoint, the transformers config of its network and its number of parameters, from config.json alone.
 

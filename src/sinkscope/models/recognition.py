@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from sinkscope.argument_types import checked
 from sinkscope.documents import describe
 from sinkscope.errors import ModelError
 from sinkscope.models.conversion import known_keys
@@ -12,6 +13,7 @@ from sinkscope.models.folders import OWN_NETWORK
 from sinkscope.models.layouts import BODIES, MARK, MARK_POSITIONS, STOCK
 
 
+@checked
 def recognise(config: Mapping[str, Any], where: str) -> Family:
     """Return the family of a ``config.json``; ``where`` names its folder in errors.
 

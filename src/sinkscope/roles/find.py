@@ -232,6 +232,7 @@ def _lasting(canvases: Sequence[Mapping[str, Any]], rules: Rules) -> tuple[list[
     return [(int(layer), int(head)) for layer, head in np.argwhere(lasting >= rules.lasting)], *lasting.shape
 
 
+@checked
 def cost_of_roles(
     family: Family, layers: int, heads_in_layer: int, prompts: int, canvases: int = CANVASES, rows: int = 32, **settings: Any
 ) -> dict[str, int]:
@@ -240,8 +241,14 @@ def cost_of_roles(
     Returns:
         ``generation``: calls that write the answers. ``rows``: canvases from which a sink is taken; they share calls. ``forwards``:
         all calls. ``passes``: all canvases that are read, beside the writing.
+
+    Raises:
+        CallError: a number below 1, or settings that do not fit.
     """
     steps = step_count(resolve_settings(family, **settings))
+    numbers = {"layers": layers, "heads_in_layer": heads_in_layer, "prompts": prompts, "canvases": canvases, "rows": rows}
+    if low := [name for name, number in numbers.items() if number < 1]:
+        raise CallError(f"{low[0]}: expected a whole number from 1 upwards, found {numbers[low[0]]}")
     canvases = 1 if family.causal else canvases
     heads, judged = layers * heads_in_layer, prompts // 2
     kinds = heads * (REMOVALS + len(MOST_HIDDEN))

@@ -207,6 +207,7 @@ def read_roles(path: str | Path) -> Roles:
     return roles
 
 
+@checked
 def roles_for(weight_hash: str | None, given: Roles | None) -> Roles | None:
     """Return the roles given, if they are of the model with these weights; None where none are given.
 

@@ -4,19 +4,13 @@ import warnings
 from importlib import import_module
 from typing import Any
 
-from sinkscope.sinks.definition import (
-    SinkRates,
-    Unit,
-    excess_of,
-    in_unit,
-    is_outlier,
-    is_sink,
-    is_top,
-    last_query_window,
-    running_mean,
-    sink_rates,
-    visible_query_mean,
-)
+import numpy as np
+from jaxtyping import Float
+
+from sinkscope.argument_types import checked
+from sinkscope.errors import CallError
+from sinkscope.sinks import definition
+from sinkscope.sinks.definition import SinkRates, Unit
 from sinkscope.sinks.finding import Sinks, find_sinks
 from sinkscope.sinks.tracking import HeadMovement, MovementTest, Track, Tracks, main_sinks, movement_test, sinks_in, track
 
@@ -43,6 +37,28 @@ __all__ = [
     "track",
     "visible_query_mean",
 ]
+
+excess_of = checked(definition.excess_of)
+in_unit = checked(definition.in_unit)
+is_outlier = checked(definition.is_outlier)
+is_sink = checked(definition.is_sink)
+is_top = checked(definition.is_top)
+running_mean = checked(definition.running_mean)
+sink_rates = checked(definition.sink_rates)
+visible_query_mean = checked(definition.visible_query_mean)
+
+
+@checked
+def last_query_window(last_query: Float[np.ndarray, "step layer head key"], window: int = 16) -> Float[np.ndarray, "step layer head key"]:
+    """Return `definition.last_query_window`.
+
+    Raises:
+        CallError: ``window`` below 1.
+    """
+    if window < 1:
+        raise CallError(f"window: expected a number of queries from 1 upwards, found {window}")
+    return definition.last_query_window(last_query, window)
+
 
 _MOVED_TO = "sinkscope.statistics"
 _MOVED = {

@@ -122,6 +122,7 @@ class Tracks:
         }
 
 
+@checked
 def main_sinks(
     columns: Float[np.ndarray, "step layer head key"], selected: Bool[np.ndarray, "step layer head key"]
 ) -> Int[np.ndarray, "step layer head"]:
@@ -159,6 +160,7 @@ def track(sinks: Sinks, tolerance: int = 0) -> Tracks:
     return Tracks(tuple(found), tuple(head_movement(main, is_sink)), main, sinks.source, is_sink)
 
 
+@checked
 def sinks_in(selected: Bool[np.ndarray, "step layer head key"]) -> IsSink:
     """Return a function that looks sinks up in an array."""
     return lambda step, layer, head, position: selected[step, layer, head, position]
@@ -238,6 +240,7 @@ class MovementTest:
     blocks: float
 
 
+@checked
 def movement_test(
     main: Int[np.ndarray, "step layer head"], is_sink: IsSink | None = None, *, shuffles: int = 200, seed: int = 0
 ) -> MovementTest:
@@ -251,7 +254,13 @@ def movement_test(
     Args:
         main: positions, −1 where there is none.
         is_sink: tells swaps from moves; without it every change of place is a move.
+
+    Raises:
+        CallError: ``shuffles`` or ``seed`` below 0.
     """
+    for name, value in (("shuffles", shuffles), ("seed", seed)):
+        if value < 0:
+            raise CallError(f"{name}: expected a whole number from 0 upwards, found {value}")
     found = MainMoves.of(main, is_sink)
     counted = ~np.isnan(found.drift)
     moves, swaps, drift, median, right = _means(found, counted)

@@ -214,7 +214,7 @@ class PromptFeed:
     def __init__(
         self, settings: PromptSettings, thresholds: Sequence[Threshold] = THRESHOLDS, tolerance: int = 0, keeps: Iterable[Keep] = ()
     ) -> None:
-        if not thresholds:
+        if len(thresholds) == 0:
             raise CallError("thresholds: expected at least one Threshold(excess, unit), found none")
         for threshold in thresholds:
             check_threshold(threshold)

@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int
 
+from sinkscope.argument_types import checked
 from sinkscope.sinks.token_classes import CLASSES, token_class
 
 
+@checked
 @dataclass(frozen=True)
 class PromptSettings:
     """What is known of a prompt before its first step.

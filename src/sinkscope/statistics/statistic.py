@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from sinkscope.argument_types import checked
 from sinkscope.errors import CallError, SinkscopeError
 from sinkscope.extension_points import find_kinds
 from sinkscope.sinks.finding import Recorded
@@ -22,6 +23,7 @@ from sinkscope.statistics.prompt import PromptFeed, PromptSummary
 from sinkscope.statistics.prompt_canvas import PromptSettings
 from sinkscope.statistics.step import PER_LAYER, RecordedStep
 from sinkscope.statistics.thresholds import THRESHOLDS, Place, Threshold
+from sinkscope.traces.reading import as_trace
 
 Key = tuple[str, Place]
 """Name of a statistic and the place where it holds."""
@@ -109,9 +111,16 @@ def short_name(name: str) -> str:
     return name.removesuffix("_over_steps").removesuffix("_in")
 
 
+@checked
 def definition_of(name: str) -> Definition:
-    """Return what a number means, whether or not its name has an ending."""
-    return all_definitions()[short_name(name)]
+    """Return what a number means, whether or not its name has an ending.
+
+    Raises:
+        CallError: there is no number of this name.
+    """
+    if (short := short_name(name)) not in all_definitions():
+        raise CallError(f"name: expected one of {', '.join(all_definitions())}, found {name!r}")
+    return all_definitions()[short]
 
 
 def order_of(name: str) -> int:
@@ -144,6 +153,7 @@ def values_of(prompt: PromptSummary, statistics: Sequence[Statistic] | None = No
     return values
 
 
+@checked
 def feed_of(
     settings: PromptSettings,
     thresholds: Sequence[Threshold] = THRESHOLDS,
@@ -154,6 +164,7 @@ def feed_of(
     return PromptFeed(settings, thresholds, tolerance, [one.keep for one in (all_statistics() if statistics is None else statistics)])
 
 
+@checked
 def summarise(
     trace: Recorded,
     thresholds: Sequence[Threshold] = THRESHOLDS,
@@ -173,6 +184,7 @@ def summarise(
         CallError: a threshold that cannot be told, none at all, or a tolerance below 0.
         SinkscopeError: a trace without a whole step.
     """
+    trace = as_trace(trace)
     manifest = held(trace, "manifest") or {}
     feed = feed_of(PromptSettings.of(bool(trace.causal), manifest, training), thresholds, tolerance, statistics)
     for step in recorded_steps(trace):

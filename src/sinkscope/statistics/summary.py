@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from jaxtyping import Float, Int
 
-from sinkscope.errors import SinkscopeError
+from sinkscope.argument_types import checked
+from sinkscope.errors import CallError, SinkscopeError
 from sinkscope.statistics.averages import ratio
 from sinkscope.statistics.column_counts import quarters_of
 from sinkscope.statistics.move_triggers import TriggerTest
@@ -20,10 +21,12 @@ from sinkscope.statistics.thresholds import THRESHOLDS, Threshold
 
 MOST_COUNTED = 1 << 53
 """Bound of counts: larger ones are not exact as float64."""
+MOST_HEADS = 1 << 20
 LARGEST_NAMES = 64 << 20
 """Bytes of the names of statistics."""
 
 
+@checked
 class Summary:
     """What many prompts show together.
 
@@ -39,6 +42,8 @@ class Summary:
     """
 
     def __init__(self, layers: int, heads: int, *, excess: float = 3.0, causal: bool = False) -> None:
+        if not 1 <= layers * heads <= MOST_HEADS or layers < 1:
+            raise CallError(f"layers, heads: expected 1 to {MOST_HEADS} heads in all, found {layers} × {heads}")
         self.layers, self.heads, self.excess, self.causal = layers, heads, excess, causal
         self.arrays: Arrays = empty_arrays(layers, heads)
         self.keys: tuple[Key, ...] = ()

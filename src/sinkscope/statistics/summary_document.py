@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from sinkscope.argument_types import checked
 from sinkscope.sinks.token_classes import CLASSES, token_class
 from sinkscope.statistics.averages import ratio
 from sinkscope.statistics.intervals import intervals_of_sums
@@ -18,6 +19,7 @@ from sinkscope.statistics.thresholds import EPSILONS, THRESHOLDS, UNITS, Thresho
 MOST_TOKENS = 50
 
 
+@checked
 def document_of(
     summary: Summary, texts: Mapping[int, str] | None = None, mask_id: int | None = None, special: tuple[int, ...] = ()
 ) -> dict[str, Any]:

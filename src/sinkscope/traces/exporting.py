@@ -19,6 +19,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from sinkscope.argument_types import checked
 from sinkscope.axes import KEY, POSITION, TRACE_AXES, TRACE_UNITS
 from sinkscope.errors import CallError, TraceError
 from sinkscope.locks import claimed_file
@@ -34,6 +35,7 @@ NEEDS: dict[str, tuple[str, ...]] = {"xarray": ("xarray",), "zarr": ("zarr",), "
 LARGEST_NETCDF = 1 << 31  # bytes of one variable in NetCDF 3
 
 
+@checked
 def export_trace(trace: Trace, target: Target, out: str | Path) -> Path:
     """Write a trace in another format.
 
@@ -91,6 +93,7 @@ def check_installed(target: str) -> None:
         raise CallError(f"export to {target} needs {' and '.join(missing)}, which is not installed: pip install 'sinkscope[export]'")
 
 
+@checked
 def to_xarray(trace: Trace) -> Any:
     """Return an `xarray.Dataset` of a trace that is read when indexed: dimensions as in `axes.TRACE_AXES`, units as attributes.
 

@@ -153,6 +153,7 @@ class StatisticsFolder:
         (self.folder / LOCK).unlink(missing_ok=True)
 
 
+@checked
 def is_statistics(path: Path) -> bool:
     """Return whether a folder holds statistics rather than a trace."""
     try:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from sinkscope.argument_types import checked
 from sinkscope.axes import TRACE_AXES, TRACE_UNITS
 from sinkscope.errors import CallError, TraceError
 from sinkscope.locks import names_in
@@ -23,6 +24,7 @@ BYTES_PER_PART = 64 << 20
 Step = dict[str, np.ndarray]
 
 
+@checked
 def claim_folder(folder: Path, overwrite: bool | None = False) -> None:
     """Make an empty folder for a trace.
 
@@ -141,6 +143,7 @@ class TraceWriter:
         write_manifest(self.folder, self.manifest)
 
 
+@checked
 def move_trace(source: Path, target: Path) -> None:
     """Move the files of a trace into a new folder.
 

@@ -6,6 +6,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from sinkscope.argument_types import checked
 from sinkscope.attention import Columns, LayerCall
 from sinkscope.decoding.caches.keeping import by_group, excess, loss_without, nearness, outside_of, pick
 from sinkscope.decoding.caches.policy import CachePolicy, Moment, Places, Plan
@@ -27,6 +28,7 @@ FIRED = {"sink": sinks_moved, "drift": attention_drifted, "confidence": commits_
 MEASURED = ("sinks", "top", "no-sinks", "norm", "attended", "oracle")
 
 
+@checked
 @dataclass(frozen=True)
 class BlockCache(CachePolicy):
     """Computes a part of the canvas in most steps, and all of it at the start of a block and whenever the trigger says so.

@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 
+from sinkscope.argument_types import check_argument
 from sinkscope.errors import CallError, EvaluationError
 
 LEAST_MEMORY_MB = 64
@@ -84,6 +85,10 @@ def run_program(
     """
     if not isinstance(source, str):
         raise CallError(f"source: expected a program as text, found {type(source).__name__}")
+    for name, value in (("tests", tests), ("function", function)):
+        check_argument(name, value, str)
+    for name, value, hint in (("timeout_s", timeout_s, float), ("memory_mb", memory_mb, int), ("without", without, tuple[str, ...])):
+        check_argument(name, value, hint)
     if bool(tests) != function.isidentifier():
         raise CallError(f"tests, function: expected tests and the name of the function they call, or neither, found function={function!r}")
     if not 0 < timeout_s < float("inf"):

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sinkscope.argument_types import checked
 from sinkscope.attention import NAME, register_interface
 from sinkscope.errors import AttentionError, CallError, ModelError
 from sinkscope.models.layouts import MARK_POSITIONS
@@ -191,6 +192,7 @@ def split_config(config: Mapping[str, Any], where: str) -> tuple[dict[str, Any],
     return body, variant
 
 
+@checked
 def add_sink_token(network: Any, variant: SinkToken | str = "token", *, tokenizer: Any = None) -> Any:
     """Give a Llama or Qwen2 of yours an untrained sink, in place; then train it as you would train it without.
 

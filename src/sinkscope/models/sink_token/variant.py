@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from numbers import Integral
 from typing import Any, Literal
 
 from sinkscope.errors import CallError, ModelError
@@ -37,9 +38,12 @@ class SinkToken:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for name in ("count", "token_id", "seed"):  # whole numbers of NumPy too
+            if isinstance(found := getattr(self, name), Integral) and not isinstance(found, bool):
+                object.__setattr__(self, name, int(found))
         for name, allowed in (("kind", ("token", "logit", "gate")), ("position", ("front", "end")), ("count", COUNTS)):
             found = getattr(self, name)
-            if found not in allowed or isinstance(found, bool):
+            if not isinstance(found, str | int) or isinstance(found, bool) or found not in allowed:
                 raise CallError(f"sink token: {name}: expected one of {', '.join(map(repr, allowed))}, found {found!r}")
         for name in ("zero_value", "learned", "folded"):
             if not isinstance(getattr(self, name), bool):
