@@ -243,6 +243,25 @@ def test_roles_are_read_as_they_were_written(folder, tmp_path):
         Roles.from_dict(found.as_dict() | {"heads": [found.heads[0].as_dict() | {"role": "king"}]})
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda values: {"layers": 0},
+        lambda values: {"heads_in_layer": 0},
+        lambda values: {"heads": values["heads"][:1] * 2},
+        lambda values: {"heads": [values["heads"][0] | {"layer": 99}]},
+        lambda values: {"heads": [values["heads"][0] | {"place": 7.5}]},
+        lambda values: {"judged": values["prompts"] + 1},
+        lambda values: {"together": {"heads": [[0, 99]], "measured": {}}},
+    ],
+)
+def test_roles_of_heads_that_the_model_does_not_have_are_refused(change):
+    found = read_roles(Path(__file__).parents[2] / "results/roles/lab-diffusion-0-shots.json").as_dict()
+    assert Roles.from_dict(found)
+    with pytest.raises(CallError, match="expected"):
+        Roles.from_dict(found | change(found))
+
+
 def test_the_roles_in_the_results_are_those_of_the_bundled_weights_by_the_rules_of_today():
     model, path = sinkscope.load("lab-diffusion"), Path(__file__).parents[2] / "results/roles/lab-diffusion-0-shots.json"
     if not path.exists():

@@ -165,11 +165,25 @@ class Roles:
         check_fields(values, RolesFile, "roles", CallError, "expected what `sinkscope roles` writes")
         plain = {name: value for name, value in values.items() if name != CHECKSUM}
         heads = tuple(_head(one) for one in plain["heads"])
+        _check_places([(one.layer, one.head) for one in heads], plain)
         failed = {int(number): why for number, why in plain["failed"].items()}
         together = plain.get("together")
         if together is not None:
+            _check_places([(layer, head) for layer, head in together["heads"]], plain)
             together = Together(tuple((layer, head) for layer, head in together["heads"]), _estimates(together["measured"]))
         return cls(**plain | {"rules": Rules(**plain["rules"]), "heads": heads, "failed": failed, "together": together})
+
+
+def _check_places(heads: list[tuple[int, int]], values: Mapping[str, Any]) -> None:
+    """Raise an error for heads that the model does not have, or that are there twice; and for more prompts that judged than there were."""
+    layers, width = values["layers"], values["heads_in_layer"]
+    for at, (layer, head) in enumerate(heads):
+        if layer >= layers or head >= width or (layer, head) in heads[:at]:
+            raise CallError(
+                f"heads: expected each of {layers} layers × {width} heads at most once, found {layer}.{head}; measure them again"
+            )
+    if values["judged"] > values["prompts"]:
+        raise CallError(f"judged: expected at most the {values['prompts']} prompts, found {values['judged']}; measure them again")
 
 
 def _head(values: Mapping[str, Any]) -> HeadRole:

@@ -30,7 +30,7 @@ class HeadFields(_Closed):
     role: Role
     reason: str
     lasting: Share
-    place: FiniteFloat | None
+    place: Share | None
     token: str | None
     measured: dict[str, EstimateFields]
     substitutes: Count | None
