@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
     from sinkscope.commands import Command
 
+NARROWEST = 40
+"""Columns for which the parser can lay out its help; it loops for ever in five."""
+
 
 def main() -> None:
     """Run ``sinkscope COMMAND …`` and exit: 0 done, 1 the work failed, 2 the call was wrong."""
@@ -76,7 +79,7 @@ def _prepare_output() -> None:
 
 
 def _variable_at_fault(error: BaseException) -> "tuple[str, str] | None":
-    """Return the environment variable whose value a library refused while it was imported, and the library."""
+    """Return the environment variable whose value a library refused, and the library: the code that failed names it."""
     import linecache
     import re
 
@@ -90,8 +93,9 @@ def _variable_at_fault(error: BaseException) -> "tuple[str, str] | None":
             library = file.rpartition("site-packages/")[2].partition("/")[0]
             if file.endswith("torch/_logging/_internal.py") and "TORCH_LOGS" in os.environ:
                 return "TORCH_LOGS", library
-            if code.co_name == "<module>" and "site-packages/" in file and ours not in code.co_filename:
-                text = "".join(linecache.getline(code.co_filename, trace.tb_lineno + more) for more in range(3))
+            if "site-packages/" in file and ours not in code.co_filename:
+                first = trace.tb_lineno if code.co_name == "<module>" else code.co_firstlineno
+                text = "".join(linecache.getline(code.co_filename, line) for line in range(first, trace.tb_lineno + 3))
                 if named := [name for name in re.findall("[A-Z][A-Z0-9_]{2,}", text) if name in os.environ]:
                     return named[0], library
             trace = trace.tb_next
@@ -153,12 +157,15 @@ def _parse(command: "type[Command]", name: str, arguments: "list[str]") -> "Comm
     """
     import contextlib
     import io
+    import shutil
 
     import tyro
     from tyro.conf import DisallowNone, FlagCreatePairsOff
 
     from sinkscope.errors import CallError
 
+    if shutil.get_terminal_size().columns < NARROWEST:
+        os.environ["COLUMNS"] = str(NARROWEST)
     told = io.StringIO()
     try:
         with contextlib.redirect_stderr(told):

@@ -8,6 +8,8 @@ what was expected and what was found.
 Functions take ``failure``, the class of the exception that they raise, and ``advice``, which ends its message.
 """
 
+import errno
+import fnmatch
 import json
 import os
 import stat
@@ -54,13 +56,33 @@ def check_regular(path: Path, failure: Failure, advice: str = "", most: int | No
     try:
         found = path.stat()
     except (OSError, ValueError) as error:
-        raise failure(_message(path, f"cannot be read ({getattr(error, 'strerror', None) or error})", advice, "")) from error
+        raise failure(_unreadable(path, error, advice)) from error
     kind = next((name for is_kind, name in _KINDS.items() if is_kind(found.st_mode)), None)
     if kind is not None:
         raise failure(_message(path, f"expected a regular file, found {kind}", advice))
+    if not os.access(path, os.R_OK):
+        denied = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        raise failure(_unreadable(path, denied, advice)) from denied
     if most is not None and found.st_size > most:
         raise failure(_message(path, f"expected at most {most:,} bytes, found {found.st_size:,}", advice))
     return found
+
+
+def files_in(folder: Path, pattern: str, failure: Failure) -> list[Path]:
+    """Return the paths in a folder whose names match a pattern such as ``*.json``, in order; none where there is no folder.
+
+    `Path.glob` finds nothing in a folder that may not be read, as if it were empty.
+
+    Raises:
+        failure: the folder cannot be read.
+    """
+    try:
+        names = os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except (OSError, ValueError) as error:
+        raise failure(_unreadable(folder, error, "")) from error
+    return [folder / name for name in sorted(names) if fnmatch.fnmatchcase(name, pattern)]
 
 
 def read_bytes(path: Path, failure: Failure, advice: str = "", most: int = MOST) -> bytes:
@@ -75,7 +97,7 @@ def read_bytes(path: Path, failure: Failure, advice: str = "", most: int = MOST)
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             content = file.read(most + 1)
     except OSError as error:
-        raise failure(_message(path, f"cannot be read ({error.strerror or error})", advice, "")) from error
+        raise failure(_unreadable(path, error, advice)) from error
     if len(content) > most:
         raise failure(_message(path, f"expected at most {most:,} bytes, found more", advice))
     return content
@@ -262,6 +284,12 @@ def _decoded(content: bytes, where: Path | str, failure: Failure, advice: str) -
         return content.decode()
     except UnicodeDecodeError as error:
         raise failure(_message(where, f"expected UTF-8 text, found byte {content[error.start]:#04x} at {error.start}", advice)) from error
+
+
+def _unreadable(path: Path, error: Exception, advice: str) -> str:
+    """Return the message of what cannot be read; a file that is closed to a user is none that was damaged."""
+    advice = "give yourself the permission to read it" if isinstance(error, PermissionError) else advice
+    return _message(path, f"cannot be read ({getattr(error, 'strerror', None) or error})", advice, "")
 
 
 def _message(where: Path | str, what: str, advice: str, colon: str = ":") -> str:

@@ -28,7 +28,7 @@ def claimed_folder(folder: Path, failure: Failure) -> Iterator[None]:
         CallError: there is a file on the way.
         failure: another process writes into it, or it cannot be made or locked.
     """
-    with _made(folder, str(folder), failure), _held(folder / CLAIM, str(folder), failure):
+    with made_folder(folder, failure), _held(folder / CLAIM, str(folder), failure):
         yield
 
 
@@ -39,7 +39,7 @@ def claimed_file(path: Path, failure: Failure) -> Iterator[None]:
     Raises:
         failure: another process writes it, or its folder cannot be made or locked.
     """
-    with _made(path.parent, str(path), failure), _held(path.with_name(f".{path.name}{CLAIM}"), str(path), failure):
+    with made_folder(path.parent, failure, str(path)), _held(path.with_name(f".{path.name}{CLAIM}"), str(path), failure):
         yield
 
 
@@ -49,15 +49,23 @@ def names_in(folder: Path) -> list[str]:
 
 
 @contextmanager
-def _made(folder: Path, wanted: str, failure: Failure) -> Iterator[None]:
-    """Make a folder; where the body raises, those that were made and are still empty are removed. ``wanted`` is what the user named."""
+def made_folder(folder: Path, failure: Failure, wanted: str = "") -> Iterator[None]:
+    """Make a folder; where the body raises, those that were made and are still empty are removed.
+
+    Args:
+        wanted: what the user named, if it was not the folder.
+
+    Raises:
+        CallError: there is a file on the way.
+        failure: it cannot be made.
+    """
     made = _missing_folders(folder, failure)
     try:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except (NotADirectoryError, FileExistsError) as error:
-            purpose = "a folder" if wanted == str(folder) else "a folder for it"
-            raise CallError(f"{wanted}: expected {purpose}, found a file on the way; choose another name") from error
+            purpose = "a folder for it" if wanted else "a folder"
+            raise CallError(f"{wanted or folder}: expected {purpose}, found a file on the way; choose another name") from error
         except (OSError, ValueError) as error:
             raise failure(f"{folder} cannot be made ({_reason(error)}); choose another folder") from error
         yield

@@ -73,10 +73,16 @@ def write_whole(path: Path, content: bytes | Iterable[bytes | memoryview], failu
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
-    """Return the JSON object in a file, or None where there is none that can be read."""
+    """Return the JSON object in a file, or None where there is no such file, or a damaged one.
+
+    Raises:
+        SinkscopeError: the file may not be read.
+    """
     try:
         content = json.loads(read_bytes(path, SinkscopeError, most=1 << 30))
-    except (SinkscopeError, ValueError, RecursionError):
+    except (SinkscopeError, ValueError, RecursionError) as error:
+        if isinstance(error.__cause__, PermissionError):
+            raise
         return None
     return content if isinstance(content, dict) else None
 

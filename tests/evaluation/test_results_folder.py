@@ -187,7 +187,7 @@ def test_a_file_in_place_of_the_folder(tmp_path, below):
     folder = tmp_path / "file" / below
     with pytest.raises(CallError) as error, locked(folder):
         pass
-    assert str(error.value) == f"{folder}: expected a folder for the results, found a file on the way; choose another name"
+    assert str(error.value) == f"{folder}: expected a folder, found a file on the way; choose another name"
 
 
 def test_a_folder_that_cannot_be_made(tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+from hostile import trial
 
 
 def run(*words, environment=None, shell="", cwd=None):
@@ -42,6 +43,19 @@ def test_a_variable_that_breaks_the_import_of_the_hub():
     assert status == 1 and "environment variable HF_HUB_DOWNLOAD_TIMEOUT is set to 'x', which huggingface_hub refuses" in err, err
     status, _, err = run("check", "a/b", environment={"HF_ENDPOINT": "nonsense"})
     assert status == 1 and "HF_ENDPOINT: expected the address of a model hub" in err and err.count("\n") == 1, err
+
+
+def test_a_variable_that_breaks_a_figure(whole, tmp_path):
+    words = ["figures", str(whole / "trace"), "--only", "3", "--out", str(tmp_path / "f")]
+    status, _, err = run(*words, environment={"SOURCE_DATE_EPOCH": "abc"})
+    assert status == 1 and "environment variable SOURCE_DATE_EPOCH is set to 'abc', which matplotlib refuses" in err, err
+    assert not (tmp_path / "f").exists()
+
+
+@pytest.mark.parametrize("columns", ["1", "5", "0", "-3", "abc", "99999999"])
+def test_help_on_a_terminal_of_odd_width(columns):
+    done = trial.run("roles", "--help", environment={"COLUMNS": columns})
+    assert (done.status, done.err) == (0, "") and "--problems" in done.out
 
 
 def test_figures_have_settings_of_their_own(whole, tmp_path):

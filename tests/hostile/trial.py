@@ -32,7 +32,7 @@ LARGE = 2 << 20
 """KiB of memory at the most, from which on a process is not used again."""
 LIBRARIES = (
     "matplotlib.backends.backend_agg matplotlib.backends.backend_pdf pydantic scipy.stats scipy.optimize transformers tyro "
-    "transformers.models.llama.modeling_llama pyarrow.parquet xarray zarr filelock docstring_parser tokenizers"
+    "transformers.models.llama.modeling_llama importlib.readers pyarrow.parquet xarray zarr filelock docstring_parser tokenizers"
 ).split()
 """What commands import when they need it."""
 FOREIGN = re.compile(
@@ -73,7 +73,14 @@ def warm_up() -> None:
     gc.freeze()  # a collection in a forked process would copy every page of these
 
 
-def run(*arguments: str, environment: dict[str, str] | None = None, cwd: Path | None = None, largest_file: int | None = None) -> Outcome:
+def run(
+    *arguments: str,
+    environment: dict[str, str] | None = None,
+    cwd: Path | None = None,
+    largest_file: int | None = None,
+    user: int | None = None,
+    umask: int = 0o022,
+) -> Outcome:
     """Run ``sinkscope`` with arguments in a forked process.
 
     Forking this process costs as much as a refusal does, so that several commands share one forked process, one after another;
@@ -83,11 +90,13 @@ def run(*arguments: str, environment: dict[str, str] | None = None, cwd: Path | 
         environment: variables to add.
         cwd: the current folder there.
         largest_file: bytes that a file may have: more of them are refused as a full disk refuses them.
+        user: the number of another user, whom permissions bind where they do not bind this one.
+        umask: the permissions that new files do not get.
     """
     global _worker
     words = tuple(map(str, arguments))
-    if TURNS == 1 or environment or largest_file is not None:
-        worker = Worker(largest_file)
+    if TURNS == 1 or environment or umask != 0o022 or (largest_file, user) != (None, None):
+        worker = Worker(largest_file, user, umask)
         outcome = worker.ask(words, environment, cwd)
         worker.end()
         return outcome
@@ -102,7 +111,7 @@ def run(*arguments: str, environment: dict[str, str] | None = None, cwd: Path | 
 class Worker:
     """A forked process that runs commands."""
 
-    def __init__(self, largest_file: int | None = None) -> None:
+    def __init__(self, largest_file: int | None = None, user: int | None = None, umask: int = 0o022) -> None:
         self.asked = 0
         self._out, self._err = os.memfd_create("out"), os.memfd_create("err")
         self._socket, theirs = socket.socketpair()
@@ -111,6 +120,11 @@ class Worker:
             self._socket.close()
             if largest_file is not None:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
+            os.umask(umask)
+            if user is not None:
+                os.setgroups([])
+                os.setgid(user)
+                os.setuid(user)
             _serve(theirs, self._out, self._err)
         theirs.close()
         self._answers = self._socket.makefile("rb")

@@ -20,8 +20,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from sinkscope.documents import check_fields, read_json_object
+from sinkscope.documents import check_fields, files_in, read_json_object
 from sinkscope.errors import CallError, EvaluationError
+from sinkscope.locks import made_folder
 from sinkscope.work_items import (
     ALL,
     EVALUATION,
@@ -62,7 +63,7 @@ def locked(folder: Path, share: Share = ALL, kind: str = EVALUATION) -> Iterator
 
     with contextlib.ExitStack() as stack:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(made_folder(folder, EvaluationError))
             names = sorted(path.name for path in folder.iterdir())
             strange = next((name for name in names if not _OURS.fullmatch(name)), None)
             if RUN not in names and strange is not None:
@@ -73,8 +74,6 @@ def locked(folder: Path, share: Share = ALL, kind: str = EVALUATION) -> Iterator
                 raise CallError(f"{folder} holds another run: {what}; choose another folder")
             shared = stack.enter_context((folder / LOCK).open("a+"))
             own = shared if share.count == 1 else stack.enter_context(_lock_path(folder, share).open("a+"))
-        except (FileExistsError, NotADirectoryError) as error:
-            raise CallError(f"{folder}: expected a folder for the results, found a file on the way; choose another name") from error
         except OSError as error:
             raise EvaluationError(f"{error.filename or folder} cannot be written ({error.strerror}); choose another folder") from error
         try:
@@ -142,7 +141,7 @@ def _lock_path(folder: Path, share: Share) -> Path:
 
 def _other_shares(folder: Path, count: int) -> list[Share]:
     """Return the shares of other divisions of the work, into another number of processes, whose locks were made here."""
-    found = [re.fullmatch(r"(\d+)-of-(\d+)", path.name.removeprefix(f"{LOCK}.")) for path in folder.glob(f"{LOCK}.*")]
+    found = [re.fullmatch(r"(\d+)-of-(\d+)", path.name.removeprefix(f"{LOCK}.")) for path in files_in(folder, f"{LOCK}.*", EvaluationError)]
     return [Share(int(match[1]), int(match[2])) for match in found if match and int(match[2]) != count]
 
 
@@ -261,7 +260,10 @@ class ResultItems:
 
 def find_items(folder: Path) -> list[Path]:
     """Return the files of the problems that are done."""
-    return sorted(folder.glob("*/*/??????.json"))
+    found = [folder]
+    for pattern in ("*", "*", "??????.json"):
+        found = [path for one in found for path in files_in(one, pattern, EvaluationError)]
+    return found
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -47,25 +47,25 @@ class DrawnFigure:
         Raises:
             TraceError: a file cannot be written.
         """
-        paths = []
+        contents: dict[Path, bytes] = {}
         for kind, metadata in (
             ("png", {"Title": self.title, "Description": self.caption, "Software": "sinkscope"}),
             ("pdf", {"Title": self.title, "Subject": self.caption, "Creator": "sinkscope", "CreationDate": None}),
         ):
-            content = io.BytesIO()
+            file = io.BytesIO()
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "constrained_layout not applied")  # many labels and few panels: drawn all the same
-                self.sheet.savefig(content, format=kind, metadata=metadata)
+                self.sheet.savefig(file, format=kind, metadata=metadata)
             self.sheet.set_layout_engine("none")  # laid out once, the same in both files
-            paths.append(folder / f"{self.file}{suffix}.{kind}")
-            write_whole(paths[-1], content.getvalue())
+            contents[folder / f"{self.file}{suffix}.{kind}"] = file.getvalue()
         table = io.StringIO(newline="")
         writer = csv.writer(table, lineterminator="\n")
         writer.writerow(self.header)
         writer.writerows(self.rows)
-        paths.append(folder / f"{self.file}{suffix}.csv")
-        write_whole(paths[-1], table.getvalue().encode())
-        return paths
+        contents[folder / f"{self.file}{suffix}.csv"] = table.getvalue().encode()
+        for path, content in contents.items():
+            write_whole(path, content)
+        return list(contents)
 
 
 class Figure(ABC):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sinkscope.checksums import compare_sealed
-from sinkscope.documents import check_regular
+from sinkscope.documents import check_regular, files_in
 from sinkscope.errors import CallError, TrainingError
 from sinkscope.lab.canvases import PROMPT, CanvasMix
 from sinkscope.lab.corpus import Corpus
@@ -53,7 +53,7 @@ def open_run(folder: str | Path) -> TrainingRun:
     if not (folder / RECIPE).exists():
         raise CallError(f"{folder}: expected the folder of a training run, with its {RECIPE}; `sinkscope train` makes one")
     recipe = recipe_from(read_recipe(folder / RECIPE), str(folder / RECIPE))
-    found = {int(match[1]): path for path in sorted((folder / SNAPSHOTS).glob("*")) if (match := _NAME.fullmatch(path.name))}
+    found = {int(match[1]): path for path in files_in(folder / SNAPSHOTS, "*", TrainingError) if (match := _NAME.fullmatch(path.name))}
     if (folder / WEIGHTS).exists():
         found[recipe.updates] = folder / WEIGHTS
     if not found:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from sinkscope.documents import files_in
 from sinkscope.errors import ModelError
 from sinkscope.models.weights import SINGLE, index_files
 from sinkscope.progress import counting_bar, show_progress
@@ -80,7 +81,7 @@ def _remove_leftovers(folder: Path) -> None:
     from filelock import FileLock, Timeout
 
     repository = folder.parents[1]
-    for path in (repository / "blobs").glob("*.incomplete"):
+    for path in files_in(repository / "blobs", "*.incomplete", ModelError):
         etag = path.name.split(".")[0]
         lock = repository.parent / ".locks" / repository.name / f"{etag}.lock"
         if not lock.exists():

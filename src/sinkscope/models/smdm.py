@@ -19,6 +19,7 @@ from torch import Tensor
 
 from sinkscope.argument_types import checked
 from sinkscope.checksums import sealed
+from sinkscope.documents import check_regular
 from sinkscope.errors import CallError, ModelError
 from sinkscope.locks import claimed_folder, names_in
 from sinkscope.models.families import FAMILIES
@@ -122,6 +123,7 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
     """
     if not file.is_file():
         raise CallError(f"{file}: expected a .pth or .safetensors file, found {'a folder' if file.is_dir() else 'nothing'}")
+    check_regular(file, ModelError)
     if file.suffix == ".safetensors":
         from safetensors import SafetensorError
         from safetensors.torch import load_file

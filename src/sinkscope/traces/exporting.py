@@ -211,6 +211,7 @@ def _write_netcdf(trace: Trace, path: Path) -> None:
 
 def _remove(path: Path) -> None:
     if path.is_dir():
+        path.chmod(0o700)  # the user's umask may have closed it
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)

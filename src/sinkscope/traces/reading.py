@@ -11,7 +11,7 @@ from typing import Any
 from sinkscope.argument_types import checked
 from sinkscope.axes import TRACE_AXES
 from sinkscope.checksums import compare_checksum
-from sinkscope.documents import check_fields, describe, exists, read_json_object
+from sinkscope.documents import check_fields, describe, exists, files_in, read_json_object
 from sinkscope.errors import CallError, TraceError
 from sinkscope.notebook_card import card
 from sinkscope.traces.format import FORMAT, MANIFEST, PART_GLOB
@@ -88,7 +88,7 @@ class Trace:
     def parts(self) -> tuple[Part, ...]:
         """Every complete part on disk, listed in the manifest or not."""
         listed = {part["file"]: part for part in self.manifest["parts"]}
-        found = {path.name for path in self.folder.glob(PART_GLOB)}
+        found = {path.name for path in files_in(self.folder, PART_GLOB, TraceError)}
         if lost := sorted(listed.keys() - found):
             raise TraceError(
                 f"{self.folder}: expected {lost[0]}, which its manifest lists, found none; the trace was damaged after it was written"
@@ -187,10 +187,7 @@ def trace_folders(path: Path) -> list[Path]:
     """Return the folders of the traces at ``path``: itself, or its numbered folders."""
     if exists(path / MANIFEST):
         return [path]
-    try:
-        return sorted(one.parent for one in path.glob(f"[0-9]*/{MANIFEST}"))
-    except OSError as error:
-        raise TraceError(f"{path} cannot be read ({error.strerror or error})") from error
+    return [one for one in files_in(path, "[0-9]*", TraceError) if exists(one / MANIFEST)]
 
 
 @checked

@@ -21,9 +21,9 @@ from safetensors.numpy import save
 
 from sinkscope.argument_types import checked
 from sinkscope.checksums import compare_checksum, compare_sealed, sealed
-from sinkscope.documents import check_fields, check_regular, describe, exists, parse_json, read_json_object
+from sinkscope.documents import check_fields, check_regular, describe, exists, files_in, parse_json, read_json_object
 from sinkscope.errors import CallError, TraceError
-from sinkscope.locks import CLAIM
+from sinkscope.locks import CLAIM, made_folder
 from sinkscope.traces.format import FORMAT, MANIFEST, write_manifest, write_whole
 from sinkscope.work_items import UNFINISHED, differences, exclusive, item_path
 
@@ -51,10 +51,8 @@ class StatisticsFolder:
     ) -> None:
         self.folder, self.identity, self.expected, self._merge = folder, json.loads(json.dumps(identity)), expected, merge
         begun = self._check()  # before anything is made in a folder that may be somebody else's
-        try:
-            (folder / ITEMS).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise TraceError(f"{folder} cannot be made ({error.strerror}); choose another folder") from error
+        with made_folder(folder, TraceError), made_folder(folder / ITEMS, TraceError):
+            pass
         if not begun:
             with exclusive(self.folder / LOCK, TraceError):
                 if not self._check():
@@ -135,7 +133,7 @@ class StatisticsFolder:
                     prompts=str(count), texts=json.dumps(dict(sorted(texts.items())), ensure_ascii=False, separators=(",", ":"))
                 )
                 write_whole(path, sealed(save(merged, metadata)))
-            for item in (self.folder / ITEMS).glob("*.safetensors"):  # also those that a kill left after they were merged
+            for item in files_in(self.folder / ITEMS, "*.safetensors", TraceError):  # also those that a kill left after they were merged
                 if int(item.stem) < count:
                     item.unlink()
             before = read_statistics_manifest(self.folder)

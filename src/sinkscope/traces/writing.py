@@ -11,6 +11,7 @@ import numpy as np
 
 from sinkscope.argument_types import checked
 from sinkscope.axes import TRACE_AXES, TRACE_UNITS
+from sinkscope.documents import files_in
 from sinkscope.errors import CallError, TraceError
 from sinkscope.locks import names_in
 from sinkscope.traces.format import FORMAT, MANIFEST, PART, PART_GLOB, write_manifest
@@ -47,7 +48,8 @@ def claim_folder(folder: Path, overwrite: bool | None = False) -> None:
         raise TraceError(f"{folder} cannot be made ({error.strerror}); choose another folder") from error
     if found is None:
         return
-    if not any(_is_recording(path) for path in (folder / MANIFEST, *folder.glob(f"*/{MANIFEST}"))):
+    inner = [one / MANIFEST for one in files_in(folder, "*", TraceError) if one.is_dir()]
+    if not any(_is_recording(path) for path in (folder / MANIFEST, *inner)):
         raise CallError(f"{folder} already holds files ({found} …); choose another folder or delete this one")
     if not overwrite:
         advice = "choose another folder" + (", or replace it: overwrite=True, --overwrite" if overwrite is not None else "")
@@ -152,7 +154,7 @@ def move_trace(source: Path, target: Path) -> None:
     """
     try:
         target.mkdir()
-        for path in [*sorted(source.glob(PART_GLOB)), source / MANIFEST]:
+        for path in [*files_in(source, PART_GLOB, TraceError), source / MANIFEST]:
             path.rename(target / path.name)
     except OSError as error:
         raise TraceError(f"{source}: its trace cannot be moved to {target} ({error.strerror or error})") from error
