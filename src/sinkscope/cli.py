@@ -61,7 +61,7 @@ def _prepare_output() -> None:
     """Print UTF-8 whatever the locale; on a terminal that shows less, what it cannot show is replaced.
 
     Raises:
-        SinkscopeError: standard output was closed before the start.
+        SinkscopeError: standard output was closed before the start, or the current folder was deleted.
     """
     from sinkscope.errors import SinkscopeError
 
@@ -70,6 +70,10 @@ def _prepare_output() -> None:
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         raise SinkscopeError("standard output is closed; expected somewhere to print to, such as > /dev/null")
+    try:
+        os.getcwd()
+    except OSError:
+        raise SinkscopeError("the current folder does not exist any more; change to another one") from None
     if sys.flags.optimize > 1:
         raise SinkscopeError("PYTHONOPTIMIZE is 2 (python -OO), which takes away texts that transformers needs; unset PYTHONOPTIMIZE")
     for stream in (sys.stdout, sys.stderr):

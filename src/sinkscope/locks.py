@@ -59,7 +59,7 @@ def made_folder(folder: Path, failure: Failure, wanted: str = "") -> Iterator[No
         CallError: there is a file on the way.
         failure: it cannot be made.
     """
-    made = _missing_folders(folder, failure)
+    made = [one.absolute() for one in _missing_folders(folder, failure)]
     try:
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -80,6 +80,8 @@ def made_folder(folder: Path, failure: Failure, wanted: str = "") -> Iterator[No
 def _held(path: Path, name: str, failure: Failure) -> Iterator[None]:
     """Hold a lock while the body runs; ``name`` is what it protects."""
     import filelock
+
+    path = path.absolute()  # the body may change the current folder
 
     lock = filelock.FileLock(path, thread_local=False, fallback_to_soft=False)
     try:

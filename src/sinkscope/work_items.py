@@ -108,6 +108,12 @@ def differences(theirs: Mapping[str, Any], mine: Mapping[str, Any], where: str =
             yield name, old, new
 
 
+def difference_in_words(name: str, old: Any, new: Any, form: str) -> str:
+    """Return what differs between two runs, in the form of a text for its name and both values; a checksum says only what it is of."""
+    checksum = re.fullmatch(r"(?:.*\.)?(\w+?)s?_(?:sha256|hash)", name)
+    return f"other {checksum[1]}s" if checksum else form.format(name=name, old=old, new=new)
+
+
 @contextmanager
 def exclusive(path: Path, failure: Failure) -> Iterator[None]:
     """Wait until no other process is in here with the same file, and keep others out while the body runs.

@@ -197,7 +197,7 @@ def test_a_folder_that_cannot_be_made(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "mkdir", denied)
     with pytest.raises(EvaluationError) as error, locked(tmp_path / "new"):
         pass
-    assert str(error.value) == f"{tmp_path / 'new'} cannot be written (Permission denied); choose another folder"
+    assert str(error.value) == f"{tmp_path / 'new'} cannot be made (Permission denied); choose another folder"
 
 
 def test_shares_of_the_same_work_go_together_and_nothing_else(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 
 import pytest
@@ -22,6 +23,7 @@ CASES = [
     (EVALUATE, "foreign", "expected an empty folder, or one with an evaluation, found something else"),
     (["table", "{0}/{1}"], "found", "expected a folder that `sinkscope evaluate` wrote, found roles; `sinkscope roles` prints its table"),
     (["table", "{0}/{1}"], "caches", "found a comparison of caches; `sinkscope compare-caches` prints its table"),
+    (["explore", "{0}/trace", "--out", "{0}/{1}"], "trace", "trace holds files of something else (manifest.json …)"),
     *((WATCH, name, f"{name} holds files of something else") for name in ("trace", "model", "results", "found", "mine", "watch")),
 ]
 
@@ -49,6 +51,24 @@ def test_a_watch_goes_on_in_its_own_folder(place):
     words = ["watch-training", f"{place}/textrun", "--data", f"{place}/corpus", "--canvases", "2", "--out", f"{place}/other"]
     for _ in range(2):
         assert trial.run(*words).status == 0
+
+
+def test_a_page_whose_ending_is_in_capitals(place):
+    assert trial.run("explore", "trace", "--out", "p.HTML", cwd=place).status == 0
+    assert (place / "p.HTML").is_file()
+
+
+def test_other_settings_than_those_of_a_folder(place):
+    for words, says in (
+        (["train", "lab-sink-token", "--out", "run", "--sink-token", "gate"], "(sink_token 'token' → 'gate')"),
+        (["train", "lab-nulls-diffusion-0", "--out", "run"], "updates 2 → "),
+        ([*ROLES[:2], "--shots", "1", *ROLES[2:]], "another run: other prompts; choose another folder"),
+        (["trace", "model", "--prompt", "Q", "--keep", "statistics", "--length", "8", "--out", "statistics"], "other prompts"),
+    ):
+        words = [word.format(place, "found").replace(f"{place}/", "") for word in words]
+        outcome = trial.run(*words, cwd=place)
+        assert trial.faults(outcome) == [] and says in outcome.err, outcome
+        assert not re.search(r"[0-9a-f]{32}|\{", outcome.err), outcome
 
 
 BLOCKED = {

@@ -290,8 +290,11 @@ MESSAGES = {
         "trace {0}/model --prompt Q: --out {0}/out --guidance 1e308",
         "guidance: expected a number from 0 to 1000, found 1e+308",
     ),
-    "a port without a server": ("explore {0}/trace --out {0}/out.html --port 5", "--port: expected --serve beside it, found none"),
-    "a device without a server": ("explore {0}/trace --out {0}/out.html --device cuda", "--device: expected --serve beside it, found none"),
+    "a port without a server": ("explore {0}/trace --out {0}/out.html --port 5", "--port is not used without --serve; leave it out"),
+    "a device without a server": (
+        "explore {0}/trace --out {0}/out.html --device cuda",
+        "--device is not used without --serve; leave it out",
+    ),
     "a port below 0": ("explore {0}/trace --serve --no-browser --port=-5", "--port: expected a number from 0 to 65535, found -5"),
     "a million canvases": (
         "watch-training {0}/textrun --data {0}/corpus --canvases 1000000 --out {0}/out",

@@ -10,6 +10,8 @@ import time
 import pytest
 from hostile import trial
 
+import sinkscope
+
 
 def run(*words, environment=None, shell="", cwd=None):
     """Run ``sinkscope`` as a shell does; ``shell`` is put behind the command."""
@@ -22,6 +24,14 @@ def test_standard_output_that_is_closed(whole):
     status, _, err = run("sinks", str(whole / "trace"), shell=">&-")
     assert (status, err) == (1, "sinkscope: error: standard output is closed; expected somewhere to print to, such as > /dev/null\n")
     assert run("sinks", str(whole / "trace"), shell="2>&-")[0] == 0
+
+
+def test_a_current_folder_that_was_deleted(whole, tmp_path):
+    (tmp_path / "gone").mkdir()
+    code = "import os, sys; os.rmdir(os.getcwd()); sys.argv[1:] = ['sinks', 'trace']; from sinkscope.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path / "gone", capture_output=True, text=True)
+    told = "sinkscope: error: the current folder does not exist any more; change to another one\n"
+    assert (done.returncode, done.stderr) == (1, told)
 
 
 @pytest.mark.parametrize("locale", [{"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}, {"PYTHONIOENCODING": "ascii"}])
@@ -79,3 +89,15 @@ def test_an_interrupt_at_the_beginning(whole, tmp_path, seconds):
         assert err.splitlines()[-1] == "sinkscope: error: interrupted" and "Traceback" not in err
     elif process.returncode != 0:  # before sinkscope's first line, Python itself was asked to end
         assert process.returncode in (1, -signal.SIGINT) and "sinkscope/cli.py" not in err, err
+
+
+def test_a_body_that_changes_the_current_folder(place, monkeypatch):
+    (place / "other").mkdir()
+    monkeypatch.chdir(place)
+    model = sinkscope.load("model")
+    with sinkscope.recording(model, out="out"):
+        monkeypatch.chdir(place / "other")
+        sinkscope.generate(model, "Q", length=4, steps=4, block=4)
+    assert sinkscope.open_trace(place / "out").complete
+    assert sorted(path.name for path in (place / "out").iterdir()) == ["manifest.json", "steps-000000.safetensors"]
+    assert not [*(place / "other").iterdir()]

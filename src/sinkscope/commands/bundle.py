@@ -38,6 +38,7 @@ class Bundle(Command):
                 "expected --out FOLDER to write a bundle, or --check to compare one, found " + ("both" if self.check else "neither")
             )
         if self.out is None:
+            self.refuse("precision page", "with --check")
             trace = open_bundle(self.trace)
             print(f"{self.trace}: {trace.steps} steps, every file is as it was written")
             if more := unlisted_files(trace):

@@ -5,10 +5,13 @@ help. tyro builds the command line from this.
 """
 
 from abc import ABC, abstractmethod
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, UseAppendAction, arg
+
+from sinkscope.errors import CallError
 
 
 class Command(ABC):
@@ -17,6 +20,21 @@ class Command(ABC):
     @abstractmethod
     def run(self) -> None:
         """Run the command and print the result."""
+
+    def refuse(self, names: str, why: str) -> None:
+        """Refuse flags that would be ignored, unless they have their default.
+
+        Args:
+            names: of their fields, separated by spaces.
+            why: such as ``without --serve``.
+
+        Raises:
+            CallError: the first one that was given.
+        """
+        for field in fields(self):  # type: ignore[arg-type]
+            if field.name in names.split() and getattr(self, field.name) != field.default:
+                flag = f"--{'no-' if field.default is True else ''}{field.name}".replace("_", "-")
+                raise CallError(f"{flag} is not used {why}; leave it out")
 
 
 def default_is(text: str) -> Any:

@@ -1,6 +1,6 @@
 """`compare-caches`: accuracy, agreement, work and speed of cache policies beside plain sampling."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated
 
 from tyro.conf import Positional, arg
@@ -11,6 +11,9 @@ from sinkscope.commands.task_command import TaskCommand
 from sinkscope.errors import CallError, EvaluationError
 
 POLICIES = "fast-dllm-prefix,fast-dllm-dual,none@threshold=0.9,fast-dllm-prefix@threshold=0.9,fast-dllm-dual@threshold=0.9"
+
+KEPT = ("model", "definitions", "json", "sampler")
+"""What may stand beside --definitions."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,12 +39,14 @@ class CompareCaches(TaskCommand):
         from sinkscope.evaluation.cache_arms import read_arms, read_budgets
 
         if self.definitions:
+            self.refuse(" ".join(field.name for field in fields(self) if field.name not in KEPT), "with --definitions")
             from sinkscope.decoding.caches.definitions import cache_definitions, definitions_text
 
             print_json({"caches": cache_definitions()}) if self.json else print(definitions_text())
             return
         if not self.model:
             raise CallError("expected a model: a bundled name, a folder, or a hub id; found none")
+        self.check_dry_run()
         arms, asked = read_arms(self.policies, read_budgets(self.budget)), self.asked()
         if self.dry_run:
             from sinkscope.evaluation.cache_cost import cost_of_comparison

@@ -40,6 +40,9 @@ class Evaluate(TaskCommand):
         from sinkscope.evaluation.tables import write_table
         from sinkscope.interventions import split_rules
 
+        self.check_dry_run()
+        if not self.jobs:
+            self.refuse("cluster job_options", "without --jobs")
         rules, likelihood = split_rules(self.hide), {"method": self.method, "samples": self.samples}
         asked = {**self.asked(), "hide": rules}
         asked["settings"] |= {name: value for name, value in likelihood.items() if value is not None}

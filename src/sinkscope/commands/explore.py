@@ -46,16 +46,8 @@ class Explore(Command):
             raise CallError("expected at least one trace")
         if self.serve and self.out is not None:
             raise CallError("expected --out or --serve, found both")
-        changed = {
-            "--port": self.port != 0,
-            "--model": self.model is not None,
-            "--device": self.device != "cpu",
-            "--no-browser": not self.browser,
-        }
-        if not self.serve and any(changed.values()):
-            raise CallError(
-                f"{next(flag for flag, given in changed.items() if given)}: expected --serve beside it, found none; leave it out"
-            )
+        if not self.serve:
+            self.refuse("port browser model device", "without --serve")
         if not 0 <= self.port < 1 << 16:
             raise CallError(f"--port: expected a number from 0 to {(1 << 16) - 1}, found {self.port}")
         if self.serve:
@@ -63,7 +55,8 @@ class Explore(Command):
             if self.model is not None:
                 check_name(self.model)
         out = self.out or Path("explorer.html")
-        if out.suffix != ".html" and out.exists() and not out.is_dir():
+        is_page = out.suffix.lower() == ".html"
+        if not is_page and out.exists() and not out.is_dir():
             raise CallError(f"--out {out}: expected a name that ends in .html, or a folder; found a file")
         roles = None if self.roles is None else read_roles(self.roles)
         traces = [trace for folder in self.traces for trace in open_and_check(folder)]
@@ -78,4 +71,4 @@ class Explore(Command):
                 webbrowser.open(server.url)
             server.serve()
             return
-        print(explorer.write_page(out) if out.suffix == ".html" else explorer.write_folder(out))
+        print(explorer.write_page(out) if is_page else explorer.write_folder(out))

@@ -9,6 +9,9 @@ from sinkscope.commands.map import map_reader
 from sinkscope.commands.output import note, open_and_check
 from sinkscope.errors import CallError
 
+PLACED = {"1", "4", "6", "7", "8"}
+"""Figures of one layer or head."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Figures(Command):
@@ -45,6 +48,8 @@ class Figures(Command):
         if not self.traces:
             raise CallError("expected at least one folder of traces, found none")
         names = None if self.only is None else [name.strip() for name in self.only.split(",")]
+        if names is not None and not PLACED & {*names}:
+            self.refuse("layer head", f"by Figure {self.only}")
         traces = [one for folder in self.traces for one in ([open_statistics(folder)] if is_statistics(folder) else open_and_check(folder))]
         maps = map_reader(self.model, self.device)
         roles = None if self.roles is None else read_roles(self.roles)

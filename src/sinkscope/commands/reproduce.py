@@ -19,7 +19,7 @@ class Reproduce(Command):
 
     Attributes:
         paper: paper1 is arXiv 2510.15731, Attention Sinks in Diffusion Language Models; paper2 is arXiv 2601.19657, One Token Is Enough
-            (its Tables 1 and 2; it ignores ks, seeds, controls and traces).
+            (its Tables 1 and 2; without ks, seeds, controls and traces).
         out: folder for all results.
         models: published, lab, or names separated by commas; for paper2 NAME=FOLDER separated by commas, or published in a dry run.
         dry_run: prints how many forward calls, how much memory and disk, and how many GPU hours each part takes, and runs nothing.
@@ -58,6 +58,10 @@ class Reproduce(Command):
             raise CallError(
                 f"expected --limit and --traces from 1, --seeds from 0 upwards, found {self.limit}, {self.traces}, {self.seeds}"
             )
+        if self.paper == "paper2":
+            self.refuse("ks seeds controls traces", "for paper2")
+        if not self.dry_run:
+            self.refuse("gpu tflops", "without --dry-run")
         parts, data = self._parts(), read_data_flags(self.data)
         if self.dry_run:
             print_costs(parts, self.gpu, self.tflops, self.json)

@@ -59,6 +59,9 @@ class Roles(Command):
 
         if self.out is None and not self.dry_run:
             raise CallError("expected --out FOLDER, or --dry-run")
+        self.refuse("head", "with --dry-run") if self.dry_run else self.refuse("gpu tflops", "without --dry-run")
+        if self.prompts is not None:
+            self.refuse("problems shots", "with --prompts")
         if self.control_seed < 0:
             raise CallError(f"--control-seed: expected a number from 0 upwards, found {self.control_seed}")
         if self.head is not None and self.json:

@@ -28,6 +28,7 @@ class Sinks(Command):
         from sinkscope.traces import is_statistics
 
         if is_statistics(self.trace):
+            self.refuse("excess unit", "for statistics, whose threshold is fixed")
             self._run_on_statistics()
             return
         documents = []

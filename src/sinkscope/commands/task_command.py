@@ -44,6 +44,11 @@ class TaskCommand(Command):
     json: Json = False
     sampler: TaskSamplerFlags
 
+    def check_dry_run(self) -> None:
+        """Refuse the flags of a dry run without one."""
+        if not self.dry_run:
+            self.refuse("gpu tflops", "without --dry-run")
+
     def asked(self) -> dict[str, Any]:
         """Return what is asked of the model, by the names of `Request`."""
         from sinkscope.evaluation.tasks import read_data_flags

@@ -80,6 +80,8 @@ class Trace(Command):
     def _check_flags(self) -> None:
         from sinkscope.models import check_name, is_bundled
 
+        if self.keep != "top":
+            self.refuse("top", "without --keep top")
         check_name(self.model)
         flags = {"--prompt": self.prompt, "--prompts": self.prompts, "--problem": self.problem}
         given = [flag for flag, value in flags.items() if value is not None]
@@ -106,6 +108,8 @@ class Trace(Command):
         from sinkscope.progress import show_progress
 
         places = [] if self.keep_maps is None else read_places(self.keep_maps, model.card.layers, model.card.heads)
+        if late := [step for step, _, _ in places if step >= step_count(settings)]:
+            raise CallError(f"--keep-maps: expected steps from 0 to {step_count(settings) - 1}, found {late[0]}")
         generations = []
         with (
             show_progress(step_count(settings) * len(prompts), self.model, "steps") as bar,
@@ -117,7 +121,8 @@ class Trace(Command):
             for prompt in prompts:
                 generations.append(sinkscope.generate(model, prompt, on_step=lambda _: bar.advance(), **asdict(settings)))
         keep_maps(model, recorder.folders, places)
-        written = [(str(folder), generation) for folder, generation in zip(recorder.folders, generations, strict=True)]
+        shown = [str(self.out / folder.relative_to(self.out.absolute())) for folder in recorder.folders]
+        written = [(folder, generation) for folder, generation in zip(shown, generations, strict=True)]
         if self.json:
             rows = [{"trace": folder, "text": generation.text, "steps": generation.steps} for folder, generation in written]
             print_json({"traces": rows} if rule.idle else {"traces": rows, "hide": self.hide, **hiding.effect.as_dict()})

@@ -47,6 +47,8 @@ class WatchTraining(Command):
         names = [_name_of(folder) for folder in self.runs]
         if twice := [name for name in names if names.count(name) > 1]:
             raise CallError(f"expected folders of different names, which name the parts of --out, found {twice[0]!r} twice")
+        if all(exists(folder / MANIFEST) for folder in self.runs):
+            self.refuse("data canvases roles", "for runs that were measured while they trained")
         with claimed_folder(self.out, TrainingError):
             check_collection(self.out, FILE)
             measured = [open_emergence(folder if exists(folder / MANIFEST) else self._measure(folder)) for folder in self.runs]

@@ -71,7 +71,7 @@ def make_batch(model: Model, prompts: Sequence[Sequence[int]], texts: Sequence[s
     if width + length > model.card.max_positions:
         raise CallError(
             f"the canvas does not fit: a prompt of {width} tokens and {length} to write make {width + length}, "
-            f"{model.limit}; shorten the prompt or --length"
+            f"{model.limit}; shorten the prompt (fewer --shots, where it has some) or --length"
         )
     padding = model.card.eos_id if model.card.eos_id is not None else 0
     tokens = torch.full((len(prompts), width), padding, dtype=torch.long, device="cpu")

@@ -41,7 +41,8 @@ def block_diffusion_steps(model: Model, batch: Batch, settings: BlockDiffusionSe
     finals = [-(-(own + settings.length) // block) * block for own in lengths]
     if max(finals) > model.card.max_positions:
         raise CallError(
-            f"the canvas does not fit: the last block of {block} ends at token {max(finals)}, {model.limit}; shorten the prompt or --length"
+            f"the canvas does not fit: the last block of {block} ends at token {max(finals)}, {model.limit}; "
+            "shorten the prompt (fewer --shots, where it has some) or --length"
         )
     most = max(final - own for final, own in zip(finals, lengths, strict=True))
     canvas = pad(batch.tokens, (0, most), value=mask_id)

@@ -21,7 +21,7 @@ from sinkscope.emergence.history import ARRAYS, Emergence, Moment
 from sinkscope.emergence.watch_schema import WatchFile
 from sinkscope.errors import CallError, TrainingError
 from sinkscope.locks import claimed_folder, names_in
-from sinkscope.work_items import differences, write_whole
+from sinkscope.work_items import difference_in_words, differences, write_whole
 
 MANIFEST, WEIGHTS = "manifest.json", "weights_sha256"
 ADVICE = "make room or choose another folder; the same command goes on"
@@ -136,7 +136,8 @@ def _compare(folder: Path, values: Mapping[str, Any]) -> bool:
     if MANIFEST not in names:
         raise CallError(f"{folder} holds something else ({min(names)} …); choose a new or empty folder")
     for name, old, new in differences(_read_manifest(folder), values):
-        raise CallError(f"{folder} holds another run: its {name} is {old!r}, now it is {new!r}; choose another folder")
+        change = difference_in_words(name, old, new, "its {name} is {old!r}, now it is {new!r}")
+        raise CallError(f"{folder} holds another run: {change}; choose another folder")
     return False
 
 

@@ -28,6 +28,7 @@ from sinkscope.work_items import (
     EVALUATION,
     UNFINISHED,
     Share,
+    difference_in_words,
     differences,
     exclusive,
     item_path,
@@ -165,7 +166,7 @@ def claim(path: Path, content: Mapping[str, Any]) -> str:
             write_json(path, mine)
         else:
             changes = [
-                f"{name}: {old} → {new}"
+                difference_in_words(name, old, new, "{name}: {old} → {new}")
                 for name, old, new in differences(_settings(theirs), _settings(mine))
                 if name != "model.name"  # the same weights under another path are the same model
             ]

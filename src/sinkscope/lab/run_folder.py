@@ -15,10 +15,11 @@ from typing import Any
 import torch
 
 from sinkscope.checksums import compare_checksum, compare_file, compare_sealed, sealed, with_checksum
-from sinkscope.documents import check_fields, check_regular, exists, parse_json, read_json_object, read_lines
+from sinkscope.documents import check_fields, check_regular, describe, exists, parse_json, read_json_object, read_lines
 from sinkscope.errors import CallError, TrainingError
 from sinkscope.lab.recipes import Recipe
 from sinkscope.locks import names_in
+from sinkscope.work_items import differences
 
 STATE, LOG, RECIPE, SNAPSHOTS = "training-state.safetensors", "training.jsonl", "recipe.json", "snapshots"
 WEIGHTS = "model.safetensors"
@@ -54,9 +55,8 @@ def check_recipe(recipe: Recipe, out: Path) -> None:
     theirs = {key: defaults[key] for key in LATER} | theirs
     for part, later in (("architecture", LATER_OF_ARCHITECTURE), ("canvases", LATER_OF_CANVASES)):
         theirs[part] = {key: defaults[part][key] for key in later} | (theirs.get(part) or {})
-    different = [key for key in mine if mine[key] != theirs.get(key)]
-    if different:
-        changes = ", ".join(f"{key} {theirs.get(key)!r} → {mine[key]!r}" for key in different)
+    different = differences({key: theirs.get(key) for key in mine}, mine)
+    if changes := ", ".join(f"{name} {describe(old)} → {describe(new)}" for name, old, new in different):
         raise TrainingError(f"{out} holds a run of another recipe ({changes}); train into another folder or delete this one")
     _check_checkpoint(stored, out, names)
 

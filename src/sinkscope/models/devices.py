@@ -25,7 +25,7 @@ def find_device(device: Any, flag: str = "device") -> torch.device:
         found = torch.device(name) if known else None
     except RuntimeError:
         found = None
-    if found is None or found.type not in ("cpu", "cuda", "mps", "xpu"):
+    if found is None or found.type not in ("cpu", "cuda", "mps", "xpu") or (found.type == "cpu" and found.index):
         raise CallError(refused)
     try:
         torch.empty(1, device=found)

@@ -66,7 +66,7 @@ def recording(
         raise CallError(f"top: expected at most {MOST:,} columns of each head, found {describe(top)}")
     if tokenizer is not None and isinstance(model, Model):
         raise CallError(f"tokenizer: {model.card.name} has its own; leave it out")
-    folder = Path(out)
+    folder = Path(out).absolute()  # the body may change the current folder
     with claimed_folder(folder, TraceError):
         claim_folder(folder, overwrite)
         if keep == "drift":

@@ -21,7 +21,7 @@ from sinkscope.checksums import CHECKSUM, checksum_of, compare_checksum, with_ch
 from sinkscope.documents import check_fields, exists, read_json_object
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.locks import claimed_folder, names_in
-from sinkscope.work_items import ROLES, differences, item_path, kind_of_run, write_whole
+from sinkscope.work_items import ROLES, difference_in_words, differences, item_path, kind_of_run, write_whole
 
 RUN, LOCK = "run.json", "lock"  # the latter in folders of earlier versions
 ADVICE = "make room or choose another folder; the same command goes on"
@@ -108,7 +108,8 @@ def open_store(folder: Path | None, identity: Mapping[str, Any]) -> Iterator[Pro
         if theirs is not None and kind_of_run(theirs) != ROLES:
             raise CallError(f"{folder}: expected an empty folder, or one with roles, found {kind_of_run(theirs)}; choose another folder")
         for name, old, new in differences(theirs, identity) if theirs is not None else ():
-            raise CallError(f"{folder} holds the roles of another run: its {name} is {old!r}, now it is {new!r}; choose another folder")
+            change = difference_in_words(name, old, new, "its {name} is {old!r}, now it is {new!r}")
+            raise CallError(f"{folder} holds the roles of another run: {change}; choose another folder")
         if theirs is None:
             write_whole(folder / RUN, json.dumps(with_checksum(identity), indent=1).encode(), EvaluationError, ADVICE)
         try:

@@ -25,7 +25,7 @@ from sinkscope.documents import check_fields, check_regular, describe, exists, f
 from sinkscope.errors import CallError, TraceError
 from sinkscope.locks import CLAIM, made_folder
 from sinkscope.traces.format import FORMAT, MANIFEST, write_manifest, write_whole
-from sinkscope.work_items import UNFINISHED, differences, exclusive, item_path
+from sinkscope.work_items import UNFINISHED, difference_in_words, differences, exclusive, item_path
 
 STATISTICS, ITEMS, LOCK = "statistics.safetensors", "items", ".lock"
 DAMAGED = "the file is damaged"
@@ -63,10 +63,9 @@ class StatisticsFolder:
         if (self.folder / MANIFEST).exists():
             other = next(differences(read_statistics_manifest(self.folder).get("run", {}), self.identity), None)
             if other is not None:
-                name, theirs, mine = other
+                change = difference_in_words(*other, "expected {name} {new!r}, found {old!r}")
                 raise CallError(
-                    f"{self.folder} holds statistics of another run: expected {name} {mine!r}, found {theirs!r}; "
-                    "choose another folder, or replace it: --overwrite"
+                    f"{self.folder} holds statistics of another run: {change}; choose another folder, or replace it: --overwrite"
                 )
             return True
         if self.folder.is_dir():

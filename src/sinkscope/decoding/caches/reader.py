@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import torch
 
-from sinkscope.attention import Watcher, current_session, subscribed
+from sinkscope.attention import Hider, Watcher, current_session, subscribed
 from sinkscope.decoding.caches.cached_reader import CachedReader
 from sinkscope.decoding.caches.elastic_cache import ElasticCache
 from sinkscope.decoding.caches.elastic_reader import ElasticReader, Nothing
@@ -59,19 +59,20 @@ def check_model(model: Model, policy: CachePolicy) -> None:
     session = current_session(model.network)
     for one in [] if session is None else session.subscribers:
         if not isinstance(one, Watcher):
+            found = "hiding" if isinstance(one, Hider) else "keys put in front"
             raise CallError(
                 f"cache {policy.text}: expected a model in which nothing is hidden or put in front, because a step computes only some "
-                f"queries, found {type(one).__name__}; hide without a cache (--cache none)"
+                f"queries, found {found}; do that without a cache (--cache none)"
             )
         if isinstance(policy, LayeredPolicy | ElasticCache):
             raise CallError(
                 f"cache {policy.text}: expected a model that nothing watches, because each of its layers computes other positions, found "
-                f"{type(one).__name__}; watch with a policy that computes whole positions, such as --cache block"
+                "one that is recorded; record with a policy that computes whole positions, such as --cache block"
             )
         if policy.selects:
             raise CallError(
                 f"cache {policy.text}: expected a model that nothing watches, because its queries read only some keys, found "
-                f"{type(one).__name__}; watch with a policy that reads all keys, such as --cache block"
+                "one that is recorded; record with a policy that reads all keys, such as --cache block"
             )
     sink = getattr(model.network.model, "sink_token", None)
     if sink is not None and sink.variant.kind == "token" and sink.variant.position == "end":

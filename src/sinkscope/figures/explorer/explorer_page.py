@@ -17,7 +17,7 @@ from sinkscope.figures.drawing import make_folder
 from sinkscope.figures.explorer.recorded_views import STRONGEST, ShownTrace, add_trace
 from sinkscope.figures.explorer.tiles import Tiles
 from sinkscope.figures.style import model_labels
-from sinkscope.locks import claimed_folder
+from sinkscope.locks import claimed_folder, names_in
 from sinkscope.roles.head_roles import Roles
 from sinkscope.traces import Trace
 from sinkscope.traces.format import write_whole
@@ -121,6 +121,8 @@ class Explorer:
         """
         folder = Path(folder)
         with claimed_folder(folder, TraceError):
+            if foreign := {*names_in(folder)} - {"index.html", "data"}:
+                raise CallError(f"{folder} holds files of something else ({min(foreign)} …); choose another folder or an empty one")
             make_folder(folder / "data")
             for name, content in self.tiles.content.items():
                 write_whole(folder / tile_path(name), content)

@@ -77,7 +77,7 @@ class ExplorerServer:
         try:
             trace, step, layer, head = (int(asked[name][0]) for name in PLACE)
         except (KeyError, ValueError) as error:
-            raise CallError(f"expected numbers for {', '.join(PLACE)}, found {query!r}") from error
+            raise CallError(f"expected numbers for {', '.join(PLACE)}, found {query[:60]!r}") from error
         if not 0 <= trace < len(self.traces):
             raise CallError(f"trace: expected 0 to {len(self.traces) - 1}, found {trace}")
         one = self.traces[trace]
@@ -111,6 +111,8 @@ class _Handler(BaseHTTPRequestHandler):
     tile_names: dict[str, str]
     server_version = "sinkscope"
     sys_version = ""
+    timeout = 60
+    """Seconds that a connection may say nothing."""
 
     def do_GET(self) -> None:
         if not self._asked_from_here():
