@@ -18,7 +18,6 @@ In all, a part
 A claim is told by its parts: its verdict is theirs where all have the same, and a count of them otherwise.
 """
 
-import argparse
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +26,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from _arguments import Arguments
 from _lab_runs import PROMPTS, RUNS, Run, analysis
 from claims_page import RESULTS, shown
 
@@ -255,6 +255,6 @@ def report(claim: Claim, prompts: int, script: str, read: Callable[[Part, int], 
 
 def tell(claim: Claim, script: str, read: Callable[[Part, int], dict[str, Any]] = read_part) -> None:
     """Do the same from the command line: the main function of every script."""
-    parser = argparse.ArgumentParser(description=claim.says)
+    parser = Arguments(claim.says)
     parser.add_argument("--prompts", type=int, default=PROMPTS)
     report(claim, parser.parse_args().prompts, Path(script).name, read)

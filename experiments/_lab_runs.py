@@ -9,7 +9,6 @@ Cost      on one core, per prompt and run of the diffusion model, 0.7 s and 5 MB
           the autoregressive one. All runs of 48 prompts: 9 minutes, 4 GB.
 """
 
-import argparse
 import json
 import os
 import shutil
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from _arguments import Arguments, run_script
 
 import sinkscope
 from sinkscope.errors import SinkscopeError
@@ -131,7 +131,7 @@ def analysis(run: Run, shots: int, prompts: int) -> Analysis:
 
 def main() -> None:
     """Write traces prompt by prompt, so that the runs can be compared even after a kill."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Arguments(__doc__)
     parser.add_argument("--prompts", type=int, default=PROMPTS)
     parser.add_argument("--runs", nargs="*", default=list(RUNS), choices=RUNS)
     arguments = parser.parse_args()
@@ -143,4 +143,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -5,9 +5,9 @@ Cost      about 30 minutes on one core, and another 14 for the two trainings of 
           kill. The traces take 5 GB under experiments/work (or ``$SINKSCOPE_WORK``).
 """
 
-import argparse
 import importlib
 
+from _arguments import Arguments, run_script
 from _claims import read_part, report
 from _lab_runs import PROMPTS
 from claims_page import ORDER, write
@@ -16,7 +16,7 @@ SCRIPTS = {name: name.replace("-", "_") for name in ORDER}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Arguments(__doc__)
     parser.add_argument("--prompts", type=int, default=PROMPTS)
     parser.add_argument("--without", nargs="*", default=[], choices=SCRIPTS, metavar="NAME", help="claims that are left out")
     arguments = parser.parse_args()
@@ -28,4 +28,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

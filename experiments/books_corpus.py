@@ -12,14 +12,15 @@ Cost: 5 minutes, 0.4 GB. The texts are not part of this repository, but for a pa
 books, and a corpus of seconds on which a training can be tried.
 """
 
-import argparse
 import json
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from _arguments import Arguments, run_script
+
+from sinkscope.documents import parse_json, read_lines
 from sinkscope.errors import CallError
 from sinkscope.lab.corpus import LongText, make_corpus
 
@@ -67,39 +68,39 @@ def compare(corpus: Path) -> str:
 
 def read_excerpt(path: Path) -> Iterator[LongText]:
     """Return the pages of the excerpt; every eighth is held out."""
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n")[:-1], 1):
-        page = json.loads(line)
+    for number, line in read_lines(path, CallError):
+        page = parse_json(line, f"{path}, line {number}", CallError)
+        if not (isinstance(page, dict) and all(isinstance(page.get(name), str) for name in ("title", "prompt"))):
+            raise CallError(f"{path}, line {number}: expected an object with the texts title and prompt, found {line[:60]!r}")
         yield LongText(page["title"], page["prompt"], held_out=number % 8 == 0)
 
 
 def write_excerpt(books: Iterator[LongText], path: Path) -> None:
     """Write the page behind the middle of every held-out book, from the beginning of a paragraph."""
-    with path.open("w", encoding="utf-8") as file:
-        for book in (one for one in books if one.held_out):
-            begin = book.text.index("\n\n", len(book.text) // 2) + 2
-            page = re.match(r".*[.!?]", book.text[begin : begin + PAGE], re.DOTALL)[0].strip()
-            file.write(json.dumps({"title": book.title, "prompt": page}, ensure_ascii=False) + "\n")
+    rows = []
+    for book in (one for one in books if one.held_out):
+        begin = book.text.index("\n\n", len(book.text) // 2) + 2
+        page = re.match(r".*[.!?]", book.text[begin : begin + PAGE], re.DOTALL)[0].strip()
+        rows.append(json.dumps({"title": book.title, "prompt": page}, ensure_ascii=False) + "\n")
+    path.write_text("".join(rows), encoding="utf-8")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Arguments(__doc__)
     parser.add_argument("source", type=Path, help="the clone, or books_excerpt.jsonl")
     written = parser.add_mutually_exclusive_group(required=True)
     written.add_argument("--out", type=Path, help="the corpus")
     written.add_argument("--excerpt", type=Path, help="write a page of every held-out book instead")
     parser.add_argument("--vocabulary", type=int, default=4096)
     options = parser.parse_args()
-    try:
-        books = read_excerpt(options.source) if options.source.is_file() else read_books(options.source)
-        if options.excerpt is not None:
-            write_excerpt(books, options.excerpt)
-        else:
-            print(make_corpus(books, options.out, vocabulary=options.vocabulary, source=f"{REPOSITORY} at {COMMIT}"))
-            if not options.source.is_file():
-                print(compare(options.out))
-    except CallError as error:
-        sys.exit(f"error: {error}")
+    books = read_excerpt(options.source) if options.source.is_file() else read_books(options.source)
+    if options.excerpt is not None:
+        write_excerpt(books, options.excerpt)
+    else:
+        print(make_corpus(books, options.out, vocabulary=options.vocabulary, source=f"{REPOSITORY} at {COMMIT}"))
+        if not options.source.is_file():
+            print(compare(options.out))
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

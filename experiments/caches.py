@@ -13,13 +13,13 @@ Rule      Written down before the run. Policies take turns at each batch, in one
 Found     docs/caches.md
 """
 
-import argparse
 import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
+from _arguments import Arguments, run_script
 from _settings import made_by
 
 import sinkscope
@@ -141,7 +141,7 @@ def pairs(document: dict[str, Any], one: str) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Arguments(__doc__)
     parser.add_argument("plan", choices=PLANS)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
@@ -167,4 +167,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

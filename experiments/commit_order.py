@@ -22,7 +22,6 @@ differs. `write_in_order` writes in an order that is given: if hiding is harmles
 may not. LLaDA's own ``remasking="random"`` also takes the choice of the order away.
 """
 
-import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from _arguments import Arguments, run_script
 from _canvases import Diary
 from _settings import made_by
 from scipy.stats import bootstrap, spearmanr
@@ -303,7 +303,7 @@ def write_in_order(model: Model, prompt: str | Sequence[int], order: Sequence[Se
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Arguments(__doc__)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--problems", type=int, default=48)
@@ -325,4 +325,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

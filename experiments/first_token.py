@@ -7,11 +7,11 @@ Expected  A large share of each query's attention on the first token, in many he
 Found     None: 0.23 % on average and 0.38 % in the highest head, where equal shares would be 0.37 %. Numbers: benchmarks/RESULTS.md.
 """
 
-import argparse
 import tempfile
 from pathlib import Path
 
 import numpy as np
+from _arguments import Arguments, run_script
 
 import sinkscope
 from sinkscope.lab.prompts import problem_prompts
@@ -25,7 +25,7 @@ def record(problems: int, folder: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Arguments(__doc__)
     parser.add_argument("--problems", type=int, default=24)
     parser.add_argument("--work", type=Path, default=None, help="keeps the traces here")
     arguments = parser.parse_args()
@@ -42,4 +42,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

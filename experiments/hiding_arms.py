@@ -13,11 +13,11 @@ Expected  Written down with the hypotheses in why_hiding_hurts.py. Decision rule
 Found     docs/hiding.md
 """
 
-import argparse
 import json
 from pathlib import Path
 
 import torch
+from _arguments import Arguments, run_script
 from _settings import SETTINGS, made_by, seeded
 
 import sinkscope
@@ -56,7 +56,7 @@ PAIRS = [  # arm, what it is held against; several seeds are averaged
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Arguments(__doc__)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--problems", type=int, default=48)
@@ -121,4 +121,4 @@ def told(difference: object) -> dict:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -12,12 +12,12 @@ Rule      Written down before the run. Free heads are those of which `sinkscope 
 Found     docs/hiding.md
 """
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
 
 import torch
+from _arguments import Arguments, run_script
 from _settings import SETTINGS, made_by, seeded
 
 import sinkscope
@@ -46,7 +46,7 @@ def rules_for(heads: dict[str, list[tuple[int, int]]]) -> dict[str, list[str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Arguments(__doc__)
     parser.add_argument("--roles", type=Path, required=True)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
@@ -135,4 +135,4 @@ def verdict(arms: dict[str, Any]) -> dict[str, bool | None]:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

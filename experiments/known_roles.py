@@ -7,7 +7,6 @@ Rule      Every one of the 102 heads gets the role that its weights were set to,
           get the same, not whether other prompts would: a copier that all queries read evenly must be called broadcast, as a constant is.
 """
 
-import argparse
 import json
 import tempfile
 from collections import Counter
@@ -17,6 +16,7 @@ from typing import Any
 import _networks_by_hand as by_hand
 import _settings
 import numpy as np
+from _arguments import Arguments, run_script
 from tqdm import trange
 
 from sinkscope.roles import Rules, find_roles
@@ -56,7 +56,7 @@ def judge_untrained(seed: int, folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Arguments(__doc__)
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -81,4 +81,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -18,7 +18,6 @@ The random mask had one seed, and there were 96 problems, until 22 November 2026
 Found     docs/hiding.md
 """
 
-import argparse
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from _arguments import Arguments, run_script
 from _settings import SETTINGS, made_by
 
 import sinkscope
@@ -69,7 +69,7 @@ def arms(causal: bool, half: tuple[int, ...]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Arguments(__doc__)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--problems", type=int, default=48)
@@ -140,4 +140,4 @@ def told(one: list[int], outcomes: dict[str, list[int]], against: str) -> dict[s
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -12,10 +12,10 @@ Found     The diffusion model's main sinks move 1.3 times a head in 64 steps wit
           claim is not shown by these two small models. Numbers: benchmarks/RESULTS.md.
 """
 
-import argparse
 from typing import Any
 
 import numpy as np
+from _arguments import Arguments, run_script
 from _lab_runs import RUNS, SHOTS, trace
 from scipy.stats import bootstrap
 
@@ -56,7 +56,7 @@ def with_interval(values: np.ndarray) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Arguments(__doc__)
     parser.add_argument("--prompts", type=int, default=24)
     prompts = parser.parse_args().prompts
     for shots in SHOTS:
@@ -70,4 +70,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -12,7 +12,6 @@ Rules     Written down before any of these networks was trained. The specimens o
           without its null and more without null and sink; the diffusion network loses more without its sink.
 """
 
-import argparse
 import json
 from contextlib import ExitStack
 from dataclasses import replace
@@ -23,6 +22,7 @@ import _settings
 import numpy as np
 import torch
 import torch.nn.functional as F
+from _arguments import Arguments, run_script
 from substitutes import CANVASES, HELD_OUT, KNEE, NO_TARGET, Task, estimate, make_task
 
 import sinkscope
@@ -97,7 +97,7 @@ def swapped(found: list[dict[str, Any]], kind: str) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Arguments(__doc__)
     parser.add_argument("--work", type=Path, required=True, help="folder of the trainings; the same command goes on after a kill")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
@@ -113,4 +113,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -10,13 +10,13 @@ Beside the token stand the tokens of the text on held-out sums, and rows drawn a
 without any content gives.
 """
 
-import argparse
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from _arguments import Arguments, run_script
 from _sink_arms import Arm, find_arms, measure_arms, prompts, show, write
 
 
@@ -43,7 +43,7 @@ def bits(logs: torch.Tensor) -> np.ndarray:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Arguments(__doc__)
     parser.add_argument("arms", type=Path)
     parser.add_argument("--problems", type=int, default=20)
     parser.add_argument("--out", type=Path, required=True)
@@ -91,4 +91,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -10,7 +10,6 @@ Found     results/sink-token/mixing.md once the arms are trained.
 Everything is read on the same half-written canvases: held-out sums with their own answers, every second token of which is a mask.
 """
 
-import argparse
 import contextlib
 import time
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from _arguments import Arguments, run_script
 from _mixing import effective_rank, mean_cosine, perturbation_spread
 from _sink_arms import Arm, find_arms, measure_arms, show, sums, write
 
@@ -87,7 +87,7 @@ def mixing(model: Any, tokens: torch.Tensor) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Arguments(__doc__)
     parser.add_argument("arms", type=Path)
     parser.add_argument("--problems", type=int, default=40)
     parser.add_argument("--out", type=Path, required=True)
@@ -117,4 +117,4 @@ def _nanmean(values: list[float]) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

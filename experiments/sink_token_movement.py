@@ -10,7 +10,6 @@ Moves are those of each arm's own generations. Attention is compared on the same
 without a sink and with the same seed has written, every fourth step of them.
 """
 
-import argparse
 import tempfile
 import time
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from _arguments import Arguments, run_script
 from _sink_arms import Arm, find_arms, measure_arms, partner, prompts, ratio_interval, settings, show, write
 
 import sinkscope
@@ -92,7 +92,7 @@ def shares(model: Any, trace: Any, of_others: list[torch.Tensor] | None) -> tupl
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Arguments(__doc__)
     parser.add_argument("arms", type=Path)
     parser.add_argument("--problems", type=int, default=24)
     parser.add_argument("--out", type=Path, required=True)
@@ -147,4 +147,4 @@ def told(value: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -8,12 +8,12 @@ Expected  The arm with the token is better than the arm without; the gap widens 
 Found     results/sink-token/quality.md once the arms are trained; docs/sink-token.md has the table beside the paper's.
 """
 
-import argparse
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from _arguments import Arguments, run_script
 from _sink_arms import LENGTH, Arm, find_arms, in_batches, measure_arms, prompts, settings, show, sums, write
 
 import sinkscope
@@ -34,7 +34,7 @@ def exact(arm: Arm, model: Any, count: int, per_step: int) -> np.ndarray:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Arguments(__doc__)
     parser.add_argument("arms", type=Path)
     parser.add_argument("--problems", type=int, default=200)
     parser.add_argument("--out", type=Path, required=True)
@@ -54,4 +54,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -10,12 +10,12 @@ Found     results/sink-token/robustness.md once the arms are trained.
 Random keys, as many, stand beside every hidden sink. Canvases are short (about 60 tokens), so a random key is a word of the sum.
 """
 
-import argparse
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from _arguments import Arguments, run_script
 from _sink_arms import Arm, find_arms, in_batches, measure_arms, prompts, settings, show, sums, write
 
 import sinkscope
@@ -33,7 +33,7 @@ OWN = {"the token hidden": HideSinkToken(), "the token and the top 1 hidden": co
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Arguments(__doc__)
     parser.add_argument("arms", type=Path)
     parser.add_argument("--problems", type=int, default=100)
     parser.add_argument("--out", type=Path, required=True)
@@ -59,4 +59,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

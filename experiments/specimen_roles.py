@@ -9,11 +9,11 @@ Rule      Written down when three of the thirty had been seen. In the autoregres
 Cost      three minutes on a core.
 """
 
-import argparse
 import json
 from pathlib import Path
 
 import _settings
+from _arguments import Arguments, run_script
 from tqdm import tqdm
 
 import sinkscope
@@ -52,7 +52,7 @@ def judge(name: str) -> dict[str, object]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Arguments(__doc__)
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     found = [judge(name) for name in tqdm(SPECIMENS)]
@@ -62,4 +62,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -19,7 +19,6 @@ Rule      Written down before the run. Plain sampling writes an answer of one bl
 Found     docs/caches.md
 """
 
-import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,6 +26,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from _arguments import Arguments, run_script
 from _settings import made_by
 from scipy import stats
 
@@ -158,7 +158,7 @@ def over_seeds(found: list[float]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Arguments(__doc__)
     parser.add_argument("--models", nargs="+", default=["lab-sink-token", "lab-diffusion"])
     parser.add_argument("--problems", type=int, default=96)
     parser.add_argument("--arms", type=Path, default=None)
@@ -177,4 +177,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

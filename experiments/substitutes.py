@@ -14,7 +14,6 @@ Rules     Written down when first trials of the specimens had been seen, and no 
           kind; none up to K + 2 for the diffusion kind, where masks take it.
 """
 
-import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +24,7 @@ import _settings
 import numpy as np
 import torch
 import torch.nn.functional as F
+from _arguments import Arguments, run_script
 from tqdm import tqdm
 
 import sinkscope
@@ -196,7 +196,7 @@ def of_problems(name: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Arguments(__doc__)
     parser.add_argument("model", help="specimens, or a model of the lab")
     parser.add_argument("--folder", type=Path, default=None, help="of specimens by name; the bundled ones when left out")
     parser.add_argument("--data", type=Path, default=None, help="corpus folder, for a model on text; the lab's problems when left out")
@@ -211,4 +211,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -14,13 +14,13 @@ as the checkpoints are stored.
 Rounds go from what is most worth knowing to what is less, and each only asks more problems or more rules of the same folders.
 """
 
-import argparse
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from _arguments import Arguments, run_script
 from _settings import SETTINGS, seeded
 
 import sinkscope
@@ -79,7 +79,7 @@ def rounds() -> list[Round]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Arguments(__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=None, help="no round is begun after so many")
     parser.add_argument("--until", type=int, default=None, help="rounds, from the first; all when not given")
@@ -112,4 +112,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

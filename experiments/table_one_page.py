@@ -10,12 +10,13 @@ it, and so does a contrast with a control that has outcomes of fewer seeds than 
 outcomes count.
 """
 
-import argparse
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
+
+from _arguments import Arguments, run_script
 
 from sinkscope.evaluation.comparisons import Contrast, Row, adjust, compare
 from sinkscope.evaluation.paired_tests import Difference
@@ -94,7 +95,7 @@ def write(folder: Path = FOLDER) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Arguments(__doc__)
     parser.add_argument("--add", type=Path, nargs="*", default=[], metavar="FOLDER", help="of a finished evaluation")
     arguments = parser.parse_args()
     if arguments.add:
@@ -105,4 +106,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

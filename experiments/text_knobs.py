@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from _arguments import Arguments, run_script
 from _settings import made_by
 
 import sinkscope
@@ -216,7 +217,7 @@ def run_arm(arm: str, seed: int, arguments: argparse.Namespace, corpus: Corpus) 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the arms asked for and write every arm of the folder that is finished."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Arguments(__doc__)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
@@ -236,4 +237,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -8,12 +8,12 @@ Rules     Those of `sinkscope roles`, on 24 held-out windows as `sinkscope watch
           beside the same with the steps shuffled.
 """
 
-import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from _arguments import Arguments, run_script
 from _settings import made_by
 from text_knobs import WINDOWS, movement
 
@@ -52,7 +52,7 @@ def at_update(run: TrainingRun, update: int, corpus: Corpus) -> dict[str, Any]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure the updates asked for, and write them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Arguments(__doc__)
     parser.add_argument("run", type=Path)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--updates", type=int, nargs="+", required=True)
@@ -69,4 +69,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

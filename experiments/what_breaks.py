@@ -10,12 +10,12 @@ Of every line ``a + b = c.`` of an answer: is it a line of that form at all; are
 off the question); is c what a and b give; does the next line go on with c; is the number behind #### the last c.
 """
 
-import argparse
 import json
 import re
 from itertools import pairwise
 from pathlib import Path
 
+from _arguments import Arguments, run_script
 from _settings import made_by
 
 from sinkscope.evaluation.paired_tests import wilson_interval
@@ -57,7 +57,7 @@ def examine(text: str, worked: str) -> dict[str, list[bool]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Arguments(__doc__)
     parser.add_argument("folders", type=Path, nargs="+")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--problems", type=int, default=None, help="the first so many only")
@@ -91,4 +91,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -31,7 +31,6 @@ Hypotheses, fixed before the first run, each with what would decide for it (diff
 Found     docs/hiding.md
 """
 
-import argparse
 import json
 from collections.abc import Callable
 from functools import partial
@@ -40,6 +39,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from _arguments import Arguments, run_script
 from _canvases import CHUNK, Chunk, Masks, Planned, Reader, Replaced, collect, make_chunk, read
 from _settings import SETTINGS, made_by
 from scipy.stats import bootstrap
@@ -219,7 +219,7 @@ def cells(layers: int, heads: int) -> dict[str, Choose]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Arguments(__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--model", default="lab-diffusion")
     parser.add_argument("--shots", type=int, default=5)
@@ -391,4 +391,4 @@ def describe_top(chunks: list[Chunk], layers: int, heads: int) -> dict[str, Any]
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

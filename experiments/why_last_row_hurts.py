@@ -19,7 +19,6 @@ least half of the loss of the whole rule:
 Found     docs/hiding.md
 """
 
-import argparse
 import copy
 import json
 from pathlib import Path
@@ -27,6 +26,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from _arguments import Arguments, run_script
 from _settings import made_by
 from scipy.stats import bootstrap
 from transformers import DynamicCache
@@ -129,7 +129,7 @@ def interval(values: np.ndarray) -> list[float]:
 
 @torch.no_grad()
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Arguments(__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--problems", type=int, default=96)
     parser.add_argument("--shots", type=int, default=5)
@@ -224,4 +224,4 @@ def describe(reader: Reader, queries: slice) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -9,6 +9,7 @@ import books_corpus
 import pytest
 
 from sinkscope.commands.trace import read_prompts
+from sinkscope.errors import CallError
 from sinkscope.lab.canvases import CanvasMix
 from sinkscope.lab.corpus import open_corpus
 from sinkscope.lab.recipes import RECIPES, Architecture
@@ -49,7 +50,7 @@ def test_books_before_1929_are_taken_and_every_so_many_held_out(clone, tmp_path,
         ("F/First", True),
     ]
     assert "715 books differ from books.json" in capsys.readouterr().out
-    with pytest.raises(SystemExit, match="expected a clone of github"):
+    with pytest.raises(CallError, match="expected a clone of github"):
         write(monkeypatch, tmp_path / "nowhere", "--out", tmp_path / "other")
 
 
