@@ -120,7 +120,7 @@ def test_hiding_and_putting_keys_in_front_is_refused_under_every_policy(cache, o
     model = seeded_model("llada")
     settings = {"length": 16, "block": 8, "cache": cache, **OWN.get(cache, {})}
     found = "hiding" if isinstance(one, HidesTwo) else "keys put in front"
-    told = f"cache {cache}: expected a model in which nothing is hidden or put in front, .* found {found}; do that without a cache"
+    told = f"cache {cache}: expected a model in which nothing is hidden or put in front, .* found {found}; hide without a cache"
     with subscribed(model.network, one), pytest.raises(CallError, match=told):
         sinkscope.generate(model, PROMPTS[0], **settings)
 

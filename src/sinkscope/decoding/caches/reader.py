@@ -62,7 +62,7 @@ def check_model(model: Model, policy: CachePolicy) -> None:
             found = "hiding" if isinstance(one, Hider) else "keys put in front"
             raise CallError(
                 f"cache {policy.text}: expected a model in which nothing is hidden or put in front, because a step computes only some "
-                f"queries, found {found}; do that without a cache (--cache none)"
+                f"queries, found {found}; hide without a cache (--cache none)"
             )
         if isinstance(policy, LayeredPolicy | ElasticCache):
             raise CallError(
