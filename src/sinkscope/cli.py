@@ -20,6 +20,7 @@ def main() -> None:
     """Run ``sinkscope COMMAND …`` and exit: 0 done, 1 the work failed, 2 the call was wrong."""
     debug = False
     try:
+        _heed_interrupts()
         _prepare_output()
         arguments = sys.argv[1:]
         debug = "--debug" in arguments
@@ -100,10 +101,30 @@ def _variable_at_fault(error: BaseException) -> "tuple[str, str] | None":
             if "site-packages/" in file and ours not in code.co_filename:
                 first = trace.tb_lineno if code.co_name == "<module>" else code.co_firstlineno
                 text = "".join(linecache.getline(code.co_filename, line) for line in range(first, trace.tb_lineno + 3))
-                if named := [name for name in re.findall("[A-Z][A-Z0-9_]{2,}", text) if name in os.environ]:
+                mentioned = re.findall("[A-Z][A-Z0-9_]{2,}", text)
+                if named := [name for name in os.environ if name in mentioned or name.startswith(f"{library.upper()}_")]:
                     return named[0], library
             trace = trace.tb_next
     return None
+
+
+def _heed_interrupts() -> None:
+    """Let an interrupt while torch is being imported end the program at once: its C++ code would abort."""
+    import signal
+    import threading
+
+    def heed(*_: object) -> None:
+        if getattr(getattr(sys.modules.get("torch"), "__spec__", None), "_initializing", False):
+            _end_interrupted()
+        raise KeyboardInterrupt
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, heed)
+
+
+def _end_interrupted(*_: object) -> None:
+    os.write(2, b"sinkscope: error: interrupted\n")
+    os._exit(130)
 
 
 def _end_quietly() -> None:
@@ -117,11 +138,7 @@ def _end_quietly() -> None:
 def _catch_late_interrupt() -> None:
     import signal
 
-    def end(*_: object) -> None:
-        os.write(2, b"sinkscope: error: interrupted\n")
-        os._exit(130)
-
-    signal.signal(signal.SIGINT, end)
+    signal.signal(signal.SIGINT, _end_interrupted)
 
 
 def _run(arguments: "list[str]") -> None:

@@ -113,7 +113,7 @@ def test_another_run_is_refused_by_what_differs(tmp_path):
     other = {**RUN, "model": {"name": "b", "weight_hash": "f1"}, "sampler": {"length": 16}, "limit": 5}
     with pytest.raises(CallError) as error:
         claim(tmp_path / "run.json", other)
-    changes = "model.weight_hash: f0 → f1; sampler.length: 8 → 16; sampler.seed: 0 → None"
+    changes = "other weights; sampler.length: 8 → 16; sampler.seed: 0 → None"
     assert str(error.value) == f"{tmp_path} holds another run ({changes}); choose another folder, or go on with its settings"
 
 

@@ -62,6 +62,27 @@ def test_a_variable_that_breaks_a_figure(whole, tmp_path):
     assert not (tmp_path / "f").exists()
 
 
+def test_a_library_s_own_settings(whole, tmp_path):
+    words = ["export", str(whole / "trace"), "--to", "zarr", "--out", str(tmp_path / "z")]
+    status, _, err = run(*words, environment={"ZARR_DEFAULT_ZARR_FORMAT": "9"})
+    assert status == 1 and "environment variable ZARR_DEFAULT_ZARR_FORMAT is set to '9', which zarr refuses; unset it" in err, err
+
+
+def test_a_cache_folder_that_is_none(whole, tmp_path):
+    words = ["figures", str(whole / "trace"), "--only", "3", "--out", str(tmp_path / "f")]
+    status, _, err = run(*words, environment={"XDG_CACHE_HOME": "/dev/null"})
+    assert (status, err) == (0, "")
+    status, _, err = run("check", "a/b", environment={"HF_HOME": "/dev/null", "HF_HUB_OFFLINE": "0"})
+    assert status == 1 and "/dev/null" in err and "set HF_HOME" in err, err
+
+
+@pytest.mark.parametrize("name", ["json", "numpy", "pydantic", "tyro"])
+def test_files_in_the_current_folder_named_as_libraries(whole, tmp_path, name):
+    (tmp_path / f"{name}.py").write_text("syntax error")
+    status, _, err = run("sinks", str(whole / "trace"), cwd=tmp_path)
+    assert (status, err) == (0, "")
+
+
 @pytest.mark.parametrize("columns", ["1", "5", "0", "-3", "abc", "99999999"])
 def test_help_on_a_terminal_of_odd_width(columns):
     done = trial.run("roles", "--help", environment={"COLUMNS": columns})
@@ -73,6 +94,18 @@ def test_figures_have_settings_of_their_own(whole, tmp_path):
     status, _, err = run("figures", str(whole / "trace"), "--only", "3", "--out", "f", environment={"MPLBACKEND": "nosuch"}, cwd=tmp_path)
     assert status == 0, err
     assert "nosuch" not in err and "usetex" not in err
+
+
+def test_an_interrupt_while_torch_is_imported(whole, tmp_path):
+    (tmp_path / "torch.py").write_text(
+        "import os, signal, time\ntry:\n os.kill(os.getpid(), signal.SIGINT)\n time.sleep(5)\nexcept KeyboardInterrupt:\n os.abort()\n"
+    )
+    code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    code += "import sinkscope.cli; sys.argv[1:] = ['check', 'model']; sinkscope.cli.main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=whole, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (130, "sinkscope: error: interrupted\n")
 
 
 @pytest.mark.parametrize("seconds", [0.05, 0.1, 0.2, 0.4, 0.8, 1.6])

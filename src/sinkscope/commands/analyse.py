@@ -50,7 +50,7 @@ class Analyse(Command):
         from sinkscope.traces import open_traces
 
         if self.definitions:
-            self.refuse("versus excess unit sweep tolerance training_counts choice roles", "with --definitions")
+            self.refuse("versus excess unit sweep tolerance training_counts roles", "with --definitions")
             _print_definitions(self.json)
             return
         if not self.traces:

@@ -70,9 +70,10 @@ def import_matplotlib() -> Any:
         return sys.modules["matplotlib"]
     backend, log = os.environ.pop("MPLBACKEND", None), logging.getLogger("matplotlib")
     level = log.level
-    log.setLevel(logging.CRITICAL)  # what it says of a damaged matplotlibrc
+    log.setLevel(logging.CRITICAL)  # what it says of a damaged matplotlibrc, and of a cache that cannot be written
     try:
         import matplotlib
+        import matplotlib.font_manager  # which looks for a folder for its cache
 
         if backend:
             with contextlib.suppress(ValueError):

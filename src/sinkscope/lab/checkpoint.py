@@ -21,6 +21,7 @@ from sinkscope.lab.texts import Texts
 from sinkscope.lab.training import Watch, train
 from sinkscope.locks import claimed_folder
 from sinkscope.models.devices import find_device
+from sinkscope.models.loading import quiet
 
 
 @checked
@@ -61,8 +62,9 @@ def _save(network: Any, tokenizer: Any, out: Path, command: str) -> None:
     """Write the checkpoint into another folder, then move its files, the weights last."""
     beside = out / UNFINISHED_CHECKPOINT
     shutil.rmtree(beside, ignore_errors=True)
-    network.to("cpu", torch.bfloat16).save_pretrained(beside)
-    tokenizer.save_pretrained(beside)
+    with quiet():
+        network.to("cpu", torch.bfloat16).save_pretrained(beside)
+        tokenizer.save_pretrained(beside)
     content = b"".join(sealed((beside / WEIGHTS).read_bytes()))
     (beside / WEIGHTS).write_bytes(content)
     finish_recipe(out, hashlib.sha256(content).hexdigest(), command=command, torch=torch.__version__)

@@ -139,7 +139,7 @@ def test_every_policy_is_recorded_or_refused(cache, tmp_path):
     settings |= OWN.get(cache.partition(":")[0], {})
     alone = sinkscope.generate(model, PROMPTS[0], **settings)
     if cache in READ_SOME or cache.startswith(("dllm-cache", "elastic-cache")):
-        with sinkscope.recording(model, out=tmp_path / "trace"), pytest.raises(CallError, match="expected a model that nothing watches"):
+        with pytest.raises(CallError, match="expected a model that nothing watches"), sinkscope.recording(model, out=tmp_path / "trace"):
             sinkscope.generate(model, PROMPTS[0], **settings)
         return
     with sinkscope.recording(model, out=tmp_path / "trace"):

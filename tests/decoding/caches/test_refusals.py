@@ -99,7 +99,7 @@ def test_a_policy_that_leaves_keys_out_is_not_watched(cache, tmp_path):
         seeded_model("llada"),
         "because its queries read only some keys, found one that is recorded",
     )
-    with sinkscope.recording(model, out=tmp_path / "trace"), pytest.raises(CallError, match=message):
+    with pytest.raises(CallError, match=message), sinkscope.recording(model, out=tmp_path / "trace"):
         sinkscope.generate(model, PROMPT, length=8, cache=cache)
 
 
@@ -109,7 +109,7 @@ def test_a_policy_that_computes_other_positions_in_each_layer_is_not_watched(cac
         seeded_model("llada"),
         "nothing watches, because each of its layers computes other positions",
     )
-    with sinkscope.recording(model, out=tmp_path / "trace"), pytest.raises(CallError, match=message):
+    with pytest.raises(CallError, match=message), sinkscope.recording(model, out=tmp_path / "trace"):
         sinkscope.generate(model, PROMPT, length=8, block=block, cache=cache)
 
 
