@@ -26,6 +26,7 @@ PAIRS = {
     "--unit": "sinks statistics --unit percent",
     "--canvases": "watch-training watch --canvases 2 --out out",
     "--data": "watch-training watch --data corpus --out out",
+    "--data gsm8k": f"evaluate model {SMALL} --data gsm8k=prompts.jsonl --out out",
     "--layer": "figures trace --only 3 --layer 0 --out out",
     "--no-browser": "explore trace --no-browser --out out.html",
     "--model": "explore trace --model model --out out.html",
@@ -48,3 +49,21 @@ def test_a_map_of_a_step_that_will_not_be(place):
 def test_a_second_processor(place):
     outcome = trial.run("check", "model", "--device", "cpu:7", cwd=place)
     assert trial.faults(outcome) == [] and "'cpu:7' cannot be used here" in outcome.err, outcome
+
+
+OTHERS = {
+    "train lab-nulls-diffusion-0 --updates 1 --watch 5 --out out": "--watch: expected at most the 1 updates of the training, found 5",
+    "map trace --step 1 --layer 0 --head 1 --model nosuch": "no model 'nosuch'",
+    "map trace --step 1 --layer 0 --head 1 --device nosuch": "--device 'nosuch' cannot be used here",
+    "figures trace --only 3 --model nosuch --out out": "no model 'nosuch'",
+    "figures trace --only 3 --device nosuch --out out": "--device 'nosuch' cannot be used here",
+    "export trace --to numpy --out out.zarr": "expected a name in .npz for numpy, found one in .zarr",
+    "export trace --to zarr --out out.nc": "expected a name in .zarr for zarr, found one in .nc",
+}
+
+
+@pytest.mark.parametrize("words", OTHERS)
+def test_a_value_that_would_not_be_looked_at(place, words):
+    before = {*place.iterdir()}
+    outcome = trial.run(*words.split(), cwd=place)
+    assert trial.faults(outcome) == [] and OTHERS[words] in outcome.err and {*place.iterdir()} == before, outcome

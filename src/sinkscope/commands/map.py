@@ -46,6 +46,7 @@ class Map(Command):
 
         if self.out is not None and self.out.suffix not in SUFFIXES:
             raise CallError(f"--out {self.out}: expected a file that ends in {', '.join(SUFFIXES)}")
+        check_model_flags(self.model, self.device)
         trace = open_trace(self.trace)
         if not trace.complete:
             note(f"{trace.folder}: incomplete, {trace.steps} whole steps")
@@ -91,10 +92,23 @@ def model_of(trace: Any, name: str | None = None, device: str = "cpu") -> Any:
         raise CallError(f"the model that wrote {trace.folder} cannot be loaded: {error}. Pass --model") from error
 
 
+def check_model_flags(name: str | None, device: str) -> None:
+    """Raise CallError for ``--model`` and ``--device`` that cannot be, also where every map is stored and no model is needed."""
+    from sinkscope.models.folders import check_name
+
+    if name is not None:
+        check_name(name)
+    if device != "cpu":
+        from sinkscope.models.devices import find_device
+
+        find_device(device, "--device")
+
+
 def map_reader(name: str | None = None, device: str = "cpu") -> Callable[[Any, int, int, int], "np.ndarray"]:
     """Return a function from (trace, step, layer, head) to a map, stored or recomputed; each model is loaded once, when first needed."""
     from sinkscope.traces.stored_maps import stored_map
 
+    check_model_flags(name, device)
     models: dict[Any, Any] = {}
 
     def read(trace: Any, step: int, layer: int, head: int) -> "np.ndarray":

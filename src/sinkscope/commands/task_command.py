@@ -53,13 +53,16 @@ class TaskCommand(Command):
         """Return what is asked of the model, by the names of `Request`."""
         from sinkscope.evaluation.tasks import read_data_flags
 
+        tasks, data = list(dict.fromkeys(part.strip() for part in self.tasks.split(",") if part.strip())), read_data_flags(self.data)
+        if unused := [name for name in data if name not in tasks]:
+            raise CallError(f"--data {unused[0]} is not used without this task; leave it out, or add {unused[0]} to --tasks")
         return {
-            "tasks": list(dict.fromkeys(part.strip() for part in self.tasks.split(",") if part.strip())),
+            "tasks": tasks,
             "limit": self.limit,
             "shots": self.shots,
             "chat": self.chat,
             "protocol": self.protocol,
-            "data": read_data_flags(self.data),
+            "data": data,
             "settings": dict(self.sampler),
             "allow_code_execution": self.allow_code_execution,
         }

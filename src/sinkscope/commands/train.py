@@ -54,6 +54,8 @@ class Train(Command):
         recipe = dataclasses.replace(RECIPES[self.recipe], **{name: value for name, value in changes.items() if value is not None})
         if self.watch is not None and self.watch < 1:
             raise CallError(f"--watch: expected at least 1, found {self.watch}")
+        if self.watch is not None and self.watch > recipe.updates:
+            raise CallError(f"--watch: expected at most the {recipe.updates:,} updates of the training, found {self.watch}")
         texts = read_data(self.data)
         command = " ".join(["sinkscope", *sys.argv[1:]])
         watch = None if self.watch is None else _watch(recipe, texts, self.out / "watch", self.watch)

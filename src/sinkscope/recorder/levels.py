@@ -66,9 +66,10 @@ def recording(
         raise CallError(f"top: expected at most {MOST:,} columns of each head, found {describe(top)}")
     if tokenizer is not None and isinstance(model, Model):
         raise CallError(f"tokenizer: {model.card.name} has its own; leave it out")
-    folder = Path(out).absolute()  # the body may change the current folder
+    folder = Path(out)
     with claimed_folder(folder, TraceError):
         claim_folder(folder, overwrite)
+        folder = folder.absolute()  # the body may change the current folder
         if keep == "drift":
             from sinkscope.recorder.drift_recorder import recording_drift
 

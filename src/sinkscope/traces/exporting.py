@@ -58,6 +58,8 @@ def export_trace(trace: Trace, target: Target, out: str | Path) -> Path:
     path = Path(out)
     if not path.name or str(out).endswith(os.sep):
         raise CallError(f"--out {out}: expected the name of a file, found that of a folder")
+    if path.suffix in {*SUFFIXES.values()} - {SUFFIXES[target]}:
+        raise CallError(f"--out {out}: expected a name in {SUFFIXES[target]} for {target}, found one in {path.suffix}")
     path = path if path.suffix else path.with_name(path.name + SUFFIXES[target])
     with claimed_file(path, TraceError):
         if os.path.lexists(path):
