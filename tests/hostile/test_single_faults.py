@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+import torch
 from hostile import trial
 from safetensors.torch import load_file, save_file
 
@@ -73,10 +74,9 @@ def test_a_line_separator_does_not_end_a_line(tmp_path):
 
 
 def test_logits_that_are_not_finite_are_an_error_that_names_the_step(place):
-    weights = load_file(place / "model/model.safetensors")
-    weights["lm_head.weight"][5] = float("nan")
-    save_file(weights, place / "model/model.safetensors", {"format": "pt"})
     model = sinkscope.load(place / "model")
+    with torch.no_grad():
+        model.network.lm_head.weight[5] = float("nan")  # a file with it is refused
     with pytest.raises(ModelError, match="model, step 0: expected finite logits, found nan; its weights are damaged"):
         sinkscope.generate(model, "Q: Tom\nA:", length=4, steps=4, block=4)
     with pytest.raises(CallError, match="lone surrogate"):

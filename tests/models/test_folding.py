@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 import sinkscope
 from sinkscope.attention import Hider, Watcher, subscribed
 from sinkscope.commands.fold import Fold
-from sinkscope.errors import CallError
+from sinkscope.errors import CallError, ModelError
 from sinkscope.models import SinkToken, add_sink_token
 from sinkscope.models.folding import fold
 
@@ -197,6 +197,16 @@ def test_a_folded_causal_model_writes_the_same(tmp_path, question):
 def test_what_cannot_be_folded_is_refused(tmp_path, network, message):
     folder = save(network(), tmp_path / "model")
     with pytest.raises(CallError, match=message):
+        fold(str(folder), tmp_path / "folded")
+    assert not (tmp_path / "folded").exists()
+
+
+@pytest.mark.parametrize("tensor", ["model.sink_token.embedding", "model.layers.1.self_attn.k_proj.weight"])
+def test_a_sink_token_of_nan_is_refused(tmp_path, tensor):
+    folder = save(with_sink(), tmp_path / "model")
+    weights = load_file(folder / "model.safetensors")
+    save_file(weights | {tensor: weights[tensor] * float("nan")}, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=f"{tensor}: expected finite numbers in float32, found NaN"):
         fold(str(folder), tmp_path / "folded")
     assert not (tmp_path / "folded").exists()
 

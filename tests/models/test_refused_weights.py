@@ -66,6 +66,17 @@ def test_a_tensor_of_another_shape(sharded):
     assert f"found 1 of another shape: {QUERY} (48, 47) instead of (48, 48) in {file}" in refusal(sharded)
 
 
+def test_weights_that_are_not_finite_in_their_dtype(sharded):
+    """Attention of CPUs turns a NaN in a key into a finite output."""
+    file = holder(sharded)
+    reweigh(sharded / file, lambda stored: stored[QUERY].view(-1).__setitem__(0, 1e30))
+    assert sinkscope.load(sharded)
+    expected = f"{file}: model.layers.1.self_attn.q_proj.weight: expected finite numbers in "
+    assert f"{expected}float16, found NaN or infinite ones" in refusal(sharded, dtype="float16")
+    reweigh(sharded / file, lambda stored: stored[QUERY].view(-1).__setitem__(0, float("nan")))
+    assert f"{expected}float32" in refusal(sharded)
+
+
 def test_a_tensor_that_is_missing_everywhere(sharded):
     file = holder(sharded)
     reweigh(sharded / file, lambda stored: stored.pop(QUERY))

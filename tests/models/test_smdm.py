@@ -180,6 +180,13 @@ class Harmful:
             lambda: changed(lambda w: w.update({"transformer.h.0.attn.bias": torch.ones(3)})),
             r"found transformer\.h\.0\.attn\.bias beside them",
         ),
+        *(
+            (
+                lambda found=found: changed(lambda w: w.update({"transformer.h.0.attn.attn.weight": torch.tensor(found)})),
+                r"attn\.attn\.weight: expected rows of finite numbers, found ",
+            )
+            for found in (1.0, [float("nan")], [float("inf")])
+        ),
         (lambda: changed(lambda w: w.update({"transformer.wte.weight": torch.ones(32005, 24)})), r"beyond the head's 32000, found 5"),
         (
             lambda: {k: v for k, v in lit_gpt_weights("none").items() if ".h." not in k},

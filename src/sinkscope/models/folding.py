@@ -37,6 +37,7 @@ def fold(name: str, out: Path) -> Path:
 
     Raises:
         CallError: the model has no trained sink token, or a folded one, or the folder holds something.
+        ModelError: the model cannot be loaded.
     """
     with claimed_folder(out, ModelError):
         if names_in(out):

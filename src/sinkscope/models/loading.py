@@ -248,14 +248,22 @@ def _cast(network: Any, dtype: torch.dtype, files: Mapping[str, Path]) -> None:
     """Cast the parameters file by file, so that the memory of each file is freed before the next one is read.
 
     Buffers stay as they are: the frequencies of the rotations are fp32 whatever the dtype.
+
+    Raises:
+        ModelError: weights that are not finite, or not in this dtype; kernels may turn NaN into finite attention that means nothing.
     """
 
     def file_of(named: tuple[str, Any]) -> Path:
         name, parameter = named
         return files[next(iter(stored_shapes({name: tuple(parameter.shape)})))]
 
-    for _, parameter in sorted(network.named_parameters(), key=file_of):
+    for name, parameter in sorted(network.named_parameters(), key=file_of):
         parameter.data = parameter.data.to(dtype)
+        if not parameter.data.isfinite().all():
+            raise ModelError(
+                f"{file_of((name, parameter))}: {name}: expected finite numbers in {str(dtype).removeprefix('torch.')}, found NaN or "
+                "infinite ones; fetch the file again, or choose another dtype"
+            )
     network.config.dtype = dtype
 
 

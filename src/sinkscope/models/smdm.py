@@ -196,6 +196,10 @@ def convert_weights(weights: Mapping[str, Tensor], where: str, heads: int | None
                 "refuses; cast it: torch.save({name: tensor.float() for name, tensor in state.items()}, FILE)"
             )
 
+        if not tensor.ndim or not tensor.isfinite().all():
+            found = "NaN or infinite ones" if tensor.ndim else "a single number"
+            raise ModelError(f"{where}: {name}: expected rows of finite numbers, found {found}; fetch the checkpoint again")
+
     def take(name: str, *shape: int | None) -> Tensor:
         if name not in left:
             raise ModelError(f"{where}: expected a tensor {name}, found none; it holds {', '.join(sorted(weights)[:3])} …")
