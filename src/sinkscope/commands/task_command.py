@@ -51,10 +51,10 @@ class TaskCommand(Command):
 
     def asked(self) -> dict[str, Any]:
         """Return what is asked of the model, by the names of `Request`."""
-        from sinkscope.evaluation.tasks import read_data_flags
+        from sinkscope.evaluation.tasks import PUBLISHED, read_data_flags
 
         tasks, data = list(dict.fromkeys(part.strip() for part in self.tasks.split(",") if part.strip())), read_data_flags(self.data)
-        if unused := [name for name in data if name not in tasks]:
+        if unused := [name for name in data if name not in {*tasks, *(PUBLISHED.get(task) for task in tasks)}]:
             raise CallError(f"--data {unused[0]} is not used without this task; leave it out, or add {unused[0]} to --tasks")
         return {
             "tasks": tasks,

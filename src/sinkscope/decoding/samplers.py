@@ -10,8 +10,6 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, get_type_hints
 
-import numpy as np
-
 from sinkscope.argument_types import checked
 from sinkscope.decoding.settings import (
     AutoregressiveSettings,
@@ -95,6 +93,8 @@ def resolve_settings(family: Family, **given: Any) -> Settings:
         CallError: values that do not fit together.
     """
     kind = settings_of(family.sampler)
+    import numpy as np  # not for help
+
     given = {name: value.item() if isinstance(value, np.generic) else value for name, value in given.items()}
     names = [field.name for field in dataclasses.fields(kind)]
     for name in given:
