@@ -35,7 +35,7 @@ def recording(
     tokenizer: Any = None,
     overwrite: bool = False,
 ) -> Iterator[Recorder]:
-    """Record every generation of a model while the body runs.
+    """Record every generation of a model while the body runs; one thread at a time records, changes or runs a recorded model.
 
     Args:
         model: a `Model`, any transformers module that uses the attention interface, or any torch module inside
