@@ -13,7 +13,7 @@ from fractions import Fraction
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from sinkscope.documents import describe
 from sinkscope.errors import CallError
@@ -65,7 +65,7 @@ def checked(function: Function) -> Function:
             elif isinstance(value, Integral) and not isinstance(value, int):
                 bound.arguments[name] = int(value)  # a whole number of NumPy
             elif getattr(value, "ndim", 0) and any((get_origin(one) or one) in _LISTS for one in _parts(hint)):
-                bound.arguments[name] = list(value)  # whose emptiness can be asked for
+                bound.arguments[name] = list(cast(Any, value))  # whose emptiness can be asked for
         return function(*bound.args, **bound.kwargs)
 
     return call  # type: ignore[return-value]

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from sinkscope.argument_types import checked
+from sinkscope.documents import describe
 from sinkscope.errors import CallError, SinkscopeError
 from sinkscope.extension_points import find_kinds
 from sinkscope.sinks.finding import Recorded
@@ -119,7 +120,7 @@ def definition_of(name: str) -> Definition:
         CallError: there is no number of this name.
     """
     if (short := short_name(name)) not in all_definitions():
-        raise CallError(f"name: expected one of {', '.join(all_definitions())}, found {name!r}")
+        raise CallError(f"name: expected one that `sinkscope analyse --definitions` prints, found {describe(name)}")
     return all_definitions()[short]
 
 
