@@ -5,6 +5,7 @@ import sys
 import types
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 
 from sinkscope.errors import CallError, EvaluationError
@@ -284,6 +285,7 @@ def hub(monkeypatch):
         raise ConnectionError("offline")
 
     monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", lambda self, name, timeout: None)
     return asked
 
 
@@ -299,6 +301,7 @@ def test_an_error_of_the_hub_is_told_without_its_classes(monkeypatch):
 
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", lambda self, name, timeout: None)
     with pytest.raises(
         EvaluationError, match=r"\(ConnectionError: Couldn't reach 'x' on the Hub\); go online \(unset HF_HUB_OFFLINE\), or"
     ):
@@ -311,6 +314,30 @@ def test_a_hub_that_cannot_be_reached(hub, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(CallError, match="the package datasets, which is not installed; install it, or pass a local file: --data gsm8k"):
         find_task("gsm8k").problems()
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch, cached):
+    config, states = types.SimpleNamespace(HF_HUB_OFFLINE=False), []
+
+    def load_dataset(*_, **__):
+        states.append((config.HF_HUB_OFFLINE, huggingface_hub.constants.HF_HUB_OFFLINE))
+        if cached:
+            return [{"question": "cached?", "answer": "#### 1"}]
+        raise ConnectionError("not in the cache")
+
+    def no_answer(self, name, timeout):
+        raise OSError(f"no way to {name}")
+
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset, config=config))
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", no_answer)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    if cached:
+        assert find_task("gsm8k").problems()[0]["question"] == "cached?"
+    else:
+        with pytest.raises(EvaluationError, match=r"could not be had from the hub \(OSError: no way to openai/gsm8k\); go online"):
+            find_task("gsm8k").problems()
+    assert states[0] == (True, True) and not config.HF_HUB_OFFLINE and not huggingface_hub.constants.HF_HUB_OFFLINE
 
 
 def test_data_flags(tmp_path):

@@ -1,10 +1,11 @@
 """Rows of published tasks: from a local JSON-lines file or folder, else from the Hugging Face hub."""
 
+import contextlib
 import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -100,16 +101,46 @@ class Source:
             raise CallError(
                 f"{name} comes from the hub through the package datasets, which is not installed; install it, {local}"
             ) from error
+        unreachable = _unreachable(name)
         try:
-            return list(load_dataset(name, configuration, split=split))
-        except Exception as error:  # whatever the hub, the network or its cache raise
+            with contextlib.nullcontext() if unreachable is None else _offline():  # a data set in the cache needs no network
+                return list(load_dataset(name, configuration, split=split))
+        except Exception as raised:  # whatever the hub, the network or its cache raise
+            error = unreachable or raised
             reason = re.sub(r" *\(\w*(Error|Enabled)\)", "", next(iter(str(error).splitlines()), ""))
+            if type(error).__name__ == "OfflineModeIsEnabled":
+                reason = "no cached copy"
             offline = next(
                 (f" (unset {variable})" for variable in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE") if os.environ.get(variable)), ""
             )
             raise EvaluationError(
                 f"{name} could not be had from the hub ({type(error).__name__}: {reason}); go online{offline}, {local}"
             ) from error
+
+
+def _unreachable(name: str) -> Exception | None:
+    """Return why the hub does not answer for a data set; None where it does. `datasets` would ask six times and print each time."""
+    from huggingface_hub import HfApi
+
+    try:
+        HfApi().dataset_info(name, timeout=10)
+    except Exception as error:  # whatever the hub or the network raise
+        return error
+    return None
+
+
+@contextlib.contextmanager
+def _offline() -> Iterator[None]:
+    """Let `datasets` read its cache alone while the body runs."""
+    from datasets import config
+    from huggingface_hub import constants
+
+    before = config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE
+    config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE = before
 
 
 def hash_rows(*splits: Sequence[Row]) -> str:
