@@ -105,7 +105,7 @@ class Model:
         """The longest canvas and the key that says so, for an error message."""
         return f"{self.card.name} was made for {self.card.max_positions} ({self.positions_key} in its config.json)"
 
-    def encode(self, prompt: str | Sequence[int] | torch.Tensor) -> list[int]:
+    def encode(self, prompt: str | Sequence[int] | np.ndarray | torch.Tensor) -> list[int]:
         """Return the token ids of a raw text, or checked ids as they are.
 
         Raises:
