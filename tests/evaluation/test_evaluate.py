@@ -273,7 +273,7 @@ def test_changed_settings_under_the_same_folder_are_refused(diffusion, tmp_path,
 
 def test_another_model_in_the_same_folder_is_refused(diffusion, autoregressive, tmp_path, answers):
     evaluate(diffusion, out=tmp_path, **SMALL)
-    with pytest.raises(CallError, match=r"holds another run \(model\.family: llada → llama; other weights\)"):
+    with pytest.raises(CallError, match=r"holds another run \(model\.family: llada → llama; other weights; model\.parameters: "):
         evaluate(autoregressive, out=tmp_path, **SMALL)
 
 

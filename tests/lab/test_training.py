@@ -153,7 +153,7 @@ def test_the_loss_goes_down(recipe, whole_run, tmp_path):
         ({"updates": 40}, "updates 30 → 40"),
         ({"seed": 3}, "seed 0 → 3"),
         ({"objective": "next_token"}, "objective 'masked_diffusion' → 'next_token'"),
-        ({"autocast": False}, "autocast True → False"),
+        ({"autocast": False}, "autocast true → false"),
     ],
 )
 def test_another_recipe_in_the_same_folder_is_refused(whole_run, change, named):
