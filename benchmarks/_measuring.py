@@ -67,6 +67,9 @@ def flags(**defaults: Any) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__)
     parser.add_argument("--json", action="store_true", help="print a list of rows as JSON")
     for name, default in defaults.items():
+        if default is False:
+            parser.add_argument(f"--{name}", action="store_true")
+            continue
         kind = type(default[0]) if isinstance(default, tuple) else type(default)
         many = isinstance(default, tuple)
         parser.add_argument(
@@ -75,7 +78,12 @@ def flags(**defaults: Any) -> argparse.Namespace:
             default=default,
             help=f"default: {','.join(map(str, default)) if many else default}",
         )
-    return parser.parse_args()
+    given = parser.parse_args()
+    for name, value in vars(given).items():
+        numbers = [one for one in (value if isinstance(value, tuple) else [value]) if isinstance(one, int | float)]
+        if value == () or not all(isinstance(one, bool) or 0 < one < 1 << 31 for one in numbers):
+            parser.error(f"argument --{name}: expected numbers above 0, found {value}")
+    return given
 
 
 def machine() -> dict[str, str]:

@@ -9,7 +9,6 @@ The choice model is left out: it compares prompts, and here is one.
 
 import json
 import multiprocessing
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _measuring import extra_memory, show
+from _measuring import extra_memory, flags, show
 
 SHAPES = {"full": (256, 32, 32, 512), "quarter": (64, 32, 32, 512)}
 MASK = 1
@@ -92,8 +91,8 @@ def prepare(folder: str) -> Callable[[], Any]:
 
 
 def main() -> None:
-    name = "quarter" if "--quick" in sys.argv else "full"
-    sys.argv = [one for one in sys.argv if one != "--quick"]
+    given = flags(quick=False)
+    name = "quarter" if given.quick else "full"
     steps, layers, heads, width = SHAPES[name]
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace"
@@ -110,7 +109,7 @@ def main() -> None:
             "extra_mib": round(extra_memory(prepare, str(trace))),
             **json.loads((Path(folder) / "took.json").read_text()),
         }
-    show([row])
+    show([row], given.json)
 
 
 if __name__ == "__main__":

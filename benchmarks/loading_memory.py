@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _measuring import show
+from _measuring import flags, show
 
 WIDTH, INNER, LAYERS, ROWS, SHARDS = 2048, 6144, 20, 16384, 6
 
@@ -103,6 +103,7 @@ def peak_of(*arguments: Any) -> float:
 
 
 def main() -> None:
+    given = flags()
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         size = write_checkpoint(Path(folder)) / 2**20
@@ -110,7 +111,7 @@ def main() -> None:
             peak = peak_of(folder, dtype, forward)
             held = size * (2 if dtype == "float32" else 1)
             rows.append({"kind": name, "checkpoint_mib": round(size), "peak_mib": round(peak), "peak_over_size": round(peak / held, 3)})
-    show(rows)
+    show(rows, given.json)
 
 
 if __name__ == "__main__":

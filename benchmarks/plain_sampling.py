@@ -66,6 +66,8 @@ def seconds_of(checkouts: dict[str, Path], workload: tuple[int, ...], rounds: in
 
 def main() -> None:
     given = flags(before="", rounds=12)
+    if not (Path(given.before or "nowhere") / "src" / "sinkscope").is_dir():
+        sys.exit(f"error: argument --before: expected another checkout of this repository, found {given.before or 'none'}")
     checkouts = {"before": Path(given.before).resolve(), "now": Path(__file__).parents[1]}
     rows = []
     for name, workload in WORKLOADS.items():

@@ -7,7 +7,7 @@ The network is small (4 layers, width 512) beside its vocabulary, as the ratio o
 from typing import Any
 
 import torch
-from _measuring import interleaved, ratio, show
+from _measuring import flags, interleaved, ratio, show
 
 VOCABULARY = 126_464
 SHAPES = ((192, 64), (448, 64), (448, 256))
@@ -59,6 +59,7 @@ def plain_loop(model: Any, prompt: torch.Tensor, length: int, steps: int) -> tor
 
 
 def main() -> None:
+    given = flags()
     import sinkscope
 
     torch.set_num_threads(2)
@@ -87,7 +88,7 @@ def main() -> None:
                 "projection_share": round(VOCABULARY * shape.hidden_size / (VOCABULARY * shape.hidden_size + layers), 2),
             }
         )
-    show(rows)
+    show(rows, given.json)
 
 
 if __name__ == "__main__":

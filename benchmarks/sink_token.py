@@ -4,7 +4,7 @@ import copy
 import dataclasses
 
 import torch
-from _measuring import interleaved, ratio, show
+from _measuring import flags, interleaved, ratio, show
 
 from sinkscope.lab.canvases import draw_canvases
 from sinkscope.lab.recipes import RECIPES
@@ -53,6 +53,7 @@ def inference(width: int, layers: int, heads: int):
 
 
 def main() -> None:
+    given = flags()
     seconds = interleaved({variant: training(variant) for variant in ("none", "token", "logit", "gate")}, repeats=REPEATS)
     rows = [{"what": f"training step, {name}", "over_without": ratio(seconds, name, "none")} for name in seconds if name != "none"]
     for width, layers, heads, batch, length in SHAPES:
@@ -65,7 +66,7 @@ def main() -> None:
             )
         shape = f"width {width}, {layers} layers, {batch} × {length} tokens"
         rows += [{"what": f"{name}, {shape}", "over_without": ratio(seconds, name, "plain")} for name in ("folded", "unfolded")]
-    show(rows)
+    show(rows, given.json)
 
 
 if __name__ == "__main__":

@@ -7,12 +7,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from _measuring import show
+from _measuring import flags, show
 
 REPEATS = 5
 
 
 def main() -> None:
+    given = flags()
     import sinkscope
     from sinkscope.lab.prompts import problem_prompt
 
@@ -40,7 +41,7 @@ def main() -> None:
                     "largest_seconds": round(max(seconds), 2),
                 }
             )
-    show(rows)
+    show(rows, given.json)
 
 
 if __name__ == "__main__":

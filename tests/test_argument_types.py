@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
+import torch
+from jaxtyping import Bool, Float, Int
 
 from sinkscope.argument_types import checked
 from sinkscope.errors import CallError
@@ -79,6 +81,31 @@ def test_what_does_not_fit_is_told(given, named, message):
     with pytest.raises(CallError, match=message) as error:
         call(*given, **named)
     assert len(str(error.value)) < 200
+
+
+@checked
+def beside(
+    columns: Float[np.ndarray, "*step layer head key"], keys: Bool[np.ndarray, "layer key"], more: Int[np.ndarray, " key"] = (0, 1, 2)
+) -> tuple[int, ...]:
+    """Return the shape of its first argument."""
+    return columns.shape
+
+
+def test_axes_of_one_name_have_one_size():
+    assert beside(np.ones((5, 2, 4, 3)), np.ones((2, 3), bool), [1, 2, 3]) == (5, 2, 4, 3)
+    with pytest.raises(CallError, match="keys: expected 3 along the axis key, as columns has, found 1"):
+        beside(np.ones((5, 2, 4, 3)), np.ones((2, 1), bool))
+    with pytest.raises(CallError, match="keys: expected 2 along the axis layer, as columns has, found 3"):
+        beside(np.ones((2, 4, 3)), np.ones((3, 3), bool))
+    with pytest.raises(CallError, match="more: expected 3 along the axis key, as columns has, found 2"):
+        beside(np.ones((2, 4, 3)), np.ones((2, 3), bool), [1, 2])
+
+
+def test_an_array_that_does_not_fit_is_told_with_its_shape():
+    with pytest.raises(CallError, match=r"columns: expected ndarray \[\*step layer head key\], found ndarray float64 \[3\]"):
+        beside(np.ones(3), np.ones((2, 3), bool))
+    with pytest.raises(CallError, match=r"count: expected a whole number, found Tensor float32 \[2\]"):
+        call(torch.ones(2))
 
 
 def test_a_call_that_python_refuses_is_left_to_python():

@@ -2,6 +2,7 @@
 
 import json
 import re
+import runpy
 import sys
 from pathlib import Path
 
@@ -49,3 +50,20 @@ def test_every_script_prints_through_them():
 def test_the_results_say_what_is_known_of_the_machine():
     head = (BENCHMARKS / "RESULTS.md").read_text().split("\n## ")[0]
     assert "The machine, unless said otherwise:" in head and "`processor`, `kernels`" in head
+
+
+@pytest.mark.parametrize("script", sorted(path.stem for path in BENCHMARKS.glob("[a-z]*.py")))
+def test_a_flag_that_is_none_is_refused_before_anything_is_measured(measuring, monkeypatch, capsys, script):
+    monkeypatch.setattr(sys, "argv", [script, "--nosuch"])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(BENCHMARKS / f"{script}.py"), run_name="__main__")
+    told = capsys.readouterr()
+    assert end.value.code == 2 and told.out == "" and "unrecognized arguments: --nosuch" in told.err
+
+
+@pytest.mark.parametrize("value", ["0", "-3", "x", "99999999999"])
+def test_numbers_that_cannot_be_are_refused(measuring, monkeypatch, capsys, value):
+    monkeypatch.setattr(sys, "argv", ["script", "--rounds", value])
+    with pytest.raises(SystemExit):
+        measuring.flags(rounds=3)
+    assert "argument --rounds: " in capsys.readouterr().err

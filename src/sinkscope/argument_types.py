@@ -31,14 +31,16 @@ _WORDS: dict[Any, str] = {
 _SEVERAL = {int: "whole numbers", float: "numbers", str: "texts", Path: "paths"}
 LARGEST = 1 << 63
 """Whole numbers from here on stand for no number that is measured."""
+LONGEST_PATH, LONGEST_NAME = 4096, 255
+"""Bytes that a path, and a name in it, can have."""
 _LISTS = (Sequence, Collection, list, tuple, Set, set, frozenset)
 
 
 def checked(function: Function) -> Function:
     """Return a function that raises `CallError` for an argument of another type than its annotation says; of a class, its ``__init__``.
 
-    Lists of numbers, and arrays of whole numbers where one of fractions is annotated, become such an array; whole numbers of NumPy become
-    Python's.
+    Arrays with an axis of one name must have one size along it. Lists of numbers, and arrays of whole numbers where one of fractions is
+    annotated, become such an array; whole numbers of NumPy become Python's.
     """
     if isinstance(function, type):
         function.__init__ = checked(function.__init__)  # type: ignore[misc]
@@ -54,6 +56,7 @@ def checked(function: Function) -> Function:
             bound = signature.bind(*given, **named)
         except TypeError:
             return function(*given, **named)  # which says it in Python's words
+        sizes: dict[str, tuple[int, str]] = {}
         for name, value in bound.arguments.items():
             kind = signature.parameters[name].kind
             several = {inspect.Parameter.VAR_POSITIONAL: value, inspect.Parameter.VAR_KEYWORD: ()}.get(kind, (value,))
@@ -61,10 +64,13 @@ def checked(function: Function) -> Function:
             for one in several:
                 check_argument(name, one, hint)
             if getattr(getattr(hint, "array_type", None), "__module__", "") == "numpy":
-                bound.arguments[name] = _array(name, value, hint)
+                bound.arguments[name] = array = _array(name, value, hint)
+                _check_sizes(name, array, hint, sizes)
             elif isinstance(value, Integral) and not isinstance(value, int):
                 bound.arguments[name] = int(value)  # a whole number of NumPy
-            elif getattr(value, "ndim", 0) and any((get_origin(one) or one) in _LISTS for one in _parts(hint)):
+            elif hint is bool:
+                bound.arguments[name] = bool(value)  # JSON has no truth values of NumPy
+            elif _asks_for_list(hint) and not _asks_for_array(hint) and getattr(value, "ndim", 0):
                 bound.arguments[name] = list(cast(Any, value))  # whose emptiness can be asked for
         return function(*bound.args, **bound.kwargs)
 
@@ -90,8 +96,8 @@ def check_argument(name: str, value: Any, hint: Any) -> None:
     Raises:
         CallError: such a value, at any depth.
     """
-    if isinstance(value, str) and Path in _parts(hint) and not _may_be_path(value):
-        raise CallError(f"{name}: expected a path, found {_found(value) if value else 'an empty text'}")
+    if isinstance(value, str | Path) and Path in _parts(hint) and not _may_be_path(str(value)):
+        raise CallError(f"{name}: expected a path, found {in_words(str(value)) if str(value) else 'an empty text'}")
     if fits(value, hint):
         return
     inner = _parts(hint)
@@ -99,8 +105,8 @@ def check_argument(name: str, value: Any, hint: Any) -> None:
         if get_origin(one) in _LISTS and _is_list(value):
             item = (get_args(one) or (Any,))[0]
             at, wrong = next((at, other) for at, other in enumerate(value) if not fits(other, item))
-            raise CallError(f"{name}[{at}]: expected {_words(item)}, found {_found(wrong)}")
-    raise CallError(f"{name}: expected {_words(hint)}, found {_found(value)}")
+            raise CallError(f"{name}[{at}]: expected {_words(item)}, found {in_words(wrong)}")
+    raise CallError(f"{name}: expected {_words(hint)}, found {in_words(value)}")
 
 
 def fits(value: Any, hint: Any) -> bool:
@@ -145,6 +151,14 @@ def _is_our_class(hint: Any) -> bool:
     return (hint.__module__.startswith("sinkscope.") and hint.__name__ != "Model") or (hint.__module__, hint.__name__) == ("torch", "dtype")
 
 
+def _asks_for_list(hint: Any) -> bool:
+    return any((get_origin(one) or one) in _LISTS for one in _parts(hint))
+
+
+def _asks_for_array(hint: Any) -> bool:
+    return any(hasattr(one, "array_type") for one in _parts(hint))
+
+
 def _is_list(value: Any) -> bool:
     if isinstance(value, str | bytes | bytearray | Mapping) or getattr(value, "ndim", 1) == 0:
         return False
@@ -167,19 +181,37 @@ def _array(name: str, value: Any, hint: Any) -> Any:
     fractions, switches = "float64" in hint.dtypes, "bool" in hint.dtypes
     try:
         array = np.asarray(value)
-    except ValueError:  # lists of several lengths
+    except (ValueError, TypeError, RuntimeError):  # lists of several lengths, sparse tensors, tensors without values
         array = np.asarray(None)
     if not _has_axes(array, hint) or (array.size and array.dtype.kind not in ("fiub" if fractions else "b" if switches else "iu")):
         raise CallError(f"{name}: expected {_words(hint)}, found {array.dtype} {list(array.shape)}")
-    return array.astype(np.float64) if fractions and array.dtype.kind != "f" else array
+    return array.astype(np.float64) if fractions and (array.dtype.kind != "f" or array.itemsize < 4) else array
+
+
+def _check_sizes(name: str, array: Any, hint: Any, sizes: dict[str, tuple[int, str]]) -> None:
+    """Raise an error where an array and one before it have another size along an axis of one name.
+
+    Args:
+        sizes: {axis: its size and the argument that has it} of the arrays before it; those of this one are added.
+
+    Raises:
+        CallError: such an axis.
+    """
+    for axis, size in zip(reversed(hint.dim_str.split()), reversed(array.shape), strict=False):
+        if not axis.isidentifier():  # any number of axes
+            break
+        expected, other = sizes.setdefault(axis, (size, name))
+        if size != expected:
+            raise CallError(f"{name}: expected {expected} along the axis {axis}, as {other} has, found {size}")
 
 
 def _may_be_path(text: str) -> bool:
     """Return whether a file can have this name."""
     try:
-        return b"\0" not in os.fsencode(text) and text != ""
+        name = os.fsencode(text)
     except UnicodeEncodeError:
         return False
+    return b"\0" not in name and 0 < len(name) < LONGEST_PATH and max(map(len, name.split(b"/"))) <= LONGEST_NAME
 
 
 def _parts(hint: Any) -> tuple[Any, ...]:
@@ -209,7 +241,13 @@ def _words(hint: Any) -> str:
     return " or ".join(dict.fromkeys(found))
 
 
-def _found(value: Any) -> str:
-    """Return in words what was found."""
-    plain = value is None or isinstance(value, str | bool | int | float)
-    return describe(value) if plain else type(value).__name__
+def in_words(value: Any) -> str:
+    """Return in words what was found; of an array its type and shape."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if value is None or isinstance(value, str | bool | int | float):
+        return describe(value)
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if not isinstance(shape, tuple) or dtype is None:
+        return type(value).__name__
+    return f"{type(value).__name__} {str(dtype).removeprefix('torch.')} {list(shape)}"

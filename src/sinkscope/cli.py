@@ -49,13 +49,22 @@ def _told(error: Exception) -> "tuple[str, int]":
         return str(error), 2 if isinstance(error, CallError) else 1
     if isinstance(error, OSError):
         where = error.filename or ("standard output" if _drop_output("\n") else "the system")
-        return f"{where}: {error.strerror or error}", 1
+        named = _variable_that_names(str(where))
+        return f"{where}: {error.strerror or error}" + (f"; the environment variable {named} says so, unset it" if named else ""), 1
     if isinstance(error, MemoryError):
         return "there is not enough memory; use fewer or shorter prompts, a smaller --batch, or a machine with more", 1
     if found := _variable_at_fault(error):
         variable, library = found
         return f"the environment variable {variable} is set to {os.environ[variable][:60]!r}, which {library} refuses; unset it", 1
     return f"unexpected {type(error).__name__}: {error} (--debug shows where; please report it)", 1
+
+
+def _variable_that_names(path: str) -> "str | None":
+    """Return the environment variable that tells a library to use a path as its folder, such as TORCHINDUCTOR_CACHE_DIR."""
+    for name, value in os.environ.items():
+        if name.endswith(("_CACHE", "_CACHE_DIR", "_CACHE_HOME", "_HOME")) and value and f"{path}/".startswith(f"{value.rstrip('/')}/"):
+            return name
+    return None
 
 
 def _prepare_output() -> None:

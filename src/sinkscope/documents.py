@@ -1,9 +1,9 @@
 """Documents: files that enter from outside, read with bounds and checked before any of their fields is used.
 
-A file that is read whole must be a regular file and no larger than it can be. JSON must be UTF-8, not nested deeper than `DEEPEST`, with
-whole numbers of 128 bits, finite numbers, and text without lone surrogates. Fields are checked against one schema for each kind of
-document, a class that extends `pydantic.BaseModel` and stands beside the code that owns the kind. Every message names the file, the field,
-what was expected and what was found.
+A file that is read whole must be a regular file and no larger than it can be. JSON must be UTF-8, with or without a byte order mark, not
+nested deeper than `DEEPEST`, with whole numbers of 128 bits, finite numbers, and text without lone surrogates. Fields are checked against
+one schema for each kind of document, a class that extends `pydantic.BaseModel` and stands beside the code that owns the kind. Every
+message names the file, the field, what was expected and what was found.
 
 Functions take ``failure``, the class of the exception that they raise, and ``advice``, which ends its message.
 """
@@ -22,6 +22,8 @@ from sinkscope.errors import SinkscopeError
 MOST = 64 << 20
 """Bytes of the largest document that is read, unless its reader says otherwise."""
 DEEPEST = 64
+BYTE_ORDER_MARK = "\ufeff"
+"""What some editors write in front of a text; it is no part of it."""
 LARGEST_NUMBER = 1 << 128
 SHOWN = 60
 """Characters of what was found in a message."""
@@ -268,7 +270,15 @@ def describe(value: Any) -> str:
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, int) and abs(value) >= LARGEST_NUMBER:
         return f"a number of {value.bit_length()} bits"
-    return _shorten(ascii(value) if isinstance(value, str) and not _is_text(value) else repr(value))
+    return _shorten(ascii(value)) if isinstance(value, str) and not _is_text(value) else shown(value)
+
+
+def shown(value: Any) -> str:
+    """Return what Python writes for a value, shortened for a message; the name of its class where that fails."""
+    try:
+        return _shorten(repr(value))
+    except Exception:  # of a class of the caller's
+        return type(value).__name__
 
 
 def _shorten(text: str) -> str:
@@ -281,7 +291,7 @@ def _named(name: str) -> str:
 
 def _decoded(content: bytes, where: Path | str, failure: Failure, advice: str) -> str:
     try:
-        return content.decode()
+        return content.decode().removeprefix(BYTE_ORDER_MARK)
     except UnicodeDecodeError as error:
         raise failure(_message(where, f"expected UTF-8 text, found byte {content[error.start]:#04x} at {error.start}", advice)) from error
 

@@ -17,11 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from sinkscope.documents import read_bytes
+from sinkscope.documents import check_regular, read_bytes
 from sinkscope.errors import CallError, SinkscopeError
 
 UNFINISHED = ".writing"
 """What the name of a file ends in while it is being written."""
+WEIGHTS = "weights_sha256"
+"""The field for the hash of the weights in memory; folders of earlier versions have none."""
+CHANGED = "the weights in memory are not those that began it, as they were changed after they were loaded; save them, load that folder"
 Failure = type[SinkscopeError]
 
 
@@ -56,8 +59,10 @@ def item_path(folder: Path, index: int, suffix: str) -> Path:
 def write_whole(path: Path, content: bytes | Iterable[bytes | memoryview], failure: Failure, advice: str) -> None:
     """Write a file, whole or in pieces, so that a reader sees all of it or nothing; ``advice`` ends the message of a failure.
 
-    Two processes may write the same file at once: the one that ends last wins.
+    Two processes may write the same file at once: the one that ends last wins. What is no regular file, such as /dev/null, stays.
     """
+    if path.exists() and not path.is_dir():
+        check_regular(path, failure, advice)
     beside = path.with_name(f"{path.name}.{os.getpid()}{UNFINISHED}")
     try:
         with beside.open("wb") as file:

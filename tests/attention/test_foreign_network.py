@@ -1,5 +1,6 @@
 """Foreign torch modules: their calls of ``F.scaled_dot_product_attention`` are watched, hidden from and prepended to."""
 
+import numpy
 import pytest
 import torch
 from closeness import assert_close, terms_of
@@ -364,8 +365,81 @@ def test_an_unknown_layer_is_refused():
 
 
 def test_what_is_no_module_is_refused():
-    with pytest.raises(CallError, match="expected a torch module, found str"), foreign("lab-diffusion"):
+    with pytest.raises(CallError, match="expected a torch module, found 'lab-diffusion'"), foreign("lab-diffusion"):
         pass
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"layers": 5}, "layers: expected a list of texts or None, found 5"),
+        ({"layers": [5]}, r"layers\[0\]: expected text, found 5"),
+        ({"layers": "blocks.0.attention"}, "layers: expected a list of texts or None, found 'blocks.0.attention'"),
+        ({"layers": []}, "layers: expected the path of at least one module, found none; leave it out to watch all"),
+        ({"causal": "no"}, "causal: expected True or False, found 'no'"),
+        ({"causal": None}, "causal: expected True or False, found null"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(more, message):
+    network = build()
+    with pytest.raises(CallError, match=f"^{message}"), foreign(network, **more):
+        pass
+    assert current_session(network) is None
+
+
+def test_a_truth_value_of_numpy_is_written_as_one(tmp_path):
+    network = build()
+    with foreign(network, causal=numpy.bool_(True)), sinkscope.recording(network, out=tmp_path / "t"):
+        logits(network, IDS[:1])
+    assert sinkscope.open_trace(tmp_path / "t").manifest["causal"] is True
+
+
+SEEN = torch.ones(ROWS, 1, LENGTH, LENGTH, dtype=torch.bool)
+NOBODY = SEEN & (torch.arange(ROWS) == 0)[:, None, None, None]  # the second row sees nothing
+BAD_MASKS = {
+    "all False": (~SEEN, CallError, "expected at least one token in each row, found none in row 0; its mask calls all of it padding"),
+    "all minus infinity": (torch.full((LENGTH, LENGTH), -torch.inf), CallError, "found none in row 0; its mask calls all of it padding"),
+    "the least number": (torch.full((LENGTH, LENGTH), torch.finfo(torch.float32).min), CallError, "found none in row 0"),
+    "one row of padding": (NOBODY, CallError, "found none in row 1; its mask calls all of it padding, leave it out"),
+    "NaN": (torch.full((LENGTH, LENGTH), torch.nan), CallError, r"a mask of numbers in blocks\.0\.attention, found NaN in it; use 0 where"),
+    "one NaN": (torch.zeros(1, 1, 1, LENGTH).index_fill(-1, torch.tensor([3]), torch.nan), CallError, "found NaN in it"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_MASKS)
+def test_masks_that_show_no_text_are_refused(tmp_path, case):
+    """They would be read as padding of every token, and a trace of no token would be written."""
+    network, (mask, kind, message) = build(), BAD_MASKS[case]
+    with pytest.raises(kind, match=message), foreign(network), sinkscope.recording(network, out=tmp_path / "t"):
+        logits(network, attn_mask=mask)
+    assert not (tmp_path / "t" / "manifest.json").exists()
+
+
+def test_a_query_that_sees_nothing_is_legal(tmp_path):
+    network, mask = build(), SEEN.clone()
+    mask[0, :, :2] = False  # two queries of the first row see nothing
+    mask[0, :, :, :2] = False  # and nobody sees them
+    with foreign(network), sinkscope.recording(network, out=tmp_path / "t"):
+        logits(network, attn_mask=mask)
+    assert [trace.lengths[:].tolist() for trace in sinkscope.open_traces(tmp_path / "t")] == [[LENGTH - 2], [LENGTH]]
+
+
+def test_nan_in_the_mask_of_a_later_layer_is_told(tmp_path):
+    class Spoilt(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = build()
+
+        def forward(self, ids):
+            x = self.inner.embed(ids)
+            for number, block in enumerate(self.inner.blocks):
+                x = block(x, attn_mask=torch.zeros(LENGTH, LENGTH).fill_(torch.nan if number else 0))
+            return Said(x)
+
+    network = Spoilt()
+    told = pytest.raises(AttentionError, match=r"found NaN first in layer inner\.blocks\.1\.attention")
+    with told, foreign(network), sinkscope.recording(network, out=tmp_path / "t"):
+        logits(network)
 
 
 def test_dropout_is_refused():
@@ -390,6 +464,9 @@ def test_a_network_that_does_not_ask_is_refused():
         network(torch.ones(1, 2, 3))
 
 
+SQUARE = torch.ones(2, 6, 4, 5)
+
+
 class Odd(nn.Module):
     def __init__(self, *tensors):
         super().__init__()
@@ -408,6 +485,13 @@ class Odd(nn.Module):
             "as many key heads as query heads in attention, found 3 and 6; pass enable_gqa",
         ),
         ([torch.ones(2, 6, 4, 5), *[torch.ones(2, 6, 3, 5)] * 2], "attention, the first layer, .* found 4 queries on 3 keys"),
+        (
+            [SQUARE] * 3 + [torch.ones(2, 1, 4, 4).long()],
+            r"mask of attention to be bool or .* found int64 \[2, 1, 4, 4\]",
+        ),
+        ([SQUARE] * 3 + [torch.ones(2, 1, 4, 3)], r"fractions that fit \[2, 6, 4, 4\], found float32 \[2, 1, 4, 3\]"),
+        ([SQUARE] * 3 + [torch.ones(3, 4, 4)], r"fractions that fit \[2, 6, 4, 4\], found float32 \[3, 4, 4\]"),
+        ([SQUARE] * 3 + [torch.ones(1, 2, 1, 4, 4)], r"found float32 \[1, 2, 1, 4, 4\]"),
     ],
 )
 def test_shapes_it_does_not_model_are_refused(tensors, match):

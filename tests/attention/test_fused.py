@@ -8,7 +8,7 @@ import pytest
 import torch
 from dense import MASKS, Inputs, as_bias, attention_inputs, close, dense, dense_sums, draw, draw_mask, triangle, without
 
-from sinkscope.attention import Prefix
+from sinkscope.attention import Prefix, attend
 from sinkscope.attention.blockwise import compute_blockwise
 
 SMALL = {"batch": 2, "heads": 2, "kv_heads": 1, "queries": 21, "keys": 37, "dim": 8, "value_dim": 11, "groups": 3}
@@ -190,6 +190,15 @@ def test_not_a_number_comes_through(device):
     output, columns = fused(device, inputs, hidden=torch.zeros(1, 1, 6, dtype=torch.bool))
     assert columns.sums.isnan().any(-1)[0, :, 0].tolist() == [False, True, False]
     assert output[0, 1, 2].isnan().all() and not output[0, 0].isnan().any()
+
+
+def test_not_a_number_in_a_mask_comes_through(device):
+    inputs = draw(batch=1, heads=3, kv_heads=3, queries=5, keys=6, groups=1)
+    mask = torch.zeros(1, 3, 5, 6)
+    mask[0, 1, 2, 4] = torch.nan
+    for output, columns in (fused(device, inputs, mask=mask), attend(**vars(inputs), mask=mask)):
+        assert columns.sums.isnan().any(-1)[0, :, 0].tolist() == [False, True, False]
+        assert output[0, 1, 2].isnan().all() and output.isnan().any(-1).sum() == 1
 
 
 # Torch's flash attention, and our columns

@@ -1,5 +1,7 @@
 """The events of a session in order, for a published generation and for a foreign one."""
 
+from dataclasses import fields
+
 import pytest
 import torch
 from closeness import assert_close, terms_of
@@ -7,10 +9,10 @@ from diary import IDS, SMALL, Diary, forward, step_events, tiny_llama
 from transformers import DynamicCache, Gemma3ForCausalLM, Gemma3TextConfig, StaticCache
 
 import sinkscope
-from sinkscope.attention import Hider, subscribed
+from sinkscope.attention import GenerationStart, Hider, StepContext, StepResult, subscribed
 from sinkscope.decoding import LLaDASettings, make_batch
 from sinkscope.decoding.llada import llada_steps
-from sinkscope.errors import AttentionError
+from sinkscope.errors import AttentionError, CallError
 
 # What a published generation tells
 
@@ -155,6 +157,25 @@ def tiny_gemma():
     return Gemma3ForCausalLM(Gemma3TextConfig(**SMALL, num_key_value_heads=1, head_dim=8, sliding_window=4)).eval()
 
 
+def test_padding_between_tokens_is_refused_as_such(diffusion):
+    hole = torch.tensor([[1, 1, 1, 1], [0, 1, 0, 1]])
+    with (
+        pytest.raises(AttentionError, match=r"found it between the tokens of row 1, at position 2 of its mask; leave that token out"),
+        subscribed(diffusion.network, Diary()),
+    ):
+        forward(diffusion.network, IDS[:, :4], attention_mask=hole)
+
+
+@pytest.mark.parametrize("dtype", [torch.long, torch.bool, torch.float32])
+def test_a_row_of_padding_only_is_refused(diffusion, dtype):
+    mask = torch.tensor([[1, 1, 1, 1], [0, 0, 0, 0]]).to(dtype)
+    with (
+        pytest.raises(CallError, match="found none in row 1; its mask calls all of it padding, leave it out"),
+        subscribed(diffusion.network, Diary()),
+    ):
+        forward(diffusion.network, IDS[:, :4], attention_mask=mask)
+
+
 def test_caches_that_preallocate_keys_are_refused():
     network = tiny_llama()
     with pytest.raises(AttentionError, match="static caches are not modelled"), subscribed(network, Diary()):
@@ -219,3 +240,45 @@ def test_a_generate_that_reorders_or_guesses_is_refused(settings):
     with pytest.raises(AttentionError, match=f"generate with {name} is not modelled"), subscribed(network, Diary()):
         network.generate(IDS[:1], max_new_tokens=2, do_sample=False, **settings)
     assert "generate" not in vars(network)
+
+
+# What a sampler of one's own may publish
+
+START = {"prompt_lengths": (2,), "final_length": 4, "causal": False, "sampler": {"name": "mine"}, "prompts": (None,), "mask_id": 3}
+CONTEXT = {"tokens": IDS[:1], "masked": IDS[:1] < 0, "lengths": torch.tensor([7]), "rows": (0,), "prompts": (0,)}
+RESULT = {"written": IDS[:1]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "more", "message"),
+    [
+        (GenerationStart, START, {"prompt_lengths": (1.5,)}, r"GenerationStart: prompt_lengths\[0\]: expected a whole number, found 1.5"),
+        (GenerationStart, START, {"prompt_lengths": (2, 3)}, "expected a length from 0 upwards for each of 1 prompts"),
+        (GenerationStart, START, {"prompt_lengths": (-1,)}, "expected a length from 0 upwards for each of 1 prompts"),
+        (GenerationStart, START, {"sampler": "mine"}, "GenerationStart: sampler: expected an object by name, found 'mine'"),
+        (GenerationStart, START, {"mask_id": -1}, "GenerationStart: mask_id: expected a token id or None, found -1"),
+        (GenerationStart, START, {"mask_id": "x"}, "GenerationStart: mask_id: expected a whole number or None, found 'x'"),
+        (StepContext, CONTEXT, {"tokens": IDS[0]}, r"StepContext: expected token ids \[batch, position\], found int64 \[7\]"),
+        (StepContext, CONTEXT, {"tokens": IDS[:1].float()}, r"StepContext: expected token ids .* found float32 \[1, 7\]"),
+        (StepContext, CONTEXT, {"masked": IDS[:1]}, r"StepContext: masked: expected bool \[1, 7\] \(batch, position\), found int64"),
+        (StepContext, CONTEXT, {"lengths": torch.tensor([7, 7])}, r"StepContext: lengths: expected whole numbers \[1\]"),
+        (StepContext, CONTEXT, {"lengths": [7]}, r"StepContext: lengths: expected whole numbers \[1\] \(batch\), found list"),
+        (StepContext, CONTEXT, {"prompts": (0, 1)}, "StepContext: expected a prompt for each of 1 rows, found 2"),
+        (StepResult, RESULT, {"written": IDS[:1].float()}, "StepResult: expected token ids"),
+        (StepResult, RESULT, {"confidence": torch.zeros(1, 3)}, r"StepResult: confidence: expected \[1, 7\] .* found float32 \[1, 3\]"),
+    ],
+)
+def test_records_that_cannot_be_are_refused(kind, given, more, message):
+    kind(**given)
+    record = object.__new__(kind)  # tests check the types of what it is made with
+    for name, value in {**{one.name: one.default for one in fields(kind)}, **given, **more}.items():
+        object.__setattr__(record, name, value)
+    with pytest.raises(CallError, match=f"^(GenerationStart: )?{message}"):
+        record.__post_init__()
+
+
+@pytest.mark.parametrize("verb", ["begin_generation", "begin_step", "computing", "end_step"])
+def test_what_is_no_record_is_not_published(verb):
+    with subscribed(tiny_llama(), Diary()) as session, pytest.raises(CallError, match=r"^\w+: expected \w+( or None)?, found 5$"):
+        found = getattr(session, verb)(5)
+        found.__enter__()  # of `computing`

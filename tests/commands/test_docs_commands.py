@@ -14,6 +14,7 @@ SHORTER = {
     "sinkscope figures run.trace --out figures": ["--only", "3"],
     "sinkscope figures a.trace b.trace": ["--only", "3"],
     "sinkscope analyse": ["--no-choice"],
+    "sinkscope roles lab-diffusion --out": ["--problems", "10", "--canvases", "1"],
     "sinkscope trace MODEL": ["--length", "4"],
     "sinkscope trace lab-sink-token": ["--length", "16", "--block", "16"],
 }

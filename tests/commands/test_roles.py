@@ -1,3 +1,4 @@
+import dataclasses
 import json
 
 import _networks_by_hand
@@ -74,7 +75,7 @@ def head_role(**others):
     return HeadRole(4, 2, "undecided", "the interval of what it adds holds both", 1.0, 0.5, " a long token", measured, **fields)
 
 
-def test_the_table_shows_intervals_controls_and_a_match_that_failed_in_a_hundred_columns():
+def test_the_table_shows_intervals_controls_and_a_match_that_failed():
     from sinkscope.commands.role_table import evidence, heading, table
     from sinkscope.roles import Estimate, Roles, Rules
     from sinkscope.roles.head_roles import Together
@@ -82,15 +83,42 @@ def test_the_table_shows_intervals_controls_and_a_match_that_failed_in_a_hundred
     measured = {f"{kind}.{name}": Estimate(0.2, 0.1, 0.3) for kind in ("kl", "kept") for name in ("sink", "rowmass")}
     found = Roles("lab", "0" * 64, 6, 6, Rules(), (head_role(),) * 30, 16, 8, {}, {"length": 32}, Together(((4, 2), (5, 1)), measured))
     text = f"{heading(found)}\n{table(found)}\n{evidence(found, 4, 2)}"
-    assert [line for line in text.splitlines() if len(line) > 100] == []
+    assert [line for line in text.splitlines() if len(line) > 120] == []
     row = table(found).splitlines()[1].split()
     assert row[:2] == ["4.2", "undecided"] and row[-11:] == "26/11! 2.8 0.9–7.0 693 339–1386 14 – 91 token ? ?".split()
     assert (
         'All 2 that "can go", hidden together: 0.2000 (0.1000 to 0.3000) nats' in text
         and "So each alone changes nothing, but together they do." in text
     )
-    assert "11.0 (11.0 to 11.0) % of those that predict: much less, it says little" in text
+    assert "11.0 (11.0 to 11.0) % of those that predict: much less, no match, so that it says little" in text
+    assert "\n! 4.2, 4.2" in text and "the control's keys hold much less" in " ".join(text.split()), "what the mark means stands below"
     assert "lab (length 32): 30 of 36 heads" in text
+
+
+def test_a_narrow_window_gets_fewer_columns_and_is_told_so():
+    from sinkscope.commands.role_table import table
+    from sinkscope.roles import Roles, Rules
+
+    found = Roles("lab", "0" * 64, 6, 6, Rules(), (head_role(),), 16, 8, {})
+    widest = len(table(found).splitlines()[0])
+    assert 80 < widest <= 120
+    for width, left_out in ((widest, None), (widest - 1, "random"), (80, "random, goes to, top-1, others")):
+        text = table(found, width)
+        assert [line for line in text.splitlines() if len(line) > width] == []
+        assert (f"narrow: {left_out}\n" in text) if left_out else ("left out" not in text)
+        assert ("  random  the same" in text) is (left_out is None), "only columns that are shown are explained"
+
+
+def test_wide_cells_of_the_table_do_not_run_together():
+    from sinkscope.commands.role_table import table
+    from sinkscope.roles import Estimate, Roles, Rules
+
+    wide = {"kl.sink.zero": Estimate(1.264, 0.398, 2.741), "kl.sink": Estimate(1.180, 0.172, 3.120)}
+    one = head_role()
+    one = dataclasses.replace(one, measured=one.measured | wide)
+    lines = table(Roles("lab", "0" * 64, 6, 6, Rules(), (head_role(), one), 16, 8, {})).splitlines()
+    assert "26/11!  1264 398–2741  1180 172–3120" in lines[2]
+    assert len(lines[0]) <= 120 and lines[1].index("0.9–7.0") + 7 == lines[2].index("398–2741") + 8, "right ends agree"
 
 
 @pytest.mark.parametrize(
@@ -108,6 +136,16 @@ def test_a_bundled_model_is_asked_at_the_length_of_the_lab(run, model, flags, ex
     assert status == 0 and json.loads(output)["settings"] == expected, error
 
 
+def test_a_head_of_a_model_without_sinks_is_told_so():
+    from sinkscope.commands.role_table import evidence
+    from sinkscope.errors import CallError
+    from sinkscope.roles import Roles, Rules
+
+    found = Roles("lab", "0" * 64, 6, 6, Rules(), (), 16, 8, {})
+    with pytest.raises(CallError, match=r"--head 0\.0: expected a head with a lasting sink, found none in this model; leave --head out"):
+        evidence(found, 0, 0)
+
+
 def test_a_dry_run_reads_no_weights(run, diffusion_folder, prompts, tmp_path):
     folder = tmp_path / "without"
     folder.mkdir()
@@ -119,7 +157,13 @@ def test_a_dry_run_reads_no_weights(run, diffusion_folder, prompts, tmp_path):
         costs.append(json.loads(output))
     assert costs[1]["gpu_hours"] < costs[0]["gpu_hours"] and costs[2]["memory_gib"] > costs[0]["memory_gib"]
     status, output, _ = run("roles", folder, "--prompts", prompts, "--dry-run", *SETTINGS)
-    assert "GPU hours and" in output and "canvases of" in output
+    assert "\nunder 0.01 GPU hours and" in output and "canvases of" in output
+    assert "under 0.01" not in run("roles", folder, "--prompts", prompts, "--dry-run", *SETTINGS, "--tflops", "0.00001")[1]
+
+
+def test_a_dry_run_counts_the_problems_that_are_asked_where_nothing_is_said(run):
+    plain, given = (run("roles", "lab-diffusion", "--dry-run", "--json", *more) for more in ((), ("--problems", "48")))
+    assert plain[0] == 0 and json.loads(plain[1]) == json.loads(given[1])
 
 
 def test_a_dry_run_counts_forward_calls_and_writes_nothing(run, diffusion_folder, prompts, tmp_path):
@@ -158,9 +202,12 @@ def test_roles_are_said_where_they_are_known(run, idle_folder, prompts, tmp_path
     roles, traces = tmp_path / "roles", tmp_path / "traces"
     assert run("roles", idle_folder, "--prompts", prompts, "--out", roles, *SETTINGS)[0] == 0
     assert run("trace", idle_folder, "--prompts", prompts, "--out", traces, "--length", 16)[0] == 0
-    (head,) = read_roles(roles).heads
+    found = read_roles(roles)
+    (head,) = found.heads
+    assert found.source == {"file": "prompts.jsonl"}
     name = f"{head.layer}.{head.head}"
-    _, text, _ = run("tracks", traces / "000000", "--roles", roles)
+    _, text, error = run("tracks", traces / "000000", "--roles", roles)
+    assert "traces have" not in error
     assert "  idle: 1 head, " in text and text.rstrip().endswith(name)
     assert "idle:" not in run("tracks", traces / "000000")[1]
     assert f"  idle: {name}" in run("analyse", traces, "--no-sweep", "--no-choice", "--roles", roles)[1]
@@ -173,6 +220,13 @@ def test_roles_are_said_where_they_are_known(run, idle_folder, prompts, tmp_path
     assert "What the sinks do" in page and "<td>idle</td>" in page
     assert "What the sinks do" not in write_page([trace], tmp_path / "page").read_text()
     assert run("figures", traces / "000000", "--only", "3", "--out", tmp_path / "f", "--roles", roles)[0] == 0
+    longer, (least, most) = tmp_path / "longer", found.canvas_tokens
+    assert run("trace", idle_folder, "--prompts", prompts, "--out", longer, "--length", 32)[0] == 0
+    lengths = f"on canvases of {least} tokens" if least == most else f"on canvases of {least} to {most} tokens"
+    commands = (("tracks",), ("analyse", "--no-sweep", "--no-choice"), ("figures", "--only", "3", "--out", tmp_path / "l"))
+    for command in (*commands, ("explore", "--out", tmp_path / "page.html")):
+        status, _, error = run(*command, longer, "--roles", roles)
+        assert status == 0 and error.count(f"{lengths} (prompts.jsonl); 10 of 10 traces have {least + 16}") == 1, (command, error)
     assert run("trace", "lab-diffusion", "--length", 8, "--out", tmp_path / "other")[0] == 0
     for command in (("tracks",), ("analyse", "--no-sweep", "--no-choice"), ("figures", "--only", "3", "--out", tmp_path / "g")):
         status, _, error = run(*command, tmp_path / "other", "--roles", roles)

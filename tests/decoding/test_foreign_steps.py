@@ -3,6 +3,7 @@
 import contextlib
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from leaves_no_trace import check_leaves_no_trace
@@ -196,6 +197,175 @@ def test_a_wrong_canvas_is_refused(diffusion):
         steps.committed(torch.full((1, 10), 20))
 
 
+def follow(model, out, body, **more):
+    """Return the trace of one step on a canvas of a prompt of two tokens and two masks; ``body`` says what was committed."""
+    with sinkscope.recording(model, out=out), sinkscope.following(model, **more) as steps, torch.no_grad():
+        model.network(torch.tensor([[5, 6, model.card.mask_id, model.card.mask_id]]))
+        body(steps)
+    return sinkscope.open_trace(out)
+
+
+BAD_CANVASES = {
+    "None": (None, r"canvas: expected token ids \[batch, position\], found null"),
+    "text": ("x", "found 'x'"),
+    "one axis": ([5, 6, 7, 8], "found list"),
+    "texts": ([list("abcd")], "found list"),
+    "rows of several lengths": ([[5, 6], [7]], "found list"),
+    "a generator": ((row for row in [[5, 6, 7, 8]]), "found generator"),
+    "floats": (torch.tensor([[5, 6, 7.5, 8]]), r"canvas: expected token ids, found float32 \[1, 4\]"),
+    "whole floats": ([[5.0, 6, 7, 8]], "found float64"),
+    "truths": (torch.ones(1, 4, dtype=torch.bool), "found bool"),
+    "truths of Python": ([[True] * 4], "found bool"),
+    "meta": (torch.ones(1, 4, dtype=torch.long, device="meta"), "on the device meta"),
+    "sparse": (torch.tensor([[5, 6, 7, 8]]).to_sparse(), "in the layout torch.sparse_coo"),
+    "below 0": ([[5, 6, -7, 8]], r"canvas: expected token ids from 0 to 455, found -7 at position 2 of row 0"),
+    "beyond the vocabulary": ([[5, 6, 7, 10**6]], "from 0 to 455, found 1000000 at position 3"),
+    "beyond int32": ([[5, 6, 2**40, 8]], "found 1099511627776 at position 2"),
+    "beyond int64": ([[5, 6, 2**64, 8]], "found list"),
+    "unsigned": (np.array([[5, 6, 2**64 - 1, 8]], np.uint64), "found -1 at position 2"),
+    "another prompt": (
+        [[9, 6, 7, 8]],
+        "expected the prompt to stay, found token 9 in place of 5 at position 0 of row 0; pass the canvas of",
+    ),
+    "a mask in the prompt": ([[5, 455, 7, 8]], "found token 455 in place of 6 at position 1"),
+    "too few rows": (torch.zeros(0, 4, dtype=torch.long), r"at least \[1, 4\] tokens, found \[0, 4\]"),
+    "too short": ([[5, 6, 7]], r"at least \[1, 4\] tokens, found \[1, 3\]"),
+}
+
+
+@pytest.mark.parametrize("through", ["committed", "callback"])
+@pytest.mark.parametrize("case", BAD_CANVASES)
+def test_what_is_no_canvas_is_refused_and_the_trace_is_whole(diffusion, tmp_path, case, through):
+    canvas, message = BAD_CANVASES[case]
+    if case == "a generator":
+        canvas = (row for row in [[5, 6, 7, 8]])
+
+    def body(steps):
+        with pytest.raises(CallError, match=f"{message}|expected block_x or canvas from the pipeline"):
+            steps.committed(canvas) if through == "committed" else steps.callback(None, 0, 0, {"canvas": canvas})
+        steps.committed([[5, 6, 7, 8]])
+
+    trace = follow(diffusion, tmp_path / "t", body)
+    assert trace.complete and trace.written[:].tolist() == [[-1, -1, 7, 8]]
+
+
+@pytest.mark.parametrize("case", BAD_CANVASES)
+def test_after_a_bad_canvas_the_trace_opens(diffusion, tmp_path, case):
+    with pytest.raises(CallError):
+        follow(diffusion, tmp_path / "t", lambda steps: steps.committed(BAD_CANVASES[case][0]))
+    assert not (tmp_path / "t" / "manifest.json").exists() or not sinkscope.open_trace(tmp_path / "t").complete
+
+
+@pytest.mark.parametrize("canvas", [[[5, 6, 7, 8]], np.array([[5, 6, 7, 8]], np.int16), torch.tensor([[5, 6, 7, 8, 3]], dtype=torch.int32)])
+def test_a_canvas_may_be_any_whole_numbers(diffusion, tmp_path, canvas):
+    assert follow(diffusion, tmp_path / "t", lambda steps: steps.committed(canvas)).written[:].tolist() == [[-1, -1, 7, 8]]
+
+
+@pytest.mark.parametrize("tensors", [None, 5, ["canvas"], {}, {5: 1}])
+def test_a_pipeline_that_passes_no_canvas_is_told(diffusion, tensors):
+    with sinkscope.following(diffusion) as steps, pytest.raises(CallError, match=r"callback: expected .* from the pipeline, found"):
+        steps.callback(None, 0, 0, tensors)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"sampler": 5}, "sampler: expected text, found 5"),
+        ({"sampler": None}, "sampler: expected text, found null"),
+        ({"sampler": np.zeros(2)}, "sampler: expected text, found ndarray"),
+        ({"sampler": ""}, "sampler: expected a name of 1 to 1000 characters, found ''"),
+        ({"sampler": "x" * 5000}, "sampler: expected a name of 1 to 1000 characters, found 'xxx"),
+        ({"sampler": "\ud800"}, r"sampler: expected a name of 1 to 1000 characters, found '\\ud800'"),
+        ({"mask_id": 1.5}, "mask_id: expected a whole number or None, found 1.5"),
+        ({"mask_id": True}, "mask_id: expected a whole number or None, found true"),
+        ({"mask_id": "x"}, "mask_id: expected a whole number or None, found 'x'"),
+        ({"mask_id": -1}, "mask_id: expected a token id from 0 to 455, found -1"),
+        ({"mask_id": 456}, "mask_id: expected a token id from 0 to 455, found 456"),
+        ({"mask_id": 10**30}, "mask_id: expected a token id from 0 to 455, found"),
+        ({"pad_id": "x"}, "pad_id: expected a whole number or None, found 'x'"),
+        ({"pad_id": -1}, "pad_id: expected a token id from 0 to 455, found -1"),
+    ],
+)
+def test_what_cannot_be_followed_is_refused_before_anything_is_written(diffusion, tmp_path, more, message):
+    with pytest.raises(CallError, match=f"^{message}"):
+        follow(diffusion, tmp_path / "t", lambda steps: None, **more)
+    assert not (tmp_path / "t").exists()
+
+
+@pytest.mark.parametrize("model", ["lab-diffusion", None, OneLayer], ids=str)
+def test_what_is_no_model_cannot_be_followed(model):
+    with (
+        pytest.raises(CallError, match="model: expected a sinkscope Model or a torch module, found"),
+        sinkscope.following(model, mask_id=5),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("said", ["x", -1, 1.5, 10**6, [3]], ids=str)
+def test_a_mask_of_a_configuration_is_checked_too(diffusion, monkeypatch, said):
+    monkeypatch.setattr(diffusion.network.config, "mask_token_id", said, raising=False)
+    with pytest.raises(CallError, match="mask_id: expected a token id from 0 to 455, found"), sinkscope.following(diffusion.network):
+        pass
+
+
+def test_ids_of_32_bits_are_followed(diffusion, tmp_path):
+    canvas = masked_canvas(diffusion, PROMPT)
+    for name, ids in (("long", canvas), ("int", canvas.int())):
+        with sinkscope.recording(diffusion, out=tmp_path / name), sinkscope.following(diffusion) as steps, torch.no_grad():
+            diffusion.network(ids)
+            steps.committed(torch.where(ids == diffusion.card.mask_id, 7, ids))
+    first, second = (sinkscope.open_trace(tmp_path / name) for name in ("long", "int"))
+    for name in TENSORS:
+        assert torch.equal(torch.as_tensor(getattr(first, name)[:]), torch.as_tensor(getattr(second, name)[:])), name
+
+
+@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize(
+    ("then", "message"),
+    [
+        (lambda canvas: canvas + 1, "expected the prompt to stay, found token .*; leave guidance out, and open `following` anew for each"),
+        (lambda canvas: canvas.repeat(2, 1), "expected 1 rows as in the call before, found 2; leave guidance out"),
+        (lambda canvas: canvas[:, :-1], "as in the call before, found .*; leave the sampler's cache out"),
+    ],
+)
+def test_another_canvas_is_refused_whether_the_step_before_was_told_or_not(diffusion, tmp_path, then, message, told):
+    canvas = masked_canvas(diffusion, PROMPT)
+    refused = pytest.raises(AttentionError, match=message)
+    with refused, sinkscope.recording(diffusion, out=tmp_path / "t"), sinkscope.following(diffusion) as steps, torch.no_grad():
+        diffusion.network(canvas)
+        if told:
+            steps.committed(canvas)
+        diffusion.network(then(canvas).clamp(max=diffusion.card.mask_id))
+
+
+@pytest.mark.parametrize("shape", [(1, 0), (0, 4)])
+def test_a_canvas_without_tokens_is_refused(diffusion, shape):
+    with pytest.raises(CallError, match="expected at least one token in each row, found a canvas of"), sinkscope.following(diffusion):
+        diffusion.network(torch.zeros(*shape, dtype=torch.long))
+
+
+def test_a_row_of_padding_only_is_refused(diffusion):
+    mask = torch.tensor([[1] * 9, [0] * 9])
+    with pytest.raises(CallError, match="found none in row 1"), sinkscope.following(diffusion):
+        diffusion.network(torch.full((2, 9), 20), attention_mask=mask)
+
+
+def test_padding_between_tokens_is_told_as_such(diffusion):
+    mask = torch.tensor([[1, 1, 0, 1]])
+    with pytest.raises(AttentionError, match="found it between the tokens of row 0, at position 2"), sinkscope.following(diffusion):
+        diffusion.network(torch.full((1, 4), 20), attention_mask=mask)
+
+
+@pytest.mark.parametrize("cache", ["x", ((torch.zeros(1), torch.zeros(1)),)], ids=["text", "tuple"])
+def test_a_cache_of_another_kind_is_refused(diffusion, tmp_path, cache):
+    ids = torch.full((1, 9), 20)
+    with pytest.raises(AttentionError, match="parts of them with a cache"), sinkscope.following(diffusion):
+        diffusion.network(ids, past_key_values=cache)
+    refused = pytest.raises(AttentionError, match="past_key_values: expected a cache of transformers, found")
+    with refused, sinkscope.recording(diffusion, out=tmp_path / "t"):
+        diffusion.network(ids, past_key_values=cache)
+
+
 def test_a_network_without_a_mask_token_is_refused(autoregressive):
     with (
         pytest.raises(CallError, match="mask_id: expected the mask token, found none in LlamaForCausalLM"),
@@ -275,3 +445,8 @@ def test_a_pipeline_whose_last_block_is_not_full(llada2, diffusion, tmp_path):
     refused = pytest.raises(AttentionError, match="prompt and answer of a pipeline that writes in blocks together fill whole blocks")
     with refused, sinkscope.recording(diffusion, out=tmp_path / "t"), sinkscope.following(diffusion) as steps:
         llada2(callback_on_step_end=steps.callback, gen_length=8)
+
+
+def test_a_mask_that_is_another_one_than_the_models_is_refused(diffusion):
+    with pytest.raises(CallError, match=r"mask_id: the mask of .* is 2, found 5; leave it out"), sinkscope.following(diffusion, mask_id=5):
+        pass

@@ -14,6 +14,7 @@ from seeded_network import MASK
 import sinkscope
 from sinkscope.decoding.likelihood import GROUP, _standard_error, mask_patterns
 from sinkscope.errors import CallError
+from sinkscope.interventions import HidePositions, HideTopSinks, compose, parse_rule
 
 CONTEXT = [3, 17, 42, 8, 25]
 TARGET = [7, 30, 30, 12]
@@ -204,7 +205,7 @@ def test_texts_are_encoded_together_and_their_spaces_belong_to_the_continuation(
         ("llada", (CONTEXT, TARGET), {"guidance": math.nan}, "guidance: expected a finite number from 0 upwards, found nan"),
         ("llada", (CONTEXT, 5), {}, "continuation: expected a continuation as text or as 1-D token ids, found 5"),
         ("llada", (CONTEXT, torch.tensor(5)), {}, "continuation: expected a continuation as text or as 1-D token ids, found shape"),
-        ("llada", (CONTEXT, [1.5]), {}, r"continuation: expected a continuation as text or as 1-D token ids, found \[1.5\]"),
+        ("llada", (CONTEXT, [1.5]), {}, r"continuation: expected a continuation as text or as 1-D token ids, found 1.5 among them, at 0"),
         ("llada", (5, TARGET), {}, "expected a prompt as text or as 1-D token ids, found 5"),
         ("autoregressive", (CONTEXT, TARGET), {"guidance": 1.0}, "guidance: seeded-autoregressive is autoregressive"),
     ],
@@ -212,3 +213,26 @@ def test_texts_are_encoded_together_and_their_spaces_belong_to_the_continuation(
 def test_what_does_not_fit_is_refused_by_name(sampler, arguments, more, message):
     with pytest.raises(CallError, match=message):
         sinkscope.log_likelihood(seeded_model(sampler), *arguments, **more)
+
+
+def test_a_rule_of_the_step_before_is_refused():
+    model, rule = seeded_model("llada"), HideTopSinks(1)
+    for one in (rule, compose(HidePositions({0}), rule)):
+        with one(model), pytest.raises(CallError, match="one step a text; expected a rule with observe='current'"):
+            monte_carlo(model, samples=4)
+    plain = monte_carlo(model, samples=4).total
+    with rule(model), pytest.raises(CallError), parse_rule("none")(model):
+        monte_carlo(model, samples=4)
+    assert monte_carlo(model, samples=4).total == plain
+
+
+@pytest.mark.parametrize(
+    "text", ["top:1@current", "class:1@current", "random:1@current,seed=3", "rowmass:1@current,queries=masked,seed=3", "window:2+2"]
+)
+def test_what_a_rule_hides_does_not_depend_on_the_batch(text):
+    model, found = seeded_model("llada"), []
+    for batch in (1, 3, 16):
+        with parse_rule(text)(model):
+            found.append(monte_carlo(model, samples=12, batch=batch).total)
+    assert found == pytest.approx([found[0]] * 3, rel=1e-5)
+    assert abs(found[0] - monte_carlo(model, samples=12).total) > 1e-6

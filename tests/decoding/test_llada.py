@@ -11,7 +11,8 @@ from closeness import assert_close, probabilities_of
 from other_kernels import other_kernels
 
 import sinkscope
-from sinkscope.decoding import LLaDASettings, blocks, make_batch, projection, quotas
+from sinkscope.decoding import LLaDASettings, blocks, make_batch, projection
+from sinkscope.decoding.blocks import quotas
 from sinkscope.decoding.llada import llada_steps
 
 MORE = "Q: There are 3 boxes with 4 pens in each box. How many pens are there?\nA:"

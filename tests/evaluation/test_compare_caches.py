@@ -46,7 +46,7 @@ def test_arms_are_read_from_text():
         ("", (), "policies: expected at least one, such as fast-dllm-dual, found none"),
         ("fast", (), "no cache 'fast'; expected one of none, block"),
         ("fast-dllm-dual", (4,), "budget: expected a policy that leaves its budget open, such as block:keep=sinks, found fast-dllm-dual"),
-        ("block:keep=sinks", (), "expected keep and budget together, found keep=sinks and budget none"),
+        ("block:keep=sinks", (), "expected a budget of keys; give --budget 16,64, or write block:keep=sinks,budget=64"),
         ("none@temperature=1", (), "expected threshold=… or factor=… up to 1 behind the @, each once, found 'temperature=1'"),
         ("block@threshold=2", (), "found 'threshold=2'"),
         ("block@threshold=x", (), "found 'threshold=x'"),

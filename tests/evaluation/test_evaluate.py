@@ -16,7 +16,7 @@ import sinkscope
 from sinkscope.decoding import Generation
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.evaluation import evaluate, read_results, running, task_plans
-from sinkscope.interventions import split_rules
+from sinkscope.interventions import HideTopSinks, split_rules
 from sinkscope.lab.prompts import few_shot_prompt, held_out
 
 SMALL = {"tasks": ["lab-arith"], "limit": 6, "shots": 1, "batch": 4, "settings": {"length": 8}, "progress": False}
@@ -271,6 +271,50 @@ def test_changed_settings_under_the_same_folder_are_refused(diffusion, tmp_path,
         assert str(error.value) == f"{where} holds another run ({named}); choose another folder, or go on with its settings"
 
 
+def test_a_refused_call_writes_nothing(diffusion, tmp_path, answers):
+    evaluate(diffusion, out=tmp_path, **SMALL)
+    before = contents(tmp_path)
+    for change in ({"shots": 0}, {"shots": 0, "tasks": ["lab-sums", "lab-arith"]}):
+        with pytest.raises(CallError, match=r"holds another run \(shots: 1 → 0\)"):
+            evaluate(diffusion, out=tmp_path, **{**SMALL, **change, "limit": 1})
+    assert contents(tmp_path) == before
+    assert not (tmp_path / "lab-sums").exists()
+
+
+def test_weights_that_were_changed_in_memory_do_not_go_on(diffusion, tmp_path, answers):
+    evaluate(diffusion, out=tmp_path, **SMALL)
+    weight = next(diffusion.network.parameters()).data
+    kept = weight[0, :2].clone()
+    try:
+        weight[0, :2] = kept.flip(0)
+        with pytest.raises(CallError, match=r"another run: the weights in memory are not those that began it, .* save them, load"):
+            evaluate(diffusion, out=tmp_path, **SMALL)
+    finally:
+        weight[0, :2] = kept
+    evaluate(diffusion, out=tmp_path, **SMALL)
+
+
+def test_a_folder_of_an_earlier_version_goes_on(diffusion, tmp_path, answers):
+    evaluate(diffusion, out=tmp_path, **SMALL)
+    run = json.loads((tmp_path / "run.json").read_text())
+    del run["weights_sha256"]
+    (tmp_path / "run.json").write_text(json.dumps(run))
+    answers.clear()
+    evaluate(diffusion, out=tmp_path, **SMALL)
+    assert not answers
+
+
+def test_answers_that_end_before_a_rule_comes_into_force_lose_nothing(diffusion, tmp_path, answers):
+    (found,) = evaluate(diffusion, out=tmp_path, **SMALL, hide=["top:1@steps=7"])  # these answers are written in no step at all
+    assert (found.n, found.removed_share, found.removed_share_committed, found.hit_rate) == (6, 0.0, None, None)
+
+
+def test_a_model_under_a_rule_is_refused(diffusion, tmp_path):
+    with HideTopSinks(1)(diffusion), pytest.raises(CallError, match="found it under a rule that hides keys; call this outside of the rule"):
+        evaluate(diffusion, out=tmp_path / "out", **SMALL)
+    assert not (tmp_path / "out").exists()
+
+
 def test_another_model_in_the_same_folder_is_refused(diffusion, autoregressive, tmp_path, answers):
     evaluate(diffusion, out=tmp_path, **SMALL)
     with pytest.raises(CallError, match=r"holds another run \(model\.family: llada → llama; other weights; model\.parameters: "):
@@ -287,6 +331,15 @@ REFUSED = {
     "rule": ({"hide": ["none", "bottom:1"]}, "no rule 'bottom:1'"),
     "as many keys as the canvas has": ({"hide": ["top:500"]}, "hide: top:500 needs a canvas of at least 501 tokens; that of problem "),
     "twice as many": ({"hide": ["ranks:50"]}, "hide: ranks:50 needs a canvas of at least 101 tokens; that of problem "),
+    "later than the last step": (
+        {"hide": ["none", "top:1@steps=8"]},
+        "hide: top:1@steps=8 is in force in none of the steps 0 to 7 of an answer to lab-arith; it needs the step before each",
+    ),
+    "before there is a step before": ({"hide": ["top:1@steps=0"]}, "hide: top:1@steps=0 is in force in none of the steps 0 to 7 of"),
+    "later, whatever it looks at": (
+        {"hide": ["top:1@current,steps=9+8"]},
+        "hide: top:1@current,steps=9+8 is in force in none of the steps 0 to 7 of an answer to lab-arith; choose other steps",
+    ),
     "chat": ({"chat": True}, "chat: expected a task with a conversation, found lab-arith, which has raw text only; leave chat out"),
     "data": ({"tasks": ["gsm8k"], "data": {"gsm8k": Path("/nowhere")}}, "--data gsm8k=/nowhere: expected a JSON-lines file or a folder"),
     "no rule": ({"hide": []}, 'hide: expected a list of rules such as ["none"], found []'),

@@ -10,7 +10,7 @@ from test_choices import ROWS, model, write_rows  # noqa: F401 - a fixture
 
 import sinkscope
 from sinkscope.commands.reproduction import Options, reproduce
-from sinkscope.decoding import quotas
+from sinkscope.decoding.blocks import quotas
 from sinkscope.decoding.likelihood import expected_masks, mask_patterns
 from sinkscope.errors import CallError
 from sinkscope.evaluation.cost import CHOICE_TOKENS, card_of, estimate
@@ -187,7 +187,7 @@ def test_a_folded_token_is_the_token(folders, tmp_path):
 @pytest.mark.parametrize("limit", [0, -3])
 def test_a_limit_below_one_is_refused(run, limit):
     status, out, err = run("reproduce", "paper2", "--dry-run", "--limit", limit)
-    assert (status, out) == (2, "") and f"expected --limit and --traces from 1, --seeds from 0 upwards, found {limit}" in err
+    assert (status, out) == (2, "") and f"--limit: expected a whole number from 1 upwards, found {limit}" in err
 
 
 @pytest.mark.parametrize(

@@ -156,3 +156,29 @@ def test_public_names():
 def test_a_folder_that_cannot_be_summed_up(tmp_path):
     with pytest.raises(EvaluationError, match=r"is damaged or not begun \(run.json, lab-arith/task.json\); run the same"):
         collect(tmp_path, [("lab-arith", "none")])
+
+
+def test_a_folder_is_read_once_by_whatever_name(tmp_path):
+    write_results(tmp_path / "a", [RESULT])
+    (tmp_path / "link").symlink_to("a")
+    with pytest.raises(CallError, match=r"expected each folder once, found .*a twice$"):
+        read_results(tmp_path / "a", str(tmp_path / "a"))
+    with pytest.raises(CallError, match=r"expected each folder once, found .*link twice, also as .*a$"):
+        read_results(tmp_path / "a", tmp_path / "link")
+
+
+def test_two_folders_with_the_same_result_are_named(tmp_path):
+    write_results(tmp_path / "a", [RESULT])
+    write_results(tmp_path / "b", [dataclasses.replace(RESULT, seconds=99.0)])
+    write_results(tmp_path / "c", [dataclasses.replace(RESULT, device="other")])
+    assert len(read_results(tmp_path / "a", tmp_path / "c")) == 2
+    with pytest.raises(
+        CallError, match=f"b: {RESULT.task}, {RESULT.hide} of .* with the same settings is in .*a too; leave one folder out"
+    ):
+        read_results(tmp_path / "a", tmp_path / "b")
+
+
+def test_rows_of_other_weights_are_not_kept(tmp_path):
+    write_results(tmp_path, [dataclasses.replace(RESULT, hide="top:1", weight_hash="of another model")])
+    write_results(tmp_path, [RESULT])
+    assert read_results(tmp_path) == [RESULT]

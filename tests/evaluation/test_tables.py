@@ -10,6 +10,7 @@ import sys
 import pytest
 
 import sinkscope.interventions
+from sinkscope.errors import CallError
 from sinkscope.evaluation import Result, table, write_table
 from sinkscope.evaluation.comparisons import arranged, compare, hides_k, remarks, takes_seed
 from sinkscope.evaluation.paired_tests import against_controls, holm, paired_difference, wilson_interval
@@ -316,3 +317,54 @@ def test_reading_and_planning_load_no_torch(command, tmp_path):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "| gsm8k" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"accuracy": 5.0}, "accuracy: expected .* found 5.0"),
+        ({"accuracy": float("nan")}, "accuracy: expected a finite number, found nan"),
+        ({"correct": 9}, "expected at most 4 correct answers of 4, not 9, found"),
+        ({"outcomes": "01"}, "expected the outcomes of 4 problems, 2 of them correct"),
+        ({"outcomes": "abcd"}, "outcomes: expected .* found 'abcd'"),
+        ({"n": -1}, "n: expected .* found -1"),
+        ({"n": None}, "n: expected a whole number, found null"),
+        ({"interval": None}, "interval: expected a list, found null"),
+        ({"settings": None}, "settings: expected an object, found null"),
+        ({"model": 5}, "model: expected text, found 5"),
+        ({"accuracy": "x"}, "accuracy: expected a number, found 'x'"),
+    ],
+)
+@pytest.mark.parametrize("ask", [table, write_table])
+def test_a_result_made_by_hand_is_checked(ask, change, said):
+    wrong = dataclasses.replace(result("top:1", "0011"), **change)
+    with pytest.raises(CallError, match=rf"results\[1\]: .*{said}"):
+        ask([result("none", "0011"), wrong])
+
+
+def test_something_else_than_a_result_is_refused():
+    with pytest.raises(CallError, match=r"results\[0\]: expected Result, found 'x'"):
+        table(["x"])
+
+
+def test_the_same_result_twice_is_refused():
+    with pytest.raises(
+        CallError, match=r"results\[5\]: expected each model, task and rule once, found .*gsm8k, top:1 with .* of results\[1\]"
+    ):
+        table([*RESULTS, RESULTS[1]])
+
+
+def test_a_rule_that_is_written_in_two_ways_is_tested_once():
+    alone = compare([*RESULTS[:4], RESULTS[4]])
+    doubled = compare(
+        [*RESULTS, dataclasses.replace(RESULTS[1], hide="top:1@previous"), dataclasses.replace(RESULTS[3], hide="random:01@seed=01")]
+    )
+    assert [row.adjusted for row in doubled[:5]] == [row.adjusted for row in alone]
+    assert [row.contrasts for row in doubled[:5]] == [row.contrasts for row in alone]
+    assert (doubled[5].adjusted, doubled[6].adjusted) == (alone[1].adjusted, alone[3].adjusted)
+
+
+def test_a_bar_in_a_name_does_not_end_a_cell_of_markdown():
+    lines = write_table([result("none", "0011", model="a|b"), result("top:1", "0111", model="a|b")]).splitlines()
+    assert lines[0] == "| task | hidden | a\\|b |"
+    assert [line.split(" | ")[0] for line in lines if "too few" not in line and "a\\|b" in line][-1] == "| a\\|b"

@@ -43,6 +43,7 @@ def test_the_table_of_what_top_keys_carry_is_what_the_probe_says():
     assert written == [
         kept("top"),
         seeds("random of equal mass"),
+        seeds("random of equal mass where written"),
         kept("top, less of it"),
         seeds("random of equal mass where written, less of it"),
         kept("top, most of the row where written"),
@@ -60,4 +61,8 @@ def test_the_table_of_what_top_keys_carry_is_what_the_probe_says():
         cells[name]["removed_where_written"] for name in ("random of equal mass where written, less of it, seed 0", "top, less of it")
     )
     assert f"that row there ({100 * random:.1f} % against {100 * top:.1f} %)" in page
+    random, top = (cells[name] for name in ("random of equal mass where written, seed 0", "top"))
+    there, of_all = (100 * random[name] for name in ("removed_where_written", "removed_share"))
+    assert f"({there:.1f} % against {100 * top['removed_where_written']:.1f} % is what they reach; {of_all:.0f} % of all attention)" in page
+    assert f"too weak by {top['removed_where_written'] / random['removed_where_written']:.1f} there" in page
     assert "(.99)" in page and round(cells["top, smaller contribution"]["kept"], 2) == 0.99

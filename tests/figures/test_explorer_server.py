@@ -96,7 +96,21 @@ def test_paths_outside_the_page_are_refused(server, path):
 
 def test_nothing_can_be_sent(server):
     assert ask(server, "/", method="POST")[0] == 501
-    assert ask(server, "/", method="PUT")[0] == 501
+    assert ask(server, "/", method="PUT")[:2] == (501, b"expected a GET request for this page, found another\n")
+
+
+def test_a_head_is_a_page_without_its_content(server):
+    for path in ("/", "/nowhere", "/map?trace=0&step=2&layer=1&head=1"):
+        (status, content, answer), (expected, whole, _) = ask(server, path, method="HEAD"), ask(server, path)
+        assert (status, content, answer.headers["Content-Length"]) == (expected, b"", str(len(whole)))
+
+
+def test_a_server_of_something_else_is_refused(server):
+    for given in (("x", server.traces, server.maps), (server.explorer, "x", server.maps), (server.explorer, server.traces, 5)):
+        with pytest.raises(CallError, match=r"explorer: expected|traces: expected|maps: expected"):
+            ExplorerServer(*given)
+    with pytest.raises(CallError, match="port: expected a whole number"):
+        ExplorerServer(server.explorer, server.traces, server.maps, "80")
 
 
 HOST = b"Host: 127.0.0.1:%d\r\n"

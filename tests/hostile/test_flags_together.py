@@ -59,7 +59,46 @@ OTHERS = {
     "figures trace --only 3 --device nosuch --out out": "--device 'nosuch' cannot be used here",
     "export trace --to numpy --out out.zarr": "expected a name in .npz for numpy, found one in .zarr",
     "export trace --to zarr --out out.nc": "expected a name in .zarr for zarr, found one in .nc",
+    f"evaluate model {SMALL} --method chain_rule --out out": "method: expected a task of likelihoods beside it, such as arc_easy, found",
+    f"evaluate model {SMALL} --samples 5 --dry-run": "samples: expected a task of likelihoods beside it, such as arc_easy, found lab-arith",
+    f"evaluate model {SMALL} --protocol fast-dllm --out out": "protocol: fast-dllm is not used by the tasks of the lab",
+    f"compare-caches model {SMALL} --policies none --protocol paper1 --dry-run": "protocol: paper1 is not used by the tasks of the lab",
+    f"evaluate model {SMALL} --protocol nosuch --out out": "model has no protocol 'nosuch' for lab-arith; expected one of auto, none",
+    "train lab-text-diffusion --out out": "expected a corpus folder as --data, found none",
+    "train lab-sink-token --seed -1 --out out": "--seed: expected a whole number from 0 upwards for a network with a sink token, found -1",
+    "problems --task lab-sum": "no task 'lab-sum': expected one of lab-arith, lab-code, lab-sums",
+    f"compare-caches model {SMALL} --policies block:keep=top --out out": "give --budget 16,64, or write block:keep=top,budget=64",
+    "trace model --prompt Q --length 4 --cache block:keep=top --out out": "write keep=top,budget=64",
+    "trace model --prompt Q --length 4 --cache block:budget=3 --out out": "write keep=sinks,budget=3",
+    "reproduce paper1 --dry-run --traces 0": "--traces: expected a whole number from 1 upwards, found 0",
+    "reproduce paper1 --dry-run --limit 0": "--limit: expected a whole number from 1 upwards, found 0",
+    "reproduce paper1 --dry-run --seeds -1": "--seeds: expected a whole number from 0 upwards, found -1",
+    "reproduce paper1 --dry-run --ks=": "--ks: expected whole numbers from 1 upwards, separated by commas, found ''",
+    "reproduce paper1 --dry-run --models lab --data gsm8k=prompts.jsonl": "--data gsm8k is not used by these models, whose tasks are",
+    "analyse trace trace --no-choice --no-sweep": "traces: expected each trace once, as it is one prompt, found trace twice",
+    "analyse trace ./trace/../trace --no-choice --no-sweep": "traces: expected each trace once, as it is one prompt",
+    "figures statistics --only 1 --out out": "expected at least one figure that can be drawn, found none. Figure 1 is not drawn for",
+    "figures statistics --only 1,2 --out a/b/out": "expected at least one figure that can be drawn, found none. Figure 1 is not drawn for",
 }
+
+
+def test_counts_that_give_a_token_twice(place):
+    (place / "counts.json").write_text('{"03": 1, "3": 2}')
+    outcome = trial.run("analyse", "trace", "--no-choice", "--no-sweep", "--training-counts", "counts.json", cwd=place)
+    assert trial.faults(outcome) == [] and "expected each token id once, found 3 twice; '3' is the second" in outcome.err, outcome
+
+
+def test_a_text_where_a_corpus_should_be(place):
+    (place / "book.txt").write_text("Tom has 7 apples.")
+    outcome = trial.run(*"train lab-text-diffusion --data book.txt --out out".split(), cwd=place)
+    assert trial.faults(outcome, out=place / "out") == [], outcome
+    assert "expected a corpus folder as --data, found a file of text" in outcome.err, outcome
+
+
+def test_roles_of_another_control(place):
+    words = "roles model --problems 10 --length 4 --steps 4 --block 4 --canvases 1 --out found".split()
+    outcome = trial.run(*words, "--control-seed", "7", cwd=place)
+    assert trial.faults(outcome) == [] and "its control_seed is 0, now it is 7" in outcome.err, outcome
 
 
 @pytest.mark.parametrize("words", OTHERS)

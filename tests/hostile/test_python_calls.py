@@ -11,14 +11,14 @@ import torch
 from hostile import specimens, trial
 
 import sinkscope
-from sinkscope import decoding, evaluation, figures, interventions, sinks, statistics
+from sinkscope import attention, decoding, evaluation, figures, interventions, models, sinks, statistics
 from sinkscope.decoding import resolve_settings
 from sinkscope.emergence import TrainingWatch, hold_out, measure, open_emergence
 from sinkscope.errors import SinkscopeError
 from sinkscope.evaluation import evaluate
 from sinkscope.figures.explorer import explore
-from sinkscope.models import FAMILIES, add_sink_token
-from sinkscope.roles import cost_of_roles, read_roles
+from sinkscope.models import FAMILIES, add_sink_token, bundled_folder
+from sinkscope.roles import Probe, Rules, cost_of_roles, find_roles_on, read_roles
 from sinkscope.traces import read_statistics
 from sinkscope.traces.bundles import open_bundle, write_bundle
 
@@ -143,6 +143,28 @@ def test_canvases_that_cannot_be(tokens):
 @pytest.mark.parametrize("mask_id", [-1, 10**30, "x", 1.5])
 def test_a_mask_that_is_no_token(mask_id):
     refused(lambda: hold_out([range(5, 25)], mask_id=mask_id))
+
+
+@pytest.mark.parametrize("make", [np.array, torch.tensor, lambda rows: list(map(torch.tensor, rows))], ids=["array", "tensor", "tensors"])
+def test_canvases_may_be_arrays_or_tensors(make):
+    rows = [list(range(5, 25)), list(range(6, 26))]
+    free = [[number % 3 > 0 for number in row] for row in rows]
+    expected, found = hold_out(rows, [np.array(one) for one in free], mask_id=1), hold_out(make(rows), make(free), mask_id=1)
+    for one, other in zip(expected, found, strict=True):
+        assert (one.probe.tokens == other.probe.tokens).all() and (one.targets == other.targets).all()
+        assert other.probe.tokens.dtype == np.int64
+
+
+@pytest.mark.parametrize(
+    "tokens", [torch.zeros(2, 8), torch.zeros(2, 8, dtype=torch.bfloat16), torch.zeros(2, 8, dtype=torch.long, device="meta"), [[5, [6]]]]
+)
+def test_tensors_that_are_no_canvases(tokens):
+    refused(lambda: hold_out(tokens, mask_id=1))
+
+
+@pytest.mark.parametrize("free", ["xy", [["a"] * 20], [[1.5] * 20], [torch.ones(20)]], ids=str)
+def test_what_may_be_predicted_is_truths(free):
+    refused(lambda: hold_out([range(5, 25)], free, mask_id=1))
 
 
 def test_what_may_be_predicted_has_the_size_of_the_canvas():
@@ -368,7 +390,6 @@ def test_evaluations_that_are_refused_leave_nothing(model, tmp_path, name):
 PACKAGES = "decoding traces sinks statistics interventions figures roles emergence evaluation models".split()
 TAKES_ANYTHING = {"known_caches", "known_rules", "known_controls", "all_statistics", "all_definitions", "find_figures"}  # no arguments
 CHECKS_ITSELF = {"load", "run_program", "evaluate", "read_results", "compose", "block_length", "expect_model", "explore", "described"}
-OF_SAMPLERS = {"make_batch", "quotas"}  # called with what was checked before
 
 
 def public_functions():
@@ -383,7 +404,39 @@ def public_functions():
 
 def test_every_public_function_checks_its_arguments():
     unchecked = {name for name, one in public_functions().items() if not hasattr(one, "__wrapped__")}
-    assert unchecked <= TAKES_ANYTHING | CHECKS_ITSELF | OF_SAMPLERS
+    assert unchecked <= TAKES_ANYTHING | CHECKS_ITSELF
+
+
+MADE = (
+    "Rules Threshold PromptSettings Definition Score Task Table Probe HeldOut BlockCache LLaDASettings MMaDASettings "
+    "DreamSettings SDARSettings LLaDA2Settings AutoregressiveSettings Trace TraceWriter PromptFeed Summary TrainingWatch"
+).split()
+"""Classes that a user makes objects of, or that are made of what a user gives."""
+ASKED = {
+    "TraceWriter": "add",
+    "Effect": "of sentence",
+    "Roles": "of_head count from_dict",
+    "Analysis": "find",
+    "PromptFeed": "feed finish",
+    "PromptSummary": "number counts shares has_sink strength sinks sinks_by_token main_at is_sink_at heads_with_sink",
+    "Summary": "thresholds feed of merge from_arrays",
+    "Subject": "head_name map head_columns mean_columns_of",
+    "DrawnFigure": "save",
+    "Emergence": "stacked born",
+    "TrainingWatch": "__call__",
+}
+"""Methods by which a user asks objects that were returned."""
+
+
+def test_what_a_user_makes_and_asks_checks_its_arguments():
+    classes = {}
+    for package in PACKAGES:
+        module = importlib.import_module(f"sinkscope.{package}")
+        classes |= {name: getattr(module, name) for name in module.__all__ if inspect.isclass(getattr(module, name))}
+    unchecked = [name for name in MADE if not hasattr(classes[name].__init__, "__wrapped__")]
+    for name, methods in ASKED.items():
+        unchecked += [f"{name}.{one}" for one in methods.split() if not hasattr(getattr(classes[name], one), "__wrapped__")]
+    assert unchecked == []
 
 
 COLUMNS = np.random.default_rng(0).random((3, 2, 2, 5))
@@ -414,6 +467,44 @@ SMALL = {
     "a model by an array": lambda: sinkscope.load(np.zeros((2, 2))),
     "a device map by an array": lambda: sinkscope.load("lab-diffusion", device_map=np.zeros((2, 2))),
     "a network by its name": lambda: add_sink_token("x", 5),
+    "the blocks of a name": lambda: models.block_length("x"),
+    "the heads of a number": lambda: attention.query_heads(5),
+    "rules of text": lambda: Rules(changed="x"),
+    "rules of nothing": lambda: Rules(small=None),
+    "a share of NaN": lambda: Rules(lasting=float("nan")),
+    "a share above 1": lambda: Rules(lasting=2.0),
+    "an evenness below 0": lambda: Rules(even=-0.1),
+    "an endless change": lambda: Rules(changed=float("inf")),
+    "an excess below 0": lambda: Rules(excess=-1),
+    "columns of one axis": lambda: sinks.is_sink(np.ones(3)),
+    "selected of one place": lambda: sinks.main_sinks(COLUMNS, np.zeros((1, 1, 1, 1), bool)),
+    "selected of more steps": lambda: sinks.main_sinks(COLUMNS, np.zeros((4, 2, 2, 5), bool)),
+    "a main sink below -1": lambda: sinks.movement_test(np.full((3, 1, 1), -7)),
+    "a main sink beyond the canvas": lambda: sinks.movement_test(
+        np.array([9, 0, 9]).reshape(3, 1, 1), sinks.sinks_in(np.ones((3, 1, 1, 5), bool))
+    ),
+    "a step beyond the last": lambda: sinks.sinks_in(np.ones((2, 1, 1, 3), bool))(np.array([9]), *[np.array([0])] * 3),
+    "rates at NaN": lambda: sinks.sink_rates(COLUMNS, False, float("nan")),
+    "rates below 0": lambda: sinks.sink_rates(COLUMNS, True, -1),
+    "rates of no head": lambda: sinks.sink_rates(COLUMNS[:, :, :0], True),
+    "outliers by NaN": lambda: sinks.is_outlier(COLUMNS, float("nan")),
+    "outliers below the mean": lambda: sinks.is_outlier(COLUMNS, -1.0),
+    "an unknown unit": lambda: sinks.in_unit(COLUMNS, "share"),
+    "a threshold of text": lambda: statistics.Threshold("x", "y"),
+    "a threshold below 0": lambda: statistics.Threshold(-1),
+    "a threshold in means": lambda: statistics.Threshold(0.5, "mean"),
+    "a step of nothing": lambda: statistics.feed_of(statistics.PromptSettings()).feed({}),
+    "a step of text": lambda: statistics.feed_of(statistics.PromptSettings()).feed("x"),
+    "a step of two canvases": lambda: statistics.feed_of(statistics.PromptSettings()).feed(
+        {"tokens": np.zeros(4), "column_sums": COLUMNS[0]}
+    ),
+    "descriptions of a number": lambda: decoding.described(5),
+    "descriptions of a class": lambda: decoding.described(decoding.LLaDASettings),
+    "no bundled folder": lambda: bundled_folder("nosuch"),
+    "a folder outside": lambda: bundled_folder("../.."),
+    "a score of text": lambda: evaluation.Score("yes", None, ""),
+    "a probe of two lengths": lambda: Probe(0, 0, np.zeros(3, int), np.ones(2, bool), np.ones(2, bool)),
+    "a probe that nobody reads": lambda: Probe(0, 0, np.zeros(3, int), np.zeros(3, bool), np.zeros(3, bool)),
 }
 
 
@@ -426,6 +517,115 @@ def test_a_moment_of_nothing(model, canvases):
     refused(lambda: measure(model, []))
     refused(lambda: measure("x", canvases))
     refused(lambda: sinkscope.generate(model, np.array(["a"]), **SHORT))
+
+
+def test_a_list_of_switches_is_no_prompt(model):
+    for given in ([True, False], [5, True], [np.True_, 5]):
+        assert "expected a prompt as text or as 1-D token ids, found" in refused(
+            lambda given=given: sinkscope.generate(model, given, **SHORT)
+        )
+    for given in ("x", [True], [1.5], [-1], None, np.zeros(3), 5):
+        refused(lambda given=given: model.decode(given))
+    for given in ("x", [[5]], None):
+        refused(lambda given=given: model.answer_text(given))
+    assert model.answer_text([5, 6]) == model.answer_text(torch.tensor([5, 6])) == model.decode(np.array([5, 6]))
+
+
+def test_rules_that_no_canvas_can_meet_are_refused_before_anything_is_measured(model):
+    asked = []
+    for most in (1e9, model.card.max_positions):
+        with pytest.raises(SinkscopeError, match=r"rules\.excess: expected a number below"):
+            sinkscope.find_roles(model, TEXTS, rules=Rules(excess=most), on_prompt=asked.append, **specimens.ROLES)
+    assert asked == []
+
+
+def test_probes_of_another_network_are_refused(model):
+    for tokens in ([10**6] * 3, [-1, 5, 6], [5] * (model.card.max_positions + 1)):
+        probes = [Probe(number, 0, tokens, [True] * len(tokens), [True] * len(tokens)) for number in range(10)]
+        assert refused(lambda probes=probes: find_roles_on(model, probes)).startswith("probe 0: ")
+    refused(lambda: measure(model, hold_out([[10**6] * 20], mask_id=2)))
+    refused(lambda: find_roles_on(model, [], rows=0))
+
+
+@pytest.mark.parametrize("ax", [5, "x", [1]], ids=repr)
+def test_a_panel_into_what_are_no_axes(trace, ax):
+    message = f"ax: expected axes of matplotlib, such as those of plt.subplots(), found {type(ax).__name__}"
+    layer, head, size = 0, 0, int(trace.lengths[1])
+    for draw in (
+        lambda: figures.incoming(trace, ax=ax),
+        lambda: figures.sink_strengths(trace, ax=ax),
+        lambda: figures.sink_positions(trace, ax=ax),
+        lambda: figures.token_column(trace, layer, head, 3, ax=ax),
+        lambda: figures.attention_map(trace, 1, layer, head, np.ones((size, size)), ax=ax),
+    ):
+        assert refused(draw) == message
+
+
+def test_the_effect_on_a_prompt_that_was_not_written(model):
+    with sinkscope.HideTopSinks(1)(model) as hiding:
+        sinkscope.generate(model, specimens.PROMPT, **SHORT)
+    assert hiding.effect.of(0).removed_share == hiding.effect.of(np.int64(-1)).removed_share == hiding.effect.removed_share
+    assert "prompt: expected 0 to 0, found 9" in refused(lambda: hiding.effect.of(9))
+    for given in (-2, "x", None, 0.0):
+        refused(lambda given=given: hiding.effect.of(given))
+    with sinkscope.HideTopSinks(1)(model) as hiding:
+        pass
+    refused(lambda: hiding.effect.of(0))
+
+
+def test_what_is_asked_of_results(whole, trace):
+    found, roles, watch = sinkscope.analyse(trace, choice=False), read_roles(whole / "roles.json"), open_emergence(whole / "watch")
+    prompt = statistics.summarise(trace)
+    for one in ODD[2:]:
+        refused(lambda one=one: roles.of_head(one, 0))
+        refused(lambda one=one: roles.from_dict(one))
+        refused(lambda one=one: watch.stacked(one))
+        refused(lambda one=one: watch.born(one))
+        refused(lambda one=one: found.find(one))
+        refused(lambda one=one: prompt.counts(one))
+        refused(lambda one=one: prompt.main_at(one))
+    assert "role was not measured" in refused(lambda: watch.stacked("role"))
+
+
+def test_canvases_are_lists_arrays_or_tensors():
+    plain = [one.probe.tokens.tolist() for one in hold_out([[*range(20)], [*range(20, 40)]], mask_id=99)]
+    for given in (
+        torch.arange(40).reshape(2, 20),
+        [*torch.arange(40).reshape(2, 20)],
+        np.arange(40).reshape(2, 20),
+        (range(20), range(20, 40)),
+    ):
+        assert [one.probe.tokens.tolist() for one in hold_out(given, mask_id=99)] == plain
+    for given in (
+        torch.zeros(20),
+        [torch.zeros(20)],
+        [[1, [2]]],
+        [None],
+        [[True] * 20],
+        [[10**30] * 20],
+        torch.zeros(2, 2, 20, dtype=torch.int64),
+    ):
+        refused(lambda given=given: hold_out(given, mask_id=99))
+    for given in ([[None] * 20], ["x" * 20], [[0.5] * 20], [torch.ones(19, dtype=torch.bool)]):
+        refused(lambda given=given: hold_out([range(20)], given, mask_id=99))
+    assert hold_out([range(20)], torch.ones(1, 20, dtype=torch.bool), mask_id=99)
+
+
+def test_a_trace_given_twice_is_refused(whole, trace):
+    for given in ([trace, trace], [trace, whole / "trace"], [whole / "trace", f"{whole}/trace/../trace"]):
+        assert "expected each trace once" in refused(lambda given=given: sinkscope.analyse(given, choice=False))
+
+
+def test_no_figure_at_all_is_an_error(whole, tmp_path):
+    of_many = figures.open_statistics(whole / "statistics")
+    assert "Figure 1 is not drawn for" in refused(lambda: figures.draw_figures([of_many], tmp_path / "out", only=["1"]))
+    assert "only: expected at least one of 1, 2" in refused(lambda: figures.draw_figures([of_many], tmp_path / "out", only=[]))
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_watch_takes_numbers_of_numpy(model, canvases, tmp_path):
+    watch = TrainingWatch(model.network, canvases, tmp_path / "out", every=3)
+    assert watch(np.int64(3)) and not watch(np.int64(4))
 
 
 def test_numbers_of_numpy_and_lists_are_as_good_as_plain_ones(model, trace):

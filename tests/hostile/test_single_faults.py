@@ -73,6 +73,18 @@ def test_a_line_separator_does_not_end_a_line(tmp_path):
     assert read_texts(path).documents[0].prompt == "a\u2028b\x85c"
 
 
+def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path):
+    from sinkscope.commands.trace import read_prompts
+    from sinkscope.documents import read_json_object
+    from sinkscope.evaluation.task_data import _read_lines
+    from sinkscope.lab.texts import read_texts
+
+    path = tmp_path / "a.jsonl"
+    path.write_text('\ufeff{"prompt": "a", "answer": "d"}\n', encoding="utf-8")
+    assert read_prompts(path) == ["a"] and read_texts(path).documents[0].prompt == "a"
+    assert read_json_object(path, CallError) == {"prompt": "a", "answer": "d"} == _read_lines("gsm8k", path)[0]
+
+
 def test_logits_that_are_not_finite_are_an_error_that_names_the_step(place):
     model = sinkscope.load(place / "model")
     with torch.no_grad():
@@ -257,15 +269,22 @@ def test_numbers_of_processes_that_are_none(place, rank):
     assert trial.faults(outcome, out=place / "out") == [] and "RANK below WORLD_SIZE" in outcome.err, outcome
 
 
-@pytest.mark.parametrize("parts", [lambda parts: [], lambda parts: parts * 2], ids=["none", "twice"])
-def test_a_bundle_of_a_trace_that_lists_other_parts(place, parts):
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        (lambda parts: [], "expected the 0 parts that its manifest lists, found steps-000000.safetensors as well"),
+        (lambda parts: parts * 2, "expected each part once in manifest.json"),
+    ],
+    ids=["none", "twice"],
+)
+def test_a_bundle_of_a_trace_that_lists_other_parts(place, parts, message):
     from sinkscope.checksums import with_checksum
 
     path = place / "trace/manifest.json"
     manifest = json.loads(path.read_text())
     path.write_text(json.dumps(with_checksum({**manifest, "parts": parts(manifest["parts"])})))
     outcome = trial.run("bundle", str(place / "trace"), "--out", str(place / "out"))
-    assert trial.faults(outcome, out=place / "out") == [] and "expected each part once in manifest.json" in outcome.err, outcome
+    assert trial.faults(outcome, out=place / "out") == [] and message in outcome.err, outcome
 
 
 MESSAGES = {

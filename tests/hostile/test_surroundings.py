@@ -46,6 +46,9 @@ def test_variables_that_break_an_import(whole):
     assert status == 1 and "PYTHONOPTIMIZE" in err and err.count("\n") == 1
     status, _, err = run("check", str(whole / "model"), environment={"TORCH_LOGS": "nonsense"})
     assert status == 1 and "environment variable TORCH_LOGS" in err and err.count("\n") == 1, err
+    status, _, err = run("check", str(whole / "model"), environment={"TORCHINDUCTOR_CACHE_DIR": "/dev/null"})
+    told = "/dev/null: File exists; the environment variable TORCHINDUCTOR_CACHE_DIR says so, unset it"
+    assert (status, err) == (1, f"sinkscope: error: {told}\n")
 
 
 def test_a_variable_that_breaks_the_import_of_the_hub():

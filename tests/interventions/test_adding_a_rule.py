@@ -9,6 +9,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from importlib.metadata import EntryPoint
 from typing import Literal
 
+import numpy as np
 import pytest
 import torch
 from adding_page import files_of_the_page
@@ -81,6 +82,127 @@ def test_a_rule_for_one_step_has_seen_the_step_before_it(diffusion, settings, qu
 def test_asking_for_what_is_not_measured_is_an_error(model, settings, question, rule, message):
     with pytest.raises(CallError, match=message):
         written(model, rule, question, **settings)
+
+
+@dataclass(frozen=True)
+class Answering(Intervention):
+    """Returns what a function of the context says."""
+
+    answer: Callable[[object], object]
+
+    def choose(self, context):
+        return self.answer(context)
+
+
+def bools(*shape):
+    return lambda context: torch.zeros(*shape, context.call.keys, dtype=torch.bool)
+
+
+BAD_CHOICES = {
+    "float": (lambda context: bools(1, 1)(context).float(), r"found float32 \[1, 1, \d+\]"),
+    "int": (lambda context: bools(1, 1)(context).long(), "found int64"),
+    "numpy": (lambda context: bools(1, 1)(context).numpy(), "found ndarray"),
+    "number": (lambda context: 5, "found int"),
+    "list": (lambda context: [[True]], "found list"),
+    "rows": (bools(2, 1), r"found bool \[2, 1, \d+\]"),
+    "heads": (bools(1, 7), r"found bool \[1, 7, \d+\]"),
+    "queries": (bools(1, 1, 3), r"found bool \[1, 1, 3, \d+\]"),
+    "keys": (lambda context: torch.zeros(1, 1, 3, dtype=torch.bool), r"found bool \[1, 1, 3\]"),
+    "two axes": (bools(1), r"found bool \[1, \d+\]"),
+    "meta": (lambda context: bools(1, 1)(context).to("meta"), "on the device meta"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_CHOICES)
+def test_a_choice_that_is_none_is_refused(model, settings, question, case):
+    """Also where nothing in it is True."""
+    answer, found = BAD_CHOICES[case]
+    plain = sinkscope.generate(model, question, **settings).tokens
+    with pytest.raises(CallError, match=rf"^Answering.choose in \S+: expected bool \[1, 1 or \d, \d+\] .* {found}"):
+        written(model, Answering(answer), question, **settings)
+    assert torch.equal(sinkscope.generate(model, question, **settings).tokens, plain)
+
+
+ASKED = {
+    "a list of positions": (lambda context: context.among([0, 1]), None),
+    "positions of NumPy": (lambda context: context.among(np.array([0, 1])), None),
+    "a set of positions": (lambda context: context.among({0, 1}), None),
+    "lists of positions": (lambda context: context.among([[0], [1]]), r"where\[0\]: expected a whole number, found list"),
+    "tuples of positions": (lambda context: context.among(((0, 1),)), r"where\[0\]: expected a whole number, found tuple"),
+    "fractions": (lambda context: context.among((0.5, 1)), r"where\[0\]: expected a whole number, found 0.5"),
+    "positions below 0": (lambda context: context.among([0, -1]), "where: expected positions from 0 upwards, found -1"),
+    "a number": (lambda context: context.among(5), "where: expected text or a list of whole numbers, found 5"),
+    "an unknown group": (lambda context: context.among("middle"), "where: expected masked or .* or answer, or positions, found 'middle'"),
+    "no groups to draw for": (lambda context: context.draw(0, -1), "groups: expected a whole number from 1 upwards, found -1"),
+    "a seed of text": (lambda context: context.draw("x", 1), "seed: expected a whole number, found 'x'"),
+    "too few queries": (
+        lambda context: context.received_from(torch.ones(1, 2, dtype=torch.bool)),
+        r"queries: expected bool \[1, \d+\] \(batch, query\) of \S+, found bool \[1, 2\]",
+    ),
+    "queries of numbers": (lambda context: context.received_from([1, 2]), "queries: expected bool .*, found list"),
+    "attention of a list": (lambda context: context.seen(["previous"], "local"), "observe: expected previous or current, found list"),
+    "a class of a list": (lambda context: context.of_class(["digit"]), "name: expected .*, found list"),
+    "a class by no function": (lambda context: context.of_class("a", 5), "classify: expected a function from token id to class, found 5"),
+}
+
+
+@pytest.mark.parametrize("case", ASKED)
+def test_what_a_rule_may_ask_for(model, settings, question, case):
+    ask, message = ASKED[case]
+    if message is not None:
+        with pytest.raises(CallError, match=f"^{message}"):
+            written(model, Answering(lambda context: ask(context)[:, None]), question, **settings)
+        return
+    tokens, effect = written(model, Answering(lambda context: ask(context)[:, None]), question, **settings)
+    assert torch.equal(tokens, written(model, interventions.HidePositions((0, 1)), question, **settings)[0]) and effect.removed_share > 0
+
+
+@pytest.mark.parametrize("criterion", [5, None, (torch.zeros(1, 1, 2), "head"), "scope", ("x", "head")], ids=str)
+def test_a_criterion_that_is_none_is_refused(diffusion, settings, question, criterion):
+    class Ranking(Answering):
+        def criterion(self, found, causal):
+            return (found.columns, "nosuch") if criterion == "scope" else criterion
+
+    def first(context):
+        return context.among((0,))[:, None]
+
+    with pytest.raises(CallError, match=r"^Ranking\.criterion: expected numbers .* and head or kv_head or layer, found"):
+        written(diffusion, Ranking(first), question, **settings)
+
+
+@pytest.mark.parametrize("found", [3, None, ["a"], b"a"], ids=str)
+def test_a_class_that_is_no_text_is_refused(diffusion, settings, question, found):
+    rule = interventions.SameClassKeys(1, classify=lambda token: found)
+    with pytest.raises(CallError, match=r"^classify: expected text, the class of token \d+, found"):
+        written(diffusion, rule, question, **settings)
+
+
+@pytest.mark.parametrize("classify", [5, "digit", ["digit"]])
+def test_classes_need_a_function(classify):
+    with pytest.raises(CallError, match=r"^classify: expected a function from token id to class, found"):
+        interventions.SameClassKeys(1, classify=classify)
+
+
+def test_a_function_that_cannot_be_hashed_classifies_as_any(diffusion, settings, question):
+    @dataclass
+    class Halves:
+        limit: int
+
+        def __call__(self, token):
+            return "low" if token < self.limit else "high"
+
+    with pytest.raises(TypeError):
+        hash(Halves(30))
+    found = [interventions.SameClassKeys(2, classify=one) for one in (Halves(30), lambda token: "low" if token < 30 else "high")]
+    assert torch.equal(*(written(diffusion, rule, question, **settings)[0] for rule in found))
+
+
+@pytest.mark.parametrize("parts", [5, "top:1", [HideTopSinks], (HideTopSinks(1), "top:1")], ids=str)
+def test_rules_together_are_rules(parts):
+    with pytest.raises(CallError, match="expected"):
+        interventions.Composed(parts)
+    with pytest.raises(CallError, match="expected"):
+        compose(*(parts if isinstance(parts, list | tuple) else [parts]))
 
 
 def test_the_example_of_the_documentation_bites(model, settings, question):

@@ -54,3 +54,29 @@ def test_a_cache_is_the_same(diffusion, default, cache):
         return sinkscope.generate(diffusion, PROMPT, length=8, steps=8, block=8, cache=cache).tokens
 
     assert torch.equal(write(), default(write))
+
+
+@pytest.mark.parametrize("rule", ["none", "top:1", "rowmass:1@seed=1"])
+def test_a_network_in_float64_is_recorded(diffusion, tmp_path, rule):
+    settings = {"length": 8, "steps": 4, "block": 4}
+    expected = recorded(diffusion, settings, rule, tmp_path / "float32")
+    diffusion.network.double()
+    try:
+        found = recorded(diffusion, settings, rule, tmp_path / "float64")
+    finally:
+        diffusion.network.float()
+    for name in TENSORS:
+        assert found[name].dtype == expected[name].dtype, name
+        assert np.allclose(found[name], expected[name], atol=1e-4, equal_nan=True), name
+
+
+@pytest.mark.parametrize("rule", ["none", "top:1"])
+def test_a_recording_under_autocast_is_in_float32(diffusion, tmp_path, rule):
+    settings = {"length": 8, "steps": 4, "block": 4}
+    expected = recorded(diffusion, settings, "none", tmp_path / "plain")
+    with torch.autocast("cpu", torch.bfloat16):
+        found = recorded(diffusion, settings, rule, tmp_path / "autocast")
+    for name in TENSORS:
+        assert found[name].dtype == expected[name].dtype, name
+    if rule == "none":
+        assert np.allclose(found["output_norms"][0], expected["output_norms"][0], rtol=0.05, equal_nan=True)

@@ -109,7 +109,7 @@ def test_a_mask_for_padding_is_read_once_a_step(gpu, models, tmp_path):
     padding[1, :3] = 0
     waits, _ = waits_by_step(gpu, models[0], parse_rule("top:1"), tmp_path / "trace", attention_mask=padding)
     ours = [{one: count for one, count in step.items() if not one[0].startswith("transformers")} for step in waits]
-    assert ours[1:] == [{("attention/stacks.py:lengths", "down"): 1}] * 4
+    assert ours[1:] == [{("attention/stacks.py:lengths_of", "down"): 1}] * 4
 
 
 @pytest.mark.parametrize("rule", ["none", "top:1", "mass:1", "persistent:1", "class:1", "window:2+5", "top:1@zero,queries=masked"])

@@ -7,7 +7,7 @@ import torch
 
 import sinkscope
 from sinkscope.attention import foreign
-from sinkscope.errors import AttentionError, CallError
+from sinkscope.errors import AttentionError, CallError, TraceError
 from sinkscope.interventions import HideTopSinks
 
 PROMPT, SETTINGS = [5, 9, 11, 7], {"length": 8, "steps": 4, "block": 4}
@@ -171,3 +171,47 @@ def test_a_network_without_weights_is_refused(diffusion_folder, tmp_path):
     with pytest.raises(AttentionError, match="on the device meta, which holds none"), sinkscope.recording(network, out=tmp_path / "run"):
         network(torch.tensor([[1, 2]], device="meta"))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("keep", ["columns", "statistics", "drift"])
+def test_a_trace_is_replaced_only_when_another_one_begins(diffusion, tmp_path, keep):
+    def record(**more):
+        with sinkscope.recording(diffusion, out=tmp_path / "out", **more):
+            sinkscope.generate(diffusion, [5, 6, 7], length=4, steps=4, block=4)
+
+    record()
+    before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    with pytest.raises(CallError), sinkscope.recording(diffusion, out=tmp_path / "out", keep=keep, overwrite=True):
+        sinkscope.generate(diffusion, [5, 6, 7], length=4, steps=9, block=4)
+    with (
+        pytest.raises(CallError, match="nothing was recorded"),
+        sinkscope.recording(diffusion, out=tmp_path / "out", keep=keep, overwrite=True),
+    ):
+        pass
+    found = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir() if path.name != ".claim"}
+    assert found == {name: content for name, content in before.items() if name != ".claim"}
+    record(overwrite=True, keep=keep)
+    assert not (tmp_path / "out" / ".replaced.writing").exists()
+    assert sinkscope.traces.is_statistics(tmp_path / "out") == (keep == "statistics")
+
+
+def test_what_a_killed_process_kept_aside_is_no_trace(diffusion, tmp_path):
+    for _ in range(2):
+        with sinkscope.recording(diffusion, out=tmp_path / "out", overwrite=True):
+            sinkscope.generate(diffusion, [5, 6, 7], length=4, steps=4, block=4)
+        (tmp_path / "out" / ".replaced.writing").mkdir()
+        (tmp_path / "out" / "manifest.json").rename(tmp_path / "out" / ".replaced.writing" / "manifest.json")
+    with pytest.raises(TraceError, match="no trace at"):
+        sinkscope.open_trace(tmp_path / "out")
+
+
+@pytest.mark.parametrize("more", [["--hide", "top:1@layers=9"], ["--cache", "fast-dllm-dual:block=3"], ["--steps", "9"]], ids=str)
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_statistics_that_are_refused_leave_what_was_there(diffusion_folder, tmp_path, run, more, overwrite):
+    call = ["trace", diffusion_folder, "--problem", "0", "--length", "4", "--steps", "4", "--block", "4", "--out", tmp_path / "out"]
+    if overwrite:
+        assert run(*call)[0] == 0
+    before = sorted(path.name for path in tmp_path.rglob("*"))
+    status, _, err = run(*call, "--keep", "statistics", *more, *(["--overwrite"] if overwrite else []))
+    assert status in (1, 2) and err
+    assert sorted(path.name for path in tmp_path.rglob("*") if path.name != ".claim") == [name for name in before if name != ".claim"]

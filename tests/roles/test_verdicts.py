@@ -10,7 +10,9 @@ import torch
 from _networks_by_hand import KINDS, SETTINGS, SIZES
 
 import sinkscope
+from sinkscope.commands.role_table import heading, table
 from sinkscope.errors import CallError, EvaluationError
+from sinkscope.interventions import HideTopSinks
 from sinkscope.roles import Estimate, HeadRole, Roles, Rules, find_roles, read_roles, roles_for
 from sinkscope.roles.conclusion import MATCHED_OVER, count_to_hide
 from sinkscope.roles.probes import predictions
@@ -83,7 +85,18 @@ def estimate(low, high):
     ],
 )
 def test_the_rules(lasting, zeroed, matched, over, norm, even, role):
-    assert decide(lasting, *(estimate(*one) for one in (zeroed, matched, over, norm, even)), Rules())[0] == role
+    taken = estimate(0.1, 0.2)
+    assert decide(lasting, *(estimate(*one) for one in (zeroed, matched, over, norm, even)), taken, Rules())[0] == role
+
+
+def test_evenness_says_nothing_of_a_sink_at_which_the_queries_that_predict_hardly_look():
+    known = [estimate(*one) for one in ((0.01, 0.02), (0.0, 0.0), (0.0, 0.0), (1.0, 2.0), (0.2, 0.4))]
+    role, reason = decide(1.0, *known, estimate(0.001, 0.009), Rules())
+    assert role == "undecided" and "through other queries: those that predict give it under 1 % of their attention" in reason
+    assert decide(1.0, *known, estimate(0.001, 0.011), Rules())[0] == "carrier"
+    assert decide(1.0, *known, estimate(0.001, 0.009), Rules(faint=0.0))[0] == "carrier", "files that are older than the rule"
+    role, reason = decide(1.0, estimate(0.0, 0.001), *known[1:], estimate(0.001, 0.009), Rules())
+    assert role == "undecided" and "give it under 1 % of their attention" in reason
 
 
 @pytest.mark.parametrize(
@@ -110,7 +123,7 @@ def test_eight_keys_are_not_enough_only_where_hiding_eight_is_shown_to_change_no
 
 def test_no_interval_no_verdict():
     nothing = Estimate(0.1, None, None)
-    assert decide(1.0, nothing, nothing, nothing, nothing, nothing, Rules()) == ("undecided", "too few prompts with a sink for an interval")
+    assert decide(1.0, *[nothing] * 6, Rules()) == ("undecided", "too few prompts with a sink for an interval")
 
 
 def test_too_few_prompts_are_refused(diffusion):
@@ -196,6 +209,14 @@ def test_a_run_that_was_cut_off_goes_on_to_the_same_roles(folder, tmp_path):
     assert again == whole and len(done) == 10
     with pytest.raises(CallError, match="holds the roles of another run: other prompts; choose"):
         find_roles(model, prompts[::-1], out=tmp_path / "cut", **SETTINGS)
+    weight = next(model.network.parameters()).data
+    kept = weight.clone()
+    weight[0] += 1
+    with pytest.raises(CallError, match=r"roles of another run: the weights in memory are not those that began it, .*; choose"):
+        find_roles(model, prompts, out=tmp_path / "cut", **SETTINGS)
+    weight.copy_(kept)
+    with HideTopSinks(1)(model), pytest.raises(CallError, match="found it under a rule that hides keys"):
+        find_roles(model, prompts, **SETTINGS)
     identity = json.loads((tmp_path / "cut/run.json").read_text())
     del identity["checksum"]
     with open_store(tmp_path / "cut", identity), pytest.raises(EvaluationError, match="another run is writing into it"):
@@ -269,9 +290,29 @@ def test_the_roles_in_the_results_are_those_of_the_bundled_weights_by_the_rules_
     found = read_roles(path)
     assert (found.model, found.weight_hash, found.judged) == ("lab-diffusion", model.card.weight_hash, 24)
     assert found.count("carrier") and {one.removable for one in found.heads} == {True, False, None}
+    names = ("kl.sink.zero", "kl.rowmass.zero", MATCHED_OVER, "norm_ratio", "evenness", "taken.sink")
+    assert found.rules == Rules()
     for one in found.heads:
-        estimates = (one.measured.get(name) for name in ("kl.sink.zero", "kl.rowmass.zero", MATCHED_OVER, "norm_ratio", "evenness"))
+        estimates = (one.measured.get(name) for name in names)
         assert decide(one.lasting, *estimates, found.rules) == (one.role, one.reason)
+
+
+def test_files_that_are_older_than_a_field_are_read_and_say_nothing_of_it(folder):
+    model, _, prompts = _networks_by_hand.make(folder / "1-3", "idle", 1, 3, 0)
+    found = find_roles(model, prompts, **SETTINGS)
+    least, most = min(map(len, prompts)) + 40, max(map(len, prompts)) + 40
+    assert found.canvas_tokens == (least, most) and Roles.from_dict(json.loads(json.dumps(found.as_dict()))) == found
+    trace = {"model": {"weight_hash": found.weight_hash}, "prompt_length": most - 30, "sampler": {"length": 40}}
+    doubt = found.doubt([trace, trace | {"prompt_length": least - 40}])
+    assert doubt is not None and f"; 1 of 2 traces have {most + 10}, where" in doubt
+    for known in ({}, {"model": {"weight_hash": "0" * 64}}, {"prompt_length": least - 40}, {"sampler": {"name": "foreign"}}):
+        assert found.doubt([trace | known] if known else []) is None, known
+    plain = found.as_dict()
+    del plain["source"], plain["canvas_tokens"], plain["rules"]["faint"]
+    old = Roles.from_dict(plain)
+    assert (old.source, old.canvas_tokens, old.rules.faint, old.doubt([trace])) == ({}, None, 0.0, None)
+    with pytest.raises(CallError, match=r"canvas_tokens: expected the shortest, then the longest, found \[9, 8\]"):
+        Roles.from_dict(found.as_dict() | {"canvas_tokens": [9, 8]})
 
 
 def test_what_the_page_says_of_another_prompt_is_in_the_results():
@@ -290,6 +331,16 @@ def test_what_the_page_says_of_another_prompt_is_in_the_results():
     assert len(places(none, False) & places(five, None)) == 4
     together = json.loads((root / "results/roles/lab-diffusion-5-shots.json").read_text())["together"]["measured"]["kl.sink"]
     assert "predictions by {mean:.3f} nats ({low:.3f} to {high:.3f})".format(**together) in page
-    assert (five.count("carrier"), five.count("idle"), five.judged) == (5, 0, 12)
+    assert (five.count("carrier"), five.count("idle"), five.judged) == (4, 0, 12)
+    looked_at = [one.measured["taken.sink"].mean for one in five.heads if one.removable]
+    costly = np.mean([one.measured["taken.sink"].mean for one in five.heads if one.removable is False])
+    assert f"these 18 sinks {100 * np.mean(looked_at):.1f} % of their attention, ten of them" in page
+    assert sum(taken < 0.01 for taken in looked_at) == 10 and f"the three that cannot go get {100 * costly:.0f} %" in page
+    assert (none.count("carrier"), none.count("idle"), none.count("undecided")) == (5, 1, 12)
+    through = none.of_head(0, 5).measured
+    assert f"it takes {100 * through['share'].mean:.0f} % of all attention and {100 * through['taken.sink'].mean:.1f} % of that" in page
+    shown = (root / "docs/roles.md").read_text().split("```\n")[1].splitlines()
+    printed = f"{heading(none)}\n{table(none)}".splitlines()
+    assert len(shown) == 10 and {*shown} - {""} <= {*printed}, "what the page shows is what the command prints"
     tokens = [[one.token for one in roles.heads if (one.layer, one.head) == (0, 3)] for roles in (none, five)]
     assert tokens == [["\n"], [":"]]

@@ -15,7 +15,6 @@ from sinkscope.statistics.groups import GroupSinks
 from sinkscope.statistics.movement import HEAD_KINDS, track_kinds
 from sinkscope.statistics.norms import StepNorms
 from sinkscope.statistics.statistic import at_thresholds
-from sinkscope.statistics.thresholds import check_threshold
 
 
 def grown(columns, lengths):
@@ -178,7 +177,7 @@ def test_a_sweep_tells_a_statistic_at_every_threshold():
     assert len(found) == len(THRESHOLDS) == 10
     assert found["name", (("excess", 5.0), ("unit", "percent"), ("layer", 2))] == 5.0
     with pytest.raises(CallError, match="excess: expected a finite number"):
-        check_threshold(Threshold(-1.0))
+        Threshold(-1.0)
 
 
 def test_a_split_is_as_clear_as_the_weaker_of_its_two_keys():

@@ -132,6 +132,15 @@ def test_a_bundle_that_was_changed_is_refused(folder, tmp_path, change, message)
         open_bundle(tmp_path / "b")
 
 
+def test_a_trace_of_three_tokens_is_bundled_with_its_page(tmp_path, diffusion, run):
+    with sinkscope.recording(diffusion, out=tmp_path / "short"):
+        sinkscope.generate(diffusion, [5, 6], length=1, block=1, steps=1)
+    assert run("bundle", tmp_path / "short", "--out", tmp_path / "b")[0] == 0
+    assert len(find_sinks(open_bundle(tmp_path / "b"))) == 0
+    status, _, err = run("sinks", tmp_path / "short")
+    assert status == 0 and "no column of 3 tokens can exceed the others by 3; give a lower --excess" in err
+
+
 def test_what_cannot_be_bundled(folder, tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").write_text("x")

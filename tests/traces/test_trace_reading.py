@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import basic_indices
+from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from sinkscope.axes import TRACE_AXES
 from sinkscope.errors import CallError, TraceError
-from sinkscope.traces import FORMAT, TraceWriter, open_trace, open_traces, part_files, reading, writing
+from sinkscope.traces import FORMAT, Trace, TraceWriter, open_trace, open_traces, part_files, reading, writing
 
 LAYERS, HEADS, KV_HEADS, FIRST_LENGTH, STEPS = 2, 5, 3, 4, 37
 WIDER = ("written", "predicted", "confidence")  # as in autoregressive traces: one position beyond what was read
@@ -145,12 +146,21 @@ def test_a_slice_of_no_steps_keeps_the_other_axes_and_the_dtype(trace):
         ((True,), "column_sums takes whole numbers and slices"),
         ((..., 0, ...), "column_sums takes whole numbers and slices"),
         ((0.0,), "column_sums takes whole numbers and slices"),
+        ((slice(None, None, 0),), "column_sums: expected a stride from 1 upwards, or below 0, found 0"),
+        ((slice(None), slice(None, None, 0)), "column_sums: expected a stride from 1 upwards, or below 0, found 0"),
+        ((slice("0", None),), "column_sums: expected a whole number as the first of a slice, found '0'"),
+        ((slice(None), slice(0, 2.0)), "column_sums: expected a whole number as the end of a slice, found 2.0"),
     ],
 )
 def test_an_index_that_does_not_fit_is_named(trace, index, message):
     with pytest.raises(IndexError) as caught:
         trace.column_sums[index]
     assert message in str(caught.value)
+
+
+def test_no_index_at_all_is_the_whole_array(trace, steps):
+    np.testing.assert_array_equal(trace.column_sums[()], dense(steps, "column_sums"))
+    np.testing.assert_array_equal(trace.lengths[...], dense(steps, "lengths"))
 
 
 def test_a_key_axis_of_its_own_is_named_position(trace):
@@ -231,6 +241,9 @@ def test_a_trace_says_what_it_is(trace):
 def test_tokens_read_as_text_where_the_manifest_knows_them(trace):
     assert trace.token_text(np.int32(7)) == " seven"
     assert trace.token_text(8) == "<8>"
+    for token in ("7", None, 7.0):
+        with pytest.raises(CallError, match="token: expected a whole number, found"):
+            trace.token_text(token)
 
 
 def test_a_name_that_is_no_tensor_is_refused_with_the_names_there_are(trace, tmp_path):
@@ -320,6 +333,25 @@ def damaged(tmp_path):
     return write_trace(tmp_path / "damaged", make_steps(grow=0))
 
 
+def test_a_part_behind_a_complete_trace_is_refused(tmp_path):
+    write_trace(tmp_path / "one", make_steps(3))
+    write_trace(tmp_path / "other", make_steps(6))
+    with safe_open(tmp_path / "other" / "steps-000000.safetensors", "np") as file:
+        metadata = file.metadata() | {"first_step": "3"}
+    save_file(load_file(tmp_path / "other" / "steps-000000.safetensors"), tmp_path / "one" / "steps-000001.safetensors", metadata)
+    with pytest.raises(TraceError, match=r"expected the 1 parts that its manifest lists, found steps-000001\.safetensors as well"):
+        _ = open_trace(tmp_path / "one").parts
+
+
+def test_a_complete_trace_has_the_steps_that_its_manifest_says(tmp_path):
+    write_trace(tmp_path / "one", make_steps(3))
+    manifest = json.loads((tmp_path / "one" / "manifest.json").read_text())
+    del manifest["checksum"]
+    (tmp_path / "one" / "manifest.json").write_text(json.dumps(manifest | {"steps": 19}))
+    with pytest.raises(TraceError, match="expected 19 steps, as its manifest says, found 3"):
+        _ = open_trace(tmp_path / "one").parts
+
+
 def test_a_listed_part_that_is_missing_is_refused(damaged):
     (damaged / "steps-000002.safetensors").unlink()
     with pytest.raises(TraceError, match=r"expected steps-000002\.safetensors, which its manifest lists, found none"):
@@ -406,10 +438,35 @@ def test_a_folder_without_a_manifest_is_refused(tmp_path):
             opening(tmp_path)
 
 
-def test_a_file_is_no_trace(tmp_path):
+def test_what_stands_where_a_trace_should_is_named(damaged, tmp_path):
     (tmp_path / "file").write_text("not a trace")
-    with pytest.raises(TraceError, match=r"no trace at .*file"):
-        open_trace(tmp_path / "file")
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    for path, message in {
+        tmp_path / "file": r"expected a folder with manifest\.json, found a file$",
+        damaged / "manifest.json": rf"expected a folder with manifest\.json, found a file; pass its folder, {damaged}$",
+        damaged / "steps-000000.safetensors": f"found a file; pass its folder, {damaged}$",
+        tmp_path / "link": "found a link that leads nowhere$",
+        tmp_path / "empty": f"found an empty folder; `sinkscope trace MODEL --out {tmp_path}/empty` makes one there$",
+        tmp_path / "model": r"expected manifest\.json in it, found 'config\.json'; `sinkscope trace MODEL --out FOLDER` makes one",
+    }.items():
+        with pytest.raises(TraceError, match=message):
+            open_trace(path)
+
+
+def test_what_a_training_showed_is_no_trace_of_another_version(damaged):
+    edit_manifest(damaged, lambda manifest: manifest.update(format="sinkscope emergence 1"))
+    with pytest.raises(TraceError, match=f"found what a training showed of its sinks; `sinkscope watch-training {damaged}` shows it"):
+        open_trace(damaged)
+
+
+def test_a_trace_is_made_of_its_path_as_text_too(damaged):
+    assert Trace(str(damaged)).steps == Trace(damaged, True).steps == STEPS
+    for nothing in (5, None, ""):
+        with pytest.raises(CallError, match="folder: expected"):
+            Trace(nothing)
 
 
 # Several traces in a folder
@@ -455,3 +512,26 @@ def test_verify_sees_a_flipped_byte(tmp_path):
     part.write_bytes(content)
     with pytest.raises(TraceError, match=r"steps-000000\.safetensors: expected the bytes whose sha256"):
         trace.verify()
+
+
+@pytest.mark.parametrize("read", [open_traces, open_trace])
+def test_a_numbered_trace_without_its_manifest_is_refused_by_name(tmp_path, read):
+    for number in range(3):
+        write_trace(tmp_path / f"{number:06d}", make_steps(1))
+    (tmp_path / "000001" / "manifest.json").unlink()
+    with pytest.raises(TraceError, match=r"000001: expected manifest\.json in it, as in the other 2 of"):
+        read(tmp_path)
+
+
+def test_a_link_to_a_trace_that_is_gone_is_refused(tmp_path):
+    write_trace(tmp_path / "000000", make_steps(1))
+    (tmp_path / "000001").symlink_to(tmp_path / "gone")
+    with pytest.raises(TraceError, match=r"000001: expected manifest\.json"):
+        open_traces(tmp_path)
+
+
+def test_only_numbers_name_numbered_traces(tmp_path):
+    for name in ("000000", "000000-backup", "0001.old", "000002"):
+        write_trace(tmp_path / name, make_steps(1))
+    (tmp_path / "000003").mkdir()
+    assert [trace.folder.name for trace in open_traces(tmp_path)] == ["000000", "000002"]

@@ -1,7 +1,7 @@
 """One running call of a stack: what its subscribers request from each layer, and what they are shown."""
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from sinkscope.attention.dispatch import compute
 from sinkscope.attention.records import AttentionInputs, CallPart, Columns, Hidden, LayerCall, Prefix, StepContext
 from sinkscope.attention.scores import Workspace
 from sinkscope.attention.stacks import Stack, slides, upload
+from sinkscope.attention.subscriber_answers import hidden_by, observed_by, prepended_by
 from sinkscope.attention.subscribers import Hider, Prepender, Subscriber, Watcher
 from sinkscope.errors import AttentionError
 
@@ -202,27 +203,17 @@ class Call:
 
     def hidden(self, layer: LayerCall) -> list[Hidden]:
         """Return the keys that each hider takes away, over all tokens so far."""
-        found: list[Hidden] = []
-        for hider in self._hiders:
-            mine = hider.hide(layer)
-            found += [] if mine is None else [Hidden(mine[:, :, None])] if isinstance(mine, Tensor) else mine
-        for one in found:
-            if one.keys.shape[-1] != layer.keys:
-                raise AttentionError(
-                    f"expected hidden keys of {layer.name} over {layer.keys} tokens, found {one.keys.shape[-1]}; "
-                    "a layer with a sliding window holds fewer keys than there are tokens, LayerCall.keys counts them all"
-                )
-        return found
+        return [one for hider in self._hiders for one in hidden_by(hider, layer)]
 
     def _prepended(self, layer: LayerCall) -> Prefix | None:
         """Return the constant keys of the only prepender."""
         if len(self._prependers) > 1:
             raise AttentionError(f"expected at most one prepender on a model, found {len(self._prependers)}")
-        return self._prependers[0].prepend(layer) if self._prependers else None
+        return prepended_by(self._prependers[0], layer) if self._prependers else None
 
     def _watched(self, layer: LayerCall) -> bool:
         """Return whether any subscriber needs the columns of a layer."""
-        return bool(self._watchers) or any([hider.observes(layer) for hider in self._hiders])
+        return bool(self._watchers) or any([observed_by(hider, layer) for hider in self._hiders])
 
     def _show(self, layer: LayerCall, columns: Columns) -> None:
         """Show the subscribers the columns of a layer, in their absolute places, unless the layer runs for a second time."""
@@ -278,13 +269,5 @@ def _membership(
     position, first = torch.arange(length, device=device)[None], length - lengths
     prompts = upload(torch.tensor([prompt_lengths[row % len(prompt_lengths)] for row in range(batch)], device="cpu"), device)[:, None]
     real, masked = position >= first, upload(context.masked, device)
-    members: Mapping[str, Tensor] = {
-        "all": real,
-        "masked": real & masked,
-        "unmasked": real & ~masked,
-        "prompt": real & (position < first + prompts),
-    }
-    unknown = [group for group in groups if group not in members]
-    if unknown:
-        raise AttentionError(f"expected query groups among {', '.join(members)}, found {', '.join(unknown)}")
+    members = {"all": real, "masked": real & masked, "unmasked": real & ~masked, "prompt": real & (position < first + prompts)}
     return torch.stack([members[group] for group in groups], dim=1)[..., length - queries :].float()

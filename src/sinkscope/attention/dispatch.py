@@ -17,15 +17,20 @@ import torch
 from jaxtyping import Bool, Float, Float32
 from torch import Tensor
 
+from sinkscope.argument_types import checked
 from sinkscope.attention.blockwise import compute_blockwise
-from sinkscope.attention.records import AttentionInputs, Columns, Hidden, Prefix
+from sinkscope.attention.records import AttentionInputs, Columns, Hidden, Prefix, described
 from sinkscope.attention.scores import Workspace
+from sinkscope.attention.subscriber_answers import check_prefix, read_hidden
+from sinkscope.errors import CallError
 
 TAKEN = (torch.float32, torch.bfloat16, torch.float16)
+LARGEST_SCALE = 1e6
 WIDEST = 256  # the largest head size of the kernels
 REFUSAL = f"expected heads of at most {WIDEST} in {', '.join(str(one).removeprefix('torch.') for one in TAKEN)}, found"
 
 
+@checked
 def attend(
     query: Float[Tensor, "batch head query dim"],
     key: Float[Tensor, "batch kv_head key dim"],
@@ -54,11 +59,52 @@ def attend(
         workspace: memory for its scores, kept from call to call.
 
     Raises:
-        AttentionError: causal together with a mask, or heads that do not divide.
+        CallError: tensors whose shapes or dtypes do not fit each other.
+        AttentionError: causal together with a mask, heads that do not divide, or hidden keys or a prefix that do not fit.
     """
+    _check_tensors(query, key, value, groups, mask)
+    if block is not None and block < 1:
+        raise CallError(f"block: expected at least 1 query, found {block}")
+    if scale is not None and not abs(scale) <= LARGEST_SCALE:
+        raise CallError(f"scale: expected a finite number up to {LARGEST_SCALE:g}, found {scale}")
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    hidden = [Hidden(hidden[:, :, None])] if isinstance(hidden, Tensor) else hidden or ()
+    hidden = () if hidden is None else read_hidden("hidden", hidden, query, key, key.shape[2])
+    if prefix is not None:
+        check_prefix("prefix", prefix, query, key, value)
     return compute(AttentionInputs(query, key, value, groups, scale, mask, causal, hidden, prefix), block=block, workspace=workspace)
+
+
+def _check_tensors(query: Tensor, key: Tensor, value: Tensor, groups: Tensor, mask: object) -> None:
+    """Raise an error for tensors that do not fit each other.
+
+    Raises:
+        CallError: so it is.
+    """
+    for name, one in (("query", query), ("key", key), ("value", value), ("groups", groups)):
+        axes = 3 if name == "groups" else 4
+        if not isinstance(one, Tensor) or one.ndim != axes or not one.is_floating_point() or one.is_meta:
+            raise CallError(f"{name}: expected numbers of {axes} axes, found {described(one)}")
+        if not one.numel():
+            raise CallError(f"{name}: expected at least one number on each axis, found {described(one)}")
+    (batch, heads, queries, dim), (_, kv_heads, keys, _) = query.shape, key.shape
+    for name, one, expected in (
+        ("key", key, (batch, kv_heads, keys, dim)),
+        ("value", value, (batch, kv_heads, keys, value.shape[-1])),
+        ("groups", groups, (batch, groups.shape[1], queries)),
+    ):
+        if one.shape != expected:
+            raise CallError(f"{name}: expected {list(expected)} beside a query of {list(query.shape)}, found {list(one.shape)}")
+    if groups.dtype != torch.float32:
+        raise CallError(f"groups: expected float32, found {described(groups)}")
+    if mask is None:
+        return
+    sizes = ((1, batch), (1, heads), (1, queries), (keys,))
+    good = isinstance(mask, Tensor) and mask.ndim == 4 and (mask.dtype == torch.bool or mask.is_floating_point()) and not mask.is_meta
+    if not isinstance(mask, Tensor) or not good or not all(size in allowed for size, allowed in zip(mask.shape, sizes, strict=True)):
+        raise CallError(
+            f"mask: expected bool or numbers [1 or {batch}, 1 or {heads}, 1 or {queries}, {keys}] (batch, head, query, key), "
+            f"found {described(mask)}"
+        )
 
 
 def compute(inputs: AttentionInputs, *, block: int | None = None, workspace: Workspace | None = None) -> tuple[Tensor, Columns]:

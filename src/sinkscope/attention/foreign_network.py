@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from sinkscope.argument_types import checked
 from sinkscope.attention.call import Call
-from sinkscope.attention.records import AttentionInputs
-from sinkscope.attention.session import Hooks, Session, current_session
+from sinkscope.attention.records import AttentionInputs, described
+from sinkscope.attention.session import Hooks, Session, check_network, current_session
 from sinkscope.attention.stacks import Stack, StackInput, real_tokens
 from sinkscope.errors import AttentionError, CallError
 from sinkscope.single_use import single_use
@@ -25,6 +26,7 @@ from sinkscope.single_use import single_use
 stock_attention = functional.scaled_dot_product_attention
 
 
+@checked
 @single_use
 def foreign(network: nn.Module, layers: Sequence[str] | None = None, *, causal: bool = False) -> Iterator[None]:
     """Let a torch module that calls ``F.scaled_dot_product_attention`` be recorded and changed while the body runs.
@@ -42,8 +44,9 @@ def foreign(network: nn.Module, layers: Sequence[str] | None = None, *, causal: 
         CallError: not a torch module, or a path that it does not have.
         AttentionError: the network is watched already.
     """
-    if not isinstance(network, nn.Module):
-        raise CallError(f"expected a torch module, found {type(network).__name__}")
+    check_network(network)
+    if layers is not None and not layers:
+        raise CallError("layers: expected the path of at least one module, found none; leave it out to watch all that call it")
     paths = {path for path, _ in network.named_modules()}
     if unknown := [path for path in layers or () if path not in paths]:
         raise CallError(
@@ -51,7 +54,7 @@ def foreign(network: nn.Module, layers: Sequence[str] | None = None, *, causal: 
         )
     if current_session(network) is not None:
         raise AttentionError(f"{type(network).__name__} is watched already; open foreign() before recording")
-    session = Session(network, ForeignHooks(network, None if layers is None else frozenset(layers), causal), stays=True)
+    session = Session(network, ForeignHooks(network, None if layers is None else frozenset(layers), bool(causal)), stays=True)
     session.open()
     try:
         yield
@@ -282,6 +285,8 @@ class _Step:
         if queries == keys:
             if before is not None and before.behind_cache and self.hooks.stacks[0].causal:
                 self.session.end_generation(failed=False)  # another text begins
+            if mask is not None and mask.is_floating_point() and not self.session.published and bool(mask.isnan().any()):
+                raise CallError(f"expected a mask of numbers in {name}, found NaN in it; use 0 where a key is visible and −inf elsewhere")
             real = None if mask is None else real_tokens(mask).expand(batch, -1)
         elif before is not None and before.real.shape == (batch, keys - queries):
             real = functional.pad(before.real, (0, queries), value=True)
@@ -306,6 +311,18 @@ def _four_axes(
     if not grouped and key.shape[1] not in (1, heads):
         raise AttentionError(f"expected as many key heads as query heads in {name}, found {key.shape[1]} and {heads}; pass enable_gqa=True")
     if mask is not None:
+        _check_mask(name, mask, (batch, heads, query.shape[2], key.shape[2]))
         mask = mask[(None,) * (4 - mask.ndim)]
         mask = mask.expand(*mask.shape[:3], key.shape[2])
     return query, key, value, mask
+
+
+def _check_mask(name: str, mask: Tensor, shape: tuple[int, int, int, int]) -> None:
+    """Raise an error for a mask that torch's attention would not take.
+
+    Raises:
+        AttentionError: so it is.
+    """
+    good = mask.dtype == torch.bool or mask.is_floating_point()
+    if not good or mask.ndim > 4 or any(size not in (1, most) for size, most in zip(mask.shape[::-1], shape[::-1], strict=False)):
+        raise AttentionError(f"expected the mask of {name} to be bool or fractions that fit {list(shape)}, found {described(mask)}")

@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sinkscope.argument_types import checked
 from sinkscope.attention.interface import entering, leave_interface, use_interface
-from sinkscope.attention.session import Hooks, Session, current_session, one_at_a_time
+from sinkscope.attention.session import Hooks, Session, check_network, current_session, one_at_a_time
 from sinkscope.attention.stacks import Stack, find_stacks
+from sinkscope.attention.subscriber_answers import check_groups
 from sinkscope.attention.subscribers import Subscriber
 from sinkscope.errors import AttentionError
 
@@ -18,9 +20,17 @@ SOURCES = ("key_value_states", "encoder_hidden_states", "cross_attention_states"
 """Keywords with which transformers passes the states of another stack to a layer's attention."""
 
 
+@checked
 @contextmanager
 def subscribed(network: nn.Module, subscriber: Subscriber) -> Iterator[Session]:
-    """Add a subscriber to the network's session, opening one if there is none and closing it with the last."""
+    """Add a subscriber to the network's session, opening one if there is none and closing it with the last.
+
+    Raises:
+        CallError: no torch module, or no subscriber.
+        AttentionError: the network cannot be watched, or another thread has a subscriber there.
+    """
+    check_network(network)
+    check_groups(subscriber)
     failed = True
     with one_at_a_time:
         session = current_session(network)

@@ -8,14 +8,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from sinkscope.attention.records import LayerCall
+from sinkscope.argument_types import checked
+from sinkscope.attention.records import LayerCall, described
 from sinkscope.attention.scores import product, product_dtype
-from sinkscope.errors import AttentionError
+from sinkscope.errors import AttentionError, CallError
 
 NAMES = ("o_proj", "out_proj", "attn_out", "c_proj", "dense")
 """Names of the output projection in an attention module."""
 
 
+@checked
 def output_projection(attention: nn.Module, heads: int) -> Float[Tensor, "head width dim"]:
     """Return W_O of an attention module, cut into its heads.
 
@@ -36,7 +38,7 @@ def output_projection(attention: nn.Module, heads: int) -> Float[Tensor, "head w
         )
     if type(found).__name__ == "Conv1D":  # GPT-2 keeps it transposed
         weight = weight.T
-    if weight.shape[1] % heads:
+    if heads < 1 or weight.shape[1] % heads:
         raise AttentionError(f"expected an output projection from {heads} heads, found {weight.shape[1]} columns in it")
     return weight.detach().unflatten(1, (heads, -1)).transpose(0, 1)
 
@@ -53,10 +55,19 @@ def output_norms(
 
     Args:
         projection: W_O, or better what `reduced` makes of it.
+
+    Raises:
+        CallError: arrays that do not fit each other.
     """
+    for name, one, axes in (("value", value, 4), ("projection", projection, 3)):
+        if not isinstance(one, Tensor) or one.ndim != axes or not one.is_floating_point() or one.is_meta:
+            raise CallError(f"{name}: expected numbers of {axes} axes, found {described(one)}")
     batch, kv_heads, keys, dim = value.shape
+    if not kv_heads or len(projection) % kv_heads or projection.shape[-1] != dim:
+        raise CallError(f"projection: expected [a multiple of {kv_heads}, rank, {dim}], found {list(projection.shape)}")
     stacked = projection.to(value.device).float().reshape(kv_heads, -1, dim).mT  # of the heads that share a kv head
-    added = product(value.detach().float(), stacked, product_dtype(value.device))
+    with torch.autocast(value.device.type, enabled=False):  # which would round the products
+        added = product(value.detach().float(), stacked, product_dtype(value.device))
     norms = torch.linalg.vector_norm(added.unflatten(-1, (len(projection) // kv_heads, -1)), dim=-1)
     return norms.transpose(-1, -2).reshape(batch, len(projection), keys)
 

@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from functools import cache
+from typing import Any, Literal, get_type_hints
 
 import torch
 from jaxtyping import Float, Float32
 from torch import Tensor
 
-from sinkscope.errors import AttentionError
+from sinkscope.argument_types import check_argument
+from sinkscope.errors import AttentionError, CallError
 
 AttentionPath = Literal["sweep", "triton", "flash"]
 """The implementations of attention with column sums, as traces name them: see `dispatch`."""
@@ -157,6 +159,22 @@ class GenerationStart:
     prompts: tuple[str | None, ...]
     mask_id: int | None = None
 
+    def __post_init__(self) -> None:
+        for name, hint in _fields_of_a_start().items():
+            check_argument(f"GenerationStart: {name}", getattr(self, name), hint)
+        if len(self.prompts) != len(self.prompt_lengths) or min(self.prompt_lengths, default=0) < 0 or self.final_length < 0:
+            raise CallError(
+                f"GenerationStart: expected a length from 0 upwards for each of {len(self.prompts)} prompts, found {self.prompt_lengths}, "
+                f"and {self.final_length} positions in the end"
+            )
+        if self.mask_id is not None and not 0 <= self.mask_id < 1 << 31:
+            raise CallError(f"GenerationStart: mask_id: expected a token id or None, found {self.mask_id}")
+
+
+@cache
+def _fields_of_a_start() -> dict[str, Any]:
+    return get_type_hints(GenerationStart)
+
 
 @dataclass(frozen=True)
 class StepContext:
@@ -187,6 +205,17 @@ class StepContext:
     prompt_lengths: tuple[int, ...] | None = None
     readers: Tensor | None = None
     final_queries: bool | None = None
+
+    def __post_init__(self) -> None:
+        shape = _canvas_shape("StepContext", self.tokens)
+        for name, one in (("masked", self.masked), ("readers", self.readers)):
+            if one is not None and (not isinstance(one, Tensor) or one.dtype != torch.bool or one.shape != shape):
+                raise CallError(f"StepContext: {name}: expected bool {list(shape)} (batch, position), found {described(one)}")
+        lengths = self.lengths
+        if not isinstance(lengths, Tensor) or lengths.shape != shape[:1] or lengths.is_floating_point() or lengths.dtype == torch.bool:
+            raise CallError(f"StepContext: lengths: expected whole numbers [{shape[0]}] (batch), found {described(lengths)}")
+        if len(self.rows) != len(self.prompts):
+            raise CallError(f"StepContext: expected a prompt for each of {len(self.rows)} rows, found {len(self.prompts)}")
 
 
 @dataclass(frozen=True)
@@ -232,6 +261,36 @@ class StepResult:
     predicted: Tensor | None = None
     confidence: Tensor | None = None
     readers: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        shape = _canvas_shape("StepResult", self.written)
+        for name, one in (("predicted", self.predicted), ("confidence", self.confidence)):
+            if one is not None and (not isinstance(one, Tensor) or one.shape != shape):
+                raise CallError(f"StepResult: {name}: expected {list(shape)} (batch, position), found {described(one)}")
+
+
+def _canvas_shape(record: str, tokens: object) -> torch.Size:
+    """Return the shape of token ids.
+
+    Raises:
+        CallError: they are none.
+    """
+    if not isinstance(tokens, Tensor) or tokens.ndim != 2 or tokens.dtype not in (torch.int64, torch.int32):
+        raise CallError(f"{record}: expected token ids [batch, position], found {described(tokens)}")
+    return tokens.shape
+
+
+def described(value: object) -> str:
+    """Return in words what was found: of a tensor dtype and shape, and a device or a layout that it cannot be read from."""
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    odd = " on the device meta" if value.is_meta else f" in the layout {value.layout}" if holds_nothing(value) else ""
+    return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}{odd}"
+
+
+def holds_nothing(tensor: Tensor) -> bool:
+    """Return whether a tensor holds no plain values: one on the device meta, or a sparse one."""
+    return tensor.is_meta or tensor.layout != torch.strided
 
 
 @dataclass(frozen=True)

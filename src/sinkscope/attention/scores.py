@@ -88,8 +88,8 @@ def bias_of(mask: Tensor | None, alone: bool) -> Bias:
     if mask.dtype == torch.bool:
         bias, seen = torch.zeros(mask.shape, device=mask.device, dtype=torch.float32), mask
     else:
-        # A finite stand-in for −∞, as transformers' eager masks have it, hides as well.
-        bias, seen = mask.float(), mask > torch.finfo(mask.dtype).min / 2
+        # A finite stand-in for −∞, as transformers' eager masks have it, hides as well. NaN does not, so that it shows in the output.
+        bias, seen = mask.float(), ~(mask <= torch.finfo(mask.dtype).min / 2)
     bias = bias.masked_fill(~seen, -torch.inf)
     blind = ~seen.any(dim=-1, keepdim=True)
     if not alone or not (blind.is_cuda or bool(blind.any())):  # reading a GPU would wait

@@ -15,13 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sinkscope.argument_types import check_argument, in_words
 from sinkscope.attention.call import Call, LayerNotes
 from sinkscope.attention.interface import call_begins, call_ends
 from sinkscope.attention.records import CallPart, GenerationStart, StepContext, StepResult
 from sinkscope.attention.scores import Workspace
 from sinkscope.attention.stacks import Stack, StackInput, read_stack_input, upload
 from sinkscope.attention.subscribers import Subscriber, Watcher
-from sinkscope.errors import AttentionError
+from sinkscope.errors import AttentionError, CallError
 
 _sessions: "weakref.WeakKeyDictionary[nn.Module, Session]" = weakref.WeakKeyDictionary()
 one_at_a_time = threading.RLock()
@@ -124,7 +125,9 @@ class Session:
 
         Raises:
             AttentionError: one is running already.
+            CallError: no start of one.
         """
+        check_argument("start", start, GenerationStart)
         if (self._in_generation and self.published) or self._calls:
             raise AttentionError(self._busy())
         self.end_generation(failed=False)
@@ -133,6 +136,7 @@ class Session:
 
     def begin_step(self, context: StepContext) -> None:
         """Tell all subscribers of a step; a sampler calls this before each forward call."""
+        check_argument("context", context, StepContext)
         self._context = context
         for subscriber in self.subscribers:
             subscriber.begin_step(context)
@@ -140,6 +144,7 @@ class Session:
     @contextmanager
     def computing(self, part: CallPart | None) -> Iterator[None]:
         """Tell all subscribers that the calls of the body compute a part of the step's canvas; a sampler with a cache says this."""
+        check_argument("part", part, CallPart | None)
         before, self._part = self._part, part
         try:
             yield
@@ -148,6 +153,7 @@ class Session:
 
     def end_step(self, result: StepResult | None) -> None:
         """Tell all subscribers the result of a step; a sampler calls this after it has committed."""
+        check_argument("result", result, StepResult | None)
         for subscriber in self.subscribers:
             subscriber.end_step(result)
         self._context = None
@@ -366,5 +372,21 @@ class Session:
 
 
 def current_session(network: nn.Module) -> Session | None:
-    """Return the open session of a network; None without subscribers."""
+    """Return the open session of a network; None without subscribers.
+
+    Raises:
+        CallError: no torch module.
+    """
+    check_network(network)
     return _sessions.get(network)
+
+
+def check_network(network: object) -> None:
+    """Raise an error for anything but a torch module.
+
+    Raises:
+        CallError: so it is; of a `Model` its ``network`` is one.
+    """
+    if not isinstance(network, nn.Module):
+        advice = "; pass its network" if isinstance(getattr(network, "network", None), nn.Module) else ""
+        raise CallError(f"network: expected a torch module, found {in_words(network)}{advice}")

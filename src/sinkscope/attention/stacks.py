@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sinkscope.errors import AttentionError
+from sinkscope.argument_types import in_words
+from sinkscope.errors import AttentionError, CallError
 
 IDS = ("input_ids", "decoder_input_ids")
 EMBEDDINGS = ("inputs_embeds", "decoder_inputs_embeds", "hidden_states")
@@ -65,7 +66,13 @@ def find_stacks(network: nn.Module) -> list[Stack]:
 
 
 def query_heads(attention: nn.Module) -> int | None:
-    """Return the number of query heads of an attention module, from itself or its configuration; None where neither has it."""
+    """Return the number of query heads of an attention module, from itself or its configuration; None where neither has it.
+
+    Raises:
+        AttentionError: this is no module.
+    """
+    if not isinstance(attention, nn.Module):
+        raise AttentionError(f"attention: expected a torch module, found {type(attention).__name__}")
     names = ("num_heads", "num_attention_heads", "n_heads", "n_head")
     found = (getattr(said, name, None) for said in (attention, getattr(attention, "config", None)) for name in names)
     return next((one for one in found if isinstance(one, int) and one > 0), None)
@@ -119,14 +126,40 @@ class StackInput:
         """Return the number of real tokens of each row, int64 [batch], on the host; where a mask gives them, this waits for a GPU.
 
         Raises:
-            AttentionError: padding on the right.
+            AttentionError: padding on the right or between tokens.
+            CallError: a row without tokens.
         """
-        if self.real is None:
+        if self.real is None and self.total:
             return torch.full((self.batch,), self.total, device="cpu")
-        real = self.real.cpu().long()
-        if bool((real.diff(dim=-1) < 0).any()):
-            raise AttentionError("expected padding on the left, found it on the right; set tokenizer.padding_side = 'left'")
-        return real.sum(-1)
+        return lengths_of(self.visible(), "set tokenizer.padding_side = 'left'")
+
+
+def lengths_of(real: Tensor, advice: str) -> Tensor:
+    """Return the number of real tokens of each row, int64 [batch], on the host; this waits for a GPU.
+
+    Args:
+        real: [batch, position], 0 or False on padding.
+        advice: what to do about padding on the right.
+
+    Raises:
+        AttentionError: padding on the right or between tokens.
+        CallError: a row without tokens.
+    """
+    real = real.cpu().bool().long()
+    falls = real.diff(dim=-1) < 0
+    if bool(falls.any()):
+        if bool((real[:, -1] == 0).any()):
+            raise AttentionError(f"expected padding on the left, found it on the right; {advice}")
+        row, before = falls.nonzero()[0].tolist()
+        raise AttentionError(
+            f"expected padding on the left, found it between the tokens of row {row}, at position {before + 1} of its mask; "
+            "leave that token out of the canvas, or hide it by a rule"
+        )
+    lengths = real.sum(-1)
+    if bool((lengths == 0).any()):
+        row, why = int((lengths == 0).int().argmax()), "; its mask calls all of it padding, leave it out" if real.shape[1] else ""
+        raise CallError(f"expected at least one token in each row, found none in row {row}{why}")
+    return lengths
 
 
 def read_stack_input(arguments: Mapping[str, Any], parents: Iterable[Mapping[str, Any]] = ()) -> StackInput | None:
@@ -181,13 +214,15 @@ def real_tokens(mask: Tensor) -> Tensor:
 
     Padding is the keys at either end that no query sees; a key in between that no query sees was taken away.
     """
-    visible = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+    visible = mask if mask.dtype == torch.bool else ~(mask <= torch.finfo(mask.dtype).min / 2)
     seen = visible.any(dim=2).any(dim=1).long()
     return (seen.cummax(dim=-1).values & seen.flip(-1).cummax(dim=-1).values.flip(-1)).bool()
 
 
 def check_cache(cache: Any) -> None:
     """Raise `AttentionError` for a cache whose keys are not simply the newest tokens."""
+    if cache is not None and not callable(getattr(cache, "get_seq_length", None)):
+        raise AttentionError(f"past_key_values: expected a cache of transformers, found {in_words(cache)}")
     if getattr(cache, "is_compileable", False):
         raise AttentionError("static caches are not modelled by sinkscope; use a DynamicCache")
 

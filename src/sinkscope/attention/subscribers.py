@@ -46,6 +46,11 @@ class Hider(Subscriber):
     def hide(self, call: LayerCall) -> Tensor | Sequence[Hidden] | None:
         """Bool [1 or batch, 1 or head, key], True where a key is taken away, or several `Hidden`; None hides nothing."""
 
+    @property
+    def waits(self) -> bool:
+        """Whether it decides by the step before, and so has nothing to go by where there is only one step, as in a likelihood."""
+        return False
+
     def observes(self, call: LayerCall) -> bool:
         """Whether the columns of this layer are needed even if nothing is hidden in it."""
         return False

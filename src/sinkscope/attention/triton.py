@@ -20,7 +20,7 @@ def _visible(s, m, n, mask, mask_q, mask_k, queries, keys, least, CAUSAL: tl.con
     if MASKED == 2:
         bias = tl.load(mask + m.to(tl.int64) * mask_q + n.to(tl.int64) * mask_k, mask=there, other=0.0).to(tl.float32)
         s += bias * 1.4426950408889634
-        seen = seen & (bias > least)
+        seen = seen & ((bias > least) | (bias != bias))  # NaN shows in the output
     return tl.where(seen, s, float("-inf"))
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from sinkscope.commands.bounds import Few
 from sinkscope.commands.command import Command, Json, RolesFile, Switch, Traces, Unit, default_is
-from sinkscope.commands.output import describe_interval, open_and_check, print_json
+from sinkscope.commands.output import describe_interval, note_doubt, open_and_check, print_json
 from sinkscope.documents import describe, read_json_object
 from sinkscope.errors import CallError
 
@@ -66,6 +66,7 @@ class Analyse(Command):
         given = None if self.roles is None else read_roles(self.roles)
         first = analysis(self.traces)
         roles = roles_for(open_traces(self.traces[0])[0].manifest.get("model", {}).get("weight_hash"), given)
+        note_doubt(roles, (trace for folder in (*self.traces, *self.versus) for trace in open_traces(folder)))
         document, statistics = first.as_dict(), first.statistics
         folders = {"traces": [str(one) for one in self.traces]}
         if self.versus:
@@ -108,7 +109,12 @@ def _training_counts(source: str, traces: tuple[Path, ...]) -> dict[int, int]:
     for token, count in counts.items():
         if not (token.isascii() and token.isdecimal() and len(token) < 11 and type(count) is int and 0 <= count < MOST_TOKENS):
             raise CallError(f"{where}: expected a JSON object {{token id: count}}, found {token[:40]!r}: {describe(count)}")
-    return {int(token): count for token, count in counts.items()}
+    found: dict[int, int] = {}
+    for token, count in counts.items():
+        if int(token) in found:
+            raise CallError(f"{where}: expected each token id once, found {int(token)} twice; {token!r} is the second")
+        found[int(token)] = count
+    return found
 
 
 def _lab_counts(trace: Any) -> dict[int, int]:

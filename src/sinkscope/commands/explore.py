@@ -7,7 +7,7 @@ from typing import Annotated
 
 from sinkscope.commands.command import Command, RolesFile, Switch, Traces, default_is
 from sinkscope.commands.map import map_reader
-from sinkscope.commands.output import note, open_and_check
+from sinkscope.commands.output import note, note_doubt, open_and_check
 from sinkscope.errors import CallError
 
 
@@ -61,6 +61,7 @@ class Explore(Command):
         roles = None if self.roles is None else read_roles(self.roles)
         traces = [trace for folder in self.traces for trace in open_and_check(folder)]
         explorer = explore(traces, excess=self.excess, roles=roles)
+        note_doubt(roles, traces)
         for text in explorer.document["notes"]:
             note(text)
         if self.serve:

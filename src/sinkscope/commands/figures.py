@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from sinkscope.commands.command import Command, RolesFile, Switch, Traces, default_is
 from sinkscope.commands.map import map_reader
-from sinkscope.commands.output import note, open_and_check
+from sinkscope.commands.output import note, note_doubt, open_and_check
 from sinkscope.errors import CallError
 
 PLACED = {"1", "4", "6", "7", "8"}
@@ -53,6 +53,7 @@ class Figures(Command):
         traces = [one for folder in self.traces for one in ([open_statistics(folder)] if is_statistics(folder) else open_and_check(folder))]
         maps = map_reader(self.model, self.device)
         roles = None if self.roles is None else read_roles(self.roles)
+        note_doubt(roles, traces)
         options: dict[str, Any] = {"excess": self.excess, "compare": self.compare, "only": names, "maps": maps, "roles": roles}
         for path in draw_figures(traces, self.out, **options, layer=self.layer, head=self.head, say=note):
             print(path)

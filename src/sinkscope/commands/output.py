@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,12 @@ def open_and_check(path: Path) -> list[Any]:
             kept = trace.top_column_sums.shape[-1]
             note(f"{trace.folder}: only the {kept} largest columns of each head were kept, so at most {kept} sinks of a head are found")
     return traces
+
+
+def note_doubt(roles: Any, traces: Iterable[Any]) -> None:
+    """Report traces whose canvases are shorter or longer than those on which the roles were found; roles may be None."""
+    if roles is not None and (doubt := roles.doubt([one.manifest for one in traces])) is not None:
+        note(doubt)
 
 
 def describe_interval(prompts: int) -> str:

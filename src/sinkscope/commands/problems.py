@@ -11,7 +11,7 @@ class Problems(Command):
     """Print held-out problems of the lab as JSON lines {"prompt", "answer"}.
 
     Attributes:
-        task: lab-arith or lab-code.
+        task: lab-arith, lab-code, or lab-sums, whose problems every model of the lab has learnt.
         count: how many, from the first.
     """
 

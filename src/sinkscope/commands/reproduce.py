@@ -52,17 +52,19 @@ class Reproduce(Command):
 
     def run(self) -> None:
         from sinkscope.commands.reproduction import Options, reproduce
-        from sinkscope.evaluation.tasks import read_data_flags
+        from sinkscope.evaluation.tasks import PUBLISHED, read_data_flags
 
-        if (self.limit is not None and self.limit < 1) or self.traces < 1 or self.seeds < 0:
-            raise CallError(
-                f"expected --limit and --traces from 1, --seeds from 0 upwards, found {self.limit}, {self.traces}, {self.seeds}"
-            )
+        for name, value, least in (("limit", self.limit, 1), ("traces", self.traces, 1), ("seeds", self.seeds, 0)):
+            if value is not None and value < least:
+                raise CallError(f"--{name}: expected a whole number from {least} upwards, found {value}")
         if self.paper == "paper2":
             self.refuse("ks seeds controls traces", "for paper2")
         if not self.dry_run:
             self.refuse("gpu tflops", "without --dry-run")
         parts, data = self._parts(), read_data_flags(self.data)
+        asked = {part.task for part in parts}
+        if unused := [name for name in data if name not in {*asked, *(PUBLISHED.get(task) for task in asked)}]:
+            raise CallError(f"--data {unused[0]} is not used by these models, whose tasks are {', '.join(sorted(asked))}; leave it out")
         if self.dry_run:
             print_costs(parts, self.gpu, self.tflops, self.json)
             return
@@ -80,7 +82,7 @@ class Reproduce(Command):
         from sinkscope.evaluation.papers.paper import Narrowing, find_paper
 
         ks = _words(self.ks)
-        if not all(re.fullmatch("[1-9][0-9]{0,5}", k) for k in ks):
+        if not ks or not all(re.fullmatch("[1-9][0-9]{0,5}", k) for k in ks):
             raise CallError(f"--ks: expected whole numbers from 1 upwards, separated by commas, found {self.ks[:60]!r}")
         controls = [] if self.controls.strip() == "none" else _words(self.controls)
         asked = Narrowing(self.models, self.limit, [int(k) for k in ks], self.seeds, controls, self.traces)

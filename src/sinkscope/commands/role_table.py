@@ -1,13 +1,13 @@
-"""How `roles` prints what it found: a table of heads at most 100 characters wide, and all the evidence of one head in words."""
+"""How `roles` prints what it found: a table of heads, and all the evidence of one head in words."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from textwrap import fill
 from typing import Any
 
 from sinkscope.errors import CallError
 
 COLUMNS = (
-    ("takes", "% of the predicting queries' attention on the sink / on the control; ! if much less"),
+    ("takes", "% of the predicting queries' attention on the sink / on the control; !: see above"),
     ("adds", "change of the predictions without what the sink adds, in 1/1000 nat, 95 % interval"),
     ("hidden", "the same where its attention goes to other keys"),
     ("others", "the control: the same for random keys, no sinks, with as much attention"),
@@ -17,11 +17,17 @@ COLUMNS = (
     ("to hide", "largest columns to hide until the predictions change; ? and ≥: the intervals leave it open"),
     ("can go", "whether hiding it in this head alone changes nothing; ?: the interval holds both"),
 )
+IN_WORDS = ("head", "role", "token")
+SPARED = ("random", "goes to", "top-1", "others")
+"""Columns that a narrow window does without, the first of them first."""
+GAP = "  "
 WIDTH = 100
+"""Of running text, in characters."""
 REMOVABLE = {True: "yes", False: "no", None: "?"}
 GOES = {"to_substitutes": "subst.", "to_text": "text", "to_itself": "itself", "to_sink_token": "token"}
 MATCHED = 0.75
 """A control that holds less than this share of the sink's attention is marked."""
+UNMATCHED = "the control's keys hold much less attention than the sink, so that it says little"
 
 
 def heading(found: Any) -> str:
@@ -33,18 +39,28 @@ def heading(found: Any) -> str:
     share = f"{len(found.heads)} of {found.layers * found.heads_in_layer}"
     lines = [
         f"{found.model}{f' ({used})' if used else ''}: {share} heads have a lasting sink (Eq. 3, ε = {found.rules.excess:g})",
-        f"chosen on {found.prompts - found.judged - len(found.failed)} prompts, judged on {found.judged} others",
+        f"chosen on {found.prompts - found.judged - len(found.failed)} prompts, judged on {found.judged} others{_canvases(found)}",
         "  " + ", ".join(f"{found.count(role)} {role}" for role in ROLES),
         f"  hidden in its head alone, {free} of them change the predictions by less than {found.rules.changed:g} nats, {not_free} by more",
     ]
     return "\n".join(lines)
 
 
-def table(found: Any) -> str:
-    """Return a line for each head, why heads are undecided, and what the columns mean."""
+def _canvases(found: Any) -> str:
+    """Return where the prompts came from and how long the canvases were, as far as that is known."""
+    if found.canvas_tokens is None:
+        return found.from_where
+    return f"{found.from_where}, canvases of {' to '.join(map(str, sorted({*found.canvas_tokens})))} tokens"
+
+
+def table(found: Any, width: int | None = None) -> str:
+    """Return a line for each head, why heads are undecided, and what the columns mean.
+
+    Args:
+        width: of the window, in characters; where it is too narrow, columns are left out, which the table says. All are shown when None.
+    """
     from sinkscope.roles import ROLES
 
-    widths = (-5, -10, -8, 7, 13, 13, 7, 7, 6, 8, 8, 7)
     rows = [["head", "role", "token", *(name for name, _ in COLUMNS)]]
     for one in sorted(found.heads, key=lambda one: (ROLES.index(one.role), one.layer, one.head)):
         rows.append(
@@ -55,12 +71,29 @@ def table(found: Any) -> str:
                 *(_percent(_mean(one, "kept.sink")), _goes(one), one.to_hide, REMOVABLE[one.removable]),
             ]
         )
-    lines = ["".join(_padded(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    lines.append("")
+    columns = {name: [name, *cells] for name, *cells in zip(*rows, strict=True)}
+    left_out = []
+    while width is not None and len(left_out) < len(SPARED) and len(_in_columns(columns)[0]) > width:
+        left_out.append(SPARED[len(left_out)])
+        del columns[left_out[-1]]
+    width = WIDTH if width is None else min(width, WIDTH)
+    lines = [*_in_columns(columns), ""]
+    if left_out:
+        lines += [fill(f"left out here, as the window is narrow: {', '.join(left_out)}", width), ""]
     for reason in dict.fromkeys(one.reason for one in found.heads if one.role == "undecided"):
         mine = ", ".join(f"{one.layer}.{one.head}" for one in found.heads if one.reason == reason)
-        lines.append(fill(f"undecided {mine}: {reason}", WIDTH, subsequent_indent="  "))
-    return "\n".join([*lines, "", *(f"{name:>8}  {meaning}" for name, meaning in COLUMNS), "", together(found)])
+        lines.append(fill(f"undecided {mine}: {reason}", width, subsequent_indent="  "))
+    if unmatched := [f"{one.layer}.{one.head}" for one in found.heads if _unmatched(one)]:
+        lines.append(fill(f"! {', '.join(unmatched)}: {UNMATCHED}", width, subsequent_indent="  "))
+    meanings = [fill(f"{name:>8}  {meaning}", width, subsequent_indent=" " * 10) for name, meaning in COLUMNS if name in columns]
+    at_once = [fill(line, width) for line in together(found).splitlines()]
+    return "\n".join([*lines, "", *meanings, "", *at_once])
+
+
+def _in_columns(columns: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return the lines of a table whose columns are as wide as their widest cell."""
+    formats = [f"{'<' if name in IN_WORDS else '>'}{max(map(len, cells))}" for name, cells in columns.items()]
+    return [GAP.join(map(format, row, formats)).rstrip() for row in zip(*columns.values(), strict=True)]
 
 
 def together(found: Any) -> str:
@@ -92,7 +125,8 @@ def evidence(found: Any, layer: int, head: int) -> str:
     one = found.of_head(layer, head)
     if one is None:
         known = ", ".join(f"{one.layer}.{one.head}" for one in found.heads)
-        raise CallError(f"--head {layer}.{head}: expected a head with a lasting sink, such as {known or 'none that was found'}")
+        expected = f"such as {known}" if known else "found none in this model; leave --head out"
+        raise CallError(f"--head {layer}.{head}: expected a head with a lasting sink, {expected}")
     changes = [
         ("what the sink adds is lost", "sink.zero"),
         ("the sink is hidden", "sink"),
@@ -108,9 +142,9 @@ def evidence(found: Any, layer: int, head: int) -> str:
         f"  it takes {_share(one, 'taken.sink')} of the attention of the queries that predict,",
         f"  {_share(one, 'committed_share')} of those being committed, {_share(one, 'share')} of all",
         f"  the control takes {_share(one, 'taken.rowmass')} of those that predict"
-        + (": much less, it says little" if _unmatched(one) else ""),
+        + (": much less, no match, so that it says little" if _unmatched(one) else ""),
         f"  its output norm is {_plain(one, 'norm_ratio')} times the median of its canvas",
-        f"  evenness {_plain(one, 'evenness')}: 1 where all queries attend to it alike",
+        f"  evenness {_plain(one, 'evenness')}: 1 where all queries that predict attend to it alike",
         "  the predictions change, and so many first choices stay, where",
         *(
             f"    {what + ':':<38}{_in_nats(one.measured[f'kl.{name}']):>34}, {_percent(_mean(one, f'kept.{name}')):>4} %"
@@ -122,10 +156,6 @@ def evidence(found: Any, layer: int, head: int) -> str:
         f"  can it be hidden in this head alone: {REMOVABLE[one.removable]}",
     ]
     return "\n".join(lines)
-
-
-def _padded(cell: str, width: int) -> str:
-    return f"{cell:<{-width}}" if width < 0 else f"{cell:>{width}}"
 
 
 def read_head(text: str) -> tuple[int, int]:
@@ -163,8 +193,9 @@ def _with_interval(one: Any, name: str) -> str:
     return f"{_thousandths(estimate.mean)} {_thousandths(estimate.low)}–{_thousandths(estimate.high)}"
 
 
-def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.0f}"
+def _percent(value: float | None, below_one: int = 0) -> str:
+    """Return a share in percent, with so many digits behind the point where it is less than one."""
+    return "–" if value is None else f"{100 * value:.{below_one if value < 0.00995 else 0}f}"
 
 
 def _unmatched(one: Any) -> bool:
@@ -173,7 +204,7 @@ def _unmatched(one: Any) -> bool:
 
 
 def _taken(one: Any) -> str:
-    both = "/".join(_percent(_mean(one, f"taken.{name}")) for name in ("sink", "rowmass"))
+    both = "/".join(_percent(_mean(one, f"taken.{name}"), below_one=1) for name in ("sink", "rowmass"))
     return both + "!" * _unmatched(one)
 
 

@@ -1,9 +1,11 @@
 """`roles`: measures what the sink of each head does."""
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import Annotated, Any
 
 from sinkscope.checksums import with_checksum
@@ -38,7 +40,7 @@ class Roles(Command):
     model: ModelName
     out: Annotated[Path | None, default_is("none, which only a dry run allows")] = None
     prompts: Annotated[Path | None, default_is("none")] = None
-    problems: Few = 16
+    problems: Few = 48
     shots: Shots = 0
     canvases: Few = 4
     rows: Few = 32
@@ -91,6 +93,7 @@ class Roles(Command):
                 on_prompt=lambda _: bar.advance(),
                 **settings,
             )
+        found = replace(found, source=self._source())
         for number, why in found.failed.items():
             note(f"prompt {number} is left out: {why}")
         assert self.out is not None
@@ -99,7 +102,14 @@ class Roles(Command):
         if self.json:
             print_json(found.as_dict())
         else:
-            print(f"{heading(found)}\n\n{table(found) if asked is None else evidence(found, *asked)}")
+            width = get_terminal_size().columns if sys.stdout.isatty() else None
+            print(f"{heading(found)}\n\n{table(found, width) if asked is None else evidence(found, *asked)}")
+
+    def _source(self) -> dict[str, str | int]:
+        """Return where the prompts come from."""
+        from sinkscope.lab.prompts import task_of
+
+        return {"task": task_of(self.model), "shots": self.shots} if self.prompts is None else {"file": self.prompts.name}
 
     def _settings(self) -> dict[str, Any]:
         """Return the settings that were given, beside those of a bundled model where no length was."""
@@ -144,7 +154,8 @@ class Roles(Command):
         print(f"at most {found['forwards']:,} forward calls, if all {found['heads']} heads have a sink:")
         print(f"  {found['generation']:,} to write the answers")
         print(f"  {found['rows']:,} canvases, in batches of {self.rows}, to take each head's sink away")
-        print(f"{found['gpu_hours']:.2f} GPU hours and {found['memory_gib']:.2f} GiB on {card.name}", end=", ")
+        hours = f"{found['gpu_hours']:.2f}" if found["gpu_hours"] >= 0.005 else "under 0.01"
+        print(f"{hours} GPU hours and {found['memory_gib']:.2f} GiB on {card.name}", end=", ")
         print(f"which takes {fit:,} canvases of {canvas:,} tokens at a time" if fit else "where not one canvas fits")
         guess = "typical for the lab's problems" if from_lab else "a quarter of their letters"
         print(f"Assumed: prompts of {tokens:,} tokens ({guess}).", *found["assumptions"], sep="\nAssumed: ")

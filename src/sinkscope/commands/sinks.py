@@ -69,6 +69,8 @@ def _print_sinks(trace: Any, found: Any) -> None:
     steps, layers, heads, _ = found.shape
     print(f"{trace.folder}: {len(found)} sinks in {steps} steps, {layers} layers, {heads} heads")
     print(f"excess > {found.threshold:g} {found.unit}; {found.selected_share:.2%} of the tokens are sinks")
+    if found.unit == "queries" and found.threshold >= found.shape[-1]:
+        note(f"{trace.folder}: no column of {found.shape[-1]} tokens can exceed the others by {found.threshold:g}; give a lower --excess")
     print(f"\n{'position':>8}  {'token':<14}{'times a sink':>12}{'mean column':>13}")
     for position, token, count, mean in found.places()[:12]:
         print(f"{position:>8}  {trace.token_text(token)!r:<14}{count:>12}{mean:>13.1f}")

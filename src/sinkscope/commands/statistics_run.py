@@ -3,10 +3,17 @@
 import dataclasses
 import hashlib
 import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 from sinkscope.commands.output import note
+from sinkscope.documents import exists, files_in
+from sinkscope.errors import TraceError
+
+MANIFEST = "manifest.json"
 
 
 def add_prompts(model: Any, prompts: list[str], out: Path, settings: Any, hide: str = "none") -> bool:
@@ -34,14 +41,20 @@ def add_prompts(model: Any, prompts: list[str], out: Path, settings: Any, hide: 
     from sinkscope.work_items import share_of_process
 
     mine = share_of_process()
+    rule, new = sinkscope.parse_rule(hide), mine.count == 1 and not exists(out / MANIFEST)
+    with rule(model):  # which says what does not fit before anything is made
+        pass
     folder = StatisticsFolder(out, _identity(model, prompts, settings, hide), merge_statistics, len(prompts))
     share = range(mine.index, len(prompts), mine.count)
     missing = [index for index in share if not folder.done(index)]
     if len(missing) < len(share):
         note(f"{out}: {len(share) - len(missing)} prompts are done already")
     completed = folder.fold()  # what a killed process left
-    rule = sinkscope.parse_rule(hide)
-    with rule(model) as hiding, show_progress(step_count(settings) * len(missing), model.card.name, "steps") as bar:
+    with (
+        _removed_if_nothing_is_done(out) if new else nullcontext(),
+        rule(model) as hiding,
+        show_progress(step_count(settings) * len(missing), model.card.name, "steps") as bar,
+    ):
         for index in missing:
             destination = StatisticsDestination(folder, [index])
             with recording_to(model, destination):
@@ -50,6 +63,21 @@ def add_prompts(model: Any, prompts: list[str], out: Path, settings: Any, hide: 
     if missing and not rule.idle:
         note(hiding.effect.sentence(hide))
     return completed or (not missing and mine.index == 0)
+
+
+@contextmanager
+def _removed_if_nothing_is_done(out: Path) -> Iterator[None]:
+    """Remove a folder of statistics that the body was to fill, where it raises before it has added a prompt."""
+    try:
+        yield
+    except Exception:
+        if not files_in(out / "items", "*.safetensors", TraceError) and not exists(out / "statistics.safetensors"):
+            shutil.rmtree(out / "items", ignore_errors=True)
+            for name in (MANIFEST, ".lock"):
+                (out / name).unlink(missing_ok=True)
+            with suppress(OSError):  # it may hold what was to be replaced
+                out.rmdir()
+        raise
 
 
 def _identity(model: Any, prompts: list[str], settings: Any, hide: str) -> dict[str, Any]:

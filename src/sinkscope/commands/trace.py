@@ -1,6 +1,7 @@
 """`trace`: records a model while it writes."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -156,15 +157,16 @@ class Trace(Command):
     def _record_statistics(self, model: Any, prompts: list[str], settings: Any) -> None:
         """Add the prompts of this process to a folder of statistics; the process that completes it says so."""
         from sinkscope.commands.statistics_run import add_prompts
-        from sinkscope.traces import claim_folder, read_statistics
+        from sinkscope.traces import read_statistics
+        from sinkscope.traces.writing import Room, room_in
         from sinkscope.work_items import share_of_process
 
         if self.overwrite and share_of_process().count > 1:
             raise CallError("--overwrite: expected one process, found several of torchrun; delete the folder first")
-        if self.overwrite:
-            claim_folder(self.out, overwrite=True)
-        if not add_prompts(model, prompts, self.out, settings, self.hide):
-            return
+        with room_in(self.out, True) if self.overwrite else nullcontext(Room()) as room:
+            room.recorded = lambda: any((self.out / name).exists() for name in ("statistics.safetensors", "items"))
+            if not add_prompts(model, prompts, self.out, settings, self.hide):
+                return
         manifest, _, _ = read_statistics(self.out)
         if self.json:
             print_json({"statistics": str(self.out), "prompts": manifest["prompts"], "complete": manifest["complete"]})

@@ -9,7 +9,7 @@ from tyro.conf import Positional
 
 from sinkscope.commands.bounds import Few
 from sinkscope.commands.command import Command, Excess, Json, RolesFile, Unit
-from sinkscope.commands.output import open_and_check, print_one_or_all
+from sinkscope.commands.output import note_doubt, open_and_check, print_one_or_all
 
 MOVING_HEADS = 8
 """How many of the heads whose main sinks move are listed."""
@@ -36,8 +36,9 @@ class Tracks(Command):
         from sinkscope.sinks import find_sinks, movement_test, track
 
         given = None if self.roles is None else read_roles(self.roles)
-        documents = []
-        for trace in open_and_check(self.trace):
+        documents, traces = [], open_and_check(self.trace)
+        note_doubt(given, traces)
+        for trace in traces:
             tracks = track(find_sinks(trace, self.excess, self.unit), self.tolerance)
             test = movement_test(tracks.main, tracks.is_sink)
             roles = roles_for(trace.manifest.get("model", {}).get("weight_hash"), given)

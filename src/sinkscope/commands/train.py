@@ -52,6 +52,8 @@ class Train(Command):
             variant_of(self.sink_token)  # an unknown name is refused before anything is read
         changes = {"updates": self.updates, "seed": self.seed, "compile": self.compile or None, "sink_token": self.sink_token}
         recipe = dataclasses.replace(RECIPES[self.recipe], **{name: value for name, value in changes.items() if value is not None})
+        if recipe.sink_token != "none" and recipe.seed < 0:
+            raise CallError(f"--seed: expected a whole number from 0 upwards for a network with a sink token, found {recipe.seed}")
         if self.watch is not None and self.watch < 1:
             raise CallError(f"--watch: expected at least 1, found {self.watch}")
         if self.watch is not None and self.watch > recipe.updates:

@@ -17,7 +17,6 @@ from .settings import (
     described as described,
 )
 from .canvas import Batch as Batch, Step as Step, make_batch as make_batch
-from .blocks import quotas as quotas
 from .caches.parsing import known_caches as known_caches, parse_cache as parse_cache
 from .caches.policy import CachePolicy as CachePolicy
 from .caches.block_cache import BlockCache as BlockCache

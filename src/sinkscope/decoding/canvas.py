@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from sinkscope.argument_types import checked
 from sinkscope.attention import GenerationStart, Session, StepContext, StepResult, current_session, upload
 from sinkscope.decoding.settings import Settings, described
 from sinkscope.decoding.work import WorkMeter
@@ -59,6 +60,7 @@ class Batch:
         return tuple(self.real.sum(-1).tolist())
 
 
+@checked
 def make_batch(model: Model, prompts: Sequence[Sequence[int]], texts: Sequence[str | None], length: int) -> Batch:
     """Return prompts padded on the left to one width; ``length`` is the number of tokens to write.
 

@@ -4,22 +4,31 @@ A step is a call of the network with a whole canvas. What the sampler writes in 
 from the next call: the tokens that have changed.
 """
 
+import contextlib
 import inspect
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sinkscope.argument_types import checked, fits, in_words
 from sinkscope.attention import GenerationStart, Session, current_session
+from sinkscope.attention.records import described, holds_nothing
+from sinkscope.attention.stacks import lengths_of
 from sinkscope.decoding.canvas import Publisher
+from sinkscope.documents import describe
 from sinkscope.errors import AttentionError, CallError
 from sinkscope.models import Model
 from sinkscope.single_use import single_use
 
 CANVASES = ("block_x", "canvas")
 """Names under which diffusers' pipelines pass the canvas to a callback."""
+LONGEST_NAME = 1000
+MOST_TOKENS = 1 << 31
+"""Characters of a sampler's name, and token ids, that a trace can hold."""
 
 
 class ForeignSteps:
@@ -41,22 +50,30 @@ class ForeignSteps:
         self._session: Session | None = None
         self._publisher = Publisher(None)
         self._canvas: Tensor | None = None  # of the step that is running
+        self._shape: tuple[int, int] | None = None  # of the newest canvas that went in
+        self._first: Tensor | None = None  # the canvas of the first step
+        self._prompt: Tensor | None = None  # where that holds tokens of a prompt, bool [batch, position]
+        self._vocabulary = _vocabulary(network)
 
-    def committed(self, canvas: Tensor) -> None:
+    def committed(self, canvas: Tensor | np.ndarray | Sequence[Sequence[int]]) -> None:
         """Publish what the running step has written.
 
         Args:
-            canvas: int64 [batch, position], after the step; it may be longer than the one that went in.
+            canvas: token ids [batch, position], after the step; it may be longer than the one that went in.
 
         Raises:
-            CallError: no step is running, or the canvas is another one.
+            CallError: no step is running, this is no canvas, it holds what is no token, or its prompt is another one.
         """
         before = self._canvas
         if before is None:
             raise CallError("committed: expected a call of the network before it, found none; call it once after each step")
-        if canvas.ndim != 2 or len(canvas) != len(before) or canvas.shape[1] < before.shape[1]:
-            raise CallError(f"canvas: expected at least {list(before.shape)} tokens, found {list(canvas.shape)}")
-        after = canvas[:, : before.shape[1]].to(before.device)
+        tokens = _token_ids(canvas)
+        if tokens.ndim != 2 or len(tokens) != len(before) or tokens.shape[1] < before.shape[1]:
+            raise CallError(f"canvas: expected at least {list(before.shape)} tokens, found {list(tokens.shape)}")
+        if tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool or holds_nothing(tokens):
+            raise CallError(f"canvas: expected token ids, found {described(tokens)}")
+        after = tokens[:, : before.shape[1]].to(before)
+        self._check(after, CallError, "pass the canvas of the step that the network has just read")
         self._finish(torch.where(after != before, after, -1))
 
     def callback(self, pipeline: Any, step: int, timestep: int, tensors: Mapping[str, Any]) -> dict[str, Any]:
@@ -65,9 +82,13 @@ class ForeignSteps:
         Raises:
             CallError: the pipeline passes no canvas.
         """
+        if not isinstance(tensors, Mapping):
+            raise CallError(f"callback: expected tensors by name from the pipeline, found {in_words(tensors)}")
         canvas = next((tensors[name] for name in CANVASES if name in tensors), None)
         if canvas is None:
-            raise CallError(f"callback: expected {' or '.join(CANVASES)} from the pipeline, found {', '.join(tensors) or 'nothing'}")
+            raise CallError(
+                f"callback: expected {' or '.join(CANVASES)} from the pipeline, found {', '.join(map(str, tensors)) or 'nothing'}"
+            )
         self.committed(canvas)
         return {}
 
@@ -75,29 +96,39 @@ class ForeignSteps:
         """Publish that the network is called; `following` installs this as a hook.
 
         Raises:
-            AttentionError: the call has no whole canvas, another number of rows, a shorter canvas, guidance, or padding on the right.
+            AttentionError: the call has no whole canvas, another number of rows, a shorter canvas, another prompt, guidance, or padding
+                that is not on the left.
+            CallError: what the canvas holds is no token, or a row has none.
         """
         given = {**dict(zip(self._names, args, strict=False)), **kwargs}
         canvas, mask, cache = self._tokens(given), given.get("attention_mask"), given.get("past_key_values")
-        if canvas is None or (cache is not None and int(cache.get_seq_length())):
+        if canvas is None or _holds_keys(cache):
             raise AttentionError(
                 "expected a sampler that calls the network with whole canvases (token ids [batch, position]), found one that passes "
                 "parts of them with a cache, or embeddings; record it without `following`"
             )
-        if self._canvas is not None:
-            if len(canvas) != len(self._canvas):
-                raise AttentionError(f"expected {len(self._canvas)} rows as in the call before, found {len(canvas)}; leave guidance out")
-            if canvas.shape[1] < self._canvas.shape[1]:
+        if not canvas.numel():
+            raise CallError(f"expected at least one token in each row, found a canvas of {list(canvas.shape)}")
+        if self._shape is not None:
+            rows, width = self._shape
+            if len(canvas) != rows:
+                raise AttentionError(f"expected {rows} rows as in the call before, found {len(canvas)}; leave guidance out")
+            if canvas.shape[1] < width:
                 raise AttentionError(
-                    f"expected a canvas of at least {self._canvas.shape[1]} tokens as in the call before, found {canvas.shape[1]}; leave "
+                    f"expected a canvas of at least {width} tokens as in the call before, found {canvas.shape[1]}; leave "
                     "the sampler's cache out, and open `following` anew for each generation"
                 )
-            self.committed(canvas)
+        self._check(canvas, AttentionError, "leave guidance out, and open `following` anew for each generation")
+        if (before := self._canvas) is not None:
+            after = canvas[:, : before.shape[1]]
+            self._finish(torch.where(after != before, after, -1))
         lengths = _lengths(mask, canvas)
         if self._session is None:
             self._begin(canvas, lengths)
         masked = canvas == self.mask_id
-        self._canvas = canvas.clone()  # pipelines write into it
+        self._canvas, self._shape = canvas.clone(), (len(canvas), canvas.shape[1])  # pipelines write into it
+        if self._first is None:
+            self._first, self._prompt = self._canvas, _prompt_of(canvas, lengths, self.mask_id)
         self._publisher.before(self._canvas, masked, lengths, range(len(canvas)), candidates=masked)
 
     def close(self, failed: bool) -> None:
@@ -117,7 +148,31 @@ class ForeignSteps:
     def _tokens(self, given: Mapping[str, Any]) -> Tensor | None:
         """Return the tokens of a call: ``input_ids``; where a network has no such argument, its first integers [batch, position]."""
         found = [given.get("input_ids")] if "input_ids" in self._names else list(given.values())
-        return next((one for one in found if isinstance(one, Tensor) and one.ndim == 2 and one.dtype == torch.long), None)
+        whole = (one for one in found if isinstance(one, Tensor) and one.ndim == 2 and one.dtype in (torch.int64, torch.int32))
+        return None if (first := next(whole, None)) is None else first.long()
+
+    def _check(self, canvas: Tensor, other_prompt: type[Exception], advice: str) -> None:
+        """Raise an error for a canvas, int64 [batch, position], that holds what is no token, or another prompt than the one before.
+
+        Raises:
+            CallError: what is no token.
+            other_prompt: another prompt.
+        """
+        first, prompt = self._first, self._prompt
+        changed = torch.zeros_like(canvas, dtype=torch.bool)
+        if first is not None and prompt is not None:
+            width = prompt.shape[1]
+            changed[:, :width] = (canvas[:, :width] != first) & prompt
+        none = (canvas < 0) | (canvas >= self._vocabulary)
+        if not bool((none | changed).any()):
+            return
+        row, place = (none if bool(none.any()) else changed).nonzero()[0].tolist()
+        token, there = int(canvas[row, place]), f"at position {place} of row {row}"
+        if bool(none.any()):
+            raise CallError(f"canvas: expected token ids from 0 to {self._vocabulary - 1}, found {token} {there}")
+        assert first is not None
+        was = int(first[row, place])
+        raise other_prompt(f"canvas: expected the prompt to stay, found token {token} in place of {was} {there}; {advice}")
 
     def _begin(self, canvas: Tensor, lengths: Tensor) -> None:
         session = current_session(self.network)
@@ -174,15 +229,51 @@ def _lengths(mask: Any, canvas: Tensor) -> Tensor:
     """
     if not isinstance(mask, Tensor) or mask.ndim != 2 or mask.shape != canvas.shape:
         return torch.full((len(canvas),), canvas.shape[1], device="cpu")
-    real = mask.cpu().long()
-    if bool((real.diff(dim=-1) < 0).any()):
-        raise AttentionError(
-            "expected padding on the left, found it on the right; set tokenizer.padding_side = 'left', and let prompt and answer of a "
-            "pipeline that writes in blocks together fill whole blocks"
-        )
-    return real.sum(-1)
+    return lengths_of(
+        mask,
+        "set tokenizer.padding_side = 'left', and let prompt and answer of a pipeline that writes in blocks together fill whole blocks",
+    )
 
 
+def _prompt_of(canvas: Tensor, lengths: Tensor, mask_id: int) -> Tensor:
+    """Return where a canvas holds tokens in front of its first mask, bool [batch, position]; nowhere in a row without masks."""
+    masked = canvas == mask_id
+    real = torch.arange(canvas.shape[1], device=canvas.device) >= (canvas.shape[1] - lengths.to(canvas.device))[:, None]
+    return (masked.long().cumsum(-1) == 0) & masked.any(-1, keepdim=True) & real
+
+
+def _token_ids(canvas: Any) -> Tensor:
+    """Return a canvas as a tensor, whatever it holds.
+
+    Raises:
+        CallError: something that is none, such as text or rows of several lengths.
+    """
+    if isinstance(canvas, Tensor):
+        return canvas
+    try:
+        array = np.asarray(canvas)
+    except ValueError:  # rows of several lengths
+        array = np.asarray(None)
+    if array.ndim != 2 or array.dtype.kind not in "iufb":
+        raise CallError(f"canvas: expected token ids [batch, position], found {in_words(canvas)}")
+    return torch.from_numpy(array.astype(np.int64) if array.dtype.kind in "iu" else array.copy())
+
+
+def _holds_keys(cache: Any) -> bool:
+    """Return whether a cache, of transformers or of another kind, holds keys."""
+    if cache is None:
+        return False
+    return bool(cache.get_seq_length() if callable(getattr(cache, "get_seq_length", None)) else cache)
+
+
+def _vocabulary(network: nn.Module) -> int:
+    """Return how many tokens a network reads, or as many as a trace can hold where it does not say."""
+    with contextlib.suppress(AttributeError, NotImplementedError, TypeError):
+        return min(len(network.get_input_embeddings().weight), MOST_TOKENS)  # type: ignore[operator]
+    return MOST_TOKENS
+
+
+@checked
 @single_use
 def following(
     model: Model | nn.Module, *, mask_id: int | None = None, pad_id: int | None = None, sampler: str = "foreign"
@@ -196,10 +287,15 @@ def following(
         sampler: its name, for the manifest.
 
     Raises:
-        CallError: no mask token is known.
+        CallError: no model, no mask token is known, or it is no token of the network.
         AttentionError: the sampler does not pass whole canvases.
     """
     network = model.network if isinstance(model, Model) else model
+    if not isinstance(network, nn.Module):
+        raise CallError(f"model: expected a sinkscope Model or a torch module, found {in_words(network)}")
+    if not 0 < len(sampler) <= LONGEST_NAME or any("\ud800" <= one <= "\udfff" for one in sampler):
+        raise CallError(f"sampler: expected a name of 1 to {LONGEST_NAME} characters, found {describe(sampler)}")
+    given = {"mask_id": mask_id, "pad_id": pad_id}
     if isinstance(model, Model):
         mask_id = model.card.mask_id if mask_id is None else mask_id
         pad_id = model.tokenizer.pad_token_id if pad_id is None else pad_id
@@ -207,6 +303,12 @@ def following(
         mask_id = getattr(getattr(network, "config", None), "mask_token_id", None) if mask_id is None else mask_id
     if mask_id is None:
         raise CallError(f"mask_id: expected the mask token, found none in {type(network).__name__}; name it")
+    vocabulary = _vocabulary(network)
+    for name, token in {**given, "mask_id": mask_id}.items():
+        if token is not None and not (fits(token, int) and 0 <= token < vocabulary):
+            raise CallError(f"{name}: expected a token id from 0 to {vocabulary - 1}, found {in_words(token)}")
+    if isinstance(model, Model) and mask_id != model.card.mask_id:
+        raise CallError(f"mask_id: the mask of {model.card.name} is {model.card.mask_id}, found {mask_id}; leave it out")
     steps = ForeignSteps(network, mask_id, pad_id, sampler, isinstance(model, Model) and model.family.shift)
     handle = network.register_forward_pre_hook(steps.before_call, with_kwargs=True, prepend=True)  # before those of a session
     failed = True

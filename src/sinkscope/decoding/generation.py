@@ -15,6 +15,7 @@ from sinkscope.decoding.canvas import Step, make_batch
 from sinkscope.decoding.projection import NotFiniteError
 from sinkscope.decoding.samplers import find_sampler, resolve_settings
 from sinkscope.decoding.work import Work
+from sinkscope.documents import shown
 from sinkscope.errors import CallError, ModelError
 from sinkscope.models import Model, expect_model
 from sinkscope.notebook_card import card
@@ -142,7 +143,9 @@ def _read_prompts(model: Model, prompt: Any, messages: Any) -> tuple[list[list[i
     if (prompt is None) == (messages is None):
         raise CallError("expected either prompt or messages, found both or neither")
     if messages is not None:
-        single = isinstance(messages, Sequence) and all(isinstance(message, Mapping) for message in messages)
+        if not isinstance(messages, Sequence) or isinstance(messages, str):
+            raise CallError(f'expected messages as a list of {{"role": …, "content": …}}, or a list of such, found {shown(messages)}')
+        single = all(isinstance(message, Mapping) for message in messages)
         conversations = [messages] if single else messages
         encoded = [model.chat(conversation) for conversation in conversations]
         return encoded, [model.decode(ids) for ids in encoded], single

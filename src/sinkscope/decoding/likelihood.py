@@ -11,17 +11,19 @@ Not kept: halves are rounded up. For lengths that are multiples of 16 the draws 
 
 import math
 from collections import Counter
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from sinkscope.attention import Hider, current_session
 from sinkscope.decoding.blocks import quotas
 from sinkscope.decoding.canvas import lay_out
 from sinkscope.decoding.projection import check_finite, hidden_states, project, with_unconditional
-from sinkscope.decoding.settings import LARGEST
-from sinkscope.documents import describe
+from sinkscope.decoding.setting_bounds import LARGEST
+from sinkscope.documents import describe, shown
 from sinkscope.errors import CallError
 from sinkscope.models import Model, block_length, expect_model
 
@@ -67,17 +69,19 @@ def log_likelihood(
     Args:
         context: text or 1-D token ids.
         continuation: text or 1-D token ids. Two texts are encoded together; spaces between them belong to the continuation.
-        method: how a diffusion model's is computed; that of an autoregressive model is always exact.
+        method: how a diffusion model's is computed; that of an autoregressive model is always exact, whatever method and samples are.
         samples: number of masked canvases of the Monte-Carlo estimate.
         guidance: unsupervised classifier-free guidance (published: ``cfg_scale``); 0 is none.
         seed: of the masks.
         batch: number of canvases in one forward call; it does not change the result.
 
     Raises:
-        CallError: the text is empty, an argument does not fit, or there are more tokens than the model was made for.
+        CallError: the text is empty, an argument does not fit, there are more tokens than the model was made for, or a rule is in force
+            that decides by the step before.
     """
     expect_model(model)
     _check(model, method, samples, guidance, seed, batch)
+    _refuse_previous(model)
     if block_length(model.network) is not None:
         raise CallError(
             f"{model.card.name}: a likelihood of block diffusion is not published; expected a family whose tokens see the whole canvas, or "
@@ -175,7 +179,8 @@ def _score(
         layout = lay_out(torch.ones_like(canvas, dtype=torch.bool))
         prompt = (torch.arange(len(whole), device=device) < before).expand_as(canvas)
         chosen = torch.cat([torch.zeros_like(prompt[:, :before]), places], dim=1)
-        states = hidden_states(model, with_unconditional(canvas, prompt, mask_id, guidance), layout)
+        with _canvases_of_their_own(model):
+            states = hidden_states(model, with_unconditional(canvas, prompt, mask_id, guidance), layout)
         logits = project(model, states, chosen, layout, guidance).float()
         tokens = whole.expand_as(canvas)[chosen]
         scores = logits.log_softmax(-1).gather(-1, tokens[:, None]).squeeze(-1)
@@ -188,10 +193,17 @@ def _score(
 def _causal(model: Model, prefix: list[int], target: list[int]) -> tuple[Tensor, bool]:
     """Compute log p of every token of the continuation [token], and whether each of them is the most likely one."""
     whole = torch.tensor([[*prefix, *target]], device=model.device)
-    hidden = hidden_states(model, whole, lay_out(torch.ones_like(whole, dtype=torch.bool)))
+    with _canvases_of_their_own(model):
+        hidden = hidden_states(model, whole, lay_out(torch.ones_like(whole, dtype=torch.bool)))
     logits = check_finite(model.network.lm_head(hidden[0, len(prefix) - 1 : -1]).float().to(whole.device))
     tokens = whole[0, len(prefix) :]
     return logits.log_softmax(-1).gather(-1, tokens[:, None]).squeeze(-1), bool((logits.argmax(-1) == tokens).all())
+
+
+def _canvases_of_their_own(model: Model) -> AbstractContextManager[None]:
+    """Let those who watch or hide take the canvases of the body for texts of their own, not for the next steps of those before."""
+    session = current_session(model.network)
+    return nullcontext() if session is None else session.foreign_generation()
 
 
 def _encode(model: Model, context: Any, continuation: Any) -> tuple[list[int], list[int]]:
@@ -211,24 +223,35 @@ def _encode(model: Model, context: Any, continuation: Any) -> tuple[list[int], l
             told = str(error).removeprefix("prompt: ").replace("a prompt", "a continuation", 1)
             raise CallError(f"continuation: {told}") from error
     if not target:
-        raise CallError(f"expected a continuation with at least one token, found {continuation!r}, which adds none to its context")
+        raise CallError(f"expected a continuation with at least one token, found {shown(continuation)}, which adds none to its context")
     return prefix, target
+
+
+def _refuse_previous(model: Model) -> None:
+    """Raise CallError where something hides by the step before: the canvases of a likelihood are no steps of one text."""
+    session = current_session(model.network)
+    for one in session.subscribers if session is not None else ():
+        if isinstance(one, Hider) and one.waits:
+            raise CallError(
+                f"{model.card.name}: what is hidden is decided by the step before, and a likelihood has one step a text; expected a rule "
+                "with observe='current', such as HideTopSinks(1, observe='current'), or top:1@current"
+            )
 
 
 def _check(model: Model, method: str, samples: int, guidance: float, seed: int, batch: int) -> None:
     """Raise an error for an argument that does not fit."""
     if not isinstance(method, str) or method not in ("monte_carlo", "chain_rule"):
-        raise CallError(f"method: expected monte_carlo or chain_rule, found {method!r}")
+        raise CallError(f"method: expected monte_carlo or chain_rule, found {shown(method)}")
     for name, value in (("samples", samples), ("batch", batch)):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise CallError(f"{name}: expected a whole number from 1 upwards, found {value!r}")
+            raise CallError(f"{name}: expected a whole number from 1 upwards, found {shown(value)}")
         if value > MOST_SAMPLES:
             raise CallError(f"{name}: expected at most {MOST_SAMPLES:,}, found {describe(value)}")
     if not isinstance(guidance, int | float) or isinstance(guidance, bool) or not 0 <= guidance < float("inf"):
-        raise CallError(f"guidance: expected a finite number from 0 upwards, found {guidance!r}")
+        raise CallError(f"guidance: expected a finite number from 0 upwards, found {shown(guidance)}")
     if guidance > LARGEST:
         raise CallError(f"guidance: expected a number from 0 to {LARGEST:g}, found {describe(guidance)}")
     if guidance > 0 and model.family.causal:
         raise CallError(f"guidance: {model.card.name} is autoregressive and has no mask token to hide its context with; leave it at 0")
     if not isinstance(seed, int) or isinstance(seed, bool) or not -(2**62) <= seed < 2**62:
-        raise CallError(f"seed: expected a whole number between −2^62 and 2^62, found {seed!r}")
+        raise CallError(f"seed: expected a whole number between −2^62 and 2^62, found {shown(seed)}")

@@ -22,6 +22,7 @@ from sinkscope.decoding.settings import (
     SettingsError,
     check_type,
 )
+from sinkscope.documents import shown
 from sinkscope.errors import CallError
 from sinkscope.models.families import FAMILIES
 from sinkscope.models.family import Family
@@ -69,7 +70,7 @@ def find_sampler(name: str) -> Callable[..., Any]:
     known = name.isidentifier() and find_spec(file) is not None
     steps = getattr(import_module(file), f"{name}_steps", None) if known else None
     if steps is None:
-        raise CallError(f"sampler {name!r}: expected a function {name}_steps in sinkscope/decoding/{name}.py, found none")
+        raise CallError(f"sampler {shown(name)}: expected a function {name[:40]}_steps in sinkscope/decoding/{name[:40]}.py, found none")
     return steps
 
 

@@ -3,16 +3,23 @@
 This module loads without torch: the command line builds its flags from these records.
 """
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from typing import Any, ClassVar, Literal
 
 from sinkscope.argument_types import checked
+from sinkscope.decoding.setting_bounds import (
+    LARGEST,
+    check_not_negative,
+    check_positive,
+    check_scale,
+    check_seed,
+    check_share,
+    check_top_p,
+    nearest_divisor,
+)
+from sinkscope.documents import shown
 from sinkscope.errors import CallError
 
-MOST = 1 << 24
-"""Tokens and steps of the longest generation."""
-COLDEST, LARGEST = 1e-3, 1e3
-"""Bounds of a temperature above 0, and of guidance: beyond them logits overflow, and no token can be drawn."""
 ALGORITHMS = ("origin", "maskgit_plus", "topk_margin", "entropy")
 
 
@@ -152,18 +159,18 @@ class DreamSettings(Settings):
     threshold: float = 0.0
 
     def __post_init__(self) -> None:
-        _positive(self, "length", "steps")
-        _share(self, "threshold")
+        check_positive(self, "length", "steps")
+        check_share(self, "threshold")
         if self.threshold and not self.cache.startswith("fast-dllm"):
             raise CallError(
                 f"threshold: expected Fast-dLLM's cache beside it, found cache {self.cache}; use --cache fast-dllm-dual:block=32"
             )
-        _not_negative(self, "top_k")
-        _scale(self, "temperature", "alg_temp")
-        _seed(self)
-        _top_p(self)
+        check_not_negative(self, "top_k")
+        check_scale(self, "temperature", "alg_temp")
+        check_seed(self)
+        check_top_p(self)
         if self.algorithm not in ALGORITHMS:
-            raise CallError(f"algorithm: expected {', '.join(ALGORITHMS[:-1])} or {ALGORITHMS[-1]}, found {self.algorithm!r}")
+            raise CallError(f"algorithm: expected {', '.join(ALGORITHMS[:-1])} or {ALGORITHMS[-1]}, found {shown(self.algorithm)}")
         if not 0 <= self.eps < 1:
             raise CallError(f"eps: expected a number from 0 to below 1, found {self.eps}")
 
@@ -206,7 +213,7 @@ class SDARSettings(Settings):
         _block_diffusion(self)
         known = ("dynamic", "static", "sequential")
         if self.remasking not in known:
-            raise CallError(f"remasking: expected {', '.join(known[:-1])} or {known[-1]}, found {self.remasking!r}")
+            raise CallError(f"remasking: expected {', '.join(known[:-1])} or {known[-1]}, found {shown(self.remasking)}")
 
     @property
     def most_calls(self) -> int:
@@ -270,11 +277,11 @@ class AutoregressiveSettings(Settings):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _positive(self, "length")
-        _not_negative(self, "top_k")
-        _scale(self, "temperature")
-        _seed(self)
-        _top_p(self)
+        check_positive(self, "length")
+        check_not_negative(self, "top_k")
+        check_scale(self, "temperature")
+        check_seed(self)
+        check_top_p(self)
 
 
 BlockSettings = LLaDASettings | MMaDASettings
@@ -285,7 +292,13 @@ ADDED = ("cache", "threshold", "factor")
 
 
 def described(settings: Any) -> dict[str, Any]:
-    """Return settings as plain values, for manifests and results."""
+    """Return settings, those of a sampler or of a likelihood, as plain values, for manifests and results.
+
+    Raises:
+        CallError: something else.
+    """
+    if not is_dataclass(settings) or isinstance(settings, type):
+        raise CallError(f"settings: expected those of a sampler, such as resolve_settings returns, found {type(settings).__name__}")
     defaults = {field.name: field.default for field in fields(settings) if field.name in ADDED}
     return {name: value for name, value in asdict(settings).items() if name not in defaults or value != defaults[name]}
 
@@ -298,21 +311,21 @@ def check_type(name: str, value: Any, default: Any) -> None:
     """
     fits = {bool: (bool,), int: (int,), float: (int, float), str: (str,)}[type(default)]
     if not isinstance(value, fits) or (isinstance(value, bool) and not isinstance(default, bool)):
-        raise SettingsError(f"{name}: expected {type(default).__name__}, found {value!r}")
+        raise SettingsError(f"{name}: expected {type(default).__name__}, found {shown(value)}")
 
 
 def _blocks(settings: BlockSettings) -> None:
     """Raise an error where settings of LLaDA or MMaDA do not fit together."""
-    _positive(settings, "length", "steps", "block")
-    _scale(settings, "temperature", least=0.0)  # the noise is scaled, not the logits
-    _not_negative(settings, "guidance")
+    check_positive(settings, "length", "steps", "block")
+    check_scale(settings, "temperature", least=0.0)  # the noise is scaled, not the logits
+    check_not_negative(settings, "guidance")
     if settings.guidance > LARGEST:
         raise CallError(f"guidance: expected a number from 0 to {LARGEST:g}, found {settings.guidance:g}")
-    _seed(settings)
+    check_seed(settings)
     if settings.length % settings.block:
         raise CallError(
             f"length must be a multiple of block: {settings.length} tokens do not split into blocks of {settings.block}; "
-            f"try --block {_divisor(settings.length, settings.block)}"
+            f"try --block {nearest_divisor(settings.length, settings.block)}"
         )
     blocks = settings.length // settings.block
     if settings.steps % blocks:
@@ -325,8 +338,8 @@ def _blocks(settings: BlockSettings) -> None:
             f"steps must not exceed length: {settings.steps} steps for {settings.length} tokens would leave steps without a token"
         )
     if settings.remasking not in ("low_confidence", "random"):
-        raise CallError(f"remasking: expected low_confidence or random, found {settings.remasking!r}")
-    _share(settings, "threshold", "factor")
+        raise CallError(f"remasking: expected low_confidence or random, found {shown(settings.remasking)}")
+    check_share(settings, "threshold", "factor")
     if settings.threshold and settings.factor:
         raise CallError(f"expected one of threshold and factor, found {settings.threshold} and {settings.factor}; set the other to 0")
     if settings.cache != "none" and settings.guidance:
@@ -335,65 +348,19 @@ def _blocks(settings: BlockSettings) -> None:
             "use --guidance 0 or --cache none"
         )
     if settings.block_order not in ("left_to_right", "right_to_left"):
-        raise CallError(f"block_order: expected left_to_right or right_to_left, found {settings.block_order!r}")
+        raise CallError(f"block_order: expected left_to_right or right_to_left, found {shown(settings.block_order)}")
 
 
 def _block_diffusion(settings: BlockDiffusionSettings) -> None:
     """Raise an error where settings of SDAR or LLaDA 2 do not fit together."""
-    _positive(settings, "length", "block", "block_steps")
-    _not_negative(settings, "top_k")
-    _scale(settings, "temperature")
-    _share(settings, "threshold")
-    _seed(settings)
-    _top_p(settings)
+    check_positive(settings, "length", "block", "block_steps")
+    check_not_negative(settings, "top_k")
+    check_scale(settings, "temperature")
+    check_share(settings, "threshold")
+    check_seed(settings)
+    check_top_p(settings)
     if settings.block_steps > settings.block:
         raise CallError(
             f"block_steps must not exceed block: {settings.block_steps} steps for blocks of {settings.block} tokens would leave steps "
             f"without a token; try --block-steps {settings.block}"
         )
-
-
-def _share(settings: Any, *names: str) -> None:
-    for name in names:
-        if not 0 <= getattr(settings, name) <= 1:
-            raise CallError(f"{name}: expected a number from 0, which is off, to 1, found {getattr(settings, name)}")
-
-
-def _top_p(settings: Any) -> None:
-    if not 0 < settings.top_p <= 1:
-        raise CallError(f"top_p: expected a number above 0 and up to 1, found {settings.top_p}")
-
-
-def _positive(settings: Any, *names: str) -> None:
-    for name in names:
-        if getattr(settings, name) < 1:
-            raise CallError(f"{name}: expected at least 1, found {getattr(settings, name)}")
-        if getattr(settings, name) > MOST:
-            raise CallError(f"{name}: expected at most {MOST:,}, which no model can write, found {getattr(settings, name):,}")
-
-
-def _not_negative(settings: Any, *names: str) -> None:
-    for name in names:
-        if not 0 <= getattr(settings, name) < float("inf"):
-            raise CallError(f"{name}: expected a finite number from 0 upwards, found {getattr(settings, name)}")
-
-
-def _scale(settings: Any, *names: str, least: float = COLDEST) -> None:
-    """Raise an error for a temperature that is neither 0 nor within the bounds of one."""
-    _not_negative(settings, *names)
-    for name in names:
-        value = getattr(settings, name)
-        if value != 0 and not least <= value <= LARGEST:
-            raise CallError(
-                f"{name}: expected 0, which takes the most probable one, or a number from {least:g} to {LARGEST:g}, found {value}"
-            )
-
-
-def _seed(settings: Any) -> None:
-    if not -(2**62) <= settings.seed < 2**62:  # 64 bits, with room for the rows of a batch
-        raise CallError(f"seed: expected a number between −2^62 and 2^62, found {settings.seed}")
-
-
-def _divisor(length: int, near: int) -> int:
-    """Return the divisor that is nearest to a number, the lower one of two."""
-    return next(n for far in range(length + near) for n in (near - far, near + far) if 0 < n <= length and length % n == 0)

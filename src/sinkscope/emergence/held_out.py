@@ -3,9 +3,11 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Int
+import torch
+from jaxtyping import Int
 
 from sinkscope.argument_types import checked
 from sinkscope.documents import describe
@@ -18,6 +20,7 @@ MASKED = 0.5
 """Share of the tokens of a canvas that are masked for a diffusion model."""
 
 
+@checked
 @dataclass(frozen=True)
 class HeldOut:
     """One canvas and what is predicted on it.
@@ -35,8 +38,8 @@ class HeldOut:
 
 @checked
 def hold_out(
-    tokens: Sequence[Int[np.ndarray, " position"]],
-    predictable: Sequence[Bool[np.ndarray, " position"]] | None = None,
+    tokens: Sequence[Any],
+    predictable: Sequence[Any] | None = None,
     *,
     mask_id: int | None,
     shift: bool = False,
@@ -45,8 +48,8 @@ def hold_out(
     """Return canvases with their readers, for a diffusion model with half of what it may predict masked.
 
     Args:
-        tokens: of each canvas.
-        predictable: where a token may be predicted; everywhere when None.
+        tokens: token ids of each canvas: lists, arrays or tensors.
+        predictable: where a token may be predicted, a truth value for each position of each canvas; everywhere when None.
         mask_id: None for an autoregressive model, whose queries from the 64th on (or the last three quarters) are judged.
         shift: whether a masked token is read one place to its left.
         seed: of the masks.
@@ -60,13 +63,16 @@ def hold_out(
     if predictable is not None and len(predictable) != len(tokens):
         raise CallError(f"predictable: expected an array for each of the {len(tokens)} canvases, found {len(predictable)}")
     for number, canvas in enumerate(tokens):
-        canvas = np.asarray(canvas)
+        canvas = _as_array(canvas)
         if canvas.ndim != 1 or canvas.dtype.kind not in "iu" or not len(canvas):
             raise CallError(f"canvas {number}: expected a row of token ids, found {canvas.dtype} {canvas.shape}")
         canvas = canvas.astype(np.int64)
-        free = np.ones(len(canvas), bool) if predictable is None else np.asarray(predictable[number], bool)
-        if free.shape != canvas.shape:
-            raise CallError(f"predictable {number}: expected {len(canvas)} values, as its canvas has tokens, found {free.shape}")
+        free = np.ones(len(canvas), bool) if predictable is None else _as_array(predictable[number])
+        if free.shape != canvas.shape or free.dtype.kind not in "biu":
+            raise CallError(
+                f"predictable {number}: expected {len(canvas)} truth values, as its canvas has tokens, found {free.dtype} {free.shape}"
+            )
+        free = free.astype(bool)
         if mask_id is None:
             chosen = free & (np.arange(len(canvas)) > min(FIRST_READ, len(canvas) // 4))
             seen = canvas
@@ -84,6 +90,14 @@ def hold_out(
         queries = "masked" if mask_id is not None else f"{places[0]}-{places[-1]}"
         found.append(HeldOut(Probe(number, 0, seen, readers, readers), canvas[chosen], queries))
     return found
+
+
+def _as_array(values: Any) -> np.ndarray:
+    """Return a list, an array or a tensor as an array, and as one of objects where it is none of numbers."""
+    try:
+        return np.asarray(values.detach().cpu() if isinstance(values, torch.Tensor) else values)
+    except (ValueError, TypeError, RuntimeError):  # lists of several lengths; tensors of bfloat16, sparse, or on the device meta
+        return np.asarray(None)
 
 
 def fingerprint(canvases: Sequence[HeldOut]) -> str:

@@ -8,6 +8,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
+from sinkscope.argument_types import checked
+from sinkscope.documents import describe
+from sinkscope.errors import CallError
+
 NO_ROLE = -1
 """Of a head without a lasting sink, in `Moment.role`."""
 
@@ -65,9 +69,19 @@ class Emergence:
         """The name of the run."""
         return self.manifest["name"]
 
+    @checked
     def stacked(self, name: str) -> np.ndarray:
-        """Return one array of all moments, [moment, …]."""
-        return np.stack([getattr(moment, name) for moment in self.moments])
+        """Return one array of all moments, [moment, …].
+
+        Raises:
+            CallError: no such array, or some moments have none.
+        """
+        if name not in ARRAYS:
+            raise CallError(f"name: expected one of {', '.join(ARRAYS)}, found {describe(name)}")
+        arrays = [getattr(moment, name) for moment in self.moments]
+        if any(array is None for array in arrays):
+            raise CallError(f"name: {name} was not measured at every moment; measure with roles=True")
+        return np.stack(arrays)
 
     @property
     def shares(self) -> Float[np.ndarray, "moment layer head"]:
@@ -87,8 +101,15 @@ class Emergence:
         same = (places[1:] == places[:-1]).mean(1)
         return np.concatenate([np.full((1, *same.shape[1:]), np.nan), same])
 
+    @checked
     def born(self, share: float = SHARE) -> Int[np.ndarray, "layer head"]:
-        """Return the update from which the share of each head's top key stays at or above ``share``; −1 where it does not at the end."""
+        """Return the update from which the share of each head's top key stays at or above ``share``; −1 where it does not at the end.
+
+        Raises:
+            CallError: ``share`` is no share.
+        """
+        if not 0 <= share <= 1:
+            raise CallError(f"share: expected a number from 0 to 1, found {share}")
         reached = self.shares >= share
         lasting = np.logical_and.accumulate(reached[::-1])[::-1]
         first = np.array(self.updates)[lasting.argmax(0)]

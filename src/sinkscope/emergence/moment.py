@@ -14,7 +14,7 @@ from sinkscope.errors import CallError, ModelError
 from sinkscope.interventions import parse_rule
 from sinkscope.models import Model, expect_model
 from sinkscope.roles import ROLES, Probe, find_roles_on
-from sinkscope.roles.probes import predictions
+from sinkscope.roles.probes import check_tokens, predictions
 from sinkscope.roles.sight import look, sinks_of
 from sinkscope.roles.verdict import Rules
 
@@ -29,12 +29,14 @@ def measure(model: Model, canvases: Sequence[HeldOut], *, roles: bool = False, o
         on_canvas: called with the number of each canvas that is done.
 
     Raises:
-        CallError: no canvas, or fewer than roles need.
+        CallError: no canvas, fewer than roles need, or one that the network cannot read.
         ModelError: the network says something that is not finite.
     """
-    expect_model(model)
+    expect_model(model, unhidden=True)
     if not canvases:
         raise CallError("canvases: expected at least one, found none")
+    for number, one in enumerate(canvases):
+        check_tokens(model, one.probe.tokens, f"canvas {number}")
     was_training = model.network.training
     model.network.eval()
     try:

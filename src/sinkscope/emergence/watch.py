@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sinkscope.argument_types import checked
+from sinkscope.documents import describe
 from sinkscope.emergence.held_out import HeldOut, fingerprint
 from sinkscope.emergence.moment import measure
 from sinkscope.emergence.storage import check_watch, open_watch
@@ -21,6 +22,7 @@ from sinkscope.errors import CallError
 from sinkscope.models import Model
 from sinkscope.models.in_memory import model_of
 from sinkscope.roles import LEAST
+from sinkscope.roles.probes import check_tokens
 
 LATEST = 10**9
 """Updates, of which the names of files have room for fewer."""
@@ -57,6 +59,8 @@ class TrainingWatch:
         name: str = "network",
         weights: str | None = None,
     ) -> None:
+        if min(updates, default=0) < 0:
+            raise CallError(f"updates: expected whole numbers from 0 upwards, found {describe(min(updates))}")
         if not canvases:
             raise CallError("expected at least one held-out canvas, found none")
         if roles and len(canvases) < LEAST:
@@ -68,14 +72,15 @@ class TrainingWatch:
         _check_tokens(canvases, self._model)
         check_watch(self._out, self._identity())  # before the training begins
 
+    @checked
     def __call__(self, update: int) -> bool:
         """Measure the network if this update is one of those to be measured and has not been; return whether it was.
 
         Args:
             update: optimiser steps that are done.
         """
-        if not isinstance(update, int) or not 0 <= update < LATEST:
-            raise CallError(f"update: expected a whole number from 0 to {LATEST - 1:,}, found {update!r}")
+        if not 0 <= update < LATEST:
+            raise CallError(f"update: expected a whole number from 0 to {LATEST - 1:,}, found {describe(update)}")
         wanted = update % self._every == 0 if self._every is not None else update in self._updates
         if not wanted:
             return False
@@ -118,9 +123,4 @@ def _check_tokens(canvases: Sequence[HeldOut], model: Model) -> None:
     for number, one in enumerate(canvases):
         if not isinstance(one, HeldOut):
             raise CallError(f"canvas {number}: expected one that hold_out returns, found {type(one).__name__}")
-        tokens = one.probe.tokens
-        if tokens.min() < 0 or tokens.max() >= model.card.vocabulary:
-            beyond = next(int(token) for token in tokens if not 0 <= token < model.card.vocabulary)
-            raise CallError(f"canvas {number}: expected token ids from 0 to {model.card.vocabulary - 1}, found {beyond}")
-        if len(tokens) > model.card.max_positions:
-            raise CallError(f"canvas {number}: {model.limit}, found one of {len(tokens)}")
+        check_tokens(model, one.probe.tokens, f"canvas {number}")

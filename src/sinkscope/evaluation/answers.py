@@ -10,6 +10,7 @@ import torch
 from sinkscope.decoding import Settings
 from sinkscope.errors import CallError
 from sinkscope.interventions import Composed, Intervention
+from sinkscope.interventions.effect import Tally
 from sinkscope.models import Model
 
 Rule = Intervention | Composed
@@ -36,7 +37,10 @@ def rule_in_force(rule: Rule, model: Model) -> Iterator[Effects]:
                     f"hide: expected a rule for the one step of a likelihood, found that {rule} {found}; let it measure the running step, "
                     "as observe=current does, and do not limit it to later steps"
                 )
-            return (running.effect if row is None else running.effect.of(row)).as_dict()
+            found = running.effect
+            if not len(found.steps):  # the answers ended before the rule came into force
+                return Tally(1).effect(0, 0).as_dict()
+            return (found if row is None else found.of(row)).as_dict()
 
         yield effects
 

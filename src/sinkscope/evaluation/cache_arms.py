@@ -76,6 +76,8 @@ def read_arms(text: str, budgets: Sequence[int] = ()) -> list[Arm]:
         cache, _, options = piece.partition("@")
         opened = _is_open(cache)
         used |= opened
+        if opened and not budgets:
+            raise CallError(f"policy {piece!r}: expected a budget of keys; give --budget 16,64, or write {cache},budget=64")
         for budget in budgets if opened and budgets else (None,):
             whole = cache if budget is None else f"{cache}{',' if ':' in cache else ':'}budget={budget}"
             policy = parse_cache(whole)

@@ -22,14 +22,15 @@ from sinkscope.evaluation.choices import LikelihoodSettings
 from sinkscope.evaluation.item_schema import compared_fields
 from sinkscope.evaluation.memory_peak import peak_memory
 from sinkscope.evaluation.protocols import AUTO
-from sinkscope.evaluation.results_folder import RUN, TASK, ResultItems, claim, locked, write_json
+from sinkscope.evaluation.results_folder import RUN, TASK, ResultItems, check_claims, claim, locked, write_json
 from sinkscope.evaluation.running import describe_run
 from sinkscope.evaluation.task_plans import Request, TaskPlan, check_request, make_plans
 from sinkscope.evaluation.tasks import find_task
 from sinkscope.models import FAMILIES, Family, Model, expect_model
+from sinkscope.models.model import hash_memory
 from sinkscope.progress import show_progress
 from sinkscope.work_items import COMPARISON as OF_CACHES
-from sinkscope.work_items import share_of_process
+from sinkscope.work_items import WEIGHTS, share_of_process
 
 COMPARISON = "caches.json"
 WORK = ("forwards", "rows", "projections", "attention", "mlp", "vocabulary", "total")
@@ -64,7 +65,7 @@ def compare_caches(
         CallError: an argument that does not fit, another run in the folder, or another process at work in it.
         EvaluationError: the folder cannot be written.
     """
-    expect_model(model)
+    expect_model(model, unhidden=True)
     check_argument("batch", batch, int)
     check_argument("out", out, Path | str)
     if batch < 1:
@@ -74,7 +75,9 @@ def compare_caches(
     plans = plan_comparison(model, Request(tasks, ("none",), limit, shots, chat, protocol, data, settings, allow_code_execution), arms)
     out, vocabulary = Path(out), model.card.vocabulary
     with locked(out, kind=OF_CACHES):
-        run = claim(out / RUN, {"compares": "caches", **describe_run(model, batch, limit)})
+        described = {"compares": "caches", **describe_run(model, batch, limit), WEIGHTS: hash_memory(model.network)}
+        check_claims({out / RUN: described} | {out / plan.task.name / TASK: plan.describe() for plan in plans})
+        run = claim(out / RUN, described)
         todo, items = [], {}
         for plan in plans:
             asked = claim(out / plan.task.name / TASK, plan.describe())

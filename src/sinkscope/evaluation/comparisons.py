@@ -1,18 +1,17 @@
 """Each result compared with the unhidden run and with its controls, as frozen rows that tables print."""
 
-import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 
+from sinkscope.documents import check_fields
+from sinkscope.errors import CallError
 from sinkscope.evaluation.paired_tests import Difference, against_controls, holm, paired_difference
 from sinkscope.evaluation.papers.published import published_accuracy
-from sinkscope.evaluation.results import Result
+from sinkscope.evaluation.results import RULE, Result, cell_of, options_of, seed_of
 
 SEEDS = 3
-_RULE = re.compile(r"([a-z]+):(\d+)(?:@(.*))?")
 _RULES = {"none": None, "top": None, "random": True, "ranks": False, "mass": True, "rowmass": True, "persistent": True, "class": True}
 """What `takes_seed` returns for common rules, so that most tables load no torch; a test compares it with the rules."""
-_DEFAULTS = {"", "previous", "local", "columns", "head", "mask"}
 _MATCHED = 1.5
 """Largest ratio between the attention that a rule and its control of equal mass take away."""
 _MATCHED_IN = {
@@ -75,15 +74,51 @@ def compare(results: Sequence[Result]) -> list[Row]:
 
 def adjust(rows: Sequence[Row]) -> list[Row]:
     """Return rows with the p-values of all their changes and contrasts adjusted together, after Holm."""
-    adjusted: dict[int, float] = {}
+    adjusted: dict[str, float] = {}
+    cells = [cell_of(row.result) for row in rows]  # a rule that is written in two ways is tested once
     for family in (True, False):  # what is claimed of sinks does not depend on how many controls were run
-        members = {number: one.change for number, one in enumerate(rows) if one.change is not None and _is_control(one.result) is family}
-        adjusted |= zip(members, holm([one.p_value for one in members.values()]), strict=True)
-    against = iter(holm([one.difference.p_value for row in rows for one in row.contrasts]))
+        members = {
+            cell: row.change.p_value
+            for cell, row in zip(cells, rows, strict=True)
+            if row.change is not None and _is_control(row.result) is family
+        }
+        adjusted |= zip(members, holm(list(members.values())), strict=True)
+    tests = {(cell, one.control): one.difference.p_value for cell, row in zip(cells, rows, strict=True) for one in row.contrasts}
+    against = dict(zip(tests, holm(list(tests.values())), strict=True))
     return [
-        replace(row, adjusted=adjusted.get(number), contrasts=tuple(replace(one, adjusted=next(against)) for one in row.contrasts))
-        for number, row in enumerate(rows)
+        replace(
+            row,
+            adjusted=adjusted.get(cell),
+            contrasts=tuple(replace(one, adjusted=against[cell, one.control]) for one in row.contrasts),
+        )
+        for cell, row in zip(cells, rows, strict=True)
     ]
+
+
+def check_results(results: Sequence[Result]) -> list[Result]:
+    """Return results whose fields were checked, as those of a file are.
+
+    Raises:
+        CallError: a field that cannot be, or two results of the same model, task, rule and settings.
+    """
+    from sinkscope.evaluation.result_schema import ResultFields
+
+    found: dict[tuple[str, str], int] = {}
+    checked = []
+    for number, one in enumerate(results):
+        where = f"results[{number}]"
+        values = {field.name: getattr(one, field.name) for field in fields(one)}
+        values |= {name: dict(value) for name, value in values.items() if isinstance(value, Mapping)}
+        listed = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+        check_fields(listed, ResultFields, where, CallError)
+        earlier = found.setdefault((one.hide, cell_of(one)), number)
+        if earlier != number:
+            raise CallError(
+                f"{where}: expected each model, task and rule once, found {one.model}, {one.task}, {one.hide} with the settings of "
+                f"results[{earlier}]; leave one of them out, or it counts as a test of its own"
+            )
+        checked.append(replace(one, **values))
+    return checked
 
 
 def _change(result: Result, results: Sequence[Result]) -> Difference | None:
@@ -95,25 +130,25 @@ def _change(result: Result, results: Sequence[Result]) -> Difference | None:
 
 def _contrasts(result: Result, results: Sequence[Result]) -> list[tuple[str, int, Difference, tuple[float | None, float | None]]]:
     """Return a control's name, the number of its seeds, the difference and both shares removed, for each kind of control."""
-    rule = _RULE.fullmatch(result.hide)
+    rule = RULE.fullmatch(result.hide)
     if rule is None or not hides_k(rule[1]):
         return []
     kinds: dict[str, dict[int, Result]] = {}
     for one in results:
-        other = _RULE.fullmatch(one.hide)
+        other = RULE.fullmatch(one.hide)
         if other is None or takes_seed(other[1]) is None or not _comparable(one, result):
             continue
         if rule[1] != "top" and other[1] != "random":
             continue  # the other controls stand in for the top K
-        if other[2] == rule[2] and _options(other[3]) == _options(rule[3]):
+        if other[2] == rule[2] and options_of(other[3]) == options_of(rule[3]):
             runs = kinds.setdefault(other[1], {})
-            runs[_seed(other[3])] = max(one, runs.get(_seed(other[3]), one), key=lambda run: run.n)
+            runs[seed_of(other[3])] = max(one, runs.get(seed_of(other[3]), one), key=lambda run: run.n)
     found = []
     for kind, by_seed in kinds.items():
         runs = list(by_seed.values())
         sink, *controls = _common([_outcomes(result), *map(_outcomes, runs)])
         removed = _mean([run.removed_share for run in runs]), _mean([run.removed_share_committed for run in runs])
-        name = f"{kind}:{rule[2]}" + (f"@{','.join(_options(rule[3]))}" if _options(rule[3]) else "")
+        name = f"{kind}:{rule[2]}" + (f"@{','.join(options_of(rule[3]))}" if options_of(rule[3]) else "")
         found.append((name, len(runs), against_controls(sink, controls), removed))
     return found
 
@@ -150,22 +185,13 @@ def arranged(results: Sequence[Result]) -> list[Result]:
     """Return results sorted by model, task, and rule with its controls, each in the order in which it first occurs."""
 
     def place(result: Result) -> tuple[str, ...]:
-        rule = _RULE.fullmatch(result.hide)
-        return (result.model, result.task, *((result.hide,) if rule is None else (rule[2], *_options(rule[3]))))
+        rule = RULE.fullmatch(result.hide)
+        return (result.model, result.task, *((result.hide,) if rule is None else (rule[2], *options_of(rule[3]))))
 
     places = list(map(place, results))
     order = {start: number for number, start in enumerate(dict.fromkeys(one[:length] for one in places for length in (1, 2, len(one))))}
     keys = [tuple(order[one[:length]] for length in (1, 2, len(one))) for one in places]
     return [results[number] for number in sorted(range(len(results)), key=keys.__getitem__)]
-
-
-def _options(text: str | None) -> list[str]:
-    """Return a rule's options in a fixed order, without its seed and without defaults."""
-    return sorted({option for option in (text or "").split(",") if not option.startswith("seed=")} - _DEFAULTS)
-
-
-def _seed(text: str | None) -> int:
-    return next((int(option[len("seed=") :]) for option in (text or "").split(",") if option.startswith("seed=")), 0)
 
 
 def _comparable(one: Result, other: Result) -> bool:

@@ -25,6 +25,7 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 
 from sinkscope.decoding import Settings, generate, resolve_settings
+from sinkscope.documents import shown
 from sinkscope.errors import CallError, SinkscopeError
 from sinkscope.evaluation.answers import answer_until, reseeded, rule_in_force
 from sinkscope.evaluation.task_plans import chat_text
@@ -76,9 +77,9 @@ class SinkscopeLM(TemplateLM):
     ) -> None:
         super().__init__()
         if not str(batch_size).isdigit() or int(batch_size) < 1:
-            raise CallError(f"batch_size: expected a whole number from 1 upwards, found {batch_size!r}")
+            raise CallError(f"batch_size: expected a whole number from 1 upwards, found {shown(batch_size)}")
         if method not in METHODS:
-            raise CallError(f"method: expected {' or '.join(METHODS)}, found {method!r}")
+            raise CallError(f"method: expected {' or '.join(METHODS)}, found {shown(method)}")
         self.share = share_of_process()
         self.model = pretrained if isinstance(pretrained, Model) else load(pretrained, dtype=dtype, device=_own_device(device))
         self.tokenizer = self.model.tokenizer

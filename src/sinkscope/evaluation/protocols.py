@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from sinkscope.documents import shown
 from sinkscope.errors import CallError
 from sinkscope.evaluation.tasks import PUBLISHED
 
@@ -163,4 +164,4 @@ def find_protocol(family: str, model: str, task: str, wanted: str = AUTO) -> Pro
         if one.name == wanted:
             return one
     names = ", ".join([AUTO, NONE, *(one.name for one in found)])
-    raise CallError(f"protocol: {model} has no protocol {wanted!r} for {task}; expected one of {names}")
+    raise CallError(f"protocol: {model} has no protocol {shown(wanted)} for {task}; expected one of {names}")

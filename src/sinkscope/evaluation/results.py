@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -18,6 +19,10 @@ from sinkscope.evaluation.results_folder import COMPRESSED, RESULTS, RUN, TASK, 
 from sinkscope.work_items import COMPARISON, EVALUATION, ROLES, kind_of_run, read_object, write_whole
 
 FORMAT = 1
+RULE = re.compile(r"([a-z]+):(\d+)(?:@(.*))?")
+"""The text of a rule that hides K keys: word, K, options."""
+_SEED = re.compile(r"seed=([0-9]{1,20})")
+_DEFAULTS = {"", "previous", "local", "columns", "head", "mask"}
 AGAIN = "the file is damaged; the same `sinkscope evaluate` makes it again from its items"
 
 
@@ -160,14 +165,16 @@ def _from_items(items: Sequence[Mapping[str, Any]], run: Mapping[str, Any], aske
 
 
 def write_results(folder: Path, results: Sequence[Result]) -> None:
-    """Write ``results.json``, keeping what it holds of other tasks and rules.
+    """Write ``results.json``, keeping what it holds of other tasks and rules on the same weights, dtype and device.
 
     Raises:
         EvaluationError: no permission, no space.
     """
     new = {(result.task, result.hide): result for result in results}
+    runs = {(result.weight_hash, result.dtype, result.device) for result in results}
     try:
-        old = {(result.task, result.hide): result for result in read_results(folder)}
+        found = [result for result in read_results(folder) if (result.weight_hash, result.dtype, result.device) in runs]
+        old = {(result.task, result.hide): result for result in found}
     except (CallError, EvaluationError):
         old = {}  # absent or damaged; every result can be made again from its items
     write_json(folder / RESULTS, _stored((old | new).values()))
@@ -197,12 +204,51 @@ def read_results(*folders: Path | str) -> list[Result]:
     """Return the results of finished evaluations, folder by folder.
 
     Raises:
-        CallError: no folder given, no such folder, or one that holds no evaluation.
+        CallError: no folder given, no such folder, one that holds no evaluation, one given twice, or two with the same result.
         EvaluationError: an unfinished evaluation, a damaged file, or one of another version.
     """
     if not folders:
         raise CallError("expected at least one folder that `sinkscope evaluate` wrote, found none")
-    return [result for folder in folders for result in _read_folder(Path(folder))]
+    paths = [Path(folder) for folder in folders]
+    found = {path: _read_folder(path) for path in paths}
+    places: dict[Path, Path] = {}
+    for number, path in enumerate(paths):
+        other = places.setdefault(path.resolve(), path)
+        if number != paths.index(other) or path != other:
+            raise CallError(f"results: expected each folder once, found {path} twice" + (f", also as {other}" if path != other else ""))
+    _refuse_copies(found)
+    return [result for results in found.values() for result in results]
+
+
+def _refuse_copies(found: Mapping[Path, Sequence[Result]]) -> None:
+    """Raise CallError where two folders hold the same model, task and rule with the same settings, which would count as two tests."""
+    cells: dict[str, Path] = {}
+    for path, results in found.items():
+        for one in results:
+            other = cells.setdefault(cell_of(one), path)
+            if other != path:
+                raise CallError(
+                    f"{path}: {one.task}, {one.hide} of {one.model} with the same settings is in {other} too; leave one folder out"
+                )
+
+
+def cell_of(result: Result) -> str:
+    """Return what a result is of, without its numbers: two results of one cell are one measurement, however their rules are written."""
+    rule = RULE.fullmatch(result.hide)
+    hidden = [rule[1], rule[2].lstrip("0"), *options_of(rule[3]), seed_of(rule[3])] if rule else [result.hide]
+    run = [result.model, result.task, result.n, result.weight_hash, dict(result.settings), result.dtype, result.device, result.data]
+    return json.dumps([hidden, run], sort_keys=True, default=str)
+
+
+def options_of(text: str | None) -> list[str]:
+    """Return a rule's options in a fixed order, without its seed and without defaults."""
+    return sorted({option for option in (text or "").split(",") if not _SEED.fullmatch(option)} - _DEFAULTS)
+
+
+def seed_of(text: str | None) -> int:
+    """Return the seed among a rule's options; 0 without one."""
+    seeds = filter(None, map(_SEED.fullmatch, (text or "").split(",")))
+    return next((int(seed[1]) for seed in seeds), 0)
 
 
 def _read_folder(folder: Path) -> list[Result]:

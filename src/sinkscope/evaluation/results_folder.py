@@ -25,8 +25,10 @@ from sinkscope.errors import CallError, EvaluationError
 from sinkscope.locks import made_folder
 from sinkscope.work_items import (
     ALL,
+    CHANGED,
     EVALUATION,
     UNFINISHED,
+    WEIGHTS,
     Share,
     difference_in_words,
     differences,
@@ -146,6 +148,30 @@ def _other_shares(folder: Path, count: int) -> list[Share]:
     return [Share(int(match[1]), int(match[2])) for match in found if match and int(match[2]) != count]
 
 
+def check_claims(contents: Mapping[Path, Mapping[str, Any]]) -> None:
+    """Compare everything that is to be evaluated with what is there, before any of it is written.
+
+    Raises:
+        CallError: another run is there.
+    """
+    for path, content in contents.items():
+        theirs = read_object(path)
+        if theirs is not None:
+            _compare_claim(path.parent, theirs, json.loads(json.dumps(content)))
+
+
+def _compare_claim(folder: Path, theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
+    changes = [
+        difference_in_words(name, old, new, "{name}: {old} → {new}")
+        for name, old, new in differences(_settings(theirs), _settings(mine))
+        if name != "model.name"  # the same weights under another path are the same model
+    ]
+    if not changes and theirs.get(WEIGHTS, mine.get(WEIGHTS)) != mine.get(WEIGHTS):
+        raise CallError(f"{folder} holds another run: {CHANGED} and choose another place for its results")
+    if changes:
+        raise CallError(f"{folder} holds another run ({'; '.join(changes)}); choose another folder, or go on with its settings")
+
+
 def claim(path: Path, content: Mapping[str, Any]) -> str:
     """Write what is evaluated, or compare it with what is there; return its hash for `ResultItems`.
 
@@ -165,13 +191,7 @@ def claim(path: Path, content: Mapping[str, Any]) -> str:
                 _log.warning("%s is damaged and is written anew; items of another run will be redone", path)
             write_json(path, mine)
         else:
-            changes = [
-                difference_in_words(name, old, new, "{name}: {old} → {new}")
-                for name, old, new in differences(_settings(theirs), _settings(mine))
-                if name != "model.name"  # the same weights under another path are the same model
-            ]
-            if changes:
-                raise CallError(f"{folder} holds another run ({'; '.join(changes)}); choose another folder, or go on with its settings")
+            _compare_claim(folder, theirs, mine)
             if any(theirs.get(name) != mine.get(name) for name in AMOUNTS):
                 write_json(path, {**theirs, **{name: mine[name] for name in AMOUNTS if name in mine}})
     return hash_claim(mine)
@@ -187,7 +207,7 @@ def hash_claim(content: Mapping[str, Any]) -> str:
 
 def _settings(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return what decides the answers."""
-    return {key: value for key, value in content.items() if key not in AMOUNTS}
+    return {key: value for key, value in content.items() if key not in (*AMOUNTS, WEIGHTS)}
 
 
 class ResultItems:

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
 
 from sinkscope.argument_types import check_argument
@@ -28,12 +29,13 @@ from sinkscope.evaluation.choices import LikelihoodSettings, ask
 from sinkscope.evaluation.item_schema import evaluated_fields
 from sinkscope.evaluation.protocols import AUTO
 from sinkscope.evaluation.results import Result, collect
-from sinkscope.evaluation.results_folder import RUN, TASK, ResultItems, claim, is_working, locked, started_at
+from sinkscope.evaluation.results_folder import RUN, TASK, ResultItems, check_claims, claim, is_working, locked, started_at
 from sinkscope.evaluation.sandbox import run_program
 from sinkscope.evaluation.task_plans import Request, TaskPlan, make_plans
 from sinkscope.models import Model, expect_model
+from sinkscope.models.model import hash_memory
 from sinkscope.progress import show_progress
-from sinkscope.work_items import Share, share_of_process
+from sinkscope.work_items import WEIGHTS, Share, share_of_process
 
 MOST_PROMPTS = 1 << 20
 STARTING_S = 1800.0  # seconds that another process may take to load its model
@@ -73,6 +75,9 @@ def evaluate(
 ) -> list[Result]:
     """Score a model on tasks, with one item for each problem and rule; the same call resumes.
 
+    A folder is refused where the weights in memory are not those that began it. The weight hash of a result is that of the model's
+    files, so save weights that you change, and load that folder.
+
     Args:
         model: from `load`.
         tasks: of the lab or published, see `find_task`.
@@ -97,7 +102,8 @@ def evaluate(
         CallError: an argument that does not fit, another run in the folder, or another process at work in it.
         EvaluationError: the folder cannot be written, the sandbox does not work, or another process of the same run died.
     """
-    expect_model(model)
+    expect_model(model, unhidden=True)
+    batch, limit, shots = (int(one) if isinstance(one, np.integer) else one for one in (batch, limit, shots))  # JSON has none of NumPy
     check_argument("batch", batch, int)
     check_argument("out", out, Path | str)
     check_argument("progress", progress, bool)
@@ -125,7 +131,9 @@ def evaluate(
     with locked(out, mine):
         others = [Share(index, mine.count) for index in range(mine.count) if index != mine.index]
         before = {other: _last_start(out, other) for other in others}
-        run = claim(out / RUN, describe_run(model, batch, limit))
+        described = {**describe_run(model, batch, limit), WEIGHTS: hash_memory(model.network)}
+        check_claims({out / RUN: described} | {out / plan.task.name / TASK: plan.describe() for plan in plans})
+        run = claim(out / RUN, described)
         batches = []
         for plan in plans:
             asked = claim(out / plan.task.name / TASK, plan.describe())

@@ -8,8 +8,9 @@ from dataclasses import asdict, fields
 from typing import Any, Literal, get_args
 
 from sinkscope.argument_types import checked
+from sinkscope.documents import shown
 from sinkscope.errors import CallError
-from sinkscope.evaluation.comparisons import Row, arranged, compare, remarks
+from sinkscope.evaluation.comparisons import Row, arranged, check_results, compare, remarks
 from sinkscope.evaluation.paired_tests import Difference
 from sinkscope.evaluation.results import Result
 
@@ -26,8 +27,12 @@ NOTES = (
 
 @checked
 def table(results: Sequence[Result]) -> dict[str, Any]:
-    """Return ``{"rows": [...], "remarks": [...]}``: every field of each result except its outcomes, and its comparisons."""
-    return table_of(compare(arranged(results)))
+    """Return ``{"rows": [...], "remarks": [...]}``: every field of each result except its outcomes, and its comparisons.
+
+    Raises:
+        CallError: a result with a field that cannot be, or two of the same model, task, rule and settings.
+    """
+    return table_of(compare(arranged(check_results(results))))
 
 
 def table_of(rows: Sequence[Row]) -> dict[str, Any]:
@@ -68,11 +73,11 @@ def write_table(results: Sequence[Result], form: Format = "markdown") -> str:
     """Return a table as text, without a last line break.
 
     Raises:
-        CallError: an unknown form.
+        CallError: an unknown form, or results as in `table`.
     """
     if form not in get_args(Format):
-        raise CallError(f"form: expected one of {', '.join(get_args(Format))}, found {form!r}")
-    return write_rows(compare(arranged(results)), form)
+        raise CallError(f"form: expected one of {', '.join(get_args(Format))}, found {shown(form)}")
+    return write_rows(compare(arranged(check_results(results))), form)
 
 
 def write_rows(rows: Sequence[Row], form: Format = "markdown") -> str:
@@ -100,13 +105,18 @@ def _layout(rows: Sequence[Row], cell: Callable[[Row], str]) -> tuple[list[str],
 
 def _markdown(rows: Sequence[Row]) -> str:
     models, layout = _layout(rows, _cell)
-    lines = [f"| task | hidden | {' | '.join(models)} |", "|---|---|" + "---|" * len(models)]
-    lines += [f"| {task} | {hide} | {' | '.join(cells)} |" for task, hide, cells in layout]
+    lines = [_markdown_line(["task", "hidden", *models]), "|---|---|" + "---|" * len(models)]
+    lines += [_markdown_line([task, hide, *cells]) for task, hide, cells in layout]
     changed = [row for row in rows if row.change is not None]
     if changed:
-        lines += ["", "| " + " | ".join(_COMPARED) + " |", "|---" * len(_COMPARED) + "|"]
-        lines += ["| " + " | ".join(_comparison(row)) + " |" for row in changed]
+        lines += ["", _markdown_line(_COMPARED), "|---" * len(_COMPARED) + "|"]
+        lines += [_markdown_line(_comparison(row)) for row in changed]
     return "\n".join([*lines, "", *NOTES[: None if changed else 1], *remarks(rows)])
+
+
+def _markdown_line(cells: Sequence[str]) -> str:
+    escaped = (cell.replace("|", "\\|") for cell in cells)
+    return f"| {' | '.join(escaped)} |"
 
 
 def _cell(row: Row) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sinkscope.documents import parse_json, read_bytes
+from sinkscope.documents import BYTE_ORDER_MARK, parse_json, read_bytes
 from sinkscope.errors import CallError, EvaluationError
 
 Row = Mapping[str, Any]
@@ -152,7 +152,7 @@ def _read_lines(key: str, path: Path) -> list[Any]:
     where = f"--data {key}={path}"
     content = read_bytes(path, CallError, f"expected the JSON lines of {key}", most=LARGEST)
     try:
-        lines = content.decode().split("\n")
+        lines = content.decode().removeprefix(BYTE_ORDER_MARK).split("\n")
     except UnicodeDecodeError as error:
         raise CallError(f"{where}: cannot be read as text (it is no UTF-8); expected JSON lines") from error
     return [parse_json(line, f"{where}, line {number}", CallError) for number, line in enumerate(lines, 1) if line.strip()]

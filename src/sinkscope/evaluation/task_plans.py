@@ -7,18 +7,20 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from sinkscope.argument_types import check_argument
-from sinkscope.decoding import Settings, described, make_batch, resolve_settings, settings_of
-from sinkscope.documents import describe
+from sinkscope.decoding import Settings, described, make_batch, resolve_settings, settings_of, step_count
+from sinkscope.documents import describe, shown
 from sinkscope.errors import CallError, ModelError
 from sinkscope.evaluation.answers import Rule
 from sinkscope.evaluation.choices import LikelihoodSettings, count_tokens, settings_for
-from sinkscope.evaluation.protocols import AUTO, find_protocol
+from sinkscope.evaluation.protocols import AUTO, PROTOCOLS, find_protocol
 from sinkscope.evaluation.task import Message, Task
-from sinkscope.evaluation.tasks import PUBLISHED, find_task
-from sinkscope.interventions import parse_rule
+from sinkscope.evaluation.tasks import LIKELIHOODS, PUBLISHED, find_task
+from sinkscope.interventions import Composed, parse_rule
 from sinkscope.models import Family, Model
 
 LENGTH, BLOCK = 64, 16
+OF_LIKELIHOODS = ("method", "samples")
+"""Settings of likelihoods that no sampler has."""
 MOST_SHOTS = 1000
 PUBLISHED_LENGTHS = {"gsm8k": 256, "gsm8k_cot": 256, "gsm8k_two_pass": 256, "humaneval": 512, "humaneval_instruct": 512}
 
@@ -102,6 +104,7 @@ def make_plans(model: Model, request: Request) -> tuple[list[TaskPlan], dict[str
         written = 1 if model.family.causal else plan.sampler.length
         for text, rule in rules.items():
             _check_canvases(text, rule, [len(ids) + written for ids in plan.encoded])
+            _check_steps(text, rule, step_count(plan.sampler), plan.task.name)
     return plans, rules
 
 
@@ -112,12 +115,14 @@ def check_request(request: Request) -> None:
         CallError: see above.
     """
     for name, value, example in (("tasks", request.tasks, "names"), ("hide", request.hide, 'rules such as ["none"]')):
-        if value is None or isinstance(value, str) or (isinstance(value, Collection) and not len(value)):
-            raise CallError(f"{name}: expected a list of {example}, found {value!r}")
+        if not isinstance(value, Collection) or isinstance(value, str) or getattr(value, "ndim", 1) != 1 or not len(value):
+            raise CallError(f"{name}: expected a list of {example}, found {shown(value)}")
     for name, hint in get_type_hints(Request).items():
         check_argument(name, getattr(request, name), hint)
     if request.shots is not None and request.shots > MOST_SHOTS:
         raise CallError(f"shots: expected at most {MOST_SHOTS} solved problems, found {describe(request.shots)}")
+    if request.protocol in {one.name for one in PROTOCOLS} and not {*request.tasks} & {*PUBLISHED}:
+        raise CallError(f"protocol: {request.protocol} is not used by the tasks of the lab, which have none; leave it out")
     if request.limit is not None and request.limit < 1:
         raise CallError(f"limit: expected at least 1 problem, found {request.limit}")
 
@@ -138,6 +143,11 @@ def resolve_task(family: Family, name: str, task: Task, request: Request) -> tup
     protocol = find_protocol(family.name, name, task.name, request.protocol)
     settings = dict(request.settings)
     shots, chat, used = task.shots, request.chat, None
+    if not task.asks_likelihoods and (beside := [one for one in OF_LIKELIHOODS if one in settings]):
+        raise CallError(
+            f"{beside[0]}: expected a task of likelihoods beside it, such as {LIKELIHOODS[0]}, found {task.name}, whose answers are "
+            "written; leave it out"
+        )
     if task.asks_likelihoods:
         sampler = settings_for(settings, protocol.settings if protocol else {}, family.causal)
     elif protocol is None:
@@ -165,6 +175,15 @@ def _check_likelihoods(model: Model, plan: TaskPlan, rules: Mapping[str, Rule]) 
                 f"expected observe=current, as in {text.partition('@')[0]}@current"
             )
         _check_canvases(text, rule, lengths)
+
+
+def _check_steps(text: str, rule: Rule, count: int, task: str) -> None:
+    """Raise CallError for a rule that is in force in no step of an answer of so many."""
+    parts = rule.parts if isinstance(rule, Composed) else (rule,)
+    limited = [part for part in parts if not part.idle]
+    if limited and not any(part.steps is None or any(part.waits <= step < count for step in part.steps) for part in limited):
+        waits = "; it needs the step before each" if all(part.waits for part in limited) else ""
+        raise CallError(f"hide: {text} is in force in none of the steps 0 to {count - 1} of an answer to {task}{waits}; choose other steps")
 
 
 def _check_canvases(text: str, rule: Rule, canvases: Sequence[int]) -> None:

@@ -3,14 +3,13 @@
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from sinkscope.documents import shown
 from sinkscope.errors import CallError
 from sinkscope.evaluation.sandbox import run_program
 from sinkscope.evaluation.task import Score, Task
 from sinkscope.lab.prompts import SHOTS, few_shot_prompt, held_out
 from sinkscope.lab.word_problems import Problem, read_result
 
-SUMS = ("buy", "give", "find")
-"""Templates of word problems with a single addition or subtraction."""
 NEXT_QUESTION = "\n\nQ:"
 
 
@@ -38,29 +37,23 @@ def _lab_task(name: str, score: Callable[[Problem, str], Score], runs_programs: 
     return Task(name, SHOTS[name], runs_programs, lambda: held_out(name), few_shot_prompt, lambda problem: problem.result, score)
 
 
-def _sums() -> list[Problem]:
-    return [problem for problem in held_out("lab-arith") if problem.template in SUMS]
-
-
 TASKS = {
     task.name: task
     for task in (
         _lab_task("lab-arith", score_number, False),
         _lab_task("lab-code", score_program, True),
-        Task("lab-sums", 0, False, _sums, few_shot_prompt, lambda problem: problem.result, score_number),
+        _lab_task("lab-sums", score_number, False),
     )
 }
-"""``lab-sums`` holds the word problems of one step that every model of the lab has learnt."""
 
-
-_LIKELIHOODS = ("arc_easy", "arc_challenge", "hellaswag", "piqa", "race", "social_iqa", "lambada", "lambada_openai")
+LIKELIHOODS = ("arc_easy", "arc_challenge", "hellaswag", "piqa", "race", "social_iqa", "lambada", "lambada_openai")
 PUBLISHED = {
     "gsm8k": "gsm8k",
     "gsm8k_cot": "gsm8k",
     "gsm8k_two_pass": "gsm8k",
     "humaneval": "humaneval",
     "humaneval_instruct": "humaneval",
-    **{name: name for name in _LIKELIHOODS},
+    **{name: name for name in LIKELIHOODS},
 }
 """Published tasks, and the name of their data in ``--data``."""
 
@@ -78,11 +71,11 @@ def find_task(name: str, data: Mapping[str, Path] | None = None) -> Task:
     if name in TASKS:
         return TASKS[name]
     if name not in PUBLISHED:
-        raise CallError(f"no task {name!r}: expected one of {', '.join([*TASKS, *PUBLISHED])}")
+        raise CallError(f"no task {shown(name)}: expected one of {', '.join([*TASKS, *PUBLISHED])}")
     from sinkscope.evaluation import gsm8k, humaneval
 
     given = data or {}
-    if name in _LIKELIHOODS:
+    if name in LIKELIHOODS:
         return _likelihood_task(name, given.get(name))
     build = {
         "gsm8k": gsm8k.gsm8k,
@@ -125,7 +118,7 @@ def read_data_flags(flags: Sequence[str]) -> dict[str, Path]:
     for flag in flags:
         name, separator, path = flag.partition("=")
         if not separator or not path or name not in PUBLISHED:
-            raise CallError(f"--data: expected TASK=PATH with a task of {', '.join(PUBLISHED)}, found {flag!r}")
+            raise CallError(f"--data: expected TASK=PATH with a task of {', '.join(PUBLISHED)}, found {shown(flag)}")
         if name in found:
             raise CallError(f"--data: {name} is given twice")
         found[name] = Path(path)

@@ -8,6 +8,7 @@ from importlib import import_module
 from pathlib import Path
 
 from sinkscope.argument_types import checked
+from sinkscope.documents import shown
 from sinkscope.errors import CallError, SinkscopeError, TraceError
 from sinkscope.figures.figure import DrawnFigure, Figure
 from sinkscope.figures.highlights import Place
@@ -77,12 +78,15 @@ def draw_figures(
         CallError: no traces, too many to compare, an unknown figure, a threshold that cannot hold, statistics counted at another one,
             or roles of other weights.
         TraceError: a trace without a whole step, or a file that cannot be written.
+        FigureError: none of the figures can be drawn.
     """
     if not traces:
         raise CallError("expected at least one trace to draw, found none")
     figures = find_figures()
+    if only is not None and not only:
+        raise CallError(f"only: expected at least one of {', '.join(figures)}, found none")
     if unknown := [name for name in only or () if name not in figures]:
-        raise CallError(f"no figure {unknown[0]!r}; expected one of {', '.join(figures)}")
+        raise CallError(f"no figure {shown(unknown[0])}; expected one of {', '.join(figures)}")
     if compare and len(traces) > SIDE_BY_SIDE:
         raise CallError(
             f"compare: expected at most {SIDE_BY_SIDE} traces side by side, found {len(traces)}; name single ones, such as FOLDER/000000, "
@@ -91,6 +95,7 @@ def draw_figures(
     subjects = _subjects(traces, excess, maps, roles, (layer, head))
     groups = [subjects] if compare else [[one] for one in subjects]
     paths: list[Path] = []
+    missing: list[str] = []
     with claimed_folder(Path(out), TraceError):
         for group in groups:
             suffix = f"-{_file_name(group[0].label)}" if len(groups) > 1 else ""
@@ -101,7 +106,11 @@ def draw_figures(
                     try:
                         paths += figure.draw(group).save(Path(out), suffix)
                     except FigureError as error:
-                        say(f"Figure {name} is not drawn for {', '.join(one.label for one in group)}: {error}")
+                        missing.append(f"Figure {name} is not drawn for {', '.join(one.label for one in group)}: {error}")
+        if not paths:  # within the body, so that no empty folder is left
+            raise FigureError(f"expected at least one figure that can be drawn, found none. {missing[0]}")
+    for line in missing:
+        say(line)
     return paths
 
 
@@ -128,7 +137,7 @@ def draw_figure(
     """
     figures = find_figures()
     if name not in figures:
-        raise CallError(f"no figure {name!r}; expected one of {', '.join(figures)}")
+        raise CallError(f"no figure {shown(name)}; expected one of {', '.join(figures)}")
     if not 1 <= len(traces) <= SIDE_BY_SIDE:
         raise CallError(f"expected 1 to {SIDE_BY_SIDE} traces side by side, found {len(traces)}")
     with figure_style(wide=len(traces) > 1):

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from sinkscope.argument_types import checked
 from sinkscope.figures.subject import Subject
 from sinkscope.traces.format import write_whole
 
@@ -41,12 +42,14 @@ class DrawnFigure:
     def _repr_png_(self) -> bytes:
         return self.sheet._repr_png_()  # type: ignore[attr-defined]  # the class of `style.new_sheet`
 
-    def save(self, folder: Path, suffix: str = "") -> list[Path]:
+    @checked
+    def save(self, folder: str | Path, suffix: str = "") -> list[Path]:
         """Write a PNG, a PDF and a CSV file; `page` reads the caption from the metadata of the PNG.
 
         Raises:
             TraceError: a file cannot be written.
         """
+        folder = Path(folder)
         contents: dict[Path, bytes] = {}
         for kind, metadata in (
             ("png", {"Title": self.title, "Description": self.caption, "Software": "sinkscope"}),

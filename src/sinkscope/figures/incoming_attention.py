@@ -13,6 +13,7 @@ from sinkscope.figures.highlights import Place, stays_of
 from sinkscope.figures.position_cut import Cut
 from sinkscope.figures.style import INK, LIGHT_HEAT, VERMILLION, plain, tick_label
 from sinkscope.sinks import is_sink, main_sinks
+from sinkscope.sinks.definition import check_excess
 from sinkscope.sinks.finding import check_reach
 from sinkscope.sinks.followed_columns import Followed
 from sinkscope.traces import Trace
@@ -57,6 +58,7 @@ class Incoming:
         Raises:
             CallError: a layer or head that the trace does not have, or a threshold that cannot hold.
         """
+        check_excess(float(excess), "queries")
         layer, head = check_head(trace, (layer, head))
         commits = commits_of(trace.written[:] if "written" in trace.tensors else None)
         if layer is not None and head is not None:

@@ -21,6 +21,7 @@ from sinkscope.traces import Trace
 from sinkscope.traces.format import write_whole
 
 
+@checked
 @dataclass(frozen=True)
 class Table:
     """A table for the page; its cells are shown as they are.

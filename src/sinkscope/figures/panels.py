@@ -179,5 +179,14 @@ def attention_map(
 
 
 def _style(ax: "Axes | None") -> Any:
-    """Return our style for a sheet of our own, and the user's own settings for his axes."""
+    """Return our style for a sheet of our own, and the user's own settings for his axes.
+
+    Raises:
+        CallError: no axes of matplotlib, or some that were taken out of their figure.
+    """
+    from matplotlib.axes import Axes
+
+    if ax is not None and (not isinstance(ax, Axes) or ax.figure is None):
+        found = "some that are in no figure" if isinstance(ax, Axes) else type(ax).__name__
+        raise CallError(f"ax: expected axes of matplotlib, such as those of plt.subplots(), found {found}")
     return figure_style() if ax is None else nullcontext()

@@ -23,6 +23,7 @@ from sinkscope.sinks.followed_columns import WINDOW, Followed
 from sinkscope.statistics import PromptSummary, Summary, Threshold, summarise
 from sinkscope.statistics.thresholds import least_column_sum
 from sinkscope.traces import Trace, read_statistics
+from sinkscope.traces.stored_maps import check_place
 
 Maps = Callable[[Trace, int, int, int], np.ndarray]
 """Function from a trace, step, layer and head to the attention map, float32 [query, key]; it raises an error where there is none."""
@@ -129,6 +130,7 @@ class Subject:
         """Counts of column sums in bins of a quarter of a query's worth; in statistics, wider bins above 64 are spread evenly."""
         return self.summary.quarters if self.recorded_prompt is None else self.recorded_prompt.quarters
 
+    @checked
     def head_name(self, layer: int, head: int) -> str:
         """Return what a head is called, with the role of its sink where that is known."""
         known = None if self.roles is None else self.roles.of_head(layer, head)
@@ -174,6 +176,7 @@ class Subject:
         """Position of the main sink of each head, −1 where Eq. 3 does not hold."""
         return self.highlights.main
 
+    @checked
     def map(self, step: int, layer: int, head: int) -> Float[np.ndarray, "query key"]:
         """Return one attention map.
 
@@ -188,10 +191,17 @@ class Subject:
         except SinkscopeError as error:  # the model may be gone; other figures can be drawn without it
             raise FigureError(str(error)) from error
 
+    @checked
     def head_columns(self, layer: int, head: int) -> Float[np.ndarray, "step key"]:
-        """Return the columns of one head in which sinks are followed."""
+        """Return the columns of one head in which sinks are followed.
+
+        Raises:
+            CallError: a layer or head that the trace does not have.
+        """
+        _, layer, head = check_place(self.trace, 0, layer, head)
         return followed_columns(self.trace, layer, head)
 
+    @checked
     def mean_columns_of(self, layer: int) -> Float[np.ndarray, "step key"]:
         """Return the mean of `head_columns` over the heads of a layer."""
         return np.mean([self.head_columns(layer, head) for head in range(self.summary.heads)], axis=0)

@@ -13,6 +13,7 @@ from sinkscope.interventions.intervention import check_count
 from sinkscope.interventions.observed import Ranking
 from sinkscope.interventions.ranking import pool, rank_of
 from sinkscope.interventions.rule_context import RuleContext
+from sinkscope.interventions.step_canvas import check_classify
 from sinkscope.interventions.top_sinks import SinkRule
 
 
@@ -188,6 +189,10 @@ class SameClassKeys(RandomControl):
 
     _: KW_ONLY
     classify: Callable[[int], str] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_classify(self.classify)
 
     def pick(self, context: RuleContext, ranking: Ranking, top: Tensor) -> Tensor:
         chosen = torch.zeros_like(top)

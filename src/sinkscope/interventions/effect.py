@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sinkscope.argument_types import checked
+from sinkscope.errors import CallError
 from sinkscope.notebook_card import MOST_ROWS, card
 
 
@@ -85,11 +87,21 @@ class Effect:
         columns = ("layer", "head", "attention removed", "still largest")
         return card(f"Effect of hiding on {len(self.steps)} prompts", facts, columns, rows, len(heads) - len(rows))
 
+    @checked
     def of(self, prompt: int) -> "Effect":
-        """Return the effect on one prompt; prompts are counted from the first that was written inside the context."""
+        """Return the effect on one prompt; prompts are counted from the first that was written inside the context.
+
+        Raises:
+            CallError: no such prompt.
+        """
+        count = len(self.steps)
+        if not -count <= prompt < count:
+            expected = f"0 to {count - 1}" if count else "one that was written inside the context, where none was"
+            raise CallError(f"prompt: expected {expected}, found {prompt}")
         one = slice(prompt, prompt + 1) if prompt >= 0 else slice(prompt, prompt + 1 or None)
         return Effect(*(values[one] for values in vars(self).values()))
 
+    @checked
     def sentence(self, rule: str) -> str:
         """Return the effect of a rule in words."""
         rows = self.removed_share_committed

@@ -1,12 +1,13 @@
 """Rules that look at no attention: fixed positions, a window, the network's own sink token."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from sinkscope.argument_types import checked
+from sinkscope.documents import shown
 from sinkscope.errors import CallError
 from sinkscope.interventions.intervention import Composed, Intervention, check_count, compose, is_count
 from sinkscope.interventions.rule_context import RuleContext
@@ -31,9 +32,9 @@ class HidePositions(Intervention):
     def __post_init__(self) -> None:
         super().__post_init__()
         given = self.positions
-        good = isinstance(given, Collection) and not isinstance(given, str) and getattr(given, "ndim", 1) > 0
+        good = isinstance(given, Collection) and not isinstance(given, str | bytes | Mapping) and getattr(given, "ndim", 1) > 0
         if not good or not all(is_count(one) for one in given):
-            raise CallError(f"positions: expected numbers from 0 upwards, such as (0, 5) or range(3), found {given!r}")
+            raise CallError(f"positions: expected numbers from 0 upwards, such as (0, 5) or range(3), found {shown(given)}")
         object.__setattr__(self, "positions", tuple(sorted({int(one) for one in given})))
 
     @property
@@ -117,7 +118,7 @@ class HideSinkToken(Intervention):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.keys is not None:
-            raise CallError(f"keys: expected none, as a sink token is no key of the canvas, found {self.keys!r}")
+            raise CallError(f"keys: expected none, as a sink token is no key of the canvas, found {shown(self.keys)}")
 
     def choose(self, context: RuleContext) -> Tensor:
         if context.call.own is None:

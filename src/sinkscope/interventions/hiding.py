@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sinkscope.argument_types import in_words
 from sinkscope.attention import (
     Columns,
     GenerationStart,
@@ -20,9 +21,11 @@ from sinkscope.attention import (
     subscribed,
     upload,
 )
+from sinkscope.attention.records import described, holds_nothing
+from sinkscope.attention.subscriber_answers import shown_sizes
 from sinkscope.errors import AttentionError, CallError
 from sinkscope.interventions.effect import Effect, Tally, joined
-from sinkscope.interventions.ranking import pool, rank_of, spread
+from sinkscope.interventions.ranking import SCOPES, Scope, pool, rank_of, spread
 from sinkscope.interventions.rule_context import AttentionMemory, Observation, PromptDraws, Rule, RuleContext
 from sinkscope.interventions.step_canvas import StepCanvas, TokenClasses
 from sinkscope.models import Model
@@ -63,6 +66,11 @@ class Hiding(Hider):
         """The effect so far, of all generations since the rules came into force."""
         running = [self._tally.effect(self._layers, self._heads)] if self._tally is not None else []
         return joined([*self._finished, *running], self._layers, self._heads)
+
+    @property
+    def waits(self) -> bool:
+        """Whether any of the rules decides by the step before."""
+        return any(part.waits for part in self.parts)
 
     @property
     def asked_previous(self) -> bool:
@@ -155,10 +163,10 @@ class Hiding(Hider):
             candidates = held if part.keys is None else held & canvas.among(part.keys, device)
             memory = self._memory.setdefault((number, call.name), {})
             known = (self._attention, self._draws, self._token_classes)
-            keys = part.choose(RuleContext(part, self._step, call, canvas, candidates, memory, *known))
-            if keys is None:
+            choice = part.choose(RuleContext(part, self._step, call, canvas, candidates, memory, *known))
+            if choice is None:
                 continue
-            keys = (keys if keys.ndim == 4 else keys[:, :, None]) & candidates[:, None, None]
+            keys = _read_choice(part, choice, call) & candidates[:, None, None]
             heads = self._heads_of(part, call)
             if heads is not None:
                 keys = keys & heads[:, None, None]
@@ -242,7 +250,7 @@ class Hiding(Hider):
             union = union | keys
             if keys.shape[2] == 1:
                 mine = keys[:, :, 0].expand(-1, heads, -1)
-                values, scope = part.criterion(local, self._attention.causal)
+                values, scope = _read_criterion(part, part.criterion(local, self._attention.causal), local)
                 ranks = spread(rank_of(pool(values, scope, call.key.shape[1]), held[:, None], part.most), heads)
                 top = ranks < mine.sum(-1, keepdim=True)
                 counts["hits"] = counts.get("hits", 0) + (mine & top).sum(-1)
@@ -261,6 +269,37 @@ def _allowed(numbers: Any, number: int) -> bool:
 def _allowed_in(rule: Rule, layer: int) -> bool:
     """Return whether a rule may hide anything in a layer."""
     return _allowed(rule.layers, layer) and (rule.heads is None or any(mine == layer for mine, _ in rule.heads))
+
+
+def _read_choice(rule: Rule, choice: object, call: LayerCall) -> Tensor:
+    """Return the keys that a rule has chosen in a layer, bool [1 or batch, 1 or head, 1 or query, key].
+
+    Raises:
+        CallError: something else, or of another shape.
+    """
+    batch, heads, queries = call.query.shape[:3]
+    sizes = ((1, batch), (1, heads), (1, queries), (call.keys,))
+    if isinstance(choice, Tensor) and choice.dtype == torch.bool and not holds_nothing(choice) and choice.ndim in (3, 4):
+        keys = choice[:, :, None] if choice.ndim == 3 else choice
+        if all(size in allowed for size, allowed in zip(keys.shape, sizes, strict=True)):
+            return keys if keys.device == call.key.device else upload(keys, call.key.device)
+    shape = f"{shown_sizes((sizes[0], sizes[1], sizes[3]))} (batch, head, key), or with {shown_sizes(sizes[2:3])} queries before the keys"
+    raise CallError(f"{type(rule).__name__}.choose in {call.name}: expected bool {shape}, or None, found {described(choice)}")
+
+
+def _read_criterion(rule: Rule, criterion: object, local: Observation) -> tuple[Tensor, Scope]:
+    """Return what a rule ranks keys by, and which heads share a ranking.
+
+    Raises:
+        CallError: something else.
+    """
+    values, scope = criterion if isinstance(criterion, tuple) and len(criterion) == 2 else (criterion, None)
+    if isinstance(values, Tensor) and values.shape == local.columns.shape and scope in SCOPES:
+        return values, scope
+    raise CallError(
+        f"{type(rule).__name__}.criterion: expected numbers {list(local.columns.shape)} (batch, head, key), and {' or '.join(SCOPES)}, "
+        f"found {described(values)}, and {in_words(scope)}"
+    )
 
 
 def _held(call: LayerCall, real: Tensor) -> Tensor:

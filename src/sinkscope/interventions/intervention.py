@@ -3,13 +3,15 @@
 import dataclasses
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, ClassVar, Literal, get_type_hints
 
 from torch import Tensor, nn
 
+from sinkscope.argument_types import check_argument, in_words
+from sinkscope.documents import shown
 from sinkscope.errors import CallError
 from sinkscope.interventions.hiding import Hiding, hiding
 from sinkscope.interventions.ranking import Scope
@@ -128,7 +130,7 @@ class Intervention(ABC):
             raise ValueError(f"expected {len(names)} arguments, found {len(parts)}")
         for field, part in zip(fields, parts, strict=False):
             if hints[field.name] is int and not re.fullmatch(r"[0-9]+", part):
-                raise ValueError(f"expected a whole number, found {part!r}")
+                raise ValueError(f"expected a whole number, found {shown(part)}")
         return tuple(hints[field.name](part) for field, part in zip(fields, parts, strict=False))
 
     @single_use
@@ -152,6 +154,9 @@ class Composed:
     """
 
     parts: tuple[Intervention, ...]
+
+    def __post_init__(self) -> None:
+        check_argument("parts", self.parts, tuple[Intervention, ...])
 
     @property
     def idle(self) -> bool:
@@ -183,14 +188,14 @@ def compose(*rules: Intervention | Composed) -> Composed:
     """
     wrong = [rule for rule in rules if not isinstance(rule, Intervention | Composed)]
     if wrong:
-        raise CallError(f"compose: expected interventions such as HideTopSinks(1), found {wrong[0]!r}")
+        raise CallError(f"compose: expected interventions such as HideTopSinks(1), found {in_words(wrong[0])}")
     return Composed(tuple(part for rule in rules for part in (rule.parts if isinstance(rule, Composed) else (rule,))))
 
 
 def check_choice(name: str, value: Any, known: Collection[str]) -> None:
     """Raise CallError for a word that is none of the known ones."""
     if not isinstance(value, str) or value not in known:
-        raise CallError(f"{name}: expected {' or '.join(known)}, found {value!r}")
+        raise CallError(f"{name}: expected {' or '.join(known)}, found {shown(value)}")
 
 
 def is_count(value: Any) -> bool:
@@ -201,18 +206,18 @@ def is_count(value: Any) -> bool:
 def check_count(name: str, value: Any) -> None:
     """Raise CallError for anything but a whole number from 0 upwards."""
     if not is_count(value):
-        raise CallError(f"{name}: expected a whole number from 0 upwards, found {value!r}")
+        raise CallError(f"{name}: expected a whole number from 0 upwards, found {shown(value)}")
 
 
 def _read_numbers(name: str, given: Any, words: bool) -> Any:
     if given is None or (words and isinstance(given, str) and given in GROUPS):
         return given
     expected = "numbers from 0 upwards, such as range(4) or (0, 2)" + (f", or one of {', '.join(GROUPS)}" if words else "")
-    if isinstance(given, str) or not isinstance(given, Collection) or getattr(given, "ndim", 1) == 0:
-        raise CallError(f"{name}: expected {expected}, found {given!r}")
+    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Collection) or getattr(given, "ndim", 1) == 0:
+        raise CallError(f"{name}: expected {expected}, found {shown(given)}")
     for number in given:
         if not is_count(number):
-            raise CallError(f"{name}: expected {expected}, found {number!r} among them")
+            raise CallError(f"{name}: expected {expected}, found {shown(number)} among them")
     return tuple(sorted({int(number) for number in given}))
 
 
@@ -221,11 +226,11 @@ def _read_heads(given: Any, layers: Any) -> Any:
         return None
     expected = "pairs (layer, head) of numbers from 0 upwards, such as {(5, 1), (0, 5)}"
     if isinstance(given, str) or not isinstance(given, Collection) or getattr(given, "ndim", 1) == 0:
-        raise CallError(f"heads: expected {expected}, found {given!r}")
+        raise CallError(f"heads: expected {expected}, found {shown(given)}")
     for pair in given:
         good = isinstance(pair, Collection) and not isinstance(pair, str) and getattr(pair, "ndim", 1) == 1 and len(pair) == 2
         if not good or not all(is_count(number) for number in pair):
-            raise CallError(f"heads: expected {expected}, found {pair!r} among them")
+            raise CallError(f"heads: expected {expected}, found {shown(pair)} among them")
     pairs = [(int(layer), int(head)) for layer, head in given]
     for layer, head in pairs:
         if pairs.count((layer, head)) > 1:

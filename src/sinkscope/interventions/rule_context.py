@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from sinkscope.argument_types import fits, in_words
 from sinkscope.attention import Columns, LayerCall, Session, StepContext, Watcher, upload
+from sinkscope.attention.records import described
 from sinkscope.errors import CallError
 from sinkscope.interventions.ranking import Scope
 from sinkscope.interventions.step_canvas import StepCanvas, TokenClasses
@@ -154,6 +156,8 @@ class Rule(Protocol):
     @property
     def effect(self) -> str: ...
     @property
+    def waits(self) -> bool: ...
+    @property
     def unhidden_pass(self) -> bool: ...
     @property
     def most(self) -> int | None: ...
@@ -219,8 +223,8 @@ class RuleContext:
             CallError: another word, or attention that the rule says it does not need.
         """
         for name, value, known in (("observe", observe, OBSERVED), ("measured", measured, MEASURED)):
-            if value not in known:
-                raise CallError(f"{name}: expected {' or '.join(known)}, found {value!r}")
+            if not isinstance(value, str) or value not in known:
+                raise CallError(f"{name}: expected {' or '.join(known)}, found {in_words(value)}")
         needed = "unhidden_pass" if measured == "clean" else "observing"
         if not getattr(self.rule, needed):
             raise CallError(
@@ -252,15 +256,34 @@ class RuleContext:
 
         Returns:
             [batch, head, key], in queries' worth.
+
+        Raises:
+            CallError: no such queries.
         """
+        batch, _, count, _ = self.call.query.shape
+        good = isinstance(queries, Tensor) and queries.dtype == torch.bool and not queries.is_meta
+        if not good or queries.shape != (batch, count):
+            raise CallError(f"queries: expected bool [{batch}, {count}] (batch, query) of {self.call.name}, found {described(queries)}")
+        queries = queries if queries.device == self.call.key.device else upload(queries, self.call.key.device)
         return self.attention.received_from(self.call, queries.float())
 
     def draw(self, seed: int, groups: int) -> Tensor:
-        """Return random numbers [batch, group, key]: a function of seed, prompt, step and layer, not of the rest of the batch."""
+        """Return random numbers [batch, group, key]: a function of seed, prompt, step and layer, not of the rest of the batch.
+
+        Raises:
+            CallError: a seed that is no whole number, or no group.
+        """
+        for name, value, least in (("seed", seed, None), ("groups", groups, 1)):
+            if not fits(value, int) or (least is not None and value < least):
+                raise CallError(f"{name}: expected a whole number{'' if least is None else ' from 1 upwards'}, found {in_words(value)}")
         return self.draws.draw(self.call, self.canvas.lengths, self.step, seed, groups)
 
     def among(self, where: str | Collection[int]) -> Tensor:
-        """Return a group of keys, or the keys at positions of the canvas (padding not counted), bool [batch, key]."""
+        """Return a group of keys, or the keys at positions of the canvas (padding not counted), bool [batch, key].
+
+        Raises:
+            CallError: no such group, or no positions.
+        """
         return self.canvas.among(where, self.call.key.device)
 
     def classes(self, classify: Callable[[int], str] | None) -> dict[int, Tensor]:
@@ -280,8 +303,8 @@ class RuleContext:
         Raises:
             CallError: an unknown class, or no ``classify`` for a bare network.
         """
-        if classify is None and name not in CLASSES:
-            raise CallError(f"name: expected {' or '.join(CLASSES)}, found {name!r}; for classes of your own give classify")
+        if not isinstance(name, str) or (classify is None and name not in CLASSES):
+            raise CallError(f"name: expected {' or '.join(CLASSES)}, found {in_words(name)}; for classes of your own give classify")
         places = self.classes(classify)
         number = self.token_classes.number_of(name)
         return self.real & places[number] if number in places else torch.zeros_like(self.real)

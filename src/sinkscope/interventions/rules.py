@@ -11,6 +11,7 @@ import re
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from sinkscope.argument_types import checked
+from sinkscope.documents import shown
 from sinkscope.errors import CallError
 from sinkscope.extension_points import find_kinds
 from sinkscope.interventions.intervention import Composed, Intervention, compose
@@ -68,16 +69,16 @@ def parse_rule(text: str) -> Intervention | Composed:
         return compose()
     rules = known_rules()
     if word in rules and not colon and ":" in rules[word].rule:
-        raise CallError(f"rule {text!r}: {word} needs {rules[word].rule.partition(':')[2]}: {rules[word].rule}")
+        raise CallError(f"rule {shown(text)}: {word} needs {rules[word].rule.partition(':')[2]}: {rules[word].rule}")
     if word not in rules or bool(colon) != (":" in rules[word].rule):
         known = ", ".join([NOTHING, *(kind.rule for kind in rules.values())])
-        raise CallError(f"no rule {text!r}; expected one of {known}, with options behind @ as in top:1@current")
+        raise CallError(f"no rule {shown(text)}; expected one of {known}, with options behind @ as in top:1@current")
     kind = rules[word]
     try:
         given = kind.read_arguments(arguments) if colon else ()
     except ValueError:
         kinds = "".join(f"{', ' if number else '; '}{name} is {one}" for number, (name, one) in enumerate(kind.arguments().items()))
-        raise CallError(f"rule {text!r}: expected {kind.rule}, found {arguments!r} behind the colon{kinds}") from None
+        raise CallError(f"rule {shown(text)}: expected {kind.rule}, found {arguments!r} behind the colon{kinds}") from None
     return kind(*given, **_options(text, word, kind, tail))
 
 
@@ -114,10 +115,10 @@ def _options(text: str, word: str, kind: type[Intervention], tail: str) -> dict[
             key, chosen = words[piece]
         else:
             known = [*words, *(f"{one}=…" for one in fields if one in LISTS or hints[one] in _NUMBERS)]
-            raise CallError(f"rule {text!r}: {word} has no option {piece!r}; expected some of {', '.join(known)}")
+            raise CallError(f"rule {shown(text)}: {word} has no option {shown(piece)}; expected some of {', '.join(known)}")
         if key in found and found[key] != chosen:
             both = f": {found[key]} and {chosen} are both values of it" if key in {one for one, _ in words.values()} else ""
-            raise CallError(f"rule {text!r}: {key} is given twice{both}; give one")
+            raise CallError(f"rule {shown(text)}: {key} is given twice{both}; give one")
         found[key] = chosen
     return found
 
@@ -139,11 +140,11 @@ def _read_numbers(text: str, name: str, value: str) -> tuple[int, ...]:
     for part in value.split("+"):
         ends = re.fullmatch(r"([0-9]+)(?:-([0-9]+))?", part)
         if ends is None:
-            raise CallError(f"rule {text!r}: expected {name} as numbers such as 0-3+7, found {value!r}")
+            raise CallError(f"rule {shown(text)}: expected {name} as numbers such as 0-3+7, found {shown(value)}")
         if int(ends[2] or ends[1]) >= MOST:
-            raise CallError(f"rule {text!r}: {name}: expected numbers below {MOST:,}, found {part}")
+            raise CallError(f"rule {shown(text)}: {name}: expected numbers below {MOST:,}, found {part}")
         if int(ends[2] or ends[1]) < int(ends[1]):
-            raise CallError(f"rule {text!r}: {name}: expected the lower number first, found {part}; write {ends[2]}-{ends[1]}")
+            raise CallError(f"rule {shown(text)}: {name}: expected the lower number first, found {part}; write {ends[2]}-{ends[1]}")
         numbers += range(int(ends[1]), int(ends[2] or ends[1]) + 1)
     return tuple(numbers)
 
@@ -151,5 +152,5 @@ def _read_numbers(text: str, name: str, value: str) -> tuple[int, ...]:
 def _read_heads(text: str, value: str) -> tuple[tuple[int, int], ...]:
     heads = [re.fullmatch(r"([0-9]+)\.([0-9]+)", part) for part in value.split("+")]
     if None in heads:
-        raise CallError(f"rule {text!r}: expected heads as layer.head, such as 5.1+0.5, found {value!r}")
+        raise CallError(f"rule {shown(text)}: expected heads as layer.head, such as 5.1+0.5, found {shown(value)}")
     return tuple((int(one[1]), int(one[2])) for one in heads if one is not None)

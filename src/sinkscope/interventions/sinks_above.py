@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sinkscope.argument_types import checked
+from sinkscope.documents import shown
 from sinkscope.errors import CallError
 from sinkscope.interventions.intervention import check_choice
 from sinkscope.interventions.observed import Observed, Ranking
@@ -42,7 +43,7 @@ class HideSinksAbove(Observed):
         super().__post_init__()
         check_choice("unit", self.unit, ("queries", "percent"))
         if not isinstance(self.excess, int | float) or isinstance(self.excess, bool) or not self.excess >= 0:
-            raise CallError(f"excess: expected a number from 0 upwards, found {self.excess!r}")
+            raise CallError(f"excess: expected a number from 0 upwards, found {shown(self.excess)}")
         if self.decide == "last_row" and self.unit == "queries" and 1 <= self.excess < math.inf:
             raise CallError(
                 f"excess {self.excess:g} of one query's row can never be reached, as a row adds up to 1; "

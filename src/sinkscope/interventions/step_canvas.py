@@ -1,12 +1,14 @@
 """The canvas of one step as rules see it: tokens, padding, groups of keys, classes of tokens. Each is computed once per device."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Hashable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from sinkscope.argument_types import check_argument, in_words
 from sinkscope.attention import StepContext, upload
+from sinkscope.documents import describe
 from sinkscope.errors import CallError
 from sinkscope.models import Model
 from sinkscope.sinks.token_classes import token_class
@@ -51,8 +53,13 @@ class StepCanvas:
         )
 
     def among(self, where: str | Collection[int], device: torch.device) -> Tensor:
-        """Return the positions of a group, or those with the given numbers (padding not counted), bool [batch, position]."""
-        return self.once((where, device), lambda: self._among(where, device))
+        """Return the positions of a group, or those with the given numbers (padding not counted), bool [batch, position].
+
+        Raises:
+            CallError: no such group, or no numbers from 0 upwards.
+        """
+        named = where if isinstance(where, str) else _positions(where)
+        return self.once((named, device), lambda: self._among(named, device))
 
     def readers(self, device: torch.device) -> Tensor | None:
         """Return the queries from whose outputs a token may be committed, bool [batch, position]; None where none will be."""
@@ -70,13 +77,17 @@ class StepCanvas:
         """Return the number of the prompt of each recorded row, int64 [row]."""
         return self.once(("prompts", device), lambda: upload(torch.tensor(self.context.prompts, dtype=torch.long, device="cpu"), device))
 
-    def _among(self, where: str | Collection[int], device: torch.device) -> Tensor:
+    def _among(self, where: str | tuple[int, ...], device: torch.device) -> Tensor:
         real = self.real(device)
         position = real.long().cumsum(-1) - 1
         if not isinstance(where, str):
+            if where and min(where) < 0:
+                raise CallError(f"where: expected positions from 0 upwards, found {min(where)}")
             wanted = torch.zeros(self.width, dtype=torch.bool, device="cpu")
             wanted[[place for place in where if place < self.width]] = True
             return real & upload(wanted, device)[position.clamp(min=0)]
+        if where not in GROUPS:
+            raise CallError(f"where: expected {' or '.join(GROUPS)}, or positions, found {describe(where)}")
         if where in ("masked", "unmasked"):
             masked = upload(self.context.masked, device)
             return real & (masked if where == "masked" else ~masked)
@@ -89,6 +100,14 @@ class StepCanvas:
         return upload(torch.tensor(numbers, dtype=torch.long, device="cpu"), device)[:, None]
 
 
+def _positions(where: Collection[int]) -> tuple[int, ...]:
+    """Return numbers of positions; those of a rule's options, which every layer asks for, are quickly known to be such."""
+    if isinstance(where, tuple) and all(type(one) is int for one in where):
+        return where
+    check_argument("where", where, str | Collection[int])
+    return tuple(int(one) for one in where)
+
+
 class TokenClasses:
     """The classes of the tokens that have occurred so far: newline, digit, mask …
 
@@ -98,7 +117,7 @@ class TokenClasses:
 
     def __init__(self, model: Model | None) -> None:
         self._model = model
-        self._known: dict[Callable[[int], str], dict[int, int]] = {}
+        self._known: dict[Any, tuple[Callable[[int], str], dict[int, int]]] = {}  # with the function, so that no other gets its id
         self._names: dict[str, int] = {}
 
     def places(self, canvas: StepCanvas, device: torch.device, classify: Callable[[int], str] | None) -> dict[int, Tensor]:
@@ -110,32 +129,43 @@ class TokenClasses:
             classify: token id → name of its class; `class_in` when None.
 
         Raises:
-            CallError: no ``classify`` for a bare network.
+            CallError: no ``classify`` for a bare network, or one that is no function or does not return text.
         """
         if classify is None:
             if self._model is None:
                 raise CallError("classify: expected a function from token id to class, as a bare network has no tokenizer")
             classify = self._classify_by_tokenizer
-        numbers = canvas.once(("classes", classify), lambda: self._numbered(canvas, classify))
-        there = canvas.once(("classes", classify, device), lambda: upload(numbers, device))
-        return canvas.once(("of each class", classify, device), lambda: {one: there == one for one in numbers.unique().tolist()})
+        check_classify(classify)
+        name = classify if isinstance(classify, Hashable) else id(classify)
+        numbers = canvas.once(("classes", name), lambda: self._numbered(canvas, name, classify))
+        there = canvas.once(("classes", name, device), lambda: upload(numbers, device))
+        return canvas.once(("of each class", name, device), lambda: {one: there == one for one in numbers.unique().tolist()})
 
     def number_of(self, name: str) -> int | None:
         """Return the number of a class in `places`; None where no token of it has occurred."""
         return self._names.get(name)
 
-    def _numbered(self, canvas: StepCanvas, classify: Callable[[int], str]) -> Tensor:
+    def _numbered(self, canvas: StepCanvas, name: Any, classify: Callable[[int], str]) -> Tensor:
         """Return the class of every token as a number, int64 [batch, position] on the host."""
-        known = self._known.setdefault(classify, {})
+        _, known = self._known.setdefault(name, (classify, {}))
         unique, places = canvas.context.tokens.cpu().unique(return_inverse=True)
         for token in unique.tolist():
             if token not in known:
-                known[token] = self._names.setdefault(classify(token), len(self._names))
+                kind = classify(token)
+                if not isinstance(kind, str):
+                    raise CallError(f"classify: expected text, the class of token {token}, found {in_words(kind)}")
+                known[token] = self._names.setdefault(kind, len(self._names))
         return torch.tensor([known[token] for token in unique.tolist()], device="cpu")[places]
 
     def _classify_by_tokenizer(self, token: int) -> str:
         assert self._model is not None
         return class_in(self._model, token)
+
+
+def check_classify(classify: object) -> None:
+    """Raise CallError for anything but a function, or None."""
+    if classify is not None and not callable(classify):
+        raise CallError(f"classify: expected a function from token id to class, found {in_words(classify)}")
 
 
 def class_in(model: Model, token: int) -> str:

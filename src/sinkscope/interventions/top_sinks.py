@@ -5,6 +5,7 @@ from dataclasses import KW_ONLY, dataclass
 
 from torch import Tensor
 
+from sinkscope.argument_types import check_argument
 from sinkscope.errors import CallError
 from sinkscope.interventions.intervention import check_count
 from sinkscope.interventions.observed import Observed, Ranking
@@ -30,6 +31,7 @@ class SinkRule(Observed, ABC):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_count("k", self.k)
+        check_argument("only_sinks", self.only_sinks, bool)
 
     @property
     def most(self) -> int | None:

@@ -52,7 +52,8 @@ def train_checkpoint(
                 _save(network, choose_tokenizer(recipe, texts), out, command)
             (out / STATE).unlink(missing_ok=True)  # a kill may have come between the last rename and this
     except OSError as error:
-        raise TrainingError(f"{out} cannot be written ({error.strerror or error}); make room and run the same command again") from error
+        path = error.filename or out  # a library's own folder, too
+        raise TrainingError(f"{path} cannot be written ({error.strerror or error}); make room and run the same command again") from error
     except SafetensorError as error:
         raise TrainingError(f"{out} cannot be written; make room and run the same command again") from error
     return out

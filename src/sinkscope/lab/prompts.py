@@ -8,6 +8,7 @@ shots: 247 to 306 tokens, median 275.
 
 import random
 from collections.abc import Sequence
+from functools import cache
 from itertools import islice
 
 from sinkscope.errors import CallError
@@ -18,8 +19,18 @@ from sinkscope.lab.word_problems import Problem, held_out_problems, training_pro
 MOST_OF_SPECIMEN = 4096
 SPECIMEN = "lab-nulls-"
 """How the names of tasks and models of `sinkscope.lab.nulls` begin."""
-SHOTS = {"lab-arith": 5, "lab-code": 7}
-_HELD_OUT = {"lab-arith": held_out_problems, "lab-code": held_out_code_tasks}
+SHOTS = {"lab-arith": 5, "lab-code": 7, "lab-sums": 0}
+SUMS = ("buy", "give", "find")
+"""Templates of word problems with a single addition or subtraction."""
+
+
+@cache
+def _sums() -> tuple[Problem, ...]:
+    """Return the word problems of one step, which every model of the lab has learnt."""
+    return tuple(problem for problem in held_out_problems() if problem.template in SUMS)
+
+
+_HELD_OUT = {"lab-arith": held_out_problems, "lab-code": held_out_code_tasks, "lab-sums": _sums}
 _TRAINING = {"lab-arith": training_problems, "lab-code": training_code_tasks}
 
 
@@ -60,7 +71,7 @@ def held_out(task: str) -> Sequence[Problem]:
         CallError: no such task.
     """
     if task not in _HELD_OUT:
-        raise CallError(f"no task {task!r}: expected {' or '.join(_HELD_OUT)}")
+        raise CallError(f"no task {task!r}: expected one of {', '.join(_HELD_OUT)}")
     return _HELD_OUT[task]()
 
 

@@ -170,6 +170,12 @@ register_checkpoint_conversion_mapping(BlockCausalMixture.__name__, get_checkpoi
 
 
 def block_length(network: Any) -> int | None:
-    """Return the tokens of a block of a block-causal network; None for any other."""
+    """Return the tokens of a block of a block-causal network; None for any other.
+
+    Raises:
+        CallError: this is no network.
+    """
+    if not isinstance(network, nn.Module):
+        raise CallError(f"network: expected a torch module, such as model.network, found {type(network).__name__}")
     body = getattr(network, "model", None)
     return body.block_length if isinstance(body, BlockCausal) else None

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from sinkscope.documents import shown
 from sinkscope.errors import CallError
 
 
@@ -18,7 +19,7 @@ def find_device(device: Any, flag: str = "device") -> torch.device:
     Raises:
         CallError: there is no such device, or torch was built without it.
     """
-    name = str(device)
+    name = device if isinstance(device, str) else str(device) if isinstance(device, torch.device) else shown(device)
     refused = f"{flag} {name[:60]!r} cannot be used here: expected one of {', '.join(usable_devices())}; pass {flag}='cpu'"
     known = re.fullmatch(r"([a-z]+)(?::(\d{1,4}))?", name)
     try:

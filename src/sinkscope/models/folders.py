@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sinkscope.argument_types import checked
-from sinkscope.documents import check_regular, exists, read_json_object
+from sinkscope.documents import check_regular, exists, read_json_object, shown
 from sinkscope.errors import CallError, ModelError
 from sinkscope.models.hub import fetch_small_files, fetch_weights
 from sinkscope.models.weights import listing
@@ -25,7 +25,15 @@ OWN_NETWORK = "any other network that you have in Python can be recorded as it i
 
 @checked
 def bundled_folder(name: str) -> Path:
-    """Return the folder of a bundled checkpoint in the installed package."""
+    """Return the folder of a bundled checkpoint in the installed package.
+
+    Raises:
+        CallError: another name.
+    """
+    if not is_bundled(name):
+        near = difflib.get_close_matches(name, (*BUNDLED, *SPECIMENS), n=2)
+        expected = " or ".join(near) if near else f"one of {', '.join(BUNDLED)}, or a specimen lab-nulls-KIND-NULLS-SEED"
+        raise CallError(f"name: expected {expected}, found {shown(name)}")
     part = "checkpoints/specimens" if name in SPECIMENS else "checkpoints"
     return Path(str(resources.files("sinkscope") / part / name))
 

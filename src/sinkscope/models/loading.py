@@ -16,7 +16,7 @@ import torch
 
 from sinkscope.argument_types import check_argument, checked
 from sinkscope.checksums import compare_sealed
-from sinkscope.documents import exists, read_json_object
+from sinkscope.documents import exists, read_json_object, shown
 from sinkscope.errors import CallError, ModelError
 from sinkscope.models.conversion import Converted, completed, convert_config, rename_tensor, tensor_renamings
 from sinkscope.models.devices import find_device
@@ -53,6 +53,9 @@ def load(
     revision: str | None = None,
 ) -> Model:
     """Load a model.
+
+    In their stored dtype the weights on a CPU are read from the files when they are needed: while the model is in use, replace its files
+    by renaming others over them, never by writing into them.
 
     Args:
         name: a bundled name, a local folder, or a hub id ``owner/name``.
@@ -101,7 +104,7 @@ def load(
     if eos_id is not None and not 0 <= eos_id < shape.vocab_size:
         raise ModelError(
             f"{folder}/tokenizer_config.json: eos_token: expected one of the {shape.vocab_size} tokens of the network, "
-            f"found {tokenizer.eos_token!r}, which is token {eos_id}; the tokenizer belongs to another model"
+            f"found {shown(tokenizer.eos_token)}, which is token {eos_id}; the tokenizer belongs to another model"
         )
     card = ModelCard.of(
         network,
@@ -179,7 +182,7 @@ def _stored_dtype(config: Mapping[str, Any], folder: Path) -> str | None:
     found = config.get(key)
     name = found.removeprefix("torch.") if isinstance(found, str) else found
     if name is not None and not (isinstance(name, str) and name in DTYPES.values()):
-        raise ModelError(f"{folder}/config.json: {key}: expected float32, bfloat16, float16 or null, found {found!r}; correct the file")
+        raise ModelError(f"{folder}/config.json: {key}: expected float32, bfloat16, float16 or null, found {shown(found)}; mend it")
     return name
 
 
@@ -188,7 +191,7 @@ def _dtype(dtype: torch.dtype | str | None, stored: str) -> torch.dtype:
     asked = stored if dtype is None or (isinstance(dtype, str) and not dtype) else dtype
     wanted = asked if isinstance(asked, torch.dtype) else getattr(torch, asked, None) if isinstance(asked, str) else None
     if wanted not in (torch.float32, torch.bfloat16, torch.float16):
-        raise CallError(f"dtype: expected float32, bfloat16 or float16, found {asked!r}")
+        raise CallError(f"dtype: expected float32, bfloat16 or float16, found {shown(asked)}")
     return wanted
 
 
@@ -230,9 +233,8 @@ def _network(
         ) from error
     except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
         if device_map is not None and used is not None:  # the headers of the files say that the weights fit
-            raise CallError(
-                f"device_map: expected a map that gives every part of the network a device, found {device_map!r} ({_first_line(error)})"
-            ) from error
+            expected = "device_map: expected a map that gives every part of the network a device"
+            raise CallError(f"{expected}, found {shown(device_map)} ({_first_line(error)})") from error
         raise ModelError(f"{folder}: its weights do not fit its config.json ({_first_line(error)})") from error
     left = {what: sorted(map(str, report[what])) for what in ("missing_keys", "unexpected_keys", "mismatched_keys") if report[what]}
     if left:
@@ -307,7 +309,7 @@ def _check_device_map(device_map: Any) -> None:
     else:
         devices = {device_map} if isinstance(device_map, str | int | torch.device) and device_map not in DEVICE_MAPS else set()
         if not devices and not (isinstance(device_map, str) and device_map in DEVICE_MAPS):
-            raise CallError(f"device_map: expected {', '.join(DEVICE_MAPS)}, a device, or module → device, found {device_map!r}")
+            raise CallError(f"device_map: expected {', '.join(DEVICE_MAPS)}, a device, or module → device, found {shown(device_map)}")
     for device in devices:
         try:
             if not isinstance(device, str | int | torch.device):
@@ -315,14 +317,14 @@ def _check_device_map(device_map: Any) -> None:
             torch.empty(0, device=device)
         except (RuntimeError, AssertionError, TypeError, ValueError) as error:
             reason = _first_line(error)
-            raise CallError(f"device_map: expected devices that can be used here, found {device!r} ({reason}); try 'auto'") from error
+            raise CallError(f"device_map: expected devices that can be used here, found {shown(device)} ({reason}); try 'auto'") from error
     if importlib.util.find_spec("accelerate") is None:
         raise CallError(f"device_map {device_map!r} needs accelerate, which is not installed: pip install 'sinkscope[spread]'")
 
 
 def _first_line(error: Exception) -> str:
     """Return the first line of an error's message, or the name of its class."""
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
 
 
 def _to_device(network: Any, device: str | torch.device) -> Any:

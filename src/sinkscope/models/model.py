@@ -1,5 +1,6 @@
 """A loaded model: the network, its tokenizer, its family, and the card that identifies it."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from numbers import Integral
@@ -8,9 +9,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from sinkscope.attention import Hider, current_session
+from sinkscope.documents import describe, shown
 from sinkscope.errors import CallError, ModelError
 from sinkscope.models.family import Family
 from sinkscope.models.weights import UsedTensors
+
+_PIECE = 1 << 22
+LARGEST_ID = 1 << 31
+"""From here on a number is no token of any tokenizer."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +125,7 @@ class Model:
             self._refuse_unknown(prompt, ids)
             self._refuse_foreign(ids)
         else:
-            ids = _read_ids(prompt)
+            ids = _read_ids(prompt, "a prompt as text or as 1-D token ids")
             beyond = [token for token in ids if not 0 <= token < self.card.vocabulary]
             if beyond:
                 raise CallError(f"prompt: token ids lie in 0…{self.card.vocabulary - 1}, found {beyond[:5]}")
@@ -153,21 +160,33 @@ class Model:
             for token, (a, b) in zip(pieces.input_ids, pieces.offset_mapping, strict=True)
             if token == unknown
         ]
-        shown = ", ".join(repr(word) for word in dict.fromkeys(words))
+        unknown_words = ", ".join(shown(word) for word in list(dict.fromkeys(words))[:8])
         raise CallError(
-            f"prompt: {self.card.name} does not know {shown}; its vocabulary has {len(self.tokenizer)} words "
+            f"prompt: {self.card.name} does not know {unknown_words}; its vocabulary has {len(self.tokenizer)} words "
             "(`sinkscope problems` prints prompts it knows; a published model, such as GSAI-ML/LLaDA-8B-Instruct, takes any text)"
         )
 
     def decode(self, ids: Sequence[int] | torch.Tensor) -> str:
-        """Return the text of token ids, without special tokens."""
-        return self.tokenizer.decode([int(token) for token in ids], skip_special_tokens=True)
+        """Return the text of token ids, without special tokens.
+
+        Raises:
+            CallError: they are no row of whole numbers from 0 upwards.
+        """
+        found = _read_ids(ids, "1-D token ids")
+        wrong = next((token for token in found if not 0 <= token < LARGEST_ID), None)
+        if wrong is not None:
+            raise CallError(f"ids: expected token ids from 0 upwards, found {describe(wrong)}")
+        return self.tokenizer.decode(found, skip_special_tokens=True)
 
     def answer_text(self, answer: torch.Tensor) -> str:
-        """Return the text of an answer up to its first EOS, without masks."""
-        ends = torch.isin(answer, torch.tensor(self.card.ends, device=answer.device, dtype=answer.dtype)).nonzero()
-        answer = answer[: int(ends[0])] if len(ends) else answer
-        return self.decode(answer if self.card.mask_id is None else answer[answer != self.card.mask_id]).strip()
+        """Return the text of the token ids of an answer up to its first EOS, without masks.
+
+        Raises:
+            CallError: see `decode`.
+        """
+        ids = _read_ids(answer, "the 1-D token ids of an answer")
+        end = next((at for at, token in enumerate(ids) if token in self.card.ends), len(ids))
+        return self.decode([token for token in ids[:end] if token != self.card.mask_id]).strip()
 
     def chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """Return the token ids of a conversation, by the tokenizer's chat template or, where it has none, by the family's.
@@ -176,12 +195,8 @@ class Model:
             ModelError: neither has a template, the template is damaged, or the tokenizer lacks its control tokens.
             CallError: this is no conversation, or it holds an unknown word or a mask token.
         """
-        if (
-            isinstance(messages, str)
-            or not messages
-            or not all(isinstance(one, Mapping) and isinstance(one.get("role"), str) and _has_content(one) for one in messages)
-        ):
-            raise CallError(f'expected messages as a list of {{"role": …, "content": …}}, found {messages!r}')
+        if not isinstance(messages, Sequence) or not messages or not all(map(_is_message, messages)):
+            raise CallError(f'expected messages as a list of {{"role": …, "content": …}}, found {shown(messages)}')
         text = self._conversation(list(messages))
         _refuse_surrogates(text)
         ids = list(self.tokenizer(text, add_special_tokens=False).input_ids)
@@ -231,26 +246,53 @@ def _refuse_surrogates(text: str) -> None:
         raise CallError(f"prompt: expected text, found the lone surrogate {text[error.start]!a} at character {error.start}") from error
 
 
-def _read_ids(prompt: Any) -> list[int]:
-    """Return the token ids of a prompt that is a sequence or a 1-D array of whole numbers."""
-    if isinstance(prompt, torch.Tensor | np.ndarray):
-        found = f"shape {tuple(prompt.shape)} of {prompt.dtype}"
-        fits = prompt.ndim == 1 and str(prompt.dtype).removeprefix("torch.") in ("uint8", "int8", "int16", "int32", "int64")
+def _read_ids(ids: Any, expected: str) -> list[int]:
+    """Return token ids that are a sequence or a 1-D array of whole numbers.
+
+    Args:
+        expected: what they are, for the message of an error.
+    """
+    if isinstance(ids, torch.Tensor | np.ndarray):
+        found = f"shape {tuple(ids.shape)} of {ids.dtype}"
+        if ids.ndim == 1 and str(ids.dtype).removeprefix("torch.") in ("uint8", "int8", "int16", "int32", "int64"):
+            return [int(token) for token in ids.tolist()]
+    elif isinstance(ids, Sequence) and not isinstance(ids, str | bytes | bytearray | memoryview):
+        wrong = next((number for number, token in enumerate(ids) if not isinstance(token, Integral) or isinstance(token, bool)), None)
+        if wrong is None:
+            return [int(token) for token in ids]
+        found = f"{describe(ids[wrong])} among them, at {wrong}"
     else:
-        found = repr(prompt)
-        fits = isinstance(prompt, Sequence) and all(isinstance(token, Integral) for token in prompt)
-    if not fits:
-        raise CallError(f"expected a prompt as text or as 1-D token ids, found {found}")
-    return [int(token) for token in prompt]
+        found = describe(ids) if isinstance(ids, str | int | float | None) else type(ids).__name__
+    raise CallError(f"expected {expected}, found {found}")
 
 
-def _has_content(message: Mapping[str, Any]) -> bool:
-    """Return whether a message of a conversation says something, or calls tools instead."""
+def _is_message(message: Any) -> bool:
+    """Return whether this is a message of a conversation, which has a role and says something, or calls tools instead."""
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        return False
     return isinstance(message.get("content"), str | list) or ("content" in message and "tool_calls" in message)
 
 
-def expect_model(model: Any) -> None:
+def hash_memory(network: torch.nn.Module) -> str:
+    """Return a hash of the weights as they are in memory, the same on every device; it is made of sums, so that it takes seconds."""
+    digest = hashlib.sha256()
+    for name, tensor in network.state_dict().items():
+        if not isinstance(tensor, torch.Tensor) or tensor.is_meta:
+            continue
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        width = {1: torch.int8, 2: torch.int16, 4: torch.int32}.get(tensor.element_size(), torch.int64)
+        bits = tensor.detach().contiguous().reshape(-1).view(width)
+        for piece in bits.split(_PIECE):
+            places = torch.arange(1, len(piece) + 1, device=piece.device)
+            digest.update(f" {int((piece * places).sum())}".encode())
+    return digest.hexdigest()
+
+
+def expect_model(model: Any, unhidden: bool = False) -> None:
     """Raise an error for something that is no `Model`, such as the name of one or its network alone.
+
+    Args:
+        unhidden: also refuses a model while a rule hides its keys.
 
     Raises:
         CallError: it is something else.
@@ -259,3 +301,6 @@ def expect_model(model: Any) -> None:
         raise CallError(f"model: expected what sinkscope.load returns, found {type(model).__name__}")
     if model.device.type == "meta":
         raise CallError(f"model: expected the weights of {model.card.name}, found it on the device meta, which holds none; load it again")
+    session = current_session(model.network) if unhidden else None
+    if session is not None and any(isinstance(one, Hider) for one in session.subscribers):
+        raise CallError(f"model: expected {model.card.name} as it is, found it under a rule that hides keys; call this outside of the rule")

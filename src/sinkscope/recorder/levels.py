@@ -10,14 +10,15 @@ from torch import nn
 
 from sinkscope.argument_types import checked
 from sinkscope.attention import subscribed
-from sinkscope.documents import describe
+from sinkscope.documents import describe, shown
 from sinkscope.errors import CallError, TraceError
 from sinkscope.locks import claimed_folder
 from sinkscope.models import Model
 from sinkscope.recorder.destination import Destination, TraceFolders
+from sinkscope.recorder.manifest import check_tokenizer
 from sinkscope.recorder.step_recorder import Recorder
 from sinkscope.single_use import single_use
-from sinkscope.traces import claim_folder
+from sinkscope.traces.writing import room_in
 
 MOST = 1 << 20
 Level = Literal["columns", "top", "statistics", "drift"]
@@ -51,24 +52,25 @@ def recording(
         overwrite: deletes the trace or statistics that ``out`` holds; a folder with anything else in it is refused.
 
     Raises:
-        CallError: the folder holds something already, nothing was generated in the body, an unknown level, or a tokenizer for a `Model`,
-            which has its own.
+        CallError: the folder holds something already, nothing was generated in the body, an unknown level, no tokenizer in its place, or
+            one for a `Model`, which has its own.
         TraceError: the folder cannot be written.
         AttentionError: the model's attention cannot be watched.
     """
     if not isinstance(model, Model | nn.Module):
         raise CallError(f"expected a sinkscope Model or a transformers module, found {type(model).__name__}")
     if keep not in get_args(Level):
-        raise CallError(f"keep: expected one of {', '.join(get_args(Level))}, found {keep!r}")
-    if keep == "top" and top < 1:
+        raise CallError(f"keep: expected one of {', '.join(get_args(Level))}, found {shown(keep)}")
+    if top < 1:
         raise CallError(f"top: expected at least 1 column of each head, found {top}")
     if top > MOST:
         raise CallError(f"top: expected at most {MOST:,} columns of each head, found {describe(top)}")
     if tokenizer is not None and isinstance(model, Model):
         raise CallError(f"tokenizer: {model.card.name} has its own; leave it out")
+    if tokenizer is not None:
+        check_tokenizer(tokenizer)
     folder = Path(out)
-    with claimed_folder(folder, TraceError):
-        claim_folder(folder, overwrite)
+    with claimed_folder(folder, TraceError), room_in(folder, overwrite) as room:
         folder = folder.absolute()  # the body may change the current folder
         if keep == "drift":
             from sinkscope.recorder.drift_recorder import recording_drift
@@ -76,11 +78,13 @@ def recording(
             if not isinstance(model, Model):
                 raise CallError(f"keep: drift needs a sinkscope Model, found {type(model).__name__}")
             with recording_drift(model, folder) as drift:
+                room.recorded = lambda: bool(drift.sums)
                 yield drift  # type: ignore[misc]
             _expect_recorded(bool(drift.sums), folder)
             return
         if keep != "statistics":
             with recording_to(model, TraceFolders(folder, numbered, top if keep == "top" else None), tokenizer) as recorder:
+                room.recorded = lambda: recorder.has_recorded
                 yield recorder
             _expect_recorded(recorder.has_recorded, folder)
             return
@@ -88,15 +92,15 @@ def recording(
 
         statistics = own_folder(folder)
         with recording_to(model, StatisticsDestination(statistics, count()), tokenizer) as recorder:
+            room.recorded = lambda: recorder.has_recorded
             yield recorder
         _expect_recorded(recorder.has_recorded, folder)
         statistics.close()  # after an error the folder stays incomplete, with the prompts that are whole
 
 
 def _expect_recorded(recorded: bool, folder: Path) -> None:
-    """Raise CallError, and leave an empty folder, where nothing was recorded."""
+    """Raise CallError where nothing was recorded."""
     if not recorded:
-        claim_folder(folder, overwrite=True)
         raise CallError(f"{folder}: nothing was recorded; expected a generation of the model inside the with block of recording")
 
 

@@ -31,7 +31,7 @@ from sinkscope.attention import (
 from sinkscope.models import Model
 from sinkscope.recorder.async_writer import AsyncWriter
 from sinkscope.recorder.destination import Destination, StepWriter
-from sinkscope.recorder.manifest import Description
+from sinkscope.recorder.manifest import Description, plain_values
 from sinkscope.recorder.prompt_steps import PartStep, StackPart, canvas_after, part_step, prompt_arrays
 from sinkscope.recorder.step_tensors import LayerTensors, check_numbers, head_counts, join_devices, stack_layers
 
@@ -217,7 +217,7 @@ class Recorder(Watcher):
 
     def _hidden(self, prompt: int) -> list[dict[str, Any]]:
         """Return what is hidden from the model in this generation, and what came of it so far."""
-        return [one.describe(prompt) for one in self._hiders.values()]
+        return [plain_values(f"{type(one).__name__}.describe", one.describe(prompt)) for one in self._hiders.values()]
 
     def _attention(self, part: StackPart) -> str:
         """Return which implementations of attention ran so far."""

@@ -76,7 +76,7 @@ class LayerTensors:
 
 
 def _norms(vectors: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(vectors, dim=-1, dtype=torch.float32)
+    return torch.linalg.vector_norm(vectors, dim=-1, dtype=torch.promote_types(vectors.dtype, torch.float32)).float()
 
 
 def _placed(norms: Tensor, first_key: int) -> Tensor:

@@ -32,6 +32,7 @@ def conclude(model: Model, head: tuple[int, int], judged: Sequence[Sequence[Mapp
         measured.get(MATCHED_OVER, nothing),
         measured.get("norm_ratio", nothing),
         measured.get("evenness", nothing),
+        measured.get("taken.sink", nothing),
         rules,
     )
     place = measured.get("place", nothing).mean

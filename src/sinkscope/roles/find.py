@@ -15,14 +15,16 @@ from sinkscope.decoding import Settings, resolve_settings, step_count
 from sinkscope.decoding.caches.memory import is_out_of_memory
 from sinkscope.errors import CallError, EvaluationError, SinkscopeError
 from sinkscope.models import Family, Model, expect_model
+from sinkscope.models.model import hash_memory
 from sinkscope.roles.conclusion import conclude, estimates
 from sinkscope.roles.head_roles import Roles, Together
 from sinkscope.roles.measurement import measure_heads, measure_together, sinks_by_head
-from sinkscope.roles.probes import CANVASES, Probe, make_probes
+from sinkscope.roles.probes import CANVASES, Probe, check_tokens, make_probes
 from sinkscope.roles.prompt_store import Heads, PromptStore, open_store
 from sinkscope.roles.removal import MOST_HIDDEN, REMOVALS
 from sinkscope.roles.verdict import Rules
 from sinkscope.statistics.intervals import LEAST_PROMPTS
+from sinkscope.work_items import WEIGHTS
 
 LEAST = 2 * LEAST_PROMPTS
 """Prompts that a verdict needs: half of them choose, half of them judge."""
@@ -65,7 +67,7 @@ def find_roles(
         CallError: fewer prompts than a verdict needs, settings that do not fit, or a folder of another run.
         EvaluationError: memory does not suffice for one canvas.
     """
-    expect_model(model)
+    expect_model(model, unhidden=True)
     if len(prompts) < LEAST:
         raise CallError(f"expected at least {LEAST} prompts, half to choose heads and half to judge them, found {len(prompts)}")
     for name, value in (("canvases", canvases), ("rows", rows)):
@@ -73,14 +75,14 @@ def find_roles(
             raise CallError(f"{name}: expected at least 1, found {value}")
         if value > MOST:
             raise CallError(f"{name}: expected at most {MOST:,}, found {value:,}")
-    if not isinstance(rules, Rules | None):
-        raise CallError(f"rules: expected Rules or None, found {type(rules).__name__}")
+    _check_rules(rules, model)
     if control_seed < 0:
         raise CallError(f"control_seed: expected a number from 0 upwards, found {control_seed}")
     resolved = resolve_settings(model.family, **settings)  # what does not fit is refused before anything is made
     rules = rules or Rules()
     identity = {
         "weight_hash": model.card.weight_hash,
+        **({} if out is None else {WEIGHTS: hash_memory(model.network)}),
         "dtype": model.card.dtype,
         "prompts_sha256": hashlib.sha256(json.dumps([_plain(model, one) for one in prompts]).encode()).hexdigest(),
         "rules": asdict(rules),
@@ -92,6 +94,13 @@ def find_roles(
     }
     with open_store(None if out is None else Path(out), identity) as store:
         return _Run(model, prompts, store, rules, canvases, rows, control_seed, on_prompt, resolved).find()
+
+
+def _check_rules(rules: Rules | None, model: Model) -> None:
+    """Raise an error for rules by which no head of a model could have a sink."""
+    if rules is not None and rules.excess >= model.card.max_positions:
+        most = model.card.max_positions
+        raise CallError(f"rules.excess: expected a number below {most}, the longest canvas of {model.card.name}, found {rules.excess:g}")
 
 
 def _plain(model: Model, prompt: Any) -> str:
@@ -138,10 +147,12 @@ class _Run:
         found = tuple(conclude(model, head, [*judged.values()], rules) for head in heads)
         together = self._together([(one.layer, one.head) for one in found if one.removable], heads, judged)
         settings = {**asdict(self.settings), "canvases": self.canvases}
+        lengths = [len(model.encode(prompt)) + self.settings.length for at, prompt in enumerate(self.prompts) if at not in self.failed]
         return Roles(
             *(card.name, card.weight_hash, layers, per_layer, rules, found, count, len(judged), self.failed),
             settings=settings,
             together=together,
+            canvas_tokens=(min(lengths), max(lengths)),
         )
 
     def _each(
@@ -212,8 +223,15 @@ def find_roles_on(model: Model, probes: Sequence[Probe], *, rules: Rules | None 
     Probes of even prompts choose the heads, those of odd ones judge them; the rest is as in `find_roles`.
 
     Raises:
-        CallError: probes of fewer prompts than a verdict needs.
+        CallError: probes of fewer prompts than a verdict needs, or canvases that the network cannot read.
     """
+    expect_model(model, unhidden=True)
+    _check_rules(rules, model)
+    for name, value, least in (("rows", rows, 1), ("control_seed", control_seed, 0)):
+        if value < least:
+            raise CallError(f"{name}: expected a whole number from {least} upwards, found {value}")
+    for number, probe in enumerate(probes):
+        check_tokens(model, probe.tokens, f"probe {number}")
     rules = rules or Rules()
     prompts = {number: [probe for probe in probes if probe.prompt == number] for number in sorted({probe.prompt for probe in probes})}
     if len(prompts) < LEAST:
@@ -223,7 +241,9 @@ def find_roles_on(model: Model, probes: Sequence[Probe], *, rules: Rules | None 
     judging = [mine for number, mine in prompts.items() if number % 2]
     judged = [[row for probe in mine for row in measure_heads(model, probe, heads, rules, rows, control_seed)] for mine in judging]
     found = tuple(conclude(model, head, judged, rules) for head in heads)
-    return Roles(model.card.name, model.card.weight_hash, layers, per_layer, rules, found, len(prompts), len(judged), {})
+    lengths = [len(probe.tokens) for probe in probes]
+    known = (model.card.name, model.card.weight_hash, layers, per_layer, rules, found, len(prompts), len(judged), {})
+    return Roles(*known, canvas_tokens=(min(lengths), max(lengths)))
 
 
 def _lasting(canvases: Sequence[Mapping[str, Any]], rules: Rules) -> tuple[list[tuple[int, int]], int, int]:

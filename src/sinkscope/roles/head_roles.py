@@ -1,6 +1,6 @@
 """`Roles`: the roles of a model's heads, as `find_roles` returns them and as ``roles.json`` keeps them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,8 @@ class Roles:
         failed: {prompt: why} of prompts that could not be measured.
         settings: of the sampler, and ``canvases``, on which each prompt was asked; empty where they are not known.
         together: what hiding all removable sinks at once costs; None where fewer than two are, or it was not measured.
+        source: where the prompts came from, ``task`` with ``shots`` or ``file``; empty where it is not known.
+        canvas_tokens: tokens of the shortest and of the longest canvas, room for the whole answer included; None where not known.
     """
 
     model: str
@@ -98,10 +100,39 @@ class Roles:
     failed: Mapping[int, str]
     settings: Mapping[str, Any] = field(default_factory=dict)
     together: Together | None = None
+    source: Mapping[str, str | int] = field(default_factory=dict)
+    canvas_tokens: tuple[int, int] | None = None
 
+    @checked
     def of_head(self, layer: int, head: int) -> HeadRole | None:
         """Return what is known of a head; None where it has no lasting sink."""
         return next((one for one in self.heads if (one.layer, one.head) == (layer, head)), None)
+
+    def doubt(self, manifests: Sequence[Mapping[str, Any]]) -> str | None:
+        """Return a sentence if canvases of this model's traces are shorter or longer than those of the roles; None if not, or not known.
+
+        Args:
+            manifests: of the traces; those of other weights do not count.
+        """
+        if self.canvas_tokens is None:
+            return None
+        least, most = self.canvas_tokens
+        mine = [one for one in manifests if one.get("model", {}).get("weight_hash") == self.weight_hash]
+        lengths = [(one.get("prompt_length"), one.get("sampler", {}).get("length")) for one in mine]
+        found = [prompt + answer for prompt, answer in lengths if isinstance(prompt, int) and isinstance(answer, int)]
+        if not (others := [length for length in found if not least <= length <= most]):
+            return None
+        return (
+            f"the roles were found on canvases of {_range({least, most})} tokens{self.from_where}; {len(others)} of {len(mine)} traces "
+            f"have {_range({min(others), max(others)})}, where a sink may do something else"
+        )
+
+    @property
+    def from_where(self) -> str:
+        """Where the prompts came from, as words in brackets with a space before them; nothing where it is not known."""
+        if "file" in self.source:
+            return f" ({self.source['file']})"
+        return f" ({self.source['task']}, {self.source.get('shots', 0)} shots)" if "task" in self.source else ""
 
     def by_head(self) -> list[dict[str, Any]]:
         """Return layer, head, role, whether it is removable and how many keys must be hidden, of every head, as plain values."""
@@ -133,6 +164,7 @@ class Roles:
                 lines.append(f"  {role}: {', '.join(mine)}")
         return "\n".join(lines)
 
+    @checked
     def count(self, role: Role) -> int:
         """Return how many heads have a role."""
         return sum(one.role == role for one in self.heads)
@@ -149,11 +181,14 @@ class Roles:
             "judged": self.judged,
             "failed": {str(number): why for number, why in self.failed.items()},
             "settings": dict(self.settings),
+            "source": dict(self.source),
+            "canvas_tokens": None if self.canvas_tokens is None else list(self.canvas_tokens),
             "heads": [one.as_dict() for one in self.heads],
             "together": None if self.together is None else _as_dict(self.together),
         }
 
     @classmethod
+    @checked
     def from_dict(cls, values: Mapping[str, Any]) -> "Roles":
         """Return the roles that `as_dict` made these values of.
 
@@ -171,7 +206,12 @@ class Roles:
         if together is not None:
             _check_places([(layer, head) for layer, head in together["heads"]], plain)
             together = Together(tuple((layer, head) for layer, head in together["heads"]), _estimates(together["measured"]))
-        return cls(**plain | {"rules": Rules(**plain["rules"]), "heads": heads, "failed": failed, "together": together})
+        lengths = plain.get("canvas_tokens")
+        if lengths is not None and lengths[0] > lengths[1]:
+            raise CallError(f"canvas_tokens: expected the shortest, then the longest, found {lengths}; measure them again")
+        rules = Rules(**{"faint": 0.0, **plain["rules"]})  # files that do not name it are older than that rule
+        read = {"rules": rules, "heads": heads, "failed": failed, "together": together}
+        return cls(**plain | read | {"canvas_tokens": None if lengths is None else tuple(lengths)})
 
 
 def _check_places(heads: list[tuple[int, int]], values: Mapping[str, Any]) -> None:
@@ -219,6 +259,10 @@ def read_roles(path: str | Path) -> Roles:
         raise CallError(f"{file}: {error}") from error
     compare_checksum(values, file, CallError)
     return roles
+
+
+def _range(ends: set[int]) -> str:
+    return " to ".join(map(str, sorted(ends)))
 
 
 @checked

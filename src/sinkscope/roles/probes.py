@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Int
 
+from sinkscope.argument_types import checked
 from sinkscope.decoding import generate
 from sinkscope.errors import CallError
 from sinkscope.models import Model
@@ -20,6 +21,7 @@ CANVASES = 4
 """Canvases of one prompt of a diffusion model."""
 
 
+@checked
 @dataclass(frozen=True)
 class Probe:
     """One canvas.
@@ -31,6 +33,9 @@ class Probe:
         readers: the queries from which the compared predictions are read: those of masked tokens, one place to the left for
             a family with a logit shift; for an autoregressive model those that predict its answer.
         committed: those readers whose prediction is committed in this step; all of them for an autoregressive model.
+
+    Raises:
+        CallError: no reader, or a position that is committed and no reader.
     """
 
     prompt: int
@@ -38,6 +43,26 @@ class Probe:
     tokens: Int[np.ndarray, " position"]
     readers: Bool[np.ndarray, " position"]
     committed: Bool[np.ndarray, " position"]
+
+    def __post_init__(self) -> None:
+        if not self.readers.any() or (self.committed & ~self.readers).any():
+            raise CallError(
+                f"expected at least one reader, and committed ones among them, found {int(self.readers.sum())} readers and "
+                f"{int((self.committed & ~self.readers).sum())} committed that are none"
+            )
+
+
+def check_tokens(model: Model, tokens: Int[np.ndarray, " position"], where: str) -> None:
+    """Raise an error for a canvas that a network cannot read; ``where`` names it.
+
+    Raises:
+        CallError: it has a token that the network does not have, or is too long for it.
+    """
+    if tokens.min() < 0 or tokens.max() >= model.card.vocabulary:
+        beyond = next(int(token) for token in tokens if not 0 <= token < model.card.vocabulary)
+        raise CallError(f"{where}: expected token ids from 0 to {model.card.vocabulary - 1}, found {beyond}")
+    if len(tokens) > model.card.max_positions:
+        raise CallError(f"{where}: {model.limit}, found one of {len(tokens)}")
 
 
 def make_probes(model: Model, prompts: Sequence[Any], first: int = 0, canvases: int = CANVASES, **settings: Any) -> list[Probe]:

@@ -53,6 +53,7 @@ class RuleFields(_Closed):
     even: FiniteFloat = 0.0
     lasting: FiniteFloat = 0.0
     excess: FiniteFloat = 0.0
+    faint: FiniteFloat = 0.0
 
 
 class RolesFile(_Closed):
@@ -67,6 +68,8 @@ class RolesFile(_Closed):
     judged: Count
     failed: dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], str]
     settings: dict[str, str | int | FiniteFloat | bool | None] = {}
+    source: dict[str, str | int] = {}
+    canvas_tokens: Annotated[list[Annotated[int, Field(ge=1, le=1 << 31)]], Field(min_length=2, max_length=2)] | None = None
     heads: list[HeadFields]
     together: TogetherFields | None = None
     checksum: str = ""

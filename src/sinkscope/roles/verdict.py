@@ -1,11 +1,12 @@
 """The verdict on a sink: what it does, by fixed rules. They were written down before a trained model was
-measured, but for the comparison with the control prompt by prompt, which came after a look at 16 problems.
+measured, but for two: the comparison with the control prompt by prompt, and what a sink must take from the queries that predict.
 
 idle        What it adds changes nothing: without its contribution (0 behind the softmax) the predictions stay as they are.
             Attention is parked on it.
-broadcast   What it adds matters, and all queries get the same amount of it.
-carrier     What it adds matters, and some queries get it more than others.
-undecided   Anything else: no lasting sink, too little difference, or a head in which nothing of its size would matter.
+broadcast   What it adds matters, and all queries that predict get the same amount of it.
+carrier     What it adds matters, and some queries that predict get it more than others.
+undecided   Anything else: no lasting sink, too little difference, a head in which nothing of its size would matter, or a sink that
+            matters although the queries that predict hardly look at it.
 
 Whether an idle sink can be taken away is another question. Its attention has to go somewhere: to another idle key (a
 substitute), which changes nothing, or to the text, which may. So beside the role stands how many keys must be hidden
@@ -15,12 +16,16 @@ before the predictions change.
 from dataclasses import dataclass
 from typing import Literal
 
+from sinkscope.argument_types import checked
+from sinkscope.errors import CallError
+from sinkscope.sinks.definition import check_excess
 from sinkscope.sinks.finding import EXCESS
 
 Role = Literal["idle", "broadcast", "carrier", "undecided"]
 ROLES: tuple[Role, ...] = ("idle", "broadcast", "carrier", "undecided")
 
 
+@checked
 @dataclass(frozen=True)
 class Rules:
     """The numbers in the rules.
@@ -28,9 +33,14 @@ class Rules:
     Attributes:
         changed: mean KL divergence from which predictions count as changed, in nats a prediction.
         small: output norm of an idle key, over the median of its canvas, where nothing else tells it from others.
-        even: evenness from which all queries get the same.
+        even: evenness from which all queries that predict get the same.
+        faint: share of the attention of the queries that predict below which a sink does not act through them, so that neither
+            their evenness nor a control of equal weight says what it does. 0 in files that were written before there was this rule.
         lasting: share of canvases in which a head has a sink by Eq. 3.
         excess: ε of Eq. 3, in queries' worth.
+
+    Raises:
+        CallError: a number that cannot be one of these.
     """
 
     changed: float = 0.005
@@ -38,8 +48,18 @@ class Rules:
     even: float = 0.8
     lasting: float = 0.9
     excess: float = EXCESS
+    faint: float = 0.01
+
+    def __post_init__(self) -> None:
+        for name, most in (("changed", float("inf")), ("small", float("inf")), ("even", 1.0), ("lasting", 1.0), ("faint", 1.0)):
+            value = getattr(self, name)
+            if not 0 <= value <= most or value == float("inf"):
+                bound = "a finite number from 0 upwards" if most > 1 else "a share from 0 to 1"
+                raise CallError(f"{name}: expected {bound}, found {value}")
+        check_excess(float(self.excess), "queries")
 
 
+@checked
 @dataclass(frozen=True)
 class Estimate:
     """A mean over prompts with its 95 % interval; None where there is none."""
@@ -50,7 +70,14 @@ class Estimate:
 
 
 def decide(
-    lasting: float, zeroed: Estimate, matched: Estimate, matched_over: Estimate, norm_ratio: Estimate, evenness: Estimate, rules: Rules
+    lasting: float,
+    zeroed: Estimate,
+    matched: Estimate,
+    matched_over: Estimate,
+    norm_ratio: Estimate,
+    evenness: Estimate,
+    taken: Estimate,
+    rules: Rules,
 ) -> tuple[Role, str]:
     """Return the role of a head's sink, and the reason in words.
 
@@ -61,7 +88,9 @@ def decide(
         matched_over: ``matched`` minus ``zeroed``, prompt by prompt.
         norm_ratio: output norm of the sink over the median of its canvas.
         evenness: see `Sight`.
+        taken: share of the attention of the queries that predict that is on the sink.
     """
+    faint = taken.high is not None and taken.high < rules.faint
     if lasting < rules.lasting:
         return "undecided", "no lasting sink on the prompts that judge"
     if zeroed.low is None or zeroed.high is None:
@@ -71,13 +100,23 @@ def decide(
             return "idle", "adds little: a small output norm"
         if _above(matched.mean, rules.changed) and _above(matched_over.low, 0.0):
             return "idle", "adds nothing that matters; other keys with as much attention do"
+        if faint:
+            return (
+                "undecided",
+                f"what it adds changes nothing, but the queries that predict give it under {100 * rules.faint:.3g} % of their attention",
+            )
         return "undecided", "what it adds changes nothing; that other keys with as much attention matter is not shown"
     if zeroed.low <= rules.changed:
         return "undecided", "the interval of what it adds holds both"
+    if faint:
+        through = (
+            f"what it adds matters through other queries: those that predict give it under {100 * rules.faint:.3g} % of their attention"
+        )
+        return "undecided", f"{through}, so that evenness and control say nothing"
     if evenness.low is not None and evenness.low > rules.even:
-        return "broadcast", "what it adds matters, to all queries alike"
+        return "broadcast", "what it adds matters, to all queries that predict alike"
     if evenness.high is not None and evenness.high < rules.even:
-        return "carrier", "what it adds matters, to some queries more than to others"
+        return "carrier", "what it adds matters, to some queries that predict more than to others"
     return "undecided", "what it adds matters, but the interval of its evenness holds both"
 
 

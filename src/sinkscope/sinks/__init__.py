@@ -5,12 +5,12 @@ from importlib import import_module
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from sinkscope.argument_types import checked
 from sinkscope.errors import CallError
 from sinkscope.sinks import definition
-from sinkscope.sinks.definition import SinkRates, Unit
+from sinkscope.sinks.definition import LEAST_QUERIES, SinkRates, Unit
 from sinkscope.sinks.finding import Sinks, find_sinks
 from sinkscope.sinks.tracking import HeadMovement, MovementTest, Track, Tracks, main_sinks, movement_test, sinks_in, track
 
@@ -39,13 +39,53 @@ __all__ = [
 ]
 
 excess_of = checked(definition.excess_of)
-in_unit = checked(definition.in_unit)
-is_outlier = checked(definition.is_outlier)
 is_sink = checked(definition.is_sink)
 is_top = checked(definition.is_top)
 running_mean = checked(definition.running_mean)
-sink_rates = checked(definition.sink_rates)
 visible_query_mean = checked(definition.visible_query_mean)
+
+
+@checked
+def in_unit(columns: Float[np.ndarray, "*step layer head key"], unit: Unit) -> Float[np.ndarray, "*step layer head key"]:
+    """Return `definition.in_unit`.
+
+    Raises:
+        CallError: an unknown unit.
+    """
+    definition.check_excess(0.0, unit)
+    return definition.in_unit(columns, unit)
+
+
+@checked
+def is_outlier(columns: Float[np.ndarray, "step layer head key"], deviations: float = 2.0) -> Bool[np.ndarray, "step key"]:
+    """Return `definition.is_outlier`.
+
+    Raises:
+        CallError: ``deviations`` that are no finite number from 0 upwards, or no columns.
+    """
+    _check_columns(columns, "deviations", deviations)
+    return definition.is_outlier(columns, deviations)
+
+
+@checked
+def sink_rates(
+    columns: Float[np.ndarray, "step layer head key"], causal: bool, threshold: float = 0.3, least_queries: int = LEAST_QUERIES
+) -> SinkRates:
+    """Return `definition.sink_rates`.
+
+    Raises:
+        CallError: a threshold that is no finite number from 0 upwards, ``least_queries`` below 1, or no columns.
+    """
+    _check_columns(columns, "threshold", threshold)
+    return definition.sink_rates(columns, causal, threshold, least_queries)
+
+
+def _check_columns(columns: np.ndarray, name: str, least: float) -> None:
+    """Raise an error for steps without any column, or for a number from which they count that is none."""
+    if not np.isfinite(least) or least < 0:
+        raise CallError(f"{name}: expected a finite number from 0 upwards, found {least}")
+    if 0 in columns.shape[1:]:
+        raise CallError(f"columns: expected at least one layer, head and key, found {list(columns.shape)}")
 
 
 @checked

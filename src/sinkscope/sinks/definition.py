@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Bool, Float
 
+from sinkscope.documents import shown
 from sinkscope.errors import CallError
 
 Unit = Literal["queries", "percent", "mean"]
@@ -20,6 +21,7 @@ UNITS: tuple[Unit, ...] = ("queries", "percent", "mean")
 
 def in_unit(columns: Float[np.ndarray, "*step layer head key"], unit: Unit) -> Float[np.ndarray, "*step layer head key"]:
     """Column sums in another unit: as they are, in percent of all attention, or as a share of it (mean)."""
+    check_excess(0.0, unit)
     if unit == "queries":
         return columns
     total = np.nansum(columns, axis=-1, keepdims=True)
@@ -43,7 +45,7 @@ def check_excess(excess: float, unit: str) -> None:
         CallError: an unknown unit, a threshold that is no number, or ε ≥ 1 on means.
     """
     if unit not in UNITS:
-        raise CallError(f"unit: expected one of {', '.join(UNITS)}, found {unit!r}")
+        raise CallError(f"unit: expected one of {', '.join(UNITS)}, found {shown(unit)}")
     if not np.isfinite(excess) or excess < 0:
         raise CallError(f"excess: expected a finite number from 0 upwards, found {excess}")
     if unit == "mean" and excess >= 1:

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from sinkscope.errors import CallError
+
 IsSink = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 """Says of steps, layers, heads and positions, four arrays of one length, whether Eq. 3 holds there."""
 
@@ -78,7 +80,10 @@ class MainMoves:
         if is_sink is not None:
             step, layer, head = np.nonzero(distance)
             before, after = main[step, layer, head], main[step + 1, layer, head]
-            swapped[step, layer, head] = is_sink(step, layer, head, after) & is_sink(step + 1, layer, head, before)
+            found = is_sink(step, layer, head, after), is_sink(step + 1, layer, head, before)
+            if any(getattr(one, "shape", None) != step.shape or str(getattr(one, "dtype", "")) != "bool" for one in found):
+                raise CallError(f"is_sink: expected a function of step, layer, head and position that returns bool {list(step.shape)}")
+            swapped[step, layer, head] = found[0] & found[1]
         distance = np.where(swapped, 0, distance)
         return cls(distance, both.sum(axis=0), (distance != 0).sum(axis=0), swapped.sum(axis=0), slopes(as_positions(main)))
 

@@ -163,7 +163,14 @@ def track(sinks: Sinks, tolerance: int = 0) -> Tracks:
 @checked
 def sinks_in(selected: Bool[np.ndarray, "step layer head key"]) -> IsSink:
     """Return a function that looks sinks up in an array."""
-    return lambda step, layer, head, position: selected[step, layer, head, position]
+
+    def is_sink(step: np.ndarray, layer: np.ndarray, head: np.ndarray, position: np.ndarray) -> np.ndarray:
+        try:
+            return selected[step, layer, head, position]
+        except IndexError as error:
+            raise CallError(f"expected places within steps, layers, heads and positions {list(selected.shape)}, found others") from error
+
+    return is_sink
 
 
 def check_tolerance(tolerance: int) -> None:
@@ -206,6 +213,7 @@ def head_movement(main: Int[np.ndarray, "step layer head"], is_sink: IsSink | No
     ]
 
 
+MOST_SHUFFLES = 1_000_000
 FEW_BLOCKS = 10
 """With fewer blocks of steps to shuffle, a trace tells little of whether a drift is chance."""
 
@@ -256,11 +264,14 @@ def movement_test(
         is_sink: tells swaps from moves; without it every change of place is a move.
 
     Raises:
-        CallError: ``shuffles`` or ``seed`` below 0.
+        CallError: ``shuffles`` below 1, ``seed`` below 0, a position below −1, or main sinks beyond what ``is_sink`` knows.
     """
-    for name, value in (("shuffles", shuffles), ("seed", seed)):
-        if value < 0:
-            raise CallError(f"{name}: expected a whole number from 0 upwards, found {value}")
+    if main.min(initial=0) < -1:
+        raise CallError(f"main: expected positions from 0 upwards, and −1 where there is none, found {main.min()}")
+    if not 1 <= shuffles <= MOST_SHUFFLES:
+        raise CallError(f"shuffles: expected 1 to {MOST_SHUFFLES:,}, found {shuffles}")
+    if seed < 0:
+        raise CallError(f"seed: expected a whole number from 0 upwards, found {seed}")
     found = MainMoves.of(main, is_sink)
     counted = ~np.isnan(found.drift)
     moves, swaps, drift, median, right = _means(found, counted)

@@ -71,6 +71,7 @@ class Analysis:
     keys: tuple[Key, ...] = field(repr=False)
     values: np.ndarray = field(repr=False)
 
+    @checked
     def find(self, name: str, **place: Any) -> list[Estimate]:
         """Return the estimates of a name whose place has all of this.
 
@@ -207,15 +208,19 @@ def analyse(
         seed: of the resampled prompts and the shifted commits.
 
     Raises:
-        CallError: no trace, traces of different models, or thresholds that cannot be told.
+        CallError: no trace, one given twice, traces of different models, or thresholds or a seed that cannot be.
         SinkscopeError: a trace without a whole step.
     """
+    if seed < 0:
+        raise CallError(f"seed: expected a whole number from 0 upwards, found {seed}")
     prompts = _Prompts(thresholds, choice, seed)
     shape: tuple[int, int] | None = None
     weights: tuple[Any, Any] | None = None
     texts: list[Any] = []
+    folders: set[Path] = set()
     for trace in [traces] if isinstance(traces, Trace | str | Path) else traces:
         trace = as_trace(trace)
+        _refuse_again(trace, folders)
         prompt = summarise(trace, thresholds, tolerance, training)
         found = (prompt.layers, prompt.heads)
         if shape is not None and found != shape:
@@ -239,7 +244,16 @@ def compare(first: Analysis, second: Analysis, seed: int = 0) -> tuple[Estimate,
     """Return second minus first, of every statistic that both have: what is left of a drift with one block, or with blocks reversed.
 
     Where both hold the same prompts in the same order the prompts are paired, which makes the interval narrower.
+
+    Raises:
+        CallError: they were made with different tolerances, or the seed is below 0.
     """
+    if first.tolerance != second.tolerance:
+        raise CallError(
+            f"expected two analyses of one tolerance, found {first.tolerance} and {second.tolerance}; analyse one of them again"
+        )
+    if seed < 0:
+        raise CallError(f"seed: expected a whole number from 0 upwards, found {seed}")
     numbers = [{key: number for number, key in enumerate(one.keys)} for one in (first, second)]
     both = [key for key in numbers[0] if key in numbers[1]]
     ours, theirs = (one.values[:, [at[key] for key in both]] for one, at in zip((first, second), numbers, strict=True))
@@ -252,6 +266,15 @@ def _estimates(keys: Sequence[Key], means: Means) -> Iterator[Estimate]:
     columns = (one.tolist() for one in (means.mean, means.low, means.high, means.prompts))
     for (name, place), mean, low, high, prompts in zip(keys, *columns, strict=True):
         yield Estimate(name, dict(place), _plain(mean), _plain(low), _plain(high), prompts)
+
+
+def _refuse_again(trace: Any, folders: set[Path]) -> None:
+    """Raise an error for a trace that was taken in before, which would make intervals narrower than they are; note its folder."""
+    folder = held(trace, "folder")
+    if isinstance(folder, Path):
+        if (found := folder.resolve()) in folders:
+            raise CallError(f"traces: expected each trace once, as it is one prompt, found {folder} twice; leave one of them out")
+        folders.add(found)
 
 
 def _same_model(first: tuple[Any, Any] | None, model: Mapping[str, Any]) -> tuple[Any, Any] | None:

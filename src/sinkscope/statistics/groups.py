@@ -174,7 +174,9 @@ def _values_at(prompt: PromptSummary, threshold: Threshold) -> Values:
         values["groups.split_over_steps", (("third", third),)] = quotient(split[steps].sum(), both[steps].sum())
         values["groups.follows_masked_over_steps", (("third", third),)] = quotient(follows[steps].sum(), split[steps].sum())
     is_sink = prompt.has_sink(threshold)
-    values["groups.self_share", ()] = mean(found.own_attention / prompt.by_step.largest, is_sink)
+    largest = prompt.by_step.largest
+    of_itself = np.divide(found.own_attention, largest, out=np.zeros_like(found.own_attention), where=largest > 0)
+    values["groups.self_share", ()] = mean(of_itself, is_sink)
     values["groups.self_attention_absorbed", ()] = _absorbed(prompt, found.other_attention, is_sink)
     return values
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from sinkscope.argument_types import checked
 from sinkscope.errors import CallError, SinkscopeError
 from sinkscope.sinks.drift import IsSink
 from sinkscope.sinks.followed_columns import WINDOW
@@ -20,7 +21,7 @@ from sinkscope.statistics.column_counts import FAR_BINS, LINEAR_BINS, count_abov
 from sinkscope.statistics.followed import FollowedSinks, StepSinks
 from sinkscope.statistics.prompt_canvas import PromptCanvas, PromptSettings
 from sinkscope.statistics.step import RecordedStep
-from sinkscope.statistics.thresholds import THRESHOLDS, Threshold, check_threshold
+from sinkscope.statistics.thresholds import THRESHOLDS, Threshold
 
 Record = TypeVar("Record")
 Keep = Callable[[RecordedStep], Any]
@@ -134,10 +135,12 @@ class PromptSummary:
         Raises:
             CallError: no statistic kept such a record.
         """
-        if record not in self.kept_records:
-            raise CallError(f"expected a record that a statistic keeps of each step, found {record.__name__}")
+        if not isinstance(record, type) or record not in self.kept_records:
+            found = record.__name__ if isinstance(record, type) else type(record).__name__
+            raise CallError(f"expected a record that a statistic keeps of each step, found {found}")
         return self.kept_records[record]
 
+    @checked
     def number(self, threshold: Threshold) -> int:
         """Return the index of a threshold along the axis ``threshold``.
 
@@ -151,26 +154,32 @@ class PromptSummary:
 
     # Column sums of all queries
 
+    @checked
     def counts(self, threshold: Threshold) -> Int[np.ndarray, "step layer head"]:
         """Return how many sinks each head has."""
         return self.by_step.counts[:, self.number(threshold)]
 
+    @checked
     def shares(self, threshold: Threshold) -> Float[np.ndarray, "step layer head"]:
         """Return the part of each head's attention that lies on its sinks."""
         return self.by_step.shares[:, self.number(threshold)]
 
+    @checked
     def has_sink(self, threshold: Threshold) -> Bool[np.ndarray, "step layer head"]:
         """Return whether a head has a sink."""
         return self.counts(threshold) > 0
 
+    @checked
     def strength(self, threshold: Threshold) -> Float[np.ndarray, "step layer head"]:
         """Return the column sum of each head's strongest sink; NaN where there is none."""
         return np.where(self.has_sink(threshold), self.by_step.largest, np.float32(np.nan))
 
+    @checked
     def sinks(self, threshold: Threshold) -> int:
         """Return how many columns are sinks, over steps, layers and heads."""
         return int(self.counts(threshold).sum())
 
+    @checked
     def sinks_by_token(self, threshold: Threshold) -> Int[np.ndarray, " token"]:
         """Return how often each of ``canvas.token_ids`` is a sink, over steps, layers and heads."""
         indices, tally = self.canvas.token_indices, self.tally[self.number(threshold)]
@@ -178,21 +187,25 @@ class PromptSummary:
 
     # Followed columns
 
+    @checked
     def main_at(self, threshold: Threshold) -> Int[np.ndarray, "step layer head"]:
         """Return the position of each head's main sink, −1 where Eq. 3 does not hold; dips up to the tolerance are filled."""
         size = self.by_step.main_excess if threshold.unit == "queries" else self.by_step.main_percent
         return fill_dips(np.where(size > threshold.excess, self.by_step.main_position, -1), self.tolerance)
 
+    @checked
     def is_sink_at(self, threshold: Threshold) -> IsSink:
         """Return a function that says of followed columns whether they are sinks."""
         return lambda step, layer, head, position: self.followed.contain(threshold, step, layer, head, position)
 
     # Heads: two counts that differ for autoregressive models
 
+    @checked
     def heads_with_sink(self, threshold: Threshold) -> int:
         """Return how many heads have, in any step, a sink among the column sums of all queries."""
         return int(self.has_sink(threshold).any(axis=0).sum())
 
+    @checked
     def heads_with_main_sink(self, threshold: Threshold) -> int:
         """Return how many heads have, in any step, a main sink: one among the followed columns."""
         return int((self.main_at(threshold) >= 0).any(axis=0).sum())
@@ -208,16 +221,15 @@ class PromptFeed:
         keeps: what statistics keep of each step.
 
     Raises:
-        CallError: a threshold that cannot be told, none at all, or a tolerance below 0.
+        CallError: no threshold, or a tolerance below 0.
     """
 
+    @checked
     def __init__(
         self, settings: PromptSettings, thresholds: Sequence[Threshold] = THRESHOLDS, tolerance: int = 0, keeps: Iterable[Keep] = ()
     ) -> None:
         if len(thresholds) == 0:
             raise CallError("thresholds: expected at least one Threshold(excess, unit), found none")
-        for threshold in thresholds:
-            check_threshold(threshold)
         check_tolerance(tolerance)
         self.settings, self.thresholds, self.tolerance, self.keeps = settings, tuple(thresholds), tolerance, tuple(keeps)
         self._rows: deque[np.ndarray] = deque(maxlen=WINDOW)
@@ -235,8 +247,16 @@ class PromptFeed:
         """Steps taken in so far."""
         return len(self._canvas)
 
+    @checked
     def feed(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Take in the next step: arrays as in `axes.TRACE_AXES`, without the step axis and without positions beyond the canvas."""
+        """Take in the next step: arrays as in `axes.TRACE_AXES`, without the step axis and without positions beyond the canvas.
+
+        Raises:
+            CallError: an array that is needed is missing, or of another shape than the canvas.
+        """
+        needed = ("tokens", "column_sums", "last_query") if self.settings.causal else ("tokens", "column_sums")
+        if missing := [name for name in needed if arrays.get(name) is None]:
+            raise CallError(f"arrays: expected {', '.join(needed)}, found no {missing[0]}")
         newest = self._newest(np.asarray(arrays["last_query"], np.float32)) if self.settings.causal else arrays.get("newest_columns")
         settings = self.settings
         step = RecordedStep.of(arrays, self.thresholds, causal=settings.causal, prompt_length=settings.prompt_length, newest=newest)
@@ -272,6 +292,7 @@ class PromptFeed:
         self._quarters = wider
         self._far = count_far(columns) + (self._far if len(self._far) else 0)
 
+    @checked
     def finish(self, vocabulary: Mapping[int, str] | None = None) -> PromptSummary:
         """Return the summary of all steps taken in.
 

@@ -36,6 +36,7 @@ READ_AT_ONCE = 16 << 20
 """Bytes of a trace that are read at a time, where a step is smaller."""
 
 
+@checked
 @dataclass(frozen=True)
 class Definition:
     """What a number means.

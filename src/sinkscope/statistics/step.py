@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from sinkscope.errors import CallError
 from sinkscope.sinks.definition import excess_of, in_unit
 from sinkscope.statistics.candidates import Candidates, find_candidates
 from sinkscope.statistics.thresholds import Threshold
@@ -96,7 +97,14 @@ class RecordedStep:
         Args:
             arrays: as in `axes.TRACE_AXES`, without the step axis and without positions beyond the canvas.
             newest: columns of the newest queries, for autoregressive models.
+
+        Raises:
+            CallError: columns that are not those of the canvas.
         """
+        found = {name: np.shape(arrays[name]) for name in ("tokens", "column_sums")}
+        if len(found["tokens"]) != 1 or len(found["column_sums"]) != 3 or found["tokens"][0] != found["column_sums"][2]:
+            given = ", ".join(f"{name} {list(shape)}" for name, shape in found.items())
+            raise CallError(f"arrays: expected tokens [key] and column_sums [layer, head, key] of one canvas, found {given}")
         columns = SummedColumns.of(np.asarray(arrays["column_sums"], np.float32), thresholds)
         tokens = np.asarray(arrays["tokens"])
         masked = arrays.get("masked")

@@ -50,16 +50,19 @@ class Summary:
         self.values = np.zeros((0, 3))
 
     @staticmethod
+    @checked
     def thresholds(excess: float = 3.0) -> tuple[Threshold, ...]:
         """Return the thresholds at which the sinks of a prompt must be counted for `of`."""
         return tuple(dict.fromkeys((*THRESHOLDS, Threshold(excess))))
 
     @classmethod
+    @checked
     def feed(cls, settings: PromptSettings, excess: float = 3.0) -> PromptFeed:
         """Return a feed for the steps of one prompt, whose summary `of` takes."""
         return feed_of(settings, cls.thresholds(excess))
 
     @classmethod
+    @checked
     def of(cls, prompt: PromptSummary, excess: float = 3.0) -> "Summary":
         """Return the summary of one prompt, with sinks counted at `thresholds`."""
         found = cls(prompt.layers, prompt.heads, excess=excess, causal=prompt.canvas.causal)
@@ -74,6 +77,7 @@ class Summary:
 
     # Merging and files
 
+    @checked
     def merge(self, other: "Summary") -> None:
         """Add what other prompts show.
 
@@ -106,6 +110,7 @@ class Summary:
         return {name: np.ascontiguousarray(array) for name, array in found.items()}  # safetensors writes the memory as it lies
 
     @classmethod
+    @checked
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> "Summary":
         """Return what `to_arrays` gave.
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from sinkscope.argument_types import checked
 from sinkscope.errors import CallError
 from sinkscope.sinks.definition import Unit, check_excess
 
@@ -17,6 +18,7 @@ Place = tuple[tuple[str, Any], ...]
 """Where a number holds, such as (("excess", 3.0), ("unit", "queries"), ("layer", 2)); empty where one number is all."""
 
 
+@checked
 @dataclass(frozen=True, order=True)
 class Threshold:
     """One threshold of Eq. 3.
@@ -24,10 +26,18 @@ class Threshold:
     Attributes:
         excess: ε, in ``unit``.
         unit: ``queries`` (queries' worth of attention) or ``percent`` of all attention.
+
+    Raises:
+        CallError: an ε that cannot hold, or a unit other than queries and percent.
     """
 
     excess: float
     unit: Unit = "queries"
+
+    def __post_init__(self) -> None:
+        check_excess(float(self.excess), self.unit)
+        if self.unit == "mean":
+            raise CallError("unit: expected queries or percent, found 'mean'; a mean is percent / 100")
 
     @property
     def place(self) -> Place:
@@ -50,14 +60,3 @@ THRESHOLDS = tuple(Threshold(excess, unit) for unit in UNITS for excess in (1.0,
 EPSILON_STEP = 0.25
 EPSILONS = np.arange(41) * EPSILON_STEP
 """ε of the ε curve: 0, ¼, ½ … 10. Multiplying by 4 is exact in binary, so that counts on this grid are those of Eq. 3 to the last one."""
-
-
-def check_threshold(threshold: Threshold) -> None:
-    """Raise an error for a threshold at which no statistic is told.
-
-    Raises:
-        CallError: an ε that cannot hold, or a unit other than queries and percent.
-    """
-    check_excess(threshold.excess, threshold.unit)
-    if threshold.unit == "mean":
-        raise CallError("unit: expected queries or percent, found 'mean'; a mean is percent / 100")

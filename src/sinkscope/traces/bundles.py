@@ -16,7 +16,7 @@ import numpy as np
 
 from sinkscope.argument_types import checked
 from sinkscope.checksums import CHECKSUM, compare_checksum, compare_file, with_checksum
-from sinkscope.documents import check_fields, exists, read_bytes, read_json_object
+from sinkscope.documents import check_fields, exists, read_bytes, read_json_object, shown
 from sinkscope.errors import CallError, TraceError
 from sinkscope.locks import claimed_folder
 from sinkscope.traces.format import MANIFEST, write_manifest, write_whole
@@ -53,7 +53,7 @@ def write_bundle(
     if not trace.complete:
         raise CallError(f"{trace.folder}: expected a complete trace, found one that was cut short; record it again to share it")
     if precision not in ("float32", "float16"):
-        raise CallError(f"precision: expected float32 or float16, found {precision!r}")
+        raise CallError(f"precision: expected float32 or float16, found {shown(precision)}")
     try:
         page_bytes = None if page is None else page.encode()
     except UnicodeEncodeError as error:

@@ -21,6 +21,7 @@ import numpy as np
 
 from sinkscope.argument_types import checked
 from sinkscope.axes import KEY, POSITION, TRACE_AXES, TRACE_UNITS
+from sinkscope.documents import shown
 from sinkscope.errors import CallError, TraceError
 from sinkscope.locks import claimed_file
 from sinkscope.traces.parquet import write_parquet
@@ -51,7 +52,7 @@ def export_trace(trace: Trace, target: Target, out: str | Path) -> Path:
         TraceError: no whole step, or a file that cannot be written.
     """
     if target not in get_args(Target):
-        raise CallError(f"target: expected one of {', '.join(get_args(Target))}, found {target!r}")
+        raise CallError(f"target: expected one of {', '.join(get_args(Target))}, found {shown(target)}")
     check_installed(target)
     if not trace.steps:
         raise TraceError(f"{trace.folder} holds no whole step yet; there is nothing to export")

@@ -104,3 +104,4 @@ class StatisticsManifest(About):
     prompts: Count
     expected: Count | None = None
     run: dict[str, Any] = {}
+    tensors: Sha256 | None = None

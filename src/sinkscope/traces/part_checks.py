@@ -11,9 +11,9 @@ from sinkscope.errors import TraceError
 
 DAMAGED = "the trace is damaged"
 WIDEST = 1 << 24
-"""Tokens of the longest canvas, and queries' worth of the largest column: more than any model's."""
+"""Tokens of the longest canvas: more than any model's."""
 ROUNDING = 1e-2
-"""How far below 0 a sum of attention may come out."""
+"""How far below 0, and by which share above the queries of its canvas, a sum of attention may come out."""
 _DTYPES = {name: "I32" for name in TRACE_AXES if name.endswith("_key") or name in ("tokens", "written", "predicted", "lengths")}
 _DTYPES["masked"] = "U8"
 _SUMS = ("column_sums", "column_sums_masked", "column_sums_prompt", "last_query", "newest_columns")
@@ -38,8 +38,8 @@ def check_shapes(
         found = " × ".join(map(str, shape)) or "a single number"
         if len(shape) != len(axes) or any(sizes.get(axis, size) != size for axis, size in zip(axes, shape, strict=True)):
             raise TraceError(f"{path}: {name}: expected {expected}, found {found}; {DAMAGED}")
-        if any(axis in (KEY, POSITION) and size > WIDEST for axis, size in zip(axes, shape, strict=True)):
-            raise TraceError(f"{path}: {name}: expected at most {WIDEST} tokens, found {found}; {DAMAGED}")
+        if any(axis in (KEY, POSITION) and not 1 <= size <= WIDEST for axis, size in zip(axes, shape, strict=True)):
+            raise TraceError(f"{path}: {name}: expected 1 to {WIDEST} tokens, found {found}; {DAMAGED}")
         if dtypes[name] != (expected_type := _DTYPES.get(name, "F32")) and (expected_type, dtypes[name]) != ("F32", "F16"):
             raise TraceError(f"{path}: {name}: expected values of type {_DTYPES.get(name, 'F32')}, found {dtypes[name]}; {DAMAGED}")
 
@@ -55,7 +55,7 @@ def check_values(path: Path, name: str, array: np.ndarray, lengths: np.ndarray |
         TraceError: values that cannot be.
     """
     if name == "lengths":
-        _refuse(path, name, array[(array < 0) | (array > WIDEST)], "tokens of a canvas")
+        _refuse(path, name, array[(array < 1) | (array > WIDEST)], "tokens of a canvas")
     elif name == "masked":
         _refuse(path, name, array[array > 1], "0 or 1")
     elif array.dtype == np.int32:
@@ -65,12 +65,17 @@ def check_values(path: Path, name: str, array: np.ndarray, lengths: np.ndarray |
         if lengths is not None:
             key = np.arange(array.shape[-1])
             seen = array[np.broadcast_to(key < lengths.reshape(-1, 1, 1, 1), array.shape)]
-        low, high = -ROUNDING, WIDEST
+        queries = array.shape[-1] if lengths is None else int(lengths.max(initial=0))
+        low, high = -ROUNDING, queries * (1 + ROUNDING)
         if name != "column_sums":  # where there was no such query, nothing is known
             seen = seen[~np.isnan(seen)]
         _refuse(path, name, seen[~((seen >= low) & (seen <= high))], "sums of attention")
     else:
         _refuse(path, name, array[np.isinf(array)], "finite numbers")
+        if name.endswith("_norms"):
+            _refuse(path, name, array[array < 0], "norms from 0 upwards")
+        if name == "self_attention":
+            _refuse(path, name, array[(array < -ROUNDING) | (array > 1 + ROUNDING)], "shares of attention from 0 to 1")
 
 
 def check_keys(path: Path, name: str, array: np.ndarray, width: int) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import operator
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
@@ -32,9 +33,10 @@ class Trace:
         verify: compares each file with its checksum and checks its values when it is first read in this process.
     """
 
-    def __init__(self, folder: Path, verify: bool = True) -> None:
-        self.folder, self.verifies = folder, verify
-        self.manifest: dict[str, Any] = read_manifest(folder, verify)
+    @checked
+    def __init__(self, folder: str | Path, verify: bool = True) -> None:
+        self.folder, self.verifies = Path(folder), verify
+        self.manifest: dict[str, Any] = read_manifest(self.folder, verify)
 
     def __repr__(self) -> str:
         state = "" if self.complete else ", incomplete"
@@ -93,6 +95,11 @@ class Trace:
             raise TraceError(
                 f"{self.folder}: expected {lost[0]}, which its manifest lists, found none; the trace was damaged after it was written"
             )
+        if self.complete and (more := sorted(found - listed.keys())):
+            raise TraceError(
+                f"{self.folder}: expected the {len(listed)} parts that its manifest lists, found {more[0]} as well; it is of another "
+                "trace: take it away"
+            )
         parts: list[Part] = []
         for name in sorted(found):
             part = read_part(self.folder / name)
@@ -106,6 +113,9 @@ class Trace:
             if parts and (lost := sorted(parts[0].shapes.keys() - part.shapes.keys())):
                 raise TraceError(f"{part.path}: expected {lost[0]}, which {parts[0].path.name} has, found none; {DAMAGED}")
             parts.append(replace(part, sha256=None if entry is None else entry["sha256"], verify=self.verifies))
+        written = sum(part.steps for part in parts)
+        if self.complete and written != (said := self.manifest.get("steps", written)):
+            raise TraceError(f"{self.folder}: expected {said} steps, as its manifest says, found {written}; {DAMAGED}")
         return tuple(parts)
 
     def verify(self) -> None:
@@ -143,8 +153,16 @@ class Trace:
         return bool(self.manifest["causal"])
 
     def token_text(self, token: int) -> str:
-        """Return a token as text, as the model's tokenizer decodes it; ``<ID>`` where the trace has no text for it."""
-        return self.manifest.get("vocabulary", {}).get(str(int(token)), f"<{int(token)}>")
+        """Return a token as text, as the model's tokenizer decodes it; ``<ID>`` where the trace has no text for it.
+
+        Raises:
+            CallError: no whole number.
+        """
+        try:
+            number = operator.index(token)  # of NumPy and torch too
+        except TypeError as error:
+            raise CallError(f"token: expected a whole number, found {describe(token)}") from error
+        return self.manifest.get("vocabulary", {}).get(str(number), f"<{number}>")
 
     def step_parts(self) -> Iterator[tuple[int, int]]:
         """Yield the first and the last + 1 step of every part, for reading a long trace in pieces."""
@@ -164,11 +182,14 @@ def read_manifest(folder: Path, verify: bool = True) -> dict[str, Any]:
     if not exists(folder):
         raise TraceError(f"no trace at {folder}: the folder does not exist")
     if not exists(path):
-        raise TraceError(
-            f"no trace at {folder}: expected {MANIFEST} in it; `sinkscope trace MODEL --out {folder}` makes one in a new folder"
-        )
+        raise TraceError(f"no trace at {folder}: {_lacking(folder)}")
     manifest = read_json_object(path, TraceError, DAMAGED)
     version = manifest.get("format")
+    if isinstance(version, str) and version.startswith("sinkscope emergence"):
+        raise TraceError(
+            f"no trace at {folder}: expected a trace, found what a training showed of its sinks; "
+            f"`sinkscope watch-training {folder}` shows it"
+        )
     if version != FORMAT or isinstance(version, bool):
         raise TraceError(
             f"{folder}: expected a trace of format {FORMAT}, found {describe(version)}; read it with the sinkscope that wrote it, "
@@ -183,11 +204,39 @@ def read_manifest(folder: Path, verify: bool = True) -> dict[str, Any]:
     return manifest
 
 
+def _lacking(path: Path) -> str:
+    """Return what was expected at a path without a manifest, what is there, and what to do."""
+    if not path.exists():
+        return f"expected a folder with {MANIFEST}, found a link that leads nowhere"
+    if not path.is_dir():
+        folder = f"; pass its folder, {path.parent}" if path.name == MANIFEST or path.match(PART_GLOB) else ""
+        return f"expected a folder with {MANIFEST}, found a file{folder}"
+    names = sorted(one.name for one in files_in(path, "*", TraceError))
+    if not names:
+        return f"expected {MANIFEST} in it, found an empty folder; `sinkscope trace MODEL --out {path}` makes one there"
+    others = " and others" if len(names) > 1 else ""
+    return f"expected {MANIFEST} in it, found {describe(names[0])}{others}; `sinkscope trace MODEL --out FOLDER` makes one in a new folder"
+
+
 def trace_folders(path: Path) -> list[Path]:
-    """Return the folders of the traces at ``path``: itself, or its numbered folders."""
+    """Return the folders of the traces at ``path``: itself, or its numbered folders.
+
+    An empty one is left out: a recording that was stopped has left it.
+
+    Raises:
+        TraceError: a numbered folder that cannot be read, or holds files but no manifest.
+    """
     if exists(path / MANIFEST):
         return [path]
-    return [one for one in files_in(path, "[0-9]*", TraceError) if exists(one / MANIFEST)]
+    numbered = [one for one in files_in(path, "[0-9]*", TraceError) if one.name.isdecimal()]
+    found = [one for one in numbered if exists(one / MANIFEST)]
+    for one in numbered if found else ():
+        if one not in found and (one.is_symlink() or files_in(one, "*", TraceError)):
+            raise TraceError(
+                f"{one}: expected {MANIFEST} in it, as in the other {len(found)} of {path}, found none; a trace was damaged there: record "
+                "it again, or take the folder away"
+            )
+    return found
 
 
 @checked

@@ -1,6 +1,6 @@
 """A folder of statistics, to which any number of processes add prompts; they are merged in the order of their numbers.
 
-manifest.json               what made the statistics, how many prompts are merged, ``complete``
+manifest.json               what made the statistics, how many prompts are merged, ``complete``, and the sha256 of the tensors
 statistics.safetensors      the prompts 0 … n−1, merged in this order; its metadata holds n
 items/000123.safetensors    prompts that wait for an earlier one
 
@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from sinkscope.argument_types import checked
-from sinkscope.checksums import compare_checksum, compare_sealed, sealed
+from sinkscope.checksums import SHA256, checksum_of, compare_checksum, compare_sealed, sealed
 from sinkscope.documents import check_fields, check_regular, describe, exists, files_in, parse_json, read_json_object
 from sinkscope.errors import CallError, TraceError
 from sinkscope.locks import CLAIM, made_folder
@@ -28,7 +28,9 @@ from sinkscope.traces.format import FORMAT, MANIFEST, write_manifest, write_whol
 from sinkscope.work_items import UNFINISHED, difference_in_words, differences, exclusive, item_path
 
 STATISTICS, ITEMS, LOCK = "statistics.safetensors", "items", ".lock"
+RUN = "run"  # in the metadata of tensors: the sha256 of what identifies their run
 DAMAGED = "the file is damaged"
+FOREIGN = "the file belongs to another run; put its own back, or make the statistics again"
 Arrays = dict[str, np.ndarray]
 
 
@@ -56,7 +58,7 @@ class StatisticsFolder:
         if not begun:
             with exclusive(self.folder / LOCK, TraceError):
                 if not self._check():
-                    write_manifest(folder, self._manifest(0, {}, False))
+                    write_manifest(folder, self._manifest(0, {}, False, None))
 
     def _check(self) -> bool:
         """Return whether the same run has begun here; raise CallError where the folder holds anything else."""
@@ -76,7 +78,7 @@ class StatisticsFolder:
                 raise CallError(f"{self.folder} already holds files ({others[0]} …); choose another folder or delete this one")
         return False
 
-    def _manifest(self, prompts: int, about: dict[str, Any], complete: bool) -> dict[str, Any]:
+    def _manifest(self, prompts: int, about: dict[str, Any], complete: bool, tensors: str | None) -> dict[str, Any]:
         return {
             "format": FORMAT,
             "level": "statistics",
@@ -84,6 +86,7 @@ class StatisticsFolder:
             "prompts": prompts,
             "expected": self.expected,
             "run": self.identity,
+            **({} if tensors is None else {"tensors": tensors}),
             **about,
         }
 
@@ -110,7 +113,11 @@ class StatisticsFolder:
         Raises:
             TraceError: it cannot be written.
         """
-        metadata = {"about": json.dumps(about, ensure_ascii=False), "texts": json.dumps(texts, ensure_ascii=False)}
+        metadata = {
+            "about": json.dumps(about, ensure_ascii=False),
+            "texts": json.dumps(texts, ensure_ascii=False),
+            RUN: checksum_of(self.identity),
+        }
         write_whole(self._item(index), sealed(save(arrays, metadata)))
         return self.fold()
 
@@ -118,11 +125,16 @@ class StatisticsFolder:
         """Merge the prompts that follow those merged so far; return whether this call completed the folder."""
         with exclusive(self.folder / LOCK, TraceError):
             path = self.folder / STATISTICS
+            before = read_statistics_manifest(self.folder)
             merged, metadata = _read(path) if path.exists() else ({}, {"prompts": "0", "about": "{}", "texts": "{}"})
+            if path.exists():
+                _compare_run(path, metadata, before)
+            metadata[RUN] = checksum_of(self.identity)
             first = count = int(metadata["prompts"])
             texts = json.loads(metadata["texts"])
             while self._item(count).exists():
                 arrays, own = _read(self._item(count))
+                _compare_identity(self._item(count), own, self.identity)
                 merged = self._merge(merged, arrays) if count else arrays
                 texts.update(json.loads(own["texts"]))
                 metadata["about"] = own["about"] if not count else metadata["about"]
@@ -135,10 +147,10 @@ class StatisticsFolder:
             for item in files_in(self.folder / ITEMS, "*.safetensors", TraceError):  # also those that a kill left after they were merged
                 if int(item.stem) < count:
                     item.unlink()
-            before = read_statistics_manifest(self.folder)
             complete = count == self.expected
             if count != before["prompts"] or complete != before["complete"]:
-                write_manifest(self.folder, self._manifest(count, json.loads(metadata["about"]), complete))
+                tensors = _read_seal(path) if count else None
+                write_manifest(self.folder, self._manifest(count, json.loads(metadata["about"]), complete, tensors))
             if complete:
                 shutil.rmtree(self.folder / ITEMS, ignore_errors=True)
             return complete and not before["complete"]
@@ -195,7 +207,39 @@ def read_statistics(folder: str | Path, *, verify: bool = True) -> tuple[dict[st
     if not exists(path):
         raise TraceError(f"{folder} holds no complete prompt yet; run the command that began it again")
     arrays, metadata = _read(path, verify)
+    if verify:
+        _compare_run(path, metadata, manifest)
     return manifest, arrays, {int(token): text for token, text in json.loads(metadata["texts"]).items()}
+
+
+def _compare_run(path: Path, metadata: dict[str, str], manifest: dict[str, Any]) -> None:
+    """Raise TraceError where tensors belong to another run than the manifest beside them.
+
+    A kill may come between the tensors and their manifest, which then counts fewer prompts than they do.
+    """
+    _compare_identity(path, metadata, manifest.get("run", {}))
+    count = int(metadata["prompts"])
+    behind = count > manifest["prompts"] and not manifest["complete"]
+    if count != manifest["prompts"] and not behind:
+        raise TraceError(f"{path}: expected the {manifest['prompts']} prompts that its manifest counts, found {count}; {FOREIGN}")
+    about = {name: value for name, value in json.loads(metadata["about"]).items() if name in manifest}
+    other = next(differences({name: manifest[name] for name in about}, about), None)
+    if other is not None:
+        raise TraceError(f"{path}: {difference_in_words(*other, 'expected {name} {old!r} as in its manifest, found {new!r}')}; {FOREIGN}")
+    if not behind and manifest.get("tensors", metadata.get(SHA256)) != metadata.get(SHA256):
+        raise TraceError(f"{path}: expected the tensors whose sha256 its manifest gives, found others; {FOREIGN}")
+
+
+def _compare_identity(path: Path, metadata: dict[str, str], identity: dict[str, Any]) -> None:
+    """Raise TraceError where a file says that it belongs to another run."""
+    if metadata.get(RUN, checksum_of(identity)) != checksum_of(identity):
+        raise TraceError(f"{path}: expected the run that its manifest names, found another; {FOREIGN}")
+
+
+def _read_seal(path: Path) -> str | None:
+    """Return the sha256 that a file of statistics holds; None in those of earlier versions."""
+    with safe_open(path, framework="np") as file:
+        return (file.metadata() or {}).get(SHA256)
 
 
 def _read(path: Path, verify: bool = True) -> tuple[Arrays, dict[str, str]]:

@@ -79,8 +79,6 @@ class TraceArray(LazyArray):
 
     def __getitem__(self, index: Any) -> np.ndarray:
         index = full_index(index, self.name, self.axes)
-        if not all(isinstance(one, int | np.integer | slice) and not isinstance(one, bool) for one in index):
-            raise IndexError(f"{self.name} takes whole numbers and slices; for anything else load it first: trace.{self.name}[:][...]")
         step, rest = index[0], index[1:]
         for axis, size, one in zip(self.axes[1:], self.shape[1:], rest, strict=False):
             if isinstance(one, int | np.integer) and not -size <= one < size:
@@ -123,10 +121,10 @@ class TraceArray(LazyArray):
 
 
 def full_index(index: Any, name: str, axes: tuple[str, ...]) -> tuple[Any, ...]:
-    """Return an index as a tuple without an ellipsis.
+    """Return an index as a tuple of at least one whole number or slice, without an ellipsis.
 
     Raises:
-        IndexError: more indices than axes.
+        IndexError: more indices than axes, or an index of another type.
     """
     index = index if isinstance(index, tuple) else (index,)
     at = next((number for number, one in enumerate(index) if one is Ellipsis), None)
@@ -134,4 +132,22 @@ def full_index(index: Any, name: str, axes: tuple[str, ...]) -> tuple[Any, ...]:
         index = (*index[:at], *([slice(None)] * (len(axes) - len(index) + 1)), *index[at + 1 :])
     if len(index) > len(axes):
         raise IndexError(f"{name} has axes {', '.join(axes)}; found {len(index)} indices")
-    return index
+    for one in index:
+        if not isinstance(one, int | np.integer | slice) or isinstance(one, bool):
+            raise IndexError(f"{name} takes whole numbers and slices; for anything else load it first: trace.{name}[:][...]")
+        if isinstance(one, slice):
+            _check_slice(one, name)
+    return index or (slice(None),)
+
+
+def _check_slice(one: slice, name: str) -> None:
+    """Raise an error for a slice that NumPy would not take.
+
+    Raises:
+        IndexError: bounds that are no whole numbers, or a stride of 0.
+    """
+    for what, value in (("first", one.start), ("end", one.stop), ("stride", one.step)):
+        if value is not None and not hasattr(value, "__index__"):
+            raise IndexError(f"{name}: expected a whole number as the {what} of a slice, found {value!r}")
+    if one.step == 0:
+        raise IndexError(f"{name}: expected a stride from 1 upwards, or below 0, found 0")

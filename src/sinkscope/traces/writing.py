@@ -3,7 +3,9 @@
 import re
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,13 @@ from sinkscope.errors import CallError, TraceError
 from sinkscope.locks import names_in
 from sinkscope.traces.format import FORMAT, MANIFEST, PART, PART_GLOB, write_manifest
 from sinkscope.traces.part_files import write_part
-from sinkscope.work_items import read_object
+from sinkscope.work_items import UNFINISHED, read_object
 
 STEPS_PER_PART = 16
 SECONDS_PER_PART = 2.0
 BYTES_PER_PART = 64 << 20
+ASIDE = f".replaced{UNFINISHED}"
+"""Where a trace waits that is to be replaced, until the new one begins."""
 
 Step = dict[str, np.ndarray]
 
@@ -37,6 +41,71 @@ def claim_folder(folder: Path, overwrite: bool | None = False) -> None:
         CallError: it holds something already.
         TraceError: it cannot be made, or what it holds cannot be deleted.
     """
+    if _holds_trace(folder, overwrite):
+        _delete(folder)
+
+
+@dataclass
+class Room:
+    """An empty folder for a trace; what it held before comes back where nothing is recorded.
+
+    Attributes:
+        recorded: says at the end whether anything was.
+    """
+
+    recorded: Callable[[], bool] = lambda: False
+
+
+@contextmanager
+def room_in(folder: Path, overwrite: bool) -> Iterator[Room]:
+    """Make an empty folder for a trace, as `claim_folder` does; traces that are to be replaced are kept aside until one is recorded.
+
+    Raises:
+        CallError, TraceError: see `claim_folder`.
+    """
+    replaces, folder = _holds_trace(folder, overwrite), folder.absolute()  # the body may change the current folder
+    aside, room = folder / ASIDE, Room()
+    if replaces:
+        if names_in(folder) != [ASIDE]:
+            shutil.rmtree(aside, ignore_errors=True)  # of a run that was killed
+        _move(folder, aside)
+    try:
+        yield room
+    finally:
+        if room.recorded():
+            shutil.rmtree(aside, ignore_errors=True)
+        else:
+            if _not_recorded(folder) is None:
+                _delete(folder, keep=ASIDE)
+            if replaces:
+                _move(aside, folder)
+                aside.rmdir()
+
+
+def _move(source: Path, target: Path) -> None:
+    try:
+        target.mkdir(exist_ok=True)
+        for name in names_in(source):
+            if name != ASIDE:
+                (source / name).rename(target / name)
+    except OSError as error:
+        raise TraceError(f"{source}: its trace cannot be moved to {target} ({error.strerror or error}); choose another folder") from error
+
+
+def _delete(folder: Path, keep: str = "") -> None:
+    try:
+        for path in (folder / name for name in names_in(folder) if name != keep):
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    except OSError as error:
+        raise TraceError(f"{error.filename or folder} cannot be deleted ({error.strerror}); choose another folder") from error
+
+
+def _holds_trace(folder: Path, overwrite: bool | None) -> bool:
+    """Make the folder of a trace where there is none, and return whether it holds traces that may be deleted.
+
+    Raises:
+        CallError, TraceError: see `claim_folder`.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         found = next(iter(names_in(folder)), None)
@@ -47,7 +116,7 @@ def claim_folder(folder: Path, overwrite: bool | None = False) -> None:
     except OSError as error:
         raise TraceError(f"{folder} cannot be made ({error.strerror}); choose another folder") from error
     if found is None:
-        return
+        return False
     inner = [one / MANIFEST for one in files_in(folder, "*", TraceError) if one.is_dir()]
     if not any(_is_recording(path) for path in (folder / MANIFEST, *inner)):
         raise CallError(f"{folder} already holds files ({found} …); choose another folder or delete this one")
@@ -56,11 +125,7 @@ def claim_folder(folder: Path, overwrite: bool | None = False) -> None:
         raise CallError(f"{folder} already holds a trace; {advice}")
     if foreign := _not_recorded(folder):
         raise CallError(f"{folder} holds {foreign.name} beside its trace, and overwrite deletes traces only; choose another folder")
-    try:
-        for path in (folder / name for name in names_in(folder)):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-    except OSError as error:
-        raise TraceError(f"{error.filename or folder} cannot be deleted ({error.strerror}); choose another folder") from error
+    return True
 
 
 def _is_recording(path: Path) -> bool:
@@ -78,6 +143,8 @@ def _not_recorded(folder: Path, deep: bool = True) -> Path | None:
     for path in (folder / name for name in names_in(folder)):
         if path.is_symlink() or not path.is_dir():
             fits = _RECORDED.fullmatch(path.name) is not None
+        elif path.name == ASIDE:
+            fits = True
         elif path.name == "items":
             fits = all(_ITEM.fullmatch(one.name) for one in path.iterdir())
         else:
@@ -99,8 +166,9 @@ class TraceWriter:
         held: bytes of the steps that wait for their part to be closed.
     """
 
-    def __init__(self, folder: Path, manifest: dict[str, Any], reduce: Callable[[Step], Step] | None = None) -> None:
-        self.folder, self._reduce = folder, reduce
+    @checked
+    def __init__(self, folder: str | Path, manifest: dict[str, Any], reduce: Callable[[Step], Step] | None = None) -> None:
+        self.folder, self._reduce = Path(folder), reduce
         self.manifest = {
             "format": FORMAT,
             "complete": False,
@@ -113,8 +181,9 @@ class TraceWriter:
         self.held = 0
         self._steps: list[Step] = []
         self._opened = time.monotonic()
-        write_manifest(folder, self.manifest)
+        write_manifest(self.folder, self.manifest)
 
+    @checked
     def add(self, step: Step) -> None:
         """Add a step: arrays as in `axes.TRACE_AXES`, without the step axis; position and key axes may grow."""
         step = step if self._reduce is None else self._reduce(step)

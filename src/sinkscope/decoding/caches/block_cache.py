@@ -1,7 +1,7 @@
 """The cache with its switches apart: what is computed in a step, when everything is, and which of the stored keys are read."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from sinkscope.decoding.caches.triggers import (
 )
 from sinkscope.decoding.canvas import Batch
 from sinkscope.decoding.settings import Settings
+from sinkscope.documents import shown
 from sinkscope.models.family import Family
 from sinkscope.sinks.finding import EXCESS
 
@@ -67,12 +68,16 @@ class BlockCache(CachePolicy):
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for name, hint in get_type_hints(type(self)).items():
+            known = get_args(hint) if get_origin(hint) is Literal else ()
+            if known and getattr(self, name) not in known:
+                raise self.refuse(f"expected {name} as one of {', '.join(known)}, found {shown(getattr(self, name))}")
         if self.every is not None and self.every < 1:
             raise self.refuse(f"expected every as a number of steps from 1 upwards, found {self.every}")
         if (self.keep == "all") != (self.budget is None):
             raise self.refuse(
                 f"expected keep and budget together, found keep={self.keep} and budget {'none' if self.budget is None else self.budget}; "
-                "write keep=sinks,budget=64"
+                f"write keep={'sinks' if self.keep == 'all' else self.keep},budget={self.budget or 64}"
             )
         if self.budget is not None and self.budget < 1:
             raise self.refuse(f"expected a budget of keys from 1 upwards, found {self.budget}")

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from sinkscope.argument_types import checked
 from sinkscope.decoding.caches.policy import CachePolicy
+from sinkscope.documents import shown
 from sinkscope.errors import CallError
 from sinkscope.extension_points import find_kinds
 
@@ -30,7 +31,7 @@ def known_caches() -> dict[str, type[CachePolicy]]:
     found: dict[str, type[CachePolicy]] = {}
     for kind in find_kinds("sinkscope.decoding.caches", CachePolicy, lambda kind: bool(vars(kind).get("name")), ENTRY_POINTS, expected):
         if kind.name in (NOTHING, *found):
-            raise CallError(f"{kind.__qualname__}: expected a name of its own, found {kind.name!r}, which another policy has")
+            raise CallError(f"{kind.__qualname__}: expected a name of its own, found {shown(kind.name)}, which another policy has")
         found[kind.name] = kind
     return dict(sorted(found.items()))
 
@@ -50,13 +51,13 @@ def parse_cache(text: str) -> CachePolicy | None:
         return None
     known = known_caches()
     if name not in known:
-        raise CallError(f"no cache {text!r}; expected one of {', '.join([NOTHING, *known])}, with options as in block:every=8")
+        raise CallError(f"no cache {shown(text)}; expected one of {', '.join([NOTHING, *known])}, with options as in block:every=8")
     kind = known[name]
     given: dict[str, Any] = {}
     for piece in filter(None, map(str.strip, tail.split(","))):
         option, value = _option(kind, text, piece)
         if given.get(option, value) != value:
-            raise CallError(f"cache {text!r}: {option} is given twice")
+            raise CallError(f"cache {shown(text)}: {option} is given twice")
         given[option] = value
     return kind(**given)
 
@@ -70,7 +71,7 @@ def _option(kind: type[CachePolicy], text: str, piece: str) -> tuple[str, Any]:
             choices.setdefault(value, []).append(name)
     name, equals, value = piece.partition("=")
     if not equals and len(choices.get(piece, [])) > 1:
-        raise CallError(f"cache {text!r}: {piece} is a value of {' and '.join(choices[piece])}; write {choices[piece][0]}={piece}")
+        raise CallError(f"cache {shown(text)}: {piece} is a value of {' and '.join(choices[piece])}; write {choices[piece][0]}={piece}")
     if not equals and piece in choices:
         return choices[piece][0], piece
     if not equals and hints.get(piece) is bool:
@@ -83,13 +84,13 @@ def _option(kind: type[CachePolicy], text: str, piece: str) -> tuple[str, Any]:
             except ValueError:
                 continue
             if not abs(found) <= LARGEST:
-                raise CallError(f"cache {text!r}: expected {name} as a number up to {LARGEST:,}, found {value[:20]}")
+                raise CallError(f"cache {shown(text)}: expected {name} as a number up to {LARGEST:,}, found {value[:20]}")
             return name, found
         if name in choices.get(value, []):
             return name, value
         if kinds == [bool] and value in ("True", "False"):
             return name, value == "True"
         expected = " or ".join(get_args(hints[name])) if get_origin(hints[name]) is Literal else "a number"
-        raise CallError(f"cache {text!r}: expected {name} as {expected}, found {value!r}")
+        raise CallError(f"cache {shown(text)}: expected {name} as {expected}, found {shown(value)}")
     options = ", ".join(f"{one}=…" for one in hints) or "none"
-    raise CallError(f"cache {text!r}: {kind.name} has no option {piece!r}; its options: {options}")
+    raise CallError(f"cache {shown(text)}: {kind.name} has no option {shown(piece)}; its options: {options}")

@@ -182,7 +182,7 @@ class CachePolicy(ABC):
 
     def refuse(self, what: str) -> CallError:
         """Return the error that says what does not fit."""
-        return CallError(f"cache {self.text}: {what}")
+        return CallError(f"cache {self.text[:80]}: {what}")
 
 
 class LayeredPolicy(CachePolicy):

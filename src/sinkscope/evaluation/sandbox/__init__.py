@@ -25,10 +25,12 @@ from math import ceil
 from pathlib import Path
 
 from sinkscope.argument_types import check_argument
+from sinkscope.documents import shown
 from sinkscope.errors import CallError, EvaluationError
 
 LEAST_MEMORY_MB = 64
 GRACE_S = 60.0  # for the confinement and for compiling; the program's own clock runs in the supervisor
+LONGEST_S = 86_400
 BY_THE_CLOCK = 10  # times the CPU time: on a busy machine a right answer is late, not wrong
 INSIDE = "; its tests ran in the program's own process, since they pass what cannot leave one"
 _START = """
@@ -90,9 +92,13 @@ def run_program(
     for name, value, hint in (("timeout_s", timeout_s, float), ("memory_mb", memory_mb, int), ("without", without, tuple[str, ...])):
         check_argument(name, value, hint)
     if bool(tests) != function.isidentifier():
-        raise CallError(f"tests, function: expected tests and the name of the function they call, or neither, found function={function!r}")
+        raise CallError(
+            f"tests, function: expected tests and the name of the function they call, or neither, found function={shown(function)}"
+        )
     if not 0 < timeout_s < float("inf"):
         raise CallError(f"timeout_s: expected seconds above 0, found {timeout_s}")
+    if timeout_s > LONGEST_S:
+        raise CallError(f"timeout_s: expected at most {LONGEST_S:,} seconds, found {timeout_s:g}")
     if memory_mb < LEAST_MEMORY_MB:
         raise CallError(f"memory_mb: expected at least {LEAST_MEMORY_MB}, since Python itself needs some, found {memory_mb}")
     nonce, clock_s = secrets.token_hex(16), BY_THE_CLOCK * timeout_s

@@ -11,7 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from sinkscope.argument_types import checked
+from sinkscope.argument_types import check_argument, checked
 from sinkscope.errors import CallError, TraceError
 from sinkscope.figures.drawing import make_folder
 from sinkscope.figures.explorer.recorded_views import STRONGEST, ShownTrace, add_trace
@@ -24,6 +24,8 @@ from sinkscope.traces.format import write_whole
 from sinkscope.traces.reading import as_trace
 
 SCRIPTS = ("data", "selection", "drawing", "heads_view", "trace_view", "charts", "difference", "attention_map", "explorer")
+HIGHEST = 1 << 16
+"""Pixels of the page in a notebook."""
 LARGEST_PAGE = 64_000_000
 """Bytes of tiles up to which one page holds every head; a larger one keeps the strongest columns of each head and the means."""
 LARGEST_INLINE = 16_000_000
@@ -56,6 +58,9 @@ class Explorer:
         Raises:
             CallError: anywidget is not installed.
         """
+        check_argument("height", height, int)
+        if not 1 <= height <= HIGHEST:
+            raise CallError(f"height: expected 1 to {HIGHEST:,} pixels, found {height}")
         try:
             from sinkscope.figures.explorer.notebook_widget import ExplorerWidget
         except ImportError as error:
@@ -105,9 +110,12 @@ class Explorer:
         """Write one file.
 
         Raises:
+            CallError: the path names no file.
             TraceError: it cannot be written.
         """
         path = Path(path)
+        if not path.name:
+            raise CallError(f"path: expected the name of a file, found {path}")
         make_folder(path.parent)
         write_whole(path, (piece.encode() for piece in self._page(LARGEST_PAGE)))
         return path

@@ -12,6 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 
+from sinkscope.argument_types import checked
 from sinkscope.errors import CallError, SinkscopeError
 from sinkscope.figures.explorer.explorer_page import Explorer, tile_path
 from sinkscope.figures.subject import Maps
@@ -22,6 +23,7 @@ NAMES = (ADDRESS, "localhost")
 PLACE = ("trace", "step", "layer", "head")
 
 
+@checked
 @dataclass
 class ExplorerServer:
     """A web server for one explorer. It reads no files: it answers with the page, its tiles and attention maps, and nothing else.
@@ -132,6 +134,14 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._answer(404, "text/plain", b"no such page\n")
 
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Answer in one line what http.server refuses: another method, a line too long, what is no request."""
+        self.close_connection = True
+        self._answer(code, "text/plain", b"expected a GET request for this page, found another\n")
+
     def _asked_from_here(self) -> bool:
         """Return whether the page was asked for by its own name, so that no other site can read it through a name of its own."""
         port = cast(HTTPServer, self.server).server_port
@@ -164,7 +174,8 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in (headers | (more or {})).items():
             self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(content)
+        if self.command != "HEAD":
+            self.wfile.write(content)
 
     def log_message(self, format: str, *args: object) -> None:
         """Print nothing for each request."""

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, fields
 from numbers import Integral
 from typing import Any, Literal
 
+from sinkscope.documents import shown
 from sinkscope.errors import CallError, ModelError
 
 KEY = "sink_token"  # in config.json
@@ -44,15 +45,15 @@ class SinkToken:
         for name, allowed in (("kind", ("token", "logit", "gate")), ("position", ("front", "end")), ("count", COUNTS)):
             found = getattr(self, name)
             if not isinstance(found, str | int) or isinstance(found, bool) or found not in allowed:
-                raise CallError(f"sink token: {name}: expected one of {', '.join(map(repr, allowed))}, found {found!r}")
+                raise CallError(f"sink token: {name}: expected one of {', '.join(map(repr, allowed))}, found {shown(found)}")
         for name in ("zero_value", "learned", "folded"):
             if not isinstance(getattr(self, name), bool):
-                raise CallError(f"sink token: {name}: expected true or false, found {getattr(self, name)!r}")
+                raise CallError(f"sink token: {name}: expected true or false, found {shown(getattr(self, name))}")
         for name in ("token_id", "seed"):
             found = getattr(self, name)
             if (found is None and name == "token_id") or (isinstance(found, int) and not isinstance(found, bool) and found >= 0):
                 continue
-            raise CallError(f"sink token: {name}: expected a whole number from 0, found {found!r}")
+            raise CallError(f"sink token: {name}: expected a whole number from 0, found {shown(found)}")
         plain = SinkToken.__dataclass_fields__
         of_tokens = ("position", "count", "zero_value", "folded", "token_id")
         beside = [name for name in of_tokens if self.kind != "token" and getattr(self, name) != plain[name].default]
@@ -99,7 +100,7 @@ def variant_of(name: str) -> SinkToken | None:
         CallError: there is no such variant.
     """
     if name not in VARIANTS:
-        raise CallError(f"sink token: no variant {name!r}; expected one of {', '.join(VARIANTS)}")
+        raise CallError(f"sink token: no variant {shown(name)}; expected one of {', '.join(VARIANTS)}")
     return VARIANTS[name]
 
 
@@ -111,7 +112,7 @@ def read_variant(stored: Any, where: str) -> SinkToken:
     """
     known = [field.name for field in fields(SinkToken)]
     if not isinstance(stored, Mapping):
-        raise ModelError(f"{where}: {KEY} in config.json: expected an object with {', '.join(known)}, found {stored!r}")
+        raise ModelError(f"{where}: {KEY} in config.json: expected an object with {', '.join(known)}, found {shown(stored)}")
     unknown = sorted(set(stored) - set(known))
     if unknown:
         raise ModelError(
