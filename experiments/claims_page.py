@@ -44,6 +44,7 @@ ran: one reading of the papers' words. [All numbers](../results/claims/README.md
   elsewhere. Otherwise it has the verdict that it has for all shots.
 
 Known before the run, from 12 problems or from tries: that drift and depth change with the shots; moves, group splits and over-mixing.
+The parts on output norms were added after the first run, with the bounds of the parts on values.
 
 """
 TAIL = """

@@ -33,7 +33,7 @@ def top(k: int, options: str = "") -> list[str]:
     return [f"top:{k}{options}", *seeded(f"random:{k}{options}")]
 
 
-def controls(k: int, options: str = "", kinds: Sequence[str] = ("mass", "persistent", "class")) -> list[str]:
+def controls(k: int, options: str = "", kinds: Sequence[str] = ("mass", "rowmass", "persistent", "class")) -> list[str]:
     return [f"ranks:{k}{options}", *(rule for kind in kinds for rule in seeded(f"{kind}:{k}{options}"))]
 
 
@@ -42,7 +42,7 @@ CURRENT = top(1, "@current")
 LAST_ROW = [*top(1, "@last_row"), *top(1, "@current,last_row")]
 MORE = [*top(5), *top(10)]
 CONTROLS = controls(1)
-MORE_LAST_ROW = [*top(5, "@last_row"), *top(10, "@last_row"), *controls(1, "@last_row", ("mass",))]
+MORE_LAST_ROW = [*top(5, "@last_row"), *top(10, "@last_row"), *controls(1, "@last_row", ("mass", "rowmass"))]
 MANY = [*top(5, "@current"), *top(10, "@current"), *controls(5), *controls(10)]
 
 
