@@ -13,7 +13,7 @@ from fractions import Fraction
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeGuard, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from sinkscope.documents import describe
 from sinkscope.errors import CallError
@@ -159,7 +159,7 @@ def _asks_for_array(hint: Any) -> bool:
     return any(hasattr(one, "array_type") for one in _parts(hint))
 
 
-def _is_list(value: Any) -> bool:
+def _is_list(value: Any) -> TypeGuard[Iterable[Any]]:
     if isinstance(value, str | bytes | bytearray | Mapping) or getattr(value, "ndim", 1) == 0:
         return False
     return isinstance(value, Collection) or (hasattr(value, "__len__") and hasattr(value, "__getitem__"))

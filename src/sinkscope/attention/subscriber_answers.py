@@ -74,7 +74,7 @@ def read_hidden(name: str, answer: Any, query: Tensor, key: Tensor, keys: int) -
         _check_mask(name, answer, ((1, batch), (1, heads)), "batch, head, key", keys)
         return [Hidden(_on(key.device, answer)[:, :, None])]
     listed = isinstance(answer, Iterable) and not isinstance(answer, str | bytes | Mapping) and getattr(answer, "ndim", 1) > 0
-    several = list(answer) if listed else [answer]
+    several: list[Any] = list(answer) if listed else [answer]
     for one in several:
         if not isinstance(one, Hidden):
             found = type(one if isinstance(answer, Sequence) else answer).__name__

@@ -103,7 +103,7 @@ def evaluate(
         EvaluationError: the folder cannot be written, the sandbox does not work, or another process of the same run died.
     """
     expect_model(model, unhidden=True)
-    batch, limit, shots = (int(one) if isinstance(one, np.integer) else one for one in (batch, limit, shots))  # JSON has none of NumPy
+    batch, limit, shots = _for_json(batch), _for_json(limit), _for_json(shots)
     check_argument("batch", batch, int)
     check_argument("out", out, Path | str)
     check_argument("progress", progress, bool)
@@ -146,6 +146,10 @@ def evaluate(
             return []
         _wait_for_others(out, before, batches)
         return collect(out, [(plan.task.name, text) for plan in plans for text in rules])
+
+
+def _for_json(value: Any) -> Any:
+    return int(value) if isinstance(value, np.integer) else value
 
 
 def _announce(plans: Sequence[TaskPlan]) -> None:

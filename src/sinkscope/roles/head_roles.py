@@ -198,7 +198,7 @@ class Roles:
         from sinkscope.roles.role_schema import RolesFile
 
         check_fields(values, RolesFile, "roles", CallError, "expected what `sinkscope roles` writes")
-        plain = {name: value for name, value in values.items() if name != CHECKSUM}
+        plain: dict[str, Any] = {name: value for name, value in values.items() if name != CHECKSUM}
         heads = tuple(_head(one) for one in plain["heads"])
         _check_places([(one.layer, one.head) for one in heads], plain)
         failed = {int(number): why for number, why in plain["failed"].items()}
@@ -210,8 +210,9 @@ class Roles:
         if lengths is not None and lengths[0] > lengths[1]:
             raise CallError(f"canvas_tokens: expected the shortest, then the longest, found {lengths}; measure them again")
         rules = Rules(**{"faint": 0.0, **plain["rules"]})  # files that do not name it are older than that rule
-        read = {"rules": rules, "heads": heads, "failed": failed, "together": together}
-        return cls(**plain | read | {"canvas_tokens": None if lengths is None else tuple(lengths)})
+        canvas_tokens = None if lengths is None else tuple(lengths)
+        read = {"rules": rules, "heads": heads, "failed": failed, "together": together, "canvas_tokens": canvas_tokens}
+        return cls(**{**plain, **read})
 
 
 def _check_places(heads: list[tuple[int, int]], values: Mapping[str, Any]) -> None:
