@@ -154,6 +154,8 @@ def _run(arguments: "list[str]") -> None:
     from sinkscope.commands import COMMANDS, find_command
     from sinkscope.errors import CallError
 
+    if arguments[:1] == ["help"] and len(arguments) > 1:  # `help sinks` is `sinks --help`
+        arguments = [*arguments[1:], "--help"]
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_overview())
         return
@@ -172,11 +174,21 @@ def _run(arguments: "list[str]") -> None:
     from sinkscope.commands.arguments import check_arguments
     from sinkscope.commands.bounds import check_bounds
 
-    command = find_command(name)
+    command, rest = find_command(name), _without_end_of_flags(rest)
     check_arguments(command, rest)
     parsed = _parse(command, name, rest)
     check_bounds(parsed)
     parsed.run()
+
+
+def _without_end_of_flags(words: "list[str]") -> "list[str]":
+    """Return words without the ``--`` behind which none is a flag: those behind it follow the first words, as paths."""
+    if "--" not in words:
+        return words
+    end = words.index("--")
+    first = next((at for at, word in enumerate(words[:end]) if word.startswith("-")), end)
+    paths = [f"./{word}" if word.startswith("-") else word for word in words[end + 1 :]]
+    return [*words[:first], *paths, *words[first:end]]
 
 
 def _parse(command: "type[Command]", name: str, arguments: "list[str]") -> "Command":

@@ -39,6 +39,20 @@ def test_every_command_has_help(run, name):
     assert f"sinkscope {name}" in out
 
 
+def test_help_takes_the_name_of_a_command(run):
+    assert run("help", "sinks")[:2] == run("sinks", "--help")[:2]
+    assert run("help", "sniks")[0] == 2
+
+
+def test_no_word_behind_two_dashes_is_a_flag(run, trace_folder, tmp_path, monkeypatch):
+    (tmp_path / "-t").symlink_to(trace_folder)
+    monkeypatch.chdir(tmp_path)
+    plain = json.loads(run("sinks", str(trace_folder), "--json")[1])
+    status, _, err = run("sinks", "--", "--json")
+    assert status != 0 and "--json" in err
+    assert json.loads(run("sinks", "--json", "--", "-t")[1])["sinks"] == plain["sinks"]
+
+
 def told_options(shown):
     """The help of every option and argument, each on one line; with a frame around it or, where the output knows no such signs, without."""
     found = []

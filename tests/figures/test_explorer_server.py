@@ -99,6 +99,10 @@ def test_nothing_can_be_sent(server):
     assert ask(server, "/", method="PUT")[:2] == (501, b"expected a GET request for this page, found another\n")
 
 
+def test_an_address_too_long_is_told_so(server):
+    assert ask(server, "/" + "x" * 70_000)[:2] == (414, b"expected a shorter address\n")
+
+
 def test_a_head_is_a_page_without_its_content(server):
     for path in ("/", "/nowhere", "/map?trace=0&step=2&layer=1&head=1"):
         (status, content, answer), (expected, whole, _) = ask(server, path, method="HEAD"), ask(server, path)

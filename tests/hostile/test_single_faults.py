@@ -287,6 +287,13 @@ def test_a_bundle_of_a_trace_that_lists_other_parts(place, parts, message):
     assert trial.faults(outcome, out=place / "out") == [] and message in outcome.err, outcome
 
 
+def test_a_prompt_given_twice_in_a_line(place):
+    (place / "twice.jsonl").write_text('{"prompt": "Q:", "prompt": "A:"}\n')
+    outcome = trial.run("trace", str(place / "model"), "--prompts", str(place / "twice.jsonl"), "--out", str(place / "out"))
+    assert trial.faults(outcome, out=place / "out") == [], outcome
+    assert "line 1: expected each name once in an object, found 'prompt' twice" in outcome.err, outcome
+
+
 MESSAGES = {
     "a head that the model does not have": (
         "roles {0}/model --out {0}/out --problems 10 --length 4 --steps 4 --block 4 --head 99.99",

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from threading import Lock
 from typing import cast
@@ -140,7 +141,8 @@ class _Handler(BaseHTTPRequestHandler):
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Answer in one line what http.server refuses: another method, a line too long, what is no request."""
         self.close_connection = True
-        self._answer(code, "text/plain", b"expected a GET request for this page, found another\n")
+        expected = b"a shorter address" if code == HTTPStatus.REQUEST_URI_TOO_LONG else b"a GET request for this page, found another"
+        self._answer(code, "text/plain", b"expected " + expected + b"\n")
 
     def _asked_from_here(self) -> bool:
         """Return whether the page was asked for by its own name, so that no other site can read it through a name of its own."""
