@@ -1,5 +1,6 @@
 """`evaluate` on tiny random models: prompts, kept items, resumption after a kill, and every refusal."""
 
+import dataclasses
 import json
 import logging
 import signal
@@ -16,6 +17,7 @@ import sinkscope
 from sinkscope.decoding import Generation
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.evaluation import evaluate, read_results, running, task_plans
+from sinkscope.evaluation.comparisons import compare
 from sinkscope.interventions import HideTopSinks, split_rules
 from sinkscope.lab.prompts import few_shot_prompt, held_out
 
@@ -163,6 +165,31 @@ def test_rules_on_the_command_line():
         "top:5",
     ]
     assert split_rules("top:1,none,top:1,") == ["top:1", "none"]
+
+
+SPELLED = ["top:1", "top:01", "random:1", "random:1@seed=00", "above:3", "above:3.0", "top:1@layers=0", "top:1@layers=0-0,local"]
+
+
+def test_a_rule_in_two_spellings_is_one_rule(diffusion, tmp_path):
+    results = evaluate(diffusion, out=tmp_path, **{**SMALL, "limit": 2, "hide": ["none", *SPELLED]})
+    assert [one.hide for one in results] == ["none", "top:1", "random:1@seed=0", "above:3", "top:1@layers=0"]
+    folders = [path.name for path in (tmp_path / "lab-arith").iterdir() if path.is_dir()]
+    assert sorted(folders) == ["above-3", "none", "random-1-seed-0", "top-1", "top-1-layers-0"]
+    assert [contrast.control for row in compare(results) for contrast in row.contrasts] == ["random:1"]
+
+
+def test_items_that_an_earlier_version_stored_under_another_spelling_are_gone_on_with(diffusion, tmp_path, answers, monkeypatch):
+    with monkeypatch.context() as earlier:
+        earlier.setattr(task_plans, "canonical_rule", str)
+        (before,) = evaluate(diffusion, out=tmp_path, **{**SMALL, "hide": ["top:01"]})
+    assert before.hide == "top:01"
+    asked = len(answers)
+    (after,) = evaluate(diffusion, out=tmp_path, **{**SMALL, "hide": ["top:01"]})
+    assert len(answers) == asked
+    assert after == dataclasses.replace(before, hide="top:1")
+    assert read_results(tmp_path) == [after]  # one row, not one for each spelling
+    (again,) = evaluate(diffusion, out=tmp_path, **{**SMALL, "hide": ["top:1"]})  # it had no items under this text
+    assert (again.outcomes, len(read_results(tmp_path))) == (after.outcomes, 1)
 
 
 def test_a_finished_run_asks_nothing_again(diffusion, tmp_path, answers):

@@ -28,6 +28,7 @@ from sinkscope.interventions import (
     parse_rule,
     split_rules,
 )
+from sinkscope.interventions.rules import canonical_rule
 
 TEXTS = {
     "none": compose(),
@@ -320,3 +321,34 @@ def test_numbers_of_numpy_are_numbers():
     assert HidePositions(np.array([3, 1])) == HidePositions((1, 3))
     with pytest.raises(CallError, match="heads: expected pairs"):
         HideTopSinks(1, heads=np.eye(2, dtype=bool))
+
+
+CANONICAL = {
+    "none": "none",
+    " top:01 ": "top:1",
+    "top:1@mask,previous,columns": "top:1",
+    "top:1@layers=0-0": "top:1@layers=0",
+    "top:1@queries=2+1+0+7,zero,last_row,current": "top:1@current,last_row,zero,queries=0-2+7",
+    "top:1@heads=5.1+0.5,keys=masked": "top:1@keys=masked,heads=0.5+5.1",
+    "top:1@only_sinks,hidden": "top:1@hidden,only_sinks",
+    "random:1": "random:1@seed=0",
+    "random:1@seed=002,last_row": "random:1@last_row,seed=2",
+    "above:3.0": "above:3",
+    "above:.50@percent": "above:0.5@percent",
+    "above:1e30": "above:1e30",
+    "above:inf": "above:inf",
+    "window:04+064": "window:4+64",
+    "sink-token@layers=1+2": "sink-token@layers=1-2",
+}
+
+
+@pytest.mark.parametrize("text", CANONICAL)
+def test_a_rule_has_one_text_whatever_way_it_is_written(text):
+    found = canonical_rule(text)
+    assert (found, parse_rule(found)) == (CANONICAL[text], parse_rule(text))
+    assert canonical_rule(found) == found
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_the_one_text_of_a_rule_stands_for_the_same_rule(text):
+    assert parse_rule(canonical_rule(text)) == parse_rule(text)

@@ -39,6 +39,7 @@ class Evaluate(TaskCommand):
         from sinkscope.evaluation.results import collect
         from sinkscope.evaluation.tables import write_table
         from sinkscope.interventions import split_rules
+        from sinkscope.interventions.rules import canonical_rule
 
         self.check_dry_run()
         if not self.jobs:
@@ -56,7 +57,8 @@ class Evaluate(TaskCommand):
         arguments = {**asked, "out": out, "batch": self.batch}
         if self.jobs:
             run_in_jobs(self.model, self.device, self.dtype, arguments, self.jobs, self.cluster, self.job_options)
-            results = collect(out, [(task, rule) for task in asked["tasks"] for rule in rules])
+            texts = dict.fromkeys(map(canonical_rule, rules))
+            results = collect(out, [(task, text) for task in asked["tasks"] for text in texts], rules)
         else:
             results = run_share(self.model, self.device, self.dtype, arguments)
         if results:

@@ -7,7 +7,7 @@ from sinkscope.documents import check_fields
 from sinkscope.errors import CallError
 from sinkscope.evaluation.paired_tests import Difference, against_controls, holm, paired_difference
 from sinkscope.evaluation.papers.published import published_accuracy
-from sinkscope.evaluation.results import RULE, Result, cell_of, options_of, seed_of
+from sinkscope.evaluation.results import Result, cell_of, comparable_rule, options_of, rule_of, seed_of
 
 SEEDS = 3
 _RULES = {"none": None, "top": None, "random": True, "ranks": False, "mass": True, "rowmass": True, "persistent": True, "class": True}
@@ -66,7 +66,7 @@ def compare(results: Sequence[Result]) -> list[Row]:
     """Return a row for each result, in their order; runs are paired over the problems that both have, from the first."""
     rows = []
     for result in results:
-        published = published_accuracy(result.model, result.task, result.hide)
+        published = published_accuracy(result.model, result.task, comparable_rule(result.hide))
         found = (Contrast(control, seeds, one, 1.0, *removed) for control, seeds, one, removed in _contrasts(result, results))
         rows.append(Row(result, published, _change(result, results), None, tuple(found)))
     return adjust(rows)
@@ -130,12 +130,12 @@ def _change(result: Result, results: Sequence[Result]) -> Difference | None:
 
 def _contrasts(result: Result, results: Sequence[Result]) -> list[tuple[str, int, Difference, tuple[float | None, float | None]]]:
     """Return a control's name, the number of its seeds, the difference and both shares removed, for each kind of control."""
-    rule = RULE.fullmatch(result.hide)
+    rule = rule_of(result)
     if rule is None or not hides_k(rule[1]):
         return []
     kinds: dict[str, dict[int, Result]] = {}
     for one in results:
-        other = RULE.fullmatch(one.hide)
+        other = rule_of(one)
         if other is None or takes_seed(other[1]) is None or not _comparable(one, result):
             continue
         if rule[1] != "top" and other[1] != "random":
@@ -185,8 +185,8 @@ def arranged(results: Sequence[Result]) -> list[Result]:
     """Return results sorted by model, task, and rule with its controls, each in the order in which it first occurs."""
 
     def place(result: Result) -> tuple[str, ...]:
-        rule = RULE.fullmatch(result.hide)
-        return (result.model, result.task, *((result.hide,) if rule is None else (rule[2], *options_of(rule[3]))))
+        rule = rule_of(result)
+        return (result.model, result.task, *((comparable_rule(result.hide),) if rule is None else (rule[2], *options_of(rule[3]))))
 
     places = list(map(place, results))
     order = {start: number for number, start in enumerate(dict.fromkeys(one[:length] for one in places for length in (1, 2, len(one))))}

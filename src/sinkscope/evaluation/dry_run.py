@@ -6,7 +6,7 @@ from sinkscope.evaluation.papers.paper import PROBLEMS, Part, Shape
 from sinkscope.evaluation.papers.paper1 import CHECKPOINTS
 from sinkscope.evaluation.task_plans import Request, check_request, resolve_task
 from sinkscope.evaluation.tasks import PUBLISHED, find_task
-from sinkscope.interventions import parse_rule
+from sinkscope.interventions.rules import canonical_rule
 from sinkscope.models import FAMILIES, Family, describe
 
 
@@ -22,9 +22,7 @@ def parts_of(name: str, request: Request) -> list[Part]:
         ModelError: a checkpoint that sinkscope does not load.
     """
     check_request(request)
-    rules = tuple(dict.fromkeys(request.hide))
-    for rule in rules:
-        parse_rule(rule)
+    rules = tuple(dict.fromkeys(map(canonical_rule, request.hide)))
     family, shape = family_and_shape(name)
     parts = []
     for task in (find_task(one, request.data) for one in dict.fromkeys(request.tasks)):

@@ -1,5 +1,6 @@
 """Results of evaluations: frozen records and their file. This module loads neither torch nor transformers."""
 
+import functools
 import gzip
 import json
 import re
@@ -15,12 +16,24 @@ from sinkscope.checksums import compare_checksum, with_checksum
 from sinkscope.documents import MOST, check_fields, describe, parse_json, read_bytes
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.evaluation.paired_tests import wilson_interval
-from sinkscope.evaluation.results_folder import COMPRESSED, RESULTS, RUN, TASK, ResultItems, find_items, hash_claim, write_json
+from sinkscope.evaluation.results_folder import (
+    COMPRESSED,
+    RESULTS,
+    RUN,
+    TASK,
+    ResultItems,
+    find_items,
+    hash_claim,
+    items_folder,
+    write_json,
+)
 from sinkscope.work_items import COMPARISON, EVALUATION, ROLES, kind_of_run, read_object, write_whole
 
 FORMAT = 1
 RULE = re.compile(r"([a-z]+):(\d+)(?:@(.*))?")
 """The text of a rule that hides K keys: word, K, options."""
+_PLAIN = re.compile(r"[a-z-]+(:(0|[1-9]\d*))?(@([a-z_]+|seed=(0|[1-9]\d*))(,([a-z_]+|seed=(0|[1-9]\d*)))*)?")
+"""Texts of rules whose words and numbers can be compared as they stand."""
 _SEED = re.compile(r"seed=([0-9]{1,20})")
 _DEFAULTS = {"", "previous", "local", "columns", "head", "mask"}
 AGAIN = "the file is damaged; the same `sinkscope evaluate` makes it again from its items"
@@ -103,12 +116,28 @@ def _mean(items: Sequence[Mapping[str, Any]], name: str) -> float | None:
     return sum(found) / len(found) if found else None
 
 
-def collect(folder: Path, wanted: Sequence[tuple[str, str]]) -> list[Result]:
+def stored_text(folder: Path, task: str, text: str, given: Iterable[str]) -> str:
+    """Return the text under which the items of a rule lie in a folder: its canonical one, or as it was given to an earlier version.
+
+    Args:
+        folder: of an evaluation.
+        task: its name.
+        text: the canonical text of the rule.
+        given: rules as they were given this time, among them others.
+    """
+    from sinkscope.interventions.rules import canonical_rule  # here, as it loads torch
+
+    same = (one for one in given if canonical_rule(one) == text)
+    return next((one for one in (text, *same) if items_folder(folder, task, one).is_dir()), text)
+
+
+def collect(folder: Path, wanted: Sequence[tuple[str, str]], given: Iterable[str] = ()) -> list[Result]:
     """Return the results of tasks and rules from the items in a folder, once all are done, and write them to ``results.json``.
 
     Args:
         folder: of an evaluation.
         wanted: pairs of task and rule.
+        given: rules as they were given, see `stored_text`.
 
     Raises:
         EvaluationError: items are missing or damaged, or the folder's own files are.
@@ -124,7 +153,9 @@ def collect(folder: Path, wanted: Sequence[tuple[str, str]]) -> list[Result]:
             raise EvaluationError(f"{folder} is damaged or not begun ({RUN}, {task}/{TASK}); run the same `sinkscope evaluate` again")
         check_fields(run, RunFile, str(folder / RUN), EvaluationError, "the file is damaged")
         check_fields(asked, TaskFile, str(folder / task / TASK), EvaluationError, "the file is damaged")
-        stored = ResultItems(folder, task, hide, hash_claim(run), hash_claim(asked), schema=evaluated_fields)
+        stored = ResultItems(
+            folder, task, stored_text(folder, task, hide, given), hash_claim(run), hash_claim(asked), schema=evaluated_fields
+        )
         count, batch = asked["problems"], run["batch"]
         items = [stored.read(index, min(batch, count - index // batch * batch)) for index in range(count)]
         missing += items.count(None)
@@ -170,11 +201,11 @@ def write_results(folder: Path, results: Sequence[Result]) -> None:
     Raises:
         EvaluationError: no permission, no space.
     """
-    new = {(result.task, result.hide): result for result in results}
+    new = {(result.task, _hidden(result)): result for result in results}
     runs = {(result.weight_hash, result.dtype, result.device) for result in results}
     try:
         found = [result for result in read_results(folder) if (result.weight_hash, result.dtype, result.device) in runs]
-        old = {(result.task, result.hide): result for result in found}
+        old = {(result.task, _hidden(result)): result for result in found}
     except (CallError, EvaluationError):
         old = {}  # absent or damaged; every result can be made again from its items
     write_json(folder / RESULTS, _stored((old | new).values()))
@@ -234,10 +265,32 @@ def _refuse_copies(found: Mapping[Path, Sequence[Result]]) -> None:
 
 def cell_of(result: Result) -> str:
     """Return what a result is of, without its numbers: two results of one cell are one measurement, however their rules are written."""
-    rule = RULE.fullmatch(result.hide)
-    hidden = [rule[1], rule[2].lstrip("0"), *options_of(rule[3]), seed_of(rule[3])] if rule else [result.hide]
     run = [result.model, result.task, result.n, result.weight_hash, dict(result.settings), result.dtype, result.device, result.data]
-    return json.dumps([hidden, run], sort_keys=True, default=str)
+    return json.dumps([_hidden(result), run], sort_keys=True, default=str)
+
+
+def _hidden(result: Result) -> tuple[Any, ...]:
+    """Return the rule of a result, the same for all its spellings."""
+    rule = rule_of(result)
+    return (rule[1], rule[2], *options_of(rule[3]), seed_of(rule[3])) if rule else (comparable_rule(result.hide),)
+
+
+def rule_of(result: Result) -> re.Match[str] | None:
+    """Return word, K and options of the rule of a result; None where it does not hide K keys. Two spellings of a rule give the same."""
+    return RULE.fullmatch(comparable_rule(result.hide))
+
+
+@functools.lru_cache(maxsize=1024)
+def comparable_rule(text: str) -> str:
+    """Return the text of a rule with its numbers written in the one way; unchanged where it is so already, or is no rule known here."""
+    if _PLAIN.fullmatch(text):
+        return text
+    from sinkscope.interventions.rules import canonical_rule  # here, as it loads torch
+
+    try:
+        return canonical_rule(text)
+    except CallError:  # of a package that is not installed here
+        return text
 
 
 def options_of(text: str | None) -> list[str]:

@@ -210,6 +210,11 @@ def _settings(content: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in content.items() if key not in (*AMOUNTS, WEIGHTS)}
 
 
+def items_folder(folder: Path, task: str, hide: str) -> Path:
+    """Return the folder for the items of a task under a rule."""
+    return folder / task / re.sub(r"[^\w.+-]", "-", hide)
+
+
 class ResultItems:
     """The items of one task under one rule, one a problem.
 
@@ -222,7 +227,7 @@ class ResultItems:
 
     def __init__(self, folder: Path, task: str, hide: str, *run: str, schema: Callable[[int], type[Any]]) -> None:
         self._schema = schema
-        self.folder = folder / task / re.sub(r"[^\w.+-]", "-", hide)
+        self.folder = items_folder(folder, task, hide)
         self.run = _checksum({"run": run, "task": task, "hide": hide})
 
     def read(self, index: int, beside: int = 0) -> dict[str, Any] | None:

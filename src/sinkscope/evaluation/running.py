@@ -28,7 +28,7 @@ from sinkscope.evaluation.answers import Rule, answer_until, reseeded, rule_in_f
 from sinkscope.evaluation.choices import LikelihoodSettings, ask
 from sinkscope.evaluation.item_schema import evaluated_fields
 from sinkscope.evaluation.protocols import AUTO
-from sinkscope.evaluation.results import Result, collect
+from sinkscope.evaluation.results import Result, collect, stored_text
 from sinkscope.evaluation.results_folder import RUN, TASK, ResultItems, check_claims, claim, is_working, locked, started_at
 from sinkscope.evaluation.sandbox import run_program
 from sinkscope.evaluation.task_plans import Request, TaskPlan, make_plans
@@ -138,14 +138,14 @@ def evaluate(
         for plan in plans:
             asked = claim(out / plan.task.name / TASK, plan.describe())
             for text, rule in rules.items():
-                items = ResultItems(out, plan.task.name, text, run, asked, schema=evaluated_fields)
+                items = ResultItems(out, plan.task.name, stored_text(out, plan.task.name, text, hide), run, asked, schema=evaluated_fields)
                 count = len(plan.problems)
                 batches += [_Batch(plan, rule, items, range(at, min(at + batch, count))) for at in range(0, count, batch)]
         _work_through(model, batches[mine.index :: mine.count], progress and (mine.index == 0 or share is not None))
         if share is not None or mine.index > 0:
             return []
         _wait_for_others(out, before, batches)
-        return collect(out, [(plan.task.name, text) for plan in plans for text in rules])
+        return collect(out, [(plan.task.name, text) for plan in plans for text in rules], hide)
 
 
 def _for_json(value: Any) -> Any:

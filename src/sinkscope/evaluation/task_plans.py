@@ -16,6 +16,7 @@ from sinkscope.evaluation.protocols import AUTO, PROTOCOLS, find_protocol
 from sinkscope.evaluation.task import Message, Task
 from sinkscope.evaluation.tasks import LIKELIHOODS, PUBLISHED, find_task
 from sinkscope.interventions import Composed, parse_rule
+from sinkscope.interventions.rules import canonical_rule
 from sinkscope.models import Family, Model
 
 LENGTH, BLOCK = 64, 16
@@ -79,7 +80,7 @@ class TaskPlan:
 
 
 def make_plans(model: Model, request: Request) -> tuple[list[TaskPlan], dict[str, Rule]]:
-    """Return a plan for each task, and the rules by their text.
+    """Return a plan for each task, and the rules by their one text, see `canonical_rule`.
 
     Raises:
         CallError: an argument, a data file or a rule that does not fit the model or the tasks.
@@ -105,7 +106,7 @@ def make_plans(model: Model, request: Request) -> tuple[list[TaskPlan], dict[str
         for text, rule in rules.items():
             _check_canvases(text, rule, [len(ids) + written for ids in plan.encoded])
             _check_steps(text, rule, step_count(plan.sampler), plan.task.name)
-    return plans, rules
+    return plans, {canonical_rule(text): rule for text, rule in rules.items()}
 
 
 def check_request(request: Request) -> None:

@@ -98,6 +98,64 @@ def split_rules(text: str) -> list[str]:
     return list(dict.fromkeys(rules))
 
 
+@checked
+def canonical_rule(text: str) -> str:
+    """Return the one text of a rule that may be written in several: ``top:1@queries=0-1,local,current`` is ``top:1@current,queries=0-1``.
+
+    Numbers have no zeros in front, options that change nothing are left out, words stand before ``name=value``. A seed is always written.
+
+    Raises:
+        CallError: no such rule, see `parse_rule`.
+    """
+    rule = parse_rule(text)
+    if isinstance(rule, Composed):
+        return NOTHING
+    kind, arguments = type(rule), text.strip().partition("@")[0].partition(":")[2]
+    if ":" in kind.rule and kind.read_arguments.__func__ is Intervention.read_arguments.__func__:  # type: ignore[attr-defined]
+        given = [field.name for field in dataclasses.fields(kind) if field.init and not field.kw_only]
+        arguments = "+".join(_number_text(getattr(rule, name)) for name in given[: kind.rule.count("+") + 1])
+    options = ",".join(_option_texts(rule))
+    head = kind.rule.partition(":")[0] + (f":{arguments}" if ":" in kind.rule else "")
+    found = f"{head}@{options}" if options else head
+    return found if parse_rule(found) == rule else text.strip()
+
+
+def _option_texts(rule: Intervention) -> list[str]:
+    """Return the options of a rule that differ from their defaults, and its seed: words, then values, its own before every rule's."""
+    words, values = list[str](), list[str]()
+    fields = {field.name: field for field in dataclasses.fields(rule) if field.kw_only and field.init}
+    everyones = {field.name for field in dataclasses.fields(Intervention)}
+    for name in sorted(fields, key=everyones.__contains__):
+        value, plain = getattr(rule, name), fields[name].default
+        if value == plain and name != "seed":
+            continue
+        if isinstance(value, str) and name not in LISTS:
+            words.append(value)
+        elif isinstance(value, bool):
+            words.append(name)
+        else:
+            values.append(f"{name}={_value_text(name, value)}")
+    return words + values
+
+
+def _value_text(name: str, value: Any) -> str:
+    if name == "heads":
+        return "+".join(f"{layer}.{head}" for layer, head in value)
+    if name not in LISTS or isinstance(value, str):
+        return _number_text(value)
+    ranges: list[list[int]] = []
+    for number in value:
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    return "+".join(str(low) if low == high else f"{low}-{high}" for low, high in ranges)
+
+
+def _number_text(value: Any) -> str:
+    return str(value).removesuffix(".0").replace("e+", "e") if isinstance(value, float) else str(value)  # a + parts arguments
+
+
 def _options(text: str, word: str, kind: type[Intervention], tail: str) -> dict[str, Any]:
     hints = get_type_hints(kind)
     fields = _option_fields(kind)
