@@ -1,5 +1,8 @@
 import copy
 import dataclasses
+import pickle
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -283,6 +286,19 @@ def test_adding_leaves_the_body_and_a_shared_configuration_alone():
     assert all(parameter is dict(one.named_parameters())[name] for name, parameter in before.items())
     assert torch.equal(other(TOKENS, use_cache=False).logits, expected)
     assert not hasattr(config, "sink_token") and type(one.config).model_type == "sink_llama"
+
+
+@pytest.mark.parametrize("name", ["token", "gate"])
+def test_a_network_is_pickled_with_its_sink(name, tmp_path):
+    network = trained(with_sink(name)) if name == "token" else add_sink_token(body("qwen2"), name)
+    logits = network(TOKENS).logits
+    for again in (pickle.loads(pickle.dumps(network)), copy.deepcopy(network)):
+        assert type(again) is type(network) and again.config.to_dict() == network.config.to_dict()
+        assert torch.equal(again(TOKENS).logits, logits)
+    (tmp_path / "network").write_bytes(pickle.dumps((network, TOKENS, logits)))
+    read = "import pickle, sys; network, ids, old = pickle.load(open(sys.argv[1], 'rb'))"
+    program = f"{read}; assert (network(ids).logits - old).abs().max() < 1e-4"
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "network")], check=True)
 
 
 def test_a_token_begins_as_an_ordinary_embedding_does():

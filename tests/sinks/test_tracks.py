@@ -1,5 +1,6 @@
 import itertools
 import json
+import pickle
 from types import SimpleNamespace
 
 import numpy as np
@@ -104,6 +105,18 @@ def test_successors_are_numbers_of_tracks_of_the_whole_trace():
     tracks = follow({(0, 0): [(1, 0, 3), (2, 4, 9)], (1, 1): [(5, 2, 7), (12, 8, 15)]}).tracks
     assert [(one.layer, one.head, one.position) for one in tracks] == [(0, 0, 1), (0, 0, 2), (1, 1, 5), (1, 1, 12)]
     assert [one.successor for one in tracks] == [1, None, 3, None]
+
+
+def test_tracks_are_pickled():
+    tracks = follow({(1, 2): [(5, 2, 7), (9, 8, 15)]})
+    again = pickle.loads(pickle.dumps(tracks))
+    assert again.tracks == tracks.tracks and np.array_equal(again.main, tracks.main)
+    places = np.array([3, 8]), np.array([1, 1]), np.array([2, 2]), np.array([5, 5])
+    assert again.is_sink(*places).tolist() == tracks.is_sink(*places).tolist() == [True, False]
+
+
+def test_without_keys_no_head_has_a_main_sink():
+    assert main_sinks(np.ones((2, 1, 3, 0), np.float32), np.ones((2, 1, 3, 0), bool)).tolist() == [[[-1] * 3]] * 2
 
 
 def test_a_dip_makes_two_tracks_of_one_position():

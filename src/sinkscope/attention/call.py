@@ -18,7 +18,7 @@ from sinkscope.attention.subscribers import Hider, Prepender, Subscriber, Watche
 from sinkscope.errors import AttentionError
 
 
-@dataclass
+@dataclass(eq=False)
 class LayerNotes:
     """What the hooks around the layers have recorded in the running call.
 

@@ -16,7 +16,7 @@ AttentionPath = Literal["sweep", "triton", "flash"]
 """The implementations of attention with column sums, as traces name them: see `dispatch`."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Prefix:
     """Constant keys in front of all others, seen by every query (a folded sink token, or a learned logit).
 
@@ -43,7 +43,7 @@ class Prefix:
         return source.shape[-1 if self.keys is None else -2]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Hidden:
     """Keys taken away in one layer.
 
@@ -63,7 +63,7 @@ class Hidden:
     heads: Tensor | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class AttentionInputs:
     """The inputs of one call of attention.
 
@@ -112,7 +112,7 @@ class AttentionInputs:
         return torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in given)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Columns:
     """The results of attention besides its output; all float32, in queries' worth of attention (each query gives 1 in total).
 
@@ -176,7 +176,7 @@ def _fields_of_a_start() -> dict[str, Any]:
     return get_type_hints(GenerationStart)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StepContext:
     """The input of one forward call.
 
@@ -218,7 +218,7 @@ class StepContext:
             raise CallError(f"StepContext: expected a prompt for each of {len(self.rows)} rows, found {len(self.prompts)}")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CallPart:
     """The part of a step's canvas that a call computes, where keys and values of the rest are stored.
 
@@ -243,7 +243,7 @@ class CallPart:
         return whole.scatter(-1, places, values)[..., :length]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StepResult:
     """The result of one step, for all rows, in the coordinates of `StepContext.tokens` (left padding included).
 
@@ -293,7 +293,7 @@ def holds_nothing(tensor: Tensor) -> bool:
     return tensor.is_meta or tensor.layout != torch.strided
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LayerCall:
     """One call of the attention of one layer.
 

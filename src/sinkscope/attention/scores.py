@@ -97,7 +97,7 @@ def bias_of(mask: Tensor | None, alone: bool) -> Bias:
     return bias.masked_fill(blind, 0.0), blind
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Chunk:
     """Some query heads with their keys and values.
 
@@ -177,7 +177,7 @@ def causal_bias(rows: slice, keys: int, device: torch.device) -> Tensor:
     return torch.zeros(later.shape, device=device, dtype=torch.float32).masked_fill_(later, -torch.inf)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Front:
     """The constant keys in front of all others, in the shapes of one call.
 

@@ -52,7 +52,7 @@ class Hooks(ABC):
         """
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LastStep:
     """What the next step of a foreign network needs from the previous one.
 

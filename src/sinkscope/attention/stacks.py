@@ -93,7 +93,7 @@ def _is_causal(network: nn.Module, stack: nn.Module, attention: nn.Module) -> bo
     return bool(getattr(attention, "is_causal", True))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StackInput:
     """The step as the arguments of a stack call describe it.
 

@@ -19,7 +19,7 @@ from sinkscope.errors import CallError
 from sinkscope.models import Model
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Step:
     """One step of a sampler, all rows of the batch, left padding included.
 
@@ -40,7 +40,7 @@ class Step:
     lengths: Tensor | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Batch:
     """Prompts that are written together.
 
@@ -84,7 +84,7 @@ def make_batch(model: Model, prompts: Sequence[Sequence[int]], texts: Sequence[s
     return Batch(tokens.to(model.device), real.to(model.device), tuple(texts))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Layout:
     """The places of the real tokens in a batch of canvases: the right end of each row.
 

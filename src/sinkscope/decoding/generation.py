@@ -23,7 +23,7 @@ from sinkscope.notebook_card import card
 Prompt = str | Sequence[int] | torch.Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Generation:
     """The result of one generation.
 

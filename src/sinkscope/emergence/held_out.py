@@ -21,7 +21,7 @@ MASKED = 0.5
 
 
 @checked
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class HeldOut:
     """One canvas and what is predicted on it.
 

@@ -16,7 +16,7 @@ NO_ROLE = -1
 """Of a head without a lasting sink, in `Moment.role`."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Moment:
     """One moment. The *top key* of a head is the key with the largest column on a canvas.
 

@@ -28,7 +28,7 @@ SATURATED = 0.95
 """Share of the steps whose largest column is no darker than the darkest colour."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Incoming:
     """The columns of one head, or the mean over several, over the steps.
 

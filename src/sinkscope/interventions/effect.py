@@ -13,7 +13,7 @@ from sinkscope.errors import CallError
 from sinkscope.notebook_card import MOST_ROWS, card
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Effect:
     """Sums over the steps in which a rule was in force, float64. A rule that needs the step before is not in force in step 0.
 

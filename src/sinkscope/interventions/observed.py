@@ -12,7 +12,7 @@ from sinkscope.interventions.rule_context import MEASURED, OBSERVED, Observation
 from sinkscope.sinks.finding import EXCESS
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Ranking:
     """The keys of one layer in order; a ``group`` is a head, or the heads that share a ranking.
 

@@ -23,7 +23,7 @@ MEASURED = ("local", "hidden", "clean")
 """Ways in which that attention is measured; see `Observed`."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Observation:
     """The attention of one layer in one step. Its keys are those of the layer.
 
@@ -165,7 +165,7 @@ class Rule(Protocol):
     def criterion(self, found: Observation, causal: bool) -> tuple[Tensor, Scope]: ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RuleContext:
     """What a rule may know when it chooses the keys of one layer in one step.
 

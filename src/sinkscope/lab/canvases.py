@@ -36,7 +36,7 @@ class CanvasMix:
     templates: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Canvases:
     """A batch of canvases.
 

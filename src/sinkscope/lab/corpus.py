@@ -46,7 +46,7 @@ class LongText:
     held_out: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Corpus:
     """A folder of tokenized text.
 

@@ -102,6 +102,10 @@ class Model:
     positions_key: str = "max_position_embeddings"
     commit: str | None = None
 
+    def __hash__(self) -> int:
+        """Return the hash of the network, which equal models share."""
+        return hash(self.network)
+
     @property
     def device(self) -> torch.device:
         """The device of its embeddings."""

@@ -21,7 +21,7 @@ ROOM = 256 << 20
 Landed = Callable[[dict[str, Tensor]], None]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Parcel:
     """One step in transit.
 

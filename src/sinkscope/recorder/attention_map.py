@@ -21,7 +21,7 @@ from sinkscope.traces.stored_maps import TOLERANCE, check_place, column_differen
 from sinkscope.traces.top_columns import kept_columns
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class AttentionMap:
     """One recomputed map.
 

@@ -42,7 +42,7 @@ MOST_HELD = 256 << 20
 """Bytes that the prompts of a batch may keep in memory, all together, before their parts of a trace are closed."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Prompt:
     """A prompt whose steps are being recorded.
 

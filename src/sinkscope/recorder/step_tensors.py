@@ -21,7 +21,7 @@ OPTIONAL = {"hidden_norms": "hidden_norms", "sink_token": "sink_token_columns", 
 """Measurements that a layer may lack, and their names on disk; a step has those that all of its layers have."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LayerTensors:
     """The measurements of one layer in a step, for the whole batch. Norms are NaN for keys that the layer no longer holds.
 

@@ -22,7 +22,7 @@ CANVASES = 4
 
 
 @checked
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Probe:
     """One canvas.
 

@@ -22,7 +22,7 @@ MOST_HIDDEN = (2, 3, 4, 6, 8)
 """How many of a head's largest columns are hidden together, besides one."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Removal:
     """Keys taken from one head.
 

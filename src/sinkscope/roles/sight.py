@@ -16,7 +16,7 @@ BLOCK = 512
 """Queries of which one layer's attention is held at a time."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Sight:
     """One canvas, all heads.
 

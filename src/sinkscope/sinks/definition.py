@@ -115,7 +115,7 @@ def rated_keys(keys: int, causal: bool, least_queries: int = LEAST_QUERIES) -> i
     return max(0, keys - least_queries + 1) if causal else keys
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SinkRates:
     """Shares of layers × heads whose mean α exceeds a threshold (Gu et al., ICLR 2025).
 

@@ -49,7 +49,7 @@ def as_positions(main: Int[np.ndarray, "step layer head"]) -> Float[np.ndarray, 
     return np.where(main >= 0, main, np.nan).astype(np.float64)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class MainMoves:
     """Moves of the main sink of each head, between steps in a row that both have one.
 

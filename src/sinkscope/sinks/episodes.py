@@ -17,7 +17,7 @@ PAIRS = 2_000_000
 NONE = np.iinfo(np.int64).max
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Episodes:
     """Every episode, ordered by head, first step, position.
 

@@ -28,7 +28,7 @@ EXCESS = 3.0
 """ε of Eq. 3 in paper 1, in queries' worth of attention."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Sinks:
     """The sinks of one trace by Eq. 3, a row each, ordered by step, layer, head, position.
 

@@ -69,7 +69,7 @@ class HeadMovement:
     steps_with_sink: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Tracks:
     """All tracks of a trace, and how its heads move.
 
@@ -127,6 +127,8 @@ def main_sinks(
     columns: Float[np.ndarray, "step layer head key"], selected: Bool[np.ndarray, "step layer head key"]
 ) -> Int[np.ndarray, "step layer head"]:
     """Return the position of the strongest sink, ties to the lower position; −1 where Eq. 3 does not hold."""
+    if not columns.shape[-1]:
+        return np.full(columns.shape[:-1], -1)
     strongest = np.where(selected, columns, -np.inf).argmax(axis=-1)
     return np.where(selected.any(axis=-1), strongest, -1)
 
@@ -163,14 +165,21 @@ def track(sinks: Sinks, tolerance: int = 0) -> Tracks:
 @checked
 def sinks_in(selected: Bool[np.ndarray, "step layer head key"]) -> IsSink:
     """Return a function that looks sinks up in an array."""
+    return _SinksIn(selected)
 
-    def is_sink(step: np.ndarray, layer: np.ndarray, head: np.ndarray, position: np.ndarray) -> np.ndarray:
+
+@dataclass(frozen=True, eq=False)
+class _SinksIn:
+    """Looks sinks up in an array; an object and no inner function, so that tracks can be pickled."""
+
+    selected: Bool[np.ndarray, "step layer head key"]
+
+    def __call__(self, step: np.ndarray, layer: np.ndarray, head: np.ndarray, position: np.ndarray) -> np.ndarray:
         try:
-            return selected[step, layer, head, position]
+            return self.selected[step, layer, head, position]
         except IndexError as error:
-            raise CallError(f"expected places within steps, layers, heads and positions {list(selected.shape)}, found others") from error
-
-    return is_sink
+            shape = list(self.selected.shape)
+            raise CallError(f"expected places within steps, layers, heads and positions {shape}, found others") from error
 
 
 def check_tolerance(tolerance: int) -> None:

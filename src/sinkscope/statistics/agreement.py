@@ -66,7 +66,7 @@ def _pairs(count: np.ndarray) -> np.ndarray:
     return count.astype(np.float64) * (count - 1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Pattern:
     """Where the main sink of each head stands in one prompt, as shares of the steps that have one; 0 throughout without.
 
@@ -97,7 +97,7 @@ def _by_head(head: np.ndarray, kind: np.ndarray, shape: tuple[int, int], kinds: 
     return (counts / np.maximum(counts.sum(axis=-1, keepdims=True), 1)).astype(np.float32)
 
 
-@dataclass
+@dataclass(eq=False)
 class PromptAgreement:
     """Collects the patterns of the first 128 prompts, and compares each head with itself and with other heads.
 

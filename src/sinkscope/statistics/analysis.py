@@ -53,7 +53,7 @@ class Estimate:
         return row if self.p is None else {**row, "p": self.p}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Analysis:
     """What a set of traces of one model says.
 
@@ -99,7 +99,7 @@ class Analysis:
         }
 
 
-@dataclass
+@dataclass(eq=False)
 class PromptTable:
     """Collects the numbers of prompts: one row a prompt, 8 bytes a number; small also for thousands.
 

@@ -22,7 +22,7 @@ from sinkscope.statistics.step import RecordedStep
 from sinkscope.statistics.thresholds import Threshold
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class AnswerMain:
     """What the answer's queries attend to most in each head.
 

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from sinkscope.statistics.thresholds import UNITS, Threshold
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Candidates:
     """Columns of one step that exceed the loosest threshold, ordered by layer, head, key.
 

@@ -77,7 +77,7 @@ def expected_shares(prompt: PromptSummary, threshold: Threshold) -> Float[np.nda
     return by_token / max(by_token.sum(), 1e-12)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TokenShares:
     """The tokens of one prompt.
 

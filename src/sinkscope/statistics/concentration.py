@@ -18,7 +18,7 @@ FEW = "few tokens take most attention (Fig. 3, 9)"
 GU_THRESHOLD = 0.3
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Evenness:
     """How evenly the attention of each head is spread over the keys, in one step or in all.
 

@@ -11,7 +11,7 @@ from sinkscope.statistics.candidates import Candidates, level_of
 from sinkscope.statistics.thresholds import Threshold
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StepSinks:
     """Candidates of one step, compactly; ordered by layer, head, key.
 
@@ -41,7 +41,7 @@ class StepSinks:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LayerSinks:
     """Followed sinks at one threshold, over all steps of a prompt; ordered by head, key, step.
 
@@ -64,7 +64,7 @@ class LayerSinks:
         return np.isin(asked, codes)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LayerCandidates:
     """Candidates over all steps, from which the sinks at each threshold are chosen; heads are counted on from layer to layer.
 

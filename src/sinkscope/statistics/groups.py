@@ -27,7 +27,7 @@ LEAST_SPREAD = 1e-5
 SPLIT = "masked and unmasked queries keep separate sinks and switch over (Fig. 6a)"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class GroupSinks:
     """The sink of each group of queries, in one step or in all; the axis ``group`` is as `GROUPS`.
 

@@ -21,7 +21,7 @@ RESAMPLES = 2000
 LEVEL = 0.95
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Means:
     """Means over prompts with their intervals, all [statistic].
 

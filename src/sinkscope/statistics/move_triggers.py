@@ -114,7 +114,7 @@ def draws_of(canvas: PromptCanvas) -> int:
     return zlib.crc32(np.ascontiguousarray(canvas.tokens, np.int64).tobytes())
 
 
-@dataclass
+@dataclass(eq=False)
 class TriggerTest:
     """Sums over prompts; is a trigger commoner than with commits shifted in every prompt on its own?
 

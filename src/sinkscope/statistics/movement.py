@@ -116,7 +116,7 @@ def _relative_drifts(main: Int[np.ndarray, "step layer head"], canvas: PromptCan
     return {one: slopes(relative_positions(main, one, canvas.masked, edges)) for one in FRONTIERS}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TrackKinds:
     """Tracks of all sinks, not only of the main ones, by kind.
 

@@ -20,7 +20,7 @@ NORM_KINDS = ("value", "key", "hidden", "contribution")
 NOOP = "sinks have small values: attending to one is close to a no-op (paper 2, Fig. 1)"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Moments:
     """Number, sum and sum of squares of each kind of norm (`NORM_KINDS`), of sinks (group 0) and of all other tokens (group 1).
 
@@ -53,7 +53,7 @@ class Moments:
         return np.divide(difference, np.sqrt(spread), out=np.full(spread.shape, np.nan), where=spread > 0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StepNorms:
     """Norms of one step, or of all; kinds as in `NORM_KINDS`, NaN where a norm was not recorded.
 

@@ -19,7 +19,7 @@ from sinkscope.statistics.step import OUTPUT_NORMS, RecordedStep
 from sinkscope.statistics.thresholds import Threshold
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StepOutputNorms:
     """Output norms of one step, or of all.
 

@@ -50,7 +50,7 @@ class Placement(Statistic):
         return {}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Choices:
     """Choice sets of one prompt: the canvases of up to 16 steps, spread evenly over the denoising.
 

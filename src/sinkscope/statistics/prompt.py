@@ -28,7 +28,7 @@ Keep = Callable[[RecordedStep], Any]
 """What a statistic keeps of a step: a dataclass of arrays, or None."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StepSummary:
     """What is kept of every step. The same record holds all steps of a prompt, then with an axis ``step`` in front.
 
@@ -69,7 +69,7 @@ class StepSummary:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PromptSummary:
     """One prompt.
 

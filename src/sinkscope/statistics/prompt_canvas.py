@@ -46,7 +46,7 @@ class PromptSettings:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PromptCanvas:
     """The canvas of one prompt over all steps.
 

@@ -114,7 +114,7 @@ def empty_arrays(layers: int, heads: int) -> Arrays:
     return {name: np.zeros([sizes[axis] for axis in axes.split()], dtypes[name]) for name, axes in AXES.items()}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PromptSums:
     """What one prompt adds.
 

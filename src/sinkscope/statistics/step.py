@@ -22,7 +22,7 @@ PER_STEP = ("tokens", "masked", "written", *PER_LAYER)
 """Tensors of a trace that are read, as `axes.TRACE_AXES` names them."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SummedColumns:
     """Column sums of one step, with what Eq. 3 says of them.
 
@@ -52,7 +52,7 @@ class SummedColumns:
         return np.take_along_axis(array, self.top[..., None], axis=-1)[..., 0]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RecordedStep:
     """One step of one prompt, cut to the tokens of its canvas.
 

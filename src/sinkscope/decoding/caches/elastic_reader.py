@@ -45,7 +45,7 @@ class LayerKeeper(Call):
         self.kept = LayerCall(type(module).__name__, module.layer_idx, query, key, value, None, own=own)
 
 
-@dataclass
+@dataclass(eq=False)
 class Pass:
     """One pass of some rows through the layers.
 

@@ -27,7 +27,7 @@ MEASURED = ("confidence", "entropy", "surveyed", "now", "before", "at_refresh", 
 """What `Moment.of_rows` leaves out."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Moment:
     """What a policy knows before a step.
 
@@ -82,7 +82,7 @@ class Moment:
         return replace(self, tokens=tokens, masked=masked, real=real, commits=commits, **dict.fromkeys(MEASURED))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Plan:
     """What a step computes.
 

@@ -141,6 +141,9 @@ def sink_classes(network_class: Any, config_class: Any) -> tuple[Any, Any]:
     class SinkConfig(config_class):
         model_type = PREFIX + config_class.model_type
 
+        def __reduce__(self) -> tuple[Any, ...]:
+            return _unpickled, (network_class, config_class, 1), self.__getstate__()
+
     class SinkNetwork(network_class):
         config_class = SinkConfig
 
@@ -149,6 +152,9 @@ def sink_classes(network_class: Any, config_class: Any) -> tuple[Any, Any]:
             variant = read_variant(getattr(config, KEY, None), "config")
             _check_body(config, variant)
             _install(self, variant)
+
+        def __reduce__(self) -> tuple[Any, ...]:
+            return _unpickled, (network_class, config_class, 0), self.__getstate__()
 
         def _init_weights(self, module: nn.Module) -> None:
             if isinstance(module, SinkWeights):
@@ -159,6 +165,13 @@ def sink_classes(network_class: Any, config_class: Any) -> tuple[Any, Any]:
     for made, body in ((SinkConfig, config_class), (SinkNetwork, network_class)):
         made.__name__ = made.__qualname__ = f"Sink{body.__name__}"
     return SinkNetwork, SinkConfig
+
+
+def _unpickled(network_class: Any, config_class: Any, number: int) -> Any:
+    """Return an empty network (0) or configuration (1) with a sink for pickle, which finds no class that is made here, to fill."""
+    register_interface()
+    made = sink_classes(network_class, config_class)[number]
+    return made.__new__(made)
 
 
 def with_sink(network_class: Any, config: Any, variant: SinkToken | None) -> tuple[Any, Any]:

@@ -19,7 +19,7 @@ from sinkscope.errors import CallError
 from sinkscope.models.sink_token.variant import KEY, SinkToken
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Rotated:
     """Prefixes of folded constants that stand in front, with what they were made from: they are made again when that has changed."""
 
