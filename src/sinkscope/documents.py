@@ -11,6 +11,7 @@ Functions take ``failure``, the class of the exception that they raise, and ``ad
 import errno
 import fnmatch
 import json
+import math
 import os
 import stat
 from collections.abc import Iterator, Mapping
@@ -213,6 +214,19 @@ def _is_text(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def json_text(document: Any) -> str:
+    """Return a document as the JSON that commands print: a number that is not finite does not apply, and is null."""
+    return json.dumps(_finite(document), ensure_ascii=False, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def check_fields(document: Mapping[str, Any], schema: type[Any], where: str, failure: Failure, advice: str = "") -> None:

@@ -7,6 +7,10 @@ from pathlib import Path
 import _networks_by_hand
 import pytest
 
+import sinkscope
+from sinkscope.documents import json_text
+from sinkscope.emergence import TrainingWatch, hold_out
+
 DOCS = Path(__file__).parents[2] / "docs"
 PROMPT = "Q: Tom has 7 apples.\nA:"
 
@@ -35,6 +39,11 @@ def paths(value, at=""):
     if isinstance(value, list):
         return {path for one in value for path in paths(one, at + "[]")} or {at + "[]"}
     return {at}
+
+
+def no_number(found):
+    """Python reads NaN and Infinity, which are no JSON."""
+    raise AssertionError(f"expected JSON, found {found}")
 
 
 def pattern(path):
@@ -72,7 +81,7 @@ def session(tmp_path_factory, diffusion_folder):
         out = io.StringIO()
         with patch.object(sys, "argv", ["sinkscope", *map(str, arguments)]), contextlib.redirect_stdout(out):
             cli.main()
-        return [json.loads(line) for line in out.getvalue().splitlines()]
+        return [json.loads(line, parse_constant=no_number) for line in out.getvalue().splitlines()]
 
     write = ("trace", diffusion_folder, "--prompt", PROMPT, "--length", 6, "--block", 3, "--json", "--out")
     lab = ("evaluate", diffusion_folder, "--limit", 2, "--shots", 0, "--length", 4, "--json", "--out")
@@ -105,6 +114,10 @@ def session(tmp_path_factory, diffusion_folder):
         ),
         "evaluate, table": run(*lab, folder / "r", "--hide", "none,top:1,random:1") + run("table", folder / "r", "--json"),
     }
+    model = sinkscope.load(diffusion_folder)
+    watch = TrainingWatch(model.network, hold_out([range(5, 25)] * 2, mask_id=model.card.mask_id), folder / "watch", every=1)
+    watch(1)
+    printed["watch-training"] = run("watch-training", folder / "watch", "--out", folder / "w", "--json")
     for title, files in {
         "run.json": "r/run.json",
         "TASK/task.json": "r/*/task.json",
@@ -131,6 +144,7 @@ TITLES = [
     "evaluate, table",
     "compare-caches",
     "trace with keep drift",
+    "watch-training",
 ]
 FILES = ["run.json", "TASK/task.json", "TASK/RULE/000000.json", "results.json"]
 
@@ -140,6 +154,11 @@ def test_the_page_names_every_key(session, title):
     always, sometimes = documented((DOCS / "json.md").read_text(), title)
     assert always
     assert differences(session[title], always, sometimes) == []
+
+
+def test_a_number_that_does_not_apply_is_null():
+    found = json_text({"a": [float("nan"), (1.5, float("-inf"))], "b": {"c": float("inf")}})
+    assert found == '{"a": [null, [1.5, null]], "b": {"c": null}}'
 
 
 def test_the_page_on_traces_names_every_key_of_the_manifest(session):

@@ -240,7 +240,7 @@ def test_a_run_is_measured_from_its_snapshots_and_while_it_trains(kind, corpus, 
     assert sorted(network) == [0, 1, 2, 3, 4]
     call = ("watch-training", tmp_path / "run", "--data", corpus.folder, "--out", tmp_path / "out", "--canvases", "2")
     status, out, _ = run(*call, "--json")
-    (one,) = json.loads(out)["runs"]
+    (one,) = json.loads(out, parse_constant=pytest.fail)["runs"]  # NaN is no JSON
     assert status == 0
     assert [moment["update"] for moment in one["moments"]] == [0, 2, 4] and one["canvases"] == 2
     opened = open_emergence(tmp_path / "out/run")
@@ -265,6 +265,20 @@ def test_train_watches_and_gives_the_same_weights(run, tmp_path):
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("plain", "watched")]
     assert weights[0] == weights[1]
     assert open_emergence(tmp_path / "watched/watch").updates == (0, 1, 2)
+
+
+def test_watching_a_finished_training_is_refused_unless_its_moments_are_there(run, tmp_path):
+    call = ("train", "lab-nulls-autoregressive-1", "--updates", "2", "--out", tmp_path / "run")
+    found = f"found {tmp_path / 'run'} finished and {tmp_path / 'run/watch'} without update"
+    assert run(*call)[0] == 0
+    status, out, err = run(*call, "--watch", "2")
+    assert (status, out) == (2, "") and f"--watch 2: expected a training that is still to come, {found} 0; train into another folder" in err
+    run("train", "lab-nulls-autoregressive-1", "--updates", "2", "--out", tmp_path / "watched", "--watch", "2")
+    call = (*call[:-1], tmp_path / "watched")
+    assert run(*call, "--watch", "2")[0] == 0  # the same command again
+    assert "without update 1" in run(*call, "--watch", "1")[2]
+    status, _, err = run(*call[:3], "3", *call[4:], "--watch", "1")
+    assert status == 1 and "updates" in err and "--watch" not in err  # another run is told as that
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,11 @@
 """Prints what commands report, and opens the traces that they are given."""
 
-import json
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
+
+from sinkscope.documents import json_text
 
 
 def note(text: str) -> None:
@@ -14,7 +15,7 @@ def note(text: str) -> None:
 
 def print_json(document: Any) -> None:
     """Print one JSON document to standard output; nothing else is printed there."""
-    print(json.dumps(document, ensure_ascii=False))
+    print(json_text(document))
 
 
 def print_one_or_all(documents: list[dict[str, Any]]) -> None:

@@ -44,6 +44,7 @@ class Train(Command):
     def run(self) -> None:
         from sinkscope.lab.checkpoint import train_checkpoint
         from sinkscope.lab.recipes import RECIPES
+        from sinkscope.lab.run_folder import WEIGHTS
         from sinkscope.models.sink_token import variant_of
 
         if self.recipe not in RECIPES:
@@ -61,7 +62,11 @@ class Train(Command):
         texts = read_data(self.data)
         command = " ".join(["sinkscope", *sys.argv[1:]])
         watch = None if self.watch is None else _watch(recipe, texts, self.out / "watch", self.watch)
-        print(train_checkpoint(recipe, self.out, texts=texts, device=self.device, command=command, watch=watch))
+        finished = (self.out / WEIGHTS).exists()
+        trained = train_checkpoint(recipe, self.out, texts=texts, device=self.device, command=command, watch=watch)
+        if finished and self.watch is not None:
+            _check_watched(self.out / "watch", self.watch, recipe.updates)
+        print(trained)
 
 
 def read_data(path: Path | None) -> Any:
@@ -81,6 +86,17 @@ def held_out(recipe: Any, texts: Any, count: int) -> list[Any]:
     tokenizer = choose_tokenizer(recipe, texts)
     mask_id = None if recipe.objective == "next_token" else tokenizer.mask_token_id
     return hold_out(*held_out_rows(recipe, tokenizer, texts, count), mask_id=mask_id, shift=recipe.objective == "shifted_diffusion")
+
+
+def _check_watched(folder: Path, every: int, updates: int) -> None:
+    """Raise CallError where the watch of a finished training lacks moments that are asked for."""
+    from sinkscope.emergence.storage import measured_updates
+
+    if missing := sorted({*range(0, updates + 1, every)} - measured_updates(folder)):
+        raise CallError(
+            f"--watch {every}: expected a training that is still to come, found {folder.parent} finished and {folder} without update "
+            f"{missing[0]}; train into another folder, or measure snapshots, which recipes on text keep: sinkscope watch-training"
+        )
 
 
 def _watch(recipe: Any, texts: Any, folder: Path, every: int) -> Any:

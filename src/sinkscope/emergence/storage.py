@@ -151,10 +151,20 @@ def open_emergence(folder: str | Path) -> Emergence:
     """
     folder = Path(folder)
     manifest = _read_manifest(folder)
-    found = sorted((int(match[1]), folder / name) for name in names_in(folder) if (match := _NAME.fullmatch(name)))
+    found = _moments_in(folder)
     if not found:
         raise CallError(f"{folder}: expected at least one moment (update-….safetensors), found none; the run has not measured yet")
-    return Emergence(manifest, tuple(update for update, _ in found), tuple(_read_moment(path, manifest) for _, path in found))
+    return Emergence(manifest, tuple(found), tuple(_read_moment(path, manifest) for path in found.values()))
+
+
+def measured_updates(folder: Path) -> set[int]:
+    """Return the updates whose moments are in a folder; none where there is no folder."""
+    return {*_moments_in(folder)} if folder.is_dir() else set()
+
+
+def _moments_in(folder: Path) -> dict[int, Path]:
+    """Return the file of each moment by its update, in order."""
+    return dict(sorted((int(match[1]), folder / name) for name in names_in(folder) if (match := _NAME.fullmatch(name))))
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:

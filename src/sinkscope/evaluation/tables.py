@@ -2,13 +2,12 @@
 
 import csv
 import io
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
 from typing import Any, Literal, get_args
 
 from sinkscope.argument_types import checked
-from sinkscope.documents import shown
+from sinkscope.documents import json_text, shown
 from sinkscope.errors import CallError
 from sinkscope.evaluation.comparisons import Row, arranged, check_results, compare, remarks
 from sinkscope.evaluation.paired_tests import Difference
@@ -86,7 +85,7 @@ def write_rows(rows: Sequence[Row], form: Format = "markdown") -> str:
         "markdown": _markdown,
         "latex": _latex,
         "csv": _csv,
-        "json": lambda given: json.dumps(table_of(given), ensure_ascii=False),
+        "json": lambda given: json_text(table_of(given)),
     }
     return writers[form](rows)
 
@@ -216,7 +215,7 @@ def _csv(rows: Sequence[Row]) -> str:
                 row["published"],
                 row["published_error"],
                 *(change.get(name) for name in (*tests, "p_holm", "verdict", "too_small")),
-                json.dumps(row["controls"]) if row["controls"] else None,
+                json_text(row["controls"]) if row["controls"] else None,
                 *(row[name] for name in _MORE),
             ]
         )
