@@ -28,14 +28,37 @@ def open_and_check(path: Path) -> list[Any]:
     from sinkscope.traces import open_traces
 
     traces = open_traces(path)
+    whole = [trace for trace in traces if trace.steps or trace.complete] or traces  # where none has a step the command says so
     for trace in traces:
         trace.verify()
+        if trace not in whole:
+            note(f"{trace.folder}: left out, it holds no whole step; its recording was ended before")
+            continue
         if not trace.complete:
             note(f"{trace.folder}: incomplete, {trace.steps} whole steps")
         if trace.manifest.get("level") == "top" and trace.steps:
             kept = trace.top_column_sums.shape[-1]
             note(f"{trace.folder}: only the {kept} largest columns of each head were kept, so at most {kept} sinks of a head are found")
-    return traces
+    if traces[0].folder != path and (gaps := _gaps(path, [trace.folder for trace in traces])):
+        note(f"{path}: expected numbered traces without a gap, found {gaps}; the others are read")
+    return whole
+
+
+def _gaps(path: Path, found: Sequence[Path]) -> str:
+    """Return which numbers of numbered traces are missing or empty folders; nothing where none is."""
+    from itertools import islice
+
+    from sinkscope.documents import files_in
+    from sinkscope.errors import TraceError
+
+    if any(len(one.name) != 6 for one in found):  # not numbered by a recording
+        return ""
+    held = {int(one.name) for one in found}
+    empty = {int(one.name) for one in files_in(path, "[0-9]*", TraceError) if one.name.isdecimal()} - held
+    last = max(held | empty)
+    gaps = [f"{one:06d} {'empty' if one in empty else 'missing'}" for one in islice((n for n in range(last + 1) if n not in held), 3)]
+    more = last + 1 - len(held) - len(gaps)
+    return ", ".join([*gaps, *([f"and {more} more"] if more else [])])
 
 
 def note_doubt(roles: Any, traces: Iterable[Any]) -> None:

@@ -139,8 +139,8 @@ class Trace(Command):
         from sinkscope.decoding import step_count
         from sinkscope.figures.drift_by_layer import draw_drift
         from sinkscope.progress import show_progress
-        from sinkscope.recorder.drift_recorder import DRIFT
         from sinkscope.statistics.key_drift import drift_table
+        from sinkscope.traces.format import DRIFT
 
         with (
             show_progress(step_count(settings) * len(prompts), self.model, "steps") as bar,

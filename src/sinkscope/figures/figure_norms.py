@@ -30,7 +30,8 @@ class SinkNorms(Figure):
         """Draw a panel for each kind of norm, a column of them for each subject."""
         with_norms = [one for one in subjects if recorded_kinds(one)]
         if not with_norms:
-            raise FigureError("the trace keeps no norms (it was recorded with --keep top)")
+            top = any(one.manifest.get("level") == "top" for one in subjects)
+            raise FigureError(f"the trace keeps no norms ({'it was recorded with --keep top' if top else 'it holds no tensor of them'})")
         kinds = [kind for kind in NORM_KINDS if any(kind in recorded_kinds(one) for one in with_norms)]
         many = len(with_norms) > 1
         sheet = new_sheet(WIDER if many else WIDE, 5.2 if not many else 1.0 + 1.75 * len(kinds))

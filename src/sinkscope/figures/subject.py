@@ -23,6 +23,7 @@ from sinkscope.sinks.followed_columns import WINDOW, Followed
 from sinkscope.statistics import PromptSummary, Summary, Threshold, summarise
 from sinkscope.statistics.thresholds import least_column_sum
 from sinkscope.traces import Trace, read_statistics
+from sinkscope.traces.reading import expect_steps
 from sinkscope.traces.stored_maps import check_place
 
 Maps = Callable[[Trace, int, int, int], np.ndarray]
@@ -244,8 +245,7 @@ def subject_of(
         if counted_at != excess:
             raise CallError(f"excess: the statistics of {label} were counted at ε = {counted_at:g}, found {excess:g}; draw traces instead")
         return Subject(label, source.manifest, source.summary, roles=roles)
-    if not source.steps:
-        raise TraceError(f"{source.folder} holds no whole step yet; there is nothing to draw or to sum up")
+    expect_steps(source, "draw or to sum up")
     place = check_head(source, place)
     thresholds = tuple(dict.fromkeys((*Summary.thresholds(excess), Threshold(excess, "percent"))))
     prompt = summarise(source, thresholds)  # type: ignore[arg-type]  # steps may be a cached property

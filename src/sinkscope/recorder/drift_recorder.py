@@ -23,9 +23,9 @@ from sinkscope.models import Model, block_length
 from sinkscope.sinks.definition import excess_of
 from sinkscope.sinks.finding import EXCESS
 from sinkscope.statistics.key_drift import CLASSES, MEASURES, drift_document
+from sinkscope.traces.format import DRIFT
 from sinkscope.work_items import write_whole
 
-DRIFT = "drift.json"
 LAGS = (1, 8)
 """Steps between the two times that are compared."""
 

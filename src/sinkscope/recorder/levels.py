@@ -18,6 +18,7 @@ from sinkscope.recorder.destination import Destination, TraceFolders
 from sinkscope.recorder.manifest import check_tokenizer
 from sinkscope.recorder.step_recorder import Recorder
 from sinkscope.single_use import single_use
+from sinkscope.traces.format import DRIFT
 from sinkscope.traces.writing import room_in
 
 MOST = 1 << 20
@@ -49,7 +50,7 @@ def recording(
             values move between steps, see `sinkscope.statistics.key_drift`; for a diffusion `Model` without a cache).
         top: how many columns of each head ``top`` keeps.
         tokenizer: a transformers tokenizer, which gives the tokens of another module than a `Model` their texts.
-        overwrite: deletes the trace or statistics that ``out`` holds; a folder with anything else in it is refused.
+        overwrite: deletes the trace, statistics or drift that ``out`` holds; a folder with anything else in it is refused.
 
     Raises:
         CallError: the folder holds something already, nothing was generated in the body, an unknown level, no tokenizer in its place, or
@@ -78,7 +79,7 @@ def recording(
             if not isinstance(model, Model):
                 raise CallError(f"keep: drift needs a sinkscope Model, found {type(model).__name__}")
             with recording_drift(model, folder) as drift:
-                room.recorded = lambda: bool(drift.sums)
+                room.recorded = lambda: (folder / DRIFT).exists()
                 yield drift  # type: ignore[misc]
             _expect_recorded(bool(drift.sums), folder)
             return

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from sinkscope.argument_types import checked
-from sinkscope.errors import CallError, SinkscopeError
+from sinkscope.errors import CallError
 from sinkscope.notebook_card import MOST_ROWS, card
 from sinkscope.sinks.definition import (
     Unit,
@@ -22,7 +22,7 @@ from sinkscope.sinks.definition import (
     visible_query_mean,
 )
 from sinkscope.sinks.followed_columns import Followed, Recorded
-from sinkscope.traces.reading import as_trace
+from sinkscope.traces.reading import as_trace, expect_steps
 
 EXCESS = 3.0
 """ε of Eq. 3 in paper 1, in queries' worth of attention."""
@@ -121,8 +121,7 @@ def find_sinks(trace: Recorded | str | Path, excess: float = EXCESS, unit: Unit 
     """
     check_excess(excess, unit)
     recorded: Recorded = as_trace(trace)
-    if not recorded.steps:
-        raise SinkscopeError("the trace holds no whole step yet; there is nothing to find sinks in")
+    expect_steps(recorded, "find sinks in")
     columns = np.asarray(recorded.column_sums[:], dtype=np.float32)
     check_reach(excess, unit, np.nansum(columns, axis=-1), columns.shape[-1])
     tokens = recorded.tokens[:]

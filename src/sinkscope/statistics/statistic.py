@@ -24,7 +24,7 @@ from sinkscope.statistics.prompt import PromptFeed, PromptSummary
 from sinkscope.statistics.prompt_canvas import PromptSettings
 from sinkscope.statistics.step import PER_LAYER, RecordedStep
 from sinkscope.statistics.thresholds import THRESHOLDS, Place, Threshold
-from sinkscope.traces.reading import as_trace
+from sinkscope.traces.reading import Trace, as_trace, expect_steps
 
 Key = tuple[str, Place]
 """Name of a statistic and the place where it holds."""
@@ -184,9 +184,13 @@ def summarise(
 
     Raises:
         CallError: a threshold that cannot be told, none at all, or a tolerance below 0.
-        SinkscopeError: a trace without a whole step.
+        SinkscopeError: a trace without a whole step, or without tokens or columns.
     """
     trace = as_trace(trace)
+    expect_steps(trace, "analyse")
+    if isinstance(trace, Trace):
+        for needed in ("tokens", "column_sums"):
+            getattr(trace, needed)  # raises an error that names the trace
     manifest = held(trace, "manifest") or {}
     feed = feed_of(PromptSettings.of(bool(trace.causal), manifest, training), thresholds, tolerance, statistics)
     for step in recorded_steps(trace):

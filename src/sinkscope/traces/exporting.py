@@ -26,7 +26,7 @@ from sinkscope.errors import CallError, TraceError
 from sinkscope.locks import claimed_file
 from sinkscope.traces.parquet import write_parquet
 from sinkscope.traces.part_files import widen
-from sinkscope.traces.reading import Trace
+from sinkscope.traces.reading import Trace, expect_steps
 from sinkscope.traces.writing import STEPS_PER_PART
 from sinkscope.work_items import UNFINISHED
 
@@ -54,8 +54,7 @@ def export_trace(trace: Trace, target: Target, out: str | Path) -> Path:
     if target not in get_args(Target):
         raise CallError(f"target: expected one of {', '.join(get_args(Target))}, found {shown(target)}")
     check_installed(target)
-    if not trace.steps:
-        raise TraceError(f"{trace.folder} holds no whole step yet; there is nothing to export")
+    expect_steps(trace, "export")
     path = Path(out)
     if not path.name or str(out).endswith(os.sep):
         raise CallError(f"--out {out}: expected the name of a file, found that of a folder")

@@ -17,6 +17,12 @@ from sinkscope.errors import TraceError
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+DRIFT = "drift.json"
+"""What ``--keep drift`` writes instead of a trace."""
+ASIDE = f".replaced{work_items.UNFINISHED}"
+"""Where a trace waits that is to be replaced, until the new one begins."""
+MOVING = f".replaced.moving{work_items.UNFINISHED}"
+"""The same folder while a trace is moved there or back; the rest of the trace is beside it."""
 PART = "steps-{:06d}.safetensors"
 PART_GLOB = "steps-??????.safetensors"
 DTYPES = {"F32": np.dtype(np.float32), "I32": np.dtype(np.int32), "F16": np.dtype(np.float16), "U8": np.dtype(np.uint8)}

@@ -15,7 +15,7 @@ from sinkscope.checksums import compare_checksum
 from sinkscope.documents import check_fields, describe, exists, files_in, read_json_object
 from sinkscope.errors import CallError, TraceError
 from sinkscope.notebook_card import card
-from sinkscope.traces.format import FORMAT, MANIFEST, PART_GLOB
+from sinkscope.traces.format import ASIDE, FORMAT, MANIFEST, MOVING, PART_GLOB
 from sinkscope.traces.part_checks import check_shapes
 from sinkscope.traces.part_files import Part, read_part
 from sinkscope.traces.top_columns import TOPPED, TopArray
@@ -182,7 +182,7 @@ def read_manifest(folder: Path, verify: bool = True) -> dict[str, Any]:
     if not exists(folder):
         raise TraceError(f"no trace at {folder}: the folder does not exist")
     if not exists(path):
-        raise TraceError(f"no trace at {folder}: {_lacking(folder)}")
+        raise TraceError(f"no trace at {folder}: {_lacking(folder)}{_waiting_in(folder)}")
     manifest = read_json_object(path, TraceError, DAMAGED)
     version = manifest.get("format")
     if isinstance(version, str) and version.startswith("sinkscope emergence"):
@@ -216,6 +216,21 @@ def _lacking(path: Path) -> str:
         return f"expected {MANIFEST} in it, found an empty folder; `sinkscope trace MODEL --out {path}` makes one there"
     others = " and others" if len(names) > 1 else ""
     return f"expected {MANIFEST} in it, found {describe(names[0])}{others}; `sinkscope trace MODEL --out FOLDER` makes one in a new folder"
+
+
+def _waiting_in(folder: Path) -> str:
+    """Return where the trace is that a killed run was to replace, as the end of a message; nothing where there is none."""
+    aside = next((folder / name for name in (ASIDE, MOVING) if exists(folder / name)), None)
+    return "" if aside is None else f"; the trace that was to be replaced is in {aside}"
+
+
+def expect_steps(trace: Any, purpose: str) -> None:
+    """Raise TraceError for a trace without a whole step; ``purpose`` says what it was wanted for."""
+    if not trace.steps:
+        folder = getattr(trace, "folder", None)
+        where = "" if folder is None else f"{folder}: "
+        advice = _waiting_in(folder) or "; record it again with --overwrite" if isinstance(folder, Path) else ""
+        raise TraceError(f"{where}the trace holds no whole step yet; there is nothing to {purpose}{advice}")
 
 
 def trace_folders(path: Path) -> list[Path]:

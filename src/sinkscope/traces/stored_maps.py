@@ -11,7 +11,7 @@ from sinkscope.documents import check_regular, exists
 from sinkscope.errors import CallError, TraceError
 from sinkscope.traces.format import write_manifest, write_whole
 from sinkscope.traces.part_checks import ROUNDING
-from sinkscope.traces.reading import Trace
+from sinkscope.traces.reading import Trace, expect_steps
 from sinkscope.traces.top_columns import kept_columns
 
 MAP = "map-{:06d}-{:03d}-{:03d}.safetensors"
@@ -26,7 +26,9 @@ def check_place(trace: Trace, step: int, layer: int, head: int) -> tuple[int, in
 
     Raises:
         CallError: out of range.
+        TraceError: the trace holds no whole step.
     """
+    expect_steps(trace, "make a map of")
     place = []
     for name, value, size in (("step", step, trace.steps), ("layer", layer, len(trace.layers)), ("head", head, trace.heads)):
         if not -size <= value < size:

@@ -16,15 +16,13 @@ from sinkscope.axes import TRACE_AXES, TRACE_UNITS
 from sinkscope.documents import files_in
 from sinkscope.errors import CallError, TraceError
 from sinkscope.locks import names_in
-from sinkscope.traces.format import FORMAT, MANIFEST, PART, PART_GLOB, write_manifest
+from sinkscope.traces.format import ASIDE, DRIFT, FORMAT, MANIFEST, MOVING, PART, PART_GLOB, write_manifest
 from sinkscope.traces.part_files import write_part
-from sinkscope.work_items import UNFINISHED, read_object
+from sinkscope.work_items import read_object
 
 STEPS_PER_PART = 16
 SECONDS_PER_PART = 2.0
 BYTES_PER_PART = 64 << 20
-ASIDE = f".replaced{UNFINISHED}"
-"""Where a trace waits that is to be replaced, until the new one begins."""
 
 Step = dict[str, np.ndarray]
 
@@ -64,32 +62,61 @@ def room_in(folder: Path, overwrite: bool) -> Iterator[Room]:
         CallError, TraceError: see `claim_folder`.
     """
     replaces, folder = _holds_trace(folder, overwrite), folder.absolute()  # the body may change the current folder
-    aside, room = folder / ASIDE, Room()
+    room = Room()
     if replaces:
-        if names_in(folder) != [ASIDE]:
-            shutil.rmtree(aside, ignore_errors=True)  # of a run that was killed
-        _move(folder, aside)
+        _put_aside(folder)
     try:
         yield room
     finally:
         if room.recorded():
-            shutil.rmtree(aside, ignore_errors=True)
+            shutil.rmtree(folder / ASIDE, ignore_errors=True)
         else:
             if _not_recorded(folder) is None:
                 _delete(folder, keep=ASIDE)
             if replaces:
-                _move(aside, folder)
-                aside.rmdir()
+                _bring_back(folder)
 
 
-def _move(source: Path, target: Path) -> None:
+def _put_aside(folder: Path) -> None:
+    """Move the traces of a folder aside; those that a killed run has put aside stay there where it recorded nothing in their place."""
+    if (folder / ASIDE).exists() and not (folder / MOVING).exists():
+        if not _has_recorded(folder):
+            _delete(folder, keep=ASIDE)
+            return
+        shutil.rmtree(folder / ASIDE, ignore_errors=True)
+    with _moving(folder):
+        (folder / MOVING).mkdir(exist_ok=True)
+        for name in names_in(folder):
+            if name != MOVING:
+                (folder / name).rename(folder / MOVING / name)
+        (folder / MOVING).rename(folder / ASIDE)
+
+
+def _bring_back(folder: Path) -> None:
+    """Move the traces that were put aside back into their folder."""
+    with _moving(folder):
+        (folder / ASIDE).rename(folder / MOVING)
+        for name in names_in(folder / MOVING):
+            (folder / MOVING / name).rename(folder / name)
+        (folder / MOVING).rmdir()
+
+
+@contextmanager
+def _moving(folder: Path) -> Iterator[None]:
     try:
-        target.mkdir(exist_ok=True)
-        for name in names_in(source):
-            if name != ASIDE:
-                (source / name).rename(target / name)
+        yield
     except OSError as error:
-        raise TraceError(f"{source}: its trace cannot be moved to {target} ({error.strerror or error}); choose another folder") from error
+        raise TraceError(
+            f"{folder}: its trace cannot be moved to {ASIDE} in it, or back ({error.strerror or error}); choose another folder"
+        ) from error
+
+
+def _has_recorded(folder: Path) -> bool:
+    """Return whether a folder holds a whole step of a trace, a prompt of statistics or a drift; not of what was put aside in it."""
+    places = [folder, *(one for one in files_in(folder, "[0-9]*", TraceError) if one.is_dir())]
+    found = [path for place in places for path in files_in(place, PART_GLOB, TraceError)]
+    found += [folder / name for name in (DRIFT, "statistics.safetensors") if (folder / name).exists()]
+    return bool(found or files_in(folder / "items", "*.safetensors", TraceError))
 
 
 def _delete(folder: Path, keep: str = "") -> None:
@@ -118,11 +145,12 @@ def _holds_trace(folder: Path, overwrite: bool | None) -> bool:
     if found is None:
         return False
     inner = [one / MANIFEST for one in files_in(folder, "*", TraceError) if one.is_dir()]
-    if not any(_is_recording(path) for path in (folder / MANIFEST, *inner)):
+    held = "a trace" if any(_is_recording(path) for path in (folder / MANIFEST, *inner)) else "files of a recording of drift"
+    if held != "a trace" and not any(_is_drift(folder / within / DRIFT) for within in ("", ASIDE, MOVING)):
         raise CallError(f"{folder} already holds files ({found} …); choose another folder or delete this one")
     if not overwrite:
         advice = "choose another folder" + (", or replace it: overwrite=True, --overwrite" if overwrite is not None else "")
-        raise CallError(f"{folder} already holds a trace; {advice}")
+        raise CallError(f"{folder} already holds {held}; {advice}")
     if foreign := _not_recorded(folder):
         raise CallError(f"{folder} holds {foreign.name} beside its trace, and overwrite deletes traces only; choose another folder")
     return True
@@ -134,7 +162,14 @@ def _is_recording(path: Path) -> bool:
     return found is None or found.get("format", FORMAT) == FORMAT
 
 
-_RECORDED = re.compile(r"(manifest\.json|steps-\d+\.safetensors|map-[-\d]+\.safetensors|statistics\.safetensors)(\.\d+\.writing)?|\.lock")
+def _is_drift(path: Path) -> bool:
+    """Return whether a file is that of ``--keep drift``; a damaged one may be."""
+    found: dict[str, Any] | None = read_object(path) if path.exists() else {}
+    return found is None or {"format", "lags", "sampler"} <= found.keys()
+
+
+_FILES = r"manifest\.json|steps-\d+\.safetensors|map-[-\d]+\.safetensors|statistics\.safetensors|drift\.json|drift-by-layer\.(png|pdf|csv)"
+_RECORDED = re.compile(rf"({_FILES})(\.\d+\.writing)?|\.lock")
 _ITEM = re.compile(r"\d+\.safetensors(\.\d+\.writing)?")
 
 
@@ -143,7 +178,7 @@ def _not_recorded(folder: Path, deep: bool = True) -> Path | None:
     for path in (folder / name for name in names_in(folder)):
         if path.is_symlink() or not path.is_dir():
             fits = _RECORDED.fullmatch(path.name) is not None
-        elif path.name == ASIDE:
+        elif path.name in (ASIDE, MOVING):
             fits = True
         elif path.name == "items":
             fits = all(_ITEM.fullmatch(one.name) for one in path.iterdir())

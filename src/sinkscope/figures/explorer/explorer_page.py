@@ -21,7 +21,7 @@ from sinkscope.locks import claimed_folder, names_in
 from sinkscope.roles.head_roles import Roles
 from sinkscope.traces import Trace
 from sinkscope.traces.format import write_whole
-from sinkscope.traces.reading import as_trace
+from sinkscope.traces.reading import as_trace, expect_steps
 
 SCRIPTS = ("data", "selection", "drawing", "heads_view", "trace_view", "charts", "difference", "attention_map", "explorer")
 HIGHEST = 1 << 16
@@ -167,8 +167,7 @@ def explore(*traces: Trace | str | Path | Sequence[Trace | str | Path], excess: 
         raise CallError(f"expected a trace of {roles.model}, whose roles were given, found traces of other weights")
     tiles, found = Tiles(), []
     for number, (trace, label) in enumerate(zip(opened, _labels(opened), strict=True)):
-        if not trace.steps:
-            raise TraceError(f"{trace.folder} holds no whole step yet; there is nothing to show")
+        expect_steps(trace, "show")
         known = roles if roles is not None and roles.weight_hash == hashes[number] else None
         found.append(add_trace(tiles, number, ShownTrace.of(trace, label, excess, known)))
     return Explorer(

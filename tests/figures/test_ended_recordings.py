@@ -1,0 +1,78 @@
+"""What commands say of recordings that were ended before they had all their steps."""
+
+import hashlib
+import json
+
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+from wandering import wandering_columns, write_wandering
+
+
+def numbered(folder, steps):
+    for number, count in steps.items():
+        write_wandering(folder / f"{number:06d}", wandering_columns()[:count], complete=count > 0)
+
+
+@pytest.mark.parametrize("command", ["sinks", "tracks", "analyse", "explore", "export"])
+def test_commands_leave_out_a_numbered_trace_without_a_whole_step(tmp_path, run, command):
+    numbered(tmp_path / "t", {0: 3, 1: 2, 2: 0})
+    more = {"explore": ["--out", tmp_path / "page.html"], "export": ["--to", "numpy", "--out", tmp_path / "z"]}
+    status, _, err = run(command, tmp_path / "t", *more.get(command, []))
+    assert status == 0, err
+    assert f"{tmp_path}/t/000002: left out, it holds no whole step" in err
+    if command == "export":
+        assert sorted(path.name for path in (tmp_path / "z").iterdir()) == ["000000.npz", "000001.npz"]
+
+
+@pytest.mark.parametrize("command", [["sinks"], ["tracks"], ["analyse"], ["map", "--step", "0", "--layer", "0", "--head", "0"]], ids=str)
+@pytest.mark.parametrize("number", ["", "000001"])
+def test_a_trace_without_a_whole_step_is_named(tmp_path, run, command, number):
+    numbered(tmp_path / "t", {1: 0})
+    status, out, err = run(command[0], tmp_path / "t" / number, *command[1:])
+    assert (status, out) == (1, "")
+    assert f"{tmp_path}/t/000001: the trace holds no whole step yet" in err and "record it again with --overwrite" in err
+
+
+def test_commands_say_which_numbers_are_missing(tmp_path, run):
+    numbered(tmp_path / "t", {1: 2, 2: 2, 7: 2})
+    (tmp_path / "t" / "000008").mkdir()
+    (tmp_path / "t" / "000003").mkdir()
+    status, _, err = run("sinks", tmp_path / "t")
+    assert status == 0
+    assert (
+        f"{tmp_path}/t: expected numbered traces without a gap, found 000000 missing, 000003 empty, 000004 missing, and 3 more; "
+        "the others are read" in err
+    )
+    assert "expected numbered traces" not in run("sinks", tmp_path / "t" / "000001")[2]
+    for number in range(9):
+        write_wandering(tmp_path / "whole" / f"{number:06d}", wandering_columns()[:2])
+    assert "expected numbered traces" not in run("sinks", tmp_path / "whole")[2]
+
+
+def without(folder, names):
+    """Take tensors out of a trace, as if they had never been recorded."""
+    for path in folder.glob("steps-*"):
+        arrays = load_file(path)
+        with safe_open(path, framework="np") as file:
+            metadata = file.metadata()
+        save_file({name: array for name, array in arrays.items() if name not in names}, path, metadata)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    for part in manifest["parts"]:
+        part["sha256"] = hashlib.sha256((folder / part["file"]).read_bytes()).hexdigest()
+    manifest.pop("checksum")
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize("command", [["sinks"], ["tracks"], ["analyse"], ["figures", "--only", "3"], ["explore"]], ids=str)
+def test_a_trace_without_tokens_says_so(tmp_path, run, command):
+    without(write_wandering(tmp_path / "t", wandering_columns()[:3]).folder, ["tokens"])
+    out = {"figures": ["--out", tmp_path / "f"], "explore": ["--out", tmp_path / "p.html"]}.get(command[0], [])
+    status, _, err = run(command[0], tmp_path / "t", *command[1:], *out)
+    assert status == 1 and f"{tmp_path}/t holds no tokens; it holds " in err
+
+
+def test_a_trace_of_all_columns_without_norms_is_not_called_one_of_the_largest(tmp_path, run):
+    without(write_wandering(tmp_path / "t", wandering_columns()[:3]).folder, ["value_norms", "key_norms", "hidden_norms"])
+    status, _, err = run("figures", tmp_path / "t", "--only", "norms", "--out", tmp_path / "f")
+    assert status and "the trace keeps no norms (it holds no tensor of them)" in err
