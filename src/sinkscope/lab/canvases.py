@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from sinkscope.argument_types import checked
 from sinkscope.lab.code_tasks import training_code_tasks
 from sinkscope.lab.vocabulary import question_text
 from sinkscope.lab.word_problems import Problem, training_problems
@@ -17,6 +18,7 @@ from sinkscope.lab.word_problems import Problem, training_problems
 PROMPT = -1
 
 
+@checked
 @dataclass(frozen=True)
 class CanvasMix:
     """The lengths and contents of the canvases that a recipe trains on.

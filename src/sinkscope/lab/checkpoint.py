@@ -27,7 +27,7 @@ from sinkscope.models.loading import quiet
 @checked
 def train_checkpoint(
     recipe: Recipe,
-    out: Path,
+    out: str | Path,
     *,
     texts: Texts | Corpus | None = None,
     device: str = "cpu",
@@ -39,10 +39,12 @@ def train_checkpoint(
     The weights are written last, by a rename, so a folder with weights is finished.
 
     Raises:
-        CallError: the folder holds files of something else, another process writes into it, or a device cannot be used.
+        CallError: a value of the recipe is out of bounds, the folder holds files of something else, another process writes into it, or a
+            device cannot be used.
         TrainingError: the folder holds a run of another recipe, or cannot be written.
     """
     find_device(device)
+    out = Path(out)
     try:
         with claimed_folder(out, TrainingError):
             recipe = dataclasses.replace(recipe, data=None if texts is None else texts.fingerprint)

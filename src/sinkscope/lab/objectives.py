@@ -5,6 +5,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from sinkscope.errors import TrainingError
 from sinkscope.lab.canvases import PROMPT, Canvases
 
 LEAST_MASKED = 1e-3
@@ -26,6 +27,9 @@ def mask_canvases(
         noisy: int64 [row, position], with masks.
         weights: float32 [row, position], 1/p where masked, 0 elsewhere.
         maskable: number of tokens that could be masked.
+
+    Raises:
+        TrainingError: there are none.
     """
     tokens, answers = canvases.tokens, canvases.answers
     rows, length = tokens.shape
@@ -34,6 +38,8 @@ def mask_canvases(
     if first_stays:
         groups[:, 0] = PROMPT
     slots = int(groups.max()) + 1
+    if not slots:
+        raise TrainingError(f"expected canvases with room for an answer, found none on {rows} of {length} tokens; choose longer ones")
     count = rows * slots
     t = (torch.randperm(count, generator=generator) + torch.rand(count, generator=generator, dtype=torch.float32)) / count
     rates = ((1 - LEAST_MASKED) * t + LEAST_MASKED).view(rows, slots)

@@ -3,11 +3,13 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from sinkscope.argument_types import checked
 from sinkscope.errors import CallError
 from sinkscope.lab.canvases import CanvasMix
 from sinkscope.lab.nulls import NullTask
 
 
+@checked
 @dataclass(frozen=True)
 class Architecture:
     """The shape of a `transformers` Llama.
@@ -28,9 +30,12 @@ class Architecture:
     tied: bool = False
 
 
+@checked
 @dataclass(frozen=True)
 class Recipe:
     """All settings that determine the result of a training run.
+
+    Types are checked when one is made, bounds and choices before one is trained (`recipe_schema.RecipeFile`).
 
     Attributes:
         objective: ``masked_diffusion`` trains a bidirectional network, ``next_token`` a causal one, ``shifted_diffusion`` a

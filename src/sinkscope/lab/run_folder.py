@@ -12,10 +12,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from sinkscope.checksums import compare_checksum, compare_file, compare_sealed, sealed, with_checksum
-from sinkscope.documents import check_fields, check_regular, describe, exists, parse_json, read_json_object, read_lines
+from sinkscope.documents import check_fields, check_regular, describe, exists, parse_json, read_json_object, read_lines, shown
 from sinkscope.errors import CallError, TrainingError
 from sinkscope.lab.recipes import Recipe
 from sinkscope.locks import names_in
@@ -37,13 +38,18 @@ _FINISHED = "weights_sha256"
 
 
 def check_recipe(recipe: Recipe, out: Path) -> None:
-    """Raise an error where a folder holds a run of another recipe, or files that no run made.
+    """Raise an error for a recipe that cannot be trained, and where a folder holds a run of another one, or files that no run made.
 
     Raises:
-        CallError: files of something else.
+        CallError: a value of the recipe is out of bounds, or there is a file, or a folder with files of something else.
         TrainingError: the folder holds a run of another recipe, or a recipe that is damaged.
     """
+    from sinkscope.lab.recipe_schema import RecipeFile
+
     mine, path = _plain(recipe), out / RECIPE
+    check_fields(mine, RecipeFile, "recipe", CallError)
+    if exists(out) and not out.is_dir():
+        raise CallError(f"{out}: expected a folder, found a file; choose another name")
     names = [name for name in names_in(out) if not name.endswith(".writing")] if out.is_dir() else []
     if names and RECIPE not in names:
         raise CallError(f"{out} holds files of something else ({names[0]} …); choose another folder or an empty one")
@@ -97,7 +103,14 @@ def write_recipe(recipe: Recipe, out: Path) -> None:
 
 
 def _plain(recipe: Recipe) -> dict[str, Any]:
-    return json.loads(json.dumps(asdict(recipe)))
+    return json.loads(json.dumps(asdict(recipe), default=_number))
+
+
+def _number(value: Any) -> Any:
+    """Return Python's number for one of NumPy."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise CallError(f"recipe: expected numbers and texts, found {shown(value)}")
 
 
 def save_state(out: Path, network: Any, optimiser: torch.optim.Optimizer, update: int) -> None:

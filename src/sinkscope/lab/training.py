@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from sinkscope.argument_types import checked
 from sinkscope.errors import TrainingError
 from sinkscope.lab.canvases import Canvases, draw_canvases
 from sinkscope.lab.corpus import Corpus, draw_windows
@@ -24,6 +25,7 @@ from sinkscope.lab.recipes import Recipe
 from sinkscope.lab.run_folder import LOG, check_recipe, cut_log, load_state, save_snapshot, save_state, write_recipe
 from sinkscope.lab.starting_network import build_network, choose_tokenizer
 from sinkscope.lab.texts import TextCanvases, Texts
+from sinkscope.models.devices import find_device
 from sinkscope.progress import show_progress
 
 VALIDATION_BATCHES = 8
@@ -43,9 +45,10 @@ Watch = Callable[[Any, int], object]
 """Called with the network and the number of updates that are done: before the first update and after each one."""
 
 
+@checked
 def train(
     recipe: Recipe,
-    out: Path,
+    out: str | Path,
     *,
     texts: Texts | Corpus | None = None,
     device: str = "cpu",
@@ -59,14 +62,16 @@ def train(
         progress: shows how far it has come: a bar on a terminal and in a notebook, elsewhere a line every half minute.
 
     Raises:
-        TrainingError: the folder holds a run of another recipe.
+        CallError: a value of the recipe is out of bounds, or the device cannot be used.
+        TrainingError: the folder holds a run of another recipe, or the loss is no longer finite.
     """
-    out.mkdir(parents=True, exist_ok=True)
-    recipe = replace(recipe, data=None if texts is None else texts.fingerprint)
+    find_device(device)
+    out, recipe = Path(out), replace(recipe, data=None if texts is None else texts.fingerprint)
     check_recipe(recipe, out)
     tokenizer = choose_tokenizer(recipe, texts)
     draw = source_of(recipe, tokenizer, texts)
     network = build_network(recipe, tokenizer).to(device)
+    out.mkdir(parents=True, exist_ok=True)
     write_recipe(recipe, out)  # after the network: a recipe that is refused leaves no file
     optimiser = torch.optim.AdamW(_parameter_groups(network, recipe.weight_decay), lr=recipe.learning_rate, betas=recipe.betas, fused=True)
     start = load_state(out, network, optimiser)
@@ -96,6 +101,7 @@ def train(
                 row = {"update": done, "loss": loss.item(), "gradient_norm": float(norm), "learning_rate": rate}
                 if done % recipe.validate_every == 0 or done == recipe.updates:
                     row["validation_loss"] = _validate(objective, draw)
+                _check_finite(row, recipe)
                 log.write(json.dumps(row) + "\n")
                 log.flush()
                 bar.advance(0, loss=f"{row['loss']:.3f}")
@@ -104,8 +110,19 @@ def train(
             if watch is not None:
                 watch(network, done)
             if done % recipe.save_every == 0 or done == recipe.updates:
+                _check_finite({"update": done, "loss": loss.item(), "gradient_norm": float(norm)}, recipe)
                 save_state(out, network, optimiser, done)
     return network
+
+
+def _check_finite(row: dict[str, Any], recipe: Recipe) -> None:
+    """Raise TrainingError for a loss or a gradient that is no finite number, from which no update leads back."""
+    for name, value in row.items():
+        if not math.isfinite(value):
+            raise TrainingError(
+                f"{recipe.name}, update {row['update']}: expected a finite {name.replace('_', ' ')}, found {value}; "
+                f"train with a lower learning_rate than {recipe.learning_rate} into another folder"
+            )
 
 
 def _parameter_groups(network: Any, weight_decay: float) -> list[dict[str, Any]]:
