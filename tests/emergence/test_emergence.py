@@ -140,6 +140,34 @@ def test_half_of_what_may_be_predicted_is_masked_and_the_last_quarters_are_read(
         hold_out([np.arange(1)], mask_id=None)
 
 
+@pytest.mark.parametrize(
+    ("network", "mask_id", "message"),
+    [
+        ("diffusion", None, rf"hold_out\(…, mask_id={MASK}\), because .* is a diffusion model, found one without masked tokens"),
+        ("causal", MASK, r"hold_out\(…, mask_id=None\), because .* is an autoregressive model, found one with masked tokens"),
+        ("diffusion", 7, rf"hold_out\(…, mask_id={MASK}\), because .* found one that predicts tokens which are not masked"),
+    ],
+)
+def test_canvases_for_another_kind_of_network_are_refused(network, mask_id, message, corpus, tmp_path):
+    network = build_network(recipe(network), corpus.tokenizer())
+    canvases = hold_out([np.arange(10, 10 + LENGTH)], mask_id=mask_id)
+    with pytest.raises(CallError, match=message):
+        measure(model_of(network), canvases)
+    with pytest.raises(CallError, match=message):
+        TrainingWatch(network, canvases, tmp_path / "watch", every=1)
+    assert not (tmp_path / "watch").exists()
+
+
+def test_a_canvas_of_a_logit_shift_reads_left_of_its_masks(corpus):
+    network = build_network(recipe("diffusion"), corpus.tokenizer())
+    assert np.isfinite(measure(model_of(network), hold_out([np.arange(10, 10 + LENGTH)], mask_id=MASK, shift=True)).loss).all()
+
+
+def test_a_canvas_that_holds_the_mask_is_refused():
+    with pytest.raises(CallError, match="canvas 1: expected tokens without masks, found the mask token 2 at position 3"):
+        hold_out([[5, 7, 9, 8], [5, 7, 9, 2]], mask_id=2)
+
+
 def moment(share, place, loss=1.0):
     shares = np.full((2, 1, 2), share, np.float32)
     whole = np.full(2, loss, np.float32)

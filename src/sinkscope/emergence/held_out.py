@@ -18,6 +18,8 @@ FIRST_READ = 64
 """Queries of an autoregressive model that are not judged: the first ones see few keys, which take much of each by themselves."""
 MASKED = 0.5
 """Share of the tokens of a canvas that are masked for a diffusion model."""
+MASKED_QUERIES = "masked"
+"""The queries of a canvas for a diffusion model, as the option ``queries=`` of a rule."""
 
 
 @checked
@@ -55,7 +57,7 @@ def hold_out(
         seed: of the masks.
 
     Raises:
-        CallError: a canvas that is no row of tokens, or on which there is nothing to predict.
+        CallError: a canvas that is no row of tokens, that holds the mask already, or on which there is nothing to predict.
     """
     found = []
     if mask_id is not None and not 0 <= mask_id < 1 << 31:
@@ -67,6 +69,8 @@ def hold_out(
         if canvas.ndim != 1 or canvas.dtype.kind not in "iu" or not len(canvas):
             raise CallError(f"canvas {number}: expected a row of token ids, found {canvas.dtype} {canvas.shape}")
         canvas = canvas.astype(np.int64)
+        if mask_id is not None and (at := np.flatnonzero(canvas == mask_id)).size:
+            raise CallError(f"canvas {number}: expected tokens without masks, found the mask token {mask_id} at position {at[0]}")
         free = np.ones(len(canvas), bool) if predictable is None else _as_array(predictable[number])
         if free.shape != canvas.shape or free.dtype.kind not in "biu":
             raise CallError(
@@ -87,7 +91,7 @@ def hold_out(
         if mask_id is None or shift:
             readers = np.append(chosen[1:], False)
         places = np.flatnonzero(readers)
-        queries = "masked" if mask_id is not None else f"{places[0]}-{places[-1]}"
+        queries = MASKED_QUERIES if mask_id is not None else f"{places[0]}-{places[-1]}"
         found.append(HeldOut(Probe(number, 0, seen, readers, readers), canvas[chosen], queries))
     return found
 

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Int
 
 from sinkscope.argument_types import checked
-from sinkscope.emergence.held_out import HeldOut
+from sinkscope.emergence.held_out import MASKED_QUERIES, HeldOut
 from sinkscope.emergence.history import NO_ROLE, Moment
 from sinkscope.errors import CallError, ModelError
 from sinkscope.interventions import parse_rule
@@ -29,14 +29,13 @@ def measure(model: Model, canvases: Sequence[HeldOut], *, roles: bool = False, o
         on_canvas: called with the number of each canvas that is done.
 
     Raises:
-        CallError: no canvas, fewer than roles need, or one that the network cannot read.
+        CallError: no canvas, fewer than roles need, or one that the network cannot read or that is for another kind of network.
         ModelError: the network says something that is not finite.
     """
     expect_model(model, unhidden=True)
     if not canvases:
         raise CallError("canvases: expected at least one, found none")
-    for number, one in enumerate(canvases):
-        check_tokens(model, one.probe.tokens, f"canvas {number}")
+    check_canvases(model, canvases)
     was_training = model.network.training
     model.network.eval()
     try:
@@ -50,6 +49,31 @@ def measure(model: Model, canvases: Sequence[HeldOut], *, roles: bool = False, o
     finally:
         model.network.train(was_training)
     return Moment(**{name: np.stack([row[name] for row in rows]) for name in rows[0]}, role=found)
+
+
+def check_canvases(model: Model, canvases: Sequence[HeldOut]) -> None:
+    """Raise an error for canvases on which a network does not predict what they ask for.
+
+    Raises:
+        CallError: a canvas with a token that the network does not have, too long for it, or for another kind of network.
+    """
+    mask, causal = model.card.mask_id, model.family.causal
+    for number, one in enumerate(canvases):
+        if not isinstance(one, HeldOut):
+            raise CallError(f"canvas {number}: expected one that hold_out returns, found {type(one).__name__}")
+        check_tokens(model, one.probe.tokens, f"canvas {number}")
+        needed = None if causal else mask
+        kind = "an autoregressive model" if causal else "a diffusion model"
+        expected = f"canvas {number}: expected one of hold_out(…, mask_id={needed}), because {model.card.name} is {kind}, found one"
+        if causal != (one.queries != MASKED_QUERIES):
+            raise CallError(f"{expected} with{'' if causal else 'out'} masked tokens")
+        masks = one.probe.tokens == mask
+        if (
+            not causal
+            and mask is not None
+            and not any((places | ~one.probe.readers).all() for places in (masks, np.append(masks[1:], False)))
+        ):
+            raise CallError(f"{expected} that predicts tokens which are not masked")
 
 
 def _of_canvas(model: Model, one: HeldOut) -> dict[str, Any]:

@@ -15,14 +15,12 @@ from typing import Any
 from sinkscope.argument_types import checked
 from sinkscope.documents import describe
 from sinkscope.emergence.held_out import HeldOut, fingerprint
-from sinkscope.emergence.moment import measure
+from sinkscope.emergence.moment import check_canvases, measure
 from sinkscope.emergence.storage import check_watch, open_watch
 from sinkscope.emergence.watch_schema import FORMAT
 from sinkscope.errors import CallError
-from sinkscope.models import Model
 from sinkscope.models.in_memory import model_of
 from sinkscope.roles import LEAST
-from sinkscope.roles.probes import check_tokens
 
 LATEST = 10**9
 """Updates, of which the names of files have room for fewer."""
@@ -69,7 +67,7 @@ class TrainingWatch:
             raise CallError(f"expected every (1 or more) or updates, found every={every} and {len(updates)} updates")
         self._model, self._canvases, self._out = model_of(network, name=name), canvases, Path(out)
         self._every, self._updates, self._roles, self._name, self._weights = every, frozenset(updates), roles, name, weights
-        _check_tokens(canvases, self._model)
+        check_canvases(self._model, canvases)
         check_watch(self._out, self._identity())  # before the training begins
 
     @checked
@@ -116,11 +114,3 @@ class TrainingWatch:
             "canvases": len(self._canvases),
             "canvases_sha256": fingerprint(self._canvases),
         }
-
-
-def _check_tokens(canvases: Sequence[HeldOut], model: Model) -> None:
-    """Raise CallError for canvases with a token that the network does not have, or too long for it."""
-    for number, one in enumerate(canvases):
-        if not isinstance(one, HeldOut):
-            raise CallError(f"canvas {number}: expected one that hold_out returns, found {type(one).__name__}")
-        check_tokens(model, one.probe.tokens, f"canvas {number}")
