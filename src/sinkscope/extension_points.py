@@ -29,8 +29,10 @@ def find_kinds(package: str, base: type[Kind], is_one: Callable[[type[Kind]], bo
     for point in entry_points(group=group):
         try:
             loaded = point.load()
-        except (ImportError, AttributeError) as error:
-            raise CallError(f"the entry point {point.name} of {group} cannot be loaded from {point.value}: {error}") from error
+        except Exception as error:  # of a module that is not ours
+            package = f" of the package {point.dist.name}" if point.dist else ""
+            said = str(error) if isinstance(error, ImportError | AttributeError) else f"{type(error).__name__}: {error}"
+            raise CallError(f"the entry point {point.name} of {group}{package} cannot be loaded from {point.value}: {said}") from error
         kinds = _kinds_in(loaded, base, is_one) if isinstance(loaded, ModuleType) else [loaded]
         if not kinds or not all(isinstance(kind, type) and issubclass(kind, base) and is_one(kind) for kind in kinds):
             raise CallError(f"the entry point {point.name} of {group}: expected {expected}, found {point.value}")

@@ -319,6 +319,22 @@ def test_a_bad_declaration_is_refused(value, message, monkeypatch):
         known_rules.__wrapped__()
 
 
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("def", "SyntaxError: invalid syntax"),
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("import no_such_module", "No module named"),
+    ],
+)
+def test_a_module_that_fails_is_named_with_its_package(source, message, tmp_path, monkeypatch):
+    (tmp_path / "failing_rules.py").write_text(source)
+    monkeypatch.syspath_prepend(declare(tmp_path, "mine", "failing_rules"))
+    expected = rf"point mine of sinkscope.interventions of the package mine cannot be loaded from failing_rules: {message}"
+    with pytest.raises(CallError, match=expected):
+        known_rules.__wrapped__()
+
+
 @dataclass(frozen=True)
 class WithOptions(_Abstract):
     """Every kind of argument and option."""

@@ -1,5 +1,6 @@
 """A statistic is one file: put into the package, it is found by `analyse`, by its JSON and table, and by ``--keep statistics``."""
 
+import dataclasses
 import json
 import os
 import re
@@ -123,6 +124,77 @@ def test_what_is_kept_and_is_no_dataclass_is_refused(monkeypatch):
         summarise(make_trace(random_columns(0)))
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Kept:
+    what: object
+
+
+class Says(Statistic):
+    """Says and keeps what a test gives it."""
+
+    definitions: ClassVar = {"my.x": Definition("one", "thing", "none")}
+    kept: ClassVar = None
+
+    def __init__(self, said=None):
+        self.said = said
+
+    def keep(self, step):
+        return self.kept and self.kept(step)
+
+    def values(self, prompt):
+        return self.said
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        (None, "Says.values: expected {(name, place): number}, found null"),
+        ([1], "Says.values: expected {(name, place): number}, found list"),
+        ({"my.x": 1.0}, "Says.values: expected keys (name, place), such as ('norms.contribution', ()), found 'my.x'"),
+        ({("my.x", (("layer", np.int64(2)),)): 1.0}, "Says: expected the place of 'my.x' as names with text or Python's numbers, found"),
+        ({("my.x", ()): "a"}, "Says: expected 'my.x' at {} as a number, or NaN where there is none, found 'a'"),
+        ({("my.x", (("layer", 1),)): 1j}, "Says: expected 'my.x' at {'layer': 1} as a number, or NaN where there is none, found complex"),
+        ({("my.x", ()): np.ones(3)}, "Says: expected 'my.x' at {} as a number, or NaN where there is none, found ndarray float64 [3]"),
+        ({("my.x", ()): None}, "Says: expected 'my.x' at {} as a number, or NaN where there is none, found null"),
+        ({("my.x", ()): 10**400}, "Says: expected 'my.x' at {} as a number, or NaN where there is none, found a number of 1329 bits"),
+        ({("my.x", ()): np.inf}, "Says: expected 'my.x' at {} as a number up to 1e+100, or NaN where there is none, found inf"),
+    ],
+)
+def test_what_a_statistic_says_is_checked_and_the_message_names_it(said, message):
+    with pytest.raises(CallError, match=re.escape(message)):
+        values_of(summarise(make_trace(random_columns(0))), [Says(said)])
+
+
+@pytest.mark.parametrize("number", [3, 3.0, np.float32(3), np.int16(3), np.array(3.0), float("nan")])
+def test_every_number_is_one(number):
+    (found,) = values_of(summarise(make_trace(random_columns(0))), [Says({("my.x", ()): number})]).values()
+    assert type(found) is float and found == pytest.approx(float(number), nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("kept", "message"),
+    [
+        (
+            lambda step: Kept(step.tokens) if step.tokens.sum() % 2 else None,
+            "Says.keep: expected a record of every step, or None of each",
+        ),
+        (lambda step: Kept(np.ones(step.tokens.sum() % 7)), "Says.keep: expected what in one shape in every step, ["),
+        (lambda step: Kept([[1], [2, 3]]), "Says.keep: expected what as an array, found list"),
+    ],
+)
+def test_what_is_kept_of_each_step_is_checked(kept, message, monkeypatch):
+    monkeypatch.setattr(Says, "kept", staticmethod(kept))
+    with pytest.raises(CallError, match=re.escape(message)):
+        summarise(make_trace(random_columns(0)), statistics=[Says()])
+
+
+def test_two_statistics_that_keep_one_record_are_refused(monkeypatch):
+    monkeypatch.setattr(Says, "kept", staticmethod(lambda step: Kept(step.tokens)))
+    message = "Says.keep: expected a dataclass of its own, found Kept, which Says.keep of another statistic keeps"
+    with pytest.raises(CallError, match=re.escape(message)):
+        summarise(make_trace(random_columns(0)), statistics=[Says(), Says()])
+
+
 @pytest.fixture
 def anew():
     """Statistics are looked for again, and once more afterwards."""
@@ -146,6 +218,22 @@ class Elsewhere(Statistic):
 
     def values(self, prompt):
         return {("elsewhere.steps", ()): float(prompt.steps)}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("definitions", None, ".definitions: expected {name: Definition(text, unit, claim)}, found None"),
+        ("definitions", {"my.x": "a"}, ".definitions: expected {name: Definition(text, unit, claim)}, found {'my.x': 'a'}"),
+        ("order", "a", ".order: expected a number, found 'a'"),
+        ("__init__", lambda self, more: None, ": expected a class that is made without arguments, found one that fails:"),
+    ],
+)
+def test_a_statistic_that_cannot_be_made_is_refused(monkeypatch, anew, name, value, message):
+    declared(monkeypatch, f"{__name__}:Elsewhere")
+    monkeypatch.setattr(Elsewhere, name, value)
+    with pytest.raises(CallError, match=re.escape(f"{__name__}.Elsewhere{message}")):
+        all_statistics()
 
 
 def declared(monkeypatch, value):

@@ -5,9 +5,9 @@ few numbers for each step, layer and head, so that a trace may be larger than me
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -19,13 +19,10 @@ from sinkscope.sinks.followed_columns import WINDOW
 from sinkscope.sinks.tracking import check_tolerance, fill_dips
 from sinkscope.statistics.column_counts import FAR_BINS, LINEAR_BINS, count_above, count_far, count_quarters
 from sinkscope.statistics.followed import FollowedSinks, StepSinks
+from sinkscope.statistics.kept_records import Keep, KeptRecords, Record, stack_steps
 from sinkscope.statistics.prompt_canvas import PromptCanvas, PromptSettings
 from sinkscope.statistics.step import RecordedStep
 from sinkscope.statistics.thresholds import THRESHOLDS, Threshold
-
-Record = TypeVar("Record")
-Keep = Callable[[RecordedStep], Any]
-"""What a statistic keeps of a step: a dataclass of arrays, or None."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -231,14 +228,14 @@ class PromptFeed:
         if len(thresholds) == 0:
             raise CallError("thresholds: expected at least one Threshold(excess, unit), found none")
         check_tolerance(tolerance)
-        self.settings, self.thresholds, self.tolerance, self.keeps = settings, tuple(thresholds), tolerance, tuple(keeps)
+        self.settings, self.thresholds, self.tolerance = settings, tuple(thresholds), tolerance
         self._rows: deque[np.ndarray] = deque(maxlen=WINDOW)
         self._summaries: list[StepSummary] = []
         self._canvas: list[tuple[np.ndarray, np.ndarray, np.ndarray | None]] = []
         self._tally: list[np.ndarray] = []
         self._means: list[np.ndarray] = []
         self._followed: list[StepSinks] = []
-        self._kept: dict[type, list[Any]] = {}
+        self._kept = KeptRecords(keeps)
         self._above: Any = 0
         self._quarters, self._far = np.zeros((0, 0), np.int64), np.zeros((0, FAR_BINS), np.int64)
 
@@ -268,12 +265,7 @@ class PromptFeed:
         self._followed.append(StepSinks.of(step.followed.candidates, len(columns.sums)))
         self._above = self._above + np.stack([count_above(columns.excess), count_above(columns.percent)])
         self._add_columns(columns.sums)
-        for keep in self.keeps:
-            if (record := keep(step)) is not None:
-                if not is_dataclass(record) or isinstance(record, type):
-                    name = getattr(keep, "__qualname__", repr(keep))
-                    raise CallError(f"{name}: expected a dataclass of arrays, or None, found {type(record).__name__}")
-                self._kept.setdefault(type(record), []).append(record)
+        self._kept.add(step)
 
     def _newest(self, row: np.ndarray) -> np.ndarray:
         """Return the columns of the newest queries, this one included; a key that came later counts 0 for the queries before it."""
@@ -323,11 +315,5 @@ class PromptFeed:
             far=self._far,
             mean_columns=means,
             followed=FollowedSinks(tuple(self._followed), by_step.top.shape[-1], self.thresholds),
-            kept_records={record: stack_steps(self._kept.pop(record)) for record in tuple(self._kept)},
+            kept_records=self._kept.whole(),
         )
-
-
-def stack_steps(records: Sequence[Record]) -> Record:
-    """Return records of single steps as one record: every array gets an axis ``step`` in front."""
-    names = [one.name for one in fields(records[0])]  # type: ignore[arg-type]
-    return type(records[0])(**{name: np.stack([getattr(one, name) for one in records]) for name in names})

@@ -6,17 +6,19 @@ in what ``--keep statistics`` keeps. docs/adding.md shows how to add one.
 """
 
 import inspect
+import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from types import NoneType
 from typing import Any, ClassVar
 
 import numpy as np
 
-from sinkscope.argument_types import checked
-from sinkscope.documents import describe
+from sinkscope.argument_types import checked, fits, in_words
+from sinkscope.documents import describe, shown
 from sinkscope.errors import CallError, SinkscopeError
 from sinkscope.extension_points import find_kinds
 from sinkscope.sinks.finding import Recorded
@@ -32,6 +34,10 @@ Values = dict[Key, float]
 """One prompt's numbers, NaN where the prompt has none."""
 
 ENTRY_POINTS = "sinkscope.statistics"
+LARGEST = 1e100
+"""Bound of the numbers of a statistic, whose squares are added up."""
+PLAIN = (str, int, float, NoneType)
+"""What a place may say, since JSON holds it."""
 READ_AT_ONCE = 16 << 20
 """Bytes of a trace that are read at a time, where a step is smaller."""
 
@@ -90,16 +96,38 @@ def all_statistics() -> tuple[Statistic, ...]:
     """Return one of each statistic, in the order of tables.
 
     Raises:
-        CallError: two statistics define one name, or an entry point brings no statistic.
+        CallError: two statistics define one name, a statistic cannot be made or defines nothing, or an entry point brings none.
     """
     expected = "a class that extends Statistic, or a module with one"
     kinds = find_kinds("sinkscope.statistics", Statistic, lambda kind: not inspect.isabstract(kind), ENTRY_POINTS, expected)
-    made: list[Statistic] = [kind() for kind in kinds]  # type: ignore[abstract]  # abstract ones were left out
+    made = [_made(kind) for kind in kinds]
     found = sorted(made, key=lambda one: (one.order, type(one).__module__))
     names = Counter(name for one in found for name in one.definitions)
     if twice := [name for name, count in names.items() if count > 1]:
         raise CallError(f"expected every statistic to be defined once, found two definitions of {twice[0]}; rename one of them")
     return tuple(found)
+
+
+def _made(kind: type[Statistic]) -> Statistic:
+    """Return the one statistic of a class.
+
+    Raises:
+        CallError: its ``__init__`` fails, or its definitions or its order are none.
+    """
+    try:
+        made = kind()
+    except Exception as error:  # whatever it does there
+        raise CallError(f"{_name(kind)}: expected a class that is made without arguments, found one that fails: {error}") from error
+    definitions, order = getattr(made, "definitions", None), made.order
+    if not fits(definitions, Mapping[str, Definition]):
+        raise CallError(f"{_name(kind)}.definitions: expected {{name: Definition(text, unit, claim)}}, found {shown(definitions)}")
+    if not fits(order, float) or not math.isfinite(order):
+        raise CallError(f"{_name(kind)}.order: expected a number, found {in_words(order)}")
+    return made
+
+
+def _name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 @cache
@@ -137,22 +165,45 @@ def values_of(prompt: PromptSummary, statistics: Sequence[Statistic] | None = No
         statistics: which; all when not given.
 
     Raises:
-        CallError: a number without a definition, or at a place that is no row of pairs.
+        CallError: no numbers, a number without a definition, or at a place that is no row of pairs.
     """
     values: Values = {}
     for one in all_statistics() if statistics is None else statistics:
-        found = one.values(prompt)
-        for name in dict.fromkeys(name for name, _ in found):
-            if short_name(name) not in one.definitions:
-                raise CallError(f"expected {type(one).__name__} to define {short_name(name)!r}, found {', '.join(one.definitions)}")
-        for name, place in found:
-            if not isinstance(place, tuple) or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in place):
-                raise CallError(
-                    f"{type(one).__name__}: expected the place of {name!r} as a tuple of pairs, "
-                    f"such as () or (('layer', 2),), found {place!r}"
-                )
-        values |= found
+        values |= _checked_values(one, one.values(prompt))
     return values
+
+
+def _checked_values(statistic: Statistic, found: Any) -> Values:
+    """Return what a statistic says of a prompt.
+
+    Raises:
+        CallError: something else than numbers by name and place, or a number without a definition.
+    """
+    name, numbers = type(statistic).__qualname__, Values()
+    if not isinstance(found, Mapping):
+        raise CallError(f"{name}.values: expected {{(name, place): number}}, found {in_words(found)}")
+    for key, value in found.items():
+        if not isinstance(key, tuple) or len(key) != 2 or not isinstance(key[0], str):
+            raise CallError(f"{name}.values: expected keys (name, place), such as ('norms.contribution', ()), found {key!r}")
+        of, place = key
+        if short_name(of) not in statistic.definitions:
+            raise CallError(f"expected {name} to define {short_name(of)!r}, found {', '.join(statistic.definitions)}")
+        if not isinstance(place, tuple) or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in place):
+            raise CallError(f"{name}: expected the place of {of!r} as a tuple of pairs, such as () or (('layer', 2),), found {place!r}")
+        if not all(isinstance(axis, str) and isinstance(one, PLAIN) for axis, one in place):
+            raise CallError(f"{name}: expected the place of {of!r} as names with text or Python's numbers, found {place!r}")
+        numbers[key] = _number(f"{name}: expected {of!r} at {dict(place)}", value)
+    return numbers
+
+
+def _number(expected: str, value: Any) -> float:
+    if getattr(value, "ndim", None) == 0:  # of NumPy or torch
+        value = value.item()
+    if type(value) is not float and not fits(value, float):
+        raise CallError(f"{expected} as a number, or NaN where there is none, found {in_words(value)}")
+    if abs(value) > LARGEST:
+        raise CallError(f"{expected} as a number up to {LARGEST:g}, or NaN where there is none, found {value:g}")
+    return float(value)
 
 
 @checked
