@@ -8,6 +8,8 @@ import sys
 import pytest
 
 from sinkscope.errors import CallError, EvaluationError, TraceError
+from sinkscope.evaluation.results_folder import locked
+from sinkscope.locks import claimed_folder
 from sinkscope.work_items import Share, differences, exclusive, item_path, lock, read_object, share_of_process, write_whole
 
 
@@ -82,6 +84,30 @@ with exclusive(Path({str(tmp_path / "lock")!r}), TraceError):
         other.kill()
         with exclusive(tmp_path / "lock", TraceError):
             pass
+
+
+@pytest.mark.parametrize(
+    ("make", "found"),
+    [
+        (lambda path, victim: path.symlink_to(victim), "a link"),
+        (lambda path, _: os.mkfifo(path), "a named pipe"),
+        (lambda path, _: path.mkdir(), "a folder"),
+    ],
+)
+def test_a_lock_is_a_plain_file(tmp_path, make, found):
+    victim, folder = tmp_path / "victim", tmp_path / "folder"
+    victim.write_text("precious")
+    folder.mkdir()
+    make(folder / "lock", victim)
+    expected = f"lock: expected a file that can be locked, found {found}; remove it, or choose another folder"
+    with pytest.raises(EvaluationError, match=expected), exclusive(folder / "lock", EvaluationError):
+        pass
+    with pytest.raises(EvaluationError, match=expected), locked(folder):
+        pass
+    make(folder / ".claim", victim)
+    with pytest.raises(TraceError, match=f".claim: expected the lock of .*, found {found}"), claimed_folder(folder, TraceError):
+        pass
+    assert victim.read_text() == "precious"
 
 
 def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):

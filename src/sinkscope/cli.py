@@ -238,19 +238,16 @@ def _overview() -> str:
 
 def _fail(message: str, status: int, debug: bool) -> None:
     """Print an error to standard error and exit; with ``debug`` the traceback comes first."""
+    from sinkscope.documents import printable
+
     if debug:
         import traceback
 
         traceback.print_exc()
     _drop_output()
     message = " ".join(message.split()) if "\n" in message else message
-    print(f"sinkscope: error: {_shown(message)}", file=sys.stderr)
+    print(f"sinkscope: error: {printable(message)}", file=sys.stderr)
     sys.exit(status)
-
-
-def _shown(text: str) -> str:
-    """Return text without the characters that command a terminal: each as its escape sequence."""
-    return text if text.isprintable() else "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 def _drop_output(probe: str = "") -> bool:

@@ -71,6 +71,21 @@ def check_regular(path: Path, failure: Failure, advice: str = "", most: int | No
     return found
 
 
+def check_plain(path: Path, failure: Failure, purpose: str) -> None:
+    """Raise an error where anything but a plain file stands, a link to one included; there may be nothing.
+
+    Args:
+        purpose: what the file is for, such as ``a file that can be locked``.
+    """
+    try:
+        mode = path.lstat().st_mode
+    except (OSError, ValueError):
+        return  # whoever opens it says why it cannot be
+    if not stat.S_ISREG(mode):
+        kind = "a link" if stat.S_ISLNK(mode) else next((name for is_kind, name in _KINDS.items() if is_kind(mode)), "something else")
+        raise failure(f"{path}: expected {purpose}, found {kind}; remove it, or choose another folder")
+
+
 def files_in(folder: Path, pattern: str, failure: Failure) -> list[Path]:
     """Return the paths in a folder whose names match a pattern such as ``*.json``, in order; none where there is no folder.
 
@@ -304,6 +319,11 @@ def shown(value: Any) -> str:
         return _shorten(repr(value))
     except Exception:  # of a class of the caller's
         return type(value).__name__
+
+
+def printable(text: str) -> str:
+    """Return text without the characters that command a terminal or break a line: each as its escape sequence."""
+    return text if text.isprintable() else "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 def _shorten(text: str) -> str:

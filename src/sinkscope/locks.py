@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from sinkscope.documents import check_plain
 from sinkscope.errors import CallError, SinkscopeError
 
 CLAIM = ".claim"
@@ -81,6 +82,7 @@ def _held(path: Path, name: str, failure: Failure) -> Iterator[None]:
     """Hold a lock while the body runs; ``name`` is what it protects."""
     import filelock
 
+    check_plain(path, failure, f"the lock of {name}")
     path = path.absolute()  # the body may change the current folder
 
     lock = filelock.FileLock(path, thread_local=False, fallback_to_soft=False)

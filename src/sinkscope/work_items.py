@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from sinkscope.documents import check_regular, read_bytes
+from sinkscope.documents import check_plain, check_regular, read_bytes
 from sinkscope.errors import CallError, SinkscopeError
 
 UNFINISHED = ".writing"
@@ -25,6 +25,7 @@ UNFINISHED = ".writing"
 WEIGHTS = "weights_sha256"
 """The field for the hash of the weights in memory; folders of earlier versions have none."""
 CHANGED = "the weights in memory are not those that began it, as they were changed after they were loaded; save them, load that folder"
+LOCKED = "a file that can be locked"
 Failure = type[SinkscopeError]
 
 
@@ -128,15 +129,22 @@ def exclusive(path: Path, failure: Failure) -> Iterator[None]:
     """
     import fcntl
 
-    try:
-        opened = path.open("a+")
-    except OSError as error:
-        raise failure(
-            f"{path}: expected a file that can be locked ({error.strerror}); remove what is there or choose another folder"
-        ) from error
-    with opened as file:
+    with open_lock(path, failure) as file:
         lock(file, fcntl.LOCK_EX, failure)
         yield  # closing the file releases the lock, and so does dying
+
+
+def open_lock(path: Path, failure: Failure) -> IO[str]:
+    """Open the file of a lock for appending and reading; it is made if need be. A link is not followed, since its target would be written.
+
+    Raises:
+        failure: there is something else in its place, or it cannot be made.
+    """
+    check_plain(path, failure, LOCKED)
+    try:
+        return open(path, "a+", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666))
+    except OSError as error:
+        raise failure(f"{path}: expected {LOCKED} ({error.strerror}); remove what is there or choose another folder") from error
 
 
 def lock(file: IO[str], how: int, failure: Failure) -> None:

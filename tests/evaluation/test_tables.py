@@ -286,6 +286,15 @@ def test_markdown_compares():
     assert "robust when the lower bound is above −2 points" in write_table(RESULTS)
 
 
+@pytest.mark.parametrize("form", ["markdown", "latex"])
+def test_names_cannot_command_a_terminal_or_break_a_row(form):
+    name = "a\x1b[31m\nb\u2028c"
+    plain = write_table([dataclasses.replace(one, model="a") for one in RESULTS], form)
+    text = write_table([dataclasses.replace(one, model=name) for one in RESULTS], form)
+    assert text.replace("\n", "").isprintable() and len(text.splitlines()) == len(plain.splitlines())
+    assert {"markdown": r"a\x1b[31m\nb\u2028c", "latex": r"a\textbackslash{}x1b[31m\textbackslash{}nb"}[form] in text
+
+
 def test_latex():
     lines = write_table(RESULTS, "latex").splitlines()
     assert lines[:4] == [r"\begin{tabular}{lll}", r"\hline", r"task & hidden & GSAI-ML/LLaDA-8B-Instruct \\", r"\hline"]

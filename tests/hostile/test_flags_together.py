@@ -55,6 +55,8 @@ OTHERS = {
     "train lab-nulls-diffusion-0 --updates 1 --watch 5 --out out": "--watch: expected at most the 1 updates of the training, found 5",
     "map trace --step 1 --layer 0 --head 1 --model nosuch": "no model 'nosuch'",
     "map trace --step 1 --layer 0 --head 1 --device nosuch": "--device 'nosuch' cannot be used here",
+    "map trace --step 1 --layer 0 --head 1 --model lab-diffusion": "trace was written by weights",
+    "explore trace --serve --no-browser --model lab-diffusion": "trace was written by weights",
     "figures trace --only 3 --model nosuch --out out": "no model 'nosuch'",
     "figures trace --only 3 --device nosuch --out out": "--device 'nosuch' cannot be used here",
     "export trace --to numpy --out out.zarr": "expected a name in .npz for numpy, found one in .zarr",
@@ -77,6 +79,7 @@ OTHERS = {
     "reproduce paper1 --dry-run --models lab --data gsm8k=prompts.jsonl": "--data gsm8k is not used by these models, whose tasks are",
     "analyse trace trace --no-choice --no-sweep": "traces: expected each trace once, as it is one prompt, found trace twice",
     "analyse trace ./trace/../trace --no-choice --no-sweep": "traces: expected each trace once, as it is one prompt",
+    "analyse trace bundle --no-choice --no-sweep": "expected each trace once, as it is one prompt, found the values of trace in bundle too",
     "figures statistics --only 1 --out out": "expected at least one figure that can be drawn, found none. Figure 1 is not drawn for",
     "figures statistics --only 1,2 --out a/b/out": "expected at least one figure that can be drawn, found none. Figure 1 is not drawn for",
 }

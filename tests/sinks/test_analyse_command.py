@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from planted import extras, make_trace, random_columns
 
+from sinkscope.checksums import with_checksum
 from sinkscope.statistics import Threshold, analyse
 from sinkscope.traces import TraceWriter, open_traces
 
@@ -46,6 +47,18 @@ def test_the_json_is_that_of_the_function(run, folders):
     expected = analyse(open_traces(folders), [Threshold(3.0)], choice=False).as_dict()
     assert document["statistics"] == json.loads(json.dumps(expected["statistics"]))
     assert document["prompts"] == 6
+
+
+def test_a_copy_of_a_trace_is_no_second_prompt(run, folders, tmp_path):
+    shutil.copytree(folders / "000000", tmp_path / "copy")
+    call = ("analyse", folders, tmp_path / "copy", "--no-sweep", "--no-choice")
+    said = f"as it is one prompt, found the values of {folders / '000000'} in {tmp_path / 'copy'} too: a copy, a bundle, or the same prompt"
+    status, out, err = run(*call)
+    assert (status, out) == (2, "") and said in err
+    manifest = json.loads((tmp_path / "copy" / "manifest.json").read_text())
+    changed = with_checksum({**manifest, "command": "another"})  # the parts are the same
+    (tmp_path / "copy" / "manifest.json").write_text(json.dumps(changed))
+    assert said in run(*call)[2]
 
 
 def test_the_table_has_every_part_and_the_point_that_was_asked_for(run, folders):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from sinkscope.commands.command import Command, RolesFile, Switch, Traces, default_is
-from sinkscope.commands.map import map_reader
+from sinkscope.commands.map import check_weights, map_reader
 from sinkscope.commands.output import note, note_doubt, open_and_check
 from sinkscope.errors import CallError
 
@@ -60,6 +60,7 @@ class Explore(Command):
             raise CallError(f"--out {out}: expected a name that ends in .html, or a folder; found a file")
         roles = None if self.roles is None else read_roles(self.roles)
         traces = [trace for folder in self.traces for trace in open_and_check(folder)]
+        check_weights(self.model, traces)
         explorer = explore(traces, excess=self.excess, roles=roles)
         note_doubt(roles, traces)
         for text in explorer.document["notes"]:

@@ -1,6 +1,6 @@
 """`map`: shows one attention map of a recorded step. `map_reader` gives maps to `figures`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -50,6 +50,7 @@ class Map(Command):
         trace = open_trace(self.trace)
         if not trace.complete:
             note(f"{trace.folder}: incomplete, {trace.steps} whole steps")
+        check_weights(self.model, [trace])
         place = check_place(trace, self.step, self.layer, self.head)
         attention, difference = stored_map(trace, *place), None
         if attention is None:
@@ -102,6 +103,17 @@ def check_model_flags(name: str | None, device: str) -> None:
         from sinkscope.models.devices import find_device
 
         find_device(device, "--device")
+
+
+def check_weights(name: str | None, traces: Sequence[Any]) -> None:
+    """Raise CallError where ``--model`` names another model than wrote the traces, also where every map is stored and none is needed."""
+    if name is not None:
+        from sinkscope.models.loading import hash_of_files
+        from sinkscope.recorder.attention_map import refuse_other_weights
+
+        found = hash_of_files(name)
+        for trace in traces:
+            refuse_other_weights(trace, name, found)
 
 
 def map_reader(name: str | None = None, device: str = "cpu") -> Callable[[Any, int, int, int], "np.ndarray"]:

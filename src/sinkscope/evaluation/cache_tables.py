@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from sinkscope.documents import printable
 from sinkscope.evaluation.cache_arms import PLAIN, Arm
 from sinkscope.evaluation.paired_tests import MARGIN, Difference, holm, paired_difference, wilson_interval
 
@@ -157,7 +158,7 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
     change, work = row["difference"], row["work"]
     parts = [f"{work[name] / 1e6:.4g} M" for name in ("attention", "projections", "mlp")]
     return [
-        "plain sampling" if row["policy"] == PLAIN.text else f"`{row['policy']}`",
+        "plain sampling" if row["policy"] == PLAIN.text else f"`{printable(row['policy'])}`",
         f"{row['accuracy']:.3f} ({low:.3f}–{high:.3f})",
         "–" if change is None else points(change),
         "–" if change is None else _small(change["p_holm"]),

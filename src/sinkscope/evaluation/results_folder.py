@@ -36,6 +36,7 @@ from sinkscope.work_items import (
     item_path,
     kind_of_run,
     lock,
+    open_lock,
     read_object,
     write_whole,
 )
@@ -75,8 +76,8 @@ def locked(folder: Path, share: Share = ALL, kind: str = EVALUATION) -> Iterator
             if found is not None and kind_of_run(found) != kind:
                 what = f"expected an empty folder, or one with {kind}, found {kind_of_run(found)}"
                 raise CallError(f"{folder} holds another run: {what}; choose another folder")
-            shared = stack.enter_context((folder / LOCK).open("a+"))
-            own = shared if share.count == 1 else stack.enter_context(_lock_path(folder, share).open("a+"))
+            shared = stack.enter_context(open_lock(folder / LOCK, EvaluationError))
+            own = shared if share.count == 1 else stack.enter_context(open_lock(_lock_path(folder, share), EvaluationError))
         except OSError as error:
             raise EvaluationError(f"{error.filename or folder} cannot be written ({error.strerror}); choose another folder") from error
         try:
@@ -121,7 +122,7 @@ def is_working(folder: Path, share: Share) -> bool:
     import fcntl
 
     try:
-        with _lock_path(folder, share).open("a+") as file:
+        with open_lock(_lock_path(folder, share), EvaluationError) as file:
             lock(file, fcntl.LOCK_SH | fcntl.LOCK_NB, EvaluationError)
     except BlockingIOError:
         return True

@@ -7,7 +7,7 @@ from dataclasses import asdict, fields
 from typing import Any, Literal, get_args
 
 from sinkscope.argument_types import checked
-from sinkscope.documents import json_text, shown
+from sinkscope.documents import json_text, printable, shown
 from sinkscope.errors import CallError
 from sinkscope.evaluation.comparisons import Row, arranged, check_results, compare, remarks
 from sinkscope.evaluation.paired_tests import Difference
@@ -110,11 +110,11 @@ def _markdown(rows: Sequence[Row]) -> str:
     if changed:
         lines += ["", _markdown_line(_COMPARED), "|---" * len(_COMPARED) + "|"]
         lines += [_markdown_line(_comparison(row)) for row in changed]
-    return "\n".join([*lines, "", *NOTES[: None if changed else 1], *remarks(rows)])
+    return "\n".join([*lines, "", *NOTES[: None if changed else 1], *map(printable, remarks(rows))])
 
 
 def _markdown_line(cells: Sequence[str]) -> str:
-    escaped = (cell.replace("|", "\\|") for cell in cells)
+    escaped = (printable(cell.replace("|", "\\|")) for cell in cells)
     return f"| {' | '.join(escaped)} |"
 
 
@@ -179,7 +179,7 @@ def _latex(rows: Sequence[Row]) -> str:
         " & ".join([_escaped(task), _escaped(hide), *(cell.replace("–", "--") for cell in cells)]) + r" \\" for task, hide, cells in layout
     ]
     lines += [r"\hline", r"\end{tabular}"]
-    return "\n".join([*lines, *(f"% {line}" for line in (*NOTES, *remarks(rows)))])
+    return "\n".join([*lines, *(f"% {line}" for line in (*NOTES, *map(printable, remarks(rows))))])
 
 
 def _latex_cell(row: Row) -> str:
@@ -191,8 +191,11 @@ def _latex_cell(row: Row) -> str:
     return f"{row.result.accuracy:.3f} ({low:.3f}--{high:.3f}){mark}{paper}"
 
 
+_IN_LATEX = {one: f"\\{one}" for one in "_&%#${}"} | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+
+
 def _escaped(text: str) -> str:
-    return "".join({"_": r"\_", "&": r"\&", "%": r"\%", "#": r"\#", "$": r"\$"}.get(one, one) for one in text)
+    return "".join(_IN_LATEX.get(one, one) for one in printable(text))
 
 
 _FLAT = ("model", "task", "hide", "n", "correct", "accuracy")

@@ -335,6 +335,15 @@ def _to_device(network: Any, device: str | torch.device) -> Any:
         raise CallError(f"device: the model cannot be moved to {device} ({_first_line(error)}); pass device='cpu'") from error
 
 
+def hash_of_files(name: str) -> str:
+    """Return what `ModelCard.weight_hash` of a model is, without loading it.
+
+    Raises:
+        CallError, ModelError: as in `load`, where it is not there or has no weights.
+    """
+    return _hash(weight_files(find_folder(name)))
+
+
 def _hash(files: list[Path]) -> str:
     """Return the sha256 over files, in their order."""
     digest = hashlib.sha256()

@@ -124,8 +124,13 @@ def _check_weights(model: Model, trace: Trace) -> None:
             f"{trace.folder} was written with the cache {cache}: its maps have the computed queries only, and stored keys that one step "
             "cannot make again; record without a cache for a map"
         )
-    if expected != model.card.weight_hash:
+    refuse_other_weights(trace, model.card.name, model.card.weight_hash)
+
+
+def refuse_other_weights(trace: Trace, name: str, found: str) -> None:
+    """Raise CallError where a model of this name has another hash of its weights than the one that wrote a trace."""
+    expected = trace.manifest.get("model", {}).get("weight_hash")
+    if expected and expected != found:
         raise CallError(
-            f"{trace.folder} was written by weights {expected[:12]}…, {model.card.name} has {model.card.weight_hash[:12]}…; "
-            "pass the model that wrote the trace"
+            f"{trace.folder} was written by weights {expected[:12]}…, {name} has {found[:12]}…; pass the model that wrote the trace"
         )

@@ -19,6 +19,7 @@ from sinkscope.statistics.placement_model import Choices, PlacementModel
 from sinkscope.statistics.prompt import PromptSummary
 from sinkscope.statistics.statistic import Definition, Key, Values, definition_of, held, order_of, summarise, values_of
 from sinkscope.statistics.thresholds import THRESHOLDS, Threshold
+from sinkscope.traces.bundles import copies_share
 from sinkscope.traces.reading import Trace, as_trace
 
 
@@ -217,10 +218,10 @@ def analyse(
     shape: tuple[int, int] | None = None
     weights: tuple[Any, Any] | None = None
     texts: list[Any] = []
-    folders: set[Path] = set()
+    taken: dict[Path | str, Path] = {}
     for trace in [traces] if isinstance(traces, Trace | str | Path) else traces:
         trace = as_trace(trace)
-        _refuse_again(trace, folders)
+        _refuse_again(trace, taken)
         prompt = summarise(trace, thresholds, tolerance, training)
         found = (prompt.layers, prompt.heads)
         if shape is not None and found != shape:
@@ -268,13 +269,18 @@ def _estimates(keys: Sequence[Key], means: Means) -> Iterator[Estimate]:
         yield Estimate(name, dict(place), _plain(mean), _plain(low), _plain(high), prompts)
 
 
-def _refuse_again(trace: Any, folders: set[Path]) -> None:
-    """Raise an error for a trace that was taken in before, which would make intervals narrower than they are; note its folder."""
+def _refuse_again(trace: Any, taken: dict[Path | str, Path]) -> None:
+    """Raise an error for a trace that was taken in before, which would make intervals narrower than they are; note what it is known by."""
     folder = held(trace, "folder")
-    if isinstance(folder, Path):
-        if (found := folder.resolve()) in folders:
-            raise CallError(f"traces: expected each trace once, as it is one prompt, found {folder} twice; leave one of them out")
-        folders.add(found)
+    if not isinstance(folder, Path):
+        return
+    expected = "traces: expected each trace once, as it is one prompt, found"
+    if folder.resolve() in taken:
+        raise CallError(f"{expected} {folder} twice; leave one of them out")
+    known = {folder.resolve(), *(copies_share(trace) if isinstance(trace, Trace) else ())}
+    if (other := next((taken[one] for one in known if one in taken), None)) is not None:
+        raise CallError(f"{expected} the values of {other} in {folder} too: a copy, a bundle, or the same prompt; leave one of them out")
+    taken.update(dict.fromkeys(known, folder))
 
 
 def _same_model(first: tuple[Any, Any] | None, model: Mapping[str, Any]) -> tuple[Any, Any] | None:

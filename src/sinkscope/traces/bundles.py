@@ -16,7 +16,7 @@ import numpy as np
 
 from sinkscope.argument_types import checked
 from sinkscope.checksums import CHECKSUM, compare_checksum, compare_file, with_checksum
-from sinkscope.documents import check_fields, exists, read_bytes, read_json_object, shown
+from sinkscope.documents import check_fields, exists, printable, read_bytes, read_json_object, shown
 from sinkscope.errors import CallError, TraceError
 from sinkscope.locks import claimed_folder
 from sinkscope.traces.format import MANIFEST, write_manifest, write_whole
@@ -122,6 +122,17 @@ def unlisted_files(bundle: Trace) -> list[str]:
     return sorted({path.name for path in bundle.folder.iterdir()} - {BUNDLE, *listed})
 
 
+def copies_share(trace: Trace) -> set[str]:
+    """Return checksums of which a copy of a trace, a bundle of it, and the same generation recorded again have one at least."""
+    found = {str(trace.manifest[CHECKSUM])} if CHECKSUM in trace.manifest else set()
+    found.add(hashlib.sha256(read_bytes(trace.folder / MANIFEST, TraceError)).hexdigest())
+    if exists(trace.folder / BUNDLE):
+        made_of = read_json_object(trace.folder / BUNDLE, TraceError, CHANGED).get("made_of")
+        found |= {made_of} if isinstance(made_of, str) else set()
+    parts = [entry["sha256"] for entry in trace.manifest["parts"]]
+    return found | ({" ".join(parts)} if parts else set())
+
+
 def _step(trace: Trace, step: int, precision: Precision, errors: dict[str, float]) -> dict[str, np.ndarray]:
     """Return the tensors of a step as they are stored; ``errors`` keeps the largest rounding error of each."""
     arrays = {name: np.asarray(getattr(trace, name)[step]) for name in trace.tensors}
@@ -173,4 +184,4 @@ def _card(trace: Trace, precision: Precision, errors: Mapping[str, float]) -> st
 
 def _cell(value: Any) -> str:
     """Return a value as the cell of a Markdown table."""
-    return " ".join(str(value).replace("|", "\\|").split())
+    return printable(" ".join(str(value).replace("|", "\\|").split()))
