@@ -128,3 +128,27 @@ def test_the_lock_is_taken_before_anything_is_made(tmp_path, holder):
 
         train_checkpoint(RECIPE, tmp_path / "out")
     assert os.listdir(tmp_path / "out") == [CLAIM] and os.stat(tmp_path / "out" / CLAIM).st_mtime_ns < before
+
+
+def test_statistics_have_one_lone_writer(whole, tmp_path, run, monkeypatch):
+    words = [
+        "trace",
+        whole / "model",
+        "--prompts",
+        whole / "prompts.jsonl",
+        "--keep",
+        "statistics",
+        "--length",
+        "4",
+        "--out",
+        tmp_path / "o",
+    ]
+    assert run(*words)[0] == 0
+    with claimed_folder(tmp_path / "o", TraceError):
+        for more in ([], ["--overwrite"]):
+            status, _, err = run(*words, *more)
+            assert status == 1 and f"{tmp_path}/o: another run is writing into it (this process)" in err
+        monkeypatch.setenv("RANK", "1")
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        assert run(*words)[0] == 0  # torchrun's processes add to one folder together
+    assert not (tmp_path / "o" / CLAIM).exists()

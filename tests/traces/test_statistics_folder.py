@@ -64,7 +64,9 @@ def test_tensors_are_ahead_of_their_manifest_after_a_kill(tmp_path):
         before.append((tmp_path / "s" / "manifest.json").read_bytes())
     for content in before[:2]:
         (tmp_path / "s" / "manifest.json").write_bytes(content)
-        assert read_statistics(tmp_path / "s")[1]["n"] == [1]
+        manifest, arrays, _ = read_statistics(tmp_path / "s")
+        assert arrays["n"] == [1]
+        assert (manifest["prompts"], manifest["complete"], manifest["model"]) == (2, False, {"name": "A"})
     begin(tmp_path / "s").fold()
     assert (tmp_path / "s" / "manifest.json").read_bytes() == before[2]
 

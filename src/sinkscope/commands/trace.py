@@ -12,6 +12,7 @@ from sinkscope.commands.output import note, print_json
 from sinkscope.commands.sampler_flags import SamplerFlags
 from sinkscope.documents import parse_json, read_lines
 from sinkscope.errors import CallError, TraceError
+from sinkscope.locks import claimed_folder
 
 Place = tuple[int, int, int]
 """Step, layer and head of an attention map."""
@@ -161,9 +162,13 @@ class Trace(Command):
         from sinkscope.traces.writing import Room, room_in
         from sinkscope.work_items import share_of_process
 
-        if self.overwrite and share_of_process().count > 1:
+        alone = share_of_process().count == 1
+        if self.overwrite and not alone:
             raise CallError("--overwrite: expected one process, found several of torchrun; delete the folder first")
-        with room_in(self.out, True) if self.overwrite else nullcontext(Room()) as room:
+        with (
+            claimed_folder(self.out, TraceError) if alone else nullcontext(),  # those of torchrun add to one folder together
+            room_in(self.out, True) if self.overwrite else nullcontext(Room()) as room,
+        ):
             room.recorded = lambda: any((self.out / name).exists() for name in ("statistics.safetensors", "items"))
             if not add_prompts(model, prompts, self.out, settings, self.hide):
                 return

@@ -209,6 +209,8 @@ def read_statistics(folder: str | Path, *, verify: bool = True) -> tuple[dict[st
     arrays, metadata = _read(path, verify)
     if verify:
         _compare_run(path, metadata, manifest)
+    if (count := int(metadata["prompts"])) > manifest["prompts"]:  # a kill came between the tensors and their manifest
+        manifest = {**manifest, **json.loads(metadata["about"]), "prompts": count}
     return manifest, arrays, {int(token): text for token, text in json.loads(metadata["texts"]).items()}
 
 
