@@ -44,6 +44,21 @@ def check_shapes(
             raise TraceError(f"{path}: {name}: expected values of type {_DTYPES.get(name, 'F32')}, found {dtypes[name]}; {DAMAGED}")
 
 
+def check_lengths(path: Path, lengths: np.ndarray, width: int | None) -> None:
+    """Check the lengths of the canvases of a part.
+
+    Args:
+        lengths: int32 [step].
+        width: positions of the part's tokens, which are those of its longest canvas; None where there are none.
+
+    Raises:
+        TraceError: lengths that cannot be.
+    """
+    _refuse(path, "lengths", lengths[(lengths < 1) | (lengths > WIDEST)], "tokens of a canvas")
+    if width is not None and (longest := int(lengths.max(initial=0))) != width:
+        raise TraceError(f"{path}: lengths: expected the longest to be the {width} positions of tokens, found {longest}; {DAMAGED}")
+
+
 def check_values(path: Path, name: str, array: np.ndarray, lengths: np.ndarray | None) -> None:
     """Check the values of a tensor of a part.
 
@@ -54,17 +69,19 @@ def check_values(path: Path, name: str, array: np.ndarray, lengths: np.ndarray |
     Raises:
         TraceError: values that cannot be.
     """
-    if name == "lengths":
-        _refuse(path, name, array[(array < 1) | (array > WIDEST)], "tokens of a canvas")
-    elif name == "masked":
+    if name == "masked":
         _refuse(path, name, array[array > 1], "0 or 1")
     elif array.dtype == np.int32:
         _refuse(path, name, array[array < -1], "tokens and positions from -1 upwards")
+        if name == "tokens" and lengths is not None:
+            beyond = array[~_on_canvas(array, lengths)]
+            _refuse(path, name, beyond[beyond != -1], "-1 beyond the length of a canvas")
     elif name in _SUMS:
         seen = array
         if lengths is not None:
-            key = np.arange(array.shape[-1])
-            seen = array[np.broadcast_to(key < lengths.reshape(-1, 1, 1, 1), array.shape)]
+            there = _on_canvas(array, lengths)
+            seen, beyond = array[there], array[~there]
+            _refuse(path, name, beyond[~np.isnan(beyond)], "NaN beyond the length of a canvas")
         queries = array.shape[-1] if lengths is None else int(lengths.max(initial=0))
         low, high = -ROUNDING, queries * (1 + ROUNDING)
         if name != "column_sums":  # where there was no such query, nothing is known
@@ -76,6 +93,12 @@ def check_values(path: Path, name: str, array: np.ndarray, lengths: np.ndarray |
             _refuse(path, name, array[array < 0], "norms from 0 upwards")
         if name == "self_attention":
             _refuse(path, name, array[(array < -ROUNDING) | (array > 1 + ROUNDING)], "shares of attention from 0 to 1")
+
+
+def _on_canvas(array: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Return where the last axis of an array, whose first is the step, lies on the canvas; bool of its shape."""
+    here = np.arange(array.shape[-1]) < lengths.reshape(-1, *[1] * (array.ndim - 1))
+    return np.broadcast_to(here, array.shape)
 
 
 def check_keys(path: Path, name: str, array: np.ndarray, width: int) -> None:

@@ -21,7 +21,7 @@ from sinkscope.checksums import compare_file
 from sinkscope.documents import check_regular
 from sinkscope.errors import TraceError
 from sinkscope.traces.format import DTYPES, write_whole
-from sinkscope.traces.part_checks import check_keys, check_values
+from sinkscope.traces.part_checks import check_keys, check_lengths, check_values
 
 WHOLE = 1 << 16
 """Smallest number of bytes of a step that is written by itself; smaller ones are stacked first."""
@@ -145,7 +145,7 @@ class Part:
         with open_part(self.path) as file:
             lengths = file.get_tensor("lengths") if "lengths" in self.shapes else None
             if lengths is not None:
-                check_values(self.path, "lengths", lengths, None)
+                check_lengths(self.path, lengths, self.shapes["tokens"][-1] if "tokens" in self.shapes else None)
             found = file.get_tensor(name)
             check_values(self.path, name, found.astype(np.float32) if found.dtype == np.float16 else found, lengths)
             if name.endswith("_key") and lengths is not None:

@@ -116,6 +116,9 @@ class Trace:
         written = sum(part.steps for part in parts)
         if self.complete and written != (said := self.manifest.get("steps", written)):
             raise TraceError(f"{self.folder}: expected {said} steps, as its manifest says, found {written}; {DAMAGED}")
+        canvases = [part.shapes["tokens"][-1] for part in parts if "tokens" in part.shapes]
+        if self.complete and canvases and (said := self.manifest.get("prompt_length") or 0) > (most := max(canvases)):
+            raise TraceError(f"{self.folder}: prompt_length: expected at most the {most} tokens of a canvas, found {said}; {DAMAGED}")
         return tuple(parts)
 
     def verify(self) -> None:
