@@ -1,6 +1,10 @@
 """Recordings that are used twice, for nothing, by several threads, or within themselves: each is refused, none is mixed."""
 
+import copy
+import os
+import pickle
 import threading
+import warnings
 
 import pytest
 import torch
@@ -215,3 +219,135 @@ def test_statistics_that_are_refused_leave_what_was_there(diffusion_folder, tmp_
     status, _, err = run(*call, "--keep", "statistics", *more, *(["--overwrite"] if overwrite else []))
     assert status in (1, 2) and err
     assert sorted(path.name for path in tmp_path.rglob("*") if path.name != ".claim") == [name for name in before if name != ".claim"]
+
+
+def in_a_fork(act):
+    """Return what a forked process says of an error, after it has acted."""
+    source, sink = os.pipe()
+    with warnings.catch_warnings():  # Python warns of forks where threads run
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if not child:
+        try:
+            act()
+        except Exception as error:
+            os.write(sink, f"{type(error).__name__}: {error}".encode())
+        finally:
+            os._exit(0)
+    os.close(sink)
+    os.waitpid(child, 0)
+    with os.fdopen(source) as told:
+        return told.read()
+
+
+def test_a_forked_process_records_nothing(diffusion, tmp_path):
+    with sinkscope.recording(diffusion, out=tmp_path / "run"):
+        told = [in_a_fork(lambda: write(diffusion))]
+        write(diffusion)
+        told.append(in_a_fork(lambda: write(diffusion)))
+        write(diffusion)
+    assert all(one.startswith("AttentionError: expected the process") and "forked inside of it" in one for one in told), told
+    assert [trace.complete for trace in sinkscope.open_traces(tmp_path / "run")] == [True, True]
+
+
+@pytest.mark.parametrize("keep", ["columns", "statistics", "drift"])
+def test_a_forked_process_that_leaves_the_block_changes_no_file(diffusion, tmp_path, keep):
+    block = sinkscope.recording(diffusion, out=tmp_path / "run", keep=keep)
+    with block:
+        told = in_a_fork(lambda: block.__exit__(None, None, None))
+        write(diffusion)
+        before = sorted(os.listdir(tmp_path / "run"))
+        told += in_a_fork(lambda: block.__exit__(None, None, None))
+        assert sorted(os.listdir(tmp_path / "run")) == before
+    assert told.count("forked inside of it") == 2
+    assert "nothing" not in told
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, pickle.dumps])
+def test_a_model_is_not_copied_while_it_is_changed(diffusion_folder, tmp_path, duplicate):
+    diffusion = sinkscope.load(str(diffusion_folder))  # transformers leaves hooks that cannot be pickled on networks that gave maps
+    for block in (HideTopSinks(1)(diffusion), sinkscope.recording(diffusion, out=tmp_path / "run")):
+        with pytest.raises(AttentionError, match="found it recorded or changed; copy or store it before the block or behind it"), block:
+            duplicate(diffusion)
+    duplicate(diffusion)
+
+
+def test_work_on_texts_of_its_own_is_not_recorded(diffusion, tmp_path):
+    from sinkscope.emergence import TrainingWatch, hold_out
+
+    canvases = hold_out([PROMPT * 4] * 4, mask_id=diffusion.card.mask_id)
+    watch = TrainingWatch(diffusion.network, canvases, tmp_path / "watch", every=1)
+    for work in (lambda: watch(1), lambda: sinkscope.find_roles(diffusion, [PROMPT] * 10)):
+        with (
+            pytest.raises(CallError, match="as it is, found it recorded or changed; call this outside"),
+            sinkscope.recording(diffusion, out=tmp_path / "run"),
+        ):
+            work()
+
+
+def test_no_sink_token_is_added_to_a_recorded_network(diffusion, tmp_path):
+    network = copy.deepcopy(diffusion.network)
+    with (
+        pytest.raises(CallError, match="a network that nothing records or changes; add it outside"),
+        sinkscope.recording(network, out=tmp_path / "run"),
+    ):
+        sinkscope.add_sink_token(network)
+
+
+class Attending(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.projection = torch.nn.Embedding(10, 8), torch.nn.Linear(8, 24)
+
+    def forward(self, ids):
+        query, key, value = self.projection(self.embedding(ids)).view(*ids.shape, 3, 2, 4).permute(2, 0, 3, 1, 4)
+        return torch.nn.functional.scaled_dot_product_attention(query, key, value)
+
+
+def test_foreign_closes_behind_what_it_shows(tmp_path):
+    network, ids = Attending(), torch.arange(5)[None]
+    block = foreign(network)
+    block.__enter__()
+    with sinkscope.recording(network, out=tmp_path / "run"):
+        network(ids)
+        network(ids)
+        with pytest.raises(AttentionError, match="to be closed before foreign, found 1 open"):
+            block.__exit__(None, None, None)
+    trace = sinkscope.open_trace(tmp_path / "run")
+    assert (trace.steps, trace.complete) == (2, True)
+
+
+def test_a_call_without_rows_is_refused(tmp_path):
+    network = Attending()
+    with (
+        pytest.raises(CallError, match="Attending: expected at least one row of tokens, found none"),
+        foreign(network),
+        sinkscope.recording(network, out=tmp_path / "run"),
+    ):
+        network(torch.zeros(0, 5, dtype=torch.long))
+
+
+def test_layers_stay_while_they_are_recorded(diffusion, tmp_path):
+    model = copy.deepcopy(diffusion)
+
+    def shorten(step):
+        model.network.model.layers = model.network.model.layers[:2]
+
+    with (
+        pytest.raises(AttentionError, match="layers of the first step in every step, found 2: model"),
+        sinkscope.recording(model, out=tmp_path / "run"),
+    ):
+        write(model, on_step=shorten)
+
+
+def test_a_network_that_lost_tokens_is_refused(diffusion):
+    model = copy.deepcopy(diffusion)
+    model.network.resize_token_embeddings(20)
+    with pytest.raises(CallError, match="found a network of 20; load it again"):
+        write(model)
+
+
+@pytest.mark.parametrize("odd", [lambda ids: ids.to_sparse(), lambda ids: ids.to("meta")])
+def test_prompts_that_hold_no_values_are_refused(diffusion, odd):
+    with pytest.raises(CallError, match="1-D token ids, found int64"):
+        sinkscope.generate(diffusion, odd(torch.tensor(PROMPT)), **SETTINGS)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from sinkscope.argument_types import checked
 from sinkscope.attention.blockwise import compute_blockwise
-from sinkscope.attention.records import AttentionInputs, Columns, Hidden, Prefix, described
+from sinkscope.attention.records import AttentionInputs, Columns, Hidden, Prefix, described, holds_nothing
 from sinkscope.attention.scores import Workspace
 from sinkscope.attention.subscriber_answers import check_prefix, read_hidden
 from sinkscope.errors import CallError
@@ -82,7 +82,7 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor, groups: Tensor, ma
     """
     for name, one in (("query", query), ("key", key), ("value", value), ("groups", groups)):
         axes = 3 if name == "groups" else 4
-        if not isinstance(one, Tensor) or one.ndim != axes or not one.is_floating_point() or one.is_meta:
+        if not isinstance(one, Tensor) or one.ndim != axes or not one.is_floating_point() or holds_nothing(one):
             raise CallError(f"{name}: expected numbers of {axes} axes, found {described(one)}")
         if not one.numel():
             raise CallError(f"{name}: expected at least one number on each axis, found {described(one)}")
@@ -99,7 +99,9 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor, groups: Tensor, ma
     if mask is None:
         return
     sizes = ((1, batch), (1, heads), (1, queries), (keys,))
-    good = isinstance(mask, Tensor) and mask.ndim == 4 and (mask.dtype == torch.bool or mask.is_floating_point()) and not mask.is_meta
+    good = (
+        isinstance(mask, Tensor) and mask.ndim == 4 and (mask.dtype == torch.bool or mask.is_floating_point()) and not holds_nothing(mask)
+    )
     if not isinstance(mask, Tensor) or not good or not all(size in allowed for size, allowed in zip(mask.shape, sizes, strict=True)):
         raise CallError(
             f"mask: expected bool or numbers [1 or {batch}, 1 or {heads}, 1 or {queries}, {keys}] (batch, head, query, key), "

@@ -42,7 +42,7 @@ def foreign(network: nn.Module, layers: Sequence[str] | None = None, *, causal: 
 
     Raises:
         CallError: not a torch module, or a path that it does not have.
-        AttentionError: the network is watched already.
+        AttentionError: the network is watched already; a recording or rule is still open when the body ends.
     """
     check_network(network)
     if layers is not None and not layers:
@@ -58,8 +58,17 @@ def foreign(network: nn.Module, layers: Sequence[str] | None = None, *, causal: 
     session.open()
     try:
         yield
-    finally:
+    except BaseException:
         session.close()
+        raise
+    left = list(session.subscribers)
+    session.end_generation(failed=False)
+    session.close()
+    if left:
+        raise AttentionError(
+            f"expected recordings and rules of {type(network).__name__} to be closed before foreign, found {len(left)} open, which see "
+            "nothing from here on; open them inside of it"
+        )
 
 
 class ForeignHooks(Hooks):

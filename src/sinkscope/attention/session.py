@@ -9,18 +9,18 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sinkscope.argument_types import check_argument, in_words
+from sinkscope.attention.cache_order import CacheOrder
 from sinkscope.attention.call import Call, LayerNotes
 from sinkscope.attention.interface import call_begins, call_ends
 from sinkscope.attention.records import CallPart, GenerationStart, StepContext, StepResult
 from sinkscope.attention.scores import Workspace
-from sinkscope.attention.stacks import Stack, StackInput, read_stack_input, upload
+from sinkscope.attention.stacks import LastStep, Stack, StackInput, read_stack_input, upload
 from sinkscope.attention.subscribers import Subscriber, Watcher
 from sinkscope.errors import AttentionError, CallError
 
@@ -52,19 +52,6 @@ class Hooks(ABC):
         """
 
 
-@dataclass(frozen=True, eq=False)
-class LastStep:
-    """What the next step of a foreign network needs from the previous one.
-
-    Attributes:
-        behind_cache: whether it had more keys than queries.
-        real: bool [batch, key], False on padding.
-    """
-
-    behind_cache: bool
-    real: Tensor
-
-
 class Session:
     """The subscribers of one network, and the running step.
 
@@ -88,6 +75,7 @@ class Session:
         self._in_generation = False
         self._prompts: dict[str, tuple[int, ...]] = {}  # of the stacks that were called in this generation
         self._tokens: Tensor | None = None  # all tokens so far: with a cache, a call passes only the new ones
+        self._caches = CacheOrder()
         self._call: Call | None = None
         self._calls: list[Call] = []  # that have begun and not ended, innermost last
         self._given: StackInput | None = None
@@ -95,6 +83,17 @@ class Session:
         self._unhidden_running = False
         self._thread: int | None = None  # of the generation or the call that is running
         self._subscribers_thread: int | None = None
+
+    def __reduce__(self) -> str:
+        """Refuse to be copied or stored, and so a network with our hooks: the copy would be changed for ever.
+
+        Raises:
+            AttentionError: always.
+        """
+        raise AttentionError(
+            f"expected {type(self.network).__name__} outside of sinkscope's with blocks, found it recorded or changed; copy or store it "
+            "before the block or behind it"
+        )
 
     # Opening and closing
 
@@ -111,6 +110,7 @@ class Session:
         """Leave the network as it was found."""
         self._in_generation = self.published = False
         self._context = self._tokens = self._call = self._given = None
+        self._caches.begin()
         while self._calls:
             call_ends(self._calls.pop())
         self.notes, self._workspace = LayerNotes(), Workspace()
@@ -164,6 +164,7 @@ class Session:
             return
         self._in_generation = self.published = False
         self._context = self._tokens = None
+        self._caches.begin()
         with ExitStack() as everybody:  # the others are told even if one raises
             for subscriber in reversed(self.subscribers):
                 everybody.callback(subscriber.end_generation, failed)
@@ -254,6 +255,8 @@ class Session:
         self.refuse_other_threads()
         if given is not None and given.device.type == "meta":
             raise AttentionError(f"expected the weights of {type(self.network).__name__}, found it on the device meta, which holds none")
+        if given is not None and given.batch == 0:
+            raise CallError(f"{type(self.network).__name__}: expected at least one row of tokens, found none")
         self._thread = threading.get_ident()
         self._given = given
         if not self.published and not self._unhidden_running:
@@ -301,8 +304,7 @@ class Session:
                 "leave the attention implementation alone while something watches or hides"
             )
         if not self.published and not self._unhidden_running and self._context is not None:
-            # A decoder that only reads the cache (block diffusion) does not change it.
-            if given is not None and (given.cache is None or int(given.cache.get_seq_length()) == given.total):
+            if given is not None and self._caches.end_call(self._context.stack or "", given):
                 self._tokens = self._context.tokens
             self.end_step(None)
 
@@ -350,6 +352,8 @@ class Session:
             mask_id = None if causal else getattr(config, "mask_token_id", None)
             rows = (None,) * given.batch
             self._begin(GenerationStart(tuple(lengths.tolist()), given.total, causal, {"name": "foreign"}, rows, mask_id))
+        if stack.causal and len(self.stacks) == 1:
+            self._caches.check(stack, given)
         if stack.name not in self._prompts:  # an encoder and a decoder have different prompts
             prompts = lengths - given.fresh if given.seen and self._prompts else lengths
             self._prompts[stack.name] = tuple(prompts.tolist())
@@ -365,10 +369,11 @@ class Session:
         self.begin_step(StepContext(tokens, masked, lengths, rows, rows, stack.name, stack.causal, self._prompts[stack.name]))
 
     def _starts_anew(self, stack: Stack, given: StackInput) -> bool:
-        """Return whether a call begins a generation: it has other rows, or an empty cache for a stack that has been called before."""
+        """Return whether a call begins a generation: it has other rows, or an empty cache, or none behind calls with one."""
         if not self._in_generation or self._start is None or len(self._start.prompt_lengths) != given.batch:
             return True
-        return stack.name in self._prompts and given.cache is not None and given.seen == 0
+        behind = stack.causal and len(self.stacks) == 1 and self._last is not None and self._last.behind_cache
+        return stack.name in self._prompts and (given.cache is not None or behind) and given.seen == 0
 
 
 def current_session(network: nn.Module) -> Session | None:

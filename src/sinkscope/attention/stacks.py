@@ -134,6 +134,19 @@ class StackInput:
         return lengths_of(self.visible(), "set tokenizer.padding_side = 'left'")
 
 
+@dataclass(frozen=True, eq=False)
+class LastStep:
+    """What the next step of a foreign network needs from the previous one.
+
+    Attributes:
+        behind_cache: whether it had more keys than queries.
+        real: bool [batch, key], False on padding.
+    """
+
+    behind_cache: bool
+    real: Tensor
+
+
 def lengths_of(real: Tensor, advice: str) -> Tensor:
     """Return the number of real tokens of each row, int64 [batch], on the host; this waits for a GPU.
 

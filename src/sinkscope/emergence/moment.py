@@ -32,7 +32,7 @@ def measure(model: Model, canvases: Sequence[HeldOut], *, roles: bool = False, o
         CallError: no canvas, fewer than roles need, or one that the network cannot read or that is for another kind of network.
         ModelError: the network says something that is not finite.
     """
-    expect_model(model, unhidden=True)
+    expect_model(model, unwatched=True)
     if not canvases:
         raise CallError("canvases: expected at least one, found none")
     check_canvases(model, canvases)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from sinkscope.attention import Hider, current_session
+from sinkscope.attention.records import described, holds_nothing
 from sinkscope.documents import describe, shown
 from sinkscope.errors import CallError, ModelError
 from sinkscope.models.family import Family
@@ -257,8 +258,12 @@ def _read_ids(ids: Any, expected: str) -> list[int]:
         expected: what they are, for the message of an error.
     """
     if isinstance(ids, torch.Tensor | np.ndarray):
-        found = f"shape {tuple(ids.shape)} of {ids.dtype}"
-        if ids.ndim == 1 and str(ids.dtype).removeprefix("torch.") in ("uint8", "int8", "int16", "int32", "int64"):
+        found = described(ids) if isinstance(ids, torch.Tensor) else f"shape {ids.shape} of {ids.dtype}"
+        if (
+            ids.ndim == 1
+            and not (isinstance(ids, torch.Tensor) and holds_nothing(ids))
+            and str(ids.dtype).removeprefix("torch.") in ("uint8", "int8", "int16", "int32", "int64")
+        ):
             return [int(token) for token in ids.tolist()]
     elif isinstance(ids, Sequence) and not isinstance(ids, str | bytes | bytearray | memoryview):
         wrong = next((number for number, token in enumerate(ids) if not isinstance(token, Integral) or isinstance(token, bool)), None)
@@ -292,11 +297,12 @@ def hash_memory(network: torch.nn.Module) -> str:
     return digest.hexdigest()
 
 
-def expect_model(model: Any, unhidden: bool = False) -> None:
+def expect_model(model: Any, unhidden: bool = False, unwatched: bool = False) -> None:
     """Raise an error for something that is no `Model`, such as the name of one or its network alone.
 
     Args:
         unhidden: also refuses a model while a rule hides its keys.
+        unwatched: also refuses it while anything records or changes it, for work that runs it on texts of its own.
 
     Raises:
         CallError: it is something else.
@@ -305,6 +311,14 @@ def expect_model(model: Any, unhidden: bool = False) -> None:
         raise CallError(f"model: expected what sinkscope.load returns, found {type(model).__name__}")
     if model.device.type == "meta":
         raise CallError(f"model: expected the weights of {model.card.name}, found it on the device meta, which holds none; load it again")
-    session = current_session(model.network) if unhidden else None
-    if session is not None and any(isinstance(one, Hider) for one in session.subscribers):
+    table = getattr(model.network.get_input_embeddings(), "num_embeddings", model.card.vocabulary)
+    if table < model.card.vocabulary:
+        raise CallError(
+            f"model: expected the {model.card.vocabulary} tokens of {model.card.name}, found a network of {table}; load it again"
+        )
+    session = current_session(model.network)
+    subscribers = [] if session is None else session.subscribers
+    if (unhidden or unwatched) and any(isinstance(one, Hider) for one in subscribers):
         raise CallError(f"model: expected {model.card.name} as it is, found it under a rule that hides keys; call this outside of the rule")
+    if unwatched and subscribers:
+        raise CallError(f"model: expected {model.card.name} as it is, found it recorded or changed; call this outside of that with block")

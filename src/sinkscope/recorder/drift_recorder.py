@@ -5,6 +5,7 @@ position stays where it is.
 """
 
 import json
+import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from sinkscope.attention import Columns, GenerationStart, LayerCall, StepContext
 from sinkscope.checksums import with_checksum
 from sinkscope.errors import CallError, TraceError
 from sinkscope.models import Model, block_length
+from sinkscope.own_process import expect_process
 from sinkscope.sinks.definition import excess_of
 from sinkscope.sinks.finding import EXCESS
 from sinkscope.statistics.key_drift import CLASSES, MEASURES, drift_document
@@ -46,7 +48,7 @@ class DriftRecorder(Watcher):
             raise CallError(
                 f"keep: drift is that of a canvas which is computed again in every step, found {model.family.name}; record columns"
             )
-        self.model, self.lags = model, tuple(lags)
+        self.model, self.lags, self._process = model, tuple(lags), os.getpid()
         self.sums: list[np.ndarray] = []
         self.counts: list[np.ndarray] = []
         self.sampler: dict[str, Any] = {}
@@ -56,8 +58,10 @@ class DriftRecorder(Watcher):
         """Prepare for the prompts of a generation.
 
         Raises:
+            AttentionError: this process was forked from the one that records.
             CallError: it runs with a cache, which keeps most keys and values as they were.
         """
+        expect_process(self._process)
         self._past: deque[tuple[Tensor, list[tuple[Tensor, Tensor]]]] = deque(maxlen=max(self.lags))
         self._context: StepContext | None = None
         cache = dict(start.sampler or {}).get("cache", "none")

@@ -14,6 +14,7 @@ from sinkscope.documents import describe, shown
 from sinkscope.errors import CallError, TraceError
 from sinkscope.locks import claimed_folder
 from sinkscope.models import Model
+from sinkscope.own_process import OwnProcess
 from sinkscope.recorder.destination import Destination, TraceFolders
 from sinkscope.recorder.manifest import check_tokenizer
 from sinkscope.recorder.step_recorder import Recorder
@@ -71,20 +72,25 @@ def recording(
     if tokenizer is not None:
         check_tokenizer(tokenizer)
     folder = Path(out)
-    with claimed_folder(folder, TraceError), room_in(folder, overwrite) as room:
+    with OwnProcess() as files:
+        files.enter_context(claimed_folder(folder, TraceError))
+        room = files.enter_context(room_in(folder, overwrite))
         folder = folder.absolute()  # the body may change the current folder
         if keep == "drift":
             from sinkscope.recorder.drift_recorder import recording_drift
 
             if not isinstance(model, Model):
                 raise CallError(f"keep: drift needs a sinkscope Model, found {type(model).__name__}")
-            with recording_drift(model, folder) as drift:
+            with OwnProcess() as steps:
+                drift = steps.enter_context(recording_drift(model, folder))
                 room.recorded = lambda: (folder / DRIFT).exists()
                 yield drift  # type: ignore[misc]
             _expect_recorded(bool(drift.sums), folder)
             return
         if keep != "statistics":
-            with recording_to(model, TraceFolders(folder, numbered, top if keep == "top" else None), tokenizer) as recorder:
+            with OwnProcess() as steps:
+                traces = TraceFolders(folder, numbered, top if keep == "top" else None)
+                recorder = steps.enter_context(recording_to(model, traces, tokenizer))
                 room.recorded = lambda: recorder.has_recorded
                 yield recorder
             _expect_recorded(recorder.has_recorded, folder)
@@ -92,7 +98,8 @@ def recording(
         from sinkscope.recorder.statistics_destination import StatisticsDestination, own_folder
 
         statistics = own_folder(folder)
-        with recording_to(model, StatisticsDestination(statistics, count()), tokenizer) as recorder:
+        with OwnProcess() as steps:
+            recorder = steps.enter_context(recording_to(model, StatisticsDestination(statistics, count()), tokenizer))
             room.recorded = lambda: recorder.has_recorded
             yield recorder
         _expect_recorded(recorder.has_recorded, folder)

@@ -9,6 +9,7 @@ A step is one call of a stack, the module that owns the layers. Its way:
 """
 
 import contextlib
+import os
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -28,7 +29,9 @@ from sinkscope.attention import (
     Watcher,
     current_session,
 )
+from sinkscope.errors import AttentionError
 from sinkscope.models import Model
+from sinkscope.own_process import expect_process
 from sinkscope.recorder.async_writer import AsyncWriter
 from sinkscope.recorder.destination import Destination, StepWriter
 from sinkscope.recorder.manifest import Description, plain_values
@@ -78,12 +81,14 @@ class Recorder(Watcher):
         self._description = Description(network, model, tokenizer)
         self._projections = OutputProjections(network)
         self._async_writer = AsyncWriter()
+        self._process = os.getpid()
         self.has_recorded = False
         self._start: GenerationStart | None = None
         self._context: StepContext | None = None  # of the step that is running
         self._measured: dict[StackPart, dict[str, LayerTensors]] = {}  # of the step that is running, by module path
         self._prompts: dict[StackPart, dict[int, _Prompt]] = {}
         self._last_contexts: dict[str, StepContext] = {}  # the newest step of each stack
+        self._layers: dict[StackPart, list[str]] = {}
         self._paths: dict[StackPart, set[str]] = {}  # implementations of attention that were used in this generation
         self._hiders: dict[int, Hider] = {}  # by identity: all that took part in a step of this generation
 
@@ -93,7 +98,12 @@ class Recorder(Watcher):
         return self.destination.folders
 
     def begin_generation(self, start: GenerationStart) -> None:
-        """Prepare for a generation; its traces appear on disk with their first step."""
+        """Prepare for a generation; its traces appear on disk with their first step.
+
+        Raises:
+            AttentionError: this process was forked from the one that records.
+        """
+        expect_process(self._process)
         self._start, self._prompts, self._last_contexts, self._hiders, self._paths = start, {}, {}, {}, {}
 
     def begin_step(self, context: StepContext) -> None:
@@ -122,7 +132,13 @@ class Recorder(Watcher):
         assert context is not None and start is not None
         causal = start.causal if context.causal is None else context.causal
         queries = call.query.shape[2]
-        known = causal and not call.crossing and queries < call.keys and call.stack in self._last_contexts
+        behind = causal and not call.crossing and queries < call.keys
+        known = behind and call.stack in self._last_contexts
+        if behind and not known:
+            raise AttentionError(
+                f"expected a recording from the first token on, found a cache that holds {call.keys - queries} of {call.keys}; "
+                "fill the cache inside recording"
+            )
         return LayerTensors.of(call, columns, self.groups, self._projections.norms(call, queries if known else None))
 
     def end_step(self, result: StepResult | None) -> None:
@@ -136,6 +152,12 @@ class Recorder(Watcher):
             step = part_step(part, layers[0], context, start, self._last_contexts)
             if part not in self._prompts:
                 self._prompts[part] = self._open(part, step, start, {"layers": list(measured), "heads": heads, "kv_heads": kv_heads})
+                self._layers[part] = list(measured)
+            if self._layers[part] != list(measured):
+                raise AttentionError(
+                    f"expected the {len(self._layers[part])} layers of the first step in every step, found {len(measured)}: "
+                    f"{', '.join(measured)}; leave the network as it is while it is recorded"
+                )
             blocks = step.context.final_queries is not None
             try:
                 stacked = stack_layers(layers, step.causal, blocks)
@@ -173,6 +195,8 @@ class Recorder(Watcher):
         Raises:
             AttentionError: a step whose attention is not a number.
         """
+        if os.getpid() != self._process:  # forked in the middle of a generation, whose traces belong to the other process
+            return
         prompts, self._prompts = [(part, *one) for part, prompts in self._prompts.items() for one in prompts.items()], {}
         error: BaseException | None = None
         try:

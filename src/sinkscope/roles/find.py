@@ -67,7 +67,7 @@ def find_roles(
         CallError: fewer prompts than a verdict needs, settings that do not fit, or a folder of another run.
         EvaluationError: memory does not suffice for one canvas.
     """
-    expect_model(model, unhidden=True)
+    expect_model(model, unwatched=True)
     if len(prompts) < LEAST:
         raise CallError(f"expected at least {LEAST} prompts, half to choose heads and half to judge them, found {len(prompts)}")
     for name, value in (("canvases", canvases), ("rows", rows)):
@@ -225,7 +225,7 @@ def find_roles_on(model: Model, probes: Sequence[Probe], *, rules: Rules | None 
     Raises:
         CallError: probes of fewer prompts than a verdict needs, or canvases that the network cannot read.
     """
-    expect_model(model, unhidden=True)
+    expect_model(model, unwatched=True)
     _check_rules(rules, model)
     for name, value, least in (("rows", rows, 1), ("control_seed", control_seed, 0)):
         if value < least:

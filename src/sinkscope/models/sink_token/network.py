@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sinkscope.argument_types import checked
-from sinkscope.attention import NAME, register_interface
+from sinkscope.attention import NAME, current_session, register_interface
 from sinkscope.errors import AttentionError, CallError, ModelError
 from sinkscope.models.layouts import MARK_POSITIONS
 from sinkscope.models.sink_token.stream import SinkWeights, prefixes
@@ -231,6 +231,9 @@ def add_sink_token(network: Any, variant: SinkToken | str = "token", *, tokenize
         raise CallError(
             f"sink token {wanted.name!r}: expected a LlamaForCausalLM or Qwen2ForCausalLM of transformers, found {type(network).__name__}"
         )
+    session = current_session(network)
+    if session is not None and session.subscribers:
+        raise CallError(f"sink token {wanted.name!r}: expected a network that nothing records or changes; add it outside of the with block")
     present = getattr(network.config, KEY, None)
     if present is not None:
         raise CallError(f"sink token {wanted.name!r}: the network has {read_variant(present, 'config').name!r} already")

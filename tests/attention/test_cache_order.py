@@ -1,0 +1,72 @@
+"""A call behind a cache goes on where the one before it ended; where it does not, column sums would be wrong, and it is refused."""
+
+import copy
+
+import pytest
+import torch
+
+import sinkscope
+from sinkscope.errors import AttentionError
+from sinkscope.interventions import HideTopSinks
+
+
+@pytest.fixture
+def ids(autoregressive, question):
+    return torch.tensor([autoregressive.encode(question)])
+
+
+@pytest.fixture(params=["recorded", "hidden from"])
+def watched(request, autoregressive, tmp_path):
+    return HideTopSinks(1)(autoregressive) if request.param == "hidden from" else sinkscope.recording(autoregressive, out=tmp_path / "run")
+
+
+def begin(network, ids):
+    return network(ids, use_cache=True).past_key_values
+
+
+@torch.no_grad()
+def test_a_cache_that_was_cut_is_refused(watched, autoregressive, ids):
+    network = autoregressive.network
+    with watched, pytest.raises(AttentionError, match="the cache of the step before, of 12 tokens, found one of 10"):
+        cache = begin(network, ids[:, :10])
+        network(ids[:, 10:12], past_key_values=cache)
+        cache.crop(-2)
+        network(ids[:, 12:14], past_key_values=cache)
+
+
+@torch.no_grad()
+def test_a_copied_cache_is_refused(watched, autoregressive, ids):
+    network = autoregressive.network
+    with watched, pytest.raises(AttentionError, match="of 12 tokens, found another"):
+        cache = begin(network, ids[:, :10])
+        network(ids[:, 10:12], past_key_values=cache)
+        network(ids[:, 12:13], past_key_values=copy.deepcopy(cache))
+
+
+@torch.no_grad()
+def test_two_texts_in_turn_are_refused(watched, autoregressive, ids):
+    network = autoregressive.network
+    with watched, pytest.raises(AttentionError, match="of 8 tokens, found one of 10"):
+        first, _ = begin(network, ids[:, :10]), begin(network, ids[:, :8])
+        network(ids[:, 10:12], past_key_values=first)
+
+
+@torch.no_grad()
+def test_a_recording_begins_with_the_first_token(autoregressive, ids, tmp_path):
+    cache = begin(autoregressive.network, ids[:, :5])
+    expected = pytest.raises(AttentionError, match=f"from the first token on, found a cache that holds 5 of {ids.shape[1]}")
+    with expected, sinkscope.recording(autoregressive, out=tmp_path / "run"):
+        autoregressive.network.generate(ids, past_key_values=cache, max_new_tokens=3)
+
+
+@torch.no_grad()
+def test_one_text_behind_another_is_recorded(autoregressive, ids, tmp_path):
+    network = autoregressive.network
+    with sinkscope.recording(autoregressive, out=tmp_path / "run"):
+        for first in (10, 8):
+            cache = begin(network, ids[:, :first])
+            network(ids[:, first : first + 2], past_key_values=cache)
+            network(ids[:, first + 2 : first + 3], past_key_values=cache)
+    for trace, first in zip(sinkscope.open_traces(tmp_path / "run"), (10, 8), strict=True):
+        assert trace.lengths[:].tolist() == [first, first + 2, first + 3]
+        assert trace.column_sums[-1].sum(-1) == pytest.approx(first + 3, rel=1e-5)
