@@ -21,7 +21,7 @@ from sinkscope.attention import Columns, GenerationStart, LayerCall, StepContext
 from sinkscope.checksums import with_checksum
 from sinkscope.errors import CallError, TraceError
 from sinkscope.models import Model, block_length
-from sinkscope.own_process import expect_process
+from sinkscope.recorder.own_process import expect_process
 from sinkscope.sinks.definition import excess_of
 from sinkscope.sinks.finding import EXCESS
 from sinkscope.statistics.key_drift import CLASSES, MEASURES, drift_document

@@ -14,9 +14,9 @@ from sinkscope.documents import describe, shown
 from sinkscope.errors import CallError, TraceError
 from sinkscope.locks import claimed_folder
 from sinkscope.models import Model
-from sinkscope.own_process import OwnProcess
 from sinkscope.recorder.destination import Destination, TraceFolders
 from sinkscope.recorder.manifest import check_tokenizer
+from sinkscope.recorder.own_process import OwnProcess
 from sinkscope.recorder.step_recorder import Recorder
 from sinkscope.single_use import single_use
 from sinkscope.traces.format import DRIFT

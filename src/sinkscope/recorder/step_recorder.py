@@ -31,10 +31,10 @@ from sinkscope.attention import (
 )
 from sinkscope.errors import AttentionError
 from sinkscope.models import Model
-from sinkscope.own_process import expect_process
 from sinkscope.recorder.async_writer import AsyncWriter
 from sinkscope.recorder.destination import Destination, StepWriter
 from sinkscope.recorder.manifest import Description, plain_values
+from sinkscope.recorder.own_process import expect_process
 from sinkscope.recorder.prompt_steps import PartStep, StackPart, canvas_after, part_step, prompt_arrays
 from sinkscope.recorder.step_tensors import LayerTensors, check_numbers, head_counts, join_devices, stack_layers
 
