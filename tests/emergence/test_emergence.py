@@ -168,6 +168,17 @@ def test_a_canvas_that_holds_the_mask_is_refused():
         hold_out([[5, 7, 9, 8], [5, 7, 9, 2]], mask_id=2)
 
 
+def test_the_current_folder_may_change_during_a_training(corpus, tmp_path, monkeypatch):
+    network, canvases = network_and_canvases("causal", corpus, count=1)
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    watch = TrainingWatch(network, canvases, "watch", every=1)
+    assert watch(1)
+    monkeypatch.chdir(tmp_path / "other")
+    assert watch(2) and not watch(1)
+    assert open_emergence(tmp_path / "watch").updates == (1, 2) and not list((tmp_path / "other").iterdir())
+
+
 def moment(share, place, loss=1.0):
     shares = np.full((2, 1, 2), share, np.float32)
     whole = np.full(2, loss, np.float32)

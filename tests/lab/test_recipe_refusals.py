@@ -1,5 +1,7 @@
 import dataclasses
+import os
 import stat
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -130,6 +132,13 @@ def test_a_training_goes_into_a_folder_named_by_a_path_or_by_text(tmp_path):
         train(SMALL, tmp_path / "file", progress=False)
     train(dataclasses.replace(SMALL, clip=np.float32(1), updates=np.int64(1)), str(tmp_path / "out"), progress=False)
     assert read_recipe(tmp_path / "out" / RECIPE)["clip"] == 1.0
+
+
+def test_a_watch_may_change_the_current_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other").mkdir()
+    out = train_checkpoint(SMALL, "out", watch=lambda network, update: os.chdir(tmp_path / "other"))
+    assert out == Path("out") and (tmp_path / out / "model.safetensors").exists() and not os.listdir(tmp_path / "other")
 
 
 def test_a_training_stops_where_its_loss_is_no_number(tmp_path):

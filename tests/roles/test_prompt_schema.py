@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import os
 import shutil
 
 import _networks_by_hand
@@ -33,6 +34,16 @@ def test_finished_prompts_are_not_measured_again(whole, monkeypatch, caplog):
     monkeypatch.setattr(find, "make_probes", never)
     assert find_roles(model, prompts, out=folder, **SETTINGS) == roles
     assert not caplog.messages
+
+
+def test_the_current_folder_may_change_while_prompts_are_measured(whole, tmp_path, monkeypatch):
+    model, prompts, folder, roles = whole
+    shutil.copytree(folder, tmp_path / "found")
+    (tmp_path / "found/judge/000003.json").unlink()
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert find_roles(model, prompts, out="found", on_prompt=lambda number: os.chdir(tmp_path / "other"), **SETTINGS) == roles
+    assert (tmp_path / "found/judge/000003.json").exists() and not os.listdir(tmp_path / "other")
 
 
 SINK = ("rows", 0, "sink")

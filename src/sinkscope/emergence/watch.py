@@ -69,6 +69,7 @@ class TrainingWatch:
         self._every, self._updates, self._roles, self._name, self._weights = every, frozenset(updates), roles, name, weights
         check_canvases(self._model, canvases)
         check_watch(self._out, self._identity())  # before the training begins
+        self._out = self._out.absolute()  # which may change the current folder
 
     @checked
     def __call__(self, update: int) -> bool:

@@ -47,12 +47,13 @@ def train_checkpoint(
     out = Path(out)
     try:
         with claimed_folder(out, TrainingError):
+            here = out.absolute()  # a watch may change the current folder
             recipe = dataclasses.replace(recipe, data=None if texts is None else texts.fingerprint)
             check_recipe(recipe, out)
-            if not (out / WEIGHTS).exists():
-                network = train(recipe, out, texts=texts, device=device, watch=watch)
-                _save(network, choose_tokenizer(recipe, texts), out, command)
-            (out / STATE).unlink(missing_ok=True)  # a kill may have come between the last rename and this
+            if not (here / WEIGHTS).exists():
+                network = train(recipe, here, texts=texts, device=device, watch=watch)
+                _save(network, choose_tokenizer(recipe, texts), here, command)
+            (here / STATE).unlink(missing_ok=True)  # a kill may have come between the last rename and this
     except OSError as error:
         path = error.filename or out  # a library's own folder, too
         raise TrainingError(f"{path} cannot be written ({error.strerror or error}); make room and run the same command again") from error

@@ -71,6 +71,7 @@ def train(
     tokenizer = choose_tokenizer(recipe, texts)
     draw = source_of(recipe, tokenizer, texts)
     network = build_network(recipe, tokenizer).to(device)
+    out = out.absolute()  # a watch may change the current folder
     out.mkdir(parents=True, exist_ok=True)
     write_recipe(recipe, out)  # after the network: a recipe that is refused leaves no file
     optimiser = torch.optim.AdamW(_parameter_groups(network, recipe.weight_decay), lr=recipe.learning_rate, betas=recipe.betas, fused=True)

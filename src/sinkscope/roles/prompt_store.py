@@ -100,6 +100,7 @@ def open_store(folder: Path | None, identity: Mapping[str, Any]) -> Iterator[Pro
     if folder is None:
         yield PromptStore(None)
         return
+    folder = folder.absolute()  # the body may change the current folder
     with claimed_folder(folder, EvaluationError):
         names = names_in(folder)
         if RUN not in names and set(names) - {LOCK}:

@@ -7,8 +7,9 @@ would copy everything twice.
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -18,9 +19,9 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from sinkscope.checksums import compare_file
-from sinkscope.documents import check_regular
+from sinkscope.documents import check_regular, exists, read_json_object
 from sinkscope.errors import TraceError
-from sinkscope.traces.format import DTYPES, write_whole
+from sinkscope.traces.format import DTYPES, MANIFEST, write_whole
 from sinkscope.traces.part_checks import check_keys, check_lengths, check_values
 
 WHOLE = 1 << 16
@@ -104,7 +105,7 @@ def _hashed(pieces: Iterator[memoryview], header: bytes, digest: Any, aside: Thr
 
 @dataclass(frozen=True)
 class Part:
-    """One file of a trace."""
+    """One file of a trace; ``listed`` are the checksums of all its files when it was opened."""
 
     path: Path
     first_step: int
@@ -113,6 +114,7 @@ class Part:
     dtypes: dict[str, str]
     sha256: str | None = None
     verify: bool = True
+    listed: tuple[str, ...] = ()
 
     def read(self, name: str, index: tuple[Any, ...]) -> np.ndarray:
         """Return what an index of ints and slices selects of a tensor.
@@ -122,11 +124,12 @@ class Part:
         Raises:
             TraceError: a damaged file.
         """
-        if self.verify:
-            self.compare()
-            self._check(name)
-        with open_part(self.path) as file:
-            found = file.get_slice(name)[index]
+        with same_trace(self.path.parent, self.listed):
+            if self.verify:
+                self._compare()
+                self._check(name)
+            with open_part(self.path) as file:
+                found = file.get_slice(name)[index]
         return found.astype(np.float32) if found.dtype == np.float16 else found
 
     def compare(self) -> None:
@@ -135,6 +138,10 @@ class Part:
         Raises:
             TraceError: it has other bytes than were written.
         """
+        with same_trace(self.path.parent, self.listed):
+            self._compare()
+
+    def _compare(self) -> None:
         if self.sha256 is not None:
             compare_file(self.path, self.sha256, TraceError, "its manifest")
 
@@ -151,6 +158,28 @@ class Part:
             if name.endswith("_key") and lengths is not None:
                 check_keys(self.path, name, file.get_tensor(name), int(lengths.max(initial=0)))
         _checked.add(known)
+
+
+@contextmanager
+def same_trace(folder: Path, listed: Sequence[str]) -> Iterator[None]:
+    """Say of a trace that is found damaged in the body whether it was moved or replaced since it was opened.
+
+    Args:
+        listed: the checksums of its files, as its manifest had them when it was opened.
+
+    Raises:
+        TraceError: what the body raises, or that it was moved or replaced.
+    """
+    try:
+        yield
+    except TraceError as error:
+        expected = f"{folder}: expected the trace that was opened there, found"
+        if not exists(folder / MANIFEST):
+            raise TraceError(f"{expected} none; it was moved or deleted since: open it where it is now") from error
+        now = read_json_object(folder / MANIFEST, TraceError).get("parts")
+        if isinstance(now, list) and [part.get("sha256") for part in now if isinstance(part, dict)] != [*listed]:
+            raise TraceError(f"{expected} another one; it was replaced or written on since: open it again") from error
+        raise
 
 
 _checked: set[tuple[Path, str, int]] = set()

@@ -17,7 +17,7 @@ from sinkscope.errors import CallError, TraceError
 from sinkscope.notebook_card import card
 from sinkscope.traces.format import ASIDE, FORMAT, MANIFEST, MOVING, PART_GLOB
 from sinkscope.traces.part_checks import check_shapes
-from sinkscope.traces.part_files import Part, read_part
+from sinkscope.traces.part_files import Part, read_part, same_trace
 from sinkscope.traces.top_columns import TOPPED, TopArray
 from sinkscope.traces.trace_array import TraceArray
 
@@ -35,8 +35,8 @@ class Trace:
 
     @checked
     def __init__(self, folder: str | Path, verify: bool = True) -> None:
-        self.folder, self.verifies = Path(folder), verify
-        self.manifest: dict[str, Any] = read_manifest(self.folder, verify)
+        self.manifest: dict[str, Any] = read_manifest(Path(folder), verify)
+        self.folder, self.verifies = Path(folder).absolute(), verify  # the current folder may change before it is read
 
     def __repr__(self) -> str:
         state = "" if self.complete else ", incomplete"
@@ -89,6 +89,14 @@ class Trace:
     @cached_property
     def parts(self) -> tuple[Part, ...]:
         """Every complete part on disk, listed in the manifest or not."""
+        with same_trace(self.folder, self._checksums):
+            return self._found_parts()
+
+    @property
+    def _checksums(self) -> tuple[str, ...]:
+        return tuple(part["sha256"] for part in self.manifest["parts"])
+
+    def _found_parts(self) -> tuple[Part, ...]:
         listed = {part["file"]: part for part in self.manifest["parts"]}
         found = {path.name for path in files_in(self.folder, PART_GLOB, TraceError)}
         if lost := sorted(listed.keys() - found):
@@ -112,7 +120,8 @@ class Trace:
             check_shapes(part.path, part.steps, part.shapes, part.dtypes, self.manifest)
             if parts and (lost := sorted(parts[0].shapes.keys() - part.shapes.keys())):
                 raise TraceError(f"{part.path}: expected {lost[0]}, which {parts[0].path.name} has, found none; {DAMAGED}")
-            parts.append(replace(part, sha256=None if entry is None else entry["sha256"], verify=self.verifies))
+            checksum = None if entry is None else entry["sha256"]
+            parts.append(replace(part, sha256=checksum, verify=self.verifies, listed=self._checksums))
         written = sum(part.steps for part in parts)
         if self.complete and written != (said := self.manifest.get("steps", written)):
             raise TraceError(f"{self.folder}: expected {said} steps, as its manifest says, found {written}; {DAMAGED}")
