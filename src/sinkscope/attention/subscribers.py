@@ -36,7 +36,7 @@ class Watcher(Subscriber):
 
     @abstractmethod
     def watch(self, call: LayerCall, columns: Columns) -> None:
-        """One layer has run."""
+        """One layer has run. All subscribers get the same columns, so none may change them."""
 
 
 class Hider(Subscriber):
