@@ -138,3 +138,24 @@ def test_the_command_takes_data_and_a_variant(poem, tmp_path, monkeypatch, capsy
     assert sinkscope.load(str(tmp_path / "model")).card.sink_token == "token-zero-value"
     with pytest.raises(CallError, match="no variant 'tokens'"):
         Train(recipe="lab-diffusion", out=tmp_path / "other", sink_token="tokens").run()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "found"),
+    [
+        ("roles.json", '{"format": 1,\n\n "heads": []}\n', "a JSON document"),
+        ("rows.json", '[{"text": "one"}]', "a JSON document"),
+        ("rows.txt", '{"text": "one"}\n{"text": "two"}\n', "JSON lines"),
+        ("rows.json", '\n{"prompt": "1", "answer": "2"}\n{"prompt": "3", "answer": "4"}', "JSON lines"),
+    ],
+)
+def test_json_is_no_plain_text(tmp_path, name, content, found):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(CallError, match=rf"{name}: expected plain text, found {found}; .* into a file whose name ends in \.jsonl"):
+        read_texts(tmp_path / name)
+
+
+@pytest.mark.parametrize("text", ['[1]\n\nA footnote, and {"a": 1}', '{"a": 1}\n\n{"b": 2}', "{ braces }", "{" * 100_000 + "}"])
+def test_text_that_begins_like_json_is_text(tmp_path, text):
+    (tmp_path / "notes.txt").write_text(text)
+    assert read_texts(tmp_path / "notes.txt").documents[0].text

@@ -1,11 +1,13 @@
 """The user's own text as training canvases: reads it, trains a tokenizer on it, and packs it.
 
 A ``.jsonl`` file has one document a line, ``{"text": …}`` or ``{"prompt": …, "answer": …}``; such a prompt is never masked. Any
-other file is plain text, whose documents are separated by blank lines. Every twentieth document is held out for validation. With
-fewer than twenty documents, validation uses the training text.
+other file is plain text, whose documents are separated by blank lines, and no JSON. Every twentieth document is held out for
+validation. With fewer than twenty documents, validation uses the training text.
 """
 
+import contextlib
 import hashlib
+import json
 import random
 import re
 from collections.abc import Iterable
@@ -59,10 +61,31 @@ def read_texts(path: str | Path) -> Texts:
     if path.suffix == ".jsonl":
         documents = [_document(line, f"{path}, line {number}") for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     else:
+        _refuse_json(text, path)
         documents = [Document("", part.strip()) for part in re.split(r"\n\s*\n", text) if part.strip()]
     if not documents:
         raise CallError(f"{path}: expected text to train on, found none")
     return Texts(f"{path.name} sha256:{hashlib.sha256(content).hexdigest()[:16]}", tuple(documents))
+
+
+def _refuse_json(text: str, path: Path) -> None:
+    """Raise CallError for a file of plain text that is a JSON document, or whose first line is a document of JSON lines."""
+    whole, row = _json(text), _json(text.lstrip().partition("\n")[0])
+    is_row = isinstance(row, dict) and ("text" in row or {"prompt", "answer"} <= row.keys())
+    if whole is not None or is_row:
+        raise CallError(
+            f"{path}: expected plain text, found {'JSON lines' if whole is None else 'a JSON document'}; write one document a line, "
+            '{"text": "…"} or {"prompt": "…", "answer": "…"}, into a file whose name ends in .jsonl'
+        )
+
+
+def _json(text: str) -> dict[str, Any] | list[Any] | None:
+    """Return the object or list that a text is in JSON; None for any other text."""
+    text = text.strip()
+    if text[:1] + text[-1:] in ("{}", "[]"):
+        with contextlib.suppress(ValueError, RecursionError):
+            return json.loads(text)
+    return None
 
 
 def _document(line: str, where: str) -> Document:

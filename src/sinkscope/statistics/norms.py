@@ -17,6 +17,8 @@ from sinkscope.statistics.step import NORMS, RecordedStep
 from sinkscope.statistics.thresholds import Threshold
 
 NORM_KINDS = ("value", "key", "hidden", "contribution")
+LARGE = 1e30
+"""Beyond it, a norm times the queries of a canvas may leave float32."""
 NOOP = "sinks have small values: attending to one is close to a no-op (paper 2, Fig. 1)"
 
 
@@ -84,7 +86,7 @@ class StepNorms:
                 continue
             norms = step.norms[name]
             shared = heads // norms.shape[1]
-            known = np.nan_to_num(norms)
+            known = without_nan(norms)
             there = np.count_nonzero(~np.isnan(norms), axis=(1, 2))
             of_all[kind] = shared * np.stack([there, known.sum(axis=(1, 2), dtype=np.float64), _sum_of_squares(known)])
             at = known[sinks.layer, sinks.head // shared, sinks.key].astype(np.float64)
@@ -98,6 +100,12 @@ class StepNorms:
                 of_all[-1] = np.stack([many, total, _sum_of_squares(product)])
                 of_sinks[:, -1] = tallied(step, sinks.column * at)
         return cls(of_sinks, of_all, above, on_sinks, given)
+
+
+def without_nan(norms: Float[np.ndarray, "layer any key"]) -> Float[np.ndarray, "layer any key"]:
+    """Return norms with 0 where there is none; float64 where a column's multiple of them would not be finite in float32."""
+    known = np.nan_to_num(norms)
+    return known.astype(np.float64) if known.max(initial=0.0) > LARGE else known
 
 
 def contributed(

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float
 
 from sinkscope.statistics.averages import mean, ratio
-from sinkscope.statistics.norms import NOOP, contributed, over_attention, share_above, tallied
+from sinkscope.statistics.norms import NOOP, contributed, over_attention, share_above, tallied, without_nan
 from sinkscope.statistics.prompt import PromptSummary
 from sinkscope.statistics.statistic import Definition, Statistic, Values, at_thresholds
 from sinkscope.statistics.step import OUTPUT_NORMS, RecordedStep
@@ -40,7 +40,7 @@ class StepOutputNorms:
     def of(cls, step: RecordedStep) -> "StepOutputNorms":
         """Return the output norms of one step."""
         norms, sinks = step.norms[OUTPUT_NORMS], step.columns.candidates
-        known, there = np.nan_to_num(norms), ~np.isnan(norms)
+        known, there = without_nan(norms), ~np.isnan(norms)
         at = known[sinks.layer, sinks.head, sinks.key].astype(np.float64)
         on_sinks, given = contributed(step, step.columns.sums * known)
         return cls(
