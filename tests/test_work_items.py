@@ -26,6 +26,23 @@ def test_the_share_is_torchruns(monkeypatch):
             share_of_process()
 
 
+def test_what_is_not_divided_is_refused_under_torchrun(monkeypatch, tmp_path, run):
+    for name, value in {"RANK": "1", "WORLD_SIZE": "4"}.items():
+        monkeypatch.setenv(name, value)
+    out = ("--out", tmp_path / "out")
+    for words, what in {
+        ("train", "lab-nulls-diffusion-0", *out): "train",
+        ("watch-training", "nowhere", *out): "watch-training",
+        ("roles", "lab-diffusion", *out): "roles",
+        ("trace", "lab-diffusion", *out): "trace without --keep statistics",
+        ("trace", "lab-diffusion", "--keep", "drift", *out): "trace without --keep statistics",
+    }.items():
+        status, _, err = run(*words)
+        expected = f"{what}: expected one process, since its work is not divided, found 4 of torchrun; leave torchrun out"
+        assert status == 2 and expected in err
+    assert not (tmp_path / "out").exists()
+
+
 def test_items_stand_in_the_order_of_their_numbers(tmp_path):
     paths = [item_path(tmp_path, index, ".json") for index in (0, 9, 10, 123456)]
     assert paths == sorted(paths) and paths[-1].name == "123456.json"

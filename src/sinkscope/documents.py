@@ -261,7 +261,10 @@ def check_fields(document: Mapping[str, Any], schema: type[Any], where: str, fai
         wrong = error.errors(include_url=False)[0]
         name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in wrong["loc"] if part != "[key]").removeprefix(".")
         found = "none" if wrong["type"] == "missing" else wrong.get("ctx", {}).get("found") or describe(wrong["input"])
-        raise failure(_message(where, f"{_named(name)}expected {_expectation(wrong)}, found {found}", advice)) from error
+        whole = wrong["type"] == "value_error" and found == "an object"  # several fields that contradict each other, which the error names
+        raise failure(
+            _message(where, f"{_named(name)}expected {_expectation(wrong)}" + ("" if whole else f", found {found}"), advice)
+        ) from error
 
 
 _EXPECTED = {

@@ -52,6 +52,16 @@ def share_of_process() -> Share:
     return Share(int(rank), int(count))
 
 
+def expect_one_process(what: str) -> None:
+    """Raise CallError under torchrun, whose other processes would only find that another run is at work.
+
+    Args:
+        what: what is done by one process, such as ``roles``.
+    """
+    if (count := share_of_process().count) > 1:
+        raise CallError(f"{what}: expected one process, since its work is not divided, found {count} of torchrun; leave torchrun out")
+
+
 def item_path(folder: Path, index: int, suffix: str) -> Path:
     """Return the file of an item; in a folder of them the order of names is that of numbers."""
     return folder / f"{index:06d}{suffix}"

@@ -46,7 +46,9 @@ def test_evaluate_then_table(run, diffusion_folder, tmp_path):
         ),
         (["--tasks", "gsm8k", "--data", "gsm8k={data}"], 2, "expected train.jsonl in"),
         (["--tasks", "lab-code"], 2, "Pass allow_code_execution=True (--allow-code-execution)"),
-        (["--jobs", "-1"], 2, "jobs: expected at least 1, found -1"),
+        (["--jobs", "-1"], 2, "--jobs: expected a number from 0 upwards, found -1"),
+        (["--tasks", ","], 2, "--tasks: expected names separated by commas, such as lab-arith, found ','"),
+        (["--hide", ","], 2, "--hide: expected rules separated by commas, such as none,top:1, found ','"),
         (["--chat"], 2, "chat: expected a task with a conversation, found lab-arith, which has raw text only; leave chat out"),
     ],
 )

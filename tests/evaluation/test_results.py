@@ -91,6 +91,14 @@ def test_other_tasks_of_the_folder_are_kept_and_the_same_one_replaced(tmp_path):
     assert read_results(tmp_path) == [dataclasses.replace(RESULT, seconds=4.0), code]
 
 
+def test_results_of_fewer_problems_than_before_are_announced(tmp_path, caplog):
+    write_results(tmp_path, [RESULT])
+    assert caplog.messages == []
+    write_results(tmp_path, [dataclasses.replace(RESULT, n=2, correct=1, accuracy=0.5, outcomes="01")])
+    (said,) = caplog.messages
+    assert f"{RESULT.hide}: it has the first 2 problems now, where it had {RESULT.n}; all are kept, and a larger --limit counts" in said
+
+
 def broken(path, text):
     path.mkdir()
     (path / "results.json").write_text(text)

@@ -181,6 +181,17 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
+def test_a_run_without_its_description_is_not_called_something_else(tmp_path):
+    with locked(tmp_path):
+        claim(tmp_path / "run.json", RUN)
+        claim(tmp_path / "lab-arith" / "task.json", {"task": "lab-arith", "problems": 2})
+    (tmp_path / "run.json").unlink()
+    with pytest.raises(CallError) as error, locked(tmp_path):
+        pass
+    what = "expected run.json, which says what run this is, beside lab-arith, found none; put it back, or choose another folder"
+    assert str(error.value) == f"{tmp_path}: {what}"
+
+
 @pytest.mark.parametrize("below", ["", "deeper"])
 def test_a_file_in_place_of_the_folder(tmp_path, below):
     (tmp_path / "file").touch()

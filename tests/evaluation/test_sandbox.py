@@ -219,6 +219,17 @@ def test_a_sandbox_that_does_not_start_is_no_wrong_answer(monkeypatch, python, m
     assert str(error.value) == message
 
 
+def test_a_system_without_processes_is_told_in_its_own_words(monkeypatch, tmp_path):
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho 'BlockingIOError: [Errno 11] Resource temporarily unavailable' >&2\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    with pytest.raises(EvaluationError) as error:
+        run_program("assert True")
+    said = "the sandbox did not start: Resource temporarily unavailable; programs cannot be run here; allow more processes (ulimit -u)"
+    assert str(error.value) == said
+
+
 def test_a_python_that_is_none_is_no_wrong_answer(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/bin/echo")
     with pytest.raises(

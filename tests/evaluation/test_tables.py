@@ -336,8 +336,8 @@ def test_reading_and_planning_load_no_torch(command, tmp_path):
     [
         ({"accuracy": 5.0}, "accuracy: expected .* found 5.0"),
         ({"accuracy": float("nan")}, "accuracy: expected a finite number, found nan"),
-        ({"correct": 9}, "expected at most 4 correct answers of 4, not 9, found"),
-        ({"outcomes": "01"}, "expected the outcomes of 4 problems, 2 of them correct"),
+        ({"correct": 9}, "expected at most 4 correct answers of 4, not 9$"),
+        ({"outcomes": "01"}, "expected the outcomes of 4 problems, 2 of them correct, not of 2, 1 of them correct$"),
         ({"outcomes": "abcd"}, "outcomes: expected .* found 'abcd'"),
         ({"n": -1}, "n: expected .* found -1"),
         ({"n": None}, "n: expected a whole number, found null"),

@@ -67,6 +67,15 @@ def test_a_file_is_claimed_beside_it(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize("words", [["explore", "--out", "a.html"], ["map", "--step", "1", "--layer", "0", "--head", "1", "--out", "a.npy"]])
+def test_a_page_and_a_map_have_one_writer(whole, tmp_path, run, words):
+    path = tmp_path / words.pop()
+    with claimed_file(path, TraceError):
+        status, _, err = run(words[0], whole / "trace", *words[1:], path)
+    assert status == 1 and f"{path}: another run is writing into it" in err and not path.exists()
+    assert run(words[0], whole / "trace", *words[1:], path)[0] == 0 and os.listdir(tmp_path) == [path.name]
+
+
 @pytest.mark.parametrize(
     "words",
     [

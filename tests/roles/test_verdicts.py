@@ -225,6 +225,9 @@ def test_a_run_that_was_cut_off_goes_on_to_the_same_roles(folder, tmp_path):
     (tmp_path / "other/file").write_text("")
     with pytest.raises(CallError, match=r"holds something else \(file …\); choose a new or empty folder"):
         find_roles(model, prompts, out=tmp_path / "other", **SETTINGS)
+    (tmp_path / "cut/run.json").unlink()
+    with pytest.raises(CallError, match=r"cut: expected run.json, which says what run this is, beside choose, found none; put it back"):
+        find_roles(model, prompts, out=tmp_path / "cut", **SETTINGS)
 
 
 @pytest.mark.parametrize("sinks", [0, 5])

@@ -22,7 +22,7 @@ class Between:
 Seed = Annotated[int, Between(-(1 << 62), (1 << 62) - 1)]
 Few = Annotated[int, Between(-LARGEST, 1 << 20)]
 """A number of steps, columns, prompts or rows; the code that takes it knows the least one."""
-Jobs = Annotated[int, Between(-LARGEST, 10_000)]
+Jobs = Annotated[int, Between(0, 10_000)]
 Shots = Annotated[int, Between(-LARGEST, 1000)]
 Tokens = Annotated[int, Between(-LARGEST, 1 << 24)]
 

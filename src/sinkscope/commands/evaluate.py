@@ -7,6 +7,8 @@ from sinkscope.commands.bounds import Few, Jobs
 from sinkscope.commands.command import default_is
 from sinkscope.commands.output import print_costs
 from sinkscope.commands.task_command import TaskCommand
+from sinkscope.documents import shown
+from sinkscope.errors import CallError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +47,8 @@ class Evaluate(TaskCommand):
         if not self.jobs:
             self.refuse("cluster job_options", "without --jobs")
         rules, likelihood = split_rules(self.hide), {"method": self.method, "samples": self.samples}
+        if not rules:
+            raise CallError(f"--hide: expected rules separated by commas, such as none,top:1, found {shown(self.hide)}")
         asked = {**self.asked(), "hide": rules}
         asked["settings"] |= {name: value for name, value in likelihood.items() if value is not None}
         if self.dry_run:

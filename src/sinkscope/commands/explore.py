@@ -1,6 +1,7 @@
 """`explore`: a page to scrub through steps, layers, heads and tokens."""
 
 import webbrowser
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -8,7 +9,8 @@ from typing import Annotated
 from sinkscope.commands.command import Command, RolesFile, Switch, Traces, default_is
 from sinkscope.commands.map import check_weights, map_reader
 from sinkscope.commands.output import note, note_doubt, open_and_check
-from sinkscope.errors import CallError
+from sinkscope.errors import CallError, TraceError
+from sinkscope.locks import claimed_file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,10 +63,13 @@ class Explore(Command):
         roles = None if self.roles is None else read_roles(self.roles)
         traces = [trace for folder in self.traces for trace in open_and_check(folder)]
         check_weights(self.model, traces)
-        explorer = explore(traces, excess=self.excess, roles=roles)
-        note_doubt(roles, traces)
-        for text in explorer.document["notes"]:
-            note(text)
+        with claimed_file(out, TraceError) if is_page and not self.serve else nullcontext():
+            explorer = explore(traces, excess=self.excess, roles=roles)
+            note_doubt(roles, traces)
+            for text in explorer.document["notes"]:
+                note(text)
+            if not self.serve:
+                print(explorer.write_page(out) if is_page else explorer.write_folder(out))
         if self.serve:
             server = ExplorerServer(explorer, traces, map_reader(self.model, self.device), self.port)
             print(server.url, flush=True)
@@ -72,5 +77,3 @@ class Explore(Command):
             if self.browser:
                 webbrowser.open(server.url)
             server.serve()
-            return
-        print(explorer.write_page(out) if is_page else explorer.write_folder(out))

@@ -1,6 +1,7 @@
 """`map`: shows one attention map of a recorded step. `map_reader` gives maps to `figures`."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,7 +10,8 @@ from tyro.conf import Positional
 
 from sinkscope.commands.command import Command, Device, Json, default_is
 from sinkscope.commands.output import note, print_json
-from sinkscope.errors import CallError, ModelError
+from sinkscope.errors import CallError, ModelError, TraceError
+from sinkscope.locks import claimed_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -52,14 +54,15 @@ class Map(Command):
             note(f"{trace.folder}: incomplete, {trace.steps} whole steps")
         check_weights(self.model, [trace])
         place = check_place(trace, self.step, self.layer, self.head)
-        attention, difference = stored_map(trace, *place), None
-        if attention is None:
-            from sinkscope.recorder.attention_map import recompute_map
+        with nullcontext() if self.out is None else claimed_file(self.out, TraceError):
+            attention, difference = stored_map(trace, *place), None
+            if attention is None:
+                from sinkscope.recorder.attention_map import recompute_map
 
-            found = recompute_map(model_of(trace, self.model, self.device), trace, *place)
-            attention, difference = found.attention, found.largest_difference
-        if self.out is not None:
-            _write(trace, attention, place, self.out)
+                found = recompute_map(model_of(trace, self.model, self.device), trace, *place)
+                attention, difference = found.attention, found.largest_difference
+            if self.out is not None:
+                _write(trace, attention, place, self.out)
         if self.json:
             print_json(_document(trace, attention, place, difference))
         else:

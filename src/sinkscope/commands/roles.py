@@ -14,7 +14,7 @@ from sinkscope.commands.command import Command, Device, Dtype, Gpu, Json, ModelN
 from sinkscope.commands.output import note, print_json
 from sinkscope.commands.sampler_flags import SamplerFlags
 from sinkscope.errors import CallError, EvaluationError
-from sinkscope.work_items import write_whole
+from sinkscope.work_items import expect_one_process, write_whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +59,8 @@ class Roles(Command):
         from sinkscope.commands.role_table import evidence, heading, read_head, table
         from sinkscope.roles import LEAST, find_roles
 
+        if not self.dry_run:
+            expect_one_process("roles")
         if self.out is None and not self.dry_run:
             raise CallError("expected --out FOLDER, or --dry-run")
         self.refuse("head", "with --dry-run") if self.dry_run else self.refuse("gpu tflops", "without --dry-run")

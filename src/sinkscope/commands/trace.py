@@ -13,6 +13,7 @@ from sinkscope.commands.sampler_flags import SamplerFlags
 from sinkscope.documents import parse_json, read_lines
 from sinkscope.errors import CallError, TraceError
 from sinkscope.locks import claimed_folder
+from sinkscope.work_items import expect_one_process, share_of_process
 
 Place = tuple[int, int, int]
 """Step, layer and head of an attention map."""
@@ -55,6 +56,8 @@ class Trace(Command):
         from sinkscope.decoding import make_batch, resolve_settings
 
         self._check_flags()
+        if self.keep != "statistics":
+            expect_one_process("trace without --keep statistics")
         rule = sinkscope.parse_rule(self.hide)
         if self.keep_maps is not None and not rule.idle:
             raise CallError(f"--keep-maps with --hide {self.hide}: maps are recomputed without hiding; leave one of the two out")
@@ -160,7 +163,6 @@ class Trace(Command):
         from sinkscope.commands.statistics_run import add_prompts
         from sinkscope.traces import read_statistics
         from sinkscope.traces.writing import Room, room_in
-        from sinkscope.work_items import share_of_process
 
         alone = share_of_process().count == 1
         if self.overwrite and not alone:

@@ -11,6 +11,7 @@ from tyro.conf import Positional
 from sinkscope.commands.bounds import Seed
 from sinkscope.commands.command import Command, Device, Switch, default_is
 from sinkscope.errors import CallError
+from sinkscope.work_items import expect_one_process
 
 CANVASES = 24
 """Held-out canvases on which sinks are measured."""
@@ -47,6 +48,7 @@ class Train(Command):
         from sinkscope.lab.run_folder import WEIGHTS
         from sinkscope.models.sink_token import variant_of
 
+        expect_one_process("train")
         if self.recipe not in RECIPES:
             raise CallError(f"no recipe {self.recipe!r}; expected one of {', '.join(RECIPES)}")
         if self.sink_token is not None:

@@ -12,6 +12,7 @@ from sinkscope.commands.command import Command, Json, Switch, default_is, requir
 from sinkscope.commands.output import print_json
 from sinkscope.commands.train import CANVASES, held_out, read_data
 from sinkscope.errors import CallError, TrainingError
+from sinkscope.work_items import expect_one_process
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,7 @@ class WatchTraining(Command):
         from sinkscope.figures.emergence_curves import FILE, draw_emergence
         from sinkscope.locks import claimed_folder
 
+        expect_one_process("watch-training")
         if not self.runs:
             raise CallError("expected at least one folder of a training run")
         if self.canvases < 1:

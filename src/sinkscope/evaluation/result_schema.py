@@ -48,7 +48,10 @@ class ResultFields(BaseModel):
         if not low - 1e-6 <= self.accuracy <= high + 1e-6:
             raise ValueError(f"an interval around {self.accuracy}, not {low} to {high}")
         if self.outcomes and (len(self.outcomes), self.outcomes.count("1")) != (self.n, self.correct):
-            raise ValueError(f"the outcomes of {self.n} problems, {self.correct} of them correct")
+            raise ValueError(
+                f"the outcomes of {self.n} problems, {self.correct} of them correct, "
+                f"not of {len(self.outcomes)}, {self.outcomes.count('1')} of them correct"
+            )
         return self
 
 

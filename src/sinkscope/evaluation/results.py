@@ -3,6 +3,7 @@
 import functools
 import gzip
 import json
+import logging
 import re
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,6 +37,7 @@ _PLAIN = re.compile(r"[a-z-]+(:(0|[1-9]\d*))?(@([a-z_]+|seed=(0|[1-9]\d*))(,([a-
 """Texts of rules whose words and numbers can be compared as they stand."""
 _SEED = re.compile(r"seed=([0-9]{1,20})")
 _DEFAULTS = {"", "previous", "local", "columns", "head", "mask"}
+_log = logging.getLogger(__name__)
 AGAIN = "the file is damaged; the same `sinkscope evaluate` makes it again from its items"
 
 
@@ -208,6 +210,12 @@ def write_results(folder: Path, results: Sequence[Result]) -> None:
         old = {(result.task, _hidden(result)): result for result in found}
     except (CallError, EvaluationError):
         old = {}  # absent or damaged; every result can be made again from its items
+    for key, result in new.items():
+        if key in old and old[key].n > result.n:
+            _log.warning(
+                "%s: %s, %s: it has the first %d problems now, where it had %d; all are kept, and a larger --limit counts them again",
+                *(folder / RESULTS, result.task, result.hide, result.n, old[key].n),
+            )
     write_json(folder / RESULTS, _stored((old | new).values()))
 
 

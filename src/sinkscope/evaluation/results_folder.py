@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from sinkscope.documents import check_fields, files_in, read_json_object
+from sinkscope.documents import check_fields, exists, files_in, read_json_object
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.locks import made_folder
 from sinkscope.work_items import (
@@ -71,6 +71,9 @@ def locked(folder: Path, share: Share = ALL, kind: str = EVALUATION) -> Iterator
             names = sorted(path.name for path in folder.iterdir())
             strange = next((name for name in names if not _OURS.fullmatch(name)), None)
             if RUN not in names and strange is not None:
+                if exists(folder / strange / TASK):
+                    what = f"expected {RUN}, which says what run this is, beside {strange}, found none"
+                    raise CallError(f"{folder}: {what}; put it back, or choose another folder")
                 raise CallError(f"{folder} holds files of something else ({strange} …); choose another folder or an empty one")
             found = read_object(folder / RUN) if RUN in names else None
             if found is not None and kind_of_run(found) != kind:

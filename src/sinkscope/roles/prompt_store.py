@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from sinkscope.checksums import CHECKSUM, checksum_of, compare_checksum, with_checksum
-from sinkscope.documents import check_fields, exists, read_json_object
+from sinkscope.documents import check_fields, exists, files_in, read_json_object
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.locks import claimed_folder, names_in
 from sinkscope.work_items import CHANGED, ROLES, WEIGHTS, difference_in_words, differences, item_path, kind_of_run, write_whole
@@ -103,6 +103,9 @@ def open_store(folder: Path | None, identity: Mapping[str, Any]) -> Iterator[Pro
     folder = folder.absolute()  # the body may change the current folder
     with claimed_folder(folder, EvaluationError):
         names = names_in(folder)
+        if RUN not in names and (found := next((one for one in names if files_in(folder / one, "??????.json", EvaluationError)), None)):
+            what = f"expected {RUN}, which says what run this is, beside {found}, found none"
+            raise CallError(f"{folder}: {what}; put it back, or choose another folder")
         if RUN not in names and set(names) - {LOCK}:
             raise CallError(f"{folder} holds something else ({min(set(names) - {LOCK})} …); choose a new or empty folder")
         theirs = _read_run(folder / RUN) if RUN in names else None

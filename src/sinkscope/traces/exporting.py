@@ -9,6 +9,7 @@ All but xarray are written part by part, whatever the length of the trace. A fil
 """
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -33,6 +34,7 @@ from sinkscope.work_items import UNFINISHED
 Target = Literal["xarray", "zarr", "parquet", "numpy"]
 SUFFIXES: dict[str, str] = {"xarray": ".nc", "zarr": ".zarr", "parquet": ".parquet", "numpy": ".npz"}
 NEEDS: dict[str, tuple[str, ...]] = {"xarray": ("xarray",), "zarr": ("zarr",), "parquet": ("pyarrow",), "numpy": ()}
+FILES_OF_ZARR = 5
 LARGEST_NETCDF = 1 << 31  # bytes of one variable in NetCDF 3
 
 
@@ -76,7 +78,8 @@ def _export(trace: Trace, target: str, path: Path) -> None:
         os.replace(beside, path)
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else error.strerror or "the disk refused it"  # Arrow's have texts of their own
-        raise TraceError(f"{path} cannot be written ({reason}); make room or choose another folder") from error
+        advice = "raise the limit (ulimit -n)" if error.errno == errno.EMFILE else "make room or choose another folder"
+        raise TraceError(f"{path} cannot be written ({reason}); {advice}") from error
     finally:
         with contextlib.suppress(OSError):
             _remove(beside)
@@ -179,6 +182,9 @@ def _write_numpy(trace: Trace, path: Path) -> None:
 def _write_zarr(trace: Trace, path: Path) -> None:
     import zarr
 
+    with contextlib.ExitStack() as stack:  # asyncio, which zarr runs, prints errors of its own where too few can be open
+        for _ in range(FILES_OF_ZARR):
+            stack.enter_context(open(os.devnull, "rb"))
     sizes = axis_sizes(trace)
     group = zarr.open_group(str(path), mode="w", attributes=_attributes(trace))
     for name in trace.tensors:

@@ -12,8 +12,10 @@ of its own) counts as different from everything. Threads cannot be started.
 """
 
 import contextlib
+import errno
 import json
 import os
+import re
 import secrets
 import signal
 import subprocess
@@ -108,7 +110,7 @@ def run_program(
         lines, errors, status = _supervise(limits, json.dumps(job), clock_s)
     if not lines or "not_enforced" not in lines[0]:
         said = errors.strip().splitlines()[-1:] or ["it said nothing"]
-        raise EvaluationError(f"the sandbox did not start: {said[0]}; programs cannot be run here")
+        raise _did_not_start(re.sub(r"^\w+: \[Errno \d+\] ", "", said[0]))  # the system's words, without Python's
     not_enforced = tuple(lines[0]["not_enforced"])
     if len(lines) < 2 or lines[1].get("nonce") != nonce:
         reason = "the sandbox ended without a verdict: the program broke it, or is too large to compile"
@@ -120,6 +122,11 @@ def run_program(
         result = run_program(f"{source}\n{tests}", timeout_s=timeout_s, memory_mb=memory_mb, without=without)
         return replace(result, reason=result.reason + INSIDE)
     return ProgramResult(verdict["passed"] is True, verdict["reason"], verdict["output"], not_enforced)
+
+
+def _did_not_start(reason: str) -> EvaluationError:
+    enough = "; allow more processes (ulimit -u)" if reason.startswith(os.strerror(errno.EAGAIN)) else ""
+    return EvaluationError(f"the sandbox did not start: {reason}; programs cannot be run here{enough}")
 
 
 @contextlib.contextmanager
@@ -180,7 +187,7 @@ def _supervise(limits: list[str], job: str, clock_s: float) -> tuple[list[dict],
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, cwd="/", start_new_session=True
         )
     except OSError as error:
-        raise EvaluationError(f"the sandbox did not start: {error.strerror}; programs cannot be run here") from error
+        raise _did_not_start(str(error.strerror)) from error
     with process:
         try:
             output, errors = _wait(process, job, clock_s + GRACE_S)
