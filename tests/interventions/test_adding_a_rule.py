@@ -94,6 +94,35 @@ class Answering(Intervention):
         return self.answer(context)
 
 
+@dataclass(frozen=True)
+class Promising(Asking):
+    """Hides one key and says that it hides at most so many."""
+
+    says: object = 1
+
+    @property
+    def most(self):
+        return self.says
+
+
+@pytest.mark.parametrize("says", [None, 1, 3])
+def test_hits_are_counted_by_the_most_keys_of_a_head(diffusion, settings, question, says):
+    assert written(diffusion, Promising("current", says=says), question, **settings)[1].hit_rate == 1
+
+
+@pytest.mark.parametrize(
+    ("says", "found"),
+    [
+        (0, "the largest number of keys that a head can lose, found 0, where a head lost 1; hits are counted by it"),
+        ("1", "a whole number from 0 upwards or None, found '1'"),
+        (-1, "a whole number from 0 upwards or None, found -1"),
+    ],
+)
+def test_a_wrong_most_is_refused(diffusion, settings, question, says, found):
+    with pytest.raises(CallError, match=f"Promising.most: expected {found}"):
+        written(diffusion, Promising("current", says=says), question, **settings)
+
+
 def bools(*shape):
     return lambda context: torch.zeros(*shape, context.call.keys, dtype=torch.bool)
 
@@ -303,11 +332,21 @@ class Nothing(_Abstract):
     rule = "none"
 
 
+class Number(_Abstract):
+    rule = 5
+
+
+class Joined(_Abstract):
+    rule = "my+x"
+
+
 @pytest.mark.parametrize(
     ("value", "message"),
     [
         ("test_adding_a_rule:Double", "Double: expected a word of its own, found 'top', which is HideTopSinks"),
         ("test_adding_a_rule:Nothing", "Nothing: expected a word of its own, found 'none', which is the rule that hides nothing"),
+        ("test_adding_a_rule:Number", "Number.rule: expected a word of letters, digits, _ and -, behind it : .*, found 5"),
+        ("test_adding_a_rule:Joined", r"Joined.rule: expected a word of .*, such as 'top:K', found 'my\+x'"),
         ("test_adding_a_rule:Asking", "entry point mine of sinkscope.interventions: expected an Intervention with a `rule`, .* found"),
         ("pathlib", "expected an Intervention with a `rule`, or a module with some, found pathlib"),
         ("no_such_module_at_all", "entry point mine of sinkscope.interventions cannot be loaded from no_such_module_at_all: No module"),

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sinkscope.argument_types import in_words
+from sinkscope.argument_types import fits, in_words
 from sinkscope.attention import (
     Columns,
     GenerationStart,
@@ -47,6 +47,7 @@ class Hiding(Hider):
         self._places: dict[str, int] = {}  # stack → place of its first layer among those of the network
         self._layers, self._heads = 0, 0
         self._head_masks: dict[Any, Tensor] = {}
+        self._largest: dict[int, tuple[Rule, Tensor]] = {}  # the most keys that a head has lost to each rule
         self._token_classes, self._attention = TokenClasses(model), AttentionMemory()
         self._forget()
 
@@ -63,7 +64,12 @@ class Hiding(Hider):
 
     @property
     def effect(self) -> Effect:
-        """The effect so far, of all generations since the rules came into force."""
+        """The effect so far, of all generations since the rules came into force.
+
+        Raises:
+            CallError: a rule has hidden more keys in a head than its ``most`` says, by which hits are counted.
+        """
+        self._check_most()
         running = [self._tally.effect(self._layers, self._heads)] if self._tally is not None else []
         return joined([*self._finished, *running], self._layers, self._heads)
 
@@ -82,13 +88,16 @@ class Hiding(Hider):
 
         Raises:
             CallError: a rule is limited to layers or heads that the model does not have, or to heads of a network that shows its heads
-                only as it runs.
+                only as it runs; or its ``most`` is no number.
         """
         self.session = session
         for stack in session.stacks:
             self._places[stack.name] = self._layers
             self._layers += len(stack.layers)
         longest = max(len(stack.layers) for stack in session.stacks)
+        for part in self.parts:
+            if not fits(part.most, int | None) or (part.most is not None and part.most < 0):
+                raise CallError(f"{type(part).__name__}.most: expected a whole number from 0 upwards or None, found {in_words(part.most)}")
         for part in self.parts if longest else ():  # a foreign network shows its layers only as they run
             beyond = [layer for layer in part.layers or () if layer >= longest]
             if beyond:
@@ -197,6 +206,7 @@ class Hiding(Hider):
 
     def describe(self, prompt: int) -> dict[str, Any]:
         """Return the rules, and their effect on one prompt of the running generation."""
+        self._check_most()
         rules = [repr(part) for part in self.parts]
         return {"rules": rules, **({} if self._tally is None else self._tally.effect(self._layers, self._heads).of(prompt).as_dict())}
 
@@ -225,6 +235,15 @@ class Hiding(Hider):
 
     # The effect
 
+    def _check_most(self) -> None:
+        """Raise an error where a rule has hidden more keys in a head than it says that it can."""
+        for part, largest in self._largest.values():
+            if int(largest) > (part.most or 0):
+                raise CallError(
+                    f"{type(part).__name__}.most: expected the largest number of keys that a head can lose, found {part.most}, "
+                    f"where a head lost {int(largest)}; hits are counted by it"
+                )
+
     def _count(self, call: LayerCall) -> Tally:
         self._layers, self._heads = max(self._layers, self._place(call) + 1), max(self._heads, call.query.shape[1])
         if self._tally is None:
@@ -251,6 +270,9 @@ class Hiding(Hider):
             if keys.shape[2] == 1:
                 mine = keys[:, :, 0].expand(-1, heads, -1)
                 values, scope = _read_criterion(part, part.criterion(local, self._attention.causal), local)
+                if part.most is not None:
+                    _, before = self._largest.get(id(part), (part, torch.zeros(1, dtype=torch.int64, device=device)))
+                    self._largest[id(part)] = part, torch.maximum(before.to(device), mine.sum(-1).amax())
                 ranks = spread(rank_of(pool(values, scope, call.key.shape[1]), held[:, None], part.most), heads)
                 top = ranks < mine.sum(-1, keepdim=True)
                 counts["hits"] = counts.get("hits", 0) + (mine & top).sum(-1)

@@ -78,7 +78,7 @@ class Intervention(ABC):
 
     @property
     def most(self) -> int | None:
-        """The largest number of keys that a head can lose; None where it is not known beforehand."""
+        """The largest number of keys that a head can lose; None where it is not known beforehand. A smaller number is an error."""
         return None
 
     @property

@@ -35,7 +35,9 @@ def known_rules() -> dict[str, type[Intervention]]:
     expected = "an Intervention with a `rule`, or a module with some"
     found: dict[str, type[Intervention]] = {}
     for kind in find_kinds("sinkscope.interventions", Intervention, lambda kind: bool(vars(kind).get("rule")), ENTRY_POINTS, expected):
-        word = kind.rule.partition(":")[0]
+        if not isinstance(kind.rule, str) or not re.fullmatch(r"[A-Za-z][\w-]*", word := kind.rule.partition(":")[0]):
+            expected = "a word of letters, digits, _ and -, behind it : and the names of its arguments, if any, such as 'top:K'"
+            raise CallError(f"{kind.__qualname__}.rule: expected {expected}, found {shown(kind.rule)}")
         if word in (NOTHING, *found):
             other = "the rule that hides nothing" if word == NOTHING else found[word].__qualname__
             raise CallError(f"{kind.__qualname__}: expected a word of its own, found {word!r}, which is {other}")
