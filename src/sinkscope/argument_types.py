@@ -106,6 +106,12 @@ def check_argument(name: str, value: Any, hint: Any) -> None:
             item = (get_args(one) or (Any,))[0]
             at, wrong = next((at, other) for at, other in enumerate(value) if not fits(other, item))
             raise CallError(f"{name}[{at}]: expected {_words(item)}, found {in_words(wrong)}")
+        if get_origin(one) in (Mapping, dict) and isinstance(value, Mapping):
+            kind, item = get_args(one)
+            for key, other in value.items():
+                if not fits(key, kind):
+                    raise CallError(f"{name}: expected {_words(kind)} as each key, found {in_words(key)}")
+                check_argument(f"{name}[{key!r}]", other, item)
     raise CallError(f"{name}: expected {_words(hint)}, found {in_words(value)}")
 
 

@@ -32,6 +32,15 @@ def test_a_tokenizer_without_a_template(diffusion):
         chat_text(dataclasses.replace(diffusion, tokenizer=Plain()), TALK)
 
 
+def test_paths_of_data_may_be_text(diffusion, tmp_path):
+    message = rf"--data piqa={tmp_path / 'none'}: expected a JSON-lines file or a folder with .*, found nothing"
+    for path in (tmp_path / "none", str(tmp_path / "none")):
+        with pytest.raises(CallError, match=message):
+            evaluate(diffusion, tasks=["piqa"], out=tmp_path / "out", data={"piqa": path}, progress=False)
+    with pytest.raises(CallError, match=r"data\['piqa'\]: expected text or a path, found 5"):
+        evaluate(diffusion, tasks=["piqa"], out=tmp_path / "out", data={"piqa": 5}, progress=False)
+
+
 def talking(task: Task) -> Task:
     """A task of the lab that can be asked as a conversation."""
 

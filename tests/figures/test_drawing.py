@@ -5,6 +5,7 @@ import sys
 from itertools import chain
 from pathlib import Path
 
+import numpy as np
 import pytest
 from adding_page import files_of_the_page
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -14,7 +15,7 @@ from sudden import map_of, sudden_columns, write_sudden
 import sinkscope.figures
 from sinkscope import cli
 from sinkscope.errors import CallError, SinkscopeError
-from sinkscope.figures import draw_figures, find_figures
+from sinkscope.figures import draw_figure, draw_figures, find_figures
 from sinkscope.figures.style import figure_style, new_sheet
 
 FIGURES = find_figures()
@@ -168,6 +169,22 @@ def test_a_model_that_is_gone_leaves_the_other_figures(sudden, tmp_path):
     paths = draw_figures([sudden], tmp_path, only=["10", *OF_MAPS], maps=gone, say=said.append)
     assert [path.name for path in paths] == files("10")
     assert said == [f"Figure {name} is not drawn for org/planted: the model cannot be loaded. Pass --model" for name in OF_MAPS]
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (lambda map: None, "found null"),
+        (lambda map: "x", "found 'x'"),
+        (lambda map: map[1:], r"found float\d+ \(\d+, \d+\)"),
+        (lambda map: np.full_like(map, np.nan), "with shares of attention from 0 to 1, found nan"),
+        (lambda map: -map, "with shares of attention from 0 to 1, found -"),
+        (lambda map: np.ones_like(map), "whose shares add up to 1 for each query, found a query with"),
+    ],
+)
+def test_what_is_no_map_is_refused(sudden, change, found):
+    with pytest.raises(CallError, match=rf"maps: expected a map of floats, \d+ queries × \d+ keys as in step \d+, {found}"):
+        draw_figure("8", sudden, maps=lambda *place: change(map_of(*place)))
 
 
 def test_without_maps_the_others_are_drawn(unpainted, sudden, tmp_path):

@@ -10,7 +10,7 @@ from sinkscope.figures import attention_map
 
 def test_a_causal_map_is_empty_above_its_diagonal(sudden):
     causal = as_causal(sudden)
-    figure = attention_map(causal, 0, 0, 1, np.tri(POSITIONS, dtype=np.float32) / 9)
+    figure = attention_map(causal, 0, 0, 1, np.tri(POSITIONS, dtype=np.float32) / POSITIONS)
     image = figure.axes[0].get_images()[0].get_array()
     assert np.ma.getmaskarray(image)[np.triu_indices(POSITIONS, 1)].all()
     assert not np.ma.getmaskarray(image)[np.tril_indices(POSITIONS)].any()

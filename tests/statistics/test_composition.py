@@ -2,9 +2,10 @@ import numpy as np
 import pytest
 from planted import DOT, END, MASK, NEWLINE, SEVEN, SPACE, THE, make_trace, random_columns, sink_at, values_at
 
+from sinkscope.errors import CallError
 from sinkscope.sinks import find_sinks
 from sinkscope.sinks.token_classes import CLASSES, class_of
-from sinkscope.statistics import Threshold, summarise
+from sinkscope.statistics import Threshold, analyse, summarise
 from sinkscope.statistics.composition import Composition, TokenShares, leading_tokens
 
 THRESHOLDS = [Threshold(3.0), Threshold(5.0, "percent")]
@@ -111,6 +112,23 @@ def test_sinks_in_the_steps_with_most_masks_are_not_therefore_sinks_on_masks():
         naive.append(values["composition.share_of_sinks", at] / values["composition.share_of_canvas", at])
     assert np.mean(ratios) == pytest.approx(1, abs=4 * np.std(ratios) / np.sqrt(60))
     assert np.mean(naive) > 1.3
+
+
+@pytest.mark.parametrize(
+    ("training", "message"),
+    [
+        ({31: 10, 207: -1}, r"training\[207\]: expected a count from 0 up to [\d,]+, found -1"),
+        ({31: 10**400}, r"training\[31\]: expected a count from 0 up to [\d,]+, found a number of 1329 bits"),
+        ({31: 1, -5: 2}, "training: expected token ids from 0 upwards, found -5"),
+        ({}, "training: expected how often each token stands in a corpus, found no token that does; leave it out if unknown"),
+        ({1: 0}, "training: expected how often each token stands in a corpus, found no token that does"),
+        ({"a": 1}, "training: expected a whole number as each key, found 'a'"),
+        ({1: 1.5}, r"training\[1\]: expected a whole number, found 1.5"),
+    ],
+)
+def test_counts_that_no_corpus_has_are_refused(training, message):
+    with pytest.raises(CallError, match=message):
+        analyse([make_trace(sink_at([3, 3]))], training=training, choice=False)
 
 
 def test_a_rate_that_follows_training_frequency_correlates_with_it():

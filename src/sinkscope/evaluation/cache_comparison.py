@@ -46,7 +46,7 @@ def compare_caches(
     shots: int | None = None,
     chat: bool = False,
     protocol: str = AUTO,
-    data: Mapping[str, Path] = MappingProxyType({}),
+    data: Mapping[str, str | Path] = MappingProxyType({}),
     batch: int = 16,
     settings: Mapping[str, Any] = MappingProxyType({}),
     allow_code_execution: bool = False,
@@ -133,7 +133,7 @@ def plan_comparison(model: Model, request: Request, arms: Sequence[Arm]) -> list
     check_request(request)
     check_settings(request.settings)
     check_family(model.family)
-    for task in [find_task(name, request.data) for name in request.tasks]:
+    for task in [find_task(name, request.files) for name in request.tasks]:
         if task.asks_likelihoods or task.passes > 1:
             raise CallError(f"{task.name}: expected a task whose answers are written in one pass, such as lab-arith or gsm8k")
     plans, _ = make_plans(model, request)

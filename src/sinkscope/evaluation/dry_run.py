@@ -25,7 +25,7 @@ def parts_of(name: str, request: Request) -> list[Part]:
     rules = tuple(dict.fromkeys(map(canonical_rule, request.hide)))
     family, shape = family_and_shape(name)
     parts = []
-    for task in (find_task(one, request.data) for one in dict.fromkeys(request.tasks)):
+    for task in (find_task(one, request.files) for one in dict.fromkeys(request.tasks)):
         sampler, shots, _, _ = resolve_task(family, name, task, request)
         local = task.name in request.data or PUBLISHED.get(task.name) in request.data
         problems = len(task.problems()) if local else PROBLEMS[task.name]

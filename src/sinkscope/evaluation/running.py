@@ -66,7 +66,7 @@ def evaluate(
     shots: int | None = None,
     chat: bool = False,
     protocol: str = AUTO,
-    data: Mapping[str, Path] = MappingProxyType({}),
+    data: Mapping[str, str | Path] = MappingProxyType({}),
     batch: int = 16,
     settings: Mapping[str, Any] = MappingProxyType({}),
     allow_code_execution: bool = False,

@@ -36,9 +36,14 @@ class Request:
     shots: int | None = None
     chat: bool = False
     protocol: str = AUTO
-    data: Mapping[str, Path] = dataclasses.field(default_factory=dict)
+    data: Mapping[str, str | Path] = dataclasses.field(default_factory=dict)
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     allow_code_execution: bool = False
+
+    @property
+    def files(self) -> dict[str, Path]:
+        """Local files of published tasks."""
+        return {name: Path(path) for name, path in self.data.items()}
 
 
 @dataclass(frozen=True)
@@ -89,7 +94,7 @@ def make_plans(model: Model, request: Request) -> tuple[list[TaskPlan], dict[str
     """
     check_request(request)
     rules = {text: parse_rule(text) for text in dict.fromkeys(request.hide)}
-    tasks = [find_task(name, request.data) for name in dict.fromkeys(request.tasks)]
+    tasks = [find_task(name, request.files) for name in dict.fromkeys(request.tasks)]
     for task in tasks:
         if task.runs_programs and not request.allow_code_execution:
             raise CallError(

@@ -22,7 +22,7 @@ from sinkscope.figures.style import BLUE, VERMILLION, figure_style, model_label,
 from sinkscope.figures.subject import subject_of
 from sinkscope.sinks.followed_columns import Followed
 from sinkscope.traces.reading import as_trace
-from sinkscope.traces.stored_maps import check_place, stored_map
+from sinkscope.traces.stored_maps import check_map, check_place, stored_map
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -164,10 +164,7 @@ def attention_map(
             f"{trace.folder} holds no map of step {step}, layer {layer}, head {head}; pass one: "
             "sinkscope.recorder.attention_map.recompute_map(model, trace, step, layer, head).attention"
         )
-    length = int(trace.lengths[step])
-    if not isinstance(attention, np.ndarray) or attention.dtype.kind != "f" or attention.shape != (length, length):
-        found = f"{attention.dtype} {attention.shape}" if isinstance(attention, np.ndarray) else type(attention).__name__
-        raise CallError(f"attention: expected a map of floats, {length} queries × {length} keys as in step {step}, found {found}")
+    check_map("attention", attention, trace, step)
     with _style(ax):
         axes = new_sheet(4.2, 4.3).subplots() if ax is None else ax
         title = f"{plain(model_label(trace.manifest))}:\nattention in step {step}, layer {layer}, head {head}"

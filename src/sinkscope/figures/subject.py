@@ -24,7 +24,7 @@ from sinkscope.statistics import PromptSummary, Summary, Threshold, summarise
 from sinkscope.statistics.thresholds import least_column_sum
 from sinkscope.traces import Trace, read_statistics
 from sinkscope.traces.reading import expect_steps
-from sinkscope.traces.stored_maps import check_place
+from sinkscope.traces.stored_maps import check_map, check_place
 
 Maps = Callable[[Trace, int, int, int], np.ndarray]
 """Function from a trace, step, layer and head to the attention map, float32 [query, key]; it raises an error where there is none."""
@@ -183,14 +183,17 @@ class Subject:
 
         Raises:
             FigureError: there is no model for maps, or this map cannot be computed.
+            CallError: what computes maps returns something else.
         """
         trace = self.trace
         if self.maps is None:
             raise FigureError("it needs attention maps; `sinkscope figures` recomputes them")
         try:
-            return self.maps(trace, step, layer, head)
+            found = self.maps(trace, step, layer, head)
         except SinkscopeError as error:  # the model may be gone; other figures can be drawn without it
             raise FigureError(str(error)) from error
+        check_map("maps", found, trace, step)
+        return found
 
     @checked
     def head_columns(self, layer: int, head: int) -> Float[np.ndarray, "step key"]:

@@ -8,8 +8,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int
 
-from sinkscope.argument_types import checked
+from sinkscope.argument_types import checked, in_words
+from sinkscope.errors import CallError
 from sinkscope.sinks.token_classes import CLASSES, token_class
+
+MOST_TRAINED = 1 << 50
+"""Bound of how often a token stands in a corpus."""
 
 
 @checked
@@ -32,6 +36,10 @@ class PromptSettings:
     special_ids: tuple[int, ...] = ()
     training: Mapping[int, int] | None = field(default=None, repr=False)
 
+    def __post_init__(self) -> None:
+        if self.training is not None:
+            _check_training(self.training)
+
     @classmethod
     def of(cls, causal: bool, manifest: Mapping[str, Any], training: Mapping[int, int] | None = None) -> "PromptSettings":
         """Return what the manifest of a trace says."""
@@ -44,6 +52,21 @@ class PromptSettings:
             tuple(int(one) for one in special if one is not None),
             training,
         )
+
+
+def _check_training(training: Mapping[int, int]) -> None:
+    """Raise an error for counts of a training corpus that cannot be.
+
+    Raises:
+        CallError: so they are.
+    """
+    for token, count in training.items():
+        if token < 0:
+            raise CallError(f"training: expected token ids from 0 upwards, found {token}")
+        if not 0 <= count < MOST_TRAINED:
+            raise CallError(f"training[{token}]: expected a count from 0 up to {MOST_TRAINED - 1:,}, found {in_words(count)}")
+    if not any(training.values()):
+        raise CallError("training: expected how often each token stands in a corpus, found no token that does; leave it out if unknown")
 
 
 @dataclass(frozen=True, eq=False)

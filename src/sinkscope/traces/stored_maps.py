@@ -1,11 +1,13 @@
 """Single attention maps beside a trace: ``map-STEP-LAYER-HEAD.safetensors``, each with one tensor [query, key]."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from sinkscope.argument_types import in_words
 from sinkscope.checksums import compare_sealed, sealed
 from sinkscope.documents import check_regular, exists
 from sinkscope.errors import CallError, TraceError
@@ -19,6 +21,8 @@ TENSOR = "attention"
 DAMAGED = "the file is damaged"
 TOLERANCE = {"float32": 0.02, "bfloat16": 0.25, "float16": 0.1}
 """Largest difference between a column of the map and the recorded one, per unit of 1 + the column, by the model's dtype."""
+MORE_THAN_ALL = 1.01
+"""Attention that no query can have, whatever it was computed in."""
 
 
 def check_place(trace: Trace, step: int, layer: int, head: int) -> tuple[int, int, int]:
@@ -92,6 +96,23 @@ def stored_map(trace: Trace, step: int, layer: int, head: int) -> np.ndarray | N
             f"{attention[:, key].sum():.3f}: the map of another trace; delete the file"
         )
     return attention
+
+
+def check_map(name: str, attention: Any, trace: Trace, step: int) -> None:
+    """Raise an error for something that is no attention map of a step; a query's shares may add up to less than 1, where a sink takes part.
+
+    Raises:
+        CallError: so it is.
+    """
+    length = int(trace.lengths[step])
+    expected = f"{name}: expected a map of floats, {length} queries × {length} keys as in step {step}"
+    if not isinstance(attention, np.ndarray) or attention.dtype.kind != "f" or attention.shape != (length, length):
+        found = f"{attention.dtype} {attention.shape}" if isinstance(attention, np.ndarray) else in_words(attention)
+        raise CallError(f"{expected}, found {found}")
+    if wrong := attention[~((attention >= -ROUNDING) & (attention <= 1 + ROUNDING))].tolist():
+        raise CallError(f"{expected}, with shares of attention from 0 to 1, found {wrong[0]:g}")
+    if (most := float(attention.sum(axis=1, dtype=np.float64).max(initial=0))) > MORE_THAN_ALL:
+        raise CallError(f"{expected}, whose shares add up to 1 for each query, found a query with {most:.4g}")
 
 
 def column_difference(attention: np.ndarray, recorded: np.ndarray, tolerance: float) -> tuple[float, int | None]:
