@@ -231,6 +231,8 @@ def test_train_a_recipe_then_load_it(run, tmp_path, monkeypatch):
         (["trace", "{model}", "--prompt", "Q: Tom", "--length", "8", "--out", "{file}"], 2, "found a file on the way"),
         (["trace", "{model}", "--prompts", "{empty}", "--out", "{tmp}/t"], 2, "found none"),
         (["trace", "{model}", "--prompts", "{file}", "--out", "{tmp}/t"], 2, "line 1: expected JSON"),
+        (["trace", "{model}", "--prompts", "{odd}", "--out", "{tmp}/t"], 2, "odd.jsonl, line 3: prompt: "),
+        (["trace", "{model}", "--prompts", "{long}", "--out", "{tmp}/t"], 2, "long.jsonl, line 3: "),
         (["trace", "{model}", "--prompts", "{tmp}/none", "--out", "{tmp}/t"], 2, "cannot be read"),
         (["trace", "{model}", "--prompt", "Q: Tom", "--device", "warp", "--out", "{tmp}/t"], 2, "cannot be used here"),
         (["trace", "{model}", "--prompt", "Q: Tom", "--dtype", "int8", "--out", "{tmp}/t"], 2, "expected float32, bfloat16 or float16"),
@@ -251,8 +253,12 @@ def test_train_a_recipe_then_load_it(run, tmp_path, monkeypatch):
 def test_bad_input_gets_one_message(run, tmp_path, diffusion_folder, autoregressive_folder, trace_folder, arguments, status, says):
     (tmp_path / "file").write_text("no json\n")
     (tmp_path / "empty").write_text("\n")
+    for name, prompt in (("odd.jsonl", "Tom likes aardvarks"), ("long.jsonl", "Tom " * 1200)):
+        (tmp_path / name).write_text("".join(json.dumps({"prompt": one}) + "\n" for one in ("Q: Tom", prompt)).replace("\n", "\n\n", 1))
     places = {
         "tmp": tmp_path,
+        "odd": tmp_path / "odd.jsonl",
+        "long": tmp_path / "long.jsonl",
         "model": diffusion_folder,
         "causal": autoregressive_folder,
         "trace": trace_folder,

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 
 import pytest
 from safetensors import safe_open
@@ -76,3 +77,14 @@ def test_a_trace_of_all_columns_without_norms_is_not_called_one_of_the_largest(t
     without(write_wandering(tmp_path / "t", wandering_columns()[:3]).folder, ["value_norms", "key_norms", "hidden_norms"])
     status, _, err = run("figures", tmp_path / "t", "--only", "norms", "--out", tmp_path / "f")
     assert status and "the trace keeps no norms (it holds no tensor of them)" in err
+
+
+def test_numbered_traces_say_how_many_prompts_were_asked(tmp_path, run, diffusion_folder):
+    (tmp_path / "p.jsonl").write_text('{"prompt": "Q: Tom has 7 apples."}\n' * 3)
+    short = ["--length", "4", "--block", "4", "--steps", "2"]
+    assert run("trace", diffusion_folder, "--prompts", tmp_path / "p.jsonl", *short, "--out", tmp_path / "t")[0] == 0
+    assert "prompts that were asked" not in run("sinks", tmp_path / "t")[2]
+    shutil.rmtree(tmp_path / "t" / "000002")  # as if it had never been begun
+    status, _, err = run("sinks", tmp_path / "t")
+    assert status == 0 and f"{tmp_path}/t: traces of 2 of the 3 prompts that were asked; the recording was ended before the others" in err
+    assert "prompts that were asked" not in run("sinks", tmp_path / "t" / "000001")[2]

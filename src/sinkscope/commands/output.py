@@ -39,6 +39,9 @@ def open_and_check(path: Path) -> list[Any]:
         if trace.manifest.get("level") == "top" and trace.steps:
             kept = trace.top_column_sums.shape[-1]
             note(f"{trace.folder}: only the {kept} largest columns of each head were kept, so at most {kept} sinks of a head are found")
+    asked = traces[0].manifest.get("prompts_asked") or 0
+    if traces[0].folder != path and asked > len(traces):
+        note(f"{path}: traces of {len(traces)} of the {asked} prompts that were asked; the recording was ended before the others")
     if traces[0].folder != path and (gaps := _gaps(path, [trace.folder for trace in traces])):
         note(f"{path}: expected numbered traces without a gap, found {gaps}; the others are read")
     return whole

@@ -64,23 +64,25 @@ class Trace(Command):
         cache = self.sampler.get("cache", "none")
         if self.keep_maps is not None and cache != "none":
             raise CallError(f"--keep-maps with --cache {cache}: maps are recomputed without a cache; leave one of the two out")
-        prompts = self._read_prompts()
+        wheres, prompts = zip(*self._read_prompts(), strict=True)
         model = sinkscope.load(self.model, dtype=self.dtype, device=self.device)
         settings = resolve_settings(model.family, **self.sampler)
-        for prompt in prompts:  # every prompt is checked before the first is written
-            encoded = model.encode(prompt)
-            make_batch(model, [encoded], [prompt], settings.length)
+        for where, prompt in zip(wheres, prompts, strict=True):  # every prompt is checked before the first is written
+            try:
+                encoded = model.encode(prompt)
+                make_batch(model, [encoded], [prompt], settings.length)
+            except CallError as error:
+                raise CallError(f"{where}{error}") from error
             canvas = len(encoded) + (1 if model.family.causal else settings.length)
             if canvas < rule.least_tokens:
-                raise CallError(
-                    f"--hide {self.hide} needs a canvas of at least {rule.least_tokens} tokens, found {canvas}: choose fewer keys"
-                )
+                needs = f"--hide {self.hide} needs a canvas of at least {rule.least_tokens} tokens"
+                raise CallError(f"{where}{needs}, found {canvas}: choose fewer keys")
         if self.keep == "drift":
-            self._record_drift(model, prompts, settings, rule)
+            self._record_drift(model, list(prompts), settings, rule)
         elif self.keep == "statistics":
-            self._record_statistics(model, prompts, settings)
+            self._record_statistics(model, list(prompts), settings)
         else:
-            self._record(model, prompts, settings, rule)
+            self._record(model, list(prompts), settings, rule)
 
     def _check_flags(self) -> None:
         from sinkscope.models import check_name, is_bundled
@@ -97,14 +99,15 @@ class Trace(Command):
         if self.keep_maps is not None and self.keep in ("statistics", "drift"):
             raise CallError("--keep-maps needs a trace: use --keep columns or --keep top")
 
-    def _read_prompts(self) -> list[str]:
+    def _read_prompts(self) -> list[tuple[str, str]]:
+        """Return each prompt behind what messages about it begin with."""
         if self.prompt is not None:
-            return [self.prompt]
+            return [("", self.prompt)]
         if self.prompts is not None:
-            return read_prompts(self.prompts)
+            return [(f"{where}: ", prompt) for where, prompt in numbered_prompts(self.prompts)]
         from sinkscope.lab.prompts import problem_prompt, task_of
 
-        return [problem_prompt(task_of(self.model), self.problem or 0)["prompt"]]
+        return [("", problem_prompt(task_of(self.model), self.problem or 0)["prompt"])]
 
     def _record(self, model: Any, prompts: list[str], settings: Any, rule: Any) -> None:
         """Write one trace a prompt, then the single maps that were asked for."""
@@ -123,6 +126,7 @@ class Trace(Command):
             ) as recorder,
             rule(model) as hiding,
         ):
+            recorder.prompts_asked = None if self.prompts is None else len(prompts)
             for prompt in prompts:
                 generations.append(sinkscope.generate(model, prompt, on_step=lambda _: bar.advance(), **asdict(settings)))
         keep_maps(model, recorder.folders, places)
@@ -186,6 +190,15 @@ def read_prompts(path: Path) -> list[str]:
     """Return the prompts of a file of JSON lines.
 
     Raises:
+        CallError: see `numbered_prompts`.
+    """
+    return [prompt for _, prompt in numbered_prompts(path)]
+
+
+def numbered_prompts(path: Path) -> list[tuple[str, str]]:
+    """Return the prompts of a file of JSON lines, each behind the name of its line.
+
+    Raises:
         CallError: the file cannot be read, holds no prompt, or a line is not an object with a "prompt" text.
     """
     prompts = []
@@ -194,7 +207,7 @@ def read_prompts(path: Path) -> list[str]:
         row = parse_json(line, where, CallError)
         if not isinstance(row, dict) or not isinstance(row.get("prompt"), str):
             raise CallError(f'{where}: expected an object with a "prompt" text, found {line[:60]!r}')
-        prompts.append(row["prompt"])
+        prompts.append((where, row["prompt"]))
     if not prompts:
         raise CallError(f'--prompts {path}: expected lines like {{"prompt": "…"}}, found none')
     return prompts

@@ -72,6 +72,9 @@ class Recorder(Watcher):
         model: what `load` gave, for the card and the tokenizer; None for another module.
         destination: makes the writer of each prompt.
         tokenizer: of another module than a `Model`; without one its tokens have no texts.
+
+    Attributes:
+        prompts_asked: how many prompts are to be recorded, where that is known; manifests hold it.
     """
 
     groups = ("all", "masked", "prompt")
@@ -83,6 +86,7 @@ class Recorder(Watcher):
         self._async_writer = AsyncWriter()
         self._process = os.getpid()
         self.has_recorded = False
+        self.prompts_asked: int | None = None
         self._start: GenerationStart | None = None
         self._context: StepContext | None = None  # of the step that is running
         self._measured: dict[StackPart, dict[str, LayerTensors]] = {}  # of the step that is running, by module path
@@ -230,6 +234,7 @@ class Recorder(Watcher):
                     **self._description.of_run(start, number, step, self.destination.level, self._hidden(number)),
                     **self._description.vocabulary(context.tokens[row].cpu().numpy()),
                     **shape,
+                    **({} if self.prompts_asked is None else {"prompts_asked": self.prompts_asked}),
                     "stack": part.stack,
                     "attends_to": step.source if part.crossing else part.stack,
                     "attention": self._attention(part),

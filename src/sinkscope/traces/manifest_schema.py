@@ -84,6 +84,7 @@ class TraceManifest(About):
     prompt: str | None = None
     text: str | None = None
     prompt_length: Count = 0
+    prompts_asked: Count | None = None
     vocabulary: dict[Annotated[str, Field(pattern=r"^\d{1,10}$")], str] = {}
     maps: list[Annotated[list[Count], Field(min_length=3, max_length=3)]] = []
     axes: dict[str, list[str]] = {}
