@@ -185,6 +185,7 @@ def test_a_run_without_its_description_is_not_called_something_else(tmp_path):
     with locked(tmp_path):
         claim(tmp_path / "run.json", RUN)
         claim(tmp_path / "lab-arith" / "task.json", {"task": "lab-arith", "problems": 2})
+    (tmp_path / "caches.json").touch()
     (tmp_path / "run.json").unlink()
     with pytest.raises(CallError) as error, locked(tmp_path):
         pass

@@ -71,8 +71,8 @@ def locked(folder: Path, share: Share = ALL, kind: str = EVALUATION) -> Iterator
             names = sorted(path.name for path in folder.iterdir())
             strange = next((name for name in names if not _OURS.fullmatch(name)), None)
             if RUN not in names and strange is not None:
-                if exists(folder / strange / TASK):
-                    what = f"expected {RUN}, which says what run this is, beside {strange}, found none"
+                if (task := next((name for name in names if exists(folder / name / TASK)), None)) is not None:
+                    what = f"expected {RUN}, which says what run this is, beside {task}, found none"
                     raise CallError(f"{folder}: {what}; put it back, or choose another folder")
                 raise CallError(f"{folder} holds files of something else ({strange} …); choose another folder or an empty one")
             found = read_object(folder / RUN) if RUN in names else None

@@ -115,11 +115,12 @@ def evaluate(
     mine = share_of_process() if share is None else share
     request = Request(tasks, hide, limit, shots, chat, protocol, data, settings, allow_code_execution)
     plans, rules = make_plans(model, request)
-    for text, rule in rules.items():
+    for text in (*hide, *rules):
         if len(text.encode()) > LONGEST_RULE:
             raise CallError(
                 f"rule {text[:60]!r} …: expected at most {LONGEST_RULE} bytes, found {len(text.encode()):,}; write ranges as 0-9"
             )
+    for rule in rules.values():
         with rule(model):  # what this model refuses, or a cache beside it, is refused before anything is made
             for plan in plans:
                 policy = parse_cache(getattr(plan.sampler, "cache", "none"))
