@@ -35,6 +35,8 @@ class HidePositions(Intervention):
         good = isinstance(given, Collection) and not isinstance(given, str | bytes | Mapping) and getattr(given, "ndim", 1) > 0
         if not good or not all(is_count(one) for one in given):
             raise CallError(f"positions: expected numbers from 0 upwards, such as (0, 5) or range(3), found {shown(given)}")
+        if max(given, default=0) >= LONGEST_CANVAS:
+            raise CallError(f"positions: expected numbers below {LONGEST_CANVAS:,}, found {max(given)} among them")
         object.__setattr__(self, "positions", tuple(sorted({int(one) for one in given})))
 
     @property

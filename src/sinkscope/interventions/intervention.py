@@ -18,6 +18,7 @@ from sinkscope.interventions.ranking import Scope
 from sinkscope.interventions.rule_context import Observation, RuleContext
 from sinkscope.interventions.step_canvas import GROUPS
 from sinkscope.models import Model
+from sinkscope.models.weights import LONGEST_CANVAS
 from sinkscope.single_use import single_use
 
 Where = str | Collection[int] | None
@@ -39,7 +40,7 @@ class Intervention(ABC):
         heads: the only heads whose queries lose keys, pairs (layer, head), from 0; all when None.
         steps: numbers of the steps of a generation to which it is limited, from 0; all when None.
         keys: the only keys it may choose: positions of the canvas (padding not counted), or ``masked``, ``unmasked``, ``prompt``,
-            ``answer``; any when None.
+            ``answer``; any when None. Positions and steps beyond a generation match nothing; `Effect` says what was hidden.
         queries: the only queries that lose them, named in the same way.
         effect: ``mask``: −∞ before the softmax, so that the other keys share the attention; ``zero``: 0 after the softmax, so that
             the attention is lost, and with it the values.
@@ -133,14 +134,31 @@ class Intervention(ABC):
                 raise ValueError(f"expected a whole number, found {shown(part)}")
         return tuple(hints[field.name](part) for field, part in zip(fields, parts, strict=False))
 
+    def check_reach(self, longest: int) -> None:
+        """Raise an error for a rule that can match nothing on any canvas of a model.
+
+        Args:
+            longest: tokens of the longest canvas.
+
+        Raises:
+            CallError: such a rule.
+        """
+        for name in ("keys", "queries"):
+            numbers = getattr(self, name)
+            if not isinstance(numbers, str | None) and min(numbers, default=0) >= longest:
+                expected = f"positions from 0 to {longest - 1}, where the longest canvas of the model ends"
+                raise CallError(f"{name}: expected {expected}, found {min(numbers)}")
+
     @single_use
     def __call__(self, model: Model | nn.Module) -> Iterator[Hiding]:
         """Hide while the body runs.
 
         Raises:
-            CallError: no model, or layers that it does not have.
+            CallError: no model, layers that it does not have, or a rule that can match nothing there.
             AttentionError: the model's attention cannot be changed.
         """
+        if isinstance(model, Model) and not self.idle:
+            self.check_reach(model.card.max_positions)
         with hiding(model, () if self.idle else (self,)) as running:
             yield running
 
@@ -176,7 +194,11 @@ class Composed:
     @single_use
     def __call__(self, model: Model | nn.Module) -> Iterator[Hiding]:
         """Hide while the body runs; see `Intervention`."""
-        with hiding(model, [part for part in self.parts if not part.idle]) as running:
+        parts = [part for part in self.parts if not part.idle]
+        if isinstance(model, Model):
+            for part in parts:
+                part.check_reach(model.card.max_positions)
+        with hiding(model, parts) as running:
             yield running
 
 
@@ -218,6 +240,8 @@ def _read_numbers(name: str, given: Any, words: bool) -> Any:
     for number in given:
         if not is_count(number):
             raise CallError(f"{name}: expected {expected}, found {shown(number)} among them")
+        if name == "steps" and number >= LONGEST_CANVAS:  # no generation has more steps than its canvas could have tokens
+            raise CallError(f"{name}: expected numbers below {LONGEST_CANVAS:,}, found {shown(number)} among them")
     return tuple(sorted({int(number) for number in given}))
 
 

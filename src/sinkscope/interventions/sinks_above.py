@@ -49,10 +49,22 @@ class HideSinksAbove(Observed):
                 f"excess {self.excess:g} of one query's row can never be reached, as a row adds up to 1; "
                 "use unit='percent' or decide='columns'"
             )
+        if self.unit == "percent" and 100 <= self.excess < math.inf:
+            raise CallError(
+                f"excess {self.excess:g} in percent can never hold, as all attention is 100; leave the rule out to hide nothing"
+            )
 
     @property
     def idle(self) -> bool:
         return self.excess == math.inf or super().idle
+
+    def check_reach(self, longest: int) -> None:
+        super().check_reach(longest)
+        if self.unit == "queries" and longest <= self.excess:
+            raise CallError(
+                f"excess {self.excess:g} in queries can never hold on this model, whose longest canvas has {longest} of them; "
+                "leave the rule out to hide nothing"
+            )
 
     def choose(self, context: RuleContext) -> Tensor | None:
         ranking = self.rank(context)

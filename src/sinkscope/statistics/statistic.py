@@ -234,7 +234,7 @@ def summarise(
         statistics: whose records are kept; all when not given.
 
     Raises:
-        CallError: a threshold that cannot be told, none at all, or a tolerance below 0.
+        CallError: a threshold that cannot be told or never holds, none at all, or a tolerance below 0.
         SinkscopeError: a trace without a whole step, or without tokens or columns.
     """
     trace = as_trace(trace)
@@ -242,6 +242,10 @@ def summarise(
     if isinstance(trace, Trace):
         for needed in ("tokens", "column_sums"):
             getattr(trace, needed)  # raises an error that names the trace
+    usual = max(THRESHOLDS).excess  # taken for every trace: a short one, of a few tokens, has no sinks then
+    for one in thresholds:
+        if one.unit == "queries" and one.excess > usual and one.excess >= (queries := np.prod(trace.column_sums.shape[::3])):
+            raise CallError(f"excess: {one.excess:g} in queries can never hold here: expected less than the {queries} queries of all steps")
     manifest = held(trace, "manifest") or {}
     feed = feed_of(PromptSettings.of(bool(trace.causal), manifest, training), thresholds, tolerance, statistics)
     for step in recorded_steps(trace):
