@@ -184,6 +184,8 @@ def _array(name: str, value: Any, hint: Any) -> Any:
     """
     import numpy as np  # the sandbox of programs imports this module, and has no NumPy
 
+    if np.ma.is_masked(value):
+        raise CallError(f"{name}: expected {_words(hint)} without a mask, found values that are masked; fill them or cut them off first")
     fractions, switches = "float64" in hint.dtypes, "bool" in hint.dtypes
     try:
         array = np.asarray(value)

@@ -55,6 +55,11 @@ class Page(HTMLParser):
             self.loads += [part for part in data.split() if "url(" in part or part == "@import"]
 
 
+def test_a_table_has_a_cell_for_each_column():
+    with pytest.raises(CallError, match=r"rows\[1\]: expected a cell for each of the 2 columns, found 1"):
+        Table("Hiding", ["model", "exact"], [["one", 1], ["two"]])
+
+
 def test_the_page_check_sees_faults():
     page = Page('<p><b>x</p><img src="https://example.org/x.png" src="y"><style>p { background: url(z) }</style>')
     assert page.faults == ["</p>", "img has src twice", "p", "b"]

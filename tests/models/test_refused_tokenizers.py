@@ -37,6 +37,8 @@ def test_a_tokenizer_file_is_read_as_it_stands(name, kind, request, tmp_path):
     plain = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
     assert model.encode(text) == plain(text).input_ids == [3, 5, 9]
     assert model.decode([3, 5, 9]) == "w3 w5 w9"
+    with pytest.raises(CallError, match=r"ids: expected token ids from 0 upwards, below \d+, found 1000000"):
+        model.decode([10**6])
 
 
 @pytest.mark.parametrize(("name", "text", "ids"), [("llada", "w3 w5", [3, 5]), ("mmada", "w3 w5", [3, 5]), ("dream", "hehe", [56, 56])])

@@ -124,6 +124,22 @@ def test_a_trace_without_a_whole_step_is_refused():
 
 
 @pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"column_sums": np.ones((3, 2, 5))}, r"column_sums: expected \[step, layer, head, key\] of 3 steps, found \[3, 2, 5\]"),
+        ({"column_sums": np.ones((2, 1, 1, 5))}, r"column_sums: expected .* of 3 steps, found \[2, 1, 1, 5\]"),
+        ({"tokens": np.zeros((3, 4), int)}, r"tokens: expected \[step, position\] of 3 steps and 5 keys, found \[3, 4\]"),
+        ({"causal": "no"}, "SimpleNamespace.causal: expected True or False, found 'no'"),
+    ],
+)
+def test_arrays_of_ones_own_that_do_not_fit_are_refused(changes, message):
+    own = {"steps": 3, "causal": False, "column_sums": np.ones((3, 2, 1, 5)), "tokens": np.zeros((3, 5), int)}
+    with pytest.raises(CallError, match=message):
+        find_sinks(SimpleNamespace(**own | changes))
+    assert not len(find_sinks(SimpleNamespace(**own, manifest=None)))
+
+
+@pytest.mark.parametrize(
     ("excess", "unit", "says"), [(14.0, "queries", "by 14"), (99999.0, "queries", "by 14"), (100.0, "percent", "by 100")]
 )
 def test_an_excess_that_can_never_hold_is_refused(excess, unit, says):

@@ -286,3 +286,10 @@ def test_the_running_mean_is_over_all_steps_so_far():
     assert found.dtype == np.float32
     for step in range(STEPS):
         assert_close(found[step], sum(columns[: step + 1]) / (step + 1), terms=STEPS, dtype=torch.float32)
+
+
+def test_masked_values_are_refused():
+    columns = np.ma.masked_less(np.arange(6.0).reshape(1, 1, 1, 6), 2)
+    with pytest.raises(CallError, match=r"columns: expected .* without a mask, found values that are masked; fill them"):
+        excess_of(columns)
+    assert excess_of(np.ma.array(columns.data)).shape == columns.shape

@@ -116,6 +116,12 @@ def test_what_does_not_go_together_is_refused():
 def test_an_unknown_statistic_is_refused_with_those_there_are(analysis):
     with pytest.raises(CallError, match=r"no statistic 'movement.speed'; there are movement.steps_with_sink, "):
         analysis.find("movement.speed")
+    with pytest.raises(CallError, match=r"two analyses with a threshold in common, found 3 queries and 4 queries; analyse one"):
+        compare(*(analyse(random_traces(1), [Threshold(excess)], choice=False) for excess in (3.0, 4.0)))
+    with pytest.raises(CallError, match=r"foo: expected a place of movement.drift, which is told by excess, unit"):
+        analysis.find("movement.drift", foo=3)
+    with pytest.raises(CallError, match=r"excess: expected one at which movement.drift is told, .*, found 3.00001"):
+        analysis.find("movement.drift", excess=3.00001)
 
 
 def moving(speed, seed):

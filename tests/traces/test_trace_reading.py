@@ -241,7 +241,7 @@ def test_a_trace_says_what_it_is(trace):
 def test_tokens_read_as_text_where_the_manifest_knows_them(trace):
     assert trace.token_text(np.int32(7)) == " seven"
     assert trace.token_text(8) == "<8>"
-    for token in ("7", None, 7.0):
+    for token in ("7", None, 7.0, True):
         with pytest.raises(CallError, match="token: expected a whole number, found"):
             trace.token_text(token)
 
@@ -280,6 +280,15 @@ def test_a_tensor_adds_itself_up_and_says_how_to_do_anything_else(trace, steps):
         _ = trace.tokens.reshape
     with pytest.raises(AttributeError, match="TraceArray has no 'meen'"):
         _ = trace.tokens.meen
+
+
+def test_a_tensor_is_compared_and_copied_as_it_can_be(trace):
+    assert trace.column_sums is not None and (trace.column_sums == None) is False  # noqa: E711  # what careless code asks
+    with pytest.raises(TypeError, match=r"column_sums is read when it is indexed; to compare .*: trace.column_sums\[:\]"):
+        _ = trace.column_sums == 1
+    with pytest.raises(ValueError, match="column_sums is read from files, which makes an array of its own; leave copy=False out"):
+        np.asarray(trace.column_sums, copy=False)
+    assert np.asarray(trace.column_sums).shape == trace.column_sums.shape and len({trace.column_sums}) == 1
 
 
 def test_a_tensor_the_trace_does_not_hold_is_refused_with_what_it_holds(tmp_path):

@@ -9,7 +9,7 @@ from typing import Any, overload
 import numpy as np
 import torch
 
-from sinkscope.argument_types import checked
+from sinkscope.argument_types import checked, in_words
 from sinkscope.decoding.caches.policy import CachePolicy
 from sinkscope.decoding.canvas import Step, make_batch
 from sinkscope.decoding.projection import NotFiniteError
@@ -82,8 +82,10 @@ def generate(
     """
     expect_model(model)
     prompts, texts, single = _read_prompts(model, prompt, messages)
-    if isinstance(settings.get("cache"), CachePolicy):
-        settings["cache"] = settings["cache"].text
+    if isinstance(policy := settings.get("cache", ""), CachePolicy):
+        settings["cache"] = policy.text
+    elif not isinstance(policy, str):
+        raise CallError(f"cache: expected a CachePolicy or its text, such as 'none' or 'fast-dllm-dual', found {in_words(policy)}")
     resolved = resolve_settings(model.family, **settings)
     batch = make_batch(model, prompts, texts, resolved.length)
     canvas, lengths = batch.tokens, None

@@ -35,6 +35,11 @@ class Table:
     rows: Sequence[Sequence[Any]]
     caption: str = ""
 
+    def __post_init__(self) -> None:
+        for number, row in enumerate(self.rows):
+            if len(row) != len(self.columns):
+                raise CallError(f"rows[{number}]: expected a cell for each of the {len(self.columns)} columns, found {len(row)}")
+
 
 @checked
 def write_page(

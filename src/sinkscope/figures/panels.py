@@ -179,11 +179,13 @@ def _style(ax: "Axes | None") -> Any:
     """Return our style for a sheet of our own, and the user's own settings for his axes.
 
     Raises:
-        CallError: no axes of matplotlib, or some that were taken out of their figure.
+        CallError: no axes of matplotlib, polar or 3-D ones, or some that were taken out of their figure.
     """
     from matplotlib.axes import Axes
 
     if ax is not None and (not isinstance(ax, Axes) or ax.figure is None):
         found = "some that are in no figure" if isinstance(ax, Axes) else type(ax).__name__
         raise CallError(f"ax: expected axes of matplotlib, such as those of plt.subplots(), found {found}")
+    if ax is not None and ax.name != "rectilinear":
+        raise CallError(f"ax: expected axes with x and y at right angles, such as those of plt.subplots(), found {ax.name} ones")
     return figure_style() if ax is None else nullcontext()

@@ -17,7 +17,6 @@ from sinkscope.models.family import Family
 from sinkscope.models.weights import UsedTensors
 
 _PIECE = 1 << 22
-LARGEST_ID = 1 << 31
 """From here on a number is no token of any tokenizer."""
 
 
@@ -175,12 +174,12 @@ class Model:
         """Return the text of token ids, without special tokens.
 
         Raises:
-            CallError: they are no row of whole numbers from 0 upwards.
+            CallError: they are no row of token ids of the model.
         """
         found = _read_ids(ids, "1-D token ids")
-        wrong = next((token for token in found if not 0 <= token < LARGEST_ID), None)
+        wrong = next((token for token in found if not 0 <= token < self.card.vocabulary), None)
         if wrong is not None:
-            raise CallError(f"ids: expected token ids from 0 upwards, found {describe(wrong)}")
+            raise CallError(f"ids: expected token ids from 0 upwards, below {self.card.vocabulary}, found {describe(wrong)}")
         return self.tokenizer.decode(found, skip_special_tokens=True)
 
     def answer_text(self, answer: torch.Tensor) -> str:

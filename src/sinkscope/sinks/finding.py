@@ -21,7 +21,7 @@ from sinkscope.sinks.definition import (
     largest_excess,
     visible_query_mean,
 )
-from sinkscope.sinks.followed_columns import Followed, Recorded
+from sinkscope.sinks.followed_columns import Followed, Recorded, check_recorded
 from sinkscope.traces.reading import as_trace, expect_steps
 
 EXCESS = 3.0
@@ -116,12 +116,13 @@ def find_sinks(trace: Recorded | str | Path, excess: float = EXCESS, unit: Unit 
         unit: ``queries`` (column sums), ``percent`` of all attention, or ``mean``.
 
     Raises:
-        CallError: a threshold that cannot hold in that unit or on that canvas.
+        CallError: a threshold that cannot hold in that unit or on that canvas, or arrays of your own that do not fit each other.
         SinkscopeError: a trace without a whole step, or none at the path.
     """
     check_excess(excess, unit)
     recorded: Recorded = as_trace(trace)
     expect_steps(recorded, "find sinks in")
+    check_recorded(recorded)
     columns = np.asarray(recorded.column_sums[:], dtype=np.float32)
     check_reach(excess, unit, np.nansum(columns, axis=-1), columns.shape[-1])
     tokens = recorded.tokens[:]
@@ -147,7 +148,7 @@ def find_sinks(trace: Recorded | str | Path, excess: float = EXCESS, unit: Unit 
         source=followed.source,
         columns=moving_columns,
         moving=selected if moving_columns is columns else is_sink(moving_columns, excess, unit),
-        vocabulary=getattr(recorded, "manifest", {}).get("vocabulary", {}),
+        vocabulary=(getattr(recorded, "manifest", None) or {}).get("vocabulary", {}),
     )
 
 

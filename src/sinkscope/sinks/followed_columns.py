@@ -10,6 +10,8 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from jaxtyping import Float
 
+from sinkscope.argument_types import fits, in_words
+from sinkscope.errors import CallError
 from sinkscope.sinks.definition import last_query_window
 
 WINDOW = 16
@@ -24,6 +26,22 @@ class Recorded(Protocol):
     @property
     def causal(self) -> bool: ...
     def __getattr__(self, name: str) -> Any: ...
+
+
+def check_recorded(recorded: Recorded) -> None:
+    """Raise an error for an object in a trace's place whose arrays are of other shapes than a trace's.
+
+    Raises:
+        CallError: such arrays, or a model of which is not said whether it is causal.
+    """
+    name, steps = type(recorded).__name__, recorded.steps
+    if not fits(recorded.causal, bool):
+        raise CallError(f"{name}.causal: expected True or False, found {in_words(recorded.causal)}")
+    columns, tokens = (tuple(np.shape(getattr(recorded, one))) for one in ("column_sums", "tokens"))
+    if len(columns) != 4 or columns[0] != steps:
+        raise CallError(f"{name}.column_sums: expected [step, layer, head, key] of {steps} steps, found {list(columns)}")
+    if len(tokens) != 2 or tokens[0] != steps or tokens[1] < columns[3]:
+        raise CallError(f"{name}.tokens: expected [step, position] of {steps} steps and {columns[3]} keys, found {list(tokens)}")
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from sinkscope.argument_types import checked
+from sinkscope.documents import shown
 from sinkscope.errors import CallError
 from sinkscope.sinks.finding import Recorded
 from sinkscope.statistics.agreement import Pattern, PromptAgreement
@@ -21,6 +22,9 @@ from sinkscope.statistics.statistic import Definition, Key, Values, definition_o
 from sinkscope.statistics.thresholds import THRESHOLDS, Threshold
 from sinkscope.traces.bundles import copies_share
 from sinkscope.traces.reading import Trace, as_trace
+
+MOST_TOLD = 12
+"""Places that a message names."""
 
 
 @dataclass(frozen=True)
@@ -79,11 +83,20 @@ class Analysis:
         ``find("movement.drift", excess=3.0, unit="queries")``
 
         Raises:
-            CallError: no statistic of that name.
+            CallError: no statistic of that name, or it is told at no such place.
         """
         of_name = [one for one in self.statistics if one.name == name]
         if not of_name:
             raise CallError(f"no statistic {name!r}; there are {', '.join(dict.fromkeys(one.name for one in self.statistics))}")
+        for key, value in place.items():
+            told = list(dict.fromkeys(one.place[key] for one in of_name if key in one.place))
+            if not told:
+                keys = ", ".join(dict.fromkeys(other for one in of_name for other in one.place)) or "nothing"
+                raise CallError(f"{key}: expected a place of {name}, which is told by {keys}")
+            if value not in told:
+                raise CallError(
+                    f"{key}: expected one at which {name} is told, {', '.join(map(repr, told[:MOST_TOLD]))}, found {shown(value)}"
+                )
         return [one for one in of_name if all(one.place.get(key) == value for key, value in place.items())]
 
     def as_dict(self) -> dict[str, Any]:
@@ -247,7 +260,7 @@ def compare(first: Analysis, second: Analysis, seed: int = 0) -> tuple[Estimate,
     Where both hold the same prompts in the same order the prompts are paired, which makes the interval narrower.
 
     Raises:
-        CallError: they were made with different tolerances, or the seed is below 0.
+        CallError: they were made with different tolerances or at no threshold in common, or the seed is below 0.
     """
     if first.tolerance != second.tolerance:
         raise CallError(
@@ -255,6 +268,13 @@ def compare(first: Analysis, second: Analysis, seed: int = 0) -> tuple[Estimate,
         )
     if seed < 0:
         raise CallError(f"seed: expected a whole number from 0 upwards, found {seed}")
+    points = [  # the curve over ε has every threshold in every analysis
+        {(at["excess"], at["unit"]) for name, place in one.keys if "excess" in (at := dict(place)) and not name.startswith("epsilon.")}
+        for one in (first, second)
+    ]
+    if all(points) and not points[0] & points[1]:
+        told = " and ".join(", ".join(f"{excess:g} {unit}" for excess, unit in sorted(one)) for one in points)
+        raise CallError(f"expected two analyses with a threshold in common, found {told}; analyse one of them again")
     numbers = [{key: number for number, key in enumerate(one.keys)} for one in (first, second)]
     both = [key for key in numbers[0] if key in numbers[1]]
     ours, theirs = (one.values[:, [at[key] for key in both]] for one, at in zip((first, second), numbers, strict=True))

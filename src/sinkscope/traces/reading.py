@@ -171,6 +171,8 @@ class Trace:
             CallError: no whole number.
         """
         try:
+            if isinstance(token, bool):
+                raise TypeError
             number = operator.index(token)  # of NumPy and torch too
         except TypeError as error:
             raise CallError(f"token: expected a whole number, found {describe(token)}") from error

@@ -46,8 +46,17 @@ class LazyArray(ABC):
         return f"{type(self).__name__}({self.name}, {sizes})"
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        if copy is False:
+            raise ValueError(f"{self.name} is read from files, which makes an array of its own; leave copy=False out")
         array = self[:]
         return array if dtype is None else array.astype(dtype)
+
+    def __eq__(self, other: object) -> bool:
+        if other is None or isinstance(other, LazyArray):
+            return self is other
+        raise TypeError(f"{self.name} is read when it is indexed; to compare its numbers load it first: trace.{self.name}[:] == …")
+
+    __hash__ = object.__hash__
 
     def __getattr__(self, attribute: str) -> Any:
         if attribute in _REDUCTIONS:

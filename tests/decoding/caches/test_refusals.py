@@ -9,6 +9,7 @@ from seeded_models import seeded_model
 import sinkscope
 from sinkscope.decoding import BlockCache, SettingsError, known_caches, parse_cache
 from sinkscope.decoding.caches.definitions import cache_definitions, definitions_text
+from sinkscope.decoding.caches.policy import Plan
 from sinkscope.errors import CallError, ModelError
 
 PROMPT = [5, 9, 22, 41, 7]
@@ -207,6 +208,38 @@ def test_the_command_prints_definitions_and_asks_for_a_model(run):
 @pytest.mark.parametrize("text", ["block", "block:fresh=changed,every=4", "fast-dllm-prefix"])
 def test_a_policy_is_its_text(text):
     assert parse_cache(text).text == text
+
+
+class Planning(BlockCache):
+    made: object = None
+
+    def plan(self, moment):
+        return type(self).made
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (None, r"Planning.plan: expected a Plan, found null"),
+        (5, r"Planning.plan: expected a Plan, found 5"),
+        (
+            Plan(fresh=torch.ones(3)),
+            r"Planning.plan: expected fresh as a slice, bool \[1, 21\] .* or None, found Tensor float32 \[3\]",
+        ),
+        (Plan(slice(0, 4), open=7), r"Planning.plan: expected open as a slice, bool \[1, 21\] .* or None, found 7"),
+    ],
+)
+def test_what_is_no_plan_is_refused(made, message, monkeypatch):
+    monkeypatch.setattr(Planning, "made", made)
+    monkeypatch.setattr("sinkscope.decoding.caches.reader.parse_cache", lambda text: Planning())
+    with pytest.raises(CallError, match=message):
+        sinkscope.generate(seeded_model("llada"), PROMPT, length=16, block=4, cache="block")
+
+
+@pytest.mark.parametrize(("given", "found"), [(5, "5"), (None, "null"), (BlockCache, "the class BlockCache")])
+def test_what_is_no_policy_is_refused(given, found):
+    with pytest.raises(CallError, match=f"cache: expected a CachePolicy or its text, such as 'none' or 'fast-dllm-dual', found {found}"):
+        sinkscope.generate(seeded_model("llada"), PROMPT, length=16, block=4, cache=given)
 
 
 def test_a_policy_may_be_given_itself():

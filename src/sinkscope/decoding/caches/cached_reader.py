@@ -11,7 +11,7 @@ from torch import Tensor
 from sinkscope.attention import CallPart, current_session
 from sinkscope.decoding.caches.measurer import Measurer
 from sinkscope.decoding.caches.memory import free_bytes, saying_what_fits
-from sinkscope.decoding.caches.policy import CachePolicy, Moment, Places, Plan
+from sinkscope.decoding.caches.policy import CachePolicy, Moment, Places, Plan, check_plan
 from sinkscope.decoding.caches.store import KeyValueStore
 from sinkscope.decoding.caches.whole_reader import WholeReader, rows_of
 from sinkscope.decoding.canvas import Layout
@@ -51,7 +51,8 @@ class CachedReader(WholeReader):
         if self.policy.lasting:
             self._plan = Plan(self._ahead)
         else:
-            self._plan = self.policy.plan(self._moment) if self._number else self.policy.first(self._moment)
+            made = self.policy.plan(self._moment) if self._number else self.policy.first(self._moment)
+            self._plan = check_plan(self.policy, made, self._real)
         return self._marked(self._plan.fresh if self._plan.open is None else self._plan.open)
 
     def _now(self, tokens: Tensor, masked: Tensor) -> Moment:
@@ -101,7 +102,7 @@ class CachedReader(WholeReader):
         assert self._moment is not None
         tokens = torch.where(written >= 0, written, self._moment.tokens)
         masked = self._moment.masked & ((written < 0) | (written == self.model.card.mask_id))
-        fresh = self._marked(self.policy.plan(self._now(tokens, masked)).fresh)
+        fresh = self._marked(check_plan(self.policy, self.policy.plan(self._now(tokens, masked)), self._real).fresh)
         assert fresh is not None
         if self._ahead is None:
             self._ahead = fresh

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from sinkscope.argument_types import in_words
 from sinkscope.attention import Columns, LayerCall
 from sinkscope.decoding.canvas import Batch
 from sinkscope.decoding.settings import Settings
@@ -93,6 +94,22 @@ class Plan:
 
     fresh: Places | None = None
     open: Places | None = None
+
+
+def check_plan(policy: "CachePolicy", plan: object, real: Tensor) -> Plan:
+    """Return the plan that a policy has made for canvases [batch, position].
+
+    Raises:
+        CallError: it is none, or its places are no slice and no bool of this shape.
+    """
+    name, shape = f"{type(policy).__name__}.plan", list(real.shape)
+    if not isinstance(plan, Plan):
+        raise CallError(f"{name}: expected a Plan, found {in_words(plan)}")
+    for what, places in (("fresh", plan.fresh), ("open", plan.open)):
+        good = isinstance(places, Tensor) and places.dtype == torch.bool and places.shape == real.shape
+        if not (good or places is None or isinstance(places, slice)):
+            raise CallError(f"{name}: expected {what} as a slice, bool {shape} (batch, position) or None, found {in_words(places)}")
+    return plan
 
 
 class CachePolicy(ABC):
