@@ -158,6 +158,14 @@ def test_tests_are_as_confined_as_programs():
     assert run_program("def f(): pass", tests="while True: pass", function="f", timeout_s=1).reason == "used more than 1 s of CPU"
 
 
+@pytest.mark.parametrize("tests", ["def check(c):\n    assert c() == 6", "assert True"])
+def test_tests_that_never_call_the_function_prove_nothing(tests):
+    found = run_program("def f(): return 5", tests=tests, function="f")
+    assert (found.passed, found.reason.partition(",")[0]) == (False, "the tests never called f")
+    called = run_program("def f(): return 5", tests="def check(c):\n    assert c() == 5\ncheck(f)", function="f")
+    assert (called.passed, called.reason) == (True, "ran to its end, the tests held in 1 calls")
+
+
 def test_what_cannot_leave_a_process_is_tested_in_the_programs_own():
     found = run_program("def f(g): return g(3)", tests="assert f(lambda x: x + 1) == 4", function="f")
     assert found.passed

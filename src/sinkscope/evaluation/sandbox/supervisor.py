@@ -242,7 +242,7 @@ def run_tests(tests: str, function: str, worker: "Worker", tester: "Worker") -> 
     """Run tests in one process that call a function in another, and return the number of calls.
 
     Raises:
-        ProgramFailed: there is no such function, a test does not hold, an exception, a limit.
+        ProgramFailed: there is no such function, a test does not hold, an exception, a limit; or the tests never call it.
         TestsNeedTheProgram: they pass something else than plain data.
     """
     worker.answer("run", compile(function, "<program>", "eval"))
@@ -259,6 +259,8 @@ def run_tests(tests: str, function: str, worker: "Worker", tester: "Worker") -> 
         raise TestsNeedTheProgram(str(heard["unsendable"]))
     if heard.get("held") is not True:
         raise ProgramFailed(f"{heard.get('error', 'the tests did not end')}{_describe_call(function, *last) if calls else ''}")
+    if not calls:
+        raise ProgramFailed(f"the tests never called {function}, so they prove nothing; tests that are functions must be called at the end")
     return calls
 
 
