@@ -15,6 +15,7 @@ from tiny_tokenizers import LLADA_ADDED, SAVE, save_dream_tokenizer, save_llada_
 
 import sinkscope
 from sinkscope.errors import CallError
+from sinkscope.models.devices import usable_devices
 
 INDEX = "model.safetensors.index.json"
 SHARDS = [f"model-{number:05}-of-00003.safetensors" for number in (1, 2, 3)]
@@ -191,7 +192,8 @@ needs_accelerate = pytest.mark.skipif(importlib.util.find_spec("accelerate") is 
 @pytest.mark.parametrize("device_map", [{"": "abacus"}, {"": None}, "abacus", {"lm_head": "disk"}, {"": 99}, 99, -1, True], ids=str)
 def test_a_device_map_with_a_device_that_is_not_here(sharded, device_map):
     found = next(iter(device_map.values())) if isinstance(device_map, dict) else device_map
-    assert f"device_map: expected devices that can be used here, found {found!r} (" in refusal(sharded, CallError, device_map=device_map)
+    expected = f"device_map: expected devices that can be used here, found {found!r} (there are: {', '.join(usable_devices())}); try 'auto'"
+    assert expected in refusal(sharded, CallError, device_map=device_map)
 
 
 @pytest.mark.parametrize("device_map", [{}, 2.5, [1], {3: "cpu"}], ids=str)

@@ -19,7 +19,7 @@ from sinkscope.checksums import compare_sealed
 from sinkscope.documents import exists, read_json_object, shown
 from sinkscope.errors import CallError, ModelError
 from sinkscope.models.conversion import Converted, completed, convert_config, rename_tensor, tensor_renamings
-from sinkscope.models.devices import find_device
+from sinkscope.models.devices import find_device, usable_devices
 from sinkscope.models.family import Family
 from sinkscope.models.folders import LARGEST_CONFIG, check_files, find_folder, is_bundled, is_on_hub, read_config
 from sinkscope.models.hub import fetch_weights
@@ -316,8 +316,8 @@ def _check_device_map(device_map: Any) -> None:
                 raise TypeError("a device is a name, a number or a torch.device")
             torch.empty(0, device=device)
         except (RuntimeError, AssertionError, TypeError, ValueError) as error:
-            reason = _first_line(error)
-            raise CallError(f"device_map: expected devices that can be used here, found {shown(device)} ({reason}); try 'auto'") from error
+            expected = "device_map: expected devices that can be used here"
+            raise CallError(f"{expected}, found {shown(device)} (there are: {', '.join(usable_devices())}); try 'auto'") from error
     if importlib.util.find_spec("accelerate") is None:
         raise CallError(f"device_map {device_map!r} needs accelerate, which is not installed: pip install 'sinkscope[spread]'")
 
