@@ -556,7 +556,7 @@ def test_a_panel_into_what_are_no_axes(trace, ax):
         lambda: figures.sink_strengths(trace, ax=ax),
         lambda: figures.sink_positions(trace, ax=ax),
         lambda: figures.token_column(trace, layer, head, 3, ax=ax),
-        lambda: figures.attention_map(trace, 1, layer, head, np.ones((size, size)), ax=ax),
+        lambda: figures.attention_map(trace, 1, layer, head, np.full((size, size), 1 / size), ax=ax),
     ):
         assert refused(draw) == message
 
