@@ -476,3 +476,11 @@ def test_what_only_the_parser_of_flags_refuses_is_told_in_our_words(run, monkeyp
     status, out, err = run("sinks", "a-trace", "--excess", "many")
     assert (status, out) == (2, "")
     assert err == "sinkscope: error: expected the flags that `sinkscope sinks --help` lists, found 'a-trace --excess many'\n"
+
+
+def test_a_trace_is_named_as_it_was_given(run, trace_folder, tmp_path, monkeypatch):
+    (tmp_path / "000003").symlink_to(trace_folder)
+    monkeypatch.chdir(tmp_path)
+    status, out, err = run("sinks", "000003")
+    assert (status, err) == (0, "") and out.startswith("000003: ")
+    assert json.loads(run("tracks", "000003", "--json")[1])["trace"] == "000003"

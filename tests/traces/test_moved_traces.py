@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -33,8 +34,9 @@ def trace(request, tmp_path):
 def test_an_open_trace_is_read_from_another_current_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(write(tmp_path / "trace").parent)
     trace = open_trace("trace")
-    os.chdir(trace.folder)
-    assert trace.column_sums[0].shape == (1, 2, 4) and trace.folder == tmp_path / "trace"
+    os.chdir(trace.place)
+    assert trace.column_sums[0].shape == (1, 2, 4)
+    assert (trace.folder, trace.place) == (Path("trace"), tmp_path / "trace")
 
 
 def test_a_trace_that_was_moved_says_so(trace):

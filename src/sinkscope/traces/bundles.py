@@ -64,7 +64,7 @@ def write_bundle(
         raise TraceError(f"{trace.folder}: expected each part once in {MANIFEST}, found {len(listed_files)} of {len(trace.parts)} there")
     with claimed_folder(folder, TraceError):
         claim_folder(folder, overwrite=None)
-        made_of = hashlib.sha256(read_bytes(trace.folder / MANIFEST, TraceError)).hexdigest()
+        made_of = hashlib.sha256(read_bytes(trace.place / MANIFEST, TraceError)).hexdigest()
         entries, errors = [], {}
         for part, listed in zip(trace.parts, trace.manifest["parts"], strict=True):
             steps = [_step(trace, step, precision, errors) for step in range(part.first_step, part.first_step + part.steps)]
@@ -125,9 +125,9 @@ def unlisted_files(bundle: Trace) -> list[str]:
 def copies_share(trace: Trace) -> set[str]:
     """Return checksums of which a copy of a trace, a bundle of it, and the same generation recorded again have one at least."""
     found = {str(trace.manifest[CHECKSUM])} if CHECKSUM in trace.manifest else set()
-    found.add(hashlib.sha256(read_bytes(trace.folder / MANIFEST, TraceError)).hexdigest())
-    if exists(trace.folder / BUNDLE):
-        made_of = read_json_object(trace.folder / BUNDLE, TraceError, CHANGED).get("made_of")
+    found.add(hashlib.sha256(read_bytes(trace.place / MANIFEST, TraceError)).hexdigest())
+    if exists(trace.place / BUNDLE):
+        made_of = read_json_object(trace.place / BUNDLE, TraceError, CHANGED).get("made_of")
         found |= {made_of} if isinstance(made_of, str) else set()
     parts = [entry["sha256"] for entry in trace.manifest["parts"]]
     return found | ({" ".join(parts)} if parts else set())

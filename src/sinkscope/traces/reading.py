@@ -21,7 +21,7 @@ from sinkscope.traces.part_files import Part, read_part, same_trace
 from sinkscope.traces.top_columns import TOPPED, TopArray
 from sinkscope.traces.trace_array import TraceArray
 
-_ATTRIBUTES = ("manifest", "folder", "steps", "layers", "heads", "causal", "complete", "parts", "tensors")
+_ATTRIBUTES = ("manifest", "folder", "place", "steps", "layers", "heads", "causal", "complete", "parts", "tensors")
 DAMAGED = "the trace is damaged"
 
 
@@ -31,12 +31,16 @@ class Trace:
     Args:
         folder: with a manifest.json.
         verify: compares each file with its checksum and checks its values when it is first read in this process.
+
+    Attributes:
+        folder, place: the folder as it was given, by which messages name it, and its absolute path.
     """
 
     @checked
     def __init__(self, folder: str | Path, verify: bool = True) -> None:
         self.manifest: dict[str, Any] = read_manifest(Path(folder), verify)
-        self.folder, self.verifies = Path(folder).absolute(), verify  # the current folder may change before it is read
+        self.folder, self.verifies = Path(folder), verify
+        self.place = self.folder.absolute()  # the current folder may change before it is read
 
     def __repr__(self) -> str:
         state = "" if self.complete else ", incomplete"
@@ -89,7 +93,7 @@ class Trace:
     @cached_property
     def parts(self) -> tuple[Part, ...]:
         """Every complete part on disk, listed in the manifest or not."""
-        with same_trace(self.folder, self._checksums):
+        with same_trace(self.place, self._checksums):
             return self._found_parts()
 
     @property
@@ -98,7 +102,7 @@ class Trace:
 
     def _found_parts(self) -> tuple[Part, ...]:
         listed = {part["file"]: part for part in self.manifest["parts"]}
-        found = {path.name for path in files_in(self.folder, PART_GLOB, TraceError)}
+        found = {path.name for path in files_in(self.place, PART_GLOB, TraceError)}
         if lost := sorted(listed.keys() - found):
             raise TraceError(
                 f"{self.folder}: expected {lost[0]}, which its manifest lists, found none; the trace was damaged after it was written"
@@ -110,7 +114,7 @@ class Trace:
             )
         parts: list[Part] = []
         for name in sorted(found):
-            part = read_part(self.folder / name)
+            part = read_part(self.place / name)
             expected = parts[-1].first_step + parts[-1].steps if parts else 0
             if part.first_step != expected:
                 raise TraceError(f"{part.path}: expected it to begin at step {expected}, found step {part.first_step}; a part is missing")

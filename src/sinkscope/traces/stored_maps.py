@@ -50,12 +50,12 @@ def store_map(trace: Trace, step: int, layer: int, head: int, attention: np.ndar
     Raises:
         TraceError: it cannot be written.
     """
-    path = trace.folder / MAP.format(step, layer, head)
+    path = trace.place / MAP.format(step, layer, head)
     metadata = {"step": str(step), "layer": str(layer), "head": str(head), "axes": "query key", "units": "share of a query's attention"}
     write_whole(path, sealed(save({TENSOR: np.ascontiguousarray(attention, np.float32)}, metadata)))
     listed = {tuple(one) for one in trace.manifest.get("maps", [])} | {(step, layer, head)}
     trace.manifest["maps"] = [list(one) for one in sorted(listed)]
-    write_manifest(trace.folder, trace.manifest)
+    write_manifest(trace.place, trace.manifest)
     return path
 
 
@@ -65,7 +65,7 @@ def stored_map(trace: Trace, step: int, layer: int, head: int) -> np.ndarray | N
     Raises:
         TraceError: a damaged file, or the map of another step, layer, head or trace.
     """
-    path = trace.folder / MAP.format(step, layer, head)
+    path = trace.place / MAP.format(step, layer, head)
     if not exists(path):
         return None
     check_regular(path, TraceError, DAMAGED)
