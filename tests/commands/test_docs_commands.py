@@ -42,9 +42,9 @@ def folder(tmp_path_factory):
     import sinkscope
 
     place, model = tmp_path_factory.mktemp("docs"), sinkscope.load("lab-diffusion")
-    for name in ("run", "a", "b"):
+    for count, name in enumerate(("run", "a", "b"), start=7):  # analyse takes each prompt once
         with sinkscope.recording(model, out=place / f"{name}.trace"):
-            sinkscope.generate(model, PROMPT, length=16, block=16, steps=16)
+            sinkscope.generate(model, PROMPT.replace("7", str(count)), length=16, block=16, steps=16)
     (place / "prompts.jsonl").write_text(json.dumps({"prompt": PROMPT}) + "\n")
     return place
 

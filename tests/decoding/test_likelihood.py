@@ -204,7 +204,7 @@ def test_texts_are_encoded_together_and_their_spaces_belong_to_the_continuation(
         ("llada", (CONTEXT, TARGET), {"guidance": "x"}, "guidance: expected a finite number from 0 upwards, found 'x'"),
         ("llada", (CONTEXT, TARGET), {"guidance": math.nan}, "guidance: expected a finite number from 0 upwards, found nan"),
         ("llada", (CONTEXT, 5), {}, "continuation: expected a continuation as text or as 1-D token ids, found 5"),
-        ("llada", (CONTEXT, torch.tensor(5)), {}, "continuation: expected a continuation as text or as 1-D token ids, found shape"),
+        ("llada", (CONTEXT, torch.tensor(5)), {}, "continuation: expected a continuation as text or as 1-D token ids, found int64"),
         ("llada", (CONTEXT, [1.5]), {}, r"continuation: expected a continuation as text or as 1-D token ids, found 1.5 among them, at 0"),
         ("llada", (5, TARGET), {}, "expected a prompt as text or as 1-D token ids, found 5"),
         ("autoregressive", (CONTEXT, TARGET), {"guidance": 1.0}, "guidance: seeded-autoregressive is autoregressive"),

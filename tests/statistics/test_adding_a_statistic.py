@@ -176,7 +176,7 @@ def test_every_number_is_one(number):
     [
         (
             lambda step: Kept(step.tokens) if step.tokens.sum() % 2 else None,
-            "Says.keep: expected a record of every step, or None of each",
+            "Says.keep: expected a record of every step from the first one on that has any",
         ),
         (lambda step: Kept(np.ones(step.tokens.sum() % 7)), "Says.keep: expected what in one shape in every step, ["),
         (lambda step: Kept([[1], [2, 3]]), "Says.keep: expected what as an array, found list"),

@@ -54,7 +54,7 @@ def _gaps(path: Path, found: Sequence[Path]) -> str:
     from sinkscope.documents import files_in
     from sinkscope.errors import TraceError
 
-    if any(len(one.name) != 6 for one in found):  # not numbered by a recording
+    if any(not (len(one.name) == 6 and one.name.isdecimal()) for one in found):  # not numbered by a recording
         return ""
     held = {int(one.name) for one in found}
     empty = {int(one.name) for one in files_in(path, "[0-9]*", TraceError) if one.name.isdecimal()} - held

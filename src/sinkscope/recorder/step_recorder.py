@@ -234,7 +234,7 @@ class Recorder(Watcher):
                     **self._description.of_run(start, number, step, self.destination.level, self._hidden(number)),
                     **self._description.vocabulary(context.tokens[row].cpu().numpy()),
                     **shape,
-                    **({} if self.prompts_asked is None else {"prompts_asked": self.prompts_asked}),
+                    "prompts_asked": self.prompts_asked,
                     "stack": part.stack,
                     "attends_to": step.source if part.crossing else part.stack,
                     "attention": self._attention(part),

@@ -25,6 +25,7 @@ class KeptRecords:
         self.keeps = tuple(keeps)
         self.steps = 0
         self._records: dict[type, list[Any]] = {}
+        self._begins: dict[type, int] = {}
         self._keepers: dict[type, tuple[str, Keep]] = {}
 
     def add(self, step: RecordedStep) -> None:
@@ -47,6 +48,7 @@ class KeptRecords:
         if asked is not keep:
             raise CallError(f"{keeper}: expected a dataclass of its own, found {kind.__name__}, which {other} of another statistic keeps")
         before = self._records.setdefault(kind, [])
+        self._begins.setdefault(kind, self.steps - 1)
         for one in fields(record):
             shapes = []
             for value in (getattr(each, one.name) for each in (record, *before[:1])):
@@ -64,14 +66,17 @@ class KeptRecords:
     def whole(self) -> dict[type, Any]:
         """Return the records of all steps by their class, once; their arrays have an axis ``step`` in front.
 
+        A statistic may begin late, as one of the answer does while the prompt is still read.
+
         Raises:
-            CallError: a record of some of the steps only.
+            CallError: a step without a record behind one that has it.
         """
         for kind, records in self._records.items():
-            if len(records) != self.steps:
+            steps = self.steps - self._begins[kind]
+            if len(records) != steps:
                 raise CallError(
-                    f"{self._keepers[kind][0]}: expected a record of every step, or None of each, "
-                    f"found records of {len(records)} of {self.steps} steps; keep NaN where a step has nothing"
+                    f"{self._keepers[kind][0]}: expected a record of every step from the first one on that has any, found {len(records)} "
+                    f"records of {steps} steps; keep NaN where a step has nothing"
                 )
         return {kind: stack_steps(self._records.pop(kind)) for kind in tuple(self._records)}
 
