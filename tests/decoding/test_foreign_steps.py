@@ -338,6 +338,44 @@ def test_another_canvas_is_refused_whether_the_step_before_was_told_or_not(diffu
         diffusion.network(then(canvas).clamp(max=diffusion.card.mask_id))
 
 
+@pytest.mark.parametrize("committed", ["early", "stale"])
+def test_a_canvas_that_is_not_the_one_committed_is_refused(diffusion, tmp_path, committed):
+    """Told before the token was written, or the canvas of the first step again and again."""
+    canvas, refused = (
+        masked_canvas(diffusion, PROMPT),
+        pytest.raises(AttentionError, match="expected the tokens that were committed, found"),
+    )
+    with refused, sinkscope.recording(diffusion, out=tmp_path / "t"), sinkscope.following(diffusion) as steps:
+        if committed == "early":
+            for place in (-1, -2):
+                diffusion.network(canvas)
+                steps.committed(canvas)
+                canvas[0, place] = 7
+        else:
+            foreign_loop(diffusion, canvas, told=lambda _: steps.committed(canvas))
+    assert steps.number == 1 and not sinkscope.open_trace(tmp_path / "t").complete
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_a_second_generation_is_refused(diffusion, tmp_path, told):
+    canvas, refused = masked_canvas(diffusion, PROMPT), pytest.raises(AttentionError, match="open `following` anew for each generation")
+    with refused, sinkscope.recording(diffusion, out=tmp_path / "t"), sinkscope.following(diffusion) as steps:
+        for _ in range(2):
+            foreign_loop(diffusion, canvas, told=steps.committed if told else lambda canvas: None)
+    assert not sinkscope.open_trace(tmp_path / "t").complete
+
+
+def test_a_sampler_may_mask_again_what_it_wrote(diffusion, tmp_path):
+    canvas, mask = masked_canvas(diffusion, PROMPT), diffusion.card.mask_id
+    with sinkscope.recording(diffusion, out=tmp_path / "t"), sinkscope.following(diffusion) as steps, torch.no_grad():
+        for places in ({-1: 7, -2: 8}, {-1: mask}, {-1: 9}):
+            diffusion.network(canvas)
+            for place, token in places.items():
+                canvas[0, place] = token
+            steps.committed(canvas)
+    assert sinkscope.open_trace(tmp_path / "t").written[:, -2:].tolist() == [[8, 7], [-1, mask], [-1, 9]]
+
+
 @pytest.mark.parametrize("shape", [(1, 0), (0, 4)])
 def test_a_canvas_without_tokens_is_refused(diffusion, shape):
     with pytest.raises(CallError, match="expected at least one token in each row, found a canvas of"), sinkscope.following(diffusion):

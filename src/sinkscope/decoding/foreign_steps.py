@@ -53,6 +53,7 @@ class ForeignSteps:
         self._shape: tuple[int, int] | None = None  # of the newest canvas that went in
         self._first: Tensor | None = None  # the canvas of the first step
         self._prompt: Tensor | None = None  # where that holds tokens of a prompt, bool [batch, position]
+        self._told: Tensor | None = None  # the canvas that was committed after the newest step
         self._vocabulary = _vocabulary(network)
 
     def committed(self, canvas: Tensor | np.ndarray | Sequence[Sequence[int]]) -> None:
@@ -75,6 +76,7 @@ class ForeignSteps:
         after = tokens[:, : before.shape[1]].to(before)
         self._check(after, CallError, "pass the canvas of the step that the network has just read")
         self._finish(torch.where(after != before, after, -1))
+        self._told = after.clone()
 
     def callback(self, pipeline: Any, step: int, timestep: int, tensors: Mapping[str, Any]) -> dict[str, Any]:
         """Publish what a step of a diffusers pipeline has written; pass this method as ``callback_on_step_end``.
@@ -96,8 +98,8 @@ class ForeignSteps:
         """Publish that the network is called; `following` installs this as a hook.
 
         Raises:
-            AttentionError: the call has no whole canvas, another number of rows, a shorter canvas, another prompt, guidance, or padding
-                that is not on the left.
+            AttentionError: the call has no whole canvas, another number of rows, a shorter canvas, another prompt, other tokens than were
+                committed, the masks of a new generation, guidance, or padding that is not on the left.
             CallError: what the canvas holds is no token, or a row has none.
         """
         given = {**dict(zip(self._names, args, strict=False)), **kwargs}
@@ -119,6 +121,7 @@ class ForeignSteps:
                     "the sampler's cache out, and open `following` anew for each generation"
                 )
         self._check(canvas, AttentionError, "leave guidance out, and open `following` anew for each generation")
+        self._check_continues(canvas)
         if (before := self._canvas) is not None:
             after = canvas[:, : before.shape[1]]
             self._finish(torch.where(after != before, after, -1))
@@ -126,7 +129,7 @@ class ForeignSteps:
         if self._session is None:
             self._begin(canvas, lengths)
         masked = canvas == self.mask_id
-        self._canvas, self._shape = canvas.clone(), (len(canvas), canvas.shape[1])  # pipelines write into it
+        self._canvas, self._shape, self._told = canvas.clone(), (len(canvas), canvas.shape[1]), None  # pipelines write into it
         if self._first is None:
             self._first, self._prompt = self._canvas, _prompt_of(canvas, lengths, self.mask_id)
         self._publisher.before(self._canvas, masked, lengths, range(len(canvas)), candidates=masked)
@@ -173,6 +176,29 @@ class ForeignSteps:
         assert first is not None
         was = int(first[row, place])
         raise other_prompt(f"canvas: expected the prompt to stay, found token {token} in place of {was} {there}; {advice}")
+
+    def _check_continues(self, canvas: Tensor) -> None:
+        """Raise an error where a canvas does not follow from the step before.
+
+        Raises:
+            AttentionError: it holds other tokens than were committed, or the masks of the first step again.
+        """
+        first, before, told = self._first, self._canvas, self._told
+        if told is not None and bool((other := canvas[:, : told.shape[1]] != told.to(canvas.device)).any()):
+            row, place = other.nonzero()[0].tolist()
+            raise AttentionError(
+                f"canvas: expected the tokens that were committed, found token {int(canvas[row, place])} in place of "
+                f"{int(told[row, place])} at position {place} of row {row}; commit each canvas after the step has written in it, and open "
+                "`following` anew for each generation"
+            )
+        if first is None or before is None or not bool((first == self.mask_id).any()):
+            return
+        width = first.shape[1]
+        if torch.equal(canvas[:, :width], first) and not torch.equal(before[:, :width], first):
+            raise AttentionError(
+                "canvas: expected what the steps before have written, found the masks of the first step again; open `following` anew for "
+                "each generation"
+            )
 
     def _begin(self, canvas: Tensor, lengths: Tensor) -> None:
         session = current_session(self.network)
