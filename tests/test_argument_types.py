@@ -77,6 +77,12 @@ def test_what_fits_is_handed_on(given, named):
     assert call(*given, **named)[0] == 1
 
 
+@pytest.mark.parametrize("share", [np.float32(0.5), np.float64(0.5), np.float16(0.5)])
+def test_numbers_of_numpy_become_pythons(share):
+    count, found, *_ = call(np.int64(1), share)
+    assert (count, found) == (1, 0.5) and (type(count), type(found)) == (int, float)
+
+
 @pytest.mark.parametrize(("given", "named", "message"), BAD, ids=[one[2] for one in BAD])
 def test_what_does_not_fit_is_told(given, named, message):
     with pytest.raises(CallError, match=message) as error:

@@ -40,7 +40,7 @@ def checked(function: Function) -> Function:
     """Return a function that raises `CallError` for an argument of another type than its annotation says; of a class, its ``__init__``.
 
     Arrays with an axis of one name must have one size along it. Lists of numbers, and arrays of whole numbers where one of fractions is
-    annotated, become such an array; whole numbers of NumPy become Python's.
+    annotated, become such an array; numbers of NumPy become Python's.
     """
     if isinstance(function, type):
         function.__init__ = checked(function.__init__)  # type: ignore[misc]
@@ -66,15 +66,22 @@ def checked(function: Function) -> Function:
             if getattr(getattr(hint, "array_type", None), "__module__", "") == "numpy":
                 bound.arguments[name] = array = _array(name, value, hint)
                 _check_sizes(name, array, hint, sizes)
-            elif isinstance(value, Integral) and not isinstance(value, int):
-                bound.arguments[name] = int(value)  # a whole number of NumPy
-            elif hint is bool:
-                bound.arguments[name] = bool(value)  # JSON has no truth values of NumPy
+            elif isinstance(value, Integral) or hint is bool or float in _parts(hint):
+                bound.arguments[name] = plain(value)
             elif _asks_for_list(hint) and not _asks_for_array(hint) and getattr(value, "ndim", 0):
                 bound.arguments[name] = list(cast(Any, value))  # whose emptiness can be asked for
         return function(*bound.args, **bound.kwargs)
 
     return call  # type: ignore[return-value]
+
+
+def plain(value: Any) -> Any:
+    """Return a number or truth value of NumPy as Python's, which JSON and texts are made of; anything else as it is."""
+    if isinstance(value, bool | int | Fraction) or type(value) is float:
+        return value
+    if fits(value, bool):
+        return bool(value)
+    return int(value) if isinstance(value, Integral) else float(value) if isinstance(value, Real) else value
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:

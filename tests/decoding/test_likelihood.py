@@ -5,6 +5,7 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from closeness import assert_close, terms_of, tolerance
@@ -236,3 +237,9 @@ def test_what_a_rule_hides_does_not_depend_on_the_batch(text):
             found.append(monte_carlo(model, samples=12, batch=batch).total)
     assert found == pytest.approx([found[0]] * 3, rel=1e-5)
     assert abs(found[0] - monte_carlo(model, samples=12).total) > 1e-6
+
+
+def test_numbers_of_numpy_are_numbers():
+    model = seeded_model("llada")
+    plain = monte_carlo(model, samples=4, seed=1, batch=2, guidance=0.5)
+    assert monte_carlo(model, samples=np.int64(4), seed=np.int32(1), batch=np.int64(2), guidance=np.float32(0.5)) == plain

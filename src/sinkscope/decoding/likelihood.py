@@ -18,6 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from sinkscope.argument_types import plain
 from sinkscope.attention import Hider, current_session
 from sinkscope.decoding.blocks import quotas
 from sinkscope.decoding.canvas import lay_out
@@ -80,6 +81,7 @@ def log_likelihood(
             that decides by the step before.
     """
     expect_model(model)
+    samples, guidance, seed, batch = plain(samples), plain(guidance), plain(seed), plain(batch)
     _check(model, method, samples, guidance, seed, batch)
     _refuse_previous(model)
     if block_length(model.network) is not None:

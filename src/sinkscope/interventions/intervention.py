@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, get_type_hints
 
 from torch import Tensor, nn
 
-from sinkscope.argument_types import check_argument, in_words
+from sinkscope.argument_types import check_argument, in_words, plain
 from sinkscope.documents import shown
 from sinkscope.errors import CallError
 from sinkscope.interventions.hiding import Hiding, hiding
@@ -63,6 +63,8 @@ class Intervention(ABC):
     effect: Literal["mask", "zero"] = "mask"
 
     def __post_init__(self) -> None:
+        for name, value in [*vars(self).items()]:
+            object.__setattr__(self, name, plain(value))  # so that a rule has one text
         for name in ("layers", "steps", "keys", "queries"):
             object.__setattr__(self, name, _read_numbers(name, getattr(self, name), words=name in ("keys", "queries")))
         object.__setattr__(self, "heads", _read_heads(self.heads, self.layers))
