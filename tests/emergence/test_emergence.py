@@ -11,10 +11,12 @@ import torch
 import torch.nn.functional as F
 from closeness import assert_close, terms_of
 
+import sinkscope
 from sinkscope.emergence import TrainingWatch, hold_out, measure, open_emergence
 from sinkscope.emergence.history import Emergence, Moment
 from sinkscope.errors import CallError, ModelError, TrainingError
 from sinkscope.figures.emergence_curves import draw_emergence
+from sinkscope.interventions import HideTopSinks
 from sinkscope.lab.canvases import CanvasMix
 from sinkscope.lab.checkpoint import train_checkpoint
 from sinkscope.lab.corpus import LongText, make_corpus, open_corpus
@@ -22,6 +24,7 @@ from sinkscope.lab.recipes import RECIPES, Architecture
 from sinkscope.lab.snapshots import held_out_rows, network_at, open_run
 from sinkscope.lab.starting_network import build_network
 from sinkscope.models.in_memory import model_of
+from sinkscope.roles.probes import predictions
 
 SHAPE = Architecture(layers=2, hidden_size=24, heads=4, kv_heads=2, intermediate_size=40, max_positions=96, tied=True)
 KINDS = {"causal": "lab-text-autoregressive", "diffusion": "lab-text-diffusion"}
@@ -184,6 +187,45 @@ def moment(share, place, loss=1.0):
     whole = np.full(2, loss, np.float32)
     places = np.array(place, np.int32)
     return Moment(whole, whole, whole, places, shares, shares, shares, shares, shares, places)
+
+
+def test_the_readers_stand_in_the_rules_of_a_shifted_and_of_a_patchy_canvas():
+    model = sinkscope.load("lab-shifted")
+    text = "Q: Tom has 3 apples. How many apples does Tom have now?\nA: 3"
+    (one,) = hold_out([model.encode(text)], mask_id=model.card.mask_id, shift=True)
+    assert read_queries(one.queries) == np.flatnonzero(one.probe.readers).tolist()
+    with HideTopSinks(1, observe="current", queries=np.flatnonzero(one.probe.readers))(model):
+        said = predictions(model, torch.from_numpy(one.probe.tokens)[None], torch.from_numpy(one.probe.readers))[0]
+    expected = -said[torch.arange(len(one.targets)), torch.from_numpy(one.targets)].mean()
+    assert_close(torch.tensor(measure(model, [one]).loss_without_top[0]), expected, terms=terms_of(model.network, len(one.probe.tokens)))
+    (gaps,) = hold_out([np.arange(10, 50)], [np.arange(40) % 2], mask_id=None)
+    assert read_queries(gaps.queries) == np.flatnonzero(gaps.probe.readers).tolist() and len(gaps.targets) > 5
+
+
+def read_queries(text):
+    return list(sinkscope.parse_rule(f"top:1@queries={text}").queries)
+
+
+@pytest.mark.parametrize(("name", "shift"), [("lab-diffusion", True), ("lab-shifted", False)])
+def test_canvases_of_the_other_shift_are_refused_where_the_shift_is_known(name, shift):
+    model = sinkscope.load(name)
+    canvases = hold_out([np.arange(10, 50)], mask_id=model.card.mask_id, shift=shift)
+    with pytest.raises(CallError, match=f"shift={not shift}\\), because {name} is a diffusion model, found one of shift={shift}"):
+        measure(model, canvases)
+
+
+def test_a_moment_of_other_weights_is_measured_again(corpus, tmp_path):
+    network, canvases = network_and_canvases("diffusion", corpus)
+    watch = TrainingWatch(network, canvases, tmp_path / "watch", every=1)
+    assert watch(1) and not watch(1)
+    before = open_emergence(tmp_path / "watch").stacked("loss")
+    with torch.no_grad():
+        network.model.embed_tokens.weight.mul_(1.5)
+    with pytest.warns(RuntimeWarning, match="held update 1 of other weights, so it is measured again"):
+        assert TrainingWatch(network, canvases, tmp_path / "watch", every=1)(1)
+    after = open_emergence(tmp_path / "watch").stacked("loss")
+    np.testing.assert_array_equal(after[0], measure(model_of(network), canvases).loss)
+    assert not np.array_equal(before, after)
 
 
 def test_a_sink_is_born_when_it_has_come_to_stay():

@@ -18,8 +18,6 @@ FIRST_READ = 64
 """Queries of an autoregressive model that are not judged: the first ones see few keys, which take much of each by themselves."""
 MASKED = 0.5
 """Share of the tokens of a canvas that are masked for a diffusion model."""
-MASKED_QUERIES = "masked"
-"""The queries of a canvas for a diffusion model, as the option ``queries=`` of a rule."""
 
 
 @checked
@@ -30,7 +28,7 @@ class HeldOut:
     Attributes:
         probe: the canvas as the network sees it, with its readers.
         targets: the token that each reader predicts.
-        queries: the readers as the option ``queries=`` of a rule.
+        queries: the readers as the option ``queries=`` of a rule, such as ``8-10+12``.
     """
 
     probe: Probe
@@ -90,8 +88,7 @@ def hold_out(
         readers = chosen
         if mask_id is None or shift:
             readers = np.append(chosen[1:], False)
-        places = np.flatnonzero(readers)
-        queries = MASKED_QUERIES if mask_id is not None else f"{places[0]}-{places[-1]}"
+        queries = _ranges(np.flatnonzero(readers)) if mask_id is None or shift else "masked"
         found.append(HeldOut(Probe(number, 0, seen, readers, readers), canvas[chosen], queries))
     return found
 
@@ -102,6 +99,12 @@ def _as_array(values: Any) -> np.ndarray:
         return np.asarray(values.detach().cpu() if isinstance(values, torch.Tensor) else values)
     except (ValueError, TypeError, RuntimeError):  # lists of several lengths; tensors of bfloat16, sparse, or on the device meta
         return np.asarray(None)
+
+
+def _ranges(places: Int[np.ndarray, " reader"]) -> str:
+    """Return positions in order as text: each run of them as its ends."""
+    runs = np.split(places, np.flatnonzero(np.diff(places) > 1) + 1)
+    return "+".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def fingerprint(canvases: Sequence[HeldOut]) -> str:

@@ -8,11 +8,12 @@ import torch
 from jaxtyping import Int
 
 from sinkscope.argument_types import checked
-from sinkscope.emergence.held_out import MASKED_QUERIES, HeldOut
+from sinkscope.emergence.held_out import HeldOut
 from sinkscope.emergence.history import NO_ROLE, Moment
 from sinkscope.errors import CallError, ModelError
 from sinkscope.interventions import parse_rule
 from sinkscope.models import Model, expect_model
+from sinkscope.models.in_memory import IN_MEMORY
 from sinkscope.roles import ROLES, Probe, find_roles_on
 from sinkscope.roles.probes import check_tokens, predictions
 from sinkscope.roles.sight import look, sinks_of
@@ -58,22 +59,28 @@ def check_canvases(model: Model, canvases: Sequence[HeldOut]) -> None:
         CallError: a canvas with a token that the network does not have, too long for it, or for another kind of network.
     """
     mask, causal = model.card.mask_id, model.family.causal
+    shifts = (model.family.shift,) if model.card.weight_hash != IN_MEMORY else (False, True)  # a network in memory does not say
     for number, one in enumerate(canvases):
         if not isinstance(one, HeldOut):
             raise CallError(f"canvas {number}: expected one that hold_out returns, found {type(one).__name__}")
         check_tokens(model, one.probe.tokens, f"canvas {number}")
-        needed = None if causal else mask
+        needed = "mask_id=None" if causal else f"mask_id={mask}" + (f", shift={shifts[0]}" if len(shifts) == 1 else "")
         kind = "an autoregressive model" if causal else "a diffusion model"
-        expected = f"canvas {number}: expected one of hold_out(…, mask_id={needed}), because {model.card.name} is {kind}, found one"
-        if causal != (one.queries != MASKED_QUERIES):
-            raise CallError(f"{expected} with{'' if causal else 'out'} masked tokens")
-        masks = one.probe.tokens == mask
-        if (
-            not causal
-            and mask is not None
-            and not any((places | ~one.probe.readers).all() for places in (masks, np.append(masks[1:], False)))
-        ):
-            raise CallError(f"{expected} that predicts tokens which are not masked")
+        if any(_holds(one, one.targets, 1) if causal else _holds(one, mask, int(shift)) for shift in shifts):
+            continue
+        found = "that predicts tokens which are not masked"
+        if causal or _holds(one, one.targets, 1):
+            found = f"with{'' if causal else 'out'} masked tokens"
+        elif len(shifts) == 1 and _holds(one, mask, int(not shifts[0])):
+            found = f"of shift={not shifts[0]}"
+        expected = f"canvas {number}: expected one of hold_out(…, {needed}), because {model.card.name} is {kind}"
+        raise CallError(f"{expected}, found one {found}")
+
+
+def _holds(one: HeldOut, tokens: Any, right: int) -> bool:
+    """Return whether a canvas holds these tokens so many places to the right of its readers."""
+    places = np.flatnonzero(one.probe.readers) + right
+    return bool(places.max() < len(one.probe.tokens) and (one.probe.tokens[places] == tokens).all())
 
 
 def _of_canvas(model: Model, one: HeldOut) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from sinkscope.errors import CallError, TrainingError
 from sinkscope.locks import claimed_folder, names_in
 from sinkscope.work_items import difference_in_words, differences, write_whole
 
-MANIFEST, WEIGHTS = "manifest.json", "weights_sha256"
+MANIFEST, WEIGHTS, IN_MEMORY = "manifest.json", "weights_sha256", "weights_in_memory"
 ADVICE = "make room or choose another folder; the same command goes on"
 DAMAGED = "delete the file and measure again"
 LARGEST = 1 << 30
@@ -62,12 +62,17 @@ class Store:
             raise CallError(f"{path}: expected the moment of these weights, found that of others; choose another folder")
         return True
 
-    def write(self, update: int, moment: Moment, weights: str | None = None) -> None:
-        """Keep a moment, with the checksum of the weights that were measured."""
+    def hash_of(self, update: int) -> str | None:
+        """Return the hash of the weights in memory of which a moment is; None where it was not kept."""
+        return _metadata(self._path(update)).get(IN_MEMORY)
+
+    def write(self, update: int, moment: Moment, weights: str | None = None, in_memory: str | None = None) -> None:
+        """Keep a moment, with the checksum of the weights that were measured, and their hash where they are only in memory."""
         from safetensors.numpy import save
 
         arrays = {name: np.asarray(getattr(moment, name)) for name in ARRAYS if getattr(moment, name) is not None}
-        about = {"update": str(update)} | ({} if weights is None else {WEIGHTS: weights})
+        known = {WEIGHTS: weights, IN_MEMORY: in_memory}
+        about = {"update": str(update)} | {name: value for name, value in known.items() if value is not None}
         write_whole(self._path(update), sealed(save(arrays, about)), TrainingError, ADVICE)
 
     def _path(self, update: int) -> Path:

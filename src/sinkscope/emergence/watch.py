@@ -8,6 +8,7 @@ for update, batch in enumerate(batches, 1):
 With transformers' Trainer: ``Trainer(…, callbacks=[watch.trainer_callback()])``.
 """
 
+import warnings
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from sinkscope.emergence.storage import check_watch, open_watch
 from sinkscope.emergence.watch_schema import FORMAT
 from sinkscope.errors import CallError
 from sinkscope.models.in_memory import model_of
+from sinkscope.models.model import hash_memory
 from sinkscope.roles import LEAST
 
 LATEST = 10**9
@@ -27,7 +29,9 @@ LATEST = 10**9
 
 
 class TrainingWatch:
-    """Measures a network at chosen updates and keeps each moment in a folder; moments that are there already are not measured again.
+    """Measures a network at chosen updates and keeps each moment in a folder; a moment of the same weights is not measured again.
+
+    One of other weights is, with a warning: the folder was another training's, or a training went on in other numbers than before.
 
     Args:
         network: a transformers Llama or Qwen2, causal or with ``is_causal`` False.
@@ -83,10 +87,19 @@ class TrainingWatch:
         wanted = update % self._every == 0 if self._every is not None else update in self._updates
         if not wanted:
             return False
+        in_memory = None if self._weights is not None else hash_memory(self._model.network)
         with open_watch(self._out, self._identity()) as store:
             if store.has(update, self._weights):
-                return False
-            store.write(update, measure(self._model, self._canvases, roles=self._roles), self._weights)
+                before = None if in_memory is None else store.hash_of(update)
+                if before in (None, in_memory):
+                    return False
+                warnings.warn(
+                    f"sinkscope.emergence: {self._out} held update {update} of other weights, so it is measured again; moments of later "
+                    "updates there are of the other training until this one comes to them. Choose another folder to keep both",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+            store.write(update, measure(self._model, self._canvases, roles=self._roles), self._weights, in_memory)
         return True
 
     def trainer_callback(self) -> Any:
