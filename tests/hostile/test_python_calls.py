@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import os
+import shutil
 from fractions import Fraction
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from hostile import specimens, trial
 
 import sinkscope
-from sinkscope import attention, decoding, evaluation, figures, interventions, models, sinks, statistics
+from sinkscope import attention, decoding, evaluation, figures, interventions, models, sinks, statistics, traces
 from sinkscope.decoding import resolve_settings
 from sinkscope.emergence import TrainingWatch, hold_out, measure, open_emergence
 from sinkscope.errors import SinkscopeError
@@ -249,6 +250,18 @@ def test_the_explorer_is_written_where_a_text_says(trace, tmp_path):
     explorer = explore(trace)
     assert explorer.write_page(str(tmp_path / "new" / "x.html")) == tmp_path / "new" / "x.html"
     assert explorer.write_folder(str(tmp_path / "folder")) == tmp_path / "folder" / "index.html"
+
+
+def test_a_path_may_be_a_text(trace, tmp_path):
+    folder = tmp_path / "new"
+    assert figures.make_folder(str(folder)) == folder
+    drawn = figures.draw_figures([trace], str(folder), only=["1"])
+    assert drawn and figures.write_page([trace], str(folder), figures=[*map(str, drawn)]) == folder / "report.html"
+    assert not traces.is_statistics(str(folder))
+    traces.claim_folder(str(tmp_path / "claimed"))
+    shutil.copytree(trace.folder, tmp_path / "copy")
+    traces.move_trace(str(tmp_path / "copy"), str(tmp_path / "moved"))
+    assert sinkscope.open_trace(tmp_path / "moved").steps == trace.steps
 
 
 @pytest.mark.parametrize(
@@ -636,7 +649,8 @@ def test_numbers_of_numpy_and_lists_are_as_good_as_plain_ones(model, trace):
     plain = hold_out([range(5, 25)], mask_id=2, seed=3)[0].probe.tokens
     assert np.array_equal(hold_out([range(5, 25)], mask_id=np.int64(2), seed=np.int64(3))[0].probe.tokens, plain)
     tokens = sinkscope.generate(model, [5, 6], **SHORT).tokens
-    for ids in ((5, 6), np.array([5, 6]), torch.tensor([5, 6]), [np.int64(5), np.int64(6)]):
+    unsigned = (np.array([5, 6], np.uint16), np.array([5, 6], np.uint32), torch.tensor([5, 6], dtype=torch.uint16))
+    for ids in ((5, 6), np.array([5, 6]), torch.tensor([5, 6]), *unsigned, [np.int64(5), np.int64(6)]):
         given = sinkscope.generate(model, ids, **{name: np.int64(value) for name, value in SHORT.items()})
         assert torch.equal(given.tokens, tokens)
     assert repr(sinkscope.analyse((trace,), choice=False)) == repr(sinkscope.analyse(np.array([trace], object), choice=False))

@@ -187,6 +187,12 @@ def test_an_incomplete_trace_goes_out_as_far_as_it_is_whole(tmp_path):
 # What is refused
 
 
+@pytest.mark.parametrize("name", ["run", "run.v1", "x.tar.gz", "run.npz"])
+def test_a_name_gets_the_usual_suffix_where_it_has_another(trace, tmp_path, name):
+    written = export_trace(trace, "numpy", tmp_path / name)
+    assert written.name == f"{name.removesuffix('.npz')}.npz" and [*tmp_path.iterdir()] == [written]
+
+
 def test_an_unknown_target_is_refused(trace, tmp_path):
     with pytest.raises(CallError, match="target: expected one of xarray, zarr, parquet, numpy, found 'csv'"):
         export_trace(trace, "csv", tmp_path / "run")

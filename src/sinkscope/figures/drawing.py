@@ -47,7 +47,7 @@ def find_figures() -> dict[str, Figure]:
 @checked
 def draw_figures(
     traces: Sequence[Trace | OpenedStatistics],
-    out: Path,
+    out: str | Path,
     *,
     excess: float = 3.0,
     compare: bool = False,
@@ -152,12 +152,13 @@ def _subjects(
 
 
 @checked
-def make_folder(folder: Path) -> Path:
+def make_folder(folder: str | Path) -> Path:
     """Make the folder for figures and pages.
 
     Raises:
         TraceError: it cannot be made.
     """
+    folder = Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

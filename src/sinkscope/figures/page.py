@@ -44,9 +44,9 @@ class Table:
 @checked
 def write_page(
     traces: Sequence[Trace],
-    out: Path,
+    out: str | Path,
     *,
-    figures: Sequence[Path] = (),
+    figures: Sequence[str | Path] = (),
     tables: Sequence[Table] = (),
     excess: float = 3.0,
     roles: Roles | None = None,

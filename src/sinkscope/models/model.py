@@ -261,7 +261,7 @@ def _read_ids(ids: Any, expected: str) -> list[int]:
         if (
             ids.ndim == 1
             and not (isinstance(ids, torch.Tensor) and holds_nothing(ids))
-            and str(ids.dtype).removeprefix("torch.") in ("uint8", "int8", "int16", "int32", "int64")
+            and str(ids.dtype).removeprefix("torch.") in ("uint8", "uint16", "uint32", "int8", "int16", "int32", "int64")
         ):
             return [int(token) for token in ids.tolist()]
     elif isinstance(ids, Sequence) and not isinstance(ids, str | bytes | bytearray | memoryview):

@@ -44,7 +44,7 @@ def export_trace(trace: Trace, target: Target, out: str | Path) -> Path:
 
     Args:
         target: ``xarray`` (NetCDF), ``zarr``, ``parquet`` or ``numpy``.
-        out: the file, or for zarr the folder; it must not exist. The usual suffix is added where there is none.
+        out: the file, or for zarr the folder; it must not exist. The usual suffix is added where the name does not end in it.
 
     Returns:
         The path of the file or folder.
@@ -62,7 +62,7 @@ def export_trace(trace: Trace, target: Target, out: str | Path) -> Path:
         raise CallError(f"--out {out}: expected the name of a file, found that of a folder")
     if path.suffix in {*SUFFIXES.values()} - {SUFFIXES[target]}:
         raise CallError(f"--out {out}: expected a name in {SUFFIXES[target]} for {target}, found one in {path.suffix}")
-    path = path if path.suffix else path.with_name(path.name + SUFFIXES[target])
+    path = path if path.suffix == SUFFIXES[target] else path.with_name(path.name + SUFFIXES[target])
     with claimed_file(path, TraceError):
         if os.path.lexists(path):
             raise CallError(f"{path} is there already; choose another name or delete it")

@@ -163,10 +163,10 @@ class StatisticsFolder:
 
 
 @checked
-def is_statistics(path: Path) -> bool:
+def is_statistics(path: str | Path) -> bool:
     """Return whether a folder holds statistics rather than a trace."""
     try:
-        return read_json_object(path / MANIFEST, TraceError).get("level") == "statistics"
+        return read_json_object(Path(path) / MANIFEST, TraceError).get("level") == "statistics"
     except TraceError:
         return False
 

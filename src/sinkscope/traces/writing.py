@@ -28,7 +28,7 @@ Step = dict[str, np.ndarray]
 
 
 @checked
-def claim_folder(folder: Path, overwrite: bool | None = False) -> None:
+def claim_folder(folder: str | Path, overwrite: bool | None = False) -> None:
     """Make an empty folder for a trace.
 
     Args:
@@ -39,8 +39,8 @@ def claim_folder(folder: Path, overwrite: bool | None = False) -> None:
         CallError: it holds something already.
         TraceError: it cannot be made, or what it holds cannot be deleted.
     """
-    if _holds_trace(folder, overwrite):
-        _delete(folder)
+    if _holds_trace(Path(folder), overwrite):
+        _delete(Path(folder))
 
 
 @dataclass
@@ -250,12 +250,13 @@ class TraceWriter:
 
 
 @checked
-def move_trace(source: Path, target: Path) -> None:
+def move_trace(source: str | Path, target: str | Path) -> None:
     """Move the files of a trace into a new folder.
 
     Raises:
         TraceError: they cannot be moved.
     """
+    source, target = Path(source), Path(target)
     try:
         target.mkdir()
         for path in [*files_in(source, PART_GLOB, TraceError), source / MANIFEST]:
