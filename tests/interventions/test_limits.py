@@ -10,7 +10,16 @@ from dense_maps import Seen
 import sinkscope
 from sinkscope.attention import subscribed
 from sinkscope.errors import CallError
-from sinkscope.interventions import HidePositions, HideSinksAbove, HideTopSinks, KeepWindow, RandomKeys, calibrate_excess, drop_past
+from sinkscope.interventions import (
+    HidePositions,
+    HideSinksAbove,
+    HideTopSinks,
+    KeepWindow,
+    RandomKeys,
+    calibrate_excess,
+    compose,
+    drop_past,
+)
 from sinkscope.sinks import excess_of, in_unit, is_sink
 
 POSITIONS = HidePositions((0, 3))
@@ -246,3 +255,18 @@ def test_dropping_the_past(diffusion, autoregressive, run, question):
         drop_past(2, keep_first=3)
     with pytest.raises(CallError, match="count: expected a whole number"):
         drop_past(-1)
+
+
+@pytest.mark.parametrize("rules", ["all", "all but one", "together"])
+def test_keys_that_every_query_keeps_are_not_counted_as_hidden(model, run, question, rules):
+    """A query that would lose its last key keeps all; two rules may take it together."""
+    length = len(model.encode(question)) + 4
+    parts = {"all": [range(64)], "all but one": [range(1, 64)], "together": [range(5), range(5, 64)]}[rules]
+    rule = compose(*(HidePositions(tuple(part)) for part in parts))
+    _, _, running = run(model, rule, question, length=4)
+    effect = running.effect
+    if rules == "all but one":
+        assert 0 < effect.keys_per_head <= length - 1 and effect.hit_rate is not None and effect.removed_share > 0
+    else:
+        assert (effect.keys_per_head, effect.hit_rate, effect.removed_share) == (0, None, 0)
+        assert effect.hidden.sum() == effect.hits.sum() == 0 < effect.steps.sum()

@@ -136,7 +136,7 @@ def test_sinks_are_counted_in_all_rows_and_followed_in_the_newest(tmp_path):
 @pytest.mark.parametrize("keep", ["top", "statistics"])
 def test_the_other_levels_of_keeping(keep, tmp_path):
     model = seeded_model("sdar", 1)
-    with sinkscope.recording(model, out=tmp_path / "t", keep=keep, top=64):
+    with sinkscope.recording(model, out=tmp_path / "t", keep=keep, **({"top": 64} if keep == "top" else {})):
         sinkscope.generate(model, PROMPT, length=24, temperature=0.0)
     whole = recorded(model, tmp_path / "whole", length=24, temperature=0.0)
     if keep == "top":

@@ -30,7 +30,7 @@ def kept(request, tmp_path_factory):
     """The same batch of two prompts kept in three ways."""
     model, folder = request.getfixturevalue(request.param), tmp_path_factory.mktemp("levels")
     for level in ("columns", "top", "statistics"):
-        with sinkscope.recording(model, out=folder / level, keep=level, top=TOP):
+        with sinkscope.recording(model, out=folder / level, keep=level, **({"top": TOP} if level == "top" else {})):
             sinkscope.generate(model, [QUESTION, SHORT], **SETTINGS[request.param])
     return folder
 
@@ -174,6 +174,11 @@ def test_unknown_levels_and_numbers_are_refused(diffusion, tmp_path):
     with (
         pytest.raises(CallError, match="top: expected at least 1 column of each head, found 0"),
         sinkscope.recording(diffusion, tmp_path / "b", keep="top", top=0),
+    ):
+        pass
+    with (
+        pytest.raises(CallError, match="top: expected keep='top' with it, found keep='columns'; leave top out"),
+        sinkscope.recording(diffusion, tmp_path / "c", top=3),
     ):
         pass
     assert not list(tmp_path.iterdir())

@@ -265,8 +265,10 @@ class Hiding(Hider):
         self._in_step[self._place(call)] = (in_force, canvas.recorded(lost))
         counts = {"removed": lost.sum(-1)}
         union = torch.zeros(1, dtype=torch.bool, device=device)
-        for part, keys in chosen:
+        for _, keys in chosen:
             union = union | keys
+        spared = _spared(union, held, lost)
+        for part, keys in chosen:
             if keys.shape[2] == 1:
                 mine = keys[:, :, 0].expand(-1, heads, -1)
                 values, scope = _read_criterion(part, part.criterion(local, self._attention.causal), local)
@@ -275,9 +277,10 @@ class Hiding(Hider):
                     self._largest[id(part)] = part, torch.maximum(before.to(device), mine.sum(-1).amax())
                 ranks = spread(rank_of(pool(values, scope, call.key.shape[1]), held[:, None], part.most), heads)
                 top = ranks < mine.sum(-1, keepdim=True)
+                mine = mine & ~spared.all(-1, keepdim=True)
                 counts["hits"] = counts.get("hits", 0) + (mine & top).sum(-1)
                 counts["ranked"] = counts.get("ranked", 0) + mine.sum(-1)
-        hidden = union.float().sum(-1).expand(-1, heads, -1)
+        hidden = union.float().sum(-1).expand(-1, heads, -1) * ~spared
         weight = membership if hidden.shape[-1] > 1 else torch.ones_like(membership[:, :1])
         counts["hidden"] = (hidden * weight[:, None]).sum(-1) / weight.sum(-1).clamp(min=1)[:, None]
         recorded = {name: canvas.recorded(values) for name, values in counts.items()}
@@ -327,6 +330,18 @@ def _read_criterion(rule: Rule, criterion: object, local: Observation) -> tuple[
 def _held(call: LayerCall, real: Tensor) -> Tensor:
     """Return the keys that are no padding and are still in the layer's sliding window, bool [batch, key]."""
     return real & (torch.arange(real.shape[1], device=real.device) >= call.first_key) if call.first_key else real
+
+
+def _spared(union: Tensor, held: Tensor, lost: Tensor) -> Tensor:
+    """Return the queries that keep all keys because they would lose the last one, bool [batch, head, 1 or query]; 1 for all queries.
+
+    Args:
+        union: keys that any rule has chosen, bool [1 or batch, 1 or head, 1 or query, key].
+        held: keys that the layer holds, bool [batch, key].
+        lost: attention that each query has lost, [batch, head, query]; a query with constant keys in front may lose all others.
+    """
+    nothing = lost == 0
+    return (union | ~held[:, None, None]).all(-1) & (nothing.all(-1, keepdim=True) if union.shape[2] == 1 else nothing)
 
 
 def _queries(call: LayerCall) -> Tensor:

@@ -22,7 +22,7 @@ from sinkscope.single_use import single_use
 from sinkscope.traces.format import DRIFT
 from sinkscope.traces.writing import room_in
 
-MOST = 1 << 20
+FEW, MOST = 8, 1 << 20
 Level = Literal["columns", "top", "statistics", "drift"]
 
 
@@ -34,7 +34,7 @@ def recording(
     *,
     numbered: bool = False,
     keep: Level = "columns",
-    top: int = 8,
+    top: int = FEW,
     tokenizer: Any = None,
     overwrite: bool = False,
 ) -> Iterator[Recorder]:
@@ -49,13 +49,13 @@ def recording(
         keep: ``columns`` (everything), ``top`` (the largest columns of each head and where they are), ``statistics``
             (counts and means over all prompts, in one small folder; see `sinkscope.statistics.Summary`), or ``drift`` (how far keys and
             values move between steps, see `sinkscope.statistics.key_drift`; for a diffusion `Model` without a cache).
-        top: how many columns of each head ``top`` keeps.
+        top: how many columns of each head ``top`` keeps; not for another level.
         tokenizer: a transformers tokenizer, which gives the tokens of another module than a `Model` their texts.
         overwrite: deletes the trace, statistics or drift that ``out`` holds; a folder with anything else in it is refused.
 
     Raises:
-        CallError: the folder holds something already, nothing was generated in the body, an unknown level, no tokenizer in its place, or
-            one for a `Model`, which has its own.
+        CallError: the folder holds something already, nothing was generated in the body, an unknown level, ``top`` for another level, no
+            tokenizer in its place, or one for a `Model`, which has its own.
         TraceError: the folder cannot be written.
         AttentionError: the model's attention cannot be watched.
     """
@@ -67,6 +67,8 @@ def recording(
         raise CallError(f"top: expected at least 1 column of each head, found {top}")
     if top > MOST:
         raise CallError(f"top: expected at most {MOST:,} columns of each head, found {describe(top)}")
+    if keep != "top" and top != FEW:
+        raise CallError(f"top: expected keep='top' with it, found keep={keep!r}; leave top out")
     if tokenizer is not None and isinstance(model, Model):
         raise CallError(f"tokenizer: {model.card.name} has its own; leave it out")
     if tokenizer is not None:
