@@ -129,6 +129,11 @@ def test_a_trace_without_a_whole_step_is_refused():
         ({"column_sums": np.ones((3, 2, 5))}, r"column_sums: expected \[step, layer, head, key\] of 3 steps, found \[3, 2, 5\]"),
         ({"column_sums": np.ones((2, 1, 1, 5))}, r"column_sums: expected .* of 3 steps, found \[2, 1, 1, 5\]"),
         ({"tokens": np.zeros((3, 4), int)}, r"tokens: expected \[step, position\] of 3 steps and 5 keys, found \[3, 4\]"),
+        ({"column_sums": np.ones((3, 2, 1, 5)).tolist()}, r"column_sums: expected an array that NumPy reads, found list; pass np.asarray"),
+        ({"tokens": [[0] * 5] * 3}, r"tokens: expected an array that NumPy reads, found list; pass np.asarray"),
+        ({"column_sums": torch.ones(3, 2, 1, 5).bfloat16()}, r"found Tensor bfloat16 \[3, 2, 1, 5\]; pass .detach\(\).float\(\)"),
+        ({"column_sums": torch.ones(3, 2, 1, 5, requires_grad=True)}, r"found Tensor float32 \[3, 2, 1, 5\]; pass .detach\(\)"),
+        ({"causal": True}, "last_query: expected an array that NumPy reads, found null"),
         ({"causal": "no"}, "SimpleNamespace.causal: expected True or False, found 'no'"),
     ],
 )
@@ -137,6 +142,8 @@ def test_arrays_of_ones_own_that_do_not_fit_are_refused(changes, message):
     with pytest.raises(CallError, match=message):
         find_sinks(SimpleNamespace(**own | changes))
     assert not len(find_sinks(SimpleNamespace(**own, manifest=None)))
+    tensors = {name: torch.from_numpy(own[name]) for name in ("column_sums", "tokens")}
+    assert not len(find_sinks(SimpleNamespace(**own | tensors)))
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,7 @@ def find_sinks(trace: Recorded | str | Path, excess: float = EXCESS, unit: Unit 
     check_recorded(recorded)
     columns = np.asarray(recorded.column_sums[:], dtype=np.float32)
     check_reach(excess, unit, np.nansum(columns, axis=-1), columns.shape[-1])
-    tokens = recorded.tokens[:]
+    tokens = np.asarray(recorded.tokens[:])
     selected = is_sink(columns, excess, unit)
     where = np.argwhere(selected)
     step, layer, head, position = where.T
