@@ -52,11 +52,25 @@ def _told(error: Exception) -> "tuple[str, int]":
         named = _variable_that_names(str(where))
         return f"{where}: {error.strerror or error}" + (f"; the environment variable {named} says so, unset it" if named else ""), 1
     if isinstance(error, MemoryError):
-        return "there is not enough memory; use fewer or shorter prompts, a smaller --batch, or a machine with more", 1
+        return f"there is not enough memory; use {_smaller(sys.argv[1:])}a machine with more", 1
     if found := _variable_at_fault(error):
         variable, library = found
         return f"the environment variable {variable} is set to {os.environ[variable][:60]!r}, which {library} refuses; unset it", 1
     return f"unexpected {type(error).__name__}: {error} (--debug shows where; please report it)", 1
+
+
+def _smaller(words: "list[str]") -> str:
+    """Return what makes the command that begins with these words need less memory."""
+    import contextlib
+
+    from sinkscope.commands import COMMANDS, find_command
+
+    flags: set[str] = set()
+    with contextlib.suppress(MemoryError):
+        flags = {field for name in words[:1] if name in COMMANDS for field in getattr(find_command(name), "__dataclass_fields__", ())}
+    less = {"prompts": "fewer or shorter prompts", "batch": "a smaller --batch"}
+    found = "".join(f"{advice}, " for flag, advice in less.items() if flag in flags)
+    return found and f"{found}or "
 
 
 def _variable_that_names(path: str) -> "str | None":

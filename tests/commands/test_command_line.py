@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from sinkscope import cli
 from sinkscope.commands import COMMANDS, Command, find_command
 
 PROMPT = "Q: Tom has 7 apples and buys 5 more. How many apples does Tom have now?\nA:"
@@ -484,3 +485,23 @@ def test_a_trace_is_named_as_it_was_given(run, trace_folder, tmp_path, monkeypat
     status, out, err = run("sinks", "000003")
     assert (status, err) == (0, "") and out.startswith("000003: ")
     assert json.loads(run("tracks", "000003", "--json")[1])["trace"] == "000003"
+
+
+@pytest.mark.parametrize(
+    ("command", "advice"),
+    [
+        ("analyse", "a machine with more"),
+        ("trace", "fewer or shorter prompts, or a machine with more"),
+        ("evaluate", "a smaller --batch, or a machine with more"),
+        ("--debug", "a machine with more"),
+    ],
+)
+def test_out_of_memory_names_flags_that_the_command_has(monkeypatch, capsys, command, advice):
+    def run(arguments):
+        raise MemoryError
+
+    monkeypatch.setattr(sys, "argv", ["sinkscope", command])
+    monkeypatch.setattr(cli, "_run", run)
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 1 and capsys.readouterr().err.endswith(f"there is not enough memory; use {advice}\n")
