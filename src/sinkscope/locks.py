@@ -49,6 +49,12 @@ def names_in(folder: Path) -> list[str]:
     return sorted(one.name for one in folder.iterdir() if one.name != CLAIM)
 
 
+def in_the_way(folder: Path) -> str:
+    """Return in words what keeps a folder from being made."""
+    leads_nowhere = any(one.is_symlink() and not one.exists() for one in (folder, *folder.parents))
+    return "a link that leads nowhere" if leads_nowhere else "a file on the way"
+
+
 @contextmanager
 def made_folder(folder: Path, failure: Failure, wanted: str = "") -> Iterator[None]:
     """Make a folder; where the body raises, those that were made and are still empty are removed.
@@ -66,7 +72,7 @@ def made_folder(folder: Path, failure: Failure, wanted: str = "") -> Iterator[No
             folder.mkdir(parents=True, exist_ok=True)
         except (NotADirectoryError, FileExistsError) as error:
             purpose = "a folder for it" if wanted else "a folder"
-            raise CallError(f"{wanted or folder}: expected {purpose}, found a file on the way; choose another name") from error
+            raise CallError(f"{wanted or folder}: expected {purpose}, found {in_the_way(folder)}; choose another name") from error
         except (OSError, ValueError) as error:
             raise failure(f"{folder} cannot be made ({_reason(error)}); choose another folder") from error
         yield

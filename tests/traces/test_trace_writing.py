@@ -10,6 +10,7 @@ import pytest
 
 from sinkscope.axes import TRACE_AXES, TRACE_UNITS
 from sinkscope.errors import CallError, TraceError
+from sinkscope.locks import made_folder
 from sinkscope.traces import FORMAT, TraceWriter, claim_folder, move_trace, open_trace, writing
 
 LAYERS, HEADS = 2, 3
@@ -282,6 +283,18 @@ def test_a_file_is_refused(tmp_path):
     with pytest.raises(CallError, match="file is a file; a trace is a folder, choose another name"):
         claim_folder(tmp_path / "file")
     assert (tmp_path / "file").read_text() == "kept"
+
+
+@pytest.mark.parametrize("below", ["link", "link/trace"])
+def test_a_link_that_leads_nowhere_is_named(tmp_path, below):
+    (tmp_path / "link").symlink_to("gone")
+    with pytest.raises(CallError, match="expected a folder for the trace, found a link that leads nowhere; choose another name"):
+        claim_folder(tmp_path / below)
+    with (
+        pytest.raises(CallError, match="expected a folder, found a link that leads nowhere; choose another name"),
+        made_folder(tmp_path / below, TraceError),
+    ):
+        pass
 
 
 def test_a_folder_that_cannot_be_made_is_one_clear_message(tmp_path, monkeypatch):

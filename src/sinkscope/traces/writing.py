@@ -15,7 +15,7 @@ from sinkscope.argument_types import checked
 from sinkscope.axes import TRACE_AXES, TRACE_UNITS
 from sinkscope.documents import files_in
 from sinkscope.errors import CallError, TraceError
-from sinkscope.locks import names_in
+from sinkscope.locks import in_the_way, names_in
 from sinkscope.traces.format import ASIDE, DRIFT, FORMAT, MANIFEST, MOVING, PART, PART_GLOB, write_manifest
 from sinkscope.traces.part_files import write_part
 from sinkscope.work_items import read_object
@@ -139,6 +139,8 @@ def _holds_trace(folder: Path, overwrite: bool | None) -> bool:
     except NotADirectoryError as error:
         raise CallError(f"{folder}: expected a folder for the trace, found a file on the way") from error
     except FileExistsError as error:
+        if not folder.exists():
+            raise CallError(f"{folder}: expected a folder for the trace, found {in_the_way(folder)}; choose another name") from error
         raise CallError(f"{folder} is a file; a trace is a folder, choose another name") from error
     except OSError as error:
         raise TraceError(f"{folder} cannot be made ({error.strerror}); choose another folder") from error
