@@ -193,6 +193,13 @@ def test_a_name_gets_the_usual_suffix_where_it_has_another(trace, tmp_path, name
     assert written.name == f"{name.removesuffix('.npz')}.npz" and [*tmp_path.iterdir()] == [written]
 
 
+def test_what_is_there_under_the_given_name_is_in_the_way(trace, tmp_path):
+    (tmp_path / "run.v1").mkdir()
+    with pytest.raises(CallError, match="run.v1 is there already; choose another name or delete it"):
+        export_trace(trace, "numpy", tmp_path / "run.v1")
+    assert [*tmp_path.iterdir()] == [tmp_path / "run.v1"]
+
+
 def test_an_unknown_target_is_refused(trace, tmp_path):
     with pytest.raises(CallError, match="target: expected one of xarray, zarr, parquet, numpy, found 'csv'"):
         export_trace(trace, "csv", tmp_path / "run")

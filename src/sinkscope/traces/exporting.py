@@ -62,10 +62,12 @@ def export_trace(trace: Trace, target: Target, out: str | Path) -> Path:
         raise CallError(f"--out {out}: expected the name of a file, found that of a folder")
     if path.suffix in {*SUFFIXES.values()} - {SUFFIXES[target]}:
         raise CallError(f"--out {out}: expected a name in {SUFFIXES[target]} for {target}, found one in {path.suffix}")
+    named = path if path.suffix else None
     path = path if path.suffix == SUFFIXES[target] else path.with_name(path.name + SUFFIXES[target])
     with claimed_file(path, TraceError):
-        if os.path.lexists(path):
-            raise CallError(f"{path} is there already; choose another name or delete it")
+        for one in (named, path):
+            if one is not None and os.path.lexists(one):
+                raise CallError(f"{one} is there already; choose another name or delete it")
         _export(trace, target, path)
     return path
 
