@@ -271,12 +271,13 @@ class Hiding(Hider):
         for part, keys in chosen:
             if keys.shape[2] == 1:
                 mine = keys[:, :, 0].expand(-1, heads, -1)
+                taken = mine.sum(-1, keepdim=True)
                 values, scope = _read_criterion(part, part.criterion(local, self._attention.causal), local)
                 if part.most is not None:
-                    _, before = self._largest.get(id(part), (part, torch.zeros(1, dtype=torch.int64, device=device)))
-                    self._largest[id(part)] = part, torch.maximum(before.to(device), mine.sum(-1).amax())
+                    _, before = self._largest.get(id(part), (part, taken.new_zeros(())))
+                    self._largest[id(part)] = part, torch.maximum(before.to(device), taken.amax())
                 ranks = spread(rank_of(pool(values, scope, call.key.shape[1]), held[:, None], part.most), heads)
-                top = ranks < mine.sum(-1, keepdim=True)
+                top = ranks < taken
                 mine = mine & ~spared.all(-1, keepdim=True)
                 counts["hits"] = counts.get("hits", 0) + (mine & top).sum(-1)
                 counts["ranked"] = counts.get("ranked", 0) + mine.sum(-1)
