@@ -365,6 +365,15 @@ def test_a_second_generation_is_refused(diffusion, tmp_path, told):
     assert not sinkscope.open_trace(tmp_path / "t").complete
 
 
+@pytest.mark.parametrize("rule", ["none", "top:1"])
+def test_a_recording_that_is_closed_before_following_is_told(diffusion, tmp_path, rule):
+    said = pytest.warns(RuntimeWarning, match="a recording was closed before `following`, .*; open `following` inside `recording`")
+    recorded = sinkscope.recording(diffusion, out=tmp_path / "t")
+    with said, sinkscope.parse_rule(rule)(diffusion), sinkscope.following(diffusion) as steps, recorded:
+        foreign_loop(diffusion, masked_canvas(diffusion, PROMPT), told=steps.committed)
+    assert not sinkscope.open_trace(tmp_path / "t").complete
+
+
 def test_a_sampler_may_mask_again_what_it_wrote(diffusion, tmp_path):
     canvas, mask = masked_canvas(diffusion, PROMPT), diffusion.card.mask_id
     with sinkscope.recording(diffusion, out=tmp_path / "t"), sinkscope.following(diffusion) as steps, torch.no_grad():

@@ -335,6 +335,7 @@ def test_a_run_is_measured_from_its_snapshots_and_while_it_trains(kind, corpus, 
     assert {path.name for path in (tmp_path / "out").iterdir()} >= {"emergence.png", "emergence.pdf", "emergence.csv", "run"}
     status, out, _ = run("watch-training", tmp_path / "out/run", "--out", tmp_path / "again")
     assert status == 0 and "held-out loss" in out and len(out.splitlines()) == 2 + 3 + 3
+    assert out.splitlines()[2].endswith(" –") and not any("nan" in line for line in out.splitlines()[1:5])
     last = network_at(open_run(tmp_path / "run"), 4, corpus.tokenizer())
     first = network_at(open_run(tmp_path / "run"), 0, corpus.tokenizer())
     assert any((mine != theirs).any() for mine, theirs in zip(last.parameters(), first.parameters(), strict=True))

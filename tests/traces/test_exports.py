@@ -256,6 +256,14 @@ def test_the_command_writes_one_file_for_each_numbered_trace(trace, tmp_path, mo
     assert sorted(path.name for path in (tmp_path / "o").iterdir()) == ["000000.npz", "000001.npz"]
 
 
+def test_one_numbered_trace_is_exported_into_a_folder_too(trace, tmp_path, monkeypatch, capsys):
+    shutil.copytree(trace.folder, tmp_path / "one" / "000000")
+    for given, out, written in (("one", "o", "o/000000.npz"), ("one/000000", "p", "p.npz")):
+        monkeypatch.setattr(sys, "argv", ["sinkscope", "export", str(tmp_path / given), "--to", "numpy", "--out", str(tmp_path / out)])
+        cli.main()
+        assert capsys.readouterr().out.strip() == str(tmp_path / written) and (tmp_path / written).is_file()
+
+
 def test_traces_load_no_export_package():
     program = "import sys, sinkscope.traces; print({'xarray', 'zarr', 'pyarrow'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip() == "set()"

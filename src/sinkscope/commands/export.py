@@ -32,7 +32,7 @@ class Export(Command):
         traces = open_and_check(self.trace)
         exports = []
         for trace in traces:
-            out = self.out if len(traces) == 1 else self.out / f"{trace.folder.name}{SUFFIXES[self.to]}"
+            out = self.out if trace.folder == self.trace else self.out / f"{trace.folder.name}{SUFFIXES[self.to]}"
             exports.append({"trace": str(trace.folder), "to": self.to, "out": str(export_trace(trace, self.to, out))})
         if self.json:
             print_json({"exports": exports})

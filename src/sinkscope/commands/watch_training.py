@@ -111,8 +111,8 @@ def _print(run: Any) -> None:
         one, shares = run.moments[moment], run.shares[moment]
         heads = shares >= SHARE
         at = shares.argmax()
-        stayed = run.stayed[moment][heads].mean() if heads.any() and moment else float("nan")
+        stayed = f"{run.stayed[moment][heads].mean():.2f}" if heads.any() and moment else "–"
         print(
             f"{update:>8,}{one.loss.mean():>8.3f}{one.loss_without_top.mean():>12.3f}{one.loss_without_rowmass.mean():>9.3f}"
-            f"{heads.sum():>7}{shares.max():>15.3f}{run.ratios[moment].flat[at]:>16.2f}{stayed:>8.2f}"
+            f"{heads.sum():>7}{shares.max():>15.3f}{run.ratios[moment].flat[at]:>16.2f}{stayed:>8}"
         )

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sinkscope.argument_types import checked, fits, in_words
-from sinkscope.attention import GenerationStart, Session, current_session
+from sinkscope.attention import GenerationStart, Hider, Session, Watcher, current_session
 from sinkscope.attention.records import described, holds_nothing
 from sinkscope.attention.stacks import lengths_of
 from sinkscope.decoding.canvas import Publisher
@@ -48,6 +48,7 @@ class ForeignSteps:
         self._shift = shift
         self._names = tuple(inspect.signature(network.forward).parameters)
         self._session: Session | None = None
+        self._watchers: list[Watcher] = []  # those that were there when the generation began
         self._publisher = Publisher(None)
         self._canvas: Tensor | None = None  # of the step that is running
         self._shape: tuple[int, int] | None = None  # of the newest canvas that went in
@@ -145,8 +146,16 @@ class ForeignSteps:
                 stacklevel=4,
             )
         if self._session is not None:
+            left = {id(one) for one in self._session.subscribers}
+            if not failed and any(id(one) not in left for one in self._watchers):
+                warnings.warn(
+                    "sinkscope.following: a recording was closed before `following`, so its trace says that it is incomplete; open "
+                    "`following` inside `recording`",
+                    RuntimeWarning,
+                    stacklevel=4,
+                )
             self._session.end_generation(failed)
-        self._session, self._canvas = None, None
+        self._session, self._canvas, self._watchers = None, None, []
 
     def _tokens(self, given: Mapping[str, Any]) -> Tensor | None:
         """Return the tokens of a call: ``input_ids``; where a network has no such argument, its first integers [batch, position]."""
@@ -211,6 +220,7 @@ class ForeignSteps:
         prompts = tuple((first - (width - lengths)).clamp(min=0).tolist())
         session.begin_generation(GenerationStart(prompts, width, False, {"name": self.sampler}, (None,) * len(canvas), self.mask_id))
         self._session, self._publisher = session, Publisher(session, shift=self._shift)
+        self._watchers = [one for one in session.subscribers if isinstance(one, Watcher) and not isinstance(one, Hider)]
 
     def _warn_of_padding(self, canvas: Tensor, lengths: Tensor) -> None:
         """Warn of a batch whose padding the sampler shows to the network as text."""
