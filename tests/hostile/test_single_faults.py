@@ -1,5 +1,6 @@
 """Faults that were found one by one: bombs in the sandbox, a line separator in JSON lines, weights of NaN, sizes no file can hold."""
 
+import gzip
 import json
 import os
 import resource
@@ -83,6 +84,20 @@ def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path):
     path.write_text('\ufeff{"prompt": "a", "answer": "d"}\n', encoding="utf-8")
     assert read_prompts(path) == ["a"] and read_texts(path).documents[0].prompt == "a"
     assert read_json_object(path, CallError) == {"prompt": "a", "answer": "d"} == _read_lines("gsm8k", path)[0]
+
+
+def test_data_of_a_task_may_be_in_gzip(tmp_path):
+    """As HumanEval is published."""
+    from sinkscope.evaluation.humaneval import FILES, HUB
+    from sinkscope.evaluation.task_data import Source
+
+    path, row = tmp_path / "HumanEval.jsonl.gz", {"task_id": "0", "prompt": "a"}
+    path.write_bytes(gzip.compress((json.dumps(row) + "\n").encode()))
+    for given in (path, tmp_path):
+        assert Source("humaneval", given, HUB, ("task_id", "prompt"), FILES).rows("test") == (row,)
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(CallError, match=r"HumanEval.jsonl.gz: cannot be unpacked \(.*\); expected JSON lines, plain or in gzip"):
+        Source("humaneval", path, HUB, ("task_id", "prompt"), FILES).rows("test")
 
 
 def test_logits_that_are_not_finite_are_an_error_that_names_the_step(place):
