@@ -653,4 +653,6 @@ def test_numbers_of_numpy_and_lists_are_as_good_as_plain_ones(model, trace):
     for ids in ((5, 6), np.array([5, 6]), torch.tensor([5, 6]), *unsigned, [np.int64(5), np.int64(6)]):
         given = sinkscope.generate(model, ids, **{name: np.int64(value) for name, value in SHORT.items()})
         assert torch.equal(given.tokens, tokens)
+    assert explore(trace, excess=np.float32(3)).page() == explore(trace, excess=3.0).page()
+    assert type(statistics.Threshold(np.float32(3.5)).excess) is float
     assert repr(sinkscope.analyse((trace,), choice=False)) == repr(sinkscope.analyse(np.array([trace], object), choice=False))

@@ -195,7 +195,7 @@ def test_a_name_gets_the_usual_suffix_where_it_has_another(trace, tmp_path, name
 
 def test_what_is_there_under_the_given_name_is_in_the_way(trace, tmp_path):
     (tmp_path / "run.v1").mkdir()
-    with pytest.raises(CallError, match="run.v1 is there already; choose another name or delete it"):
+    with pytest.raises(CallError, match=r"run\.v1 is there already; choose another name or delete it"):
         export_trace(trace, "numpy", tmp_path / "run.v1")
     assert [*tmp_path.iterdir()] == [tmp_path / "run.v1"]
 
