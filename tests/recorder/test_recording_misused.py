@@ -351,3 +351,28 @@ def test_a_network_that_lost_tokens_is_refused(diffusion):
 def test_prompts_that_hold_no_values_are_refused(diffusion, odd):
     with pytest.raises(CallError, match="1-D token ids, found int64"):
         sinkscope.generate(diffusion, odd(torch.tensor(PROMPT)), **SETTINGS)
+
+
+class Wrapped(torch.nn.Module):
+    def __init__(self, network):
+        super().__init__()
+        self.backbone = network
+
+    def forward(self, ids):
+        return self.backbone(ids)
+
+
+def test_a_module_around_a_network_names_what_to_pass(diffusion, tmp_path):
+    for around, path in ((Wrapped, "backbone"), (torch.nn.Sequential, "0"), (torch.nn.DataParallel, "module")):
+        network = around(diffusion.network)
+        message = f"expected a transformers network itself, found {around.__name__}, around LlamaForCausalLM; pass its {path}$"
+        with pytest.raises(AttentionError, match=message), sinkscope.recording(network, out=tmp_path / "run"):
+            network(torch.tensor([PROMPT]))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_torch_compile_returned_is_refused(diffusion, tmp_path):
+    network = torch.compile(diffusion.network, backend="eager")
+    with pytest.raises(CallError, match="found what torch.compile returned"), sinkscope.recording(network, out=tmp_path / "run"):
+        network(torch.tensor([PROMPT]))
+    assert list(tmp_path.iterdir()) == []

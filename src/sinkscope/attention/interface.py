@@ -182,8 +182,13 @@ def use_interface(network: nn.Module, stacks: list[Stack]) -> list[Any]:
         Every configuration that was changed, for `leave_interface`.
 
     Raises:
-        AttentionError: the model does not go through transformers' attention interface.
+        AttentionError: the model does not go through transformers' attention interface, or is a module around one that does.
     """
+    if not hasattr(network, "set_attn_implementation"):
+        inner = ((path, one) for path, one in network.named_modules() if path and hasattr(one, "set_attn_implementation"))
+        path, one = next(inner, ("", network))
+        advice = f"around {type(one).__name__}; pass its {path}" if path else "which has no such interface; open it inside foreign()"
+        raise AttentionError(f"expected a transformers network itself, found {type(network).__name__}, {advice}")
     register_interface()
     found: dict[int, Any] = {id(module.config): module.config for module in network.modules() if hasattr(module, "config")}
     configs = [config for config in found.values() if hasattr(config, "_attn_implementation_internal")]

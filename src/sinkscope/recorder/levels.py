@@ -61,6 +61,11 @@ def recording(
     """
     if not isinstance(model, Model | nn.Module):
         raise CallError(f"expected a sinkscope Model or a transformers module, found {type(model).__name__}")
+    if isinstance(getattr(model, "_orig_mod", None), nn.Module):
+        raise CallError(
+            "model: expected the network itself, found what torch.compile returned; pass the network that was compiled, "
+            "or compile its layers (docs/speed.md)"
+        )
     if keep not in get_args(Level):
         raise CallError(f"keep: expected one of {', '.join(get_args(Level))}, found {shown(keep)}")
     if top < 1:
