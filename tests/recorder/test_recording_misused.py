@@ -373,6 +373,6 @@ def test_a_module_around_a_network_names_what_to_pass(diffusion, tmp_path):
 
 def test_what_torch_compile_returned_is_refused(diffusion, tmp_path):
     network = torch.compile(diffusion.network, backend="eager")
-    with pytest.raises(CallError, match="found what torch.compile returned"), sinkscope.recording(network, out=tmp_path / "run"):
+    with pytest.raises(CallError, match=r"found what torch\.compile returned"), sinkscope.recording(network, out=tmp_path / "run"):
         network(torch.tensor([PROMPT]))
     assert list(tmp_path.iterdir()) == []
