@@ -11,8 +11,6 @@ from hostile import trial
 
 import sinkscope
 
-NOBODY = 65534 if os.getuid() == 0 else None
-"""Permissions do not bind root."""
 SHORT = ["--limit", "1", "--shots", "0", "--length", "4", "--steps", "4", "--block", "4"]
 EVALUATE = ["evaluate", "model", "--tasks", "lab-arith", *SHORT]
 COMPARE = ["compare-caches", "model", "--policies", "none@threshold=0.9", *SHORT]
@@ -71,12 +69,9 @@ WRITERS = {
 
 @pytest.fixture
 def owned(whole):
-    """A copy of the specimens that belongs to a user whom permissions bind."""
+    """A copy of the specimens, whose permissions a test may change."""
     folder = Path(tempfile.mkdtemp())
     shutil.copytree(whole, folder, dirs_exist_ok=True)
-    if NOBODY is not None:
-        for path in (folder, *folder.rglob("*")):
-            os.chown(path, NOBODY, NOBODY)
     yield folder
     for path in (folder, *folder.rglob("*")):
         path.chmod(0o700)
@@ -86,21 +81,21 @@ def owned(whole):
 @pytest.mark.parametrize("name", CLOSED)
 def test_what_is_closed_is_told_as_closed(owned, name):
     (owned / name).chmod(0)
-    outcome = trial.run(*CLOSED[name], cwd=owned, user=NOBODY)
+    outcome = trial.run(*CLOSED[name], cwd=owned, bound=True)
     assert trial.faults(outcome, out=owned / "out") == [] and "Permission denied" in outcome.err, outcome
     assert name in outcome.err and not re.search("damage|fetch|correct|none there", outcome.err), outcome
 
 
 def test_a_folder_whose_names_may_not_be_read_is_not_empty(owned):
     (owned / "trace").chmod(0o111)
-    outcome = trial.run("sinks", "trace", cwd=owned, user=NOBODY)
+    outcome = trial.run("sinks", "trace", cwd=owned, bound=True)
     assert trial.faults(outcome) == [] and "trace cannot be read (Permission denied)" in outcome.err, outcome
 
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_new_folders_that_nobody_may_write_into(owned, name):
     before = {*owned.iterdir()}
-    outcome = trial.run(*WRITERS[name], cwd=owned, user=NOBODY, umask=0o777)
+    outcome = trial.run(*WRITERS[name], cwd=owned, bound=True, umask=0o777)
     assert trial.faults(outcome) == [], outcome
     assert {*owned.iterdir()} == before, outcome
 

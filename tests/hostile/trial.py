@@ -5,6 +5,7 @@ that looks whole. A case that may do no harm is also good with status 0.
 """
 
 import contextlib
+import ctypes
 import gc
 import importlib
 import json
@@ -78,7 +79,7 @@ def run(
     environment: dict[str, str] | None = None,
     cwd: Path | None = None,
     largest_file: int | None = None,
-    user: int | None = None,
+    bound: bool = False,
     umask: int = 0o022,
 ) -> Outcome:
     """Run ``sinkscope`` with arguments in a forked process.
@@ -90,13 +91,13 @@ def run(
         environment: variables to add.
         cwd: the current folder there.
         largest_file: bytes that a file may have: more of them are refused as a full disk refuses them.
-        user: the number of another user, whom permissions bind where they do not bind this one.
+        bound: permissions bind the command, also where this process is root's, whom they do not bind.
         umask: the permissions that new files do not get.
     """
     global _worker
     words = tuple(map(str, arguments))
-    if TURNS == 1 or environment or umask != 0o022 or (largest_file, user) != (None, None):
-        worker = Worker(largest_file, user, umask)
+    if TURNS == 1 or environment or umask != 0o022 or largest_file is not None or bound:
+        worker = Worker(largest_file, bound, umask)
         outcome = worker.ask(words, environment, cwd)
         worker.end()
         return outcome
@@ -108,10 +109,21 @@ def run(
     return outcome
 
 
+def _bind_root() -> None:
+    """Give up what lets root pass permissions; another user might not be able to read the place where sinkscope is installed."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # capabilities(7), version 3, of this process
+    sets = (ctypes.c_uint32 * 6)()  # effective, permitted and inheritable ones, twice 32 bits of each
+    assert libc.capget(header, sets) == 0, os.strerror(ctypes.get_errno())
+    for place in range(3):
+        sets[place] &= ~0b110  # CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH
+    assert libc.capset(header, sets) == 0, os.strerror(ctypes.get_errno())
+
+
 class Worker:
     """A forked process that runs commands."""
 
-    def __init__(self, largest_file: int | None = None, user: int | None = None, umask: int = 0o022) -> None:
+    def __init__(self, largest_file: int | None = None, bound: bool = False, umask: int = 0o022) -> None:
         self.asked = 0
         self._out, self._err = os.memfd_create("out"), os.memfd_create("err")
         self._socket, theirs = socket.socketpair()
@@ -121,10 +133,8 @@ class Worker:
             if largest_file is not None:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
             os.umask(umask)
-            if user is not None:
-                os.setgroups([])
-                os.setgid(user)
-                os.setuid(user)
+            if bound and os.getuid() == 0:
+                _bind_root()
             _serve(theirs, self._out, self._err)
         theirs.close()
         self._answers = self._socket.makefile("rb")
