@@ -1,6 +1,5 @@
 """Files and folders that this user may not read or write: each is told as such, and nothing that is closed counts as empty."""
 
-import os
 import re
 import shutil
 import tempfile
