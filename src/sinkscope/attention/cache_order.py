@@ -1,5 +1,6 @@
 """`CacheOrder`: holds that each call behind a cache goes on where the one before it ended."""
 
+import weakref
 from typing import Any
 
 from sinkscope.attention.stacks import Stack, StackInput
@@ -7,14 +8,14 @@ from sinkscope.errors import AttentionError
 
 
 class CacheOrder:
-    """The cache of the last call of each stack, and how many tokens it held then.
+    """The cache of the last call of each stack, which is not kept alive, and how many tokens it held then.
 
     Column sums of a causal network are added up over its calls, so a cache that was cut, copied or swapped between two calls would
     make them wrong.
     """
 
     def __init__(self) -> None:
-        self._last: dict[str, tuple[Any, int]] = {}
+        self._last: dict[str, tuple[weakref.ref[Any] | None, int]] = {}
 
     def begin(self) -> None:
         """Forget the calls so far, as another text begins."""
@@ -26,8 +27,8 @@ class CacheOrder:
         Raises:
             AttentionError: so it is.
         """
-        cache, held = self._last.get(stack.name, (given.cache, given.seen))
-        other = cache is not None and cache is not given.cache  # a first call may have made its cache itself
+        cache, held = self._last.get(stack.name, (None, given.seen))
+        other = cache is not None and cache() is not given.cache  # a first call may have made its cache itself
         if given.seen and (other or given.seen != held):
             raise AttentionError(
                 f"expected the cache of the step before, of {held} tokens, found {'another' if other else f'one of {given.seen}'}; while "
@@ -40,5 +41,5 @@ class CacheOrder:
         A decoder that only reads the cache (block diffusion) does not change it.
         """
         held = given.total if given.cache is None else int(given.cache.get_seq_length())
-        self._last[name] = given.cache, held
+        self._last[name] = None if given.cache is None else weakref.ref(given.cache), held
         return held == given.total

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from sinkscope.argument_types import checked
-from sinkscope.attention.records import LayerCall, described
+from sinkscope.attention.records import LayerCall, described, holds_nothing
 from sinkscope.attention.scores import product, product_dtype
 from sinkscope.errors import AttentionError, CallError
 
@@ -60,7 +60,7 @@ def output_norms(
         CallError: arrays that do not fit each other.
     """
     for name, one, axes in (("value", value, 4), ("projection", projection, 3)):
-        if not isinstance(one, Tensor) or one.ndim != axes or not one.is_floating_point() or one.is_meta:
+        if not isinstance(one, Tensor) or one.ndim != axes or not one.is_floating_point() or holds_nothing(one):
             raise CallError(f"{name}: expected numbers of {axes} axes, found {described(one)}")
     batch, kv_heads, keys, dim = value.shape
     if not kv_heads or len(projection) % kv_heads or projection.shape[-1] != dim:
