@@ -1,7 +1,9 @@
 """Faults that were found one by one: bombs in the sandbox, a line separator in JSON lines, weights of NaN, sizes no file can hold."""
 
+import bz2
 import gzip
 import json
+import lzma
 import os
 import resource
 import shutil
@@ -96,8 +98,20 @@ def test_data_of_a_task_may_be_in_gzip(tmp_path):
     for given in (path, tmp_path):
         assert Source("humaneval", given, HUB, ("task_id", "prompt"), FILES).rows("test") == (row,)
     path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(CallError, match=r"HumanEval.jsonl.gz: cannot be unpacked \(.*\); expected JSON lines, plain or in gzip"):
+    with pytest.raises(CallError, match=r"HumanEval.jsonl.gz: expected a whole gzip file, found one that ends early; get it again"):
         Source("humaneval", path, HUB, ("task_id", "prompt"), FILES).rows("test")
+
+
+@pytest.mark.parametrize(("pack", "found"), [(bz2.compress, "bzip2"), (lzma.compress, "xz"), (lambda _: b"PK\x03\x04", "a zip archive")])
+def test_prompts_may_be_in_gzip_and_in_nothing_else(tmp_path, pack, found):
+    from sinkscope.commands.trace import read_prompts
+
+    path, content = tmp_path / "prompts.jsonl.gz", b'{"prompt": "a"}\n\n{"prompt": "b"}\n'
+    path.write_bytes(gzip.compress(content))
+    assert read_prompts(path) == ["a", "b"]
+    path.write_bytes(pack(content))
+    with pytest.raises(CallError, match=f"prompts.jsonl.gz: expected JSON lines, plain or in gzip, found {found}; unpack it first"):
+        read_prompts(path)
 
 
 def test_logits_that_are_not_finite_are_an_error_that_names_the_step(place):

@@ -10,8 +10,9 @@ from sinkscope.commands.bounds import Few
 from sinkscope.commands.command import Command, Dtype, Json, ModelName, Overwrite, default_is
 from sinkscope.commands.output import note, print_json
 from sinkscope.commands.sampler_flags import SamplerFlags
-from sinkscope.documents import parse_json, read_lines
+from sinkscope.documents import parse_json
 from sinkscope.errors import CallError, TraceError
+from sinkscope.json_lines import read_json_lines
 from sinkscope.locks import claimed_folder
 from sinkscope.work_items import expect_one_process, share_of_process
 
@@ -187,7 +188,7 @@ class Trace(Command):
 
 
 def read_prompts(path: Path) -> list[str]:
-    """Return the prompts of a file of JSON lines.
+    """Return the prompts of a file of JSON lines, plain or in gzip.
 
     Raises:
         CallError: see `numbered_prompts`.
@@ -196,13 +197,13 @@ def read_prompts(path: Path) -> list[str]:
 
 
 def numbered_prompts(path: Path) -> list[tuple[str, str]]:
-    """Return the prompts of a file of JSON lines, each behind the name of its line.
+    """Return the prompts of a file of JSON lines, plain or in gzip, each behind the name of its line.
 
     Raises:
         CallError: the file cannot be read, holds no prompt, or a line is not an object with a "prompt" text.
     """
     prompts = []
-    for number, line in read_lines(path, CallError, "expected --prompts as JSON lines"):
+    for number, line in read_json_lines(path, f"--prompts {path}", "expected --prompts as JSON lines", CallError):
         where = f"--prompts {path}, line {number}"
         row = parse_json(line, where, CallError)
         if not isinstance(row, dict) or not isinstance(row.get("prompt"), str):

@@ -1,25 +1,20 @@
 """Rows of published tasks: from a local JSON-lines file, plain or in gzip, or folder, else from the Hugging Face hub."""
 
 import contextlib
-import gzip
 import hashlib
-import io
 import json
 import os
 import re
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sinkscope.documents import BYTE_ORDER_MARK, parse_json, read_bytes
+from sinkscope.documents import parse_json
 from sinkscope.errors import CallError, EvaluationError
+from sinkscope.json_lines import read_json_lines
 
 Row = Mapping[str, Any]
-LARGEST = 1 << 32
-GZIP = b"\x1f\x8b"
-"""The first bytes of every gzip file."""
 _NAMES = {str: "text", dict: "an object", list: "a list"}
 
 
@@ -156,27 +151,5 @@ def hash_rows(*splits: Sequence[Row]) -> str:
 
 def _read_lines(key: str, path: Path) -> list[Any]:
     where = f"--data {key}={path}"
-    content = read_bytes(path, CallError, f"expected the JSON lines of {key}", most=LARGEST)
-    if content.startswith(GZIP):
-        content = _unpacked(content, where)
-    try:
-        lines = content.decode().removeprefix(BYTE_ORDER_MARK).split("\n")
-    except UnicodeDecodeError as error:
-        raise CallError(f"{where}: cannot be read as text (it is no UTF-8); expected JSON lines") from error
-    return [parse_json(line, f"{where}, line {number}", CallError) for number, line in enumerate(lines, 1) if line.strip()]
-
-
-def _unpacked(content: bytes, where: str) -> bytes:
-    """Return what a gzip file holds.
-
-    Raises:
-        CallError: it is damaged, or holds too much.
-    """
-    try:
-        with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
-            text = file.read(LARGEST + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        raise CallError(f"{where}: cannot be unpacked ({error}); expected JSON lines, plain or in gzip") from error
-    if len(text) > LARGEST:
-        raise CallError(f"{where}: expected at most {LARGEST:,} bytes of JSON lines, found more")
-    return text
+    lines = read_json_lines(path, where, f"expected the JSON lines of {key}", CallError)
+    return [parse_json(line, f"{where}, line {number}", CallError) for number, line in lines]

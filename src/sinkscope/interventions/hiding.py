@@ -180,6 +180,8 @@ class Hiding(Hider):
             if heads is not None:
                 keys = keys & heads[:, None, None]
             queries = None if part.queries is None else canvas.among(part.queries, device)[:, -call.query.shape[2] :]
+            if queries is not None:
+                keys = keys & queries.any(-1)[:, None, None, None]  # where no query loses a key, none is hidden
             found.append(Hidden(keys, queries, zeroed=part.effect == "zero", front=part.takes_own, heads=heads))
             chosen.append((part, keys))
         if found:

@@ -1,0 +1,45 @@
+"""Files of JSON lines that a user gives, plain or in gzip."""
+
+import gzip
+import io
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from sinkscope.documents import BYTE_ORDER_MARK, Failure, read_bytes
+
+LARGEST = 1 << 32
+"""Bytes of the largest file that is read, and of what it holds unpacked."""
+_GZIP = b"\x1f\x8b"
+_OTHERS = {b"BZh": "bzip2", b"PK\x03\x04": "a zip archive", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "Zstandard", b"PAR1": "Parquet"}
+
+
+def read_json_lines(path: Path, where: str, advice: str, failure: Failure) -> Iterator[tuple[int, str]]:
+    """Yield number and text of each line that is not blank; only a line feed ends a line.
+
+    Args:
+        where: names the file in messages, such as ``--prompts FILE``.
+        advice: ends the message about a file that cannot be read.
+
+    Raises:
+        failure: the file cannot be read, is damaged or packed otherwise than by gzip, holds too much, or is no UTF-8.
+    """
+    content = read_bytes(path, failure, advice, LARGEST)
+    if content.startswith(_GZIP):
+        try:
+            with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
+                content = file.read(LARGEST + 1)
+        except (OSError, EOFError, zlib.error) as error:
+            how = "one that ends early" if isinstance(error, EOFError) else "a damaged one"
+            raise failure(f"{where}: expected a whole gzip file, found {how}; get it again, or unpack it") from error
+        if len(content) > LARGEST:
+            raise failure(f"{where}: expected at most {LARGEST:,} bytes of JSON lines, found more")
+    if other := next((name for start, name in _OTHERS.items() if content.startswith(start)), None):
+        raise failure(f"{where}: expected JSON lines, plain or in gzip, found {other}; unpack it first")
+    try:
+        text = content.decode().removeprefix(BYTE_ORDER_MARK)
+    except UnicodeDecodeError as error:
+        raise failure(f"{where}: cannot be read as text (it is no UTF-8); expected JSON lines") from error
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            yield number, line
