@@ -151,6 +151,19 @@ def test_only_some_queries_lose_the_keys(diffusion, run, question, short, querie
     assert 0 < running.effect.removed_share < 0.2
 
 
+@pytest.mark.parametrize("queries", ["masked", (6,)])
+@pytest.mark.parametrize("effect", ["mask", "zero"])
+def test_a_key_that_no_query_loses_is_not_hidden(diffusion, queries, effect):
+    rule = HidePositions((2, 5), queries=queries, effect=effect)
+    with rule(diffusion) as running, torch.no_grad():
+        diffusion.network(torch.arange(5, 11)[None])  # nothing is masked here
+        diffusion.network(torch.arange(5, 12)[None])
+    effect = running.effect
+    lost = 2 * (queries == (6,))  # the second call has a position 6, the first has none
+    assert effect.hidden[:, 0, 0].tolist() == effect.ranked[:, 0, 0].tolist() == [lost]
+    assert (effect.removed[:, 0, 0] > 0).tolist() == [lost > 0]
+
+
 def test_queries_behind_a_cache_are_positions_of_the_text(autoregressive, run, question):
     length = len(autoregressive.encode(question))
     _, seen, _ = run(autoregressive, HidePositions((0,), queries=(5, length + 1)), question, length=4)

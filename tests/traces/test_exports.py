@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import pickle
 import shutil
 import subprocess
 import sys
@@ -119,6 +120,11 @@ def test_netcdf_round_trip(trace, tmp_path):
             assert dataset[name].attrs["units"] == TRACE_UNITS[name]
         assert dataset.attrs["layers"] == "a.0\na.1"
         assert json.loads(dataset.attrs["manifest"]) == trace.manifest
+
+
+def test_a_dataset_that_has_read_nothing_can_be_pickled(trace):
+    again = pickle.loads(pickle.dumps(to_xarray(trace)))
+    assert again.identical(to_xarray(trace))
 
 
 def test_a_dataset_reads_only_what_is_indexed(trace, monkeypatch):

@@ -36,6 +36,9 @@ class Stack:
     causal: bool = field(default=True)
 
 
+PAD_LEFT = "set tokenizer.padding_side = 'left', or run each text by itself where positions are counted from the first token (BERT)"
+
+
 def find_stacks(network: nn.Module) -> list[Stack]:
     """Return the stacks of a transformers model: owners of a `ModuleList` whose entries hold a module with ``layer_idx``.
 
@@ -59,8 +62,8 @@ def find_stacks(network: nn.Module) -> list[Stack]:
             stacks.append(Stack(name, module, layers, blocks, _is_causal(network, module, next(iter(layers)))))
     if not stacks:
         raise AttentionError(
-            f"expected a transformers model whose layers have a layer_idx, found none in {type(network).__name__}; "
-            "watch a foreign torch module inside `with sinkscope.attention.foreign(module):`"
+            f"expected a transformers model whose attention knows the number of its layer (layer_idx), found none in "
+            f"{type(network).__name__}; watch any other torch module inside `with sinkscope.attention.foreign(module):`"
         )
     return stacks
 
@@ -131,7 +134,7 @@ class StackInput:
         """
         if self.real is None and self.total:
             return torch.full((self.batch,), self.total, device="cpu")
-        return lengths_of(self.visible(), "set tokenizer.padding_side = 'left'")
+        return lengths_of(self.visible(), PAD_LEFT)
 
 
 @dataclass(frozen=True, eq=False)

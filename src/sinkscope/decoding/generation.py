@@ -70,7 +70,8 @@ def generate(
         prompt: raw text or 1-D token ids, or a list of either, which is written as one left-padded batch.
         messages: a conversation (a list of ``{"role", "content"}``) or a list of conversations, for the chat template; instead of
             ``prompt``.
-        on_step: called after every step with the canvas as it then is (the published ``output_history``).
+        on_step: called after every step with the canvas as it then is (the published ``output_history``); it reads the tensors of a step
+            and does not write into them, as the sampler goes on with them.
         settings: settings of the family's sampler; an unknown one is a TypeError that names the right one. ``cache`` takes a
             `CachePolicy` or its text.
 

@@ -51,8 +51,9 @@ class Description:
         if isinstance(sampler.get("seed"), int):
             sampler["seed"] += prompt
         parameter = next(self.network.parameters(), torch.empty(0))
+        dtype = str(parameter.dtype).removeprefix("torch.")  # that of the card is of loading
         return {
-            "model": model.card.as_dict() if model is not None else {"name": type(self.network).__name__},
+            "model": {**model.card.as_dict(), "dtype": dtype} if model is not None else {"name": type(self.network).__name__},
             "command": command_line(),
             "causal": step.causal,
             "sampler": sampler,
@@ -64,7 +65,7 @@ class Description:
             "level": level,
             "hidden": hidden,
             "device": str(parameter.device),
-            "dtype": str(parameter.dtype).removeprefix("torch."),
+            "dtype": dtype,
             "versions": {
                 "sinkscope": version("sinkscope"),
                 "torch": torch.__version__,

@@ -111,27 +111,13 @@ def to_xarray(trace: Trace) -> Any:
     """
     check_installed("xarray")
     import xarray
-    from xarray.backends import BackendArray
     from xarray.core import indexing
 
+    from sinkscope.traces.lazy_array import LazyTensor
+
     sizes = axis_sizes(trace)
-
-    class Lazy(BackendArray):  # the class of xarray for arrays that are read when indexed
-        def __init__(self, name: str) -> None:
-            self.name = name
-            self.shape = tuple(sizes[axis] for axis in TRACE_AXES[name])
-            self.dtype = getattr(trace, name).dtype
-
-        def __getitem__(self, key: Any) -> np.ndarray:
-            return indexing.explicit_indexing_adapter(key, self.shape, indexing.IndexingSupport.BASIC, self._read)
-
-        def _read(self, key: tuple[Any, ...]) -> np.ndarray:
-            if len(key) == 1:
-                return getattr(trace, self.name)[key]
-            return widen(self.name, getattr(trace, self.name)[key[:-1]], self.shape[-1])[..., key[-1]]
-
     variables = {
-        name: xarray.Variable(TRACE_AXES[name], indexing.LazilyIndexedArray(Lazy(name)), {"units": TRACE_UNITS[name]})
+        name: xarray.Variable(TRACE_AXES[name], indexing.LazilyIndexedArray(LazyTensor(trace, name, sizes)), {"units": TRACE_UNITS[name]})
         for name in trace.tensors
     }
     return xarray.Dataset(variables, attrs=_attributes(trace))
