@@ -79,6 +79,8 @@ def flags(**defaults: Any) -> argparse.Namespace:
             help=f"default: {','.join(map(str, default)) if many else default}",
         )
     given = parser.parse_args()
+    if getattr(given, "dtype", "float32") not in ("float32", "bfloat16", "float16"):
+        parser.error(f"argument --dtype: expected float32, bfloat16 or float16, found {given.dtype}")
     for name, value in vars(given).items():
         numbers = [one for one in (value if isinstance(value, tuple) else [value]) if isinstance(one, int | float)]
         if value == () or not all(isinstance(one, bool) or 0 < one < 1 << 31 for one in numbers):

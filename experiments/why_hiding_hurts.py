@@ -228,6 +228,8 @@ def main() -> None:
     parser.add_argument("--layer", type=int, default=None, help="with --part heads: the heads of this layer only, without H4")
     arguments = parser.parse_args()
     model = sinkscope.load(arguments.model)
+    if arguments.layer is not None and (arguments.part != "heads" or arguments.layer >= model.card.layers):
+        parser.error(f"--layer: expected --part heads and a layer from 0 to {model.card.layers - 1}, found {arguments.layer}")
     layers, heads = model.card.layers, model.card.heads
     canvases = collect(model, arguments.problems, arguments.shots)
     order = sorted(range(len(canvases)), key=lambda index: len(canvases[index].tokens))
