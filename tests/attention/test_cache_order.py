@@ -46,9 +46,38 @@ def test_a_copied_cache_is_refused(watched, autoregressive, ids):
 
 
 @torch.no_grad()
+def test_a_reordered_cache_is_refused(watched, autoregressive, ids):
+    network, two = autoregressive.network, ids[:, :12].repeat(2, 1)
+    with (
+        watched,
+        pytest.raises(AttentionError, match=r"of 10 tokens, found one whose keys were replaced, as reorder_cache does; .* reorder"),
+    ):
+        cache = begin(network, two[:, :10])
+        cache.reorder_cache(torch.tensor([1, 0]))
+        network(two[:, 10:11], past_key_values=cache)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("padding", [0, 2, 4])
+def test_an_attention_mask_with_other_padding_is_refused(watched, autoregressive, ids, padding):
+    network, mask = autoregressive.network, torch.ones_like(ids[:, :12])
+    mask[:, :3] = 0
+    with (
+        watched,
+        pytest.raises(AttentionError, match=rf"with other padding reads, \[{10 - padding}\] tokens in place of \[7\]; .* mask of all"),
+    ):
+        cache = network(ids[:, :10], attention_mask=mask[:, :10], use_cache=True).past_key_values
+        network(ids[:, 10:11], attention_mask=mask[:, :11], past_key_values=cache)
+        mask[:, :3] = 1
+        mask[:, :padding] = 0
+        cache = network(ids[:, :10], attention_mask=torch.cat([torch.zeros(1, 3), torch.ones(1, 7)], -1), use_cache=True).past_key_values
+        network(ids[:, 10:11], attention_mask=mask[:, :11] if padding else None, past_key_values=cache)
+
+
+@torch.no_grad()
 def test_two_texts_in_turn_are_refused(watched, autoregressive, ids):
     network = autoregressive.network
-    with watched, pytest.raises(AttentionError, match="of 8 tokens, found one of 10"):
+    with watched, pytest.raises(AttentionError, match="of 8 tokens, found another, of 10"):
         first, _ = begin(network, ids[:, :10]), begin(network, ids[:, :8])
         network(ids[:, 10:12], past_key_values=first)
 

@@ -43,6 +43,19 @@ def test_a_recording_is_the_same_and_no_step_compiles_anew(diffusion, compiling,
     assert graphs.frame_count == first
 
 
+@pytest.mark.parametrize("layers", [[1], [0, 2]], ids=str)
+def test_only_some_layers_may_be_compiled(diffusion, diffusion_folder, layers, tmp_path):
+    torch._dynamo.reset()
+    model = sinkscope.load(str(diffusion_folder))
+    for layer in layers:
+        model.network.model.layers[layer].compile(backend="eager")
+    expected, found = record(diffusion, tmp_path / "plain"), record(model, tmp_path / "compiled")
+    torch._dynamo.reset()
+    assert found.layers == expected.layers
+    for name in ("column_sums", "value_norms", "hidden_norms"):
+        assert_close(getattr(found, name)[:], getattr(expected, name)[:], terms=terms_of(model.network, 12), what=name)
+
+
 def test_hiding_bites_in_compiled_layers(diffusion, compiling, tmp_path):
     model, _ = compiling
     written = []

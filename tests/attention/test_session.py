@@ -17,6 +17,8 @@ from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
     LlamaForCausalLM,
+    MarianConfig,
+    MarianMTModel,
 )
 
 import sinkscope
@@ -109,9 +111,62 @@ def test_an_encoder_and_a_decoder_are_two_stacks():
     assert_close(cross.sums.sum(-1), 4.0, terms=3 * 7)
 
 
+@torch.no_grad()
+def test_an_encoder_whose_layers_have_no_number_is_a_stack(tmp_path):
+    """Marian's encoder keeps no cache, so its attention has ``layer_idx`` None."""
+    sizes = {
+        f"{part}_{name}": size for part in ("encoder", "decoder") for name, size in (("layers", 2), ("attention_heads", 3), ("ffn_dim", 16))
+    }
+    config = MarianConfig(vocab_size=50, d_model=24, pad_token_id=0, decoder_start_token_id=1, init_std=0.5, **sizes)
+    network = MarianMTModel(config).eval()
+    encoder, decoder = find_stacks(network)
+    assert [(path, index) for path, index in encoder.layers.values()] == [(f"model.encoder.layers.{n}.self_attn", n) for n in range(2)]
+    assert (encoder.causal, decoder.causal) == (False, True)
+    network.set_attn_implementation("eager")
+    dense = network(IDS, decoder_input_ids=IDS[:, :4], output_attentions=True)
+    with subscribed(network, diary := Diary()):
+        network(IDS, decoder_input_ids=IDS[:, :4])
+    for columns, expected in zip(diary.columns[:2], dense.encoder_attentions, strict=True):
+        assert_close(columns.sums[:, :, 0], expected.sum(-2), terms=3 * 7)
+
+
+@torch.no_grad()
+def test_layers_that_share_their_attention_are_refused():
+    network = tiny_llama()
+    network.model.layers[1].self_attn = network.model.layers[0].self_attn
+    with (
+        pytest.raises(AttentionError, match=r"to run once in a call, found model.layers.1.self_attn a second time"),
+        subscribed(network, Diary()),
+    ):
+        network(IDS)
+
+
+def test_a_network_and_a_part_of_it_are_not_watched_together():
+    network = tiny_llama()
+    for outer, inner, what in ((network, network.model, "LlamaModel is a part of"), (network.model, network, "LlamaForCausalLM holds")):
+        with (
+            subscribed(outer, Diary()),
+            pytest.raises(AttentionError, match=f"{what} {type(outer).__name__}, which is"),
+            subscribed(inner, Diary()),
+        ):
+            pass
+    with subscribed(network, Diary()), torch.no_grad():
+        network(IDS)
+
+
+def test_a_call_outside_of_inference_mode_follows_one_inside():
+    network = tiny_llama()
+    with subscribed(network, diary := Diary()):
+        with torch.inference_mode():
+            network(IDS)
+        with torch.no_grad():
+            network(IDS)
+    assert torch.equal(diary.columns[0].sums, diary.columns[2].sums)
+
+
 def test_a_module_without_layer_numbers_is_refused():
     network = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(8, 2, batch_first=True), 1)
-    with pytest.raises(AttentionError, match="a layer_idx, found none in TransformerEncoder; watch a foreign torch module inside"):
+    with pytest.raises(AttentionError, match="a layer_idx, found none in TransformerEncoder; watch any other torch module inside"):
         find_stacks(network)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from closeness import assert_close, terms_of
 from diary import IDS, SMALL, Diary, forward, step_events, tiny_llama
-from transformers import DynamicCache, Gemma3ForCausalLM, Gemma3TextConfig, StaticCache
+from transformers import DynamicCache, Gemma3ForCausalLM, Gemma3TextConfig, GenerationConfig, StaticCache
 
 import sinkscope
 from sinkscope.attention import GenerationStart, Hider, StepContext, StepResult, subscribed
@@ -240,6 +240,24 @@ def test_a_generate_that_reorders_or_guesses_is_refused(settings):
     with pytest.raises(AttentionError, match=f"generate with {name} is not modelled"), subscribed(network, Diary()):
         network.generate(IDS[:1], max_new_tokens=2, do_sample=False, **settings)
     assert "generate" not in vars(network)
+
+
+def test_a_generate_whose_network_reorders_by_its_own_settings_is_refused():
+    network = tiny_llama()
+    network.generation_config.num_beams = 3
+    with pytest.raises(AttentionError, match="generate with num_beams is not modelled"), subscribed(network, Diary()):
+        network.generate(IDS[:1], generation_config=GenerationConfig(max_new_tokens=2))
+    with subscribed(network, Diary()):
+        network.generate(IDS[:1], generation_config=GenerationConfig(max_new_tokens=2, num_beams=1))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("transform", [torch.func.vmap, torch.func.grad])
+def test_a_call_inside_a_transform_is_refused(transform):
+    network = tiny_llama()
+    embedded = network.get_input_embeddings()(IDS[:1])
+    with pytest.raises(AttentionError, match="a plain call of LlamaForCausalLM, found one inside vmap, grad"), subscribed(network, Diary()):
+        transform(lambda x: network(inputs_embeds=x).logits.sum())(embedded[None] if transform is torch.func.vmap else embedded)
 
 
 # What a sampler of one's own may publish

@@ -203,3 +203,31 @@ def test_a_value_that_the_projection_nearly_removes_keeps_its_digits():
 def test_what_is_no_output_projection_is_told(module, message):
     with pytest.raises(AttentionError, match=message):
         output_projection(module, 6)
+
+
+class Adapter(torch.nn.Module):
+    """A linear layer with an adapter beside it, whose ``weight`` is that of the layer alone, as those of peft."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer, self.added = layer, torch.nn.Linear(layer.in_features, layer.out_features)
+
+    @property
+    def weight(self):
+        return self.layer.weight
+
+    def forward(self, x):
+        return self.layer(x) + self.added(x)
+
+
+@torch.no_grad()
+def test_an_adapter_is_not_taken_for_its_layer(tmp_path):
+    network = qwen3().eval()
+    attention = network.model.layers[1].self_attn
+    attention.o_proj = Adapter(attention.o_proj)
+    with pytest.raises(AttentionError, match=r"of Qwen3Attention as a plain linear layer, found Adapter, .* merge them"):
+        output_projection(attention, 6)
+    with sinkscope.recording(network, out=tmp_path / "run"):
+        network(IDS)
+    for trace in sinkscope.open_traces(tmp_path / "run"):
+        assert "output_norms" not in trace.tensors

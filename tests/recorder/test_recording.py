@@ -247,7 +247,7 @@ def test_a_numbered_folder_that_cannot_be_made_is_one_clear_message(diffusion, o
 @pytest.mark.parametrize("module", [nn.Sequential(nn.Linear(3, 4)), nn.TransformerEncoderLayer(8, 2)], ids=["linear", "encoder layer"])
 def test_a_foreign_torch_module_is_refused(module, out):
     with (
-        pytest.raises(AttentionError, match=rf".layer_idx., found none in {type(module).__name__}"),
+        pytest.raises(AttentionError, match=rf"whose attention modules have a layer_idx, found none in {type(module).__name__}"),
         sinkscope.recording(module, out=out),
     ):
         pass

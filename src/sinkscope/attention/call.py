@@ -79,7 +79,7 @@ class Call:
         self._inferred, self._cache, self._notes, self._workspace = inferred, cache, notes, workspace
         self.reported = False  # whether any layer has computed its attention here
         self.closed = False  # true once the stack has returned; a gradient checkpoint runs layers again in the backward pass
-        self._turn = 0
+        self._turn, self._ran = 0, set[str]()
         self._watchers = [one for one in subscribers if isinstance(one, Watcher)]
         self._hiders = [one for one in subscribers if isinstance(one, Hider)]
         self._prependers = [one for one in subscribers if isinstance(one, Prepender)]
@@ -94,7 +94,15 @@ class Call:
         """Return the record of a layer, None for attention that does not belong to the stack."""
         if module not in self._stack.layers:
             return None
-        return self.named_layer(module, *self._stack.layers[module], query, key, value, own)
+        name, index = self._stack.layers[module]
+        if not self.closed and name in self._ran:
+            raise AttentionError(
+                f"expected each layer of {self._stack.name or 'the network'} to run once in a call, found {name} a second time; "
+                "layers that share one attention module are not modelled by sinkscope"
+            )
+        self._ran.add(name)
+        self._turn = index + 1  # only some layers may be compiled
+        return self.named_layer(module, name, index, query, key, value, own)
 
     def named_layer(
         self, module: nn.Module, name: str, index: int, query: Tensor, key: Tensor, value: Tensor, own: Prefix | None = None

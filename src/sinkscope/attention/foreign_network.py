@@ -17,8 +17,9 @@ from torch.overrides import TorchFunctionMode
 
 from sinkscope.argument_types import checked
 from sinkscope.attention.call import Call
+from sinkscope.attention.call_limits import check_network
 from sinkscope.attention.records import AttentionInputs, described
-from sinkscope.attention.session import Hooks, Session, check_network, current_session
+from sinkscope.attention.session import Hooks, Session, current_session
 from sinkscope.attention.stacks import Stack, StackInput, real_tokens
 from sinkscope.errors import AttentionError, CallError
 from sinkscope.single_use import single_use

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from sinkscope.argument_types import checked
+from sinkscope.attention.call_limits import check_network
 from sinkscope.attention.interface import entering, leave_interface, use_interface
-from sinkscope.attention.session import Hooks, Session, check_network, current_session, one_at_a_time
+from sinkscope.attention.session import Hooks, Session, current_session, one_at_a_time, watched_networks
 from sinkscope.attention.stacks import Stack, find_stacks
 from sinkscope.attention.subscriber_answers import check_groups
 from sinkscope.attention.subscribers import Subscriber
@@ -35,6 +36,7 @@ def subscribed(network: nn.Module, subscriber: Subscriber) -> Iterator[Session]:
     with one_at_a_time:
         session = current_session(network)
         if session is None:
+            _refuse_nested(network)
             session = Session(network, TransformersHooks(network))
             session.open()
         session.join(subscriber)
@@ -44,6 +46,21 @@ def subscribed(network: nn.Module, subscriber: Subscriber) -> Iterator[Session]:
         failed = False
     finally:
         session.leave(subscriber, failed)
+
+
+def _refuse_nested(network: nn.Module) -> None:
+    """Raise an error where a module around a network, or one inside it, is watched already; both would set one configuration.
+
+    Raises:
+        AttentionError: so it is.
+    """
+    for other in watched_networks():
+        inside = any(module is network for module in other.modules())
+        if inside or any(module is other for module in network.modules()):
+            raise AttentionError(
+                f"{type(network).__name__} {'is a part of' if inside else 'holds'} {type(other).__name__}, which is recorded or changed "
+                f"already; pass {type(other).__name__} here too, or end that first"
+            )
 
 
 class TransformersHooks(Hooks):
@@ -101,9 +118,11 @@ def _one_generation(network: nn.Module, session: Session) -> Callable[..., Any]:
     generate: Any = network.generate
 
     def checked(*args: Any, **kwargs: Any) -> Any:
-        config = kwargs.get("generation_config") or (args[1] if len(args) > 1 else None) or network.generation_config
+        config = kwargs.get("generation_config") or (args[1] if len(args) > 1 else None)
+        said = [kwargs, *(vars(one) for one in (config, network.generation_config) if one is not None)]
         names = ("num_beams", "assistant_model", "prompt_lookup_num_tokens")
-        found = [name for name in names if kwargs.get(name, getattr(config, name, None)) not in (None, 1)]
+        first = {name: next((one[name] for one in said if one.get(name) is not None), None) for name in names}
+        found = [name for name, value in first.items() if value not in (None, 1)]
         if found:
             raise AttentionError(f"generate with {', '.join(found)} is not modelled; leave it out while something watches or hides")
         with session.foreign_generation():
@@ -166,7 +185,8 @@ class _AfterStack:
         self.session = session
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        self.session.end_call(failed=output is None)  # torch calls this hook with None after an exception
+        made = getattr(output, "past_key_values", None)
+        self.session.end_call(failed=output is None, made=made)  # torch calls this hook with None after an exception
 
 
 class _BeforeBlock:

@@ -21,6 +21,8 @@ from sinkscope.attention.stacks import Stack
 from sinkscope.errors import AttentionError
 
 NAME = "sinkscope"
+MASKED = "sinkscope_masked"
+"""The same for networks without sdpa attention, whose modules do not say whether they are causal: every call has a whole mask."""
 REFUSED = ("softcap", "s_aux", "position_bias", "cache")
 
 
@@ -159,8 +161,12 @@ def register_interface() -> None:
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
-    AttentionInterface.register(NAME, attention_forward)
-    AttentionMaskInterface.register(NAME, sdpa_mask)  # without one, padding would silently be ignored
+    def whole_mask(*args: Any, **kwargs: Any) -> Tensor | None:
+        return sdpa_mask(*args, **{**kwargs, "allow_is_causal_skip": False})
+
+    for name, mask in ((NAME, sdpa_mask), (MASKED, whole_mask)):  # without a mask function, padding would silently be ignored
+        AttentionInterface.register(name, attention_forward)
+        AttentionMaskInterface.register(name, mask)
 
 
 @dataclass
@@ -195,12 +201,13 @@ def use_interface(network: nn.Module, stacks: list[Stack]) -> list[Any]:
     for config in configs:
         held = _held.setdefault(id(config), _Held(config, config._attn_implementation_internal, 0))
         held.sessions += 1
+    name = NAME if all(getattr(module, "_supports_sdpa", True) for module in network.modules()) else MASKED
     try:
-        network.set_attn_implementation(NAME)  # type: ignore[operator]
+        network.set_attn_implementation(name)  # type: ignore[operator]
         for stack in stacks:
             for attention, (path, _) in stack.layers.items():
                 set_to = getattr(getattr(attention, "config", None), "_attn_implementation", None)
-                if set_to != NAME:
+                if set_to != name:
                     raise AttentionError(
                         f"expected {path} of {type(network).__name__} to take its attention from transformers' interface, "
                         f"found {set_to!r}; this model cannot be watched"

@@ -36,7 +36,13 @@ def output_projection(attention: nn.Module, heads: int) -> Float[Tensor, "head w
             f"expected the output projection of {type(attention).__name__} as numbers of 16 bits or more, found {weight.dtype} on "
             f"{weight.device}; what its keys contribute cannot be told"
         )
-    if type(found).__name__ == "Conv1D":  # GPT-2 keeps it transposed
+    transposed = type(found).__name__ == "Conv1D"  # as GPT-2 keeps it
+    if type(found).forward not in (nn.Linear.forward, nn.Module.forward) and not transposed:
+        raise AttentionError(
+            f"expected the output projection of {type(attention).__name__} as a plain linear layer, found {type(found).__name__}, which "
+            "may add to its weights (an adapter); merge them (merge_and_unload of peft), or what its keys contribute cannot be told"
+        )
+    if transposed:
         weight = weight.T
     if heads < 1 or weight.shape[1] % heads:
         raise AttentionError(f"expected an output projection from {heads} heads, found {weight.shape[1]} columns in it")

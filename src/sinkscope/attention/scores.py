@@ -61,7 +61,8 @@ class Workspace:
         if device.type != "cpu":  # whose allocator keeps its memory anyway
             return torch.empty(size, device=device, dtype=torch.float32)
         if self._buffer is None or len(self._buffer) < size:
-            self._buffer = torch.empty(size, device="cpu", dtype=torch.float32)
+            with torch.inference_mode(False):  # whose tensors no later call outside of it may write into
+                self._buffer = torch.empty(size, device="cpu", dtype=torch.float32)
         return self._buffer[:size]
 
     def bias(self, mask: Tensor | None, alone: bool) -> Bias:

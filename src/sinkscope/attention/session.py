@@ -14,15 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sinkscope.argument_types import check_argument, in_words
+from sinkscope.argument_types import check_argument
 from sinkscope.attention.cache_order import CacheOrder
 from sinkscope.attention.call import Call, LayerNotes
+from sinkscope.attention.call_limits import check_call, check_network
 from sinkscope.attention.interface import call_begins, call_ends
 from sinkscope.attention.records import CallPart, GenerationStart, StepContext, StepResult
 from sinkscope.attention.scores import Workspace
 from sinkscope.attention.stacks import LastStep, Stack, StackInput, read_stack_input, upload
 from sinkscope.attention.subscribers import Subscriber, Watcher
-from sinkscope.errors import AttentionError, CallError
+from sinkscope.errors import AttentionError
 
 _sessions: "weakref.WeakKeyDictionary[nn.Module, Session]" = weakref.WeakKeyDictionary()
 one_at_a_time = threading.RLock()
@@ -250,13 +251,11 @@ class Session:
         """Return the call that begins, given its arguments as read.
 
         Raises:
-            AttentionError: another thread runs the network, or it has no weights.
+            AttentionError: another thread runs the network.
+            AttentionError, CallError: see `check_call`.
         """
         self.refuse_other_threads()
-        if given is not None and given.device.type == "meta":
-            raise AttentionError(f"expected the weights of {type(self.network).__name__}, found it on the device meta, which holds none")
-        if given is not None and given.batch == 0:
-            raise CallError(f"{type(self.network).__name__}: expected at least one row of tokens, found none")
+        check_call(self.network, given)
         self._thread = threading.get_ident()
         self._given = given
         if not self.published and not self._unhidden_running:
@@ -283,8 +282,12 @@ class Session:
         call_begins(self._call)
         return self._call
 
-    def end_call(self, failed: bool) -> None:
-        """End the running call: its stack has returned or raised. A step that no sampler published ends with it."""
+    def end_call(self, failed: bool, made: Any = None) -> None:
+        """End the running call: its stack has returned or raised. A step that no sampler published ends with it.
+
+        Args:
+            made: the cache that it returned; it may have made it itself.
+        """
         if self.runs_elsewhere():
             return
         call, self._call = self._call, None
@@ -304,7 +307,7 @@ class Session:
                 "leave the attention implementation alone while something watches or hides"
             )
         if not self.published and not self._unhidden_running and self._context is not None:
-            if given is not None and self._caches.end_call(self._context.stack or "", given):
+            if given is not None and self._caches.end_call(self._context.stack or "", given, made, self._context.lengths):
                 self._tokens = self._context.tokens
             self.end_step(None)
 
@@ -352,8 +355,8 @@ class Session:
             mask_id = None if causal else getattr(config, "mask_token_id", None)
             rows = (None,) * given.batch
             self._begin(GenerationStart(tuple(lengths.tolist()), given.total, causal, {"name": "foreign"}, rows, mask_id))
-        if stack.causal and len(self.stacks) == 1:
-            self._caches.check(stack, given)
+        if stack.causal:
+            self._caches.check(stack, given, lengths)
         if stack.name not in self._prompts:  # an encoder and a decoder have different prompts
             prompts = lengths - given.fresh if given.seen and self._prompts else lengths
             self._prompts[stack.name] = tuple(prompts.tolist())
@@ -386,12 +389,6 @@ def current_session(network: nn.Module) -> Session | None:
     return _sessions.get(network)
 
 
-def check_network(network: object) -> None:
-    """Raise an error for anything but a torch module.
-
-    Raises:
-        CallError: so it is; of a `Model` its ``network`` is one.
-    """
-    if not isinstance(network, nn.Module):
-        advice = "; pass its network" if isinstance(getattr(network, "network", None), nn.Module) else ""
-        raise CallError(f"network: expected a torch module, found {in_words(network)}{advice}")
+def watched_networks() -> list[nn.Module]:
+    """Return the networks that have an open session."""
+    return list(_sessions)

@@ -42,6 +42,8 @@ PAD_LEFT = "set tokenizer.padding_side = 'left', or run each text by itself wher
 def find_stacks(network: nn.Module) -> list[Stack]:
     """Return the stacks of a transformers model: owners of a `ModuleList` whose entries hold a module with ``layer_idx``.
 
+    It may be None, as in encoders that keep no cache (Marian, MBart).
+
     Raises:
         AttentionError: the model has none.
     """
@@ -54,7 +56,7 @@ def find_stacks(network: nn.Module) -> list[Stack]:
                 continue
             for number, block in enumerate(child):
                 for inner_name, inner in block.named_modules():
-                    if isinstance(getattr(inner, "layer_idx", None), int) and inner is not block and _attends(inner):
+                    if isinstance(getattr(inner, "layer_idx", ""), int | None) and inner is not block and _attends(inner):
                         path = ".".join(part for part in (name, child_name, str(number), inner_name) if part)
                         layers[inner] = (path, len(layers))
                         blocks[inner] = block
@@ -62,8 +64,8 @@ def find_stacks(network: nn.Module) -> list[Stack]:
             stacks.append(Stack(name, module, layers, blocks, _is_causal(network, module, next(iter(layers)))))
     if not stacks:
         raise AttentionError(
-            f"expected a transformers model whose attention knows the number of its layer (layer_idx), found none in "
-            f"{type(network).__name__}; watch any other torch module inside `with sinkscope.attention.foreign(module):`"
+            f"expected a transformers model whose attention modules have a layer_idx, found none in {type(network).__name__}; "
+            "watch any other torch module inside `with sinkscope.attention.foreign(module):`"
         )
     return stacks
 
@@ -93,7 +95,7 @@ def _is_causal(network: nn.Module, stack: nn.Module, attention: nn.Module) -> bo
         said = getattr(config, "is_causal", None)
         if said is not None:
             return bool(said)
-    return bool(getattr(attention, "is_causal", True))
+    return bool(getattr(attention, "is_causal", True) or getattr(attention, "is_decoder", False))
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,6 +24,7 @@ from sinkscope.models.family import Family
 from sinkscope.models.folders import LARGEST_CONFIG, check_files, find_folder, is_bundled, is_on_hub, read_config
 from sinkscope.models.hub import fetch_weights
 from sinkscope.models.layouts import BODIES
+from sinkscope.models.loaded_weights import note_loaded
 from sinkscope.models.model import Model, ModelCard
 from sinkscope.models.recognition import recognise
 from sinkscope.models.sink_token import SinkToken, check_token_id, split_config, with_sink
@@ -119,6 +120,7 @@ def load(
         sink_token=None if variant is None else variant.name,
     )
     longest = next(key for key, name in converted.layout.sizes.items() if name == "max_position_embeddings")
+    note_loaded(network)
     return Model(network, tokenizer, family, card, used, longest, folder.name if hub else None)
 
 

@@ -17,6 +17,7 @@ from sinkscope.attention import GenerationStart
 from sinkscope.documents import parse_json
 from sinkscope.errors import CallError
 from sinkscope.models import Model
+from sinkscope.models.loaded_weights import were_changed
 from sinkscope.recorder.prompt_steps import PartStep
 
 MOST_TOKENS = 1 << 31
@@ -52,8 +53,11 @@ class Description:
             sampler["seed"] += prompt
         parameter = next(self.network.parameters(), torch.empty(0))
         dtype = str(parameter.dtype).removeprefix("torch.")  # that of the card is of loading
+        card = {"name": type(self.network).__name__} if model is None else {**model.card.as_dict(), "dtype": dtype}
+        if were_changed(self.network):
+            card["weight_hash"] = None
         return {
-            "model": {**model.card.as_dict(), "dtype": dtype} if model is not None else {"name": type(self.network).__name__},
+            "model": card,
             "command": command_line(),
             "causal": step.causal,
             "sampler": sampler,

@@ -1,0 +1,38 @@
+"""What cannot be watched: anything but a torch module, and some calls of one."""
+
+import torch
+from torch import nn
+
+from sinkscope.argument_types import in_words
+from sinkscope.attention.stacks import StackInput
+from sinkscope.errors import AttentionError, CallError
+
+
+def check_network(network: object) -> None:
+    """Raise an error for anything but a torch module.
+
+    Raises:
+        CallError: so it is; of a `Model` its ``network`` is one.
+    """
+    if not isinstance(network, nn.Module):
+        advice = "; pass its network" if isinstance(getattr(network, "network", None), nn.Module) else ""
+        raise CallError(f"network: expected a torch module, found {in_words(network)}{advice}")
+
+
+def check_call(network: nn.Module, given: StackInput | None) -> None:
+    """Raise an error for a call that cannot be watched.
+
+    Raises:
+        AttentionError: the network has no weights, or runs inside a transform of torch.func.
+        CallError: no rows.
+    """
+    name = type(network).__name__
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise AttentionError(
+            f"expected a plain call of {name}, found one inside vmap, grad, jvp or another transform of torch.func; while "
+            "something watches or hides, call it outside, and use backward() for gradients"
+        )
+    if given is not None and given.device.type == "meta":
+        raise AttentionError(f"expected the weights of {name}, found it on the device meta, which holds none")
+    if given is not None and given.batch == 0:
+        raise CallError(f"{name}: expected at least one row of tokens, found none")
