@@ -1,12 +1,15 @@
 """The events of a session in order, for a published generation and for a foreign one."""
 
+import threading
 from dataclasses import fields
 
 import pytest
 import torch
 from closeness import assert_close, terms_of
 from diary import IDS, SMALL, Diary, forward, step_events, tiny_llama
+from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import DynamicCache, Gemma3ForCausalLM, Gemma3TextConfig, GenerationConfig, StaticCache
+from transformers.generation import StoppingCriteria, StoppingCriteriaList
 
 import sinkscope
 from sinkscope.attention import GenerationStart, Hider, StepContext, StepResult, subscribed
@@ -234,7 +237,7 @@ def test_keys_that_are_not_the_tokens_so_far_are_refused():
         forward(network, IDS, past_key_values=cache)
 
 
-@pytest.mark.parametrize("settings", [{"num_beams": 2}, {"prompt_lookup_num_tokens": 2}])
+@pytest.mark.parametrize("settings", [{"num_beams": 2}, {"prompt_lookup_num_tokens": 2}, {"guidance_scale": 2.0}])
 def test_a_generate_that_reorders_or_guesses_is_refused(settings):
     network, name = tiny_llama(), next(iter(settings))
     with pytest.raises(AttentionError, match=f"generate with {name} is not modelled"), subscribed(network, Diary()):
@@ -258,6 +261,41 @@ def test_a_call_inside_a_transform_is_refused(transform):
     embedded = network.get_input_embeddings()(IDS[:1])
     with pytest.raises(AttentionError, match="a plain call of LlamaForCausalLM, found one inside vmap, grad"), subscribed(network, Diary()):
         transform(lambda x: network(inputs_embeds=x).logits.sum())(embedded[None] if transform is torch.func.vmap else embedded)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_fake_tensors_are_refused():
+    network = tiny_llama()
+    refused = pytest.raises(AttentionError, match="expected tokens for LlamaForCausalLM, found fake tensors, which hold none")
+    with FakeTensorMode(allow_non_fake_inputs=True) as fake, refused, subscribed(network, Diary()):
+        network(fake.from_tensor(IDS))
+
+
+def test_a_generate_in_another_thread_is_refused_between_the_calls_of_the_first():
+    """It would end the first one's generation."""
+    network, written = tiny_llama(), []
+    began, tried = threading.Event(), threading.Event()
+
+    class Slow(StoppingCriteria):
+        """Runs between two calls of the network."""
+
+        def __call__(self, *args, **kwargs):
+            began.set()
+            assert tried.wait(60)
+            return torch.zeros(1, dtype=torch.bool)
+
+    def first():
+        written.append(network.generate(IDS[:1], max_new_tokens=4, do_sample=False, stopping_criteria=StoppingCriteriaList([Slow()])))
+
+    with subscribed(network, diary := Diary()):
+        one = threading.Thread(target=first)
+        one.start()
+        assert began.wait(60)
+        with pytest.raises(AttentionError, match="one generation of it runs already, here or in another thread"):
+            network.generate(IDS[:1], max_new_tokens=2)
+        tried.set()
+        one.join()
+    assert written[0].shape == (1, 11) and len(diary.steps) == 4
 
 
 # What a sampler of one's own may publish

@@ -6,7 +6,16 @@ from closeness import assert_close, terms_of
 from dense_maps import Seen
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import BartConfig, BartForConditionalGeneration, Gemma3ForCausalLM, Gemma3TextConfig, GPT2Config, GPT2LMHeadModel
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    BertConfig,
+    BertForMaskedLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+)
 
 import sinkscope
 from sinkscope.attention import foreign, query_heads, subscribed
@@ -250,3 +259,16 @@ def test_cross_attention_of_as_many_keys_as_tokens_is_refused():
     network, message = bart(), r"encoder_attn to attend to the 7 tokens .* found 7 keys of another stack"
     with pytest.raises(AttentionError, match=message), HidePositions((0,))(network), torch.no_grad():
         network(input_ids=IDS, decoder_input_ids=IDS)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("how", ["mask for each query", "embeddings", "encoder"])
+def test_an_unhidden_pass_needs_a_call_that_tokens_and_padding_describe(how):
+    bert = BertConfig(vocab_size=50, hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=16)
+    gpt2 = GPT2Config(vocab_size=50, n_positions=32, n_embd=24, n_layer=2, n_head=3, **TOKENS)
+    network = BertForMaskedLM(bert).eval() if how == "encoder" else GPT2LMHeadModel(gpt2).eval()
+    given = {"attention_mask": torch.ones(2, 1, 7, 7, dtype=torch.bool)} if how == "mask for each query" else {}
+    tokens = {"inputs_embeds": network.get_input_embeddings()(IDS)} if how == "embeddings" else {"input_ids": IDS}
+    refused = pytest.raises(AttentionError, match=r"for an extra forward call without hiding[,;] found")
+    with refused, HideTopSinks(2, observe="current", measured="clean")(network):
+        network(**tokens, **given)

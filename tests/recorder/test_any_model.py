@@ -1,5 +1,7 @@
 """Any transformers model that uses the attention interface, under its own generate: every number against eager maps."""
 
+import contextlib
+
 import numpy as np
 import pytest
 import torch
@@ -409,3 +411,16 @@ def test_a_second_generate_makes_further_traces(tmp_path):
     traces = sinkscope.open_traces(tmp_path / "t")
     assert [trace.manifest["stack"].split(".")[1] for trace in traces] == ["encoder", "decoder"] * 2
     assert [trace.steps for trace in traces] == [1, 1, 1, 1]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+def test_a_network_with_gradient_checkpoints_is_recorded_and_trained(tmp_path):
+    network, gradients = qwen3().train(), []
+    for number, recorded in enumerate((False, True)):
+        network.zero_grad()
+        network.gradient_checkpointing_enable()
+        with sinkscope.recording(network, out=tmp_path / f"{number}") if recorded else contextlib.nullcontext():
+            network(IDS, use_cache=False).logits.square().sum().backward()
+        gradients.append(network.model.layers[0].self_attn.q_proj.weight.grad)
+    assert_close(gradients[1], gradients[0], terms=terms_of(network, 9) * 50)
+    assert len(sinkscope.open_traces(tmp_path / "1")) == 2

@@ -1,9 +1,10 @@
 """What cannot be watched: anything but a torch module, and some calls of one."""
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sinkscope.argument_types import in_words
+from sinkscope.attention.records import holds_nothing
 from sinkscope.attention.stacks import StackInput
 from sinkscope.errors import AttentionError, CallError
 
@@ -23,7 +24,7 @@ def check_call(network: nn.Module, given: StackInput | None) -> None:
     """Raise an error for a call that cannot be watched.
 
     Raises:
-        AttentionError: the network has no weights, or runs inside a transform of torch.func.
+        AttentionError: the network has no weights, the tokens hold nothing, or it runs inside a transform of torch.func.
         CallError: no rows.
     """
     name = type(network).__name__
@@ -34,5 +35,20 @@ def check_call(network: nn.Module, given: StackInput | None) -> None:
         )
     if given is not None and given.device.type == "meta":
         raise AttentionError(f"expected the weights of {name}, found it on the device meta, which holds none")
+    if given is not None and any(isinstance(one, Tensor) and holds_nothing(one) for one in (given.ids, given.real)):
+        raise AttentionError(f"expected tokens for {name}, found fake tensors, which hold none; end torch.export and fake modes first")
     if given is not None and given.batch == 0:
         raise CallError(f"{name}: expected at least one row of tokens, found none")
+
+
+def check_plain(network: nn.Module, given: StackInput | None) -> None:
+    """Raise an error for a call that cannot be made again from its tokens.
+
+    Raises:
+        AttentionError: so it is.
+    """
+    if given is not None and not given.plain:
+        raise AttentionError(
+            f"expected {type(network).__name__} to be given token ids and the mask of their padding, for an extra forward call without "
+            "hiding, found embeddings, images or a mask for each query; measure locally (measured='local')"
+        )

@@ -99,6 +99,11 @@ class TransformersHooks(Hooks):
         self.running = {}
 
     def run_again(self, tokens: Tensor, real: Tensor) -> None:
+        if "input_ids" not in inspect.signature(self.stacks[0].module.forward).parameters:
+            raise AttentionError(
+                f"expected {self.stacks[0].name or 'the network'} to read token ids, for an extra forward call without hiding, found "
+                f"{type(self.stacks[0].module).__name__}, which reads embeddings; measure locally (measured='local')"
+            )
         self.stacks[0].module(
             input_ids=tokens,
             attention_mask=None if bool(real.all()) else real.long(),
@@ -119,8 +124,8 @@ def _one_generation(network: nn.Module, session: Session) -> Callable[..., Any]:
 
     def checked(*args: Any, **kwargs: Any) -> Any:
         config = kwargs.get("generation_config") or (args[1] if len(args) > 1 else None)
-        said = [kwargs, *(vars(one) for one in (config, network.generation_config) if one is not None)]
-        names = ("num_beams", "assistant_model", "prompt_lookup_num_tokens")
+        said = [kwargs, *(vars(one) for one in (config, getattr(network, "generation_config", None)) if one is not None)]
+        names = ("num_beams", "assistant_model", "assistant_early_exit", "prompt_lookup_num_tokens", "guidance_scale")
         first = {name: next((one[name] for one in said if one.get(name) is not None), None) for name in names}
         found = [name for name, value in first.items() if value not in (None, 1)]
         if found:

@@ -289,8 +289,8 @@ def described(value: object) -> str:
 
 
 def holds_nothing(tensor: Tensor) -> bool:
-    """Return whether a tensor holds no plain values: one on the device meta, or a sparse one."""
-    return tensor.is_meta or tensor.layout != torch.strided
+    """Return whether a tensor holds no plain values: one on the device meta, a sparse or a fake one."""
+    return tensor.is_meta or tensor.layout != torch.strided or type(tensor).__name__ == "FakeTensor"
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from sinkscope.argument_types import check_argument
 from sinkscope.attention.cache_order import CacheOrder
 from sinkscope.attention.call import Call, LayerNotes
-from sinkscope.attention.call_limits import check_call, check_network
+from sinkscope.attention.call_limits import check_call, check_network, check_plain
 from sinkscope.attention.interface import call_begins, call_ends
 from sinkscope.attention.records import CallPart, GenerationStart, StepContext, StepResult
 from sinkscope.attention.scores import Workspace
@@ -81,7 +81,7 @@ class Session:
         self._calls: list[Call] = []  # that have begun and not ended, innermost last
         self._given: StackInput | None = None
         self._last: LastStep | None = None
-        self._unhidden_running = False
+        self._unhidden_running = self._foreign = False
         self._thread: int | None = None  # of the generation or the call that is running
         self._subscribers_thread: int | None = None
 
@@ -172,17 +172,20 @@ class Session:
 
     @contextmanager
     def foreign_generation(self) -> Iterator[None]:
-        """Run the network's own ``generate`` as one generation."""
+        """Run the network's own ``generate`` as one generation; refused (`refuse_other_threads`) while another thread runs it."""
+        self.refuse_other_threads()
         if self.published:
             yield
             return
         self.end_generation(failed=False)
+        self._foreign, self._thread = True, threading.get_ident()
+        failed = True
         try:
             yield
-        except BaseException:
-            self.end_generation(failed=True)
-            raise
-        self.end_generation(failed=False)
+            failed = False
+        finally:
+            self._foreign = False
+            self.end_generation(failed)
 
     def leave(self, subscriber: Subscriber, failed: bool) -> None:
         """Remove a subscriber; a running generation ends for it, unfinished if a sampler publishes it."""
@@ -218,8 +221,8 @@ class Session:
             subscriber.begin_generation(self._start)
 
     def runs_elsewhere(self) -> bool:
-        """Return whether another thread runs the network, in a call or in a published generation."""
-        return bool(self.published or self._calls) and self._thread != threading.get_ident()
+        """Return whether another thread runs the network, in a call, a published generation or its ``generate``."""
+        return bool(self.published or self._foreign or self._calls) and self._thread != threading.get_ident()
 
     def refuse_other_threads(self) -> None:
         """Raise an error where another thread runs the network.
@@ -327,6 +330,7 @@ class Session:
                 "expected a step whose tokens are known, in a network with one stack, for an extra forward call without hiding; "
                 f"found {'no step' if context is None else f'{len(self.stacks)} stacks, tokens {tuple(context.tokens.shape)}'}"
             )
+        check_plain(self.network, self._given)
         tokens, length = context.tokens, context.tokens.shape[1]
         real = torch.arange(length, device=tokens.device) >= length - upload(context.lengths, tokens.device)[:, None]
         alone: list[Subscriber] = [watcher]

@@ -108,6 +108,7 @@ class StackInput:
         real: bool [batch, seen + fresh], False on padding; None where nothing is padded.
         cache: the cache that came with the call.
         device: of the tokens.
+        plain: whether the tokens and their padding say all that goes in: no embeddings, and no mask for each query.
     """
 
     batch: int
@@ -117,6 +118,7 @@ class StackInput:
     real: Tensor | None
     cache: Any
     device: torch.device
+    plain: bool = True
 
     @property
     def total(self) -> int:
@@ -208,7 +210,8 @@ def read_stack_input(arguments: Mapping[str, Any], parents: Iterable[Mapping[str
             ids = _first(around, IDS[:1], 2) if ids is None else ids
             real = _real(around.get("attention_mask"), batch, seen + fresh) if real is None else real
         ids = ids if ids is not None and ids.shape == (batch, fresh) else None
-    return StackInput(batch, fresh, seen, ids, real, cache, entering.device)
+    plain = entering is ids and not (isinstance(mask, Tensor) and mask.ndim != 2)
+    return StackInput(batch, fresh, seen, ids, real, cache, entering.device, plain)
 
 
 def _first(arguments: Mapping[str, Any], names: Iterable[str], axes: int) -> Tensor | None:

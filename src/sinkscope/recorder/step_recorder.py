@@ -117,6 +117,7 @@ class Recorder(Watcher):
         if session is not None:
             self._hiders.update((id(one), one) for one in session.subscribers if isinstance(one, Hider))
 
+    @torch.no_grad()  # what a gradient checkpoint saves has to be the same in both runs
     def watch(self, call: LayerCall, columns: Columns) -> None:
         """Keep a layer's measurements until the step ends."""
         if self._context is None:  # a sampler may call the network outside its steps; such a call is not recorded
