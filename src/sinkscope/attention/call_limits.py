@@ -28,7 +28,7 @@ def check_call(network: nn.Module, given: StackInput | None) -> None:
         CallError: no rows.
     """
     name = type(network).__name__
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    if torch._C._functorch.peek_interpreter_stack() is not None:  # type: ignore[attr-defined]
         raise AttentionError(
             f"expected a plain call of {name}, found one inside vmap, grad, jvp or another transform of torch.func; while "
             "something watches or hides, call it outside, and use backward() for gradients"

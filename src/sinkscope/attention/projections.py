@@ -4,6 +4,8 @@ Head h adds Σ_j a_qj · W_O^h v_j to query q (Kobayashi et al., arXiv 2004.1010
 attention and output projection is left out.
 """
 
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -24,7 +26,7 @@ def output_projection(attention: nn.Module, heads: int) -> Float[Tensor, "head w
     Raises:
         AttentionError: the module has no output projection of a known name and shape.
     """
-    found = next((module for name in NAMES if isinstance(module := getattr(attention, name, None), nn.Module)), None)
+    found: Any = next((module for name in NAMES if isinstance(module := getattr(attention, name, None), nn.Module)), None)
     weight = getattr(found, "weight", None)
     if not isinstance(weight, Tensor) or weight.ndim != 2:
         raise AttentionError(

@@ -53,7 +53,7 @@ class Description:
             sampler["seed"] += prompt
         parameter = next(self.network.parameters(), torch.empty(0))
         dtype = str(parameter.dtype).removeprefix("torch.")  # that of the card is of loading
-        card = {"name": type(self.network).__name__} if model is None else {**model.card.as_dict(), "dtype": dtype}
+        card: dict[str, Any] = {"name": type(self.network).__name__} if model is None else {**model.card.as_dict(), "dtype": dtype}
         if were_changed(self.network):
             card["weight_hash"] = None
         return {
