@@ -98,7 +98,7 @@ class Call:
         if not self.closed and name in self._ran:
             raise AttentionError(
                 f"expected each layer of {self._stack.name or 'the network'} to run once in a call, found {name} a second time; "
-                "layers that share one attention module are not modelled by sinkscope"
+                "layers that share one attention module, or ask twice for attention (DiffLlama), are not modelled by sinkscope"
             )
         self._ran.add(name)
         self._turn = index + 1  # only some layers may be compiled
