@@ -376,6 +376,28 @@ def test_a_rule_that_is_written_in_two_ways_is_tested_once():
     assert (doubled[5].adjusted, doubled[6].adjusted) == (alone[1].adjusted, alone[3].adjusted)
 
 
+@pytest.mark.parametrize("ask", [table, write_table])
+@pytest.mark.parametrize(
+    ("spelled", "outcomes"),
+    [
+        ("random:1@seed=0", OTHER),
+        ("random:1@seed=0", OTHER[:198] + "0"),
+        ("random:01", OTHER),
+        ("random:1", OTHER[:199]),
+        ("random:1", "1"),
+    ],
+)
+def test_two_spellings_of_a_rule_with_other_outcomes_are_refused(ask, spelled, outcomes):
+    second = result(spelled, outcomes)
+    if RANDOM.startswith(outcomes):
+        ask([*RESULTS, second])  # a part of the same run
+        return
+    with pytest.raises(
+        CallError, match=rf"results\[5\]: expected each .* once, found .*, {spelled} with other outcomes than .* results\[2\]"
+    ):
+        ask([*RESULTS, second])
+
+
 def test_a_bar_in_a_name_does_not_end_a_cell_of_markdown():
     lines = write_table([result("none", "0011", model="a|b"), result("top:1", "0111", model="a|b")]).splitlines()
     assert lines[0] == "| task | hidden | a\\|b |"

@@ -152,5 +152,5 @@ def test_a_sink_whose_share_does_not_change_has_no_slope_against_it():
 
 def test_a_trace_without_groups_or_self_attention_has_none_of_it():
     values = values_at(Groups(), summarise(make_trace(random_columns(0)), [POINT]), POINT)
-    assert values["groups.both", ()] == 0
+    assert np.isnan(values["groups.both", ()])
     assert np.isnan([values["groups.split", ()], values["groups.self_share", ()], values["groups.self_attention_absorbed", ()]]).all()

@@ -99,11 +99,13 @@ def check_results(results: Sequence[Result]) -> list[Result]:
     """Return results whose fields were checked, as those of a file are.
 
     Raises:
-        CallError: a field that cannot be, or two results of the same model, task, rule and settings.
+        CallError: a field that cannot be, two results of the same model, task, rule and settings, or two spellings of a rule whose
+            outcomes differ.
     """
     from sinkscope.evaluation.result_schema import ResultFields
 
     found: dict[tuple[str, str], int] = {}
+    measured: dict[str, int] = {}
     checked = []
     for number, one in enumerate(results):
         where = f"results[{number}]"
@@ -118,7 +120,23 @@ def check_results(results: Sequence[Result]) -> list[Result]:
                 f"results[{earlier}]; leave one of them out, or it counts as a test of its own"
             )
         checked.append(replace(one, **values))
+        same = measured.setdefault(cell_of(replace(one, n=0)), number)
+        if _contradict(one, results[same]):
+            raise CallError(
+                f"{where}: expected each model, task and rule once, found {one.model}, {one.task}, {one.hide} with other outcomes than "
+                f"those of {results[same].hide}, results[{same}], which is the same rule with the same settings; leave one of them out"
+            )
+        if one.n > results[same].n:
+            measured[cell_of(replace(one, n=0))] = number
     return checked
+
+
+def _contradict(one: Result, other: Result) -> bool:
+    """Return whether two results of one cell, perhaps of different lengths, differ over the problems that both have."""
+    if not (one.outcomes and other.outcomes):
+        return one.n == other.n and one.correct != other.correct
+    shortest = min(len(one.outcomes), len(other.outcomes))
+    return one.outcomes[:shortest] != other.outcomes[:shortest]
 
 
 def _change(result: Result, results: Sequence[Result]) -> Difference | None:

@@ -15,6 +15,7 @@ from sinkscope.sinks.finding import Recorded
 from sinkscope.statistics.agreement import Pattern, PromptAgreement
 from sinkscope.statistics.composition import TokenShares, leading_tokens
 from sinkscope.statistics.intervals import LEVEL, Means, interval_of_difference, interval_of_means
+from sinkscope.statistics.kept_columns import where_complete
 from sinkscope.statistics.move_triggers import TriggerTest, draws_of, shares_of
 from sinkscope.statistics.placement_model import Choices, PlacementModel
 from sinkscope.statistics.prompt import PromptSummary
@@ -157,6 +158,7 @@ class _Prompts:
         self.placement = PlacementModel()
         self.tokens: list[TokenShares] = []
         self.vocabulary: dict[int, str] = {}
+        self.known_from: list[tuple[float, float]] = []
 
     def add(self, prompt: PromptSummary) -> None:
         self.table.add(values_of(prompt))
@@ -169,13 +171,15 @@ class _Prompts:
         if self.choice and not prompt.canvas.causal:
             self.placement.add(Choices.of(prompt))
         self.vocabulary |= prompt.canvas.vocabulary
+        self.known_from.append(prompt.known_from)
 
     def result(self) -> tuple[tuple[Key, ...], np.ndarray, list[Estimate]]:
         late: dict[Key, np.ndarray] = {}
         for number, threshold in enumerate(self.thresholds):
             for token, (of_sinks, of_canvas) in leading_tokens(self.tokens, number).items():
                 place = (*threshold.place, ("token", token), ("text", self.vocabulary.get(token)))
-                late["composition.token", place], late["composition.token_on_canvas", place] = of_sinks, of_canvas
+                late["composition.token", place] = where_complete(self.known_from, threshold, of_sinks)
+                late["composition.token_on_canvas", place] = of_canvas
             if self.placement.prompts:
                 late |= {(f"choice.{name}", threshold.place): gains for name, gains in self.placement.result(number).items()}
         keys, whole = self.table.whole(late)

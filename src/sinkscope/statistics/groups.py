@@ -22,6 +22,7 @@ from sinkscope.statistics.thresholds import Threshold
 
 GROUPS = ("masked", "unmasked", "prompt", "written")
 LEAST_QUERIES = 8
+NOT_RECORDED = -2
 LEAST_SPREAD = 1e-5
 """Standard deviation of a sink's share below which a slope against it would be one of rounding."""
 SPLIT = "masked and unmasked queries keep separate sinks and switch over (Fig. 6a)"
@@ -32,7 +33,8 @@ class GroupSinks:
     """The sink of each group of queries, in one step or in all; the axis ``group`` is as `GROUPS`.
 
     Attributes:
-        position: key with the largest mean column of the group, ties to the lower one; −1 with fewer than 8 queries.
+        position: key with the largest mean column of the group, ties to the lower one; −1 with fewer than 8 queries, −2 where its
+            columns were not recorded.
         excess: of that column over the mean of the others, scaled to the whole canvas, in queries' worth.
         clarity: how clearly masked and unmasked queries have different sinks: by how much more of a query's attention each of the two
             keys gets from its own group than from the other, the smaller of the two. NaN where one key is both sinks, or a group is small.
@@ -53,7 +55,9 @@ class GroupSinks:
         position, excess = np.full((len(GROUPS), *shape), -1), np.full((len(GROUPS), *shape), np.nan, np.float32)
         sizes, sums = group_sizes(step.masked, step.prompt_length), group_sums(step)
         for number, (group, queries) in enumerate(zip(GROUPS, sizes, strict=True)):
-            if group in sums and queries >= LEAST_QUERIES:
+            if group not in sums:
+                position[number] = NOT_RECORDED
+            elif queries >= LEAST_QUERIES:
                 position[number] = sums[group].argmax(axis=-1)
                 scaled = _at(sums[group], position[number]) * length / queries
                 excess[number] = scaled - (length - scaled) / max(length - 1, 1)
@@ -159,8 +163,9 @@ def _values_at(prompt: PromptSummary, threshold: Threshold) -> Values:
     both = (masked >= 0) & (unmasked >= 0)
     split = both & (masked != unmasked)
     follows = split & (prompt.by_step.top == masked)
+    recorded = bool((found.position[:, :2] > NOT_RECORDED).all())
     values: Values = {
-        ("groups.both", ()): float(both.mean()),
+        ("groups.both", ()): float(both.mean()) if recorded else float("nan"),
         ("groups.split", ()): quotient(split.sum(), both.sum()),
         ("groups.split_from_prompt", ()): _split(masked, prompts),
         ("groups.split_from_written", ()): _split(masked, written),

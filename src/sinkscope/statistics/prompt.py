@@ -86,6 +86,7 @@ class PromptSummary:
         mean_columns: followed columns, mean over layers and heads; NaN beyond the canvas.
         followed: every followed sink, by which tracks are found.
         vocabulary: see `PromptCanvas`.
+        known_from: the least ε, in each of `thresholds.UNITS`, at which no column that was not kept can be a sink; −∞ where all were kept.
     """
 
     canvas: PromptCanvas = field(repr=False)
@@ -99,6 +100,7 @@ class PromptSummary:
     mean_columns: Float[np.ndarray, "step key"] = field(repr=False)
     followed: FollowedSinks = field(repr=False)
     kept_records: Mapping[type, Any] = field(repr=False)
+    known_from: tuple[float, float] = (-np.inf, -np.inf)
 
     @property
     def steps(self) -> int:
@@ -237,6 +239,7 @@ class PromptFeed:
         self._followed: list[StepSinks] = []
         self._kept = KeptRecords(keeps)
         self._above: Any = 0
+        self._known_from = (-np.inf, -np.inf)
         self._quarters, self._far = np.zeros((0, 0), np.int64), np.zeros((0, FAR_BINS), np.int64)
 
     @property
@@ -266,6 +269,11 @@ class PromptFeed:
         self._above = self._above + np.stack([count_above(columns.excess), count_above(columns.percent)])
         self._add_columns(columns.sums)
         self._kept.add(step)
+        if (kept := settings.kept) is not None and kept < step.length:
+            followed = (step.columns, *([] if settings.causal else [step.followed]))
+            least = [[np.partition(one, -kept, axis=-1)[..., -kept].max() for one in (each.excess, each.percent)] for each in followed]
+            queries, percent = np.max([self._known_from, *least], axis=0).tolist()
+            self._known_from = (queries, percent)
 
     def _newest(self, row: np.ndarray) -> np.ndarray:
         """Return the columns of the newest queries, this one included; a key that came later counts 0 for the queries before it."""
@@ -316,4 +324,5 @@ class PromptFeed:
             mean_columns=means,
             followed=FollowedSinks(tuple(self._followed), by_step.top.shape[-1], self.thresholds),
             kept_records=self._kept.whole(),
+            known_from=self._known_from,
         )

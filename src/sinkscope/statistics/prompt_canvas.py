@@ -27,6 +27,7 @@ class PromptSettings:
         block: tokens of a block of the sampler; None for samplers without blocks.
         mask_id: the mask token; special_ids: other tokens that are special.
         training: {token: how often it stands in the training corpus}; None if unknown.
+        kept: how many of the largest columns of each head were kept; None for all.
     """
 
     causal: bool = False
@@ -35,6 +36,7 @@ class PromptSettings:
     mask_id: int | None = None
     special_ids: tuple[int, ...] = ()
     training: Mapping[int, int] | None = field(default=None, repr=False)
+    kept: int | None = None
 
     def __post_init__(self) -> None:
         if self.training is not None:

@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from types import NoneType
 from typing import Any, ClassVar
@@ -22,6 +22,7 @@ from sinkscope.documents import describe, shown
 from sinkscope.errors import CallError, SinkscopeError
 from sinkscope.extension_points import find_kinds
 from sinkscope.sinks.finding import Recorded
+from sinkscope.statistics.kept_columns import is_known
 from sinkscope.statistics.prompt import PromptFeed, PromptSummary
 from sinkscope.statistics.prompt_canvas import PromptSettings
 from sinkscope.statistics.step import PER_LAYER, RecordedStep
@@ -159,7 +160,7 @@ def order_of(name: str) -> int:
 
 
 def values_of(prompt: PromptSummary, statistics: Sequence[Statistic] | None = None) -> Values:
-    """Return all numbers of one prompt.
+    """Return all numbers of one prompt; NaN too where it was recorded with ``keep="top"`` and the columns kept do not tell.
 
     Args:
         statistics: which; all when not given.
@@ -170,7 +171,9 @@ def values_of(prompt: PromptSummary, statistics: Sequence[Statistic] | None = No
     values: Values = {}
     for one in all_statistics() if statistics is None else statistics:
         values |= _checked_values(one, one.values(prompt))
-    return values
+    if prompt.canvas.settings.kept is None:
+        return values
+    return {key: value if is_known(prompt, short_name(key[0]), dict(key[1])) else math.nan for key, value in values.items()}
 
 
 def _checked_values(statistic: Statistic, found: Any) -> Values:
@@ -247,10 +250,16 @@ def summarise(
         if one.unit == "queries" and one.excess > usual and one.excess >= (queries := np.prod(trace.column_sums.shape[::3])):
             raise CallError(f"excess: {one.excess:g} in queries can never hold here: expected less than the {queries} queries of all steps")
     manifest = held(trace, "manifest") or {}
-    feed = feed_of(PromptSettings.of(bool(trace.causal), manifest, training), thresholds, tolerance, statistics)
+    settings = replace(PromptSettings.of(bool(trace.causal), manifest, training), kept=_kept_of(trace))
+    feed = feed_of(settings, thresholds, tolerance, statistics)
     for step in recorded_steps(trace):
         feed.feed(step)
     return feed.finish({int(token): text for token, text in (manifest.get("vocabulary") or {}).items()})
+
+
+def _kept_of(trace: Recorded) -> int | None:
+    """Return how many of the largest columns of each head a trace holds; None where it holds all."""
+    return None if not isinstance(trace, Trace) or "column_sums" in trace.tensors else trace.top_column_sums.shape[-1]
 
 
 def held(trace: Any, name: str) -> Any:

@@ -1,0 +1,42 @@
+"""What a trace of ``keep="top"`` cannot tell: numbers of all columns, and of all sinks where a head may have more than were kept."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from sinkscope.statistics.prompt import PromptSummary
+from sinkscope.statistics.thresholds import UNITS, Threshold
+
+OF_ALL_COLUMNS = ("concentration.entropy", "concentration.gini")
+OF_LATE_KEYS = ("concentration.gu_rate", "concentration.gu_rate_first")
+"""In causal models a key that few queries see may be above 0.3 without being among the largest."""
+OF_LARGEST = (
+    *("concentration.strength", "concentration.strength_by_depth", "concentration.layers_without", "composition.share_of_canvas"),
+    *("movement.steps_with_sink", "movement.residence", "movement.drift", "movement.drift_median", "movement.drift_right"),
+    *("movement.drift_relative", "movement.drift_by_depth"),
+)
+"""Numbers at a threshold that the largest column of each head, which is always kept, or the canvas decides."""
+FAMILIES_OF_LARGEST = ("agreement.", "triggers.")
+
+
+def is_known(prompt: PromptSummary, name: str, place: Mapping[str, Any]) -> bool:
+    """Return whether the columns that were kept of a prompt decide a number.
+
+    Args:
+        name: without an ending.
+    """
+    if name in OF_ALL_COLUMNS or (name in OF_LATE_KEYS and prompt.canvas.causal):
+        return False
+    if "excess" not in place or name in OF_LARGEST or name.startswith(FAMILIES_OF_LARGEST):
+        return True
+    return prompt.known_from[UNITS.index(place["unit"])] <= place["excess"]
+
+
+def where_complete(
+    known_from: Sequence[tuple[float, ...]], threshold: Threshold, numbers: Float[np.ndarray, " prompt"]
+) -> Float[np.ndarray, " prompt"]:
+    """Return a number of the first prompts, NaN for those of which not every sink at a threshold was kept."""
+    known = [one[UNITS.index(threshold.unit)] <= threshold.excess for one in known_from[: len(numbers)]]
+    return np.where(known, numbers, np.nan)
