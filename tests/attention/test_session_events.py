@@ -271,6 +271,15 @@ def test_fake_tensors_are_refused():
         network(fake.from_tensor(IDS))
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::torch.jit.TracerWarning")
+def test_a_call_that_is_traced_is_refused():
+    network = tiny_llama()
+    network.config.use_cache = network.config.return_dict = False
+    refused = pytest.raises(AttentionError, match=r"a plain call of LlamaForCausalLM, found one that torch.jit traces")
+    with refused, subscribed(network, Diary()):
+        torch.jit.trace(network, IDS)
+
+
 def test_a_generate_in_another_thread_is_refused_between_the_calls_of_the_first():
     """It would end the first one's generation."""
     network, written = tiny_llama(), []

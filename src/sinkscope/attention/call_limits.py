@@ -24,7 +24,7 @@ def check_call(network: nn.Module, given: StackInput | None) -> None:
     """Raise an error for a call that cannot be watched.
 
     Raises:
-        AttentionError: the network has no weights, the tokens hold nothing, or it runs inside a transform of torch.func.
+        AttentionError: the network has no weights, the tokens hold nothing, or it runs inside a transform of torch.func or is traced.
         CallError: no rows.
     """
     name = type(network).__name__
@@ -35,6 +35,10 @@ def check_call(network: nn.Module, given: StackInput | None) -> None:
         )
     if given is not None and given.device.type == "meta":
         raise AttentionError(f"expected the weights of {name}, found it on the device meta, which holds none")
+    if torch.jit.is_tracing():
+        raise AttentionError(
+            f"expected a plain call of {name}, found one that torch.jit traces; trace it before something watches or hides"
+        )
     if given is not None and any(isinstance(one, Tensor) and holds_nothing(one) for one in (given.ids, given.real)):
         raise AttentionError(f"expected tokens for {name}, found fake tensors, which hold none; end torch.export and fake modes first")
     if given is not None and given.batch == 0:
