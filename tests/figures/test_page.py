@@ -185,6 +185,26 @@ def test_a_figure_that_is_not_there_is_refused(wandering, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("notes.py", r"expected files that draw_figures wrote \(.png, .pdf, .csv\), found .*notes.py"),
+        ("noise.png", "noise.png: expected a figure that draw_figures wrote, found a file that is no whole PNG"),
+        ("short.png", "short.png: expected a figure that draw_figures wrote, found a file that is no whole PNG"),
+        ("folder.png", "folder.png: expected a regular file, found a folder"),
+    ],
+)
+def test_what_is_no_figure_is_refused(wandering, tmp_path, name, message):
+    path = tmp_path / name
+    if name == "folder.png":
+        path.mkdir()
+    else:
+        path.write_bytes(b"\x89PNG\r\n\x1a\n" * (name == "short.png") + b"noise")
+    with pytest.raises(CallError, match=message):
+        write_page([wandering], tmp_path / "out", figures=[path])
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_folder_that_cannot_be_made_is_refused(wandering, tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(TraceError, match="cannot be made"):

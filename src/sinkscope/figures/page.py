@@ -1,6 +1,7 @@
 """`write_page` writes texts, numbers and figures into one HTML file that loads nothing else."""
 
 import base64
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from sinkscope.argument_types import checked
+from sinkscope.documents import read_bytes
 from sinkscope.errors import CallError
 from sinkscope.figures.drawing import make_folder
 from sinkscope.figures.page_numbers import numbers_of
@@ -68,13 +70,16 @@ def write_page(
         The file.
 
     Raises:
-        CallError: no traces, a missing figure, or a threshold that no column can exceed.
+        CallError: no traces, a missing or damaged figure, or a threshold that no column can exceed.
         TraceError: a file that cannot be written or read.
     """
     import jinja2
 
     if not traces:
         raise CallError("expected at least one trace for the page, found none")
+    if other := next((one for one in figures if Path(one).suffix not in (".png", ".pdf", ".csv")), None):
+        raise CallError(f"figures: expected files that draw_figures wrote (.png, .pdf, .csv), found {other}")
+    shown = [Path(one) for one in figures if Path(one).suffix == ".png"]
     path = Path(out) if Path(out).suffix == ".html" else Path(out) / "report.html"
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(thousands=_thousands, percent=_percent, decimals=_decimals, interval=_interval)
@@ -89,7 +94,7 @@ def write_page(
         excess=f"{excess:g}",
         tables=tables,
         notes=notes,
-        figures=[_figure(Path(figure)) for figure in figures if Path(figure).suffix == ".png"],
+        figures=[_figure(path) for path in shown],
     )
     content = html.encode(errors="replace")
     make_folder(path.parent)
@@ -187,14 +192,19 @@ def _figure(path: Path) -> dict[str, Any]:
     """Return a PNG with the title and the caption in its metadata."""
     from PIL import Image
 
+    wanted = "expected a figure that draw_figures wrote"
     if not path.exists():
-        raise CallError(f"{path}: expected a figure that draw_figures wrote, found no file")
-    with Image.open(path) as image:
-        texts = dict(image.info)
-        natural = 100 / float(texts.get("dpi", (200, 200))[0])  # 100 CSS pixels an inch
-        width, height = (round(size * natural) for size in image.size)
+        raise CallError(f"{path}: {wanted}, found no file")
+    content = read_bytes(path, CallError, wanted)
+    try:
+        with Image.open(io.BytesIO(content), formats=["PNG"]) as image:
+            texts = dict(image.info)
+            natural = 100 / float(texts.get("dpi", (200, 200))[0])  # 100 CSS pixels an inch
+            width, height = (round(size * natural) for size in image.size)
+    except (OSError, SyntaxError, ValueError, ArithmeticError, Image.DecompressionBombError) as error:  # of Pillow, for a damaged file
+        raise CallError(f"{path}: {wanted}, found a file that is no whole PNG") from error
     return {
-        "data": base64.b64encode(path.read_bytes()).decode(),
+        "data": base64.b64encode(content).decode(),
         "width": width,
         "height": height,
         "title": str(texts.get("Title", path.stem)),
