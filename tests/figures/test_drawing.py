@@ -136,6 +136,32 @@ def test_several_traces_without_compare_get_figures_of_their_own(unpainted, wand
     assert names == [f"{FIGURES[name].file}-{model}.png" for model in ("org-planted", "my-llama") for name in ("1", "5")]
 
 
+@pytest.mark.parametrize(
+    ("labels", "names"),
+    [
+        (["mod-v1", "mod_v1"], ["mod-v1-1", "mod-v1-2"]),
+        (["Mod", "mod"], ["Mod-1", "mod-2"]),
+        (["模型甲", "模型乙"], ["模型甲", "模型乙"]),
+        (["!", "?", "a/b"], ["model-1", "model-2", "a-b"]),
+        (["a (1)", "a (2)", "a-1"], ["a-1-1", "a-2", "a-1-2"]),
+        (["x" * 90 + "1", "x" * 90 + "2"], ["x" * 60 + "-1", "x" * 60 + "-2"]),
+    ],
+)
+def test_no_trace_overwrites_the_figures_of_another(unpainted, wandering, tmp_path, monkeypatch, labels, names):
+    monkeypatch.setattr("sinkscope.figures.drawing.model_labels", lambda _: labels)
+    paths = draw_figures([wandering] * len(labels), tmp_path, only=["3"])
+    assert [path.name for path in paths if path.suffix == ".csv"] == [f"{FIGURES['3'].file}-{name}.csv" for name in names]
+    for path, label in zip((path for path in paths if path.suffix == ".csv"), labels, strict=True):
+        with path.open(newline="", encoding="utf-8") as file:
+            assert {row["model"] for row in csv.DictReader(file)} == {label}
+
+
+def test_a_model_that_no_figure_asks_for_is_refused(run, wandering, tmp_path):
+    for flag, value in (("--model", tmp_path), ("--device", "cuda")):
+        status, out, err = run("figures", wandering.folder, "--out", tmp_path / "out", "--only", "3,norms", flag, value)
+        assert (status, out) == (2, "") and f"{flag} is not used by Figure 3,norms; leave it out" in err
+
+
 def test_the_command_draws_the_head_that_is_asked_for(run, unpainted, wandering, tmp_path):
     status, out, err = run("figures", wandering.folder, "--out", tmp_path, "--layer", 1, "--head", 2, "--only", "1,5,7")
     assert (status, err) == (0, "")

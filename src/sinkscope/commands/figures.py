@@ -11,6 +11,8 @@ from sinkscope.errors import CallError
 
 PLACED = {"1", "4", "6", "7", "8"}
 """Figures of one layer or head."""
+WITHOUT_MAPS = {"1", "2", "3", "5", "7", "9", "10", "norms"}
+"""Figures for which no attention map is computed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +52,8 @@ class Figures(Command):
         names = None if self.only is None else [name.strip() for name in self.only.split(",")]
         if names is not None and not PLACED & {*names}:
             self.refuse("layer head", f"by Figure {self.only}")
+        if names is not None and WITHOUT_MAPS >= {*names}:
+            self.refuse("model device", f"by Figure {self.only}")
         traces = [one for folder in self.traces for one in ([open_statistics(folder)] if is_statistics(folder) else open_and_check(folder))]
         maps = map_reader(self.model, self.device)
         roles = None if self.roles is None else read_roles(self.roles)

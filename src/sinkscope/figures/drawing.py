@@ -20,6 +20,7 @@ from sinkscope.traces import Trace
 from sinkscope.traces.reading import as_trace
 
 SIDE_BY_SIDE = 4  # more panels leave no room for their labels
+LONGEST = 60  # letters of a model's name in the name of a file, which may have 255 bytes
 MODULES = re.compile(r"figure(\d+)?_\w+")
 
 
@@ -97,8 +98,8 @@ def draw_figures(
     paths: list[Path] = []
     missing: list[str] = []
     with claimed_folder(Path(out), TraceError):
-        for group in groups:
-            suffix = f"-{_file_name(group[0].label)}" if len(groups) > 1 else ""
+        for group, name_of_group in zip(groups, _file_names([group[0].label for group in groups]), strict=True):
+            suffix = f"-{name_of_group}" if len(groups) > 1 else ""
             with figure_style(wide=len(group) > 1):
                 for name, figure in figures.items():
                     if only is not None and name not in only:
@@ -166,5 +167,10 @@ def make_folder(folder: str | Path) -> Path:
     return folder
 
 
-def _file_name(label: str) -> str:
-    return re.sub(r"[^A-Za-z0-9.]+", "-", label).strip("-")
+def _file_names(labels: Sequence[str]) -> list[str]:
+    """Return what stands in the names of files for every label, each different, also where a disk takes large and small letters as one."""
+    names = [re.sub(r"(?:[^\w.]|_)+", "-", label).strip("-")[:LONGEST] or "model" for label in labels]
+    while len({*(folded := [name.casefold() for name in names])}) < len(names):
+        counts = [folded[: at + 1].count(one) if folded.count(one) > 1 else 0 for at, one in enumerate(folded)]
+        names = [f"{name}-{count}" if count else name for name, count in zip(names, counts, strict=True)]
+    return names
