@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -168,6 +169,21 @@ def test_jobs_of_submitit(diffusion_folder, whole, tmp_path):
     assert not (tmp_path / "r" / "results.json").exists()
     collect(tmp_path / "r", [("lab-arith", "top:1")])
     assert items(tmp_path / "r") == whole
+
+
+@pytest.mark.parametrize("send", [lambda one: os.killpg(one.pid, signal.SIGINT), lambda one: one.kill()], ids=["ctrl-c", "kill -9"])
+def test_local_jobs_end_with_the_command_and_print_nothing(tmp_path, send):
+    pytest.importorskip("submitit")
+    flags = ["--limit", "100", "--shots", "0", "--length", "32", "--jobs", "1", "--cluster", "local", "--out", str(tmp_path / "r")]
+    command = [sys.executable, *COMMAND, "lab-diffusion", *flags]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, env=environment(), text=True, start_new_session=True) as one:
+        while not (tmp_path / "r" / "run.json").exists():
+            assert one.poll() is None
+            time.sleep(0.02)
+        send(one)
+        _, err = one.communicate(timeout=20)  # the pipe is the job's too, and ends with it
+    killed = one.returncode == -signal.SIGKILL
+    assert (one.returncode, err) == ((-signal.SIGKILL, "") if killed else (130, "sinkscope: error: interrupted\n"))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")

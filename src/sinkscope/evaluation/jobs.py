@@ -1,10 +1,14 @@
 """Runs an evaluation as jobs of a cluster, through submitit: job i of N does share i of N in its own process, with its own model."""
 
+import contextlib
 import os
 import re
+import signal
 import tempfile
+import threading
+import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +20,20 @@ from sinkscope.models.folders import find_folder
 from sinkscope.work_items import Share
 
 LOGS = "lock.jobs"  # named like a lock, so that the folder still counts as an evaluation
+GRACE = 10.0
+"""Seconds that an interrupted call waits for its local jobs to end."""
 
 
-def run_share(model: str, device: str, dtype: str | None, arguments: Mapping[str, Any], share: Share | None = None) -> list[Result]:
-    """Load a model and evaluate it; ``cuda`` under torchrun is the process's own device."""
+def run_share(
+    model: str, device: str, dtype: str | None, arguments: Mapping[str, Any], share: Share | None = None, held: Path | None = None
+) -> list[Result]:
+    """Load a model and evaluate it; ``cuda`` under torchrun is the process's own device.
+
+    Args:
+        held: a lock; this process ends when nobody holds it any more.
+    """
+    if held is not None:
+        threading.Thread(target=_end_with, args=(held,), daemon=True).start()
     from sinkscope.evaluation.running import evaluate
     from sinkscope.models import load
 
@@ -33,6 +47,8 @@ def run_in_jobs(
     model: str, device: str, dtype: str | None, arguments: Mapping[str, Any], jobs: int, cluster: str = "slurm", options: str = ""
 ) -> None:
     """Submit the shares of an evaluation as jobs and wait until they have ended; the same call again does what is missing.
+
+    Local jobs end with this call, however it ends; those of a cluster go on.
 
     Args:
         model, device, dtype: for `load`.
@@ -61,20 +77,58 @@ def run_in_jobs(
     for task in arguments["tasks"]:
         find_task(task)
     executor = _executor(submitit.AutoExecutor, folder, cluster, parameters)
-    try:
-        with executor.batch():
-            running = [executor.submit(run_share, model, device, dtype, dict(arguments), Share(index, jobs)) for index in range(jobs)]
-    except (OSError, RuntimeError) as error:
-        raise EvaluationError(f"{jobs} jobs could not be submitted on {cluster} ({_last_line(error)}); see --job-options") from error
-    failed = []
-    for job in running:
-        error = job.exception()
-        if error is not None:
-            failed.append(f"job {job.job_id}: {_last_line(error)}")
+    failed: list[str] = []
+    running: list[Any] = []
+    with _lock_of(running) if cluster == "local" else contextlib.nullcontext() as held:
+        shares = [Share(index, jobs) for index in range(jobs)]
+        try:
+            with _without_interrupts(), executor.batch():
+                running += [executor.submit(run_share, model, device, dtype, dict(arguments), share, held) for share in shares]
+        except (OSError, RuntimeError) as error:
+            raise EvaluationError(f"{jobs} jobs could not be submitted on {cluster} ({_last_line(error)}); see --job-options") from error
+        for job in running:
+            error = job.exception()
+            if error is not None:
+                failed.append(f"job {job.job_id}: {_last_line(error)}")
     if failed:
         raise EvaluationError(
             f"{len(failed)} of {jobs} jobs failed ({failed[0]}; logs in {folder}); run the same command again; finished problems are kept"
         )
+
+
+@contextlib.contextmanager
+def _lock_of(running: Sequence[Any]) -> Iterator[Path]:
+    """Hold a lock while the body runs, and give its file: local jobs end when it is free, and so with this process; wait for them."""
+    import filelock
+
+    try:
+        with tempfile.TemporaryDirectory() as folder, filelock.FileLock(path := Path(folder) / "jobs"):
+            yield path
+    finally:
+        end = time.monotonic() + GRACE
+        while time.monotonic() < end and not all(job.done() for job in running):
+            time.sleep(0.05)
+
+
+def _end_with(held: Path) -> None:
+    """End this process when nobody holds a lock any more."""
+    import filelock
+
+    while held.exists():
+        with contextlib.suppress(filelock.Timeout, OSError), filelock.FileLock(held, blocking=False):
+            break
+        time.sleep(0.2)
+    os._exit(130)
+
+
+@contextlib.contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Hold back Ctrl-C while the body runs, and for ever from the processes that it starts: submitit's would print a traceback."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _executor(kind: Any, folder: Path, cluster: str, parameters: Mapping[str, Any]) -> Any:
