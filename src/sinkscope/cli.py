@@ -51,12 +51,20 @@ def _told(error: Exception) -> "tuple[str, int]":
         where = error.filename or ("standard output" if _drop_output("\n") else "the system")
         named = _variable_that_names(str(where))
         return f"{where}: {error.strerror or error}" + (f"; the environment variable {named} says so, unset it" if named else ""), 1
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or _is_torch_out_of_memory(error):
         return f"there is not enough memory; use {_smaller(sys.argv[1:])}a machine with more", 1
     if found := _variable_at_fault(error):
         variable, library = found
         return f"the environment variable {variable} is set to {os.environ[variable][:60]!r}, which {library} refuses; unset it", 1
     return f"unexpected {type(error).__name__}: {error} (--debug shows where; please report it)", 1
+
+
+def _is_torch_out_of_memory(error: Exception) -> bool:
+    if "torch" not in sys.modules or not isinstance(error, RuntimeError):
+        return False
+    from sinkscope.decoding.caches.memory import is_out_of_memory
+
+    return is_out_of_memory(error)
 
 
 def _smaller(words: "list[str]") -> str:

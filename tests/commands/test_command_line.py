@@ -488,6 +488,9 @@ def test_a_trace_is_named_as_it_was_given(run, trace_folder, tmp_path, monkeypat
 
 
 @pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes")]
+)
+@pytest.mark.parametrize(
     ("command", "advice"),
     [
         ("analyse", "a machine with more"),
@@ -496,9 +499,9 @@ def test_a_trace_is_named_as_it_was_given(run, trace_folder, tmp_path, monkeypat
         ("--debug", "a machine with more"),
     ],
 )
-def test_out_of_memory_names_flags_that_the_command_has(monkeypatch, capsys, command, advice):
+def test_out_of_memory_names_flags_that_the_command_has(monkeypatch, capsys, command, advice, error):
     def run(arguments):
-        raise MemoryError
+        raise error
 
     monkeypatch.setattr(sys, "argv", ["sinkscope", command])
     monkeypatch.setattr(cli, "_run", run)

@@ -77,6 +77,7 @@ OTHERS = {
     "reproduce paper1 --dry-run --seeds -1": "--seeds: expected a whole number from 0 upwards, found -1",
     "reproduce paper1 --dry-run --ks=": "--ks: expected whole numbers from 1 upwards, separated by commas, found ''",
     "reproduce paper1 --dry-run --models lab --data gsm8k=prompts.jsonl": "--data gsm8k is not used by these models, whose tasks are",
+    "roles lab-nulls-diffusion-3-0 --problems 10 --out out": "no model 'lab-nulls-diffusion-3-0': ",
     "analyse trace trace --no-choice --no-sweep": "traces: expected each trace once, as it is one prompt, found trace twice",
     "analyse trace ./trace/../trace --no-choice --no-sweep": "traces: expected each trace once, as it is one prompt",
     "analyse trace bundle --no-choice --no-sweep": "expected each trace once, as it is one prompt, found the values of trace in bundle too",

@@ -189,6 +189,10 @@ class Harmful:
         ),
         (lambda: changed(lambda w: w.update({"transformer.wte.weight": torch.ones(32005, 24)})), r"beyond the head's 32000, found 5"),
         (
+            lambda: {"transformer.wte.weight": torch.zeros(1).expand(100_000, 100_000)},
+            r"model\.pth: transformer\.wte\.weight: expected 100000 × 100000 values, found 1, which it repeats; save tensor\.contiguous",
+        ),
+        (
             lambda: {k: v for k, v in lit_gpt_weights("none").items() if ".h." not in k},
             r"expected tensors transformer\.h\.0\.…, found lm_head",
         ),

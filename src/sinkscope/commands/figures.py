@@ -52,7 +52,7 @@ class Figures(Command):
         names = None if self.only is None else [name.strip() for name in self.only.split(",")]
         if names is not None and not PLACED & {*names}:
             self.refuse("layer head", f"by Figure {self.only}")
-        if names is not None and WITHOUT_MAPS >= {*names}:
+        if names is not None and {*names} <= WITHOUT_MAPS:
             self.refuse("model device", f"by Figure {self.only}")
         traces = [one for folder in self.traces for one in ([open_statistics(folder)] if is_statistics(folder) else open_and_check(folder))]
         maps = map_reader(self.model, self.device)

@@ -57,6 +57,7 @@ class Roles(Command):
     def run(self) -> None:
         import sinkscope
         from sinkscope.commands.role_table import evidence, heading, read_head, table
+        from sinkscope.models import check_name
         from sinkscope.roles import LEAST, find_roles
 
         if not self.dry_run:
@@ -70,6 +71,7 @@ class Roles(Command):
             raise CallError(f"--control-seed: expected a number from 0 upwards, found {self.control_seed}")
         if self.head is not None and self.json:
             raise CallError("--head prints words and --json prints every head; leave one of the two out")
+        check_name(self.model)
         asked = None if self.head is None else read_head(self.head)
         texts = self._read_prompts()
         if len(texts) < LEAST:

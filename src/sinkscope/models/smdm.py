@@ -153,6 +153,10 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
         kind = "meta" if tensor.is_meta else "quantised" if tensor.is_quantized else str(tensor.layout).removeprefix("torch.")
         if kind != "strided":
             raise ModelError(f"{file}: {name}: expected a dense tensor with its values, found a {kind} one; save its weights anew")
+        held = tensor.untyped_storage().nbytes() // tensor.element_size()
+        if held < tensor.numel():
+            shape = " × ".join(map(str, tensor.shape))
+            raise ModelError(f"{file}: {name}: expected {shape} values, found {held}, which it repeats; save tensor.contiguous() of it")
     return dict(found)
 
 
