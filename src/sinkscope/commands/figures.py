@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from sinkscope.commands.command import Command, RolesFile, Switch, Traces, default_is
-from sinkscope.commands.map import map_reader
+from sinkscope.commands.map import check_model_flags, map_reader
 from sinkscope.commands.output import note, note_doubt, open_and_check
 from sinkscope.errors import CallError
 
@@ -53,6 +53,7 @@ class Figures(Command):
         if names is not None and not PLACED & {*names}:
             self.refuse("layer head", f"by Figure {self.only}")
         if names is not None and {*names} <= WITHOUT_MAPS:
+            check_model_flags(self.model, self.device)
             self.refuse("model device", f"by Figure {self.only}")
         traces = [one for folder in self.traces for one in ([open_statistics(folder)] if is_statistics(folder) else open_and_check(folder))]
         maps = map_reader(self.model, self.device)
