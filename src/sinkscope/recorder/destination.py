@@ -84,7 +84,7 @@ class TraceFolders(Destination):
             folder = self.out if alone else self.out / f"{len(self.folders):06d}"
             if not alone:
                 claim_folder(folder)
-            writer = TraceWriter(folder, manifest, reduce)
+            writer = TraceWriter(folder, manifest, reduce, trusted=True)
             self.folders += (folder,)
             self._first = self._first or writer
             writers.append(writer)

@@ -28,7 +28,7 @@ class PromptCounter:
 
     def add(self, step: dict[str, np.ndarray]) -> None:
         """Count a step."""
-        self._feed.feed(step)
+        self._feed.take(step)
         if "newest_columns" in step:
             self._followed = "newest_columns"
 

@@ -21,8 +21,9 @@ from sinkscope.statistics.column_counts import FAR_BINS, LINEAR_BINS, count_abov
 from sinkscope.statistics.followed import FollowedSinks, StepSinks
 from sinkscope.statistics.kept_records import Keep, KeptRecords, Record, stack_steps
 from sinkscope.statistics.prompt_canvas import PromptCanvas, PromptSettings
-from sinkscope.statistics.step import RecordedStep
+from sinkscope.statistics.step import PER_STEP, RecordedStep
 from sinkscope.statistics.thresholds import THRESHOLDS, Threshold
+from sinkscope.traces.own_arrays import checked_step
 
 
 @dataclass(frozen=True, eq=False)
@@ -231,6 +232,7 @@ class PromptFeed:
             raise CallError("thresholds: expected at least one Threshold(excess, unit), found none")
         check_tolerance(tolerance)
         self.settings, self.thresholds, self.tolerance = settings, tuple(thresholds), tolerance
+        self._sizes: dict[str, int] = {}
         self._rows: deque[np.ndarray] = deque(maxlen=WINDOW)
         self._summaries: list[StepSummary] = []
         self._canvas: list[tuple[np.ndarray, np.ndarray, np.ndarray | None]] = []
@@ -251,12 +253,23 @@ class PromptFeed:
     def feed(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Take in the next step: arrays as in `axes.TRACE_AXES`, without the step axis and without positions beyond the canvas.
 
+        They are copied: the caller may fill them anew.
+
         Raises:
-            CallError: an array that is needed is missing, or of another shape than the canvas.
+            CallError: an array that is needed is missing, or an array is of another shape than the canvas or the steps before, or holds
+                values that cannot be.
         """
-        needed = ("tokens", "column_sums", "last_query") if self.settings.causal else ("tokens", "column_sums")
-        if missing := [name for name in needed if arrays.get(name) is None]:
-            raise CallError(f"arrays: expected {', '.join(needed)}, found no {missing[0]}")
+        self._expect_needed(arrays)
+        step = checked_step("arrays: ", arrays, self._sizes, PER_STEP)
+        self.take({name: np.array(one) for name, one in step.items()})
+
+    def take(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Take in the next step as `feed` does, of arrays that were checked and into which nobody writes any more.
+
+        Raises:
+            CallError: an array that is needed is missing.
+        """
+        self._expect_needed(arrays)
         newest = self._newest(np.asarray(arrays["last_query"], np.float32)) if self.settings.causal else arrays.get("newest_columns")
         settings = self.settings
         step = RecordedStep.of(arrays, self.thresholds, causal=settings.causal, prompt_length=settings.prompt_length, newest=newest)
@@ -274,6 +287,11 @@ class PromptFeed:
             least = [[np.partition(one, -kept, axis=-1)[..., -kept].max() for one in (each.excess, each.percent)] for each in followed]
             queries, percent = np.max([self._known_from, *least], axis=0).tolist()
             self._known_from = (queries, percent)
+
+    def _expect_needed(self, arrays: Mapping[str, np.ndarray]) -> None:
+        needed = ("tokens", "column_sums", "last_query") if self.settings.causal else ("tokens", "column_sums")
+        if missing := [name for name in needed if arrays.get(name) is None]:
+            raise CallError(f"arrays: expected {', '.join(needed)}, found no {missing[0]}")
 
     def _newest(self, row: np.ndarray) -> np.ndarray:
         """Return the columns of the newest queries, this one included; a key that came later counts 0 for the queries before it."""

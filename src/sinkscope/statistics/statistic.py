@@ -253,7 +253,7 @@ def summarise(
     settings = replace(PromptSettings.of(bool(trace.causal), manifest, training), kept=_kept_of(trace))
     feed = feed_of(settings, thresholds, tolerance, statistics)
     for step in recorded_steps(trace):
-        feed.feed(step)
+        feed.take(step)
     return feed.finish({int(token): text for token, text in (manifest.get("vocabulary") or {}).items()})
 
 

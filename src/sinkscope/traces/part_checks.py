@@ -1,6 +1,6 @@
 """What the tensors of a part may be: their shapes and types, from the header of the file, and their values, when one is first read."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +40,13 @@ def check_shapes(
             raise TraceError(f"{path}: {name}: expected {expected}, found {found}; {DAMAGED}")
         if any(axis in (KEY, POSITION) and not 1 <= size <= WIDEST for axis, size in zip(axes, shape, strict=True)):
             raise TraceError(f"{path}: {name}: expected 1 to {WIDEST} tokens, found {found}; {DAMAGED}")
-        if dtypes[name] != (expected_type := _DTYPES.get(name, "F32")) and (expected_type, dtypes[name]) != ("F32", "F16"):
-            raise TraceError(f"{path}: {name}: expected values of type {_DTYPES.get(name, 'F32')}, found {dtypes[name]}; {DAMAGED}")
+        if dtypes[name] != (expected := expected_type(name)) and (expected, dtypes[name]) != ("F32", "F16"):
+            raise TraceError(f"{path}: {name}: expected values of type {expected}, found {dtypes[name]}; {DAMAGED}")
+
+
+def expected_type(name: str) -> str:
+    """Return the type of a tensor, as safetensors names it."""
+    return _DTYPES.get(name, "F32")
 
 
 def check_lengths(path: Path, lengths: np.ndarray, width: int | None) -> None:
@@ -69,30 +74,40 @@ def check_values(path: Path, name: str, array: np.ndarray, lengths: np.ndarray |
     Raises:
         TraceError: values that cannot be.
     """
+    queries = array.shape[-1] if lengths is None else int(lengths.max(initial=0))
+    for wrong, expected in wrong_values(name, array, lengths, queries):
+        _refuse(path, name, wrong, expected)
+
+
+def wrong_values(name: str, array: np.ndarray, lengths: np.ndarray | None, queries: int) -> Iterator[tuple[np.ndarray, str]]:
+    """Yield the values of a tensor that cannot be, with what was expected in their place.
+
+    Args:
+        array, lengths: see `check_values`.
+        queries: of the longest canvas, whose attention a sum cannot exceed.
+    """
     if name == "masked":
-        _refuse(path, name, array[array > 1], "0 or 1")
-    elif array.dtype == np.int32:
-        _refuse(path, name, array[array < -1], "tokens and positions from -1 upwards")
+        yield array[(array < 0) | (array > 1)], "0 or 1"
+    elif array.dtype.kind in "iu":
+        yield array[array < -1], "tokens and positions from -1 upwards"
         if name == "tokens" and lengths is not None:
             beyond = array[~_on_canvas(array, lengths)]
-            _refuse(path, name, beyond[beyond != -1], "-1 beyond the length of a canvas")
+            yield beyond[beyond != -1], "-1 beyond the length of a canvas"
     elif name in _SUMS:
         seen = array
         if lengths is not None:
             there = _on_canvas(array, lengths)
             seen, beyond = array[there], array[~there]
-            _refuse(path, name, beyond[~np.isnan(beyond)], "NaN beyond the length of a canvas")
-        queries = array.shape[-1] if lengths is None else int(lengths.max(initial=0))
-        low, high = -ROUNDING, queries * (1 + ROUNDING)
+            yield beyond[~np.isnan(beyond)], "NaN beyond the length of a canvas"
         if name != "column_sums":  # where there was no such query, nothing is known
             seen = seen[~np.isnan(seen)]
-        _refuse(path, name, seen[~((seen >= low) & (seen <= high))], "sums of attention")
+        yield seen[~((seen >= -ROUNDING) & (seen <= queries * (1 + ROUNDING)))], "sums of attention"
     else:
-        _refuse(path, name, array[np.isinf(array)], "finite numbers")
+        yield array[np.isinf(array)], "finite numbers"
         if name.endswith("_norms"):
-            _refuse(path, name, array[array < 0], "norms from 0 upwards")
+            yield array[array < 0], "norms from 0 upwards"
         if name == "self_attention":
-            _refuse(path, name, array[(array < -ROUNDING) | (array > 1 + ROUNDING)], "shares of attention from 0 to 1")
+            yield array[(array < -ROUNDING) | (array > 1 + ROUNDING)], "shares of attention from 0 to 1"
 
 
 def _on_canvas(array: np.ndarray, lengths: np.ndarray) -> np.ndarray:

@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 
 from sinkscope.argument_types import checked
-from sinkscope.axes import TRACE_AXES, TRACE_UNITS
-from sinkscope.documents import files_in
+from sinkscope.axes import HEAD, KV_HEAD, LAYER, TRACE_AXES, TRACE_UNITS
+from sinkscope.documents import check_fields, exists, files_in
 from sinkscope.errors import CallError, TraceError
 from sinkscope.locks import in_the_way, names_in
-from sinkscope.traces.format import ASIDE, DRIFT, FORMAT, MANIFEST, MOVING, PART, PART_GLOB, write_manifest
+from sinkscope.traces.format import ASIDE, DRIFT, DTYPES, FORMAT, MANIFEST, MOVING, PART, PART_GLOB, write_manifest
+from sinkscope.traces.own_arrays import checked_step
+from sinkscope.traces.part_checks import expected_type
 from sinkscope.traces.part_files import write_part
 from sinkscope.work_items import read_object
 
@@ -198,14 +200,22 @@ class TraceWriter:
         folder: an empty folder, see `claim_folder`.
         manifest: what is known before the first step; format, axes and parts are added here.
         reduce: what is kept of a step; None keeps all of it.
+        trusted: whether steps are neither checked nor copied, because they come from a recorder, which writes into none of them again.
 
     Attributes:
         held: bytes of the steps that wait for their part to be closed.
+
+    Raises:
+        CallError: the folder holds a trace, or the manifest does not say of which model.
     """
 
     @checked
-    def __init__(self, folder: str | Path, manifest: dict[str, Any], reduce: Callable[[Step], Step] | None = None) -> None:
-        self.folder, self._reduce = Path(folder), reduce
+    def __init__(
+        self, folder: str | Path, manifest: dict[str, Any], reduce: Callable[[Step], Step] | None = None, *, trusted: bool = False
+    ) -> None:
+        self.folder, self._reduce, self._trusted, self._closed = Path(folder), reduce, trusted, False
+        self._sizes = {axis: len(one) if axis == LAYER else one for axis, one in _told(manifest).items()}
+        self._names: tuple[str, ...] = ()
         self.manifest = {
             "format": FORMAT,
             "complete": False,
@@ -215,6 +225,11 @@ class TraceWriter:
             "units": TRACE_UNITS,
             "parts": [],
         }
+        if not trusted:
+            _check_free(self.folder)
+            from sinkscope.traces.manifest_schema import TraceManifest
+
+            check_fields(self.manifest, TraceManifest, "manifest", CallError)
         self.held = 0
         self._steps: list[Step] = []
         self._opened = time.monotonic()
@@ -222,13 +237,41 @@ class TraceWriter:
 
     @checked
     def add(self, step: Step) -> None:
-        """Add a step: arrays as in `axes.TRACE_AXES`, without the step axis; position and key axes may grow."""
+        """Add a step: arrays as in `axes.TRACE_AXES`, without the step axis; position and key axes may grow.
+
+        They are copied: the caller may fill them anew.
+
+        Raises:
+            CallError: arrays of other names, axes, sizes or types than a trace has or the first step had, values that cannot be, or
+                the trace is closed.
+        """
+        if not self._trusted:
+            step = self._checked(step)
         step = step if self._reduce is None else self._reduce(step)
         self._steps.append(step)
         self.held += sum(array.nbytes for array in step.values())
         late = time.monotonic() - self._opened >= SECONDS_PER_PART
         if late or len(self._steps) >= STEPS_PER_PART or self.held >= BYTES_PER_PART:
             self.flush()
+
+    def _checked(self, step: Step) -> Step:
+        """Return a copy of a step of the caller's.
+
+        Raises:
+            CallError: see `add`.
+        """
+        if self._closed:
+            raise CallError(f"{self.folder}: expected no step behind close(), found one; write it into a trace of its own")
+        names = tuple(sorted(step))
+        if names != self._names and (self._names or not names or not set(names) <= set(TRACE_AXES)):
+            expected = f"the tensors of the first, {', '.join(self._names)}" if self._names else f"tensors of {', '.join(TRACE_AXES)}"
+            raise CallError(f"step: expected {expected}; found {', '.join(names) or 'none'}")
+        found = checked_step("step: ", step, self._sizes)
+        for name, array in found.items():
+            if array.dtype != (dtype := DTYPES[expected_type(name)]):
+                raise CallError(f"step: {name}: expected {dtype}, found {array.dtype}; pass .astype(np.{dtype})")
+        self._names = names
+        return {name: np.array(array) for name, array in found.items()}
 
     def flush(self) -> None:
         """Write the steps that wait, as one part, and list it, so that it is checked also where a kill ends the generation."""
@@ -247,8 +290,20 @@ class TraceWriter:
         """Write the remaining steps and the final manifest."""
         if self._steps:
             self._write_part()
+        self._closed = True
         self.manifest.update(more, complete=complete)
         write_manifest(self.folder, self.manifest)
+
+
+def _check_free(folder: Path) -> None:
+    """Raise CallError for a folder that holds a trace, which a second one would destroy."""
+    if exists(folder / MANIFEST) or any(folder.glob(PART_GLOB)):
+        raise CallError(f"{folder} already holds a trace; choose another folder, or empty this one: claim_folder(folder, overwrite=True)")
+
+
+def _told(manifest: dict[str, Any]) -> dict[str, Any]:
+    """Return what a manifest says of the axes of its trace."""
+    return {axis: one for axis, name in ((LAYER, "layers"), (HEAD, "heads"), (KV_HEAD, "kv_heads")) if (one := manifest.get(name))}
 
 
 @checked
