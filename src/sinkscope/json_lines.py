@@ -39,7 +39,8 @@ def read_json_lines(path: Path, where: str, advice: str, failure: Failure) -> It
     try:
         text = content.decode().removeprefix(BYTE_ORDER_MARK)
     except UnicodeDecodeError as error:
-        raise failure(f"{where}: cannot be read as text (it is no UTF-8); expected JSON lines") from error
+        found = f"byte {content[error.start]:#04x} at {error.start}"
+        raise failure(f"{where}: expected JSON lines in UTF-8, found {found}; save the file as UTF-8") from error
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             yield number, line

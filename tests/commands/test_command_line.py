@@ -458,7 +458,12 @@ def test_help_loads_no_torch(arguments):
         ("trace {trace} --prompt x", "expected --out, found none; --help says what it is"),
         ("map {trace} --step 0 --layer 0", "expected --head, found none; --help says what it is"),
         ("sinks", "expected trace, found none; --help says what it is"),
-        ("sinks {trace} {trace}", "expected a flag, found '{trace}', a word that belongs to none"),
+        ("sinks {trace} {trace}", "expected one trace, found '{trace}' and '{trace}', a word that belongs to no flag"),
+        (
+            "sinks {trace} -- --json",
+            "expected one trace, found '{trace}' and '--json', a word that belongs to no flag; what stands behind -- is no flag",
+        ),
+        ("problems nosuch", "expected a flag, found 'nosuch', a word that belongs to none"),
         ("sinks {trace} --exces 3", "no flag '--exces'; did you mean --excess?"),
         ("sinks {trace} -q", "no flag '-q'; expected one of --excess, --unit, --json"),
         ("reproduce paper3 --dry-run", "paper: expected one of paper1, paper2, found 'paper3'"),

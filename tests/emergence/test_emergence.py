@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -336,6 +337,14 @@ def test_a_run_is_measured_from_its_snapshots_and_while_it_trains(kind, corpus, 
     status, out, _ = run("watch-training", tmp_path / "out/run", "--out", tmp_path / "again")
     assert status == 0 and "held-out loss" in out and len(out.splitlines()) == 2 + 3 + 3
     assert out.splitlines()[2].endswith(" –") and not any("nan" in line for line in out.splitlines()[1:5])
+    shutil.copytree(tmp_path / "out/run", tmp_path / "twin")
+    status, out, _ = run("watch-training", tmp_path / "out/run", tmp_path / "twin", "--out", tmp_path / "both")
+    assert status == 0 and [line.partition(":")[0] for line in out.splitlines() if "held-out" in line] == [
+        f"{opened.name} (run)",
+        f"{opened.name} (twin)",
+    ]
+    with (tmp_path / "both/emergence.csv").open() as file:
+        assert {row["model"] for row in csv.DictReader(file)} == {f"{opened.name} (run)", f"{opened.name} (twin)"}
     last = network_at(open_run(tmp_path / "run"), 4, corpus.tokenizer())
     first = network_at(open_run(tmp_path / "run"), 0, corpus.tokenizer())
     assert any((mine != theirs).any() for mine, theirs in zip(last.parameters(), first.parameters(), strict=True))

@@ -185,6 +185,8 @@ def test_a_likelihood_of_an_autoregressive_model_is_one_call_a_choice():
         (["--dry-run", "--ks", "9" * 5000], "--ks: expected whole numbers from 1 upwards, separated by commas, found '999"),
         (["--dry-run", "--traces", "0"], "--traces: expected a whole number from 1 upwards, found 0"),
         (["--dry-run", "--models", "gpt2"], "paper1: no checkpoint 'gpt2'; expected some of "),
+        (["--dry-run", "--models", "lab,lab-diffusion"], "--models: expected 'lab' alone, as it stands for lab-diffusion, "),
+        (["--dry-run", "--models", "lab-diffusion, published"], "--models: expected 'published' alone, as it stands for "),
         (["--dry-run", "--tflops", "-1"], "tflops: expected a number above 0, found -1.0"),
     ],
 )

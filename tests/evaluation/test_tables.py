@@ -301,6 +301,8 @@ def test_latex():
     assert lines[5].startswith(r"gsm8k & top:1 & 0.450 (")
     assert lines[5].endswith(r")$^{\downarrow}$ [0.75 $\pm$ 0.01] \\")
     assert r"\end{tabular}" in lines
+    odd = write_table([dataclasses.replace(one, model="a|b<c>d") for one in RESULTS], "latex")
+    assert r"a\textbar{}b\textless{}c\textgreater{}d \\" in odd
     assert r"gsm8k\_cot & " in write_table([result("none", NONE, task="gsm8k_cot")], "latex")
 
 

@@ -114,6 +114,15 @@ def test_prompts_may_be_in_gzip_and_in_nothing_else(tmp_path, pack, found):
         read_prompts(path)
 
 
+def test_prompts_in_utf_16_are_told_what_to_do(tmp_path):
+    from sinkscope.commands.trace import read_prompts
+
+    (tmp_path / "prompts.jsonl").write_bytes('{"prompt": "a"}\n'.encode("utf-16-le").join([b"\xff\xfe", b""]))
+    with pytest.raises(CallError, match="expected JSON lines in UTF-8, found byte 0xff at 0; save the file as UTF-8") as error:
+        read_prompts(tmp_path / "prompts.jsonl")
+    assert str(error.value).count("expected") == 1
+
+
 def test_logits_that_are_not_finite_are_an_error_that_names_the_step(place):
     model = sinkscope.load(place / "model")
     with torch.no_grad():

@@ -50,7 +50,11 @@ def test_json_lines_have_texts_or_prompts_with_answers(tmp_path):
         ("a.jsonl", '{"prompt": "x"}\n', r"line 1: expected"),
         ("a.jsonl", '\n{"text": "x"}\nnonsense', r"line 3: expected JSON, found 'nonsense'"),
         ("a.txt", " \n\n ", "expected text to train on, found none"),
-        ("a.txt", b"\xff\xfe\x00", "expected UTF-8 text, found byte 0xff at 0"),
+        ("a.txt", b"\xff\xfe\x00", "expected UTF-8 text, found byte 0xff at 0; give a file of UTF-8 text"),
+        ("a.txt", b"\0" * 2000, "expected text, found a NUL character at 0; save what it says as a file of UTF-8 text"),
+        ("a.txt", "ab\0", "expected text, found a NUL character at 2"),
+        ("a.pdf", "%PDF-1.4\n1 0 obj", "expected text, found a PDF file; save what it says as a file of UTF-8 text"),
+        ("a.txt", r"{\rtf1 a}", "expected text, found an RTF file"),
     ],
 )
 def test_a_file_that_is_no_text_is_refused(tmp_path, name, content, message):

@@ -49,13 +49,14 @@ def check_arguments(command: type[Command], arguments: Sequence[str]) -> None:
     if {"-h", "--help"} & {*arguments}:
         return
     flags, places = _declared(command)
-    free, given, words = list(places), set[str](), list(arguments)
+    free, given, words, last = list(places), set[str](), list(arguments), ""
     while words:
         word = words.pop(0)
         if not _is_flag(word):
             if not free:
-                raise CallError(f"expected a flag, found {_shown(word)}, a word that belongs to none")
+                raise CallError(_one_too_many(word, last, places))
             _check_value(free[0], word)
+            last = word
             given.add(free[0].name)
             if not free[0].several:
                 free.pop(0)
@@ -76,6 +77,16 @@ def check_arguments(command: type[Command], arguments: Sequence[str]) -> None:
     for flag in [*places, *flags.values()]:
         if flag.required and flag.name not in given:
             raise CallError(f"expected {flag.name}, found none; --help says what it is")
+
+
+def _one_too_many(word: str, last: str, places: Sequence[_Flag]) -> str:
+    """Return the message for a word that is no flag where the last place has been taken by another one."""
+    behind = word.startswith("./-")  # as paths behind -- are written
+    found = _shown(word[2:]) if behind else _shown(word)
+    why = "; what stands behind -- is no flag" if behind else ""
+    if not last:
+        return f"expected a flag, found {found}, a word that belongs to none{why}"
+    return f"expected one {places[-1].name}, found {_shown(last)} and {found}, a word that belongs to no flag{why}"
 
 
 def _take(flag: _Flag, words: list[str], flags: Mapping[str, _Flag]) -> list[str]:

@@ -1,7 +1,7 @@
 """`watch-training`: measures the sinks of training runs at their snapshots, and draws how they are born."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -54,11 +54,12 @@ class WatchTraining(Command):
         with claimed_folder(self.out, TrainingError):
             check_collection(self.out, FILE)
             measured = [open_emergence(folder if exists(folder / MANIFEST) else self._measure(folder)) for folder in self.runs]
-            paths = draw_emergence(measured).save(self.out)
+            shown = _told_apart(measured, names)
+            paths = draw_emergence(shown).save(self.out)
         if self.json:
             print_json({"runs": [as_plain(one) for one in measured], "files": [str(path) for path in paths]})
             return
-        for one in measured:
+        for one in shown:
             _print(one)
         print("\n".join(map(str, paths)))
 
@@ -85,6 +86,13 @@ class WatchTraining(Command):
 def _name_of(run: Path) -> str:
     """Return the name of the folder of a run, behind links."""
     return os.path.basename(os.path.realpath(run))
+
+
+def _told_apart(runs: list[Any], folders: list[str]) -> list[Any]:
+    """Return runs for people to read: those of one recipe are named by their folders too."""
+    names = [run.name for run in runs]
+    labels = [f"{name} ({folder})" if names.count(name) > 1 else name for name, folder in zip(names, folders, strict=True)]
+    return [replace(run, manifest={**run.manifest, "name": label}) for run, label in zip(runs, labels, strict=True)]
 
 
 def as_plain(run: Any) -> dict[str, Any]:

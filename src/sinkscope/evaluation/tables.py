@@ -192,6 +192,7 @@ def _latex_cell(row: Row) -> str:
 
 
 _IN_LATEX = {one: f"\\{one}" for one in "_&%#${}"} | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+_IN_LATEX |= {"|": r"\textbar{}", "<": r"\textless{}", ">": r"\textgreater{}"}
 
 
 def _escaped(text: str) -> str:

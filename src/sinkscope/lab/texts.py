@@ -26,6 +26,8 @@ HELD_OUT_EVERY = 20
 VOCABULARY = 2048
 LARGEST = 1 << 32
 """Bytes of a file of text, which is held in memory."""
+NO_TEXT = {"%PDF-": "a PDF file", "%!PS": "a PostScript file", "{\\rtf": "an RTF file"}
+"""Beginnings of files whose letters are those of a format."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,8 @@ def read_texts(path: str | Path) -> Texts:
         CallError: the file cannot be read or holds no text, or a line is no document.
     """
     path = Path(path)
-    text = read_text(path, CallError, "expected a file of UTF-8 text", most=LARGEST)
+    text = read_text(path, CallError, "give a file of UTF-8 text", most=LARGEST)
+    _refuse_binary(text, path)
     content = text.encode()
     if path.suffix == ".jsonl":
         documents = [_document(line, f"{path}, line {number}") for number, line in enumerate(text.split("\n"), 1) if line.strip()]
@@ -66,6 +69,13 @@ def read_texts(path: str | Path) -> Texts:
     if not documents:
         raise CallError(f"{path}: expected text to train on, found none")
     return Texts(f"{path.name} sha256:{hashlib.sha256(content).hexdigest()[:16]}", tuple(documents))
+
+
+def _refuse_binary(text: str, path: Path) -> None:
+    found = next((name for start, name in NO_TEXT.items() if text.startswith(start)), None)
+    found = found or (f"a NUL character at {text.index(chr(0)):,}" if "\0" in text else None)
+    if found:
+        raise CallError(f"{path}: expected text, found {found}; save what it says as a file of UTF-8 text")
 
 
 def _refuse_json(text: str, path: Path) -> None:
