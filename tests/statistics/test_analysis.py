@@ -173,6 +173,6 @@ def test_a_table_keeps_rows_apart_and_knows_what_a_prompt_lacks():
 
 @pytest.mark.parametrize("columns", [random_columns(0, steps=1), random_columns(0, steps=2), np.ones((3, 1, 1, 30))])
 def test_the_shortest_and_the_emptiest_trace_are_analysed_without_a_warning(columns):
-    found = analyse([make_trace(columns, **extras(columns))] * 2, FEW)
+    found = analyse([make_trace(columns, **extras(columns)) for _ in range(2)], FEW)
     json.dumps(found.as_dict(), allow_nan=False)
     assert found.prompts == 2

@@ -21,8 +21,9 @@ from sinkscope.sinks.definition import (
     largest_excess,
     visible_query_mean,
 )
-from sinkscope.sinks.followed_columns import Followed, Recorded, check_recorded
-from sinkscope.traces.reading import as_trace, expect_steps
+from sinkscope.sinks.followed_columns import Followed, Recorded
+from sinkscope.sinks.own_recordings import check_recorded, check_steps
+from sinkscope.traces.reading import Trace, as_trace
 
 EXCESS = 3.0
 """ε of Eq. 3 in paper 1, in queries' worth of attention."""
@@ -121,16 +122,16 @@ def find_sinks(trace: Recorded | str | Path, excess: float = EXCESS, unit: Unit 
     """
     check_excess(excess, unit)
     recorded: Recorded = as_trace(trace)
-    expect_steps(recorded, "find sinks in")
-    check_recorded(recorded)
-    columns = np.asarray(recorded.column_sums[:], dtype=np.float32)
+    check_recorded(recorded, "find sinks in")
+    check_steps(recorded)
+    columns = _own(np.asarray(recorded.column_sums[:], dtype=np.float32), recorded)
     check_reach(excess, unit, np.nansum(columns, axis=-1), columns.shape[-1])
     tokens = np.asarray(recorded.tokens[:])
     selected = is_sink(columns, excess, unit)
     where = np.argwhere(selected)
     step, layer, head, position = where.T
     followed = Followed.of(recorded)
-    moving_columns = followed.columns(recorded) if followed.newest else columns
+    moving_columns = _own(followed.columns(recorded), recorded) if followed.newest else columns
     excesses = excess_of(in_unit(columns, unit))
     return Sinks(
         step=step,
@@ -150,6 +151,11 @@ def find_sinks(trace: Recorded | str | Path, excess: float = EXCESS, unit: Unit 
         moving=selected if moving_columns is columns else is_sink(moving_columns, excess, unit),
         vocabulary=(getattr(recorded, "manifest", None) or {}).get("vocabulary", {}),
     )
+
+
+def _own(columns: np.ndarray, recorded: Recorded) -> np.ndarray:
+    """Return columns into which nobody else writes; those of a trace were read just now."""
+    return columns if isinstance(recorded, Trace) else columns.copy()
 
 
 def check_reach(excess: float, unit: Unit, totals: Float[np.ndarray, "step layer head"], keys: int) -> None:

@@ -10,8 +10,6 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from jaxtyping import Float
 
-from sinkscope.argument_types import fits, in_words
-from sinkscope.errors import CallError
 from sinkscope.sinks.definition import last_query_window
 
 WINDOW = 16
@@ -26,35 +24,6 @@ class Recorded(Protocol):
     @property
     def causal(self) -> bool: ...
     def __getattr__(self, name: str) -> Any: ...
-
-
-def check_recorded(recorded: Recorded) -> None:
-    """Raise an error for an object in a trace's place whose arrays are none of NumPy's, or of other shapes than a trace's.
-
-    Raises:
-        CallError: such arrays, or a model of which is not said whether it is causal.
-    """
-    name, steps = type(recorded).__name__, recorded.steps
-    if not fits(recorded.causal, bool):
-        raise CallError(f"{name}.causal: expected True or False, found {in_words(recorded.causal)}")
-    for one in dict.fromkeys(("column_sums", "tokens", Followed.of(recorded).tensor)):
-        _check_read(f"{name}.{one}", getattr(recorded, one, None))
-    columns, tokens = (tuple(np.shape(getattr(recorded, one))) for one in ("column_sums", "tokens"))
-    if len(columns) != 4 or columns[0] != steps:
-        raise CallError(f"{name}.column_sums: expected [step, layer, head, key] of {steps} steps, found {list(columns)}")
-    if len(tokens) != 2 or tokens[0] != steps or tokens[1] < columns[3]:
-        raise CallError(f"{name}.tokens: expected [step, position] of {steps} steps and {columns[3]} keys, found {list(tokens)}")
-
-
-def _check_read(name: str, value: Any) -> None:
-    """Raise CallError for what NumPy cannot index or read, such as lists and tensors of torch with bfloat16 or gradients."""
-    try:
-        readable = not isinstance(value, list | tuple | None) and np.asarray(value[:1]) is not None
-    except (TypeError, RuntimeError):
-        readable = False
-    if not readable:
-        advice = ".detach().float().cpu().numpy()" if hasattr(value, "detach") else "np.asarray of it"
-        raise CallError(f"{name}: expected an array that NumPy reads, found {in_words(value)}; pass {advice}")
 
 
 @dataclass(frozen=True)

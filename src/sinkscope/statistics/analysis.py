@@ -236,7 +236,10 @@ def analyse(
     weights: tuple[Any, Any] | None = None
     texts: list[Any] = []
     taken: dict[Path | str, Path] = {}
-    for trace in [traces] if isinstance(traces, Trace | str | Path) else traces:
+    given = [traces] if isinstance(traces, Trace | str | Path) else traces
+    if isinstance(given, Sequence):
+        _refuse_object_again(given)
+    for trace in given:
         trace = as_trace(trace)
         _refuse_again(trace, taken)
         prompt = summarise(trace, thresholds, tolerance, training)
@@ -305,6 +308,13 @@ def _refuse_again(trace: Any, taken: dict[Path | str, Path]) -> None:
     if (other := next((taken[one] for one in known if one in taken), None)) is not None:
         raise CallError(f"{expected} the values of {other} in {folder} too: a copy, a bundle, or the same prompt; leave one of them out")
     taken.update(dict.fromkeys(known, folder))
+
+
+def _refuse_object_again(traces: Sequence[Any]) -> None:
+    """Raise an error for an object of one's own that is given twice; of traces `_refuse_again` says which."""
+    own = [id(one) for one in traces if not isinstance(one, Trace | str | Path)]
+    if len(set(own)) < len(own):
+        raise CallError("traces: expected each trace once, as it is one prompt, found one object twice; leave one of them out")
 
 
 def _same_model(first: tuple[Any, Any] | None, model: Mapping[str, Any]) -> tuple[Any, Any] | None:

@@ -22,12 +22,14 @@ from sinkscope.documents import describe, shown
 from sinkscope.errors import CallError, SinkscopeError
 from sinkscope.extension_points import find_kinds
 from sinkscope.sinks.finding import Recorded
+from sinkscope.sinks.own_recordings import check_recorded
 from sinkscope.statistics.kept_columns import is_known
 from sinkscope.statistics.prompt import PromptFeed, PromptSummary
 from sinkscope.statistics.prompt_canvas import PromptSettings
-from sinkscope.statistics.step import PER_LAYER, RecordedStep
+from sinkscope.statistics.step import PER_LAYER, PER_STEP, RecordedStep
 from sinkscope.statistics.thresholds import THRESHOLDS, Place, Threshold
-from sinkscope.traces.reading import Trace, as_trace, expect_steps
+from sinkscope.traces.own_arrays import checked_step
+from sinkscope.traces.reading import Trace, as_trace
 
 Key = tuple[str, Place]
 """Name of a statistic and the place where it holds."""
@@ -237,11 +239,12 @@ def summarise(
         statistics: whose records are kept; all when not given.
 
     Raises:
-        CallError: a threshold that cannot be told or never holds, none at all, or a tolerance below 0.
+        CallError: a threshold that cannot be told or never holds, none at all, a tolerance below 0, or arrays of your own that do not
+            fit each other or hold values that cannot be.
         SinkscopeError: a trace without a whole step, or without tokens or columns.
     """
     trace = as_trace(trace)
-    expect_steps(trace, "analyse")
+    check_recorded(trace, "analyse", PER_STEP)
     if isinstance(trace, Trace):
         for needed in ("tokens", "column_sums"):
             getattr(trace, needed)  # raises an error that names the trace
@@ -252,7 +255,10 @@ def summarise(
     manifest = held(trace, "manifest") or {}
     settings = replace(PromptSettings.of(bool(trace.causal), manifest, training), kept=_kept_of(trace))
     feed = feed_of(settings, thresholds, tolerance, statistics)
+    own, sizes = not isinstance(trace, Trace), dict[str, int]()
     for step in recorded_steps(trace):
+        if own:
+            checked_step(f"{type(trace).__name__}, step {feed.steps}: ", step, sizes, PER_STEP)
         feed.take(step)
     return feed.finish({int(token): text for token, text in (manifest.get("vocabulary") or {}).items()})
 

@@ -34,7 +34,7 @@ def checked_step(where: str, arrays: Mapping[str, Any], sizes: dict[str, int], n
     for name in names:
         if (value := arrays.get(name)) is None:
             continue
-        array = _array(f"{where}{name}", value)
+        array = readable(f"{where}{name}", value)
         _check_kind(f"{where}{name}", name, array)
         _check_shape(f"{where}{name}", name, array, length, known)
         _check_values(f"{where}{name}", name, array)
@@ -48,13 +48,13 @@ def _length(where: str, arrays: Mapping[str, Any]) -> int | None:
     name = next((one for one in ("tokens", "lengths", "column_sums") if arrays.get(one) is not None), None)
     if name is None:
         return None
-    array = _array(f"{where}{name}", arrays[name])
+    array = readable(f"{where}{name}", arrays[name])
     _check_kind(f"{where}{name}", name, array)
     return int(array) if name == "lengths" and not array.ndim else array.shape[-1] if array.ndim else None
 
 
-def _array(what: str, value: Any) -> np.ndarray:
-    """Return an array that NumPy can read.
+def readable(what: str, value: Any) -> np.ndarray:
+    """Return what NumPy reads of a caller's array.
 
     Raises:
         CallError: it cannot, or its values are masked.
