@@ -12,8 +12,11 @@ if TYPE_CHECKING:
 
     from sinkscope.commands import Command
 
+INTERRUPTED = "interrupted"
 NARROWEST = 40
 """Columns for which the parser can lay out its help; it loops for ever in five."""
+_SAID: "list[str]" = []
+"""Messages of errors that were printed."""
 
 
 def main() -> None:
@@ -31,7 +34,8 @@ def main() -> None:
             raise
         sys.stdout.flush()  # so that an error of writing is raised here, where it can be reported
     except KeyboardInterrupt:
-        _fail("interrupted", 130, debug)
+        _catch_late_interrupt()
+        _fail(INTERRUPTED, 130, debug)
     except BrokenPipeError:  # the reader has closed the pipe
         _drop_output()
         sys.exit(1)
@@ -154,7 +158,9 @@ def _heed_interrupts() -> None:
 
 
 def _end_interrupted(*_: object) -> None:
-    os.write(2, b"sinkscope: error: interrupted\n")
+    """End the program at once, with one line, unless an earlier interrupt has printed it."""
+    if INTERRUPTED not in _SAID:
+        os.write(2, f"sinkscope: error: {INTERRUPTED}\n".encode())
     os._exit(130)
 
 
@@ -269,6 +275,7 @@ def _fail(message: str, status: int, debug: bool) -> None:
     _drop_output()
     message = " ".join(message.split()) if "\n" in message else message
     print(f"sinkscope: error: {printable(message)}", file=sys.stderr)
+    _SAID.append(message)
     sys.exit(status)
 
 

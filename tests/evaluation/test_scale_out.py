@@ -1,6 +1,7 @@
 """One evaluation by several processes: torchrun, jobs, a killed worker; each result equals that of a single process."""
 
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -176,7 +177,9 @@ def test_local_jobs_end_with_the_command_and_print_nothing(tmp_path, send):
     pytest.importorskip("submitit")
     flags = ["--limit", "100", "--shots", "0", "--length", "32", "--jobs", "1", "--cluster", "local", "--out", str(tmp_path / "r")]
     command = [sys.executable, *COMMAND, "lab-diffusion", *flags]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, env=environment(), text=True, start_new_session=True) as one:
+    heed = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a test in the background ignores interrupts
+    own = {"start_new_session": True, "preexec_fn": heed}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, env=environment(), text=True, **own) as one:
         while not (tmp_path / "r" / "run.json").exists():
             assert one.poll() is None
             time.sleep(0.02)

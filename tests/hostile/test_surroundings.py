@@ -111,6 +111,17 @@ def test_an_interrupt_while_torch_is_imported(whole, tmp_path):
     assert (done.returncode, done.stderr) == (130, "sinkscope: error: interrupted\n")
 
 
+def test_several_interrupts_are_told_once():
+    """One at work, one while the program ends."""
+    code = (
+        "import atexit, os, signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\nfrom sinkscope import cli\n"
+        "interrupt = lambda *_: os.kill(os.getpid(), signal.SIGINT)\n"
+        "atexit.register(interrupt)\ncli._run = interrupt\ncli.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "sinkscope: error: interrupted\n")
+
+
 @pytest.mark.parametrize("seconds", [0.05, 0.1, 0.2, 0.4, 0.8, 1.6])
 def test_an_interrupt_at_the_beginning(whole, tmp_path, seconds):
     words = ["trace", str(whole / "model"), "--prompt", "Q: Tom\nA:", "--length", "64", "--out", str(tmp_path / "t")]
