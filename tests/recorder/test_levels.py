@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from processes import environment
 
 import sinkscope
 from sinkscope.errors import CallError, TraceError
+from sinkscope.interventions import HideTopSinks
 from sinkscope.recorder.statistics_destination import merge_statistics
 from sinkscope.statistics import Summary, Threshold, summarise
 from sinkscope.statistics.statistic import values_of
@@ -172,7 +174,7 @@ def test_a_generation_that_fails_counts_for_nothing(diffusion, tmp_path):
 
     with pytest.raises(KeyError), sinkscope.recording(diffusion, out=tmp_path / "s", keep="statistics"):
         sinkscope.generate(diffusion, SHORT, length=4)
-        sinkscope.generate(diffusion, SHORT, length=6, on_step=stop)
+        sinkscope.generate(diffusion, SHORT, length=4, on_step=stop)
     manifest, arrays, _ = read_statistics(tmp_path / "s")
     assert (manifest["complete"], manifest["prompts"]) == (False, 1)
     assert arrays["strength.steps"].max() == 4
@@ -455,3 +457,16 @@ def test_maps_need_a_trace(run, diffusion_folder, tmp_path):
     )
     assert status == 2
     assert "--keep-maps needs a trace" in error
+
+
+@pytest.mark.parametrize("second", [{"steps": 4}, {"block": 12}, {"hide": True}])
+def test_statistics_of_two_settings_are_not_put_into_one_folder(diffusion, tmp_path, second):
+    first = {"length": 12, "steps": 8, "block": 6}
+    hiding = HideTopSinks(1)(diffusion) if second.pop("hide", False) else nullcontext()
+    said = "prompts of one setting: expected .* as for the first prompt, found .*; record each setting into a folder of its own"
+    with pytest.raises(CallError, match=said), sinkscope.recording(diffusion, out=tmp_path / "s", keep="statistics"):
+        sinkscope.generate(diffusion, SHORT, **first, seed=0)
+        sinkscope.generate(diffusion, [QUESTION, SHORT], **first, seed=5)
+        with hiding:
+            sinkscope.generate(diffusion, SHORT, **first | second)
+    assert read_statistics(tmp_path / "s")[0]["prompts"] == 3

@@ -124,6 +124,21 @@ def test_an_unknown_statistic_is_refused_with_those_there_are(analysis):
         analysis.find("movement.drift", excess=3.00001)
 
 
+def test_analyses_with_other_training_corpora_are_not_compared():
+    first, same, other, none = (analyse(random_traces(1), FEW[:1], choice=False, training=one) for one in ({7: 1}, {7: 1}, {7: 2}, None))
+    with pytest.raises(CallError, match="expected two analyses with the same training=, found other counts of tokens"):
+        compare(first, other)
+    assert compare(first, same)
+    assert "composition.frequency_correlation" not in {one.name for one in compare(first, none)}
+
+
+@pytest.mark.parametrize("value", [np.array([3.0, 4.0]), [3.0], True])
+def test_a_place_is_one_number_or_text(analysis, value):
+    with pytest.raises(CallError, match="layer: expected one number or text, found"):
+        analysis.find("movement.moves_in", layer=value)
+    assert analysis.find("movement.moves_in", layer=np.int64(1))
+
+
 def moving(speed, seed):
     rng = np.random.default_rng(seed)
     position = np.clip(15 + speed * (np.arange(12) - 6) + rng.integers(-2, 3, 12), 0, 29).astype(int)

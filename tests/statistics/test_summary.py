@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planted import make_trace, random_columns
 
-from sinkscope.errors import SinkscopeError
+from sinkscope.errors import CallError, SinkscopeError
 from sinkscope.sinks import find_sinks, is_sink, last_query_window, main_sinks, track
 from sinkscope.sinks.token_classes import token_class
-from sinkscope.statistics import EPSILONS, PromptSettings, Summary, document_of
+from sinkscope.statistics import EPSILONS, PromptSettings, Summary, Threshold, document_of, summarise
 from sinkscope.statistics.column_counts import histogram_edges
 
 LAYERS, HEADS, KV_HEADS, LENGTH, STEPS = 2, 4, 2, 27, 9
@@ -368,6 +369,42 @@ def test_an_empty_one_has_no_means():
 def test_another_shape_or_threshold_is_refused(merged):
     with pytest.raises(SinkscopeError, match="expected statistics with the same layers, heads, excess, causal"):
         merged.merge(Summary(LAYERS, HEADS, excess=2, causal=merged.causal))
+
+
+def test_another_tolerance_or_training_corpus_is_refused():
+    trace = make_trace(random_columns(0))
+    plain = Summary.of(summarise(trace, Summary.thresholds()))
+    for more, numbers in (
+        ({"tolerance": 5}, r"5, 0\)"),
+        ({"training": {7: 3}}, r"0, [1-9]\d*\)"),
+        ({"training": {7: 4}}, r"0, [1-9]\d*\)"),
+    ):
+        other = Summary.of(summarise(trace, Summary.thresholds(), **more))
+        for one in (other, Summary.from_arrays(other.to_arrays())):
+            with pytest.raises(SinkscopeError, match=rf"expected .* tolerance, corpus .* found \(.*{numbers}; they cannot be merged"):
+                plain.merge(one)
+        other.merge(Summary.from_arrays(other.to_arrays()))
+    assert plain.prompts == 1 and plain.to_arrays()["settings"].shape == (4,)  # as in files of earlier versions
+
+
+def test_a_summary_needs_its_thresholds_and_an_excess_that_can_be():
+    prompt = summarise(make_trace(random_columns(0)), [Threshold(3.0)])
+    with pytest.raises(
+        CallError, match=r"prompt: expected sinks counted at Summary.thresholds\(3\), found none counted at 1 queries; call"
+    ):
+        Summary.of(prompt)
+    for excess in (float("nan"), -1.0, float("inf")):
+        with pytest.raises(CallError, match="excess: expected a finite number from 0 upwards, found"):
+            Summary(LAYERS, HEADS, excess=excess)
+    with pytest.raises(SinkscopeError, match=r"expected the arrays of statistics, found others .*settings is no array"):
+        Summary.from_arrays({**Summary(LAYERS, HEADS).to_arrays(), "settings": "abc"})
+
+
+def test_arrays_of_a_summary_are_copies(merged):
+    columns = merged.columns
+    for array in merged.to_arrays().values():
+        array[...] = 0
+    assert merged.columns == columns > 0 and merged.values.any()
 
 
 def test_other_arrays_are_refused():

@@ -1,6 +1,6 @@
 """Records statistics only: every step is counted into the summary of its prompt, and no column is stored."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from sinkscope.errors import CallError
 from sinkscope.recorder.destination import Destination, StepWriter
 from sinkscope.statistics import PromptSettings, Summary
 from sinkscope.traces.statistics_folder import Arrays, StatisticsFolder
+from sinkscope.work_items import difference_in_words, differences
 
 ABOUT = ("model", "causal", "sampler", "mask_id", "eos_id", "layers", "heads", "kv_heads", "device", "dtype", "versions")
 """Keys of a prompt's manifest that are the same for all prompts of a run."""
@@ -22,7 +23,7 @@ class PromptCounter:
 
     def __init__(self, folder: StatisticsFolder, index: int, manifest: dict[str, Any], excess: float) -> None:
         self.folder, self.index, self.manifest, self.excess = folder, index, manifest, excess
-        self.completed_the_folder = False
+        self.completed_the_folder = self.counted = False
         self._followed = "last_query" if manifest["causal"] else "column_sums"
         self._feed = Summary.feed(PromptSettings.of(manifest["causal"], manifest), excess)
 
@@ -44,6 +45,7 @@ class PromptCounter:
             about["hidden"] = [{name: one[name] for name in ("rule", "rules") if name in one} for one in more.get("hidden", ())]
             arrays = Summary.of(prompt, self.excess).to_arrays()
             self.completed_the_folder = self.folder.commit(self.index, arrays, about, texts)
+            self.counted = True
 
 
 class StatisticsDestination(Destination):
@@ -72,7 +74,7 @@ class StatisticsDestination(Destination):
         """Return a counter for each prompt.
 
         Raises:
-            CallError: a network of several stacks.
+            CallError: a network of several stacks, or another sampler, other settings or rules than those of the first prompt.
         """
         for manifest in manifests:
             stack = (manifest["stack"], manifest["attends_to"])
@@ -82,9 +84,24 @@ class StatisticsDestination(Destination):
                     f"({manifest['stack'] or manifest['model']['name']}); use keep='columns', which makes a trace of each"
                 )
             self._stack = stack
+            self._check_settings(manifest)
         counters = [PromptCounter(self.folder, next(self._indices), manifest, self.excess) for manifest in manifests]
         self._counters += counters
         return list(counters)
+
+    def _check_settings(self, manifest: Mapping[str, Any]) -> None:
+        """Raise an error for a prompt whose settings are not those that the manifest of the folder will name."""
+        first = next((_settings_of(one.manifest) for one in self._counters if one.counted), {})
+        other = next(differences(first, _settings_of(manifest)), None) if first else None
+        if other is not None:
+            change = difference_in_words(*other, "expected {name} {old!r} as for the first prompt, found {new!r}")
+            raise CallError(f"keep='statistics' counts prompts of one setting: {change}; record each setting into a folder of its own")
+
+
+def _settings_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that all prompts of a folder have in common."""
+    sampler = {name: value for name, value in manifest["sampler"].items() if name != "seed"}
+    return {"sampler": sampler, "hide": [one.get("rule") for one in manifest["hidden"]]}
 
 
 def merge_statistics(earlier: Arrays, later: Arrays) -> Arrays:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sinkscope.argument_types import checked
+from sinkscope.argument_types import checked, in_words, plain
 from sinkscope.documents import shown
 from sinkscope.errors import CallError
 from sinkscope.sinks.finding import Recorded
@@ -19,7 +19,8 @@ from sinkscope.statistics.kept_columns import where_complete
 from sinkscope.statistics.move_triggers import TriggerTest, draws_of, shares_of
 from sinkscope.statistics.placement_model import Choices, PlacementModel
 from sinkscope.statistics.prompt import PromptSummary
-from sinkscope.statistics.statistic import Definition, Key, Values, definition_of, held, order_of, summarise, values_of
+from sinkscope.statistics.prompt_canvas import PromptSettings
+from sinkscope.statistics.statistic import PLAIN, Definition, Key, Values, definition_of, held, order_of, summarise, values_of
 from sinkscope.statistics.thresholds import THRESHOLDS, Threshold
 from sinkscope.traces.bundles import copies_share
 from sinkscope.traces.reading import Trace, as_trace
@@ -66,6 +67,7 @@ class Analysis:
     Attributes:
         prompts: number of traces; prompt_texts: their prompts, by which two analyses are paired.
         values: [prompt, key], the numbers behind the means; keys: their names and places.
+        corpus: checksum of the counts of the training corpus; 0 without.
     """
 
     statistics: tuple[Estimate, ...] = field(repr=False)
@@ -76,6 +78,7 @@ class Analysis:
     prompt_texts: tuple[Any, ...] = field(repr=False)
     keys: tuple[Key, ...] = field(repr=False)
     values: np.ndarray = field(repr=False)
+    corpus: int = field(default=0, repr=False)
 
     @checked
     def find(self, name: str, **place: Any) -> list[Estimate]:
@@ -89,7 +92,10 @@ class Analysis:
         of_name = [one for one in self.statistics if one.name == name]
         if not of_name:
             raise CallError(f"no statistic {name!r}; there are {', '.join(dict.fromkeys(one.name for one in self.statistics))}")
+        place = {key: plain(value) for key, value in place.items()}
         for key, value in place.items():
+            if not isinstance(value, PLAIN) or isinstance(value, bool):
+                raise CallError(f"{key}: expected one number or text, found {in_words(value)}")
             told = list(dict.fromkeys(one.place[key] for one in of_name if key in one.place))
             if not told:
                 keys = ", ".join(dict.fromkeys(other for one in of_name for other in one.place)) or "nothing"
@@ -257,7 +263,8 @@ def analyse(
     if shape is None:
         raise CallError("expected at least one trace, found none")
     keys, whole, statistics = prompts.result()
-    return Analysis(tuple(statistics), len(whole), *shape, tolerance, tuple(texts), keys, whole)
+    corpus = PromptSettings(training=training).corpus
+    return Analysis(tuple(statistics), len(whole), *shape, tolerance, tuple(texts), keys, whole, corpus)
 
 
 @checked
@@ -267,12 +274,14 @@ def compare(first: Analysis, second: Analysis, seed: int = 0) -> tuple[Estimate,
     Where both hold the same prompts in the same order the prompts are paired, which makes the interval narrower.
 
     Raises:
-        CallError: they were made with different tolerances or at no threshold in common, or the seed is below 0.
+        CallError: they were made with different tolerances or training corpora, or at no threshold in common, or the seed is below 0.
     """
     if first.tolerance != second.tolerance:
         raise CallError(
             f"expected two analyses of one tolerance, found {first.tolerance} and {second.tolerance}; analyse one of them again"
         )
+    if first.corpus and second.corpus and first.corpus != second.corpus:
+        raise CallError("expected two analyses with the same training=, found other counts of tokens; analyse one of them again")
     if seed < 0:
         raise CallError(f"seed: expected a whole number from 0 upwards, found {seed}")
     points = [  # the curve over ε has every threshold in every analysis

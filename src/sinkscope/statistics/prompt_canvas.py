@@ -1,5 +1,6 @@
 """What stood on the canvas of one prompt in each step, what was committed, and of which class its tokens are."""
 
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -41,6 +42,11 @@ class PromptSettings:
     def __post_init__(self) -> None:
         if self.training is not None:
             _check_training(self.training)
+
+    @cached_property
+    def corpus(self) -> int:
+        """A checksum of the counts of the training corpus; 0 if unknown."""
+        return 0 if self.training is None else 1 + zlib.crc32(repr(sorted(self.training.items())).encode())
 
     @classmethod
     def of(cls, causal: bool, manifest: Mapping[str, Any], training: Mapping[int, int] | None = None) -> "PromptSettings":

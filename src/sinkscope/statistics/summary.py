@@ -9,6 +9,8 @@ from jaxtyping import Float, Int
 
 from sinkscope.argument_types import checked
 from sinkscope.errors import CallError, SinkscopeError
+from sinkscope.sinks.definition import check_excess
+from sinkscope.sinks.tracking import check_tolerance
 from sinkscope.statistics.averages import ratio
 from sinkscope.statistics.column_counts import quarters_of
 from sinkscope.statistics.move_triggers import TriggerTest
@@ -34,6 +36,8 @@ class Summary:
         layers, heads: of the model.
         excess: ε of Eq. 3, in queries' worth of attention, of everything that is told at one threshold only.
         causal: whether the model is autoregressive, and main sinks are followed in the newest 16 queries.
+        tolerance: steps without a sink that a track and a main sink survived.
+        corpus: checksum of the counts of the training corpus, `PromptSettings.corpus`; 0 without.
 
     Attributes:
         arrays: counts and sums over prompts, with the axes of `prompt_sums.AXES`.
@@ -41,9 +45,12 @@ class Summary:
         values: [key, moment], over prompts: how many have a value, its sum, its sum of squares.
     """
 
-    def __init__(self, layers: int, heads: int, *, excess: float = 3.0, causal: bool = False) -> None:
+    def __init__(self, layers: int, heads: int, *, excess: float = 3.0, causal: bool = False, tolerance: int = 0, corpus: int = 0) -> None:
         if not 1 <= layers * heads <= MOST_HEADS or layers < 1:
             raise CallError(f"layers, heads: expected 1 to {MOST_HEADS} heads in all, found {layers} × {heads}")
+        check_excess(float(excess), "queries")
+        check_tolerance(tolerance)
+        self.tolerance, self.corpus = tolerance, corpus
         self.layers, self.heads, self.excess, self.causal = layers, heads, excess, causal
         self.arrays: Arrays = empty_arrays(layers, heads)
         self.keys: tuple[Key, ...] = ()
@@ -65,7 +72,13 @@ class Summary:
     @checked
     def of(cls, prompt: PromptSummary, excess: float = 3.0) -> "Summary":
         """Return the summary of one prompt, with sinks counted at `thresholds`."""
-        found = cls(prompt.layers, prompt.heads, excess=excess, causal=prompt.canvas.causal)
+        settings = prompt.canvas.settings
+        found = cls(prompt.layers, prompt.heads, excess=excess, causal=settings.causal, tolerance=prompt.tolerance, corpus=settings.corpus)
+        if missing := [one for one in cls.thresholds(excess) if one not in prompt.followed.thresholds]:
+            raise CallError(
+                f"prompt: expected sinks counted at Summary.thresholds({excess:g}), found none counted at {missing[0].excess:g} "
+                f"{missing[0].unit}; call summarise(trace, Summary.thresholds({excess:g}))"
+            )
         sums = PromptSums.of(prompt, Threshold(excess))
         found.arrays = {name: sums.arrays[name] for name in found.arrays}
         found.keys = tuple(sorted(sums.values, key=repr))  # one order for all prompts
@@ -82,11 +95,11 @@ class Summary:
         """Add what other prompts show.
 
         Raises:
-            SinkscopeError: of another shape of model, or with another threshold.
+            SinkscopeError: of another shape of model, or with another threshold, tolerance or training corpus.
         """
-        mine, theirs = ((one.layers, one.heads, one.excess, one.causal) for one in (self, other))
+        mine, theirs = ((one.layers, one.heads, one.excess, one.causal, one.tolerance, one.corpus) for one in (self, other))
         if mine != theirs:
-            names = "layers, heads, excess, causal"
+            names = "layers, heads, excess, causal, tolerance, corpus"
             raise SinkscopeError(f"expected statistics with the same {names} {mine}, found {theirs}; they cannot be merged")
         merged = {name: array + other.arrays[name] for name, array in self.arrays.items() if not name.startswith("tokens.")}
         self.arrays = merged | _merged_tokens(self.arrays, other.arrays)
@@ -101,13 +114,18 @@ class Summary:
         """Return everything as named arrays, for a file."""
         names = zlib.compress(json.dumps(self.keys, ensure_ascii=False).encode())
         found = {
-            "settings": np.array([self.layers, self.heads, self.excess, self.causal], np.float64),
+            "settings": np.array([self.layers, self.heads, self.excess, self.causal, *self._rare_settings], np.float64),
             **self.arrays,
             "profiles.keys": np.frombuffer(names, np.uint8),
             "profiles.count": self.values[:, 0].astype(np.int64),
             **{f"profiles.{name}": self.values[:, number] for number, name in ((1, "sum"), (2, "square"))},
         }
-        return {name: np.ascontiguousarray(array) for name, array in found.items()}  # safetensors writes the memory as it lies
+        return {name: np.array(array, order="C") for name, array in found.items()}  # safetensors writes the memory as it lies
+
+    @property
+    def _rare_settings(self) -> tuple[int, ...]:
+        """Settings that a recording never has, so that files without them are as those of earlier versions."""
+        return (self.tolerance, self.corpus) if self.tolerance or self.corpus else ()
 
     @classmethod
     @checked
@@ -118,8 +136,10 @@ class Summary:
             SinkscopeError: arrays of something else.
         """
         try:
-            layers, heads, excess, causal = _settings(arrays)
-            found = cls(layers, heads, excess=excess, causal=causal)
+            if wrong := next((name for name, array in arrays.items() if not isinstance(array, np.ndarray)), None):
+                raise ValueError(f"{wrong} is no array")
+            layers, heads, excess, causal, tolerance, corpus = _settings(arrays)
+            found = cls(layers, heads, excess=excess, causal=causal, tolerance=tolerance, corpus=corpus)
             for name, empty in found.arrays.items():
                 found.arrays[name] = _like(name, arrays[name], empty)
             found.keys, found.values = _profiles(arrays)
@@ -210,15 +230,15 @@ class Summary:
         return {threshold: TriggerTest(int(moving), *both) for threshold, moving, *both in zip(THRESHOLDS, *sums, strict=True)}
 
 
-def _settings(arrays: Mapping[str, np.ndarray]) -> tuple[int, int, float, bool]:
-    """Return layers, heads, excess and whether the model is causal; raise ValueError where they cannot be."""
+def _settings(arrays: Mapping[str, np.ndarray]) -> tuple[int, int, float, bool, int, int]:
+    """Return the arguments of `Summary`, in their order; raise ValueError where they cannot be."""
     settings, steps = arrays["settings"], arrays["strength.steps"]
-    if settings.shape != (4,) or settings.dtype != np.float64 or not np.isfinite(settings).all():
+    if settings.shape not in ((4,), (6,)) or settings.dtype != np.float64 or not np.isfinite(settings).all():
         raise ValueError("settings of another shape")
-    layers, heads, excess, causal = settings.tolist()
-    if steps.ndim != 2 or steps.shape != (layers, heads) or excess < 0 or causal not in (0, 1):
+    layers, heads, excess, causal, tolerance, corpus = [*settings.tolist(), 0, 0][:6]
+    if steps.ndim != 2 or steps.shape != (layers, heads) or excess < 0 or causal not in (0, 1) or tolerance < 0 or corpus < 0:
         raise ValueError(f"settings for {layers:g} layers and {heads:g} heads, counts for {steps.shape}")
-    return int(layers), int(heads), excess, bool(causal)
+    return int(layers), int(heads), excess, bool(causal), int(tolerance), int(corpus)
 
 
 def _like(name: str, array: np.ndarray, empty: np.ndarray) -> np.ndarray:
