@@ -135,6 +135,12 @@ def test_too_few_prompts_are_refused(diffusion):
         find_roles(diffusion, [[5, 6, 7]] * 10, control_seed=-1000)
 
 
+def test_a_prompt_given_twice_is_refused(diffusion):
+    prompts = [[5, 6, number] for number in range(7, 16)]
+    with pytest.raises(CallError, match=r"prompts: expected each prompt once, .* found prompt 2 again as prompt 9; leave one of them out"):
+        find_roles(diffusion, [*prompts, [5, 6, 9]])
+
+
 def test_too_few_prompts_that_did_not_fail_are_refused(folder):
     model, _, prompts = _networks_by_hand.make(folder / "1-3", "idle", 1, 3, 0)
     for failing, kind in ((0, "choose"), (1, "judge")):
@@ -183,7 +189,7 @@ def test_sinks_that_can_be_hidden_alone_are_hidden_together(folder):
 
 def test_a_prompt_that_fails_does_not_lose_the_others(folder):
     model, place, prompts = _networks_by_hand.make(folder / "1-3", "idle", 1, 3, 0)
-    prompts = [*prompts, [30] * 1000, [30] * 1000]
+    prompts = [*prompts, [30] * 1000, [31] * 1000]
     told = []
     found = find_roles(model, prompts, on_prompt=told.append, **SETTINGS)
     assert sorted(told) == list(range(12)), "progress counts those that failed too"

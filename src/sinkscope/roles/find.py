@@ -64,7 +64,7 @@ def find_roles(
         settings: of the model's sampler.
 
     Raises:
-        CallError: fewer prompts than a verdict needs, settings that do not fit, or a folder of another run.
+        CallError: fewer prompts than a verdict needs, one given twice, settings that do not fit, or a folder of another run.
         EvaluationError: memory does not suffice for one canvas.
     """
     expect_model(model, unwatched=True)
@@ -80,11 +80,19 @@ def find_roles(
         raise CallError(f"control_seed: expected a number from 0 upwards, found {control_seed}")
     resolved = resolve_settings(model.family, **settings)  # what does not fit is refused before anything is made
     rules = rules or Rules()
+    texts = [_plain(model, one) for one in prompts]
+    first: dict[str, int] = {}
+    for number, text in enumerate(texts):
+        if (earlier := first.setdefault(text, number)) != number:
+            raise CallError(
+                f"prompts: expected each prompt once, as some choose the heads that others judge, found prompt {earlier} again as "
+                f"prompt {number}; leave one of them out"
+            )
     identity = {
         "weight_hash": model.card.weight_hash,
         **({} if out is None else {WEIGHTS: hash_memory(model.network)}),
         "dtype": model.card.dtype,
-        "prompts_sha256": hashlib.sha256(json.dumps([_plain(model, one) for one in prompts]).encode()).hexdigest(),
+        "prompts_sha256": hashlib.sha256(json.dumps(texts).encode()).hexdigest(),
         "rules": asdict(rules),
         "control": "keys that are no sinks",
         "measured": MEASURED,
