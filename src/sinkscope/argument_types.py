@@ -7,7 +7,9 @@ What other libraries and protocols describe is left to the function, which knows
 import contextlib
 import functools
 import inspect
+import math
 import os
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from fractions import Fraction
 from numbers import Integral, Real
@@ -29,11 +31,28 @@ _WORDS: dict[Any, str] = {
     NoneType: "None",
 }
 _SEVERAL = {int: "whole numbers", float: "numbers", str: "texts", Path: "paths"}
+NUMBERS: dict[Any, str] = {int: r"[0-9]+", float: r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?|inf|nan"}
+"""How whole numbers from 0 upwards, and numbers, are written in texts."""
 LARGEST = 1 << 63
 """Whole numbers from here on stand for no number that is measured."""
 LONGEST_PATH, LONGEST_NAME = 4096, 255
 """Bytes that a path, and a name in it, can have."""
 _LISTS = (Sequence, Collection, list, tuple, Set, set, frozenset)
+
+
+def number_from(text: str, kind: type) -> Any:
+    """Return the number that a text writes in plain digits; Python would take underscores, spaces and other scripts' digits too.
+
+    Args:
+        kind: int or float.
+
+    Raises:
+        ValueError: the text is no number, or a larger one than there are.
+    """
+    found = kind(text) if re.fullmatch(NUMBERS[kind], text) else None
+    if found is None or (found in (math.inf, -math.inf) and "inf" not in text):
+        raise ValueError(f"expected a number in plain digits, found {text[:60]!r}")
+    return found
 
 
 def checked(function: Function) -> Function:

@@ -8,7 +8,7 @@ from PIL import Image
 
 from sinkscope import cli
 from sinkscope.errors import CallError, TraceError
-from sinkscope.figures import draw_figures, open_statistics
+from sinkscope.figures import draw_figure, draw_figures, open_statistics
 from sinkscope.figures.subject import subject_of
 from sinkscope.recorder.statistics_destination import merge_statistics
 from sinkscope.statistics import PromptSettings, Summary
@@ -68,6 +68,12 @@ def test_the_numbers_are_those_of_the_trace(sudden, statistics, tmp_path):
         f"Figure {name} is not drawn for org/planted: it needs traces of single prompts; statistics keep no single steps"
         for name in OF_STEPS
     ]
+
+
+def test_one_figure_is_drawn_from_statistics_or_their_folder(statistics, wandering):
+    opened, path, of_text = (draw_figure("3", one) for one in (open_statistics(statistics), statistics, str(statistics)))
+    assert opened.rows == path.rows == of_text.rows and len(opened.rows) > 5
+    assert len(draw_figure("3", statistics, wandering).rows) > len(opened.rows)
 
 
 def test_several_prompts_add_up(sudden, statistics, tmp_path):

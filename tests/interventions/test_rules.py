@@ -100,6 +100,7 @@ def test_a_rule_that_nothing_tries_is_seen():
         ("top:1.5", "expected top:K, found '1.5' behind the colon"),
         ("window:4", r"expected window:SINKS\+RECENT, found '4' behind the colon"),
         ("above:high", "expected above:E, found 'high' behind the colon; E is a number"),
+        *((f"above:{text}", rf"expected above:E, found '{text}' behind the colon; E is a number") for text in ("1_0", "٣", "1e400", "3 0")),
         ("above:-1", "excess: expected a number from 0 upwards, found -1.0"),
         ("above:nan", "excess: expected a number from 0 upwards, found nan"),
         (

@@ -13,10 +13,10 @@ from sinkscope.errors import CallError, SinkscopeError, TraceError
 from sinkscope.figures.figure import DrawnFigure, Figure
 from sinkscope.figures.highlights import Place
 from sinkscope.figures.style import figure_style, model_labels
-from sinkscope.figures.subject import FigureError, Maps, OpenedStatistics, Subject, subject_of
+from sinkscope.figures.subject import FigureError, Maps, OpenedStatistics, Subject, open_statistics, subject_of
 from sinkscope.locks import claimed_folder
 from sinkscope.roles.head_roles import Roles
-from sinkscope.traces import Trace
+from sinkscope.traces import Trace, is_statistics
 from sinkscope.traces.reading import as_trace
 
 SIDE_BY_SIDE = 4  # more panels leave no room for their labels
@@ -129,7 +129,7 @@ def draw_figure(
 
     Args:
         name: such as ``"1"`` or ``"norms"``.
-        traces: one, or several side by side.
+        traces: one, or several side by side: open traces, statistics (`open_statistics`), or the paths of either.
         layer, head, excess, maps, roles: as for `draw_figures`.
 
     Raises:
@@ -142,7 +142,14 @@ def draw_figure(
     if not 1 <= len(traces) <= SIDE_BY_SIDE:
         raise CallError(f"expected 1 to {SIDE_BY_SIDE} traces side by side, found {len(traces)}")
     with figure_style(wide=len(traces) > 1):
-        return figures[name].draw(_subjects([as_trace(trace) for trace in traces], excess, maps, roles, (layer, head)))
+        return figures[name].draw(_subjects([_opened(trace) for trace in traces], excess, maps, roles, (layer, head)))
+
+
+def _opened(source: Trace | OpenedStatistics | str | Path) -> Trace | OpenedStatistics:
+    """Return an open trace or statistics for those that may be the path of one."""
+    if isinstance(source, OpenedStatistics):
+        return source
+    return open_statistics(source) if isinstance(source, str | Path) and is_statistics(source) else as_trace(source)
 
 
 def _subjects(

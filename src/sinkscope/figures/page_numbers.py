@@ -41,7 +41,7 @@ def page_numbers(trace: Trace, excess: float = 3.0) -> dict[str, Any]:
 def numbers_of(subject: Subject) -> dict[str, Any]:
     """Return the numbers of `page_numbers` for a subject."""
     manifest, prompt, summary, threshold = subject.manifest, subject.prompt, subject.summary, subject.threshold
-    in_percent = prompt.sinks(Threshold(threshold.excess, "percent"))
+    in_percent = prompt.sinks(Threshold(threshold.excess, "percent")) if threshold.excess < 100 else 0
     tracks = track_kinds(replace(prompt, thresholds=(threshold,))).tracks[0].sum(axis=0).tolist()
     return _plain(
         {

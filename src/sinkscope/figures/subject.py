@@ -250,7 +250,8 @@ def subject_of(
         return Subject(label, source.manifest, source.summary, roles=roles)
     expect_steps(source, "draw or to sum up")
     place = check_head(source, place)
-    thresholds = tuple(dict.fromkeys((*Summary.thresholds(excess), Threshold(excess, "percent"))))
+    in_percent = [Threshold(excess, "percent")] if excess < 100 else []  # above all attention nothing is a sink
+    thresholds = tuple(dict.fromkeys((*Summary.thresholds(excess), *in_percent)))
     prompt = summarise(source, thresholds)  # type: ignore[arg-type]  # steps may be a cached property
     check_reach(excess, "queries", prompt.by_step.total, int(prompt.canvas.lengths.max()))
     return Subject(label, source.manifest, Summary.of(prompt, excess), source, prompt, maps, roles, place)

@@ -1,7 +1,6 @@
 """The base class of everything that takes keys away, with the options that limit any of them; and several such rules at once."""
 
 import dataclasses
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from typing import Any, ClassVar, Literal, get_type_hints
 
 from torch import Tensor, nn
 
-from sinkscope.argument_types import check_argument, in_words, plain
+from sinkscope.argument_types import NUMBERS, check_argument, in_words, number_from, plain
 from sinkscope.documents import shown
 from sinkscope.errors import CallError
 from sinkscope.interventions.hiding import Hiding, hiding
@@ -132,10 +131,8 @@ class Intervention(ABC):
         names, parts = cls.rule.partition(":")[2].split("+"), text.split("+")
         if len(parts) != len(names):
             raise ValueError(f"expected {len(names)} arguments, found {len(parts)}")
-        for field, part in zip(fields, parts, strict=False):
-            if hints[field.name] is int and not re.fullmatch(r"[0-9]+", part):
-                raise ValueError(f"expected a whole number, found {shown(part)}")
-        return tuple(hints[field.name](part) for field, part in zip(fields, parts, strict=False))
+        kinds = [hints[field.name] for field in fields]
+        return tuple(number_from(part, kind) if kind in NUMBERS else kind(part) for kind, part in zip(kinds, parts, strict=False))
 
     def check_reach(self, longest: int) -> None:
         """Raise an error for a rule that can match nothing on any canvas of a model.

@@ -8,9 +8,11 @@ import dataclasses
 import functools
 import inspect
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from sinkscope.argument_types import checked
+from sinkscope.argument_types import NUMBERS, checked
 from sinkscope.documents import shown
 from sinkscope.errors import CallError
 from sinkscope.extension_points import find_kinds
@@ -22,11 +24,10 @@ NOTHING = "none"
 MOST = 1 << 20
 """Bound of the layers, steps, keys and queries that a rule names."""
 LISTS = ("layers", "steps", "keys", "queries", "heads")
-_NUMBERS: dict[Any, str] = {int: r"[0-9]+", float: r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?|inf"}
 
 
 @functools.cache
-def known_rules() -> dict[str, type[Intervention]]:
+def known_rules() -> Mapping[str, type[Intervention]]:
     """Return the class of every rule by its word, in alphabetical order.
 
     Raises:
@@ -42,7 +43,7 @@ def known_rules() -> dict[str, type[Intervention]]:
             other = "the rule that hides nothing" if word == NOTHING else found[word].__qualname__
             raise CallError(f"{kind.__qualname__}: expected a word of its own, found {word!r}, which is {other}")
         found[word] = kind
-    return dict(sorted(found.items()))
+    return MappingProxyType(dict(sorted(found.items())))
 
 
 def known_controls() -> dict[str, bool]:
@@ -169,12 +170,12 @@ def _options(text: str, word: str, kind: type[Intervention], tail: str) -> dict[
             key, chosen = name, _read_heads(text, value)
         elif equals and name in LISTS and name in fields:
             key, chosen = name, value if value in GROUPS else _read_numbers(text, name, value)
-        elif equals and name in fields and re.fullmatch(_NUMBERS.get(hints[name], "(?!)"), value):
+        elif equals and name in fields and re.fullmatch(NUMBERS.get(hints[name], "(?!)"), value):
             key, chosen = name, hints[name](value)
         elif not equals and piece in words:
             key, chosen = words[piece]
         else:
-            known = [*words, *(f"{one}=…" for one in fields if one in LISTS or hints[one] in _NUMBERS)]
+            known = [*words, *(f"{one}=…" for one in fields if one in LISTS or hints[one] in NUMBERS)]
             raise CallError(f"rule {shown(text)}: {word} has no option {shown(piece)}; expected some of {', '.join(known)}")
         if key in found and found[key] != chosen:
             both = f": {found[key]} and {chosen} are both values of it" if key in {one for one, _ in words.values()} else ""

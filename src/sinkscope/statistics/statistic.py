@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from types import NoneType
+from types import MappingProxyType, NoneType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -134,9 +134,9 @@ def _name(kind: type) -> str:
 
 
 @cache
-def all_definitions() -> dict[str, Definition]:
+def all_definitions() -> Mapping[str, Definition]:
     """Return {name: what it is} of every statistic, in the order of tables."""
-    return {name: definition for one in all_statistics() for name, definition in one.definitions.items()}
+    return MappingProxyType({name: definition for one in all_statistics() for name, definition in one.definitions.items()})
 
 
 def short_name(name: str) -> str:

@@ -62,3 +62,4 @@ THRESHOLDS = tuple(Threshold(excess, unit) for unit in UNITS for excess in (1.0,
 EPSILON_STEP = 0.25
 EPSILONS = np.arange(41) * EPSILON_STEP
 """ε of the ε curve: 0, ¼, ½ … 10. Multiplying by 4 is exact in binary, so that counts on this grid are those of Eq. 3 to the last one."""
+EPSILONS.flags.writeable = False

@@ -19,6 +19,7 @@ REFUSED = [
     ("llada", {"cache": "block:fresh=most"}, "expected fresh as block or suffix or sinks or changed or all, found 'most'"),
     ("llada", {"cache": "block:all"}, "all is a value of fresh and keep; write fresh=all"),
     ("llada", {"cache": "block:every=two"}, "expected every as a number, found 'two'"),
+    *(("llada", {"cache": f"block:every={one}"}, f"expected every as a number, found '{one}'") for one in ("1_0", "١", " 8")),
     ("llada", {"cache": "block:every=0"}, "expected every as a number of steps from 1 upwards, found 0"),
     ("llada", {"cache": "block:every=2,every=3"}, "every is given twice"),
     ("llada", {"cache": "block:keep=sinks"}, "expected keep and budget together, found keep=sinks and budget none"),

@@ -5,10 +5,12 @@ declares as entry points of the group ``sinkscope.caches`` (a class, or a module
 """
 
 import functools
+from collections.abc import Mapping
 from dataclasses import fields
+from types import MappingProxyType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from sinkscope.argument_types import checked
+from sinkscope.argument_types import checked, number_from
 from sinkscope.decoding.caches.policy import CachePolicy
 from sinkscope.documents import shown
 from sinkscope.errors import CallError
@@ -21,7 +23,7 @@ LARGEST = 1 << 31
 
 
 @functools.cache
-def known_caches() -> dict[str, type[CachePolicy]]:
+def known_caches() -> Mapping[str, type[CachePolicy]]:
     """Return the class of every policy by its name, in alphabetical order.
 
     Raises:
@@ -33,7 +35,7 @@ def known_caches() -> dict[str, type[CachePolicy]]:
         if kind.name in (NOTHING, *found):
             raise CallError(f"{kind.__qualname__}: expected a name of its own, found {shown(kind.name)}, which another policy has")
         found[kind.name] = kind
-    return dict(sorted(found.items()))
+    return MappingProxyType(dict(sorted(found.items())))
 
 
 @checked
@@ -80,7 +82,8 @@ def _option(kind: type[CachePolicy], text: str, piece: str) -> tuple[str, Any]:
         kinds = [one for one in (get_args(hints[name]) or (hints[name],)) if isinstance(one, type)]
         for number in [one for one in (int, float) if one in kinds]:
             try:
-                found = number(value)
+                below_zero = number is int and value.startswith("-")  # which the class refuses in its own words
+                found = -number_from(value[1:], int) if below_zero else number_from(value, number)
             except ValueError:
                 continue
             if not abs(found) <= LARGEST:
