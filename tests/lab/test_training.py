@@ -1,3 +1,4 @@
+import contextlib
 import dataclasses
 import json
 import signal
@@ -247,3 +248,62 @@ def test_training_runs_on_a_gpu(recipe, tmp_path):
     network = train(dataclasses.replace(recipe, updates=3), tmp_path, device="cuda", progress=False)
     assert network.lm_head.weight.is_cuda
     assert rows_of(tmp_path)[-1]["loss"] > 0
+
+
+# What stands around a run
+
+
+SHORT = dataclasses.replace(TINY, name="short", updates=4, validate_every=2)
+
+
+@contextlib.contextmanager
+def in_float64():
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+SURROUNDINGS = {
+    "float64": in_float64,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "no_grad": torch.no_grad,
+    "inference_mode": torch.inference_mode,
+}
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["float32", "autocast"])
+def short_run(request, tmp_path_factory):
+    recipe, folder = dataclasses.replace(SHORT, autocast=request.param), tmp_path_factory.mktemp("short")
+    train(recipe, folder, progress=False)
+    return recipe, folder
+
+
+@pytest.mark.parametrize("surroundings", SURROUNDINGS)
+def test_what_the_caller_has_set_changes_nothing_and_comes_back(short_run, surroundings, tmp_path):
+    recipe, folder = short_run
+    with SURROUNDINGS[surroundings]():
+        before = torch.get_default_dtype(), torch.is_autocast_enabled("cpu"), torch.is_grad_enabled()
+        train(recipe, tmp_path, progress=False)
+        assert (torch.get_default_dtype(), torch.is_autocast_enabled("cpu"), torch.is_grad_enabled()) == before
+    assert_same_run(tmp_path, folder)
+
+
+def test_gradients_that_a_watch_leaves_are_not_trained_on(short_run, tmp_path):
+    recipe, folder = short_run
+    train(recipe, tmp_path, progress=False, watch=lambda network, done: network(torch.ones(1, 4, dtype=torch.long)).logits.sum().backward())
+    assert_same_run(tmp_path, folder)
+
+
+def test_a_run_leaves_the_random_numbers_of_its_caller(tmp_path):
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    train(SHORT, tmp_path, progress=False)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_a_watch_that_freezes_all_weights_is_one_clear_message(tmp_path):
+    with pytest.raises(TrainingError, match="short, update 1: expected weights that are trained, found requires_grad False on all of them"):
+        train(SHORT, tmp_path, progress=False, watch=lambda network, done: network.requires_grad_(False))

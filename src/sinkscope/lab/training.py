@@ -24,6 +24,7 @@ from sinkscope.lab.objectives import masked_diffusion_loss, next_token_loss
 from sinkscope.lab.recipes import Recipe
 from sinkscope.lab.run_folder import LOG, check_recipe, cut_log, load_state, save_snapshot, save_state, write_recipe
 from sinkscope.lab.starting_network import build_network, choose_tokenizer
+from sinkscope.lab.surroundings import plain_torch
 from sinkscope.lab.texts import TextCanvases, Texts
 from sinkscope.models.devices import find_device
 from sinkscope.progress import show_progress
@@ -57,6 +58,8 @@ def train(
 ) -> Any:
     """Train a recipe in the folder ``out``, from its last saved state, and return the network.
 
+    torch's default dtype, autocast and gradient mode around the call change nothing of it, and its random state is left as it was.
+
     Args:
         texts: the user's own texts, whose fingerprint becomes part of the recipe; None trains on the lab's problems.
         progress: shows how far it has come: a bar on a terminal and in a notebook, elsewhere a line every half minute.
@@ -69,6 +72,13 @@ def train(
     out, recipe = Path(out), replace(recipe, data=None if texts is None else texts.fingerprint)
     check_recipe(recipe, out)
     tokenizer = choose_tokenizer(recipe, texts)
+    with plain_torch(device):
+        return _train(recipe, out, texts, tokenizer, device, progress, watch)
+
+
+def _train(
+    recipe: Recipe, out: Path, texts: Texts | Corpus | None, tokenizer: Any, device: str, progress: bool, watch: Watch | None
+) -> Any:
     draw = source_of(recipe, tokenizer, texts)
     network = build_network(recipe, tokenizer).to(device)
     out = out.absolute()  # a watch may change the current folder
@@ -91,7 +101,13 @@ def train(
             rate = learning_rate(recipe, update)
             for group in optimiser.param_groups:
                 group["lr"] = rate
+            optimiser.zero_grad(set_to_none=True)  # of what a watch has computed
             loss = objective(draw(recipe.seed, update), update)
+            if not loss.requires_grad:
+                raise TrainingError(
+                    f"{recipe.name}, update {update + 1}: expected weights that are trained, found requires_grad False on all of them; let "
+                    "the watch leave them as they are"
+                )
             loss.backward()
             norm = nn.utils.clip_grad_norm_(network.parameters(), recipe.clip)
             optimiser.step()
@@ -162,6 +178,7 @@ def _objective(recipe: Recipe, network: Any, tokenizer: Any, device: str) -> Cal
 
     def objective(canvases: Canvases, update: int) -> torch.Tensor:
         canvases = Canvases(canvases.tokens.to(device), canvases.answers.to(device))
+        torch.clear_autocast_cache()  # within an autocast of the caller's, weights would stay as the update before has cast them
         with torch.autocast(torch.device(device).type, dtype=torch.bfloat16) if recipe.autocast else nullcontext():
             if recipe.objective == "next_token":
                 eos = None if recipe.text else tokenizer.eos_token_id
