@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from sinkscope.errors import SinkscopeError
+from sinkscope.errors import CallError, SinkscopeError
 
 MOST = 64 << 20
 """Bytes of the largest document that is read, unless its reader says otherwise."""
@@ -30,6 +30,7 @@ SHOWN = 60
 """Characters of what was found in a message."""
 
 Failure = type[SinkscopeError]
+_ENDS = 1 << 16
 _KINDS = {
     stat.S_ISDIR: "a folder",
     stat.S_ISFIFO: "a named pipe",
@@ -84,6 +85,27 @@ def check_plain(path: Path, failure: Failure, purpose: str) -> None:
     if not stat.S_ISREG(mode):
         kind = "a link" if stat.S_ISLNK(mode) else next((name for is_kind, name in _KINDS.items() if is_kind(mode)), "something else")
         raise failure(f"{path}: expected {purpose}, found {kind}; remove it, or choose another folder")
+
+
+def check_replaceable(path: Path, mark: bytes, purpose: str) -> None:
+    """Raise CallError for a file that holds something else than sinkscope writes there; an empty one may be replaced.
+
+    Args:
+        mark: bytes near the beginning or the end of what sinkscope writes.
+        purpose: what it writes, such as ``an explorer page``.
+    """
+    try:
+        size = path.stat().st_size if stat.S_ISREG(path.lstat().st_mode) else 0
+        if not size:
+            return
+        with path.open("rb") as file:
+            found = file.read(_ENDS)
+            file.seek(max(len(found), size - _ENDS))
+            found += file.read(_ENDS)
+    except (OSError, ValueError):
+        return  # whoever writes it says why it cannot be
+    if mark not in found:
+        raise CallError(f"{path}: expected a new file, or {purpose} to replace, found something else; choose another name or delete it")
 
 
 def files_in(folder: Path, pattern: str, failure: Failure) -> list[Path]:

@@ -58,6 +58,25 @@ def test_a_page_whose_ending_is_in_capitals(place):
     assert (place / "p.HTML").is_file()
 
 
+def test_a_file_of_something_else_is_not_replaced_and_one_of_ours_is(place):
+    place_of_map = ["map", "trace", "--step", "1", "--layer", "0", "--head", "1"]
+    cases = {f"m.{kind}": place_of_map for kind in ("npy", "csv", "png", "pdf")} | {"p.html": ["explore", "trace"]}
+    for name, words in cases.items():
+        (place / name).write_bytes(b"mine\n" * 50_000)
+        outcome = trial.run(*words, "--out", name, cwd=place)
+        purpose = "an explorer page" if name == "p.html" else "a map"
+        says = f"{name}: expected a new file, or {purpose} to replace, found something else; choose another name or delete it"
+        assert trial.faults(outcome) == [] and says in outcome.err, outcome
+        assert (place / name).read_bytes() == b"mine\n" * 50_000
+        (place / name).write_bytes(b"")
+        for _ in range(2):
+            assert trial.run(*words, "--out", name, cwd=place).status == 0
+    (place / "site").mkdir()
+    (place / "site/index.html").write_text("mine")
+    outcome = trial.run("explore", "trace", "--out", "site", cwd=place)
+    assert trial.faults(outcome) == [] and "expected a new file, or an explorer page to replace" in outcome.err, outcome
+
+
 def test_other_settings_than_those_of_a_folder(place):
     for words, says in (
         (["train", "lab-sink-token", "--out", "run", "--sink-token", "gate"], "(sink_token 'token' → 'gate')"),

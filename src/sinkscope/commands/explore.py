@@ -40,6 +40,7 @@ class Explore(Command):
 
     def run(self) -> None:
         from sinkscope.figures.explorer import ExplorerServer, explore
+        from sinkscope.figures.explorer.explorer_page import check_page
         from sinkscope.models.devices import find_device
         from sinkscope.models.folders import check_name
         from sinkscope.roles import read_roles
@@ -60,6 +61,8 @@ class Explore(Command):
         is_page = out.suffix.lower() == ".html"
         if not is_page and out.exists() and not out.is_dir():
             raise CallError(f"--out {out}: expected a name that ends in .html, or a folder; found a file")
+        if is_page and not self.serve:
+            check_page(out)
         roles = None if self.roles is None else read_roles(self.roles)
         traces = [trace for folder in self.traces for trace in open_and_check(folder)]
         check_weights(self.model, traces)

@@ -10,13 +10,15 @@ from tyro.conf import Positional
 
 from sinkscope.commands.command import Command, Device, Json, default_is
 from sinkscope.commands.output import note, print_json
+from sinkscope.documents import check_replaceable
 from sinkscope.errors import CallError, ModelError, TraceError
 from sinkscope.locks import claimed_file
 
 if TYPE_CHECKING:
     import numpy as np
 
-SUFFIXES = (".npy", ".csv", ".png", ".pdf")
+SUFFIXES = {".npy": b"'descr': '<f4'", ".csv": b"query,key,attention\n", ".png": b"Software\0sinkscope", ".pdf": b"/Creator (sinkscope)"}
+"""Endings of the files of a map, with what such a file has in it."""
 LARGEST = 8
 
 
@@ -48,6 +50,8 @@ class Map(Command):
 
         if self.out is not None and self.out.suffix not in SUFFIXES:
             raise CallError(f"--out {self.out}: expected a file that ends in {', '.join(SUFFIXES)}")
+        if self.out is not None:
+            check_replaceable(self.out, SUFFIXES[self.out.suffix], "a map")
         check_model_flags(self.model, self.device)
         trace = open_trace(self.trace)
         if not trace.complete:
@@ -161,7 +165,8 @@ def _write(trace: Any, attention: "np.ndarray", place: tuple[int, int, int], out
         from sinkscope.figures.style import figure_style
 
         with figure_style():
-            attention_map(trace, *place, attention).savefig(content, format=out.suffix[1:])
+            written_by = {"Software" if out.suffix == ".png" else "Creator": "sinkscope"}
+            attention_map(trace, *place, attention).savefig(content, format=out.suffix[1:], metadata=written_by)
     make_folder(out.parent)
     write_whole(out, content.getvalue())
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sinkscope.argument_types import check_argument, checked
+from sinkscope.documents import check_replaceable
 from sinkscope.errors import CallError, TraceError
 from sinkscope.figures.drawing import make_folder
 from sinkscope.figures.explorer.recorded_views import STRONGEST, ShownTrace, add_trace
@@ -30,6 +31,7 @@ LARGEST_PAGE = 64_000_000
 """Bytes of tiles up to which one page holds every head; a larger one keeps the strongest columns of each head and the means."""
 LARGEST_INLINE = 16_000_000
 """The same inside a notebook, where the page travels through the kernel."""
+MARK = b" \xc2\xb7 sinkscope</title>"
 INLINE_HEIGHT = 900
 NO_WIDGET = "the explorer is shown inside a notebook by anywidget, which is not installed: pip install 'sinkscope[notebook]'"
 
@@ -110,12 +112,13 @@ class Explorer:
         """Write one file.
 
         Raises:
-            CallError: the path names no file.
+            CallError: the path names no file, or one that is no page of sinkscope.
             TraceError: it cannot be written.
         """
         path = Path(path)
         if not path.name:
             raise CallError(f"path: expected the name of a file, found {path}")
+        check_page(path)
         make_folder(path.parent)
         write_whole(path, (piece.encode() for piece in self._page(LARGEST_PAGE)))
         return path
@@ -125,17 +128,24 @@ class Explorer:
         """Write a folder for any web server, with ``index.html`` and a small file for each tile; return the former.
 
         Raises:
+            CallError: the folder holds something else.
             TraceError: it cannot be written.
         """
         folder = Path(folder)
         with claimed_folder(folder, TraceError):
             if foreign := {*names_in(folder)} - {"index.html", "data"}:
                 raise CallError(f"{folder} holds files of something else ({min(foreign)} …); choose another folder or an empty one")
+            check_page(folder / "index.html")
             make_folder(folder / "data")
             for name, content in self.tiles.content.items():
                 write_whole(folder / tile_path(name), content)
             write_whole(folder / "index.html", self.folder_page().encode())
         return folder / "index.html"
+
+
+def check_page(path: Path) -> None:
+    """Raise CallError for a file that is no page of sinkscope, which a page would replace."""
+    check_replaceable(path, MARK, "an explorer page")
 
 
 def tile_path(name: str) -> str:
@@ -270,7 +280,7 @@ def _pieces(document: dict[str, Any], content: Mapping[str, bytes], late: frozen
     yield '<!doctype html>\n<html lang="en" data-theme="light">\n<head>\n<meta charset="utf-8">\n'
     yield f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
     yield '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-    yield f'<title>{title} · sinkscope</title>\n<link rel="icon" href="data:,">\n<style>{style}</style>\n</head>\n<body>\n{body}'
+    yield f'<title>{title}{MARK.decode()}\n<link rel="icon" href="data:,">\n<style>{style}</style>\n</head>\n<body>\n{body}'
     yield f'<script type="application/json" id="explorer">{data}</script>\n'
     yield from (block(name) for name in content if name not in late)
     yield f"<script>{script}</script>\n"
