@@ -24,7 +24,7 @@ from sinkscope.traces import read_statistics
 from sinkscope.traces.bundles import open_bundle, write_bundle
 
 SHORT = specimens.SHORT
-TEXTS = [specimens.PROMPT] * 10
+TEXTS = [f"{number} {specimens.PROMPT}" for number in range(10)]
 PROMPTS = {
     "find_roles": [TEXTS[:9], [], [None] * 10, [5] * 10, [[10**6]] * 10, [[-1]] * 10, [[1.5]] * 10, ["\ud800"] * 10],
     "generate": ["", [], [[]], ["", "a"], ["a", 5], None, 5.5, b"x", torch.zeros(3), np.array([1.5]), [10**9], [-1], {"a": 1}, "x" * 10**5],
