@@ -297,7 +297,7 @@ class TraceWriter:
 
 def _check_free(folder: Path) -> None:
     """Raise CallError for a folder that holds a trace, which a second one would destroy."""
-    if exists(folder / MANIFEST) or any(folder.glob(PART_GLOB)):
+    if exists(folder / MANIFEST) or files_in(folder, PART_GLOB, TraceError):
         raise CallError(f"{folder} already holds a trace; choose another folder, or empty this one: claim_folder(folder, overwrite=True)")
 
 
