@@ -100,6 +100,7 @@ def block_steps(model: Model, batch: Batch, settings: BlockSettings, rule: Block
                 publisher.after(written, predicted, shown)
                 yield Step(number, canvas, written, shown, meter)
                 number += 1
+            reader.end_block()
 
 
 def _choose(

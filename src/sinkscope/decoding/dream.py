@@ -71,6 +71,7 @@ def dream_steps(model: Model, batch: Batch, settings: DreamSettings) -> Iterator
             reader.committed(written, shown)
             publisher.after(written, predicted, shown)
             yield Step(number, canvas, written, shown, meter)
+        reader.end_block()
 
 
 def _block_steps(model: Model, batch: Batch, settings: DreamSettings, block: int) -> Iterator[Step]:

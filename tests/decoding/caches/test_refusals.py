@@ -9,7 +9,7 @@ from seeded_models import seeded_model
 import sinkscope
 from sinkscope.decoding import BlockCache, SettingsError, known_caches, parse_cache
 from sinkscope.decoding.caches.definitions import cache_definitions, definitions_text
-from sinkscope.decoding.caches.policy import Plan
+from sinkscope.decoding.caches.policy import CachePolicy, Plan
 from sinkscope.errors import CallError, ModelError
 
 PROMPT = [5, 9, 22, 41, 7]
@@ -228,6 +228,10 @@ class Planning(BlockCache):
             r"Planning.plan: expected fresh as a slice, bool \[1, 21\] .* or None, found Tensor float32 \[3\]",
         ),
         (Plan(slice(0, 4), open=7), r"Planning.plan: expected open as a slice, bool \[1, 21\] .* or None, found 7"),
+        (Plan(slice(0, 0)), r"Planning.plan: expected fresh as a slice of at least one position, .* found slice\(0, 0, None\)"),
+        (Plan(slice(None, None, -1)), r"Planning.plan: expected fresh as a slice of at least one position, one beside the other"),
+        (Plan(slice(0.5, 3)), r"Planning.plan: expected fresh as a slice of .*, found slice\(0.5, 3, None\)"),
+        (Plan(slice(0, 4), open=slice(0, 4, 2)), r"Planning.plan: expected open as a slice of positions, one beside the other"),
     ],
 )
 def test_what_is_no_plan_is_refused(made, message, monkeypatch):
@@ -249,3 +253,62 @@ def test_a_policy_may_be_given_itself():
     assert one.tokens.equal(sinkscope.generate(model, PROMPT, length=16, block=4, cache="block:every=2").tokens)
     assert parse_cache("block:suffix") == BlockCache(fresh="suffix")
     assert parse_cache("none") is None
+
+
+class Answering(BlockCache):
+    """A policy that answers as it is told, beside what a `BlockCache` does."""
+
+    answers: dict = {}  # noqa: RUF012
+
+    def first(self, moment):
+        return self.answers["first"](moment) if "first" in self.answers else super().first(moment)
+
+    def plan(self, moment):
+        return self.answers["plan"](moment) if "plan" in self.answers else super().plan(moment)
+
+    def kept(self, moment):
+        return self.answers["kept"](moment) if "kept" in self.answers else None
+
+
+KEPT = r"Answering.kept: expected int64 \[1, 1 or 2, 1 or \d, key\] \(batch, layer, kv_head, key\) or None"
+
+
+@pytest.mark.parametrize(
+    ("answers", "message"),
+    [
+        ({"first": lambda moment: Plan(slice(0, 3))}, r"Answering.first: expected fresh None, as the first step of a block computes all"),
+        ({"kept": lambda moment: 3}, f"{KEPT}, found 3"),
+        ({"kept": lambda moment: moment.real}, rf"{KEPT}, found Tensor bool \[1, 21\]"),
+        ({"kept": lambda moment: torch.zeros(3, 1, 1, 4, dtype=torch.long)}, rf"{KEPT}, found Tensor int64 \[3, 1, 1, 4\]"),
+        ({"kept": lambda moment: torch.full((1, 1, 1, 4), 21)}, f"{KEPT}, with positions below 21, found 21"),
+        (
+            {"plan": lambda moment: Plan(None, torch.zeros_like(moment.real))},
+            "expected a block to be committed whole .* found 3 tokens left",
+        ),
+        ({"plan": lambda moment: Plan(None, slice(0, 3))}, "expected a block to be committed whole in its 4 steps, found 3 tokens left"),
+        ({"plan": lambda moment: Plan(torch.zeros_like(moment.real))}, "expected a block to be committed whole .* found 3 tokens left"),
+    ],
+)
+def test_what_a_policy_cannot_answer_is_refused(answers, message, monkeypatch):
+    monkeypatch.setattr(Answering, "answers", answers)
+    monkeypatch.setattr("sinkscope.decoding.caches.reader.parse_cache", lambda text: Answering())
+    with pytest.raises(CallError, match=message):
+        sinkscope.generate(seeded_model("llada"), PROMPT, length=16, block=4, cache="block")
+
+
+def test_the_last_block_is_committed_whole_too(monkeypatch):
+    monkeypatch.setattr(Answering, "answers", {"plan": lambda moment: Plan(None, slice(0, 3))})
+    monkeypatch.setattr("sinkscope.decoding.caches.reader.parse_cache", lambda text: Answering())
+    with pytest.raises(CallError, match="cache block: expected a block to be committed whole in its 16 steps, found 15 tokens left"):
+        sinkscope.generate(seeded_model("llada"), PROMPT, length=16, block=16, cache="block")
+
+
+def test_a_policy_that_is_no_dataclass_is_refused():
+    class Plain(CachePolicy):
+        name = "plain"
+
+        def plan(self, moment):
+            return Plan()
+
+    with pytest.raises(CallError, match=r"Plain: expected a dataclass, .*; put @dataclass\(frozen=True\) above it"):
+        sinkscope.generate(seeded_model("llada"), PROMPT, length=16, block=4, cache=Plain())

@@ -11,7 +11,7 @@ from torch import Tensor
 from sinkscope.attention import CallPart, current_session
 from sinkscope.decoding.caches.measurer import Measurer
 from sinkscope.decoding.caches.memory import free_bytes, saying_what_fits
-from sinkscope.decoding.caches.policy import CachePolicy, Moment, Places, Plan, check_plan
+from sinkscope.decoding.caches.policy import CachePolicy, Moment, Places, Plan, check_kept, check_plan
 from sinkscope.decoding.caches.store import KeyValueStore
 from sinkscope.decoding.caches.whole_reader import WholeReader, rows_of
 from sinkscope.decoding.canvas import Layout
@@ -35,6 +35,7 @@ class CachedReader(WholeReader):
         self._kept: Tensor | None = None
         self._block = (0, real.shape[1])
         self._number = 0
+        self._due: Tensor | None = None  # how many tokens of each row the block has yet to commit; a model may commit the mask token
         self._commits: list[Tensor] = []
         self._confidence: Tensor | None = None
         self._entropy: Tensor | None = None
@@ -44,15 +45,25 @@ class CachedReader(WholeReader):
         self._charged: Sequence[int] = ()
 
     def begin_block(self, start: int, stop: int) -> None:
+        self._due = None
         self._block, self._number, self._commits = (start, stop), 0, []
 
+    def end_block(self) -> None:
+        if self._due is not None and (left := int(self._due.clamp(min=0).sum())):
+            raise self.policy.refuse(
+                f"expected a block to be committed whole in its {self._number} steps, found {left} tokens left; let `Plan.open` name masks "
+                "in each step"
+            )
+
     def open_places(self, tokens: Tensor, masked: Tensor) -> Tensor | None:
+        if self._due is None:
+            self._due = masked[:, slice(*self._block)].sum(-1)
         self._moment = self._now(tokens, masked)
         if self.policy.lasting:
             self._plan = Plan(self._ahead)
         else:
             made = self.policy.plan(self._moment) if self._number else self.policy.first(self._moment)
-            self._plan = check_plan(self.policy, made, self._real)
+            self._plan = check_plan(self.policy, made, self._real, first=not self._number)
         return self._marked(self._plan.fresh if self._plan.open is None else self._plan.open)
 
     def _now(self, tokens: Tensor, masked: Tensor) -> Moment:
@@ -93,6 +104,8 @@ class CachedReader(WholeReader):
 
     def committed(self, written: Tensor, confidence: Tensor) -> None:
         self._commits.append(written >= 0)
+        if self._due is not None:
+            self._due -= ((written >= 0) & ~confidence.isnan()).sum(-1)
         self._confidence = confidence
         if self.policy.lasting:
             self._plan_ahead(written)
@@ -131,7 +144,7 @@ class CachedReader(WholeReader):
         self._put(found, rows, slice(None))
         if measures:
             moment = replace(moment, scores=self.measurer.found, values=self._store.value_norms())
-        kept = self.policy.kept(moment)
+        kept = check_kept(self.policy, self.policy.kept(moment), moment)
         if kept is None or whole or self._kept is None:
             self._kept = kept
         else:

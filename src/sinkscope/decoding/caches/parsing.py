@@ -6,12 +6,11 @@ declares as entry points of the group ``sinkscope.caches`` (a class, or a module
 
 import functools
 from collections.abc import Mapping
-from dataclasses import fields
 from types import MappingProxyType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from sinkscope.argument_types import checked, number_from
-from sinkscope.decoding.caches.policy import CachePolicy
+from sinkscope.decoding.caches.policy import CachePolicy, options_of
 from sinkscope.documents import shown
 from sinkscope.errors import CallError
 from sinkscope.extension_points import find_kinds
@@ -66,7 +65,7 @@ def parse_cache(text: str) -> CachePolicy | None:
 
 def _option(kind: type[CachePolicy], text: str, piece: str) -> tuple[str, Any]:
     """Return the field that one piece of the options sets, and its value."""
-    hints = {one.name: get_type_hints(kind)[one.name] for one in fields(kind)}  # type: ignore[arg-type]
+    hints = {one.name: get_type_hints(kind)[one.name] for one in options_of(kind)}
     choices: dict[str, list[str]] = {}
     for name, hint in hints.items():
         for value in get_args(hint) if get_origin(hint) is Literal else ():

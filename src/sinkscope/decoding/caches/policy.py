@@ -7,13 +7,13 @@ that no row of a batch depends on what another row did in an earlier block.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import Field, dataclass, fields, is_dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from sinkscope.argument_types import in_words
+from sinkscope.argument_types import fits, in_words
 from sinkscope.attention import Columns, LayerCall
 from sinkscope.decoding.canvas import Batch
 from sinkscope.decoding.settings import Settings
@@ -96,20 +96,75 @@ class Plan:
     open: Places | None = None
 
 
-def check_plan(policy: "CachePolicy", plan: object, real: Tensor) -> Plan:
+def check_plan(policy: "CachePolicy", plan: object, real: Tensor, first: bool = False) -> Plan:
     """Return the plan that a policy has made for canvases [batch, position].
 
+    Args:
+        first: whether it is that of the first step of a block.
+
     Raises:
-        CallError: it is none, or its places are no slice and no bool of this shape.
+        CallError: it is none, its places are no slice and no bool of this shape, or a first one is no refresh.
     """
-    name, shape = f"{type(policy).__name__}.plan", list(real.shape)
+    name, shape = f"{type(policy).__name__}.{'first' if first else 'plan'}", list(real.shape)
     if not isinstance(plan, Plan):
         raise CallError(f"{name}: expected a Plan, found {in_words(plan)}")
+    if first and plan.fresh is not None:
+        raise CallError(f"{name}: expected fresh None, as the first step of a block computes all positions, found {_shown(plan.fresh)}")
     for what, places in (("fresh", plan.fresh), ("open", plan.open)):
         good = isinstance(places, Tensor) and places.dtype == torch.bool and places.shape == real.shape
         if not (good or places is None or isinstance(places, slice)):
             raise CallError(f"{name}: expected {what} as a slice, bool {shape} (batch, position) or None, found {in_words(places)}")
+        if isinstance(places, slice) and not (_is_run(places) and (what == "open" or range(real.shape[1])[places])):
+            least = "at least one position" if what == "fresh" else "positions"
+            raise CallError(f"{name}: expected {what} as a slice of {least}, one beside the other, found {_shown(places)}")
     return plan
+
+
+def _is_run(places: slice) -> bool:
+    return all(fits(one, int | None) for one in (places.start, places.stop)) and places.step in (None, 1)
+
+
+def _shown(places: object) -> str:
+    return str(places) if isinstance(places, slice) else in_words(places)
+
+
+def check_kept(policy: "CachePolicy", kept: object, moment: Moment) -> Tensor | None:
+    """Return the keys that a policy leaves to be read.
+
+    Raises:
+        CallError: they are no positions by row, layer and head.
+    """
+    (rows, width), (layers, heads) = moment.real.shape, moment.heads
+    name = f"{type(policy).__name__}.kept: expected int64 [{rows}, 1 or {layers}, 1 or {heads}, key] (batch, layer, kv_head, key) or None"
+    if kept is None:
+        return None
+    good = isinstance(kept, Tensor) and kept.dtype == torch.int64 and kept.ndim == 4 and kept.shape[3] > 0
+    if (
+        not isinstance(kept, Tensor)
+        or not good
+        or kept.shape[0] != rows
+        or kept.shape[1] not in (1, layers)
+        or kept.shape[2] not in (1, heads)
+    ):
+        raise CallError(f"{name}, found {in_words(kept)}")
+    if (wrong := kept[(kept < -1) | (kept >= width)]).numel():
+        raise CallError(f"{name}, with positions below {width}, found {int(wrong[0])}")
+    return kept
+
+
+def options_of(kind: "type[CachePolicy] | CachePolicy") -> tuple[Field[Any], ...]:
+    """Return the fields of a policy, which are the options of its text form.
+
+    Raises:
+        CallError: it is no dataclass.
+    """
+    if not is_dataclass(kind):
+        name = kind.__qualname__ if isinstance(kind, type) else type(kind).__qualname__
+        raise CallError(
+            f"{name}: expected a dataclass, whose fields are the options of the cache, found another class; put @dataclass(frozen=True) "
+            "above it"
+        )
+    return fields(kind)
 
 
 class CachePolicy(ABC):
@@ -194,7 +249,7 @@ class CachePolicy(ABC):
     @property
     def text(self) -> str:
         """The policy as text, which `parse_cache` reads."""
-        options = [f"{one.name}={value}" for one in fields(self) if (value := getattr(self, one.name)) != one.default]  # type: ignore[arg-type]
+        options = [f"{one.name}={value}" for one in options_of(self) if (value := getattr(self, one.name)) != one.default]
         return f"{self.name}:{','.join(options)}" if options else self.name
 
     def refuse(self, what: str) -> CallError:

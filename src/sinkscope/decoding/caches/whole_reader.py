@@ -27,6 +27,13 @@ class WholeReader:
     def begin_block(self, start: int, stop: int) -> None:
         """Note that a block begins."""
 
+    def end_block(self) -> None:
+        """Raise an error where a block has ended before all of it was committed, because a policy named no place for it.
+
+        Raises:
+            CallError: so it has.
+        """
+
     def open_places(self, tokens: Tensor, masked: Tensor) -> Tensor | None:
         """Return where tokens may be committed in the next step, bool [batch, position]; None for everywhere."""
         return None
