@@ -74,6 +74,20 @@ def test_a_protocol_sets_shots_and_sampler_and_flags_override_it(diffusion, prot
     assert result.protocol == caplog.messages[0] == protocol.line()
 
 
+@pytest.mark.parametrize(
+    ("tasks", "given", "says"),
+    [
+        (["lab-sums"], "lab-sums", r"data: expected none, as lab-sums needs no data of yours, found a path for 'lab-sums'; leave it out"),
+        (["lab-sums"], "gsm8k", r"data: expected none, .* found a path for 'gsm8k'"),
+        (["piqa", "gsm8k_cot"], "humaneval", r"data: expected paths for piqa, gsm8k_cot, gsm8k, found a path for 'humaneval'"),
+    ],
+)
+def test_data_of_tasks_that_are_not_asked_are_refused(diffusion, tmp_path, tasks, given, says):
+    with pytest.raises(CallError, match=says):
+        evaluate(diffusion, tasks=tasks, data={given: "nope"}, out=tmp_path / "out", progress=False)
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("fixture", ["diffusion", "autoregressive"])
 def test_defaults_of_published_tasks(fixture, request, tmp_path):
     model = request.getfixturevalue(fixture)

@@ -41,6 +41,17 @@ def test_a_bundle_holds_the_trace(folder, tmp_path):
     assert manifest == {key: value for key, value in trace.manifest.items() if key not in ("parts", "checksum", "maps")}
 
 
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_a_bundle_of_a_rounded_bundle_says_how_far_it_is_off(folder, tmp_path, precision):
+    rounded = write_bundle(open_trace(folder), tmp_path / "rounded", precision="float16")
+    again = write_bundle(open_trace(rounded), tmp_path / "again", precision=precision)
+    plain = write_bundle(open_trace(write_bundle(open_trace(folder), tmp_path / "whole")), tmp_path / "plain")
+    errors = [json.loads((one / BUNDLE).read_text())["largest_error"] for one in (rounded, again, plain)]
+    assert errors[0] == errors[1] and errors[0]["column_sums"] > 0 and errors[2] == {}
+    assert f"| values | {precision}, rounded by at most" in (again / "README.md").read_text()
+    open_bundle(again)
+
+
 def test_half_precision_is_read_as_float32_and_says_how_far_it_is_off(folder, tmp_path):
     trace = open_trace(folder)
     bundle = open_bundle(write_bundle(trace, tmp_path / "b", precision="float16"))

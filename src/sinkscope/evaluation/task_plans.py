@@ -127,6 +127,11 @@ def check_request(request: Request) -> None:
         check_argument(name, getattr(request, name), hint)
     if request.shots is not None and request.shots > MOST_SHOTS:
         raise CallError(f"shots: expected at most {MOST_SHOTS} solved problems, found {describe(request.shots)}")
+    asked = dict.fromkeys(one for task in request.tasks if task in PUBLISHED for one in (task, PUBLISHED[task]))
+    for name in request.data:
+        if name not in asked:
+            told = f"paths for {', '.join(asked)}" if asked else f"none, as {', '.join(request.tasks)} needs no data of yours"
+            raise CallError(f"data: expected {told}, found a path for {shown(name)}; leave it out")
     if request.protocol in {one.name for one in PROTOCOLS} and not {*request.tasks} & {*PUBLISHED}:
         raise CallError(f"protocol: {request.protocol} is not used by the tasks of the lab, which have none; leave it out")
     if request.limit is not None and request.limit < 1:

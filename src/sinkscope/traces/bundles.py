@@ -65,11 +65,13 @@ def write_bundle(
     with claimed_folder(folder, TraceError):
         claim_folder(folder, overwrite=None)
         made_of = hashlib.sha256(read_bytes(trace.place / MANIFEST, TraceError)).hexdigest()
+        earlier = _earlier_errors(trace)
         entries, errors = [], {}
         for part, listed in zip(trace.parts, trace.manifest["parts"], strict=True):
             steps = [_step(trace, step, precision, errors) for step in range(part.first_step, part.first_step + part.steps)]
             sha256 = write_part(folder / part.path.name, steps, {"first_step": str(part.first_step), "steps": str(part.steps)})
             entries.append({**listed, "file": part.path.name, "sha256": sha256})
+        errors = {name: earlier.get(name, 0.0) + errors.get(name, 0.0) for name in errors | earlier}
         write_whole(folder / CARD, _card(trace, precision, errors).encode())
         if page_bytes is not None:
             write_whole(folder / PAGE, page_bytes)
@@ -96,14 +98,10 @@ def open_bundle(folder: str | Path) -> Trace:
     Raises:
         TraceError: it is no bundle, a file is missing or was changed, or there is a part, map or page that it does not list.
     """
-    from sinkscope.traces.manifest_schema import BundleFields
-
     folder = Path(folder)
     if not exists(folder / BUNDLE):
         raise TraceError(f"{folder}: expected a bundle with {BUNDLE}, found none; `sinkscope bundle TRACE --out FOLDER` makes one")
-    about = read_json_object(folder / BUNDLE, TraceError, CHANGED)
-    check_fields(about, BundleFields, str(folder / BUNDLE), TraceError, CHANGED)
-    compare_checksum(about, folder / BUNDLE, TraceError, CHANGED)
+    about = _read_about(folder)
     if unlisted := sorted({MANIFEST, CARD} - set(about["files"])):
         raise TraceError(f"{folder / BUNDLE}: files: expected {unlisted[0]} with its checksum, found none; {CHANGED}")
     for name, sha256 in about["files"].items():
@@ -114,6 +112,21 @@ def open_bundle(folder: str | Path) -> Trace:
     if more := [name for name in unlisted_files(trace) if name == PAGE or _OF_A_TRACE.fullmatch(name)]:
         raise TraceError(f"{folder}: expected the files that {BUNDLE} lists, found {more[0]} as well; {CHANGED}")
     return trace
+
+
+def _read_about(folder: Path) -> dict[str, Any]:
+    """Return what a bundle says of itself, checked."""
+    from sinkscope.traces.manifest_schema import BundleFields
+
+    about = read_json_object(folder / BUNDLE, TraceError, CHANGED)
+    check_fields(about, BundleFields, str(folder / BUNDLE), TraceError, CHANGED)
+    compare_checksum(about, folder / BUNDLE, TraceError, CHANGED)
+    return about
+
+
+def _earlier_errors(trace: Trace) -> dict[str, float]:
+    """Return by how much the values of a trace were rounded already, where it is a bundle itself."""
+    return _read_about(trace.place).get("largest_error", {}) if exists(trace.place / BUNDLE) else {}
 
 
 def unlisted_files(bundle: Trace) -> list[str]:

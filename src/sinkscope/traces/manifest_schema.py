@@ -34,6 +34,7 @@ class BundleFields(_Open):
     precision: Literal["float32", "float16"]
     files: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,80}$")], Sha256]
     made_of: Sha256
+    largest_error: dict[Name, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = {}
     checksum: Sha256
 
 
