@@ -137,6 +137,8 @@ def test_half_of_what_may_be_predicted_is_masked_and_the_last_quarters_are_read(
         assert (one.probe.readers == masked).all() and one.queries == "masked"
     shifted = hold_out(rows, mask_id=MASK, shift=True)[0]
     assert (np.flatnonzero(shifted.probe.readers) + 1 == np.flatnonzero(shifted.probe.tokens == MASK)).all()
+    with pytest.raises(CallError, match="seed: expected a whole number of at most 63 bits, found 1180591620717411303424"):
+        hold_out(rows, mask_id=MASK, seed=2**70)
     causal = hold_out(rows, mask_id=None)[0]
     assert causal.queries == "50-198" and (causal.targets == rows[0][51:]).all() and (causal.probe.tokens == rows[0]).all()
     assert hold_out([np.arange(512)], mask_id=None)[0].queries == "64-510"

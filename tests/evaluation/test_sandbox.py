@@ -283,3 +283,7 @@ def test_a_verdict_without_the_nonce_does_not_count(monkeypatch, tmp_path):
     forger.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(forger))
     assert not run_program("assert False").passed
+
+
+def test_a_program_may_begin_with_a_byte_order_mark():
+    assert run_program("\ufeffprint(3)").output == "3\n"

@@ -195,7 +195,7 @@ def test_a_program_with_a_class_that_only_it_defines():
     assert score_completion(test, "    return x.y + 1\nclass Point:\n    def __init__(s, y): s.y = y\n", fenced=False).correct
 
 
-@pytest.mark.parametrize(("tests", "function"), [("assert f() == 1", ""), ("", "f"), ("assert f() == 1", "f()")])
+@pytest.mark.parametrize(("tests", "function"), [("assert f() == 1", ""), ("", "f"), ("assert f() == 1", "f()"), ("assert 1", "class")])
 def test_tests_and_their_function_come_together(tests, function):
     with pytest.raises(CallError) as error:
         run_program("", tests=tests, function=function)

@@ -345,6 +345,7 @@ def test_reading_and_planning_load_no_torch(command, tmp_path):
         ({"n": None}, "n: expected a whole number, found null"),
         ({"interval": None}, "interval: expected a list, found null"),
         ({"settings": None}, "settings: expected an object, found null"),
+        ({"settings": {"a": {1, 2}}}, "settings: expected plain values, as JSON holds them, found others"),
         ({"model": 5}, "model: expected text, found 5"),
         ({"accuracy": "x"}, "accuracy: expected a number, found 'x'"),
     ],

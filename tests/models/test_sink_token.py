@@ -315,6 +315,7 @@ def test_a_token_begins_as_an_ordinary_embedding_does():
         (lambda: SinkToken(kind="vector"), r"kind: expected one of 'token', 'logit', 'gate', found 'vector'"),  # type: ignore
         (lambda: SinkToken(position="middle"), r"position: expected one of 'front', 'end', found 'middle'"),  # type: ignore
         (lambda: SinkToken(zero_value=1), r"zero_value: expected true or false, found 1"),  # type: ignore
+        (lambda: SinkToken(seed=2**70), r"seed: expected a whole number below 2\^64, found 1180591620717411303424"),
         (lambda: SinkToken(token_id=-1), r"token_id: expected a whole number from 0, found -1"),
         (lambda: SinkToken(kind="logit", count=2), r"count belongs to kind 'token', found with kind 'logit'"),
         (lambda: SinkToken(learned=False), r"learned belongs to kind 'logit', found with kind 'token'"),

@@ -213,6 +213,8 @@ def test_a_run_that_was_cut_off_goes_on_to_the_same_roles(folder, tmp_path):
     done = []
     again = find_roles(model, prompts, out=tmp_path / "cut", on_prompt=done.append, **SETTINGS)
     assert again == whole and len(done) == 10
+    assert read_roles(tmp_path / "cut") == read_roles(tmp_path / "whole") == whole
+    assert whole.save(tmp_path / "mine") == tmp_path / "mine" / "roles.json" and read_roles(tmp_path / "mine") == whole
     with pytest.raises(CallError, match="holds the roles of another run: other prompts; choose"):
         find_roles(model, prompts[::-1], out=tmp_path / "cut", **SETTINGS)
     weight = next(model.network.parameters()).data

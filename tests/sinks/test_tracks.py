@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 import json
 import pickle
@@ -6,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from sinkscope.errors import CallError
 from sinkscope.sinks import Sinks, find_sinks, main_sinks, track
 
 KEYS = 17
@@ -290,3 +292,13 @@ def test_drift_needs_two_steps_with_a_sink():
     assert sloped.drift_per_step == pytest.approx(1.0)
     assert sloped.moves == 0  # the steps between have no sink
     assert empty.drift_per_step is None
+
+
+@pytest.mark.parametrize("change", [{"moving": None}, {"columns": None}, {"moving": np.zeros((2, 1, 1, 5), bool)}])
+def test_sinks_whose_columns_were_replaced_are_refused(change):
+    sinks = find_sinks(SimpleNamespace(steps=2, causal=False, column_sums=np.ones((2, 1, 1, 4), np.float32), tokens=np.ones((2, 4), int)))
+    with pytest.raises(
+        CallError, match=r"sinks: expected (moving|columns) of the shape \[2, 1, 1, 4\], found (null|ndarray bool \[2, 1, 1, 5\])"
+    ):
+        track(dataclasses.replace(sinks, **change))
+    assert track(sinks).tracks == ()

@@ -124,6 +124,13 @@ def test_an_unknown_statistic_is_refused_with_those_there_are(analysis):
         analysis.find("movement.drift", excess=3.00001)
 
 
+@pytest.mark.parametrize("name", ["movement.moves_in_over_steps", "movement.moves_in_in", "movement.speed"])
+def test_a_name_that_no_statistic_has_means_nothing(name):
+    assert definition_of("movement.moves_in") == definition_of("movement.moves")
+    with pytest.raises(CallError, match="name: expected one that `sinkscope analyse --definitions` prints, found"):
+        definition_of(name)
+
+
 def test_analyses_with_other_training_corpora_are_not_compared():
     first, same, other, none = (analyse(random_traces(1), FEW[:1], choice=False, training=one) for one in ({7: 1}, {7: 1}, {7: 2}, None))
     with pytest.raises(CallError, match="expected two analyses with the same training=, found other counts of tokens"):

@@ -1,6 +1,5 @@
 """`roles`: measures what the sink of each head does."""
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -8,13 +7,12 @@ from pathlib import Path
 from shutil import get_terminal_size
 from typing import Annotated, Any
 
-from sinkscope.checksums import with_checksum
 from sinkscope.commands.bounds import Few, Seed, Shots
 from sinkscope.commands.command import Command, Device, Dtype, Gpu, Json, ModelName, Tflops, default_is
 from sinkscope.commands.output import note, print_json
 from sinkscope.commands.sampler_flags import SamplerFlags
-from sinkscope.errors import CallError, EvaluationError
-from sinkscope.work_items import expect_one_process, write_whole
+from sinkscope.errors import CallError
+from sinkscope.work_items import expect_one_process
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,8 +99,7 @@ class Roles(Command):
         for number, why in found.failed.items():
             note(f"prompt {number} is left out: {why}")
         assert self.out is not None
-        content = json.dumps(with_checksum(found.as_dict()), ensure_ascii=False, indent=1) + "\n"
-        write_whole(self.out / "roles.json", content.encode(), EvaluationError, "choose another folder")
+        found.save(self.out)
         if self.json:
             print_json(found.as_dict())
         else:

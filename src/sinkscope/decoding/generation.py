@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from sinkscope.argument_types import checked, in_words
+from sinkscope.decoding.caches.parsing import known_caches
 from sinkscope.decoding.caches.policy import CachePolicy
 from sinkscope.decoding.canvas import Step, make_batch
 from sinkscope.decoding.projection import NotFiniteError
@@ -83,7 +84,13 @@ def generate(
     """
     expect_model(model)
     prompts, texts, single = _read_prompts(model, prompt, messages)
-    if isinstance(policy := settings.get("cache", ""), CachePolicy):
+    policy = settings.get("cache", "")
+    if isinstance(policy, CachePolicy):
+        if known_caches().get(policy.name) is not type(policy):
+            raise CallError(
+                f"cache: expected a policy of a class that is found by its name, as traces and results name it, found "
+                f"{type(policy).__name__}; declare it as an entry point of the group sinkscope.caches in an installed package"
+            )
         settings["cache"] = policy.text
     elif not isinstance(policy, str):
         raise CallError(f"cache: expected a CachePolicy or its text, such as 'none' or 'fast-dllm-dual', found {in_words(policy)}")

@@ -58,6 +58,8 @@ def hold_out(
         CallError: a canvas that is no row of tokens, that holds the mask already, or on which there is nothing to predict.
     """
     found = []
+    if not abs(seed) < 1 << 63:
+        raise CallError(f"seed: expected a whole number of at most 63 bits, found {describe(seed)}")
     if mask_id is not None and not 0 <= mask_id < 1 << 31:
         raise CallError(f"mask_id: expected a token id from 0 to {(1 << 31) - 1:,}, found {describe(mask_id)}")
     if predictable is not None and len(predictable) != len(tokens):

@@ -1,5 +1,6 @@
 """Each result compared with the unhidden run and with its controls, as frozen rows that tables print."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
@@ -113,6 +114,10 @@ def check_results(results: Sequence[Result]) -> list[Result]:
         values |= {name: dict(value) for name, value in values.items() if isinstance(value, Mapping)}
         listed = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
         check_fields(listed, ResultFields, where, CallError)
+        try:
+            json.dumps(values["settings"])
+        except (TypeError, ValueError) as error:
+            raise CallError(f"{where}: settings: expected plain values, as JSON holds them, found others ({error})") from error
         earlier = found.setdefault((one.hide, cell_of(one)), number)
         if earlier != number:
             raise CallError(

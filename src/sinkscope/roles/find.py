@@ -55,7 +55,7 @@ def find_roles(
 
     Args:
         prompts: texts or token ids, at least ten.
-        out: a folder in which finished prompts are kept; the same call goes on after a kill.
+        out: a folder in which finished prompts are kept, and at the end the roles (`read_roles`); the same call goes on after a kill.
         rules: of the verdict; `Rules()` when None.
         canvases: of each prompt of a diffusion model.
         rows: canvases in one forward call, fewer where memory does not suffice.
@@ -101,7 +101,10 @@ def find_roles(
         "settings": {name: repr(value) for name, value in asdict(resolved).items()},
     }
     with open_store(None if out is None else Path(out), identity) as store:
-        return _Run(model, prompts, store, rules, canvases, rows, control_seed, on_prompt, resolved).find()
+        found = _Run(model, prompts, store, rules, canvases, rows, control_seed, on_prompt, resolved).find()
+        if out is not None:
+            found.save(out)
+        return found
 
 
 def _check_rules(rules: Rules | None, model: Model) -> None:

@@ -1,16 +1,19 @@
 """`Roles`: the roles of a model's heads, as `find_roles` returns them and as ``roles.json`` keeps them."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sinkscope.argument_types import checked
-from sinkscope.checksums import CHECKSUM, compare_checksum
+from sinkscope.checksums import CHECKSUM, compare_checksum, with_checksum
 from sinkscope.documents import check_fields, exists, read_json_object
-from sinkscope.errors import CallError
+from sinkscope.errors import CallError, EvaluationError
+from sinkscope.locks import made_folder
 from sinkscope.notebook_card import MOST_ROWS, card
 from sinkscope.roles.verdict import ROLES, Estimate, Role, Rules
+from sinkscope.work_items import write_whole
 
 FILE = "roles.json"
 MOST_TRIED = 8
@@ -186,6 +189,19 @@ class Roles:
             "heads": [one.as_dict() for one in self.heads],
             "together": None if self.together is None else _as_dict(self.together),
         }
+
+    @checked
+    def save(self, folder: str | Path) -> Path:
+        """Write ``roles.json`` into a folder, new or not, for `read_roles`, and return its path.
+
+        Raises:
+            EvaluationError: it cannot be written.
+        """
+        path = Path(folder) / FILE
+        content = json.dumps(with_checksum(self.as_dict()), ensure_ascii=False, indent=1) + "\n"
+        with made_folder(path.parent, EvaluationError):
+            write_whole(path, content.encode(), EvaluationError, "choose another folder")
+        return path
 
     @classmethod
     @checked

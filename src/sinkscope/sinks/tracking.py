@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from sinkscope.argument_types import checked
+from sinkscope.argument_types import checked, in_words
 from sinkscope.errors import CallError
 from sinkscope.notebook_card import MOST_ROWS, card
 from sinkscope.sinks.drift import IsSink, MainMoves, as_positions, slopes
@@ -147,6 +147,9 @@ def track(sinks: Sinks, tolerance: int = 0) -> Tracks:
     if not isinstance(sinks, Sinks):
         raise CallError(f"sinks: expected what find_sinks returns, found {type(sinks).__name__}")
     check_tolerance(tolerance)
+    for name in ("columns", "moving"):
+        if np.shape(getattr(sinks, name)) != tuple(sinks.shape):
+            raise CallError(f"sinks: expected {name} of the shape {list(sinks.shape)}, found {in_words(getattr(sinks, name))}")
     steps, _, heads = sinks.moving.shape[:3]
     step, layer, head, position = np.nonzero(sinks.moving)
     episodes = find_episodes(step, layer * heads + head, position, steps, tolerance)

@@ -7,6 +7,7 @@ in what ``--keep statistics`` keeps. docs/adding.md shows how to add one.
 
 import inspect
 import math
+import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -141,7 +142,7 @@ def all_definitions() -> Mapping[str, Definition]:
 
 def short_name(name: str) -> str:
     """Return the name of a statistic without its ending for layers or thirds of the steps."""
-    return name.removesuffix("_over_steps").removesuffix("_in")
+    return re.sub(r"_(over_steps|in)$", "", name)
 
 
 @checked

@@ -247,6 +247,11 @@ def test_what_is_no_policy_is_refused(given, found):
         sinkscope.generate(seeded_model("llada"), PROMPT, length=16, block=4, cache=given)
 
 
+def test_a_policy_of_a_class_that_is_not_found_by_its_name_is_refused_with_the_reason():
+    with pytest.raises(CallError, match=r"found by its name, .* found Planning; declare it as an entry point of the group"):
+        sinkscope.generate(seeded_model("llada"), PROMPT, length=16, block=4, cache=Planning())
+
+
 def test_a_policy_may_be_given_itself():
     model = seeded_model("llada")
     one = sinkscope.generate(model, PROMPT, length=16, block=4, cache=BlockCache(every=2))

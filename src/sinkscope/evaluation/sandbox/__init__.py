@@ -14,6 +14,7 @@ of its own) counts as different from everything. Threads cannot be started.
 import contextlib
 import errno
 import json
+import keyword
 import os
 import re
 import secrets
@@ -93,7 +94,7 @@ def run_program(
         check_argument(name, value, str)
     for name, value, hint in (("timeout_s", timeout_s, float), ("memory_mb", memory_mb, int), ("without", without, tuple[str, ...])):
         check_argument(name, value, hint)
-    if bool(tests) != function.isidentifier():
+    if bool(tests) != (function.isidentifier() and not keyword.iskeyword(function)):
         raise CallError(
             f"tests, function: expected tests and the name of the function they call, or neither, found function={shown(function)}"
         )
@@ -106,7 +107,7 @@ def run_program(
     nonce, clock_s = secrets.token_hex(16), BY_THE_CLOCK * timeout_s
     with _box() as box:
         limits = [box, str(memory_mb), str(ceil(timeout_s)), str(clock_s), "1" if tests else "", ",".join(without)]
-        job = {"source": source, "tests": tests, "function": function, "nonce": nonce}
+        job = {"source": source.removeprefix("\ufeff"), "tests": tests, "function": function, "nonce": nonce}
         lines, errors, status = _supervise(limits, json.dumps(job), clock_s)
     if not lines or "not_enforced" not in lines[0]:
         said = errors.strip().splitlines()[-1:] or ["it said nothing"]

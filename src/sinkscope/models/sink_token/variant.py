@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, fields
 from numbers import Integral
 from typing import Any, Literal
 
-from sinkscope.documents import shown
+from sinkscope.documents import describe, shown
 from sinkscope.errors import CallError, ModelError
 
 KEY = "sink_token"  # in config.json
@@ -54,6 +54,8 @@ class SinkToken:
             if (found is None and name == "token_id") or (isinstance(found, int) and not isinstance(found, bool) and found >= 0):
                 continue
             raise CallError(f"sink token: {name}: expected a whole number from 0, found {shown(found)}")
+        if self.seed >= 1 << 64:
+            raise CallError(f"sink token: seed: expected a whole number below 2^64, found {describe(self.seed)}")
         plain = SinkToken.__dataclass_fields__
         of_tokens = ("position", "count", "zero_value", "folded", "token_id")
         beside = [name for name in of_tokens if self.kind != "token" and getattr(self, name) != plain[name].default]
