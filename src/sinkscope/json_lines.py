@@ -35,7 +35,8 @@ def read_json_lines(path: Path, where: str, advice: str, failure: Failure) -> It
         if len(content) > LARGEST:
             raise failure(f"{where}: expected at most {LARGEST:,} bytes of JSON lines, found more")
     if other := next((name for start, name in _OTHERS.items() if content.startswith(start)), None):
-        raise failure(f"{where}: expected JSON lines, plain or in gzip, found {other}; unpack it first")
+        first = "write its rows as such lines" if other == "Parquet" else "unpack it"
+        raise failure(f"{where}: expected JSON lines, plain or in gzip, found {other}; {first} first")
     try:
         text = content.decode().removeprefix(BYTE_ORDER_MARK)
     except UnicodeDecodeError as error:

@@ -6,8 +6,12 @@ import weakref
 
 import pytest
 import torch
+from diary import Diary
+from transformers import BartConfig, BartForConditionalGeneration
+from transformers.modeling_outputs import BaseModelOutput
 
 import sinkscope
+from sinkscope.attention import subscribed
 from sinkscope.errors import AttentionError
 from sinkscope.interventions import HideTopSinks
 
@@ -112,3 +116,27 @@ def test_a_cache_that_nobody_needs_is_not_kept(autoregressive, ids):
         del cache
         gc.collect()
         assert left() is None
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("change", ["reorder", "cut", "swap"])
+def test_the_cache_of_a_decoder_beside_an_encoder_is_checked_too(change):
+    sizes = {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 3, "decoder_attention_heads": 3}
+    config = BartConfig(vocab_size=50, d_model=24, encoder_ffn_dim=16, decoder_ffn_dim=16, **sizes)
+    network, tokens = BartForConditionalGeneration(config).eval(), torch.arange(5, 19).view(2, 7)
+    first = network(tokens, decoder_input_ids=tokens[:, :4])
+    encoded = BaseModelOutput(first.encoder_last_hidden_state)
+
+    def call(decoded, cache):
+        return network(encoder_outputs=encoded, decoder_input_ids=decoded, past_key_values=cache).past_key_values
+
+    found = {"reorder": "whose keys were replaced", "cut": "found one of 3", "swap": "of 3 tokens, found another, of 4"}[change]
+    with pytest.raises(AttentionError, match=found), subscribed(network, Diary()):
+        cache = call(tokens[:, :4], None)
+        if change == "reorder":
+            cache.reorder_cache(torch.tensor([1, 0]))
+        elif change == "cut":
+            cache.self_attention_cache.crop(-1)
+        else:
+            call(tokens[:, :3], None)
+        call(tokens[:, 4:5], cache)

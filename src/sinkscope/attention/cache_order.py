@@ -84,6 +84,7 @@ class CacheOrder:
 
 def _keys(cache: Any) -> tuple[weakref.ref[Tensor], ...]:
     """Return the keys of each layer of a cache; none of one that moves them between devices."""
+    cache = getattr(cache, "self_attention_cache", cache)  # of a decoder beside an encoder
     if cache is None or getattr(cache, "offloading", False):
         return ()
     keys = (getattr(layer, "keys", None) for layer in getattr(cache, "layers", ()))
