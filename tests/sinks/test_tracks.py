@@ -9,6 +9,7 @@ import pytest
 
 from sinkscope.errors import CallError
 from sinkscope.sinks import Sinks, find_sinks, main_sinks, track
+from sinkscope.sinks.tracking import sinks_in
 
 KEYS = 17
 
@@ -302,3 +303,16 @@ def test_sinks_whose_columns_were_replaced_are_refused(change):
     ):
         track(dataclasses.replace(sinks, **change))
     assert track(sinks).tracks == ()
+
+
+def test_a_main_sink_is_a_selected_column_whatever_it_holds():
+    columns, selected = np.full((1, 1, 1, 4), -np.inf, np.float32), np.zeros((1, 1, 1, 4), bool)
+    selected[..., 2] = True
+    assert main_sinks(columns, selected).tolist() == [[[2]]]
+
+
+def test_places_are_not_counted_from_the_end():
+    is_sink = sinks_in(np.ones((2, 1, 1, 4), bool))
+    assert is_sink(np.array([1]), np.array([0]), np.array([0]), np.array([3])).all()
+    with pytest.raises(CallError, match="expected places within steps, layers, heads and positions"):
+        is_sink(np.array([-1]), np.array([0]), np.array([0]), np.array([0]))

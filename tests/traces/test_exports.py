@@ -273,3 +273,12 @@ def test_one_numbered_trace_is_exported_into_a_folder_too(trace, tmp_path, monke
 def test_traces_load_no_export_package():
     program = "import sys, sinkscope.traces; print({'xarray', 'zarr', 'pyarrow'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("..", "expected the name of a file"), (".npz", "expected a name in front of .npz, found none")]
+)
+def test_an_export_has_a_name_of_its_own(trace, tmp_path, name, message):
+    with pytest.raises(CallError, match=message):
+        export_trace(trace, "numpy", tmp_path / "e" / name)
+    assert not (tmp_path / "e").exists()

@@ -326,3 +326,16 @@ def test_a_trace_that_cannot_be_moved_is_one_clear_message(tmp_path, monkeypatch
     monkeypatch.setattr(Path, "mkdir", refuse)
     with pytest.raises(TraceError, match=r"its trace cannot be moved to .*000000 \(Permission denied\)"):
         move_trace(tmp_path, tmp_path / "000000")
+
+
+def test_a_trace_is_moved_to_no_place_that_is_taken_and_out_of_no_bundle(tmp_path):
+    source, there = tmp_path / "trace", tmp_path / "there"
+    source.mkdir()
+    there.mkdir()
+    TraceWriter(source, MANIFEST).close(complete=True)
+    with pytest.raises(CallError, match=r"expected a new folder for the trace of .*, found one that is there; choose another name"):
+        move_trace(source, there)
+    (source / "bundle.json").write_text("{}")
+    with pytest.raises(CallError, match="is a bundle, of which a trace is a part; move the whole folder"):
+        move_trace(source, source / "in")
+    assert not (source / "in").exists()

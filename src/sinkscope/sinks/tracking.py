@@ -129,7 +129,7 @@ def main_sinks(
     """Return the position of the strongest sink, ties to the lower position; −1 where Eq. 3 does not hold."""
     if not columns.shape[-1]:
         return np.full(columns.shape[:-1], -1)
-    strongest = np.where(selected, columns, -np.inf).argmax(axis=-1)
+    strongest = np.where(selected, np.maximum(columns, np.finfo(columns.dtype).min), -np.inf).argmax(axis=-1)  # whatever its column
     return np.where(selected.any(axis=-1), strongest, -1)
 
 
@@ -178,11 +178,11 @@ class _SinksIn:
     selected: Bool[np.ndarray, "step layer head key"]
 
     def __call__(self, step: np.ndarray, layer: np.ndarray, head: np.ndarray, position: np.ndarray) -> np.ndarray:
-        try:
-            return self.selected[step, layer, head, position]
-        except IndexError as error:
+        places = (step, layer, head, position)
+        if any(np.any((np.asarray(one) < 0) | (np.asarray(one) >= size)) for one, size in zip(places, self.selected.shape, strict=True)):
             shape = list(self.selected.shape)
-            raise CallError(f"expected places within steps, layers, heads and positions {shape}, found others") from error
+            raise CallError(f"expected places within steps, layers, heads and positions {shape}, found others")
+        return self.selected[places]
 
 
 def check_tolerance(tolerance: int) -> None:

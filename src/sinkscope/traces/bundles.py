@@ -19,12 +19,12 @@ from sinkscope.checksums import CHECKSUM, compare_checksum, compare_file, with_c
 from sinkscope.documents import check_fields, exists, printable, read_bytes, read_json_object, shown
 from sinkscope.errors import CallError, TraceError
 from sinkscope.locks import claimed_folder
-from sinkscope.traces.format import MANIFEST, write_manifest, write_whole
+from sinkscope.traces.format import BUNDLE, MANIFEST, write_manifest, write_whole
 from sinkscope.traces.part_files import write_part
 from sinkscope.traces.reading import Trace, open_trace
 from sinkscope.traces.writing import claim_folder
 
-BUNDLE, CARD, PAGE = "bundle.json", "README.md", "page.html"
+CARD, PAGE = "README.md", "page.html"
 Precision = Literal["float32", "float16"]
 _OF_A_TRACE = re.compile(r"(steps|map)-.*\.safetensors")
 CHANGED = "the bundle was damaged or changed; ask for it again"

@@ -58,8 +58,10 @@ def export_trace(trace: Trace, target: Target, out: str | Path) -> Path:
     check_installed(target)
     expect_steps(trace, "export")
     path = Path(out)
-    if not path.name or str(out).endswith(os.sep):
+    if path.name in ("", "..") or str(out).endswith(os.sep):
         raise CallError(f"--out {out}: expected the name of a file, found that of a folder")
+    if path.name in SUFFIXES.values():
+        raise CallError(f"--out {out}: expected a name in front of {path.name}, found none")
     if path.suffix in {*SUFFIXES.values()} - {SUFFIXES[target]}:
         raise CallError(f"--out {out}: expected a name in {SUFFIXES[target]} for {target}, found one in {path.suffix}")
     named = path if path.suffix else None

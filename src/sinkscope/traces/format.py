@@ -17,6 +17,8 @@ from sinkscope.errors import TraceError
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+BUNDLE = "bundle.json"
+"""What makes a trace a bundle, see `bundles`."""
 DRIFT = "drift.json"
 """What ``--keep drift`` writes instead of a trace."""
 ASIDE = f".replaced{work_items.UNFINISHED}"

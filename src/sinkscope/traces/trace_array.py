@@ -137,6 +137,10 @@ def full_index(index: Any, name: str, axes: tuple[str, ...]) -> tuple[Any, ...]:
     """
     index = index if isinstance(index, tuple) else (index,)
     at = next((number for number, one in enumerate(index) if one is Ellipsis), None)
+    if sum(one is Ellipsis for one in index) > 1:
+        raise IndexError(
+            f"{name} takes whole numbers and slices, and one ellipsis among them, found {sum(one is Ellipsis for one in index)}"
+        )
     if at is not None:
         index = (*index[:at], *([slice(None)] * (len(axes) - len(index) + 1)), *index[at + 1 :])
     if len(index) > len(axes):

@@ -16,7 +16,7 @@ from sinkscope.axes import HEAD, KV_HEAD, LAYER, TRACE_AXES, TRACE_UNITS
 from sinkscope.documents import check_fields, exists, files_in
 from sinkscope.errors import CallError, TraceError
 from sinkscope.locks import in_the_way, names_in
-from sinkscope.traces.format import ASIDE, DRIFT, DTYPES, FORMAT, MANIFEST, MOVING, PART, PART_GLOB, write_manifest
+from sinkscope.traces.format import ASIDE, BUNDLE, DRIFT, DTYPES, FORMAT, MANIFEST, MOVING, PART, PART_GLOB, write_manifest
 from sinkscope.traces.own_arrays import checked_step
 from sinkscope.traces.part_checks import expected_type
 from sinkscope.traces.part_files import write_part
@@ -311,9 +311,14 @@ def move_trace(source: str | Path, target: str | Path) -> None:
     """Move the files of a trace into a new folder.
 
     Raises:
+        CallError: something is at the target already, or the trace is a bundle, whose other files would stay behind.
         TraceError: they cannot be moved.
     """
     source, target = Path(source), Path(target)
+    if exists(source / BUNDLE):
+        raise CallError(f"{source} is a bundle, of which a trace is a part; move the whole folder")
+    if exists(target):
+        raise CallError(f"{target}: expected a new folder for the trace of {source}, found one that is there; choose another name")
     try:
         target.mkdir()
         for path in [*files_in(source, PART_GLOB, TraceError), source / MANIFEST]:
