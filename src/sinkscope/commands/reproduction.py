@@ -110,6 +110,7 @@ def _folder(options: Options, kind: str, model: str) -> Path:
 def _evaluate(model: Any, part: Part, options: Options, say: Callable[[str], None]) -> bool:
     """Evaluate a part; return False where it is left out because programs may not run."""
     from sinkscope.evaluation import evaluate
+    from sinkscope.evaluation.task_plans import data_of
     from sinkscope.evaluation.tasks import find_task
 
     if find_task(part.task).runs_programs and not options.allow_code_execution:
@@ -122,7 +123,7 @@ def _evaluate(model: Any, part: Part, options: Options, say: Callable[[str], Non
         hide=part.rules,
         limit=part.prompts,
         shots=part.shots,
-        data=options.data,
+        data=data_of(part.task, options.data),
         batch=options.batch,
         settings=part.settings,
         allow_code_execution=options.allow_code_execution,

@@ -86,12 +86,12 @@ def generate(
     prompts, texts, single = _read_prompts(model, prompt, messages)
     policy = settings.get("cache", "")
     if isinstance(policy, CachePolicy):
+        settings["cache"] = policy.text
         if known_caches().get(policy.name) is not type(policy):
             raise CallError(
                 f"cache: expected a policy of a class that is found by its name, as traces and results name it, found "
                 f"{type(policy).__name__}; declare it as an entry point of the group sinkscope.caches in an installed package"
             )
-        settings["cache"] = policy.text
     elif not isinstance(policy, str):
         raise CallError(f"cache: expected a CachePolicy or its text, such as 'none' or 'fast-dllm-dual', found {in_words(policy)}")
     resolved = resolve_settings(model.family, **settings)

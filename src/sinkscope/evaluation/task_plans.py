@@ -26,6 +26,16 @@ MOST_SHOTS = 1000
 PUBLISHED_LENGTHS = {"gsm8k": 256, "gsm8k_cot": 256, "gsm8k_two_pass": 256, "humaneval": 512, "humaneval_instruct": 512}
 
 
+def data_of(task: str, data: Mapping[str, str | Path]) -> dict[str, str | Path]:
+    """Return the part of given local files that is a task's."""
+    return {name: data[name] for name in _names_of_data(task) if name in data}
+
+
+def _names_of_data(task: str) -> tuple[str, ...]:
+    """Return the names under which local files of a task may be given; none for the lab's tasks."""
+    return (task, PUBLISHED[task]) if task in PUBLISHED else ()
+
+
 @dataclass(frozen=True)
 class Request:
     """The arguments of `evaluate` that select the work; they are documented there."""
@@ -127,7 +137,7 @@ def check_request(request: Request) -> None:
         check_argument(name, getattr(request, name), hint)
     if request.shots is not None and request.shots > MOST_SHOTS:
         raise CallError(f"shots: expected at most {MOST_SHOTS} solved problems, found {describe(request.shots)}")
-    asked = dict.fromkeys(one for task in request.tasks if task in PUBLISHED for one in (task, PUBLISHED[task]))
+    asked = dict.fromkeys(one for task in request.tasks for one in _names_of_data(task))
     for name in request.data:
         if name not in asked:
             told = f"paths for {', '.join(asked)}" if asked else f"none, as {', '.join(request.tasks)} needs no data of yours"

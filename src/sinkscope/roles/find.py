@@ -100,10 +100,11 @@ def find_roles(
         "seed": control_seed,
         "settings": {name: repr(value) for name, value in asdict(resolved).items()},
     }
-    with open_store(None if out is None else Path(out), identity) as store:
+    folder = None if out is None else Path(out).absolute()  # on_prompt may change the current folder
+    with open_store(folder, identity) as store:
         found = _Run(model, prompts, store, rules, canvases, rows, control_seed, on_prompt, resolved).find()
-        if out is not None:
-            found.save(out)
+        if folder is not None:
+            found.save(folder)
         return found
 
 
