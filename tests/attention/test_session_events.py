@@ -245,6 +245,14 @@ def test_a_generate_that_reorders_or_guesses_is_refused(settings):
     assert "generate" not in vars(network)
 
 
+@pytest.mark.parametrize("name", ["generate_batch", "init_continuous_batching"])
+def test_paged_generation_is_refused(name):
+    network = tiny_llama()
+    with pytest.raises(AttentionError, match=f"{name} and its paged cache are not modelled"), subscribed(network, Diary()):
+        getattr(network, name)([[5, 6]])
+    assert name not in vars(network)
+
+
 def test_a_generate_whose_network_reorders_by_its_own_settings_is_refused():
     network = tiny_llama()
     network.generation_config.num_beams = 3

@@ -387,6 +387,15 @@ def test_calls_that_cannot_work_are_refused_by_name(run, tmp_path, arguments, me
     assert status == 2 and message in err and not (tmp_path / "out").exists()
 
 
+def test_a_trace_is_told_from_a_training_run(run, tmp_path):
+    (tmp_path / "trace").mkdir()
+    (tmp_path / "trace" / "manifest.json").write_text('{"format": 1, "complete": true, "parts": []}')
+    for flags in ((), ("--canvases", "2")):
+        status, _, err = run("watch-training", tmp_path / "trace", *flags, "--out", tmp_path / "out")
+        assert status == 2 and "expected the folder of a training run, found a trace or its statistics" in err
+        assert not (tmp_path / "out").exists()
+
+
 def test_a_figure_of_two_runs_has_a_line_for_each_head_and_says_what_it_shows():
     runs = [
         Emergence(

@@ -424,3 +424,17 @@ def test_a_network_with_gradient_checkpoints_is_recorded_and_trained(tmp_path):
         gradients.append(network.model.layers[0].self_attn.q_proj.weight.grad)
     assert_close(gradients[1], gradients[0], terms=terms_of(network, 9) * 50)
     assert len(sinkscope.open_traces(tmp_path / "1")) == 2
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("causal", [True, False])
+def test_several_texts_in_one_trace_are_not_analysed(causal, tmp_path):
+    """Plain calls are steps of one text, which an autoregressive model only lengthens."""
+    shape = transformers.BertConfig(vocab_size=50, hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=16)
+    network = qwen3().eval() if causal else transformers.BertForMaskedLM(shape).eval()
+    given = {"use_cache": False} if causal else {}
+    with sinkscope.recording(network, out=tmp_path / "run"):
+        for length in (5, 8, 3):
+            network(IDS[:1, :length], **given)
+    with pytest.raises(CallError, match=r"expected a canvas that grows, found 3 tokens behind a .*; record each text by itself"):
+        sinkscope.analyse(tmp_path / "run")

@@ -74,3 +74,11 @@ def test_every_step_has_the_heads_of_the_first():
         feed.feed(step(column_sums=np.ones((2, 4, 5))))
     feed.feed(step())
     assert feed.finish().by_step.top.shape == (2, 2, 3)
+
+
+def test_a_canvas_of_an_autoregressive_model_does_not_shrink():
+    feed = feed_of(PromptSettings.of(True, {}))
+    feed.feed(step(last_query=np.ones(SIZES)))
+    shorter = {name: array[..., :3] for name, array in step(last_query=np.ones(SIZES)).items()}
+    with pytest.raises(CallError, match="expected a canvas that grows, found 3 tokens behind a step of 5; record each text by itself"):
+        feed.feed(shorter)

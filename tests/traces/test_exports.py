@@ -147,12 +147,16 @@ def test_parquet_has_a_row_per_step_layer_head_and_position(trace, tmp_path, mon
     assert file.num_row_groups == STEPS * (1 if at_once > 1000 else LAYERS)
     table = file.read()
     rows = table.to_pylist()
-    assert len(rows) == LAYERS * HEADS * sum(range(FIRST, FIRST + STEPS))
+    assert len(rows) == LAYERS * HEADS * sum(range(FIRST + 1, FIRST + STEPS + 1)), "and one behind the canvas, which the step writes"
     keys = [(row["step"], row["layer"], row["head"], row["position"]) for row in rows]
     assert keys == sorted(set(keys))
     arrays = {name: getattr(trace, name)[:] for name in NAMES}
     for row in rows[::37]:
         step, layer, head, position = (row[name] for name in ("step", "layer", "head", "position"))
+        if position == arrays["lengths"][step]:
+            assert (row["token"], row["text"], row["masked"]) == (-1, None, False) and np.isnan(row["column_sum"])
+            assert row["written"] == arrays["written"][step, position] and row["confidence"] == arrays["confidence"][step, position]
+            continue
         assert row["token"] == arrays["tokens"][step, position]
         assert row["text"] == trace.manifest["vocabulary"].get(str(row["token"]))
         assert row["masked"] is bool(arrays["masked"][step, position])

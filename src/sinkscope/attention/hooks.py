@@ -19,6 +19,8 @@ from sinkscope.errors import AttentionError
 
 SOURCES = ("key_value_states", "encoder_hidden_states", "cross_attention_states")
 """Keywords with which transformers passes the states of another stack to a layer's attention."""
+BATCHED = ("generate_batch", "init_continuous_batching", "continuous_batching_context_manager")
+"""Methods of transformers' networks that write many texts in one paged cache."""
 
 
 @checked
@@ -71,14 +73,15 @@ class TransformersHooks(Hooks):
         self.stacks = find_stacks(network)
         self._handles: list[Any] = []
         self._configs: list[Any] = []
-        self._wraps_generate = False
+        self._replaced: list[str] = []  # names of methods of the network in whose place ours stand
         self.running: dict[str, Mapping[str, Any]] = {}  # arguments of the modules around the stacks, outermost first
 
     def open(self, session: Session) -> None:
         self._configs = use_interface(self.network, self.stacks)
-        if "generate" not in vars(self.network) and hasattr(self.network, "generate"):
-            self.network.generate = _one_generation(self.network, session)  # type: ignore[assignment]
-            self._wraps_generate = True
+        for name in ("generate", *BATCHED):
+            if name not in vars(self.network) and hasattr(self.network, name):
+                setattr(self.network, name, _refused(name) if name in BATCHED else _one_generation(self.network, session))
+                self._replaced.append(name)
         for path, module in self._around():
             self._handles.append(module.register_forward_pre_hook(_BeforeParent(self, session, path, module), with_kwargs=True))
             self._handles.append(module.register_forward_hook(_AfterParent(self, session, path), with_kwargs=True, always_call=True))
@@ -93,9 +96,9 @@ class TransformersHooks(Hooks):
         for handle in self._handles:
             handle.remove()
         leave_interface(self._configs)
-        if self._wraps_generate:
-            del self.network.generate  # type: ignore[attr-defined]
-        self._handles, self._configs, self._wraps_generate = [], [], False
+        for name in self._replaced:
+            delattr(self.network, name)
+        self._handles, self._configs, self._replaced = [], [], []
         self.running = {}
 
     def run_again(self, tokens: Tensor, real: Tensor) -> None:
@@ -134,6 +137,15 @@ def _one_generation(network: nn.Module, session: Session) -> Callable[..., Any]:
             return generate(*args, **kwargs)
 
     return checked
+
+
+def _refused(name: str) -> Callable[..., Any]:
+    """Return a method that says that it is not modelled."""
+
+    def refused(*args: Any, **kwargs: Any) -> Any:
+        raise AttentionError(f"{name} and its paged cache are not modelled; call generate while something watches or hides")
+
+    return refused
 
 
 def _positional_names(module: nn.Module) -> tuple[str, ...]:

@@ -35,9 +35,8 @@ class WatchTraining(Command):
     json: Json = False
 
     def run(self) -> None:
-        from sinkscope.documents import exists
         from sinkscope.emergence import open_emergence
-        from sinkscope.emergence.storage import MANIFEST, check_collection
+        from sinkscope.emergence.storage import check_collection
         from sinkscope.figures.emergence_curves import FILE, draw_emergence
         from sinkscope.locks import claimed_folder
 
@@ -49,11 +48,11 @@ class WatchTraining(Command):
         names = [_name_of(folder) for folder in self.runs]
         if twice := [name for name in names if names.count(name) > 1]:
             raise CallError(f"expected folders of different names, which name the parts of --out, found {twice[0]!r} twice")
-        if all(exists(folder / MANIFEST) for folder in self.runs):
+        if all(_is_measured(folder) for folder in self.runs):
             self.refuse("data canvases roles", "for runs that were measured while they trained")
         with claimed_folder(self.out, TrainingError):
             check_collection(self.out, FILE)
-            measured = [open_emergence(folder if exists(folder / MANIFEST) else self._measure(folder)) for folder in self.runs]
+            measured = [open_emergence(folder if _is_measured(folder) else self._measure(folder)) for folder in self.runs]
             shown = _told_apart(measured, names)
             paths = draw_emergence(shown).save(self.out)
         if self.json:
@@ -81,6 +80,22 @@ class WatchTraining(Command):
                 watch(update)
                 bar.advance()
         return out
+
+
+def _is_measured(folder: Path) -> bool:
+    """Return whether a folder holds the measurements of a run.
+
+    Raises:
+        CallError: it holds a trace, or statistics.
+    """
+    from sinkscope.documents import exists, read_json_object
+    from sinkscope.emergence.storage import MANIFEST
+
+    if not exists(folder / MANIFEST):
+        return False
+    if isinstance(read_json_object(folder / MANIFEST, TrainingError, any_number=True).get("format"), int):
+        raise CallError(f"{folder}: expected the folder of a training run, found a trace or its statistics; `sinkscope train` makes runs")
+    return True
 
 
 def _name_of(run: Path) -> str:

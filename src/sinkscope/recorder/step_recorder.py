@@ -142,7 +142,7 @@ class Recorder(Watcher):
         if behind and not known:
             raise AttentionError(
                 f"expected a recording from the first token on, found a cache that holds {call.keys - queries} of {call.keys}; "
-                "fill the cache inside recording"
+                "fill the cache inside recording, and begin each text and each generate with an empty one"
             )
         return LayerTensors.of(call, columns, self.groups, self._projections.norms(call, queries if known else None))
 

@@ -267,9 +267,11 @@ class PromptFeed:
         """Take in the next step as `feed` does, of arrays that were checked and into which nobody writes any more.
 
         Raises:
-            CallError: an array that is needed is missing.
+            CallError: an array that is needed is missing, or the canvas is shorter than its prompt or, of an autoregressive model, than in
+                the step before.
         """
         self._expect_needed(arrays)
+        self._expect_grown(arrays["column_sums"].shape[-1])
         newest = self._newest(np.asarray(arrays["last_query"], np.float32)) if self.settings.causal else arrays.get("newest_columns")
         settings = self.settings
         step = RecordedStep.of(arrays, self.thresholds, causal=settings.causal, prompt_length=settings.prompt_length, newest=newest)
@@ -292,6 +294,15 @@ class PromptFeed:
         needed = ("tokens", "column_sums", "last_query") if self.settings.causal else ("tokens", "column_sums")
         if missing := [name for name in needed if arrays.get(name) is None]:
             raise CallError(f"arrays: expected {', '.join(needed)}, found no {missing[0]}")
+
+    def _expect_grown(self, length: int) -> None:
+        before = self._rows[-1].shape[-1] if self._rows else 0
+        for what, least in (("step", before), ("prompt", self.settings.prompt_length or 0)):
+            if length < least:
+                raise CallError(
+                    f"expected a canvas that grows, found {length} tokens behind a {what} of {least}; record each text by itself, as plain "
+                    "calls are steps of one text"
+                )
 
     def _newest(self, row: np.ndarray) -> np.ndarray:
         """Return the columns of the newest queries, this one included; a key that came later counts 0 for the queries before it."""

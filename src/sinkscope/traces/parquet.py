@@ -2,7 +2,8 @@
 
 Values of the canvas (``token``, ``text``, ``masked``, ``written`` …) are repeated for every layer and head, and values of a kv
 head for every query head that shares it. Units are in the metadata of the columns, the manifest in the metadata of the file.
-Positions beyond ``lengths`` have no row.
+Positions beyond ``lengths`` have no row, but those that a step writes behind its canvas (autoregressive models): they have no token and no
+columns yet.
 """
 
 import json
@@ -51,9 +52,16 @@ def write_parquet(trace: Trace, path: Path) -> None:
             held = {name: kept_columns(trace, name)[first:stop] for name in names}
             for step in range(first, stop):
                 length = int(lengths[step - first])
+                length = _reach(length, step - first, held) if trace.causal else length
                 arrays = {name: widen(name, block[step - first], length)[..., :length] for name, block in held.items()}
                 for layers in _layers_at_once(trace, length):
                     writer.write_table(pyarrow.table(_rows(trace, step, layers, arrays, length, texts), schema=schema))
+
+
+def _reach(length: int, step: int, held: dict[str, np.ndarray]) -> int:
+    """Return how many positions a step has: those of its canvas, and those behind it for which it predicts a token."""
+    behind = (np.flatnonzero(held[name][step] >= 0) for name in ("written", "predicted") if name in held)
+    return max([length, *(int(places[-1]) + 1 for places in behind if places.size)])
 
 
 def _layers_at_once(trace: Trace, length: int) -> list[range]:
