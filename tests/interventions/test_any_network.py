@@ -1,5 +1,7 @@
 """Rules on networks that are not loaded by sinkscope: sliding windows, an encoder beside a decoder, torch modules of no known kind."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from closeness import assert_close, terms_of
@@ -272,3 +274,16 @@ def test_an_unhidden_pass_needs_a_call_that_tokens_and_padding_describe(how):
     refused = pytest.raises(AttentionError, match=r"for an extra forward call without hiding[,;] found")
     with refused, HideTopSinks(2, observe="current", measured="clean")(network):
         network(**tokens, **given)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("observe", ["previous", "current"])
+def test_a_rule_does_not_decide_by_a_longer_canvas(observe):
+    """It would hide nothing, without a word."""
+    network = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_positions=32, n_embd=24, n_layer=2, n_head=3, **TOKENS)).eval()
+    refused = pytest.raises(CallError, match=r"no shorter than in the step before, by which HideTopSinks decides, found 4 tokens behind 7")
+    with refused if observe == "previous" else nullcontext(), HideTopSinks(1, observe=observe)(network) as running:
+        network(IDS, use_cache=False)
+        network(IDS[:, :4], use_cache=False)
+    if observe == "current":
+        assert running.effect.hidden.sum() == 2 * 2 * 2 * 3

@@ -220,7 +220,7 @@ class RuleContext:
                 current step ``hidden`` is ``local``.
 
         Raises:
-            CallError: another word, or attention that the rule says it does not need.
+            CallError: another word, attention that the rule says it does not need, or a canvas that has shrunk.
         """
         for name, value, known in (("observe", observe, OBSERVED), ("measured", measured, MEASURED)):
             if not isinstance(value, str) or value not in known:
@@ -233,7 +233,12 @@ class RuleContext:
             )
         attention, keys = self.attention, self.call.keys
         found = attention.previous(self.call, measured) if observe == "previous" else attention.current(self.call, measured)
-        return None if found is None or found.keys > keys else found.widened(keys)
+        if found is not None and found.keys > keys:
+            raise CallError(
+                f"{self.call.name}: expected a canvas no shorter than in the step before, by which {type(self.rule).__name__} decides, "
+                f"found {keys} tokens behind {found.keys}; let each text have its own with block, or decide by the running step (current)"
+            )
+        return None if found is None else found.widened(keys)
 
     @property
     def committing(self) -> Tensor | None:

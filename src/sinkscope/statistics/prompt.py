@@ -267,8 +267,7 @@ class PromptFeed:
         """Take in the next step as `feed` does, of arrays that were checked and into which nobody writes any more.
 
         Raises:
-            CallError: an array that is needed is missing, or the canvas is shorter than its prompt or, of an autoregressive model, than in
-                the step before.
+            CallError: an array that is needed is missing, or the canvas has shrunk, of a diffusion model below its prompt.
         """
         self._expect_needed(arrays)
         self._expect_grown(arrays["column_sums"].shape[-1])
@@ -296,13 +295,13 @@ class PromptFeed:
             raise CallError(f"arrays: expected {', '.join(needed)}, found no {missing[0]}")
 
     def _expect_grown(self, length: int) -> None:
-        before = self._rows[-1].shape[-1] if self._rows else 0
-        for what, least in (("step", before), ("prompt", self.settings.prompt_length or 0)):
-            if length < least:
-                raise CallError(
-                    f"expected a canvas that grows, found {length} tokens behind a {what} of {least}; record each text by itself, as plain "
-                    "calls are steps of one text"
-                )
+        """Raise CallError for a canvas that has shrunk, of a diffusion model for one below its prompt, of which no answer is left."""
+        before = len(self._canvas[-1][0]) if self._canvas else 0
+        if length < before and (self.settings.causal or length < (self.settings.prompt_length or 0)):
+            raise CallError(
+                f"expected a canvas that grows, found {length} tokens behind a step of {before}; record each text by itself, as plain "
+                "calls are steps of one text"
+            )
 
     def _newest(self, row: np.ndarray) -> np.ndarray:
         """Return the columns of the newest queries, this one included; a key that came later counts 0 for the queries before it."""
