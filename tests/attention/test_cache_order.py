@@ -81,9 +81,9 @@ def test_an_attention_mask_with_other_padding_is_refused(watched, autoregressive
 @torch.no_grad()
 def test_two_texts_in_turn_are_refused(watched, autoregressive, ids):
     network = autoregressive.network
-    with watched, pytest.raises(AttentionError, match="of 8 tokens, found another, of 10"):
-        first, _ = begin(network, ids[:, :10]), begin(network, ids[:, :8])
-        network(ids[:, 10:12], past_key_values=first)
+    with watched, pytest.raises(AttentionError, match="of 10 tokens, found another, of 8"):
+        first, _ = begin(network, ids[:, :8]), begin(network, ids[:, :10])
+        network(ids[:, 8:10], past_key_values=first)
 
 
 @torch.no_grad()
