@@ -33,6 +33,8 @@ _WORDS: dict[Any, str] = {
 _SEVERAL = {int: "whole numbers", float: "numbers", str: "texts", Path: "paths"}
 NUMBERS: dict[Any, str] = {int: r"[0-9]+", float: r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?|inf|nan"}
 """How whole numbers from 0 upwards, and numbers, are written in texts."""
+NUMBER_WORDS: dict[Any, str] = {int: "a whole number from 0 upwards", float: "a number"}
+"""How messages name them."""
 LARGEST = 1 << 63
 """Whole numbers from here on stand for no number that is measured."""
 LONGEST_PATH, LONGEST_NAME = 4096, 255

@@ -34,6 +34,13 @@ def test_several_traces_and_a_folder(run, trace, tmp_path):
     assert len(list((tmp_path / "both" / "data").glob("1-columns-*.bin"))) == 3 + 2
 
 
+def test_all_columns_that_there_are_need_no_word(run, diffusion_folder, tmp_path):
+    call = ("trace", diffusion_folder, "--prompt", "Q: 1\nA:", "--length", 4, "--keep", "top", "--top", 1000, "--out", tmp_path / "top")
+    assert run(*call)[0] == 0
+    status, _, err = run("sinks", tmp_path / "top")
+    assert status == 0 and "largest columns of each head" not in err
+
+
 def test_the_largest_columns_alone_make_a_page_that_says_so(run, diffusion_folder, tmp_path):
     status, _, err = run("trace", diffusion_folder, "--prompt", "Q: 1\nA:", "--length", 4, "--keep", "top", "--out", tmp_path / "top")
     assert status == 0, err

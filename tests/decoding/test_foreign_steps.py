@@ -357,6 +357,20 @@ def test_a_canvas_that_is_not_the_one_committed_is_refused(diffusion, tmp_path, 
 
 
 @pytest.mark.parametrize("told", [False, True])
+def test_a_sampler_may_mask_again_all_it_has_written_where_it_says_so(diffusion, told):
+    canvas = masked_canvas(diffusion, PROMPT)
+    written = canvas.clone()
+    written[:, -1] = 3
+    refused = pytest.raises(AttentionError, match="Say what was `committed` where a sampler masks again all it has written")
+    with contextlib.nullcontext() if told else refused, sinkscope.following(diffusion) as steps:
+        for one, left in ((canvas, written), (written, canvas), (canvas, written)):
+            diffusion.network(one)
+            if told:
+                steps.committed(left)
+    assert not told or steps.number == 3
+
+
+@pytest.mark.parametrize("told", [False, True])
 def test_a_second_generation_is_refused(diffusion, tmp_path, told):
     canvas, refused = masked_canvas(diffusion, PROMPT), pytest.raises(AttentionError, match="open `following` anew for each generation")
     with refused, sinkscope.recording(diffusion, out=tmp_path / "t"), sinkscope.following(diffusion) as steps:

@@ -243,3 +243,10 @@ def test_numbers_of_numpy_are_numbers():
     model = seeded_model("llada")
     plain = monte_carlo(model, samples=4, seed=1, batch=2, guidance=0.5)
     assert monte_carlo(model, samples=np.int64(4), seed=np.int32(1), batch=np.int64(2), guidance=np.float32(0.5)) == plain
+
+
+def test_an_unknown_word_is_told_where_it_stands():
+    model = sinkscope.load("lab-diffusion")
+    for texts, where in ((("1 + 2 =", "strange"), "continuation"), (("strange", "3"), "prompt")):
+        with pytest.raises(CallError, match=f"^{where}: lab-diffusion does not know 'strange'"):
+            sinkscope.log_likelihood(model, *texts)

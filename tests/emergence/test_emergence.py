@@ -336,6 +336,8 @@ def test_a_run_is_measured_from_its_snapshots_and_while_it_trains(kind, corpus, 
         for row in rows
     )
     assert {path.name for path in (tmp_path / "out").iterdir()} >= {"emergence.png", "emergence.pdf", "emergence.csv", "run"}
+    status, _, err = run("watch-training", tmp_path / "out", "--out", tmp_path / "again")
+    assert status == 2 and f"expected the folder of one run, found a collection of runs that were measured; give {tmp_path}/out/run" in err
     status, out, _ = run("watch-training", tmp_path / "out/run", "--out", tmp_path / "again")
     assert status == 0 and "held-out loss" in out and len(out.splitlines()) == 2 + 3 + 3
     assert out.splitlines()[2].endswith(" –") and not any("nan" in line for line in out.splitlines()[1:5])

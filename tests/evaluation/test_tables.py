@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 import sinkscope.interventions
@@ -360,6 +361,11 @@ def test_a_result_made_by_hand_is_checked(ask, change, said):
 def test_something_else_than_a_result_is_refused():
     with pytest.raises(CallError, match=r"results\[0\]: expected Result, found 'x'"):
         table(["x"])
+
+
+def test_a_number_of_numpy_is_a_number():
+    first, *others = RESULTS
+    assert table([dataclasses.replace(first, n=np.int64(first.n)), *others]) == table(RESULTS)
 
 
 def test_the_same_result_twice_is_refused():

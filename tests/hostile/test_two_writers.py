@@ -159,5 +159,6 @@ def test_statistics_have_one_lone_writer(whole, tmp_path, run, monkeypatch):
             assert status == 1 and f"{tmp_path}/o: another run is writing into it (this process)" in err
         monkeypatch.setenv("RANK", "1")
         monkeypatch.setenv("WORLD_SIZE", "2")
-        assert run(*words)[0] == 0  # torchrun's processes add to one folder together
+        status, out, err = run(*words)  # torchrun's processes add to one folder together
+        assert (status, out) == (0, "") and "process 1 of 2 (RANK, WORLD_SIZE) did its prompts; another one still has some" in err
     assert not (tmp_path / "o" / CLAIM).exists()

@@ -206,6 +206,7 @@ def test_a_new_or_empty_folder_is_claimed(tmp_path):
     [
         ("manifest.json", "a trace; choose another folder, or replace it: overwrite=True, --overwrite"),
         ("000000/manifest.json", "a trace; choose another folder, or replace it: overwrite=True, --overwrite"),
+        ("items/manifest.json", "statistics; choose another folder, or replace it: overwrite=True, --overwrite"),
         ("notes.txt", r"files \(notes\.txt …\); choose another folder or delete this one"),
     ],
 )

@@ -38,6 +38,8 @@ def open_and_check(path: Path) -> list[Any]:
             note(f"{trace.folder}: incomplete, {trace.steps} whole steps")
         if trace.manifest.get("level") == "top" and trace.steps:
             kept = trace.top_column_sums.shape[-1]
+            if kept >= trace.column_sums.shape[-1]:
+                continue
             note(f"{trace.folder}: only the {kept} largest columns of each head were kept, so at most {kept} sinks of a head are found")
     asked = traces[0].manifest.get("prompts_asked") or 0
     if traces[0].folder != path and asked > len(traces):

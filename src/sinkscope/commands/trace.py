@@ -169,7 +169,8 @@ class Trace(Command):
         from sinkscope.traces import read_statistics
         from sinkscope.traces.writing import Room, room_in
 
-        alone = share_of_process().count == 1
+        share = share_of_process()
+        alone = share.count == 1
         if self.overwrite and not alone:
             raise CallError("--overwrite: expected one process, found several of torchrun; delete the folder first")
         with (
@@ -178,6 +179,7 @@ class Trace(Command):
         ):
             room.recorded = lambda: any((self.out / name).exists() for name in ("statistics.safetensors", "items"))
             if not add_prompts(model, prompts, self.out, settings, self.hide):
+                note(f"{self.out}: process {share.index} of {share.count} (RANK, WORLD_SIZE) did its prompts; another one still has some")
                 return
         manifest, _, _ = read_statistics(self.out)
         if self.json:

@@ -88,10 +88,14 @@ def _is_measured(folder: Path) -> bool:
     Raises:
         CallError: it holds a trace, or statistics.
     """
-    from sinkscope.documents import exists, read_json_object
+    from sinkscope.documents import exists, files_in, read_json_object
     from sinkscope.emergence.storage import MANIFEST
+    from sinkscope.lab.run_folder import RECIPE
 
     if not exists(folder / MANIFEST):
+        inner = [one for one in files_in(folder, "*", TrainingError) if exists(one / MANIFEST)]
+        if inner and not exists(folder / RECIPE):
+            raise CallError(f"{folder}: expected the folder of one run, found a collection of runs that were measured; give {inner[0]}")
         return False
     if isinstance(read_json_object(folder / MANIFEST, TrainingError, any_number=True).get("format"), int):
         raise CallError(f"{folder}: expected the folder of a training run, found a trace or its statistics; `sinkscope train` makes runs")

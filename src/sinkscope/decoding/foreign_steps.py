@@ -200,13 +200,13 @@ class ForeignSteps:
                 f"{int(told[row, place])} at position {place} of row {row}; commit each canvas after the step has written in it, and open "
                 "`following` anew for each generation"
             )
-        if first is None or before is None or not bool((first == self.mask_id).any()):
+        if told is not None or first is None or before is None or not bool((first == self.mask_id).any()):
             return
         width = first.shape[1]
         if torch.equal(canvas[:, :width], first) and not torch.equal(before[:, :width], first):
             raise AttentionError(
-                "canvas: expected what the steps before have written, found the masks of the first step again; open `following` anew for "
-                "each generation"
+                "canvas: expected what the steps before have written, found the masks of the first step again, as a second generation "
+                "begins; open `following` anew for each generation. Say what was `committed` where a sampler masks again all it has written"
             )
 
     def _begin(self, canvas: Tensor, lengths: Tensor) -> None:

@@ -11,6 +11,7 @@ Not kept: halves are rounded up. For lengths that are multiples of 16 the draws 
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -215,18 +216,23 @@ def _encode(model: Model, context: Any, continuation: Any) -> tuple[list[int], l
     if isinstance(context, str) and isinstance(continuation, str):
         bare = context.rstrip()
         prefix = model.encode(bare)
-        target = model.encode(bare + context[len(bare) :] + continuation)[len(prefix) :]
+        target = _of_the_continuation(lambda: model.encode(bare + context[len(bare) :] + continuation))[len(prefix) :]
     else:
         prefix = model.encode(context)
         ids = model.tokenizer(continuation, add_special_tokens=False).input_ids if isinstance(continuation, str) else continuation
-        try:
-            target = model.encode(ids)
-        except CallError as error:
-            told = str(error).removeprefix("prompt: ").replace("a prompt", "a continuation", 1)
-            raise CallError(f"continuation: {told}") from error
+        target = _of_the_continuation(lambda: model.encode(ids))
     if not target:
         raise CallError(f"expected a continuation with at least one token, found {shown(continuation)}, which adds none to its context")
     return prefix, target
+
+
+def _of_the_continuation(encode: Callable[[], list[int]]) -> list[int]:
+    """Return token ids; what is said of a prompt that cannot be encoded is said of the continuation."""
+    try:
+        return encode()
+    except CallError as error:
+        told = str(error).removeprefix("prompt: ").replace("a prompt", "a continuation", 1)
+        raise CallError(f"continuation: {told}") from error
 
 
 def _refuse_previous(model: Model) -> None:

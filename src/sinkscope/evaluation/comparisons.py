@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
+from sinkscope.argument_types import plain
 from sinkscope.documents import check_fields
 from sinkscope.errors import CallError
 from sinkscope.evaluation.paired_tests import Difference, against_controls, holm, paired_difference
@@ -110,7 +111,7 @@ def check_results(results: Sequence[Result]) -> list[Result]:
     checked = []
     for number, one in enumerate(results):
         where = f"results[{number}]"
-        values = {field.name: getattr(one, field.name) for field in fields(one)}
+        values = {field.name: plain(getattr(one, field.name)) for field in fields(one)}
         values |= {name: dict(value) for name, value in values.items() if isinstance(value, Mapping)}
         listed = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
         check_fields(listed, ResultFields, where, CallError)

@@ -18,7 +18,7 @@ class ResultFields(BaseModel):
 
     model: Text
     task: Text
-    hide: Text
+    hide: Annotated[str, Field(min_length=1, max_length=1 << 16)]
     n: Annotated[int, Field(ge=1, le=1 << 31)]
     correct: Count
     accuracy: Share

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, get_type_hints
 
 from torch import Tensor, nn
 
-from sinkscope.argument_types import NUMBERS, check_argument, in_words, number_from, plain
+from sinkscope.argument_types import NUMBER_WORDS, NUMBERS, check_argument, in_words, number_from, plain
 from sinkscope.documents import shown
 from sinkscope.errors import CallError
 from sinkscope.interventions.hiding import Hiding, hiding
@@ -21,7 +21,6 @@ from sinkscope.models.weights import LONGEST_CANVAS
 from sinkscope.single_use import single_use
 
 Where = str | Collection[int] | None
-_NUMBERS: dict[Any, str] = {int: "a whole number from 0 upwards", float: "a number"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +113,7 @@ class Intervention(ABC):
         hints = get_type_hints(cls)
         fields = [field.name for field in dataclasses.fields(cls) if field.init and not field.kw_only]
         names = cls.rule.partition(":")[2].split("+")
-        return {name: _NUMBERS[hints[field]] for name, field in zip(names, fields, strict=False) if hints[field] in _NUMBERS}
+        return {name: NUMBER_WORDS[hints[field]] for name, field in zip(names, fields, strict=False) if hints[field] in NUMBER_WORDS}
 
     @classmethod
     def read_arguments(cls, text: str) -> tuple[Any, ...]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from sinkscope.argument_types import NUMBERS, checked
+from sinkscope.argument_types import NUMBER_WORDS, NUMBERS, checked
 from sinkscope.documents import shown
 from sinkscope.errors import CallError
 from sinkscope.extension_points import find_kinds
@@ -175,6 +175,8 @@ def _options(text: str, word: str, kind: type[Intervention], tail: str) -> dict[
         elif not equals and piece in words:
             key, chosen = words[piece]
         else:
+            if equals and name in fields and hints[name] in NUMBERS:
+                raise CallError(f"rule {shown(text)}: {name}: expected {NUMBER_WORDS[hints[name]]}, found {shown(value)}")
             known = [*words, *(f"{one}=…" for one in fields if one in LISTS or hints[one] in NUMBERS)]
             raise CallError(f"rule {shown(text)}: {word} has no option {shown(piece)}; expected some of {', '.join(known)}")
         if key in found and found[key] != chosen:

@@ -99,7 +99,8 @@ def network_at(run: TrainingRun, update: int, tokenizer: Any) -> Any:
         raise TrainingError(f"{path}: expected the weights of {run.recipe.name}, found a file that does not fit") from error
     missing = [name for name in left.missing_keys if not (run.recipe.architecture.tied and name == "lm_head.weight")]
     if missing or left.unexpected_keys:
-        raise TrainingError(f"{path}: expected the weights of {run.recipe.name}, found {(missing + left.unexpected_keys)[0]} out of place")
+        found = f"a file without {missing[0]}" if missing else f"{left.unexpected_keys[0]} besides, which that recipe's network has not"
+        raise TrainingError(f"{path}: expected the weights of {run.recipe.name}, found {found}")
     return network.eval()
 
 

@@ -149,10 +149,12 @@ def _holds_trace(folder: Path, overwrite: bool | None) -> bool:
     if found is None:
         return False
     inner = [one / MANIFEST for one in files_in(folder, "*", TraceError) if one.is_dir()]
-    held = "a trace" if any(_is_recording(path) for path in (folder / MANIFEST, *inner)) else "files of a recording of drift"
-    if held != "a trace" and not any(_is_drift(folder / within / DRIFT) for within in ("", ASIDE, MOVING)):
+    recorded = any(_is_recording(path) for path in (folder / MANIFEST, *inner))
+    if not recorded and not any(_is_drift(folder / within / DRIFT) for within in ("", ASIDE, MOVING)):
         raise CallError(f"{folder} already holds files ({found} …); choose another folder or delete this one")
     if not overwrite:
+        counted = any((folder / name).exists() for name in ("statistics.safetensors", "items"))
+        held = "files of a recording of drift" if not recorded else "statistics" if counted else "a trace"
         advice = "choose another folder" + (", or replace it: overwrite=True, --overwrite" if overwrite is not None else "")
         raise CallError(f"{folder} already holds {held}; {advice}")
     if foreign := _not_recorded(folder):
