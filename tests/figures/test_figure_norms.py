@@ -42,11 +42,12 @@ def test_a_trace_of_the_largest_columns_draws_the_other_figures(diffusion, tmp_p
         sinkscope.generate(diffusion, "Q: Write a function f(x) that returns x plus 3.\nA:", length=6)
     said = []
     trace = sinkscope.open_trace(tmp_path / "top")
-    paths = draw_figures([trace], tmp_path / "out", excess=0.5, only=["1", "5", "7", "norms"], say=said.append)
+    paths = draw_figures([trace], tmp_path / "out", excess=0.5, only=["1", "3", "5", "6", "7", "9", "norms"], say=said.append)
     assert [path.stem for path in paths if path.suffix == ".png"] == [
         "figure1-incoming-attention",
         "figure5-main-sink-strength",
         "figure7-main-sink-position",
     ]
-    assert len(said) == 1
-    assert "keeps no norms" in said[0]
+    reasons = ("only the 6 largest columns of each head", "no columns of the masked queries alone", "only the 6 largest", "no norms")
+    assert len(said) == 4
+    assert all(reason in one and "recorded with --keep top" in one for reason, one in zip(reasons, said, strict=True))

@@ -13,6 +13,9 @@ import sinkscope
 from sinkscope.attention import Hider, subscribed
 from sinkscope.errors import CallError
 from sinkscope.figures import page_numbers
+from sinkscope.statistics import Summary, Threshold, summarise
+from sinkscope.statistics.concentration import Evenness
+from sinkscope.traces import read_statistics
 
 TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
 IDS = torch.randint(5, 50, (2, 9), generator=torch.Generator().manual_seed(0))
@@ -279,6 +282,57 @@ def test_an_encoder_and_a_decoder_make_traces_of_their_own(tmp_path):
         assert cross.lengths[:].tolist() == [length] * 3
         assert cross.tokens[2].tolist() == IDS[row, padding:].tolist() and decoder.tokens[0, 0] == 7
         assert "self_attention" in decoder.tensors and "self_attention" not in cross.tensors
+
+
+def test_a_decoder_may_write_more_tokens_than_its_encoder_read(tmp_path):
+    """A key of the encoder can have more attention than there are keys; its mean is over the decoder's tokens so far."""
+    torch.manual_seed(0)
+    config = transformers.BartConfig(
+        vocab_size=50,
+        d_model=24,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=16,
+        decoder_ffn_dim=16,
+        init_std=0.4,
+        decoder_start_token_id=7,
+        forced_eos_token_id=None,
+        **TOKENS,
+    )
+    network = transformers.BartForConditionalGeneration(config).eval()
+    with sinkscope.recording(network, out=tmp_path / "t"):
+        network.generate(IDS[1:, :3], max_new_tokens=12, min_new_tokens=12, do_sample=False, num_beams=1)
+    cross = sinkscope.open_traces(tmp_path / "t")[2]
+    columns = cross.column_sums[:]
+    np.testing.assert_allclose(columns.sum(axis=-1), np.broadcast_to(np.arange(1, 13)[:, None, None], (12, 1, 4)), rtol=1e-5)
+    assert columns.max() > 3
+    sinks = sinkscope.find_sinks(cross, excess=0.1)
+    np.testing.assert_allclose(sinks.visible_query_mean, sinks.column_sum / (sinks.step + 1), rtol=1e-6)
+    rate = summarise(cross).kept(Evenness)
+    np.testing.assert_array_equal(rate.over_third[:, 0], (columns[:, 0] / np.arange(1, 13)[:, None, None]).max(axis=-1) > 0.3)
+    assert sinkscope.analyse(cross).prompts == 1
+
+
+def test_tokens_that_are_unknown_are_counted_as_such(tmp_path):
+    """States went in, of which nobody knows the tokens: the trace has −1 there, which is a token like another in every count."""
+    torch.manual_seed(0)
+    shape = {"vocab_size": 50, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 16}
+    network, states = transformers.BertModel(transformers.BertConfig(**shape, initializer_range=0.6)).eval(), torch.randn(1, 10, 24)
+    with sinkscope.recording(network, out=tmp_path / "t"), torch.no_grad():
+        network(inputs_embeds=states)
+    trace = sinkscope.open_traces(tmp_path / "t")[0]
+    assert (trace.tokens[:] == -1).all()
+    loose = [Threshold(0.1)]
+    found = sinkscope.analyse(trace, loose)
+    shares = {one.place["class"]: one.value for one in found.find("composition.share_of_sinks", excess=0.1)}
+    assert shares["word"] == 1.0 and found.find("composition.share_of_canvas", excess=0.1, **{"class": "word"})[0].value == 1.0
+    assert summarise(trace, loose).canvas.token_counts.tolist() == [10]
+    with sinkscope.recording(network, out=tmp_path / "s", keep="statistics"), torch.no_grad():
+        network(inputs_embeds=states)
+    summary = Summary.from_arrays(read_statistics(tmp_path / "s")[1])
+    assert summary.token_tallies()["token"].tolist() == [-1]
 
 
 def test_traces_of_an_encoder_and_a_decoder_can_be_read_for_sinks(tmp_path):

@@ -6,8 +6,11 @@ import pytest
 import torch
 from closeness import assert_close
 
+import sinkscope
 from sinkscope.errors import CallError, SinkscopeError
 from sinkscope.sinks import excess_of, find_sinks, in_unit, is_sink, last_query_window, visible_query_mean
+from sinkscope.statistics import summarise
+from sinkscope.statistics.concentration import Evenness
 
 STEPS, LAYERS, HEADS, KEYS = 5, 2, 3, 14
 
@@ -153,3 +156,16 @@ def test_an_excess_that_can_never_hold_is_refused(excess, unit, says):
     with pytest.raises(CallError, match=f"can never hold here.*{says}$"):
         find_sinks(make_trace(), excess, unit)
     find_sinks(make_trace(), excess=0.99 * min(excess, 14 if unit == "queries" else 100), unit=unit)
+
+
+@pytest.mark.parametrize("keep", ["columns", "top"])
+def test_behind_a_cache_the_mean_is_over_the_queries_that_were_computed(diffusion, tmp_path, keep):
+    with sinkscope.recording(diffusion, out=tmp_path / keep, keep=keep):
+        sinkscope.generate(diffusion, "Q: 1\nA:", length=16, steps=16, block=4, cache="fast-dllm-dual")
+    trace = sinkscope.open_trace(tmp_path / keep)
+    sinks, columns = sinkscope.find_sinks(trace, excess=0.1), np.asarray(trace.column_sums[:])
+    computed = np.nansum(columns, axis=-1).round()
+    assert {4, columns.shape[-1]} == set(computed.ravel().tolist())
+    np.testing.assert_allclose(sinks.visible_query_mean, sinks.column_sum / computed[sinks.step, sinks.layer, sinks.head], rtol=1e-5)
+    means = columns / computed[..., None]
+    np.testing.assert_array_equal(summarise(trace).kept(Evenness).over_third, means.max(axis=-1) > 0.3)

@@ -21,6 +21,8 @@ class QueryGroups(Figure):
     def draw(self, subjects: Sequence[Subject]) -> DrawnFigure:
         """Draw the split above, the steps around the short-lived sink below; autoregressive models have no masked queries."""
         splitting = [(one, split) for one in subjects if (split := one.highlights.split) is not None]
+        if all(one.manifest.get("level") == "top" for one in subjects):
+            raise FigureError("the trace keeps no columns of the masked queries alone (it was recorded with --keep top)")
         if not splitting:
             raise FigureError(
                 f"in no step do masked and unmasked queries, 8 or more of each, attend most to different keys{subjects[0].where}"

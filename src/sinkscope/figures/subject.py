@@ -128,7 +128,14 @@ class Subject:
 
     @property
     def quarters(self) -> Int[np.ndarray, "layer quarter"]:
-        """Counts of column sums in bins of a quarter of a query's worth; in statistics, wider bins above 64 are spread evenly."""
+        """Counts of column sums in bins of a quarter of a query's worth; in statistics, wider bins above 64 are spread evenly.
+
+        Raises:
+            FigureError: the trace keeps only the largest columns.
+        """
+        kept = None if self.recorded_prompt is None else self.recorded_prompt.canvas.settings.kept
+        if kept is not None and kept < self.positions:
+            raise FigureError(f"the trace keeps only the {kept} largest columns of each head (it was recorded with --keep top)")
         return self.summary.quarters if self.recorded_prompt is None else self.recorded_prompt.quarters
 
     @checked

@@ -19,10 +19,10 @@ from sinkscope.sinks.definition import (
     in_unit,
     is_sink,
     largest_excess,
-    visible_query_mean,
 )
 from sinkscope.sinks.followed_columns import Followed, Recorded
 from sinkscope.sinks.own_recordings import check_recorded, check_steps
+from sinkscope.sinks.query_counts import query_means
 from sinkscope.traces.reading import Trace, as_trace
 
 EXCESS = 3.0
@@ -36,8 +36,8 @@ class Sinks:
     Attributes:
         step, layer, head, position, token: int arrays.
         column_sum: in queries' worth of attention, whatever the unit of the threshold.
-        visible_query_mean: the column over the number of queries that may see the key; for causal models, whose
-            early keys are seen by more queries, the fairer number.
+        visible_query_mean: the column over the number of queries that may see the key (see `query_counts.query_means`); for causal
+            models, whose early keys are seen by more queries, the fairer number.
         excess: over the mean of the other columns, in ``unit``.
         threshold, unit: what was asked.
         shape: (steps, layers, heads, positions) of the trace.
@@ -140,7 +140,7 @@ def find_sinks(trace: Recorded | str | Path, excess: float = EXCESS, unit: Unit 
         position=position,
         token=tokens[step, position],
         column_sum=columns[selected],
-        visible_query_mean=visible_query_mean(columns, recorded.causal)[selected],
+        visible_query_mean=query_means(recorded, columns)[selected],
         excess=excesses[selected],
         threshold=excess,
         unit=unit,

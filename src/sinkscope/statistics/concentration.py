@@ -39,8 +39,9 @@ class Evenness:
     def of(cls, step: RecordedStep) -> "Evenness":
         """Return the evenness of one step."""
         columns, total = step.columns.sums, np.maximum(step.columns.total, np.finfo(np.float32).tiny)
-        of_any, of_first = step.columns.at_top(columns) / step.length, columns[..., 0] / step.length
-        if step.causal:
+        queries = np.maximum(step.queries, 1)[:, None]
+        of_any, of_first = step.columns.at_top(columns) / queries, columns[..., 0] / queries
+        if step.causal and not step.crossing:
             alpha, unknown = visible_query_mean(columns, causal=True), np.full_like(of_any, np.nan)
             keys = rated_keys(step.length, causal=True)
             of_any, of_first = alpha[..., :keys].max(axis=-1) if keys else unknown, alpha[..., 0]

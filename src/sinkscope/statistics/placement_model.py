@@ -68,16 +68,16 @@ class Choices:
         """Return the choice sets of one prompt, at its thresholds."""
         canvas = prompt.canvas
         steps = np.unique(np.linspace(0, prompt.steps - 1, min(MOST_STEPS, prompt.steps)).round().astype(int))
-        tokens, masked = canvas.tokens[steps], canvas.masked[steps]
-        width = tokens.shape[1]
+        indices, masked = canvas.token_indices[steps], canvas.masked[steps]
+        width, there = indices.shape[1], indices >= 0
         chosen = []
         for threshold in prompt.thresholds:
             main = prompt.main_at(threshold)[steps].reshape(len(steps), -1)
             step, _ = places = np.nonzero((main >= 0) & (main < width))
             chosen.append(np.bincount(step * width + main[places], minlength=len(steps) * width).reshape(len(steps), width))
-        classes = np.where(tokens >= 0, canvas.token_classes[canvas.token_indices[steps]], -1)
+        classes = np.where(there, canvas.token_classes[indices], -1)
         features = choice_features(classes, masked, canvas.lengths[steps], canvas.prompt_length)
-        return cls(features.astype(np.float32), tokens >= 0, np.array(chosen, dtype=np.float32))
+        return cls(features.astype(np.float32), there, np.array(chosen, dtype=np.float32))
 
 
 def choice_features(

@@ -16,12 +16,13 @@ from sinkscope.argument_types import checked
 from sinkscope.errors import CallError, SinkscopeError
 from sinkscope.sinks.drift import IsSink
 from sinkscope.sinks.followed_columns import WINDOW
+from sinkscope.sinks.query_counts import count_queries
 from sinkscope.sinks.tracking import check_tolerance, fill_dips
 from sinkscope.statistics.column_counts import FAR_BINS, LINEAR_BINS, count_above, count_far, count_quarters
 from sinkscope.statistics.followed import FollowedSinks, StepSinks
 from sinkscope.statistics.kept_records import Keep, KeptRecords, Record, stack_steps
 from sinkscope.statistics.prompt_canvas import PromptCanvas, PromptSettings
-from sinkscope.statistics.step import PER_STEP, RecordedStep
+from sinkscope.statistics.step import PER_STEP, SINK_TOKEN, RecordedStep
 from sinkscope.statistics.thresholds import THRESHOLDS, Threshold
 from sinkscope.traces.own_arrays import checked_step
 
@@ -273,7 +274,15 @@ class PromptFeed:
         self._expect_grown(arrays["column_sums"].shape[-1])
         newest = self._newest(np.asarray(arrays["last_query"], np.float32)) if self.settings.causal else arrays.get("newest_columns")
         settings = self.settings
-        step = RecordedStep.of(arrays, self.thresholds, causal=settings.causal, prompt_length=settings.prompt_length, newest=newest)
+        step = RecordedStep.of(
+            arrays,
+            self.thresholds,
+            causal=settings.causal,
+            prompt_length=settings.prompt_length,
+            newest=newest,
+            crossing=settings.crossing,
+            queries=self._queries(arrays),
+        )
         columns = step.columns
         self._summaries.append(StepSummary.of(step))
         self._canvas.append((step.tokens, step.masked, step.written))
@@ -310,6 +319,14 @@ class PromptFeed:
         for older in self._rows:
             summed[..., : older.shape[-1]] += older
         return summed.astype(np.float32)
+
+    def _queries(self, arrays: Mapping[str, np.ndarray]) -> np.ndarray | None:
+        """Return how many queries each layer has; None where nothing tells, and all tokens are."""
+        hidden, columns = arrays.get("hidden_norms"), np.asarray(arrays["column_sums"], np.float32)
+        if hidden is not None and not self.settings.crossing:
+            return count_queries(columns, np.asarray(hidden).reshape(len(columns), -1))
+        told = self.settings.crossing or self.settings.kept is not None
+        return count_queries(columns, sink_token=arrays.get(SINK_TOKEN)) if told else None
 
     def _add_columns(self, columns: np.ndarray) -> None:
         counted = count_quarters(columns)

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Int
 from sinkscope.argument_types import checked, in_words
 from sinkscope.errors import CallError
 from sinkscope.sinks.token_classes import CLASSES, token_class
+from sinkscope.traces.reading import attends_elsewhere
 
 MOST_TRAINED = 1 << 50
 """Bound of how often a token stands in a corpus."""
@@ -29,6 +30,7 @@ class PromptSettings:
         mask_id: the mask token; special_ids: other tokens that are special.
         training: {token: how often it stands in the training corpus}; None if unknown.
         kept: how many of the largest columns of each head were kept; None for all.
+        crossing: whether the keys are another stack's tokens.
     """
 
     causal: bool = False
@@ -38,6 +40,7 @@ class PromptSettings:
     special_ids: tuple[int, ...] = ()
     training: Mapping[int, int] | None = field(default=None, repr=False)
     kept: int | None = None
+    crossing: bool = False
 
     def __post_init__(self) -> None:
         if self.training is not None:
@@ -59,6 +62,7 @@ class PromptSettings:
             manifest.get("mask_id"),
             tuple(int(one) for one in special if one is not None),
             training,
+            crossing=attends_elsewhere(manifest),
         )
 
 
@@ -82,7 +86,7 @@ class PromptCanvas:
     """The canvas of one prompt over all steps.
 
     Attributes:
-        tokens: −1 beyond ``lengths``.
+        tokens: −1 beyond ``lengths``, and where they are unknown.
         masked: False beyond ``lengths``.
         lengths: tokens of the canvas in each step.
         written: token committed in the step, −1 where none; None where not recorded.
@@ -128,13 +132,15 @@ class PromptCanvas:
 
     @cached_property
     def _distinct(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        ids, indices, counts = np.unique(self.tokens, return_inverse=True, return_counts=True)
-        beyond = int(ids[0] < 0)  # −1 sorts first
-        return ids[beyond:], counts[beyond:], indices.reshape(self.tokens.shape) - beyond
+        there = np.arange(self.tokens.shape[1]) < self.lengths[:, None]
+        ids, found, counts = np.unique(self.tokens[there], return_inverse=True, return_counts=True)
+        indices = np.full(self.tokens.shape, -1)
+        indices[there] = found
+        return ids, counts, indices
 
     @property
     def token_ids(self) -> Int[np.ndarray, " token"]:
-        """The distinct tokens, in rising order."""
+        """The distinct tokens, in rising order; −1 among them where what went in were states and their tokens are unknown."""
         return self._distinct[0]
 
     @property

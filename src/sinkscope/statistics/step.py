@@ -13,11 +13,20 @@ from sinkscope.statistics.thresholds import Threshold
 
 NORMS = ("value_norms", "key_norms", "hidden_norms")
 OUTPUT_NORMS = "output_norms"
+SINK_TOKEN = "sink_token_columns"
 QUERY_GROUPS = ("masked", "prompt")
 """Groups of queries whose column sums are recorded apart."""
 NEWEST = ("last_query", "newest_columns")
 """Of autoregressive models and of block diffusion, whose running sums can hardly move: what sinks are followed in."""
-PER_LAYER = ("column_sums", *(f"column_sums_{group}" for group in QUERY_GROUPS), "self_attention", *NEWEST, *NORMS, OUTPUT_NORMS)
+PER_LAYER = (
+    "column_sums",
+    *(f"column_sums_{group}" for group in QUERY_GROUPS),
+    "self_attention",
+    *NEWEST,
+    *NORMS,
+    OUTPUT_NORMS,
+    SINK_TOKEN,
+)
 PER_STEP = ("tokens", "masked", "written", *PER_LAYER)
 """Tensors of a trace that are read, as `axes.TRACE_AXES` names them."""
 
@@ -65,6 +74,8 @@ class RecordedStep:
         written: tokens committed in this step, −1 where none; None where not recorded.
         prompt_length: tokens of the prompt, 0 where unknown.
         causal: whether the model is autoregressive.
+        crossing: whether the keys are another stack's tokens.
+        queries: of each layer, whose attention the columns are; fewer than tokens behind a cache.
         group_sums: {group of queries: column sums of these queries only}, those of `QUERY_GROUPS` that were recorded.
         self_attention: attention of each query on itself; None where not recorded.
         norms: {name of `NORMS`, and `OUTPUT_NORMS`: norms as recorded}; hidden norms are the same for all heads and have one kv head,
@@ -78,6 +89,8 @@ class RecordedStep:
     written: Int[np.ndarray, " position"] | None
     prompt_length: int
     causal: bool
+    crossing: bool
+    queries: Int[np.ndarray, " layer"]
     group_sums: Mapping[str, Float[np.ndarray, "layer head key"]]
     self_attention: Float[np.ndarray, "layer head key"] | None
     norms: Mapping[str, Float[np.ndarray, "layer kv_head key"]]
@@ -91,12 +104,16 @@ class RecordedStep:
         causal: bool = False,
         prompt_length: int = 0,
         newest: Float[np.ndarray, "layer head key"] | None = None,
+        crossing: bool = False,
+        queries: Int[np.ndarray, " layer"] | None = None,
     ) -> "RecordedStep":
         """Return a step as it was recorded, with what Eq. 3 says of it.
 
         Args:
             arrays: as in `axes.TRACE_AXES`, without the step axis and without positions beyond the canvas.
             newest: columns of the newest queries, for autoregressive models.
+            crossing: whether the keys are another stack's tokens.
+            queries: of each layer; all tokens when not given.
 
         Raises:
             CallError: columns that are not those of the canvas.
@@ -117,6 +134,8 @@ class RecordedStep:
             arrays.get("written"),
             prompt_length,
             causal,
+            crossing,
+            np.full(len(columns.sums), len(tokens)) if queries is None else queries,
             {group: arrays[name] for group in QUERY_GROUPS if arrays.get(name := f"column_sums_{group}") is not None},
             arrays.get("self_attention"),
             {name: one[:, None] if one.ndim == 2 else one for name, one in norms.items()},

@@ -248,7 +248,7 @@ def _like(name: str, array: np.ndarray, empty: np.ndarray) -> np.ndarray:
         raise ValueError(f"{name} of {array.dtype} {array.shape}, expected {empty.dtype} {empty.shape}")
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise ValueError(f"{name} with numbers that are not finite")
-    least = -MOST_COUNTED if name == "moves.distance" else 0  # the one with a direction
+    least = {"moves.distance": -MOST_COUNTED, "tokens.ids": -1}.get(name, 0)  # one has a direction, one a token that is unknown
     if array.dtype.kind == "i" and ((array < least).any() or (array > MOST_COUNTED).any()):
         raise ValueError(f"{name} with a count of {int(array.min() if (array < least).any() else array.max())}")
     return np.array(array) if growing else np.array(array).reshape(empty.shape)

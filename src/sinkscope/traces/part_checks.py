@@ -64,17 +64,18 @@ def check_lengths(path: Path, lengths: np.ndarray, width: int | None) -> None:
         raise TraceError(f"{path}: lengths: expected the longest to be the {width} positions of tokens, found {longest}; {DAMAGED}")
 
 
-def check_values(path: Path, name: str, array: np.ndarray, lengths: np.ndarray | None) -> None:
+def check_values(path: Path, name: str, array: np.ndarray, lengths: np.ndarray | None, crossing: bool = False) -> None:
     """Check the values of a tensor of a part.
 
     Args:
         array: all of it, with the axes of `TRACE_AXES`.
         lengths: int32 [step], tokens of each canvas; None where the trace does not say.
+        crossing: whether the keys are another stack's tokens, of which any number of queries may see one.
 
     Raises:
         TraceError: values that cannot be.
     """
-    queries = array.shape[-1] if lengths is None else int(lengths.max(initial=0))
+    queries = WIDEST if crossing else array.shape[-1] if lengths is None else int(lengths.max(initial=0))
     for wrong, expected in wrong_values(name, array, lengths, queries):
         _refuse(path, name, wrong, expected)
 

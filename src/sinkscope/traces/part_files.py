@@ -105,7 +105,12 @@ def _hashed(pieces: Iterator[memoryview], header: bytes, digest: Any, aside: Thr
 
 @dataclass(frozen=True)
 class Part:
-    """One file of a trace; ``listed`` are the checksums of all its files when it was opened."""
+    """One file of a trace.
+
+    Attributes:
+        listed: checksums of all files of the trace when it was opened.
+        crossing: whether its keys are another stack's tokens, of which any number of queries may see one.
+    """
 
     path: Path
     first_step: int
@@ -115,6 +120,7 @@ class Part:
     sha256: str | None = None
     verify: bool = True
     listed: tuple[str, ...] = ()
+    crossing: bool = False
 
     def read(self, name: str, index: tuple[Any, ...]) -> np.ndarray:
         """Return what an index of ints and slices selects of a tensor.
@@ -154,7 +160,7 @@ class Part:
             if lengths is not None:
                 check_lengths(self.path, lengths, self.shapes["tokens"][-1] if "tokens" in self.shapes else None)
             found = file.get_tensor(name)
-            check_values(self.path, name, found.astype(np.float32) if found.dtype == np.float16 else found, lengths)
+            check_values(self.path, name, found.astype(np.float32) if found.dtype == np.float16 else found, lengths, self.crossing)
             if name.endswith("_key") and lengths is not None:
                 check_keys(self.path, name, file.get_tensor(name), int(lengths.max(initial=0)))
         _checked.add(known)

@@ -3,7 +3,7 @@
 import contextlib
 import difflib
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +23,11 @@ from sinkscope.traces.trace_array import TraceArray
 
 _ATTRIBUTES = ("manifest", "folder", "place", "steps", "layers", "heads", "causal", "complete", "parts", "tensors")
 DAMAGED = "the trace is damaged"
+
+
+def attends_elsewhere(manifest: Mapping[str, Any]) -> bool:
+    """Return whether the keys of a trace are the tokens of another stack: the cross-attention of a decoder."""
+    return manifest.get("attends_to") != manifest.get("stack")
 
 
 class Trace:
@@ -112,7 +117,7 @@ class Trace:
                 f"{self.folder}: expected the {len(listed)} parts that its manifest lists, found {more[0]} as well; it is of another "
                 "trace: take it away"
             )
-        parts: list[Part] = []
+        parts, crossing = list[Part](), attends_elsewhere(self.manifest)
         for name in sorted(found):
             part = read_part(self.place / name)
             expected = parts[-1].first_step + parts[-1].steps if parts else 0
@@ -125,7 +130,7 @@ class Trace:
             if parts and (lost := sorted(parts[0].shapes.keys() - part.shapes.keys())):
                 raise TraceError(f"{part.path}: expected {lost[0]}, which {parts[0].path.name} has, found none; {DAMAGED}")
             checksum = None if entry is None else entry["sha256"]
-            parts.append(replace(part, sha256=checksum, verify=self.verifies, listed=self._checksums))
+            parts.append(replace(part, sha256=checksum, verify=self.verifies, listed=self._checksums, crossing=crossing))
         written = sum(part.steps for part in parts)
         if self.complete and written != (said := self.manifest.get("steps", written)):
             raise TraceError(f"{self.folder}: expected {said} steps, as its manifest says, found {written}; {DAMAGED}")

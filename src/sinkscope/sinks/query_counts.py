@@ -1,0 +1,42 @@
+"""How many queries a step's columns are made of: fewer than tokens behind a cache, any number in cross-attention."""
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from sinkscope.sinks.definition import visible_query_mean
+from sinkscope.sinks.followed_columns import Recorded
+from sinkscope.traces.reading import Trace, attends_elsewhere
+
+
+def count_queries(
+    columns: Float[np.ndarray, "*step layer head key"],
+    hidden_norms: Float[np.ndarray, "*step layer key"] | None = None,
+    sink_token: Float[np.ndarray, "*step layer head sink"] | None = None,
+) -> Int[np.ndarray, "*step layer"]:
+    """Return how many queries a layer has.
+
+    Args:
+        columns: column sums.
+        hidden_norms: NaN for tokens that were not computed and so are no queries. Without them the queries are what columns add up to,
+            of which a rule that zeroes keys takes some away.
+        sink_token: attention on a sink token, which is no key.
+    """
+    if hidden_norms is not None:
+        return (~np.isnan(hidden_norms)).sum(axis=-1)
+    total = np.nansum(columns, axis=-1) + (0 if sink_token is None else np.nansum(sink_token, axis=-1))
+    return np.rint(total.max(axis=-1)).astype(np.int64)
+
+
+def query_means(recorded: Recorded, columns: Float[np.ndarray, "step layer head key"]) -> Float[np.ndarray, "step layer head key"]:
+    """Return columns over the number of queries that may see the key.
+
+    In self-attention of causal models these are all from the key on, whatever window hides older keys; else the queries of the step. Of
+    an object of one's own, which does not tell them, all tokens are.
+    """
+    crossing = attends_elsewhere(getattr(recorded, "manifest", None) or {})
+    if not crossing and (recorded.causal or not isinstance(recorded, Trace)):
+        return visible_query_mean(columns, recorded.causal)
+    tensors = recorded.tensors if isinstance(recorded, Trace) else ()
+    hidden = np.asarray(recorded.hidden_norms[:]) if "hidden_norms" in tensors and not crossing else None
+    sink_token = np.asarray(recorded.sink_token_columns[:]) if "sink_token_columns" in tensors else None
+    return columns / np.maximum(count_queries(columns, hidden, sink_token), 1)[..., None, None]
