@@ -22,8 +22,8 @@ from sinkscope.errors import CallError, SinkscopeError
 
 UNFINISHED = ".writing"
 """What the name of a file ends in while it is being written."""
-WEIGHTS = "weights_sha256"
-"""The field for the hash of the weights in memory; folders of earlier versions have none."""
+WEIGHTS, TOKENIZER, CONFIG = FINGERPRINTS = ("weights_sha256", "tokenizer_sha256", "config_sha256")
+"""Fields for the hashes of what decides a model's answers; folders of earlier versions have none, or the first one only."""
 CHANGED = "the weights in memory are not those that began it, as they were changed after they were loaded; save them, load that folder"
 LOCKED = "a file that can be locked"
 Failure = type[SinkscopeError]
@@ -122,6 +122,17 @@ def differences(theirs: Mapping[str, Any], mine: Mapping[str, Any], where: str =
             yield from differences(old, new, f"{name}.")
         elif old != new:
             yield name, old, new
+
+
+def changed_fingerprint(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> str | None:
+    """Return what has changed of the model of a run since it began, and what to do; None where nothing has, or nothing is known."""
+    name = next((one for one in FINGERPRINTS if theirs.get(one, mine.get(one)) != mine.get(one)), None)
+    if name is None:
+        return None
+    if name == WEIGHTS:
+        return f"{CHANGED}; choose another place for its results"
+    what = "config.json" if name == CONFIG else "tokenizer, or its chat template,"
+    return f"the model's {what} is not that with which it began; bring it back, or choose another place for the results"
 
 
 def difference_in_words(name: str, old: Any, new: Any, form: str) -> str:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import logging
+import shutil
 import signal
 import subprocess
 import sys
@@ -321,10 +322,41 @@ def test_weights_that_were_changed_in_memory_do_not_go_on(diffusion, tmp_path, a
     evaluate(diffusion, out=tmp_path, **SMALL)
 
 
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("chat template", "the model's tokenizer, or its chat template, is not that with which it began; bring it back"),
+        ("vocabulary", "the model's tokenizer, or its chat template, is not that"),
+        ("config", r"the model's config\.json is not that with which it began; bring it back, or choose another place for the results"),
+    ],
+)
+def test_another_tokenizer_or_configuration_is_another_run(diffusion, diffusion_folder, tmp_path, what, message):
+    """The files of the weights are the same, so is their hash; the prompts or the logits are not."""
+    evaluate(diffusion, out=tmp_path / "out", **SMALL)
+    other = tmp_path / "model"
+    shutil.copytree(diffusion_folder, other)
+    if what == "chat template":
+        (other / "chat_template.jinja").write_text("{{ messages[0]['content'] }} says who?")
+    elif what == "config":
+        config = json.loads((other / "config.json").read_text())
+        (other / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 0.5}))
+    else:
+        tokenizer = json.loads((other / "tokenizer.json").read_text())
+        words = tokenizer["model"]["vocab"]
+        first, second = sorted(words, key=words.get)[-2:]
+        words[first], words[second] = words[second], words[first]
+        (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(CallError, match=message):
+        evaluate(sinkscope.load(str(other)), out=tmp_path / "out", **SMALL)
+    shutil.copytree(diffusion_folder, tmp_path / "copy")
+    evaluate(sinkscope.load(str(tmp_path / "copy")), out=tmp_path / "out", **SMALL)
+
+
 def test_a_folder_of_an_earlier_version_goes_on(diffusion, tmp_path, answers):
     evaluate(diffusion, out=tmp_path, **SMALL)
     run = json.loads((tmp_path / "run.json").read_text())
-    del run["weights_sha256"]
+    for name in ("weights_sha256", "tokenizer_sha256", "config_sha256"):
+        del run[name]
     (tmp_path / "run.json").write_text(json.dumps(run))
     answers.clear()
     evaluate(diffusion, out=tmp_path, **SMALL)

@@ -37,14 +37,18 @@ def add_prompts(model: Any, prompts: list[str], out: Path, settings: Any, hide: 
     from sinkscope.progress import show_progress
     from sinkscope.recorder.levels import recording_to
     from sinkscope.recorder.statistics_destination import StatisticsDestination, merge_statistics
-    from sinkscope.traces.statistics_folder import StatisticsFolder
-    from sinkscope.work_items import share_of_process
+    from sinkscope.traces.statistics_folder import StatisticsFolder, read_statistics_manifest
+    from sinkscope.work_items import FINGERPRINTS, share_of_process
 
     mine = share_of_process()
     rule, new = sinkscope.parse_rule(hide), mine.count == 1 and not exists(out / MANIFEST)
     with rule(model):  # which says what does not fit before anything is made
         pass
-    folder = StatisticsFolder(out, _identity(model, prompts, settings, hide), merge_statistics, len(prompts))
+    identity = _identity(model, prompts, settings, hide)
+    if exists(out / MANIFEST):  # which may be of an earlier version
+        began = read_statistics_manifest(out).get("run", {})
+        identity = {name: value for name, value in identity.items() if name in began or name not in FINGERPRINTS}
+    folder = StatisticsFolder(out, identity, merge_statistics, len(prompts))
     share = range(mine.index, len(prompts), mine.count)
     missing = [index for index in share if not folder.done(index)]
     if len(missing) < len(share):
@@ -83,8 +87,10 @@ def _removed_if_nothing_is_done(out: Path) -> Iterator[None]:
 def _identity(model: Any, prompts: list[str], settings: Any, hide: str) -> dict[str, Any]:
     """Return the values that identify a run; another run is refused."""
     from sinkscope.decoding import described
+    from sinkscope.models.fingerprints import fingerprints
 
     return {
+        **fingerprints(model),
         "weight_hash": model.card.weight_hash,
         "dtype": model.card.dtype,
         "sampler": {"name": model.family.sampler, **described(settings)},

@@ -20,8 +20,8 @@ from sinkscope.emergence.moment import check_canvases, measure
 from sinkscope.emergence.storage import check_watch, open_watch
 from sinkscope.emergence.watch_schema import FORMAT
 from sinkscope.errors import CallError
+from sinkscope.models.fingerprints import hash_memory
 from sinkscope.models.in_memory import model_of
-from sinkscope.models.model import hash_memory
 from sinkscope.roles import LEAST
 
 LATEST = 10**9

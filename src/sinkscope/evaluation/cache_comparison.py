@@ -27,10 +27,10 @@ from sinkscope.evaluation.running import describe_run
 from sinkscope.evaluation.task_plans import Request, TaskPlan, check_request, make_plans
 from sinkscope.evaluation.tasks import find_task
 from sinkscope.models import FAMILIES, Family, Model, expect_model
-from sinkscope.models.model import hash_memory
+from sinkscope.models.fingerprints import fingerprints
 from sinkscope.progress import show_progress
 from sinkscope.work_items import COMPARISON as OF_CACHES
-from sinkscope.work_items import WEIGHTS, share_of_process
+from sinkscope.work_items import share_of_process
 
 COMPARISON = "caches.json"
 WORK = ("forwards", "rows", "projections", "attention", "mlp", "vocabulary", "total")
@@ -75,7 +75,7 @@ def compare_caches(
     plans = plan_comparison(model, Request(tasks, ("none",), limit, shots, chat, protocol, data, settings, allow_code_execution), arms)
     out, vocabulary = Path(out), model.card.vocabulary
     with locked(out, kind=OF_CACHES):
-        described = {"compares": "caches", **describe_run(model, batch, limit), WEIGHTS: hash_memory(model.network)}
+        described = {"compares": "caches", **describe_run(model, batch, limit), **fingerprints(model)}
         check_claims({out / RUN: described} | {out / plan.task.name / TASK: plan.describe() for plan in plans})
         run = claim(out / RUN, described)
         todo, items = [], {}

@@ -25,11 +25,11 @@ from sinkscope.errors import CallError, EvaluationError
 from sinkscope.locks import made_folder
 from sinkscope.work_items import (
     ALL,
-    CHANGED,
     EVALUATION,
+    FINGERPRINTS,
     UNFINISHED,
-    WEIGHTS,
     Share,
+    changed_fingerprint,
     difference_in_words,
     differences,
     exclusive,
@@ -170,8 +170,8 @@ def _compare_claim(folder: Path, theirs: Mapping[str, Any], mine: Mapping[str, A
         for name, old, new in differences(_settings(theirs), _settings(mine))
         if name != "model.name"  # the same weights under another path are the same model
     ]
-    if not changes and theirs.get(WEIGHTS, mine.get(WEIGHTS)) != mine.get(WEIGHTS):
-        raise CallError(f"{folder} holds another run: {CHANGED} and choose another place for its results")
+    if not changes and (changed := changed_fingerprint(theirs, mine)) is not None:
+        raise CallError(f"{folder} holds another run: {changed}")
     if changes:
         raise CallError(f"{folder} holds another run ({'; '.join(changes)}); choose another folder, or go on with its settings")
 
@@ -211,7 +211,7 @@ def hash_claim(content: Mapping[str, Any]) -> str:
 
 def _settings(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return what decides the answers."""
-    return {key: value for key, value in content.items() if key not in (*AMOUNTS, WEIGHTS)}
+    return {key: value for key, value in content.items() if key not in (*AMOUNTS, *FINGERPRINTS)}
 
 
 def items_folder(folder: Path, task: str, hide: str) -> Path:

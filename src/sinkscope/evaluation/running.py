@@ -33,9 +33,9 @@ from sinkscope.evaluation.results_folder import RUN, TASK, ResultItems, check_cl
 from sinkscope.evaluation.sandbox import run_program
 from sinkscope.evaluation.task_plans import Request, TaskPlan, make_plans
 from sinkscope.models import Model, expect_model
-from sinkscope.models.model import hash_memory
+from sinkscope.models.fingerprints import fingerprints
 from sinkscope.progress import show_progress
-from sinkscope.work_items import WEIGHTS, Share, share_of_process
+from sinkscope.work_items import Share, share_of_process
 
 MOST_PROMPTS = 1 << 20
 STARTING_S = 1800.0  # seconds that another process may take to load its model
@@ -132,7 +132,7 @@ def evaluate(
     with locked(out, mine):
         others = [Share(index, mine.count) for index in range(mine.count) if index != mine.index]
         before = {other: _last_start(out, other) for other in others}
-        described = {**describe_run(model, batch, limit), WEIGHTS: hash_memory(model.network)}
+        described = {**describe_run(model, batch, limit), **fingerprints(model)}
         check_claims({out / RUN: described} | {out / plan.task.name / TASK: plan.describe() for plan in plans})
         run = claim(out / RUN, described)
         batches = []

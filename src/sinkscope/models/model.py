@@ -1,6 +1,5 @@
 """A loaded model: the network, its tokenizer, its family, and the card that identifies it."""
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from numbers import Integral
@@ -279,21 +278,6 @@ def _is_message(message: Any) -> bool:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         return False
     return isinstance(message.get("content"), str | list) or ("content" in message and "tool_calls" in message)
-
-
-def hash_memory(network: torch.nn.Module) -> str:
-    """Return a hash of the weights as they are in memory, the same on every device; it is made of sums, so that it takes seconds."""
-    digest = hashlib.sha256()
-    for name, tensor in network.state_dict().items():
-        if not isinstance(tensor, torch.Tensor) or tensor.is_meta:
-            continue
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        width = {1: torch.int8, 2: torch.int16, 4: torch.int32}.get(tensor.element_size(), torch.int64)
-        bits = tensor.detach().contiguous().reshape(-1).view(width)
-        for piece in bits.split(_PIECE):
-            places = torch.arange(1, len(piece) + 1, device=piece.device)
-            digest.update(f" {int((piece * places).sum())}".encode())
-    return digest.hexdigest()
 
 
 def expect_model(model: Any, unhidden: bool = False, unwatched: bool = False) -> None:

@@ -15,7 +15,7 @@ from sinkscope.decoding import Settings, resolve_settings, step_count
 from sinkscope.decoding.caches.memory import is_out_of_memory
 from sinkscope.errors import CallError, EvaluationError, SinkscopeError
 from sinkscope.models import Family, Model, expect_model
-from sinkscope.models.model import hash_memory
+from sinkscope.models.fingerprints import fingerprints
 from sinkscope.roles.conclusion import conclude, estimates
 from sinkscope.roles.head_roles import Roles, Together
 from sinkscope.roles.measurement import measure_heads, measure_together, sinks_by_head
@@ -24,7 +24,6 @@ from sinkscope.roles.prompt_store import Heads, PromptStore, open_store
 from sinkscope.roles.removal import MOST_HIDDEN, REMOVALS
 from sinkscope.roles.verdict import Rules
 from sinkscope.statistics.intervals import LEAST_PROMPTS
-from sinkscope.work_items import WEIGHTS
 
 LEAST = 2 * LEAST_PROMPTS
 """Prompts that a verdict needs: half of them choose, half of them judge."""
@@ -90,7 +89,7 @@ def find_roles(
             )
     identity = {
         "weight_hash": model.card.weight_hash,
-        **({} if out is None else {WEIGHTS: hash_memory(model.network)}),
+        **({} if out is None else fingerprints(model)),
         "dtype": model.card.dtype,
         "prompts_sha256": hashlib.sha256(json.dumps(texts).encode()).hexdigest(),
         "rules": asdict(rules),

@@ -21,7 +21,16 @@ from sinkscope.checksums import CHECKSUM, checksum_of, compare_checksum, with_ch
 from sinkscope.documents import check_fields, exists, files_in, read_json_object
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.locks import claimed_folder, names_in
-from sinkscope.work_items import CHANGED, ROLES, WEIGHTS, difference_in_words, differences, item_path, kind_of_run, write_whole
+from sinkscope.work_items import (
+    FINGERPRINTS,
+    ROLES,
+    changed_fingerprint,
+    difference_in_words,
+    differences,
+    item_path,
+    kind_of_run,
+    write_whole,
+)
 
 RUN, LOCK = "run.json", "lock"  # the latter in folders of earlier versions
 ADVICE = "make room or choose another folder; the same command goes on"
@@ -111,12 +120,13 @@ def open_store(folder: Path | None, identity: Mapping[str, Any]) -> Iterator[Pro
         theirs = _read_run(folder / RUN) if RUN in names else None
         if theirs is not None and kind_of_run(theirs) != ROLES:
             raise CallError(f"{folder}: expected an empty folder, or one with roles, found {kind_of_run(theirs)}; choose another folder")
-        if theirs is not None and WEIGHTS not in theirs:  # of an earlier version
-            identity = {name: value for name, value in identity.items() if name != WEIGHTS}
+        if theirs is not None:  # which may be of an earlier version
+            identity = {name: value for name, value in identity.items() if name in theirs or name not in FINGERPRINTS}
         for name, old, new in differences(theirs, identity) if theirs is not None else ():
             name = "control_seed" if name == "seed" else name  # as it is given; settings.seed is the sampler's
-            change = difference_in_words(name, old, new, "its {name} is {old!r}, now it is {new!r}") if name != WEIGHTS else CHANGED
-            raise CallError(f"{folder} holds the roles of another run: {change}; choose another folder")
+            words = difference_in_words(name, old, new, "its {name} is {old!r}, now it is {new!r}")
+            change = changed_fingerprint(theirs or {}, identity) if name in FINGERPRINTS else f"{words}; choose another folder"
+            raise CallError(f"{folder} holds the roles of another run: {change}")
         if theirs is None:
             write_whole(folder / RUN, json.dumps(with_checksum(identity), indent=1).encode(), EvaluationError, ADVICE)
         try:
