@@ -316,11 +316,23 @@ def test_a_rule_that_cannot_work_in_a_likelihood_is_an_error(rule, found, model,
     ("name", "rows", "more", "message"),
     [
         ("piqa", None, {"settings": {"length": 8}}, "length: tasks of likelihoods have the settings method, samples, guidance, seed"),
+        ("piqa", None, {"settings": {"samples": 0}}, "samples: expected a whole number from 1 upwards, found 0"),
+        ("piqa", None, {"settings": {"samples": "4"}}, "samples: expected a whole number from 1 upwards, found '4'"),
+        ("piqa", None, {"settings": {"samples": 70000}}, "samples: expected at most 65,536, found 70000"),
+        ("piqa", None, {"settings": {"guidance": float("nan")}}, "guidance: expected a finite number from 0 upwards, found nan"),
+        ("piqa", None, {"settings": {"method": "foo"}}, "method: expected monte_carlo or chain_rule, found 'foo'"),
+        ("piqa", None, {"settings": {"seed": None}}, "seed: expected a whole number between −2\\^62 and 2\\^62, found None"),
         ("piqa", None, {"hide": ["top:1"]}, "top:1 decides by the step before, .* expected observe=current, as in top:1@current"),
         ("piqa", None, {"shots": 2}, "shots: piqa is asked without any, found 2"),
         ("piqa", [{"goal": "Cut.", "sol1": "a", "sol2": "b", "label": 2}], {}, "row 1: expected a context, choices and the number of one"),
         ("piqa", [{"goal": "Cut.", "sol1": "a", "label": 0}], {}, "row 1: expected the field 'sol2' as text, found only goal, sol1, label"),
         ("arc_easy", [{"question": "?", "choices": "A", "answerKey": "A"}], {}, "expected the field 'choices' as an object, found str"),
+        (
+            "race",
+            [{"article": "A.", "problems": "-" * 100_000 + "1"}],
+            {},
+            r"row 1: expected a row of race as on the hub .*nested too deeply",
+        ),
         ("arc_easy", [ROWS["arc_easy"][0] | {"answerKey": "F"}], {}, "row 1: expected a row of arc_easy as on the hub"),
         ("lambada", [{"text": "the sun " * 300 + "sets"}], {}, "problem 0 with its longest choice has .* tokens, .* was made for 512"),
     ],
@@ -329,3 +341,11 @@ def test_what_does_not_fit_is_refused(name, rows, more, message, model, tmp_path
     data = {name: write_rows(tmp_path, name, rows)}
     with pytest.raises(CallError, match=message):
         evaluate(model, out=tmp_path / "out", data=data, **settled(name, **more))
+    assert not (tmp_path / "out").exists()
+
+
+def test_block_diffusion_is_refused_before_a_folder_is_made(model, tmp_path, monkeypatch):
+    monkeypatch.setattr("sinkscope.decoding.likelihood.block_length", lambda network: 4)
+    with pytest.raises(CallError, match="a likelihood of block diffusion is not published"):
+        evaluate(model, out=tmp_path / "out", data={"piqa": write_rows(tmp_path, "piqa")}, **settled("piqa"))
+    assert not (tmp_path / "out").exists()

@@ -38,6 +38,8 @@ def test_arms_are_read_from_text():
     assert arms[2].settings == {"threshold": 0.3} and arms[1].settings == {"cache": "fast-dllm-dual"}
     assert (arms[3].keep, arms[3].budget, arms[1].keep, arms[1].budget) == ("top", 4, None, None)
     assert read_arms("dkv-decode@factor=0.5,none")[1:] == [Arm("dkv-decode", factor=0.5)]
+    near = read_arms("none@threshold=0.1000001,none@threshold=0.1,none@threshold=1")
+    assert [arm.text for arm in near[1:]] == ["none@threshold=0.1000001", "none@threshold=0.1", "none@threshold=1"]
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,13 @@ def test_a_wrong_answer_fails_with_what_was_found():
     assert (result.passed, result.reason) == (False, "AssertionError: f(4) == 8 does not hold, found 7")
 
 
+def test_a_lone_surrogate_in_an_error_is_escaped():
+    raised = run_program("raise ValueError(chr(0xd800))")
+    assert (raised.passed, raised.reason) == (False, "ValueError: \\ud800")
+    asserted = run_program("def f(x):\n    return x", tests="assert f(1) == 2, chr(0xdfff)", function="f")
+    assert not asserted.passed and asserted.reason.encode()
+
+
 def test_the_standard_library_and_the_own_folder_can_be_used():
     program = (
         "import json, math, re, collections, decimal, sqlite3\nopen('note', 'w').write('kept')\nassert open('note').read() == 'kept'\n"

@@ -27,7 +27,7 @@ from sinkscope.decoding.projection import check_finite, hidden_states, project, 
 from sinkscope.decoding.setting_bounds import LARGEST
 from sinkscope.documents import describe, shown
 from sinkscope.errors import CallError
-from sinkscope.models import Model, block_length, expect_model
+from sinkscope.models import Family, Model, block_length, expect_model
 
 MOST_SAMPLES = 1 << 16
 GROUP = 16  # samples whose numbers of masks are spread evenly (published: batch_size)
@@ -83,13 +83,9 @@ def log_likelihood(
     """
     expect_model(model)
     samples, guidance, seed, batch = plain(samples), plain(guidance), plain(seed), plain(batch)
-    _check(model, method, samples, guidance, seed, batch)
+    check_likelihood(model.family, model.card.name, method, samples, guidance, seed, batch)
     _refuse_previous(model)
-    if block_length(model.network) is not None:
-        raise CallError(
-            f"{model.card.name}: a likelihood of block diffusion is not published; expected a family whose tokens see the whole canvas, or "
-            f"an autoregressive one, found {model.family.name}"
-        )
+    refuse_block_diffusion(model)
     prefix, target = _encode(model, context, continuation)
     if len(prefix) + len(target) > model.card.max_positions:
         raise CallError(f"the canvas does not fit: a context of {len(prefix)} tokens and a continuation of {len(target)}, {model.limit}")
@@ -246,20 +242,29 @@ def _refuse_previous(model: Model) -> None:
             )
 
 
-def _check(model: Model, method: str, samples: int, guidance: float, seed: int, batch: int) -> None:
-    """Raise an error for an argument that does not fit."""
+def refuse_block_diffusion(model: Model) -> None:
+    """Raise CallError for a model whose likelihoods are not defined: one whose blocks see only the blocks before them."""
+    if block_length(model.network) is not None:
+        raise CallError(
+            f"{model.card.name}: a likelihood of block diffusion is not published; expected a family whose tokens see the whole canvas, or "
+            f"an autoregressive one, found {model.family.name}"
+        )
+
+
+def check_likelihood(family: Family, name: str, method: str, samples: int, guidance: float, seed: int, batch: int = 1) -> None:
+    """Raise CallError for an argument of `log_likelihood` that does not fit a model of this family and name."""
     if not isinstance(method, str) or method not in ("monte_carlo", "chain_rule"):
         raise CallError(f"method: expected monte_carlo or chain_rule, found {shown(method)}")
-    for name, value in (("samples", samples), ("batch", batch)):
+    for argument, value in (("samples", samples), ("batch", batch)):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise CallError(f"{name}: expected a whole number from 1 upwards, found {shown(value)}")
+            raise CallError(f"{argument}: expected a whole number from 1 upwards, found {shown(value)}")
         if value > MOST_SAMPLES:
-            raise CallError(f"{name}: expected at most {MOST_SAMPLES:,}, found {describe(value)}")
+            raise CallError(f"{argument}: expected at most {MOST_SAMPLES:,}, found {describe(value)}")
     if not isinstance(guidance, int | float) or isinstance(guidance, bool) or not 0 <= guidance < float("inf"):
         raise CallError(f"guidance: expected a finite number from 0 upwards, found {shown(guidance)}")
     if guidance > LARGEST:
         raise CallError(f"guidance: expected a number from 0 to {LARGEST:g}, found {describe(guidance)}")
-    if guidance > 0 and model.family.causal:
-        raise CallError(f"guidance: {model.card.name} is autoregressive and has no mask token to hide its context with; leave it at 0")
+    if guidance > 0 and family.causal:
+        raise CallError(f"guidance: {name} is autoregressive and has no mask token to hide its context with; leave it at 0")
     if not isinstance(seed, int) or isinstance(seed, bool) or not -(2**62) <= seed < 2**62:
         raise CallError(f"seed: expected a whole number between −2^62 and 2^62, found {shown(seed)}")

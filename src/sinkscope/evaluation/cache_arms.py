@@ -29,7 +29,7 @@ class Arm:
     @property
     def text(self) -> str:
         """The arm as `read_arms` reads it."""
-        options = [f"{name}={getattr(self, name):g}" for name in PARALLEL if getattr(self, name)]
+        options = [f"{name}={getattr(self, name)}".removesuffix(".0") for name in PARALLEL if getattr(self, name)]
         return f"{self.cache}@{','.join(options)}" if options else self.cache
 
     @property

@@ -15,14 +15,16 @@ import functools
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from sinkscope.argument_types import plain
 from sinkscope.decoding import Likelihood, generate, log_likelihood
+from sinkscope.decoding.likelihood import check_likelihood
 from sinkscope.errors import CallError
 from sinkscope.evaluation.task_data import Source, hash_rows
-from sinkscope.models import Model
+from sinkscope.models import Family, Model
 
 
 @dataclass(frozen=True)
@@ -106,9 +108,16 @@ def _piqa(row: Mapping[str, Any]) -> Question:
     return Question(f"Question: {row['goal']}\nAnswer:", (row["sol1"], row["sol2"]), int(row["label"]))
 
 
+def _literal(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (MemoryError, RecursionError) as error:
+        raise ValueError("nested too deeply") from error
+
+
 def _race(row: Mapping[str, Any]) -> Question:
     """Return the last question of an article; the others stand with their answers before it."""
-    problems = ast.literal_eval(row["problems"]) if isinstance(row["problems"], str) else row["problems"]
+    problems = _literal(row["problems"]) if isinstance(row["problems"], str) else row["problems"]
     text = f"Article: {row['article']}\n\n"
     for problem in problems[:-1]:
         answer = problem["options"]["ABCD".index(problem["answer"])]
@@ -217,17 +226,20 @@ def judge(question: Question, asked: Asked, normed: bool) -> tuple[int, dict[str
     return best, measures
 
 
-def settings_for(given: Mapping[str, Any], defaults: Mapping[str, Any], causal: bool) -> LikelihoodSettings:
-    """Return the settings of a protocol (``defaults``), overridden by those of a call (``given``).
+def settings_for(given: Mapping[str, Any], defaults: Mapping[str, Any], family: Family, model: str) -> LikelihoodSettings:
+    """Return the settings of a protocol (``defaults``), overridden by those of a call (``given``), for a model of this family and name.
 
     Raises:
-        CallError: a setting of samplers, or guidance for an autoregressive model.
+        CallError: a setting of samplers, one of another type or out of bounds, or guidance for an autoregressive model.
     """
     names = LikelihoodSettings.__dataclass_fields__
     for name in given:
         if name not in names:
             raise CallError(f"{name}: tasks of likelihoods have the settings {', '.join(names)}; found {name}, which is a sampler's")
-    return LikelihoodSettings(**{**({} if causal else defaults), **given})
+    settings = {**({} if family.causal else defaults), **{name: plain(value) for name, value in given.items()}}
+    found = LikelihoodSettings(**settings)
+    check_likelihood(family, model, **asdict(found))
+    return found
 
 
 def count_tokens(model: Model, question: Question) -> int:

@@ -8,6 +8,7 @@ from typing import Any, get_type_hints
 
 from sinkscope.argument_types import check_argument
 from sinkscope.decoding import Settings, described, make_batch, resolve_settings, settings_of, step_count
+from sinkscope.decoding.likelihood import refuse_block_diffusion
 from sinkscope.documents import describe, shown
 from sinkscope.errors import CallError, ModelError
 from sinkscope.evaluation.answers import Rule
@@ -170,7 +171,7 @@ def resolve_task(family: Family, name: str, task: Task, request: Request) -> tup
             "written; leave it out"
         )
     if task.asks_likelihoods:
-        sampler = settings_for(settings, protocol.settings if protocol else {}, family.causal)
+        sampler = settings_for(settings, protocol.settings if protocol else {}, family, name)
     elif protocol is None:
         sampler = _resolve(family, task, settings)
     else:
@@ -185,6 +186,7 @@ def resolve_task(family: Family, name: str, task: Task, request: Request) -> tup
 
 
 def _check_likelihoods(model: Model, plan: TaskPlan, rules: Mapping[str, Rule]) -> None:
+    refuse_block_diffusion(model)
     lengths = [count_tokens(model, question) for question in plan.problems]
     if max(lengths) > model.card.max_positions:
         longest = lengths.index(max(lengths))

@@ -122,7 +122,8 @@ def run_program(
     if verdict.get("inside"):
         result = run_program(f"{source}\n{tests}", timeout_s=timeout_s, memory_mb=memory_mb, without=without)
         return replace(result, reason=result.reason + INSIDE)
-    return ProgramResult(verdict["passed"] is True, verdict["reason"], verdict["output"], not_enforced)
+    reason, output = (verdict[name].encode(errors="backslashreplace").decode() for name in ("reason", "output"))  # lone surrogates
+    return ProgramResult(verdict["passed"] is True, reason, output, not_enforced)
 
 
 def _did_not_start(reason: str) -> EvaluationError:
