@@ -12,6 +12,7 @@ from sinkscope.errors import CallError, TraceError
 from sinkscope.sinks import find_sinks
 from sinkscope.traces import open_bundle, open_trace, write_bundle
 from sinkscope.traces.bundles import BUNDLE
+from sinkscope.traces.stored_maps import store_map, stored_map
 
 
 @pytest.fixture(scope="module")
@@ -205,3 +206,18 @@ def test_the_command(folder, tmp_path, run):
     assert status == 2 and "expected --out FOLDER to write a bundle, or --check" in err
     status, _, err = run("bundle", folder, "--out", tmp_path / "b")
     assert status == 2 and "already holds" in err
+
+
+def test_stored_maps_travel_with_the_trace(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "t")
+    trace = open_trace(tmp_path / "t")
+    length = int(trace.lengths[1])
+    attention = np.diag(trace.self_attention[1, 0, 1, :length]) * 0 + trace.column_sums[1, 0, 1, :length] / length
+    store_map(trace, 1, 0, 1, attention.astype(np.float32))
+    bundle = open_bundle(write_bundle(trace, tmp_path / "b", precision="float16"))
+    assert bundle.manifest["maps"] == [[1, 0, 1]]
+    np.testing.assert_array_equal(stored_map(bundle, 1, 0, 1), stored_map(trace, 1, 0, 1))
+    (tmp_path / "t" / "map-000001-000-001.safetensors").unlink()
+    with pytest.raises(TraceError, match=r"expected map-000001-000-001\.safetensors, which its manifest lists, found none"):
+        write_bundle(open_trace(tmp_path / "t"), tmp_path / "c")
+    assert not (tmp_path / "c").exists() or not list((tmp_path / "c").glob("*.json"))

@@ -22,6 +22,7 @@ from sinkscope.locks import claimed_folder
 from sinkscope.traces.format import BUNDLE, MANIFEST, write_manifest, write_whole
 from sinkscope.traces.part_files import write_part
 from sinkscope.traces.reading import Trace, open_trace
+from sinkscope.traces.stored_maps import MAP, stored_map
 from sinkscope.traces.writing import claim_folder
 
 CARD, PAGE = "README.md", "page.html"
@@ -75,9 +76,10 @@ def write_bundle(
         write_whole(folder / CARD, _card(trace, precision, errors).encode())
         if page_bytes is not None:
             write_whole(folder / PAGE, page_bytes)
-        manifest = {key: value for key, value in trace.manifest.items() if key not in (CHECKSUM, "maps")}
+        maps = [_copy_map(trace, tuple(place), folder) for place in trace.manifest.get("maps") or ()]
+        manifest = {key: value for key, value in trace.manifest.items() if key != CHECKSUM}
         write_manifest(folder, {**manifest, "parts": entries})  # behind the rest: until then, no trace
-        names = [MANIFEST, CARD, *([] if page_bytes is None else [PAGE]), *(entry["file"] for entry in entries)]
+        names = [MANIFEST, CARD, *([] if page_bytes is None else [PAGE]), *(entry["file"] for entry in entries), *maps]
         files = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names}
         about = {
             "bundle": 1,
@@ -89,6 +91,17 @@ def write_bundle(
         }
         write_whole(folder / BUNDLE, (json.dumps(with_checksum(about), indent=1) + "\n").encode())
     return folder
+
+
+def _copy_map(trace: Trace, place: tuple[int, int, int], folder: Path) -> str:
+    """Copy a stored map, checked, as it is; return the name of its file."""
+    name = MAP.format(*place)
+    if stored_map(trace, *place) is None:
+        raise TraceError(
+            f"{trace.folder}: expected {name}, which its manifest lists, found none; the trace was damaged after it was written"
+        )
+    write_whole(folder / name, read_bytes(trace.place / name, TraceError))
+    return name
 
 
 @checked
