@@ -17,6 +17,11 @@ class SinkscopeError(Exception):
         return " ".join(line.strip() for line in super().__str__().split("\n"))
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or the name of its class."""
+    return str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+
+
 class CallError(SinkscopeError, ValueError):
     """An argument, name or setting that does not fit."""
 

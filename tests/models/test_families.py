@@ -8,7 +8,7 @@ import torch
 from closeness import assert_close, terms_of
 from damage import refusal
 from tiny import EOS, LLADA_CONFIG, LLAMA_CONFIG, MASK, MMADA_CONFIG, TINY, save_tiny
-from tiny_tokenizers import SAVE, save_llada_tokenizer, save_llama_tokenizer
+from tiny_tokenizers import LLADA_ADDED, SAVE, save_llada_tokenizer, save_llama_tokenizer
 
 import sinkscope
 from sinkscope.decoding.checking import check_model
@@ -221,7 +221,8 @@ CHAT = [{"role": "user", "content": " w1 w2 "}, {"role": "assistant", "content":
 
 @pytest.mark.parametrize(("name", "newlines"), [("llada", "\n\n"), ("mmada", "\n")])
 def test_a_conversation_in_the_published_form(name, newlines, tmp_path):
-    model = load_tiny(name, tmp_path)
+    save_llada_tokenizer(save_tiny(name, tmp_path), LLADA_ADDED | {62: "assistant"})
+    model = sinkscope.load(str(tmp_path))
     turns = [("user", "w1 w2"), ("assistant", "w3"), ("user", "w4")]
     text = "".join(f"<|start_header_id|>{role}<|end_header_id|>{newlines}{content}<|eot_id|>" for role, content in turns)
     text = f"<|startoftext|>{text}<|start_header_id|>assistant<|end_header_id|>{newlines}"
@@ -229,7 +230,7 @@ def test_a_conversation_in_the_published_form(name, newlines, tmp_path):
         model.tokenizer.apply_chat_template(CHAT, chat_template=model.family.chat_template, tokenize=False, add_generation_prompt=True)
         == text
     )
-    assert model.chat([{"role": "w7", "content": "w1 w2"}])[:7] == [56, 58, 7, 59, 1, 2, 61]
+    assert model.chat([{"role": "w7", "content": "w1 w2"}]) == [56, 58, 7, 59, 1, 2, 61, 58, 62, 59]
 
 
 def test_a_dream_conversation_in_the_published_form(tmp_path):

@@ -2,10 +2,12 @@
 
 import dataclasses
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
-from damage import refusal
+from damage import refusal, shard
 from tiny import EOS, save_tiny
 from tiny_tokenizers import LLADA_ADDED, SAVE, save_llada_tokenizer, save_words
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
@@ -116,6 +118,7 @@ def test_a_tokenizer_file_that_is_damaged(name, text, fragment, tmp_path):
         ("vocab.json", '{"a": "b"}', "/vocab.json: a: expected the id of a token, found 'b'"),
         ("vocab.json", '{"a": -1}', "/vocab.json: a: expected the id of a token, found -1"),
         ("vocab.json", "{}", ": expected a tokenizer in vocab.json and merges.txt and tokenizer_config.json, found none that loads"),
+        ("added_tokens.json", '{"a": "b"}', "/added_tokens.json: a: expected the id of a token, found 'b'"),
         ("merges.txt", "#version: 0.2\nhe\n", "/merges.txt: line 2: expected two pieces, found 'he'"),
         ("merges.txt", "h e x", "/merges.txt: line 1: expected two pieces, found 'h e x'"),
         ("merges.txt", "q zz", ": expected a tokenizer in vocab.json and merges.txt and tokenizer_config.json, found none that loads"),
@@ -158,6 +161,116 @@ def test_a_stock_tokenizer_that_needs_code_of_the_folder(tmp_path):
     assert "tokenizer_config.json: tokenizer_class: expected PreTrainedTokenizerFast for llama, found 'Own'" in refusal(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("settings", "fragment"),
+    [
+        ({"added_tokens_decoder": {"57": {"content": ""}}}, "added_tokens_decoder: 57: content: expected the text of a token, found none"),
+        ({"added_tokens_decoder": {"57": {"content": "<|end|>", "foo": 1}}}, "57: expected the keys __type, content, lstrip, "),
+        ({"eos_token": {"content": "<|eot|>", "foo": 1}}, "eos_token: expected the keys __type, content, lstrip, "),
+    ],
+)
+def test_a_token_that_says_what_no_token_says(settings, fragment, tmp_path, capfd):
+    """The tokenizers library would print a line and go on."""
+    folder = SAVE["llama"](save_tiny("llama", tmp_path))
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | settings))
+    assert f"{file}: " in refusal(folder) and fragment in refusal(folder)
+    assert not any(capfd.readouterr())
+
+
+@pytest.mark.parametrize("number", [63, 3])
+def test_an_added_token_under_another_id(number, tmp_path):
+    folder = SAVE["llama"](save_tiny("llama", tmp_path))
+    (folder / "added_tokens.json").write_text(json.dumps({"<|end|>": 57}))
+    assert sinkscope.load(str(folder)).encode("<|end|>")[-1] == 57
+    (folder / "added_tokens.json").write_text(json.dumps({"<|end|>": number}))
+    assert "/added_tokens.json: expected '<|end|>' to be token 57, as tokenizer.json and" in refusal(folder)
+
+
+OF_A_MODEL = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"]
+OF_A_MODEL += ["added_tokens.json", "chat_template.jinja", "vocab.json", "merges.txt", "model.safetensors.index.json"]
+
+
+def made_of_all_files(folder, name):
+    if name in ("vocab.json", "merges.txt"):
+        SAVE["dream"](save_tiny("dream", folder))
+    else:
+        SAVE["llama"](save_tiny("llama", folder))
+    if name.endswith("index.json"):
+        shard(folder)
+    elif not (folder / name).exists():
+        (folder / name).write_text("{}")
+    sinkscope.load(str(folder))
+    return folder / name
+
+
+@pytest.mark.parametrize("name", OF_A_MODEL)
+def test_a_byte_order_mark(name, tmp_path):
+    """transformers does not know it, and would say that the file holds something else."""
+    file = made_of_all_files(tmp_path, name)
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+    assert f"{file}: expected text without a byte order mark, found one in front; save it as plain UTF-8" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("name", [*OF_A_MODEL, "model.safetensors"])
+def test_a_pointer_of_git_lfs(name, tmp_path):
+    file = made_of_all_files(tmp_path, name)
+    file.write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 9\n")
+    assert f"{file}: expected a file of a model, found a pointer of Git LFS, whose content was not fetched; run" in refusal(tmp_path)
+
+
+def test_a_pointer_that_nobody_reads_is_left_alone(tmp_path):
+    (SAVE["llama"](save_tiny("llama", tmp_path)) / "tokenizer.model").write_text("version https://git-lfs.github.com/spec/v1\n")
+    sinkscope.load(str(tmp_path))
+
+
+def test_pieces_that_no_package_here_reads(tmp_path, monkeypatch):
+    folder = SAVE["llama"](save_tiny("llama", tmp_path))
+    (folder / "tokenizer.json").rename(folder / "tokenizer.model")
+    for package in ("sentencepiece", "protobuf"):
+        monkeypatch.setattr(f"transformers.utils.is_{package}_available", lambda: False)
+    assert "expected tokenizer.json, found tokenizer.model, which cannot be read without sentencepiece and protobuf; add" in refusal(folder)
+
+
+# Words that it does not know
+
+
+def test_an_unknown_token_that_only_tokenizer_json_names(tmp_path):
+    model = sinkscope.load(str(SAVE["llama"](save_tiny("llama", tmp_path))))
+    assert model.tokenizer.unk_token is None and model.encode("w3 w0") == [3, 0]
+    calls = (
+        lambda: model.encode("zzz w3"),
+        lambda: model.chat([{"role": "user", "content": "zzz"}]),
+        lambda: sinkscope.log_likelihood(model, [3], "zzz"),
+    )
+    model.tokenizer.chat_template = "{{ messages[0]['content'] }}"
+    for call in calls:
+        with pytest.raises(CallError, match="does not know 'zzz'"):
+            call()
+
+
+def test_an_unknown_token_that_is_none_of_the_tokens(tmp_path):
+    file = SAVE["llama"](save_tiny("llama", tmp_path)) / "tokenizer.json"
+    core = json.loads(file.read_text())
+    core["model"]["unk_token"] = "<nothing>"
+    file.write_text(json.dumps(core))
+    model = sinkscope.load(str(tmp_path))
+    assert model.encode("w3") == [3]
+    with pytest.raises(ModelError, match=r"expected a tokenizer for any text, found one that fails at 'w3 zzz' \(WordLevel error: Missing"):
+        model.encode("w3 zzz")
+
+
+def test_nothing_is_said_of_a_length_that_the_tokenizer_was_made_for(tmp_path):
+    """The canvas is compared with the network's; the tokenizer's warning would be untrue."""
+    folder = SAVE["llama"](save_tiny("llama", tmp_path))
+    save_words(
+        folder, {57: "<|end|>", 58: "<|eot|>"}, eos_token="<|eot|>", unk_token="w0", model_max_length=2, template="{{ messages }} w1 w2"
+    )
+    code = f"import sinkscope\nm = sinkscope.load({str(folder)!r})\nprint(m.encode('w1 w2 w3'))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("[1, 2, 3]\n", "")
+
+
 # Conversations
 
 
@@ -166,6 +279,8 @@ def test_a_stock_tokenizer_that_needs_code_of_the_folder(tmp_path):
     [
         ("w1 \n{% for %}", ModelError, "chat_template of its tokenizer: expected Jinja, found a mistake in line 2"),
         ("{{ raise_exception('roles must alternate') }}", CallError, r"messages: .* found one that it refuses \(roles must alternate\)"),
+        ("{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}", CallError, r"found one that it refuses \(maximum recursion depth"),
+        ("{{ 'a' * 10**15 }}", CallError, r"found one that it refuses \(MemoryError\)"),
         ("{{ messages[0]['content'] + 1 }}", CallError, "messages: expected a conversation that the chat template of .* can write"),
     ],
 )

@@ -22,6 +22,8 @@ from sinkscope.lab.vocabulary import build_tokenizer
 from sinkscope.models import FAMILIES
 from sinkscope.models.folding import fold
 from sinkscope.models.smdm import convert, convert_weights, read_tensors, split_fused
+from sinkscope.roles.conclusion import conclude
+from sinkscope.roles.verdict import Rules
 
 SMDM = FAMILIES["smdm"]
 
@@ -86,7 +88,15 @@ def test_a_converted_model_writes_and_never_the_mask(converted, tmp_path):
     with sinkscope.recording(model, out=tmp_path / "run"):
         written = sinkscope.generate(model, [7, 8, 9, 10], length=8, steps=4, block=8)
     assert not bool((written.tokens >= MASK).any())
-    assert sinkscope.open_trace(tmp_path / "run").column_sums.shape == (4, 3, 6, 12)
+    trace = sinkscope.open_trace(tmp_path / "run")
+    assert trace.column_sums.shape == (4, 3, 6, 12)
+    assert trace.token_text(MASK) == f"<{MASK}>" and trace.token_text(7) == model.decode([7])
+
+
+def test_a_role_names_a_mask_without_a_text_by_its_number(converted):
+    model = sinkscope.load(str(converted[1]))
+    row = {"layer": 0, "head": 0, "sink": 1.0, "token": MASK}
+    assert conclude(model, (0, 0), [[row]], Rules()).token == f"<{MASK}>"
 
 
 @pytest.mark.parametrize("form", ["packed", "under the key model", "safetensors"])

@@ -215,8 +215,9 @@ def _encode(model: Model, context: Any, continuation: Any) -> tuple[list[int], l
         target = _of_the_continuation(lambda: model.encode(bare + context[len(bare) :] + continuation))[len(prefix) :]
     else:
         prefix = model.encode(context)
-        ids = model.tokenizer(continuation, add_special_tokens=False).input_ids if isinstance(continuation, str) else continuation
-        target = _of_the_continuation(lambda: model.encode(ids))
+        target = _of_the_continuation(
+            lambda: model.encode(model.tokenize(continuation, special=False) if isinstance(continuation, str) else continuation)
+        )
     if not target:
         raise CallError(f"expected a continuation with at least one token, found {shown(continuation)}, which adds none to its context")
     return prefix, target

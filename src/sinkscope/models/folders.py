@@ -8,6 +8,7 @@ from typing import Any
 from sinkscope.argument_types import checked
 from sinkscope.documents import check_regular, exists, read_json_object, shown
 from sinkscope.errors import CallError, ModelError
+from sinkscope.models.fetched_files import check_text
 from sinkscope.models.hub import fetch_small_files, fetch_weights
 from sinkscope.models.weights import listing
 
@@ -116,6 +117,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not exists(path):
         raise ModelError(f"{folder} is no model: expected config.json in it, found {listing(folder)}")
+    check_text(path)
     config = read_json_object(path, ModelError, "correct the file or fetch it again", most=LARGEST_CONFIG, any_number=True)
     names = config.get("architectures")
     if names is not None and not (isinstance(names, list) and all(isinstance(one, str) for one in names)):

@@ -17,10 +17,11 @@ import torch
 from sinkscope.argument_types import check_argument, checked
 from sinkscope.checksums import compare_sealed
 from sinkscope.documents import exists, read_json_object, shown
-from sinkscope.errors import CallError, ModelError
+from sinkscope.errors import CallError, ModelError, first_line
 from sinkscope.models.conversion import Converted, completed, convert_config, rename_tensor, tensor_renamings
 from sinkscope.models.devices import find_device, usable_devices
 from sinkscope.models.family import Family
+from sinkscope.models.fetched_files import check_text
 from sinkscope.models.folders import LARGEST_CONFIG, check_files, find_folder, is_bundled, is_on_hub, read_config
 from sinkscope.models.hub import fetch_weights
 from sinkscope.models.layouts import BODIES
@@ -163,6 +164,7 @@ def _check_generation(folder: Path) -> None:
 
     if not exists(folder / GENERATION):
         return
+    check_text(folder / GENERATION)
     advice = "correct the file or remove it: only transformers' generate() uses it"
     read_json_object(folder / GENERATION, ModelError, advice, most=LARGEST_CONFIG, any_number=True)
     try:
@@ -236,8 +238,8 @@ def _network(
     except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
         if device_map is not None and used is not None:  # the headers of the files say that the weights fit
             expected = "device_map: expected a map that gives every part of the network a device"
-            raise CallError(f"{expected}, found {shown(device_map)} ({_first_line(error)})") from error
-        raise ModelError(f"{folder}: its weights do not fit its config.json ({_first_line(error)})") from error
+            raise CallError(f"{expected}, found {shown(device_map)} ({first_line(error)})") from error
+        raise ModelError(f"{folder}: its weights do not fit its config.json ({first_line(error)})") from error
     left = {what: sorted(map(str, report[what])) for what in ("missing_keys", "unexpected_keys", "mismatched_keys") if report[what]}
     if left:
         raise ModelError(f"{folder}: expected every stored tensor in its place, found {left}")
@@ -324,17 +326,12 @@ def _check_device_map(device_map: Any) -> None:
         raise CallError(f"device_map {device_map!r} needs accelerate, which is not installed: pip install 'sinkscope[spread]'")
 
 
-def _first_line(error: Exception) -> str:
-    """Return the first line of an error's message, or the name of its class."""
-    return str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
-
-
 def _to_device(network: Any, device: str | torch.device) -> Any:
     """Return the network on a device."""
     try:
         return network.to(device)
     except RuntimeError as error:  # as a rule, no memory is left
-        raise CallError(f"device: the model cannot be moved to {device} ({_first_line(error)}); pass device='cpu'") from error
+        raise CallError(f"device: the model cannot be moved to {device} ({first_line(error)}); pass device='cpu'") from error
 
 
 def hash_of_files(name: str) -> str:

@@ -11,10 +11,11 @@ import torch
 from sinkscope.attention import Hider, current_session
 from sinkscope.attention.records import described, holds_nothing
 from sinkscope.documents import describe, shown
-from sinkscope.errors import CallError, ModelError
+from sinkscope.errors import CallError, ModelError, first_line
 from sinkscope.models.family import Family
 from sinkscope.models.weights import UsedTensors
 
+_OF_TEMPLATES = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError, MemoryError)
 _PIECE = 1 << 22
 """From here on a number is no token of any tokenizer."""
 
@@ -123,9 +124,7 @@ class Model:
             ModelError: a tokenizer whose tokens the network does not have.
         """
         if isinstance(prompt, str):
-            _refuse_surrogates(prompt)
-            ids = list(self.tokenizer(prompt).input_ids)
-            self._refuse_unknown(prompt, ids)
+            ids = self.tokenize(prompt)
             self._refuse_foreign(ids)
         else:
             ids = _read_ids(prompt, "a prompt as text or as 1-D token ids")
@@ -135,6 +134,24 @@ class Model:
         if not [token for token in ids if token != self.tokenizer.bos_token_id]:
             raise CallError("expected a prompt with at least one token, found an empty one")
         self._refuse_masks(ids)
+        return ids
+
+    def tokenize(self, text: str, special: bool = True) -> list[int]:
+        """Return the token ids of a text, every word of which the tokenizer knows; ``special`` adds what it puts around a text.
+
+        Raises:
+            CallError: an unknown word, or a lone surrogate.
+            ModelError: a damaged tokenizer.
+        """
+        _refuse_surrogates(text)
+        try:
+            ids = list(self.tokenizer(text, add_special_tokens=special, verbose=False).input_ids)
+        except Exception as error:  # the tokenizers library raises nothing narrower
+            raise ModelError(
+                f"{self.card.name}: expected a tokenizer for any text, found one that fails at {shown(text)} ({first_line(error)}); "
+                "correct its tokenizer.json (its unk_token must be in its vocabulary) or fetch it again"
+            ) from error
+        self._refuse_unknown(text, ids, special)
         return ids
 
     def _refuse_masks(self, ids: list[int]) -> None:
@@ -152,17 +169,16 @@ class Model:
                 f"{self.tokenizer.convert_ids_to_tokens(beyond[0])!r} token {beyond[0]}; its tokenizer belongs to another model"
             )
 
-    def _refuse_unknown(self, prompt: str, ids: list[int]) -> None:
+    def _refuse_unknown(self, prompt: str, ids: list[int], special: bool) -> None:
         """Raise an error that names the words of a text that the tokenizer does not know."""
-        unknown = getattr(self.tokenizer, "unk_token_id", None)
+        unknown, own_text = _unknown_token(self.tokenizer)
         if unknown is None or unknown not in ids:
             return
-        pieces = self.tokenizer(prompt, return_offsets_mapping=True)
-        words = [
-            prompt[a:b].strip() or prompt[a:b]
-            for token, (a, b) in zip(pieces.input_ids, pieces.offset_mapping, strict=True)
-            if token == unknown
-        ]
+        pieces = self.tokenizer(prompt, add_special_tokens=special, return_offsets_mapping=True, verbose=False)
+        spans = [span for token, span in zip(pieces.input_ids, pieces.offset_mapping, strict=True) if token == unknown]
+        words = [word for a, b in spans if (word := prompt[a:b].strip() or prompt[a:b]) != own_text]
+        if not words:
+            return
         unknown_words = ", ".join(shown(word) for word in list(dict.fromkeys(words))[:8])
         raise CallError(
             f"prompt: {self.card.name} does not know {unknown_words}; its vocabulary has {len(self.tokenizer)} words "
@@ -200,10 +216,7 @@ class Model:
         """
         if not isinstance(messages, Sequence) or not messages or not all(map(_is_message, messages)):
             raise CallError(f'expected messages as a list of {{"role": …, "content": …}}, found {shown(messages)}')
-        text = self._conversation(list(messages))
-        _refuse_surrogates(text)
-        ids = list(self.tokenizer(text, add_special_tokens=False).input_ids)
-        self._refuse_unknown(text, ids)
+        ids = self.tokenize(self._conversation(list(messages)), special=False)
         self._refuse_foreign(ids)
         self._refuse_masks(ids)
         return ids
@@ -219,11 +232,10 @@ class Model:
                 f"{self.card.name}: chat_template of its tokenizer: expected Jinja, found a mistake in line {error.lineno} "
                 f"({error.message}); correct it or pass the prompt as text"
             ) from error
-        except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        except (*_OF_TEMPLATES, TemplateError) as error:
             raise CallError(
                 f"messages: expected a conversation that the chat template of {self.card.name} can write, found one that it refuses "
-                f"({reason}); pass the prompt as text"
+                f"({first_line(error)}); pass the prompt as text"
             ) from error
 
     def _template(self) -> str | None:
@@ -239,6 +251,19 @@ class Model:
                 f"(for {self.family.name}'s own template it lacks {', '.join(lacking)}: this is a base model)"
             )
         return self.family.chat_template
+
+
+def _unknown_token(tokenizer: Any) -> tuple[int | None, str | None]:
+    """Return the token that stands for unknown words, and its text where it is an ordinary word as well.
+
+    Where the settings of a tokenizer name none, its tokenizer.json may.
+    """
+    named = getattr(tokenizer, "unk_token_id", None)
+    if named is not None:
+        return named, None
+    core = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
+    text = getattr(core, "unk_token", None)
+    return (None, None) if core is None or text is None else (core.token_to_id(text), text)
 
 
 def _refuse_surrogates(text: str) -> None:

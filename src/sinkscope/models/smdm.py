@@ -23,6 +23,7 @@ from sinkscope.documents import check_regular
 from sinkscope.errors import CallError, ModelError
 from sinkscope.locks import claimed_folder, names_in
 from sinkscope.models.families import FAMILIES
+from sinkscope.models.fetched_files import NOT_FETCHED, is_pointer
 from sinkscope.models.layouts import MARK
 from sinkscope.models.loading import quiet
 from sinkscope.models.sink_token import KEY, SinkToken, check_token_id, split_config
@@ -162,11 +163,11 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
 
 def _beginning(file: Path) -> str:
     """Return in words what the first bytes of a file say."""
+    if is_pointer(file):
+        return f"it is {NOT_FETCHED} (`git lfs pull`)"
     with file.open("rb") as opened:
-        head = opened.read(40)
-    if head.startswith(b"version https://git-lfs"):
-        return "it is a pointer of Git LFS, and its content was not fetched (`git lfs pull`)"
-    return f"it begins with {head[:12]!r}"
+        head = opened.read(12)
+    return f"it begins with {head!r}"
 
 
 def _refused(file: Path, error: Exception) -> str:

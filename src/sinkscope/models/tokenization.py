@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sinkscope.documents import describe, read_json_object
-from sinkscope.errors import ModelError
+from sinkscope.documents import describe, read_json_object, shown
+from sinkscope.errors import ModelError, first_line
 from sinkscope.models.families import FAMILIES
 from sinkscope.models.family import Family
+from sinkscope.models.fetched_files import check_fetched, check_text
 from sinkscope.models.folders import LARGEST_TEXT
 from sinkscope.models.layouts import STOCK
 
@@ -16,7 +17,9 @@ _BYTE_PAIR_CLASSES = {name for family in FAMILIES.values() for name in family.to
 _STOCK_CLASSES = (*_DATA_CLASSES, *_BYTE_PAIR_CLASSES, "LlamaTokenizer", "LlamaTokenizerFast", "GPT2Tokenizer", "GPT2TokenizerFast")
 CORE, SETTINGS, VOCABULARY, MERGES = "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"
 PIECES = "tokenizer.model"
-SPECIAL, ADDED = "special_tokens_map.json", "added_tokens.json"
+SPECIAL, ADDED, TEMPLATE = "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"
+_KEYS = frozenset(("content", "single_word", "lstrip", "rstrip", "normalized", "special", "__type"))
+"""What an added token may say of itself."""
 
 
 def load_tokenizer(folder: Path, family: Family, config: Mapping[str, Any]) -> Any:
@@ -25,6 +28,7 @@ def load_tokenizer(folder: Path, family: Family, config: Mapping[str, Any]) -> A
     Raises:
         ModelError: no tokenizer loads, it needs code of the folder, or its mask token is another one.
     """
+    _check_beginnings(folder)
     settings = _read_object(folder / SETTINGS) if (folder / SETTINGS).exists() else {}
     _check_settings(settings, family, config, folder)
     _check_files(folder)
@@ -33,13 +37,23 @@ def load_tokenizer(folder: Path, family: Family, config: Mapping[str, Any]) -> A
     except ModelError:
         raise
     except Exception as error:  # the tokenizers library raises nothing narrower
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         names = [CORE] if (folder / CORE).exists() else [name for name in (VOCABULARY, MERGES, PIECES) if (folder / name).exists()]
         files = " and ".join([*names, SETTINGS])
-        raise ModelError(f"{folder}: expected a tokenizer in {files}, found none that loads ({reason}); fetch the files again") from error
+        raise ModelError(
+            f"{folder}: expected a tokenizer in {files}, found none that loads ({first_line(error)}); fetch the files again"
+        ) from error
     _check_ids(tokenizer, settings, folder)
     _check_mask(tokenizer, family, config, folder)
     return tokenizer
+
+
+def _check_beginnings(folder: Path) -> None:
+    """Raise an error for a file that was not fetched, or that transformers would not read as it stands."""
+    whole = (folder / CORE).exists()
+    for name in (SETTINGS, SPECIAL, ADDED, TEMPLATE, *((CORE,) if whole else (VOCABULARY, MERGES))):
+        check_text(folder / name)
+    if not whole:
+        check_fetched(folder / PIECES)
 
 
 def _read_object(path: Path) -> dict[str, Any]:
@@ -63,6 +77,11 @@ def _check_settings(settings: Mapping[str, Any], family: Family, config: Mapping
     for number, token in added.items():
         if not number.isdecimal() or not isinstance(token, Mapping) or not isinstance(token.get("content"), str):
             raise ModelError(f"{file}: added_tokens_decoder: {number}: expected an id and a token with its content, found {token!r}")
+        if not token["content"]:
+            raise ModelError(f"{file}: added_tokens_decoder: {number}: content: expected the text of a token, found none; remove it")
+    for name, token in (*added.items(), *settings.items()):
+        if isinstance(token, Mapping) and "content" in token and (unknown := [key for key in token if key not in _KEYS]):
+            raise ModelError(f"{file}: {name}: expected the keys {', '.join(sorted(_KEYS))}, found {shown(unknown[0])}; remove it")
     if kind in family.tokenizer_classes:
         return
     stock = config.get("model_type") in STOCK
@@ -75,18 +94,17 @@ def _check_settings(settings: Mapping[str, Any], family: Family, config: Mapping
 
 def _check_files(folder: Path) -> None:
     """Raise an error for damage that the tokenizers library would report without the name of the file."""
-    for name in (SPECIAL, ADDED):
-        if (folder / name).exists():
-            _read_object(folder / name)
+    if (folder / SPECIAL).exists():
+        _read_object(folder / SPECIAL)
+    if (folder / ADDED).exists():
+        _read_numbers(folder / ADDED)
     if (folder / CORE).exists():
         core = _read_object(folder / CORE)
         if not isinstance(core.get("model"), dict):
             raise ModelError(f"{folder}/{CORE}: model: expected an object, found {core.get('model')!r}; fetch the file again")
         return
     if (folder / VOCABULARY).exists():
-        for piece, number in _read_object(folder / VOCABULARY).items():
-            if not isinstance(number, int) or isinstance(number, bool) or number < 0:
-                raise ModelError(f"{folder}/{VOCABULARY}: {piece}: expected the id of a token, found {number!r}; fetch the file again")
+        _read_numbers(folder / VOCABULARY)
     if (folder / MERGES).exists():
         try:
             lines = (folder / MERGES).read_text(encoding="utf-8").split("\n")
@@ -97,14 +115,31 @@ def _check_files(folder: Path) -> None:
                 raise ModelError(f"{folder}/{MERGES}: line {number + 1}: expected two pieces, found {line[:80]!r}; fetch the file again")
 
 
+def _read_numbers(path: Path) -> dict[str, int]:
+    """Return the ids of a file by token."""
+    found = _read_object(path)
+    for token, number in found.items():
+        if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+            raise ModelError(f"{path}: {token}: expected the id of a token, found {number!r}; fetch the file again")
+    return found
+
+
 def _build(folder: Path, config: Mapping[str, Any], settings: Mapping[str, Any]) -> Any:
     """Return the tokenizer; tokenizer.json is read as it stands, because transformers' own classes would replace its rules by theirs."""
     import transformers
+    from transformers.utils import is_protobuf_available, is_sentencepiece_available
 
     if (folder / CORE).exists():
         return transformers.PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
     if settings.get("tokenizer_class") in _BYTE_PAIR_CLASSES and (folder / VOCABULARY).exists() and (folder / MERGES).exists():
         return transformers.Qwen2Tokenizer.from_pretrained(folder, local_files_only=True)
+    needed = {"sentencepiece": is_sentencepiece_available(), "protobuf": is_protobuf_available()}
+    lacking = [package for package, is_there in needed.items() if not is_there]
+    if lacking and not (folder / VOCABULARY).exists() and (folder / PIECES).exists():
+        raise ModelError(
+            f"{folder}: expected {CORE}, found {PIECES}, which cannot be read without {' and '.join(lacking)}; "
+            f"add {CORE}, or `pip install {' '.join(lacking)}`"
+        )
     if config.get("model_type") not in STOCK or not ((folder / VOCABULARY).exists() or (folder / PIECES).exists()):
         raise ModelError(f"{folder}: expected {CORE} and {SETTINGS}, found no tokenizer that loads ({CORE} is missing)")
     return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
@@ -120,6 +155,13 @@ def _check_ids(tokenizer: Any, settings: Mapping[str, Any], folder: Path) -> Non
         found = tokenizer.convert_tokens_to_ids(text)
         if found != int(number):
             raise ModelError(f"{folder}/{SETTINGS}: added_tokens_decoder: expected {text} to be token {number}, found {found}")
+    for text, number in (_read_numbers(folder / ADDED) if (folder / ADDED).exists() else {}).items():
+        found = tokenizer.convert_tokens_to_ids(text)
+        if found != number:
+            expected = (
+                f"{folder}/{ADDED}: expected {shown(text)} to be token {found}, as {CORE if (folder / CORE).exists() else VOCABULARY}"
+            )
+            raise ModelError(f"{expected} and {SETTINGS} have it, found {describe(number)}; fetch the files again")
 
 
 def _check_mask(tokenizer: Any, family: Family, config: Mapping[str, Any], folder: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from sinkscope.documents import check_regular, describe, parse_json, read_json_object
 from sinkscope.errors import ModelError
 from sinkscope.models.conversion import published_name, rename_tensor
+from sinkscope.models.fetched_files import check_fetched, check_text
 from sinkscope.models.layouts import Layout
 
 INDEX = "model.safetensors.index.json"
@@ -93,6 +94,7 @@ def listing(folder: Path) -> str:
 
 def _weight_map(index: Path) -> dict[str, str]:
     """Return file by tensor, as the index of a sharded checkpoint lists them."""
+    check_text(index)
     found = read_json_object(index, ModelError, FETCH)
     try:
         names = {str(key): str(file) for key, file in found["weight_map"].items()}
@@ -136,6 +138,7 @@ def read_headers(files: list[Path]) -> dict[str, StoredTensor]:
 def _read_header(path: Path) -> dict[str, StoredTensor]:
     """Return the tensors that the header of a safetensors file lists."""
     size = check_regular(path, ModelError, FETCH).st_size
+    check_fetched(path)
     with path.open("rb") as file:
         first = file.read(8)
         length = struct.unpack("<Q", first)[0] if len(first) == 8 else size

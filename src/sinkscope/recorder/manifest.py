@@ -91,7 +91,7 @@ class Description:
         return {"text": text, **self.vocabulary(canvas)}
 
     def vocabulary(self, canvas: np.ndarray) -> dict[str, Any]:
-        """Return the texts of the tokens of a canvas, so that a trace can be read without its model."""
+        """Return the texts of the tokens of a canvas, so that a trace can be read without its model; a token without a text is left out."""
         if self.tokenizer is None:
             return {}
         mask_id = None if self.model is None else self.model.card.mask_id
@@ -99,9 +99,9 @@ class Description:
         tokens = sorted({int(token) for token in canvas if token >= 0} | set(special))
         for token in tokens:
             if token not in self._texts:  # special tokens have no text, they go by their name
-                text = self._decoded([token])
-                self._texts[token] = text or _readable(f"{self.tokenizer.convert_ids_to_tokens(token)}")
-        return {"vocabulary": {str(token): self._texts[token] for token in tokens}}
+                piece = None if (text := self._decoded([token])) else self.tokenizer.convert_ids_to_tokens(token)
+                self._texts[token] = text or ("" if piece is None else _readable(f"{piece}"))
+        return {"vocabulary": {str(token): self._texts[token] for token in tokens if self._texts[token]}}
 
     def _decoded(self, tokens: list[int], **more: Any) -> str:
         """Return the text of some tokens.

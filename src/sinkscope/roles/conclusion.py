@@ -92,4 +92,4 @@ def _most_frequent(model: Model, rows: Sequence[Mapping[str, Any]]) -> str | Non
     token = max(sorted(set(tokens)), key=tokens.count)
     if model.tokenizer is None:
         return str(token)
-    return model.tokenizer.decode([token]) or str(model.tokenizer.convert_ids_to_tokens(token))
+    return model.tokenizer.decode([token]) or model.tokenizer.convert_ids_to_tokens(token) or f"<{token}>"

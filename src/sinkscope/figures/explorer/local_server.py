@@ -14,7 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 import numpy as np
 
 from sinkscope.argument_types import checked
-from sinkscope.errors import CallError, SinkscopeError
+from sinkscope.errors import CallError, SinkscopeError, first_line
 from sinkscope.figures.explorer.explorer_page import Explorer, tile_path
 from sinkscope.figures.subject import Maps
 from sinkscope.traces import Trace
@@ -158,8 +158,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(422, "application/json", json.dumps({"error": str(error)}).encode())
             return
         except (RuntimeError, MemoryError) as error:  # torch's, such as too little memory
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            self._answer(422, "application/json", json.dumps({"error": f"the map cannot be computed ({reason})"}).encode())
+            self._answer(422, "application/json", json.dumps({"error": f"the map cannot be computed ({first_line(error)})"}).encode())
             return
         self._answer(200, "application/octet-stream", found.tobytes(), {"X-Queries": str(found.shape[0])})
 
