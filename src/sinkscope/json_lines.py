@@ -15,7 +15,19 @@ _OTHERS = {b"BZh": "bzip2", b"PK\x03\x04": "a zip archive", b"\xfd7zXZ\x00": "xz
 
 
 def read_json_lines(path: Path, where: str, advice: str, failure: Failure) -> Iterator[tuple[int, str]]:
-    """Yield number and text of each line that is not blank; only a line feed ends a line.
+    """Yield number and text of each line that is not blank; see `read_lines`."""
+    yield from numbered(read_lines(path, where, advice, failure))
+
+
+def numbered(text: str) -> Iterator[tuple[int, str]]:
+    """Yield number and text of each line that is not blank; only a line feed ends a line."""
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            yield number, line
+
+
+def read_lines(path: Path, where: str, advice: str, failure: Failure) -> str:
+    """Return a file of JSON lines, unpacked and without a byte order mark.
 
     Args:
         where: names the file in messages, such as ``--prompts FILE``.
@@ -38,10 +50,7 @@ def read_json_lines(path: Path, where: str, advice: str, failure: Failure) -> It
         first = "write its rows as such lines" if other == "Parquet" else "unpack it"
         raise failure(f"{where}: expected JSON lines, plain or in gzip, found {other}; {first} first")
     try:
-        text = content.decode().removeprefix(BYTE_ORDER_MARK)
+        return content.decode().removeprefix(BYTE_ORDER_MARK)
     except UnicodeDecodeError as error:
         found = f"byte {content[error.start]:#04x} at {error.start}"
         raise failure(f"{where}: expected JSON lines in UTF-8, found {found}; save the file as UTF-8") from error
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.strip():
-            yield number, line

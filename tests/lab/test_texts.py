@@ -1,5 +1,7 @@
 import dataclasses
+import gzip
 import json
+import re
 
 import pytest
 import torch
@@ -117,6 +119,26 @@ def test_a_tokenizer_that_does_not_know_the_text_is_refused(poem):
     bare.bos_token = None
     with pytest.raises(TrainingError, match=r"expected a tokenizer with a BOS and an EOS, found None and '<\|eos\|>'"):
         TextCanvases(read_texts(poem), bare, MIX)
+
+
+@pytest.mark.parametrize("special", ["<|mask|>", "<|eos|>", "<|bos|>"])
+def test_tokens_that_mean_something_to_a_training_are_refused_in_a_text(special):
+    from sinkscope.lab.texts import Texts
+
+    texts = Texts("odd", tuple(Document("", f"line {number} {special if number == 7 else ''} ends") for number in range(30)))
+    with pytest.raises(
+        TrainingError, match=rf"odd: expected text without the tokens that .* found '{re.escape(special)}' in 'line 7 .*; take"
+    ):
+        TextCanvases(texts, train_tokenizer(texts, vocabulary=270), MIX)
+
+
+def test_json_lines_may_be_packed(tmp_path):
+    rows = "".join(json.dumps({"text": f"line {number}"}) + "\n" for number in range(3))
+    (tmp_path / "a.jsonl").write_text(rows)
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(rows.encode()))
+    plain, packed = (read_texts(tmp_path / name) for name in ("a.jsonl", "a.jsonl.gz"))
+    assert plain.documents == packed.documents and len(plain.documents) == 3
+    assert plain.fingerprint.split()[1] == packed.fingerprint.split()[1]
 
 
 def test_a_recipe_trains_on_the_users_text(poem, tmp_path):

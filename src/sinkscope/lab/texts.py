@@ -1,7 +1,7 @@
 """The user's own text as training canvases: reads it, trains a tokenizer on it, and packs it.
 
-A ``.jsonl`` file has one document a line, ``{"text": …}`` or ``{"prompt": …, "answer": …}``; such a prompt is never masked. Any
-other file is plain text, whose documents are separated by blank lines, and no JSON. Every twentieth document is held out for
+A ``.jsonl`` file, plain or in gzip, has one document a line, ``{"text": …}`` or ``{"prompt": …, "answer": …}``; such a prompt is never
+masked. Any other file is plain text, whose documents are separated by blank lines, and no JSON. Every twentieth document is held out for
 validation. With fewer than twenty documents, validation uses the training text.
 """
 
@@ -19,6 +19,7 @@ import torch
 
 from sinkscope.documents import parse_json, read_text
 from sinkscope.errors import CallError, TrainingError
+from sinkscope.json_lines import numbered, read_lines
 from sinkscope.lab.canvases import PROMPT, Canvases, CanvasMix
 from sinkscope.lab.vocabulary import BOS, EOS, MASK
 
@@ -58,17 +59,18 @@ def read_texts(path: str | Path) -> Texts:
         CallError: the file cannot be read or holds no text, or a line is no document.
     """
     path = Path(path)
-    text = read_text(path, CallError, "give a file of UTF-8 text", most=LARGEST)
-    _refuse_binary(text, path)
-    content = text.encode()
-    if path.suffix == ".jsonl":
-        documents = [_document(line, f"{path}, line {number}") for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    if path.name.endswith((".jsonl", ".jsonl.gz")):
+        text = read_lines(path, str(path), "give a file of JSON lines", CallError)
+        _refuse_binary(text, path)
+        documents = [_document(line, f"{path}, line {number}") for number, line in numbered(text)]
     else:
+        text = read_text(path, CallError, "give a file of UTF-8 text", most=LARGEST)
+        _refuse_binary(text, path)
         _refuse_json(text, path)
         documents = [Document("", part.strip()) for part in re.split(r"\n\s*\n", text) if part.strip()]
     if not documents:
         raise CallError(f"{path}: expected text to train on, found none")
-    return Texts(f"{path.name} sha256:{hashlib.sha256(content).hexdigest()[:16]}", tuple(documents))
+    return Texts(f"{path.name} sha256:{hashlib.sha256(text.encode()).hexdigest()[:16]}", tuple(documents))
 
 
 def _refuse_binary(text: str, path: Path) -> None:
@@ -146,7 +148,8 @@ class TextCanvases:
         mix: lengths of the canvases.
 
     Raises:
-        TrainingError: the tokenizer has no BOS or no EOS, a word is not in its vocabulary, or every prompt fills a canvas.
+        TrainingError: the tokenizer has no BOS or no EOS, these or the mask stand in a text, a word is not in its vocabulary, or every
+            prompt fills a canvas.
     """
 
     def __init__(self, texts: Texts, tokenizer: Any, mix: CanvasMix) -> None:
@@ -159,8 +162,13 @@ class TextCanvases:
             [list(tokenizer(part, add_special_tokens=False).input_ids) for part in (document.prompt, document.text)]
             for document in texts.documents
         ]
-        unknown = tokenizer.unk_token_id
+        unknown, own = tokenizer.unk_token_id, {self._first, self._last, tokenizer.mask_token_id}
         for document, (prompt, text) in zip(texts.documents, pieces, strict=True):
+            if special := [token for token in prompt + text if token in own]:
+                raise TrainingError(
+                    f"{texts.fingerprint}: expected text without the tokens that begin, end and mask a text, found "
+                    f"{tokenizer.convert_ids_to_tokens(special[0])!r} in {(document.prompt + document.text)[:60]!r}; take it out"
+                )
             if unknown is not None and unknown != self._last and unknown in prompt + text:
                 shown = (document.prompt + document.text)[:60]
                 raise TrainingError(
