@@ -39,7 +39,7 @@ dataset_kwargs: {{data_files: {{test: {file}}}, cache_dir: {cache}}}
 test_split: test
 output_type: multiple_choice
 doc_to_text: "{{{{prompt}}}}"
-doc_to_choice: [" #### 1", " #### 2 3", " Tom"]
+doc_to_choice: [" apples 1", " apples 2 3", " Tom"]
 doc_to_target: 1
 metric_list: [{{metric: acc}}]
 """
@@ -110,16 +110,6 @@ def test_chats_and_shots_as_turns(diffusion, harness):
         messages = [{"role": role, "content": content} for role, content in talk]
         rendered.append(diffusion.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
     assert context in rendered
-
-
-def test_a_tasks_arguments_in_our_words(autoregressive):
-    lm = language_model(autoregressive, seed=3)
-    settings, stops = lm._settings({"until": "x", "do_sample": True, "temperature": 0.5, "top_p": 0.9, "max_new_tokens": 7})
-    assert (settings.length, settings.temperature, settings.top_p, settings.seed, stops) == (7, 0.5, 0.9, 3, ["x"])
-    settings, stops = lm._settings({"do_sample": False, "temperature": 0.7})
-    assert (settings.length, settings.temperature, stops) == (256, 0.0, [])
-    with pytest.raises(CallError, match="llama has no setting 'num_beams'"):
-        lm._settings({"num_beams": 4})
 
 
 @pytest.mark.parametrize(
@@ -247,7 +237,7 @@ def test_likelihoods(diffusion, harness, likelihoods, caplog):
     samples = harness(lm, "tiny_choice")
     assert likelihoods[0] == {"method": "chain_rule", "samples": 4, "guidance": 0.6, "seed": 0, "batch": 3}
     assert len(likelihoods) == 15
-    lengths = [[len(diffusion.tokenizer(choice).input_ids) for choice in ("#### 1", "#### 2 3", "Tom")]] * 5
+    lengths = [[len(diffusion.tokenizer(choice).input_ids) for choice in ("apples 1", "apples 2 3", "Tom")]] * 5
     assert [[-response[0][0] for response in sample["resps"]] for sample in samples] == lengths
     assert sum("greedy" in message for message in caplog.messages) == 1
     (total,) = lm.loglikelihood_rolling([types.SimpleNamespace(args=("Tom has 7 apples",))])
@@ -312,19 +302,6 @@ def test_a_likelihood_of_hidden_keys_and_what_was_removed(fixture, request, capl
     hits = f"; {running.effect.hit_rate:.0%} of the hidden keys were still in the current top K"
     said = f"top:1@current removed {100 * running.effect.removed_share:.2f} % of all attention{hits}"
     assert caplog.messages[caplog_before:] == [said]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"batch_size": "auto"}, "batch_size: expected a whole number from 1 upwards, found 'auto'"),
-        ({"method": "magic"}, "method: expected monte_carlo or chain_rule, found 'magic'"),
-        ({"gen_length": 8}, "llada has no setting 'gen_length'; here it is called length"),
-    ],
-)
-def test_refused_arguments(diffusion, arguments, message):
-    with pytest.raises(CallError, match=message):
-        language_model(diffusion, **arguments)
 
 
 @pytest.mark.parametrize(

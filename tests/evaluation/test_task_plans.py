@@ -1,5 +1,6 @@
 """The plan of an evaluation: protocols and what overrides them, conversations, defaults."""
 
+import copy
 import dataclasses
 
 import pytest
@@ -28,8 +29,47 @@ def test_a_tokenizer_without_a_template(diffusion):
     class Plain:
         chat_template = None
 
+        def get_vocab(self):
+            return {}
+
     with pytest.raises(ModelError, match="its tokenizer has no chat template; evaluate it on raw text, with --protocol none"):
         chat_text(dataclasses.replace(diffusion, tokenizer=Plain()), TALK)
+
+
+def templated(model, template, family=None):
+    """The model with another chat template, or none."""
+    tokenizer = copy.deepcopy(model.tokenizer)
+    tokenizer.chat_template = template
+    return dataclasses.replace(model, tokenizer=tokenizer, family=family or model.family)
+
+
+@pytest.mark.parametrize(
+    ("template", "kind", "message"),
+    [
+        (
+            "{% for %}",
+            ModelError,
+            "expected Jinja, found a mistake in line 1 .*; correct it or evaluate it on raw text, with --protocol none",
+        ),
+        ("{{ raise_exception('no system') }}", CallError, r"found one that it refuses \(no system\); evaluate it on raw text"),
+        ({"tools": "x"}, CallError, "found one that it refuses"),
+        ("{{ messages[0]['content'] }} xylophones", CallError, "does not know 'xylophones'"),
+    ],
+)
+def test_a_conversation_is_refused_as_by_the_model_itself(template, kind, message, diffusion, monkeypatch):
+    monkeypatch.setattr(task_plans, "find_task", lambda name, data: talking(TASKS[name]))
+    with pytest.raises(kind, match=message):
+        make_plans(templated(diffusion, template), Request(["lab-arith"], limit=1, shots=0, chat=True, settings={"length": 8}))
+
+
+def test_a_tokenizer_without_a_template_gets_the_familys(diffusion, monkeypatch):
+    monkeypatch.setattr(task_plans, "find_task", lambda name, data: talking(TASKS[name]))
+    family = dataclasses.replace(diffusion.family, chat_template="Tom has {{ messages[0]['content'] }}", chat_tokens=())
+    model = templated(diffusion, None, family)
+    (plan,), _ = make_plans(model, Request(["lab-arith"], limit=1, shots=0, chat=True, settings={"length": 8}))
+    talk = [{"role": "user", "content": plan.problems[0].question}]
+    assert plan.prompts[0] == f"Tom has {plan.problems[0].question}" == model.chat_text(talk)
+    assert plan.encoded[0] == model.chat(talk)
 
 
 def test_paths_of_data_may_be_text(diffusion, tmp_path):

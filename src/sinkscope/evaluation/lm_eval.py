@@ -12,9 +12,10 @@ not read the entry point that we declare, so this module is run instead. It also
 import json
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,13 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 
-from sinkscope.decoding import Settings, generate, resolve_settings
+from sinkscope.argument_types import check_argument
+from sinkscope.decoding import Settings, generate, resolve_settings, settings_of
+from sinkscope.decoding.settings import check_type
 from sinkscope.documents import shown
 from sinkscope.errors import CallError, SinkscopeError
 from sinkscope.evaluation.answers import answer_until, reseeded, rule_in_force
+from sinkscope.evaluation.choices import settings_for
 from sinkscope.evaluation.task_plans import chat_text
 from sinkscope.interventions import parse_rule
 from sinkscope.models import Model, load
@@ -37,7 +41,6 @@ from sinkscope.work_items import share_of_process
 LENGTH = 256
 LENGTH_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 TASKS = Path(__file__).parent / "lm_eval_tasks"
-METHODS = ("monte_carlo", "chain_rule")
 PATIENCE = timedelta(days=14)  # seconds that the first process waits for the last
 _log = logging.getLogger(__name__)
 
@@ -63,7 +66,7 @@ class SinkscopeLM(TemplateLM):
 
     def __init__(
         self,
-        pretrained: str | Model,
+        pretrained: str | Model | None = None,
         *,
         hide: str = "none",
         device: str | None = None,
@@ -78,17 +81,22 @@ class SinkscopeLM(TemplateLM):
         super().__init__()
         if not str(batch_size).isdigit() or int(batch_size) < 1:
             raise CallError(f"batch_size: expected a whole number from 1 upwards, found {shown(batch_size)}")
-        if method not in METHODS:
-            raise CallError(f"method: expected {' or '.join(METHODS)}, found {shown(method)}")
+        if pretrained is None:
+            raise CallError("pretrained: expected a bundled name, a folder or a hub id, as in --model_args pretrained=NAME, found none")
+        check_argument("hide", hide, str)
         self.share = share_of_process()
         self.model = pretrained if isinstance(pretrained, Model) else load(pretrained, dtype=dtype, device=_own_device(device))
         self.tokenizer = self.model.tokenizer
         self.hide = hide.replace(";", ",")
         self.rule = parse_rule(self.hide)
         self.batch = int(batch_size)
-        self.likelihood = {"method": method, "samples": samples, "guidance": likelihood_guidance, "seed": int(settings.get("seed", 0))}
         self.settings = settings
-        resolve_settings(self.model.family, **settings)
+        self._check_settings()
+        of_likelihoods = {"method": method, "samples": samples, "guidance": likelihood_guidance, "seed": settings.get("seed", 0)}
+        try:
+            self.likelihood = asdict(settings_for(of_likelihoods, {}, self.model.family, self.model.card.name))
+        except CallError as error:
+            raise CallError(re.sub("^guidance", "likelihood_guidance", str(error))) from error
         self._device = self.model.device
         self._of_batch: list[dict[str, Any]] = []
         self._effects: list[dict[str, Any]] = []
@@ -114,23 +122,24 @@ class SinkscopeLM(TemplateLM):
         return {"hide": self.hide, "effects": len(self._effects), **_means(self._effects)}
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        return chat_text(self.model, chat_history)
+        return chat_text(self.model, chat_history, "leave out --apply_chat_template")
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
         bos = self.tokenizer.bos_token
         if add_special_tokens is None:
             add_special_tokens = not (bos and string.startswith(bos))
-        return list(self.tokenizer(string, add_special_tokens=add_special_tokens).input_ids)
+        return self.model.tokenize(string, add_special_tokens)
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         arguments: list[Any] = [request.args for request in requests]
         groups: dict[str, list[int]] = {}
         for index, (_, asked) in enumerate(arguments):
             groups.setdefault(json.dumps(asked, sort_keys=True, default=str), []).append(index)
+        asked_of = {index: self._settings(arguments[indices[0]][1]) for indices in groups.values() for index in indices}
         batches = [indices[at : at + self.batch] for indices in groups.values() for at in range(0, len(indices), self.batch)]
 
         def write(indices: Sequence[int]) -> list[str]:
-            settings, stops = self._settings(arguments[indices[0]][1])
+            settings, stops = asked_of[indices[0]]
             settings = reseeded(settings, indices[0])
             prompts = [self.model.encode(self.tok_encode(arguments[index][0])) for index in indices]
             with rule_in_force(self.rule, self.model) as effect:
@@ -142,6 +151,19 @@ class SinkscopeLM(TemplateLM):
         for request, answer in zip(requests, answers, strict=True):
             self.cache_hook.add_partial("generate_until", request.args, answer)
         return answers
+
+    def _check_settings(self) -> None:
+        """Raise an error for settings that fit no task; those that hang on the length are checked with a task's own, where none is given.
+
+        Raises:
+            CallError: such a setting.
+        """
+        family, kind = self.model.family, settings_of(self.model.family.sampler)
+        waiting = () if "length" in self.settings else kind.follows_length
+        for field in fields(kind):
+            if field.name in self.settings:
+                check_type(field.name, self.settings[field.name], field.default)
+        resolve_settings(family, **{name: value for name, value in self.settings.items() if name not in waiting})
 
     def _settings(self, asked: dict[str, Any]) -> tuple[Settings, list[str]]:
         """Return a task's generation arguments as settings of the sampler, and its stop strings."""

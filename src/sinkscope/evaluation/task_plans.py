@@ -10,7 +10,7 @@ from sinkscope.argument_types import check_argument
 from sinkscope.decoding import Settings, described, make_batch, resolve_settings, settings_of, step_count
 from sinkscope.decoding.likelihood import refuse_block_diffusion
 from sinkscope.documents import describe, shown
-from sinkscope.errors import CallError, ModelError
+from sinkscope.errors import CallError
 from sinkscope.evaluation.answers import Rule
 from sinkscope.evaluation.choices import LikelihoodSettings, count_tokens, settings_for
 from sinkscope.evaluation.protocols import AUTO, PROTOCOLS, find_protocol
@@ -235,16 +235,13 @@ def _encode(model: Model, task: Task, problems: Sequence[Any], shots: int, chat:
         raise CallError(f"chat: expected a task with a conversation, found {task.name}, which has raw text only; leave chat out")
     talks = [task.messages(problem, index, shots) for index, problem in enumerate(problems)]
     texts = [chat_text(model, talk) for talk in talks]
-    return texts, [model.encode(model.tokenizer(text, add_special_tokens=False).input_ids) for text in texts]
+    return texts, [model.encode(model.tokenize(text, special=False)) for text in texts]
 
 
-def chat_text(model: Model, talk: list[Message]) -> str:
-    """Return a conversation as the tokenizer's template writes it, up to where the assistant begins or continues.
+def chat_text(model: Model, talk: list[Message], instead: str = "evaluate it on raw text, with --protocol none and without --chat") -> str:
+    """Return a conversation as text, up to where the assistant begins or continues; ``instead`` as in `Model.chat_text`.
 
     Raises:
-        ModelError: the tokenizer has no template.
+        ModelError, CallError: see `Model.chat`.
     """
-    if not getattr(model.tokenizer, "chat_template", None):
-        raise ModelError(f"{model.card.name}: its tokenizer has no chat template; evaluate it on raw text, with --protocol none")
-    begun = talk[-1]["role"] == "assistant"
-    return model.tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=not begun, continue_final_message=begun)
+    return model.chat_text(talk, begun=talk[-1]["role"] == "assistant", instead=instead)

@@ -125,7 +125,6 @@ class Model:
         """
         if isinstance(prompt, str):
             ids = self.tokenize(prompt)
-            self._refuse_foreign(ids)
         else:
             ids = _read_ids(prompt, "a prompt as text or as 1-D token ids")
             beyond = [token for token in ids if not 0 <= token < self.card.vocabulary]
@@ -141,7 +140,7 @@ class Model:
 
         Raises:
             CallError: an unknown word, or a lone surrogate.
-            ModelError: a damaged tokenizer.
+            ModelError: a damaged tokenizer, or one whose tokens the network does not have.
         """
         _refuse_surrogates(text)
         try:
@@ -152,6 +151,7 @@ class Model:
                 "correct its tokenizer.json (its unk_token must be in its vocabulary) or fetch it again"
             ) from error
         self._refuse_unknown(text, ids, special)
+        self._refuse_foreign(ids)
         return ids
 
     def _refuse_masks(self, ids: list[int]) -> None:
@@ -214,40 +214,47 @@ class Model:
             ModelError: neither has a template, the template is damaged, or the tokenizer lacks its control tokens.
             CallError: this is no conversation, or it holds an unknown word or a mask token.
         """
+        return self.encode(self.tokenize(self.chat_text(messages), special=False))
+
+    def chat_text(self, messages: Sequence[dict[str, str]], *, begun: bool = False, instead: str = "pass the prompt as text") -> str:
+        """Return a conversation as text, up to where the assistant begins.
+
+        Args:
+            begun: whether the last message is the beginning of the assistant's answer, which goes on behind it.
+            instead: what an error advises to do without a template.
+
+        Raises:
+            ModelError, CallError: see `chat`.
+        """
         if not isinstance(messages, Sequence) or not messages or not all(map(_is_message, messages)):
             raise CallError(f'expected messages as a list of {{"role": …, "content": …}}, found {shown(messages)}')
-        ids = self.tokenize(self._conversation(list(messages)), special=False)
-        self._refuse_foreign(ids)
-        self._refuse_masks(ids)
-        return ids
-
-    def _conversation(self, messages: list[dict[str, str]]) -> str:
         from jinja2 import TemplateError, TemplateSyntaxError
 
-        template = self._template()
+        template = self._template(instead)
+        given = {"chat_template": template, "add_generation_prompt": not begun, "continue_final_message": begun}
         try:
-            return self.tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False, add_generation_prompt=True)
+            return self.tokenizer.apply_chat_template(list(messages), tokenize=False, **given)
         except TemplateSyntaxError as error:
             raise ModelError(
                 f"{self.card.name}: chat_template of its tokenizer: expected Jinja, found a mistake in line {error.lineno} "
-                f"({error.message}); correct it or pass the prompt as text"
+                f"({error.message}); correct it or {instead}"
             ) from error
         except (*_OF_TEMPLATES, TemplateError) as error:
             raise CallError(
                 f"messages: expected a conversation that the chat template of {self.card.name} can write, found one that it refuses "
-                f"({first_line(error)}); pass the prompt as text"
+                f"({first_line(error)}); {instead}"
             ) from error
 
-    def _template(self) -> str | None:
+    def _template(self, instead: str) -> str | None:
         """Return the family's chat template; None where the tokenizer has its own."""
         if getattr(self.tokenizer, "chat_template", None):
             return None
         if self.family.chat_template is None:
-            raise ModelError(f"{self.card.name}: its tokenizer has no chat template; pass the prompt as text")
+            raise ModelError(f"{self.card.name}: its tokenizer has no chat template; {instead}")
         lacking = [token for token in self.family.chat_tokens if token not in self.tokenizer.get_vocab()]
         if lacking:
             raise ModelError(
-                f"{self.card.name}: its tokenizer has no chat template; pass the prompt as text "
+                f"{self.card.name}: its tokenizer has no chat template; {instead} "
                 f"(for {self.family.name}'s own template it lacks {', '.join(lacking)}: this is a base model)"
             )
         return self.family.chat_template
