@@ -234,3 +234,13 @@ def test_the_command_folds(tmp_path, capsys):
     Fold(model=str(folder), out=tmp_path / "folded").run()
     assert capsys.readouterr().out == f"{tmp_path / 'folded'}\n"
     assert sinkscope.load(str(tmp_path / "folded")).card.sink_token == "token (folded)"
+
+
+def test_constants_that_would_not_be_finite_are_refused(tmp_path):
+    save(with_sink(SinkToken()), tmp_path / "model")
+    weights = load_file(tmp_path / "model" / "model.safetensors")
+    name = "model.layers.0.self_attn.v_proj.weight"
+    save_file(weights | {name: torch.full_like(weights[name], 1e38)}, tmp_path / "model" / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match="expected finite keys and values of its sink tokens, found NaN or infinite ones"):
+        fold(str(tmp_path / "model"), tmp_path / "folded")
+    assert not (tmp_path / "folded").exists()

@@ -5,13 +5,15 @@ import io
 import json
 import pickle
 import re
+import shutil
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from closeness import assert_close, terms_of
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save, save_file
 from smdm_weights import COLUMNS, KINDS, MASK, SHAPE, SINK, canvas, lit_gpt_weights
 
 import sinkscope
@@ -177,7 +179,27 @@ class Harmful:
             r"expected tensors only, found GLOBAL argparse\.Namespace, which could run code when it is read; where you trust it, save",
         ),
         (lambda: [torch.zeros(2)], r"expected tensors by name, found list"),
-        (lambda: {}, r"expected tensors by name, found dict"),
+        (lambda: {}, r"expected tensors by name, found none"),
+        (
+            lambda: {"state_dict": lit_gpt_weights("none")},
+            r'found state_dict \(dict\) beside them; .* torch\.save\(state\["state_dict"\], FILE\)',
+        ),
+        *(
+            (
+                lambda prefix=prefix: {prefix + name: tensor for name, tensor in lit_gpt_weights("none").items()},
+                rf"expected a tensor lm_head\.weight, found {re.escape(prefix)}lm_head\.weight; remove '{re.escape(prefix)}': torch\.save",
+            )
+            for prefix in ("module.", "_orig_mod.", "a.b.")
+        ),
+        (
+            lambda: {name.replace(".h.0.", ".h.3."): tensor for name, tensor in lit_gpt_weights("none").items()},
+            r"expected a tensor transformer\.h\.0\.attn\.attn\.weight, found none",
+        ),
+        pytest.param(
+            lambda: {"lm_head.weight": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])},
+            r"lm_head\.weight: expected a dense tensor with its values, found a nested one",
+            marks=pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors"),
+        ),
         (
             lambda: changed(lambda w: w.pop("transformer.ln_f.weight")),
             r"expected a tensor transformer\.ln_f\.weight, found none; it holds lm_head",
@@ -220,7 +242,16 @@ def test_a_file_that_is_something_else_is_refused(content, message, tmp_path, to
 
 
 NO_TORCH_FILE = "expected a file that torch.save wrote, found no torch file: it begins with "
+SAFE = save({"lm_head.weight": torch.ones(3)})
 CUT = "expected a whole torch file, found one that is damaged or cut short; fetch it again"
+
+
+def archive(*names):
+    found = io.BytesIO()
+    with zipfile.ZipFile(found, "w") as opened:
+        for name in names:
+            opened.writestr(name, "x")
+    return found.getvalue()
 
 
 def written(state, **how):
@@ -237,6 +268,9 @@ def written(state, **how):
         (b"", NO_TORCH_FILE + "b''"),
         (pickle.dumps({"a": 1}), NO_TORCH_FILE + r"b'\x80"),
         (written({"a": torch.ones(3)})[:300], CUT),
+        (SAFE, "expected a file that torch.save wrote, found safetensors; name it model.safetensors"),
+        (archive("a.npy"), "expected a file that torch.save wrote, found another zip archive"),
+        (archive("x/data.pkl", "x/constants.pkl"), "expected tensors by name, found a program of TorchScript; save its weights, torch.jit"),
         (written({"a": torch.ones(3)}, _use_new_zipfile_serialization=False)[:-8], CUT),
         (
             written({"a": Harmful()}, _use_new_zipfile_serialization=False),
@@ -254,6 +288,11 @@ def test_what_torch_refuses_is_said_without_its_advice(content, message, tmp_pat
         read_tensors(tmp_path / "model.pth")
     assert str(refused.value).startswith(f"{tmp_path / 'model.pth'}: {message}")
     assert not re.search(r"weights_only|WeightsUnpickler|\x1b|\n", str(refused.value))
+
+
+def test_safetensors_by_a_name_in_capitals(tmp_path):
+    (tmp_path / "MODEL.SAFETENSORS").write_bytes(SAFE)
+    assert [*read_tensors(tmp_path / "MODEL.SAFETENSORS")] == ["lm_head.weight"]
 
 
 def retold(folder, tokenizer, tmp_path, **changes):
@@ -292,6 +331,20 @@ def test_a_tokenizer_that_load_would_refuse_is_refused_before_anything_is_writte
             convert(file, tmp_path / "model", tokenizer=folder, heads=SHAPE.n_head)
         assert not (tmp_path / "model").exists()
     sinkscope.load(str(convert(plain, tmp_path / "model", tokenizer=taken, heads=SHAPE.n_head)))  # has no sink
+
+
+def test_all_files_of_the_tokenizer_are_copied_or_refused(tmp_path, tokenizer):
+    torch.save(lit_gpt_weights("none"), tmp_path / "model.pth")
+    folder = tmp_path / "tokenizer"
+    shutil.copytree(tokenizer, folder)
+    (folder / "added_tokens.json").write_text("{}")
+    out = convert(tmp_path / "model.pth", tmp_path / "model", tokenizer=folder, heads=SHAPE.n_head)
+    assert {path.name for path in folder.iterdir()} <= {path.name for path in out.iterdir()}
+    (folder / "chat_template.jinja").unlink()
+    (folder / "chat_template.jinja").mkdir()
+    with pytest.raises(ModelError, match=rf"^{folder}/chat_template\.jinja: expected a regular file, found a folder; fetch the tokenizer"):
+        convert(tmp_path / "model.pth", tmp_path / "other", tokenizer=folder, heads=SHAPE.n_head)
+    assert not (tmp_path / "other").exists()
 
 
 def test_a_sink_and_a_gate_together_are_refused():

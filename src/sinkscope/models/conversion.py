@@ -179,7 +179,7 @@ def _size(key: str, config: Mapping[str, Any], layout: Layout, file: str) -> int
     if found is None and key in layout.optional:
         return None
     if not isinstance(found, int) or isinstance(found, bool) or not 0 < found < LARGEST_SIZE:
-        raise ModelError(f"{file}: {key}: expected a whole number above 0, found {_short(found)}")
+        raise ModelError(f"{file}: {key}: expected {_range('a whole number', found, LARGEST_SIZE)}, found {_short(found)}")
     return found
 
 
@@ -187,8 +187,14 @@ def _number(key: str, config: Mapping[str, Any], file: str) -> float:
     """Return a finite number above 0."""
     found = config.get(key)
     if not isinstance(found, int | float) or isinstance(found, bool) or not 0 < found < LARGEST:
-        raise ModelError(f"{file}: {key}: expected a number above 0, found {_short(found)}")
+        raise ModelError(f"{file}: {key}: expected {_range('a number', found, LARGEST)}, found {_short(found)}")
     return float(found)
+
+
+def _range(kind: str, found: Any, end: float) -> str:
+    """Return in words what a number should be that is not above 0 and below ``end``."""
+    too_large = isinstance(found, int | float) and not isinstance(found, bool) and found >= end
+    return f"{kind} below {end:g}" if too_large else f"{kind} above 0"
 
 
 def _short(found: Any) -> str:
@@ -290,7 +296,7 @@ def _scaling(record: Mapping[str, Any], kind: str, where: str) -> dict[str, Any]
                 raise ModelError(f"{where}: {key}: expected true or false, found {_short(value)}")
         elif key == _ORIGINAL:
             if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < LARGEST:
-                raise ModelError(f"{where}: {key}: expected a whole number above 0, found {_short(value)}")
+                raise ModelError(f"{where}: {key}: expected {_range('a whole number', value, LARGEST)}, found {_short(value)}")
         else:
             kept[key] = _number(key, kept, where)
     if kind == "llama3" and kept["high_freq_factor"] <= kept["low_freq_factor"]:

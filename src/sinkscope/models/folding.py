@@ -48,6 +48,10 @@ def fold(name: str, out: Path) -> Path:
         with torch.no_grad():
             keys, values = constant_keys(network.model)
         constants = {KEYS: keys} | ({} if values is None else {VALUES: values})
+        if not all(one.isfinite().all() for one in constants.values()):
+            raise ModelError(
+                f"{name}: expected finite keys and values of its sink tokens, found NaN or infinite ones; its weights are too large"
+            )
         _write(folder, out, dataclasses.replace(variant, folded=True), constants)
     return out
 

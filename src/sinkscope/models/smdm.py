@@ -10,6 +10,7 @@ import json
 import re
 import shutil
 import warnings
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from sinkscope.argument_types import checked
 from sinkscope.checksums import sealed
-from sinkscope.documents import check_regular
+from sinkscope.documents import check_regular, exists
 from sinkscope.errors import CallError, ModelError
 from sinkscope.locks import claimed_folder, names_in
 from sinkscope.models.families import FAMILIES
@@ -27,7 +28,7 @@ from sinkscope.models.fetched_files import NOT_FETCHED, is_pointer
 from sinkscope.models.layouts import MARK
 from sinkscope.models.loading import quiet
 from sinkscope.models.sink_token import KEY, SinkToken, check_token_id, split_config
-from sinkscope.models.tokenization import load_tokenizer
+from sinkscope.models.tokenization import ADDED, CORE, PIECES, SETTINGS, SPECIAL, TEMPLATE, load_tokenizer
 from sinkscope.models.weights import DTYPES
 from sinkscope.work_items import write_whole
 
@@ -49,7 +50,7 @@ PLAIN = {
 ZIP, MAGIC = b"PK\x03\x04", bytes.fromhex("6cfc9c46f9206aa85019")
 """How files of torch.save begin: today's zip archives, and the number that stands first in the older pickles."""
 FUSED, PACKED = "attn.attn.weight", "mlp.swiglu.w12.weight"
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model", "chat_template.jinja")
+TOKENIZER_FILES = (CORE, SETTINGS, SPECIAL, ADDED, PIECES, TEMPLATE)
 
 
 @checked
@@ -68,6 +69,9 @@ def convert(file: Path, out: Path, *, tokenizer: Path, heads: int | None = None)
     """
     if not (tokenizer / "tokenizer.json").exists() and not (tokenizer / "tokenizer.model").exists():
         raise CallError(f"--tokenizer {tokenizer}: expected a folder with tokenizer.json, found none")
+    for name in TOKENIZER_FILES:
+        if exists(tokenizer / name):
+            check_regular(tokenizer / name, ModelError, "fetch the tokenizer again")
     if heads is not None and heads < 1:
         raise CallError(f"--heads: expected a whole number from 1 upwards, found {heads}")
     with claimed_folder(out, ModelError):
@@ -125,7 +129,7 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
     if not file.is_file():
         raise CallError(f"{file}: expected a .pth or .safetensors file, found {'a folder' if file.is_dir() else 'nothing'}")
     check_regular(file, ModelError)
-    if file.suffix == ".safetensors":
+    if file.suffix.lower() == ".safetensors":
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
@@ -141,17 +145,19 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
     if isinstance(found, Mapping) and set(found) == {"model"} and isinstance(found["model"], Mapping):
         found = found["model"]
     if not isinstance(found, Mapping) or not found:
-        raise ModelError(f"{file}: expected tensors by name, found {type(found).__name__}")
+        raise ModelError(f"{file}: expected tensors by name, found {'none' if found == {} else type(found).__name__}")
     if unnamed := [name for name in found if not isinstance(name, str)]:
         raise ModelError(f"{file}: expected tensors by name, found one under {repr(unnamed[0])[:60]}; name it as lit-gpt does")
     others = {name: type(value).__name__ for name, value in found.items() if not isinstance(value, Tensor)}
     if others:
         shown = ", ".join(f"{name} ({kind})" for name, kind in list(others.items())[:4])
+        key = json.dumps(next((name for name, value in found.items() if isinstance(value, Mapping)), "model"))[:60]
         raise ModelError(
-            f'{file}: expected tensors only, found {shown} beside them; keep its weights alone: torch.save(state["model"], FILE)'
+            f"{file}: expected tensors only, found {shown} beside them; keep its weights alone: torch.save(state[{key}], FILE)"
         )
     for name, tensor in found.items():
-        kind = "meta" if tensor.is_meta else "quantised" if tensor.is_quantized else str(tensor.layout).removeprefix("torch.")
+        kinds = {"meta": tensor.is_meta, "nested": tensor.is_nested, "quantised": tensor.is_quantized}
+        kind = next((name for name, is_one in kinds.items() if is_one), str(tensor.layout).removeprefix("torch."))
         if kind != "strided":
             raise ModelError(f"{file}: {name}: expected a dense tensor with its values, found a {kind} one; save its weights anew")
         held = tensor.untyped_storage().nbytes() // tensor.element_size()
@@ -180,11 +186,27 @@ def _refused(file: Path, error: Exception) -> str:
         )
     with file.open("rb") as opened:
         head = opened.read(len(ZIP) + len(MAGIC) + 2)
+    if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < file.stat().st_size:
+        return f"expected a file that torch.save wrote, found safetensors; name it {file.stem}.safetensors"
+    parts = _names_in_archive(file) if head.startswith(ZIP) else set()
+    if "constants.pkl" in parts:
+        return "expected tensors by name, found a program of TorchScript; save its weights, torch.jit.load(FILE).state_dict()"
+    if parts and "data.pkl" not in parts:
+        return "expected a file that torch.save wrote, found another zip archive"
     if not head.startswith(ZIP) and MAGIC not in head:
         return f"expected a file that torch.save wrote, found no torch file: {_beginning(file)}"
     if type(error).__name__ == "UnpicklingError":
         return 'expected tensors only, found more, which torch does not read; save its weights anew: torch.save(state["model"], FILE)'
     return "expected a whole torch file, found one that is damaged or cut short; fetch it again"
+
+
+def _names_in_archive(file: Path) -> set[str]:
+    """Return the names of the files in a zip archive, without folders; none where it is damaged."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            return {Path(name).name for name in archive.namelist()}
+    except Exception:  # zipfile has no single exception for archives that it cannot read
+        return set()
 
 
 def convert_weights(weights: Mapping[str, Tensor], where: str, heads: int | None = None) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -205,10 +227,19 @@ def convert_weights(weights: Mapping[str, Tensor], where: str, heads: int | None
             found = "NaN or infinite ones" if tensor.ndim else "a single number"
             raise ModelError(f"{where}: {name}: expected rows of finite numbers, found {found}; fetch the checkpoint again")
 
-    def take(name: str, *shape: int | None) -> Tensor:
+    def held(name: str) -> Tensor:
         if name not in left:
+            if prefix := next((one.removesuffix(name) for one in weights if one.endswith(f".{name}")), None):
+                raise ModelError(
+                    f"{where}: expected a tensor {name}, found {prefix}{name}; remove {prefix!r}: "
+                    f"torch.save({{name.removeprefix({prefix!r}): tensor for name, tensor in state.items()}}, FILE)"
+                )
             raise ModelError(f"{where}: expected a tensor {name}, found none; it holds {', '.join(sorted(weights)[:3])} …")
-        tensor = left.pop(name)
+        return left[name]
+
+    def take(name: str, *shape: int | None) -> Tensor:
+        tensor = held(name)
+        del left[name]
         if len(shape) != tensor.ndim or any(asked not in (None, found) for asked, found in zip(shape, tensor.shape, strict=True)):
             asked = str(tuple("any" if size is None else size for size in shape)).replace("'", "")
             raise ModelError(f"{where}: {name}: expected shape {asked}, found {tuple(tensor.shape)}")
@@ -234,7 +265,7 @@ def convert_weights(weights: Mapping[str, Tensor], where: str, heads: int | None
     gated = "transformer.h.0.attn.gate.weight" in left
     if gated and extra == 2:
         raise ModelError(f"{where}: expected either a sink token or a gate, found both")
-    size, fused_rows = width // heads, left.get(f"transformer.h.0.{FUSED}", head).shape[0]
+    size, fused_rows = width // heads, held(f"transformer.h.0.{FUSED}").shape[0]
     groups = (fused_rows // size - heads) // 2
     if fused_rows % size or groups < 1 or heads % groups or (heads + 2 * groups) * size != fused_rows:
         raise ModelError(

@@ -248,7 +248,12 @@ def match_tensors(
     }
     found = "; ".join(f"{len(names)} {what}: {', '.join(names[:3])}" for what, names in problems.items() if names)
     if found:
-        raise ModelError(f"{folder}: expected exactly the weights of {model_type} in the shapes of config.json, found {found}")
+        head, key = "lm_head.weight", next((theirs for theirs, ours in layout.flags.items() if ours == "tie_word_embeddings"), "")
+        tied = head in renamed and head not in shapes and key
+        advice = (
+            f"; {key} in config.json says that the embedding is its output layer: set it to false, or remove the tensor" if tied else ""
+        )
+        raise ModelError(f"{folder}: expected exactly the weights of {model_type} in the shapes of config.json, found {found}{advice}")
     changed = sum(ours != theirs for ours, theirs in renamed.items())
     files = tuple(dict.fromkeys(tensor.file.name for tensor in stored.values()))
     return UsedTensors(files, len(stored), len(shapes), changed, tuple(sorted({DTYPES[tensor.dtype] for tensor in stored.values()})))
