@@ -190,12 +190,33 @@ def test_local_jobs_end_with_the_command_and_print_nothing(tmp_path, send):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
-def test_a_job_that_fails_is_named(tmp_path):
+def test_a_job_that_fails_is_named_with_its_own_reason(diffusion_folder, tmp_path):
     pytest.importorskip("submitit")
     arguments = {**ARGUMENTS, "out": tmp_path / "r"}
-    (tmp_path / "no-model").mkdir()
-    with pytest.raises(EvaluationError, match=r"1 of 1 jobs failed \(job \d+_?\d*: .*; logs in .*lock.jobs\); run the same command again"):
-        run_in_jobs(str(tmp_path / "no-model"), "cpu", None, arguments, 1, "local")
+    folder = shutil.copytree(diffusion_folder, tmp_path / "no-weights", ignore=shutil.ignore_patterns("*.safetensors*"))
+    reason = rf"{folder}: expected weights in model.safetensors, found .*"
+    with pytest.raises(
+        EvaluationError, match=rf"1 of 1 jobs failed \(job \d+_?\d*: {reason}; logs in .*lock.jobs\); run the same command again"
+    ):
+        run_in_jobs(str(folder), "cpu", None, arguments, 1, "local")
+
+
+@pytest.mark.parametrize(
+    ("more", "options", "message"),
+    [
+        ({"settings": {"temperature": float("nan")}}, "", "temperature: expected a finite number"),
+        ({"settings": {"samples": 2}}, "", "samples: expected a task of likelihoods beside it"),
+        ({"hide": ["top:99"], "settings": {"length": 8}}, "", "top:99 needs a canvas of at least 100 tokens"),
+        ({"tasks": ["humaneval"], "data": {"humaneval": "none.jsonl"}}, "", "humaneval runs programs that the model wrote"),
+        ({}, "tasks_per_node=2", "expected one process for each job, found tasks_per_node=2; leave it out and raise --jobs"),
+        ({}, "timeout_min=0", "expected minutes above 0, found timeout_min=0"),
+    ],
+)
+def test_what_an_evaluation_refuses_is_refused_before_a_job_waits(more, options, message, tmp_path):
+    pytest.importorskip("submitit")
+    with pytest.raises(CallError, match=message):
+        run_in_jobs("lab-diffusion", "cpu", None, ARGUMENTS | {"out": tmp_path / "r"} | more, 1, "local", options)
+    assert not (tmp_path / "r").exists()
 
 
 def test_what_jobs_refuse(tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 import sinkscope
 from sinkscope.errors import CallError
 from sinkscope.models import folders
+from sinkscope.models.outline import outline
 
 
 @pytest.mark.parametrize("as_path", [False, True])
@@ -20,6 +21,16 @@ def test_a_folder_loads(folder, as_path):
     assert not model.network.training
     for name, parameter in model.network.named_parameters():
         assert torch.equal(parameter, expected[name]), name
+
+
+def test_an_outline_is_the_model_without_its_weights(folder):
+    whole, found = sinkscope.load(str(folder)), outline(str(folder))
+    unknown = {"weight_hash": "", "stored_dtype": "", "dtype": ""}
+    assert found.card.as_dict() == whole.card.as_dict() | unknown and found.limit == whole.limit
+    assert {one.device.type for one in found.network.parameters()} == {"meta"}
+    for path in folder.glob("*.safetensors"):
+        path.unlink()
+    assert outline(str(folder)).encode("w3 w5") == whole.encode("w3 w5")
 
 
 def test_the_card(folder, causal_folder):

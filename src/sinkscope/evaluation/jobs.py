@@ -14,9 +14,8 @@ from typing import Any
 
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.evaluation.results import Result
-from sinkscope.evaluation.tasks import find_task
-from sinkscope.interventions import parse_rule
-from sinkscope.models.folders import find_folder
+from sinkscope.evaluation.task_plans import Request, make_plans
+from sinkscope.models.outline import outline
 from sinkscope.work_items import Share
 
 LOGS = "lock.jobs"  # named like a lock, so that the folder still counts as an evaluation
@@ -71,11 +70,8 @@ def run_in_jobs(
     folder = arguments["out"] / LOGS
     with tempfile.TemporaryDirectory() as elsewhere:  # an executor makes its folder at once
         _executor(submitit.AutoExecutor, Path(elsewhere), cluster, parameters)
-    find_folder(model, weights=False)
-    for rule in arguments.get("hide", ()):
-        parse_rule(rule)
-    for task in arguments["tasks"]:
-        find_task(task)
+    _check_options(parameters)
+    make_plans(outline(model), Request(**{name: value for name, value in arguments.items() if name in Request.__dataclass_fields__}))
     executor = _executor(submitit.AutoExecutor, folder, cluster, parameters)
     failed: list[str] = []
     running: list[Any] = []
@@ -168,6 +164,20 @@ def _read_options(text: str) -> dict[str, Any]:
     return found
 
 
+def _check_options(parameters: Mapping[str, Any]) -> None:
+    """Raise CallError for options under which a job would do its share twice, or end at once."""
+    for name, value in parameters.items():
+        plain = re.sub("^(slurm|local)_", "", name)
+        if plain in ("nodes", "tasks_per_node", "ntasks_per_node") and value != 1:
+            raise CallError(f"--job-options: expected one process for each job, found {name}={value}; leave it out and raise --jobs")
+        if plain == "timeout_min" and value == 0:
+            raise CallError(f"--job-options: expected minutes above 0, found {name}={value}")
+
+
 def _last_line(error: BaseException) -> str:
-    lines = [line for line in str(error).strip().splitlines() if line.strip()]
+    """Return the last line of an error's message; of a failed job the last one of its own error, without the name of the class."""
+    text = str(error)
+    if (trace := re.search(r"^-{9,}\n(.*?)^-{9,}$", text, re.DOTALL | re.MULTILINE)) is not None:
+        text = re.sub(r"^sinkscope\.errors\.\w+: ", "", trace[1].strip().splitlines()[-1])
+    lines = [line for line in text.strip().splitlines() if line.strip()]
     return lines[-1].strip() if lines else type(error).__name__

@@ -8,6 +8,7 @@ import importlib.util
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,7 @@ def load(
     folder = find_folder(str(name), revision, weights=False)
     if device_map is None:
         device = find_device(device)
-    config, family, variant = _read_identity(folder)
+    config, family, variant = read_identity(folder)
     converted = convert_config(config, family, str(folder))
     if hub:
         fetch_weights(str(name), folder)
@@ -101,28 +102,45 @@ def load(
     network.eval()
     if not family.causal:
         network.generate = _refuse_generate
-    shape = network.config
+    of_files = {"weight_hash": _hash(files), "stored_dtype": stored, "dtype": str(wanted).removeprefix("torch.")}
+    model = assemble(str(name), folder, network, tokenizer, family, converted, variant, of_files)
+    note_loaded(network)
+    return replace(model, tensors=used, commit=folder.name if hub else None)
+
+
+def assemble(
+    name: str,
+    folder: Path,
+    network: Any,
+    tokenizer: Any,
+    family: Family,
+    converted: Converted,
+    variant: SinkToken | None,
+    of_files: Mapping[str, str],
+) -> Model:
+    """Return the model of a network and a tokenizer; ``of_files`` is what its card says of the files of the weights.
+
+    Raises:
+        ModelError: the tokenizer ends answers with a token that the network does not have.
+    """
     eos_id = converted.eos_ids[0] if len(converted.eos_ids) == 1 else tokenizer.eos_token_id
-    if eos_id is not None and not 0 <= eos_id < shape.vocab_size:
+    if eos_id is not None and not 0 <= eos_id < network.config.vocab_size:
         raise ModelError(
-            f"{folder}/tokenizer_config.json: eos_token: expected one of the {shape.vocab_size} tokens of the network, "
+            f"{folder}/tokenizer_config.json: eos_token: expected one of the {network.config.vocab_size} tokens of the network, "
             f"found {shown(tokenizer.eos_token)}, which is token {eos_id}; the tokenizer belongs to another model"
         )
     card = ModelCard.of(
         network,
-        name=str(name),
+        **of_files,
+        name=name,
         family=family.name,
-        weight_hash=_hash(files),
-        stored_dtype=stored,
-        dtype=str(wanted).removeprefix("torch."),
         mask_id=converted.mask_id,
         eos_id=eos_id,
         eos_ids=converted.eos_ids if len(converted.eos_ids) > 1 else (),
         sink_token=None if variant is None else variant.name,
     )
     longest = next(key for key, name in converted.layout.sizes.items() if name == "max_position_embeddings")
-    note_loaded(network)
-    return Model(network, tokenizer, family, card, used, longest, folder.name if hub else None)
+    return Model(network, tokenizer, family, card, positions_key=longest)
 
 
 @checked
@@ -132,7 +150,7 @@ def identify(name: str) -> tuple[Family, SinkToken | None]:
     Raises:
         CallError, ModelError: see `load`.
     """
-    _, family, variant = _read_identity(find_folder(name, weights=False))
+    _, family, variant = read_identity(find_folder(name, weights=False))
     return family, variant
 
 
@@ -144,7 +162,7 @@ def describe(name: str) -> tuple[Family, Any, int]:
         CallError, ModelError: see `load`.
     """
     folder = find_folder(name, weights=False)
-    config, family, variant = _read_identity(folder)
+    config, family, variant = read_identity(folder)
     converted = convert_config(config, family, str(folder))
     with quiet():
         kind, asked = with_sink(network_class(converted), build_config(converted), variant)
@@ -152,7 +170,8 @@ def describe(name: str) -> tuple[Family, Any, int]:
     return family, asked, sum(math.prod(shape) for shape in shapes.values())
 
 
-def _read_identity(folder: Path) -> tuple[dict[str, Any], Family, SinkToken | None]:
+def read_identity(folder: Path) -> tuple[dict[str, Any], Family, SinkToken | None]:
+    """Return the config.json of a folder, its family and its sink token."""
     config, variant = split_config(read_config(folder), str(folder))
     family = recognise(config, str(folder))
     return completed(config, family), family, variant
@@ -288,15 +307,15 @@ def build_config(converted: Converted) -> Any:
 
 def parameter_shapes(kind: Any, config: Any) -> dict[str, tuple[int, ...]]:
     """Return the shape of every parameter by its name, tied ones once, without allocating any."""
-    return {name: tuple(parameter.shape) for name, parameter in _on_meta(kind, config).named_parameters()}
+    return {name: tuple(parameter.shape) for name, parameter in on_meta(kind, config).named_parameters()}
 
 
 def _stored(kind: Any, config: Any) -> dict[str, tuple[int, ...]]:
     """Return the shape of every tensor that a checkpoint of a network holds, tied ones once: parameters, and buffers that are kept."""
-    return {name: tuple(tensor.shape) for name, tensor in kept_tensors(_on_meta(kind, config)).items()}
+    return {name: tuple(tensor.shape) for name, tensor in kept_tensors(on_meta(kind, config)).items()}
 
 
-def _on_meta(kind: Any, config: Any) -> Any:
+def on_meta(kind: Any, config: Any) -> Any:
     """Return a network without memory."""
     with torch.device("meta"):
         network = kind(config)
