@@ -144,6 +144,8 @@ def test_merges_that_are_no_text(tmp_path):
         ({"added_tokens_decoder": {"57": {"content": 3}}}, "/tokenizer_config.json: added_tokens_decoder: 57: expected an id and a token"),
         ({"tokenizer_class": 3}, "/tokenizer_config.json: tokenizer_class: expected the name of a class, found 3"),
         ({"chat_template": 3}, "/tokenizer_config.json: chat_template: expected Jinja as text, found 3"),
+        ({"chat_template": [1]}, "/tokenizer_config.json: chat_template: expected templates with name and template as text, found 1"),
+        ({"chat_template": [{"name": "default"}]}, "chat_template: expected templates with name and template as text, found {'name': 'd"),
         ({"eos_token": 5}, "tokenizer_config.json, found none that loads (Special token eos_token has to be"),
     ],
 )
@@ -287,6 +289,21 @@ def test_a_conversation_that_the_template_cannot_write(template, kind, message, 
     save_words(save_tiny("llama", tmp_path), {EOS: "<|end|>"}, eos_token="<|end|>", template=template)
     with pytest.raises(kind, match=message):
         sinkscope.load(str(tmp_path)).chat([{"role": "user", "content": "w3"}])
+
+
+def test_templates_without_a_default(tmp_path):
+    template = [{"name": name, "template": "w1 w2"} for name in ("rag", "tool_use")]
+    model = sinkscope.load(str(save_words(save_tiny("llama", tmp_path), {EOS: "<|end|>"}, eos_token="<|end|>", template=template)))
+    with pytest.raises(ModelError, match=r"expected a chat template named 'default' in its tokenizer, found 'rag', 'tool_use'; name one"):
+        model.chat([{"role": "user", "content": "w3"}])
+
+
+@pytest.mark.parametrize("name", ["chat_template.jinja", "additional_chat_templates/tool.jinja"])
+def test_a_template_that_is_no_text(name, tmp_path):
+    file = SAVE["llama"](save_tiny("llama", tmp_path)) / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_bytes(b"\xff\xfe")
+    assert f"{file}: expected UTF-8 text, found byte 0xff at 0; save it as UTF-8 or fetch it again" in refusal(tmp_path)
 
 
 @pytest.mark.parametrize(("name", "key"), [("llada", "max_sequence_length"), ("dream", "max_position_embeddings")])

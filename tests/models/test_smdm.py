@@ -338,8 +338,10 @@ def test_all_files_of_the_tokenizer_are_copied_or_refused(tmp_path, tokenizer):
     folder = tmp_path / "tokenizer"
     shutil.copytree(tokenizer, folder)
     (folder / "added_tokens.json").write_text("{}")
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool.jinja").write_text("x")
     out = convert(tmp_path / "model.pth", tmp_path / "model", tokenizer=folder, heads=SHAPE.n_head)
-    assert {path.name for path in folder.iterdir()} <= {path.name for path in out.iterdir()}
+    assert {path.relative_to(folder) for path in folder.rglob("*")} <= {path.relative_to(out) for path in out.rglob("*")}
     (folder / "chat_template.jinja").unlink()
     (folder / "chat_template.jinja").mkdir()
     with pytest.raises(ModelError, match=rf"^{folder}/chat_template\.jinja: expected a regular file, found a folder; fetch the tokenizer"):

@@ -247,7 +247,13 @@ class Model:
 
     def _template(self, instead: str) -> str | None:
         """Return the family's chat template; None where the tokenizer has its own."""
-        if getattr(self.tokenizer, "chat_template", None):
+        own = getattr(self.tokenizer, "chat_template", None)
+        if isinstance(own, Mapping) and "default" not in own:
+            raise ModelError(
+                f"{self.card.name}: expected a chat template named 'default' in its tokenizer, found {', '.join(map(shown, own))}; "
+                "name one of them so, or pass the prompt as text"
+            )
+        if own:
             return None
         if self.family.chat_template is None:
             raise ModelError(f"{self.card.name}: its tokenizer has no chat template; {instead}")

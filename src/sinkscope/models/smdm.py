@@ -28,7 +28,7 @@ from sinkscope.models.fetched_files import NOT_FETCHED, is_pointer
 from sinkscope.models.layouts import MARK
 from sinkscope.models.loading import quiet
 from sinkscope.models.sink_token import KEY, SinkToken, check_token_id, split_config
-from sinkscope.models.tokenization import ADDED, CORE, PIECES, SETTINGS, SPECIAL, TEMPLATE, load_tokenizer
+from sinkscope.models.tokenization import ADDED, CORE, PIECES, SETTINGS, SPECIAL, TEMPLATES, load_tokenizer, template_files
 from sinkscope.models.weights import DTYPES
 from sinkscope.work_items import write_whole
 
@@ -50,7 +50,7 @@ PLAIN = {
 ZIP, MAGIC = b"PK\x03\x04", bytes.fromhex("6cfc9c46f9206aa85019")
 """How files of torch.save begin: today's zip archives, and the number that stands first in the older pickles."""
 FUSED, PACKED = "attn.attn.weight", "mlp.swiglu.w12.weight"
-TOKENIZER_FILES = (CORE, SETTINGS, SPECIAL, ADDED, PIECES, TEMPLATE)
+TOKENIZER_FILES = (CORE, SETTINGS, SPECIAL, ADDED, PIECES)
 
 
 @checked
@@ -69,9 +69,8 @@ def convert(file: Path, out: Path, *, tokenizer: Path, heads: int | None = None)
     """
     if not (tokenizer / "tokenizer.json").exists() and not (tokenizer / "tokenizer.model").exists():
         raise CallError(f"--tokenizer {tokenizer}: expected a folder with tokenizer.json, found none")
-    for name in TOKENIZER_FILES:
-        if exists(tokenizer / name):
-            check_regular(tokenizer / name, ModelError, "fetch the tokenizer again")
+    for path in _tokenizer_files(tokenizer):
+        check_regular(path, ModelError, "fetch the tokenizer again")
     if heads is not None and heads < 1:
         raise CallError(f"--heads: expected a whole number from 1 upwards, found {heads}")
     with claimed_folder(out, ModelError):
@@ -91,19 +90,27 @@ def _write(out: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], 
     """
     from safetensors.torch import save
 
+    copied = [out / path.relative_to(tokenizer) for path in _tokenizer_files(tokenizer)]
     try:
-        for name in TOKENIZER_FILES:
-            if (tokenizer / name).exists():
-                shutil.copy(tokenizer / name, out / name)
+        for path in copied:
+            path.parent.mkdir(exist_ok=True)
+            shutil.copy(tokenizer / path.relative_to(out), path)
         content = sealed(save({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, metadata={"format": "pt"}))
         for name, pieces in (("model.safetensors", content), ("config.json", [f"{json.dumps(config, indent=2)}\n".encode()])):
             write_whole(out / name, pieces, ModelError, "make room or choose another folder")
     except BaseException as error:
-        for name in (*TOKENIZER_FILES, "model.safetensors", "config.json"):
-            (out / name).unlink(missing_ok=True)
+        for path in (*copied, out / "model.safetensors", out / "config.json"):
+            path.unlink(missing_ok=True)
+        if (out / TEMPLATES).exists():
+            (out / TEMPLATES).rmdir()
         if isinstance(error, OSError):
             raise ModelError(f"{out} cannot be written ({error.strerror or error}); make room or choose another folder") from error
         raise
+
+
+def _tokenizer_files(folder: Path) -> list[Path]:
+    """Return the files that a tokenizer is read from."""
+    return [*(folder / name for name in TOKENIZER_FILES if exists(folder / name)), *template_files(folder)]
 
 
 def _check_tokenizer(folder: Path, config: Mapping[str, Any], file: Path) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sinkscope.documents import describe, read_json_object, shown
+from sinkscope.documents import describe, exists, files_in, read_json_object, read_text, shown
 from sinkscope.errors import ModelError, first_line
 from sinkscope.models.families import FAMILIES
 from sinkscope.models.family import Family
@@ -18,6 +18,7 @@ _STOCK_CLASSES = (*_DATA_CLASSES, *_BYTE_PAIR_CLASSES, "LlamaTokenizer", "LlamaT
 CORE, SETTINGS, VOCABULARY, MERGES = "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"
 PIECES = "tokenizer.model"
 SPECIAL, ADDED, TEMPLATE = "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"
+TEMPLATES = "additional_chat_templates"
 _KEYS = frozenset(("content", "single_word", "lstrip", "rstrip", "normalized", "special", "__type"))
 """What an added token may say of itself."""
 
@@ -50,7 +51,7 @@ def load_tokenizer(folder: Path, family: Family, config: Mapping[str, Any]) -> A
 def _check_beginnings(folder: Path) -> None:
     """Raise an error for a file that was not fetched, or that transformers would not read as it stands."""
     whole = (folder / CORE).exists()
-    for name in (SETTINGS, SPECIAL, ADDED, TEMPLATE, *((CORE,) if whole else (VOCABULARY, MERGES))):
+    for name in (SETTINGS, SPECIAL, ADDED, *((CORE,) if whole else (VOCABULARY, MERGES))):
         check_text(folder / name)
     if not whole:
         check_fetched(folder / PIECES)
@@ -69,8 +70,7 @@ def _check_settings(settings: Mapping[str, Any], family: Family, config: Mapping
     longest = settings.get("model_max_length")
     if isinstance(longest, bool) or not isinstance(longest, int | float | None):
         raise ModelError(f"{file}: model_max_length: expected a number of tokens, found {describe(longest)}")
-    if not isinstance(settings.get("chat_template"), str | list | None):
-        raise ModelError(f"{file}: chat_template: expected Jinja as text, found {settings['chat_template']!r}")
+    _check_template(settings.get("chat_template"), file)
     added = settings.get("added_tokens_decoder") or {}
     if not isinstance(added, Mapping):
         raise ModelError(f"{file}: added_tokens_decoder: expected an object from id to token, found {added!r}")
@@ -92,8 +92,27 @@ def _check_settings(settings: Mapping[str, Any], family: Family, config: Mapping
         )
 
 
+def _check_template(template: Any, file: str) -> None:
+    """Raise an error for a chat template that is neither text nor a list of texts by name."""
+    if template is None or isinstance(template, str):
+        return
+    if not isinstance(template, list):
+        raise ModelError(f"{file}: chat_template: expected Jinja as text, found {template!r}")
+    for one in template:
+        if not isinstance(one, Mapping) or not all(isinstance(one.get(key), str) for key in ("name", "template")):
+            raise ModelError(f"{file}: chat_template: expected templates with name and template as text, found {shown(one)}")
+
+
+def template_files(folder: Path) -> list[Path]:
+    """Return the files of a tokenizer's chat templates."""
+    return [path for path in (folder / TEMPLATE, *files_in(folder / TEMPLATES, "*.jinja", ModelError)) if exists(path)]
+
+
 def _check_files(folder: Path) -> None:
     """Raise an error for damage that the tokenizers library would report without the name of the file."""
+    for path in template_files(folder):
+        check_text(path)
+        read_text(path, ModelError, "save it as UTF-8 or fetch it again", most=LARGEST_TEXT)
     if (folder / SPECIAL).exists():
         _read_object(folder / SPECIAL)
     if (folder / ADDED).exists():
