@@ -52,7 +52,11 @@ def templated(model, template, family=None):
             "expected Jinja, found a mistake in line 1 .*; correct it or evaluate it on raw text, with --protocol none",
         ),
         ("{{ raise_exception('no system') }}", CallError, r"found one that it refuses \(no system\); evaluate it on raw text"),
-        ({"tools": "x"}, CallError, "found one that it refuses"),
+        (
+            {"tools": "x"},
+            ModelError,
+            "expected a chat template named 'default' in its tokenizer, found 'tools'; .* raw text, with --protocol",
+        ),
         ("{{ messages[0]['content'] }} xylophones", CallError, "does not know 'xylophones'"),
     ],
 )

@@ -251,7 +251,7 @@ class Model:
         if isinstance(own, Mapping) and "default" not in own:
             raise ModelError(
                 f"{self.card.name}: expected a chat template named 'default' in its tokenizer, found {', '.join(map(shown, own))}; "
-                "name one of them so, or pass the prompt as text"
+                f"name one of them so, or {instead}"
             )
         if own:
             return None
