@@ -245,6 +245,10 @@ def broken(tmp_path, content, name="test.jsonl"):
             "row 1: expected the field 'task_id' as text, found only question",
         ),
         ("gsm8k", b'{"question": "a", "answer": "7"}\n', "test row 1: expected an answer that ends in '#### NUMBER', found '7'"),
+        ("gsm8k", b'{"question": "a", "answer": "####"}\n', "test row 1: expected an answer that ends in '#### NUMBER', found '####'"),
+        ("gsm8k", b'{"question": "a", "answer": "#### apples"}\n', "that ends in '#### NUMBER', found '#### apples'"),
+        ("gsm8k", b'{"question": "a", "answer": "#### 7 apples"}\n', "that ends in '#### NUMBER', found '#### 7 apples'"),
+        ("gsm8k", b'{"question": "a", "answer": "####7"}\n', "that ends in '#### NUMBER', found '####7'"),
         ("gsm8k", b"[1]\n", 'row 1: expected an object like {"question": "…", "answer": "…"}, found list'),
         ("gsm8k", b"PAR1\xff\xfe", "expected JSON lines, plain or in gzip, found Parquet"),
         ("gsm8k", b'{"question": "\xe9"}', "expected JSON lines in UTF-8, found byte 0xe9 at 14; save the file as UTF-8"),
@@ -272,6 +276,10 @@ def test_data_that_is_not_there(tmp_path, gsm8k_folder):
         task.prompt(task.problems()[0], 0, 5)
     file = find_task("gsm8k", {"gsm8k": gsm8k_folder / "test.jsonl"})
     assert file.prompt(file.problems()[0], 0, 2).count("Question: Train") == 2
+    both = find_task("gsm8k", {"gsm8k": gsm8k_folder / "train.jsonl"})
+    assert both.prompt(both.problems()[0], 0, 0) == "Question: Train 0?\nAnswer:"
+    with pytest.raises(CallError, match=r"train.jsonl: expected the problems in another file than train.jsonl, .* --shots 0 does without"):
+        both.prompt(both.problems()[0], 0, 1)
 
 
 @pytest.fixture

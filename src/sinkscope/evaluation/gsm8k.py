@@ -124,7 +124,8 @@ class _Turn:
 def _with_answers(source: Source, split: str) -> tuple[Row, ...]:
     rows = source.rows(split)
     for number, row in enumerate(rows, 1):
-        if "####" not in row["answer"]:
+        answer = row["answer"].rstrip()
+        if "####" not in answer or (split == "test" and not ("#### " in answer and score_answer(answer, answer).correct)):
             where = source.hub[0] if source.path is None else f"--data gsm8k={source.path}"
             raise CallError(f"{where}, {split} row {number}: expected an answer that ends in '#### NUMBER', found {row['answer'][-60:]!r}")
     return rows

@@ -71,6 +71,11 @@ class Source:
         folder = path if path.is_dir() else path.parent
         for name in self.files[split]:
             for file in (folder / name, folder / f"{name}.gz"):
+                if path.is_file() and file.is_file() and file.samefile(path):
+                    raise CallError(
+                        f"--data {self.key}={path}: expected the problems in another file than {name}, from which few-shot prompts are "
+                        "drawn, found one file for both; --shots 0 does without"
+                    )
                 if file.is_file():
                     return file
         why = "; few-shot prompts are drawn from it, --shots 0 does without" if split == "train" else ""
