@@ -166,7 +166,7 @@ def test_a_stock_tokenizer_that_needs_code_of_the_folder(tmp_path):
     ("settings", "fragment"),
     [
         ({"added_tokens_decoder": {"57": {"content": ""}}}, "added_tokens_decoder: 57: content: expected the text of a token, found none"),
-        ({"added_tokens_decoder": {"57": {"content": "<|end|>", "foo": 1}}}, "57: expected the keys __type, content, lstrip, "),
+        ({"added_tokens_decoder": {"57": {"content": "<|end|>", "foo": 1}}}, "added_tokens_decoder: 57: expected the keys __type, content"),
         ({"eos_token": {"content": "<|eot|>", "foo": 1}}, "eos_token: expected the keys __type, content, lstrip, "),
     ],
 )
@@ -176,6 +176,13 @@ def test_a_token_that_says_what_no_token_says(settings, fragment, tmp_path, capf
     file = folder / "tokenizer_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | settings))
     assert f"{file}: " in refusal(folder) and fragment in refusal(folder)
+    assert not any(capfd.readouterr())
+
+
+def test_a_special_token_that_says_what_no_token_says(tmp_path, capfd):
+    file = SAVE["llama"](save_tiny("llama", tmp_path)) / "special_tokens_map.json"
+    file.write_text(json.dumps({"eos_token": {"content": "<|eot|>", "foo": 1}}))
+    assert f"{file}: eos_token: expected the keys __type, content" in refusal(tmp_path)
     assert not any(capfd.readouterr())
 
 
@@ -289,6 +296,12 @@ def test_a_conversation_that_the_template_cannot_write(template, kind, message, 
     save_words(save_tiny("llama", tmp_path), {EOS: "<|end|>"}, eos_token="<|end|>", template=template)
     with pytest.raises(kind, match=message):
         sinkscope.load(str(tmp_path)).chat([{"role": "user", "content": "w3"}])
+
+
+def test_a_list_of_no_templates_is_none(tmp_path):
+    model = sinkscope.load(str(save_words(save_tiny("llama", tmp_path), {EOS: "<|end|>"}, eos_token="<|end|>", template=[])))
+    with pytest.raises(ModelError, match=r"its tokenizer has no chat template; pass the prompt as text"):
+        model.chat([{"role": "user", "content": "w3"}])
 
 
 def test_templates_without_a_default(tmp_path):

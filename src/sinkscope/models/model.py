@@ -248,7 +248,7 @@ class Model:
     def _template(self, instead: str) -> str | None:
         """Return the family's chat template; None where the tokenizer has its own."""
         own = getattr(self.tokenizer, "chat_template", None)
-        if isinstance(own, Mapping) and "default" not in own:
+        if isinstance(own, Mapping) and own and "default" not in own:
             raise ModelError(
                 f"{self.card.name}: expected a chat template named 'default' in its tokenizer, found {', '.join(map(shown, own))}; "
                 f"name one of them so, or {instead}"

@@ -79,9 +79,7 @@ def _check_settings(settings: Mapping[str, Any], family: Family, config: Mapping
             raise ModelError(f"{file}: added_tokens_decoder: {number}: expected an id and a token with its content, found {token!r}")
         if not token["content"]:
             raise ModelError(f"{file}: added_tokens_decoder: {number}: content: expected the text of a token, found none; remove it")
-    for name, token in (*added.items(), *settings.items()):
-        if isinstance(token, Mapping) and "content" in token and (unknown := [key for key in token if key not in _KEYS]):
-            raise ModelError(f"{file}: {name}: expected the keys {', '.join(sorted(_KEYS))}, found {shown(unknown[0])}; remove it")
+    _check_tokens({f"added_tokens_decoder: {number}": token for number, token in added.items()} | dict(settings), file)
     if kind in family.tokenizer_classes:
         return
     stock = config.get("model_type") in STOCK
@@ -90,6 +88,13 @@ def _check_settings(settings: Mapping[str, Any], family: Family, config: Mapping
             f"{file}: tokenizer_class: expected PreTrainedTokenizerFast for {family.name}, found {kind!r}; "
             "it may need code of the folder, which sinkscope never runs"
         )
+
+
+def _check_tokens(tokens: Mapping[str, Any], file: str) -> None:
+    """Raise an error for a token that says of itself what the tokenizers library, which prints that, does not know."""
+    for name, token in tokens.items():
+        if isinstance(token, Mapping) and "content" in token and (unknown := [key for key in token if key not in _KEYS]):
+            raise ModelError(f"{file}: {name}: expected the keys {', '.join(sorted(_KEYS))}, found {shown(unknown[0])}; remove it")
 
 
 def _check_template(template: Any, file: str) -> None:
@@ -114,7 +119,7 @@ def _check_files(folder: Path) -> None:
         check_text(path)
         read_text(path, ModelError, "save it as UTF-8 or fetch it again", most=LARGEST_TEXT)
     if (folder / SPECIAL).exists():
-        _read_object(folder / SPECIAL)
+        _check_tokens(_read_object(folder / SPECIAL), f"{folder}/{SPECIAL}")
     if (folder / ADDED).exists():
         _read_numbers(folder / ADDED)
     if (folder / CORE).exists():
