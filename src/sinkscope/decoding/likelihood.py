@@ -86,7 +86,7 @@ def log_likelihood(
     check_likelihood(model.family, model.card.name, method, samples, guidance, seed, batch)
     _refuse_previous(model)
     refuse_block_diffusion(model)
-    prefix, target = _encode(model, context, continuation)
+    prefix, target = encode_pair(model, context, continuation)
     if len(prefix) + len(target) > model.card.max_positions:
         raise CallError(f"the canvas does not fit: a context of {len(prefix)} tokens and a continuation of {len(target)}, {model.limit}")
     length = len(target)
@@ -205,8 +205,12 @@ def _canvases_of_their_own(model: Model) -> AbstractContextManager[None]:
     return nullcontext() if session is None else session.foreign_generation()
 
 
-def _encode(model: Model, context: Any, continuation: Any) -> tuple[list[int], list[int]]:
-    """Return the token ids of the context and of the continuation."""
+def encode_pair(model: Model, context: Any, continuation: Any) -> tuple[list[int], list[int]]:
+    """Return the token ids of the context and of the continuation, as `log_likelihood` takes them.
+
+    Raises:
+        CallError: what `log_likelihood` refuses in them.
+    """
     if isinstance(continuation, str) and not continuation:
         raise CallError("expected a continuation with at least one token, found an empty one")
     if isinstance(context, str) and isinstance(continuation, str):

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from sinkscope.argument_types import plain
 from sinkscope.decoding import Likelihood, generate, log_likelihood
-from sinkscope.decoding.likelihood import check_likelihood
+from sinkscope.decoding.likelihood import check_likelihood, encode_pair
 from sinkscope.errors import CallError
 from sinkscope.evaluation.task_data import Source, hash_rows
 from sinkscope.models import Family, Model
@@ -243,5 +243,9 @@ def settings_for(given: Mapping[str, Any], defaults: Mapping[str, Any], family: 
 
 
 def count_tokens(model: Model, question: Question) -> int:
-    """Return the number of tokens of a question with its longest choice."""
-    return max(len(model.encode(f"{question.context} {choice}")) for choice in question.choices)
+    """Return the number of tokens of a question with its longest choice.
+
+    Raises:
+        CallError: a text that has no likelihood.
+    """
+    return max(sum(map(len, encode_pair(model, question.context, f" {choice}"))) for choice in question.choices)
