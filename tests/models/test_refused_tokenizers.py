@@ -257,6 +257,20 @@ def test_an_unknown_token_that_only_tokenizer_json_names(tmp_path):
             call()
 
 
+def test_an_unknown_token_that_also_begins_texts(tmp_path):
+    folder = SAVE["llama"](save_tiny("llama", tmp_path))
+    core = json.loads((folder / "tokenizer.json").read_text())
+    begin = {"id": "w0", "ids": [0], "tokens": ["w0"]}
+    single = [{"SpecialToken": {"id": "w0", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    pair = [*single, {"Sequence": {"id": "B", "type_id": 0}}]
+    core["post_processor"] = {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": {"w0": begin}}
+    (folder / "tokenizer.json").write_text(json.dumps(core))
+    model = sinkscope.load(str(folder))
+    assert model.encode("w3") == [0, 3]
+    with pytest.raises(CallError, match="does not know 'zzz';"):
+        model.encode("w3 zzz")
+
+
 def test_an_unknown_token_that_is_none_of_the_tokens(tmp_path):
     file = SAVE["llama"](save_tiny("llama", tmp_path)) / "tokenizer.json"
     core = json.loads(file.read_text())

@@ -380,4 +380,15 @@ def test_a_call_that_does_not_fit_is_refused(tmp_path, tokenizer):
 def test_the_command_converts(tmp_path, tokenizer, capsys):
     torch.save(lit_gpt_weights("none"), tmp_path / "model.pth")
     Convert(file=tmp_path / "model.pth", out=tmp_path / "model", tokenizer=tokenizer, heads=6).run()
-    assert capsys.readouterr().out == f"{tmp_path / 'model'}\n"
+    printed = capsys.readouterr()
+    assert printed.out == f"{tmp_path / 'model'}\n"
+    missing = MASK - len(sinkscope.load(str(tmp_path / "model")).tokenizer)
+    assert printed.err == f"{missing:,} of its tokens have no text in {tokenizer}: is it the tokenizer with which the model was trained?\n"
+
+
+def test_a_tokenizer_of_all_tokens_is_not_noted(tmp_path, tokenizer, capsys):
+    torch.save(lit_gpt_weights("none"), tmp_path / "model.pth")
+    known = len(json.loads((tokenizer / "tokenizer.json").read_text())["model"]["vocab"])
+    whole = retold("whole", tokenizer, tmp_path, **{f"token{number}": number for number in range(known, MASK)})
+    Convert(file=tmp_path / "model.pth", out=tmp_path / "model", tokenizer=whole, heads=6).run()
+    assert capsys.readouterr().err == ""

@@ -27,6 +27,9 @@ class Convert(Command):
     heads: Annotated[Few | None, default_is("the published")] = None
 
     def run(self) -> None:
-        from sinkscope.models.smdm import convert
+        from sinkscope.commands.output import note
+        from sinkscope.models.smdm import convert, tokens_without_text
 
         print(convert(self.file, self.out, tokenizer=self.tokenizer, heads=self.heads))
+        if missing := tokens_without_text(self.out):
+            note(f"{missing:,} of its tokens have no text in {self.tokenizer}: is it the tokenizer with which the model was trained?")

@@ -175,7 +175,8 @@ class Model:
         if unknown is None or unknown not in ids:
             return
         pieces = self.tokenizer(prompt, add_special_tokens=special, return_offsets_mapping=True, verbose=False)
-        spans = [span for token, span in zip(pieces.input_ids, pieces.offset_mapping, strict=True) if token == unknown]
+        found = zip(pieces.input_ids, pieces.offset_mapping, strict=True)
+        spans = [(a, b) for token, (a, b) in found if token == unknown and b > a]  # others are put around the text
         words = [word for a, b in spans if (word := prompt[a:b].strip() or prompt[a:b]) != own_text]
         if not words:
             return

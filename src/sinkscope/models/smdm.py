@@ -25,6 +25,7 @@ from sinkscope.errors import CallError, ModelError
 from sinkscope.locks import claimed_folder, names_in
 from sinkscope.models.families import FAMILIES
 from sinkscope.models.fetched_files import NOT_FETCHED, is_pointer
+from sinkscope.models.folders import read_config
 from sinkscope.models.layouts import MARK
 from sinkscope.models.loading import quiet
 from sinkscope.models.sink_token import KEY, SinkToken, check_token_id, split_config
@@ -124,6 +125,14 @@ def _check_tokenizer(folder: Path, config: Mapping[str, Any], file: Path) -> Non
     except ModelError as error:
         mask = config["mask_token_id"]
         raise ModelError(f"{file}, whose mask is token {mask}, does not go with --tokenizer {folder}: {error}") from error
+
+
+def tokens_without_text(folder: Path) -> int:
+    """Return how many tokens of a converted model its tokenizer lacks, besides the mask and the sink, which have no text."""
+    config = read_config(folder)
+    with quiet():
+        tokenizer = load_tokenizer(folder, FAMILIES["smdm"], split_config(config, str(folder))[0])
+    return max(0, config["mask_token_id"] - len(tokenizer))
 
 
 def read_tensors(file: Path) -> dict[str, Tensor]:
