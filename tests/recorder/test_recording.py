@@ -280,7 +280,8 @@ def test_the_same_folder_can_be_recorded_again_where_that_is_said(diffusion, out
         return {path.name: path.stat().st_ino for path in out.iterdir()}
 
     first = record()
-    with pytest.raises(CallError, match="already holds a trace; choose another folder, or replace it: overwrite=True, --overwrite"):
+    held = "statistics" if keep == "statistics" else "a trace"
+    with pytest.raises(CallError, match=f"already holds {held}; choose another folder, or replace it: overwrite=True, --overwrite"):
         record()
     assert {path.name: path.stat().st_ino for path in out.iterdir()} == first
     again = record(overwrite=True)
