@@ -189,8 +189,7 @@ def parse_json(content: bytes | str, where: str, failure: Failure, advice: str =
 
     Args:
         where: names it in messages.
-        any_number: allows large and infinite numbers and names that stand twice, for files whose fields are all checked where they
-            are used.
+        any_number: allows large and infinite numbers, for files whose fields are all checked where they are used.
 
     Raises:
         failure: no JSON, or beyond the bounds; a name that stands twice in one object.
@@ -198,14 +197,13 @@ def parse_json(content: bytes | str, where: str, failure: Failure, advice: str =
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len(found := dict(pairs)) < len(pairs):
-            names = [name for name, _ in pairs]
-            twice = next(name for name in names if names.count(name) > 1)
+            twice = next(name for name, _ in pairs if found.pop(name, pairs) is pairs)
             raise failure(_message(where, f"expected each name once in an object, found {_shorten(ascii(twice))} twice", advice))
         return found
 
     text = content if isinstance(content, str) else _decoded(content, where, failure, advice)
     try:
-        found = json.loads(text, object_pairs_hook=None if any_number else once)
+        found = json.loads(text, object_pairs_hook=once)
     except failure:
         raise
     except json.JSONDecodeError as error:

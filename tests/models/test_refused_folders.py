@@ -63,6 +63,16 @@ def test_a_config_that_is_no_json(folder, text, fragment):
     assert fragment in message and CONFIG in message
 
 
+@pytest.mark.parametrize("name", [CONFIG, "tokenizer.json", "tokenizer_config.json", "generation_config.json"])
+def test_a_name_that_stands_twice(folder, name):
+    """The last would be taken without a word."""
+    content = (folder / name).read_text() if (folder / name).exists() else "{}"
+    (folder / name).write_text(
+        '{"model_type": 1,' + content.lstrip()[1:].rstrip()[:-1].rstrip() + "," * (content != "{}") + '"model_type": 2}'
+    )
+    assert f"{folder / name}: expected each name once in an object, found 'model_type' twice" in refusal(folder)
+
+
 def test_an_unknown_model_type(folder):
     configure(folder, model_type="mamba")
     message = refusal(folder)
