@@ -313,6 +313,10 @@ def test_a_decoder_may_write_more_tokens_than_its_encoder_read(tmp_path):
     rate = summarise(cross).kept(Evenness)
     np.testing.assert_array_equal(rate.over_third[:, 0], (columns[:, 0] / np.arange(1, 13)[:, None, None]).max(axis=-1) > 0.3)
     assert sinkscope.analyse(cross).prompts == 1
+    with pytest.raises(CallError, match=r"of one stack's attention, found that of model\.encoder and that of model\.decoder; analyse each"):
+        sinkscope.analyse(sinkscope.open_traces(tmp_path / "t"))
+    with pytest.raises(CallError, match=r"found that of model\.decoder and that of model\.decoder to model\.encoder; analyse each"):
+        sinkscope.analyse(sinkscope.open_traces(tmp_path / "t")[1:])
 
 
 def test_tokens_that_are_unknown_are_counted_as_such(tmp_path):

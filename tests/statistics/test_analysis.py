@@ -107,6 +107,10 @@ def test_what_does_not_go_together_is_refused():
     with pytest.raises(CallError, match=r"expected traces of one model, 2 layers × 3 heads as in the first; found 2 × 4"):
         analyse(mixed, FEW)
     two = list(random_traces(2))
+    two[1].manifest["hidden"] = [{"rule": "top:1"}]
+    with pytest.raises(CallError, match="expected keys hidden in all traces or in none, found both; analyse each kind by itself"):
+        analyse(two, FEW)
+    del two[1].manifest["hidden"]
     for one, name in zip(two, ("first", "second"), strict=True):
         one.manifest["model"] = {"name": name, "weight_hash": f"{name}-of-these-weights"}
     with pytest.raises(CallError, match=r"expected traces of one model, found first \(weights first-of-the…\) and second \(weights second"):

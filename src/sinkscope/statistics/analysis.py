@@ -232,7 +232,8 @@ def analyse(
         seed: of the resampled prompts and the shifted commits.
 
     Raises:
-        CallError: no trace, one given twice, traces of different models, or thresholds or a seed that cannot be.
+        CallError: no trace, one given twice, traces of different models or stacks, traces with and without hidden keys, or thresholds
+            or a seed that cannot be.
         SinkscopeError: a trace without a whole step.
     """
     if seed < 0:
@@ -240,6 +241,7 @@ def analyse(
     prompts = _Prompts(thresholds, choice, seed)
     shape: tuple[int, int] | None = None
     weights: tuple[Any, Any] | None = None
+    kind: tuple[str, bool] | None = None
     texts: list[Any] = []
     taken: dict[Path | str, Path] = {}
     given = [traces] if isinstance(traces, Trace | str | Path) else traces
@@ -258,6 +260,7 @@ def analyse(
         shape = found
         manifest = held(trace, "manifest") or {}
         weights = _same_model(weights, manifest.get("model") or {})
+        kind = _same_kind(kind, manifest)
         texts.append(manifest.get("prompt"))
         prompts.add(prompt)
     if shape is None:
@@ -337,6 +340,18 @@ def _same_model(first: tuple[Any, Any] | None, model: Mapping[str, Any]) -> tupl
             f"(weights {str(found[1])[:12]}…). Analyse each model by itself"
         )
     return found
+
+
+def _same_kind(first: tuple[str, bool] | None, manifest: Mapping[str, Any]) -> tuple[str, bool]:
+    """Return whose attention a trace holds, and whether keys were hidden; raise an error where the first trace says otherwise."""
+    stack, source = manifest.get("stack"), manifest.get("attends_to")
+    whose = (stack or "the model") + ("" if stack == source else f" to {source or 'states of a caller'}")
+    found = (whose, bool(manifest.get("hidden")))
+    if first is None or first == found:
+        return found
+    if first[0] != whose:
+        raise CallError(f"expected traces of one stack's attention, found that of {first[0]} and that of {whose}; analyse each by itself")
+    raise CallError("expected keys hidden in all traces or in none, found both; analyse each kind by itself, or compare them (--versus)")
 
 
 def _plain(number: float) -> float | None:
