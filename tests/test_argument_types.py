@@ -51,6 +51,7 @@ BAD = [
     ((1, 0.5, "a", 5), {}, "more: expected text, found 5"),
     ((1,), {"name": b"x"}, "name: expected text or None, found bytes"),
     ((1,), {"path": ""}, "path: expected a path, found an empty text"),
+    ((1,), {"path": "a" * 300}, "path: expected a path of at most 4096 bytes, 255 for a name, found .aaa"),
     ((1,), {"path": "a\0b"}, r"path: expected a path, found 'a\\x00b'"),
     ((1,), {"path": "\ud800"}, r"path: expected a path, found '\\ud800'"),
     ((1,), {"path": 5}, "path: expected text or a path, found 5"),

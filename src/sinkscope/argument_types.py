@@ -125,7 +125,8 @@ def check_argument(name: str, value: Any, hint: Any) -> None:
         CallError: such a value, at any depth.
     """
     if isinstance(value, str | Path) and Path in _parts(hint) and not _may_be_path(str(value)):
-        raise CallError(f"{name}: expected a path, found {in_words(str(value)) if str(value) else 'an empty text'}")
+        limit = f" of at most {LONGEST_PATH} bytes, {LONGEST_NAME} for a name" if len(str(value)) > LONGEST_NAME else ""
+        raise CallError(f"{name}: expected a path{limit}, found {in_words(str(value)) if str(value) else 'an empty text'}")
     if fits(value, hint):
         return
     inner = _parts(hint)

@@ -177,3 +177,15 @@ def test_a_trace_of_masks_says_what_is_masked(tmp_path):
     assert np.array_equal(trace.masked[:].astype(bool), trace.tokens[:] == MASK)
     assert trace.manifest["sampler"]["name"] == "sdar" and trace.manifest["sampler"]["seed"] == 1
     assert trace.manifest["complete"] and len(trace.tokens[trace.steps - 1]) == 24
+
+
+def test_in_block_diffusion_the_queries_from_the_block_of_the_key_on_see_it(tmp_path):
+    model = seeded_model("sdar")
+    with sinkscope.recording(model, out=tmp_path / "t"):
+        sinkscope.generate(model, [5, 6, 7, 8, 9], length=12)
+    trace = sinkscope.open_trace(tmp_path / "t")
+    block, lengths, sinks = trace.manifest["sampler"]["block"], trace.lengths[:], find_sinks(trace, excess=0.1)
+    seeing = lengths[sinks.step] - sinks.position // block * block
+    assert len(sinks) and len(set(seeing.tolist())) > 2
+    np.testing.assert_allclose(sinks.visible_query_mean, sinks.column_sum / seeing, rtol=1e-6)
+    assert sinks.visible_query_mean.max() <= 1

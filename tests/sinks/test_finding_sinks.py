@@ -10,7 +10,9 @@ import sinkscope
 from sinkscope.errors import CallError, SinkscopeError
 from sinkscope.sinks import excess_of, find_sinks, in_unit, is_sink, last_query_window, visible_query_mean
 from sinkscope.statistics import summarise
+from sinkscope.statistics.answer_queries import AnswerMain
 from sinkscope.statistics.concentration import Evenness
+from sinkscope.statistics.groups import GroupSinks
 
 STEPS, LAYERS, HEADS, KEYS = 5, 2, 3, 14
 
@@ -169,3 +171,19 @@ def test_behind_a_cache_the_mean_is_over_the_queries_that_were_computed(diffusio
     np.testing.assert_allclose(sinks.visible_query_mean, sinks.column_sum / computed[sinks.step, sinks.layer, sinks.head], rtol=1e-5)
     means = columns / computed[..., None]
     np.testing.assert_array_equal(summarise(trace).kept(Evenness).over_third, means.max(axis=-1) > 0.3)
+
+
+def test_behind_a_cache_answers_are_scaled_by_the_queries_that_were_computed(diffusion, tmp_path):
+    with sinkscope.recording(diffusion, out=tmp_path / "t"):
+        sinkscope.generate(diffusion, "Q: 1\nA:", length=16, steps=16, block=4, cache="fast-dllm-dual")
+    trace = sinkscope.open_trace(tmp_path / "t")
+    prompt, length = trace.manifest["prompt_length"], trace.column_sums.shape[-1]
+    summary = summarise(trace)
+    found, groups = summary.kept(AnswerMain), summary.kept(GroupSinks)
+    for step in range(trace.steps):
+        columns, of_prompt = trace.column_sums[step], trace.column_sums_prompt[step]
+        whole = round(float(columns[0, 0].sum())) == length
+        scaled = (columns - of_prompt) * length / (length - prompt if whole else 4)
+        assert_close(found.queries[step], excess_of(scaled).max(axis=-1), terms=4 * length, dtype=torch.float32)
+        if not whole:  # four queries are too few for a group
+            assert np.isnan(groups.excess[step]).all() and (groups.position[step] < 0).all()

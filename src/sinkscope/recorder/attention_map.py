@@ -20,6 +20,9 @@ from sinkscope.traces import Trace
 from sinkscope.traces.stored_maps import TOLERANCE, check_place, column_difference
 from sinkscope.traces.top_columns import kept_columns
 
+EXACT = 1e-3
+"""Tolerance where keys were hidden, which coarse rounding must not excuse; a map that is refused for rounding alone is no loss."""
+
 
 @dataclass(frozen=True, eq=False)
 class AttentionMap:
@@ -102,8 +105,8 @@ def recompute_map(model: Model, trace: Trace, step: int, layer: int, head: int) 
         )
     attention = watcher.attention.cpu().numpy()
     recorded = kept_columns(trace)[step, layer, head, :length]
-    exact = model.card.dtype if not trace.manifest.get("hidden") else "float32"  # hidden keys may hide behind coarse rounding
-    difference, worst = column_difference(attention, recorded, TOLERANCE[exact])
+    exact = EXACT if trace.manifest.get("hidden") else TOLERANCE[model.card.dtype]
+    difference, worst = column_difference(attention, recorded, exact)
     if worst is not None:
         raise TraceError(
             f"{trace.folder}: expected the map's columns to be those recorded; key {worst} has {attention[:, worst].sum():.3f} in the map "

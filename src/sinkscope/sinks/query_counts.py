@@ -4,7 +4,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from sinkscope.sinks.definition import visible_query_mean
-from sinkscope.sinks.followed_columns import Recorded
+from sinkscope.sinks.followed_columns import Followed, Recorded
 from sinkscope.traces.reading import Trace, attends_elsewhere
 
 
@@ -30,13 +30,20 @@ def count_queries(
 def query_means(recorded: Recorded, columns: Float[np.ndarray, "step layer head key"]) -> Float[np.ndarray, "step layer head key"]:
     """Return columns over the number of queries that may see the key.
 
-    In self-attention of causal models these are all from the key on, whatever window hides older keys; else the queries of the step. Of
-    an object of one's own, which does not tell them, all tokens are.
+    In self-attention of causal models these are all from the key on, whatever window hides older keys, in block diffusion all from the
+    key's block on, else the queries of the step. Of an object of one's own, which does not tell them, all tokens are.
     """
     crossing = attends_elsewhere(getattr(recorded, "manifest", None) or {})
     if not crossing and (recorded.causal or not isinstance(recorded, Trace)):
         return visible_query_mean(columns, recorded.causal)
     tensors = recorded.tensors if isinstance(recorded, Trace) else ()
+    if (
+        Followed.of(recorded).tensor == "newest_columns"
+        and not crossing
+        and (block := (recorded.manifest.get("sampler") or {}).get("block"))
+    ):
+        lengths, position = (~np.isnan(columns)).sum(axis=-1, keepdims=True), np.arange(columns.shape[-1])
+        return columns / np.maximum(lengths - position // block * block, 1)
     hidden = np.asarray(recorded.hidden_norms[:]) if "hidden_norms" in tensors and not crossing else None
     sink_token = np.asarray(recorded.sink_token_columns[:]) if "sink_token_columns" in tensors else None
     return columns / np.maximum(count_queries(columns, hidden, sink_token), 1)[..., None, None]

@@ -67,7 +67,7 @@ class AnswerQueries(Statistic):
         prompt = step.group_sums.get("prompt")
         if prompt is None or step.causal or step.length <= step.prompt_length:
             return None
-        sums = (step.columns.sums - prompt) * (step.length / (step.length - step.prompt_length))
+        sums = (step.columns.sums - prompt) * (step.length / _answer_queries(step, prompt))[:, None, None]
         top = sums.argmax(axis=-1)[..., None]
         excess, percent = excess_of(sums), excess_of(in_unit(sums, "percent"))
         sinks = np.empty((), object)
@@ -98,6 +98,12 @@ class AnswerQueries(Statistic):
             }
 
         return at_thresholds(prompt, values_at)
+
+
+def _answer_queries(step: RecordedStep, prompt: Float[np.ndarray, "layer head key"]) -> Float[np.ndarray, " layer"]:
+    """Return how many of the answer's queries each layer has; behind a cache, where it computes a few tokens, by their attention."""
+    of_prompt = np.where(step.queries == step.length, step.prompt_length, np.rint(prompt.sum(axis=-1).max(axis=-1)))
+    return np.maximum(step.queries - of_prompt, 1).astype(np.float32)
 
 
 def per_head(found: MainMoves, counts: Int[np.ndarray, "layer head"]) -> float:

@@ -53,7 +53,10 @@ class GroupSinks:
         """Return the sinks of one step's groups."""
         shape, length = step.columns.total.shape, float(step.length)
         position, excess = np.full((len(GROUPS), *shape), -1), np.full((len(GROUPS), *shape), np.nan, np.float32)
-        sizes, sums = group_sizes(step.masked, step.prompt_length), group_sums(step)
+        sums = group_sums(step)
+        sizes = group_sizes(step.masked, step.prompt_length)
+        if (step.queries < step.length).any():  # behind a cache, where some tokens are no queries
+            sizes = tuple(_least_queries(sums[group]) if group in sums else 0 for group in GROUPS)
         for number, (group, queries) in enumerate(zip(GROUPS, sizes, strict=True)):
             if group not in sums:
                 position[number] = NOT_RECORDED
@@ -72,6 +75,11 @@ def group_sizes(masked: Bool[np.ndarray, " position"], prompt_length: int) -> tu
     length, masks, prompt = len(masked), int(masked.sum()), min(len(masked), prompt_length)
     written = 0 if masked[:prompt_length].any() else length - masks - prompt
     return masks, length - masks, prompt, written
+
+
+def _least_queries(sums: Float[np.ndarray, "layer head key"]) -> int:
+    """Return how many queries have the attention of column sums, in the layer that has the fewest."""
+    return int(np.rint(sums.sum(axis=-1).max(axis=-1)).min())
 
 
 def group_sums(step: RecordedStep) -> dict[str, Float[np.ndarray, "layer head key"]]:
@@ -103,8 +111,8 @@ def _self_attention(step: RecordedStep) -> tuple[np.ndarray, np.ndarray]:
     top, own = step.columns.top, step.self_attention
     if own is None:
         return np.full(top.shape, np.nan, np.float32), np.full(top.shape, np.nan, np.float32)
-    of_sink = np.nan_to_num(_at(own, top))
-    others = (np.nansum(own, axis=-1) - of_sink) / max(step.length - 1, 1)
+    of_sink = _at(own, top)  # NaN where its own query was not computed, as behind a cache
+    others = (np.nansum(own, axis=-1) - np.nan_to_num(of_sink)) / np.maximum((~np.isnan(own)).sum(axis=-1) - ~np.isnan(of_sink), 1)
     return of_sink.astype(np.float32), others.astype(np.float32)
 
 
