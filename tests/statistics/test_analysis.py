@@ -111,6 +111,9 @@ def test_what_does_not_go_together_is_refused():
     with pytest.raises(CallError, match="expected keys hidden in all traces or in none, found both; analyse each kind by itself"):
         analyse(two, FEW)
     del two[1].manifest["hidden"]
+    two[0].manifest["stack"] = two[0].manifest["attends_to"] = "model"
+    assert analyse(two, FEW, choice=False).prompts == 2  # the second does not say
+    del two[0].manifest["stack"], two[0].manifest["attends_to"]
     for one, name in zip(two, ("first", "second"), strict=True):
         one.manifest["model"] = {"name": name, "weight_hash": f"{name}-of-these-weights"}
     with pytest.raises(CallError, match=r"expected traces of one model, found first \(weights first-of-the…\) and second \(weights second"):

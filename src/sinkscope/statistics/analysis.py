@@ -241,7 +241,7 @@ def analyse(
     prompts = _Prompts(thresholds, choice, seed)
     shape: tuple[int, int] | None = None
     weights: tuple[Any, Any] | None = None
-    kind: tuple[str, bool] | None = None
+    kind: tuple[str | None, bool] | None = None
     texts: list[Any] = []
     taken: dict[Path | str, Path] = {}
     given = [traces] if isinstance(traces, Trace | str | Path) else traces
@@ -342,16 +342,22 @@ def _same_model(first: tuple[Any, Any] | None, model: Mapping[str, Any]) -> tupl
     return found
 
 
-def _same_kind(first: tuple[str, bool] | None, manifest: Mapping[str, Any]) -> tuple[str, bool]:
-    """Return whose attention a trace holds, and whether keys were hidden; raise an error where the first trace says otherwise."""
+def _same_kind(first: tuple[str | None, bool] | None, manifest: Mapping[str, Any]) -> tuple[str | None, bool] | None:
+    """Return whose attention the first trace holds, and whether its keys were hidden; raise an error for a trace of another kind."""
+    if not manifest:  # an object of one's own that says nothing
+        return first
     stack, source = manifest.get("stack"), manifest.get("attends_to")
-    whose = (stack or "the model") + ("" if stack == source else f" to {source or 'states of a caller'}")
+    whose = f"{stack or 'the model'}{'' if stack == source else ' to ' + (source or 'states of a caller')}" if "stack" in manifest else None
     found = (whose, bool(manifest.get("hidden")))
-    if first is None or first == found:
+    if first is None:
         return found
-    if first[0] != whose:
+    if None not in (first[0], whose) and first[0] != whose:
         raise CallError(f"expected traces of one stack's attention, found that of {first[0]} and that of {whose}; analyse each by itself")
-    raise CallError("expected keys hidden in all traces or in none, found both; analyse each kind by itself, or compare them (--versus)")
+    if first[1] != found[1]:
+        raise CallError(
+            "expected keys hidden in all traces or in none, found both; analyse each kind by itself, or compare them (--versus)"
+        )
+    return (first[0] or whose, first[1])
 
 
 def _plain(number: float) -> float | None:
