@@ -323,6 +323,8 @@ def test_a_run_is_measured_from_its_snapshots_and_while_it_trains(kind, corpus, 
     train_checkpoint(recipe(kind), tmp_path / "run", texts=corpus, watch=lambda given, update: network.__setitem__(update, given))
     assert sorted(network) == [0, 1, 2, 3, 4]
     call = ("watch-training", tmp_path / "run", "--data", corpus.folder, "--out", tmp_path / "out", "--canvases", "2")
+    status, _, err = run("watch-training", tmp_path / "run", "--out", tmp_path / "out")
+    assert status == 2 and f"{tmp_path}/run was trained on {corpus.fingerprint}, found none; pass the same as --data" in err
     status, out, _ = run(*call, "--json")
     (one,) = json.loads(out, parse_constant=pytest.fail)["runs"]  # NaN is no JSON
     assert status == 0

@@ -66,11 +66,12 @@ class WatchTraining(Command):
         """Measure every snapshot of a run that has not been, and return the folder of the measurements."""
         from sinkscope.checksums import sha256_of
         from sinkscope.emergence import TrainingWatch
-        from sinkscope.lab.snapshots import network_at, open_run
+        from sinkscope.lab.snapshots import check_data, network_at, open_run
         from sinkscope.lab.starting_network import choose_tokenizer
         from sinkscope.progress import show_progress
 
         run, texts = open_run(folder), read_data(self.data)
+        check_data(run, texts)
         tokenizer, canvases = choose_tokenizer(run.recipe, texts), held_out(run.recipe, texts, self.canvases)
         out = self.out / _name_of(folder)
         with show_progress(len(run.weights), folder.name, "snapshots") as bar:

@@ -79,6 +79,17 @@ def recipe_from(values: Mapping[str, Any], where: str) -> Recipe:
         raise TrainingError(f"{where}: expected the fields of a recipe of this version, found others ({error})") from error
 
 
+def check_data(run: TrainingRun, texts: Texts | Corpus | None) -> None:
+    """Raise an error where a run was trained on other data than is given.
+
+    Raises:
+        CallError: it was.
+    """
+    trained, given = run.recipe.data, None if texts is None else texts.fingerprint
+    if trained != given:
+        raise CallError(f"{run.folder} was trained on {trained or 'the data of the lab'}, found {given or 'none'}; pass the same as --data")
+
+
 def network_at(run: TrainingRun, update: int, tokenizer: Any) -> Any:
     """Return the network as it was after an update that has a snapshot.
 
