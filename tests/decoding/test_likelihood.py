@@ -250,3 +250,21 @@ def test_an_unknown_word_is_told_where_it_stands():
     for texts, where in ((("1 + 2 =", "strange"), "continuation"), (("strange", "3"), "prompt")):
         with pytest.raises(CallError, match=f"^{where}: lab-diffusion does not know 'strange'"):
             sinkscope.log_likelihood(model, *texts)
+
+
+@pytest.mark.parametrize("sampler", ["llada", "autoregressive"])
+@pytest.mark.parametrize("axis", ["queries", "keys"])
+def test_the_context_is_the_prompt_and_the_continuation_the_answer(sampler, axis):
+    model, places = seeded_model(sampler), range(len(CONTEXT), len(CONTEXT) + len(TARGET))
+    found = {}
+    for group, numbers in (("answer", places), ("prompt", range(len(CONTEXT)))):
+        for where in (group, tuple(numbers)):
+            with HideTopSinks(1, observe="current", **{axis: where})(model) as hiding:
+                found[where] = log_likelihood_of(model)
+            assert hiding.effect.keys_per_head > 0
+        assert found[group] == found[tuple(numbers)]
+    assert found["answer"] != found["prompt"]
+
+
+def log_likelihood_of(model):
+    return sinkscope.log_likelihood(model, CONTEXT, TARGET, samples=8).total

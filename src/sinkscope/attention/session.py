@@ -82,6 +82,7 @@ class Session:
         self._given: StackInput | None = None
         self._last: LastStep | None = None
         self._unhidden_running = self._foreign = False
+        self._told_prompt: int | None = None
         self._thread: int | None = None  # of the generation or the call that is running
         self._subscribers_thread: int | None = None
 
@@ -171,20 +172,20 @@ class Session:
                 everybody.callback(subscriber.end_generation, failed)
 
     @contextmanager
-    def foreign_generation(self) -> Iterator[None]:
-        """Run the network's own ``generate`` as one generation; refused (`refuse_other_threads`) while another thread runs it."""
+    def foreign_generation(self, prompt: int | None = None) -> Iterator[None]:
+        """Run the body as one generation, whose first ``prompt`` tokens (or those of its first call) are the prompt; by one thread."""
         self.refuse_other_threads()
         if self.published:
             yield
             return
         self.end_generation(failed=False)
-        self._foreign, self._thread = True, threading.get_ident()
+        self._foreign, self._thread, self._told_prompt = True, threading.get_ident(), prompt
         failed = True
         try:
             yield
             failed = False
         finally:
-            self._foreign = False
+            self._foreign, self._told_prompt = False, None
             self.end_generation(failed)
 
     def leave(self, subscriber: Subscriber, failed: bool) -> None:
@@ -352,17 +353,18 @@ class Session:
     def _infer_step(self, stack: Stack, given: StackInput) -> None:
         """Begin the step that the arguments of a call describe: of a plain forward call, or of a ``generate`` that is not ours."""
         lengths, config = given.lengths(), getattr(self.network, "config", None)
+        whole = lengths if self._told_prompt is None else lengths.clamp(max=self._told_prompt)
         if self._starts_anew(stack, given):
             self.end_generation(failed=False)
             self._tokens = None
             causal = self.stacks[-1].causal  # of the last stack, which writes
             mask_id = None if causal else getattr(config, "mask_token_id", None)
             rows = (None,) * given.batch
-            self._begin(GenerationStart(tuple(lengths.tolist()), given.total, causal, {"name": "foreign"}, rows, mask_id))
+            self._begin(GenerationStart(tuple(whole.tolist()), given.total, causal, {"name": "foreign"}, rows, mask_id))
         if stack.causal:
             self._caches.check(stack, given, lengths)
         if stack.name not in self._prompts:  # an encoder and a decoder have different prompts
-            prompts = lengths - given.fresh if given.seen and self._prompts else lengths
+            prompts = lengths - given.fresh if given.seen and self._prompts else whole
             self._prompts[stack.name] = tuple(prompts.tolist())
         self._last = LastStep(bool(given.seen), given.visible())
         tokens = torch.full((given.batch, given.total), -1, dtype=torch.long, device=given.device)

@@ -178,7 +178,7 @@ def _score(
         layout = lay_out(torch.ones_like(canvas, dtype=torch.bool))
         prompt = (torch.arange(len(whole), device=device) < before).expand_as(canvas)
         chosen = torch.cat([torch.zeros_like(prompt[:, :before]), places], dim=1)
-        with _canvases_of_their_own(model):
+        with _canvases_of_their_own(model, before):
             states = hidden_states(model, with_unconditional(canvas, prompt, mask_id, guidance), layout)
         logits = project(model, states, chosen, layout, guidance).float()
         tokens = whole.expand_as(canvas)[chosen]
@@ -192,17 +192,17 @@ def _score(
 def _causal(model: Model, prefix: list[int], target: list[int]) -> tuple[Tensor, bool]:
     """Compute log p of every token of the continuation [token], and whether each of them is the most likely one."""
     whole = torch.tensor([[*prefix, *target]], device=model.device)
-    with _canvases_of_their_own(model):
+    with _canvases_of_their_own(model, len(prefix)):
         hidden = hidden_states(model, whole, lay_out(torch.ones_like(whole, dtype=torch.bool)))
     logits = check_finite(model.network.lm_head(hidden[0, len(prefix) - 1 : -1]).float().to(whole.device))
     tokens = whole[0, len(prefix) :]
     return logits.log_softmax(-1).gather(-1, tokens[:, None]).squeeze(-1), bool((logits.argmax(-1) == tokens).all())
 
 
-def _canvases_of_their_own(model: Model) -> AbstractContextManager[None]:
-    """Let those who watch or hide take the canvases of the body for texts of their own, not for the next steps of those before."""
+def _canvases_of_their_own(model: Model, context: int) -> AbstractContextManager[None]:
+    """Let those who watch or hide take the canvases of the body for texts of their own, whose first ``context`` tokens are the prompt."""
     session = current_session(model.network)
-    return nullcontext() if session is None else session.foreign_generation()
+    return nullcontext() if session is None else session.foreign_generation(context)
 
 
 def encode_pair(model: Model, context: Any, continuation: Any) -> tuple[list[int], list[int]]:

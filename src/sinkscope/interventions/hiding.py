@@ -270,24 +270,39 @@ class Hiding(Hider):
         for _, keys in chosen:
             union = union | keys
         spared = _spared(union, held, lost)
-        for part, keys in chosen:
-            if keys.shape[2] == 1:
-                mine = keys[:, :, 0].expand(-1, heads, -1)
-                taken = mine.sum(-1, keepdim=True)
-                values, scope = _read_criterion(part, part.criterion(local, self._attention.causal), local)
-                if part.most is not None:
-                    _, before = self._largest.get(id(part), (part, taken.new_zeros(())))
-                    self._largest[id(part)] = part, torch.maximum(before.to(device), taken.amax())
-                ranks = spread(rank_of(pool(values, scope, call.key.shape[1]), held[:, None], part.most), heads)
-                top = ranks < taken
-                mine = mine & ~spared.all(-1, keepdim=True)
-                counts["hits"] = counts.get("hits", 0) + (mine & top).sum(-1)
-                counts["ranked"] = counts.get("ranked", 0) + mine.sum(-1)
+        if mine := [(part, keys[:, :, 0].expand(-1, heads, -1)) for part, keys in chosen if keys.shape[2] == 1]:
+            kept = ~spared.all(-1, keepdim=True)
+            together, top = self._find_top(call, mine, held, local)
+            counts["hits"] = (together & top & kept).sum(-1)
+            counts["ranked"] = (together & kept).sum(-1)
         hidden = union.float().sum(-1).expand(-1, heads, -1) * ~spared
         weight = membership if hidden.shape[-1] > 1 else torch.ones_like(membership[:, :1])
         counts["hidden"] = (hidden * weight[:, None]).sum(-1) / weight.sum(-1).clamp(min=1)[:, None]
         recorded = {name: canvas.recorded(values) for name, values in counts.items()}
         self._count(call).add(self._place(call), canvas.prompts(device), **recorded)
+
+    def _find_top(self, call: LayerCall, mine: list[tuple[Rule, Tensor]], held: Tensor, local: Observation) -> tuple[Tensor, Tensor]:
+        """Return the keys that rules hide together from all queries, and those among the K largest of their rule's criterion.
+
+        K is how many they hide together in a head.
+
+        Args:
+            mine: each rule with its keys, bool [batch, head, key].
+        """
+        together = mine[0][1]
+        for _, keys in mine[1:]:
+            together = together | keys
+        taken, top = together.sum(-1, keepdim=True), torch.zeros_like(together)
+        bounds = [part.most for part, _ in mine]
+        most = None if None in bounds else sum(bound or 0 for bound in bounds)
+        for part, keys in mine:
+            if part.most is not None:
+                _, before = self._largest.get(id(part), (part, taken.new_zeros(())))
+                self._largest[id(part)] = part, torch.maximum(before.to(call.key.device), keys.sum(-1).amax())
+            values, scope = _read_criterion(part, part.criterion(local, self._attention.causal), local)
+            ranks = spread(rank_of(pool(values, scope, call.key.shape[1]), held[:, None], most), call.query.shape[1])
+            top = top | (keys & (ranks < taken))
+        return together, top
 
 
 def _allowed(numbers: Any, number: int) -> bool:
