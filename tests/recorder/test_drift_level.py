@@ -84,6 +84,7 @@ def test_means_and_intervals_are_over_prompts():
     document = drift_document(sums, counts, [1])
     rows = {(row["measure"], row["class"]): row for row in document["drift"]}
     assert rows["key_norm", "sink"]["by_layer"]["mean"] == [None, None] and rows["key_norm", "sink"]["positions"] == 0
+    assert rows["key_norm", "mask"]["positions"] == 6 * 2 * 5  # prompts × layers × positions
     values = np.stack(sums)[:, MEASURES.index("value_cosine"), 0, CLASSES.index("mask")] / 5
     found = rows["value_cosine", "mask"]
     assert_close(np.array(found["by_layer"]["mean"]), values.mean((0, 2)), terms=10)

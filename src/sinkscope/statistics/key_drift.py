@@ -51,7 +51,7 @@ def drift_document(
                         "measure": name,
                         "lag": steps,
                         "class": kind,
-                        "positions": int(sum(count[lag, at, 0].sum() for count in counts) // max(1, counts[0].shape[-1])),
+                        "positions": int(sum(count[lag, at].sum() for count in counts) // max(1, counts[0].shape[-1])),
                         "by_layer": {which: _plain(one) for which, one in layers.items()},
                         "by_layer_and_head": [_plain(one) for one in in_heads[place]],
                     }
