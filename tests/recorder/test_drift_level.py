@@ -131,3 +131,36 @@ def test_what_has_no_drift_is_refused(diffusion, autoregressive, tmp_path):
     bare = diffusion.network
     with pytest.raises(CallError, match="drift needs a sinkscope Model"), sinkscope.recording(bare, out=tmp_path / "n", keep="drift"):
         pass
+
+
+def test_under_guidance_drift_is_that_of_the_canvases_with_their_prompts(diffusion, tmp_path):
+    """The other half of the rows has the prompt masked; with a scale of next to nothing the answers are those without guidance."""
+    found = []
+    for name, guidance in (("plain", 0.0), ("guided", 1e-9)):
+        with sinkscope.recording(diffusion, out=tmp_path / name, keep="drift"):
+            sinkscope.generate(diffusion, PROMPTS, **SETTINGS, guidance=guidance)
+        found.append(json.loads((tmp_path / name / "drift.json").read_text())["drift"])
+    for plain, guided in zip(*found, strict=True):
+        assert plain["positions"] == guided["positions"]
+        for one, other in zip(plain["by_layer"]["mean"], guided["by_layer"]["mean"], strict=True):
+            assert other == (None if one is None else pytest.approx(one, rel=1e-4, abs=1e-6))
+
+
+@pytest.mark.parametrize("keep", ["drift", "statistics"])
+def test_generations_with_other_settings_or_rules_are_not_added_up(diffusion, tmp_path, keep):
+    def under(rule, **settings):
+        with sinkscope.parse_rule(rule)(diffusion):
+            sinkscope.generate(diffusion, PROMPTS[0], **{"length": 8, "block": 8, "steps": 8, **settings})
+
+    for number, (second, what) in enumerate(((("none", {"steps": 4}), "sampler.steps"), (("top:2", {}), "hide"), (("top:1", {}), "hide"))):
+        first = "top:1" if number == 1 else "none"
+        refused = pytest.raises(CallError, match=f"keep='{keep}' .* prompts of one setting: expected {what} .* as for the first prompt")
+        with refused, sinkscope.recording(diffusion, out=tmp_path / str(number), keep=keep):
+            under(first)
+            under(second[0], **second[1])
+    with sinkscope.recording(diffusion, out=tmp_path / "same", keep=keep):
+        under("top:1")
+        under("top:1", seed=3)
+    if keep == "drift":
+        (rules,) = json.loads((tmp_path / "same" / "drift.json").read_text())["hidden"]
+        assert "HideTopSinks" in rules[0]

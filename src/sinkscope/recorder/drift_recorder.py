@@ -17,16 +17,28 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from sinkscope.attention import Columns, GenerationStart, LayerCall, StepContext, StepResult, Watcher, subscribed
+from sinkscope.attention import (
+    Columns,
+    GenerationStart,
+    Hider,
+    LayerCall,
+    StepContext,
+    StepResult,
+    Watcher,
+    current_session,
+    subscribed,
+    upload,
+)
 from sinkscope.checksums import with_checksum
 from sinkscope.errors import CallError, TraceError
 from sinkscope.models import Model, block_length
+from sinkscope.recorder.manifest import plain_values
 from sinkscope.recorder.own_process import expect_process
 from sinkscope.sinks.definition import excess_of
 from sinkscope.sinks.finding import EXCESS
 from sinkscope.statistics.key_drift import CLASSES, MEASURES, drift_document
 from sinkscope.traces.format import DRIFT
-from sinkscope.work_items import write_whole
+from sinkscope.work_items import difference_in_words, differences, write_whole
 
 LAGS = (1, 8)
 """Steps between the two times that are compared."""
@@ -41,6 +53,7 @@ class DriftRecorder(Watcher):
 
     Attributes:
         sums, counts: of the prompts that are complete, see `drift_document`.
+        sampler, hidden: its settings, and the rules that hid keys, alike for all prompts but for the seed.
     """
 
     def __init__(self, model: Model, lags: Sequence[int] = LAGS) -> None:
@@ -52,6 +65,7 @@ class DriftRecorder(Watcher):
         self.sums: list[np.ndarray] = []
         self.counts: list[np.ndarray] = []
         self.sampler: dict[str, Any] = {}
+        self.hidden: list[Any] = []
         self.folders: tuple[Path, ...] = ()
 
     def begin_generation(self, start: GenerationStart) -> None:
@@ -59,40 +73,64 @@ class DriftRecorder(Watcher):
 
         Raises:
             AttentionError: this process was forked from the one that records.
-            CallError: it runs with a cache, which keeps most keys and values as they were.
+            CallError: it runs with a cache, which keeps most keys and values as they were, or with other settings than the prompts before.
         """
         expect_process(self._process)
-        self._past: deque[tuple[Tensor, list[tuple[Tensor, Tensor]]]] = deque(maxlen=max(self.lags))
+        self._past: deque[tuple[StepContext, list[tuple[Tensor, Tensor]]]] = deque(maxlen=max(self.lags))
         self._context: StepContext | None = None
         cache = dict(start.sampler or {}).get("cache", "none")
         if cache != "none":
             raise CallError(f"keep: drift is measured where everything is computed in every step, found cache {cache}; leave it out")
-        self.sampler = dict(start.sampler or {})
+        self._check_settings(dict(start.sampler or {}))
         layers, heads = self.model.card.layers, self.model.card.kv_heads
         shape = (len(start.prompt_lengths), len(MEASURES), len(self.lags), len(CLASSES), layers, heads)
         self._sums, self._counts = torch.zeros(shape, dtype=torch.float64), torch.zeros(shape[:1] + shape[2:], dtype=torch.float64)
 
+    def _check_settings(self, sampler: dict[str, Any]) -> None:
+        """Note sampler and rules of a generation; raise an error for others than those of the prompts before."""
+        session = current_session(self.model.network)
+        hiders = [one for one in (() if session is None else session.subscribers) if isinstance(one, Hider)]
+        hidden = [plain_values(f"{type(one).__name__}.describe", one.describe(0)).get("rules") for one in hiders]
+        mine, theirs = (
+            {"sampler": {name: value for name, value in one.items() if name != "seed"}, "hide": rules}
+            for one, rules in ((sampler, hidden), (self.sampler, self.hidden))
+        )
+        other = next(differences(theirs, mine), None) if self.sums else None
+        if other is not None:
+            change = difference_in_words(*other, "expected {name} {old!r} as for the first prompt, found {new!r}")
+            raise CallError(f"keep='drift' adds up prompts of one setting: {change}; record each setting into a folder of its own")
+        self.sampler, self.hidden = sampler, hidden
+
     def begin_step(self, context: StepContext) -> None:
-        """Note the canvas of a step."""
-        self._context, self._layers = context, list[tuple[Tensor, Tensor]]()
+        """Note the canvas of a step, as far as it is recorded; under guidance half of its rows are not."""
+        rows = torch.tensor(context.rows, device="cpu")
+        here = upload(rows, context.tokens.device)
+        self._rows, self._layers = here, list[tuple[Tensor, Tensor]]()
+        self._context = StepContext(
+            context.tokens[here], context.masked[here], context.lengths[rows], tuple(range(len(rows))), context.prompts
+        )
 
     def watch(self, call: LayerCall, columns: Columns) -> None:
         """Compare a layer's keys and values with those of the earlier steps."""
         context = self._context
         if context is None:
             return
-        layer, now = len(self._layers), (call.key.detach().clone(), call.value.detach().clone())
+        layer, now = len(self._layers), (call.key.detach()[self._rows], call.value.detach()[self._rows])
         self._layers.append(now)
         behind = [(number, lag) for number, lag in enumerate(self.lags) if lag <= len(self._past)]
         if not behind:
             return
-        sink = self._sinks(columns.sums[:, :, 0], call.key.shape[1], context)
+        sink = self._sinks(columns.sums[:, :, 0][self._rows], call.key.shape[1], context)
+        places = torch.tensor(context.prompts, device="cpu")
         for number, lag in behind:
-            masked, layers = self._past[-lag]
-            members = self._members(masked, context, sink)
-            for at, measured in enumerate(measures(layers[layer], now)):
-                self._sums[:, at, number, :, layer] += torch.einsum("bcks,bks->bck", members, measured.double()).cpu()
-            self._counts[:, number, :, layer] += members.sum(-1).cpu()
+            then, layers = self._past[-lag]
+            earlier = upload(torch.tensor([then.prompts.index(one) for one in context.prompts], device="cpu"), self._rows.device)
+            members = self._members(then.masked[earlier], context, sink)
+            before = (layers[layer][0][earlier], layers[layer][1][earlier])
+            for at, measured in enumerate(measures(before, now)):
+                drifts = torch.einsum("bcks,bks->bck", members, measured.double()).cpu()
+                self._sums[:, at, number, :, layer].index_add_(0, places, drifts)
+            self._counts[:, number, :, layer].index_add_(0, places, members.sum(-1).cpu())
 
     def _sinks(self, sums: Tensor, kv_heads: int, context: StepContext) -> Tensor:
         """Return where Eq. 3 finds a sink in some head that reads a head of keys, bool [batch, kv_head, position]."""
@@ -116,7 +154,7 @@ class DriftRecorder(Watcher):
     def end_step(self, result: StepResult | None) -> None:
         """Keep the step's keys and values for the next ones."""
         if self._context is not None:
-            self._past.append((self._context.masked.clone(), self._layers))
+            self._past.append((self._context, self._layers))
         self._context = None
 
     def end_generation(self, failed: bool) -> None:
@@ -143,7 +181,7 @@ def recording_drift(model: Model, folder: Path) -> Iterator[DriftRecorder]:
     """Measure drift while the body runs, and write it to ``drift.json`` in a folder.
 
     Raises:
-        CallError: an autoregressive model, or a generation with a cache.
+        CallError: an autoregressive model, a generation with a cache, or generations with different settings or rules.
         TraceError: it cannot be written.
     """
     recorder = DriftRecorder(model)
@@ -152,6 +190,6 @@ def recording_drift(model: Model, folder: Path) -> Iterator[DriftRecorder]:
     if not recorder.sums:
         return
     found = drift_document(recorder.sums, recorder.counts, recorder.lags)
-    document = with_checksum({"format": 1, "model": model.card.as_dict(), "sampler": recorder.sampler, **found})
+    document = with_checksum({"format": 1, "model": model.card.as_dict(), "sampler": recorder.sampler, "hidden": recorder.hidden, **found})
     recorder.folders = (folder,)
     write_whole(folder / DRIFT, (json.dumps(document) + "\n").encode(), TraceError, "choose another folder")

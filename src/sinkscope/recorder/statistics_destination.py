@@ -101,7 +101,7 @@ class StatisticsDestination(Destination):
 def _settings_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that all prompts of a folder have in common."""
     sampler = {name: value for name, value in manifest["sampler"].items() if name != "seed"}
-    return {"sampler": sampler, "hide": [one.get("rule") for one in manifest["hidden"]]}
+    return {"sampler": sampler, "hide": [one.get("rules") for one in manifest["hidden"]]}
 
 
 def merge_statistics(earlier: Arrays, later: Arrays) -> Arrays:
