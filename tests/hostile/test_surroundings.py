@@ -41,13 +41,17 @@ def test_output_is_utf8_whatever_the_locale(whole, locale):
     assert not out.isascii()
 
 
-def test_variables_that_break_an_import(whole):
+def test_variables_that_break_an_import(whole, tmp_path):
     status, _, err = run("sinks", str(whole / "trace"), environment={"PYTHONOPTIMIZE": "2"})
     assert status == 1 and "PYTHONOPTIMIZE" in err and err.count("\n") == 1
     status, _, err = run("check", str(whole / "model"), environment={"TORCH_LOGS": "nonsense"})
     assert status == 1 and "environment variable TORCH_LOGS" in err and err.count("\n") == 1, err
     status, _, err = run("check", str(whole / "model"), environment={"TORCHINDUCTOR_CACHE_DIR": "/dev/null"})
     told = "/dev/null: File exists; the environment variable TORCHINDUCTOR_CACHE_DIR says so, unset it"
+    assert (status, err) == (1, f"sinkscope: error: {told}\n")
+    call = ("trace", "lab-sink-token", "--prompt", "Q: 1", "--length", "4", "--block", "4", "--out", str(tmp_path / "t"))
+    status, _, err = run(*call, environment={"TORCHINDUCTOR_CACHE_DIR": "/dev/null"})
+    told = "/dev/null cannot be used (File exists); the environment variable TORCHINDUCTOR_CACHE_DIR names it, unset it"
     assert (status, err) == (1, f"sinkscope: error: {told}\n")
 
 

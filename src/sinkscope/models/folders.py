@@ -1,6 +1,7 @@
 """The folder of a checkpoint, by the name a user gives: bundled, local, or on the hub."""
 
 import difflib
+import os
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -134,3 +135,12 @@ def check_files(folder: Path) -> None:
     for path in sorted(folder.iterdir()):
         if path.suffix in TEXTS or path.suffix == ".safetensors":
             check_regular(path, ModelError, "fetch the files again", most=LARGEST_TEXT if path.suffix in TEXTS else None)
+
+
+def refuse_place(error: Exception, folder: Path) -> None:
+    """Raise ModelError for a file outside of a model's folder that a library could not use, such as its cache."""
+    if not isinstance(error, OSError) or not isinstance(place := error.filename, str) or Path(place).is_relative_to(folder):
+        return
+    variable = next((name for name, value in os.environ.items() if value and place.startswith(value)), None)
+    advice = "make it usable" if variable is None else f"the environment variable {variable} names it, unset it"
+    raise ModelError(f"{place} cannot be used ({error.strerror}); {advice}") from error

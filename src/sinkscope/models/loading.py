@@ -23,7 +23,7 @@ from sinkscope.models.conversion import Converted, completed, convert_config, re
 from sinkscope.models.devices import find_device, usable_devices
 from sinkscope.models.family import Family
 from sinkscope.models.fetched_files import check_text
-from sinkscope.models.folders import LARGEST_CONFIG, check_files, find_folder, is_bundled, is_on_hub, read_config
+from sinkscope.models.folders import LARGEST_CONFIG, check_files, find_folder, is_bundled, is_on_hub, read_config, refuse_place
 from sinkscope.models.hub import fetch_weights
 from sinkscope.models.layouts import BODIES
 from sinkscope.models.loaded_weights import note_loaded
@@ -255,6 +255,7 @@ def _network(
             f"{folder}/config.json: expected the shape of a model, found a value that does not fit ({str(error).splitlines()[-1].strip()})"
         ) from error
     except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
+        refuse_place(error, folder)
         if device_map is not None and used is not None:  # the headers of the files say that the weights fit
             expected = "device_map: expected a map that gives every part of the network a device"
             raise CallError(f"{expected}, found {shown(device_map)} ({first_line(error)})") from error
