@@ -167,6 +167,13 @@ def test_the_standard_error_of_one_sample_is_unknown():
     assert math.isnan(monte_carlo(seeded_model("llada"), samples=1).standard_error)
 
 
+def test_the_standard_error_of_groups_that_agree_is_unknown():
+    """Two groups with the same sum say nothing; 0 would be the error of an exact number."""
+    values = torch.tensor([-1.0, -2.0, -2.0, -1.0 - 1e-15], dtype=torch.float64)
+    assert math.isnan(_standard_error(values, [2, 2], 3)) and _standard_error(values, [2, 2], 1) == 0.0
+    assert _standard_error(values, [1, 3], 3) > 0
+
+
 def test_the_standard_error_of_single_samples_is_the_usual_one():
     values = torch.tensor([1.0, 4.0, -2.0, 0.5, 3.0], dtype=torch.float64)
     assert _standard_error(values, [1] * 5, 4) == pytest.approx(float(values.std() / 5**0.5))
@@ -241,8 +248,8 @@ def test_what_a_rule_hides_does_not_depend_on_the_batch(text):
 
 def test_numbers_of_numpy_are_numbers():
     model = seeded_model("llada")
-    plain = monte_carlo(model, samples=4, seed=1, batch=2, guidance=0.5)
-    assert monte_carlo(model, samples=np.int64(4), seed=np.int32(1), batch=np.int64(2), guidance=np.float32(0.5)) == plain
+    plain = monte_carlo(model, samples=40, seed=1, batch=2, guidance=0.5)
+    assert monte_carlo(model, samples=np.int64(40), seed=np.int32(1), batch=np.int64(2), guidance=np.float32(0.5)) == plain
 
 
 def test_an_unknown_word_is_told_where_it_stands():

@@ -31,6 +31,7 @@ from sinkscope.models import Family, Model, block_length, expect_model
 
 MOST_SAMPLES = 1 << 16
 GROUP = 16  # samples whose numbers of masks are spread evenly (published: batch_size)
+TIED = 1e-9  # sums of groups that differ by less are the same sums, rounded
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,8 @@ class Likelihood:
 
     Attributes:
         total: log-likelihood of the whole continuation, in nats.
-        standard_error: of ``total``; 0 where it is exact, NaN for a single Monte-Carlo sample.
+        standard_error: of ``total``; 0 where it is exact, NaN for a single Monte-Carlo sample and where all groups of samples have the same
+            sum. Up to 32 samples are two groups, from which it is rough.
         samples: number of masked canvases that were averaged; 1 where it is exact.
         tokens: number of tokens of the continuation.
         greedy: whether each token is the most likely one given those before it; None for Monte Carlo, which does not compute it.
@@ -144,7 +146,10 @@ def mask_patterns(length: int, groups: list[int], seed: int) -> Tensor:
 
 
 def _standard_error(values: Tensor, groups: list[int], length: int) -> float:
-    """Compute the standard error of the mean from the spread of the groups' sums, since samples of one group depend on each other."""
+    """Compute the standard error of the mean from the spread of the groups' sums, since samples of one group depend on each other.
+
+    It is NaN where it is not known: of one group, and of groups with the same sum, as two short ones often have.
+    """
     if length == 1:
         return 0.0  # one token can be masked in one way only
     if len(groups) < 2:
@@ -152,7 +157,8 @@ def _standard_error(values: Tensor, groups: list[int], length: int) -> float:
     sizes = torch.tensor(groups, dtype=torch.float64, device="cpu")
     sums = torch.stack([group.sum() for group in values.split(groups)])
     spread = ((sums - sizes * values.mean()) ** 2).sum() * len(groups) / (len(groups) - 1)
-    return float(spread.sqrt() / sizes.sum())
+    error = float(spread.sqrt() / sizes.sum())
+    return error if error > TIED * abs(float(values.mean())) else float("nan")
 
 
 def _score(
