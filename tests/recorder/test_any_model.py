@@ -222,14 +222,13 @@ def test_diffusion_gemma_under_its_own_generate_equals_its_eager_maps(tmp_path):
 # An encoder, a decoder and what crosses between them
 
 
-def test_an_encoder_and_a_decoder_make_traces_of_their_own(tmp_path):
-    """Self-attention of both, and the decoder's attention to the encoder's tokens."""
+def bart(decoder_layers):
     torch.manual_seed(0)
     config = transformers.BartConfig(
         vocab_size=50,
         d_model=24,
         encoder_layers=1,
-        decoder_layers=2,
+        decoder_layers=decoder_layers,
         encoder_attention_heads=4,
         decoder_attention_heads=4,
         encoder_ffn_dim=16,
@@ -239,7 +238,12 @@ def test_an_encoder_and_a_decoder_make_traces_of_their_own(tmp_path):
         forced_eos_token_id=None,
         **TOKENS,
     )
-    network = transformers.BartForConditionalGeneration(config).eval()
+    return transformers.BartForConditionalGeneration(config).eval()
+
+
+def test_an_encoder_and_a_decoder_make_traces_of_their_own(tmp_path):
+    """Self-attention of both, and the decoder's attention to the encoder's tokens."""
+    network = bart(decoder_layers=2)
 
     def sources(attention, layer):
         for name, kept in (("k_proj", layer.keys), ("v_proj", layer.values)):
@@ -286,22 +290,7 @@ def test_an_encoder_and_a_decoder_make_traces_of_their_own(tmp_path):
 
 def test_a_decoder_may_write_more_tokens_than_its_encoder_read(tmp_path):
     """A key of the encoder can have more attention than there are keys; its mean is over the decoder's tokens so far."""
-    torch.manual_seed(0)
-    config = transformers.BartConfig(
-        vocab_size=50,
-        d_model=24,
-        encoder_layers=1,
-        decoder_layers=1,
-        encoder_attention_heads=4,
-        decoder_attention_heads=4,
-        encoder_ffn_dim=16,
-        decoder_ffn_dim=16,
-        init_std=0.4,
-        decoder_start_token_id=7,
-        forced_eos_token_id=None,
-        **TOKENS,
-    )
-    network = transformers.BartForConditionalGeneration(config).eval()
+    network = bart(decoder_layers=1)
     with sinkscope.recording(network, out=tmp_path / "t"):
         network.generate(IDS[1:, :3], max_new_tokens=12, min_new_tokens=12, do_sample=False, num_beams=1)
     cross = sinkscope.open_traces(tmp_path / "t")[2]
