@@ -367,6 +367,8 @@ def _decoded(content: bytes, where: Path | str, failure: Failure, advice: str) -
 def _unreadable(path: Path, error: Exception, advice: str) -> str:
     """Return the message of what cannot be read; a file that is closed to a user is none that was damaged."""
     advice = "give yourself the permission to read it" if isinstance(error, PermissionError) else advice
+    if getattr(error, "errno", None) == errno.ELOOP:
+        return _message(path, "cannot be read (a link on this path leads to itself)", "remove the link", "")
     return _message(path, f"cannot be read ({getattr(error, 'strerror', None) or error})", advice, "")
 
 

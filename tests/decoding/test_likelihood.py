@@ -193,6 +193,12 @@ def test_texts_are_encoded_together_and_their_spaces_belong_to_the_continuation(
         ("llada", (CONTEXT, ""), {}, "expected a continuation with at least one token, found an empty one"),
         ("llada", ("w3", "  "), {}, r"expected a continuation with at least one token, found '  ', which adds none"),
         ("llada", ([], TARGET), {}, "expected a prompt with at least one token"),
+        (
+            "llada",
+            ("  ", "w3"),
+            {},
+            "expected a prompt with at least one token, found '  ', whose spaces are counted with the continuation",
+        ),
         ("llada", ([3, MASK], TARGET), {}, "holds the mask token 60 at position 1"),
         ("llada", (CONTEXT, [3, MASK]), {}, "continuation: holds the mask token 60 at position 1"),
         ("llada", (CONTEXT, [99]), {}, r"continuation: token ids lie in 0…60, found \[99\]"),

@@ -164,6 +164,21 @@ def test_finished_answers_are_not_written_again(whole, diffusion, monkeypatch):
     compare_caches(diffusion, arms=read_arms(POLICIES, [4, 7]), out=whole[1], **SMALL)
 
 
+def test_a_table_that_holds_less_than_before_says_what_it_leaves_out(whole, diffusion, tmp_path, caplog):
+    shutil.copytree(whole[1], tmp_path / "copy")
+    call = {"arms": [PLAIN], "out": tmp_path / "copy"}
+    compare_caches(diffusion, **call, **{**SMALL, "limit": 4})
+    (said,) = caplog.messages
+    begin = (
+        f"{tmp_path / 'copy' / COMPARISON} has fewer answers now, without some of lab-sums none (of 5), lab-sums fast-dllm-dual (of 5), "
+    )
+    assert said.startswith(begin) and said.endswith("; all are kept, and the call that asked for them counts them again")
+    caplog.clear()
+    compare_caches(diffusion, **call, **SMALL)
+    compare_caches(diffusion, arms=read_arms(POLICIES, [4, 7]), out=tmp_path / "copy", **SMALL)
+    assert not caplog.messages
+
+
 def test_other_settings_and_other_runs_are_refused(whole, diffusion, tmp_path):
     with pytest.raises(CallError, match="holds another run"):
         compare_caches(diffusion, arms=[PLAIN], out=whole[1], **{**SMALL, "settings": {"length": 8, "block": 8}})

@@ -110,6 +110,7 @@ def test_a_rule_that_nothing_tries_is_seen():
         ("top:1@seed=2", "top has no option 'seed=2'"),
         ("sink-token:1", r"no rule 'sink-token:1'; expected one of none, .*, sink-token, .*, with options"),
         ("window:4+8@current", "window has no option 'current'; expected some of mask, zero, layers=…"),
+        ("above:1234567890", "rule 'above:1234567890': expected numbers up to 999,999,999, found one of 10 digits"),
         ("random:1@seed=x", "rule 'random:1@seed=x': seed: expected a whole number from 0 upwards, found 'x'"),
         ("random:1@seed=-1", "seed: expected a whole number from 0 upwards, found '-1'"),
         ("random:1@sed=1", r"random has no option 'sed=1'; expected some of .*, seed=…, "),

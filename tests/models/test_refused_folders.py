@@ -43,6 +43,13 @@ def test_a_file_is_no_folder(folder):
     assert "is a file; expected a folder" in refusal(folder / CONFIG, CallError)
 
 
+def test_a_link_to_nothing_is_no_file(tmp_path):
+    for name in ("gone", "link"):
+        (tmp_path / "link").unlink(missing_ok=True)
+        (tmp_path / "link").symlink_to(name)
+        assert "is a link that leads nowhere; expected a folder" in refusal(tmp_path / "link", CallError)
+
+
 def test_a_folder_without_a_config(tmp_path):
     assert "expected config.json in it, found an empty folder" in refusal(tmp_path)
     for number in range(9):

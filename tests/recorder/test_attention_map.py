@@ -81,7 +81,12 @@ def test_recomputing_leaves_the_model_as_it_was(recorded):
 
 @pytest.mark.parametrize(
     ("place", "message"),
-    [((99, 0, 0), "step: expected 0 to"), ((0, 3, 0), "layer: expected 0 to 2, found 3"), ((0, 0, -7), "head: expected 0 to")],
+    [
+        ((99, 0, 0), "step: expected 0 to"),
+        ((0, 3, 0), "layer: expected 0 to 2, found 3"),
+        ((0, -4, 0), "layer: expected 0 to 2, found -4; .* has 3, and −3 to −1 count from the end"),
+        ((0, 0, -7), "head: expected 0 to"),
+    ],
 )
 def test_what_the_trace_does_not_have_is_refused(recorded, place, message):
     model, _, traces = recorded

@@ -16,7 +16,7 @@ import sinkscope
 from sinkscope.errors import CallError, TraceError
 from sinkscope.interventions import HideTopSinks
 from sinkscope.recorder.statistics_destination import merge_statistics
-from sinkscope.statistics import Summary, Threshold, summarise
+from sinkscope.statistics import Summary, Threshold, analyse, summarise
 from sinkscope.statistics.statistic import values_of
 from sinkscope.traces import export_trace, is_statistics, read_statistics
 from sinkscope.traces.statistics_folder import StatisticsFolder
@@ -51,6 +51,16 @@ def test_top_keeps_the_largest_columns_and_where_they_are(kept):
         assert "value_norms" not in top.tensors
         np.testing.assert_array_equal(top.tokens[:], whole.tokens[:])
         np.testing.assert_array_equal(top.written[:], whole.written[:])
+
+
+def test_one_generation_at_two_levels_is_one_prompt(kept):
+    one, other = sinkscope.open_traces(kept / "columns")
+    again = sinkscope.open_traces(kept / "top")[0]
+    with pytest.raises(
+        CallError, match=f"expected each trace once, as it is one prompt, found the values of {one.folder} in {again.folder}"
+    ):
+        analyse([one, again], choice=False)
+    assert analyse([one, other], choice=False).prompts == 2
 
 
 def test_top_reads_as_whole_columns_whose_means_are_exact(kept):

@@ -450,6 +450,7 @@ def test_a_folder_without_a_manifest_is_refused(tmp_path):
 def test_what_stands_where_a_trace_should_is_named(damaged, tmp_path):
     (tmp_path / "file").write_text("not a trace")
     (tmp_path / "link").symlink_to(tmp_path / "gone")
+    (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "empty").mkdir()
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
@@ -458,6 +459,7 @@ def test_what_stands_where_a_trace_should_is_named(damaged, tmp_path):
         damaged / "manifest.json": rf"expected a folder with manifest\.json, found a file; pass its folder, {damaged}$",
         damaged / "steps-000000.safetensors": f"found a file; pass its folder, {damaged}$",
         tmp_path / "link": "found a link that leads nowhere$",
+        tmp_path / "loop": r"cannot be read \(a link on this path leads to itself\); remove the link$",
         tmp_path / "empty": f"found an empty folder; `sinkscope trace MODEL --out {tmp_path}/empty` makes one there$",
         tmp_path / "model": r"expected manifest\.json in it, found 'config\.json'; `sinkscope trace MODEL --out FOLDER` makes one",
     }.items():

@@ -221,6 +221,9 @@ def encode_pair(model: Model, context: Any, continuation: Any) -> tuple[list[int
         raise CallError("expected a continuation with at least one token, found an empty one")
     if isinstance(context, str) and isinstance(continuation, str):
         bare = context.rstrip()
+        if context and not bare:
+            found = f"{shown(context)}, whose spaces are counted with the continuation"
+            raise CallError(f"expected a prompt with at least one token, found {found}; begin it with a word")
         prefix = model.encode(bare)
         target = _of_the_continuation(lambda: model.encode(bare + context[len(bare) :] + continuation))[len(prefix) :]
     else:

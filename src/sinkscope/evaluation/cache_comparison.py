@@ -4,6 +4,7 @@ The policies take turns at each batch, in one process, so that the machine's oth
 `results_folder`, with a folder of items for each policy, and ``caches.json`` with what came of them.
 """
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
@@ -12,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from sinkscope.argument_types import check_argument
-from sinkscope.checksums import with_checksum
+from sinkscope.checksums import CHECKSUM, checksum_of, with_checksum
 from sinkscope.decoding import generate, make_batch, parse_cache, resolve_settings, settings_of
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.evaluation.answers import answer_until, reseeded
@@ -30,9 +31,10 @@ from sinkscope.models import FAMILIES, Family, Model, expect_model
 from sinkscope.models.fingerprints import fingerprints
 from sinkscope.progress import show_progress
 from sinkscope.work_items import COMPARISON as OF_CACHES
-from sinkscope.work_items import share_of_process
+from sinkscope.work_items import read_object, share_of_process
 
 COMPARISON = "caches.json"
+_log = logging.getLogger(__name__)
 WORK = ("forwards", "rows", "projections", "attention", "mlp", "vocabulary", "total")
 
 
@@ -101,8 +103,22 @@ def compare_caches(
         _check_lengths(items, found)
         described = {plan.task.name: plan.describe() for plan in plans}
         document = with_checksum({**describe_run(model, batch, limit), "tasks": described, **comparison_of(found)})
+        _tell_what_is_left_out(out / COMPARISON, document)
         write_json(out / COMPARISON, document)
     return document
+
+
+def _tell_what_is_left_out(path: Path, document: Mapping[str, Any]) -> None:
+    """Warn where the table that is replaced has more policies or problems than the one that is written."""
+    old, new = read_object(path), {(row["task"], row["policy"]): row["n"] for row in document["rows"]}
+    if old is None or old.get(CHECKSUM) != checksum_of(old):
+        return
+    rows = [row for row in old["rows"] if row["n"] > new.get((row["task"], row["policy"]), 0)]
+    if rows:
+        said = ", ".join(f"{row['task']} {row['policy']} (of {row['n']})" for row in rows)
+        _log.warning(
+            "%s has fewer answers now, without some of %s; all are kept, and the call that asked for them counts them again", path, said
+        )
 
 
 def _schema_of(plan: TaskPlan, vocabulary: int) -> Callable[[int], type[Any]]:

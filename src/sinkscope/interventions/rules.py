@@ -64,8 +64,8 @@ def parse_rule(text: str) -> Intervention | Composed:
         CallError: no such rule, argument or option; the message names those there are.
     """
     for seed, digits in re.findall(r"(seed=)?(?<![.0-9])0*([0-9]+)", text):
-        if len(digits) > (18 if seed else 9):
-            raise CallError(f"rule {text[:60]!r}: expected numbers of at most {18 if seed else 9} digits, found one of {len(digits)}")
+        if len(digits) > (most := 18 if seed else 9):
+            raise CallError(f"rule {text[:60]!r}: expected numbers up to {10**most - 1:,}, found one of {len(digits)} digits")
     head, _, tail = text.strip().partition("@")
     word, colon, arguments = head.partition(":")
     if head == NOTHING and not tail:

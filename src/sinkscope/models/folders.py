@@ -69,7 +69,8 @@ def find_folder(name: str, revision: str | None = None, weights: bool = True) ->
         except OSError as error:
             raise CallError(f"{name[:60]} cannot be read ({error.strerror or error}); pass a folder that exists") from error
         if not is_folder:
-            raise CallError(f"{name} is a file; expected a folder with config.json and safetensors weights")
+            found = "a file" if folder.exists() else "a link that leads nowhere"
+            raise CallError(f"{name} is {found}; expected a folder with config.json and safetensors weights")
         return folder
     check_name(name)
     folder = fetch_small_files(name, revision)

@@ -318,7 +318,9 @@ def _refuse_again(trace: Any, taken: dict[Path | str, Path]) -> None:
         raise CallError(f"{expected} {folder} twice; leave one of them out")
     known = {folder.resolve(), *(copies_share(trace) if isinstance(trace, Trace) else ())}
     if (other := next((taken[one] for one in known if one in taken), None)) is not None:
-        raise CallError(f"{expected} the values of {other} in {folder} too: a copy, a bundle, or the same prompt; leave one of them out")
+        raise CallError(
+            f"{expected} the values of {other} in {folder} too: a copy, a bundle, or the same prompt, kept at any level; leave one out"
+        )
     taken.update(dict.fromkeys(known, folder))
 
 

@@ -28,6 +28,8 @@ from sinkscope.traces.writing import claim_folder
 CARD, PAGE = "README.md", "page.html"
 Precision = Literal["float32", "float16"]
 _OF_A_TRACE = re.compile(r"(steps|map)-.*\.safetensors")
+_GENERATED = ("tokens", "confidence")
+"""Tensors that every level keeps, whose values no two prompts share."""
 CHANGED = "the bundle was damaged or changed; ask for it again"
 
 
@@ -149,13 +151,15 @@ def unlisted_files(bundle: Trace) -> list[str]:
 
 
 def copies_share(trace: Trace) -> set[str]:
-    """Return checksums of which a copy of a trace, a bundle of it, and the same generation recorded again have one at least."""
+    """Return checksums of which a copy of a trace, a bundle of it, and its generation recorded again, at any level, have one at least."""
     found = {str(trace.manifest[CHECKSUM])} if CHECKSUM in trace.manifest else set()
     found.add(hashlib.sha256(read_bytes(trace.place / MANIFEST, TraceError)).hexdigest())
     if exists(trace.place / BUNDLE):
         made_of = read_json_object(trace.place / BUNDLE, TraceError, CHANGED).get("made_of")
         found |= {made_of} if isinstance(made_of, str) else set()
     parts = [entry["sha256"] for entry in trace.manifest["parts"]]
+    if {*_GENERATED} <= {*trace.tensors}:
+        found.add(hashlib.sha256(b"".join(getattr(trace, name)[:].tobytes() for name in _GENERATED)).hexdigest())
     return found | ({" ".join(parts)} if parts else set())
 
 

@@ -36,7 +36,8 @@ def check_place(trace: Trace, step: int, layer: int, head: int) -> tuple[int, in
     place = []
     for name, value, size in (("step", step, trace.steps), ("layer", layer, len(trace.layers)), ("head", head, trace.heads)):
         if not -size <= value < size:
-            raise CallError(f"{name}: expected 0 to {size - 1}, found {value}; {trace.folder} has {size}")
+            ends = "and −1 is the last" if size == 1 else f"and −{size} to −1 count from the end"
+            raise CallError(f"{name}: expected 0 to {size - 1}, found {value}; {trace.folder} has {size}, {ends}")
         place.append(value % size)
     return place[0], place[1], place[2]
 
