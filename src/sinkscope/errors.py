@@ -5,6 +5,7 @@ SinkscopeError
 ├── ModelError                 a model folder that cannot be used
 ├── AttentionError             attention that sinkscope does not model
 ├── TraceError                 a trace that cannot be read or written
+│   └── MissingTensorError (AttributeError)   a tensor that a trace does not hold
 ├── TrainingError              a training run that cannot go on
 └── EvaluationError            an evaluation that cannot go on
 """
@@ -36,6 +37,10 @@ class AttentionError(SinkscopeError):
 
 class TraceError(SinkscopeError):
     """A trace that cannot be read or written."""
+
+
+class MissingTensorError(TraceError, AttributeError):
+    """A tensor that a trace does not hold, so that ``hasattr`` is false for it."""
 
 
 class TrainingError(SinkscopeError):

@@ -296,6 +296,7 @@ def test_a_tensor_the_trace_does_not_hold_is_refused_with_what_it_holds(tmp_path
     trace = open_trace(write_trace(tmp_path / "bare", bare))
     with pytest.raises(TraceError, match="holds no column_sums; it holds tokens, lengths"):
         _ = trace.column_sums
+    assert not hasattr(trace, "column_sums") and hasattr(trace, "tokens")
 
 
 def test_a_trace_without_a_whole_step_says_so(tmp_path):

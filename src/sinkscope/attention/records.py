@@ -225,10 +225,12 @@ class CallPart:
     Attributes:
         rows: int64 [row], numbers of its rows in the batch.
         queries: int64 [row, query], positions of its queries, padding counted; −1 for a query that only fills up a row.
+        whole: whether they are the newest positions of the canvas, in order, with all tokens of these rows among them.
     """
 
     rows: Tensor
     queries: Tensor
+    whole: bool = False
 
     def of(self, members: Tensor) -> Tensor:
         """Return memberships of the whole canvas [batch, group, position] for its queries, [row, group, query]."""

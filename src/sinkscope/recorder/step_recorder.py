@@ -90,6 +90,7 @@ class Recorder(Watcher):
         self._start: GenerationStart | None = None
         self._context: StepContext | None = None  # of the step that is running
         self._measured: dict[StackPart, dict[str, LayerTensors]] = {}  # of the step that is running, by module path
+        self._before: dict[StackPart, dict[str, LayerTensors]] = {}  # of the step before, under a cache
         self._prompts: dict[StackPart, dict[int, _Prompt]] = {}
         self._last_contexts: dict[str, StepContext] = {}  # the newest step of each stack
         self._layers: dict[StackPart, list[str]] = {}
@@ -129,7 +130,11 @@ class Recorder(Watcher):
         except torch.OutOfMemoryError:  # the steps on their way to the host hold memory of the device
             self._async_writer.drain()
             measured = self._measure(call, columns)
-        self._measured.setdefault(part, {})[call.name] = measured
+        layers = self._measured.setdefault(part, {})
+        if call.part is not None and len(call.part.rows) < len(self._context.tokens):
+            others = layers.get(call.name) or self._before[part][call.name].one_step_later()
+            measured = measured.in_batch(call.part.rows, others)
+        layers[call.name] = measured
 
     def _measure(self, call: LayerCall, columns: Columns) -> LayerTensors:
         """Return the measurements of a layer call. For keys in a causal model's cache, output norms come from earlier steps."""
@@ -175,6 +180,7 @@ class Recorder(Watcher):
                 sent |= {name: one for name in RESULT if (one := getattr(result, name)) is not None}
             self._async_writer.send(sent, partial(self._write_step, self._prompts[part], step, list(measured), len(stacked)))
             self._last_contexts[part.stack] = context
+        self._before = self._measured if (start.sampler or {}).get("cache", "none") != "none" else {}
         self._context, self._measured = None, {}
 
     def _write_step(self, prompts: dict[int, _Prompt], step: PartStep, layers: list[str], devices: int, sent: dict[str, Tensor]) -> None:

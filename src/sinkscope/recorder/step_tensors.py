@@ -56,7 +56,7 @@ class LayerTensors:
         diagonal = columns.diagonal
         if call.part is not None:  # the diagonal is measured for queries at the end of the canvas only
             hidden = None if hidden is None else call.part.spread(hidden, call.keys)
-            diagonal = call.part.spread(torch.full_like(diagonal, torch.nan), call.keys)
+            diagonal = call.part.spread(diagonal if call.part.whole else torch.full_like(diagonal, torch.nan), call.keys)
         return cls(
             columns.sums
             if groups == call.groups
@@ -69,6 +69,23 @@ class LayerTensors:
             None if columns.prefix is None or call.own is None else columns.prefix[:, :, call.groups.index("all")],
             None if output_norms is None else _placed(output_norms, call.keys - output_norms.shape[-1]),
         )
+
+    def in_batch(self, rows: Tensor, others: "LayerTensors") -> "LayerTensors":
+        """Return the measurements of the whole batch, of which this call computed some rows.
+
+        Args:
+            rows: int64 [row], which ones.
+            others: what is known of the others.
+        """
+        known = {name: (getattr(others, name), mine) for name, mine in vars(self).items() if mine is not None}
+        return replace(self, **{name: other.index_copy(0, rows.to(mine.device), mine) for name, (other, mine) in known.items()})
+
+    def one_step_later(self) -> "LayerTensors":
+        """Return the measurements of a next step in which nothing is computed: no attention, and the same keys and values."""
+        zeroed = {name: torch.zeros_like(one) for name in ("sums", "last_row", "sink_token") if (one := getattr(self, name)) is not None}
+        unknown = ("diagonal", "hidden_norms")
+        unknowns = {name: torch.full_like(one, torch.nan) for name in unknown if (one := getattr(self, name)) is not None}
+        return replace(self, **zeroed, **unknowns)
 
     def on_the_host(self) -> "LayerTensors":
         """Return the same tensors on the host, for a device that has no room to stack layers."""

@@ -13,7 +13,7 @@ from sinkscope.argument_types import checked
 from sinkscope.axes import TRACE_AXES
 from sinkscope.checksums import compare_checksum
 from sinkscope.documents import check_fields, describe, exists, files_in, read_json_object
-from sinkscope.errors import CallError, TraceError
+from sinkscope.errors import CallError, MissingTensorError, TraceError
 from sinkscope.notebook_card import card
 from sinkscope.traces.format import ASIDE, FORMAT, MANIFEST, MOVING, PART_GLOB
 from sinkscope.traces.part_checks import check_shapes
@@ -71,7 +71,7 @@ class Trace:
                 if name in TOPPED and f"top_{name}" in self.tensors:
                     return TopArray(name, self)
                 held = ", ".join(self.tensors) or "no whole step"
-                raise TraceError(f"{self.folder} holds no {name}; it holds {held}")
+                raise MissingTensorError(f"{self.folder} holds no {name}; it holds {held}")
             return TraceArray(name, self.parts)
         if name.startswith("_"):  # copying and other protocols of Python ask for names that a trace does not have
             raise AttributeError(name)

@@ -111,3 +111,48 @@ def test_keeping_maps_with_a_cache_is_refused(tmp_path, run):
     status, _, told = run("trace", "lab-diffusion", "--out", tmp_path / "run", "--cache", "block", "--keep-maps", "1:0:0")
     assert status == 2 and "--keep-maps with --cache block: maps are recomputed without a cache" in told
     assert not (tmp_path / "run").exists()
+
+
+TRIGGERED = [
+    "block:trigger=sink,level=0.05",
+    "block:trigger=drift,level=0.99",
+    "block:trigger=entropy,fresh=changed",
+    "block:trigger=confidence,level=0.2",
+]
+
+
+def all_tensors(trace):
+    return {name: getattr(trace, name)[:] for name in trace.tensors}
+
+
+@pytest.mark.parametrize("more", [{}, {"threshold": 0.4}], ids=["quota", "threshold"])
+@pytest.mark.parametrize("cache", TRIGGERED)
+def test_rows_that_are_refreshed_alone_are_recorded_as_without_neighbours(cache, more, tmp_path):
+    """A trigger refreshes some rows of a batch: the step then computes them in one call and the others in a second one."""
+    model, calls = seeded_model("llada"), Dense()
+    with subscribed(model.network, calls), sinkscope.recording(model, out=tmp_path / "batch"):
+        together = sinkscope.generate(model, PROMPTS, cache=cache, **SETTINGS, **more)
+    alike = 0
+    for number, (prompt, row) in enumerate(zip(PROMPTS, together, strict=True)):
+        with sinkscope.recording(model, out=tmp_path / f"alone-{number}"):
+            alone = sinkscope.generate(model, prompt, cache=cache, **SETTINGS, **more)
+        assert alone.tokens.tolist() == row.tokens.tolist()
+        batch, single = (all_tensors(sinkscope.open_trace(tmp_path / folder)) for folder in (f"batch/{number:06d}", f"alone-{number}"))
+        assert batch.keys() == single.keys()
+        if len(batch["tokens"]) != len(single["tokens"]):  # it has waited for another row in some step
+            assert more and not np.isnan(batch["value_norms"]).any()
+            continue
+        alike += 1
+        for name in batch:
+            assert_close(batch[name], single[name], terms=terms_of(model.network, 25), what=name)
+    assert alike or more
+
+
+def test_a_trigger_that_fires_splits_a_step_into_two_calls():
+    model, calls, seen = seeded_model("llada"), Dense(), []
+    with subscribed(model.network, calls):
+        whole = calls.watch
+        calls.watch = lambda call, columns: (seen.append((calls.steps, call.index, call.part)), whole(call, columns))[1]
+        sinkscope.generate(model, PROMPTS, cache=TRIGGERED[0], **SETTINGS)
+    split = {step for step, layer, part in seen if part is not None and len(part.rows) < len(PROMPTS)}
+    assert split and any(part.whole for step, _, part in seen if step in split)

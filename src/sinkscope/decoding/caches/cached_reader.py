@@ -138,7 +138,7 @@ class CachedReader(WholeReader):
         moment = moment if whole else moment.of_rows(rows)
         self._store.refresh(rows)
         layout = self.layout if whole else rows_of(self.layout, rows)
-        part = None if whole else self._part(rows, slice(None))
+        part = None if whole else self._part(rows, slice(None), whole=True)
         with self.measurer.measuring(self.policy, moment) if measures else nullcontext():
             found = self._forward(inputs if whole else inputs[rows], layout.positions, layout.seen, part, rows, refresh=True)
         self._put(found, rows, slice(None))
@@ -168,15 +168,19 @@ class CachedReader(WholeReader):
         held = self._store.rows
         counts = fresh.sum(-1).tolist()
         whole = [row for row in rows if counts[row] == self._lengths[row]]
+        watched = current_session(self.model.network) is not None  # by somebody who wants to know the keys of every row
         for refresh, group in ((True, whole), (False, [row for row in rows if row not in whole])):
-            if any(counts[row] for row in group):
+            if any(counts[row] for row in group) or (watched and group):
                 self._compute_group(inputs, held, group, fresh, counts, refresh)
 
     def _compute_group(self, inputs: Tensor, held: list[int], rows: list[int], fresh: Tensor, counts: list[int], refresh: bool) -> None:
         """Compute the marked positions of some of the rows that are held."""
-        most = max(counts[row] for row in rows)
+        most = max(1, *(counts[row] for row in rows))
         # A row with fewer positions computes its first ones again, to the same result; a row with none computes its last position.
-        order = torch.where(fresh, torch.arange(fresh.shape[1], device=fresh.device), fresh.shape[1]).sort(dim=-1).values[:, :most]
+        # Whole rows stand at the right end of the batch, as in a refresh of all rows.
+        numbers = torch.arange(fresh.shape[1], device=fresh.device)
+        order = torch.where(fresh, numbers, fresh.shape[1])
+        order = order[:, -most:] if refresh else order.sort(dim=-1).values[:, :most]
         first = torch.where(order[:, :1] < fresh.shape[1], order[:, :1], fresh.shape[1] - 1)
         places = torch.where(order < fresh.shape[1], order, first)[rows]
         mine = None if rows == held else torch.tensor([held.index(row) for row in rows], device=inputs.device)
@@ -186,7 +190,7 @@ class CachedReader(WholeReader):
             if counts[row] and row in rows:
                 self.meter.add(row, counts[row], keys[row])
         tokens, positions = inputs[rows].gather(1, places), self.layout.positions[rows].gather(1, places)
-        part = self._part(rows, torch.where(order[rows] < fresh.shape[1], order[rows], -1))
+        part = self._part(rows, torch.where(order[rows] < fresh.shape[1], order[rows], -1), refresh)
         self._put(self._forward(tokens, positions, self._seen(rows, most), part, rows, refresh), rows, places)
 
     def _read_keys(self, rows: list[int]) -> Tensor | None:
@@ -209,13 +213,13 @@ class CachedReader(WholeReader):
             real = self._real[rows]
         return real[:, None, None].expand(-1, 1, queries, -1)
 
-    def _part(self, rows: list[int], queries: slice | Tensor) -> CallPart | None:
+    def _part(self, rows: list[int], queries: slice | Tensor, whole: bool = False) -> CallPart | None:
         """Return the part of the canvas that a call computes, for watchers; None without any."""
         if current_session(self.model.network) is None:
             return None
         if isinstance(queries, slice):
             queries = torch.arange(self._real.shape[1], device=self._real.device)[queries].expand(len(rows), -1)
-        return CallPart(torch.tensor(rows, device=queries.device), queries)
+        return CallPart(torch.tensor(rows, device=queries.device), queries, whole)
 
     def _forward(
         self, tokens: Tensor, positions: Tensor, seen: Tensor | None, part: CallPart | None, rows: list[int], refresh: bool = False
