@@ -14,7 +14,7 @@ from seeded_network import MASK
 
 import sinkscope
 from sinkscope.decoding.likelihood import GROUP, _standard_error, mask_patterns
-from sinkscope.errors import CallError
+from sinkscope.errors import AttentionError, CallError
 from sinkscope.interventions import HidePositions, HideTopSinks, compose, parse_rule
 
 CONTEXT = [3, 17, 42, 8, 25]
@@ -281,3 +281,17 @@ def test_the_context_is_the_prompt_and_the_continuation_the_answer(sampler, axis
 
 def log_likelihood_of(model):
     return sinkscope.log_likelihood(model, CONTEXT, TARGET, samples=8).total
+
+
+@pytest.mark.parametrize("name", ["llada", "autoregressive"])
+def test_in_the_middle_of_a_generation_under_a_rule_it_is_refused(name):
+    """Between two steps nothing is hidden, so that it would be the likelihood of the plain network."""
+    model = seeded_model(name)
+    settings = {"length": 4} | ({} if name == "autoregressive" else {"block": 4})
+
+    def ask(step):
+        sinkscope.log_likelihood(model, CONTEXT, TARGET, samples=2)
+
+    sinkscope.generate(model, CONTEXT, on_step=ask, **settings)
+    with HideTopSinks(1, observe="current")(model), pytest.raises(AttentionError, match="one generation of it runs already"):
+        sinkscope.generate(model, CONTEXT, on_step=ask, **settings)

@@ -174,7 +174,7 @@ class Session:
     @contextmanager
     def foreign_generation(self, prompt: int | None = None) -> Iterator[None]:
         """Run the body as one generation, whose first ``prompt`` tokens (or those of its first call) are the prompt; by one thread."""
-        self.refuse_other_threads()
+        self.refuse_other_threads(here=prompt is not None)
         if self.published:
             yield
             return
@@ -225,13 +225,13 @@ class Session:
         """Return whether another thread runs the network, in a call, a published generation or its ``generate``."""
         return bool(self.published or self._foreign or self._calls) and self._thread != threading.get_ident()
 
-    def refuse_other_threads(self) -> None:
-        """Raise an error where another thread runs the network.
+    def refuse_other_threads(self, here: bool = False) -> None:
+        """Raise an error where another thread runs the network, or ``here`` a sampler is in the middle of a generation.
 
         Raises:
-            AttentionError: one does.
+            AttentionError: so it is.
         """
-        if self.runs_elsewhere():
+        if self.runs_elsewhere() or (here and self.published):
             raise AttentionError(self._busy())
 
     def _busy(self) -> str:
