@@ -86,9 +86,10 @@ def _smaller(words: "list[str]") -> str:
 
 
 def _variable_that_names(path: str) -> "str | None":
-    """Return the environment variable that tells a library to use a path as its folder, such as TORCHINDUCTOR_CACHE_DIR."""
+    """Return the environment variable that tells a library to use a path, such as TORCHINDUCTOR_CACHE_DIR."""
     for name, value in os.environ.items():
-        if name.endswith(("_CACHE", "_CACHE_DIR", "_CACHE_HOME", "_HOME")) and value and f"{path}/".startswith(f"{value.rstrip('/')}/"):
+        names_path = value and name.endswith(("_CACHE", "_CACHE_DIR", "_CACHE_HOME", "_HOME", "_LOGS_OUT"))
+        if names_path and f"{path}/".startswith((f"{value.rstrip('/')}/", f"{os.path.abspath(value)}/")):
             return name
     return None
 

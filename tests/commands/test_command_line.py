@@ -155,7 +155,7 @@ def test_check_fails_when_hiding_does_not_bite(run, diffusion_folder, monkeypatc
     status, out, err = run("check", diffusion_folder)
     assert status == 1
     assert "FAILED  hiding a key bites" in out
-    assert "1 checks failed" in err
+    assert "1 check failed" in err
 
 
 def test_problems_are_json_lines(run):

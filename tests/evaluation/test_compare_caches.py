@@ -8,11 +8,12 @@ import pytest
 
 import sinkscope
 from sinkscope.checksums import with_checksum
+from sinkscope.counts import counted
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.evaluation import cache_comparison
 from sinkscope.evaluation.cache_arms import PLAIN, Arm, read_arms
 from sinkscope.evaluation.cache_comparison import COMPARISON, compare_caches
-from sinkscope.evaluation.cache_tables import on_sinks
+from sinkscope.evaluation.cache_tables import comparison_table, on_sinks
 from sinkscope.evaluation.paired_tests import Difference, paired_difference
 from sinkscope.lab.prompts import few_shot_prompt, held_out
 
@@ -177,6 +178,13 @@ def test_a_table_that_holds_less_than_before_says_what_it_leaves_out(whole, diff
     compare_caches(diffusion, **call, **SMALL)
     compare_caches(diffusion, arms=read_arms(POLICIES, [4, 7]), out=tmp_path / "copy", **SMALL)
     assert not caplog.messages
+
+
+def test_counts_of_one_have_their_nouns_in_the_singular(whole):
+    row = {**whole[0]["rows"][0], "task": "t", "n": 1, "canvas": [31, 31]}
+    for shown, canvas in (("31 tokens", [31, 31]), ("30 to 31 tokens", [30, 31]), ("1 token", [1, 1])):
+        assert comparison_table({"rows": [{**row, "canvas": canvas}], "sinks": []}).startswith(f"t: 1 problem, canvases of {shown}\n")
+    assert [counted(count, "move", ",") for count in (0, 1, 2000)] == ["0 moves", "1 move", "2,000 moves"]
 
 
 def test_other_settings_and_other_runs_are_refused(whole, diffusion, tmp_path):

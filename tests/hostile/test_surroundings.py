@@ -46,6 +46,10 @@ def test_variables_that_break_an_import(whole, tmp_path):
     assert status == 1 and "PYTHONOPTIMIZE" in err and err.count("\n") == 1
     status, _, err = run("check", str(whole / "model"), environment={"TORCH_LOGS": "nonsense"})
     assert status == 1 and "environment variable TORCH_LOGS" in err and err.count("\n") == 1, err
+    for given in (tmp_path / "gone" / "logs", os.path.relpath(tmp_path / "gone" / "logs")):
+        status, _, err = run("check", str(whole / "model"), environment={"TORCH_LOGS_OUT": str(given)})
+        told = f"{tmp_path / 'gone' / 'logs'}: No such file or directory; the environment variable TORCH_LOGS_OUT says so, unset it"
+        assert (status, err) == (1, f"sinkscope: error: {told}\n")
     status, _, err = run("check", str(whole / "model"), environment={"TORCHINDUCTOR_CACHE_DIR": "/dev/null"})
     told = "/dev/null: File exists; the environment variable TORCHINDUCTOR_CACHE_DIR says so, unset it"
     assert (status, err) == (1, f"sinkscope: error: {told}\n")

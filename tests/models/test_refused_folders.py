@@ -34,6 +34,19 @@ def test_a_name_that_no_hub_can_hold():
     assert "no name of a repository" in refusal("white space/model")
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("https://huggingface.co/GSAI-ML/LLaDA-8B-Base", "GSAI-ML/LLaDA-8B-Base"),
+        ("hf.co/o/n.2/tree/main?x=1", "o/n.2"),
+        ("lab-diffusion/", "lab-diffusion"),
+        ("Lab-Shifted//", "lab-shifted"),
+    ],
+)
+def test_a_name_with_more_around_it(name, meant):
+    assert f"no model {name!r}: did you mean {meant}" in refusal(name, CallError)
+
+
 def test_a_bundled_model_that_is_not_installed(monkeypatch, tmp_path):
     monkeypatch.setattr(folders, "bundled_folder", lambda name: tmp_path)
     assert "holds no config.json; reinstall sinkscope" in refusal("lab-diffusion")

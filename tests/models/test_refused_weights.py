@@ -189,7 +189,9 @@ def test_a_device_map_gives_the_same_network(sharded, device_map):
 needs_accelerate = pytest.mark.skipif(importlib.util.find_spec("accelerate") is None, reason="device_map needs accelerate")
 
 
-@pytest.mark.parametrize("device_map", [{"": "abacus"}, {"": None}, "abacus", {"lm_head": "disk"}, {"": 99}, 99, -1, True], ids=str)
+@pytest.mark.parametrize(
+    "device_map", [{"": "abacus"}, {"": "meta"}, {"": None}, "abacus", {"lm_head": "disk"}, {"": 99}, 99, -1, True], ids=str
+)
 def test_a_device_map_with_a_device_that_is_not_here(sharded, device_map):
     found = next(iter(device_map.values())) if isinstance(device_map, dict) else device_map
     expected = f"device_map: expected devices that can be used here, found {found!r} (there are: {', '.join(usable_devices())}); try 'auto'"

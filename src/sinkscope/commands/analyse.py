@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from sinkscope.commands.bounds import Few
 from sinkscope.commands.command import Command, Json, RolesFile, Switch, Traces, Unit, default_is
 from sinkscope.commands.output import describe_interval, note_doubt, open_and_check, print_json
+from sinkscope.counts import counted
 from sinkscope.documents import describe, read_json_object
 from sinkscope.errors import CallError
 
@@ -134,9 +135,8 @@ def _lab_counts(trace: Any) -> dict[int, int]:
 
 
 def _heading(analysis: Any, asked: Any, what: str) -> str:
-    prompts = f"{analysis.prompts} prompt{'s' if analysis.prompts > 1 else ''}"
-    shape = f"{analysis.layers} layers × {analysis.heads} heads"
-    return f"{prompts}, {shape}; excess > {asked.excess:g} {asked.unit}; {what} ({describe_interval(analysis.prompts)})"
+    of = f"{counted(analysis.prompts, 'prompt')}, {counted(analysis.layers, 'layer')} × {counted(analysis.heads, 'head')}"
+    return f"{of}; excess > {asked.excess:g} {asked.unit}; {what} ({describe_interval(analysis.prompts)})"
 
 
 def _print_table(statistics: Any, asked: Any) -> None:

@@ -8,6 +8,7 @@ from tyro.conf import Positional
 
 from sinkscope.commands.command import Command, Switch, default_is
 from sinkscope.commands.output import note
+from sinkscope.counts import counted
 from sinkscope.errors import CallError
 
 
@@ -40,7 +41,7 @@ class Bundle(Command):
         if self.out is None:
             self.refuse("precision page", "with --check")
             trace = open_bundle(self.trace)
-            print(f"{self.trace}: {trace.steps} steps, every file is as it was written")
+            print(f"{self.trace}: {counted(trace.steps, 'step')}, every file is as it was written")
             if more := unlisted_files(trace):
                 note(f"{self.trace}: not part of the bundle and not compared: {', '.join(more)}")
             return

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from sinkscope.commands.command import Command, Device, Dtype, Json, ModelName
 from sinkscope.commands.output import print_json
+from sinkscope.counts import counted
 from sinkscope.errors import SinkscopeError
 
 
@@ -29,4 +30,4 @@ class Check(Command):
             for one in checks:
                 print(f"{'ok    ' if one.passed else 'FAILED'}  {one.name}: {one.found}")
         if not all(one.passed for one in checks):
-            raise SinkscopeError(f"{self.model}: {sum(not one.passed for one in checks)} checks failed")
+            raise SinkscopeError(f"{self.model}: {counted(sum(not one.passed for one in checks), 'check')} failed")

@@ -10,6 +10,7 @@ from tyro.conf import Positional
 
 from sinkscope.commands.command import Command, Device, Json, default_is
 from sinkscope.commands.output import note, print_json
+from sinkscope.counts import counted
 from sinkscope.documents import check_replaceable
 from sinkscope.errors import CallError, ModelError, TraceError
 from sinkscope.locks import claimed_file
@@ -55,7 +56,7 @@ class Map(Command):
         check_model_flags(self.model, self.device)
         trace = open_trace(self.trace)
         if not trace.complete:
-            note(f"{trace.folder}: incomplete, {trace.steps} whole steps")
+            note(f"{trace.folder}: incomplete, {counted(trace.steps, 'whole step')}")
         check_weights(self.model, [trace])
         place = check_place(trace, self.step, self.layer, self.head)
         with nullcontext() if self.out is None else claimed_file(self.out, TraceError):

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from sinkscope.counts import counted
 from sinkscope.documents import json_text
 
 
@@ -35,7 +36,7 @@ def open_and_check(path: Path) -> list[Any]:
             note(f"{trace.folder}: left out, it holds no whole step; its recording was ended before")
             continue
         if not trace.complete:
-            note(f"{trace.folder}: incomplete, {trace.steps} whole steps")
+            note(f"{trace.folder}: incomplete, {counted(trace.steps, 'whole step')}")
         if trace.manifest.get("level") == "top" and trace.steps:
             kept = trace.top_column_sums.shape[-1]
             if kept >= trace.column_sums.shape[-1]:

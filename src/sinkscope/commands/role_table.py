@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from textwrap import fill
 from typing import Any
 
+from sinkscope.counts import counted
 from sinkscope.errors import CallError
 
 COLUMNS = (
@@ -37,9 +38,10 @@ def heading(found: Any) -> str:
     used = ", ".join(f"{name} {found.settings[name]}" for name in ("length", "steps", "block", "canvases") if name in found.settings)
     free, not_free = (sum(one.removable is wanted for one in found.heads) for wanted in (True, False))
     share = f"{len(found.heads)} of {found.layers * found.heads_in_layer}"
+    chosen = counted(found.prompts - found.judged - len(found.failed), "prompt")
     lines = [
         f"{found.model}{f' ({used})' if used else ''}: {share} heads have a lasting sink (Eq. 3, ε = {found.rules.excess:g})",
-        f"chosen on {found.prompts - found.judged - len(found.failed)} prompts, judged on {found.judged} others{_canvases(found)}",
+        f"chosen on {chosen}, judged on {found.judged} others{_canvases(found)}",
         "  " + ", ".join(f"{found.count(role)} {role}" for role in ROLES),
         f"  hidden in its head alone, {free} of them change the predictions by less than {found.rules.changed:g} nats, {not_free} by more",
     ]

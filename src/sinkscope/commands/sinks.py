@@ -8,6 +8,7 @@ from tyro.conf import Positional
 
 from sinkscope.commands.command import Command, Excess, Json, Unit
 from sinkscope.commands.output import describe_interval, note, open_and_check, print_json, print_one_or_all
+from sinkscope.counts import counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +59,7 @@ class Sinks(Command):
     def _run_on_statistics(self) -> None:
         document = statistics_document(self.trace)
         if not document["complete"]:
-            note(f"{self.trace}: incomplete, {document['prompts']} prompts")
+            note(f"{self.trace}: incomplete, {counted(document['prompts'], 'prompt')}")
         if self.json:
             print_json(document)
         else:
@@ -67,7 +68,8 @@ class Sinks(Command):
 
 def _print_sinks(trace: Any, found: Any) -> None:
     steps, layers, heads, _ = found.shape
-    print(f"{trace.folder}: {len(found)} sinks in {steps} steps, {layers} layers, {heads} heads")
+    shape = f"{counted(steps, 'step')}, {counted(layers, 'layer')}, {counted(heads, 'head')}"
+    print(f"{trace.folder}: {counted(len(found), 'sink')} in {shape}")
     print(f"excess > {found.threshold:g} {found.unit}; {found.selected_share:.2%} of the tokens are sinks")
     if found.unit == "queries" and found.threshold >= found.shape[-1]:
         note(f"{trace.folder}: no column of {found.shape[-1]} tokens can exceed the others by {found.threshold:g}; give a lower --excess")
@@ -98,7 +100,8 @@ def statistics_document(folder: Path) -> dict[str, Any]:
 def _print_statistics(document: dict[str, Any]) -> None:
     counts, prompts = document["counts"], document["prompts"]
     share = counts["sinks"] / max(1, counts["columns"])
-    print(f"{document['trace']}: {prompts} prompts, {counts['steps']} steps, {counts['sinks']} sinks ({share:.2%} of the columns)")
+    steps, sinks = counted(counts["steps"], "step"), counted(counts["sinks"], "sink")
+    print(f"{document['trace']}: {counted(prompts, 'prompt')}, {steps}, {sinks} ({share:.2%} of the columns)")
     print(f"excess > {document['excess']:g} queries; mean over prompts, with {describe_interval(prompts)}")
     for name, found in document["means"]["by_prompt"].items():
         if found["mean"] is not None:

@@ -10,6 +10,7 @@ from sinkscope.commands.bounds import Few
 from sinkscope.commands.command import Command, Dtype, Json, ModelName, Overwrite, default_is
 from sinkscope.commands.output import note, print_json
 from sinkscope.commands.sampler_flags import SamplerFlags
+from sinkscope.counts import counted
 from sinkscope.documents import parse_json
 from sinkscope.errors import CallError, TraceError
 from sinkscope.json_lines import read_json_lines
@@ -138,7 +139,7 @@ class Trace(Command):
             print_json({"traces": rows} if rule.idle else {"traces": rows, "hide": self.hide, **hiding.effect.as_dict()})
             return
         for folder, generation in written:
-            print(f"{folder}: {generation.steps} steps\n{generation.text}")
+            print(f"{folder}: {counted(generation.steps, 'step')}\n{generation.text}")
         if not rule.idle:
             note(hiding.effect.sentence(self.hide))
 
@@ -244,7 +245,7 @@ def keep_maps(model: Any, folders: Sequence[Path], places: Sequence[Place]) -> N
         trace = open_trace(folder)
         for place in places:
             if place[0] >= trace.steps:  # an autoregressive answer may end earlier
-                note(f"{folder}: no map of step {place[0]}, the trace has {trace.steps} steps")
+                note(f"{folder}: no map of step {place[0]}, the trace has {counted(trace.steps, 'step')}")
                 continue
             step, layer, head = check_place(trace, *place)
             store_map(trace, step, layer, head, recompute_map(model, trace, step, layer, head).attention)

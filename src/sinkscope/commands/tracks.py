@@ -10,6 +10,7 @@ from tyro.conf import Positional
 from sinkscope.commands.bounds import Few
 from sinkscope.commands.command import Command, Excess, Json, RolesFile, Unit
 from sinkscope.commands.output import note_doubt, open_and_check, print_one_or_all
+from sinkscope.counts import counted
 
 MOVING_HEADS = 8
 """How many of the heads whose main sinks move are listed."""
@@ -70,8 +71,8 @@ def _print(trace: Any, tracks: Any, test: Any, roles: Any) -> None:
         mine = [one for one in tracks.heads if (known := roles.of_head(one.layer, one.head)) is not None and known.role == role]
         if mine:
             moves = sum(one.moves for one in mine) / len(mine)
-            heads = "1 head" if len(mine) == 1 else f"{len(mine)} heads"
-            print(f"  {role}: {heads}, {moves:.2f} moves each: " + ", ".join(f"{one.layer}.{one.head}" for one in mine))
+            places = ", ".join(f"{one.layer}.{one.head}" for one in mine)
+            print(f"  {role}: {counted(len(mine), 'head')}, {moves:.2f} moves each: {places}")
 
 
 def _print_movement(trace: Any, test: Any) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from sinkscope.counts import counted
 from sinkscope.documents import printable
 from sinkscope.evaluation.cache_arms import PLAIN, Arm
 from sinkscope.evaluation.paired_tests import MARGIN, Difference, holm, paired_difference, wilson_interval
@@ -144,7 +145,8 @@ def comparison_table(document: Mapping[str, Any]) -> str:
     for task in dict.fromkeys(row["task"] for row in document["rows"]):
         rows = [row for row in document["rows"] if row["task"] == task]
         low, high = min(row["canvas"][0] for row in rows), max(row["canvas"][1] for row in rows)
-        lines += [f"{task}: {rows[0]['n']} problems, canvases of {low} to {high} tokens", ""]
+        canvases = f"{'' if low == high else f'{low} to '}{counted(high, 'token')}"
+        lines += [f"{task}: {counted(rows[0]['n'], 'problem')}, canvases of {canvases}", ""]
         lines += ["| " + " | ".join(HEAD) + " |", "|---" * len(HEAD) + "|"]
         lines += ["| " + " | ".join(_cells(row)) + " |" for row in rows] + [""]
     for one in document["sinks"]:

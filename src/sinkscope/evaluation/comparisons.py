@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 from sinkscope.argument_types import plain
+from sinkscope.counts import counted
 from sinkscope.documents import check_fields
 from sinkscope.errors import CallError
 from sinkscope.evaluation.paired_tests import Difference, against_controls, holm, paired_difference
@@ -257,7 +258,7 @@ def remarks(rows: Sequence[Row]) -> list[str]:
                 said.append(f"{where}: {shares}; they do not match in mass")
         for n in sorted({one.difference.n for one in row.contrasts} - {result.n}):
             some = ", ".join(one.control for one in row.contrasts if one.difference.n == n)
-            said.append(f"{where}: set against {some} over the {n} problems that both have")
+            said.append(f"{where}: set against {some} over the {counted(n, 'problem')} that both have")
         if hides_k(result.hide.partition(":")[0]) and not any(takes_seed(one.control.partition(":")[0]) for one in row.contrasts):
             said.append(f"{where}: no random control with its K and options; hiding any keys may hurt as much")
     for (model, task, n), rules in small.items():

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from sinkscope.argument_types import check_argument
+from sinkscope.counts import counted
 from sinkscope.decoding import Generation, generate
 from sinkscope.decoding.caches.parsing import parse_cache
 from sinkscope.decoding.caches.reader import check_model
@@ -285,7 +286,7 @@ def _wait_for_others(out: Path, before: Mapping[Share, int | None], batches: Seq
             if not missing:
                 others.remove(other)
             elif last != before[other] or time.monotonic() - started > STARTING_S:
-                what = f"process {other.index} of {other.count} ended with {missing} problems missing"
+                what = f"process {other.index} of {other.count} ended with {counted(missing, 'problem')} missing"
                 raise EvaluationError(f"{out}: {what}; run the same command again; finished problems are kept")
         if others:
             time.sleep(POLL_S)

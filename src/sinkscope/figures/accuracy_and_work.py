@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sinkscope.counts import counted
 from sinkscope.figures.figure import DrawnFigure
 from sinkscope.figures.style import BLUE, INK, ORANGE, VERMILLION, WIDE, WIDER, figure_style, new_sheet, number, plain
 
@@ -43,7 +44,7 @@ def draw_accuracy_and_work(document: Mapping[str, Any]) -> DrawnFigure:
     n = {task: next(row["n"] for row in document["rows"] if row["task"] == task) for task in tasks}
     caption = (
         f"Accuracy of {document['model']['name']} against the multiply-adds of an answer, both axes measured: "
-        + "; ".join(f"{task}, {count} problems" for task, count in n.items())
+        + "; ".join(f"{task}, {counted(count, 'problem')}" for task, count in n.items())
         + ". Bars are Wilson's 95 % intervals over problems, the dashed line is plain sampling. Policies to the left do less work. Filled: "
         "all steps commit a fixed number of tokens; hollow: parallel decoding. Squares read a budget of the stored keys. What it does not "
         "show: differences paired by problem, whose intervals are narrower; they are in the CSV file."

@@ -5,6 +5,7 @@ from typing import Any, final
 
 import numpy as np
 
+from sinkscope.counts import counted
 from sinkscope.figures.figure import DrawnFigure, Figure
 from sinkscope.figures.style import HEAT, WIDE, WIDER, new_sheet, number, plain
 from sinkscope.figures.subject import Subject, of_newest
@@ -85,7 +86,7 @@ def draw_strengths(axes: Any, one: Subject, mean: np.ndarray, share: np.ndarray,
     axes.set_yticks(_ticks(mean.shape[0]))
     axes.set_xlabel("head")
     queries = "running sums over all queries" if one.followed.newest else "sums over all queries"
-    axes.set_title(f"{plain(one.heading)},\n{one.summary.steps} steps, {queries}")
+    axes.set_title(f"{plain(one.heading)},\n{counted(one.summary.steps, 'step')}, {queries}")
     return image
 
 

@@ -9,7 +9,7 @@ from typing import Any, final
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from sinkscope.figures.style import counted
+from sinkscope.counts import counted
 from sinkscope.sinks import HeadMovement
 from sinkscope.sinks.followed_columns import Followed
 from sinkscope.sinks.tracking import head_movement

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from sinkscope.argument_types import checked
+from sinkscope.counts import counted
 from sinkscope.documents import read_bytes
 from sinkscope.errors import CallError
 from sinkscope.figures.drawing import make_folder
@@ -123,7 +124,7 @@ def _model(trace: Trace, label: str, excess: float, roles: Roles | None, command
 
 def _lead(models: Sequence[dict[str, Any]], excess: float) -> str:
     """Return the first sentence of the page: what was done."""
-    who = " and ".join(f"{model['label']} ({model['steps']} steps)" for model in models)
+    who = " and ".join(f"{model['label']} ({counted(model['steps'], 'step')})" for model in models)
     each = " each" if len(models) > 1 else ""
     return (
         f"{who} wrote one answer{each}. At every step we recorded how much attention each token received in every layer and head. "
@@ -182,7 +183,7 @@ def _provenance(trace: Trace, sampler_name: Any, sampler: dict[str, Any], comman
         ("Computed in", " on ".join(str(manifest[key]) for key in ("dtype", "device") if manifest.get(key)) or None),
         ("Sampler", f"{sampler_name}: {settings}" if sampler_name else settings or None),
         ("Versions", versions or None),
-        ("Trace", f"{trace.folder.name}, {trace.steps} steps, {'complete' if trace.complete else 'incomplete'}"),
+        ("Trace", f"{trace.folder.name}, {counted(trace.steps, 'step')}, {'complete' if trace.complete else 'incomplete'}"),
         ("Command", command or manifest.get("command")),
     ]
     return [(name, str(value)) for name, value in rows if value]

@@ -128,11 +128,6 @@ def number(value: Any) -> str:
     return format(float(value), ".9g")
 
 
-def counted(count: int, noun: str) -> str:
-    """Return a count with its noun: 1 move, 2 moves."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
 def plain(text: str) -> str:
     """Return text that matplotlib draws literally: no formulas, and ▯ for characters that the font lacks."""
     known = _known_characters()

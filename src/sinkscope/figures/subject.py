@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from sinkscope.argument_types import checked
+from sinkscope.counts import counted
 from sinkscope.errors import CallError, SinkscopeError, TraceError
 from sinkscope.figures.highlights import Highlights, Place
 from sinkscope.figures.incoming_attention import check_head, commits_of, followed_columns, last_canvas_of
@@ -87,9 +88,8 @@ class Subject:
         """Heading of a panel."""
         cut = "" if self.manifest["complete"] else " (incomplete)"
         if self.recorded is not None:
-            return f"{self.label}{cut}, prompt of {self.prompt_length} tokens"
-        prompts = self.manifest["prompts"]
-        return f"{self.label}{cut}, {prompts} prompt{'s' if prompts != 1 else ''}"
+            return f"{self.label}{cut}, prompt of {counted(self.prompt_length, 'token')}"
+        return f"{self.label}{cut}, {counted(self.manifest['prompts'], 'prompt')}"
 
     @property
     def positions(self) -> int:

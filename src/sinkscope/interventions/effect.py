@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sinkscope.argument_types import checked
+from sinkscope.counts import counted
 from sinkscope.errors import CallError
 from sinkscope.notebook_card import MOST_ROWS, card
 
@@ -79,13 +80,13 @@ class Effect:
             rows.append((layer, head, f"{share[layer, head]:.1%}", hit))
         committed, hit_rate = self.removed_share_committed, self.hit_rate
         facts = {
-            "attention removed": f"{self.removed_share:.1%} in {len(heads)} heads",
+            "attention removed": f"{self.removed_share:.1%} in {counted(len(heads), 'head')}",
             "of the queries whose tokens were committed": None if committed is None else f"{committed:.1%}",
             "keys per head and step": f"{self.keys_per_head:.3g}",
             "of them still largest": None if hit_rate is None else f"{hit_rate:.1%}",
         }
         columns = ("layer", "head", "attention removed", "still largest")
-        return card(f"Effect of hiding on {len(self.steps)} prompts", facts, columns, rows, len(heads) - len(rows))
+        return card(f"Effect of hiding on {counted(len(self.steps), 'prompt')}", facts, columns, rows, len(heads) - len(rows))
 
     @checked
     def of(self, prompt: int) -> "Effect":

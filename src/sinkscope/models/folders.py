@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import re
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ SPECIMENS = tuple(
 )
 """Bundled models of one head, whose truth about sinks is known: so many nulls, and the seed they were trained with."""
 
+_ADDRESS = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)")
 OWN_NETWORK = "any other network that you have in Python can be recorded as it is: sinkscope.recording(network, out=…)"
 
 
@@ -89,7 +91,8 @@ def _expanded(name: str) -> Path:
 
 def is_on_hub(name: str) -> bool:
     """Return whether a name can only be that of a repository on a hub."""
-    return not is_bundled(name) and name.count("/") == 1 and not name.startswith((".", "/", "~")) and not exists(Path(name))
+    owned = name.count("/") == 1 and not name.startswith((".", "/", "~")) and not name.endswith("/")
+    return owned and not is_bundled(name) and not exists(Path(name))
 
 
 @checked
@@ -102,7 +105,9 @@ def check_name(name: str) -> None:
     if is_bundled(name) or (name and exists(_expanded(name))):
         return
     if not is_on_hub(name):
-        near = difflib.get_close_matches(name.lower(), BUNDLED, n=2) or difflib.get_close_matches(name.lower(), SPECIMENS, n=2)
+        bare, address = name.lower().rstrip("/"), _ADDRESS.match(name)
+        near = difflib.get_close_matches(bare, BUNDLED, n=2) or difflib.get_close_matches(bare, SPECIMENS, n=2)
+        near = [address[1]] if address else near
         meant = f"did you mean {' or '.join(near)}? Expected" if near else "expected"
         raise CallError(
             f"no model {name!r}: {meant} a bundled name ({', '.join(BUNDLED)}, a specimen lab-nulls-KIND-NULLS-SEED), an existing folder, "

@@ -338,7 +338,8 @@ def _check_device_map(device_map: Any) -> None:
         try:
             if not isinstance(device, str | int | torch.device):
                 raise TypeError("a device is a name, a number or a torch.device")
-            torch.empty(0, device=device)
+            if torch.empty(0, device=device).is_meta:
+                raise ValueError("tensors there have no values")
         except (RuntimeError, AssertionError, TypeError, ValueError) as error:
             expected = "device_map: expected devices that can be used here"
             raise CallError(f"{expected}, found {shown(device)} (there are: {', '.join(usable_devices())}); try 'auto'") from error

@@ -8,6 +8,7 @@ from typing import Any
 
 from sinkscope.argument_types import checked
 from sinkscope.checksums import CHECKSUM, compare_checksum, with_checksum
+from sinkscope.counts import counted
 from sinkscope.documents import check_fields, exists, read_json_object
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.locks import made_folder
@@ -154,7 +155,7 @@ class Roles:
         facts = {
             "heads with a lasting sink": f"{len(self.heads)} of {self.layers * self.heads_in_layer}",
             "roles": ", ".join(f"{self.count(role)} {role}" for role in ROLES),
-            "judged on": f"{self.judged} prompts",
+            "judged on": counted(self.judged, "prompt"),
         }
         columns = ("layer", "head", "role", "token", "share", "adds, nats", "can go")
         return card(f"Roles of the sinks of {self.model}", facts, columns, rows, len(ordered) - len(rows))

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from sinkscope.argument_types import checked
+from sinkscope.counts import counted
 from sinkscope.errors import CallError
 from sinkscope.notebook_card import MOST_ROWS, card
 from sinkscope.sinks.definition import (
@@ -90,7 +91,8 @@ class Sinks:
             "share of all tokens": f"{self.selected_share:.2%}",
         }
         columns = ("position", "token", "times a sink", "mean column")
-        return card(f"{len(self):,} sinks in {steps} steps, {layers} layers × {heads} heads", facts, columns, rows, len(places) - len(rows))
+        shape = f"{counted(steps, 'step')}, {counted(layers, 'layer')} × {counted(heads, 'head')}"
+        return card(f"{counted(len(self), 'sink', ',')} in {shape}", facts, columns, rows, len(places) - len(rows))
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one plain record for each sink, as ``sinkscope sinks --json`` prints them."""

@@ -16,6 +16,7 @@ import numpy as np
 
 from sinkscope.argument_types import checked
 from sinkscope.checksums import CHECKSUM, compare_checksum, compare_file, with_checksum
+from sinkscope.counts import counted
 from sinkscope.documents import check_fields, exists, printable, read_bytes, read_json_object, shown
 from sinkscope.errors import CallError, TraceError
 from sinkscope.locks import claimed_folder
@@ -189,7 +190,7 @@ def _card(trace: Trace, precision: Precision, errors: Mapping[str, float]) -> st
         "model": model.get("name"),
         "family": model.get("family"),
         "sha256 of its weights": model.get("weight_hash"),
-        "shape": f"{len(trace.layers)} layers × {trace.heads} heads",
+        "shape": f"{counted(len(trace.layers), 'layer')} × {counted(trace.heads, 'head')}",
         "sampler": ", ".join(f"{key} {value}" for key, value in sampler.items()),
         "steps": trace.steps,
         "hidden": ", ".join(str(one.get("rule", one)) for one in manifest.get("hidden") or []) or "nothing",

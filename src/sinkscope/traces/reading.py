@@ -12,6 +12,7 @@ from typing import Any
 from sinkscope.argument_types import checked
 from sinkscope.axes import TRACE_AXES
 from sinkscope.checksums import compare_checksum
+from sinkscope.counts import counted
 from sinkscope.documents import check_fields, describe, exists, files_in, read_json_object
 from sinkscope.errors import CallError, MissingTensorError, TraceError
 from sinkscope.notebook_card import card
@@ -49,16 +50,17 @@ class Trace:
 
     def __repr__(self) -> str:
         state = "" if self.complete else ", incomplete"
-        return f"Trace({self.folder}, {self.steps} steps, {len(self.layers)} layers, {self.heads} heads{state})"
+        shape = f"{counted(self.steps, 'step')}, {counted(len(self.layers), 'layer')}, {counted(self.heads, 'head')}"
+        return f"Trace({self.folder}, {shape}{state})"
 
     def _repr_html_(self) -> str:
         """Return a summary for notebooks."""
         manifest, model = self.manifest, self.manifest.get("model", {})
         kind = "autoregressive" if self.causal else "bidirectional"
         facts = {
-            "model": f"{model.get('name', '?')}, {kind}, {len(self.layers)} layers × {self.heads} heads",
+            "model": f"{model.get('name', '?')}, {kind}, {counted(len(self.layers), 'layer')} × {counted(self.heads, 'head')}",
             "steps": f"{self.steps}{'' if self.complete else ', incomplete: the generation was cut short'}",
-            "prompt": f"{manifest.get('prompt_length') or 0} tokens: {manifest['prompt']}" if manifest.get("prompt") else None,
+            "prompt": f"{counted(manifest.get('prompt_length') or 0, 'token')}: {manifest['prompt']}" if manifest.get("prompt") else None,
             "answer": manifest.get("text"),
             "hidden": ", ".join(str(one.get("rule", one)) for one in manifest.get("hidden") or []) or None,
         }

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sinkscope.argument_types import check_argument, checked
+from sinkscope.counts import counted
 from sinkscope.documents import check_replaceable
 from sinkscope.errors import CallError, TraceError
 from sinkscope.figures.drawing import make_folder
@@ -196,7 +197,8 @@ def _labels(traces: Sequence[Trace]) -> list[str]:
 
 def _lead(traces: Sequence[dict[str, Any]], excess: float) -> str:
     who = " and ".join(
-        f"{one['label']} ({one['kind']}, {one['steps']} steps, {one['layers']} layers, {one['heads']} heads)" for one in traces
+        f"{one['label']} ({one['kind']}, {', '.join(counted(one[f'{noun}s'], noun) for noun in ('step', 'layer', 'head'))})"
+        for one in traces
     )
     return (
         f"{who}. A sink is a token that receives more than {excess:g} queries’ worth of attention above what the others of its head "
@@ -205,7 +207,11 @@ def _lead(traces: Sequence[dict[str, Any]], excess: float) -> str:
 
 
 def _notes(traces: Sequence[dict[str, Any]]) -> list[str]:
-    notes = [f"{one['label']}: incomplete, shown as far as it goes: {one['steps']} whole steps." for one in traces if not one["complete"]]
+    notes = [
+        f"{one['label']}: incomplete, shown as far as it goes: {counted(one['steps'], 'whole step')}."
+        for one in traces
+        if not one["complete"]
+    ]
     for one in traces:
         if one["level"] == "top":
             notes.append(
