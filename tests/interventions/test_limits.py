@@ -247,6 +247,26 @@ def test_a_calibrated_threshold_hides_k_per_head_on_average(lab_diffusion, quest
     assert sum(counts) / len(counts) == pytest.approx(wanted, rel=0.02)
 
 
+@pytest.mark.parametrize("scope", ["head", "layer"])
+def test_a_threshold_for_some_heads_is_calibrated_on_these(lab_diffusion, question, scope):
+    heads, wanted = {(3, 2), (5, 1)}, 2.0
+
+    def write():
+        return sinkscope.generate(lab_diffusion, question, length=8, block=8)
+
+    rule = calibrate_excess(lab_diffusion, write, wanted, heads=heads, scope=scope)
+    with subscribed(lab_diffusion.network, seen := Seen()):
+        write()
+    counts = []
+    for step in range(7):
+        for layer, head in heads:
+            columns = seen.columns[step][layer].sums[0, :, 0]
+            columns = columns[head] if scope == "head" else columns.mean(0)
+            counts.append(is_sink(columns.numpy()[None, None, None], rule.excess).sum())
+    assert sum(counts) / len(counts) == pytest.approx(wanted, abs=0.5 / 7)
+    assert rule.excess != calibrate_excess(lab_diffusion, write, wanted, layers={3, 5}, scope=scope).excess or scope == "layer"
+
+
 def test_calibrating_needs_something_to_learn_from(lab_diffusion, question):
     from sinkscope.errors import CallError
 

@@ -96,7 +96,12 @@ class _ExcessCount(HideSinksAbove):
         ranking = self.rank(context)
         if ranking is not None:
             bins = ((self.excess_of(ranking) - LOWEST) * BINS_PER_UNIT).floor().long().clamp(min=0)
-            counts = bins[ranking.candidates.expand_as(bins)].bincount().cpu()
+            candidates = ranking.candidates.expand_as(bins)
+            if self.heads is not None:
+                each = context.call.query.shape[1] // bins.shape[1]  # heads that share a ranking
+                mine = [head // each for layer, head in self.heads if layer == context.call.index]
+                bins, candidates = bins[:, mine], candidates[:, mine]
+            counts = bins[candidates].bincount().cpu()
             before = self.found.get("counts", counts.new_zeros(0))
             width = max(len(before), len(counts))
             self.found["counts"] = sum(torch.nn.functional.pad(one, (0, width - len(one))) for one in (before, counts))
@@ -106,7 +111,7 @@ class _ExcessCount(HideSinksAbove):
 
 @checked
 def calibrate_excess(model: Model | nn.Module, run: Callable[[], Any], sinks_per_head: float, **options: Any) -> HideSinksAbove:
-    """Return the rule whose ε lies below ``sinks_per_head`` keys on average over steps, layers and heads of unhidden runs.
+    """Return the rule whose ε lies below ``sinks_per_head`` keys on average, over steps, layers and heads of the rule, unhidden.
 
     Args:
         model: from `load`, or a bare network.
