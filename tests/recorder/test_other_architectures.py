@@ -34,6 +34,7 @@ RECORDED = (
         "olmo3",
         "olmoe",
         "opt",
+        "stablelm",
     ),
     *("persimmon", "phi", "phi3", "phimoe", "qwen2", "qwen3", "qwen3_moe", "seed_oss", "smollm3", "starcoder2", "bigbird_pegasus"),
 )

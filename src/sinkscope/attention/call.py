@@ -90,6 +90,10 @@ class Call:
     def __deepcopy__(self, memo: dict[int, Any]) -> "Call":
         return self
 
+    def owns(self, module: nn.Module) -> bool:
+        """Return whether an attention module belongs to the stack."""
+        return module in self._stack.layers
+
     def layer(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, own: Prefix | None) -> LayerCall | None:
         """Return the record of a layer, None for attention that does not belong to the stack."""
         if module not in self._stack.layers:

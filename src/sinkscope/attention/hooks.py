@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sinkscope.argument_types import checked
 from sinkscope.attention.call_limits import check_network
-from sinkscope.attention.interface import entering, leave_interface, use_interface
+from sinkscope.attention.interface import entering, leave_interface, running_call, use_interface
 from sinkscope.attention.session import Hooks, Session, current_session, one_at_a_time, watched_networks
 from sinkscope.attention.stacks import Stack, find_stacks
 from sinkscope.attention.subscriber_answers import check_groups
@@ -90,7 +90,7 @@ class TransformersHooks(Hooks):
             self._handles.append(stack.module.register_forward_hook(_AfterStack(session), with_kwargs=True, always_call=True))
             for attention, block in stack.blocks.items():
                 self._handles.append(block.register_forward_pre_hook(_BeforeBlock(session, attention), with_kwargs=True))
-                self._handles.append(attention.register_forward_pre_hook(_BeforeAttention(session), with_kwargs=True))
+                self._handles.append(attention.register_forward_pre_hook(_BeforeAttention(session, attention), with_kwargs=True))
 
     def close(self) -> None:
         for handle in self._handles:
@@ -224,11 +224,19 @@ class _BeforeBlock:
 
 
 class _BeforeAttention:
-    """Records a layer whose keys belong to another stack."""
+    """Records a layer whose keys belong to another stack, and passes the call on where the layers of a network do not (StableLM)."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, attention: nn.Module) -> None:
         self.session = session
+        kinds = [one.kind for one in inspect.signature(attention.forward).parameters.values()]
+        self.takes_call = inspect.Parameter.VAR_KEYWORD in kinds
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if any(isinstance(kwargs.get(name), Tensor) for name in SOURCES):
             self.session.notes.crossing.add(module)
+        if "sinkscope_call" in kwargs or not self.takes_call or torch.compiler.is_compiling():
+            return None
+        if torch.is_grad_enabled() and getattr(self.session.network, "is_gradient_checkpointing", False):
+            return None  # the backward pass would run the layer again without the call
+        call = running_call(module)
+        return None if call is None else (args, {**kwargs, "sinkscope_call": call})

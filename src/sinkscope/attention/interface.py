@@ -104,6 +104,11 @@ def call_begins(call: Call) -> None:
     _running.append(call)
 
 
+def running_call(module: nn.Module) -> Call | None:
+    """Return the innermost running call of the stack that an attention module belongs to."""
+    return next((call for call in reversed(_running) if call.owns(module)), None)
+
+
 def call_ends(call: Call) -> None:
     """Note that a stack has returned or raised, with all stacks called within it."""
     if call in _running:

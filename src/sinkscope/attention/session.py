@@ -308,7 +308,7 @@ class Session:
         if call is not None and not call.reported:
             raise AttentionError(
                 f"expected the layers of {type(self.network).__name__} to ask sinkscope for their attention, found that none did; "
-                "leave the attention implementation alone while something watches or hides"
+                "leave its attention implementation alone meanwhile; networks that pass transformers' interface by cannot be watched"
             )
         if not self.published and not self._unhidden_running and self._context is not None:
             if given is not None and self._caches.end_call(self._context.stack or "", given, made, self._context.lengths):
