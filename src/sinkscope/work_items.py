@@ -72,6 +72,8 @@ def write_whole(path: Path, content: bytes | Iterable[bytes | memoryview], failu
 
     Two processes may write the same file at once: the one that ends last wins. What is no regular file, such as /dev/null, stays.
     """
+    if path.is_dir() and not path.is_symlink():
+        raise failure(f"{path} cannot be written (a folder stands there); remove it, or choose another name")
     if path.exists() and not path.is_dir():
         check_regular(path, failure, advice)
     beside = path.with_name(f"{path.name}.{os.getpid()}{UNFINISHED}")

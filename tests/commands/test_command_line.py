@@ -484,6 +484,19 @@ def test_what_only_the_parser_of_flags_refuses_is_told_in_our_words(run, monkeyp
     assert err == "sinkscope: error: expected the flags that `sinkscope sinks --help` lists, found 'a-trace --excess many'\n"
 
 
+def test_several_traces_where_one_is_shown_are_told_in_words_of_the_shell(run, trace_folder, tmp_path):
+    for number in ("000000", "000001"):
+        (tmp_path / "both").mkdir(exist_ok=True)
+        (tmp_path / "both" / number).symlink_to(trace_folder)
+    for command in (("map", "--step", 0, "--layer", 0, "--head", 0), ("bundle", "--out", tmp_path / "b")):
+        status, out, err = run(command[0], tmp_path / "both", *command[1:])
+        first = tmp_path / "both" / "000000"
+        assert (status, out) == (
+            2,
+            "",
+        ) and err == f"sinkscope: error: {tmp_path / 'both'} holds 2 traces; give one of them, such as {first}\n"
+
+
 def test_a_trace_is_named_as_it_was_given(run, trace_folder, tmp_path, monkeypatch):
     (tmp_path / "000003").symlink_to(trace_folder)
     monkeypatch.chdir(tmp_path)

@@ -99,7 +99,7 @@ def test_a_file_where_a_folder_is_expected(run, places, name, tmp_path):
 def test_a_folder_where_a_file_is_expected(run, places, name, tmp_path):
     folder = tmp_path / "folder.csv"
     folder.mkdir()
-    refused(run(*fill(WRITING[name], places), folder), str(folder), "Is a directory", "is there already")
+    refused(run(*fill(WRITING[name], places), folder), str(folder), "a folder stands there", "is there already")
     assert everything(tmp_path) == ["folder.csv"]
 
 

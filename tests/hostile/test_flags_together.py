@@ -13,6 +13,7 @@ PAIRS = {
     "--gpu": f"compare-caches model {SMALL} --gpu h100 --out out",
     "--tflops": f"evaluate model {SMALL} --tflops 5 --out out",
     "--cluster": f"evaluate model {SMALL} --cluster local --out out",
+    "--samples": "evaluate model --tasks arc_easy --method chain_rule --samples 4 --out out",
     "--job-options": f"evaluate model {SMALL} --job-options a=1 --out out",
     "--ks": "reproduce paper2 --dry-run --ks 2",
     "--seeds": "reproduce paper2 --dry-run --seeds 2",

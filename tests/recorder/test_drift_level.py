@@ -133,6 +133,23 @@ def test_what_has_no_drift_is_refused(diffusion, autoregressive, tmp_path):
         pass
 
 
+def test_one_step_has_no_drift(run, diffusion, diffusion_folder, tmp_path):
+    refused = pytest.raises(CallError, match="keep: drift lies between a step and a later one, expected 2 steps or more, found 1")
+    with refused, sinkscope.recording(diffusion, out=tmp_path / "p", keep="drift"):
+        sinkscope.generate(diffusion, PROMPTS, length=4, block=4, steps=1)
+    call = ("trace", diffusion_folder, "--prompt", PROMPTS[0], "--keep", "drift", "--out", tmp_path / "d", "--length", 1, "--block", 1)
+    status, out, err = run(*call)
+    assert (status, out) == (2, "") and "--keep drift: it lies between a step and a later one, expected 2 steps or more, found 1" in err
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_folder_of_drift_is_called_that_where_a_trace_is_expected(run, diffusion, tmp_path):
+    with sinkscope.recording(diffusion, out=tmp_path / "d", keep="drift"):
+        sinkscope.generate(diffusion, PROMPTS[0], length=4, block=4, steps=2)
+    status, _, err = run("sinks", tmp_path / "d")
+    assert status == 1 and "expected a trace, found how far keys and values move between steps (drift.json); `sinkscope trace` makes" in err
+
+
 def test_under_guidance_drift_is_that_of_the_canvases_with_their_prompts(diffusion, tmp_path):
     """The other half of the rows has the prompt masked; with a scale of next to nothing the answers are those without guidance."""
     found = []

@@ -94,6 +94,15 @@ def test_training_counts_are_read_and_checked(run, folders, tmp_path):
     status, out, _ = run("analyse", folders, "--training-counts", counts, "--no-sweep", "--no-choice", "--json")
     assert status == 0
     assert [row for row in json.loads(out)["statistics"] if row["name"] == "composition.frequency_correlation"]
+    manifest = folders / "000000" / "manifest.json"
+    content = {key: value for key, value in json.loads(manifest.read_text()).items() if key != "checksum"}
+    shutil.copytree(folders / "000000", tmp_path / "known")
+    (tmp_path / "known" / "manifest.json").write_text(json.dumps({**content, "model": {**content.get("model", {}), "vocabulary": 40}}))
+    for token, expected in ((39, 0), (40, 2)):
+        counts.write_text(json.dumps({str(token): 5, "99999": 1}))
+        status, _, err = run("analyse", tmp_path / "known", "--training-counts", counts, "--no-sweep", "--no-choice")
+        assert status == expected
+    assert "training: expected counts of the model's tokens, 0 to 39, found none of them, but 40 and beyond" in err
     counts.write_text("[1, 2]")
     status, _, err = run("analyse", folders, "--training-counts", counts)
     assert status == 2

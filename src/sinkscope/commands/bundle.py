@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from tyro.conf import Positional
 
 from sinkscope.commands.command import Command, Switch, default_is
-from sinkscope.commands.output import note
+from sinkscope.commands.output import note, open_single
 from sinkscope.counts import counted
 from sinkscope.errors import CallError
 
@@ -31,7 +31,6 @@ class Bundle(Command):
     check: Switch = False
 
     def run(self) -> None:
-        from sinkscope.traces import open_trace
         from sinkscope.traces.bundles import open_bundle, unlisted_files, write_bundle
 
         if self.check == (self.out is not None):
@@ -45,7 +44,7 @@ class Bundle(Command):
             if more := unlisted_files(trace):
                 note(f"{self.trace}: not part of the bundle and not compared: {', '.join(more)}")
             return
-        trace, page = open_trace(self.trace), None
+        trace, page = open_single(self.trace), None
         if self.page:
             from sinkscope.figures.explorer import explore
 

@@ -46,6 +46,8 @@ class Evaluate(TaskCommand):
         self.check_dry_run()
         if not self.jobs:
             self.refuse("cluster job_options", "without --jobs")
+        if self.method == "chain_rule":
+            self.refuse("samples", "with --method chain_rule, which draws none")
         rules, likelihood = split_rules(self.hide), {"method": self.method, "samples": self.samples}
         if not rules:
             raise CallError(f"--hide: expected rules separated by commas, such as none,top:1, found {shown(self.hide)}")

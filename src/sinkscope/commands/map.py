@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from tyro.conf import Positional
 
 from sinkscope.commands.command import Command, Device, Json, default_is
-from sinkscope.commands.output import note, print_json
+from sinkscope.commands.output import note, open_single, print_json
 from sinkscope.counts import counted
 from sinkscope.documents import check_replaceable
 from sinkscope.errors import CallError, ModelError, TraceError
@@ -46,7 +46,6 @@ class Map(Command):
     json: Json = False
 
     def run(self) -> None:
-        from sinkscope.traces import open_trace
         from sinkscope.traces.stored_maps import check_place, stored_map
 
         if self.out is not None and self.out.suffix not in SUFFIXES:
@@ -54,7 +53,7 @@ class Map(Command):
         if self.out is not None:
             check_replaceable(self.out, SUFFIXES[self.out.suffix], "a map")
         check_model_flags(self.model, self.device)
-        trace = open_trace(self.trace)
+        trace = open_single(self.trace)
         if not trace.complete:
             note(f"{trace.folder}: incomplete, {counted(trace.steps, 'whole step')}")
         check_weights(self.model, [trace])

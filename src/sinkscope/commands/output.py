@@ -50,6 +50,18 @@ def open_and_check(path: Path) -> list[Any]:
     return whole
 
 
+def open_single(path: Path) -> Any:
+    """Open one trace; several are refused in words of the shell."""
+    from sinkscope.errors import CallError
+    from sinkscope.traces import open_trace
+    from sinkscope.traces.reading import trace_folders
+
+    folders = trace_folders(path)
+    if len(folders) > 1:
+        raise CallError(f"{path} holds {len(folders)} traces; give one of them, such as {folders[0]}")
+    return open_trace(path)
+
+
 def _gaps(path: Path, found: Sequence[Path]) -> str:
     """Return which numbers of numbered traces are missing or empty folders; nothing where none is."""
     from itertools import islice

@@ -149,9 +149,12 @@ class Trace(Command):
         from sinkscope.decoding import step_count
         from sinkscope.figures.drift_by_layer import draw_drift
         from sinkscope.progress import show_progress
+        from sinkscope.recorder.drift_recorder import TOO_FEW
         from sinkscope.statistics.key_drift import drift_table
         from sinkscope.traces.format import DRIFT
 
+        if step_count(settings) == 1:
+            raise CallError(f"--keep drift: it lies between a step and a later one, {TOO_FEW}")
         with (
             show_progress(step_count(settings) * len(prompts), self.model, "steps") as bar,
             sinkscope.recording(model, out=self.out, keep="drift", overwrite=self.overwrite),

@@ -185,6 +185,8 @@ def questions(name: str, data: Path | None) -> tuple[Callable[[], tuple[Question
                 raise CallError(
                     f"{where}: expected a row of {name} as on the hub ({benchmark.hub[0]}), found {shown} … ({error})"
                 ) from error
+            if len(question.choices) == 1 and benchmark.read is not _lambada:
+                raise CallError(f"{where}: expected choices to choose from, found one; take the row away")
             texts = (question.context, *question.choices)
             if not all(isinstance(one, str) and one for one in texts) or not 0 <= question.gold < len(question.choices):
                 raise CallError(f"{where}: expected a context, choices and the number of one of them, found {texts} and {question.gold}")

@@ -43,6 +43,8 @@ from sinkscope.work_items import difference_in_words, differences, write_whole
 LAGS = (1, 8)
 """Steps between the two times that are compared."""
 
+TOO_FEW = "expected 2 steps or more, found 1; write a longer text, or fewer tokens a step"
+
 
 class DriftRecorder(Watcher):
     """Adds up the drift of keys and values over the steps of each prompt.
@@ -181,7 +183,7 @@ def recording_drift(model: Model, folder: Path) -> Iterator[DriftRecorder]:
     """Measure drift while the body runs, and write it to ``drift.json`` in a folder.
 
     Raises:
-        CallError: an autoregressive model, a generation with a cache, or generations with different settings or rules.
+        CallError: an autoregressive model, a generation with a cache, generations with different settings or rules, or of one step each.
         TraceError: it cannot be written.
     """
     recorder = DriftRecorder(model)
@@ -189,6 +191,8 @@ def recording_drift(model: Model, folder: Path) -> Iterator[DriftRecorder]:
         yield recorder
     if not recorder.sums:
         return
+    if not any(count.any() for count in recorder.counts):
+        raise CallError(f"keep: drift lies between a step and a later one, {TOO_FEW}")
     found = drift_document(recorder.sums, recorder.counts, recorder.lags)
     document = with_checksum({"format": 1, "model": model.card.as_dict(), "sampler": recorder.sampler, "hidden": recorder.hidden, **found})
     recorder.folders = (folder,)

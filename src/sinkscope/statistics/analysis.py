@@ -250,6 +250,7 @@ def analyse(
     for trace in given:
         trace = as_trace(trace)
         _refuse_again(trace, taken)
+        _refuse_other_tokens(training, held(trace, "manifest") or {})
         prompt = summarise(trace, thresholds, tolerance, training)
         found = (prompt.layers, prompt.heads)
         if shape is not None and found != shape:
@@ -329,6 +330,15 @@ def _refuse_object_again(traces: Sequence[Any]) -> None:
     own = [id(one) for one in traces if not isinstance(one, Trace | str | Path)]
     if len(set(own)) < len(own):
         raise CallError("traces: expected each trace once, as it is one prompt, found one object twice; leave one of them out")
+
+
+def _refuse_other_tokens(training: Mapping[int, int] | None, manifest: Mapping[str, Any]) -> None:
+    """Raise an error for counts of a corpus none of whose tokens the model has."""
+    size = (manifest.get("model") or {}).get("vocabulary")
+    if training and isinstance(size, int) and min(training) >= size:
+        raise CallError(
+            f"training: expected counts of the model's tokens, 0 to {size - 1}, found none of them, but {min(training)} and beyond"
+        )
 
 
 def _same_model(first: tuple[Any, Any] | None, model: Mapping[str, Any]) -> tuple[Any, Any] | None:

@@ -16,7 +16,7 @@ from sinkscope.counts import counted
 from sinkscope.documents import check_fields, describe, exists, files_in, read_json_object
 from sinkscope.errors import CallError, MissingTensorError, TraceError
 from sinkscope.notebook_card import card
-from sinkscope.traces.format import ASIDE, FORMAT, MANIFEST, MOVING, PART_GLOB
+from sinkscope.traces.format import ASIDE, DRIFT, FORMAT, MANIFEST, MOVING, PART_GLOB
 from sinkscope.traces.part_checks import check_shapes
 from sinkscope.traces.part_files import Part, read_part, same_trace
 from sinkscope.traces.top_columns import TOPPED, TopArray
@@ -239,6 +239,9 @@ def _lacking(path: Path) -> str:
     names = sorted(one.name for one in files_in(path, "*", TraceError))
     if not names:
         return f"expected {MANIFEST} in it, found an empty folder; `sinkscope trace MODEL --out {path}` makes one there"
+    if DRIFT in names:
+        what = f"how far keys and values move between steps ({DRIFT})"
+        return f"expected a trace, found {what}; `sinkscope trace` makes one without --keep drift"
     others = " and others" if len(names) > 1 else ""
     return f"expected {MANIFEST} in it, found {describe(names[0])}{others}; `sinkscope trace MODEL --out FOLDER` makes one in a new folder"
 
