@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from closeness import assert_close, terms_of
+from transformers import GPT2Config, GPT2LMHeadModel
 
 import sinkscope
 from sinkscope.emergence import TrainingWatch, hold_out, measure, open_emergence
@@ -273,6 +274,12 @@ def test_a_folder_goes_on_refuses_other_runs_and_says_what_is_damaged(corpus, tm
         TrainingWatch(network, [], tmp_path / "new", every=1)
     with pytest.raises(ModelError, match="expected a transformers network"):
         TrainingWatch(torch.nn.Linear(2, 2), canvases, tmp_path / "new", every=1)
+    other = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=1, n_embd=8, vocab_size=32, n_positions=32, bos_token_id=1, eos_token_id=1))
+    with pytest.raises(ModelError, match=r"expected a transformers network of llama, qwen2, qwen3, causal, .* found GPT2LMHeadModel; any"):
+        TrainingWatch(other, canvases, tmp_path / "new", every=1)
+    network.config.quantization_config = {}
+    with pytest.raises(ModelError, match="expected plain weights, found quantization_config"):
+        TrainingWatch(network, canvases, tmp_path / "new", every=1)
     assert not (tmp_path / "new").exists()
 
 

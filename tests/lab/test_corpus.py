@@ -109,6 +109,8 @@ def test_a_recipe_for_text_needs_a_corpus_and_others_refuse_one(folder, tmp_path
         train(tiny("lab-text-diffusion"), tmp_path / "a")
     with pytest.raises(TrainingError, match="lab-diffusion: expected a file of text or nothing as --data, found a corpus folder"):
         train(dataclasses.replace(RECIPES["lab-diffusion"], updates=1), tmp_path / "b", texts=open_corpus(folder))
+    with pytest.raises(TrainingError, match="lab-nulls-diffusion-1: expected no --data, because it draws its own canvases"):
+        train(dataclasses.replace(RECIPES["lab-nulls-diffusion-1"], updates=1), tmp_path / "c", texts=open_corpus(folder))
 
 
 def test_flat_weights_are_the_plain_mean_over_masked_tokens_and_the_first_token_can_be_masked(folder):

@@ -41,7 +41,7 @@ def test_plain_text_is_split_at_blank_lines(poem):
 
 
 def test_json_lines_have_texts_or_prompts_with_answers(tmp_path):
-    path = lines(tmp_path / "a.jsonl", {"text": "one", "more": 1}, {"prompt": "two?", "answer": " 2"})
+    path = lines(tmp_path / "a.jsonl", {"text": "one", "more": 1}, {"text": None, "prompt": "two?", "answer": " 2"})
     assert read_texts(path).documents == (Document("", "one"), Document("two?", " 2"))
 
 
@@ -50,6 +50,7 @@ def test_json_lines_have_texts_or_prompts_with_answers(tmp_path):
     [
         ("a.jsonl", '{"text": 3}', r'a\.jsonl, line 1: expected \{"text": "…"\} or \{"prompt": "…", "answer": "…"\}, found'),
         ("a.jsonl", '{"prompt": "x"}\n', r"line 1: expected"),
+        ("a.jsonl", '\n{"text": "x", "prompt": "y", "answer": "z"}', "line 2: expected .*, found both in '.*'; leave one of them out"),
         ("a.jsonl", '\n{"text": "x"}\nnonsense', r"line 3: expected JSON, found 'nonsense'"),
         ("a.txt", " \n\n ", "expected text to train on, found none"),
         ("a.txt", b"\xff\xfe\x00", "expected UTF-8 text, found byte 0xff at 0; give a file of UTF-8 text"),

@@ -102,10 +102,15 @@ def _json(text: str) -> dict[str, Any] | list[Any] | None:
 
 def _document(line: str, where: str) -> Document:
     row = parse_json(line, where, CallError)
-    for keys in (("text",), ("prompt", "answer")):
-        if isinstance(row, dict) and set(keys) <= set(row) and all(isinstance(row[key], str) for key in keys) and row[keys[-1]].strip():
-            return Document(row["prompt"] if len(keys) == 2 else "", row[keys[-1]])
-    raise CallError(f'{where}: expected {{"text": "…"}} or {{"prompt": "…", "answer": "…"}}, found {line[:60]!r}')
+    found = [
+        Document(row["prompt"] if len(keys) == 2 else "", row[keys[-1]])
+        for keys in (("text",), ("prompt", "answer"))
+        if isinstance(row, dict) and set(keys) <= set(row) and all(isinstance(row[key], str) for key in keys) and row[keys[-1]].strip()
+    ]
+    if len(found) != 1:
+        what = f"both in {line[:60]!r}; leave one of them out" if found else repr(line[:60])
+        raise CallError(f'{where}: expected {{"text": "…"}} or {{"prompt": "…", "answer": "…"}}, found {what}')
+    return found[0]
 
 
 def train_tokenizer(texts: Texts, vocabulary: int = VOCABULARY) -> Any:

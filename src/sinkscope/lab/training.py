@@ -153,13 +153,13 @@ def _parameter_groups(network: Any, weight_decay: float) -> list[dict[str, Any]]
 
 def source_of(recipe: Recipe, tokenizer: Any, texts: Texts | Corpus | None) -> Callable[[int, int], Canvases]:
     """Return the function (seed, update) → batch: windows of a corpus, the user's documents, or the lab's problems."""
+    if recipe.nulls is not None and texts is not None:
+        raise TrainingError(f"{recipe.name}: expected no --data, because it draws its own canvases")
     if recipe.text != isinstance(texts, Corpus):
         expected = "a corpus folder" if recipe.text else "a file of text or nothing"
         found = "none" if texts is None else "a file of text" if recipe.text else "a corpus folder"
         raise TrainingError(f"{recipe.name}: expected {expected} as --data, found {found}; see `sinkscope train --help`")
     if recipe.nulls is not None:
-        if texts is not None:
-            raise TrainingError(f"{recipe.name}: expected no --data, because it draws its own canvases")
         task = recipe.nulls
         return lambda seed, update: draw_nulls(task, seed, update)
     if isinstance(texts, Corpus):

@@ -4,6 +4,9 @@ from typing import Any
 
 from sinkscope.errors import ModelError
 from sinkscope.models.conversion import convert_config
+from sinkscope.models.families import FAMILIES
+from sinkscope.models.folders import OWN_NETWORK
+from sinkscope.models.layouts import STOCK
 from sinkscope.models.model import Model, ModelCard
 from sinkscope.models.recognition import recognise
 from sinkscope.models.sink_token import split_config
@@ -27,7 +30,15 @@ def model_of(network: Any, tokenizer: Any = None, *, name: str = "network") -> M
     if found is None or not hasattr(found, "to_dict"):
         raise ModelError(f"{name}: expected a transformers network with a config, found {type(network).__name__}")
     config, variant = split_config(found.to_dict() | {"architectures": None}, name)
-    family = recognise(config, name)
+    try:
+        family = recognise(config, name)
+    except ModelError as error:
+        if any(config.get("model_type") in (*STOCK, *one.model_types) for one in FAMILIES.values()):
+            raise
+        raise ModelError(
+            f"{name}: expected a transformers network of {', '.join(STOCK)}, causal, or with is_causal False and a mask_token_id in its "
+            f"config; found {type(network).__name__}; {OWN_NETWORK}"
+        ) from error
     converted = convert_config(config, family, name)
     weights = next(network.parameters())
     dtype = str(weights.dtype).removeprefix("torch.")
