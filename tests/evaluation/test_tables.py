@@ -184,6 +184,8 @@ def test_remarks():
     some = [result("none", NONE[:100]), result("random:1", NONE[:99] + "0"), result("ranks:1", NONE[:100]), result("window:1+4", TOP[:100])]
     few = "100 problems are too few for a verdict on these rules (in brackets how many would do): random:1 (242), ranks:1 (189)"
     assert remarks(compare(some)) == ["GSAI-ML/LLaDA-8B-Instruct, gsm8k: " + few]
+    (alone,) = remarks(compare([result("none", NONE[:1]), result("window:1+4", TOP[:1])]))
+    assert alone.startswith("GSAI-ML/LLaDA-8B-Instruct, gsm8k: 1 problem is too few for a verdict on these rules")
     needed = [row.change.needed for row in compare(some)[1:3]]
     assert needed == [242, 189]
 

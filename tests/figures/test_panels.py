@@ -10,6 +10,7 @@ from wandering import CAUSAL_STEPS, FLIPPING, LENGTH, MOVING, POSITIONS, PROMPT,
 import sinkscope
 from sinkscope.errors import CallError, TraceError
 from sinkscope.figures import DrawnFigure, attention_map, draw_figure, incoming, sink_positions, sink_strengths, token_column
+from sinkscope.figures.incoming_attention import mean_name
 from sinkscope.sinks import find_sinks, track
 
 
@@ -165,3 +166,13 @@ def test_notebooks_show_panels_and_figures_though_pyplot_does_not_know_them(wand
 def test_only_the_head_that_is_drawn_is_read(wandering, columns_read):
     incoming(wandering, *MOVING)
     assert max(columns_read) == STEPS * POSITIONS
+
+
+def test_a_mean_says_over_which_heads_it_is():
+    said = [mean_name(heads, layer) for heads, layer in ((6, None), (3, 0), (1, None), (1, 0))]
+    assert said == [
+        "mean over all 6 heads",
+        "mean over the 3 heads of layer 0",
+        "mean over the only head",
+        "mean over the only head of layer 0",
+    ]

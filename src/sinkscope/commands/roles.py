@@ -151,8 +151,8 @@ class Roles(Command):
         if self.json:
             print_json(found)
             return
-        fit = found["rows_on_card"]
-        print(f"at most {found['forwards']:,} forward calls, if all {found['heads']} heads have a sink:")
+        fit, of_heads = found["rows_on_card"], "its one head has" if found["heads"] == 1 else f"all {found['heads']} heads have"
+        print(f"at most {found['forwards']:,} forward calls, if {of_heads} a sink:")
         print(f"  {found['generation']:,} to write the answers")
         print(f"  {found['rows']:,} canvases, in batches of {self.rows}, to take each head's sink away")
         hours = f"{found['gpu_hours']:.2f}" if found["gpu_hours"] >= 0.005 else "under 0.01"

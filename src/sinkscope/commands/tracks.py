@@ -55,7 +55,7 @@ class Tracks(Command):
 def _print(trace: Any, tracks: Any, test: Any, roles: Any) -> None:
     from sinkscope.sinks.tracking import KIND_MEANINGS
 
-    print(f"{trace.folder}: {len(tracks.tracks)} tracks, followed in {tracks.source}")
+    print(f"{trace.folder}: {counted(len(tracks.tracks), 'track')}, followed in {tracks.source}")
     for kind, count in tracks.kinds.items():
         print(f"  {count:>5} {kind:<11}{KIND_MEANINGS[kind]}")
     if test.heads:

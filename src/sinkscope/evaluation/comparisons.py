@@ -262,7 +262,6 @@ def remarks(rows: Sequence[Row]) -> list[str]:
         if hides_k(result.hide.partition(":")[0]) and not any(takes_seed(one.control.partition(":")[0]) for one in row.contrasts):
             said.append(f"{where}: no random control with its K and options; hiding any keys may hurt as much")
     for (model, task, n), rules in small.items():
-        said.append(
-            f"{model}, {task}: {n} problems are too few for a verdict on these rules (in brackets how many would do): {', '.join(rules)}"
-        )
+        few = f"{counted(n, 'problem')} {'is' if n == 1 else 'are'} too few"
+        said.append(f"{model}, {task}: {few} for a verdict on these rules (in brackets how many would do): {', '.join(rules)}")
     return said

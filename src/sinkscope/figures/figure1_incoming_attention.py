@@ -8,7 +8,7 @@ from typing import Any, final
 import numpy as np
 
 from sinkscope.figures.figure import DrawnFigure, Figure
-from sinkscope.figures.incoming_attention import Incoming, draw_incoming, linear_norm, names_room
+from sinkscope.figures.incoming_attention import Incoming, draw_incoming, linear_norm, mean_name, names_room
 from sinkscope.figures.position_cut import Cut
 from sinkscope.figures.style import INK, VERMILLION, WIDE, new_sheet, number, plain, token_label, whole_numbers
 from sinkscope.figures.subject import Subject, of_newest
@@ -100,9 +100,9 @@ def _mean_panel(one: Subject, percent: bool) -> _Panel:
     layer = one.place[0]
     mean = one.prompt.mean_columns if layer is None else one.mean_columns_of(layer)
     heads = one.main[0].size if layer is None else one.main.shape[2]
-    which = f"all {heads} heads" if layer is None else f"the {heads} heads of layer {layer}"
-    drawn = Incoming(one.trace, f"mean over {which}", as_drawn(one, mean, percent), None, one.written, one.last_canvas, one.prompt_length)
-    title = f"mean over {which}, on a scale of its own"
+    name = mean_name(heads, layer)
+    drawn = Incoming(one.trace, name, as_drawn(one, mean, percent), None, one.written, one.last_canvas, one.prompt_length)
+    title = f"{name}, on a scale of its own"
     return _Panel(one, "mean", title, drawn, "all" if layer is None else layer, "all")
 
 

@@ -70,7 +70,7 @@ class Incoming:
             layers = range(len(trace.layers)) if layer is None else [layer]
             heads = len(layers) * trace.heads
             values = np.add.reduce([followed_columns(trace, one, number) for one in layers for number in range(trace.heads)]) / heads
-            main, name = None, f"mean over {f'all {heads} heads' if layer is None else f'the {heads} heads of layer {layer}'}"
+            main, name = None, mean_name(heads, layer)
         canvas = last_canvas_of(trace.tokens[:], commits)
         return cls(trace, name, values, main, commits, canvas, int(trace.manifest.get("prompt_length") or 0))
 
@@ -87,6 +87,12 @@ class Incoming:
             return f"a mask ({position}{'' if final == MASK else f', later “{final}”'})"
         now = tick_label(self.trace, int(tokens[-1])).replace(" ", "\N{NO-BREAK SPACE}")
         return f"“{now}” ({position})"
+
+
+def mean_name(heads: int, layer: int | None) -> str:
+    """Return in words which heads a mean is over: all, or those of a layer."""
+    which = "the only head" if heads == 1 else f"{'all' if layer is None else 'the'} {heads} heads"
+    return f"mean over {which}{'' if layer is None else f' of layer {layer}'}"
 
 
 def check_head(trace: Trace, place: Place) -> Place:

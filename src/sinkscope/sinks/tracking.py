@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from sinkscope.argument_types import checked, in_words
+from sinkscope.counts import counted
 from sinkscope.errors import CallError
 from sinkscope.notebook_card import MOST_ROWS, card
 from sinkscope.sinks.drift import IsSink, MainMoves, as_positions, slopes
@@ -87,7 +88,7 @@ class Tracks:
 
     def __repr__(self) -> str:
         kinds = ", ".join(f"{count} {kind}" for kind, count in self.kinds.items() if count)
-        return f"Tracks({len(self.tracks)} tracks{f': {kinds}' if kinds else ''}; followed in {self.source})"
+        return f"Tracks({counted(len(self.tracks), 'track')}{f': {kinds}' if kinds else ''}; followed in {self.source})"
 
     @property
     def kinds(self) -> dict[str, int]:
@@ -110,7 +111,9 @@ class Tracks:
             rows.append((one.layer, one.head, one.moves, one.swaps, drift, one.steps_with_sink))
         columns = ("layer", "head", "moves", "swaps", "drift", "steps with a sink")
         more = len(self.moving) - len(rows)
-        return card(f"{len(self.tracks):,} tracks, followed in {self.source}; the heads that move most", facts, columns, rows, more)
+        return card(
+            f"{counted(len(self.tracks), 'track', ',')}, followed in {self.source}; the heads that move most", facts, columns, rows, more
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, as ``sinkscope tracks --json`` prints them."""

@@ -250,7 +250,6 @@ def analyse(
     for trace in given:
         trace = as_trace(trace)
         _refuse_again(trace, taken)
-        _refuse_other_tokens(training, held(trace, "manifest") or {})
         prompt = summarise(trace, thresholds, tolerance, training)
         found = (prompt.layers, prompt.heads)
         if shape is not None and found != shape:
@@ -260,6 +259,7 @@ def analyse(
             )
         shape = found
         manifest = held(trace, "manifest") or {}
+        _refuse_other_tokens(training, manifest)
         weights = _same_model(weights, manifest.get("model") or {})
         kind = _same_kind(kind, manifest)
         texts.append(manifest.get("prompt"))
