@@ -109,10 +109,12 @@ def test_it_leaves_no_trace(model, rule):
 
 
 @each_rule
-@pytest.mark.parametrize("kind", ["diffusion", "diffusion with guidance", "autoregressive"])
+@pytest.mark.parametrize("kind", ["diffusion", "diffusion with guidance", "diffusion with threshold", "autoregressive"])
 def test_a_row_of_a_batch_equals_the_prompt_alone(request, question, short, rule, kind):
     model = request.getfixturevalue(kind.split()[0])
     more = {"length": 6} | ({"guidance": 1.0} if "guidance" in kind else {})
+    if "threshold" in kind:  # a row finishes its blocks in steps of its own
+        more |= {"threshold": 0.05, "block": 3}
     together, _, both = confidences(model, rule, [question, short], **more)
     for row, prompt in enumerate([question, short]):
         with other_kernels(model.network):
@@ -144,6 +146,15 @@ def test_it_works_on_a_bare_network_and_in_foreign_generate(autoregressive, ques
         found = autoregressive.network.generate(ids, **options)[0]
     assert torch.equal(found[: len(ours[0].tokens)], ours[0].tokens)
     assert running.effect.hit_rate is not None
+
+
+def test_a_generation_too_short_to_hide_in_counts_as_one(diffusion, question):
+    with HideTopSinks(1)(diffusion) as running:
+        assert running.effect.steps.shape[0] == 0
+        sinkscope.generate(diffusion, question, length=4, block=4, steps=1)
+        assert running.effect.of(0).as_dict() == {"removed_share": 0, "removed_share_committed": None, "hit_rate": None, "keys_per_head": 0}
+        sinkscope.generate(diffusion, question, length=4, block=4, steps=2)
+    assert running.effect.of(0).removed_share == 0 < running.effect.of(1).removed_share
 
 
 def test_two_contexts_at_once_hide_as_composed(diffusion, settings, question):

@@ -10,6 +10,7 @@ from sinkscope.decoding.caches.reader import reading
 from sinkscope.decoding.canvas import Batch, Layout, Step, masked_canvas, publishing, row_generators
 from sinkscope.decoding.parallel import surest
 from sinkscope.decoding.projection import Remaining, project, with_unconditional
+from sinkscope.decoding.prompt_by_prompt import prompt_by_prompt, waiting_would_be_seen
 from sinkscope.decoding.settings import BlockSettings
 from sinkscope.decoding.work import WorkMeter
 from sinkscope.models import Model
@@ -47,6 +48,9 @@ def block_steps(model: Model, batch: Batch, settings: BlockSettings, rule: Block
     sources = row_generators(settings.seed, rows, canvas.device)
     blocks = settings.length // settings.block
     parallel = bool(settings.threshold or settings.factor)
+    if parallel and waiting_would_be_seen(model, batch):
+        yield from prompt_by_prompt(model, batch, settings, lambda one, its: block_steps(model, one, its, rule))
+        return
     steps = settings.block if parallel else settings.steps // blocks
     number, meter = 0, WorkMeter(model.network, rows)
     with reading(model, batch, layout, meter, settings) as reader, publishing(model, batch, settings) as publisher:

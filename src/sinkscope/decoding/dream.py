@@ -23,6 +23,7 @@ from sinkscope.decoding.caches.reader import reading
 from sinkscope.decoding.canvas import Batch, Step, masked_canvas, publishing, row_generators
 from sinkscope.decoding.parallel import surest
 from sinkscope.decoding.projection import project
+from sinkscope.decoding.prompt_by_prompt import prompt_by_prompt, waiting_would_be_seen
 from sinkscope.decoding.settings import DreamSettings
 from sinkscope.decoding.work import WorkMeter
 from sinkscope.models import Model
@@ -76,6 +77,9 @@ def dream_steps(model: Model, batch: Batch, settings: DreamSettings) -> Iterator
 
 def _block_steps(model: Model, batch: Batch, settings: DreamSettings, block: int) -> Iterator[Step]:
     """Write in blocks, as Fast-dLLM does with its caches; its quirks are named in `caches.fast_dllm`."""
+    if settings.threshold and waiting_would_be_seen(model, batch):
+        yield from prompt_by_prompt(model, batch, settings, lambda one, its: _block_steps(model, one, its, block))
+        return
     mask_id = model.card.mask_id
     assert mask_id is not None
     canvas, layout = masked_canvas(batch, settings.length, mask_id)

@@ -65,7 +65,7 @@ class WorkMeter:
             self._mlps += (layers - dense) * (width * experts + chosen * 3 * width * config.moe_intermediate_size)
         self._word = width * network.lm_head.out_features
         self._forwards, self._rows, self._pairs, self._values = [0] * rows, [0] * rows, [0] * rows, [0] * rows  # over all layers
-        self._words: Tensor | list[int] = [0] * rows
+        self._words: Tensor | list[Any] = [0] * rows
 
     def add(self, row: int, queries: int, keys: int, copies: int = 1) -> None:
         """Count a call that computes some positions of a row.
@@ -98,6 +98,15 @@ class WorkMeter:
         """Count the projection of some places onto the vocabulary, bool [row, position]; a GPU is not waited for."""
         counted = places.sum(-1) * copies
         self._words = counted if isinstance(self._words, list) else self._words + counted
+
+    def take(self, row: int, alone: "WorkMeter") -> None:
+        """Take over what another meter has counted so far of its only row."""
+        for mine, other in zip(self._counts(), alone._counts(), strict=True):
+            mine[row] = other[0]
+        self._words[row] = alone._words[0]
+
+    def _counts(self) -> tuple[list[int], ...]:
+        return self._forwards, self._rows, self._pairs, self._values
 
     def work(self, row: int) -> Work:
         """Return the work of a row so far; this waits for a GPU."""

@@ -130,6 +130,7 @@ class Hiding(Hider):
         if context.causal is not None:
             self._attention.causal = context.causal
         prompts = () if self._start is None else self._start.prompt_lengths
+        self._tally = self._tally or Tally(len(prompts))
         self._canvas, self._chosen, self._in_step = StepCanvas(context, context.prompt_lengths or prompts), {}, {}
         if self._draws is None:
             self._draws = PromptDraws(context)
@@ -248,9 +249,7 @@ class Hiding(Hider):
 
     def _count(self, call: LayerCall) -> Tally:
         self._layers, self._heads = max(self._layers, self._place(call) + 1), max(self._heads, call.query.shape[1])
-        if self._tally is None:
-            assert self._start is not None
-            self._tally = Tally(len(self._start.prompt_lengths))
+        assert self._tally is not None
         return self._tally
 
     def _place(self, call: LayerCall) -> int:
