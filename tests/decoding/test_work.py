@@ -1,11 +1,15 @@
 """Counted work against the products that a network really computes."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from seeded_models import seeded_model
 
 import sinkscope
 from sinkscope.decoding.work import WorkMeter
+from sinkscope.models.sink_token.network import with_sink
+from sinkscope.models.sink_token.variant import SinkToken
 
 
 class Products(torch.utils._python_dispatch.TorchDispatchMode):
@@ -64,4 +68,24 @@ def test_a_sink_adds_its_keys_and_its_gate(variant, front, gate):
         meter.add(0, 4, 7)
     mine, theirs = other.work(0), plain.work(0)
     assert mine.attention * 7 == theirs.attention * (7 + front)
-    assert mine.projections - theirs.projections == gate * 4 * 2 * 40 * 40
+    layers, width = 2, 40
+    token = front * (layers * 2 * width * width + (layers - 1) * width * width)
+    assert mine.projections - theirs.projections == gate * 4 * layers * width * width + token
+
+
+SINKS = [SinkToken(), SinkToken(count=2), SinkToken(zero_value=True), SinkToken(folded=True), SinkToken("gate"), SinkToken("logit")]
+
+
+@pytest.mark.parametrize("cache", ["none", "fast-dllm-dual", "block:every=2", "dllm-cache:prompt=3,answer=2"])
+@pytest.mark.parametrize("variant", SINKS, ids=lambda variant: variant.name)
+def test_work_with_a_sink_is_what_the_network_computes(variant, cache):
+    plain = seeded_model("llada")
+    kind, config = with_sink(type(plain.network), plain.network.config, variant)
+    torch.manual_seed(0)
+    model = replace(plain, network=kind(config).eval())
+    settings = {"length": 64, "steps": 8, "block": 32, "cache": cache}
+    with Products() as found:
+        work = sinkscope.generate(model, [5, 9, 22, 41, 7, 3, 18, 30, 2], **settings).work
+    word = model.network.lm_head.weight.numel()
+    more = found.linear - (work.projections + work.mlp + work.vocabulary)
+    assert more % word == 0 and 0 <= more <= settings["steps"] * 31 * word

@@ -358,6 +358,11 @@ def test_a_run_is_measured_from_its_snapshots_and_while_it_trains(kind, corpus, 
     ]
     with (tmp_path / "both/emergence.csv").open() as file:
         assert {row["model"] for row in csv.DictReader(file)} == {f"{opened.name} (run)", f"{opened.name} (twin)"}
+    shutil.copytree(tmp_path / "twin", tmp_path / "other/run")  # as `train --watch` names every one of its folders
+    status, out, err = run("watch-training", tmp_path / "out/run", tmp_path / "other/run", "--out", tmp_path / "alike")
+    assert status == 0 and f"{opened.name} (out/run): " in out and f"{opened.name} (other/run): " in out, err
+    status, _, err = run("watch-training", tmp_path / "twin", tmp_path / "twin/.", "--out", tmp_path / "once")
+    assert status == 2 and f"expected each folder once, found {tmp_path}/twin twice" in err
     last = network_at(open_run(tmp_path / "run"), 4, corpus.tokenizer())
     first = network_at(open_run(tmp_path / "run"), 0, corpus.tokenizer())
     assert any((mine != theirs).any() for mine, theirs in zip(last.parameters(), first.parameters(), strict=True))

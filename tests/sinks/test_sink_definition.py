@@ -288,6 +288,17 @@ def test_the_running_mean_is_over_all_steps_so_far():
         assert_close(found[step], sum(columns[: step + 1]) / (step + 1), terms=STEPS, dtype=torch.float32)
 
 
+def test_a_key_that_came_later_has_the_mean_since_then():
+    columns = make_columns(lengths=(KEYS - 2, KEYS - 1, *(KEYS,) * (STEPS - 2)))
+    found = running_mean(columns)
+    assert (np.isnan(found) == np.isnan(columns)).all()
+    for step in range(STEPS):
+        there = ~np.isnan(columns[step, 0, 0])
+        expected = np.nanmean(columns[: step + 1][..., there], axis=0)
+        assert_close(found[step][..., there], expected, terms=STEPS, dtype=torch.float32)
+    assert_close(found[2, ..., -1], columns[2, ..., -1], terms=1, dtype=torch.float32)
+
+
 def test_masked_values_are_refused():
     columns = np.ma.masked_less(np.arange(6.0).reshape(1, 1, 1, 6), 2)
     with pytest.raises(CallError, match=r"columns: expected .* without a mask, found values that are masked; fill them"):

@@ -46,9 +46,15 @@ class WatchTraining(Command):
         if self.canvases < 1:
             raise CallError(f"--canvases: expected at least 1, found {self.canvases}")
         names = [_name_of(folder) for folder in self.runs]
-        if twice := [name for name in names if names.count(name) > 1]:
+        already = [_is_measured(folder) for folder in self.runs]
+        parts = [name for name, is_done in zip(names, already, strict=True) if not is_done]
+        if twice := [name for name in parts if parts.count(name) > 1]:
             raise CallError(f"expected folders of different names, which name the parts of --out, found {twice[0]!r} twice")
-        if all(_is_measured(folder) for folder in self.runs):
+        places = [os.path.realpath(folder) for folder in self.runs]
+        if twice := [place for place in places if places.count(place) > 1]:
+            raise CallError(f"expected each folder once, found {twice[0]} twice")
+        names = [_name_of(place, with_parent=names.count(name) > 1) for place, name in zip(places, names, strict=True)]
+        if all(already):
             self.refuse("data canvases roles", "for runs that were measured while they trained")
         with claimed_folder(self.out, TrainingError):
             check_collection(self.out, FILE)
@@ -103,9 +109,11 @@ def _is_measured(folder: Path) -> bool:
     return True
 
 
-def _name_of(run: Path) -> str:
-    """Return the name of the folder of a run, behind links."""
-    return os.path.basename(os.path.realpath(run))
+def _name_of(run: Path | str, with_parent: bool = False) -> str:
+    """Return the name of the folder of a run, behind links, with that of the folder around it where one name occurs twice."""
+    place = os.path.realpath(run)
+    name = os.path.basename(place)
+    return os.path.join(os.path.basename(os.path.dirname(place)), name) if with_parent else name
 
 
 def _told_apart(runs: list[Any], folders: list[str]) -> list[Any]:

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from sinkscope.attention import current_session
 from sinkscope.decoding.canvas import Batch, Step, masked_canvas
-from sinkscope.decoding.settings import Settings
+from sinkscope.decoding.settings import BlockSettings, DreamSettings
 from sinkscope.decoding.work import WorkMeter
 from sinkscope.models import Model
 
-SettingsT = TypeVar("SettingsT", bound=Settings)
+SettingsT = TypeVar("SettingsT", bound=BlockSettings | DreamSettings)
 
 
 def waiting_would_be_seen(model: Model, batch: Batch) -> bool:

@@ -18,7 +18,7 @@ class Work:
     Attributes:
         forwards: calls of the network.
         rows: positions whose hidden states were computed, over all calls; the mean over the layers where these compute different ones.
-        projections: multiply-adds of the projections to queries, keys, values and output.
+        projections: multiply-adds of the projections to queries, keys, values and output, those of a sink token included.
         attention: multiply-adds of the scores and of the weighted sum of values.
         mlp: multiply-adds of the feed-forward layers.
         vocabulary: multiply-adds of the projection onto the vocabulary.
@@ -52,7 +52,8 @@ class WorkMeter:
         queries, keys = config.num_attention_heads * dim, config.num_key_value_heads * dim
         sink = getattr(network.model, "sink_token", None)
         gated = sink is not None and sink.variant.kind == "gate"
-        self._front = sink.variant.count if sink is not None and sink.variant.kind == "token" else 0  # keys in front of every query
+        token = None if sink is None or sink.variant.kind != "token" or sink.hidden else sink.variant
+        self._front = 0 if token is None else token.count  # keys in front of every query
         self._layers = layers  # the following are of one layer
         self._projections = width * (2 * queries + 2 * keys + queries * gated)
         self._value = width * keys
@@ -63,6 +64,10 @@ class WorkMeter:
         if experts is not None:  # the router, the experts that it chooses, and those that all tokens share
             chosen = config.num_experts_per_tok + getattr(config, "n_shared_experts", 0)
             self._mlps += (layers - dense) * (width * experts + chosen * 3 * width * config.moe_intermediate_size)
+        # A token that is not folded passes through the layers once in each call, as far as its keys and values ask for it.
+        alone = 0 if token is None or token.folded else token.count
+        values = 0 if token is None or token.zero_value else layers * keys + (layers - 1) * queries
+        self._token_projections, self._token_mlps = alone * width * (layers * keys + values), alone * (layers - 1) * 3 * width * inner
         self._word = width * network.lm_head.out_features
         self._forwards, self._rows, self._pairs, self._values = [0] * rows, [0] * rows, [0] * rows, [0] * rows  # over all layers
         self._words: Tensor | list[Any] = [0] * rows
@@ -114,8 +119,8 @@ class WorkMeter:
         return Work(
             forwards=self._forwards[row],
             rows=round(rows / self._layers),
-            projections=rows * self._projections + self._values[row] * self._value,
+            projections=rows * self._projections + self._values[row] * self._value + self._forwards[row] * self._token_projections,
             attention=self._pairs[row] * self._pair,
-            mlp=rows * self._mlps // self._layers,
+            mlp=rows * self._mlps // self._layers + self._forwards[row] * self._token_mlps,
             vocabulary=int(self._words[row]) * self._word,
         )

@@ -174,6 +174,7 @@ def last_query_window(last_query: Float[np.ndarray, "step layer head key"], wind
 
 
 def running_mean(columns: Float[np.ndarray, "step layer head key"]) -> Float[np.ndarray, "step layer head key"]:
-    """Columns averaged over all steps so far: a diffusion model seen as an autoregressive one's running sums show it."""
-    steps = np.arange(1, len(columns) + 1).reshape(-1, 1, 1, 1)
-    return (np.cumsum(columns, axis=0, dtype=np.float64) / steps).astype(columns.dtype)
+    """Columns averaged over all steps so far with this key: a diffusion model seen as an autoregressive one's running sums show it."""
+    there = ~np.isnan(columns)
+    total = np.cumsum(np.where(there, columns, 0), axis=0, dtype=np.float64)
+    return np.where(there, total / np.maximum(np.cumsum(there, axis=0), 1), np.nan).astype(columns.dtype)
