@@ -147,11 +147,19 @@ def test_items_hold_the_likelihoods_of_the_choices(name, model, tmp_path):
     (result,) = evaluate(model, out=tmp_path / "out", data={name: write_rows(tmp_path, name)}, settings=settings, **settled(name))
     assert result.n == len(ROWS[name]) and result.settings["guidance"] == 0.6 and set(result.measures) >= {"acc"}
     for index, question in enumerate(find_task(name, {name: tmp_path / f"{name}.jsonl"}).problems()):
-        item = json.loads((tmp_path / "out" / name / "none" / f"{index:06d}.json").read_text())
+        item = json.loads((tmp_path / "out" / name / "none" / f"{index:06d}.json").read_text(), parse_constant=pytest.fail)
         own = settings | {"seed": 4 + index}
         expected = [sinkscope.log_likelihood(model, question.context, f" {choice}", **own).total for choice in question.choices]
         assert [one["total"] for one in item["likelihoods"]] == pytest.approx(expected, rel=1e-5)
         assert item["text"] == question.choices[expected.index(max(expected))] and item["correct"] == (item["text"] == item["gold"])
+
+
+def test_an_error_that_is_not_known_is_null(model, tmp_path):
+    data = {"piqa": write_rows(tmp_path, "piqa")}
+    for _ in range(2):  # the second time from the items
+        evaluate(model, out=tmp_path / "out", data=data, settings={"samples": 1}, **settled("piqa"))
+    text = (tmp_path / "out/piqa/none/000000.json").read_text()
+    assert [one["standard_error"] for one in json.loads(text, parse_constant=pytest.fail)["likelihoods"]] == [None, None]
 
 
 def test_a_rule_takes_attention_from_likelihoods(model, tmp_path):

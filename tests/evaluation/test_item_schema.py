@@ -26,6 +26,11 @@ def check(document, schema):
     check_fields(document, schema, "000000.json", EvaluationError)
 
 
+@pytest.mark.parametrize("error", [None, math.nan, 0.25])
+def test_a_standard_error_may_be_unknown(error):
+    check({**EVALUATED, "likelihoods": [{**LIKELY, "standard_error": error}]}, evaluated_fields(0))
+
+
 def test_whole_items_fit():
     check(COMPARED, compared_fields(7, 100))
     check(EVALUATED, evaluated_fields(0))

@@ -72,6 +72,18 @@ def test_a_groups_sink_is_the_argmax_of_its_mean_column_from_eight_queries_on():
             assert_close(found.excess[place], expected, terms=len(scaled), dtype=torch.float32)
 
 
+def test_attention_that_went_to_no_key_is_no_part_of_the_mean():
+    """Of a key whose weights are zeroed, or a sink token, columns of a group add up to less than its queries."""
+    trace = split_trace(30, 4)
+    trace.column_sums, trace.column_sums_masked = trace.column_sums * np.float32(0.5), trace.column_sums_masked * np.float32(0.5)
+    found = summarise(trace, [POINT]).kept(GroupSinks)
+    masked = trace.masked.sum(axis=1)
+    for step in np.flatnonzero(masked >= LEAST_QUERIES):
+        scaled = 40 * trace.column_sums_masked[step, 1, 2] / masked[step]
+        expected = scaled.max() - np.delete(scaled, scaled.argmax()).mean()
+        assert_close(found.excess[step, 0, 1, 2], expected, terms=len(scaled), dtype=torch.float32)
+
+
 def test_prompt_queries_are_compared_where_they_were_recorded():
     trace = split_trace(30, 4)
     assert np.isnan(values_at(Groups(), summarise(trace, [POINT]), POINT)["groups.split_from_prompt", ()])

@@ -37,12 +37,12 @@ class EffectFields(BaseModel):
 
 
 class LikelihoodFields(BaseModel):
-    """See `decoding.likelihood.Likelihood`; a standard error may be NaN."""
+    """See `decoding.likelihood.Likelihood`; a standard error that is NaN is None, in older items NaN."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
     total: float
-    standard_error: float
+    standard_error: float | None
     samples: Count
     tokens: Count
     greedy: bool | None

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from sinkscope.documents import check_fields, exists, files_in, read_json_object
+from sinkscope.documents import check_fields, exists, files_in, json_text, read_json_object
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.locks import made_folder
 from sinkscope.work_items import (
@@ -273,7 +273,7 @@ class ResultItems:
         Raises:
             EvaluationError: no permission, no space.
         """
-        content = json.loads(json.dumps({"run": self.run, "index": index, **item}))
+        content = json.loads(json_text({"run": self.run, "index": index, **item}))
         write_json(self.path(index), {**content, "checksum": _checksum(content)})
         return content
 

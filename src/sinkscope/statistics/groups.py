@@ -62,8 +62,8 @@ class GroupSinks:
                 position[number] = NOT_RECORDED
             elif queries >= LEAST_QUERIES:
                 position[number] = sums[group].argmax(axis=-1)
-                scaled = _at(sums[group], position[number]) * length / queries
-                excess[number] = scaled - (length - scaled) / max(length - 1, 1)
+                scaled, total = (values * length / queries for values in (_at(sums[group], position[number]), sums[group].sum(axis=-1)))
+                excess[number] = scaled - (total - scaled) / max(length - 1, 1)
         return cls(position, excess, _clarity(position, sums, sizes), *_self_attention(step))
 
 
