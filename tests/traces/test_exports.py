@@ -165,6 +165,8 @@ def test_parquet_has_a_row_per_step_layer_head_and_position(trace, tmp_path, mon
             assert np.float32(row[parquet.COLUMNS[name]]) == arrays[name][step, layer, head, position]
         for name in ("value_norms", "key_norms"):
             assert np.float32(row[parquet.COLUMNS[name]]) == arrays[name][step, layer, head // 2, position]
+        for sink in range(SINKS):
+            assert np.float32(row[f"sink_token_column_{sink}"]) == arrays["sink_token_columns"][step, layer, head, sink]
         assert np.float32(row["hidden_norm"]) == arrays["hidden_norms"][step, layer, position]
         assert np.float32(row["confidence"]) == arrays["confidence"][step, position]
 

@@ -1,9 +1,9 @@
 """A trace as one long Parquet table: a row for each step × layer × head × position, written a step at a time.
 
-Values of the canvas (``token``, ``text``, ``masked``, ``written`` …) are repeated for every layer and head, and values of a kv
-head for every query head that shares it. Units are in the metadata of the columns, the manifest in the metadata of the file.
-Positions beyond ``lengths`` have no row, but those that a step writes behind its canvas (autoregressive models): they have no token and no
-columns yet.
+Values of the canvas (``token``, ``text``, ``masked``, ``written`` …) are repeated for every layer and head, values of a kv head for every
+query head that shares it, and what a head gives to sink tokens (a column for each) for every position. Units are in the metadata of the
+columns, the manifest in the metadata of the file. Positions beyond ``lengths`` have no row, but those that a step writes behind its canvas
+(autoregressive models): they have no token and no columns yet.
 """
 
 import json
@@ -35,7 +35,8 @@ COLUMNS = {
     "hidden_norms": "hidden_norm",
     "output_norms": "output_norm",
 }
-"""Column of the table by tensor. Tensors of other axes (``lengths``, the largest columns, sink tokens) have none."""
+"""Column of the table by tensor. Tensors of other axes (``lengths``, the largest columns) have none."""
+SINK_TOKENS = "sink_token_columns"
 
 
 def write_parquet(trace: Trace, path: Path) -> None:
@@ -50,12 +51,23 @@ def write_parquet(trace: Trace, path: Path) -> None:
         for first, stop in trace.step_parts():
             lengths = trace.lengths[first:stop]
             held = {name: kept_columns(trace, name)[first:stop] for name in names}
+            sinks = trace.sink_token_columns[first:stop] if SINK_TOKENS in trace.tensors else None
             for step in range(first, stop):
                 length = int(lengths[step - first])
                 length = _reach(length, step - first, held) if trace.causal else length
                 arrays = {name: widen(name, block[step - first], length)[..., :length] for name, block in held.items()}
                 for layers in _layers_at_once(trace, length):
-                    writer.write_table(pyarrow.table(_rows(trace, step, layers, arrays, length, texts), schema=schema))
+                    rows = _rows(trace, step, layers, arrays, length, texts)
+                    if sinks is not None:
+                        each = np.repeat(sinks[step - first, layers.start : layers.stop], length, axis=1).reshape(-1, sinks.shape[-1])
+                        rows |= dict(zip(_sink_names(trace), each.T, strict=True))
+                    writer.write_table(pyarrow.table(rows, schema=schema))
+
+
+def _sink_names(trace: Trace) -> list[str]:
+    """Return the columns of the table for a network's own sink tokens."""
+    count = trace.sink_token_columns.shape[-1] if SINK_TOKENS in trace.tensors else 0
+    return ["sink_token_column"] if count == 1 else [f"sink_token_column_{number}" for number in range(count)]
 
 
 def _reach(length: int, step: int, held: dict[str, np.ndarray]) -> int:
@@ -113,4 +125,5 @@ def _schema(trace: Trace, names: list[str]) -> Any:
             fields.append(
                 pyarrow.field("text", pyarrow.string(), metadata={"units": "the token as text, null where the trace does not say"})
             )
+    fields += [pyarrow.field(name, pyarrow.float32(), metadata={"units": TRACE_UNITS[SINK_TOKENS]}) for name in _sink_names(trace)]
     return pyarrow.schema(fields, {"manifest": json.dumps(trace.manifest, ensure_ascii=False), "layers": json.dumps(list(trace.layers))})
