@@ -5,6 +5,7 @@ from closeness import assert_close
 from planted import extras, make_trace, random_columns, sink_at, values_at
 
 from sinkscope.statistics import Threshold, summarise
+from sinkscope.statistics.answer_queries import AnswerMain
 from sinkscope.statistics.groups import LEAST_QUERIES, Groups, GroupSinks, group_sizes
 from sinkscope.statistics.intervals import interval_of_means
 
@@ -166,3 +167,29 @@ def test_a_trace_without_groups_or_self_attention_has_none_of_it():
     values = values_at(Groups(), summarise(make_trace(random_columns(0)), [POINT]), POINT)
     assert np.isnan(values["groups.both", ()])
     assert np.isnan([values["groups.split", ()], values["groups.self_share", ()], values["groups.self_attention_absorbed", ()]]).all()
+
+
+def test_behind_a_cache_a_group_has_the_queries_that_were_computed():
+    """Half of all attention goes to a sink token, so that columns do not tell how many queries there were."""
+    trace = split_trace(30, 4)
+    masked, computed = trace.masked.astype(bool), np.arange(40) >= np.arange(20)[:, None] % 7
+    counts = {"masked": (masked & computed).sum(1), "unmasked": (~masked & computed).sum(1), "prompt": computed[:, :10].sum(1)}
+    whole = {"masked": masked.sum(1), "unmasked": (~masked).sum(1)}
+    groups = {"masked": trace.column_sums_masked, "unmasked": trace.column_sums - trace.column_sums_masked}
+    mine = {name: groups[name] * np.float32(0.5) * (counts[name] / whole[name])[:, None, None, None] for name in groups}
+    trace.column_sums, trace.column_sums_masked = mine["masked"] + mine["unmasked"], mine["masked"]
+    trace.column_sums_prompt = mine["unmasked"] * (counts["prompt"] / counts["unmasked"])[:, None, None, None].astype(np.float32)
+    trace.hidden_norms = np.where(computed[:, None], 1, np.nan).astype(np.float32).repeat(2, axis=1)
+    profile = summarise(trace, [POINT])
+    found, answer = profile.kept(GroupSinks), profile.kept(AnswerMain)
+    for step in range(20):
+        for number, name in enumerate(groups):
+            if counts[name][step] < LEAST_QUERIES:
+                assert found.position[step, number, 1, 2] == -1
+                continue
+            scaled = 40 * mine[name][step, 1, 2] / counts[name][step]
+            expected = scaled.max() - np.delete(scaled, scaled.argmax()).mean()
+            assert_close(found.excess[step, number, 1, 2], expected, terms=len(scaled), dtype=torch.float32)
+        own = (trace.column_sums - trace.column_sums_prompt)[step, 1, 2] * 40 / computed[step, 10:].sum()
+        expected = own.max() - np.delete(own, own.argmax()).mean()
+        assert_close(answer.queries[step, 1, 2], expected, terms=len(own), dtype=torch.float32)

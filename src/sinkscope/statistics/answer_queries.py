@@ -101,9 +101,9 @@ class AnswerQueries(Statistic):
 
 
 def _answer_queries(step: RecordedStep, prompt: Float[np.ndarray, "layer head key"]) -> Float[np.ndarray, " layer"]:
-    """Return how many of the answer's queries each layer has; behind a cache, where it computes a few tokens, by their attention."""
-    of_prompt = np.where(step.queries == step.length, step.prompt_length, np.rint(prompt.sum(axis=-1).max(axis=-1)))
-    return np.maximum(step.queries - of_prompt, 1).astype(np.float32)
+    """Return how many of the answer's queries each layer has."""
+    in_prompt = np.arange(step.length) < step.prompt_length
+    return np.maximum(step.queries - step.queries_of(in_prompt, prompt), 1).astype(np.float32)
 
 
 def per_head(found: MainMoves, counts: Int[np.ndarray, "layer head"]) -> float:

@@ -56,7 +56,8 @@ class GroupSinks:
         sums = group_sums(step)
         sizes = group_sizes(step.masked, step.prompt_length)
         if (step.queries < step.length).any():  # behind a cache, where some tokens are no queries
-            sizes = tuple(_least_queries(sums[group]) if group in sums else 0 for group in GROUPS)
+            members = _members(step.masked, step.prompt_length)
+            sizes = tuple(int(step.queries_of(members[one], sums[one]).min()) if one in sums else 0 for one in GROUPS)
         for number, (group, queries) in enumerate(zip(GROUPS, sizes, strict=True)):
             if group not in sums:
                 position[number] = NOT_RECORDED
@@ -77,9 +78,10 @@ def group_sizes(masked: Bool[np.ndarray, " position"], prompt_length: int) -> tu
     return masks, length - masks, prompt, written
 
 
-def _least_queries(sums: Float[np.ndarray, "layer head key"]) -> int:
-    """Return how many queries have the attention of column sums, in the layer that has the fewest."""
-    return int(np.rint(sums.sum(axis=-1).max(axis=-1)).min())
+def _members(masked: Bool[np.ndarray, " position"], prompt_length: int) -> dict[str, Bool[np.ndarray, " position"]]:
+    """Return which tokens belong to each of `GROUPS`."""
+    prompt = np.arange(len(masked)) < prompt_length
+    return {"masked": masked, "unmasked": ~masked, "prompt": prompt, "written": ~masked & ~prompt & ~(masked & prompt).any()}
 
 
 def group_sums(step: RecordedStep) -> dict[str, Float[np.ndarray, "layer head key"]]:

@@ -141,6 +141,20 @@ class RecordedStep:
             {name: one[:, None] if one.ndim == 2 else one for name, one in norms.items()},
         )
 
+    def queries_of(self, members: Bool[np.ndarray, " key"], sums: Float[np.ndarray, "layer head key"]) -> Int[np.ndarray, " layer"]:
+        """Return how many of a group's tokens are queries of each layer: behind a cache those that were computed.
+
+        Args:
+            members: the group.
+            sums: its column sums, which tell where nothing else does.
+        """
+        if (self.queries == self.length).all():
+            return np.full(len(sums), int(members.sum()))
+        hidden = self.norms.get("hidden_norms")
+        if hidden is not None and not self.crossing:
+            return (~np.isnan(hidden[:, 0]) & members).sum(axis=-1)
+        return np.rint(sums.sum(axis=-1).max(axis=-1)).astype(np.int64)
+
     @property
     def length(self) -> int:
         """Tokens of the canvas."""
