@@ -49,7 +49,10 @@ def attention_forward(
         AttentionError: an argument this function does not model, or dropout while something watches or hides.
     """
     if found := [name for name in REFUSED if others.get(name) is not None]:
-        raise AttentionError(f"attention arguments {', '.join(found)} are not modelled by sinkscope; use another attention implementation")
+        raise AttentionError(
+            f"attention arguments {', '.join(found)} are not modelled by sinkscope; {type(module).__name__} can neither be recorded nor "
+            "changed"
+        )
     if sinkscope_call is not None and torch.compiler.is_compiling():
         if sinkscope_prefixes is not None:
             raise AttentionError(

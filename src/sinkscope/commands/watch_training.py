@@ -9,7 +9,7 @@ from tyro.conf import Positional
 
 from sinkscope.commands.bounds import LARGEST, Between
 from sinkscope.commands.command import Command, Json, Switch, default_is, required
-from sinkscope.commands.output import print_json
+from sinkscope.commands.output import note, print_json
 from sinkscope.commands.train import CANVASES, held_out, read_data
 from sinkscope.errors import CallError, TrainingError
 from sinkscope.work_items import expect_one_process
@@ -54,6 +54,9 @@ class WatchTraining(Command):
         if twice := [place for place in places if places.count(place) > 1]:
             raise CallError(f"expected each folder once, found {twice[0]} twice")
         names = [_name_of(place, with_parent=names.count(name) > 1) for place, name in zip(places, names, strict=True)]
+        for folder, is_done in zip(self.runs, already, strict=True):
+            if not is_done and _is_measured(folder / "watch"):
+                note(f"{folder / 'watch'} holds what was measured while {folder} trained; here its snapshots are measured")
         if all(already):
             self.refuse("data canvases roles", "for runs that were measured while they trained")
         with claimed_folder(self.out, TrainingError):
