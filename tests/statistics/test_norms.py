@@ -15,6 +15,23 @@ def repeated(norms, heads):
     return np.repeat(norms, heads // norms.shape[2], axis=2).astype(np.float64)
 
 
+@pytest.mark.parametrize("number", [0, 1])
+def test_tokens_that_were_not_computed_are_left_out(number):
+    """Behind a cache the hidden norms of most tokens are not known, that of the sink among them in some steps."""
+    columns = random_columns(0, steps=6, layers=2, heads=4)
+    trace, point = make_trace(columns, **extras(columns, kv_heads=4)), THRESHOLDS[number]
+    trace.hidden_norms[np.random.default_rng(1).random(trace.hidden_norms.shape) < 0.5] = np.nan
+    values = values_at(Norms(), summarise(trace, THRESHOLDS), point)
+    selected, above = is_sink(trace.column_sums, point.excess, point.unit), []
+    for step, layer, head in np.ndindex(6, 2, 4):
+        row, main = trace.hidden_norms[step, layer], trace.column_sums[step, layer, head].argmax()
+        if selected[step, layer, head].any() and not np.isnan(row[main]):
+            others = np.delete(row, main)
+            above.append((others[~np.isnan(others)] > row[main]).mean())
+    assert 0 < len(above) < selected.any(-1).sum()
+    assert values["norms.hidden_norm_auc", ()] == pytest.approx(np.mean(above), rel=1e-5)
+
+
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 @pytest.mark.parametrize("number", [0, 1])
 def test_means_effects_and_contributions_are_those_of_a_loop(number, kv_heads):

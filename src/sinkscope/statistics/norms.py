@@ -139,8 +139,11 @@ def tallied(
 def share_above(
     norms: Float[np.ndarray, "layer kv_head key"], shared: int, top: Int[np.ndarray, "layer head"]
 ) -> Float[np.ndarray, "layer head"]:
-    """Return the share of the other tokens whose norm is above that of each head's largest column; ties count half."""
-    layers, kv_heads, width = norms.shape
+    """Return the share of the other tokens with a norm whose norm is above that of each head's largest column; ties count half.
+
+    NaN where the norm of the largest column is not known, as that of a token which was not computed.
+    """
+    layers, kv_heads, _ = norms.shape
     own = np.take_along_axis(norms, top.reshape(layers, kv_heads, shared), axis=-1)
     share = np.empty(own.shape, np.float32)
     with np.errstate(invalid="ignore"):
@@ -148,7 +151,8 @@ def share_above(
             larger = np.count_nonzero(norms > own[..., one, None], axis=-1)
             equal = np.count_nonzero(norms == own[..., one, None], axis=-1) - 1
             share[..., one] = larger + 0.5 * equal
-    return share.reshape(top.shape) / max(width - 1, 1)
+    others = np.maximum((~np.isnan(norms)).sum(axis=-1) - 1, 1)
+    return np.where(np.isnan(own), np.nan, share / others[..., None]).astype(np.float32).reshape(top.shape)
 
 
 def moments(prompt: PromptSummary, threshold: Threshold) -> Moments:
