@@ -13,6 +13,9 @@ rank       largest columns of a head, from 0, the largest
 dim        components of one head's vectors
 """
 
+import numpy as np
+from jaxtyping import Float
+
 STEP, LAYER, HEAD, KV_HEAD, KEY, POSITION, SINK = "step", "layer", "head", "kv_head", "key", "position", "sink"
 RANK = "rank"
 
@@ -73,3 +76,14 @@ TRACE_UNITS: dict[str, str] = {
     "rest_newest_columns": "queries' worth of attention from the newest queries, mean of the other columns, NaN where there is none",
     "sink_token_columns": "queries' worth of attention; with column_sums, sums to the number of queries",
 }
+
+
+def lacks_key_heads(norms: Float[np.ndarray, "*any kv_head key"]) -> bool:
+    """Return whether norms of keys or values are those of layers of which some have fewer key heads than others: NaN in the rest."""
+    return bool(np.isnan(norms).all(axis=-1).any()) and not np.isnan(norms).all()
+
+
+def by_query_head(norms: Float[np.ndarray, "kv_head key"], heads: int) -> Float[np.ndarray, "head key"]:
+    """Return norms of one layer's key heads, NaN in those that it does not have, for each of its query heads."""
+    held = max(1, int((~np.isnan(norms).all(axis=-1)).sum()))
+    return np.repeat(norms[:held], heads // held, axis=0)

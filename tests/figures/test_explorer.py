@@ -77,6 +77,18 @@ def test_norms_are_those_of_the_trace(page, full):
         assert_within(LogScale(*quantity["mean"]).decode(page.tile(0, f"{name}/mean")), recorded, quantity["error"], quantity["mean"][0])
 
 
+def test_layers_with_fewer_key_heads_show_those_that_they_have(tmp_path):
+    norms = 0.5 + np.random.default_rng(5).random((STEPS, LAYERS, HEADS, POSITIONS)).astype(np.float32)
+    norms[:, 1, 1:] = np.nan
+    page = ReadPage(explore(write_wandering(tmp_path / "run", wandering_columns(4), value_norms=norms)).page())
+    quantity = page.quantity(0, "values")
+    assert quantity["heads"] == HEADS
+    expected = norms.copy()
+    expected[:, 1] = norms[:, 1, :1]
+    for layer in range(LAYERS):
+        assert_within(page.layer(0, "values", layer), expected[:, layer], quantity["error"], quantity["layers"][layer][0])
+
+
 def test_the_largest_columns_are_exact(page, full):
     for layer in range(LAYERS):
         keys, sizes = page.tile(0, f"strongest-keys/{layer}"), page.tile(0, f"strongest/{layer}")

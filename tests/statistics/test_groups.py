@@ -83,6 +83,7 @@ def test_attention_that_went_to_no_key_is_no_part_of_the_mean():
         scaled = 40 * trace.column_sums_masked[step, 1, 2] / masked[step]
         expected = scaled.max() - np.delete(scaled, scaled.argmax()).mean()
         assert_close(found.excess[step, 0, 1, 2], expected, terms=len(scaled), dtype=torch.float32)
+        assert found.percent[step, 0, 1, 2] == pytest.approx(100 * expected / scaled.sum(), rel=1e-5)
 
 
 def test_prompt_queries_are_compared_where_they_were_recorded():

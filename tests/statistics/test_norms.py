@@ -15,6 +15,19 @@ def repeated(norms, heads):
     return np.repeat(norms, heads // norms.shape[2], axis=2).astype(np.float64)
 
 
+def test_layers_with_fewer_key_heads_share_theirs():
+    """Layer 1 has two key heads, each of which two query heads read; the trace holds NaN in the other two."""
+    columns = random_columns(0, steps=6, layers=2, heads=4)
+    fewer = make_trace(columns, **extras(columns, kv_heads=4))
+    for name in ("value_norms", "key_norms"):
+        getattr(fewer, name)[:, 1, 2:] = np.nan
+    each = make_trace(columns, **extras(columns, kv_heads=4))
+    for name in ("value_norms", "key_norms"):
+        getattr(each, name)[:, 1] = getattr(each, name)[:, 1, [0, 0, 1, 1]]
+    found, expected = (values_at(Norms(), summarise(trace, THRESHOLDS), THRESHOLDS[0]) for trace in (fewer, each))
+    assert found == pytest.approx(expected, rel=1e-6, nan_ok=True) and len(found) > 30
+
+
 @pytest.mark.parametrize("number", [0, 1])
 def test_tokens_that_were_not_computed_are_left_out(number):
     """Behind a cache the hidden norms of most tokens are not known, that of the sink among them in some steps."""

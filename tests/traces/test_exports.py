@@ -288,3 +288,17 @@ def test_an_export_has_a_name_of_its_own(trace, tmp_path, name, message):
     with pytest.raises(CallError, match=message):
         export_trace(trace, "numpy", tmp_path / "e" / name)
     assert not (tmp_path / "e").exists()
+
+
+def test_parquet_gives_each_query_head_the_key_head_that_it_reads(tmp_path):
+    """Layer 1 has one key head for all query heads; the trace holds NaN in the other."""
+    (tmp_path / "run").mkdir()
+    writer = TraceWriter(tmp_path / "run", {"layers": ["a.0", "a.1"], "heads": 4, "kv_heads": 2, "causal": False, "vocabulary": {}})
+    norms = np.arange(1.0, 13.0, dtype=np.float32).reshape(2, 2, 3)
+    norms[1, 1] = np.nan
+    columns = np.ones((2, 4, 3), np.float32)
+    writer.add({"tokens": np.zeros(3, np.int32), "lengths": np.array(3, np.int32), "column_sums": columns, "value_norms": norms})
+    writer.close(complete=True)
+    rows = pyarrow.parquet.read_table(export_trace(open_trace(tmp_path / "run"), "parquet", tmp_path / "table")).to_pylist()
+    found = [[row["value_norm"] for row in rows if (row["layer"], row["position"]) == (layer, 2)] for layer in (0, 1)]
+    assert found == [[3, 3, 6, 6], [9, 9, 9, 9]]

@@ -36,6 +36,7 @@ class GroupSinks:
         position: key with the largest mean column of the group, ties to the lower one; −1 with fewer than 8 queries, −2 where its
             columns were not recorded.
         excess: of that column over the mean of the others, scaled to the whole canvas, in queries' worth.
+        percent: the same in percent of what the group's columns add up to.
         clarity: how clearly masked and unmasked queries have different sinks: by how much more of a query's attention each of the two
             keys gets from its own group than from the other, the smaller of the two. NaN where one key is both sinks, or a group is small.
         own_attention: attention of the query at the head's largest column on itself; other_attention: mean of all other queries on
@@ -44,6 +45,7 @@ class GroupSinks:
 
     position: Int[np.ndarray, "*step group layer head"]
     excess: Float[np.ndarray, "*step group layer head"]
+    percent: Float[np.ndarray, "*step group layer head"]
     clarity: Float[np.ndarray, "*step layer head"]
     own_attention: Float[np.ndarray, "*step layer head"]
     other_attention: Float[np.ndarray, "*step layer head"]
@@ -53,6 +55,7 @@ class GroupSinks:
         """Return the sinks of one step's groups."""
         shape, length = step.columns.total.shape, float(step.length)
         position, excess = np.full((len(GROUPS), *shape), -1), np.full((len(GROUPS), *shape), np.nan, np.float32)
+        percent = excess.copy()
         sums = group_sums(step)
         sizes = group_sizes(step.masked, step.prompt_length)
         if (step.queries < step.length).any():  # behind a cache, where some tokens are no queries
@@ -65,7 +68,8 @@ class GroupSinks:
                 position[number] = sums[group].argmax(axis=-1)
                 scaled, total = (values * length / queries for values in (_at(sums[group], position[number]), sums[group].sum(axis=-1)))
                 excess[number] = scaled - (total - scaled) / max(length - 1, 1)
-        return cls(position, excess, _clarity(position, sums, sizes), *_self_attention(step))
+                percent[number] = np.divide(100 * excess[number], total, out=np.zeros_like(total), where=total > 0)
+        return cls(position, excess, percent, _clarity(position, sums, sizes), *_self_attention(step))
 
 
 def group_sizes(masked: Bool[np.ndarray, " position"], prompt_length: int) -> tuple[int, int, int, int]:
@@ -165,10 +169,9 @@ def strongest_keys_differ(prompt: PromptSummary) -> dict[str, Bool[np.ndarray, "
 
 
 def _values_at(prompt: PromptSummary, threshold: Threshold) -> Values:
-    found, canvas = prompt.kept(GroupSinks), prompt.canvas
-    percent = 100 / canvas.lengths[:, None, None, None]
+    found = prompt.kept(GroupSinks)
     with np.errstate(invalid="ignore"):
-        sinks = (found.excess if threshold.unit == "queries" else found.excess * percent) > threshold.excess
+        sinks = (found.excess if threshold.unit == "queries" else found.percent) > threshold.excess
     masked, unmasked, prompts, written = np.moveaxis(np.where(sinks, found.position, -1), 1, 0)
     both = (masked >= 0) & (unmasked >= 0)
     split = both & (masked != unmasked)

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from sinkscope.axes import by_query_head, lacks_key_heads
 from sinkscope.errors import CallError
 from sinkscope.sinks.definition import excess_of, in_unit
 from sinkscope.statistics.candidates import Candidates, find_candidates
 from sinkscope.statistics.thresholds import Threshold
 
 NORMS = ("value_norms", "key_norms", "hidden_norms")
+KEY_HEAD_NORMS = {"value_norms", "key_norms"}
 OUTPUT_NORMS = "output_norms"
 SINK_TOKEN = "sink_token_columns"
 QUERY_GROUPS = ("masked", "prompt")
@@ -79,7 +81,7 @@ class RecordedStep:
         group_sums: {group of queries: column sums of these queries only}, those of `QUERY_GROUPS` that were recorded.
         self_attention: attention of each query on itself; None where not recorded.
         norms: {name of `NORMS`, and `OUTPUT_NORMS`: norms as recorded}; hidden norms are the same for all heads and have one kv head,
-            output norms have as many as there are query heads.
+            output norms have as many as there are query heads, and so have all where layers have different numbers of key heads.
     """
 
     columns: SummedColumns
@@ -126,6 +128,9 @@ class RecordedStep:
         tokens = np.asarray(arrays["tokens"])
         masked = arrays.get("masked")
         norms = {name: np.asarray(arrays[name]) for name in (*NORMS, OUTPUT_NORMS) if arrays.get(name) is not None}
+        for name in KEY_HEAD_NORMS & norms.keys():
+            if lacks_key_heads(norms[name]):
+                norms[name] = np.stack([by_query_head(one, columns.sums.shape[1]) for one in norms[name]])
         return cls(
             columns,
             columns if newest is None else SummedColumns.of(newest, thresholds),

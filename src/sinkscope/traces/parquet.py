@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from sinkscope.axes import HEAD, KV_HEAD, LAYER, POSITION, STEP, TRACE_AXES, TRACE_UNITS
+from sinkscope.axes import HEAD, KV_HEAD, LAYER, POSITION, STEP, TRACE_AXES, TRACE_UNITS, by_query_head
 from sinkscope.traces.part_files import widen
 from sinkscope.traces.reading import Trace
 from sinkscope.traces.top_columns import kept_columns
@@ -98,7 +98,7 @@ def _rows(trace: Trace, step: int, layers: range, arrays: dict[str, np.ndarray],
         if LAYER in axes:
             array = array[layers.start : layers.stop]
         if KV_HEAD in axes:
-            array = np.repeat(array, trace.heads // array.shape[1], axis=1)
+            array = np.stack([by_query_head(one, trace.heads) for one in array])
         elif LAYER in axes and HEAD not in axes:
             array = array[:, None]
         flat = np.broadcast_to(array, shape).ravel()

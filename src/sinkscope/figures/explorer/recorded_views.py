@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from sinkscope.axes import KV_HEAD, TRACE_AXES, by_query_head, lacks_key_heads
 from sinkscope.figures.explorer.quantised import LogScale
 from sinkscope.figures.explorer.tiles import Tiles, smallest_type
 from sinkscope.figures.style import model_label, token_label
@@ -54,6 +55,8 @@ class Quantity:
     def of_layer(self, trace: Trace, layer: int) -> Float[np.ndarray, "step head position"]:
         """Return the values of one layer; tensors without heads have one."""
         values = self.read(trace, layer) if self.read is not None else np.asarray(getattr(trace, self.tensor)[:, layer])
+        if KV_HEAD in TRACE_AXES[self.tensor] and lacks_key_heads(np.asarray(getattr(trace, self.tensor)[-1])):
+            return np.stack([by_query_head(one, trace.heads) for one in values])
         return values[:, None] if values.ndim == 2 else values
 
 
