@@ -526,3 +526,8 @@ def test_out_of_memory_names_flags_that_the_command_has(monkeypatch, capsys, com
     with pytest.raises(SystemExit) as end:
         cli.main()
     assert end.value.code == 1 and capsys.readouterr().err.endswith(f"there is not enough memory; use {advice}\n")
+
+
+def test_the_help_of_a_no_flag_says_what_it_leaves_out(run):
+    status, out, _ = run("bundle", "--help")
+    assert status == 0 and "leaves the explorer page out" in " ".join(out.split())

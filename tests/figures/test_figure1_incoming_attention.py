@@ -5,6 +5,7 @@ import pytest
 from matplotlib.colors import to_hex
 from wandering import CAUSAL_STEPS, EMPTY, FLIPPING, LENGTH, MOVING, POSITIONS, PROMPT, STEPS, wandering_columns, write_wandering
 
+from sinkscope.figures.figure1_incoming_attention import as_drawn
 from sinkscope.figures.incoming_attention import apart
 from sinkscope.figures.position_cut import Cut
 from sinkscope.figures.style import VERMILLION, figure_style
@@ -36,12 +37,18 @@ def test_an_autoregressive_model_is_drawn_in_percent_of_the_newest_queries(draw,
     drawn = draw("1", wandering, causal)
     row = rows_of(drawn, model="my-llama", panel="head", step=CAUSAL_STEPS - 1, position=13)[0]
     newest = causal.last_query[-16:, MOVING[0], MOVING[1]]
-    whole = causal.last_query[-16:].sum(axis=(0, 3)).mean()  # over heads; planted rows need not sum to one
-    assert float(row["percent_of_attention"]) == pytest.approx(100 * newest[:, 13].sum() / whole, rel=1e-4)
+    assert float(row["percent_of_attention"]) == pytest.approx(100 * newest[:, 13].sum() / newest.sum(), rel=1e-4)
 
 
 def maps_of_figure(drawn):
     return [(axes, axes.get_images()[0]) for axes in drawn.sheet.axes if axes.get_images()]
+
+
+def test_percent_are_of_all_attention_that_the_columns_hold():
+    columns = np.random.default_rng(0).random((4, 9)).astype(np.float32)
+    columns[1], columns[2, 6:], columns[3] = 3 * columns[1], np.nan, 0
+    shown = as_drawn(columns, percent=True)
+    assert np.nansum(shown, axis=-1) == pytest.approx([100, 100, 100, 0], rel=1e-5) and (as_drawn(columns, percent=False) is columns)
 
 
 def test_side_by_side_models_of_one_kind_have_one_linear_scale(draw, wandering, causal):

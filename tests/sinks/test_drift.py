@@ -52,7 +52,7 @@ def test_blocks_are_read_from_the_commits_also_in_another_order(order):
     for block in order:
         for step in (next(steps), next(steps)):
             written[step, 5 + 4 * block + step % 2] = 3
-    blocks = blocks_of(written, prompt_length=5, block=4)
+    blocks = blocks_of(written, first=5, block=4)
     assert blocks.tolist() == [order[0]] * 2 + [order[1]] * 2 + [order[2]] * 4  # the last two steps commit nothing
     assert block_edges(blocks, 5, 4).tolist() == [5 + 4 * (one + 1) - 1 for one in blocks]
 

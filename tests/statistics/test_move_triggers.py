@@ -1,8 +1,10 @@
 import numpy as np
 import pytest
-from planted import within_binomial
+from planted import make_trace, sink_at, values_at, within_binomial
 
-from sinkscope.statistics.move_triggers import TRIGGERS, TriggerTest, trigger_shares
+from sinkscope.statistics import Threshold, summarise
+from sinkscope.statistics.move_triggers import TRIGGERS, TriggerTest, shares_on, trigger_shares
+from sinkscope.statistics.movement import Movement
 
 
 def commits(at, steps, width=24):
@@ -144,3 +146,19 @@ def test_a_rare_trigger_that_never_fires_is_not_below_chance():
     assert test.p_values()["own"] == 1
     exact = test.observed[0] / 8 - np.quantile(test.null[0] / 8, [0.975, 0.025])
     assert (low, high) == pytest.approx(exact)
+
+
+@pytest.mark.parametrize(("sampler", "first"), [({"block": 4}, 10), ({"block": 4, "block_steps": 2}, 0)])
+def test_blocks_begin_behind_the_prompt_or_stand_at_multiples(sampler, first):
+    """In block diffusion the prompt ends within a block, whose other tokens are written first."""
+    trace = make_trace(sink_at(np.arange(20) % 7, width=30), prompt_length=10, block=4)
+    trace.manifest["sampler"] = sampler
+    canvas = summarise(trace, [Threshold(3.0)]).canvas
+    assert canvas.settings.first_block == first
+    main = np.arange(20)[:, None, None] % 7
+    blocks = np.array([(10 + step - first) // 4 for step in range(20)])
+    assert shares_on(main, canvas) == pytest.approx(trigger_shares(main, canvas.written, blocks))
+    edges = first + 4 * (blocks + 1) - 1
+    values = values_at(Movement(), summarise(trace, [Threshold(3.0)]), Threshold(3.0))
+    expected = np.polyfit(np.arange(20), np.arange(20) % 7 - edges, 1)[0]
+    assert values["movement.drift_relative", (("frontier", "block_edge"),)] == pytest.approx(expected)

@@ -20,7 +20,7 @@ class Bundle(Command):
         trace: folder of one trace; with --check of a bundle.
         out: a new folder.
         precision: of the values; float16 halves the size and rounds by at most 0.05 %.
-        page: puts the explorer page in it.
+        page: leaves the explorer page out.
         check: compares every file of a bundle with its checksum, and writes nothing.
     """
 

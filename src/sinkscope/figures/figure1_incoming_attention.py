@@ -75,12 +75,12 @@ def in_percent(subjects: Sequence[Subject]) -> bool:
     return len(subjects) > 1 or subjects[0].followed.newest
 
 
-def as_drawn(one: Subject, columns: np.ndarray, percent: bool) -> np.ndarray:
-    """Return columns [step, …] in the unit drawn."""
+def as_drawn(columns: np.ndarray, percent: bool) -> np.ndarray:
+    """Return columns [step, …, key] in the unit drawn."""
     if not percent:
         return columns
-    total = np.nansum(one.prompt.mean_columns, axis=-1)
-    return columns * (100 / total.reshape(-1, *[1] * (columns.ndim - 1)))
+    total = np.nansum(columns, axis=-1, keepdims=True)
+    return np.divide(100 * columns, total, out=np.zeros_like(columns), where=total > 0)
 
 
 def _head_panel(one: Subject, percent: bool) -> _Panel:
@@ -90,7 +90,7 @@ def _head_panel(one: Subject, percent: bool) -> _Panel:
         layer, head = (int(at) for at in np.unravel_index(int(largest.argmax()), largest.shape))
     else:
         layer, head = chosen.layer, chosen.head
-    values, main = as_drawn(one, one.head_columns(layer, head), percent), one.main[:, layer, head]
+    values, main = as_drawn(one.head_columns(layer, head), percent), one.main[:, layer, head]
     drawn = Incoming(one.trace, one.head_name(layer, head), values, main, one.written, one.last_canvas, one.prompt_length)
     title = f"{plain(one.heading)},\n{one.head_name(layer, head)}, attention {one.queries_text}"
     return _Panel(one, "head", title, drawn, layer, head)
@@ -101,7 +101,7 @@ def _mean_panel(one: Subject, percent: bool) -> _Panel:
     mean = one.prompt.mean_columns if layer is None else one.mean_columns_of(layer)
     heads = one.main[0].size if layer is None else one.main.shape[2]
     name = mean_name(heads, layer)
-    drawn = Incoming(one.trace, name, as_drawn(one, mean, percent), None, one.written, one.last_canvas, one.prompt_length)
+    drawn = Incoming(one.trace, name, as_drawn(mean, percent), None, one.written, one.last_canvas, one.prompt_length)
     title = f"{name}, on a scale of its own"
     return _Panel(one, "mean", title, drawn, "all" if layer is None else layer, "all")
 

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 
 from sinkscope.counts import counted
 from sinkscope.sinks import HeadMovement
-from sinkscope.sinks.followed_columns import Followed
+from sinkscope.sinks.query_counts import followed_queries
 from sinkscope.sinks.tracking import head_movement
 from sinkscope.statistics import PromptSummary, Threshold
 from sinkscope.statistics.followed import LayerSinks
@@ -167,7 +167,7 @@ class Highlights:
     @cached_property
     def moves(self) -> list[Move]:
         """Every move of a main sink, by layer, head and step; swaps are none."""
-        queries = Followed.of(self.trace).queries(self.trace)
+        queries = followed_queries(self.trace)
         shares, is_sink = self.prompt.by_step.main_column / queries[:, None, None], self.prompt.is_sink_at(self.threshold)
         found = []
         for one in self.heads:

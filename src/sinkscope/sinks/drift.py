@@ -121,17 +121,21 @@ def nearest_masks(masked: Bool[np.ndarray, "step position"]) -> Float[np.ndarray
     return np.where(np.isinf(near), np.nan, near)
 
 
-def blocks_of(written: Int[np.ndarray, "step position"], prompt_length: int, block: int) -> Int[np.ndarray, " step"]:
+def blocks_of(written: Int[np.ndarray, "step position"], first: int, block: int) -> Int[np.ndarray, " step"]:
     """Return the number of the block in which each step commits: that of its first commit; −1 before the first.
 
     A step without a commit counts to the block of the step before.
+
+    Args:
+        first: where the first block begins.
+        block: tokens of a block.
     """
     committed = written >= 0
-    found = np.where(committed.any(axis=1), (committed.argmax(axis=1) - prompt_length) // block, -1)
+    found = np.where(committed.any(axis=1), (committed.argmax(axis=1) - first) // block, -1)
     latest = np.maximum.accumulate(np.where(found >= 0, np.arange(len(found)), -1))
     return np.where(latest >= 0, found[np.maximum(latest, 0)], -1)
 
 
-def block_edges(blocks: Int[np.ndarray, " step"], prompt_length: int, block: int) -> Float[np.ndarray, " step"]:
+def block_edges(blocks: Int[np.ndarray, " step"], first: int, block: int) -> Float[np.ndarray, " step"]:
     """Return the last position of the block of each step; NaN where there is none."""
-    return np.where(blocks >= 0, prompt_length + (blocks + 1) * block - 1, np.nan).astype(np.float64)
+    return np.where(blocks >= 0, first + (blocks + 1) * block - 1, np.nan).astype(np.float64)

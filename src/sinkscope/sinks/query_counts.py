@@ -47,3 +47,16 @@ def query_means(recorded: Recorded, columns: Float[np.ndarray, "step layer head 
     hidden = np.asarray(recorded.hidden_norms[:]) if "hidden_norms" in tensors and not crossing else None
     sink_token = np.asarray(recorded.sink_token_columns[:]) if "sink_token_columns" in tensors else None
     return columns / np.maximum(count_queries(columns, hidden, sink_token), 1)[..., None, None]
+
+
+def followed_queries(recorded: Recorded) -> Float[np.ndarray, " step"]:
+    """Return how many queries' attention the columns of each step hold in which sinks are followed."""
+    followed = Followed.of(recorded)
+    if followed.newest or not isinstance(recorded, Trace):
+        return followed.queries(recorded)
+    if attends_elsewhere(recorded.manifest) or "hidden_norms" not in recorded.tensors:
+        sink_token = np.asarray(recorded.sink_token_columns[:, :1]) if "sink_token_columns" in recorded.tensors else None
+        counts = count_queries(followed.columns(recorded, slice(1)), sink_token=sink_token)
+    else:
+        counts = count_queries(np.zeros(0), np.asarray(recorded.hidden_norms[:]))
+    return np.maximum(counts.max(axis=-1), 1).astype(float)

@@ -95,7 +95,7 @@ def shares_on(main: Int[np.ndarray, "step layer head"], canvas: PromptCanvas) ->
     if canvas.causal or canvas.written is None:
         return None
     block = canvas.settings.block
-    blocks = blocks_of(canvas.written, canvas.prompt_length, block) if block else None
+    blocks = blocks_of(canvas.written, canvas.settings.first_block, block) if block else None
     return trigger_shares(main, canvas.written, blocks)
 
 

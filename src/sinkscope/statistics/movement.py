@@ -112,7 +112,8 @@ def main_sink_values(main: Int[np.ndarray, "step layer head"], canvas: PromptCan
 def _relative_drifts(main: Int[np.ndarray, "step layer head"], canvas: PromptCanvas) -> dict[str, Float[np.ndarray, "layer head"]]:
     edges, block = np.full(len(main), np.nan), canvas.settings.block
     if block and canvas.written is not None:
-        edges = block_edges(blocks_of(canvas.written, canvas.prompt_length, block), canvas.prompt_length, block)
+        first = canvas.settings.first_block
+        edges = block_edges(blocks_of(canvas.written, first, block), first, block)
     return {one: slopes(relative_positions(main, one, canvas.masked, edges)) for one in FRONTIERS}
 
 

@@ -31,6 +31,7 @@ class PromptSettings:
         training: {token: how often it stands in the training corpus}; None if unknown.
         kept: how many of the largest columns of each head were kept; None for all.
         crossing: whether the keys are another stack's tokens.
+        aligned: whether blocks stand at multiples of ``block``, as in block diffusion, and do not begin at the end of the prompt.
     """
 
     causal: bool = False
@@ -41,6 +42,7 @@ class PromptSettings:
     training: Mapping[int, int] | None = field(default=None, repr=False)
     kept: int | None = None
     crossing: bool = False
+    aligned: bool = False
 
     def __post_init__(self) -> None:
         if self.training is not None:
@@ -63,7 +65,13 @@ class PromptSettings:
             tuple(int(one) for one in special if one is not None),
             training,
             crossing=attends_elsewhere(manifest),
+            aligned="block_steps" in (manifest.get("sampler") or {}),  # a setting of samplers of block diffusion alone
         )
+
+    @property
+    def first_block(self) -> int:
+        """Where the first block begins."""
+        return 0 if self.aligned else self.prompt_length
 
 
 def _check_training(training: Mapping[int, int]) -> None:

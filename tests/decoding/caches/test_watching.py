@@ -10,6 +10,7 @@ import sinkscope
 from sinkscope.attention import Watcher, subscribed
 from sinkscope.errors import CallError
 from sinkscope.recorder.attention_map import recompute_map
+from sinkscope.sinks.query_counts import followed_queries
 
 PROMPTS = [[5, 9, 22, 41, 7, 3, 18, 30, 2], [14, 8, 8, 51], [33, 2, 19, 44, 27, 6]]
 SETTINGS = {"length": 16, "block": 8, "steps": 8}
@@ -85,6 +86,7 @@ def test_a_trace_says_what_was_computed(cache, tmp_path):
     assert (computed == computed[:, :1]).all()
     queries = computed[:, 0].sum(-1)
     assert queries.sum() == generation.work.rows and queries[0] == 25 and queries.min() < 25
+    assert followed_queries(trace).tolist() == queries.tolist()
     for number, count in enumerate(queries):
         sums = trace.column_sums[number].sum(-1)
         assert_close(sums, np.full_like(sums, count), terms=4 * 25)
