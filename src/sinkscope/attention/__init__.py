@@ -10,6 +10,7 @@ from sinkscope.attention.dispatch import attend
 from sinkscope.attention.foreign_network import foreign
 from sinkscope.attention.hooks import subscribed
 from sinkscope.attention.interface import NAME, register_interface
+from sinkscope.attention.masks import mask_for
 from sinkscope.attention.projections import OutputProjections, output_norms, output_projection
 from sinkscope.attention.records import (
     AttentionInputs,
@@ -46,6 +47,7 @@ __all__ = [
     "attend",
     "current_session",
     "foreign",
+    "mask_for",
     "output_norms",
     "output_projection",
     "query_heads",

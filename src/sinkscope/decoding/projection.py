@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sinkscope.attention import upload
+from sinkscope.attention import mask_for, upload
 from sinkscope.decoding.canvas import Layout
 from sinkscope.errors import ModelError
 from sinkscope.models import Model
@@ -44,7 +44,7 @@ def hidden_states(model: Model, inputs: Tensor, layout: Layout) -> Tensor:
     copies = len(inputs) // len(layout.starts)
     output = model.network.model(
         input_ids=inputs,
-        attention_mask=layout.seen if layout.seen is None or copies == 1 else layout.seen.repeat(copies, 1, 1, 1),
+        attention_mask=mask_for(model.network, layout.seen if layout.seen is None or copies == 1 else layout.seen.repeat(copies, 1, 1, 1)),
         position_ids=layout.positions.repeat(copies, 1),
         use_cache=False,
     )

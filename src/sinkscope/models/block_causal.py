@@ -20,6 +20,7 @@ from transformers.models.glm4_moe.modeling_glm4_moe import (
     eager_attention_forward,
 )
 
+from sinkscope.attention.masks import mask_for
 from sinkscope.errors import CallError
 
 
@@ -91,7 +92,7 @@ class BlockCausal:
         if attention_mask is not None and attention_mask.ndim == 4:
             seen = seen & attention_mask.bool()
         return super().forward(  # type: ignore[misc]
-            attention_mask=seen,
+            attention_mask=mask_for(self, seen),
             position_ids=position_ids,
             past_key_values=past_key_values,
             inputs_embeds=self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds,  # type: ignore[attr-defined]

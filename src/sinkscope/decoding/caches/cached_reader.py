@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sinkscope.attention import CallPart, current_session
+from sinkscope.attention import CallPart, current_session, mask_for
 from sinkscope.decoding.caches.measurer import Measurer
 from sinkscope.decoding.caches.memory import free_bytes, saying_what_fits
 from sinkscope.decoding.caches.policy import CachePolicy, Moment, Places, Plan, check_kept, check_plan
@@ -233,7 +233,11 @@ class CachedReader(WholeReader):
             saying_what_fits(self.model, self.policy.text, len(rows), self._real.shape[1], self._free),
         ):
             output = self.model.network.model(
-                input_ids=tokens, attention_mask=seen, position_ids=positions, past_key_values=self._store, use_cache=True
+                input_ids=tokens,
+                attention_mask=mask_for(self.model.network, seen),
+                position_ids=positions,
+                past_key_values=self._store,
+                use_cache=True,
             )
         if watches:
             assert self.measurer.watched is not None

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sinkscope.attention import Hider, LayerCall, Prefix
+from sinkscope.attention import Hider, LayerCall, Prefix, mask_for
 from sinkscope.attention.call import Call
 from sinkscope.decoding.caches.elastic_cache import ElasticCache
 from sinkscope.decoding.caches.keeping import attention_weights
@@ -111,7 +111,11 @@ class ElasticReader(WholeReader):
         try:
             with saying_what_fits(self.model, self.policy.text, len(self._real), self._real.shape[1], self._free):
                 output = self.model.network.model(
-                    input_ids=tokens, attention_mask=layout.seen, position_ids=layout.positions, past_key_values=self._store, use_cache=True
+                    input_ids=tokens,
+                    attention_mask=mask_for(self.model.network, layout.seen),
+                    position_ids=layout.positions,
+                    past_key_values=self._store,
+                    use_cache=True,
                 )
         finally:
             for layer in self._layers:
@@ -131,11 +135,15 @@ class ElasticReader(WholeReader):
             angles = tuple(_at(places, one.expand(len(rows), -1, -1)) for one in position_embeddings)
             given["sinkscope_call"] = self._keeper.instead_of(given["sinkscope_call"])
             mask = None if attention_mask is None else self._real[rows][:, None, None].expand(-1, 1, places.shape[1], -1)
+            mask = mask_for(self.model.network, mask)
             if state.tracked is not None:
                 self._store.compute(places, None, rows)
             some = _at(places, hidden)
             attended, _ = layer.self_attn(
-                hidden_states=layer.input_layernorm(some), position_embeddings=angles, attention_mask=mask, **given
+                hidden_states=layer.input_layernorm(some),
+                position_embeddings=angles,
+                attention_mask=mask,
+                **given,
             )
             self._watch(index, state, before)
             some = some + attended

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sinkscope.attention import mask_for
 from sinkscope.decoding.caches.memory import free_bytes, saying_what_fits
 from sinkscope.decoding.caches.policy import LayeredPolicy
 from sinkscope.decoding.caches.store import KeyValueStore
@@ -57,7 +58,11 @@ class LayeredReader(WholeReader):
             self._charge(row, number)
         with saying_what_fits(self.model, self.policy.text, len(rows), self._real.shape[1], self._free), self._replaced(rows, number):
             output = self.model.network.model(
-                input_ids=tokens, attention_mask=layout.seen, position_ids=layout.positions, past_key_values=self._store, use_cache=True
+                input_ids=tokens,
+                attention_mask=mask_for(self.model.network, layout.seen),
+                position_ids=layout.positions,
+                past_key_values=self._store,
+                use_cache=True,
             )
         return output.last_hidden_state.to(tokens.device)
 
@@ -98,6 +103,7 @@ class LayeredReader(WholeReader):
             angles = tuple(one.expand(len(rows), -1, -1).gather(1, chosen.expand(-1, -1, one.shape[-1])) for one in position_embeddings)
             real = self._real[rows]
             mask = None if attention_mask is None else real[:, None, None].expand(-1, 1, places.shape[1], -1)
+            mask = mask_for(self.model.network, mask)
             if self._mlp.get(index) is not None:
                 self._store.compute(places, None, rows)
             some = entering.gather(1, chosen.expand(-1, -1, entering.shape[-1]))

@@ -1,0 +1,47 @@
+"""A network whose attention was set to transformers' eager one, whose masks are added to the scores, writes what it wrote before."""
+
+import pytest
+import torch
+from closeness import assert_close, terms_of
+from seeded_models import seeded_model
+
+import sinkscope
+
+PROMPTS = [[5, 9, 22, 41, 7, 3, 18, 30, 2], [14, 8, 8, 51], [33, 2, 19, 44, 27, 6]]
+
+
+@pytest.fixture
+def eager(request):
+    model = seeded_model(request.param)
+    before = model.network.config._attn_implementation
+    model.network.set_attn_implementation("eager")
+    yield model
+    model.network.set_attn_implementation(before)
+
+
+@pytest.mark.parametrize("eager", ["llada", "mmada", "dream", "sdar", "autoregressive"], indirect=True)
+def test_a_padded_batch_is_written_as_with_sdpa(eager):
+    found = sinkscope.generate(eager, PROMPTS, length=8)
+    eager.network.set_attn_implementation("sdpa")
+    expected = sinkscope.generate(eager, PROMPTS, length=8)
+    assert [one.tokens.tolist() for one in found] == [one.tokens.tolist() for one in expected]
+
+
+@pytest.mark.parametrize("cache", ["fast-dllm-dual", "block:changed", "dllm-cache:prompt=3,answer=2", "dkv-decode"])
+@pytest.mark.parametrize("eager", ["llada"], indirect=True)
+def test_so_is_one_behind_a_cache(eager, cache):
+    settings = {"length": 16, "block": 8, "cache": cache}
+    found = sinkscope.generate(eager, PROMPTS, **settings)
+    eager.network.set_attn_implementation("sdpa")
+    assert [one.tokens.tolist() for one in found] == [one.tokens.tolist() for one in sinkscope.generate(eager, PROMPTS, **settings)]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("eager", ["sdar"], indirect=True)
+def test_no_token_sees_a_later_block(eager):
+    tokens = torch.tensor([PROMPTS[0]])
+    found = eager.network(tokens, use_cache=False, output_attentions=True)
+    blocks = torch.arange(9) // 4
+    assert all((one[..., blocks[:, None] < blocks] < 1e-9).all() for one in found.attentions)
+    eager.network.set_attn_implementation("sdpa")
+    assert_close(found.logits, eager.network(tokens, use_cache=False).logits, terms=terms_of(eager.network, 9))
