@@ -18,7 +18,7 @@ from sinkscope.evaluation.choices import BENCHMARKS, Asked, Question, judge
 from sinkscope.evaluation.protocols import find_protocol
 from sinkscope.evaluation.running import PASS_SEEDS
 from sinkscope.evaluation.tasks import find_task
-from sinkscope.interventions import Intervention, rules
+from sinkscope.interventions import Intervention, parse_rule, rules
 from sinkscope.lab.recipes import RECIPES, Architecture
 from sinkscope.lab.starting_network import build_network
 from sinkscope.lab.texts import read_texts, train_tokenizer
@@ -223,6 +223,21 @@ def test_two_passes_are_two_generations(model, tmp_path):
         assert item["text"] == read_until_the_end(model, second)
     asked = json.loads((tmp_path / "out" / "gsm8k_two_pass" / "task.json").read_text())
     assert asked["passes"] == 2, "items of one pass that were scored alone are another run"
+
+
+def test_a_rule_is_counted_in_both_passes(model, tmp_path):
+    data = {"gsm8k": write_rows(tmp_path, "gsm8k", TWO_PASSES)}
+    settings = {"length": 8, "steps": 4, "block": 8}
+    evaluate(model, out=tmp_path / "out", data=data, hide=["top:1"], settings=settings, **settled("gsm8k_two_pass"))
+    (folder,) = (path.parent for path in (tmp_path / "out/gsm8k_two_pass").glob("top*/000000.json"))
+    for index, row in enumerate(TWO_PASSES):
+        with parse_rule("top:1")(model) as running:
+            first = sinkscope.generate(model, f"Question: {row['question']}", **settings)
+            alone = running.effect.removed_share
+            sinkscope.generate(model, read_until_the_end(model, first), **settings)
+        found = json.loads((folder / f"{index:06d}.json").read_text())["effect"]
+        assert found["removed_share"] == pytest.approx(running.effect.removed_share, rel=1e-4) != pytest.approx(alone, rel=1e-3)
+        assert found["keys_per_head"] == running.effect.keys_per_head and found["hit_rate"] == pytest.approx(running.effect.hit_rate)
 
 
 def test_two_passes_resumed_are_the_uninterrupted_ones(model, tmp_path):

@@ -10,11 +10,11 @@ import torch
 from sinkscope.decoding import Settings
 from sinkscope.errors import CallError
 from sinkscope.interventions import Composed, Intervention
-from sinkscope.interventions.effect import Tally
+from sinkscope.interventions.effect import Effect
 from sinkscope.models import Model
 
 Rule = Intervention | Composed
-Effects = Callable[[int | None], dict[str, Any] | None]
+Effects = Callable[..., dict[str, Any] | None]
 
 
 @contextmanager
@@ -22,13 +22,13 @@ def rule_in_force(rule: Rule, model: Model) -> Iterator[Effects]:
     """Hide by a rule while the body runs.
 
     Yields:
-        A function from the row of a generation, or None for a likelihood, to the effect on it, as `Effect.as_dict` has it; None under a
-        rule that hides nothing. A likelihood has a single step; for one, the function raises CallError where the rule asked for the step
-        before or was never in force.
+        A function from the row of a generation, or None for a likelihood, to the effect on it, as `Effect.as_dict` has it, over so many
+        passes of the same prompts; None under a rule that hides nothing. A likelihood has a single step; for one, the function raises
+        CallError where the rule asked for the step before or was never in force.
     """
     with rule(model) as running:
 
-        def effects(row: int | None) -> dict[str, Any] | None:
+        def effects(row: int | None, passes: int = 1) -> dict[str, Any] | None:
             if rule.idle:
                 return None
             if row is None and (running.asked_previous or not running.effect.steps.any()):
@@ -38,9 +38,9 @@ def rule_in_force(rule: Rule, model: Model) -> Iterator[Effects]:
                     "as observe=current does, and do not limit it to later steps"
                 )
             found = running.effect
-            if not len(found.steps):  # the answers ended before the rule came into force
-                return Tally(1).effect(0, 0).as_dict()
-            return (found if row is None else found.of(row)).as_dict()
+            if row is not None:  # of each pass, whose prompts stand behind those of the pass before
+                found = Effect(*(values[row :: max(1, len(found.steps) // passes)] for values in vars(found).values()))
+            return found.as_dict()
 
         yield effects
 

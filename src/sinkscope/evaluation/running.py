@@ -201,7 +201,7 @@ def _work(model: Model, batch: _Batch, missing: Sequence[int]) -> Iterator[tuple
             thoughts = [_read_so_far(model, one) for one in generations]
             own = reseeded(own, PASS_SEEDS)  # so that the noise differs from the previous pass
             generations = generate(model, [model.encode(text) for text in thoughts], **asdict(own))
-        effects = [effect(row) for row in range(len(generations))]
+        effects = [effect(row, plan.task.passes) for row in range(len(generations))]
     share = (time.monotonic() - began) / len(generations)
     for index in missing:
         generation, problem = generations[index - start], plan.problems[index]
