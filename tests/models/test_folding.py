@@ -1,5 +1,7 @@
 import copy
 import json
+import shutil
+from importlib.resources import files
 
 import pytest
 import torch
@@ -146,6 +148,17 @@ def test_the_constants_are_fp32_and_the_rest_is_as_it_was(tmp_path):
     del before["model.sink_token.embedding"]
     assert set(after) - set(own) == set(before) and all(torch.equal(after[name], tensor) for name, tensor in before.items())
     assert json.loads((tmp_path / "folded" / "config.json").read_text())["sink_token"]["folded"] is True
+
+
+def test_every_chat_template_is_copied(tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(files("sinkscope") / "checkpoints" / "lab-sink-token", folder)
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "rag.jinja").write_text("{{ messages[0].content }} X")
+    fold(str(folder), tmp_path / "folded")
+    assert sinkscope.load(str(tmp_path / "folded")).tokenizer.chat_template == sinkscope.load(str(folder)).tokenizer.chat_template
+    assert len(sinkscope.load(str(tmp_path / "folded")).tokenizer.chat_template) == 2
 
 
 def test_shards_are_folded_where_the_embedding_was(tmp_path):

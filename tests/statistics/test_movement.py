@@ -139,3 +139,11 @@ def test_a_drift_planted_in_noisy_prompts_is_found_with_its_interval():
         drifts.append(values_of(sink_at(position), seed=seed)["movement.drift", ()])
     found = interval_of_means(np.array(drifts)[:, None])
     assert 0.8 < found.low[0] < found.mean[0] < found.high[0] < 1.2
+
+
+def test_a_number_does_not_depend_on_how_many_thresholds_are_asked():
+    trace = make_trace(sink_at(3 + np.arange(STEPS) // 4 * 2, noise=8.0, strength=14.0))
+    many = [Threshold(0.04 * number) for number in range(1, 300)]  # some sinks exceed more than 255 of them
+    for point in (many[20], many[-1]):
+        found, alone = (values_at(Movement(), summarise(trace, points), point) for points in (many, [point]))
+        assert found == pytest.approx(alone, nan_ok=True)

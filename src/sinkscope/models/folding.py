@@ -21,6 +21,7 @@ from sinkscope.models.folders import find_folder, read_config
 from sinkscope.models.loading import load
 from sinkscope.models.sink_token.stream import constant_keys
 from sinkscope.models.sink_token.variant import KEY, SinkToken
+from sinkscope.models.tokenization import TEMPLATES, template_files
 from sinkscope.work_items import write_whole
 
 EMBEDDING, KEYS, VALUES = (f"model.sink_token.{name}" for name in ("embedding", "keys", "values"))
@@ -79,16 +80,19 @@ def _write(folder: Path, out: Path, variant: SinkToken, constants: dict[str, tor
     written["config.json"] = [f"{json.dumps(config, indent=2)}\n".encode()]
     made: list[Path] = []
     try:
-        for path in sorted(folder.iterdir()):
-            if path.is_file() and path.name not in written:
-                made.append(out / path.name)
-                shutil.copy(path, out / path.name)
+        files = [path for path in sorted(folder.iterdir()) if path.is_file() and path.name not in written]
+        for path in [*files, *(one for one in template_files(folder) if one not in files)]:
+            made.append(out / path.relative_to(folder))
+            made[-1].parent.mkdir(exist_ok=True)
+            shutil.copy(path, made[-1])
         for file, pieces in written.items():
             made.append(out / file)
             write_whole(out / file, pieces, ModelError, "make room or choose another folder")
     except BaseException as error:
         for path in made:
             path.unlink(missing_ok=True)
+        if (out / TEMPLATES).exists():
+            (out / TEMPLATES).rmdir()
         if isinstance(error, OSError):
             raise ModelError(f"{out} cannot be written ({error.strerror or error}); make room or choose another folder") from error
         raise

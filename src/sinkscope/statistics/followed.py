@@ -37,7 +37,7 @@ class StepSinks:
             found.head.astype(np.uint16),
             found.key.astype(np.uint16 if not len(found.key) or found.key.max() < 1 << 16 else np.int32),
             found.column,
-            *(found.levels[unit].astype(np.uint8) for unit in ("queries", "percent")),
+            *(found.levels[unit].astype(np.min_scalar_type(len(found.thresholds))) for unit in ("queries", "percent")),
         )
 
 
