@@ -55,6 +55,14 @@ def test_a_mean_is_that_over_prompts_with_its_interval(analysis):
         assert one.prompts == 6
 
 
+def test_a_threshold_that_stands_twice_counts_once(analysis):
+    twice = analyse(random_traces(6), [*FEW, Threshold(3)], training={NEWLINE: 3, 7: 9, 8: 1, 5: 2})
+    assert [(one.name, one.place, one.prompts) for one in twice.statistics] == [
+        (one.name, one.place, one.prompts) for one in analysis.statistics
+    ]
+    assert [one.value for one in twice.statistics] == pytest.approx([one.value for one in analysis.statistics], nan_ok=True)
+
+
 def test_everything_is_told_at_every_point(analysis):
     points = {(one.place.get("excess"), one.place.get("unit")) for one in analysis.find("movement.drift")}
     assert points == {(3.0, "queries"), (5.0, "percent")}

@@ -19,7 +19,7 @@ class Bundle(Command):
     Attributes:
         trace: folder of one trace; with --check of a bundle.
         out: a new folder.
-        precision: of the values; float16 halves the size and rounds by at most 0.05 %.
+        precision: of the values; float16 halves the size and rounds by at most 0.05 %, or 3e-8 where that is more.
         page: leaves the explorer page out.
         check: compares every file of a bundle with its checksum, and writes nothing.
     """

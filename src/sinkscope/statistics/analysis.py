@@ -225,7 +225,7 @@ def analyse(
 
     Args:
         traces: one a prompt, open ones or their paths; the prompt is the unit of evidence.
-        thresholds: of Eq. 3, at which everything is told.
+        thresholds: of Eq. 3, at which everything is told; one that stands twice counts once.
         tolerance: steps without a sink that a track and a main sink survive.
         training: how often each token id stands in the training corpus.
         choice: fits the placement model, by far the longest part with many prompts.
@@ -238,6 +238,7 @@ def analyse(
     """
     if seed < 0:
         raise CallError(f"seed: expected a whole number from 0 upwards, found {seed}")
+    thresholds = tuple(dict.fromkeys(thresholds))
     prompts = _Prompts(thresholds, choice, seed)
     shape: tuple[int, int] | None = None
     weights: tuple[Any, Any] | None = None
