@@ -104,3 +104,20 @@ def test_every_sink_token(diffusion, variant, tmp_path):
     sight = check(model := dataclasses.replace(diffusion, network=network.eval()))
     check_files(model, tmp_path)
     assert (sight.sink_token > 0.001).all() == (variant != "gate"), "a gate has no key; the others take attention too"
+
+
+def test_a_canvas_is_seen_in_the_blocks_that_it_was_written_in():
+    model = seeded_model("sdar")
+    probe = make_probes(model, [PROMPT], length=16, block=8, block_steps=8, temperature=0)[1]
+    assert probe.block == 8
+    plain = dataclasses.replace(probe, block=None)
+    with model.network.model.blocks_of(8):
+        expected = look(model, plain)
+    found, other = look(model, probe), look(model, plain)
+    assert_close(found.columns, expected.columns, terms=terms_of(model.network, 24))
+    assert np.abs(found.columns - other.columns).max() > 0.01
+    hidden = Removal("one", 0, 0, np.arange(len(probe.tokens)) == 2)
+    with model.network.model.blocks_of(8):
+        wanted = divergences(model, plain, expected.log_probabilities, [hidden])
+    assert divergences(model, probe, found.log_probabilities, [hidden])[0] == pytest.approx(wanted[0], rel=1e-4)
+    assert make_probes(model, [PROMPT], length=16)[0].block == 4

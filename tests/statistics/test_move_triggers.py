@@ -19,7 +19,7 @@ def commits(at, steps, width=24):
 def dense_shares(main, written, blocks, shift):
     """One shift, move by move, around the transitions."""
     steps, counts = len(main), dict.fromkeys(TRIGGERS, 0)
-    when = {int(p): (int(s) + shift) % (steps - 1) for s, p in zip(*np.nonzero(written >= 0), strict=True) if s < steps - 1}
+    when = {(int(p), (int(s) + shift) % (steps - 1)) for s, p in zip(*np.nonzero(written >= 0), strict=True) if s < steps - 1}
     changes = {(t + shift) % (steps - 1) for t in range(steps - 1) if blocks is not None and 0 <= blocks[t] != blocks[t + 1]}
     moves = 0
     for t, layer, head in np.ndindex(steps - 1, *main.shape[1:]):
@@ -27,7 +27,7 @@ def dense_shares(main, written, blocks, shift):
         if old < 0 or new < 0 or old == new:
             continue
         moves += 1
-        left, entered = when.get(int(old)) == t, when.get(int(new)) == t
+        left, entered = (int(old), t) in when, (int(new), t) in when
         counts["left"] += left
         counts["entered"] += entered
         own = left or entered
@@ -47,6 +47,14 @@ def test_all_shifts_are_those_counted_move_by_move(seed, blocked):
     for shift in range(15):
         np.testing.assert_allclose(found[:, shift], dense_shares(main, written, blocks, shift))
     np.testing.assert_allclose(found[[0, 3, 4]].sum(axis=0), 1)  # own, block and neither share out all moves
+
+
+def test_a_position_may_be_committed_more_than_once():
+    rng = np.random.default_rng(4)
+    main, written = rng.integers(-1, 5, (16, 2, 3)), np.where(rng.random((16, 4)) < 0.3, 1, -1)
+    found = trigger_shares(main, written, None)
+    for shift in range(15):
+        np.testing.assert_allclose(found[:, shift], dense_shares(main, written, None, shift))
 
 
 def own_commit_moves(seed, steps=30):

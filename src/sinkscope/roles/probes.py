@@ -5,6 +5,7 @@ autoregressive model is probed on its whole answer at once, where each query pre
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +14,9 @@ import torch
 from jaxtyping import Bool, Int
 
 from sinkscope.argument_types import checked
-from sinkscope.decoding import generate
+from sinkscope.decoding import generate, resolve_settings
 from sinkscope.errors import CallError
-from sinkscope.models import Model
+from sinkscope.models import Model, block_length
 
 CANVASES = 4
 """Canvases of one prompt of a diffusion model."""
@@ -33,6 +34,7 @@ class Probe:
         readers: the queries from which the compared predictions are read: those of masked tokens, one place to the left for
             a family with a logit shift; for an autoregressive model those that predict its answer.
         committed: those readers whose prediction is committed in this step; all of them for an autoregressive model.
+        block: tokens of the blocks in which block diffusion wrote it; None for those of the checkpoint, and for other models.
 
     Raises:
         CallError: no reader, or a position that is committed and no reader.
@@ -43,6 +45,7 @@ class Probe:
     tokens: Int[np.ndarray, " position"]
     readers: Bool[np.ndarray, " position"]
     committed: Bool[np.ndarray, " position"]
+    block: int | None = None
 
     def __post_init__(self) -> None:
         if not self.readers.any() or (self.committed & ~self.readers).any():
@@ -108,10 +111,16 @@ def _probes(model: Model, prompt: Any, number: int, canvases: int, settings: dic
     steps = [(tokens, written) for tokens, written in steps if written.any()]
     wanted = np.unique(np.linspace(0, len(steps) - 1, canvases + 2).round().astype(int)[1:-1])
     shift = int(model.family.shift)
+    block = None if block_length(model.network) is None else getattr(resolve_settings(model.family, **settings), "block", None)
     return [
-        Probe(number, int(step), steps[step][0], _to_the_left(steps[step][0] == mask, shift), _to_the_left(steps[step][1], shift))
+        Probe(number, int(step), steps[step][0], _to_the_left(steps[step][0] == mask, shift), _to_the_left(steps[step][1], shift), block)
         for step in wanted
     ]
+
+
+def as_written(model: Model, probe: Probe) -> AbstractContextManager[None]:
+    """Return a context in which block diffusion sees the blocks that a probe was written in."""
+    return nullcontext() if probe.block is None else model.network.model.blocks_of(probe.block)
 
 
 def _to_the_left(places: np.ndarray, shift: int) -> np.ndarray:

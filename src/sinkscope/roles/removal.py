@@ -12,7 +12,7 @@ from torch import Tensor
 from sinkscope.attention import Hidden, Hider, LayerCall, subscribed
 from sinkscope.decoding.caches.memory import is_out_of_memory
 from sinkscope.models import Model
-from sinkscope.roles.probes import Probe, predictions
+from sinkscope.roles.probes import Probe, as_written, predictions
 from sinkscope.roles.sight import Sight
 
 REMOVALS = 5
@@ -118,7 +118,7 @@ def divergences(
     while done < len(wanted):
         part = wanted[done : done + rows]
         try:
-            with subscribed(model.network, _Remover(part)):
+            with as_written(model, probe), subscribed(model.network, _Remover(part)):
                 changed = predictions(model, tokens.expand(len(part), -1), readers)
             found = (said.exp() * (said - changed)).sum(-1).mean(-1).cpu(), (changed.argmax(-1) == best).float().mean(-1).cpu()
         except (RuntimeError, MemoryError) as error:

@@ -10,7 +10,7 @@ from torch import Tensor
 from sinkscope.attention import Columns, LayerCall, OutputProjections, Watcher, output_projection, subscribed
 from sinkscope.errors import AttentionError
 from sinkscope.models import Model
-from sinkscope.roles.probes import Probe, predictions
+from sinkscope.roles.probes import Probe, as_written, predictions
 
 BLOCK = 512
 """Queries of which one layer's attention is held at a time."""
@@ -128,7 +128,7 @@ def look(model: Model, probe: Probe) -> Sight:
     """Return what every head does on one canvas."""
     tokens = torch.from_numpy(probe.tokens.astype(np.int64)).to(model.device)[None]
     readers = torch.from_numpy(probe.readers)
-    with subscribed(model.network, watcher := _Watch(model, probe)):
+    with as_written(model, probe), subscribed(model.network, watcher := _Watch(model, probe)):
         said = predictions(model, tokens, readers)[0]
     arrays = {name: torch.stack([layer[name].cpu() for layer in watcher.layers]).numpy() for name in watcher.layers[0]}
     return Sight(**arrays, log_probabilities=said)

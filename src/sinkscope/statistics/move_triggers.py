@@ -22,6 +22,8 @@ from sinkscope.statistics.thresholds import Threshold
 
 TRIGGERS = ("own", "left", "entered", "block", "neither")
 DRAWS = 999
+MOST_SHIFTED = 1 << 26
+"""Moves times shifts that are counted at once, a byte each."""
 
 
 class Triggers(Statistic):
@@ -68,21 +70,51 @@ def trigger_shares(
     step, layer, head = np.nonzero((main[1:] >= 0) & (main[:-1] >= 0) & (main[1:] != main[:-1]))
     if not len(step):
         return None
-    committed = written[:transitions] >= 0
-    commit = np.where(committed.any(axis=0), committed.argmax(axis=0), -1)
-    commit = np.append(commit, np.full(max(0, int(main.max()) + 1 - len(commit)), -1))
-    left, entered = commit[main[step, layer, head]], commit[main[step + 1, layer, head]]
-    shift_left = np.where(left >= 0, (step - left) % transitions, -1)
-    shift_entered = np.where(entered >= 0, (step - entered) % transitions, -2)
-    counts = {name: np.bincount(one[one >= 0], minlength=transitions) for name, one in (("left", shift_left), ("entered", shift_entered))}
-    own = counts["left"] + counts["entered"] - np.bincount(shift_left[shift_left == shift_entered], minlength=transitions)
-    block = np.zeros(transitions, dtype=np.int64)
-    if blocks is not None:
-        for change in np.flatnonzero((np.diff(blocks) != 0) & (blocks[:-1] >= 0)):
-            shift = (step - change) % transitions
-            block += np.bincount(shift[(shift != shift_left) & (shift != shift_entered)], minlength=transitions)
-    found = {**counts, "own": own, "block": block, "neither": len(step) - own - block}
-    return np.array([found[name] for name in TRIGGERS]) / len(step)
+    changes = np.zeros(0, int) if blocks is None else np.flatnonzero((np.diff(blocks) != 0) & (blocks[:-1] >= 0))
+    commits = _Commits.of(written[:transitions], max(written.shape[1], int(main.max()) + 1))
+    counts = np.zeros((len(TRIGGERS), transitions), np.int64)
+    at_once = max(1, MOST_SHIFTED // transitions)
+    for begin in range(0, len(step), at_once):
+        some = slice(begin, begin + at_once)
+        when, heads = step[some], (layer[some], head[some])
+        # A move and a shift under which an event comes right before it are one number: move · transitions + shift.
+        left, entered = (commits.before(when, main[when + later, *heads], transitions) for later in (0, 1))
+        own = np.zeros(len(when) * transitions, bool)
+        own[left] = True
+        both = own[entered]
+        own[entered] = True
+        block = (np.arange(len(when))[:, None] * transitions + (when[:, None] - changes) % transitions).ravel()
+        found = {"left": left, "entered": entered, "both": entered[both], "block": block[~own[block]]}
+        by_shift = {name: np.bincount(one % transitions, minlength=transitions) for name, one in found.items()}
+        by_shift["own"] = by_shift["left"] + by_shift["entered"] - by_shift["both"]
+        by_shift["neither"] = len(when) - by_shift["own"] - by_shift["block"]
+        counts += np.array([by_shift[name] for name in TRIGGERS])
+    return counts / len(step)
+
+
+@dataclass(frozen=True, eq=False)
+class _Commits:
+    """The steps in which each position was committed; a sampler that masks again commits some more than once.
+
+    Attributes:
+        steps: by position.
+        begins: where those of each position begin, and where the last ones end.
+    """
+
+    steps: Int[np.ndarray, " commit"]
+    begins: Int[np.ndarray, " position_edge"]
+
+    @classmethod
+    def of(cls, written: Int[np.ndarray, "step position"], positions: int) -> "_Commits":
+        position, step = np.nonzero((written >= 0).T)
+        return cls(step, np.searchsorted(position, np.arange(positions + 1)))
+
+    def before(self, step: Int[np.ndarray, " move"], place: Int[np.ndarray, " move"], transitions: int) -> Int[np.ndarray, " pair"]:
+        """Return the moves and shifts under which a position is committed in the step before the move, as one number each."""
+        first, many = self.begins[place], np.diff(self.begins)[place]
+        move = np.repeat(np.arange(len(place)), many)
+        each = np.arange(len(move)) - np.repeat(np.cumsum(many) - many, many)
+        return move * transitions + (step[move] - self.steps[first[move] + each]) % transitions
 
 
 def shares_of(prompt: PromptSummary, threshold: Threshold) -> Float[np.ndarray, "trigger shift"] | None:
