@@ -3,6 +3,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from seeded_models import seeded_model
 
 import sinkscope
 from sinkscope.errors import CallError, ModelError, SinkscopeError
@@ -80,7 +81,6 @@ REFUSED = [
     ([], "at least one prompt, found an empty list"),
     (torch.zeros(0, dtype=torch.long), "at least one token, found an empty one"),
     ([QUESTION, ""], "at least one token, found an empty one"),
-    ([0], "at least one token, found an empty one"),
     ("Q: Tom has 7 xylophones and 2 zebras.", "does not know 'xylophones', 'zebras'"),
     ("Q: Tom\thas 7 apples.", r"does not know '\t'"),
     ("Tom <|unk|>", "does not know"),
@@ -173,3 +173,13 @@ def test_on_step_sees_every_step(varied_diffusion):
     assert [step.number for step in seen] == [0, 1, 2, 3]
     assert generation.steps == 4
     assert torch.equal(seen[-1].tokens[0], generation.tokens)
+
+
+@pytest.mark.parametrize("name", ["llada", "autoregressive"])
+def test_a_prompt_of_one_token_may_be_that_of_the_beginning(name):
+    model = seeded_model(name)
+    before, model.tokenizer.bos_token = model.tokenizer.bos_token, "w3"
+    try:
+        assert sinkscope.generate(model, [3], length=4).prompt_length == 1
+    finally:
+        model.tokenizer.bos_token = before

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
 from closeness import assert_close, terms_of
 from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -431,3 +432,12 @@ def test_a_figure_of_two_runs_has_a_line_for_each_head_and_says_what_it_shows():
     )
     assert len(drawn.rows) == 2 * 2 * 2
     assert [len(axes.get_lines()) for axes in drawn.sheet.axes] == [1, 1, 2, 2, 3, 3, 2, 2, 2, 2]
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Qwen2"])
+def test_a_bidirectional_network_of_ones_own_is_watched(kind, tmp_path):
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = getattr(transformers, f"{kind}Config")(vocab_size=50, mask_token_id=2, is_causal=False, **sizes)
+    network = getattr(transformers, f"{kind}ForCausalLM")(config)
+    assert TrainingWatch(network, hold_out([range(3, 43)], mask_id=2), tmp_path / "watch", every=1)(1)
+    assert open_emergence(tmp_path / "watch").shares.shape == (1, 2, 4)

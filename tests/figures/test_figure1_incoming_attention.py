@@ -105,6 +105,11 @@ def test_a_head_that_is_asked_for_is_drawn(draw_head, rows_of, wandering):
     assert {row["layer"] + row["head"] for row in rows_of(empty, panel="head")} == {"02"}
 
 
+def test_the_caption_says_over_which_heads(draw_head, wandering):
+    caption = draw_head("1", wandering, (1, None)).caption
+    assert "the mean over the heads of layer 1," in caption and "the head of layer 1 with the clearest move" in caption
+
+
 def test_of_a_layer_its_clearest_head_is_drawn(draw_head, rows_of, wandering):
     assert {(row["layer"], row["head"]) for row in rows_of(draw_head("1", wandering, (0, None)), panel="head")} == {("0", "1")}
 

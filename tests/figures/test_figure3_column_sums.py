@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from wandering import POSITIONS, wandering_columns, write_wandering
+from wandering import HEADS, LAYERS, POSITIONS, STEPS, wandering_columns, write_wandering
 
 
 def test_it_counts_every_column_once(draw, rows_of, wandering):
@@ -30,3 +30,18 @@ def test_side_by_side_the_axis_reaches_to_the_largest_column_of_all(draw, tmp_pa
     larger = write_wandering(tmp_path / "larger", columns, name="org/larger")
     for traces in ((wandering, larger), (larger, wandering)):
         assert all(axes.get_xlim()[1] > 28.9 for axes in draw("3", *traces).sheet.axes)
+
+
+def test_where_columns_add_up_to_less_than_the_tokens_no_line_is_drawn(draw, rows_of, tmp_path):
+    """Behind a cache a step has fewer queries; a sink token takes attention; zeroed weights are lost."""
+    hidden = np.ones((STEPS, LAYERS, POSITIONS), np.float32)
+    hidden[3, :, :20] = np.nan
+    for name, more in {
+        "cached": {"hidden_norms": hidden},
+        "sink": {"sink_token_columns": np.ones((STEPS, LAYERS, HEADS, 1), np.float32)},
+    }.items():
+        drawn = draw("3", write_wandering(tmp_path / name, wandering_columns(), **more))
+        assert rows_of(drawn)[0]["threshold_column_sum"] in ("", "nan")
+        assert not [line for line in drawn.sheet.axes[0].lines if line.get_linestyle() == "--"]
+        assert "no line parts the sinks from the rest" in drawn.caption and "right of it" not in drawn.sheet.axes[0].texts[0].get_text()
+        assert "no line parts the sinks" in draw("9", write_wandering(tmp_path / f"{name}9", wandering_columns(), **more)).caption

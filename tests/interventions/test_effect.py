@@ -1,9 +1,11 @@
 """What hiding did, as `Effect` counts it."""
 
 import numpy as np
+import pytest
+import torch
 
 import sinkscope
-from sinkscope.interventions import HidePositions, compose
+from sinkscope.interventions import HidePositions, KeepWindow, compose
 
 
 def test_rules_together_are_judged_by_what_they_hide_together(diffusion):
@@ -18,3 +20,19 @@ def test_rules_together_are_judged_by_what_they_hide_together(diffusion):
         for name in ("hits", "ranked", "hidden"):
             np.testing.assert_array_equal(getattr(effect, name), getattr(effects[0], name))
     assert 0 < effects[0].hits.sum() < effects[0].ranked.sum() == effects[0].hidden.sum()
+
+
+@pytest.mark.parametrize("queries", [None, "masked", "prompt"])
+def test_keys_of_a_window_are_counted_over_the_queries_of_the_rule(diffusion, question, queries):
+    canvases, counts = [], []
+    with KeepWindow(1, 2, queries=queries)(diffusion) as running:
+        sinkscope.generate(diffusion, question, length=8, steps=4, block=8, on_step=lambda step: canvases.append(step.tokens[0]))
+    prompt, mask = len(diffusion.encode(question)), diffusion.card.mask_id
+    canvas = torch.tensor([*diffusion.encode(question), *[mask] * 8])
+    place = torch.arange(len(canvas))
+    for written in canvases:
+        lost = ((place[:, None] - place).abs() >= 2) & (place >= 1)
+        chosen = {None: place >= 0, "masked": canvas == mask, "prompt": place < prompt}[queries]
+        counts.append(float(lost.sum(-1)[chosen].float().mean()))
+        canvas = written
+    assert running.effect.keys_per_head == pytest.approx(sum(counts) / len(counts))

@@ -128,7 +128,7 @@ def test_a_block_as_long_as_the_canvas_is_the_diffusion_column(tmp_path):
 def test_sinks_are_counted_in_all_rows_and_followed_in_the_newest(tmp_path):
     trace = recorded(seeded_model("sdar", 1), tmp_path / "t", length=24, temperature=0.0)
     sinks = find_sinks(trace, excess=1.0)
-    assert sinks.source == "newest_columns, window of 16" and len(sinks)
+    assert sinks.source == "newest_columns, newest blocks of 16 or more queries" and len(sinks)
     assert np.array_equal(sinks.moving, is_sink(trace.newest_columns[:], 1.0, "queries"))
     assert not np.array_equal(sinks.moving, is_sink(trace.column_sums[:], 1.0, "queries"))
 

@@ -111,6 +111,18 @@ def test_sinks_of_a_top_trace_are_those_of_the_whole_one(kept):
     assert found > 20
 
 
+@pytest.mark.parametrize("top", [1, 2, 3])
+def test_the_first_tokens_rate_is_told_only_where_it_must_be_among_the_kept(diffusion, tmp_path, top):
+    """Three keys of a head may be above 0.3; with fewer kept the first token may be one of them and not be there."""
+    for keep in ("columns", "top"):
+        more = {"top": top} if keep == "top" else {}
+        with sinkscope.recording(diffusion, out=tmp_path / keep, keep=keep, **more):
+            sinkscope.generate(diffusion, [5, 6, 7], length=4, block=4)
+    whole, few = (sinkscope.analyse([sinkscope.open_trace(tmp_path / keep)], choice=False) for keep in ("columns", "top"))
+    (expected,), (found,) = whole.find("concentration.gu_rate_first"), few.find("concentration.gu_rate_first")
+    assert found.value == (None if top < 3 else expected.value)
+
+
 def test_an_analysis_of_a_top_trace_tells_what_that_of_the_whole_one_tells_or_nothing(kept):
     whole, top = (sinkscope.open_traces(kept / level)[0] for level in ("columns", "top"))
     values, found = (values_of(summarise(one, [Threshold(0.5), Threshold(EXCESS), Threshold(3.0)])) for one in (whole, top))

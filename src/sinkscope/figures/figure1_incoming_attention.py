@@ -175,15 +175,20 @@ def _lines(panel: _Panel) -> list[tuple[Any, ...]]:
 def _caption(panels: Sequence[_Panel]) -> str:
     subjects = [panel.one for panel in panels]
     parts = [f"{panel.one.label}, {panel.drawn.name}: {_story(panel)}" for panel in panels]
-    newest = of_newest(subjects, "only the 16 newest queries are added up, because a sum over all queries hardly moves.")
+    newest = of_newest(subjects, "only {queries} are added up, because a sum over all queries hardly moves.")
     if len({one.followed.newest for one in subjects}) > 1:
         newest += " Sixteen queries agree more easily than hundreds do: compare where sinks are and how they move, not how strong they are."
-    which = "the head with the clearest move (both places hold much attention for long), or the strongest sink where none moves"
+    which = (
+        f"the head{subjects[0].where} with the clearest move (both places hold much attention for long), or the strongest sink where "
+        "none moves"
+    )
     if subjects[0].highlights.only is not None:
         which = "the head that was asked for"
+    layer = subjects[0].place[0]
+    heads = "all heads" if layer is None else f"the heads of layer {layer}"
     return (
         f"How much attention each token of the canvas receives, one row per step. Above: {which} ({'; '.join(parts)}). Below: the mean "
-        "over all heads, on a scale of its own; most heads' sinks stay or stand elsewhere, so they blur. Colours are linear. Tokens are "
+        f"over {heads}, on a scale of its own; most heads' sinks stay or stand elsewhere, so they blur. Colours are linear. Tokens are "
         "named as in the final canvas; grey: not on the canvas yet; white: parts of the prompt that are left out, without a main sink of "
         f"this head.{newest} What it does not show: other heads, whether the model needs this attention, and whether a sink that follows "
         "the dots follows the tokens written or only their order from left to right."

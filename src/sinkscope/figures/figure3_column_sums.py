@@ -8,7 +8,7 @@ import numpy as np
 
 from sinkscope.figures.figure import DrawnFigure, Figure
 from sinkscope.figures.style import BLUE, VERMILLION, WIDE, WIDER, new_sheet, number, plain
-from sinkscope.figures.subject import Subject, of_newest
+from sinkscope.figures.subject import Subject, of_line, of_newest
 from sinkscope.statistics.column_counts import BINS_PER_QUERY
 
 MOST_BINS = 100
@@ -34,9 +34,10 @@ class ColumnSums(Figure):
             counts = binned(one.quarters.sum(axis=0), wide)
             edges = np.arange(len(counts) + 1) * wide / BINS_PER_QUERY
             _draw(axes, one, counts, edges)
+            line = math.nan if one.threshold_column_sum is None else one.threshold_column_sum
             end = max(end, float(edges[-1]))
             rows += [
-                (one.label, number(low), number(high), int(count), number(one.threshold_column_sum))
+                (one.label, number(low), number(high), int(count), number(line))
                 for low, high, count in zip(edges[:-1], edges[1:], counts, strict=True)
             ]
         grid[0].set_xlim(0, 1.03 * end)
@@ -72,14 +73,19 @@ def _draw(axes: Any, one: Subject, counts: np.ndarray, edges: np.ndarray) -> Non
     axes.set_yscale("log")
     axes.set_ylim(bottom=0.5)
     axes.axvline(1, color="black", linestyle=":", linewidth=1)
-    axes.axvline(one.threshold_column_sum, color=VERMILLION, linestyle="--", linewidth=1.2)
     sinks, columns = one.summary.sinks, one.summary.columns
+    told = f"{sinks:,} of {columns:,} columns ({sinks / max(1, columns):.2%})"
+    line = one.threshold_column_sum
+    if line is None:
+        words = f"dotted: one query's worth\nby Eq. 3, ε = {one.summary.excess:g}, sinks are\n{told}"
+    else:
+        axes.axvline(line, color=VERMILLION, linestyle="--", linewidth=1.2)
+        words = f"dotted: an equal share for every token, 1\ndashed: Eq. 3, ε = {one.summary.excess:g}\n"
+        words += f"1 + ε(1 − 1/S) = {line:.2f}\nright of it: {told}"
     axes.text(
         0.98,
         0.97,
-        f"dotted: an equal share for every token, 1\ndashed: Eq. 3, ε = {one.summary.excess:g}\n"
-        f"1 + ε(1 − 1/S) = {one.threshold_column_sum:.2f}\n"
-        f"right of it: {sinks:,} of {columns:,} columns ({sinks / max(1, columns):.2%})",
+        words,
         transform=axes.transAxes,
         ha="right",
         va="top",
@@ -95,7 +101,7 @@ def _caption(subjects: Sequence[Subject]) -> str:
     newest = of_newest(subjects, "these are running sums over all queries so far; early tokens are seen by more queries.")
     return (
         "A column is the attention that one token receives in one head at one step. Its sum is given in queries' worth: if all S tokens "
-        "of a canvas shared alike, every sum would be 1. Right of the dashed line a column is a sink by Eq. 3. "
+        f"of a canvas shared alike, every sum would be 1. {of_line(subjects)} "
         f"{shares}.{newest}{wide_bins_note(subjects)} What it does not show: which tokens these are, and that successive steps have "
         "nearly the same columns, so the counts are not independent. In queries' worth, one ε asks for a smaller share of all attention "
         "the longer the canvas is."

@@ -101,7 +101,7 @@ def _caption(subjects: Sequence[Subject]) -> str:
         parts.append(f"{one.label}: {int(found.sum())} of {found.size} heads have a sink in some step")
     newest = of_newest(
         subjects,
-        "these are running sums over all queries so far, which favour early tokens; its movement is read from the 16 newest queries, in "
+        "these are running sums over all queries so far, which favour early tokens; its movement is read from {queries}, in "
         "which other heads may have a sink.",
     )
     return (

@@ -179,9 +179,7 @@ def _lines(series: _Series) -> list[tuple[Any, ...]]:
 
 
 def _caption(subjects: Sequence[Subject]) -> str:
-    newest = of_newest(
-        subjects, "the main sink is read from the 16 newest queries; in the first steps these are too few for Eq. 3 to hold."
-    )
+    newest = of_newest(subjects, "the main sink is read from {queries}; in the first steps these are too few for Eq. 3 to hold.")
     which = "the heads with the most moves, the most positions and the longest stay" + subjects[0].where
     if subjects[0].highlights.only is not None:
         which = "the head that was asked for"

@@ -8,7 +8,7 @@ import numpy as np
 from sinkscope.figures.figure import DrawnFigure, Figure
 from sinkscope.figures.figure3_column_sums import bin_width, binned, wide_bins_note
 from sinkscope.figures.style import HEAT, VERMILLION, WIDE, WIDER, new_sheet, number, plain
-from sinkscope.figures.subject import Subject, of_newest
+from sinkscope.figures.subject import Subject, of_line, of_newest
 from sinkscope.statistics.column_counts import BINS_PER_QUERY
 
 
@@ -45,9 +45,10 @@ class ColumnSumsByLayer(Figure):
                 norm=LogNorm(least, 1),
                 rasterized=True,
             )
-            axes.axvline(one.threshold_column_sum, color=VERMILLION, linestyle="--", linewidth=1.2)
-            label = f" Eq. 3, ε = {one.summary.excess:g}"
-            axes.text(one.threshold_column_sum, len(share) - 0.42, label, color=VERMILLION, fontsize="small", va="bottom")
+            if (line := one.threshold_column_sum) is not None:
+                axes.axvline(line, color=VERMILLION, linestyle="--", linewidth=1.2)
+                label = f" Eq. 3, ε = {one.summary.excess:g}"
+                axes.text(line, len(share) - 0.42, label, color=VERMILLION, fontsize="small", va="bottom")
             axes.set_title(plain(one.heading), pad=14)
             axes.set_xlabel("column sum, queries' worth of attention")
             axes.set_xlim(0, end)
@@ -65,7 +66,7 @@ class ColumnSumsByLayer(Figure):
 def _caption(subjects: Sequence[Subject]) -> str:
     newest = of_newest(subjects, "these are running sums, which favour early tokens.")
     return (
-        "The histogram of Figure 3, one row a layer; layer 0 is next to the embedding. Right of the dashed line a column is a sink by "
-        "Eq. 3. A layer with few, strong sinks has a gap between the mass on the left and single bins far to the "
+        f"The histogram of Figure 3, one row a layer; layer 0 is next to the embedding. {of_line(subjects)} "
+        "A layer with few, strong sinks has a gap between the mass on the left and single bins far to the "
         f"right.{newest}{wide_bins_note(subjects)} What it does not show: which heads and tokens these are, and how many steps they last."
     )

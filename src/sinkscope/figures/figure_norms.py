@@ -5,6 +5,7 @@ from typing import Any, final
 
 import numpy as np
 
+from sinkscope.counts import counted
 from sinkscope.figures.figure import DrawnFigure, Figure
 from sinkscope.figures.style import BLUE, VERMILLION, WIDE, WIDER, new_sheet, number, plain
 from sinkscope.figures.subject import FigureError, Subject
@@ -113,7 +114,10 @@ def _caption(subjects: Sequence[Subject]) -> str:
     for one in subjects:
         if "value" in recorded_kinds(one):
             (sinks, others), _, _ = of_kind(one, "value")
-            parts.append(f"{one.label}: sinks have the smaller value norms in {int((sinks < others).sum())} of {len(sinks)} layers")
+            known = int((~np.isnan(sinks)).sum())
+            layers = counted(known, "layer") if known == len(sinks) else f"the {counted(known, 'layer')} that have sinks"
+            found = f"sinks have the smaller value norms in {int((sinks < others).sum())} of {layers}" if known else "no layer has a sink"
+            parts.append(f"{one.label}: {found}")
     return (
         "Euclidean norms of values and keys (per head, keys after rotation) and of the hidden state that enters the layer, for tokens "
         "that are sinks by Eq. 3 in a head and for all others, over steps, heads and positions; bars are standard deviations. "

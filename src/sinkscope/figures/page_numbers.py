@@ -58,6 +58,7 @@ def numbers_of(subject: Subject) -> dict[str, Any]:
             "excess": threshold.excess,
             "unit": threshold.unit,
             "threshold_column_sum": subject.threshold_column_sum,
+            "newest": subject.followed.queries_text,
             "sinks": summary.sinks,
             "selected_share": summary.sinks / summary.columns,
             "sinks_in_percent_unit": in_percent,

@@ -20,7 +20,8 @@ from sinkscope.figures.incoming_attention import check_head, commits_of, followe
 from sinkscope.figures.style import model_label
 from sinkscope.roles.head_roles import Roles, roles_for
 from sinkscope.sinks.finding import check_reach
-from sinkscope.sinks.followed_columns import WINDOW, Followed
+from sinkscope.sinks.followed_columns import Followed
+from sinkscope.sinks.query_counts import columns_add_up
 from sinkscope.statistics import PromptSummary, Summary, Threshold, summarise
 from sinkscope.statistics.thresholds import least_column_sum
 from sinkscope.traces import Trace, read_statistics
@@ -114,7 +115,7 @@ class Subject:
     @property
     def queries_text(self) -> str:
         """Text that says over which queries the followed columns are sums."""
-        return f"from the {WINDOW} newest queries" if self.followed.newest else "from all queries"
+        return f"from {self.followed.queries_text}"
 
     @property
     def threshold(self) -> Threshold:
@@ -122,9 +123,9 @@ class Subject:
         return Threshold(self.summary.excess)
 
     @property
-    def threshold_column_sum(self) -> float:
-        """The column sum above which Eq. 3 holds on a canvas of `positions` tokens."""
-        return least_column_sum(self.summary.excess, self.positions)
+    def threshold_column_sum(self) -> float | None:
+        """The column sum above which Eq. 3 holds on a canvas of `positions` tokens; None where it is another in each step and head."""
+        return least_column_sum(self.summary.excess, self.positions) if columns_add_up(self.manifest, self.recorded) else None
 
     @property
     def quarters(self) -> Int[np.ndarray, "layer quarter"]:
@@ -265,6 +266,22 @@ def subject_of(
 
 
 def of_newest(subjects: Sequence[Subject], text: str) -> str:
-    """Return a sentence about the models whose sinks are followed in the newest queries only, for a caption; nothing without one."""
-    kinds = list(dict.fromkeys(one.followed.kind for one in subjects if one.followed.newest))
-    return f" For the {' and the '.join(kinds)} model {text}" if kinds else ""
+    """Return a sentence about the models whose sinks are followed in the newest queries only, for a caption; nothing without one.
+
+    Args:
+        text: the sentence, with ``{queries}`` where these are named.
+    """
+    found = list(dict.fromkeys((one.followed.kind, one.followed.queries_text) for one in subjects if one.followed.newest))
+    kinds, queries = (list(dict.fromkeys(words)) for words in zip(*found, strict=True)) if found else ([], [])
+    return f" For the {' and the '.join(kinds)} model {text.format(queries=' or '.join(queries))}" if kinds else ""
+
+
+def of_line(subjects: Sequence[Subject]) -> str:
+    """Return what a caption says of the line at the threshold of Eq. 3."""
+    drawn = [one.threshold_column_sum is not None for one in subjects]
+    without = "columns add up to fewer queries than there are tokens, so no line parts the sinks from the rest"
+    if all(drawn):
+        return "Right of the dashed line a column is a sink by Eq. 3."
+    if not any(drawn):
+        return f"Here {without}."
+    return f"Right of the dashed line a column is a sink by Eq. 3; where there is none, {without}."

@@ -265,9 +265,12 @@ class Hiding(Hider):
         lost = removed * membership[:, None] * in_force[:, None]
         self._in_step[self._place(call)] = (in_force, canvas.recorded(lost))
         counts = {"removed": lost.sum(-1)}
-        union = torch.zeros(1, dtype=torch.bool, device=device)
-        for _, keys in chosen:
-            union = union | keys
+        union, concerned = torch.zeros(1, dtype=torch.bool, device=device), torch.zeros(1, dtype=torch.bool, device=device)
+        each = any(keys.shape[2] > 1 for _, keys in chosen)  # queries lose different keys
+        for part, keys in chosen:
+            own = None if part.queries is None else canvas.among(part.queries, device)[:, -call.query.shape[2] :]
+            concerned = concerned | (torch.ones_like(concerned) if own is None else own)
+            union = union | (keys if own is None or not each else keys & own[:, None, :, None])
         spared = _spared(union, held, lost)
         if mine := [(part, keys[:, :, 0].expand(-1, heads, -1)) for part, keys in chosen if keys.shape[2] == 1]:
             kept = ~spared.all(-1, keepdim=True)
@@ -275,7 +278,7 @@ class Hiding(Hider):
             counts["hits"] = (together & top & kept).sum(-1)
             counts["ranked"] = (together & kept).sum(-1)
         hidden = union.float().sum(-1).expand(-1, heads, -1) * ~spared
-        weight = membership if hidden.shape[-1] > 1 else torch.ones_like(membership[:, :1])
+        weight = membership * concerned if each else torch.ones_like(membership[:, :1])
         counts["hidden"] = (hidden * weight[:, None]).sum(-1) / weight.sum(-1).clamp(min=1)[:, None]
         recorded = {name: canvas.recorded(values) for name, values in counts.items()}
         self._count(call).add(self._place(call), canvas.prompts(device), **recorded)

@@ -6,11 +6,13 @@ from sinkscope.errors import ModelError
 from sinkscope.models.conversion import convert_config
 from sinkscope.models.families import FAMILIES
 from sinkscope.models.folders import OWN_NETWORK
-from sinkscope.models.layouts import STOCK
+from sinkscope.models.layouts import MARK, STOCK
 from sinkscope.models.model import Model, ModelCard
 from sinkscope.models.recognition import recognise
 from sinkscope.models.sink_token import split_config
 
+PLAIN = "llada"
+"""The family of a bidirectional network in transformers' own layout that names none: each masked token is read at its own place."""
 IN_MEMORY = "in memory"
 """The weight hash of a network that was not read from files."""
 
@@ -30,6 +32,8 @@ def model_of(network: Any, tokenizer: Any = None, *, name: str = "network") -> M
     if found is None or not hasattr(found, "to_dict"):
         raise ModelError(f"{name}: expected a transformers network with a config, found {type(network).__name__}")
     config, variant = split_config(found.to_dict() | {"architectures": None}, name)
+    if config.get("is_causal") is False and config.get("model_type") in STOCK:
+        config = {MARK: PLAIN, **config}
     try:
         family = recognise(config, name)
     except ModelError as error:

@@ -125,12 +125,14 @@ class Model:
         """
         if isinstance(prompt, str):
             ids = self.tokenize(prompt)
+            empty = all(token == self.tokenizer.bos_token_id for token in ids)  # which the tokenizer puts in front of nothing, too
         else:
             ids = _read_ids(prompt, "a prompt as text or as 1-D token ids")
             beyond = [token for token in ids if not 0 <= token < self.card.vocabulary]
             if beyond:
                 raise CallError(f"prompt: token ids lie in 0…{self.card.vocabulary - 1}, found {beyond[:5]}")
-        if not [token for token in ids if token != self.tokenizer.bos_token_id]:
+            empty = not ids
+        if empty:
             raise CallError("expected a prompt with at least one token, found an empty one")
         self._refuse_masks(ids)
         return ids

@@ -62,9 +62,16 @@ class Followed:
         return {"column_sums": "diffusion", "newest_columns": "block diffusion", "last_query": "autoregressive"}[self.tensor]
 
     @property
+    def queries_text(self) -> str:
+        """Words for the queries whose attention it holds."""
+        newest = {"last_query": f"the {WINDOW} newest queries", "newest_columns": f"the newest blocks of {WINDOW} or more queries"}
+        return newest.get(self.tensor, "all queries")
+
+    @property
     def source(self) -> str:
         """Text that names it, as ``sinkscope tracks`` prints it."""
-        return f"{self.tensor}, window of {WINDOW}" if self.newest else self.tensor
+        how = {"last_query": f", window of {WINDOW}", "newest_columns": f", newest blocks of {WINDOW} or more queries"}
+        return self.tensor + how.get(self.tensor, "")
 
     def columns(
         self, recorded: Recorded, layers: slice = slice(None), heads: slice = slice(None)

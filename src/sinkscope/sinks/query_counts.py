@@ -1,5 +1,8 @@
 """How many queries a step's columns are made of: fewer than tokens behind a cache, any number in cross-attention."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 from jaxtyping import Float, Int
 
@@ -60,3 +63,26 @@ def followed_queries(recorded: Recorded) -> Float[np.ndarray, " step"]:
     else:
         counts = count_queries(np.zeros(0), np.asarray(recorded.hidden_norms[:]))
     return np.maximum(counts.max(axis=-1), 1).astype(float)
+
+
+def columns_add_up(manifest: Mapping[str, Any], trace: Trace | None = None) -> bool:
+    """Return whether the columns of every head add up to the tokens of its canvas.
+
+    They do not behind a cache, in cross-attention, with a sink token of the network's own, or under a rule that zeroes weights.
+
+    Args:
+        manifest: of a trace, or of statistics.
+        trace: where single steps are known.
+    """
+    rules = [str(rule) for one in manifest.get("hidden") or () for rule in (one.get("rules") or () if isinstance(one, Mapping) else (one,))]
+    cached = (manifest.get("sampler") or {}).get("cache", "none") != "none"
+    if cached or attends_elsewhere(manifest) or any("zero" in rule for rule in rules):
+        return False
+    if trace is None:
+        return not (manifest.get("model") or {}).get("sink_token")
+    if "sink_token_columns" in trace.tensors:
+        return False
+    if "hidden_norms" not in trace.tensors:
+        return True
+    counts = count_queries(np.zeros(0), np.asarray(trace.hidden_norms[:]))
+    return bool((counts == np.asarray(trace.lengths[:])[:, None]).all())

@@ -12,6 +12,8 @@ from sinkscope.statistics.thresholds import UNITS, Threshold
 OF_ALL_COLUMNS = ("concentration.entropy", "concentration.gini")
 OF_LATE_KEYS = ("concentration.gu_rate", "concentration.gu_rate_first")
 """In causal models a key that few queries see may be above 0.3 without being among the largest."""
+MOST_OVER_THIRD = 3
+"""Keys of one head that may be above 0.3 at once; the first token is among the kept ones if so many were."""
 OF_LARGEST = (
     *("concentration.strength", "concentration.strength_by_depth", "concentration.layers_without", "composition.share_of_canvas"),
     *("movement.steps_with_sink", "movement.residence", "movement.drift", "movement.drift_median", "movement.drift_right"),
@@ -28,6 +30,8 @@ def is_known(prompt: PromptSummary, name: str, place: Mapping[str, Any]) -> bool
         name: without an ending.
     """
     if name in OF_ALL_COLUMNS or (name in OF_LATE_KEYS and prompt.canvas.causal):
+        return False
+    if name == OF_LATE_KEYS[1] and (prompt.canvas.settings.kept or MOST_OVER_THIRD) < MOST_OVER_THIRD:
         return False
     if "excess" not in place or name in OF_LARGEST or name.startswith(FAMILIES_OF_LARGEST):
         return True

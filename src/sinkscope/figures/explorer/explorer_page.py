@@ -237,8 +237,8 @@ def _words(excess: float) -> list[list[str]]:
         ],
         [
             "Autoregressive models and block diffusion",
-            "Sinks are followed in the attention from the 16 newest queries, because sums over all queries can hardly move. The number of "
-            "sinks and their share of attention are those of all queries.",
+            "Sinks are followed in the attention from the 16 newest queries, in block diffusion from the newest blocks of 16 or more, "
+            "because sums over all queries can hardly move. The number of sinks and their share of attention are those of all queries.",
         ],
         [
             "Exactness",

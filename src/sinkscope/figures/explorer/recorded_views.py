@@ -19,6 +19,7 @@ from sinkscope.sinks import last_query_window
 from sinkscope.sinks.drift import MainMoves
 from sinkscope.sinks.finding import check_reach
 from sinkscope.sinks.followed_columns import WINDOW, Followed
+from sinkscope.sinks.query_counts import columns_add_up
 from sinkscope.sinks.token_classes import token_class
 from sinkscope.statistics import PromptSummary, Threshold, summarise
 from sinkscope.statistics.thresholds import least_column_sum
@@ -67,7 +68,7 @@ def _newest(trace: Trace, layer: int) -> np.ndarray:
 SUMS = "queries’ worth"
 QUANTITIES = (
     Quantity("newest", "last_query", f"attention from the {WINDOW} newest queries", SUMS, 0.001, _newest),
-    Quantity("newest", "newest_columns", f"attention from the {WINDOW} newest queries", SUMS, 0.001),
+    Quantity("newest", "newest_columns", f"attention from {Followed('newest_columns').queries_text}", SUMS, 0.001),
     Quantity("columns", "column_sums", "attention from all queries", SUMS, 0.01),
     Quantity("masked", "column_sums_masked", "attention from masked queries", SUMS, 0.01),
     Quantity("prompt", "column_sums_prompt", "attention from the prompt’s queries", SUMS, 0.01),
@@ -149,7 +150,7 @@ def add_trace(tiles: Tiles, number: int, one: ShownTrace) -> dict[str, Any]:
         "promptLength": prompt.canvas.prompt_length,
         "hidden": [str(rule) for rule in manifest.get("hidden") or []],
         "followed": quantities[0]["name"],
-        "threshold": least_column_sum(one.excess, positions),
+        "threshold": least_column_sum(one.excess, positions) if columns_add_up(manifest, trace) else 0,
         "quantities": quantities,
         "maps": maps,
         "about": [
