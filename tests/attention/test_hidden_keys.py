@@ -125,3 +125,17 @@ def test_bfloat16_is_hidden_with_sums_in_float32(zeroed):
     close(output, expected, inputs)
     close(columns.sums, expected_columns.sums, inputs)
     close(columns.removed, expected_columns.removed, inputs)
+
+
+@pytest.mark.parametrize("left", [1e-3, 1e-5])
+def test_float16_keeps_its_digits_where_a_hidden_key_has_almost_all_attention(left):
+    """What the other keys share is scaled up by more than float16 can hold."""
+    inputs = draw(queries=KEYS)
+    inputs.query[..., 0], inputs.key[..., 0] = 4.0, 0.0
+    inputs.key[:, :, 2, 0] = -torch.log(torch.tensor(left)) * DIM**0.5 / 4
+    half = type(inputs)(*(getattr(inputs, name).half() for name in ("query", "key", "value")), inputs.groups)
+    exact = type(inputs)(*(getattr(half, name).float() for name in ("query", "key", "value")), inputs.groups)
+    hidden = [Hidden((torch.arange(KEYS) == 2)[None, None, None])]
+    (output, columns), (expected, _) = (attend(**vars(one), hidden=hidden, block=4) for one in (half, exact))
+    assert output.dtype == torch.float16 and columns.removed.max() > 1 - 20 * left
+    close(output, expected, inputs, dtype=torch.float16)

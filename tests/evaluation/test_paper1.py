@@ -63,6 +63,12 @@ def test_forwards_memory_and_disk():
     assert cost.batch_on_card >= 1
     assert estimate(part, card_of(tflops=250.0)).gpu_hours == pytest.approx(cost.gpu_hours / 2)
     assert cost.gpu_hours == pytest.approx(7 * (1 + 15 * 1.1) * 256 * costs._flops(part.shape, 80 + 5 * 155 + 256, 32) / 125e12 / 3600)
+    guided = estimate(dataclasses.replace(part, settings={**part.settings, "guidance": 1.0}))
+    assert guided.gpu_hours == pytest.approx(2 * cost.gpu_hours) and guided.batch_on_card == cost.batch_on_card // 2
+    for rules, times in {("none",): 1, ("top:1",): 1.1, ("top:1", "top:2"): 2.2, ("none", "top:1@clean"): 3.1}.items():
+        assert estimate(dataclasses.replace(part, rules=rules)).gpu_hours == pytest.approx(times * cost.gpu_hours / (1 + 15 * 1.1))
+    tied = dataclasses.replace(part.shape, tied=True, parameters=part.shape.parameters - 126464 * 4096)
+    assert estimate(dataclasses.replace(part, shape=tied)).gpu_hours == pytest.approx(cost.gpu_hours)
     recorded = parts[5]
     canvas = 80 + 128
     assert estimate(recorded).disk_gib * GIB == pytest.approx(2 * 128 * 4 * canvas * (5 * 32 * 32 + 2 * 32 * 32))

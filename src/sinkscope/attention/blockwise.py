@@ -115,7 +115,10 @@ class _Pass:
                     self._last_in_force[:, heads] = (plain[:, :, -1:] * kept * seen[:, :, -1:])[:, :, 0, front:]
                 spared = _diagonal(kept.expand_as(plain), own_key, front)
                 self._diagonal[:, heads, rows] = _diagonal(plain, own_key, front) * spared * seen[..., 0]
-                self.output[:, heads, rows] = self._mix(weights, bare, heads) * factor.to(bare.dtype)
+                if bare.dtype == torch.float16:  # whose range ends before the factor does, and in which small weights lose digits
+                    self.output[:, heads, rows] = self._mix(weights * kept * factor, bare, heads)
+                else:
+                    self.output[:, heads, rows] = self._mix(weights, bare, heads) * factor.to(bare.dtype)
                 return
             self._local[:, heads].add_(product(groups, plain, self._scores.dtype))
             weights, lost = self._taken.exactly(lambda: self._scores.block(chunk, rows), weights, blind, heads, rows)

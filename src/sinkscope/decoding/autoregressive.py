@@ -37,7 +37,7 @@ def autoregressive_steps(model: Model, batch: Batch, settings: AutoregressiveSet
                 past_key_values=cache,
                 use_cache=True,
             ).last_hidden_state
-            logits = check_finite(model.network.lm_head(hidden[:, -1:])[:, 0].to(tokens.device).float())
+            logits = check_finite(model.network.lm_head(hidden[:, -1:])[:, 0].to(tokens.device)).float()
             token, sure = _choose(logits, settings, sources)
             if eos is not None:
                 token = torch.where(finished, eos, token)

@@ -200,7 +200,7 @@ def _causal(model: Model, prefix: list[int], target: list[int]) -> tuple[Tensor,
     whole = torch.tensor([[*prefix, *target]], device=model.device)
     with _canvases_of_their_own(model, len(prefix)):
         hidden = hidden_states(model, whole, lay_out(torch.ones_like(whole, dtype=torch.bool)))
-    logits = check_finite(model.network.lm_head(hidden[0, len(prefix) - 1 : -1]).float().to(whole.device))
+    logits = check_finite(model.network.lm_head(hidden[0, len(prefix) - 1 : -1]).to(whole.device)).float()
     tokens = whole[0, len(prefix) :]
     return logits.log_softmax(-1).gather(-1, tokens[:, None]).squeeze(-1), bool((logits.argmax(-1) == tokens).all())
 

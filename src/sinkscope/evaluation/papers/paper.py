@@ -35,6 +35,7 @@ class Shape:
     Attributes:
         layers, heads, kv_heads, hidden, ffn, vocabulary, parameters: of the network.
         causal: whether it writes one token a step, with a cache.
+        tied: whether the embedding is the projection onto the vocabulary, too, so that it is counted once among the parameters.
     """
 
     layers: int
@@ -45,6 +46,7 @@ class Shape:
     vocabulary: int
     parameters: int
     causal: bool = False
+    tied: bool = False
 
 
 @dataclass(frozen=True)
