@@ -304,3 +304,14 @@ def test_rows_that_have_met_eos_are_no_longer_recorded(autoregressive, tmp_path)
     for trace, answer in ((short, answers[0]), (long, answers[1])):
         assert trace.written[:].max(axis=1).tolist() == answer[: trace.steps]
         assert_close(np.nansum(trace.column_sums[-1, 0, 0]), float(trace.lengths[-1]), terms=3 * int(trace.lengths[-1]))
+
+
+@pytest.mark.parametrize("rule", ["top:2", "window:1+3@zero"])
+def test_the_newest_row_of_a_run_with_hidden_keys_is_the_one_in_force(autoregressive, tmp_path, rule):
+    """What a step adds to the columns is its newest query's row."""
+    with sinkscope.parse_rule(rule)(autoregressive), sinkscope.recording(autoregressive, out=tmp_path / "run"):
+        sinkscope.generate(autoregressive, list(range(5, 17)), length=8)
+    trace = sinkscope.open_trace(tmp_path / "run")
+    columns, rows = np.nan_to_num(trace.column_sums[:]), np.nan_to_num(trace.last_query[:])
+    assert_close(columns[1:] - columns[:-1], rows[1:], terms=terms_of(autoregressive.network, 20))
+    assert (rows[1:, :, :, :12] == 0).any()

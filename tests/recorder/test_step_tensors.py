@@ -96,7 +96,7 @@ def test_a_layer_whose_input_lies_on_the_device_before_it():
             hidden = torch.empty(BATCH, KEYS, 8, device=entering)
             call = SimpleNamespace(hidden_states=hidden, groups=("all",), value=key, key=key, first_key=0, own=None, part=None)
             columns = SimpleNamespace(
-                sums=torch.empty(BATCH, HEADS, 1, KEYS, device=at), diagonal=key[..., 0], last_row=key[..., 0], prefix=None
+                sums=torch.empty(BATCH, HEADS, 1, KEYS, device=at), diagonal=key[..., 0], last_row_in_force=key[..., 0], prefix=None
             )
             return LayerTensors.of(call, columns, ("all",))
 

@@ -28,7 +28,7 @@ class LayerTensors:
     Attributes:
         sums: [batch, head, group, key].
         diagonal: [batch, head, query].
-        last_row: [batch, head, key].
+        last_row: [batch, head, key], as it took effect.
         value_norms, key_norms: [batch, kv_head, key].
         output_norms: [batch, head, key]; None where the layer's output projection is not understood. NaN also for keys of earlier steps
             that the recorder knows already.
@@ -62,7 +62,7 @@ class LayerTensors:
             if groups == call.groups
             else torch.stack([columns.sums[:, :, call.groups.index(group)] for group in groups], dim=2),
             diagonal,
-            columns.last_row,
+            columns.last_row_in_force,
             _placed(_norms(call.value), call.first_key),
             _placed(_norms(call.key), call.first_key),
             None if hidden is None else hidden.to(columns.sums.device),  # a layer's input comes from the device of the layer before
