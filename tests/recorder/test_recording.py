@@ -19,6 +19,7 @@ from sinkscope.decoding import make_batch, resolve_settings
 from sinkscope.decoding.autoregressive import autoregressive_steps
 from sinkscope.decoding.llada import llada_steps
 from sinkscope.errors import AttentionError, CallError, TraceError
+from sinkscope.recorder import step_recorder
 from sinkscope.traces import writing
 
 QUESTION = "Q: Tom has 7 apples and buys 5 more. How many apples does Tom have now?\nA:"
@@ -317,6 +318,31 @@ def test_the_manifest_says_what_made_the_trace(family, out):
     assert manifest["versions"]["torch"] == torch.__version__
     assert manifest["versions"]["sinkscope"] == version("sinkscope")
     assert manifest["text"] == answer.text != ""
+
+
+def test_the_vocabulary_reads_tokens_that_were_masked_again(diffusion, out):
+    """Token 9 stands on the second canvas alone."""
+    mask = diffusion.card.mask_id
+    canvases = [torch.tensor([[5, 6, one, mask]]) for one in (mask, 9, mask)]
+    with sinkscope.recording(diffusion, out=out), torch.no_grad(), sinkscope.following(diffusion, sampler="mine") as steps:
+        for canvas, after in zip(canvases, [*canvases[1:], canvases[-1].masked_fill(canvases[-1] == mask, 7)], strict=True):
+            diffusion.network(canvas)
+            steps.committed(after)
+    assert "9" in sinkscope.open_trace(out).manifest["vocabulary"]
+
+
+def test_a_trace_that_is_cut_short_knows_the_tokens_of_each_part(diffusion, out, monkeypatch):
+    monkeypatch.setattr(step_recorder, "MOST_HELD", 0)  # a part for each step
+    found = []
+
+    def look(step):
+        if step.number == 2:
+            trace = sinkscope.open_trace(out)
+            found.append({*trace.tokens[:].ravel().tolist()} - {int(token) for token in trace.manifest["vocabulary"]})
+
+    with sinkscope.recording(diffusion, out=out):
+        sinkscope.generate(diffusion, QUESTION, length=8, block=8, on_step=look)
+    assert found == [set()]
 
 
 def test_the_vocabulary_reads_every_token_of_the_canvas(family, out):

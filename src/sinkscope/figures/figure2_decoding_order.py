@@ -54,16 +54,13 @@ class DecodingOrder(Figure):
 
 def states_of(one: Subject) -> Int[np.ndarray, "step position"]:
     """Return the state of every position of the answer in every step, as an index into `STATES`."""
-    steps = one.summary.steps
-    width = len(one.last_canvas) - one.prompt_length
-    when = np.full(width, steps)
-    for step, position, _ in one.written.tolist():
-        if position >= one.prompt_length:
-            when[position - one.prompt_length] = min(when[position - one.prompt_length], step)
-    at = np.arange(steps)[:, None]
-    there = np.arange(one.prompt_length, len(one.last_canvas)) < one.prompt.canvas.lengths[:, None]
-    later = np.where(there, STATES.index(MASKED), STATES.index(ABSENT))
-    return np.where(when < at, STATES.index(COMMITTED), np.where(when == at, STATES.index(NEW), later))
+    canvas, size = one.prompt.canvas, len(one.last_canvas)
+    masked, new = (np.zeros((one.summary.steps, size), bool) for _ in range(2))
+    masked[:, : canvas.masked.shape[1]] = canvas.masked
+    new[one.written[:, 0], one.written[:, 1]] = True
+    there = np.arange(size) < canvas.lengths[:, None]
+    before = np.where(there, np.where(masked, STATES.index(MASKED), STATES.index(COMMITTED)), STATES.index(ABSENT))
+    return np.where(new, STATES.index(NEW), before)[:, one.prompt_length :]
 
 
 def _snapshots(axes: Any, one: Subject, states: np.ndarray, wrap: int, lines: int) -> None:

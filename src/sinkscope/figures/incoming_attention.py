@@ -60,7 +60,7 @@ class Incoming:
         """
         check_excess(float(excess), "queries")
         layer, head = check_head(trace, (layer, head))
-        commits = commits_of(trace.written[:] if "written" in trace.tensors else None)
+        commits = commits_of(trace.written[:] if "written" in trace.tensors else None, trace.manifest.get("mask_id"))
         if layer is not None and head is not None:
             values = followed_columns(trace, layer, head)
             check_reach(excess, "queries", np.nansum(trace.column_sums[:, layer, head], axis=-1)[:, None, None], values.shape[-1])
@@ -115,11 +115,14 @@ def followed_columns(trace: Trace, layer: int, head: int) -> Float[np.ndarray, "
     return Followed.of(trace).columns(trace, slice(layer, layer + 1), slice(head, head + 1))[:, 0, 0]
 
 
-def commits_of(written: Int[np.ndarray, "step position"] | None) -> Int[np.ndarray, "commit 3"]:
-    """Return (step, position, token) of every recorded commit; none where a trace does not say what was written."""
+def commits_of(written: Int[np.ndarray, "step position"] | None, mask_id: int | None) -> Int[np.ndarray, "commit 3"]:
+    """Return (step, position, token) of every recorded commit; none where a trace does not say what was written.
+
+    A position that a sampler masks again is written with the mask, which is no commit.
+    """
     if written is None:
         return np.zeros((0, 3), int)
-    step, position = np.nonzero(written >= 0)
+    step, position = np.nonzero((written >= 0) & (written != (-1 if mask_id is None else mask_id)))
     return np.stack([step, position, written[step, position]], axis=-1)
 
 
@@ -128,8 +131,9 @@ def last_canvas_of(tokens: Int[np.ndarray, "step position"], commits: Int[np.nda
     width = max(tokens.shape[1], int(commits[:, 1].max(initial=-1)) + 1)
     canvas = np.full(width, -1)
     canvas[: tokens.shape[1]] = tokens[-1]
-    for _, position, token in commits:
-        canvas[position] = token
+    for step, position, token in commits:
+        if step == len(tokens) - 1:  # the earlier ones stand on the canvas, unless they were masked again
+            canvas[position] = token
     return canvas
 
 

@@ -226,7 +226,7 @@ class Subject:
     @cached_property
     def written(self) -> Int[np.ndarray, "commit 3"]:
         """(step, position, token) of every recorded commit."""
-        return commits_of(self.prompt.canvas.written)
+        return commits_of(self.prompt.canvas.written, self.prompt.canvas.settings.mask_id)
 
     @cached_property
     def last_canvas(self) -> Int[np.ndarray, " position"]:

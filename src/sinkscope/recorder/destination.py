@@ -27,6 +27,9 @@ class StepWriter(Protocol):
     def flush(self) -> None:
         """Write the steps that wait in memory."""
 
+    def describe(self, **more: Any) -> None:
+        """Set keys of the manifest; they are written with the next part."""
+
     def close(self, complete: bool, **more: Any) -> None:
         """End the prompt; ``complete`` is False where it was given up, ``more`` are keys of the manifest."""
 

@@ -4,6 +4,7 @@ import json
 import platform
 import shlex
 import sys
+from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -78,8 +79,8 @@ class Description:
             },
         }
 
-    def final_texts(self, canvas: np.ndarray, prompt_length: int) -> dict[str, Any]:
-        """Return the answer on the last canvas, int32 [position], and the texts of its tokens."""
+    def final_texts(self, canvas: np.ndarray, prompt_length: int, tokens: Iterable[int]) -> dict[str, Any]:
+        """Return the answer on the last canvas, int32 [position], and the texts of the tokens of all canvases."""
         if self.tokenizer is None:
             return {}
         answer = canvas[prompt_length:].astype(np.int64)
@@ -88,15 +89,15 @@ class Description:
         else:
             ends = np.flatnonzero(answer == self._eos_id)
             text = self._decoded(answer[: ends[0] if len(ends) else None].tolist(), skip_special_tokens=True)
-        return {"text": text, **self.vocabulary(canvas)}
+        return {"text": text, **self.vocabulary(tokens)}
 
-    def vocabulary(self, canvas: np.ndarray) -> dict[str, Any]:
-        """Return the texts of the tokens of a canvas, so that a trace can be read without its model; a token without a text is left out."""
+    def vocabulary(self, found: Iterable[int]) -> dict[str, Any]:
+        """Return the texts of tokens, so that a trace can be read without its model; a token without a text is left out."""
         if self.tokenizer is None:
             return {}
         mask_id = None if self.model is None else self.model.card.mask_id
         special = [token for token in (mask_id, self._eos_id) if token is not None]
-        tokens = sorted({int(token) for token in canvas if token >= 0} | set(special))
+        tokens = sorted({int(token) for token in found if token >= 0} | set(special))
         for token in tokens:
             if token not in self._texts:  # special tokens have no text, they go by their name
                 piece = None if (text := self._decoded([token])) else self.tokenizer.convert_ids_to_tokens(token)

@@ -36,6 +36,9 @@ class PromptCounter:
     def flush(self) -> None:
         """Do nothing: no step is kept."""
 
+    def describe(self, **more: Any) -> None:
+        """Do nothing: what is known of the prompt comes with its end."""
+
     def close(self, complete: bool, **more: Any) -> None:
         """Add the prompt to the folder; a prompt that was given up is left out."""
         if complete:

@@ -61,6 +61,7 @@ class _Prompt:
     length: int
     running: dict[str, Tensor] = field(default_factory=dict)
     canvas: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))
+    tokens: set[int] = field(default_factory=set)  # all that have stood on a canvas
     steps: int = 0
 
 
@@ -195,6 +196,10 @@ class Recorder(Watcher):
             arrays = prompt_arrays(step, row, stacked, result, prompt.running)
             prompt.canvas = canvas_after(arrays)
             prompt.steps += 1
+            seen = {*np.unique(arrays["tokens"]).tolist(), *np.unique(prompt.canvas).tolist()}
+            if not seen <= prompt.tokens:
+                prompt.tokens |= seen
+                prompt.writer.describe(**self._description.vocabulary(prompt.tokens))
             prompt.writer.add(arrays)
             writers = [one.writer for one in prompts.values()]
             while sum(writer.held for writer in writers) > MOST_HELD:
@@ -216,7 +221,7 @@ class Recorder(Watcher):
             error = late
         self._async_writer.close()
         for part, number, prompt in prompts:
-            more = self._description.final_texts(prompt.canvas, prompt.length)
+            more = self._description.final_texts(prompt.canvas, prompt.length, prompt.tokens)
             more |= {"hidden": self._hidden(number), "attention": self._attention(part)}
             if failed or error is not None:
                 with contextlib.suppress(Exception):  # the error that is raised already is the one to be told
@@ -239,7 +244,7 @@ class Recorder(Watcher):
             manifests.append(
                 {
                     **self._description.of_run(start, number, step, self.destination.level, self._hidden(number)),
-                    **self._description.vocabulary(context.tokens[row].cpu().numpy()),
+                    **self._description.vocabulary(context.tokens[row].tolist()),
                     **shape,
                     "prompts_asked": self.prompts_asked,
                     "stack": part.stack,

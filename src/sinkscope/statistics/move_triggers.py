@@ -126,9 +126,10 @@ def shares_on(main: Int[np.ndarray, "step layer head"], canvas: PromptCanvas) ->
     """Return `trigger_shares` of main sinks on a canvas; None where nothing moves, and where there are no commits to shift."""
     if canvas.causal or canvas.written is None:
         return None
-    block = canvas.settings.block
-    blocks = blocks_of(canvas.written, canvas.settings.first_block, block) if block else None
-    return trigger_shares(main, canvas.written, blocks)
+    block, mask = canvas.settings.block, canvas.settings.mask_id
+    written = canvas.written if mask is None else np.where(canvas.written == mask, -1, canvas.written)  # masked again, not committed
+    blocks = blocks_of(written, canvas.settings.first_block, block) if block else None
+    return trigger_shares(main, written, blocks)
 
 
 def trigger_values(shares: Float[np.ndarray, "trigger shift"]) -> Values:

@@ -288,6 +288,10 @@ class TraceWriter:
         self.manifest["steps"] += count
         self._steps, self.held, self._opened = [], 0, time.monotonic()
 
+    def describe(self, **more: Any) -> None:
+        """Set keys of the manifest; they are written with the next part."""
+        self.manifest.update(more)
+
     def close(self, complete: bool, **more: Any) -> None:
         """Write the remaining steps and the final manifest."""
         if self._steps:
