@@ -89,6 +89,13 @@ def test_layers_with_fewer_key_heads_show_those_that_they_have(tmp_path):
         assert_within(page.layer(0, "values", layer), expected[:, layer], quantity["error"], quantity["layers"][layer][0])
 
 
+def test_the_page_knows_where_numbers_were_not_recorded(tmp_path, page):
+    norms = np.ones((STEPS, LAYERS, POSITIONS), np.float32)
+    norms[3, 0, :5] = np.nan  # not computed in that step
+    gaps = ReadPage(explore(write_wandering(tmp_path / "run", wandering_columns(4), hidden_norms=norms)).page())
+    assert gaps.quantity(0, "hidden")["gaps"] and not gaps.quantity(0, "columns")["gaps"] and not page.quantity(0, "hidden")["gaps"]
+
+
 def test_the_largest_columns_are_exact(page, full):
     for layer in range(LAYERS):
         keys, sizes = page.tile(0, f"strongest-keys/{layer}"), page.tile(0, f"strongest/{layer}")

@@ -226,7 +226,8 @@ def _add_sinks(tiles: Tiles, prefix: str, one: ShownTrace) -> dict[str, Any]:
 
 def _add_quantity(tiles: Tiles, prefix: str, trace: Trace, quantity: Quantity) -> dict[str, Any]:
     """Add a tile of each layer, [head, step, position], one of the means over its heads, and one of the mean over all layers."""
-    scales, means = [], []
+    scales, means, gaps = [], [], False
+    lengths = np.asarray(trace.lengths[:])[:, None]
     for layer in range(len(trace.layers)):
         values = quantity.of_layer(trace, layer)
         if values.shape[1] > 1:
@@ -234,6 +235,7 @@ def _add_quantity(tiles: Tiles, prefix: str, trace: Trace, quantity: Quantity) -
             scales.append([scale.low, scale.high])
             tiles.add(f"{prefix}{quantity.name}/{layer}", scale.encode(values), "u8", delta=True)
         means.append(values.mean(axis=1, dtype=np.float64))
+        gaps |= bool((np.isnan(means[-1]) & (np.arange(values.shape[-1]) < lengths)).any())
     mean = np.stack(means, axis=1)
     scale = LogScale.of(mean, quantity.floor)
     tiles.add(f"{prefix}{quantity.name}/mean", scale.encode(mean), "u8", delta=True)
@@ -245,6 +247,7 @@ def _add_quantity(tiles: Tiles, prefix: str, trace: Trace, quantity: Quantity) -
         "label": quantity.label,
         "unit": quantity.unit,
         "heads": values.shape[1],
+        "gaps": gaps,
         "layers": scales,
         "mean": [scale.low, scale.high],
         "all": [all_scale.low, all_scale.high],

@@ -271,7 +271,7 @@ function drawNorms(chart) {
           .filter(([one]) => one === recording)
           .map(
             ([, , name, label]) =>
-              `${label} ${number(recording.value(name, selection.layer, selection.head, at, position)?.value ?? NaN, 3)}`,
+              `${label} ${number(known(recording.value(name, selection.layer, selection.head, at, position)), 3)}`,
           )
           .join(", "),
       ),

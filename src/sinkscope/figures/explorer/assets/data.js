@@ -168,7 +168,9 @@ class Recording {
     const exact = this.exact(this.quantity(name).name, layer, head, step, position);
     if (exact !== null) return { value: exact, exact: true };
     const code = rows.codes[rows.start + step * rows.stride + position];
-    return { value: rows.table[code], exact: false, error: rows.error, below: code === 0 ? rows.table[1] : 0, sparse: rows.sparse };
+    const below = code === 0 ? rows.table[1] : 0,
+      gaps = this.quantity(name).gaps;
+    return { value: rows.table[code], exact: false, error: rows.error, below, gaps, sparse: rows.sparse };
   }
   length(step) {
     return this.tile("lengths")?.[step] ?? this.positions;

@@ -48,12 +48,16 @@ function number(value, digits = 4) {
       : String(Number(value.toPrecision(digits)));
   return text.replace("-", "−");
 }
+// The value of a number, NaN where it may not have been recorded.
+const known = (found) => (!found || (found.gaps && found.below) ? NaN : found.value);
 // A number with how exact it is: the stored float32, or one decoded from a byte.
 function told(found, unit) {
   if (!found) return "–";
   if (found.exact) return `${number(found.value, 7)} ${unit}`;
   if (found.below)
-    return found.sparse ? "not among the largest columns, which this page keeps" : `less than ${number(found.below, 2)} ${unit}`;
+    return found.sparse
+      ? "not among the largest columns, which this page keeps"
+      : `${found.gaps ? "not recorded here, or " : ""}less than ${number(found.below, 2)} ${unit}`;
   return `≈ ${number(found.value, 3)} ${unit} (± ${number(100 * found.error, 2)} %)`;
 }
 const counted = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
