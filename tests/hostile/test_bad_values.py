@@ -142,7 +142,7 @@ def test_a_flag_of_a_bad_value(place, tally, share, name):
     kept = cases[:: len(cases) // share(len(cases))]
     before = listing(place)
     for flag, value in kept:
-        if (name, flag, value) in GOOD:
+        if (name, flag, value) in GOOD or (value == "/" and os.access("/", os.W_OK)):  # root may write there
             continue
         value = value.format(**names) if value.startswith("{") else value
         words = base_of(name, flag, value, names)
