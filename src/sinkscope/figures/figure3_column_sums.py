@@ -101,7 +101,7 @@ def _caption(subjects: Sequence[Subject]) -> str:
     newest = of_newest(subjects, "these are running sums over all queries so far; early tokens are seen by more queries.")
     return (
         "A column is the attention that one token receives in one head at one step. Its sum is given in queries' worth: if all S tokens "
-        f"of a canvas shared alike, every sum would be 1. {of_line(subjects)} "
+        f"of a canvas shared the attention of S queries alike, every sum would be 1. {of_line(subjects)} "
         f"{shares}.{newest}{wide_bins_note(subjects)} What it does not show: which tokens these are, and that successive steps have "
         "nearly the same columns, so the counts are not independent. In queries' worth, one ε asks for a smaller share of all attention "
         "the longer the canvas is."

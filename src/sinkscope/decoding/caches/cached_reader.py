@@ -168,14 +168,13 @@ class CachedReader(WholeReader):
         held = self._store.rows
         counts = fresh.sum(-1).tolist()
         whole = [row for row in rows if counts[row] == self._lengths[row]]
-        watched = current_session(self.model.network) is not None  # by somebody who wants to know the keys of every row
         for refresh, group in ((True, whole), (False, [row for row in rows if row not in whole])):
-            if any(counts[row] for row in group) or (watched and group):
+            if any(counts[row] for row in group):
                 self._compute_group(inputs, held, group, fresh, counts, refresh)
 
     def _compute_group(self, inputs: Tensor, held: list[int], rows: list[int], fresh: Tensor, counts: list[int], refresh: bool) -> None:
         """Compute the marked positions of some of the rows that are held."""
-        most = max(1, *(counts[row] for row in rows))
+        most = max(counts[row] for row in rows)
         # A row with fewer positions computes its first ones again, to the same result; a row with none computes its last position.
         # Whole rows stand at the right end of the batch, as in a refresh of all rows.
         numbers = torch.arange(fresh.shape[1], device=fresh.device)
