@@ -176,6 +176,27 @@ def test_a_likelihood_of_an_autoregressive_model_is_one_call_a_choice():
     assert estimate(part).forwards == 10 * CHOICE_TOKENS["piqa"][1]
 
 
+def test_a_dry_run_counts_the_width_of_the_heads():
+    from sinkscope.evaluation.cost import estimate
+    from sinkscope.evaluation.papers.paper import Part, Shape
+
+    cards = {"name": "x", "model": "m", "task": "lab-sums", "rules": ("none",), "prompts": 10, "shots": 0}
+    shared, own = (
+        estimate(Part("", *cards.values(), {"length": 64, "steps": 64}, Shape(2, 2, 2, 16, 32, 100, 10_000, head_dim=dim)))
+        for dim in (None, 32)
+    )
+    canvas = 24 + 64
+    more = 10 * 64 * 4 * 2 * (64 - 16) * canvas * canvas  # multiply-adds twice, of scores and of values
+    assert (own.gpu_hours - shared.gpu_hours) * 3600 * 125e12 == pytest.approx(more, rel=1e-6)
+
+
+def test_a_dry_run_says_that_a_cache_costs_less(run, diffusion_folder):
+    for cache, said in (("none", False), ("fast-dllm-dual", True)):
+        settings = ("--length", 32, "--block", 16, "--steps", 32, "--cache", cache)
+        status, out, err = run("evaluate", diffusion_folder, "--tasks", "lab-sums", "--dry-run", *settings)
+        assert status == 0 and ("counted as plain sampling" in out) == said, err
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

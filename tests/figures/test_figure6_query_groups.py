@@ -1,7 +1,7 @@
 """Figure 6 averages over the queries of each group, and draws the steps around a sink of one step."""
 
 import pytest
-from sudden import map_of
+from sudden import map_of, sudden_columns, write_sudden
 
 from sinkscope.figures import FigureError
 
@@ -22,3 +22,11 @@ def test_a_head_that_is_asked_for_is_drawn(draw_head, rows_of, sudden):
     assert {(row["panel"], row["head"]) for row in layer if row["panel"] in ("split", "one step")} == {("split", "1"), ("one step", "3")}
     with pytest.raises(FigureError, match="attend most to different keys of layer 1 head 3"):
         draw_head("6", sudden, (1, 3))
+
+
+def test_it_says_why_there_is_no_split(draw, tmp_path, causal, monkeypatch):
+    with pytest.raises(FigureError, match="an autoregressive model has no masked queries"):
+        draw("6", causal)
+    monkeypatch.setattr("sudden.PROMPT", 23)  # 6 masked queries, too few for a group
+    with pytest.raises(FigureError, match="no step has 8 masked and 8 unmasked queries"):
+        draw("6", write_sudden(tmp_path / "few", *sudden_columns()))

@@ -138,7 +138,7 @@ def test_the_labs_corpus_is_known(run, folders, tmp_path, monkeypatch):
     ("arguments", "message"),
     [
         ((), "expected at least one folder of traces, found none"),
-        (("FOLDER", "--unit", "mean", "--excess", "0.5"), "unit: expected queries or percent, found 'mean'"),
+        (("FOLDER", "--unit", "mean", "--excess", "0.5"), "--unit: expected one of queries, percent, found 'mean'"),
         (("FOLDER", "--tolerance", "-1"), "tolerance: expected a number of steps from 0 upwards, found -1"),
     ],
 )

@@ -62,3 +62,10 @@ def test_before_the_first_commit_there_is_no_block():
     written[2, 7] = 1
     assert blocks_of(written, 3, 3).tolist() == [-1, -1, 1]
     assert np.isnan(block_edges(np.array([-1, 1]), 3, 3)).tolist() == [True, False]
+
+
+def test_the_slope_of_positions_that_come_back_is_0_without_rounding():
+    rng = np.random.default_rng(3)
+    for count in range(2, 40):
+        half = rng.integers(0, 3000, (count, 50)).astype(np.float64)
+        assert (slopes(np.concatenate([half, half[::-1]])) == 0).all()

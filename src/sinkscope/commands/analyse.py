@@ -3,10 +3,10 @@
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from sinkscope.commands.bounds import Few
-from sinkscope.commands.command import Command, Json, RolesFile, Switch, Traces, Unit, default_is
+from sinkscope.commands.command import Command, Json, RolesFile, Switch, Traces, default_is
 from sinkscope.commands.output import describe_interval, note_doubt, open_and_check, print_json
 from sinkscope.counts import counted
 from sinkscope.documents import describe, read_json_object
@@ -26,6 +26,7 @@ class Analyse(Command):
         traces: folders of traces, or of numbered traces, of one model; each trace is one prompt.
         versus: a second set of traces; each statistic is then the second set minus the first.
         excess: threshold of the printed table, in --unit; the JSON also has ε = 1, 2, 3, 5 and 8 in queries and percent.
+        unit: of --excess: queries' worth of attention, or percent of all attention.
         sweep: computes no other thresholds than --excess and --unit.
         tolerance: how many steps in a row a sink may be below the threshold without ending its track.
         training_counts: a JSON file {token id: count} of the training corpus; or lab, for the lab's own models.
@@ -36,7 +37,7 @@ class Analyse(Command):
     traces: Traces
     versus: Annotated[tuple[Path, ...], default_is("none")] = ()
     excess: float = 3.0
-    unit: Unit = "queries"
+    unit: Literal["queries", "percent"] = "queries"
     sweep: Switch = True
     tolerance: Few = 0
     training_counts: Annotated[str | None, default_is("none")] = None

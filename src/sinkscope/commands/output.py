@@ -41,7 +41,7 @@ def open_and_check(path: Path) -> list[Any]:
             kept = trace.top_column_sums.shape[-1]
             if kept >= trace.column_sums.shape[-1]:
                 continue
-            note(f"{trace.folder}: only the {kept} largest columns of each head were kept, so at most {kept} sinks of a head are found")
+            note(f"{trace.folder}: it keeps only the {counted(kept, 'largest column')} of each head, so no more sinks of a head are found")
     asked = traces[0].manifest.get("prompts_asked") or 0
     if traces[0].folder != path and asked > len(traces):
         note(f"{path}: traces of {len(traces)} of the {asked} prompts that were asked; the recording was ended before the others")

@@ -7,11 +7,9 @@ from typing import Any
 from sinkscope.decoding import resolve_settings
 from sinkscope.evaluation.cache_arms import Arm
 from sinkscope.evaluation.cache_comparison import check_family, check_settings
-from sinkscope.evaluation.cost import CARD, Card, cost_document
+from sinkscope.evaluation.cost import AT_MOST, CARD, Card, cost_document
 from sinkscope.evaluation.dry_run import family_and_shape, parts_of
 from sinkscope.evaluation.task_plans import Request
-
-AT_MOST = "Every policy is counted as plain sampling. A cache computes fewer positions, and parallel decoding makes fewer calls."
 
 
 def cost_of_comparison(name: str, request: Request, arms: Sequence[Arm], card: Card = CARD) -> dict[str, Any]:
@@ -30,4 +28,4 @@ def cost_of_comparison(name: str, request: Request, arms: Sequence[Arm], card: C
             resolve_settings(family, **{**part.settings, **arm.settings})  # refuses a policy that the family cannot have
             parts.append(replace(part, name=arm.text))
     costs = cost_document(parts, card)
-    return {**costs, "assumptions": [*costs["assumptions"], AT_MOST]}
+    return {**costs, "assumptions": list(dict.fromkeys([*costs["assumptions"], AT_MOST]))}

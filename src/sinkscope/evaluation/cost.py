@@ -18,6 +18,7 @@ USABLE = 0.95
 REACHED = 0.4
 """Share of a card's peak that forward calls reach."""
 RECORDED = 1.1
+AT_MOST = "Every policy is counted as plain sampling. A cache computes fewer positions, and parallel decoding makes fewer calls."
 TEXT_TOKENS = {
     "gsm8k": (80, 155),
     "gsm8k_cot": (75, 75),
@@ -92,8 +93,8 @@ def assumptions(card: Card = CARD) -> list[str]:
     return [
         f"{card.name}: {card.tflops:.4g} TFLOP/s reached in bf16 ({REACHED:.0%} of the peak, an A100's without --gpu), weights "
         f"read at {card.bytes_per_s / 1e12:g} TB/s at most; --tflops says otherwise.",
-        "A forward call of S tokens: 2 S (parameters − embeddings) + 4 S² × layers × width, and the vocabulary where a token can be "
-        "committed.",
+        "A forward call of S tokens: 2 S (parameters − embeddings) + 4 S² × layers × width of the heads, and the vocabulary where a token "
+        "can be committed.",
         "A diffusion model makes one call a step on the whole canvas; an autoregressive one reads the prompt once, then writes to the end; "
         "block diffusion reads the prompt and each block once more than it has steps; with guidance a call has two canvases of a prompt.",
         f"As many prompts side by side as {card.name} takes (--batch): where reading the weights takes longest, fewer take longer.",
@@ -209,7 +210,7 @@ def text_tokens(task: str, shots: int) -> int:
 
 def _flops(shape: Shape, tokens: int, projected: int, before: int = 0) -> float:
     body = shape.parameters - (1 if shape.tied else 2) * shape.vocabulary * shape.hidden
-    attention = 4 * shape.layers * shape.hidden * tokens * (before + tokens)
+    attention = 4 * shape.layers * shape.width * tokens * (before + tokens)
     return 2 * body * tokens + attention + 2 * shape.hidden * shape.vocabulary * projected
 
 
@@ -224,7 +225,7 @@ def _memory(shape: Shape, canvas: int, part: Part, batch: int) -> float:
     logits = 3 * 4 * shape.vocabulary * (1 if shape.causal else _committable(part))
     columns = 3 * 4 * shape.layers * shape.heads * canvas
     keeps = shape.causal or "block_steps" in part.settings
-    cache = 2 * 2 * shape.layers * shape.kv_heads * (shape.hidden // shape.heads) * canvas if keeps else 0
+    cache = 2 * 2 * shape.layers * shape.kv_heads * (shape.width // shape.heads) * canvas if keeps else 0
     return 2 * shape.parameters + batch * (activations + scores + logits + columns + cache)
 
 
@@ -253,8 +254,14 @@ def cost_document(parts: Sequence[Part], card: Card = CARD) -> dict[str, Any]:
         "card": card.name,
         "card_gib": card.memory_gib,
         "card_suffices": all(cost.batch_on_card >= 1 for cost in costs),
-        "assumptions": assumptions(card),
+        "assumptions": [*assumptions(card), *([AT_MOST] if any(_kept(part) for part in parts) else [])],
     }
+
+
+def _kept(part: Part) -> bool:
+    """Return whether a part keeps keys, or commits by a threshold, so that it costs less than plain sampling."""
+    settings = part.settings
+    return settings.get("cache", "none") != "none" or bool(settings.get("threshold") or settings.get("factor"))
 
 
 def cost_table(found: Mapping[str, Any]) -> str:

@@ -44,4 +44,5 @@ def family_and_shape(name: str) -> tuple[Family, Shape]:
         return FAMILIES[CHECKPOINTS[name].family], CHECKPOINTS[name].shape
     family, config, parameters = describe(name)
     sizes = (config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads, config.hidden_size)
-    return family, Shape(*sizes, config.intermediate_size, config.vocab_size, parameters, family.causal, bool(config.tie_word_embeddings))
+    tied, head_dim = bool(config.tie_word_embeddings), getattr(config, "head_dim", None)
+    return family, Shape(*sizes, config.intermediate_size, config.vocab_size, parameters, family.causal, tied, head_dim)

@@ -8,6 +8,7 @@ from sinkscope.figures.heatmap import MAP_HEADER, SCALE, draw_map, map_lines, ma
 from sinkscope.figures.highlights import Split
 from sinkscope.figures.style import BLUE, VERMILLION, WIDE, new_sheet, number, plain, token_label, whole_numbers
 from sinkscope.figures.subject import FigureError, Subject
+from sinkscope.statistics.groups import GroupSinks
 
 
 @final
@@ -24,9 +25,7 @@ class QueryGroups(Figure):
         if all(one.manifest.get("level") == "top" for one in subjects):
             raise FigureError("the trace keeps no columns of the masked queries alone (it was recorded with --keep top)")
         if not splitting:
-            raise FigureError(
-                f"in no step do masked and unmasked queries, 8 or more of each, attend most to different keys{subjects[0].where}"
-            )
+            raise FigureError(_why_none(subjects))
         many, flashing = len(splitting) > 1, any(one.highlights.flash is not None for one, _ in splitting)
         sheet = new_sheet(5.9 * len(splitting) if many else WIDE, 7.9 if flashing else 3.9)
         rows: list[tuple[Any, ...]] = []
@@ -37,6 +36,15 @@ class QueryGroups(Figure):
             if below is not None:
                 rows += _draw_flash(below, one)
         return self.drawn([one for one, _ in splitting], sheet, _caption(splitting), MAP_HEADER, rows)
+
+
+def _why_none(subjects: Sequence[Subject]) -> str:
+    if all(one.prompt.canvas.causal for one in subjects):
+        return "an autoregressive model has no masked queries"
+    positions = [one.prompt.kept(GroupSinks).position[:, :2] for one in subjects]
+    if not any((both >= 0).all(axis=1).any() for both in positions):
+        return "no step has 8 masked and 8 unmasked queries"
+    return f"in no step do masked and unmasked queries, 8 or more of each, attend most to different keys{subjects[0].where}"
 
 
 def _draw_split(part: Any, one: Subject, split: Split) -> list[tuple[Any, ...]]:

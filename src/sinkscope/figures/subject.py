@@ -136,7 +136,7 @@ class Subject:
         """
         kept = None if self.recorded_prompt is None else self.recorded_prompt.canvas.settings.kept
         if kept is not None and kept < self.positions:
-            raise FigureError(f"the trace keeps only the {kept} largest columns of each head (it was recorded with --keep top)")
+            raise FigureError(f"the trace keeps only the {counted(kept, 'largest column')} of each head (it was recorded with --keep top)")
         return self.summary.quarters if self.recorded_prompt is None else self.recorded_prompt.quarters
 
     @checked

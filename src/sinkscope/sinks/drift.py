@@ -30,17 +30,17 @@ FRONTIERS = ("nearest_mask", "leftmost_mask", "rightmost_mask", "block_edge")
 def slopes(position: Float[np.ndarray, "step *head"]) -> Float[np.ndarray, "*head"]:
     """Return the least-squares slope of a position against the step, in positions per step.
 
-    NaN steps are left out; NaN where fewer than two are left.
+    NaN steps are left out; NaN where fewer than two are left. Exact sums of whole positions: a slope of 0 is 0, without rounding.
     """
     position = np.asarray(position, dtype=np.float64)
     there = ~np.isnan(position)
     step = np.arange(len(position), dtype=np.float64).reshape(-1, *[1] * (position.ndim - 1))
     count = there.sum(axis=0)
     several = np.maximum(count, 1)
-    centred = np.where(there, step - (there * step).sum(axis=0) / several, 0.0)
-    middle = np.where(there, position, 0.0).sum(axis=0) / several
-    squares = (centred**2).sum(axis=0)
-    products = (centred * np.where(there, position - middle, 0.0)).sum(axis=0)
+    centred = np.where(there, step - np.rint((there * step).sum(axis=0) / several), 0.0)
+    apart = np.where(there, position - np.rint(np.where(there, position, 0.0).sum(axis=0) / several), 0.0)
+    squares = count * (centred**2).sum(axis=0) - centred.sum(axis=0) ** 2
+    products = count * (centred * apart).sum(axis=0) - centred.sum(axis=0) * apart.sum(axis=0)
     return np.divide(products, squares, out=np.full(squares.shape, np.nan), where=(count > 1) & (squares > 0))
 
 

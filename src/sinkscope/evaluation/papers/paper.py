@@ -36,6 +36,7 @@ class Shape:
         layers, heads, kv_heads, hidden, ffn, vocabulary, parameters: of the network.
         causal: whether it writes one token a step, with a cache.
         tied: whether the embedding is the projection onto the vocabulary, too, so that it is counted once among the parameters.
+        head_dim: of a head; None where the heads share the hidden width.
     """
 
     layers: int
@@ -47,6 +48,12 @@ class Shape:
     parameters: int
     causal: bool = False
     tied: bool = False
+    head_dim: int | None = None
+
+    @property
+    def width(self) -> int:
+        """Width of all heads together."""
+        return self.heads * (self.head_dim or self.hidden // self.heads)
 
 
 @dataclass(frozen=True)

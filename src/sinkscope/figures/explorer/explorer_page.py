@@ -215,8 +215,8 @@ def _notes(traces: Sequence[dict[str, Any]]) -> list[str]:
     for one in traces:
         if one["level"] == "top":
             notes.append(
-                f"{one['label']}: the trace keeps the {one['kept']} largest columns of each head; all other tokens are drawn with the mean "
-                "of the others."
+                f"{one['label']}: the trace keeps the {counted(one['kept'], 'largest column')} of each head; all other tokens are drawn "
+                "with the mean of the others."
             )
     return notes
 
