@@ -6,6 +6,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from explorer_reader import ReadPage
 from leaves_no_trace import check_leaves_no_trace
 
 import sinkscope
@@ -63,6 +64,31 @@ def test_without_a_callback_what_is_written_is_read_from_the_next_call(diffusion
     with sinkscope.recording(diffusion, out=tmp_path / "u"), said, sinkscope.following(diffusion):
         foreign_loop(diffusion, masked_canvas(diffusion, PROMPT))
     assert ((sinkscope.open_trace(tmp_path / "u").written[:] >= 0).sum(-1) == [1] * 7 + [0]).all()
+
+
+def test_a_position_that_is_masked_again_is_no_commit(diffusion, tmp_path):
+    """Two tokens a step; the steps 1 and 3 mask the first of the answer again."""
+    mask, canvas = diffusion.card.mask_id, masked_canvas(diffusion, PROMPT)
+    first = canvas.shape[1] - 8
+    with (
+        sinkscope.parse_rule("top:1@current")(diffusion) as hiding,
+        sinkscope.recording(diffusion, out=tmp_path / "t"),
+        sinkscope.following(diffusion) as steps,
+        torch.no_grad(),
+    ):
+        for step in range(4):
+            left = (canvas[0] == mask).nonzero()[:2, 0]
+            canvas = canvas.clone()
+            canvas[0, left] = diffusion.network(canvas).logits[0, left].argmax(-1)
+            if step in (1, 3):
+                canvas[0, first] = mask
+            steps.committed(canvas)
+    trace = sinkscope.open_trace(tmp_path / "t")
+    assert (trace.written[:] == mask).sum() == 2, "they are recorded"
+    commits = (trace.written[:] >= 0) & (trace.written[:] != mask)
+    assert (hiding.effect.committed == commits.sum()).all(), "those that are masked again are not counted"
+    page = ReadPage(sinkscope.explore(trace).page())
+    assert ((page.tile(0, "written") > 0) == commits).all()
 
 
 def test_the_trace_can_be_analysed(diffusion, tmp_path, run):

@@ -3,7 +3,7 @@
 import numpy as np
 from sudden import LENGTH, ORDER, PROMPT, STEPS
 
-from sinkscope.figures.figure2_decoding_order import COMMITTED, MASKED, NEW, STATES, states_of
+from sinkscope.figures.figure2_decoding_order import COMMITTED, MASKED, NEW, STATES, rightward, states_of
 from sinkscope.figures.subject import subject_of
 from sinkscope.traces import TraceWriter, open_trace
 
@@ -12,6 +12,13 @@ def test_it_lists_the_commits_in_order(draw, rows_of, sudden):
     rows = rows_of(draw("2", sudden))
     assert [(int(row["step_committed"]), int(row["position"])) for row in rows] == [(step, ORDER[step]) for step in range(STEPS)]
     assert [int(row["position_in_answer"]) for row in rows] == [ORDER[step] - PROMPT for step in range(STEPS)]
+
+
+def test_the_caption_compares_each_step_with_the_one_before():
+    """Steps 0, 2 and 3 commit; the commits of one step are not compared with each other."""
+    written = np.array([(0, 4, 9), (0, 5, 9), (2, 6, 9), (2, 7, 9), (2, 1, 9), (3, 8, 9), (3, 5, 9)])
+    assert rightward(written) == 2 / 5
+    assert rightward(written[:2]) is None and rightward(written[:0]) is None
 
 
 def test_every_position_is_masked_then_new_then_committed(sudden):

@@ -17,6 +17,7 @@ def test_it_counts_every_column_once(draw, rows_of, wandering):
 
 def test_it_widens_its_bins_for_large_columns(draw, tmp_path):
     columns = wandering_columns()
+    columns[0, 0, 0] = 0.001
     columns[0, 0, 0, 0] = 28.9
     drawn = draw("3", write_wandering(tmp_path / "wide", columns))
     edges = [float(row[1]) for row in drawn.rows] + [float(drawn.rows[-1][2])]
@@ -26,6 +27,7 @@ def test_it_widens_its_bins_for_large_columns(draw, tmp_path):
 
 def test_side_by_side_the_axis_reaches_to_the_largest_column_of_all(draw, tmp_path, wandering):
     columns = wandering_columns()
+    columns[0, 0, 0] = 0.001
     columns[0, 0, 0, 0] = 28.9
     larger = write_wandering(tmp_path / "larger", columns, name="org/larger")
     for traces in ((wandering, larger), (larger, wandering)):

@@ -12,7 +12,7 @@ MANIFEST = {"layers": ["a", "b"], "heads": 3, "causal": False}
 
 def make_step(number):
     canvas = {"tokens": np.full(7, number, np.int32), "lengths": np.asarray(7, np.int32)}
-    return canvas | {"column_sums": np.full(SIZES, number, np.float32)}
+    return canvas | {"column_sums": np.full(SIZES, number / 4, np.float32)}
 
 
 def parts_in(folder):
@@ -27,7 +27,7 @@ def test_a_loop_may_fill_the_same_arrays_in_every_step(tmp_path):
         writer.add(buffers)
     writer.close(complete=True)
     assert open_trace(tmp_path).tokens[:, 0].tolist() == list(range(5))
-    assert open_trace(tmp_path).column_sums[:, 0, 0, 0].tolist() == list(range(5))
+    assert open_trace(tmp_path).column_sums[:, 0, 0, 0].tolist() == [number / 4 for number in range(5)]
 
 
 @pytest.mark.parametrize(
@@ -39,6 +39,10 @@ def test_a_loop_may_fill_the_same_arrays_in_every_step(tmp_path):
         ({"column_sums": np.ones((6, 3, 7), np.float32)}, r"column_sums: expected \[layer 2, head 3, key 7\], found \[6, 3, 7\]"),
         ({"column_sums": np.full(SIZES, np.nan, np.float32)}, "column_sums: expected sums of attention, found nan"),
         ({"column_sums": np.full(SIZES, -1, np.float32)}, "column_sums: expected sums of attention, found -1.0"),
+        (
+            {"column_sums": np.full(SIZES, 2, np.float32)},
+            "column_sums: expected columns of a head that add up to at most 7 queries, found 14",
+        ),
         (
             {"norms": np.ones(7, np.float32)},
             "expected the tensors of the first, column_sums, lengths, tokens; found column_sums, lengths, norms",

@@ -47,6 +47,8 @@ def write_trace(folder, steps=STEPS, complete=True):
             shape = [SIZES.get(axis, FIRST + number + (name in WIDER)) for axis in TRACE_AXES[name][1:]]
             step[name] = rng.integers(0, 99, shape).astype(INTEGERS[name]) if name in INTEGERS else rng.random(shape, np.float32)
         step["masked"] %= 2
+        for group in ("masked", "prompt"):
+            step[f"column_sums_{group}"] *= step["column_sums"]
         step["lengths"] = np.array(FIRST + number, np.int32)
         writer.add(step)
     writer.close(complete=complete)

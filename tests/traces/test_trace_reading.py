@@ -31,6 +31,8 @@ def make_step(rng, length):
         shape = [sizes.get(axis, length + (name in WIDER)) for axis in axes[1:]]
         most = 2 if name == "masked" else length if name in KEYS else 99
         step[name] = rng.integers(0, most, shape).astype(DTYPES[name]) if name in DTYPES else rng.random(shape, np.float32)
+    for group in ("masked", "prompt"):
+        step[f"column_sums_{group}"] *= step["column_sums"]
     return step | {"lengths": np.asarray(length, np.int32)}
 
 

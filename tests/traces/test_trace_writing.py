@@ -19,7 +19,11 @@ MANIFEST = {"layers": ["a", "b"], "heads": HEADS, "causal": False, "prompt": "Ċ
 
 def make_step(number, length=7):
     tokens = np.full(length, number, np.int32)
-    return {"tokens": tokens, "lengths": np.asarray(length, np.int32), "column_sums": np.full((LAYERS, HEADS, length), number, np.float32)}
+    return {
+        "tokens": tokens,
+        "lengths": np.asarray(length, np.int32),
+        "column_sums": np.full((LAYERS, HEADS, length), number / 64, np.float32),
+    }
 
 
 def manifest_of(folder):

@@ -8,6 +8,7 @@ evaluations/, traces/            the results behind the tables and figures; a la
 """
 
 import json
+import re
 import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -17,9 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from sinkscope.errors import CallError, EvaluationError
-from sinkscope.locks import claimed_folder
-from sinkscope.work_items import read_object
+from sinkscope.locks import claimed_folder, names_in
+from sinkscope.work_items import UNFINISHED, read_object
 
+_OURS = re.compile(rf"(table1|table2|paper2)\.(md|tex|csv|json)|figures|evaluations|traces|\..*|.*{UNFINISHED}")
+"""What the folder of a reproduction may hold."""
 TOP = 5
 """Tokens in a row of Table 2."""
 Part = Any  # evaluation.papers.paper.Part; it is imported in functions only, so that the command starts quickly
@@ -73,6 +76,9 @@ def reproduce(parts: Sequence[Part], options: Options, say: Callable[[str], None
         papers[paper].check_folder(name, folder)  # before any is loaded
     first = share_of_process().index == 0  # under torchrun, the other processes only evaluate
     with claimed_folder(options.out, EvaluationError) if first else nullcontext():
+        if first and (strange := next((name for name in names_in(options.out) if not _OURS.fullmatch(name)), None)):
+            found = f"expected an empty folder, or one that reproduce made, found {strange} in it"
+            raise CallError(f"{options.out}: {found}; choose another folder")
         return _run(parts, papers, options, first, say)
 
 

@@ -126,10 +126,11 @@ class Publisher:
         session: of the model; None without subscribers.
         causal: whether a token is read from the query in front of it, the newest one.
         shift: the same for a masked position of a diffusion model; a row's first token is read at its own place.
+        mask_id: the mask token, with which a position is written that is masked again; that is no commit.
     """
 
-    def __init__(self, session: Session | None, causal: bool = False, shift: bool = False) -> None:
-        self._session, self._causal, self._shift = session, causal, shift
+    def __init__(self, session: Session | None, causal: bool = False, shift: bool = False, mask_id: int | None = None) -> None:
+        self._session, self._causal, self._shift, self._mask_id = session, causal, shift, mask_id
         self._lengths = torch.zeros(0, dtype=torch.long, device="cpu")
 
     @property
@@ -170,7 +171,8 @@ class Publisher:
     def after(self, written: Tensor, predicted: Tensor | None, confidence: Tensor | None) -> None:
         """Publish what a step has committed: int64, int64 and float32 [batch, position], as in `StepResult`."""
         if self._session is not None:
-            self._session.end_step(StepResult(written, predicted, confidence, self._readers(written >= 0)))
+            commits = written >= 0 if self._mask_id is None else (written >= 0) & (written != self._mask_id)
+            self._session.end_step(StepResult(written, predicted, confidence, self._readers(commits)))
 
     def _readers(self, places: Tensor) -> Tensor:
         """Return the queries from whose outputs the tokens of some places are read, bool [batch, position of the canvas]."""
@@ -205,7 +207,7 @@ def publishing(model: Model, batch: Batch, settings: Settings, final_length: int
         )
     )
     try:
-        yield Publisher(session, model.family.causal, model.family.shift)
+        yield Publisher(session, model.family.causal, model.family.shift, model.card.mask_id)
     except BaseException:
         session.end_generation(failed=True)
         raise

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, final
 
 import numpy as np
@@ -129,12 +130,25 @@ def _lines(one: Subject) -> list[tuple[Any, ...]]:
     ]
 
 
+def rightward(written: Int[np.ndarray, "commit 3"]) -> float | None:
+    """Return the share of the commits whose left neighbour was committed in the last step before that committed any.
+
+    Those of the first such step are not counted; None where there is no other.
+
+    Args:
+        written: (step, position, token) of every commit.
+    """
+    places = [set(written[written[:, 0] == step, 1].tolist()) for step in np.unique(written[:, 0])]
+    beside = [position - 1 in before for before, now in pairwise(places) for position in now]
+    return sum(beside) / len(beside) if beside else None
+
+
 def _caption(subjects: Sequence[Subject]) -> str:
     parts = []
     for one in subjects:
-        order = one.written[np.argsort(one.written[:, 0], kind="stable"), 1]
-        right = float((np.diff(order) == 1).mean()) if len(order) > 1 else float("nan")
-        parts.append(f"{one.label}: {right:.0%} of the commits are one position to the right of the commit before")
+        right = rightward(one.written)
+        share = "one step commits all tokens" if right is None else f"{right:.0%} of the commits stand right of a token of the step before"
+        parts.append(f"{one.label}: {share}")
     return (
         "How the answer is written. Above: the canvas at the start of three steps, with the tokens that the step commits (writes for "
         f"good). Below: all steps. {'; '.join(parts)}. What it does not show: how sure the model was, and what it would have written "

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Int
 from sinkscope.argument_types import checked, in_words
 from sinkscope.errors import CallError
 from sinkscope.sinks.token_classes import CLASSES, token_class
-from sinkscope.traces.reading import attends_elsewhere
+from sinkscope.traces.format import attends_elsewhere
 
 MOST_TRAINED = 1 << 50
 """Bound of how often a token stands in a corpus."""

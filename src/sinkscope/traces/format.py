@@ -5,7 +5,7 @@ steps-000000.safetensors …   parts of a few steps (see `writing`), written und
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,11 @@ PART = "steps-{:06d}.safetensors"
 PART_GLOB = "steps-??????.safetensors"
 DTYPES = {"F32": np.dtype(np.float32), "I32": np.dtype(np.int32), "F16": np.dtype(np.float16), "U8": np.dtype(np.uint8)}
 """The types a part may hold, as safetensors names them and in the order in which it stores them; F16, of bundles, is read as F32."""
+
+
+def attends_elsewhere(manifest: Mapping[str, Any]) -> bool:
+    """Return whether the keys of a trace are the tokens of another stack: the cross-attention of a decoder."""
+    return manifest.get("attends_to") != manifest.get("stack")
 
 
 def write_whole(path: Path, content: bytes | Iterable[bytes | memoryview]) -> None:

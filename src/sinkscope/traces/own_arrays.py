@@ -17,7 +17,9 @@ FOLLOWED = ("last_query", "newest_columns")
 """Where sinks are followed, so that nothing may be missing."""
 
 
-def checked_step(where: str, arrays: Mapping[str, Any], sizes: dict[str, int], names: Iterable[str] = TRACE_AXES) -> dict[str, np.ndarray]:
+def checked_step(
+    where: str, arrays: Mapping[str, Any], sizes: dict[str, int], names: Iterable[str] = TRACE_AXES, within: bool = False
+) -> dict[str, np.ndarray]:
     """Return the tensors of a step as arrays, checked; they are not copied.
 
     Args:
@@ -25,6 +27,7 @@ def checked_step(where: str, arrays: Mapping[str, Any], sizes: dict[str, int], n
         arrays: as in `axes.TRACE_AXES`, without the step axis; None is left out.
         sizes: {axis: its size} in the steps before; those of this one are added.
         names: of the tensors that are looked at.
+        within: whether the queries are the canvas' own, so that no column has more than these.
 
     Raises:
         CallError: arrays of other axes, sizes or types, or values that cannot be.
@@ -37,7 +40,7 @@ def checked_step(where: str, arrays: Mapping[str, Any], sizes: dict[str, int], n
         array = readable(f"{where}{name}", value)
         _check_kind(f"{where}{name}", name, array)
         _check_shape(f"{where}{name}", name, array, length, known)
-        _check_values(f"{where}{name}", name, array)
+        _check_values(f"{where}{name}", name, array, length if within and length else WIDEST)
         found[name] = array
     sizes |= known
     return found
@@ -92,13 +95,13 @@ def _check_shape(what: str, name: str, array: np.ndarray, length: int | None, kn
         raise CallError(f"{what}: expected [{expected}], found {list(array.shape)}")
 
 
-def _check_values(what: str, name: str, array: np.ndarray) -> None:
+def _check_values(what: str, name: str, array: np.ndarray, queries: int) -> None:
     if name == "tokens":
         wrong: Iterable[tuple[np.ndarray, str]] = [(array[array < 0], "token ids from 0 upwards")]
     elif name in FOLLOWED:
-        wrong = [(array[np.isnan(array)], "sums of attention"), *wrong_values(name, array, None, WIDEST)]
+        wrong = [(array[np.isnan(array)], "sums of attention"), *wrong_values(name, array, None, queries)]
     else:
-        wrong = wrong_values(name, array, None, WIDEST)
+        wrong = wrong_values(name, array, None, queries)
     for values, expected in wrong:
         if values.size:
             raise CallError(f"{what}: expected {expected}, found {values.flat[0]}")

@@ -16,7 +16,8 @@ ROUNDING = 1e-2
 """How far below 0, and by which share above the queries of its canvas, a sum of attention may come out."""
 _DTYPES = {name: "I32" for name in TRACE_AXES if name.endswith("_key") or name in ("tokens", "written", "predicted", "lengths")}
 _DTYPES["masked"] = "U8"
-_SUMS = ("column_sums", "column_sums_masked", "column_sums_prompt", "last_query", "newest_columns")
+OF_GROUPS = ("column_sums_masked", "column_sums_prompt")
+_SUMS = ("column_sums", *OF_GROUPS, "last_query", "newest_columns")
 
 
 def check_shapes(
@@ -103,6 +104,8 @@ def wrong_values(name: str, array: np.ndarray, lengths: np.ndarray | None, queri
         if name != "column_sums":  # where there was no such query, nothing is known
             seen = seen[~np.isnan(seen)]
         yield seen[~((seen >= -ROUNDING) & (seen <= queries * (1 + ROUNDING)))], "sums of attention"
+        totals = np.nansum(array, axis=-1, dtype=np.float64)
+        yield totals[totals > queries * (1 + ROUNDING)], f"columns of a head that add up to at most {queries} queries"
     else:
         yield array[np.isinf(array)], "finite numbers"
         if name.endswith("_norms"):
@@ -115,6 +118,35 @@ def _on_canvas(array: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Return where the last axis of an array, whose first is the step, lies on the canvas; bool of its shape."""
     here = np.arange(array.shape[-1]) < lengths.reshape(-1, *[1] * (array.ndim - 1))
     return np.broadcast_to(here, array.shape)
+
+
+def check_masked(path: Path, masked: np.ndarray, tokens: np.ndarray, mask_id: int) -> None:
+    """Check that the positions which held the mask token are those that are said to be masked.
+
+    Args:
+        masked, tokens: [step, position].
+
+    Raises:
+        TraceError: others.
+    """
+    if len(wrong := np.argwhere((masked != 0) != (tokens == mask_id))):
+        step, position = wrong[0].tolist()
+        raise TraceError(
+            f"{path}: masked: expected 1 where tokens has the mask token {mask_id}, and 0 elsewhere, found {masked[step, position]} beside "
+            f"token {tokens[step, position]} at position {position} of its step {step}; {DAMAGED}"
+        )
+
+
+def check_group(path: Path, name: str, part: np.ndarray, whole: np.ndarray) -> None:
+    """Check that columns of a group of queries are no larger than those of all queries.
+
+    Args:
+        part, whole: [step, layer, head, key].
+
+    Raises:
+        TraceError: a larger one.
+    """
+    _refuse(path, name, part[part > whole * (1 + ROUNDING) + ROUNDING], "at most what column_sums has, of which it is a part")
 
 
 def check_keys(path: Path, name: str, array: np.ndarray, width: int) -> None:

@@ -22,7 +22,7 @@ from sinkscope.checksums import compare_file
 from sinkscope.documents import check_regular, exists, read_json_object
 from sinkscope.errors import TraceError
 from sinkscope.traces.format import DTYPES, MANIFEST, write_whole
-from sinkscope.traces.part_checks import check_keys, check_lengths, check_values
+from sinkscope.traces.part_checks import OF_GROUPS, check_group, check_keys, check_lengths, check_masked, check_values
 
 WHOLE = 1 << 16
 """Smallest number of bytes of a step that is written by itself; smaller ones are stacked first."""
@@ -110,6 +110,7 @@ class Part:
     Attributes:
         listed: checksums of all files of the trace when it was opened.
         crossing: whether its keys are another stack's tokens, of which any number of queries may see one.
+        mask_id: the mask token, where the trace has one.
     """
 
     path: Path
@@ -121,6 +122,7 @@ class Part:
     verify: bool = True
     listed: tuple[str, ...] = ()
     crossing: bool = False
+    mask_id: int | None = None
 
     def read(self, name: str, index: tuple[Any, ...]) -> np.ndarray:
         """Return what an index of ints and slices selects of a tensor.
@@ -163,6 +165,10 @@ class Part:
             check_values(self.path, name, found.astype(np.float32) if found.dtype == np.float16 else found, lengths, self.crossing)
             if name.endswith("_key") and lengths is not None:
                 check_keys(self.path, name, file.get_tensor(name), int(lengths.max(initial=0)))
+            if name in ("tokens", "masked") and {"tokens", "masked"} <= self.shapes.keys() and self.mask_id is not None:
+                check_masked(self.path, file.get_tensor("masked"), file.get_tensor("tokens"), self.mask_id)
+            if name in OF_GROUPS and "column_sums" in self.shapes:
+                check_group(self.path, name, found, file.get_tensor("column_sums"))
         _checked.add(known)
 
 

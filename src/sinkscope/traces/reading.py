@@ -3,7 +3,7 @@
 import contextlib
 import difflib
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +16,7 @@ from sinkscope.counts import counted
 from sinkscope.documents import check_fields, describe, exists, files_in, read_json_object
 from sinkscope.errors import CallError, MissingTensorError, TraceError
 from sinkscope.notebook_card import card
-from sinkscope.traces.format import ASIDE, DRIFT, FORMAT, MANIFEST, MOVING, PART_GLOB
+from sinkscope.traces.format import ASIDE, DRIFT, FORMAT, MANIFEST, MOVING, PART_GLOB, attends_elsewhere
 from sinkscope.traces.part_checks import check_shapes
 from sinkscope.traces.part_files import Part, read_part, same_trace
 from sinkscope.traces.top_columns import TOPPED, TopArray
@@ -24,11 +24,6 @@ from sinkscope.traces.trace_array import TraceArray
 
 _ATTRIBUTES = ("manifest", "folder", "place", "steps", "layers", "heads", "causal", "complete", "parts", "tensors")
 DAMAGED = "the trace is damaged"
-
-
-def attends_elsewhere(manifest: Mapping[str, Any]) -> bool:
-    """Return whether the keys of a trace are the tokens of another stack: the cross-attention of a decoder."""
-    return manifest.get("attends_to") != manifest.get("stack")
 
 
 class Trace:
@@ -119,7 +114,7 @@ class Trace:
                 f"{self.folder}: expected the {len(listed)} parts that its manifest lists, found {more[0]} as well; it is of another "
                 "trace: take it away"
             )
-        parts, crossing = list[Part](), attends_elsewhere(self.manifest)
+        parts, crossing, mask_id = list[Part](), attends_elsewhere(self.manifest), self.manifest.get("mask_id")
         for name in sorted(found):
             part = read_part(self.place / name)
             expected = parts[-1].first_step + parts[-1].steps if parts else 0
@@ -132,7 +127,7 @@ class Trace:
             if parts and (lost := sorted(parts[0].shapes.keys() - part.shapes.keys())):
                 raise TraceError(f"{part.path}: expected {lost[0]}, which {parts[0].path.name} has, found none; {DAMAGED}")
             checksum = None if entry is None else entry["sha256"]
-            parts.append(replace(part, sha256=checksum, verify=self.verifies, listed=self._checksums, crossing=crossing))
+            parts.append(replace(part, sha256=checksum, verify=self.verifies, listed=self._checksums, crossing=crossing, mask_id=mask_id))
         written = sum(part.steps for part in parts)
         if self.complete and written != (said := self.manifest.get("steps", written)):
             raise TraceError(f"{self.folder}: expected {said} steps, as its manifest says, found {written}; {DAMAGED}")

@@ -16,7 +16,19 @@ from sinkscope.axes import HEAD, KV_HEAD, LAYER, TRACE_AXES, TRACE_UNITS
 from sinkscope.documents import check_fields, exists, files_in
 from sinkscope.errors import CallError, TraceError
 from sinkscope.locks import in_the_way, names_in
-from sinkscope.traces.format import ASIDE, BUNDLE, DRIFT, DTYPES, FORMAT, MANIFEST, MOVING, PART, PART_GLOB, write_manifest
+from sinkscope.traces.format import (
+    ASIDE,
+    BUNDLE,
+    DRIFT,
+    DTYPES,
+    FORMAT,
+    MANIFEST,
+    MOVING,
+    PART,
+    PART_GLOB,
+    attends_elsewhere,
+    write_manifest,
+)
 from sinkscope.traces.own_arrays import checked_step
 from sinkscope.traces.part_checks import expected_type
 from sinkscope.traces.part_files import write_part
@@ -268,7 +280,7 @@ class TraceWriter:
         if names != self._names and (self._names or not names or not set(names) <= set(TRACE_AXES)):
             expected = f"the tensors of the first, {', '.join(self._names)}" if self._names else f"tensors of {', '.join(TRACE_AXES)}"
             raise CallError(f"step: expected {expected}; found {', '.join(names) or 'none'}")
-        found = checked_step("step: ", step, self._sizes)
+        found = checked_step("step: ", step, self._sizes, within=not attends_elsewhere(self.manifest))
         for name, array in found.items():
             if array.dtype != (dtype := DTYPES[expected_type(name)]):
                 raise CallError(f"step: {name}: expected {dtype}, found {array.dtype}; pass .astype(np.{dtype})")

@@ -170,6 +170,8 @@ def _add_canvas(tiles: Tiles, prefix: str, one: ShownTrace) -> dict[str, Any]:
     trace, canvas = one.trace, one.prompt.canvas
     width = canvas.tokens.shape[1]
     written = np.full_like(canvas.tokens, -1) if canvas.written is None else canvas.written
+    if (mask := canvas.settings.mask_id) is not None:
+        written = np.where(written == mask, -1, written)  # a position that is masked again is no commit
     predicted = np.asarray(trace.predicted[:]) if "predicted" in trace.tensors else np.full((len(written), width), -1)
     known = np.unique(np.concatenate([part.ravel() for part in (canvas.tokens, written, predicted)]))
     known = known[known >= 0]
