@@ -335,6 +335,17 @@ def test_a_rule_that_cannot_work_in_a_likelihood_is_an_error(rule, found, model,
         evaluate(model, out=tmp_path / "out", data=data, hide=[rule], **settled("piqa"))
 
 
+PIQA = {"goal": "Cut.", "sol1": "a", "sol2": "b", "label": 1}
+
+
+def _race_row(**changes):
+    return {"article": "A.", "problems": [{"question": "Why?", "options": ["a", "b"], "answer": "A"} | changes]}
+
+
+def _arc_row(texts, labels):
+    return {"question": "Why?", "choices": {"text": texts, "label": labels}, "answerKey": "A"}
+
+
 @pytest.mark.parametrize(
     ("name", "rows", "more", "message"),
     [
@@ -347,23 +358,42 @@ def test_a_rule_that_cannot_work_in_a_likelihood_is_an_error(rule, found, model,
         ("piqa", None, {"settings": {"seed": None}}, "seed: expected a whole number between −2\\^62 and 2\\^62, found None"),
         ("piqa", None, {"hide": ["top:1"]}, "top:1 decides by the step before, .* expected observe=current, as in top:1@current"),
         ("piqa", None, {"shots": 2}, "shots: piqa is asked without any, found 2"),
-        ("piqa", [{"goal": "Cut.", "sol1": "a", "sol2": "b", "label": 2}], {}, "row 1: expected a context, choices and the number of one"),
+        (
+            "piqa",
+            [{"goal": "Cut.", "sol1": "a", "sol2": "b", "label": 2}],
+            {},
+            r"piqa as on the hub .* \(label: expected one of 0, 1, found 2\)",
+        ),
+        ("piqa", [PIQA | {"label": True}], {}, r"label: expected one of 0, 1, found True"),
+        ("piqa", [PIQA | {"label": "١"}], {}, r"label: expected one of 0, 1, found '١'"),
+        ("piqa", [PIQA | {"label": " 1"}], {}, r"label: expected one of 0, 1, found ' 1'"),
         ("piqa", [{"goal": "Cut.", "sol1": "a", "label": 0}], {}, "row 1: expected the field 'sol2' as text, found only goal, sol1, label"),
         ("arc_easy", [{"question": "?", "choices": "A", "answerKey": "A"}], {}, "expected the field 'choices' as an object, found str"),
         (
             "race",
             [{"article": "A.", "problems": "-" * 100_000 + "1"}],
             {},
-            r"row 1: expected a row of race as on the hub .*nested too deeply",
+            r"row 1: expected a row of race as on the hub .*\(problems: expected a list of objects with question, options and answer\)",
         ),
+        ("race", [_race_row(answer="")], {}, r"problems\[0\]\.answer: expected one of A, B, found ''"),
+        ("race", [_race_row(answer="AB")], {}, r"problems\[0\]\.answer: expected one of A, B, found 'AB'"),
+        ("race", [_race_row(options=["a", 2])], {}, r"problems\[0\]\.options: expected a list of texts that are not blank"),
+        ("arc_easy", [_arc_row(["a", "b", "c"], ["A", "B"])], {}, r"choices\.label: expected another label for each of the 3 texts"),
+        ("arc_easy", [_arc_row(["a", "b"], ["A", "A"])], {}, r"choices\.label: expected another label for each of the 2 texts"),
+        ("arc_easy", [_arc_row(["a", "  "], ["A", "B"])], {}, r"choices\.text: expected a list of texts that are not blank"),
         (
             "arc_easy",
             [ROWS["arc_easy"][0], {"question": "Why?", "choices": {"text": ["So."], "label": ["A"]}, "answerKey": "A"}],
             {},
             "arc_easy=.*, row 2: expected choices to choose from, found one; take the row away",
         ),
-        ("arc_easy", [ROWS["arc_easy"][0] | {"answerKey": "F"}], {}, "row 1: expected a row of arc_easy as on the hub"),
-        ("lambada", [{"text": "  sun"}], {}, "expected a prompt with at least one token, found ' ', whose spaces are counted"),
+        (
+            "arc_easy",
+            [ROWS["arc_easy"][0] | {"answerKey": "F"}],
+            {},
+            "row 1: expected a row of arc_easy as on the hub .*answerKey: expected one of A, .*, found 'F'",
+        ),
+        ("lambada", [{"text": "  sun"}], {}, "row 1: expected a context and choices that are not blank, found"),
         ("lambada", [{"text": "the sun " * 300 + "sets"}], {}, "problem 0 with its longest choice has .* tokens, .* was made for 512"),
     ],
 )

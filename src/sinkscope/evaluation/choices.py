@@ -14,7 +14,7 @@ import ast
 import functools
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -91,9 +91,37 @@ class Benchmark:
     normed: bool = True
 
 
+class _WrongRow(ValueError):
+    """A row that is not of its benchmark's form; the message says in what."""
+
+
+def _texts(what: str, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not value or not all(isinstance(one, str) and one.strip() for one in value):
+        raise _WrongRow(f"{what}: expected a list of texts that are not blank")
+    return tuple(value)
+
+
+def _numbered(what: str, value: Any, first: int, count: int) -> int:
+    """Return which choice a label names, from 0; labels are whole numbers from ``first`` on, or the same as text."""
+    numbers = {number: at for at, number in enumerate(range(first, first + count))}
+    found = numbers.get(value) if type(value) is int else {str(one): at for one, at in numbers.items()}.get(value)
+    if found is None or isinstance(value, bool):
+        raise _WrongRow(f"{what}: expected one of {', '.join(map(str, numbers))}, found {value!r:.60}")
+    return found
+
+
+def _named(what: str, value: Any, labels: Sequence[str]) -> int:
+    """Return which choice a label names, from 0."""
+    if value not in labels:
+        raise _WrongRow(f"{what}: expected one of {', '.join(labels)}, found {value!r:.60}")
+    return labels.index(value)
+
+
 def _arc(row: Mapping[str, Any]) -> Question:
-    labels = list(row["choices"]["label"])
-    return Question(f"Question: {row['question']}\nAnswer:", tuple(row["choices"]["text"]), labels.index(row["answerKey"]))
+    texts, labels = (_texts(f"choices.{one}", row["choices"].get(one)) for one in ("text", "label"))
+    if len(texts) != len(labels) or len(set(labels)) != len(labels):
+        raise _WrongRow(f"choices.label: expected another label for each of the {len(texts)} texts")
+    return Question(f"Question: {row['question']}\nAnswer:", texts, _named("answerKey", row["answerKey"], labels))
 
 
 def _hellaswag(row: Mapping[str, Any]) -> Question:
@@ -101,35 +129,44 @@ def _hellaswag(row: Mapping[str, Any]) -> Question:
         return re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". ")).replace("  ", " ")
 
     context = clean(f"{row['activity_label']}: {row['ctx_a']} {row['ctx_b'].capitalize()}")
-    return Question(context, tuple(clean(ending) for ending in row["endings"]), int(row["label"]))
+    endings = tuple(map(clean, _texts("endings", row["endings"])))
+    return Question(context, endings, _numbered("label", row["label"], 0, len(endings)))
 
 
 def _piqa(row: Mapping[str, Any]) -> Question:
-    return Question(f"Question: {row['goal']}\nAnswer:", (row["sol1"], row["sol2"]), int(row["label"]))
+    return Question(f"Question: {row['goal']}\nAnswer:", (row["sol1"], row["sol2"]), _numbered("label", row["label"], 0, 2))
 
 
 def _literal(text: str) -> Any:
     try:
         return ast.literal_eval(text)
-    except (MemoryError, RecursionError) as error:
-        raise ValueError("nested too deeply") from error
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return None
 
 
 def _race(row: Mapping[str, Any]) -> Question:
     """Return the last question of an article; the others stand with their answers before it."""
     problems = _literal(row["problems"]) if isinstance(row["problems"], str) else row["problems"]
+    if not isinstance(problems, list) or not problems or not all(isinstance(one, Mapping) for one in problems):
+        raise _WrongRow("problems: expected a list of objects with question, options and answer")
+    asked = []
+    for number, problem in enumerate(problems):
+        where = f"problems[{number}]"
+        if not isinstance(question := problem.get("question"), str):
+            raise _WrongRow(f"{where}.question: expected text")
+        options = _texts(f"{where}.options", problem.get("options"))[:4]
+        asked.append((question, options, _named(f"{where}.answer", problem.get("answer"), list("ABCD"[: len(options)]))))
     text = f"Article: {row['article']}\n\n"
-    for problem in problems[:-1]:
-        answer = problem["options"]["ABCD".index(problem["answer"])]
-        gap = problem["question"].endswith("  _  .")
-        text += f"{problem['question'][:-5]}{answer}\n" if gap else f"Question: {problem['question']}\nAnswer: {answer}\n"
-    last = problems[-1]
-    return Question(text + last["question"], tuple(last["options"][:4]), "ABCD".index(last["answer"]))
+    for question, options, gold in asked[:-1]:
+        gap = question.endswith("  _  .")
+        text += f"{question[:-5]}{options[gold]}\n" if gap else f"Question: {question}\nAnswer: {options[gold]}\n"
+    question, options, gold = asked[-1]
+    return Question(text + question, options, gold)
 
 
 def _social_iqa(row: Mapping[str, Any]) -> Question:
     choices = tuple(row[f"answer{letter}"] for letter in "ABC")
-    return Question(f"Q: {row['context']} {row['question']}\nA:", choices, int(row["label"]) - 1)
+    return Question(f"Q: {row['context']} {row['question']}\nA:", choices, _numbered("label", row["label"], 1, 3))
 
 
 def _lambada(row: Mapping[str, Any]) -> Question:
@@ -180,7 +217,7 @@ def questions(name: str, data: Path | None) -> tuple[Callable[[], tuple[Question
             where = f"{source.hub[0] if data is None else f'--data {name}={data}'}, row {number}"
             try:
                 question = benchmark.read(row)
-            except (ValueError, LookupError, TypeError, AttributeError, SyntaxError) as error:
+            except _WrongRow as error:
                 shown = json.dumps(row, default=str)[:80]
                 raise CallError(
                     f"{where}: expected a row of {name} as on the hub ({benchmark.hub[0]}), found {shown} … ({error})"
@@ -188,8 +225,8 @@ def questions(name: str, data: Path | None) -> tuple[Callable[[], tuple[Question
             if len(question.choices) == 1 and benchmark.read is not _lambada:
                 raise CallError(f"{where}: expected choices to choose from, found one; take the row away")
             texts = (question.context, *question.choices)
-            if not all(isinstance(one, str) and one for one in texts) or not 0 <= question.gold < len(question.choices):
-                raise CallError(f"{where}: expected a context, choices and the number of one of them, found {texts} and {question.gold}")
+            if not all(one.strip() for one in texts):
+                raise CallError(f"{where}: expected a context and choices that are not blank, found {texts}")
             found.append(question)
         return tuple(found)
 

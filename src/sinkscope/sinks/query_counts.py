@@ -8,8 +8,7 @@ from jaxtyping import Float, Int
 
 from sinkscope.sinks.definition import visible_query_mean
 from sinkscope.sinks.followed_columns import Followed, Recorded
-from sinkscope.traces.format import attends_elsewhere
-from sinkscope.traces.reading import Trace
+from sinkscope.traces.reading import Trace, attends_elsewhere
 
 
 def count_queries(

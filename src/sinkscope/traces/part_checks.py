@@ -104,7 +104,7 @@ def wrong_values(name: str, array: np.ndarray, lengths: np.ndarray | None, queri
         if name != "column_sums":  # where there was no such query, nothing is known
             seen = seen[~np.isnan(seen)]
         yield seen[~((seen >= -ROUNDING) & (seen <= queries * (1 + ROUNDING)))], "sums of attention"
-        totals = np.nansum(array, axis=-1, dtype=np.float64)
+        totals = np.asarray(np.nansum(array, axis=-1, dtype=np.float64))
         yield totals[totals > queries * (1 + ROUNDING)], f"columns of a head that add up to at most {queries} queries"
     else:
         yield array[np.isinf(array)], "finite numbers"
