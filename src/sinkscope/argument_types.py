@@ -284,6 +284,8 @@ def in_words(value: Any) -> str:
         return f"the class {value.__name__}"
     if value is None or isinstance(value, str | bool | int | float):
         return describe(value)
+    if getattr(value, "is_nested", False) is True:  # a tensor of torch without a shape
+        return "nested tensor"
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     if not isinstance(shape, tuple) or dtype is None:
         return type(value).__name__

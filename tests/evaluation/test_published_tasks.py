@@ -253,6 +253,16 @@ def broken(tmp_path, content, name="test.jsonl"):
         ("gsm8k", b"PAR1\xff\xfe", "expected JSON lines, plain or in gzip, found Parquet"),
         ("gsm8k", b'{"question": "\xe9"}', "expected JSON lines in UTF-8, found byte 0xe9 at 14; save the file as UTF-8"),
         ("gsm8k", b'{"question": "a"\n', 'line 1: expected JSON, found \'{"question": "a"\''),
+        *(
+            ("humaneval", json.dumps(HUMANEVAL[0] | changes).encode(), says)
+            for changes, says in (
+                ({"entry_point": 'f"); import os; (1'}, "row 1: entry_point: expected the name of a function, found 'f\"); import"),
+                ({"entry_point": "class"}, "row 1: entry_point: expected the name of a function, found 'class'"),
+                ({"test": "def check(:"}, "row 1: test: expected a program in Python, found something else"),
+                ({"test": "x = '\0'"}, "row 1: test: expected a program in Python, found something else"),
+                ({"test": ""}, "row 1: test: expected a program that defines check, which gets the function, found none"),
+            )
+        ),
         ("gsm8k", b"\n", 'expected rows like {"question": "…", "answer": "…"}, found none'),
     ],
 )

@@ -43,7 +43,8 @@ def values() -> dict[str, Any]:
     arrays = [np.array(3), np.zeros(0), np.arange(3), np.array([0.5, np.nan]), np.array(["a"]), np.array([True]), np.ones((2, 1, 2, 3))]
     arrays += [np.array([1j]), np.array([object()], dtype=object), np.int64(2), np.float32(0.5), np.bool_(True)]
     tensors = [torch.tensor(3), torch.zeros(0), torch.arange(3), torch.tensor([True]), torch.zeros(3, device="meta")]
-    tensors += [torch.eye(2).to_sparse(), slice(1)]
+    with warnings.catch_warnings(action="ignore"):  # torch's, that they may change
+        tensors += [torch.eye(2).to_sparse(), torch.nested.nested_tensor([torch.arange(2)]), slice(1)]
     others = [object(), Unwritable(), datetime.date(2020, 1, 1), ValueError("x"), os, Path("nosuch"), torch.float32, torch.device("cpu")]
     found = [*plain, *texts, *lists, *arrays, *tensors, *others]
     return {f"{number} {type(one).__name__}": one for number, one in enumerate(found)}

@@ -242,8 +242,10 @@ def test_a_dream_conversation_in_the_published_form(tmp_path):
 
 
 def test_the_tokenizers_own_template_comes_first(tmp_path):
-    save_llada_tokenizer(save_tiny("llada", tmp_path), template="{% for message in messages %}w9 {% endfor %}")
-    assert sinkscope.load(str(tmp_path)).chat(CHAT) == [9, 9, 9]
+    save_llada_tokenizer(
+        save_tiny("llada", tmp_path), template="{% for message in messages %}w9 {{ message['content'] | trim }} {% endfor %}"
+    )
+    assert sinkscope.load(str(tmp_path)).chat(CHAT) == [9, 1, 2, 9, 3, 9, 4]
 
 
 def test_a_base_model_has_no_conversation(tmp_path):

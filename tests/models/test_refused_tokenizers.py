@@ -60,7 +60,12 @@ def test_a_dream_saved_as_one_file_is_read_as_it_stands(tmp_path):
 @pytest.fixture
 def foreign(tmp_path):
     """A Llama of 63 tokens with a tokenizer that has a 70th."""
-    folder = save_words(save_tiny("llama", tmp_path), {57: "<|end|>", 58: "<|eot|>", 70: "w70"}, eos_token="<|eot|>", template="w70")
+    folder = save_words(
+        save_tiny("llama", tmp_path),
+        {57: "<|end|>", 58: "<|eot|>", 70: "w70"},
+        eos_token="<|eot|>",
+        template="{{ messages[0]['content'] }} w70",
+    )
     return sinkscope.load(str(folder))
 
 
@@ -304,12 +309,49 @@ def test_nothing_is_said_of_a_length_that_the_tokenizer_was_made_for(tmp_path):
         ("{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}", CallError, r"found one that it refuses \(maximum recursion depth"),
         ("{{ 'a' * 10**15 }}", CallError, r"found one that it refuses \(MemoryError\)"),
         ("{{ messages[0]['content'] + 1 }}", CallError, "messages: expected a conversation that the chat template of .* can write"),
+        (
+            "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+            ModelError,
+            "expected a prompt within 2 seconds",
+        ),
+        ("hello", ModelError, "chat_template of its tokenizer: expected it to write the question, found a prompt without it, 'hello'"),
+        ("{{ ['w1', 'w2'] | random }}", ModelError, "expected the same prompt each time, found one that draws at random"),
     ],
 )
 def test_a_conversation_that_the_template_cannot_write(template, kind, message, tmp_path):
     save_words(save_tiny("llama", tmp_path), {EOS: "<|end|>"}, eos_token="<|end|>", template=template)
     with pytest.raises(kind, match=message):
         sinkscope.load(str(tmp_path)).chat([{"role": "user", "content": "w3"}])
+
+
+def test_parts_are_for_templates_that_know_them(tmp_path):
+    parts = [{"role": "user", "content": [{"type": "text", "text": "w3"}, {"type": "text", "text": "w4"}]}]
+    knows, prints = "{% for part in messages[0]['content'] %}{{ part['text'] }} {% endfor %}", "{{ messages[0]['content'] }}"
+    save_words(save_tiny("llama", tmp_path), {EOS: "<|end|>"}, eos_token="<|end|>", template=knows)
+    model = sinkscope.load(str(tmp_path))
+    assert model.chat(parts) == model.encode("w3 w4")
+    for content in ([], ["w3"], [{"text": "w3"}]):
+        with pytest.raises(CallError, match="expected messages as a list of"):
+            model.chat([{"role": "user", "content": content}])
+    model.tokenizer.chat_template = prints
+    with pytest.raises(CallError, match=r"expected content as text, which is what the chat template of .* writes, found parts"):
+        model.chat(parts)
+
+
+def test_a_template_may_leave_out_spaces_and_earlier_turns(tmp_path):
+    template = "{{ messages[-1]['content'] | trim }}"
+    model = sinkscope.load(str(save_words(save_tiny("llama", tmp_path), {EOS: "<|end|>"}, eos_token="<|end|>", template=template)))
+    turns = [{"role": "user", "content": "w9"}, {"role": "assistant", "content": "w8"}, {"role": "user", "content": " w3\nw4 "}]
+    assert model.chat(turns) == model.encode("w3\nw4")
+
+
+def test_a_tokenizer_that_draws_at_random_is_refused(tmp_path):
+    folder = save_words(save_tiny("llama", tmp_path), {EOS: "<|end|>"}, eos_token="<|end|>")
+    core = json.loads((folder / "tokenizer.json").read_text())
+    core["model"]["dropout"] = 0.5
+    (folder / "tokenizer.json").write_text(json.dumps(core))
+    with pytest.raises(ModelError, match=r"tokenizer.json: model: dropout: expected null or 0, found 0\.5, with which a text has other"):
+        sinkscope.load(str(folder))
 
 
 def test_a_list_of_no_templates_is_none(tmp_path):

@@ -286,13 +286,15 @@ def described(value: object) -> str:
     """Return in words what was found: of a tensor dtype and shape, and a device or a layout that it cannot be read from."""
     if not isinstance(value, Tensor):
         return type(value).__name__
+    if value.is_nested:
+        return f"{str(value.dtype).removeprefix('torch.')} in a nested tensor"
     odd = " on the device meta" if value.is_meta else f" in the layout {value.layout}" if holds_nothing(value) else ""
     return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}{odd}"
 
 
 def holds_nothing(tensor: Tensor) -> bool:
-    """Return whether a tensor holds no plain values: one on the device meta, a sparse or a fake one."""
-    return tensor.is_meta or tensor.layout != torch.strided or type(tensor).__name__ == "FakeTensor"
+    """Return whether a tensor holds no plain values: one on the device meta, a sparse, nested or fake one."""
+    return tensor.is_meta or tensor.is_nested or tensor.layout != torch.strided or type(tensor).__name__ == "FakeTensor"
 
 
 @dataclass(frozen=True, eq=False)

@@ -284,11 +284,11 @@ def _token_ids(canvas: Any) -> Tensor:
     Raises:
         CallError: something that is none, such as text or rows of several lengths.
     """
-    if isinstance(canvas, Tensor):
+    if isinstance(canvas, Tensor) and not canvas.is_nested:
         return canvas
     try:
         array = np.asarray(canvas)
-    except ValueError:  # rows of several lengths
+    except (ValueError, TypeError, RuntimeError):  # rows of several lengths, nested tensors
         array = np.asarray(None)
     if array.ndim != 2 or array.dtype.kind not in "iufb":
         raise CallError(f"canvas: expected token ids [batch, position], found {in_words(canvas)}")

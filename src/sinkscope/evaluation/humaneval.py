@@ -7,6 +7,7 @@ the program's process for the values of the function.
 import ast
 import builtins
 import functools
+import keyword
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -69,7 +70,7 @@ def _refuse_shots(name: str, shots: int) -> None:
 
 
 def _task(name: str, data: Path | None, prompt, messages, *, fenced: bool) -> Task:
-    source = Source("humaneval", data, HUB, ("task_id", "prompt", "entry_point", "test"), FILES)
+    source = Source("humaneval", data, HUB, ("task_id", "prompt", "entry_point", "test"), FILES, wrong=_wrong)
     rows = functools.cache(lambda: source.rows("test"))
     return Task(
         name,
@@ -83,6 +84,18 @@ def _task(name: str, data: Path | None, prompt, messages, *, fenced: bool) -> Ta
         stops=STOPS,
         fingerprint=lambda shots: hash_rows(rows()),
     )
+
+
+def _wrong(row: Row) -> str | None:
+    """Return what keeps every program from passing a row's tests; None where nothing does."""
+    function = row["entry_point"]
+    if not function.isidentifier() or keyword.iskeyword(function):
+        return f"entry_point: expected the name of a function, found {function!r:.60}"
+    if (tests := _parsed(row["test"])) is None:
+        return "test: expected a program in Python, found something else"
+    if "check" not in _bound(tests):
+        return "test: expected a program that defines check, which gets the function, found none"
+    return None
 
 
 def _tests(row: Row) -> str:

@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ class Source:
         files: names to look for in a folder, by split.
         types: of fields that are not text.
         asked: the split whose rows are the problems; a given file holds this split.
+        wrong: returns what is wrong with a row whose fields are as they should be; None where nothing is.
     """
 
     key: str
@@ -39,6 +40,7 @@ class Source:
     files: Mapping[str, tuple[str, ...]]
     types: Mapping[str, tuple[type, ...]] = field(default_factory=dict)
     asked: str = "test"
+    wrong: Callable[[Row], str | None] = lambda row: None
 
     def rows(self, split: str) -> tuple[Row, ...]:
         """Return all rows of a split, in order.
@@ -97,6 +99,8 @@ class Source:
                 raise CallError(
                     f"{where}: expected the field {name!r} as {_NAMES[kinds[0]]}, found {found}; is this the file of {self.key}?"
                 )
+        if (wrong := self.wrong(row)) is not None:
+            raise CallError(f"{where}: {wrong}")
 
     def _from_hub(self, split: str) -> Sequence[Any]:
         name, configuration = self.hub

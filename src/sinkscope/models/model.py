@@ -12,10 +12,10 @@ from sinkscope.attention import Hider, current_session
 from sinkscope.attention.records import described, holds_nothing
 from sinkscope.documents import describe, shown
 from sinkscope.errors import CallError, ModelError, first_line
+from sinkscope.models.conversations import write_conversation
 from sinkscope.models.family import Family
 from sinkscope.models.weights import UsedTensors
 
-_OF_TEMPLATES = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError, MemoryError)
 _PIECE = 1 << 22
 """From here on a number is no token of any tokenizer."""
 
@@ -231,22 +231,7 @@ class Model:
         """
         if not isinstance(messages, Sequence) or not messages or not all(map(_is_message, messages)):
             raise CallError(f'expected messages as a list of {{"role": …, "content": …}}, found {shown(messages)}')
-        from jinja2 import TemplateError, TemplateSyntaxError
-
-        template = self._template(instead)
-        given = {"chat_template": template, "add_generation_prompt": not begun, "continue_final_message": begun}
-        try:
-            return self.tokenizer.apply_chat_template(list(messages), tokenize=False, **given)
-        except TemplateSyntaxError as error:
-            raise ModelError(
-                f"{self.card.name}: chat_template of its tokenizer: expected Jinja, found a mistake in line {error.lineno} "
-                f"({error.message}); correct it or {instead}"
-            ) from error
-        except (*_OF_TEMPLATES, TemplateError) as error:
-            raise CallError(
-                f"messages: expected a conversation that the chat template of {self.card.name} can write, found one that it refuses "
-                f"({first_line(error)}); {instead}"
-            ) from error
+        return write_conversation(self.card.name, self.tokenizer, messages, begun, self._template(instead), instead)
 
     def _template(self, instead: str) -> str | None:
         """Return the family's chat template; None where the tokenizer has its own."""
@@ -318,7 +303,10 @@ def _is_message(message: Any) -> bool:
     """Return whether this is a message of a conversation, which has a role and says something, or calls tools instead."""
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         return False
-    return isinstance(message.get("content"), str | list) or ("content" in message and "tool_calls" in message)
+    content = message.get("content")
+    if isinstance(content, list):
+        return bool(content) and all(isinstance(part, Mapping) and isinstance(part.get("type"), str) for part in content)
+    return isinstance(content, str) or ("content" in message and "tool_calls" in message)
 
 
 def expect_model(model: Any, unhidden: bool = False, unwatched: bool = False) -> None:

@@ -126,6 +126,9 @@ def _check_files(folder: Path) -> None:
         core = _read_object(folder / CORE)
         if not isinstance(core.get("model"), dict):
             raise ModelError(f"{folder}/{CORE}: model: expected an object, found {core.get('model')!r}; fetch the file again")
+        if core["model"].get("dropout"):
+            found = f"found {shown(core['model']['dropout'])}, with which a text has other tokens each time"
+            raise ModelError(f"{folder}/{CORE}: model: dropout: expected null or 0, {found}; write null there")
         return
     if (folder / VOCABULARY).exists():
         _read_numbers(folder / VOCABULARY)
@@ -209,3 +212,5 @@ def _check_mask(tokenizer: Any, family: Family, config: Mapping[str, Any], folde
         raise ModelError(
             f"{expected}, found {tokenizer.convert_ids_to_tokens(theirs)!r}, token {theirs}; one of the two files belongs to another model"
         )
+    if tokenizer.eos_token_id == mask:
+        raise ModelError(f"{folder}/{SETTINGS}: eos_token: expected another token than the mask token {mask}, found the same")
