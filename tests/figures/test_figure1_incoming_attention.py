@@ -9,6 +9,7 @@ from sinkscope.figures.figure1_incoming_attention import as_drawn
 from sinkscope.figures.incoming_attention import apart
 from sinkscope.figures.position_cut import Cut
 from sinkscope.figures.style import VERMILLION, figure_style
+from sinkscope.sinks import find_sinks, track
 
 
 def test_it_draws_the_columns_of_the_head_whose_sink_wanders(draw, rows_of, wandering):
@@ -83,6 +84,27 @@ def test_a_sink_that_stays_and_no_sink_are_told(draw, tmp_path):
     one = write_wandering(tmp_path / "one", columns)
     title = draw("1", one).sheet.get_suptitle().replace("\n", " ")
     assert title == r"org/planted: the main sink stays on “\$x\$” (3), in 15 of 19 steps"
+
+
+@pytest.mark.parametrize(
+    ("places", "story"),
+    [
+        ({0: 8, 4: 5, 5: 5}, "the main sink stands at 2 places, with steps without a sink between, longest on “a very"),
+        ({0: 8, 1: 5, 3: 2}, "the main sink does not move; 2 sinks swap their rank, 1 more stand behind steps without a sink, “"),
+    ],
+)
+def test_a_swap_is_told_only_of_steps_that_follow_one_another(draw, tmp_path, places, story):
+    """Swaps are of two sinks at once (glossary); between others a step has no sink."""
+    columns = np.full((STEPS, 2, 3, POSITIONS), 0.5, np.float32)
+    for step, place in places.items():
+        columns[step, 1, 1, place] = 9
+    if 1 in places:
+        columns[:2, 1, 1, [5, 8]] = [[8, 9], [9, 8]]
+    trace = write_wandering(tmp_path / "t", columns)
+    found = track(find_sinks(trace)).heads[4]
+    assert (found.moves, found.swaps) == (0, int(1 in places))
+    caption = draw("1", trace).caption.replace("\N{NO-BREAK SPACE}", " ")
+    assert story in caption
 
 
 def test_the_main_sink_is_outlined_where_it_stands(draw, wandering):

@@ -32,7 +32,13 @@ def test_the_caption_correlates_the_sink_with_self_attention(draw, sudden):
     expected = np.corrcoef(largest, sudden.self_attention[:, 0, 1].mean(axis=-1))[0, 1]
     subject = subject_of(sudden)
     assert absorbed(subject, subject.highlights.jump) == pytest.approx(expected, abs=1e-6)
-    assert f"self-attention {expected:+.2f}" in draw("4", sudden).caption
+    caption = draw("4", sudden).caption
+    assert f"self-attention {expected:+.2f}" in caption and "how much queries attend to themselves" in caption
+
+
+def test_the_caption_tells_of_self_attention_only_where_it_was_kept(draw, wandering):
+    drawn = draw("4", wandering, maps=lambda trace, step, layer, head: np.full((POSITIONS, POSITIONS), 1 / POSITIONS, np.float32))
+    assert "attend to themselves" not in drawn.caption and "self-attention" not in drawn.caption
 
 
 def test_a_head_that_is_asked_for_is_drawn_or_said_not_to_move(draw_head, rows_of, sudden):

@@ -24,6 +24,12 @@ def test_a_head_that_is_asked_for_is_drawn(draw_head, rows_of, sudden):
         draw_head("6", sudden, (1, 3))
 
 
+def test_the_caption_tells_of_a_sink_of_one_step_only_where_one_is_drawn(draw, draw_head, sudden):
+    assert "Below: the strongest sink that lives for one step, with" in draw("6", sudden).caption
+    caption = draw_head("6", sudden, (1, 1)).caption
+    assert "Below" not in caption and "Above" not in caption and "No sink of layer 1 head 1 lives for one step" in caption
+
+
 def test_it_says_why_there_is_no_split(draw, tmp_path, causal, monkeypatch):
     with pytest.raises(FigureError, match="an autoregressive model has no masked queries"):
         draw("6", causal)

@@ -56,6 +56,12 @@ def test_of_an_autoregressive_model_the_newest_queries_are_drawn(causal):
     assert set(drawn_path(sheet).values()) == {3, 13}
 
 
+def test_the_scale_says_of_which_queries_it_is(wandering, causal, blocks):
+    labels = [incoming(trace, 0, 0).axes[-1].get_ylabel() for trace in (wandering, causal, blocks)]
+    worth = "attention received, queries' worth"
+    assert labels == [worth, f"{worth}\nfrom the 16 newest queries", f"{worth}\nfrom the newest blocks of 16 or more queries"]
+
+
 def test_it_draws_into_axes_of_the_user_and_leaves_his_settings(wandering, sudden):
     import matplotlib
     from matplotlib.figure import Figure as Plain

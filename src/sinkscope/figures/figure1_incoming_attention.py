@@ -3,6 +3,7 @@
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, final
 
 import numpy as np
@@ -136,7 +137,12 @@ def _story(panel: _Panel) -> str:
         steps = sum(last - first + 1 for _, first, last in drawn.stays)
         when = "" if steps == len(drawn.values) else f", in {steps} of {len(drawn.values)} steps"
         return f"the main sink stays on {drawn.name_of(*longest)}{when}"
-    return f"the main sink does not move; {len(places)} sinks swap their rank, {drawn.name_of(*longest)} leads longest"
+    name = drawn.name_of(*longest)
+    swapping = {one[0] for pair in pairwise(drawn.stays) for one in pair if pair[1][1] == pair[0][2] + 1}
+    if not swapping:
+        return f"the main sink stands at {len(places)} places, with steps without a sink between, longest on {name}"
+    more = f", {len(places) - len(swapping)} more stand behind steps without a sink" if len(places) > len(swapping) else ""
+    return f"the main sink does not move; {len(swapping)} sinks swap their rank{more}, {name} leads longest"
 
 
 def _legend(sheet: Any) -> None:

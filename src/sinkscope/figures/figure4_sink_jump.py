@@ -93,7 +93,7 @@ def absorbed(one: Subject, jump: Jump) -> float | None:
 
 
 def _caption(jumping: Sequence[tuple[Subject, Jump]]) -> str:
-    parts = []
+    parts, itself = [], any(self_attention(one, jump) is not None for one, jump in jumping)
     for one, jump in jumping:
         together = absorbed(one, jump)
         said = f"{one.label}: {abs(jump.distance)} positions to the {'right' if jump.distance > 0 else 'left'} after step {jump.step}"
@@ -102,7 +102,8 @@ def _caption(jumping: Sequence[tuple[Subject, Jump]]) -> str:
         parts.append(said)
     return (
         f"Attention maps before and after the longest jump of a main sink{jumping[0][0].where}. Triangles: the sink before (vermillion) "
-        "and after (blue). Below: both keys' shares of attention over all steps, and how much queries attend to themselves. "
+        "and after (blue). Below: both keys' shares of attention over all steps"
+        f"{', and how much queries attend to themselves' if itself else ''}. "
         f"{'; '.join(parts)}. What it does not show: this is the most extreme case of all those, and a correlation over neighbouring "
         "steps is no evidence of a cause."
     )

@@ -103,9 +103,12 @@ def _caption(splitting: Sequence[tuple[Subject, Split]]) -> str:
         f"{one.label}: each of the two keys gets at least {split.clarity:.2f} of a query's attention more from its own group"
         for one, split in splitting
     ]
+    flashing, where = any(one.highlights.flash is not None for one, _ in splitting), splitting[0][0].where
+    below = f"Below: the strongest sink that lives for one step{where}, with the steps around it."
+    below = below if flashing else f"No sink{where} lives for one step, with a step before and one behind it."
     return (
-        f"Above: the step and head in which masked and unmasked queries differ most clearly{splitting[0][0].where} (at least 8 queries "
-        "each): the map, and the mean over the queries of each group, so that a small group counts as much as a large one. Below: the "
-        f"strongest sink that lives for one step{splitting[0][0].where}, with the steps around it. Triangles: the keys named. "
-        f"{'; '.join(parts)}. What it does not show: these are the clearest of those heads and steps, not typical ones."
+        f"{'Above: the' if flashing else 'The'} step and head in which masked and unmasked queries differ most clearly{where} (at least "
+        "8 queries each): the map, and the mean over the queries of each group, so that a small group counts as much as a large one. "
+        f"{below} Triangles: the keys named. {'; '.join(parts)}. What it does not show: these are the clearest of those heads and "
+        "steps, not typical ones."
     )

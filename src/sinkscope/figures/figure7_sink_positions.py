@@ -27,6 +27,8 @@ from sinkscope.figures.subject import Subject, of_newest
 from sinkscope.sinks import HeadMovement
 
 ASKED_FOR = "asked for"
+REASONS = {"most moves": "the most moves", "most positions": "the most positions", "most static": "the longest stay"}
+"""Why heads are drawn, and how captions say it."""
 LETTERS = 13  # of a legend, to an inch of a sheet
 
 
@@ -180,7 +182,10 @@ def _lines(series: _Series) -> list[tuple[Any, ...]]:
 
 def _caption(subjects: Sequence[Subject]) -> str:
     newest = of_newest(subjects, "the main sink is read from {queries}; in the first steps these are too few for Eq. 3 to hold.")
-    which = "the heads with the most moves, the most positions and the longest stay" + subjects[0].where
+    drawn = {why for one in subjects for each in chosen_heads(one) for why in each.why.split(" and ")}
+    kinds = [in_words for why, in_words in REASONS.items() if why in drawn]
+    *before, last = kinds or ["a main sink, of which there are none"]
+    which = f"the heads with {', '.join(before)}{' and ' if before else ''}{last}{subjects[0].where}"
     if subjects[0].highlights.only is not None:
         which = "the head that was asked for"
     extremes = " these heads are the extremes (the table has the moves per head), and" if subjects[0].highlights.only is None else ""

@@ -68,10 +68,17 @@ def _caption(chosen: Sequence[tuple[Subject, list[tuple[str, HeadMovement]]]]) -
         if right
         else ""
     )
+    static = f"he head{chosen[0][0].where} whose main sink stays longest at one position"
+    alone = [one for one, heads in chosen if len(heads) == 1]
     which = (
-        f"Above: the head{chosen[0][0].where} whose main sink stays longest at one position. Below: the head whose main sink drifts left "
-        "the fastest (least-squares slope over the steps that have one, at least half of them)."
+        f"T{static}."
+        if len(alone) == len(chosen)
+        else f"Above: t{static}. Below: the head whose main sink drifts left the fastest (least-squares slope over the steps that have "
+        "one, at least half of them)."
     )
+    for one in alone:
+        drifts = "no main sink drifts in at least half of the steps" if one.highlights.leftmost is None else "it also drifts the fastest"
+        which += f" {one.label} has no second head: {drifts}."
     if chosen[0][0].highlights.only is not None:
         which = "The head is the one that was asked for."
     return (

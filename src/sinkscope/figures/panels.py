@@ -54,8 +54,9 @@ def incoming(trace: Any, layer: int | None = None, head: int | None = None, *, a
         axes.set_xlabel("position in the canvas (dashed: end of the prompt)")
         axes.set_ylabel("step")
         whole_numbers(axes.yaxis)
+        followed = Followed.of(trace)
         bar = axes.figure.colorbar(image, ax=axes, aspect=24, pad=0.015, extend="max")
-        bar.set_label("attention received, queries' worth" + (" of 16" if Followed.of(trace).newest else ""))
+        bar.set_label("attention received, queries' worth" + (f"\nfrom {followed.queries_text}" if followed.newest else ""))
     return axes.figure  # type: ignore[return-value]  # a panel inside a SubFigure is given back as it is
 
 

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Int
 from sinkscope.argument_types import checked, in_words
 from sinkscope.errors import CallError
 from sinkscope.sinks.token_classes import CLASSES, token_class
-from sinkscope.traces.format import attends_elsewhere
+from sinkscope.traces.format import attends_elsewhere, block_of
 
 MOST_TRAINED = 1 << 50
 """Bound of how often a token stands in a corpus."""
@@ -60,7 +60,7 @@ class PromptSettings:
         return cls(
             causal,
             int(manifest.get("prompt_length") or 0),
-            (manifest.get("sampler") or {}).get("block"),
+            block_of(manifest),
             manifest.get("mask_id"),
             tuple(int(one) for one in special if one is not None),
             training,

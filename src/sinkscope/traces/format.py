@@ -5,6 +5,7 @@ steps-000000.safetensors …   parts of a few steps (see `writing`), written und
 """
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,13 @@ DTYPES = {"F32": np.dtype(np.float32), "I32": np.dtype(np.int32), "F16": np.dtyp
 def attends_elsewhere(manifest: Mapping[str, Any]) -> bool:
     """Return whether the keys of a trace are the tokens of another stack: the cross-attention of a decoder."""
     return manifest.get("attends_to") != manifest.get("stack")
+
+
+def block_of(manifest: Mapping[str, Any]) -> int | None:
+    """Return the tokens of a block of the sampler; None without blocks. A sampler that has none may be given some by its cache."""
+    sampler = manifest.get("sampler") or {}
+    given = re.search(r"[:,]\s*block=([1-9]\d{0,8})\b", str(sampler.get("cache")))
+    return sampler.get("block") or (int(given[1]) if given else None)
 
 
 def write_whole(path: Path, content: bytes | Iterable[bytes | memoryview]) -> None:
