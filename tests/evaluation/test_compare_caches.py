@@ -238,6 +238,16 @@ def test_a_dry_run_counts_every_policy(run, diffusion_folder):
     assert costs["assumptions"][-1].startswith("Every policy is counted as plain sampling")
 
 
+def test_a_dry_run_counts_parallel_decoding_at_its_most(run, diffusion_folder):
+    """A threshold that is never reached commits one token a call, whatever --steps says."""
+    few, arms = (*FLAGS, "--steps", 2), "fast-dllm-dual@threshold=0.9,none@factor=0.5"
+    status, out, err = run("compare-caches", diffusion_folder, *few, "--policies", arms, "--dry-run", "--json")
+    assert status == 0, err
+    assert [part["forwards"] for part in json.loads(out)["parts"]] == [3 * 2, 3 * 8, 3 * 8]
+    status, out, err = run("evaluate", diffusion_folder, *few, "--threshold", 0.9, "--dry-run", "--json")
+    assert status == 0 and [part["forwards"] for part in json.loads(out)["parts"]] == [3 * 8], err
+
+
 def test_a_dry_run_refuses_what_the_run_would_refuse(run, diffusion_folder):
     status, out, err = run("compare-caches", diffusion_folder, *FLAGS, "--policies", "dkv-greedy", "--dry-run")
     assert (status, out) == (2, "") and "expected tokens to be committed in a random order" in err.replace("\n", " ")

@@ -95,7 +95,7 @@ def test_a_sink_that_stays_and_no_sink_are_told(draw, tmp_path):
 )
 def test_a_swap_is_told_only_of_steps_that_follow_one_another(draw, tmp_path, places, story):
     """Swaps are of two sinks at once (glossary); between others a step has no sink."""
-    columns = np.full((STEPS, 2, 3, POSITIONS), 0.5, np.float32)
+    columns = np.full((STEPS, 2, 3, POSITIONS), 0.4, np.float32)
     for step, place in places.items():
         columns[step, 1, 1, place] = 9
     if 1 in places:

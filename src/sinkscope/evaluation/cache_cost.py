@@ -25,7 +25,8 @@ def cost_of_comparison(name: str, request: Request, arms: Sequence[Arm], card: C
     parts = []
     for part in parts_of(name, request):
         for arm in arms:
-            resolve_settings(family, **{**part.settings, **arm.settings})  # refuses a policy that the family cannot have
-            parts.append(replace(part, name=arm.text))
+            settings = {**part.settings, **arm.settings}
+            resolve_settings(family, **settings)  # refuses a policy that the family cannot have
+            parts.append(replace(part, name=arm.text, settings=settings))
     costs = cost_document(parts, card)
     return {**costs, "assumptions": list(dict.fromkeys([*costs["assumptions"], AT_MOST]))}

@@ -18,7 +18,7 @@ USABLE = 0.95
 REACHED = 0.4
 """Share of a card's peak that forward calls reach."""
 RECORDED = 1.1
-AT_MOST = "Every policy is counted as plain sampling. A cache computes fewer positions, and parallel decoding makes fewer calls."
+AT_MOST = "Every policy is counted as plain sampling, parallel decoding as a call for each token. A cache computes fewer positions."
 TEXT_TOKENS = {
     "gsm8k": (80, 155),
     "gsm8k_cot": (75, 75),
@@ -134,7 +134,7 @@ def estimate(part: Part, card: Card = CARD) -> Cost:
     question, shot = TEXT_TOKENS[part.task]
     prompt, length = question + part.shots * shot, part.settings["length"]
     canvas = prompt + length
-    steps = length if shape.causal else part.settings.get("steps", length)
+    steps = length if shape.causal or _parallel(part) else part.settings.get("steps", length)
     passes = 2 if part.task == "gsm8k_two_pass" else 1
     runs = part.prompts * len(part.rules) * passes
     copies = 2 if part.settings.get("guidance") else 1  # canvases of one prompt in a call
@@ -259,9 +259,13 @@ def cost_document(parts: Sequence[Part], card: Card = CARD) -> dict[str, Any]:
 
 
 def _kept(part: Part) -> bool:
-    """Return whether a part keeps keys, or commits by a threshold, so that it costs less than plain sampling."""
-    settings = part.settings
-    return settings.get("cache", "none") != "none" or bool(settings.get("threshold") or settings.get("factor"))
+    """Return whether a part keeps keys, or commits by a threshold, so that it may cost less than is counted."""
+    return part.settings.get("cache", "none") != "none" or _parallel(part)
+
+
+def _parallel(part: Part) -> bool:
+    """Return whether a part commits by a threshold, in as many calls as it takes."""
+    return bool(part.settings.get("threshold") or part.settings.get("factor"))
 
 
 def cost_table(found: Mapping[str, Any]) -> str:
