@@ -30,16 +30,16 @@ def test_a_head_that_is_asked_for_is_drawn_with_a_sink_or_without(draw_head, row
 
 def test_the_caption_tells_of_a_second_head_only_where_one_is_drawn(draw, draw_head, sudden, tmp_path):
     assert "Below: the head whose main sink drifts left" in draw("8", sudden).caption
-    columns, masked = sudden_columns()
+    columns, _ = sudden_columns()
     columns[:, 0, 1:], columns[:, 1] = 0.1, 0.1
-    still = write_sudden(tmp_path / "still", columns, masked)
+    still = write_sudden(tmp_path / "still", columns, columns * 0.3)
     caption = draw("8", still).caption
     assert "Below" not in caption and "org/planted has no second head: no main sink drifts in at least half of the steps" in caption
     both = draw_head("8", sudden, (0, None))
     assert "Below" in both.caption
     columns[:, 0, 0, 4] = 0.1
     columns[range(12), 0, 0, [9] * 7 + [8] * 5] = 9
-    assert "it also drifts the fastest" in draw("8", write_sudden(tmp_path / "drifts", columns, masked)).caption
+    assert "it also drifts the fastest" in draw("8", write_sudden(tmp_path / "drifts", columns, columns * 0.3)).caption
 
 
 def test_no_label_lies_upon_another(draw, sudden):
