@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,9 @@ from sinkscope.documents import BYTE_ORDER_MARK, Failure, read_bytes
 
 LARGEST = 1 << 32
 """Bytes of the largest file that is read, and of what it holds unpacked."""
+PACKED, UNPACKED = 128, 1 << 26
+"""How many times larger than its gzip file text may be, and from how many bytes on; text that says something is 5 to 50 times larger."""
+_BLANK = re.compile(r"\s*")
 _GZIP = b"\x1f\x8b"
 _OTHERS = {b"BZh": "bzip2", b"PK\x03\x04": "a zip archive", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "Zstandard", b"PAR1": "Parquet"}
 
@@ -21,9 +25,13 @@ def read_json_lines(path: Path, where: str, advice: str, failure: Failure) -> It
 
 def numbered(text: str) -> Iterator[tuple[int, str]]:
     """Yield number and text of each line that is not blank; only a line feed ends a line."""
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.strip():
-            yield number, line
+    number, at = 1, 0
+    while (first := _BLANK.match(text, at).end()) < len(text):  # type: ignore[union-attr]
+        number += text.count("\n", at, first)
+        start, end = max(at, text.rfind("\n", at, first) + 1), text.find("\n", first)
+        end = len(text) if end < 0 else end
+        yield number, text[start:end]
+        number, at = number + 1, min(end + 1, len(text))
 
 
 def read_lines(path: Path, where: str, advice: str, failure: Failure) -> str:
@@ -38,14 +46,15 @@ def read_lines(path: Path, where: str, advice: str, failure: Failure) -> str:
     """
     content = read_bytes(path, failure, advice, LARGEST)
     if content.startswith(_GZIP):
+        most = min(LARGEST, max(UNPACKED, PACKED * len(content)))
         try:
             with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
-                content = file.read(LARGEST + 1)
+                content = file.read(most + 1)
         except (OSError, EOFError, zlib.error) as error:
             how = "one that ends early" if isinstance(error, EOFError) else "a damaged one"
             raise failure(f"{where}: expected a whole gzip file, found {how}; get it again, or unpack it") from error
-        if len(content) > LARGEST:
-            raise failure(f"{where}: expected at most {LARGEST:,} bytes of JSON lines, found more")
+        if len(content) > most:
+            raise failure(f"{where}: expected at most {most:,} bytes of JSON lines in a gzip file of this size, found more; unpack it")
     if other := next((name for start, name in _OTHERS.items() if content.startswith(start)), None):
         first = "write its rows as such lines" if other == "Parquet" else "unpack it"
         raise failure(f"{where}: expected JSON lines, plain or in gzip, found {other}; {first} first")

@@ -67,6 +67,7 @@ def test_a_changed_item_of_a_comparison_is_refused(path, value, says):
     [
         (("measures", "acc"), 2, "measures.acc: expected true or false, found 2"),
         (("effect", "hit_rate"), 2.0, "effect.hit_rate: expected a number up to 1"),
+        (("effect", "removed_share"), 7.0, "effect.removed_share: expected a number up to 1.001, found 7"),
         (("effect", "removed_share"), math.inf, "effect.removed_share: expected a finite number, found inf"),
         (("not_enforced",), "x", "not_enforced: expected a list, found 'x'"),
         (("likelihoods", 0, "total"), [], "likelihoods[0].total: expected a number, found a list of 0"),

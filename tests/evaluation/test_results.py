@@ -1,4 +1,5 @@
 import dataclasses
+import json
 import subprocess
 import sys
 
@@ -135,6 +136,10 @@ def test_messages(tmp_path):
             EvaluationError,
             "{}/results.json: results[0].model: expected a value, found none",
         ),
+        broken(tmp_path / "nothing", '{"format": 1, "results": []}'): (
+            EvaluationError,
+            "{}/results.json: results: expected at least 1 values, found a list of 0",
+        ),
     }
     for folder, (kind, message) in expected.items():
         with pytest.raises(kind) as error:
@@ -143,6 +148,13 @@ def test_messages(tmp_path):
         assert str(error.value) == message.format(folder) or str(error.value).endswith(again)
     with pytest.raises(CallError, match="expected at least one folder that `sinkscope evaluate` wrote, found none"):
         read_results()
+
+
+def test_a_result_without_a_rule_hides_nothing(tmp_path):
+    for removed, hide in ((0.5, "none"), (7.0, "top:1")):
+        results = json.dumps({"format": 1, "results": [dataclasses.asdict(RESULT) | {"removed_share": removed, "hide": hide}]})
+        with pytest.raises(EvaluationError, match=r"results\[0\].*(no attention removed where nothing is hidden|a number up to 1)"):
+            read_results(broken(tmp_path / hide.replace(":", "-"), results))
 
 
 @pytest.mark.parametrize("module", ["sinkscope.evaluation", "sinkscope.evaluation.results", "sinkscope.evaluation.sandbox"])

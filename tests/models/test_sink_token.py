@@ -3,6 +3,7 @@ import dataclasses
 import pickle
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -24,6 +25,23 @@ ENDS = [SinkToken(position="end"), SinkToken(position="end", count=4), SinkToken
 
 def difference(mine, theirs):
     return float((mine - theirs).detach().abs().max() / theirs.detach().abs().max())
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "message"),
+    [
+        ("x", "tokenizer: expected one of transformers, found 'x'"),
+        (
+            SimpleNamespace(get_vocab=lambda: {"a": 0, "b": 10**6}),
+            "expected the [0-9]+ tokens of the network, found that it makes token 1000000; pass the network's own",
+        ),
+    ],
+)
+def test_a_tokenizer_of_something_else_is_refused(tokenizer, message):
+    with pytest.raises(CallError, match=message):
+        add_sink_token(body(), "token", tokenizer=tokenizer)
+    with pytest.raises(CallError, match=r"token_id: expected the id of a token, below 2\^31, found 1000000000000"):
+        SinkToken(token_id=10**12)
 
 
 # The token beside the text is the token in the text

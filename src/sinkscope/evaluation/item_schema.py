@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationInfo, field_validator
 
-from sinkscope.evaluation.result_schema import Amount, Count, Share
+from sinkscope.evaluation.result_schema import Count, Removed, Share
 
 Seconds = Annotated[FiniteFloat, Field(ge=0, le=1 << 40)]
 Operations = Annotated[int, Field(ge=0, le=1 << 80)]
@@ -31,8 +31,8 @@ class EffectFields(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow")
 
-    removed_share: Amount | None = None
-    removed_share_committed: Amount | None = None
+    removed_share: Removed | None = None
+    removed_share_committed: Removed | None = None
     hit_rate: Share | None = None
 
 

@@ -8,6 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 Count = Annotated[int, Field(ge=0, le=1 << 40)]
 Share = Annotated[FiniteFloat, Field(ge=0, le=1)]
 Amount = Annotated[FiniteFloat, Field(ge=0)]
+Removed = Annotated[FiniteFloat, Field(ge=0, le=1.001)]
+"""A share of attention, whose columns are sums of rounded weights."""
 Text = Annotated[str, Field(max_length=1 << 16)]
 
 
@@ -30,8 +32,8 @@ class ResultFields(BaseModel):
     dtype: Text
     protocol: Text | None = None
     measures: dict[str, FiniteFloat] = {}
-    removed_share: Amount | None = None
-    removed_share_committed: Amount | None = None
+    removed_share: Removed | None = None
+    removed_share_committed: Removed | None = None
     hit_rate: Share | None = None
     data: Text = ""
     outcomes: Annotated[str, Field(pattern="^[01]*$")] = ""
@@ -47,6 +49,8 @@ class ResultFields(BaseModel):
             raise ValueError(f"an accuracy of {self.correct}/{self.n}, not {self.accuracy}")
         if not low - 1e-6 <= self.accuracy <= high + 1e-6:
             raise ValueError(f"an interval around {self.accuracy}, not {low} to {high}")
+        if self.hide == "none" and self.removed_share:
+            raise ValueError(f"no attention removed where nothing is hidden, not {self.removed_share}")
         if self.outcomes and (len(self.outcomes), self.outcomes.count("1")) != (self.n, self.correct):
             raise ValueError(
                 f"the outcomes of {self.n} problems, {self.correct} of them correct, "
@@ -61,7 +65,7 @@ class ResultsFile(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
     format: Literal[1]
-    results: Annotated[list[ResultFields], Field(max_length=1 << 16)]
+    results: Annotated[list[ResultFields], Field(min_length=1, max_length=1 << 16)]
 
 
 class ModelFields(BaseModel):

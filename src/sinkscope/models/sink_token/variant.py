@@ -54,6 +54,8 @@ class SinkToken:
             if (found is None and name == "token_id") or (isinstance(found, int) and not isinstance(found, bool) and found >= 0):
                 continue
             raise CallError(f"sink token: {name}: expected a whole number from 0, found {shown(found)}")
+        if self.token_id is not None and self.token_id >= 1 << 31:
+            raise CallError(f"sink token: token_id: expected the id of a token, below 2^31, found {describe(self.token_id)}")
         if self.seed >= 1 << 64:
             raise CallError(f"sink token: seed: expected a whole number below 2^64, found {describe(self.seed)}")
         plain = SinkToken.__dataclass_fields__
