@@ -1,8 +1,13 @@
 """Figure 3 counts every column of every head, layer and step once."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from wandering import HEADS, LAYERS, POSITIONS, STEPS, wandering_columns, write_wandering
+
+from sinkscope.figures import find_figures
+from sinkscope.figures.subject import subject_of
 
 
 def test_it_counts_every_column_once(draw, rows_of, wandering):
@@ -47,3 +52,14 @@ def test_where_columns_add_up_to_less_than_the_tokens_no_line_is_drawn(draw, row
         assert not [line for line in drawn.sheet.axes[0].lines if line.get_linestyle() == "--"]
         assert "no line parts the sinks from the rest" in drawn.caption and "right of it" not in drawn.sheet.axes[0].texts[0].get_text()
         assert "no line parts the sinks" in draw("9", write_wandering(tmp_path / f"{name}9", wandering_columns(), **more)).caption
+
+
+@pytest.mark.parametrize("name", ["3", "5", "9"])
+def test_of_cross_attention_captions_say_who_sees_what(name, causal):
+    """Each query of the decoder sees all keys of the encoder, of which there may be fewer than queries."""
+    own = subject_of(causal)
+    crossing = replace(own, manifest={**own.manifest, "stack": "decoder", "attends_to": "encoder"})
+    said, found = (find_figures()[name].draw([one]).caption for one in (own, crossing))
+    assert "early tokens" in said and "in cross-attention each of them sees every key" not in said
+    assert "early tokens" not in found and "in cross-attention each of them sees every key" in found
+    assert "fewer queries than there are tokens" not in found

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import sinkscope
-from sinkscope.interventions import HidePositions, KeepWindow, compose
+from sinkscope.interventions import HidePositions, HideTopSinks, KeepWindow, compose
 
 
 def test_rules_together_are_judged_by_what_they_hide_together(diffusion):
@@ -36,3 +36,16 @@ def test_keys_of_a_window_are_counted_over_the_queries_of_the_rule(diffusion, qu
         counts.append(float(lost.sum(-1)[chosen].float().mean()))
         canvas = written
     assert running.effect.keys_per_head == pytest.approx(sum(counts) / len(counts))
+
+
+def test_the_hit_rate_leaves_out_what_each_query_loses_for_itself(diffusion, question):
+    """The keys of a window are no key's rank in a head; those that all queries lose are counted as without it."""
+    rule, window = HideTopSinks(1, observe="current"), KeepWindow(2)
+    effects = []
+    for one in (window, rule, compose(rule, window)):
+        with one(diffusion) as running:
+            sinkscope.generate(diffusion, question, length=4, block=4)
+        effects.append(running.effect)
+    alone, plain, both = effects
+    assert alone.hit_rate is None and both.hit_rate == plain.hit_rate == 1
+    assert (both.ranked == plain.ranked).all() and both.keys_per_head > plain.keys_per_head

@@ -247,6 +247,30 @@ def test_a_calibrated_threshold_hides_k_per_head_on_average(lab_diffusion, quest
     assert sum(counts) / len(counts) == pytest.approx(wanted, rel=0.02)
 
 
+@pytest.mark.parametrize("kind", ["guidance", "rows that end"])
+def test_what_is_not_recorded_is_not_calibrated_on(request, question, kind):
+    """Half of a call with guidance has no prompt; in a batch rows end before others."""
+    model = request.getfixturevalue("lab_diffusion" if kind == "guidance" else "lab_autoregressive")
+    answered = [f"{question}{more}" for more in ("", " 7 + 5 = 12.\n#### 12")]
+    given, more = (question, {"length": 8, "block": 8, "guidance": 2.0}) if kind == "guidance" else (answered, {"length": 24})
+
+    def write():
+        return sinkscope.generate(model, given, **more)
+
+    rule = calibrate_excess(model, write, 1.5, observe="current")
+    with subscribed(model.network, seen := Seen()):
+        write()
+    counts, before = [], torch.zeros(0)
+    for context, columns in zip(seen.contexts, seen.columns, strict=True):
+        sums = torch.stack([one.sums[:, :, 0] for one in columns.values()], dim=1)  # of a causal model those of the new query
+        sums[..., : before.shape[-1]] += before
+        before = sums if kind == "rows that end" else before
+        for row in context.rows:
+            counts.append(is_sink(sums[row, ..., -int(context.lengths[row]) :].numpy(), rule.excess).sum(-1).mean())
+    assert len(counts) < len(seen.contexts) * len(seen.contexts[0].lengths)
+    assert sum(counts) / len(counts) == pytest.approx(1.5, rel=0.03)
+
+
 @pytest.mark.parametrize("scope", ["head", "layer"])
 def test_a_threshold_for_some_heads_is_calibrated_on_these(lab_diffusion, question, scope):
     heads, wanted = {(3, 2), (5, 1)}, 2.0

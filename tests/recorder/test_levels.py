@@ -14,7 +14,7 @@ from processes import environment
 
 import sinkscope
 from sinkscope.errors import CallError, TraceError
-from sinkscope.interventions import HideTopSinks
+from sinkscope.interventions import HidePositions, HideTopSinks
 from sinkscope.recorder.statistics_destination import merge_statistics
 from sinkscope.statistics import Summary, Threshold, analyse, summarise
 from sinkscope.statistics.statistic import values_of
@@ -121,6 +121,15 @@ def test_the_first_tokens_rate_is_told_only_where_it_must_be_among_the_kept(diff
     whole, few = (sinkscope.analyse([sinkscope.open_trace(tmp_path / keep)], choice=False) for keep in ("columns", "top"))
     (expected,), (found,) = whole.find("concentration.gu_rate_first"), few.find("concentration.gu_rate_first")
     assert found.value == (None if top < 3 else expected.value)
+
+
+def test_where_weights_were_zeroed_the_kept_columns_do_not_tell_how_many_queries_there_are(diffusion, tmp_path):
+    for keep in ("columns", "top"):
+        with sinkscope.recording(diffusion, out=tmp_path / keep, keep=keep), HidePositions(range(4), effect="zero")(diffusion):
+            sinkscope.generate(diffusion, [5, 6, 7, 8, 9], length=4, block=4)
+    whole, few = (sinkscope.analyse([sinkscope.open_trace(tmp_path / keep)], choice=False) for keep in ("columns", "top"))
+    for name in ("concentration.gu_rate", "concentration.gu_rate_first"):
+        assert [one.find(name)[0].value is None for one in (whole, few)] == [False, True]
 
 
 def test_an_analysis_of_a_top_trace_tells_what_that_of_the_whole_one_tells_or_nothing(kept):

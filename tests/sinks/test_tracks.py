@@ -2,6 +2,7 @@ import dataclasses
 import itertools
 import json
 import pickle
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 from sinkscope.errors import CallError
 from sinkscope.sinks import Sinks, find_sinks, main_sinks, track
-from sinkscope.sinks.tracking import sinks_in
+from sinkscope.sinks.tracking import KIND_MEANINGS, sinks_in
 
 KEYS = 17
 
@@ -88,6 +89,8 @@ def test_a_track_that_began_before_or_ends_no_later_is_no_successor():
     assert began_before[5].kind == "vanished"
     within = {one.position: one for one in only([(5, 2, 7), (9, 6, 7)])}
     assert within[5].kind == "vanished"
+    glossary = " ".join((Path(__file__).parents[2] / "docs" / "glossary.md").read_text(encoding="utf-8").split())
+    assert "began later and ends later" in KIND_MEANINGS["moved"] and "began later than it and ends later" in glossary
 
 
 def test_the_nearest_of_several_successors_is_taken():

@@ -14,12 +14,12 @@ STEPS, WIDTH = 20, 30
 NAMES = ("tokens", "written", "lengths", "masked", "column_sums")
 
 
-def write(folder, places):
-    """A trace whose main sinks stand at ``places`` [step, layer, head]."""
-    trace = make_trace(sink_at(places, width=WIDTH), tokens=3 + np.arange(WIDTH) % 6)
+def write(folder, places, width=WIDTH, queries=1.0, **more):
+    """A trace whose main sinks stand at ``places`` [step, layer, head]; ``queries`` for each token, ``more`` in the manifest."""
+    trace = make_trace(queries * sink_at(places, width=width, strength=width / 2), tokens=3 + np.arange(width) % 6, prompt_length=0)
     folder.mkdir()
     layers, heads = [f"layers.{layer}" for layer in range(places.shape[1])], places.shape[2]
-    writer = TraceWriter(folder, {**trace.manifest, "causal": False, "layers": layers, "heads": heads, "kv_heads": 1})
+    writer = TraceWriter(folder, {**trace.manifest, "causal": False, "layers": layers, "heads": heads, "kv_heads": 1, **more})
     for step in range(trace.steps):
         one = {name: np.asarray(getattr(trace, name)[step]) for name in NAMES}
         writer.add({name: value.astype({"f": np.float32, "u": np.uint8}.get(value.dtype.kind, np.int32)) for name, value in one.items()})
@@ -44,6 +44,16 @@ def test_sinks_are_found_by_the_path_of_a_trace(tmp_path, places):
         assert find_sinks(path, excess=2.0).rows() == expected.rows() != []
     with pytest.raises(TraceError, match=r"no trace at .*nothing: the folder does not exist"):
         find_sinks(str(tmp_path / "nothing"))
+
+
+def test_only_where_no_column_can_be_a_sink_the_command_says_so(run, tmp_path, places):
+    """In cross-attention 20 queries may look at 6 keys; a key may have 10 of them."""
+    crossing = write(tmp_path / "crossing", np.minimum(places, 5), width=6, queries=20 / 6, stack="decoder", attends_to="encoder")
+    status, out, err = run("sinks", crossing, "--excess", 6)
+    assert (status, err) == (0, "") and f"{len(find_sinks(crossing, excess=6.0))} sinks in 20 steps" in out
+    short = write(tmp_path / "short", np.minimum(places, 2), width=3)
+    status, _, err = run("sinks", short)
+    assert status == 0 and "no column of 3 tokens can exceed the others by 3; give a lower --excess" in err
 
 
 def test_the_heads_that_move_most_come_first_with_their_kinds_and_tokens(run, tmp_path, places):

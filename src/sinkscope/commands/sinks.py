@@ -67,11 +67,14 @@ class Sinks(Command):
 
 
 def _print_sinks(trace: Any, found: Any) -> None:
+    import numpy as np
+
     steps, layers, heads, _ = found.shape
     shape = f"{counted(steps, 'step')}, {counted(layers, 'layer')}, {counted(heads, 'head')}"
     print(f"{trace.folder}: {counted(len(found), 'sink')} in {shape}")
     print(f"excess > {found.threshold:g} {found.unit}; {found.selected_share:.2%} of the tokens are sinks")
-    if found.unit == "queries" and found.threshold >= found.shape[-1]:
+    few = found.unit == "queries" and found.threshold >= found.shape[-1]
+    if few and found.threshold >= np.rint(np.nansum(trace.column_sums[:], axis=-1).max()):  # in cross-attention there may be more queries
         note(f"{trace.folder}: no column of {found.shape[-1]} tokens can exceed the others by {found.threshold:g}; give a lower --excess")
     print(f"\n{'position':>8}  {'token':<14}{'times a sink':>12}{'mean column':>13}")
     for position, token, count, mean in found.places()[:12]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from sinkscope.figures.figure import DrawnFigure, Figure
 from sinkscope.figures.style import BLUE, VERMILLION, WIDE, WIDER, new_sheet, number, plain
-from sinkscope.figures.subject import Subject, of_line, of_newest
+from sinkscope.figures.subject import Subject, of_line, of_running_sums
 from sinkscope.statistics.column_counts import BINS_PER_QUERY
 
 MOST_BINS = 100
@@ -98,7 +98,7 @@ def _draw(axes: Any, one: Subject, counts: np.ndarray, edges: np.ndarray) -> Non
 
 def _caption(subjects: Sequence[Subject]) -> str:
     shares = "; ".join(f"{one.label}: {one.summary.sinks / max(1, one.summary.columns):.2%} of the columns are sinks" for one in subjects)
-    newest = of_newest(subjects, "these are running sums over all queries so far; early tokens are seen by more queries.")
+    newest = of_running_sums(subjects, "; early tokens are seen by more queries")
     return (
         "A column is the attention that one token receives in one head at one step. Its sum is given in queries' worth: if all S tokens "
         f"of a canvas shared the attention of S queries alike, every sum would be 1. {of_line(subjects)} "

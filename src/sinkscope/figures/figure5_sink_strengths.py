@@ -8,7 +8,7 @@ import numpy as np
 from sinkscope.counts import counted
 from sinkscope.figures.figure import DrawnFigure, Figure
 from sinkscope.figures.style import HEAT, WIDE, WIDER, new_sheet, number, plain
-from sinkscope.figures.subject import Subject, of_newest
+from sinkscope.figures.subject import Subject, of_running_sums
 
 MOST_CELLS_WITH_NUMBERS = 200
 
@@ -99,11 +99,8 @@ def _caption(subjects: Sequence[Subject]) -> str:
     for one in subjects:
         found = one.summary.steps_with_sink > 0
         parts.append(f"{one.label}: {int(found.sum())} of {found.size} heads have a sink in some step")
-    newest = of_newest(
-        subjects,
-        "these are running sums over all queries so far, which favour early tokens; its movement is read from {queries}, in "
-        "which other heads may have a sink.",
-    )
+    movement = "; its movement is read from {queries}, in which other heads may have a sink"
+    newest = of_running_sums(subjects, ", which favour early tokens", movement)
     return (
         "Column sum of the main sink (the head's strongest token, where Eq. 3 holds), averaged over the steps in which the head has one; "
         f"layer 0 is next to the embedding. Counted over all queries, {'; '.join(parts)}.{newest} What it does not show: the other sinks "

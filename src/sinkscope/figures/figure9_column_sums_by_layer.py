@@ -8,7 +8,7 @@ import numpy as np
 from sinkscope.figures.figure import DrawnFigure, Figure
 from sinkscope.figures.figure3_column_sums import bin_width, binned, wide_bins_note
 from sinkscope.figures.style import HEAT, VERMILLION, WIDE, WIDER, new_sheet, number, plain
-from sinkscope.figures.subject import Subject, of_line, of_newest
+from sinkscope.figures.subject import Subject, of_line, of_running_sums
 from sinkscope.statistics.column_counts import BINS_PER_QUERY
 
 
@@ -64,7 +64,7 @@ class ColumnSumsByLayer(Figure):
 
 
 def _caption(subjects: Sequence[Subject]) -> str:
-    newest = of_newest(subjects, "these are running sums, which favour early tokens.")
+    newest = of_running_sums(subjects, ", which favour early tokens")
     return (
         f"The histogram of Figure 3, one row a layer; layer 0 is next to the embedding. {of_line(subjects)} "
         "A layer with few, strong sinks has a gap between the mass on the left and single bins far to the "

@@ -25,6 +25,7 @@ from sinkscope.sinks.query_counts import columns_add_up
 from sinkscope.statistics import PromptSummary, Summary, Threshold, summarise
 from sinkscope.statistics.thresholds import least_column_sum
 from sinkscope.traces import Trace, read_statistics
+from sinkscope.traces.format import attends_elsewhere
 from sinkscope.traces.reading import expect_steps
 from sinkscope.traces.stored_maps import check_map, check_place
 
@@ -276,10 +277,22 @@ def of_newest(subjects: Sequence[Subject], text: str) -> str:
     return f" For the {' and the '.join(kinds)} model {text.format(queries=' or '.join(queries))}" if kinds else ""
 
 
+def of_running_sums(subjects: Sequence[Subject], early: str, more: str = "") -> str:
+    """Return a sentence about the models whose columns are running sums over all queries so far, for a caption; nothing without one.
+
+    Args:
+        early: what that means for early tokens; not in cross-attention, where every query sees all keys.
+        more: what follows.
+    """
+    own, crossing = ([one for one in subjects if attends_elsewhere(one.manifest) == elsewhere] for elsewhere in (False, True))
+    sums = "these are running sums over all queries so far"
+    return of_newest(own, f"{sums}{early}{more}.") + of_newest(crossing, f"{sums}; in cross-attention each of them sees every key{more}.")
+
+
 def of_line(subjects: Sequence[Subject]) -> str:
     """Return what a caption says of the line at the threshold of Eq. 3."""
     drawn = [one.threshold_column_sum is not None for one in subjects]
-    without = "columns add up to fewer queries than there are tokens, so no line parts the sinks from the rest"
+    without = "columns do not add up to as many queries as there are tokens, so no line parts the sinks from the rest"
     if all(drawn):
         return "Right of the dashed line a column is a sink by Eq. 3."
     if not any(drawn):

@@ -23,7 +23,7 @@ class Effect:
         queries: [prompt, layer, head], number of queries of the heads in which a rule was in force.
         hidden: [prompt, layer, head], number of hidden keys, a key once a step.
         hits: [prompt, layer, head], hidden keys that were in the current top K, where K keys were hidden in that head.
-        ranked: [prompt, layer, head], hidden keys for which that is defined; it is not where every query loses other keys.
+        ranked: [prompt, layer, head], hidden keys for which that is defined; not for keys that each query loses for itself (`KeepWindow`).
         steps: [prompt, layer, head], number of steps in which a rule was in force.
         removed_committed: [prompt, layer, head], the part of ``removed`` that was taken from the queries from whose outputs the tokens
             were read that were committed in the same step.
@@ -51,7 +51,7 @@ class Effect:
 
     @property
     def hit_rate(self) -> float | None:
-        """Share of the hidden keys that were in the current top K; None where none was hidden."""
+        """Share of the hidden keys that were in the current top K; None where none was hidden, or each query lost its own."""
         return _share(self.hits.sum(), self.ranked.sum()) if self.ranked.sum() else None
 
     @property

@@ -96,7 +96,7 @@ class _ExcessCount(HideSinksAbove):
         ranking = self.rank(context)
         if ranking is not None:
             bins = ((self.excess_of(ranking) - LOWEST) * BINS_PER_UNIT).floor().long().clamp(min=0)
-            candidates = ranking.candidates.expand_as(bins)
+            bins, candidates = (context.canvas.recorded(one) for one in (bins, ranking.candidates.expand_as(bins)))
             if self.heads is not None:
                 each = context.call.query.shape[1] // bins.shape[1]  # heads that share a ranking
                 mine = [head // each for layer, head in self.heads if layer == context.call.index]
@@ -112,6 +112,8 @@ class _ExcessCount(HideSinksAbove):
 @checked
 def calibrate_excess(model: Model | nn.Module, run: Callable[[], Any], sinks_per_head: float, **options: Any) -> HideSinksAbove:
     """Return the rule whose ε lies below ``sinks_per_head`` keys on average, over steps, layers and heads of the rule, unhidden.
+
+    What is recorded is counted: of guidance the half with the prompt, of a batch the rows that have not ended.
 
     Args:
         model: from `load`, or a bare network.

@@ -65,6 +65,12 @@ def followed_queries(recorded: Recorded) -> Float[np.ndarray, " step"]:
     return np.maximum(counts.max(axis=-1), 1).astype(float)
 
 
+def zeroes(manifest: Mapping[str, Any]) -> bool:
+    """Return whether a trace or statistics were recorded under a rule that zeroes weights, so that columns add up to less."""
+    rules = [str(rule) for one in manifest.get("hidden") or () for rule in (one.get("rules") or () if isinstance(one, Mapping) else (one,))]
+    return any("zero" in rule for rule in rules)
+
+
 def columns_add_up(manifest: Mapping[str, Any], trace: Trace | None = None) -> bool:
     """Return whether the columns of every head add up to the tokens of its canvas.
 
@@ -74,9 +80,8 @@ def columns_add_up(manifest: Mapping[str, Any], trace: Trace | None = None) -> b
         manifest: of a trace, or of statistics.
         trace: where single steps are known.
     """
-    rules = [str(rule) for one in manifest.get("hidden") or () for rule in (one.get("rules") or () if isinstance(one, Mapping) else (one,))]
     cached = (manifest.get("sampler") or {}).get("cache", "none") != "none"
-    if cached or attends_elsewhere(manifest) or any("zero" in rule for rule in rules):
+    if cached or attends_elsewhere(manifest) or zeroes(manifest):
         return False
     if trace is None:
         return not (manifest.get("model") or {}).get("sink_token")

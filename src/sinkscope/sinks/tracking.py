@@ -20,7 +20,7 @@ from sinkscope.sinks.finding import Sinks
 
 KIND_MEANINGS = {
     "static": "a sink in at least 95 % of the steps",
-    "moved": "ends, and another track of its head (its successor) starts within one step of that end",
+    "moved": "ends, and another track of its head, which began later and ends later (its successor), starts within one step of that end",
     "vanished": "ends before the last step, and is none of the others",
     "reappeared": "ends, and the same position becomes a sink again later",
     "one_step": "lives for one step",
@@ -35,7 +35,7 @@ class Track:
 
     Attributes:
         kind: one of `KIND_MEANINGS`.
-        successor: number of the track it moved to, None where it did not.
+        successor: number of the track it moved to, None where it did not; a track of one step has one, too.
         distance: positions to the successor, to the right positive; None where it did not move.
     """
 

@@ -10,8 +10,9 @@ from sinkscope.statistics.prompt import PromptSummary
 from sinkscope.statistics.thresholds import UNITS, Threshold
 
 OF_ALL_COLUMNS = ("concentration.entropy", "concentration.gini")
-OF_LATE_KEYS = ("concentration.gu_rate", "concentration.gu_rate_first")
-"""In causal models a key that few queries see may be above 0.3 without being among the largest."""
+OVER_QUERIES = ("concentration.gu_rate", "concentration.gu_rate_first")
+"""In causal models a key that few queries see may be above 0.3 without being among the largest; where weights were zeroed, the columns
+that were kept do not tell how many queries there are."""
 MOST_OVER_THIRD = 3
 """Keys of one head that may be above 0.3 at once; the first token is among the kept ones if so many were."""
 OF_LARGEST = (
@@ -29,9 +30,9 @@ def is_known(prompt: PromptSummary, name: str, place: Mapping[str, Any]) -> bool
     Args:
         name: without an ending.
     """
-    if name in OF_ALL_COLUMNS or (name in OF_LATE_KEYS and prompt.canvas.causal):
+    if name in OF_ALL_COLUMNS or (name in OVER_QUERIES and (prompt.canvas.causal or prompt.canvas.settings.zeroed)):
         return False
-    if name == OF_LATE_KEYS[1] and (prompt.canvas.settings.kept or MOST_OVER_THIRD) < MOST_OVER_THIRD:
+    if name == OVER_QUERIES[1] and (prompt.canvas.settings.kept or MOST_OVER_THIRD) < MOST_OVER_THIRD:
         return False
     if "excess" not in place or name in OF_LARGEST or name.startswith(FAMILIES_OF_LARGEST):
         return True

@@ -11,6 +11,7 @@ from jaxtyping import Bool, Int
 
 from sinkscope.argument_types import checked, in_words
 from sinkscope.errors import CallError
+from sinkscope.sinks.query_counts import zeroes
 from sinkscope.sinks.token_classes import CLASSES, token_class
 from sinkscope.traces.format import attends_elsewhere, block_of
 
@@ -32,6 +33,7 @@ class PromptSettings:
         kept: how many of the largest columns of each head were kept; None for all.
         crossing: whether the keys are another stack's tokens.
         aligned: whether blocks stand at multiples of ``block``, as in block diffusion, and do not begin at the end of the prompt.
+        zeroed: whether a rule zeroed weights, so that columns do not tell how many queries there are.
     """
 
     causal: bool = False
@@ -43,6 +45,7 @@ class PromptSettings:
     kept: int | None = None
     crossing: bool = False
     aligned: bool = False
+    zeroed: bool = False
 
     def __post_init__(self) -> None:
         if self.training is not None:
@@ -66,6 +69,7 @@ class PromptSettings:
             training,
             crossing=attends_elsewhere(manifest),
             aligned="block_steps" in (manifest.get("sampler") or {}),  # a setting of samplers of block diffusion alone
+            zeroed=zeroes(manifest),
         )
 
     @property
