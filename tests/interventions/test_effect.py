@@ -40,7 +40,7 @@ def test_keys_of_a_window_are_counted_over_the_queries_of_the_rule(diffusion, qu
 
 def test_the_hit_rate_leaves_out_what_each_query_loses_for_itself(diffusion, question):
     """The keys of a window are no key's rank in a head; those that all queries lose are counted as without it."""
-    rule, window = HideTopSinks(1, observe="current"), KeepWindow(2)
+    rule, window = HideTopSinks(1, observe="current"), KeepWindow(1, 2)
     effects = []
     for one in (window, rule, compose(rule, window)):
         with one(diffusion) as running:

@@ -16,7 +16,9 @@ NAMES = ("tokens", "written", "lengths", "masked", "column_sums")
 
 def write(folder, places, width=WIDTH, queries=1.0, **more):
     """A trace whose main sinks stand at ``places`` [step, layer, head]; ``queries`` for each token, ``more`` in the manifest."""
-    trace = make_trace(queries * sink_at(places, width=width, strength=width / 2), tokens=3 + np.arange(width) % 6, prompt_length=0)
+    trace = make_trace(
+        queries * sink_at(places, width=width, strength=width / 2), tokens=3 + np.arange(width) % 6, prompt_length=min(10, width)
+    )
     folder.mkdir()
     layers, heads = [f"layers.{layer}" for layer in range(places.shape[1])], places.shape[2]
     writer = TraceWriter(folder, {**trace.manifest, "causal": False, "layers": layers, "heads": heads, "kv_heads": 1, **more})
