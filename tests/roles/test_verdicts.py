@@ -283,6 +283,8 @@ def test_roles_are_read_as_they_were_written(folder, tmp_path):
         lambda values: {"heads": values["heads"][:1] * 2},
         lambda values: {"heads": [values["heads"][0] | {"layer": 99}]},
         lambda values: {"heads": [values["heads"][0] | {"place": 7.5}]},
+        lambda values: {"heads": [values["heads"][0] | {"substitutes": 1, "substitutes_at_least": 9}]},
+        lambda values: {"heads": [values["heads"][0] | {"measured": {"evenness": {"mean": 0.5, "low": 0.9, "high": 0.1}}}]},
         lambda values: {"judged": values["prompts"] + 1},
         lambda values: {"together": {"heads": [[0, 99]], "measured": {}}},
     ],

@@ -1,8 +1,8 @@
 """What ``roles.json`` may hold, checked when it is read."""
 
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
 from sinkscope.roles.verdict import Role
 
@@ -21,6 +21,12 @@ class EstimateFields(_Closed):
     low: FiniteFloat | None
     high: FiniteFloat | None
 
+    @model_validator(mode="after")
+    def _agrees(self) -> Self:
+        if self.low is not None and self.high is not None and self.low > self.high:
+            raise ValueError(f"an interval, not {self.low} to {self.high}")
+        return self
+
 
 class HeadFields(_Closed):
     """See `head_roles.HeadRole`."""
@@ -36,6 +42,12 @@ class HeadFields(_Closed):
     substitutes: Count | None
     substitutes_at_least: Count
     removable: bool | None
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Self:
+        if self.substitutes is not None and self.substitutes < self.substitutes_at_least:
+            raise ValueError(f"at least {self.substitutes_at_least} substitutes, not {self.substitutes}")
+        return self
 
 
 class TogetherFields(_Closed):
