@@ -249,6 +249,9 @@ def broken(tmp_path, content, name="test.jsonl"):
         ("gsm8k", b'{"question": "a", "answer": "#### apples"}\n', "that ends in '#### NUMBER', found '#### apples'"),
         ("gsm8k", b'{"question": "a", "answer": "#### 7 apples"}\n', "that ends in '#### NUMBER', found '#### 7 apples'"),
         ("gsm8k", b'{"question": "a", "answer": "####7"}\n', "that ends in '#### NUMBER', found '####7'"),
+        ("gsm8k", b'{"question": "a", "answer": "#### 1.2.3"}\n', "that ends in '#### NUMBER', found '#### 1.2.3'"),
+        ("gsm8k", b'{"question": "a", "answer": "#### -,."}\n', "that ends in '#### NUMBER', found '#### -,.'"),
+        ("gsm8k", b'{"question": " ", "answer": "#### 7"}\n', "row 1: question: expected a text that is not blank"),
         ("gsm8k", b"[1]\n", 'row 1: expected an object like {"question": "…", "answer": "…"}, found list'),
         ("gsm8k", b"PAR1\xff\xfe", "expected JSON lines, plain or in gzip, found Parquet"),
         ("gsm8k", b'{"question": "\xe9"}', "expected JSON lines in UTF-8, found byte 0xe9 at 14; save the file as UTF-8"),
@@ -260,6 +263,7 @@ def broken(tmp_path, content, name="test.jsonl"):
                 ({"entry_point": "class"}, "row 1: entry_point: expected the name of a function, found 'class'"),
                 ({"test": "def check(:"}, "row 1: test: expected a program in Python, found something else"),
                 ({"test": "x = '\0'"}, "row 1: test: expected a program in Python, found something else"),
+                ({"prompt": " "}, "row 1: prompt: expected the beginning of a program, found none"),
                 ({"test": ""}, "row 1: test: expected a program that defines check, which gets the function, found none"),
             )
         ),

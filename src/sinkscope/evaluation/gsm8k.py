@@ -23,6 +23,7 @@ IGNORED = (",", r"\$", r"(?s).*#### ", r"\.$")
 NUMBER = re.compile(r"(-?[$0-9.,]{2,})|(-?[0-9]+)")
 HASHES = re.compile(r"#### (\-?[0-9\.\,]+)")
 THE_ANSWER_IS = re.compile(r"The answer is (\-?[0-9\.\,]+).")
+GOLD = re.compile(r"#### [-$]{0,2}[0-9][0-9,]*(\.[0-9]+)?\.?$")
 INVALID = "[invalid]"
 HEADLINE = "flexible-extract"
 
@@ -36,7 +37,7 @@ def gsm8k(data: Path | None = None) -> Task:
     Raises:
         CallError, EvaluationError: see `Source.rows`; training rows are only read when shots are asked for.
     """
-    source = Source("gsm8k", data, HUB, ("question", "answer"), FILES)
+    source = Source("gsm8k", data, HUB, ("question", "answer"), FILES, wrong=_wrong)
     test = functools.cache(lambda: _with_answers(source, "test"))
     train = functools.cache(lambda: _with_answers(source, "train"))
 
@@ -69,7 +70,7 @@ def gsm8k_cot(data: Path | None = None) -> Task:
     Raises:
         CallError, EvaluationError: see `Source.rows`; more than eight shots; shots without lm-eval.
     """
-    source = Source("gsm8k", data, HUB, ("question", "answer"), FILES)
+    source = Source("gsm8k", data, HUB, ("question", "answer"), FILES, wrong=_wrong)
     test = functools.cache(lambda: _with_answers(source, "test"))
 
     def shown(index: int, shots: int) -> list[_Turn]:
@@ -95,7 +96,7 @@ def gsm8k_two_pass(data: Path | None = None) -> Task:
     Raises:
         CallError, EvaluationError: see `Source.rows`; shots.
     """
-    source = Source("gsm8k", data, HUB, ("question", "answer"), FILES)
+    source = Source("gsm8k", data, HUB, ("question", "answer"), FILES, wrong=_wrong)
     test = functools.cache(lambda: _with_answers(source, "test"))
 
     def prompt(row: Row, index: int, shots: int) -> str:
@@ -121,11 +122,16 @@ class _Turn:
     answer: str
 
 
+def _wrong(row: Row) -> str | None:
+    """Return what is wrong with a row that has a question and an answer; None where nothing is."""
+    return None if row["question"].strip() else "question: expected a text that is not blank"
+
+
 def _with_answers(source: Source, split: str) -> tuple[Row, ...]:
     rows = source.rows(split)
     for number, row in enumerate(rows, 1):
         answer = row["answer"].rstrip()
-        if "####" not in answer or (split == "test" and not ("#### " in answer and score_answer(answer, answer).correct)):
+        if "####" not in answer or (split == "test" and not (GOLD.search(answer) and score_answer(answer, answer).correct)):
             where = source.hub[0] if source.path is None else f"--data gsm8k={source.path}"
             raise CallError(f"{where}, {split} row {number}: expected an answer that ends in '#### NUMBER', found {row['answer'][-60:]!r}")
     return rows

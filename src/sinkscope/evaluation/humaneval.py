@@ -89,6 +89,8 @@ def _task(name: str, data: Path | None, prompt, messages, *, fenced: bool) -> Ta
 def _wrong(row: Row) -> str | None:
     """Return what keeps every program from passing a row's tests; None where nothing does."""
     function = row["entry_point"]
+    if not row["prompt"].strip():
+        return "prompt: expected the beginning of a program, found none"
     if not function.isidentifier() or keyword.iskeyword(function):
         return f"entry_point: expected the name of a function, found {function!r:.60}"
     if (tests := _parsed(row["test"])) is None:
