@@ -207,9 +207,9 @@ def test_heads_of_a_network_that_shows_them_only_as_it_runs_are_refused():
     assert running.effect.removed_share > 0
 
 
-def bart():
+def bart(decoder_layers=1):
     torch.manual_seed(0)
-    shape = {"encoder_layers": 2, "decoder_layers": 1, "encoder_attention_heads": 3, "decoder_attention_heads": 3}
+    shape = {"encoder_layers": 2, "decoder_layers": decoder_layers, "encoder_attention_heads": 3, "decoder_attention_heads": 3}
     return BartForConditionalGeneration(
         BartConfig(vocab_size=50, d_model=24, encoder_ffn_dim=16, decoder_ffn_dim=16, init_std=0.5, **shape)
     ).eval()
@@ -255,6 +255,24 @@ def test_of_an_encoder_and_a_decoder_each_has_steps_and_prompts_of_its_own():
     assert encoder[1].removed is None and decoder[1].removed is None
     assert running.effect.removed.shape == (2, 4, 3), "two layers of the encoder, self- and cross-attention of the decoder"
     assert running.effect.steps.tolist() == 2 * [[[1] * 3, [0] * 3, [1] * 3, [0] * 3]]
+
+
+@pytest.mark.parametrize(
+    "rule", [HidePositions((0,), layers=(1,)), HideTopSinks(1, heads={(1, 0), (1, 1), (1, 2)}, observe="current")], ids=["layers", "heads"]
+)
+def test_layers_of_a_decoder_are_those_of_its_trace(rule, tmp_path):
+    """Its cross-attention is a trace of its own, and no layer in between."""
+    network, folders = bart(decoder_layers=2), (tmp_path / "plain", tmp_path / "hidden")
+    for folder, hiding in zip(folders, (nullcontext(), rule(network)), strict=True):
+        with hiding, sinkscope.recording(network, out=folder), torch.no_grad():
+            network(input_ids=IDS[:1], decoder_input_ids=IDS[:1, :3])
+    traces = zip(*(sinkscope.open_traces(folder) for folder in folders), strict=True)
+    lost = {
+        (plain.manifest["stack"], plain.manifest["attends_to"]): plain.column_sums[0] != hidden.column_sums[0] for plain, hidden in traces
+    }
+    assert len(lost) == 3
+    for stack in ("model.encoder", "model.decoder"):
+        assert lost[stack, stack].any(axis=(1, 2)).tolist() == [False, True]
 
 
 def test_cross_attention_of_as_many_keys_as_tokens_is_refused():

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -45,6 +46,7 @@ class Hiding(Hider):
         self._finished: list[Effect] = []
         self._tally: Tally | None = None
         self._places: dict[str, int] = {}  # stack → place of its first layer among those of the network
+        self._crossing: dict[str, set[int]] = {}  # stack → its cross-attention, as far as it has run
         self._layers, self._heads = 0, 0
         self._head_masks: dict[Any, Tensor] = {}
         self._largest: dict[int, tuple[Rule, Tensor]] = {}  # the most keys that a head has lost to each rule
@@ -157,9 +159,8 @@ class Hiding(Hider):
         canvas, device = self._canvas, call.key.device
         if canvas is None:
             return None
-        parts = [
-            (number, part) for number, part in enumerate(self.parts) if _allowed_in(part, call.index) and _allowed(part.steps, self._step)
-        ]
+        layer = self._layer_of(call)
+        parts = [(at, part) for at, part in enumerate(self.parts) if _allowed_in(part, call, layer) and _allowed(part.steps, self._step)]
         if parts and (call.crossing or call.keys != canvas.width):
             raise AttentionError(
                 f"expected {call.name} to attend to the {canvas.width} tokens of the canvas, found {call.keys} keys"
@@ -168,12 +169,12 @@ class Hiding(Hider):
             )
         found, chosen = [], []
         assert self._draws is not None
-        held = _held(call, canvas.real(device))
+        held, shown = _held(call, canvas.real(device)), call if layer == call.index else replace(call, index=layer)
         for number, part in parts:
             candidates = held if part.keys is None else held & canvas.among(part.keys, device)
             memory = self._memory.setdefault((number, call.name), {})
             known = (self._attention, self._draws, self._token_classes)
-            choice = part.choose(RuleContext(part, self._step, call, canvas, candidates, memory, *known))
+            choice = part.choose(RuleContext(part, self._step, shown, canvas, candidates, memory, *known))
             if choice is None:
                 continue
             keys = _read_choice(part, choice, call) & candidates[:, None, None]
@@ -196,7 +197,7 @@ class Hiding(Hider):
 
     def observes(self, call: LayerCall) -> bool:
         """Return whether a rule may ask for the columns of this layer."""
-        return self._canvas is not None and any(part.observing and _allowed_in(part, call.index) for part in self.parts)
+        return self._canvas is not None and any(part.observing and _allowed_in(part, call, self._layer_of(call)) for part in self.parts)
 
     def observe(self, call: LayerCall, columns: Columns) -> None:
         """Keep the attention of a layer that has run, and count what was removed."""
@@ -213,16 +214,23 @@ class Hiding(Hider):
         rules = [repr(part) for part in self.parts]
         return {"rules": rules, **({} if self._tally is None else self._tally.effect(self._layers, self._heads).of(prompt).as_dict())}
 
+    def _layer_of(self, call: LayerCall) -> int:
+        """Return the number of a layer as traces and rules count it: without the cross-attention in front of it."""
+        crossing = self._crossing.setdefault(call.stack, set())
+        if call.crossing:
+            crossing.add(call.index)
+        return call.index - sum(one < call.index for one in crossing)
+
     def _heads_of(self, rule: Rule, call: LayerCall) -> Tensor | None:
         """Return the heads of a layer to which a rule is limited, bool [head]; None where it is not."""
         if rule.heads is None:
             return None
-        count, device = call.query.shape[1], call.key.device
-        name = (rule.heads, call.index, count, device)
+        count, device, index = call.query.shape[1], call.key.device, self._layer_of(call)
+        name = (rule.heads, index, count, device)
         if name not in self._head_masks:
-            mine = [head for layer, head in rule.heads if layer == call.index]
+            mine = [head for layer, head in rule.heads if layer == index]
             if len(self._places) == 1 and max(mine, default=0) >= count:
-                raise AttentionError(f"heads: {call.name} has the heads 0…{count - 1}, found head {call.index}.{max(mine)}")
+                raise AttentionError(f"heads: {call.name} has the heads 0…{count - 1}, found head {index}.{max(mine)}")
             mask = torch.zeros(count, dtype=torch.bool, device="cpu")
             mask[[head for head in mine if head < count]] = True
             self._head_masks[name] = upload(mask, device)
@@ -311,8 +319,10 @@ def _allowed(numbers: Any, number: int) -> bool:
     return numbers is None or number in numbers
 
 
-def _allowed_in(rule: Rule, layer: int) -> bool:
-    """Return whether a rule may hide anything in a layer."""
+def _allowed_in(rule: Rule, call: LayerCall, layer: int) -> bool:
+    """Return whether a rule may hide anything in a layer; layers that are counted are those of self-attention."""
+    if call.crossing:
+        return rule.layers is None and rule.heads is None
     return _allowed(rule.layers, layer) and (rule.heads is None or any(mine == layer for mine, _ in rule.heads))
 
 
