@@ -26,7 +26,7 @@ def sudden_columns():
     return columns, masked_columns
 
 
-def write_sudden(folder, columns, masked_columns, newest=None, **more):
+def write_sudden(folder, columns, masked_columns, newest=None, sink_token=None, **more):
     """Write a trace; with ``newest`` columns one of block diffusion, whose sinks are followed in these."""
     folder.mkdir(parents=True)
     rng = np.random.default_rng(5)
@@ -60,6 +60,7 @@ def write_sudden(folder, columns, masked_columns, newest=None, **more):
                 "value_norms": value_norms,
                 "hidden_norms": rng.random((LAYERS, POSITIONS)).astype(np.float32),
                 **({} if newest is None else {"newest_columns": newest[step]}),
+                **({} if sink_token is None else {"sink_token_columns": sink_token[step]}),
             }
         )
         tokens = np.where(written >= 0, written, tokens)

@@ -14,3 +14,4 @@ def test_it_is_eq_3_at_every_threshold(draw, rows_of, sudden, unit):
     assert [float(row["epsilon"]) for row in rows] == EPSILONS.tolist()
     shares = [1 - is_sink(columns, float(e), unit).mean() for e in EPSILONS]
     assert [float(row["share_not_sinks"]) for row in rows] == pytest.approx(shares)
+    assert "agree only in steps of 100 queries (without a cache, S = 100 tokens)" in draw("10", sudden).caption

@@ -12,6 +12,7 @@ def test_it_lists_the_commits_in_order(draw, rows_of, sudden):
     rows = rows_of(draw("2", sudden))
     assert [(int(row["step_committed"]), int(row["position"])) for row in rows] == [(step, ORDER[step]) for step in range(STEPS)]
     assert [int(row["position_in_answer"]) for row in rows] == [ORDER[step] - PROMPT for step in range(STEPS)]
+    assert "for good" not in draw("2", sudden).caption, "a sampler may mask a token again"
 
 
 def test_the_caption_compares_each_step_with_the_one_before():

@@ -56,3 +56,14 @@ def test_without_a_move_there_is_no_figure(draw, tmp_path):
     columns[:, 0, 0, 4] = 9
     with pytest.raises(FigureError, match="no main sink moves from one step to the next"):
         draw("4", write_sudden(tmp_path / "still", columns, columns * 0.5))
+
+
+def test_a_share_of_all_attention_counts_what_a_sink_token_has(draw, rows_of, sudden, tmp_path):
+    columns = np.array(sudden.column_sums[:])
+    columns *= 0.8 * POSITIONS / columns.sum(axis=-1, keepdims=True)
+    token = POSITIONS - columns.sum(axis=-1, keepdims=True)
+    trace = write_sudden(tmp_path / "token", columns, columns * 0.1, sink_token=token)
+    jump = subject_of(trace).highlights.jump
+    rows = [row for row in rows_of(draw("4", trace), panel="share of all attention") if row["key"] == str(jump.before)]
+    shares = columns[:, jump.layer, jump.head, jump.before] / POSITIONS
+    assert [float(row["attention"]) for row in rows] == pytest.approx(shares.tolist(), rel=1e-5)

@@ -288,7 +288,7 @@ def test_an_encoder_and_a_decoder_make_traces_of_their_own(tmp_path):
         assert "self_attention" in decoder.tensors and "self_attention" not in cross.tensors
 
 
-def test_a_decoder_may_write_more_tokens_than_its_encoder_read(tmp_path):
+def test_a_decoder_may_write_more_tokens_than_its_encoder_read(tmp_path, run):
     """A key of the encoder can have more attention than there are keys; its mean is over the decoder's tokens so far."""
     network = bart(decoder_layers=1)
     with sinkscope.recording(network, out=tmp_path / "t"):
@@ -297,6 +297,8 @@ def test_a_decoder_may_write_more_tokens_than_its_encoder_read(tmp_path):
     columns = cross.column_sums[:]
     np.testing.assert_allclose(columns.sum(axis=-1), np.broadcast_to(np.arange(1, 13)[:, None, None], (12, 1, 4)), rtol=1e-5)
     assert columns.max() > 3
+    status, _, err = run("sinks", str(cross.folder))
+    assert status == 0 and "can exceed" not in err, "12 queries' worth can lie on one of the 3 tokens"
     sinks = sinkscope.find_sinks(cross, excess=0.1)
     np.testing.assert_allclose(sinks.visible_query_mean, sinks.column_sum / (sinks.step + 1), rtol=1e-6)
     rate = summarise(cross).kept(Evenness)

@@ -83,6 +83,6 @@ def _caption(subjects: Sequence[Subject]) -> str:
     return (
         "Share of the columns of all steps, layers and heads that do not exceed the mean of the other columns by more than ε. Left: "
         f"column sums in queries' worth of attention. Right: columns in percent of all attention. At ε = 3: {shares}. What it does not "
-        "show: the two units agree only at S = 100 tokens. In queries' worth one ε asks for a smaller share of all attention the longer "
-        "the canvas is, so curves of different S cannot be compared on the left."
+        "show: the two units agree only in steps of 100 queries (without a cache, S = 100 tokens). In queries' worth one ε asks for a "
+        "smaller share of all attention the longer the canvas is, so curves of different S cannot be compared on the left."
     )

@@ -150,7 +150,7 @@ def _caption(subjects: Sequence[Subject]) -> str:
         share = "one step commits all tokens" if right is None else f"{right:.0%} of the commits stand right of a token of the step before"
         parts.append(f"{one.label}: {share}")
     return (
-        "How the answer is written. Above: the canvas at the start of three steps, with the tokens that the step commits (writes for "
-        f"good). Below: all steps. {'; '.join(parts)}. What it does not show: how sure the model was, and what it would have written "
+        "How the answer is written. Above: the canvas at the start of three steps, with the tokens that the step commits "
+        f"(writes). Below: all steps. {'; '.join(parts)}. What it does not show: how sure the model was, and what it would have written "
         "elsewhere."
     )

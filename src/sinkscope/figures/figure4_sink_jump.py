@@ -11,6 +11,7 @@ from sinkscope.figures.heatmap import MAP_HEADER, SCALE, draw_map, map_lines, ma
 from sinkscope.figures.highlights import Jump
 from sinkscope.figures.style import BLUE, INK, VERMILLION, WIDE, new_sheet, number, plain, whole_numbers
 from sinkscope.figures.subject import FigureError, Subject
+from sinkscope.sinks.query_counts import followed_queries
 
 
 @final
@@ -56,8 +57,7 @@ def _draw(part: Any, one: Subject, jump: Jump) -> list[tuple[Any, ...]]:
 
 
 def _draw_over_steps(axes: Any, one: Subject, jump: Jump) -> list[tuple[Any, ...]]:
-    columns = one.head_columns(jump.layer, jump.head)
-    share = columns / np.nansum(columns, axis=-1, keepdims=True)
+    share = shares(one, jump)
     rows: list[tuple[Any, ...]] = []
     place = (jump.layer, jump.head)
     for key, colour, marker in ((jump.before, VERMILLION, "o"), (jump.after, BLUE, "s")):
@@ -75,6 +75,14 @@ def _draw_over_steps(axes: Any, one: Subject, jump: Jump) -> list[tuple[Any, ...
     return rows
 
 
+def shares(one: Subject, jump: Jump) -> Float[np.ndarray, "step key"]:
+    """Return each key's share of all attention in the head of the jump; a sink token has the rest."""
+    columns = one.head_columns(jump.layer, jump.head)
+    if "sink_token_columns" in one.trace.tensors:
+        return columns / followed_queries(one.trace)[:, None]
+    return columns / np.nansum(columns, axis=-1, keepdims=True)
+
+
 def self_attention(one: Subject, jump: Jump) -> Float[np.ndarray, " step"] | None:
     """Return the mean attention of queries on themselves in the head of the jump; None where it was not kept."""
     if "self_attention" not in one.trace.tensors:
@@ -87,8 +95,7 @@ def absorbed(one: Subject, jump: Jump) -> float | None:
     mean = self_attention(one, jump)
     if mean is None or one.summary.steps < 3:
         return None
-    columns = one.head_columns(jump.layer, jump.head)
-    share = np.nanmax(columns, axis=-1) / np.nansum(columns, axis=-1)
+    share = np.nanmax(shares(one, jump), axis=-1)
     return float(np.corrcoef(share, mean)[0, 1]) if share.std() > 0 and mean.std() > 0 else None
 
 
