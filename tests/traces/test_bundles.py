@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from html import unescape
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import pytest
 import sinkscope
 from sinkscope.checksums import with_checksum
 from sinkscope.errors import CallError, TraceError
+from sinkscope.interventions import HidePositions
 from sinkscope.sinks import find_sinks
 from sinkscope.traces import open_bundle, open_trace, write_bundle
 from sinkscope.traces.bundles import BUNDLE
@@ -162,6 +164,17 @@ def test_a_trace_of_three_tokens_is_bundled_with_its_page(tmp_path, diffusion, r
     assert len(find_sinks(open_bundle(tmp_path / "b"))) == 0
     status, _, err = run("sinks", tmp_path / "short")
     assert status == 0 and "no column of 3 tokens can exceed the others by 3; give a lower --excess" in err
+
+
+def test_what_was_hidden_is_named_by_its_rules_wherever_it_is_shown(tmp_path, diffusion):
+    from sinkscope.figures.explorer import explore
+
+    with sinkscope.recording(diffusion, out=tmp_path / "t"), HidePositions((2,), layers=(0,), effect="zero")(diffusion):
+        sinkscope.generate(diffusion, [5, 6, 7], length=4, block=4, steps=2)
+    trace, rule = open_trace(tmp_path / "t"), "HidePositions(layers=(0,), effect='zero', positions=(2,))"
+    assert f"| hidden | {rule} |" in (write_bundle(trace, tmp_path / "b") / "README.md").read_text()
+    assert explore(trace).document["traces"][0]["label"].endswith(f", hidden: {rule}")
+    assert rule in unescape(trace._repr_html_())
 
 
 def test_what_cannot_be_bundled(folder, tmp_path):

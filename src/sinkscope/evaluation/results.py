@@ -60,8 +60,8 @@ class Result:
         dtype: of the weights in memory.
         protocol: name and source of the published settings; None where settings were given or are the lab's.
         measures: accuracy by every published measure of the task; empty for the lab's.
-        removed_share: share of attention that the hidden keys would have had, of all attention in the layers, steps and queries in
-            which the rule was in force, mean over problems; None for ``none``.
+        removed_share: share of attention that the hidden keys would have had, of all attention of the heads, in the steps, in
+            which the rule was in force (also of queries that it leaves alone), mean over problems; None for ``none``.
         removed_share_committed: the same of the queries whose tokens were committed in the step, mean over problems; None for ``none``,
             for likelihoods, and in older results.
         hit_rate: share of the hidden keys that were still among the top, mean over problems; None where it is not defined.

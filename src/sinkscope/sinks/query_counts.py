@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 
 from sinkscope.sinks.definition import visible_query_mean
 from sinkscope.sinks.followed_columns import Followed, Recorded
-from sinkscope.traces.reading import Trace, attends_elsewhere
+from sinkscope.traces.reading import Trace, attends_elsewhere, hidden_rules
 
 
 def count_queries(
@@ -67,8 +67,7 @@ def followed_queries(recorded: Recorded) -> Float[np.ndarray, " step"]:
 
 def zeroes(manifest: Mapping[str, Any]) -> bool:
     """Return whether a trace or statistics were recorded under a rule that zeroes weights, so that columns add up to less."""
-    rules = [str(rule) for one in manifest.get("hidden") or () for rule in (one.get("rules") or () if isinstance(one, Mapping) else (one,))]
-    return any("zero" in rule for rule in rules)
+    return any("zero" in rule for rule in hidden_rules(manifest))
 
 
 def columns_add_up(manifest: Mapping[str, Any], trace: Trace | None = None) -> bool:

@@ -20,7 +20,7 @@ from sinkscope.counts import counted
 from sinkscope.documents import check_fields, exists, printable, read_bytes, read_json_object, shown
 from sinkscope.errors import CallError, TraceError
 from sinkscope.locks import claimed_folder
-from sinkscope.traces.format import BUNDLE, MANIFEST, write_manifest, write_whole
+from sinkscope.traces.format import BUNDLE, MANIFEST, hidden_rules, write_manifest, write_whole
 from sinkscope.traces.part_files import write_part
 from sinkscope.traces.reading import Trace, open_trace
 from sinkscope.traces.stored_maps import MAP, stored_map
@@ -193,7 +193,7 @@ def _card(trace: Trace, precision: Precision, errors: Mapping[str, float]) -> st
         "shape": f"{counted(len(trace.layers), 'layer')} × {counted(trace.heads, 'head')}",
         "sampler": ", ".join(f"{key} {value}" for key, value in sampler.items()),
         "steps": trace.steps,
-        "hidden": ", ".join(str(one.get("rule", one)) for one in manifest.get("hidden") or []) or "nothing",
+        "hidden": ", ".join(hidden_rules(manifest)) or "nothing",
         "made on": f"{manifest.get('device')}, {manifest.get('dtype')}",
         "versions": ", ".join(f"{key} {value}" for key, value in (manifest.get("versions") or {}).items()),
         "command": manifest.get("command"),

@@ -44,6 +44,15 @@ def block_of(manifest: Mapping[str, Any]) -> int | None:
     return sampler.get("block") or (int(given[1]) if given else None)
 
 
+def hidden_rules(manifest: Mapping[str, Any]) -> list[str]:
+    """Return the rules of hiding under which a trace or statistics were recorded, as Python writes them, without fields that are None."""
+    found = []
+    for one in manifest.get("hidden") or ():
+        rules = one.get("rules", [one["rule"]] if "rule" in one else [one]) if isinstance(one, Mapping) else [one]
+        found += [re.sub(r"\b\w+=None, |, \w+=None\b", "", str(rule)) for rule in (rules if isinstance(rules, list | tuple) else [rules])]
+    return found
+
+
 def write_whole(path: Path, content: bytes | Iterable[bytes | memoryview]) -> None:
     """Write a file, whole or in pieces, so that a reader sees all of it or nothing.
 

@@ -16,7 +16,7 @@ from sinkscope.counts import counted
 from sinkscope.documents import check_fields, describe, exists, files_in, read_json_object
 from sinkscope.errors import CallError, MissingTensorError, TraceError
 from sinkscope.notebook_card import card
-from sinkscope.traces.format import ASIDE, DRIFT, FORMAT, MANIFEST, MOVING, PART_GLOB, attends_elsewhere
+from sinkscope.traces.format import ASIDE, DRIFT, FORMAT, MANIFEST, MOVING, PART_GLOB, attends_elsewhere, hidden_rules
 from sinkscope.traces.part_checks import check_shapes
 from sinkscope.traces.part_files import Part, read_part, same_trace
 from sinkscope.traces.top_columns import TOPPED, TopArray
@@ -57,7 +57,7 @@ class Trace:
             "steps": f"{self.steps}{'' if self.complete else ', incomplete: the generation was cut short'}",
             "prompt": f"{counted(manifest.get('prompt_length') or 0, 'token')}: {manifest['prompt']}" if manifest.get("prompt") else None,
             "answer": manifest.get("text"),
-            "hidden": ", ".join(str(one.get("rule", one)) for one in manifest.get("hidden") or []) or None,
+            "hidden": ", ".join(hidden_rules(manifest)) or None,
         }
         tensors = [(name, " × ".join(getattr(self, name).axes), " × ".join(map(str, getattr(self, name).shape))) for name in self.tensors]
         return card(f"Trace {self.folder}", facts, ("tensor", "axes", "shape"), tensors, most=len(TRACE_AXES))

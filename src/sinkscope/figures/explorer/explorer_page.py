@@ -22,7 +22,7 @@ from sinkscope.figures.style import model_labels
 from sinkscope.locks import claimed_folder, names_in
 from sinkscope.roles.head_roles import Roles
 from sinkscope.traces import Trace
-from sinkscope.traces.format import write_whole
+from sinkscope.traces.format import hidden_rules, write_whole
 from sinkscope.traces.reading import as_trace, expect_steps
 
 SCRIPTS = ("data", "selection", "drawing", "heads_view", "trace_view", "charts", "difference", "attention_map", "explorer")
@@ -190,8 +190,8 @@ def _labels(traces: Sequence[Trace]) -> list[str]:
     """Return a name of each trace: its model, with what was hidden, and its folder where both are the same."""
     names = []
     for trace, label in zip(traces, model_labels([trace.manifest for trace in traces]), strict=True):
-        hidden = trace.manifest.get("hidden") or []
-        names.append(f"{label}, hidden: {', '.join(map(str, hidden))}" if hidden else label)
+        hidden = hidden_rules(trace.manifest)
+        names.append(f"{label}, hidden: {', '.join(hidden)}" if hidden else label)
     return names
 
 

@@ -24,6 +24,7 @@ from sinkscope.sinks.token_classes import token_class
 from sinkscope.statistics import PromptSummary, Threshold, summarise
 from sinkscope.statistics.thresholds import least_column_sum
 from sinkscope.traces import Trace
+from sinkscope.traces.format import hidden_rules
 from sinkscope.traces.stored_maps import stored_map
 
 STRONGEST = 8
@@ -148,7 +149,7 @@ def add_trace(tiles: Tiles, number: int, one: ShownTrace) -> dict[str, Any]:
         "heads": heads,
         "positions": positions,
         "promptLength": prompt.canvas.prompt_length,
-        "hidden": [str(rule) for rule in manifest.get("hidden") or []],
+        "hidden": hidden_rules(manifest),
         "followed": quantities[0]["name"],
         "threshold": least_column_sum(one.excess, positions) if columns_add_up(manifest, trace) else 0,
         "quantities": quantities,
