@@ -57,6 +57,16 @@ def number_from(text: str, kind: type) -> Any:
     return found
 
 
+def whole_number_from(text: str) -> int:
+    """Return the whole number, below 0 or not, that a text writes in plain digits.
+
+    Raises:
+        ValueError: the text is no such number.
+    """
+    found = number_from(text.removeprefix("-"), int)
+    return -found if text.startswith("-") else found
+
+
 def checked(function: Function) -> Function:
     """Return a function that raises `CallError` for an argument of another type than its annotation says; of a class, its ``__init__``.
 

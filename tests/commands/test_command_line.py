@@ -380,6 +380,24 @@ def test_trace_with_a_rule_says_what_came_of_it(run, diffusion_folder, tmp_path)
     assert "took away" not in out
 
 
+def test_trace_tells_a_rule_in_its_one_text(run, diffusion_folder, tmp_path, monkeypatch):
+    call = ("trace", diffusion_folder, "--prompt", PROMPT, "--length", 4, "--hide", "top:01@local,steps=1+1")
+    status, out, _ = run(*call, "--out", tmp_path / "a", "--json")
+    assert status == 0 and json.loads(out)["hide"] == "top:1@steps=1"
+    status, _, err = run(*call, "--out", tmp_path / "b")
+    assert status == 0 and "top:1@steps=1 took away" in err
+    call = (*call, "--keep", "statistics")
+    status, _, err = run(*call, "--out", tmp_path / "s")
+    assert status == 0 and "top:1@steps=1 took away" in err
+    assert json.loads((tmp_path / "s" / "manifest.json").read_text())["run"]["hide"] == "top:1@steps=1"
+    with monkeypatch.context() as earlier:  # versions that kept the text as it was given
+        earlier.setattr("sinkscope.interventions.rules.canonical_rule", lambda text: text)
+        assert run(*call, "--out", tmp_path / "e")[0] == 0
+    assert "1+1" in (tmp_path / "e" / "manifest.json").read_text()
+    status, _, err = run(*call, "--out", tmp_path / "e")
+    assert status == 0 and "1 prompts are done already" in err
+
+
 def test_statistics_under_a_rule_say_so_and_go_on_only_under_the_same(run, diffusion_folder, tmp_path):
     call = ("trace", diffusion_folder, "--prompt", PROMPT, "--length", 8, "--keep", "statistics", "--out", tmp_path / "s")
     status, out, err = run(*call, "--hide", "top:1")
@@ -450,6 +468,15 @@ def test_help_loads_no_torch(arguments):
         ("sinks {trace} --excess=", "--excess: expected a number, found ''"),
         ("sinks {trace} --unit per", "--unit: expected one of queries, percent, mean, found 'per'"),
         ("tracks {trace} --tolerance 1.5", "--tolerance: expected a whole number, found '1.5'"),
+        *(
+            (
+                f"tracks {{trace}} --tolerance {text}",
+                f"--tolerance: expected a whole number in plain digits, found '{text}'; write {number}",
+            )
+            for text, number in (("1_6", 16), ("١٦", 16), ("+3", 3))
+        ),
+        ("sinks {trace} --excess 1_0.5", "--excess: expected a number in plain digits, found '1_0.5'; write 10.5"),
+        ("trace {trace} --out t --length 1_6", "--length: expected a whole number in plain digits, found '1_6'; write 16"),
         ("tracks {trace} --tolerance", "--tolerance: expected a value, found none"),
         ("tracks {trace} --tolerance --json", "--tolerance: expected a value, found the flag --json"),
         ("tracks {trace} --json=yes", "--json: expected no value, found 'yes'"),

@@ -64,6 +64,7 @@ def test_maps_are_float32_with_their_number_of_queries(server):
         ("trace=0&step=99&layer=0&head=0", "step: expected 0 to 18, found 99"),
         ("trace=1&step=0&layer=0&head=0", "trace: expected 0 to 0"),
         ("trace=0&step=-1&layer=0&head=0", "step: expected"),
+        ("trace=0&step=1_0&layer=0&head=0", "expected numbers for trace, step, layer, head"),
         ("trace=0&step=x", "expected numbers for trace, step, layer, head"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ from sinkscope.errors import CallError
 
 SHOWN = 60
 """Characters of a word in a message."""
+PLAIN: dict[type, str] = {int: "-?[0-9]+", float: "[-+.0-9A-Za-z]+"}
+"""The letters of numbers that are taken."""
 
 
 @dataclass(frozen=True)
@@ -159,9 +162,11 @@ def _check_value(flag: _Flag, value: str) -> None:
 
 def _check_number(flag: _Flag, value: str, kind: type, expected: str) -> None:
     try:
-        kind(value)
+        found = kind(value)
     except ValueError as error:
         raise CallError(f"{flag.name}: expected {expected}, found {_shown(value)}") from error
+    if not re.fullmatch(PLAIN[kind], value):  # Python takes underscores, spaces and other scripts' digits too
+        raise CallError(f"{flag.name}: expected {expected} in plain digits, found {_shown(value)}; write {str(found)[:SHOWN]}")
 
 
 def _shown(word: str) -> str:

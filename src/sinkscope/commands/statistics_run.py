@@ -11,7 +11,7 @@ from typing import Any
 
 from sinkscope.commands.output import note
 from sinkscope.documents import exists, files_in
-from sinkscope.errors import TraceError
+from sinkscope.errors import CallError, TraceError
 
 MANIFEST = "manifest.json"
 
@@ -34,6 +34,7 @@ def add_prompts(model: Any, prompts: list[str], out: Path, settings: Any, hide: 
     """
     import sinkscope
     from sinkscope.decoding import step_count
+    from sinkscope.interventions.rules import canonical_rule
     from sinkscope.progress import show_progress
     from sinkscope.recorder.levels import recording_to
     from sinkscope.recorder.statistics_destination import StatisticsDestination, merge_statistics
@@ -41,12 +42,15 @@ def add_prompts(model: Any, prompts: list[str], out: Path, settings: Any, hide: 
     from sinkscope.work_items import FINGERPRINTS, share_of_process
 
     mine = share_of_process()
+    hide = canonical_rule(hide)
     rule, new = sinkscope.parse_rule(hide), mine.count == 1 and not exists(out / MANIFEST)
     with rule(model):  # which says what does not fit before anything is made
         pass
     identity = _identity(model, prompts, settings, hide)
     if exists(out / MANIFEST):  # which may be of an earlier version
         began = read_statistics_manifest(out).get("run", {})
+        with suppress(CallError):  # a rule that is not known here
+            identity["hide"] = began.get("hide", hide) if canonical_rule(began.get("hide", "none")) == hide else hide
         identity = {name: value for name, value in identity.items() if name in began or name not in FINGERPRINTS}
     folder = StatisticsFolder(out, identity, merge_statistics, len(prompts))
     share = range(mine.index, len(prompts), mine.count)

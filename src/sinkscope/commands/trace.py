@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from sinkscope.argument_types import whole_number_from
 from sinkscope.commands.bounds import Few
 from sinkscope.commands.command import Command, Dtype, Json, ModelName, Overwrite, default_is
 from sinkscope.commands.output import note, print_json
@@ -115,8 +116,10 @@ class Trace(Command):
         """Write one trace a prompt, then the single maps that were asked for."""
         import sinkscope
         from sinkscope.decoding import step_count
+        from sinkscope.interventions.rules import canonical_rule
         from sinkscope.progress import show_progress
 
+        hide = canonical_rule(self.hide)
         places = [] if self.keep_maps is None else read_places(self.keep_maps, model.card.layers, model.card.heads)
         if late := [step for step, _, _ in places if step >= step_count(settings)]:
             raise CallError(f"--keep-maps: expected steps from 0 to {step_count(settings) - 1}, found {late[0]}")
@@ -136,12 +139,12 @@ class Trace(Command):
         written = [(folder, generation) for folder, generation in zip(shown, generations, strict=True)]
         if self.json:
             rows = [{"trace": folder, "text": generation.text, "steps": generation.steps} for folder, generation in written]
-            print_json({"traces": rows} if rule.idle else {"traces": rows, "hide": self.hide, **hiding.effect.as_dict()})
+            print_json({"traces": rows} if rule.idle else {"traces": rows, "hide": hide, **hiding.effect.as_dict()})
             return
         for folder, generation in written:
             print(f"{folder}: {counted(generation.steps, 'step')}\n{generation.text}")
         if not rule.idle:
-            note(hiding.effect.sentence(self.hide))
+            note(hiding.effect.sentence(hide))
 
     def _record_drift(self, model: Any, prompts: list[str], settings: Any, rule: Any) -> None:
         """Measure the drift of keys and values over all prompts, and draw it."""
@@ -229,11 +232,13 @@ def read_places(text: str, layers: int, heads: int) -> list[Place]:
     places = []
     for part in text.split(","):
         try:
-            step, layer, head = (int(number) for number in part.split(":"))
+            step, layer, head = (whole_number_from(number) for number in part.split(":"))
         except ValueError as error:
             raise CallError(f"--keep-maps: expected step:layer:head, separated by commas, found {part!r}") from error
         if step < 0 or not 0 <= layer < layers or not 0 <= head < heads:
             raise CallError(f"--keep-maps {part}: expected a step from 0, a layer below {layers} and a head below {heads}")
+        if (step, layer, head) in places:
+            raise CallError(f"--keep-maps: expected each place once, found {part!r} twice")
         places.append((step, layer, head))
     return places
 

@@ -13,7 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 
-from sinkscope.argument_types import checked
+from sinkscope.argument_types import checked, whole_number_from
 from sinkscope.errors import CallError, SinkscopeError, first_line
 from sinkscope.figures.explorer.explorer_page import Explorer, tile_path
 from sinkscope.figures.subject import Maps
@@ -78,7 +78,7 @@ class ExplorerServer:
         """
         asked = parse_qs(query)
         try:
-            trace, step, layer, head = (int(asked[name][0]) for name in PLACE)
+            trace, step, layer, head = (whole_number_from(asked[name][0]) for name in PLACE)
         except (KeyError, ValueError) as error:
             raise CallError(f"expected numbers for {', '.join(PLACE)}, found {query[:60]!r}") from error
         if not 0 <= trace < len(self.traces):
