@@ -308,6 +308,17 @@ def test_sinks_whose_columns_were_replaced_are_refused(change):
     assert track(sinks).tracks == ()
 
 
+@pytest.mark.parametrize("name", ["step", "layer", "head", "position"])
+def test_sinks_whose_rows_were_replaced_are_refused(name):
+    columns = np.zeros((2, 1, 1, 9), np.float32)
+    columns[:, 0, 0, 3] = 9
+    sinks = find_sinks(SimpleNamespace(steps=2, causal=False, column_sums=columns, tokens=np.ones((2, 9), int)))
+    assert len(track(sinks).tracks) == 1
+    for rows in (getattr(sinks, name)[:1], getattr(sinks, name) + 1, np.tile(getattr(sinks, name), 2)):
+        with pytest.raises(CallError, match="sinks: expected a row for each place of moving, from which tracks are read, found others"):
+            track(dataclasses.replace(sinks, **{name: rows}))
+
+
 def test_a_main_sink_is_a_selected_column_whatever_it_holds():
     columns, selected = np.full((1, 1, 1, 4), -np.inf, np.float32), np.zeros((1, 1, 1, 4), bool)
     selected[..., 2] = True

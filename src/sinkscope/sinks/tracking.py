@@ -138,7 +138,7 @@ def main_sinks(
 
 @checked
 def track(sinks: Sinks, tolerance: int = 0) -> Tracks:
-    """Return the tracks and main sinks of a trace.
+    """Return the tracks and main sinks of a trace, read from ``columns`` and ``moving`` of its sinks.
 
     Args:
         tolerance: a dip below the threshold of at most so many steps does not end a track. A main sink, too, survives a dip in which its
@@ -154,7 +154,13 @@ def track(sinks: Sinks, tolerance: int = 0) -> Tracks:
         if np.shape(getattr(sinks, name)) != tuple(sinks.shape):
             raise CallError(f"sinks: expected {name} of the shape {list(sinks.shape)}, found {in_words(getattr(sinks, name))}")
     steps, _, heads = sinks.moving.shape[:3]
-    step, layer, head, position = np.nonzero(sinks.moving)
+    step, layer, head, position = places = np.nonzero(sinks.moving)
+    rows = (sinks.step, sinks.layer, sinks.head, sinks.position)
+    if sinks.source == "column_sums" and not all(map(np.array_equal, rows, places)):
+        raise CallError(
+            "sinks: expected a row for each place of moving, from which tracks are read, found others; pass what find_sinks returned, and "
+            "choose among the tracks"
+        )
     episodes = find_episodes(step, layer * heads + head, position, steps, tolerance)
     found = []
     columns = (episodes.head, episodes.position, episodes.first, episodes.last, episodes.kind, episodes.successor)

@@ -1,8 +1,8 @@
 """What the manifests of traces and of folders of statistics may hold, checked when one is read."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Count = Annotated[int, Field(ge=0, le=1 << 31)]
 Token = Annotated[int, Field(ge=0, lt=1 << 31)]
@@ -44,6 +44,7 @@ class ModelFields(_Open):
     name: Name | None = None
     family: Name | None = None
     weight_hash: Name | None = None
+    mask_id: Token | None = None
 
 
 class SamplerFields(_Open):
@@ -93,6 +94,14 @@ class TraceManifest(About):
     stack: str | None = None
     attends_to: str | None = None
     attention: str | None = None
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Self:
+        if self.sampler is not None and self.sampler.name == "autoregressive" and not self.causal:
+            raise ValueError("causal true beside the sampler autoregressive, not false")
+        if self.model.mask_id is not None and self.model.mask_id != self.mask_id:
+            raise ValueError(f"mask_id {self.model.mask_id} as the model has it, not {self.mask_id}")
+        return self
 
 
 class StatisticsManifest(About):

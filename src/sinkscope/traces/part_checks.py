@@ -137,6 +137,20 @@ def check_masked(path: Path, masked: np.ndarray, tokens: np.ndarray, mask_id: in
         )
 
 
+def check_prompt(path: Path, masked: np.ndarray, prompt_length: int) -> None:
+    """Check that a generation begins without a mask in its prompt.
+
+    Args:
+        masked: [position], of the first step.
+
+    Raises:
+        TraceError: there is one.
+    """
+    if len(wrong := np.flatnonzero(masked[:prompt_length])):
+        said = f"expected a prompt of {prompt_length} tokens without masks, as the manifest says"
+        raise TraceError(f"{path}: masked: {said}, found one at position {wrong[0]}; {DAMAGED}")
+
+
 def check_group(path: Path, name: str, part: np.ndarray, whole: np.ndarray) -> None:
     """Check that columns of a group of queries are no larger than those of all queries.
 

@@ -22,7 +22,15 @@ from sinkscope.checksums import compare_file
 from sinkscope.documents import check_regular, exists, read_json_object
 from sinkscope.errors import TraceError
 from sinkscope.traces.format import DTYPES, MANIFEST, write_whole
-from sinkscope.traces.part_checks import OF_GROUPS, check_group, check_keys, check_lengths, check_masked, check_values
+from sinkscope.traces.part_checks import (
+    OF_GROUPS,
+    check_group,
+    check_keys,
+    check_lengths,
+    check_masked,
+    check_prompt,
+    check_values,
+)
 
 WHOLE = 1 << 16
 """Smallest number of bytes of a step that is written by itself; smaller ones are stacked first."""
@@ -110,7 +118,7 @@ class Part:
     Attributes:
         listed: checksums of all files of the trace when it was opened.
         crossing: whether its keys are another stack's tokens, of which any number of queries may see one.
-        mask_id: the mask token, where the trace has one.
+        mask_id, prompt_length: the mask token, where the trace has one, and the tokens of its prompt, which has no masks.
     """
 
     path: Path
@@ -123,6 +131,7 @@ class Part:
     listed: tuple[str, ...] = ()
     crossing: bool = False
     mask_id: int | None = None
+    prompt_length: int = 0
 
     def read(self, name: str, index: tuple[Any, ...]) -> np.ndarray:
         """Return what an index of ints and slices selects of a tensor.
@@ -166,7 +175,9 @@ class Part:
             if name.endswith("_key") and lengths is not None:
                 check_keys(self.path, name, file.get_tensor(name), int(lengths.max(initial=0)))
             if name in ("tokens", "masked") and {"tokens", "masked"} <= self.shapes.keys() and self.mask_id is not None:
-                check_masked(self.path, file.get_tensor("masked"), file.get_tensor("tokens"), self.mask_id)
+                check_masked(self.path, masked := file.get_tensor("masked"), file.get_tensor("tokens"), self.mask_id)
+                if self.first_step == 0:
+                    check_prompt(self.path, masked[0], self.prompt_length)
             if name in OF_GROUPS and "column_sums" in self.shapes:
                 check_group(self.path, name, found, file.get_tensor("column_sums"))
         _checked.add(known)

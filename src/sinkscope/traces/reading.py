@@ -114,7 +114,11 @@ class Trace:
                 f"{self.folder}: expected the {len(listed)} parts that its manifest lists, found {more[0]} as well; it is of another "
                 "trace: take it away"
             )
-        parts, crossing, mask_id = list[Part](), attends_elsewhere(self.manifest), self.manifest.get("mask_id")
+        parts, about = list[Part](), {"crossing": attends_elsewhere(self.manifest), "mask_id": self.manifest.get("mask_id")}
+        prompt = (
+            (self.manifest.get("prompt_length") or 0) if "length" in (self.manifest.get("sampler") or {}) else 0
+        )  # all of a plain call is one
+        about |= {"prompt_length": prompt, "listed": self._checksums}
         for name in sorted(found):
             part = read_part(self.place / name)
             expected = parts[-1].first_step + parts[-1].steps if parts else 0
@@ -127,7 +131,7 @@ class Trace:
             if parts and (lost := sorted(parts[0].shapes.keys() - part.shapes.keys())):
                 raise TraceError(f"{part.path}: expected {lost[0]}, which {parts[0].path.name} has, found none; {DAMAGED}")
             checksum = None if entry is None else entry["sha256"]
-            parts.append(replace(part, sha256=checksum, verify=self.verifies, listed=self._checksums, crossing=crossing, mask_id=mask_id))
+            parts.append(replace(part, sha256=checksum, verify=self.verifies, **about))
         written = sum(part.steps for part in parts)
         if self.complete and written != (said := self.manifest.get("steps", written)):
             raise TraceError(f"{self.folder}: expected {said} steps, as its manifest says, found {written}; {DAMAGED}")

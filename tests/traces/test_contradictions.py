@@ -1,0 +1,101 @@
+"""A trace whose checksums fit and whose content contradicts itself is refused."""
+
+import hashlib
+import json
+import shutil
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+import sinkscope
+from sinkscope.errors import TraceError
+
+PROMPT = "Q: Tom has 7 apples and buys 5 more. How many apples does Tom have now?\nA:"
+
+
+@pytest.fixture(scope="module")
+def recorded(diffusion, autoregressive, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("recorded")
+    for name, model, settings in (("diffusion", diffusion, {"steps": 8, "block": 8}), ("autoregressive", autoregressive, {})):
+        with sinkscope.recording(model, out=folder / name):
+            sinkscope.generate(model, PROMPT, length=8, **settings)
+    return folder
+
+
+@pytest.fixture
+def edited(recorded, tmp_path):
+    """Edits the tensors and the manifest of a trace, and makes its checksums fit: ``edited("diffusion", tensors=…, manifest=…)``."""
+
+    def edit(name, tensors=lambda held: None, manifest=lambda values: None):
+        folder = tmp_path / name
+        shutil.copytree(recorded / name, folder)
+        (path,) = folder.glob("steps-*")
+        with safe_open(path, framework="np") as file:
+            held, metadata = {key: file.get_tensor(key) for key in file.keys()}, file.metadata()  # noqa: SIM118
+        tensors(held)
+        save_file(held, path, metadata)
+        values = json.loads((folder / "manifest.json").read_text())
+        del values["checksum"]
+        values["parts"][0]["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
+        manifest(values)
+        (folder / "manifest.json").write_text(json.dumps(values))
+        return folder
+
+    return edit
+
+
+def _scale(name, factor):
+    return lambda held: held.update({name: held[name] * held[name].dtype.type(factor)})
+
+
+@pytest.mark.parametrize(
+    ("tensors", "name", "message"),
+    [
+        (_scale("column_sums", 2), "column_sums", "column_sums: expected columns of a head that add up to at most [0-9]+ queries, found"),
+        (
+            lambda held: held.update(
+                column_sums_masked=np.roll(3 * np.eye(1, held["column_sums"].shape[-1], dtype=np.float32), 2) + 0 * held["column_sums"]
+            ),
+            "column_sums_masked",
+            "column_sums_masked: expected at most what column_sums has, of which it is a part, found",
+        ),
+        (
+            lambda held: held.update(masked=1 - held["masked"]),
+            "masked",
+            "masked: expected 1 where tokens has the mask token [0-9]+, and 0 elsewhere, found 1 beside token [0-9]+ at position 0 of",
+        ),
+        (lambda held: held.update(tokens=held["tokens"][::-1].copy()), "tokens", "masked: expected 1 where tokens has the mask token"),
+    ],
+)
+def test_tensors(edited, tensors, name, message):
+    trace = sinkscope.open_trace(edited("diffusion", tensors))
+    with pytest.raises(TraceError, match=message):
+        getattr(trace, name)[0]
+    with pytest.raises(TraceError, match=message):
+        sinkscope.analyse([trace])
+
+
+@pytest.mark.parametrize(
+    ("model", "change", "message"),
+    [
+        ("diffusion", {"mask_id": 5}, "expected mask_id [0-9]+ as the model has it, not 5"),
+        ("autoregressive", {"causal": False}, "expected causal true beside the sampler autoregressive, not false"),
+        (
+            "diffusion",
+            {"prompt_length": 25},
+            "masked: expected a prompt of 25 tokens without masks, as the manifest says, found one at position",
+        ),
+    ],
+)
+def test_manifests(edited, model, change, message):
+    folder = edited(model, manifest=lambda values: values.update(change))
+    with pytest.raises(TraceError, match=message):
+        sinkscope.open_trace(folder).masked[0]
+
+
+def test_what_was_not_edited_is_read(edited):
+    for name in ("diffusion", "autoregressive"):
+        trace = sinkscope.open_trace(edited(name))
+        assert trace.column_sums[0].size and sinkscope.analyse([trace]).prompts == 1
