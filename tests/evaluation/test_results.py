@@ -117,7 +117,10 @@ def test_messages(tmp_path):
     expected = {
         tmp_path / "nowhere": (CallError, "{}: expected a folder that `sinkscope evaluate` wrote, found nothing"),
         tmp_path / "file": (CallError, "{}: expected a folder that `sinkscope evaluate` wrote, found a file"),
-        tmp_path / "empty": (CallError, "{} holds no evaluation: expected results.json or results.json.gz in it"),
+        tmp_path / "empty": (
+            CallError,
+            "{} holds no evaluation: expected results.json or results.json.gz in it, found neither; name a folder of `evaluate`",
+        ),
         tmp_path / "half": (EvaluationError, "{} is unfinished (3 problems done); run the same `sinkscope evaluate` again"),
         broken(tmp_path / "cut", '{"format": 1,'): (EvaluationError, "{}/results.json: expected JSON, found "),
         broken(tmp_path / "new", '{"format": 2}'): (

@@ -75,6 +75,13 @@ def test_a_closed_trace_takes_no_step(tmp_path):
     assert parts_in(tmp_path) == []
 
 
+def test_a_trace_is_written_into_a_folder_that_there_is(tmp_path):
+    (tmp_path / "file").touch()
+    for name, found in (("nowhere", "none"), ("file", "a file")):
+        with pytest.raises(CallError, match=f"{name}: expected an empty folder, found {found}; make it first"):
+            TraceWriter(tmp_path / name, MANIFEST)
+
+
 def test_a_trace_is_not_written_over_another(tmp_path):
     writer = TraceWriter(tmp_path, MANIFEST)
     writer.add(make_step(0))

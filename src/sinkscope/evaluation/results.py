@@ -322,7 +322,9 @@ def _read_folder(folder: Path) -> list[Result]:
         path = compressed
     if not path.exists():
         if not (folder / RUN).exists():
-            raise CallError(f"{folder} holds no evaluation: expected {RESULTS} or {COMPRESSED} in it")
+            raise CallError(
+                f"{folder} holds no evaluation: expected {RESULTS} or {COMPRESSED} in it, found neither; name a folder of `evaluate`"
+            )
         kind = kind_of_run(read_object(folder / RUN) or {"model": {}})
         if kind != EVALUATION:
             advice = {COMPARISON: "`sinkscope compare-caches` prints its table", ROLES: "`sinkscope roles` prints its table"}

@@ -220,7 +220,7 @@ class TraceWriter:
         held: bytes of the steps that wait for their part to be closed.
 
     Raises:
-        CallError: the folder holds a trace, or the manifest does not say of which model.
+        CallError: the folder holds a trace or is none, or the manifest does not say of which model.
     """
 
     @checked
@@ -241,6 +241,10 @@ class TraceWriter:
         }
         if not trusted:
             _check_free(self.folder)
+            if not self.folder.is_dir():
+                raise CallError(
+                    f"{self.folder}: expected an empty folder, found {'a file' if exists(self.folder) else 'none'}; make it first"
+                )
             from sinkscope.traces.manifest_schema import TraceManifest
 
             check_fields(self.manifest, TraceManifest, "manifest", CallError)
