@@ -275,6 +275,19 @@ def test_layers_of_a_decoder_are_those_of_its_trace(rule, tmp_path):
         assert lost[stack, stack].any(axis=(1, 2)).tolist() == [False, True]
 
 
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ({"layers": (2,)}, r"layers: the model has the layers 0…1, found 2"),
+        ({"heads": {(2, 0)}}, r"heads: the model has the layers 0…1, found head 2\.0"),
+    ],
+)
+def test_a_layer_that_no_stack_has_is_refused(where, message):
+    """The decoder has two layers with four attention modules."""
+    with pytest.raises(CallError, match=message), HidePositions((0,), **where)(bart(decoder_layers=2)):
+        pass
+
+
 def test_cross_attention_of_as_many_keys_as_tokens_is_refused():
     network, message = bart(), r"encoder_attn to attend to the 7 tokens .* found 7 keys of another stack"
     with pytest.raises(AttentionError, match=message), HidePositions((0,))(network), torch.no_grad():

@@ -35,6 +35,17 @@ class Stack:
     blocks: dict[nn.Module, nn.Module]
     causal: bool = field(default=True)
 
+    def layer_numbers(self, alone: bool) -> dict[nn.Module, int]:
+        """Return the number of the layer that each attention module belongs to, as traces count layers.
+
+        Args:
+            alone: whether it is the only stack of the network; cross-attention of a decoder beside an encoder is no layer of its own.
+        """
+        if alone or not self.causal:
+            return {module: index for module, (_, index) in self.layers.items()}
+        order = list(dict.fromkeys(self.blocks.values()))
+        return {module: order.index(block) for module, block in self.blocks.items()}
+
 
 PAD_LEFT = "set tokenizer.padding_side = 'left', or run each text by itself where positions are counted from the first token (BERT)"
 

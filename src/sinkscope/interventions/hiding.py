@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sinkscope.argument_types import fits, in_words
+from sinkscope.argument_types import in_words
 from sinkscope.attention import (
     Columns,
     GenerationStart,
@@ -18,7 +18,6 @@ from sinkscope.attention import (
     Session,
     StepContext,
     StepResult,
-    query_heads,
     subscribed,
     upload,
 )
@@ -26,6 +25,7 @@ from sinkscope.attention.records import described, holds_nothing
 from sinkscope.attention.subscriber_answers import shown_sizes
 from sinkscope.errors import AttentionError, CallError
 from sinkscope.interventions.effect import Effect, Tally, joined
+from sinkscope.interventions.limits import check_limits
 from sinkscope.interventions.ranking import SCOPES, Scope, pool, rank_of, spread
 from sinkscope.interventions.rule_context import AttentionMemory, Observation, PromptDraws, Rule, RuleContext
 from sinkscope.interventions.step_canvas import StepCanvas, TokenClasses
@@ -96,25 +96,7 @@ class Hiding(Hider):
         for stack in session.stacks:
             self._places[stack.name] = self._layers
             self._layers += len(stack.layers)
-        longest = max(len(stack.layers) for stack in session.stacks)
-        for part in self.parts:
-            if not fits(part.most, int | None) or (part.most is not None and part.most < 0):
-                raise CallError(f"{type(part).__name__}.most: expected a whole number from 0 upwards or None, found {in_words(part.most)}")
-        for part in self.parts if longest else ():  # a foreign network shows its layers only as they run
-            beyond = [layer for layer in part.layers or () if layer >= longest]
-            if beyond:
-                raise CallError(f"layers: the model has the layers 0…{longest - 1}, found {beyond[0]}")
-        for layer, head in [pair for part in self.parts for pair in part.heads or ()]:
-            known = [query_heads(module) for stack in session.stacks for module, (_, index) in stack.layers.items() if index == layer]
-            if longest and not known:
-                raise CallError(f"heads: the model has the layers 0…{longest - 1}, found head {layer}.{head}")
-            if not known or None in known:
-                raise CallError(
-                    f"heads: expected a network whose heads are known before it runs, found {type(session.network).__name__}; "
-                    "limit the rule by layers= instead"
-                )
-            if head >= (most := max(one or 0 for one in known)):
-                raise CallError(f"heads: layer {layer} of the model has the heads 0…{most - 1}, found head {layer}.{head}")
+        check_limits(self.parts, session)
 
     # Events of the session
 
