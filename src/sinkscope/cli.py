@@ -25,6 +25,8 @@ def main() -> None:
     try:
         _heed_interrupts()
         _prepare_output()
+        if os.environ.get("SOURCE_DATE_EPOCH") == "":  # not set, for matplotlib; NumPy fails at it
+            del os.environ["SOURCE_DATE_EPOCH"]
         arguments = sys.argv[1:]
         debug = "--debug" in arguments
         try:

@@ -73,6 +73,13 @@ def test_a_variable_that_breaks_a_figure(whole, tmp_path):
     assert not (tmp_path / "f").exists()
 
 
+def test_a_variable_that_is_set_to_nothing_is_not_set():
+    """numpy.f2py, which loading a model may import, fails at it."""
+    code = "import os, sys\nfrom sinkscope.cli import main\nsys.argv[1:] = ['--version']\ntry: main()\nexcept SystemExit: import numpy.f2py"
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "SOURCE_DATE_EPOCH": ""}, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_library_s_own_settings(whole, tmp_path):
     words = ["export", str(whole / "trace"), "--to", "zarr", "--out", str(tmp_path / "z")]
     status, _, err = run(*words, environment={"ZARR_DEFAULT_ZARR_FORMAT": "9"})
