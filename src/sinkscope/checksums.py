@@ -85,6 +85,19 @@ def compare_sealed(path: Path, failure: Failure, advice: str = "") -> None:
     _compared.add((identity, SHA256))
 
 
+def compare_update(path: Path, update: int, failure: Failure) -> None:
+    """Compare the update that a sealed file holds with the one that its name says; files of earlier versions hold none.
+
+    Raises:
+        failure: it holds another one.
+    """
+    with path.open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    found = header.get("__metadata__", {}).get("update", str(update))
+    if found != str(update):
+        raise failure(f"{path}: expected update {update}, as its name says, found {found[:20]}; give it the name that it had")
+
+
 def sha256_of(path: Path) -> str:
     """Return the sha256 of all bytes of a file, hexadecimal."""
     with path.open("rb") as file:

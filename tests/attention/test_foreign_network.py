@@ -476,6 +476,20 @@ class Odd(nn.Module):
         return functional.scaled_dot_product_attention(*self.tensors)
 
 
+@pytest.mark.parametrize(("keys", "values"), [(1, 6), (6, 1), (1, 1)])
+def test_one_head_of_keys_or_values_is_repeated_as_torch_does(keys, values, tmp_path):
+    generator = torch.Generator().manual_seed(4)
+    query, key, value = (torch.randn(2, heads, 4, 5, generator=generator) for heads in (6, keys, values))
+    network = Odd(query, key, value)
+    with foreign(network), sinkscope.recording(network, out=tmp_path / "t"):
+        found = network()
+    assert_close(found, functional.scaled_dot_product_attention(query, key, value), terms=TERMS)
+    (first, _) = sinkscope.open_traces(tmp_path / "t")
+    dense = torch.softmax(query @ key.mT / 5**0.5, dim=-1).sum(dim=2)
+    assert_close(first.column_sums[0, 0], dense[0], terms=TERMS)
+    assert first.value_norms[0].shape[1] == max(keys, values)
+
+
 @pytest.mark.parametrize(
     ("tensors", "match"),
     [
@@ -484,6 +498,9 @@ class Odd(nn.Module):
             [torch.ones(2, 6, 4, 5), *[torch.ones(2, 3, 4, 5)] * 2],
             "as many key heads as query heads in attention, found 3 and 6; pass enable_gqa",
         ),
+        ([SQUARE, SQUARE[:, :3], SQUARE[:, :2]], "as many value heads as key heads in attention, found 2 and 3"),
+        ([SQUARE, SQUARE, SQUARE[:, :, :3]], "as many values as keys in attention, found 3 and 4"),
+        ([SQUARE, SQUARE.double(), SQUARE], "queries, keys and values of attention of one type, found float32, float64, float32"),
         ([torch.ones(2, 6, 4, 5), *[torch.ones(2, 6, 3, 5)] * 2], "attention, the first layer, .* found 4 queries on 3 keys"),
         (
             [SQUARE] * 3 + [torch.ones(2, 1, 4, 4).long()],

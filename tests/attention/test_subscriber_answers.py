@@ -234,3 +234,17 @@ def test_inputs_that_do_not_fit_are_refused_by_name(case):
     plain = inspect.unwrap(attend)  # of what checks shapes in tests only
     with pytest.raises(SinkscopeError, match=f"^{re.escape(name)}"):
         checked(plain)(**{**vars(draw()), **more})
+
+
+@pytest.mark.parametrize("name", ["sums", "diagonal", "last_row", "key", "value"])
+def test_a_watcher_that_changes_what_others_see_is_refused(name):
+    class Changes(Watcher):
+        def watch(self, layer, columns):
+            (getattr(layer, name) if name in ("key", "value") else getattr(columns, name)).zero_()
+
+    network, diary = tiny_llama(), Diary()
+    message = (
+        rf"Changes\.watch in .*layers\.0\..*: expected the tensors that it is shown to stay as they are, found {name} changed in place; "
+    )
+    with torch.no_grad(), subscribed(network, Changes()), subscribed(network, diary), pytest.raises(AttentionError, match=message):
+        forward(network, IDS)

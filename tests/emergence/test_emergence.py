@@ -257,6 +257,10 @@ def test_a_folder_goes_on_refuses_other_runs_and_says_what_is_damaged(corpus, tm
         with pytest.raises(CallError, match=message):
             TrainingWatch(network, given.get("canvases", canvases), tmp_path / "watch", every=2, name=given.get("name", "mine"))
     path = tmp_path / "watch/update-000004.safetensors"
+    renamed = path.rename(path.with_name("update-000005.safetensors"))
+    with pytest.raises(TrainingError, match=r"update-000005\.safetensors: expected update 5, as its name says, found 4; give it the name"):
+        open_emergence(tmp_path / "watch")
+    renamed.rename(path)
     content = bytearray(path.read_bytes())
     content[-5] ^= 1
     path.write_bytes(content)
@@ -367,6 +371,11 @@ def test_a_run_is_measured_from_its_snapshots_and_while_it_trains(kind, corpus, 
     last = network_at(open_run(tmp_path / "run"), 4, corpus.tokenizer())
     first = network_at(open_run(tmp_path / "run"), 0, corpus.tokenizer())
     assert any((mine != theirs).any() for mine, theirs in zip(last.parameters(), first.parameters(), strict=True))
+    snapshot = tmp_path / "run/snapshots/update-000000.safetensors"
+    renamed = snapshot.rename(snapshot.with_name("update-000003.safetensors"))
+    with pytest.raises(TrainingError, match=r"update-000003\.safetensors: expected update 3, as its name says, found 0; give it the name"):
+        network_at(open_run(tmp_path / "run"), 3, corpus.tokenizer())
+    renamed.rename(snapshot)
 
 
 def test_train_watches_and_gives_the_same_weights(run, tmp_path):

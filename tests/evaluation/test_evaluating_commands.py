@@ -190,6 +190,24 @@ def test_a_dry_run_counts_the_width_of_the_heads():
     assert (own.gpu_hours - shared.gpu_hours) * 3600 * 125e12 == pytest.approx(more, rel=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--batch", 0), "batch: expected at least 1, found 0"),
+        (("--device", "foo"), "--device: expected cpu, cuda, mps or xpu, found 'foo'"),
+        (("--dtype", "float7"), "dtype: expected float32, bfloat16 or float16, found 'float7'"),
+        (("--hide", "top:1@layers=9"), "layers: the model has the layers 0…2, found 9"),
+        (("--hide", "top:1@heads=0.9"), "heads: the model has 3 layers of 5 heads, found head 0.9"),
+    ],
+)
+def test_a_dry_run_refuses_what_no_run_could_take(run, diffusion_folder, flags, says):
+    status, out, err = run("evaluate", diffusion_folder, "--tasks", "lab-sums", "--length", 16, "--dry-run", *flags)
+    assert (status, out) == (2, "") and says in err
+    if flags[0] != "--hide":
+        assert run("reproduce", "paper1", "--models", "lab", "--dry-run", *flags)[::2] == (2, err)
+        assert run("compare-caches", diffusion_folder, "--tasks", "lab-sums", "--dry-run", *flags)[::2] == (2, err)
+
+
 def test_a_dry_run_says_that_a_cache_costs_less(run, diffusion_folder):
     for cache, said in (("none", False), ("fast-dllm-dual", True)):
         settings = ("--length", 32, "--block", 16, "--steps", 32, "--cache", cache)

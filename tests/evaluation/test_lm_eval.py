@@ -363,3 +363,27 @@ def test_the_entry_point_is_declared():
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     module, name = project["entry-points"]["lm_eval.models"]["sinkscope"].split(":")
     assert (module, name) == ("sinkscope.evaluation.lm_eval", "SinkscopeLM")
+
+
+@pytest.mark.parametrize("asked", [None, {}, {"until": None}, {"until": []}, {"until": "x"}, {"max_gen_toks": "7", "temperature": None}])
+def test_a_task_may_ask_for_nothing(asked, diffusion):
+    from sinkscope.evaluation.lm_eval import LENGTH
+
+    settings, stops = language_model(diffusion)._settings(asked)
+    assert stops == (["x"] if asked == {"until": "x"} else []) and settings.temperature == 0.0
+    assert settings.length == (7 if asked and "max_gen_toks" in asked else LENGTH)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"until": 5}, "until: expected text, a list of texts or none, found 5; write numbers in quotes"),
+        ({"until": ["a", 5]}, r"until: expected text, a list of texts or none, found \['a', 5\]; write numbers in quotes"),
+        ({"max_new_tokens": "many"}, "max_new_tokens: expected a number, found 'many'"),
+        ({"temperature": []}, r"temperature: expected a number, found \[\]"),
+        ([], r"generation_kwargs: expected settings by name, found list"),
+    ],
+)
+def test_what_a_task_cannot_ask(asked, message, diffusion):
+    with pytest.raises(CallError, match=message):
+        language_model(diffusion)._settings(asked)

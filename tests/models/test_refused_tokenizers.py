@@ -382,3 +382,23 @@ def test_a_canvas_is_refused_with_the_key_that_says_so(name, key, tmp_path):
     for call in (lambda: sinkscope.generate(model, [3], length=128), lambda: sinkscope.log_likelihood(model, [3] * 100, [4] * 100)):
         with pytest.raises(CallError, match=rf"was made for 128 \({key} in its config.json\)"):
             call()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"mask_id": 10**9}, "card: mask_id: expected one of the 456 tokens of its vocabulary, found 1000000000"),
+        ({"mask_id": "2"}, "card: mask_id: expected"),
+        ({"mask_id": None}, "card: mask_id: expected the mask token of a llada, found None"),
+        ({"eos_id": "x"}, "card: eos_id: expected"),
+        ({"eos_ids": "x"}, "card: eos_ids: expected"),
+        ({"max_positions": "x"}, "card: max_positions: expected a whole number, found 'x'"),
+        ({"name": 5}, "card: name: expected text, found 5"),
+        ({"layers": 9}, "card: layers: expected [0-9]+, as the network has it, found 9"),
+        ({"family": "dream"}, "card: family: expected 'llada', as the family has it, found 'dream'"),
+    ],
+)
+def test_a_card_of_another_network_is_refused(change, message, diffusion):
+    with pytest.raises(CallError, match=message):
+        other = dataclasses.replace(diffusion, card=dataclasses.replace(diffusion.card, **change))
+        sinkscope.generate(other, "Q: Tom", length=4, steps=4, block=4)

@@ -95,6 +95,34 @@ def test_manifests(edited, model, change, message):
         sinkscope.open_trace(folder).masked[0]
 
 
+def test_a_part_of_another_generation(diffusion, tmp_path):
+    """The manifest of an incomplete trace does not list the last part, as a kill leaves it."""
+    for name, prompt in (("one", PROMPT), ("other", PROMPT.replace("7", "8"))):
+        with sinkscope.recording(diffusion, out=tmp_path / name):
+            sinkscope.generate(diffusion, prompt, length=20, steps=20, block=20)
+    path = tmp_path / "one" / "manifest.json"
+    values = json.loads(path.read_text())
+    assert len(values["parts"]) == 2
+    del values["checksum"]
+    values |= {"complete": False, "parts": values["parts"][:1], "steps": 16}
+    path.write_text(json.dumps(values))
+    assert sinkscope.open_trace(tmp_path / "one").steps == 20
+    shutil.copy(tmp_path / "other/steps-000001.safetensors", tmp_path / "one")
+    with pytest.raises(
+        TraceError, match=r"steps-000001\.safetensors: expected a part of the generation of steps-000000\.safetensors, found"
+    ):
+        _ = sinkscope.open_trace(tmp_path / "one").steps
+
+
+def test_one_trace_beside_numbered_ones(recorded, tmp_path):
+    shutil.copytree(recorded / "diffusion", tmp_path / "t")
+    shutil.copytree(recorded / "diffusion", tmp_path / "t" / "000000")
+    with pytest.raises(
+        TraceError, match=r"t: expected one trace or numbered ones, found manifest\.json beside 000000; move one of them away"
+    ):
+        sinkscope.open_traces(tmp_path / "t")
+
+
 def test_what_was_not_edited_is_read(edited):
     for name in ("diffusion", "autoregressive"):
         trace = sinkscope.open_trace(edited(name))

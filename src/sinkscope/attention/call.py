@@ -1,7 +1,7 @@
 """One running call of a stack: what its subscribers request from each layer, and what they are shown."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,6 +16,9 @@ from sinkscope.attention.stacks import Stack, slides, upload
 from sinkscope.attention.subscriber_answers import hidden_by, observed_by, prepended_by
 from sinkscope.attention.subscribers import Hider, Prepender, Subscriber, Watcher
 from sinkscope.errors import AttentionError
+
+SHOWN = ("sums", "local", "diagonal", "last_row", "last_row_in_force", "removed", "prefix")
+"""The tensors of `Columns`."""
 
 
 @dataclass(eq=False)
@@ -232,10 +235,13 @@ class Call:
         if self.closed:
             return
         placed = _placed(columns, layer.first_key)
+        shown = _tensors_of(layer, placed)
         for watcher in self._watchers:
             watcher.watch(layer, placed)
+            _refuse_changes(watcher, "watch", layer, shown)
         for hider in self._hiders:
             hider.observe(layer, placed)
+            _refuse_changes(hider, "observe", layer, shown)
 
     def _members(self, query: Tensor) -> Tensor:
         """Return which queries belong to which group, float32 [batch, group, query]."""
@@ -270,6 +276,22 @@ def _placed(columns: Columns, first_key: int) -> Columns:
         last_row=pad(columns.last_row, (first_key, 0)),
         last_row_in_force=pad(columns.last_row_in_force, (first_key, 0)),
     )
+
+
+def _tensors_of(layer: LayerCall, columns: Columns) -> dict[str, tuple[Tensor, int]]:
+    """Return the tensors that subscribers see of a layer, with how often each was written; those of inference mode do not tell."""
+    named = {name: getattr(columns, name) for name in SHOWN} | {"query": layer.query, "key": layer.key, "value": layer.value}
+    return {name: (one, one._version) for name, one in named.items() if one is not None and not one.is_inference()}
+
+
+def _refuse_changes(subscriber: Watcher | Hider, method: str, layer: LayerCall, shown: Mapping[str, tuple[Tensor, int]]) -> None:
+    """Raise AttentionError for a subscriber that has written into what others see, and the network goes on with."""
+    for name, (tensor, version) in shown.items():
+        if tensor._version != version:
+            raise AttentionError(
+                f"{type(subscriber).__name__}.{method} in {layer.name}: expected the tensors that it is shown to stay as they are, found "
+                f"{name} changed in place; change a copy: {name}.clone()"
+            )
 
 
 def _membership(

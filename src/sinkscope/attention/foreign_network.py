@@ -318,6 +318,16 @@ def _four_axes(
     batch = max(query.shape[0], key.shape[0], value.shape[0])
     query, key, value = (one.expand(batch, -1, -1, -1) for one in (query, key, value))
     heads = query.shape[1]
+    if not query.dtype == key.dtype == value.dtype:
+        found = ", ".join(str(one.dtype).removeprefix("torch.") for one in (query, key, value))
+        raise AttentionError(f"expected queries, keys and values of {name} of one type, found {found}")
+    if value.shape[2] != key.shape[2]:
+        raise AttentionError(f"expected as many values as keys in {name}, found {value.shape[2]} and {key.shape[2]}")
+    if key.shape[1] != value.shape[1]:  # torch repeats what there is one of
+        if 1 not in (key.shape[1], value.shape[1]):
+            raise AttentionError(f"expected as many value heads as key heads in {name}, found {value.shape[1]} and {key.shape[1]}")
+        most = max(key.shape[1], value.shape[1])
+        key, value = (one.expand(-1, most, -1, -1) for one in (key, value))
     if not grouped and key.shape[1] not in (1, heads):
         raise AttentionError(f"expected as many key heads as query heads in {name}, found {key.shape[1]} and {heads}; pass enable_gqa=True")
     if mask is not None:

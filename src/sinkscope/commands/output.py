@@ -45,6 +45,9 @@ def open_and_check(path: Path) -> list[Any]:
     asked = traces[0].manifest.get("prompts_asked") or 0
     if traces[0].folder != path and asked > len(traces):
         note(f"{path}: traces of {len(traces)} of the {asked} prompts that were asked; the recording was ended before the others")
+    if traces[0].folder != path and 0 < asked < len(traces):
+        counts = f"{counted(len(traces), 'trace')}, where {counted(asked, 'prompt')} were asked"
+        note(f"{path}: {counts}; some are of another run")
     if traces[0].folder != path and (gaps := _gaps(path, [trace.folder for trace in traces])):
         note(f"{path}: expected numbered traces without a gap, found {gaps}; the others are read")
     return whole

@@ -10,6 +10,7 @@ from tyro.conf import Positional
 from sinkscope.commands.bounds import Few, Shots
 from sinkscope.commands.command import Command, Device, Dtype, Gpu, Json, Switch, TaskFiles, Tflops, default_is
 from sinkscope.commands.output import note, print_costs, print_json
+from sinkscope.commands.task_command import check_planned
 from sinkscope.errors import CallError
 
 
@@ -66,6 +67,7 @@ class Reproduce(Command):
         if unused := [name for name in data if name not in {*asked, *(PUBLISHED.get(task) for task in asked)}]:
             raise CallError(f"--data {unused[0]} is not used by these models, whose tasks are {', '.join(sorted(asked))}; leave it out")
         if self.dry_run:
+            check_planned(self.batch, self.device, self.dtype)
             print_costs(parts, self.gpu, self.tflops, self.json)
             return
         if self.out is None:

@@ -1,5 +1,6 @@
 """The flags of the commands that let a model work on tasks, `evaluate` and `compare-caches`, written once."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,6 +10,16 @@ from sinkscope.commands.command import Command, Device, Dtype, Gpu, Json, ModelN
 from sinkscope.commands.sampler_flags import TaskSamplerFlags
 from sinkscope.documents import shown
 from sinkscope.errors import CallError
+
+
+def check_planned(batch: int, device: str, dtype: str | None) -> None:
+    """Raise CallError for what no machine could run; the device of a dry run may be another machine's."""
+    if batch < 1:
+        raise CallError(f"batch: expected at least 1, found {batch}")
+    if not re.fullmatch(r"cpu|(cuda|mps|xpu)(:[0-9]{1,4})?", device):
+        raise CallError(f"--device: expected cpu, cuda, mps or xpu, found {shown(device)}")
+    if dtype not in (None, "", "float32", "bfloat16", "float16"):
+        raise CallError(f"dtype: expected float32, bfloat16 or float16, found {shown(dtype)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +57,11 @@ class TaskCommand(Command):
     sampler: TaskSamplerFlags
 
     def check_dry_run(self) -> None:
-        """Refuse the flags of a dry run without one."""
+        """Refuse the flags of a dry run without one, and in one what no machine could run."""
         if not self.dry_run:
             self.refuse("gpu tflops", "without --dry-run")
+            return
+        check_planned(self.batch, self.device, self.dtype)
 
     def asked(self) -> dict[str, Any]:
         """Return what is asked of the model, by the names of `Request`."""

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from sinkscope.argument_types import checked
-from sinkscope.checksums import compare_checksum, compare_sealed, sealed, with_checksum
+from sinkscope.checksums import compare_checksum, compare_sealed, compare_update, sealed, with_checksum
 from sinkscope.documents import check_fields, check_regular, read_json_object
 from sinkscope.emergence.history import ARRAYS, Emergence, Moment
 from sinkscope.emergence.watch_schema import WatchFile
@@ -159,7 +159,7 @@ def open_emergence(folder: str | Path) -> Emergence:
     found = _moments_in(folder)
     if not found:
         raise CallError(f"{folder}: expected at least one moment (update-….safetensors), found none; the run has not measured yet")
-    return Emergence(manifest, tuple(found), tuple(_read_moment(path, manifest) for path in found.values()))
+    return Emergence(manifest, tuple(found), tuple(_read_moment(path, update, manifest) for update, path in found.items()))
 
 
 def measured_updates(folder: Path) -> set[int]:
@@ -193,12 +193,13 @@ def _metadata(path: Path) -> dict[str, str]:
         raise TrainingError(f"{path}: expected a moment, found a file that is damaged; {DAMAGED}") from error
 
 
-def _read_moment(path: Path, manifest: Mapping[str, Any]) -> Moment:
+def _read_moment(path: Path, update: int, manifest: Mapping[str, Any]) -> Moment:
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
     check_regular(path, TrainingError, most=LARGEST)
     compare_sealed(path, TrainingError, DAMAGED)
+    compare_update(path, update, TrainingError)
     arrays: dict[str, np.ndarray] = {}
     with contextlib.suppress(SafetensorError, ValueError):
         arrays = load_file(path)

@@ -2,11 +2,13 @@
 
 from dataclasses import asdict
 
+from sinkscope.errors import CallError
 from sinkscope.evaluation.papers.paper import PROBLEMS, Part, Shape
 from sinkscope.evaluation.papers.paper1 import CHECKPOINTS
 from sinkscope.evaluation.task_plans import Request, check_request, resolve_task
 from sinkscope.evaluation.tasks import PUBLISHED, find_task
-from sinkscope.interventions.rules import canonical_rule
+from sinkscope.interventions.intervention import Composed
+from sinkscope.interventions.rules import canonical_rule, parse_rule
 from sinkscope.models import FAMILIES, Family, describe
 
 
@@ -24,6 +26,8 @@ def parts_of(name: str, request: Request) -> list[Part]:
     check_request(request)
     rules = tuple(dict.fromkeys(map(canonical_rule, request.hide)))
     family, shape = family_and_shape(name)
+    for text in rules:
+        _check_limits(text, shape)
     parts = []
     for task in (find_task(one, request.files) for one in dict.fromkeys(request.tasks)):
         sampler, shots, _, _ = resolve_task(family, name, task, request)
@@ -32,6 +36,17 @@ def parts_of(name: str, request: Request) -> list[Part]:
         prompts = min(request.limit or problems, problems)
         parts.append(Part("", "evaluate", name, task.name, rules, prompts, shots, asdict(sampler), shape))
     return parts
+
+
+def _check_limits(text: str, shape: Shape) -> None:
+    """Raise CallError for a rule that is limited to layers or heads which a network does not have."""
+    rule = parse_rule(text)
+    for part in rule.parts if isinstance(rule, Composed) else (rule,):
+        if beyond := [layer for layer in part.layers or () if layer >= shape.layers]:
+            raise CallError(f"layers: the model has the layers 0…{shape.layers - 1}, found {beyond[0]}")
+        if absent := [one for one in part.heads or () if one[0] >= shape.layers or one[1] >= shape.heads]:
+            layer, head = absent[0]
+            raise CallError(f"heads: the model has {shape.layers} layers of {shape.heads} heads, found head {layer}.{head}")
 
 
 def family_and_shape(name: str) -> tuple[Family, Shape]:

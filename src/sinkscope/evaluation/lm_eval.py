@@ -14,7 +14,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from datetime import timedelta
 from pathlib import Path
@@ -25,7 +25,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 
-from sinkscope.argument_types import check_argument
+from sinkscope.argument_types import check_argument, in_words
 from sinkscope.decoding import Settings, generate, resolve_settings, settings_of
 from sinkscope.decoding.settings import check_type
 from sinkscope.documents import shown
@@ -167,14 +167,20 @@ class SinkscopeLM(TemplateLM):
 
     def _settings(self, asked: dict[str, Any]) -> tuple[Settings, list[str]]:
         """Return a task's generation arguments as settings of the sampler, and its stop strings."""
-        asked = dict(asked)
-        until = asked.pop("until", [])
-        lengths = [asked.pop(name, None) for name in LENGTH_NAMES]
+        if not isinstance(asked, Mapping | None):
+            raise CallError(f"generation_kwargs: expected settings by name, found {in_words(asked)}")
+        asked = dict(asked or {})
+        until = asked.pop("until", None) or []
+        stops = [until] if isinstance(until, str) else until
+        if not isinstance(stops, list | tuple) or not all(isinstance(one, str) for one in stops):
+            raise CallError(f"until: expected text, a list of texts or none, found {shown(until)}; write numbers in quotes")
+        lengths = [_number(name, asked.pop(name, None), int) for name in LENGTH_NAMES]
         sampling = asked.pop("do_sample", None)
-        temperature = float(asked.pop("temperature", 0.0)) if sampling is not False else 0.0 * float(asked.pop("temperature", 0.0))
-        length = next((int(found) for found in lengths if found is not None), LENGTH)
+        given = _number("temperature", asked.pop("temperature", None), float)
+        temperature = 0.0 if sampling is False or given is None else given
+        length = next((found for found in lengths if found is not None), LENGTH)
         settings = resolve_settings(self.model.family, **{"length": length, "temperature": temperature, **asked, **self.settings})
-        return settings, [until] if isinstance(until, str) else list(until)
+        return settings, list(stops)
 
     def _loglikelihood_tokens(self, requests: list[Any], disable_tqdm: bool = False, **kwargs: Any) -> list[tuple[float, bool]]:
         self._refuse_previous()
@@ -299,6 +305,14 @@ def main() -> None:
     finally:
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
+
+
+def _number(name: str, found: Any, kind: type) -> Any:
+    """Return a task's setting as a number, None where it has none."""
+    try:
+        return None if found is None else kind(found)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise CallError(f"{name}: expected a number, found {shown(found)}") from error
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sinkscope.checksums import compare_sealed
+from sinkscope.checksums import compare_sealed, compare_update
 from sinkscope.documents import check_regular, files_in
 from sinkscope.errors import CallError, TrainingError
 from sinkscope.lab.canvases import PROMPT, CanvasMix
@@ -101,6 +101,8 @@ def network_at(run: TrainingRun, update: int, tokenizer: Any) -> Any:
 
     path = run.weights[update]
     compare_sealed(path, TrainingError)
+    if path.name != WEIGHTS:
+        compare_update(path, update, TrainingError)
     _check_size(run.recipe.architecture, len(tokenizer), path)
     network = build_network(run.recipe, tokenizer)
     try:

@@ -113,9 +113,6 @@ def convert_config(config: Mapping[str, Any], family: Family, where: str) -> Con
     if not family.causal:
         if not isinstance(tokens["mask_token_id"], int):
             raise ModelError(f"{file}: mask_token_id: expected the id of the mask token, found {tokens['mask_token_id']!r}")
-        for key in ("bos_token_id", "eos_token_id"):
-            if tokens["mask_token_id"] in (tokens[key] if isinstance(tokens[key], list) else [tokens[key]]):
-                raise ModelError(f"{file}: {key}: expected another token than the mask token {tokens['mask_token_id']}, found the same")
         fields |= {"is_causal": False, "mask_token_id": tokens["mask_token_id"], MARK: family.name, MARK_ROTARY: full_precision}
     eos = tokens["eos_token_id"]
     eos_ids = tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)

@@ -3,11 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from numbers import Integral
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import torch
 
+from sinkscope.argument_types import check_argument
 from sinkscope.attention import Hider, current_session
 from sinkscope.attention.records import described, holds_nothing
 from sinkscope.documents import describe, shown
@@ -53,6 +54,13 @@ class ModelCard:
     max_positions: int
     eos_ids: tuple[int, ...] = ()
     sink_token: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, hint in get_type_hints(ModelCard).items():
+            check_argument(f"card: {name}", getattr(self, name), hint)
+        for name in ("mask_id", "eos_id"):
+            if (found := getattr(self, name)) is not None and not 0 <= found < self.vocabulary:
+                raise CallError(f"card: {name}: expected one of the {self.vocabulary} tokens of its vocabulary, found {describe(found)}")
 
     @classmethod
     def of(cls, network: Any, **known: Any) -> "ModelCard":
@@ -328,6 +336,14 @@ def expect_model(model: Any, unhidden: bool = False, unwatched: bool = False) ->
         raise CallError(
             f"model: expected the {model.card.vocabulary} tokens of {model.card.name}, found a network of {table}; load it again"
         )
+    shape = model.network.config
+    for name, key in (("layers", "num_hidden_layers"), ("heads", "num_attention_heads"), ("hidden_size", "hidden_size")):
+        if (found := getattr(model.card, name)) != (has := getattr(shape, key, found)):
+            raise CallError(f"card: {name}: expected {has}, as the network has it, found {found}")
+    if model.card.family != model.family.name:
+        raise CallError(f"card: family: expected {model.family.name!r}, as the family has it, found {model.card.family!r}")
+    if model.card.mask_id is None and not model.family.causal:
+        raise CallError(f"card: mask_id: expected the mask token of a {model.family.name}, found None")
     session = current_session(model.network)
     subscribers = [] if session is None else session.subscribers
     if (unhidden or unwatched) and any(isinstance(one, Hider) for one in subscribers):

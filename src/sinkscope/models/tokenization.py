@@ -194,6 +194,9 @@ def _check_ids(tokenizer: Any, settings: Mapping[str, Any], folder: Path) -> Non
 def _check_mask(tokenizer: Any, family: Family, config: Mapping[str, Any], folder: Path) -> None:
     """Raise an error where the tokenizer's mask token is not that of the config; a tokenizer without one gets the family's."""
     mask = config.get("mask_token_id")
+    for key in ("bos_token_id", "eos_token_id") if mask is not None and not family.causal else ():
+        if mask in (config[key] if isinstance(config.get(key), list) else [config.get(key)]):
+            raise ModelError(f"{folder}/config.json: {key}: expected another token than the mask token {mask}, found the same")
     if mask is None or (family.causal and tokenizer.mask_token_id is None):
         return
     theirs = tokenizer.mask_token_id

@@ -118,6 +118,7 @@ class Part:
     Attributes:
         listed: checksums of all files of the trace when it was opened.
         crossing: whether its keys are another stack's tokens, of which any number of queries may see one.
+        generation: hash of what made it, the same in all parts of a trace; empty in those of earlier versions.
         mask_id, prompt_length: the mask token, where the trace has one, and the tokens of its prompt, which has no masks.
     """
 
@@ -130,6 +131,7 @@ class Part:
     verify: bool = True
     listed: tuple[str, ...] = ()
     crossing: bool = False
+    generation: str = ""
     mask_id: int | None = None
     prompt_length: int = 0
 
@@ -239,4 +241,5 @@ def read_part(path: Path) -> Part:
     for key in ("first_step", "steps"):
         if not re.fullmatch(r"[0-9]{1,9}", metadata[key]):
             raise TraceError(f"{path}: {key}: expected a whole number from 0 upwards, found {metadata[key][:60]!r}; the file is damaged")
-    return Part(path, int(metadata["first_step"]), int(metadata["steps"]), shapes, dtypes)
+    generation = metadata.get("generation", "")
+    return Part(path, int(metadata["first_step"]), int(metadata["steps"]), shapes, dtypes, generation=generation)

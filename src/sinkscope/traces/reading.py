@@ -124,6 +124,10 @@ class Trace:
             expected = parts[-1].first_step + parts[-1].steps if parts else 0
             if part.first_step != expected:
                 raise TraceError(f"{part.path}: expected it to begin at step {expected}, found step {part.first_step}; a part is missing")
+            if parts and part.generation and parts[0].generation not in ("", part.generation):
+                raise TraceError(
+                    f"{part.path}: expected a part of the generation of {parts[0].path.name}, found one of another; take it away"
+                )
             entry = listed.get(name)
             if entry is not None and part.steps != entry["steps"]:
                 raise TraceError(f"{part.path}: expected {entry['steps']} steps, as the manifest says, found {part.steps}; {DAMAGED}")
@@ -266,12 +270,15 @@ def trace_folders(path: Path) -> list[Path]:
     An empty one is left out: a recording that was stopped has left it.
 
     Raises:
-        TraceError: a numbered folder that cannot be read, or holds files but no manifest.
+        TraceError: one trace and numbered ones, or a numbered folder that cannot be read, or holds files but no manifest.
     """
-    if exists(path / MANIFEST):
-        return [path]
+    alone = exists(path / MANIFEST)
     numbered = [one for one in files_in(path, "[0-9]*", TraceError) if one.name.isdecimal()]
     found = [one for one in numbered if exists(one / MANIFEST)]
+    if alone and found:
+        raise TraceError(f"{path}: expected one trace or numbered ones, found {MANIFEST} beside {found[0].name}; move one of them away")
+    if alone:
+        return [path]
     for one in numbered if found else ():
         if one not in found and (one.is_symlink() or files_in(one, "*", TraceError)):
             raise TraceError(

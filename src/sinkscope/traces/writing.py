@@ -13,6 +13,7 @@ import numpy as np
 
 from sinkscope.argument_types import checked
 from sinkscope.axes import HEAD, KV_HEAD, LAYER, TRACE_AXES, TRACE_UNITS
+from sinkscope.checksums import checksum_of
 from sinkscope.documents import check_fields, exists, files_in
 from sinkscope.errors import CallError, TraceError
 from sinkscope.locks import in_the_way, names_in
@@ -230,6 +231,7 @@ class TraceWriter:
         self.folder, self._reduce, self._trusted, self._closed = Path(folder), reduce, trusted, False
         self._sizes = {axis: len(one) if axis == LAYER else one for axis, one in _told(manifest).items()}
         self._names: tuple[str, ...] = ()
+        self._generation = ""
         self.manifest = {
             "format": FORMAT,
             "complete": False,
@@ -299,7 +301,12 @@ class TraceWriter:
 
     def _write_part(self) -> None:
         name, first, count = PART.format(len(self.manifest["parts"])), self.manifest["steps"], len(self._steps)
-        checksum = write_part(self.folder / name, self._steps, {"first_step": str(first), "steps": str(count)})
+        if not self._generation:  # the same in every part, so that none of another generation is taken for one of this
+            tokens = self._steps[0].get("tokens", np.zeros(0, np.int32))
+            made = {key: value for key, value in self.manifest.items() if key != "command"}
+            self._generation = checksum_of({**made, "tokens": tokens.tolist()})
+        about = {"first_step": str(first), "steps": str(count), "generation": self._generation}
+        checksum = write_part(self.folder / name, self._steps, about)
         self.manifest["parts"].append({"file": name, "first_step": first, "steps": count, "sha256": checksum})
         self.manifest["steps"] += count
         self._steps, self.held, self._opened = [], 0, time.monotonic()
