@@ -7,7 +7,7 @@ from importlib.metadata import entry_points
 from types import ModuleType
 from typing import TypeVar
 
-from sinkscope.errors import CallError
+from sinkscope.errors import CallError, first_line
 
 Kind = TypeVar("Kind")
 
@@ -26,10 +26,15 @@ def find_kinds(package: str, base: type[Kind], is_one: Callable[[type[Kind]], bo
     """
     for module in pkgutil.iter_modules(import_module(package).__path__):
         yield from _kinds_in(import_module(f"{package}.{module.name}"), base, is_one)
-    for point in entry_points(group=group):
+    try:
+        points = tuple(entry_points(group=group))
+    except (TypeError, ValueError) as error:  # importlib names neither the file nor the package
+        expected = "expected `name = module:object` in each line of the entry_points.txt of all installed packages"
+        raise CallError(f"{expected}, found a line without a value ({first_line(error)}); reinstall the package that has it") from error
+    for point in points:
         try:
             loaded = point.load()
-        except Exception as error:  # of a module that is not ours
+        except (Exception, SystemExit) as error:  # of a module that is not ours
             package = f" of the package {point.dist.name}" if point.dist else ""
             said = str(error) if isinstance(error, ImportError | AttributeError) else f"{type(error).__name__}: {error}"
             raise CallError(f"the entry point {point.name} of {group}{package} cannot be loaded from {point.value}: {said}") from error

@@ -364,6 +364,7 @@ def test_a_bad_declaration_is_refused(value, message, monkeypatch):
         ("def", "SyntaxError: invalid syntax"),
         ("1 / 0", "ZeroDivisionError: division by zero"),
         ("import no_such_module", "No module named"),
+        ("import sys; sys.exit(0)", "SystemExit: 0"),
     ],
 )
 def test_a_module_that_fails_is_named_with_its_package(source, message, tmp_path, monkeypatch):
@@ -371,6 +372,15 @@ def test_a_module_that_fails_is_named_with_its_package(source, message, tmp_path
     monkeypatch.syspath_prepend(declare(tmp_path, "mine", "failing_rules"))
     expected = rf"point mine of sinkscope.interventions of the package mine cannot be loaded from failing_rules: {message}"
     with pytest.raises(CallError, match=expected):
+        known_rules.__wrapped__()
+
+
+def test_entry_points_that_cannot_be_read_are_told(tmp_path, monkeypatch):
+    path = declare(tmp_path, "mine", "failing_rules")
+    (file,) = tmp_path.rglob("entry_points.txt")
+    file.write_text("[sinkscope.interventions]\nbottom failing_rules\n")
+    monkeypatch.syspath_prepend(path)
+    with pytest.raises(CallError, match=r"expected `name = module:object` in each line of the entry_points\.txt of all installed packages"):
         known_rules.__wrapped__()
 
 
