@@ -75,6 +75,37 @@ def test_a_closed_trace_takes_no_step(tmp_path):
     assert parts_in(tmp_path) == []
 
 
+@pytest.mark.parametrize(
+    ("begin", "end", "message"),
+    [
+        ({"seed": float("nan")}, {}, "manifest: .*expected"),
+        ({"prompt": "\ud800"}, {}, "manifest: expected values of JSON in UTF-8, found others"),
+        ({"seed": object()}, {}, "manifest: expected"),
+        ({}, {"complete": "yes"}, "complete: expected True or False, found 'yes'"),
+        ({}, {"parts": []}, "parts: expected other fields of the manifest, as the writer counts these itself; leave it out"),
+        ({}, {"text": object()}, "manifest: .*text: expected"),
+        ({"mask_id": 3}, {}, "step: masked: expected 1 where tokens has the mask token 3 of the manifest, and 0 elsewhere, found others"),
+    ],
+)
+def test_what_no_reader_would_take_is_not_written(begin, end, message, tmp_path):
+    def write():
+        writer = TraceWriter(tmp_path, MANIFEST | begin)
+        writer.add(make_step(0) | {"masked": np.ones(7, np.uint8)})
+        writer.close(**{"complete": True, **end})
+
+    with pytest.raises(CallError, match=message):
+        write()
+
+
+def test_a_trace_is_closed_once(tmp_path):
+    writer = TraceWriter(tmp_path, MANIFEST)
+    writer.add(make_step(0))
+    writer.close(complete=True)
+    with pytest.raises(CallError, match="expected a trace that is open, found one that was closed before"):
+        writer.close(complete=False)
+    assert open_trace(tmp_path).complete
+
+
 def test_a_trace_is_written_into_a_folder_that_there_is(tmp_path):
     (tmp_path / "file").touch()
     for name, found in (("nowhere", "none"), ("file", "a file")):

@@ -174,6 +174,8 @@ def _lambada(row: Mapping[str, Any]) -> Question:
     return Question(" ".join(before), (last,), 0)
 
 
+_ASKED = {"question", "ctx_a", "goal", "article", "problems", "context"}
+"""Fields that a row cannot do without."""
 _TEXT, _LABEL = (str,), (str, int)
 _ARC = {"question": _TEXT, "choices": (dict,), "answerKey": _TEXT}
 BENCHMARKS: dict[str, Benchmark] = {
@@ -216,6 +218,8 @@ def questions(name: str, data: Path | None) -> tuple[Callable[[], tuple[Question
         for number, row in enumerate(rows(), 1):
             where = f"{source.hub[0] if data is None else f'--data {name}={data}'}, row {number}"
             try:
+                if blank := next((one for one in _ASKED & row.keys() if isinstance(row[one], str) and not row[one].strip()), None):
+                    raise _WrongRow(f"{blank}: expected a text that is not blank")
                 question = benchmark.read(row)
             except _WrongRow as error:
                 shown = json.dumps(row, default=str)[:80]

@@ -1,5 +1,6 @@
 """Writes one trace in parts; a part is closed after 16 steps, 2 seconds or 64 MiB, whichever comes first."""
 
+import json
 import re
 import shutil
 import time
@@ -11,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from sinkscope.argument_types import checked
+from sinkscope.argument_types import check_argument, checked
 from sinkscope.axes import HEAD, KV_HEAD, LAYER, TRACE_AXES, TRACE_UNITS
 from sinkscope.checksums import checksum_of
 from sinkscope.documents import check_fields, exists, files_in
-from sinkscope.errors import CallError, TraceError
+from sinkscope.errors import CallError, TraceError, first_line
 from sinkscope.locks import in_the_way, names_in
 from sinkscope.traces.format import (
     ASIDE,
@@ -250,6 +251,7 @@ class TraceWriter:
             from sinkscope.traces.manifest_schema import TraceManifest
 
             check_fields(self.manifest, TraceManifest, "manifest", CallError)
+            _check_plain(self.manifest)
         self.held = 0
         self._steps: list[Step] = []
         self._opened = time.monotonic()
@@ -290,6 +292,11 @@ class TraceWriter:
         for name, array in found.items():
             if array.dtype != (dtype := DTYPES[expected_type(name)]):
                 raise CallError(f"step: {name}: expected {dtype}, found {array.dtype}; pass .astype(np.{dtype})")
+        mask = self.manifest.get("mask_id")
+        if mask is not None and {"tokens", "masked"} <= found.keys() and ((found["masked"] != 0) != (found["tokens"] == mask)).any():
+            raise CallError(
+                f"step: masked: expected 1 where tokens has the mask token {mask} of the manifest, and 0 elsewhere, found others"
+            )
         self._names = names
         return {name: np.array(array) for name, array in found.items()}
 
@@ -316,12 +323,39 @@ class TraceWriter:
         self.manifest.update(more)
 
     def close(self, complete: bool, **more: Any) -> None:
-        """Write the remaining steps and the final manifest."""
+        """Write the remaining steps and the final manifest.
+
+        Raises:
+            CallError: the trace is closed, or ``more`` is what no manifest may say.
+        """
+        if not self._trusted:
+            self._check_end(complete, more)
         if self._steps:
             self._write_part()
         self._closed = True
         self.manifest.update(more, complete=complete)
         write_manifest(self.folder, self.manifest)
+
+    def _check_end(self, complete: bool, more: dict[str, Any]) -> None:
+        """Raise CallError for an end that would leave a trace which cannot be read."""
+        from sinkscope.traces.manifest_schema import TraceManifest
+
+        check_argument("complete", complete, bool)
+        if self._closed:
+            raise CallError(f"{self.folder}: expected a trace that is open, found one that was closed before")
+        if ours := sorted({"format", "steps", "axes", "units", "parts"} & more.keys()):
+            raise CallError(f"{ours[0]}: expected other fields of the manifest, as the writer counts these itself; leave it out")
+        ended = {**self.manifest, **more, "complete": complete}
+        check_fields(ended, TraceManifest, "manifest", CallError)
+        _check_plain(ended)
+
+
+def _check_plain(manifest: dict[str, Any]) -> None:
+    """Raise CallError for a manifest that cannot be written as JSON."""
+    try:
+        json.dumps(manifest, allow_nan=False, ensure_ascii=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:  # objects, NaN, lone surrogates
+        raise CallError(f"manifest: expected values of JSON in UTF-8, found others ({first_line(error)}); leave them out") from error
 
 
 def _check_free(folder: Path) -> None:
