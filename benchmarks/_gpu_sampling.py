@@ -16,7 +16,7 @@ def of_family(model: Any, family: str) -> Any:
     """The same weights, sampled as another family is."""
     from sinkscope.models import FAMILIES
 
-    return replace(model, family=FAMILIES[family])
+    return replace(model, family=FAMILIES[family], card=replace(model.card, family=family))
 
 
 @torch.no_grad()

@@ -42,7 +42,7 @@ def test_an_autoregressive_generation(autoregressive, tmp_path, temperature):
 
 @pytest.mark.parametrize("family", [DREAM, MMADA])
 def test_the_other_samplers(diffusion, family):
-    model = replace(diffusion, family=family)
+    model = replace(diffusion, family=family, card=replace(diffusion.card, family=family.name))
     expected = [answer.tokens.tolist() for answer in sinkscope.generate(model, PROMPTS, length=8, steps=4, temperature=0.4)]
     with torch.device("meta"):
         assert [answer.tokens.tolist() for answer in sinkscope.generate(model, PROMPTS, length=8, steps=4, temperature=0.4)] == expected

@@ -50,8 +50,8 @@ def test_checking_leaves_the_model_alone(model):
 def test_a_model_that_attends_the_other_way_fails(model):
     family = LLADA if model.family.causal else LLAMA
     way = "causal" if family.causal else "bidirectional"
-    mask = 2 if family is LLADA else None
-    assert f"attention is {way}" in failed(dataclasses.replace(model, family=family, card=dataclasses.replace(model.card, mask_id=mask)))
+    card = dataclasses.replace(model.card, family=family.name, mask_id=2 if family is LLADA else None)
+    assert f"attention is {way}" in failed(dataclasses.replace(model, family=family, card=card))
 
 
 def test_weights_that_are_not_finite_fail(model):

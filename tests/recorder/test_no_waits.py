@@ -149,7 +149,7 @@ def test_the_projection_of_a_family_with_a_shift_waits_for_nothing(gpu, models):
     chosen = torch.zeros(2, 24, dtype=torch.bool)
     chosen[0, 3:6], chosen[1, 9] = True, True
     hidden, layout = torch.randn(2, 24, 40, generator=torch.Generator().manual_seed(1)), SimpleNamespace(starts=(0, 3))
-    there, here = (replace(model, family=DREAM) for model in models)
+    there, here = (replace(model, family=DREAM, card=replace(model.card, family="dream")) for model in models)
     with gpu, torch.no_grad():
         found = project(there, OnDevice(hidden), OnDevice(chosen), layout, most=4)
         assert gpu.waits == []
