@@ -69,13 +69,9 @@ def write_sudden(folder, columns, masked_columns, newest=None, sink_token=None, 
 
 
 def map_of(trace, step, layer, head):
-    """A map with the recorded columns: every query the same row, but in the split of step 5."""
-    columns = trace.column_sums[step, layer, head]
-    rows = np.tile(columns / columns.sum(), (len(columns), 1)).astype(np.float32)
-    if (step, layer, head) == (5, 1, 1):
-        masked = trace.masked[step].astype(bool)
-        rows[masked] = 0.001
-        rows[masked, 20] = 1 - 0.001 * (POSITIONS - 1)
-        rows[~masked] = 0.001
-        rows[~masked, 2] = 1 - 0.001 * (POSITIONS - 1)
-    return rows
+    """A map with the recorded columns: every masked query has the same row, and so has every other one."""
+    columns, masked = trace.column_sums[step, layer, head], trace.masked[step].astype(bool)
+    if "column_sums_masked" not in trace.tensors or not masked.any():
+        return np.tile(columns / len(columns), (len(columns), 1))
+    of_masked = trace.column_sums_masked[step, layer, head]
+    return np.where(masked[:, None], of_masked / masked.sum(), (columns - of_masked) / (~masked).sum())

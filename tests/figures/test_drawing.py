@@ -15,7 +15,7 @@ from sudden import map_of, sudden_columns, write_sudden
 import sinkscope.figures
 from sinkscope import cli
 from sinkscope.errors import CallError, SinkscopeError
-from sinkscope.figures import draw_figure, draw_figures, find_figures
+from sinkscope.figures import attention_map, draw_figure, draw_figures, find_figures
 from sinkscope.figures.style import figure_style, new_sheet
 
 FIGURES = find_figures()
@@ -210,6 +210,18 @@ def test_a_model_that_is_gone_leaves_the_other_figures(sudden, tmp_path):
 def test_what_is_no_map_is_refused(sudden, change, found):
     with pytest.raises(CallError, match=rf"maps: expected a map of floats, \d+ queries × \d+ keys as in step \d+, {found}"):
         draw_figure("8", sudden, maps=lambda *place: change(map_of(*place)))
+
+
+@pytest.mark.parametrize("other", [np.zeros, np.eye])
+def test_a_map_of_something_else_is_refused(sudden, other):
+    """Its columns tell: they are not those that were recorded."""
+    refused = (
+        r"expected the map's columns to be those of the trace, 9\.000 at key 4, found [01]\.000: not the map of step 0, layer 0, head 0"
+    )
+    with pytest.raises(CallError, match=f"maps: {refused}"):
+        draw_figure("8", sudden, maps=lambda *_: other(sudden.lengths[0]) if other is np.eye else other((sudden.lengths[0],) * 2))
+    with pytest.raises(CallError, match=f"attention: {refused}"):
+        attention_map(sudden, 0, 0, 0, np.eye(sudden.lengths[0]) * (other is np.eye))
 
 
 def test_without_maps_the_others_are_drawn(unpainted, sudden, tmp_path):

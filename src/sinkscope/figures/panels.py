@@ -165,7 +165,7 @@ def attention_map(
             f"{trace.folder} holds no map of step {step}, layer {layer}, head {head}; pass one: "
             "sinkscope.recorder.attention_map.recompute_map(model, trace, step, layer, head).attention"
         )
-    check_map("attention", attention, trace, step)
+    check_map("attention", attention, trace, step, layer, head)
     with _style(ax):
         axes = new_sheet(4.2, 4.3).subplots() if ax is None else ax
         title = f"{plain(model_label(trace.manifest))}:\nattention in step {step}, layer {layer}, head {head}"

@@ -201,7 +201,7 @@ class Subject:
             found = self.maps(trace, step, layer, head)
         except SinkscopeError as error:  # the model may be gone; other figures can be drawn without it
             raise FigureError(str(error)) from error
-        check_map("maps", found, trace, step)
+        check_map("maps", found, trace, step, layer, head)
         return found
 
     @checked

@@ -89,18 +89,15 @@ def stored_map(trace: Trace, step: int, layer: int, head: int) -> np.ndarray | N
         raise TraceError(f"{path}: expected {length} queries and {length} keys, found {attention.shape}; {DAMAGED}")
     if wrong := attention[~((attention >= -ROUNDING) & (attention <= 1 + ROUNDING))].tolist():
         raise TraceError(f"{path}: {TENSOR}: expected shares of attention from 0 to 1, found {wrong[0]:g}; {DAMAGED}")
-    recorded = kept_columns(trace)[step, layer, head, :length]
-    _, key = column_difference(attention, recorded, TOLERANCE.get(str(trace.manifest.get("dtype")), max(TOLERANCE.values())))
-    if key is not None:
-        raise TraceError(
-            f"{path}: expected the map's columns to be those of the trace, {recorded[key]:.3f} at key {key}, found "
-            f"{attention[:, key].sum():.3f}: the map of another trace; delete the file"
-        )
+    if contradiction := _contradiction(attention, trace, (step, layer, head)):
+        raise TraceError(f"{path}: {contradiction}: the map of another trace; delete the file")
     return attention
 
 
-def check_map(name: str, attention: Any, trace: Trace, step: int) -> None:
-    """Raise an error for something that is no attention map of a step; a query's shares may add up to less than 1, where a sink takes part.
+def check_map(name: str, attention: Any, trace: Trace, step: int, layer: int, head: int) -> None:
+    """Raise an error for something that is not the map of this step, layer and head, as far as the recorded columns tell.
+
+    A query's shares may add up to less than 1, where a sink takes part.
 
     Raises:
         CallError: so it is.
@@ -114,6 +111,18 @@ def check_map(name: str, attention: Any, trace: Trace, step: int) -> None:
         raise CallError(f"{expected}, with shares of attention from 0 to 1, found {wrong[0]:g}")
     if (most := float(attention.sum(axis=1, dtype=np.float64).max(initial=0))) > MORE_THAN_ALL:
         raise CallError(f"{expected}, whose shares add up to 1 for each query, found a query with {most:.4g}")
+    if contradiction := _contradiction(attention, trace, (step, layer, head)):
+        raise CallError(f"{name}: {contradiction}: not the map of step {step}, layer {layer}, head {head}")
+
+
+def _contradiction(attention: np.ndarray, trace: Trace, place: tuple[int, int, int]) -> str | None:
+    """Return what was expected and found where a map's columns are not those that were recorded."""
+    recorded = kept_columns(trace)[(*place, slice(len(attention)))]
+    tolerance = TOLERANCE.get(str(trace.manifest.get("dtype")), max(TOLERANCE.values()))
+    key = column_difference(attention, recorded, tolerance)[1]
+    if key is None:
+        return None
+    return f"expected the map's columns to be those of the trace, {recorded[key]:.3f} at key {key}, found {attention[:, key].sum():.3f}"
 
 
 def column_difference(attention: np.ndarray, recorded: np.ndarray, tolerance: float) -> tuple[float, int | None]:
