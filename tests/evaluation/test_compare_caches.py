@@ -165,6 +165,15 @@ def test_finished_answers_are_not_written_again(whole, diffusion, monkeypatch):
     compare_caches(diffusion, arms=read_arms(POLICIES, [4, 7]), out=whole[1], **SMALL)
 
 
+def test_a_table_of_something_else_is_replaced(whole, diffusion, tmp_path, caplog):
+    shutil.copytree(whole[1], tmp_path / "copy")
+    for other in ({}, {"rows": [{"policy": "none", "n": 9}]}, {"rows": "x"}):
+        (tmp_path / "copy" / COMPARISON).write_text(json.dumps(with_checksum(other)))
+        found = compare_caches(diffusion, arms=read_arms(POLICIES, [4, 7]), out=tmp_path / "copy", **SMALL)
+        assert json.loads((tmp_path / "copy" / COMPARISON).read_text()) == found
+    assert caplog.messages == []
+
+
 def test_a_table_that_holds_less_than_before_says_what_it_leaves_out(whole, diffusion, tmp_path, caplog):
     shutil.copytree(whole[1], tmp_path / "copy")
     call = {"arms": [PLAIN], "out": tmp_path / "copy"}

@@ -15,6 +15,7 @@ from typing import Any
 from sinkscope.argument_types import check_argument
 from sinkscope.checksums import CHECKSUM, checksum_of, with_checksum
 from sinkscope.decoding import generate, make_batch, parse_cache, resolve_settings, settings_of
+from sinkscope.documents import check_fields
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.evaluation.answers import answer_until, reseeded
 from sinkscope.evaluation.cache_arms import PARALLEL, PLAIN, Arm
@@ -23,6 +24,7 @@ from sinkscope.evaluation.choices import LikelihoodSettings
 from sinkscope.evaluation.item_schema import compared_fields
 from sinkscope.evaluation.memory_peak import peak_memory
 from sinkscope.evaluation.protocols import AUTO
+from sinkscope.evaluation.result_schema import ComparisonFile
 from sinkscope.evaluation.results_folder import RUN, TASK, ResultItems, check_claims, claim, locked, write_json
 from sinkscope.evaluation.running import describe_run
 from sinkscope.evaluation.task_plans import Request, TaskPlan, check_request, make_plans
@@ -112,6 +114,10 @@ def _tell_what_is_left_out(path: Path, document: Mapping[str, Any]) -> None:
     """Warn where the table that is replaced has more policies or problems than the one that is written."""
     old, new = read_object(path), {(row["task"], row["policy"]): row["n"] for row in document["rows"]}
     if old is None or old.get(CHECKSUM) != checksum_of(old):
+        return
+    try:
+        check_fields(old, ComparisonFile, str(path), EvaluationError)
+    except EvaluationError:  # another program's table
         return
     rows = [row for row in old["rows"] if row["n"] > new.get((row["task"], row["policy"]), 0)]
     if rows:

@@ -17,6 +17,7 @@ from sinkscope.checksums import with_checksum
 from sinkscope.errors import TraceError
 
 FORMAT = 1
+NAMELESS = "a model without a name"
 MANIFEST = "manifest.json"
 BUNDLE = "bundle.json"
 """What makes a trace a bundle, see `bundles`."""

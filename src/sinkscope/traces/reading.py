@@ -16,7 +16,7 @@ from sinkscope.counts import counted
 from sinkscope.documents import check_fields, describe, exists, files_in, read_json_object
 from sinkscope.errors import CallError, MissingTensorError, TraceError
 from sinkscope.notebook_card import card
-from sinkscope.traces.format import ASIDE, DRIFT, FORMAT, MANIFEST, MOVING, PART_GLOB, attends_elsewhere, hidden_rules
+from sinkscope.traces.format import ASIDE, DRIFT, FORMAT, MANIFEST, MOVING, NAMELESS, PART_GLOB, attends_elsewhere, hidden_rules
 from sinkscope.traces.part_checks import check_shapes
 from sinkscope.traces.part_files import Part, read_part, same_trace
 from sinkscope.traces.top_columns import TOPPED, TopArray
@@ -228,7 +228,7 @@ def read_manifest(folder: Path, verify: bool = True) -> dict[str, Any]:
     check_fields(manifest, TraceManifest, str(path), TraceError, DAMAGED)
     if verify:
         compare_checksum(manifest, path, TraceError)
-    manifest["model"] = {"name": "a model without a name", **manifest.get("model", {})}
+    manifest["model"] = {"name": NAMELESS, **manifest.get("model", {})}
     return manifest
 
 

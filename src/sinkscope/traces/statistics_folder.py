@@ -24,7 +24,7 @@ from sinkscope.checksums import SHA256, checksum_of, compare_checksum, compare_s
 from sinkscope.documents import check_fields, check_regular, describe, exists, files_in, parse_json, read_json_object
 from sinkscope.errors import CallError, TraceError
 from sinkscope.locks import CLAIM, made_folder
-from sinkscope.traces.format import FORMAT, MANIFEST, write_manifest, write_whole
+from sinkscope.traces.format import FORMAT, MANIFEST, NAMELESS, write_manifest, write_whole
 from sinkscope.work_items import UNFINISHED, difference_in_words, differences, exclusive, item_path
 
 STATISTICS, ITEMS, LOCK = "statistics.safetensors", "items", ".lock"
@@ -211,6 +211,7 @@ def read_statistics(folder: str | Path, *, verify: bool = True) -> tuple[dict[st
         _compare_run(path, metadata, manifest)
     if (count := int(metadata["prompts"])) > manifest["prompts"]:  # a kill came between the tensors and their manifest
         manifest = {**manifest, **json.loads(metadata["about"]), "prompts": count}
+    manifest = {**manifest, "model": {"name": NAMELESS, **manifest.get("model", {})}}
     return manifest, arrays, {int(token): text for token, text in json.loads(metadata["texts"]).items()}
 
 
