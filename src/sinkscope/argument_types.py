@@ -77,29 +77,31 @@ def checked(function: Function) -> Function:
         function.__init__ = checked(function.__init__)  # type: ignore[misc]
         return function  # type: ignore[return-value]
     signature = inspect.signature(function)
-    hints: dict[str, Any] = {}
+    arguments: dict[str, tuple[Any, bool, bool, bool]] = {}
 
     @functools.wraps(function)
     def call(*given: Any, **named: Any) -> Any:
-        if not hints:
-            hints.update(_hints(function))
+        if not arguments:
+            arguments.update(_arguments(function, signature))
         try:
             bound = signature.bind(*given, **named)
         except TypeError:
             return function(*given, **named)  # which says it in Python's words
         sizes: dict[str, tuple[int, str]] = {}
         for name, value in bound.arguments.items():
+            hint, is_array, is_number, is_list = arguments[name]
             kind = signature.parameters[name].kind
-            several = {inspect.Parameter.VAR_POSITIONAL: value, inspect.Parameter.VAR_KEYWORD: ()}.get(kind, (value,))
-            hint = hints.get(name, Any)
-            for one in several:
-                check_argument(name, one, hint)
-            if getattr(getattr(hint, "array_type", None), "__module__", "") == "numpy":
+            if kind is inspect.Parameter.VAR_POSITIONAL:
+                for one in value:
+                    check_argument(name, one, hint)
+            elif kind is not inspect.Parameter.VAR_KEYWORD:
+                check_argument(name, value, hint)
+            if is_array:
                 bound.arguments[name] = array = _array(name, value, hint)
                 _check_sizes(name, array, hint, sizes)
-            elif isinstance(value, Integral) or hint is bool or float in _parts(hint):
+            elif is_number or isinstance(value, Integral):
                 bound.arguments[name] = plain(value)
-            elif _asks_for_list(hint) and not _asks_for_array(hint) and getattr(value, "ndim", 0):
+            elif is_list and getattr(value, "ndim", 0):
                 bound.arguments[name] = list(cast(Any, value))  # whose emptiness can be asked for
         return function(*bound.args, **bound.kwargs)
 
@@ -113,6 +115,17 @@ def plain(value: Any) -> Any:
     if fits(value, bool):
         return bool(value)
     return int(value) if isinstance(value, Integral) else float(value) if isinstance(value, Real) else value
+
+
+def _arguments(function: Callable[..., Any], signature: inspect.Signature) -> dict[str, tuple[Any, bool, bool, bool]]:
+    """Return of each argument its type, and whether it is an array, may be a number with a fraction or a truth value, or is a list."""
+    hints = _hints(function)
+    found = {}
+    for name in signature.parameters:
+        hint = hints.get(name, Any)
+        is_array = getattr(getattr(hint, "array_type", None), "__module__", "") == "numpy"
+        found[name] = (hint, is_array, hint is bool or float in _parts(hint), _asks_for_list(hint) and not _asks_for_array(hint))
+    return found
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
@@ -141,7 +154,7 @@ def check_argument(name: str, value: Any, hint: Any) -> None:
         return
     inner = _parts(hint)
     for one in inner:  # a list of the right kind with a wrong item in it is told by the item
-        if get_origin(one) in _LISTS and _is_list(value):
+        if get_origin(one) in _LISTS and _is_list(value) and not _is_row(one):
             item = (get_args(one) or (Any,))[0]
             at, wrong = next((at, other) for at, other in enumerate(value) if not fits(other, item))
             raise CallError(f"{name}[{at}]: expected {_words(item)}, found {in_words(wrong)}")
@@ -158,7 +171,9 @@ def fits(value: Any, hint: Any) -> bool:
     """Return whether a value is of the type of a hint; of a type that is not known here, any is."""
     if hint is None or hint is NoneType:
         return value is None
-    if get_origin(hint) in (Union, UnionType):
+    if type(value) is hint and hint in (str, bool, float):
+        return True
+    if isinstance(hint, UnionType) or get_origin(hint) is Union:
         return any(fits(value, one) for one in get_args(hint))
     if hint in (int, float):
         known = isinstance(value, Integral if hint is int else Real) and not isinstance(value, bool | Fraction)
@@ -181,7 +196,9 @@ def fits(value: Any, hint: Any) -> bool:
             not inner or all(fits(key, inner[0]) and fits(item, inner[1]) for key, item in value.items())
         )
     if origin in _LISTS:
-        return _is_list(value) and (not inner or (len(inner) == 2 and inner[1] is not ...) or all(fits(one, inner[0]) for one in value))
+        if _is_row(hint):
+            return _is_list(value) and len(items := list(value)) == len(inner) and all(map(fits, items, inner))
+        return _is_list(value) and (not inner or all(fits(one, inner[0]) for one in value))
     if origin is Iterable:
         return hasattr(value, "__iter__") and not isinstance(value, str | bytes | Mapping) and getattr(value, "ndim", 1) > 0
     if origin is Callable:
@@ -198,6 +215,11 @@ def _is_our_class(hint: Any) -> bool:
 
 def _asks_for_list(hint: Any) -> bool:
     return any((get_origin(one) or one) in _LISTS for one in _parts(hint))
+
+
+def _is_row(hint: Any) -> bool:
+    """Return whether a hint is a tuple of a fixed number of items."""
+    return get_origin(hint) is tuple and ... not in get_args(hint)
 
 
 def _asks_for_array(hint: Any) -> bool:
@@ -276,6 +298,8 @@ def _words(hint: Any) -> str:
             found.append(f"one of {', '.join(map(str, inner))}")
         elif origin is Mapping or origin is dict:
             found.append("an object by name")
+        elif _is_row(one):
+            found.append(f"a list of {len(inner)} items ({', '.join(map(_words, inner))})")
         elif origin in _LISTS or origin is Iterable:
             items = [_SEVERAL[item] for item in (_parts(inner[0]) if inner else ()) if item in _SEVERAL]
             found.append(f"a list of {' or '.join(items)}" if items else "a list")

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from sinkscope.argument_types import checked
 from sinkscope.documents import check_plain, check_regular, read_bytes
 from sinkscope.errors import CallError, SinkscopeError
 
@@ -29,12 +30,21 @@ LOCKED = "a file that can be locked"
 Failure = type[SinkscopeError]
 
 
+@checked
 @dataclass(frozen=True)
 class Share:
-    """The part of the work that a process does: every ``count``-th piece from number ``index`` on."""
+    """The part of the work that a process does: every ``count``-th piece from number ``index`` on.
+
+    Raises:
+        CallError: an index that is not below the count.
+    """
 
     index: int = 0
     count: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.index < self.count:
+            raise CallError(f"share: expected an index from 0 to below its count, found {self.index} of {self.count}")
 
 
 ALL = Share()

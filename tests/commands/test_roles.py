@@ -71,8 +71,9 @@ def head_role(**others):
         name: Estimate(value, value, value) for name, value in {"taken.sink": 0.259, "taken.rowmass": 0.11, "kept.sink": 0.912}.items()
     }
     measured |= {name: Estimate(value, value, value) for name, value in {"to_text": 0.3, "to_sink_token": 0.6, "to_itself": 0.1}.items()}
-    fields = {"substitutes": None, "substitutes_at_least": 1, "removable": None} | others
-    return HeadRole(4, 2, "undecided", "the interval of what it adds holds both", 1.0, 0.5, " a long token", measured, **fields)
+    fields = {"layer": 4, "head": 2, "substitutes": None, "substitutes_at_least": 1, "removable": None} | others
+    fields |= {"role": "undecided", "reason": "the interval of what it adds holds both", "token": " a long token", "measured": measured}
+    return HeadRole(lasting=1.0, place=0.5, **fields)
 
 
 def test_the_table_shows_intervals_controls_and_a_match_that_failed():
@@ -81,7 +82,8 @@ def test_the_table_shows_intervals_controls_and_a_match_that_failed():
     from sinkscope.roles.head_roles import Together
 
     measured = {f"{kind}.{name}": Estimate(0.2, 0.1, 0.3) for kind in ("kl", "kept") for name in ("sink", "rowmass")}
-    found = Roles("lab", "0" * 64, 6, 6, Rules(), (head_role(),) * 30, 16, 8, {}, {"length": 32}, Together(((4, 2), (5, 1)), measured))
+    heads = tuple(head_role(layer=number // 20, head=number % 20) for number in range(82, 112))
+    found = Roles("lab", "0" * 64, 6, 20, Rules(), heads, 16, 8, {}, {"length": 32}, Together(((4, 2), (5, 1)), measured))
     text = f"{heading(found)}\n{table(found)}\n{evidence(found, 4, 2)}"
     assert [line for line in text.splitlines() if len(line) > 120] == []
     row = table(found).splitlines()[1].split()
@@ -91,8 +93,8 @@ def test_the_table_shows_intervals_controls_and_a_match_that_failed():
         and "So each alone changes nothing, but together they do." in text
     )
     assert "11.0 (11.0 to 11.0) % of those that predict: much less, no match, so that it says little" in text
-    assert "\n! 4.2, 4.2" in text and "the control's keys hold much less" in " ".join(text.split()), "what the mark means stands below"
-    assert "lab (length 32): 30 of 36 heads" in text
+    assert "\n! 4.2, 4.3" in text and "the control's keys hold much less" in " ".join(text.split()), "what the mark means stands below"
+    assert "lab (length 32): 30 of 120 heads" in text
 
 
 def test_a_narrow_window_gets_fewer_columns_and_is_told_so():
@@ -115,7 +117,7 @@ def test_wide_cells_of_the_table_do_not_run_together():
 
     wide = {"kl.sink.zero": Estimate(1.264, 0.398, 2.741), "kl.sink": Estimate(1.180, 0.172, 3.120)}
     one = head_role()
-    one = dataclasses.replace(one, measured=one.measured | wide)
+    one = dataclasses.replace(one, head=3, measured=one.measured | wide)
     lines = table(Roles("lab", "0" * 64, 6, 6, Rules(), (head_role(), one), 16, 8, {})).splitlines()
     assert "26/11!  1264 398–2741  1180 172–3120" in lines[2]
     assert len(lines[0]) <= 120 and lines[1].index("0.9–7.0") + 7 == lines[2].index("398–2741") + 8, "right ends agree"

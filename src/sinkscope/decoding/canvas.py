@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from sinkscope.argument_types import checked
+from sinkscope.argument_types import checked, in_words
 from sinkscope.attention import GenerationStart, Session, StepContext, StepResult, current_session, upload
 from sinkscope.decoding.settings import Settings, described
 from sinkscope.decoding.work import WorkMeter
@@ -40,6 +40,7 @@ class Step:
     lengths: Tensor | None = None
 
 
+@checked
 @dataclass(frozen=True, eq=False)
 class Batch:
     """Prompts that are written together.
@@ -48,11 +49,27 @@ class Batch:
         tokens: int64 [batch, prompt position], left-padded.
         real: bool of the same shape, False on padding.
         texts: the prompts as text; None for one that came as token ids.
+
+    Raises:
+        CallError: tensors of another kind or shape, padding that is not on the left, or another number of texts.
     """
 
     tokens: Tensor
     real: Tensor
     texts: tuple[str | None, ...]
+
+    def __post_init__(self) -> None:
+        for name, tensor, dtype in (("tokens", self.tokens, torch.long), ("real", self.real, torch.bool)):
+            if not isinstance(tensor, Tensor) or tensor.dtype != dtype or tensor.ndim != 2 or not tensor.numel():
+                raise CallError(
+                    f"{name}: expected a tensor {str(dtype).removeprefix('torch.')} [batch, position], found {in_words(tensor)}"
+                )
+        if self.tokens.shape != self.real.shape or len(self.texts) != len(self.tokens):
+            expected = f"real {list(self.tokens.shape)} and {len(self.tokens)} texts, as there are tokens"
+            raise CallError(f"expected {expected}, found real {list(self.real.shape)} and {len(self.texts)} texts")
+        padded = not self.real.is_meta and (not bool(self.real[:, -1].all()) or bool((self.real[:, :-1] & ~self.real[:, 1:]).any()))
+        if padded:
+            raise CallError("real: expected False on padding, which is left of each prompt, and at least one True a row")
 
     @property
     def lengths(self) -> tuple[int, ...]:

@@ -29,11 +29,21 @@ class HeldOut:
         probe: the canvas as the network sees it, with its readers.
         targets: the token that each reader predicts.
         queries: the readers as the option ``queries=`` of a rule, such as ``8-10+12``.
+
+    Raises:
+        CallError: another number of targets than of readers, or queries that do not name these readers.
     """
 
     probe: Probe
     targets: Int[np.ndarray, " reader"]
     queries: str
+
+    def __post_init__(self) -> None:
+        readers = np.flatnonzero(self.probe.readers)
+        if len(self.targets) != len(readers):
+            raise CallError(f"targets: expected a token for each of the {len(readers)} readers, found {len(self.targets)}")
+        if self.queries not in ("masked", named := _ranges(readers)):
+            raise CallError(f"queries: expected 'masked', or the readers {named!r}, found {describe(self.queries)}")
 
 
 @checked

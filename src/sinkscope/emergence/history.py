@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ NO_ROLE = -1
 """Of a head without a lasting sink, in `Moment.role`."""
 
 
+@checked
 @dataclass(frozen=True, eq=False)
 class Moment:
     """One moment. The *top key* of a head is the key with the largest column on a canvas.
@@ -50,6 +52,7 @@ SHARE = 0.1
 ARRAYS = tuple(field.name for field in fields(Moment))
 
 
+@checked
 @dataclass(frozen=True)
 class Emergence:
     """The moments of one training.
@@ -58,11 +61,22 @@ class Emergence:
         manifest: what was measured: name, causal, layers, heads, canvases (their fingerprint) and number.
         updates: of the moments, rising.
         moments: in the same order.
+
+    Raises:
+        CallError: updates that do not rise, another number of moments, or moments of different canvases or models.
     """
 
     manifest: Mapping[str, Any]
     updates: tuple[int, ...]
     moments: tuple[Moment, ...]
+
+    def __post_init__(self) -> None:
+        if not self.updates or any(before >= after for before, after in pairwise(self.updates)):
+            raise CallError(f"updates: expected at least one, each above the one before it, found {list(self.updates)[:8]}")
+        if len(self.moments) != len(self.updates):
+            raise CallError(f"moments: expected one for each of {len(self.updates)} updates, found {len(self.moments)}")
+        if len(shapes := {moment.place.shape for moment in self.moments}) > 1:
+            raise CallError(f"moments: expected arrays of one shape [canvas, layer, head], found {' and '.join(map(str, sorted(shapes)))}")
 
     @property
     def name(self) -> str:

@@ -15,7 +15,7 @@ from sinkscope.interventions import parse_rule
 from sinkscope.models import Model, expect_model
 from sinkscope.models.in_memory import IN_MEMORY
 from sinkscope.roles import ROLES, Probe, find_roles_on
-from sinkscope.roles.probes import check_tokens, predictions
+from sinkscope.roles.probes import check_probe, check_tokens, predictions
 from sinkscope.roles.sight import look, sinks_of
 from sinkscope.roles.verdict import Rules
 
@@ -63,7 +63,8 @@ def check_canvases(model: Model, canvases: Sequence[HeldOut]) -> None:
     for number, one in enumerate(canvases):
         if not isinstance(one, HeldOut):
             raise CallError(f"canvas {number}: expected one that hold_out returns, found {type(one).__name__}")
-        check_tokens(model, one.probe.tokens, f"canvas {number}")
+        check_probe(model, one.probe, f"canvas {number}")
+        check_tokens(model, one.targets, f"targets of canvas {number}")
         needed = "mask_id=None" if causal else f"mask_id={mask}" + (f", shift={shifts[0]}" if len(shifts) == 1 else "")
         kind = "an autoregressive model" if causal else "a diffusion model"
         if any(_holds(one, one.targets, 1) if causal else _holds(one, mask, int(shift)) for shift in shifts):

@@ -19,7 +19,7 @@ from sinkscope.models.fingerprints import fingerprints
 from sinkscope.roles.conclusion import conclude, estimates
 from sinkscope.roles.head_roles import Roles, Together
 from sinkscope.roles.measurement import measure_heads, measure_together, sinks_by_head
-from sinkscope.roles.probes import CANVASES, Probe, check_tokens, make_probes
+from sinkscope.roles.probes import CANVASES, Probe, check_probe, make_probes
 from sinkscope.roles.prompt_store import Heads, PromptStore, open_store
 from sinkscope.roles.removal import MOST_HIDDEN, REMOVALS
 from sinkscope.roles.verdict import Rules
@@ -242,7 +242,7 @@ def find_roles_on(model: Model, probes: Sequence[Probe], *, rules: Rules | None 
         if value < least:
             raise CallError(f"{name}: expected a whole number from {least} upwards, found {value}")
     for number, probe in enumerate(probes):
-        check_tokens(model, probe.tokens, f"probe {number}")
+        check_probe(model, probe, f"probe {number}")
     rules = rules or Rules()
     prompts = {number: [probe for probe in probes if probe.prompt == number] for number in sorted({probe.prompt for probe in probes})}
     if len(prompts) < LEAST:

@@ -9,7 +9,7 @@ from typing import Any
 from sinkscope.argument_types import checked
 from sinkscope.checksums import CHECKSUM, compare_checksum, with_checksum
 from sinkscope.counts import counted
-from sinkscope.documents import check_fields, exists, read_json_object
+from sinkscope.documents import check_fields, describe, exists, read_json_object
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.locks import made_folder
 from sinkscope.notebook_card import MOST_ROWS, card
@@ -21,6 +21,7 @@ MOST_TRIED = 8
 """Keys of one head that are hidden together at most."""
 
 
+@checked
 @dataclass(frozen=True)
 class HeadRole:
     """What the sink of one head does.
@@ -39,6 +40,9 @@ class HeadRole:
             eight are shown to change nothing; with None and a smaller number the intervals leave it open.
         removable: whether hiding the sink, its attention going elsewhere, leaves the predictions as they are; None where the
             interval holds both.
+
+    Raises:
+        CallError: a role that there is not, a head below 0, a share outside 0 to 1, or fewer substitutes than the least number.
     """
 
     layer: int
@@ -53,6 +57,18 @@ class HeadRole:
     substitutes_at_least: int
     removable: bool | None
 
+    def __post_init__(self) -> None:
+        if self.role not in ROLES:
+            raise CallError(f"role: expected one of {', '.join(ROLES)}, found {describe(self.role)}")
+        for name, value in (("layer", self.layer), ("head", self.head), ("substitutes_at_least", self.substitutes_at_least)):
+            if value < 0:
+                raise CallError(f"{name}: expected a whole number from 0 upwards, found {value}")
+        for name, share in (("lasting", self.lasting), ("place", self.place)):
+            if share is not None and not 0 <= share <= 1:
+                raise CallError(f"{name}: expected a share from 0 to 1, found {share}")
+        if self.substitutes is not None and self.substitutes < self.substitutes_at_least:
+            raise CallError(f"substitutes: expected at least substitutes_at_least, {self.substitutes_at_least}, found {self.substitutes}")
+
     @property
     def to_hide(self) -> str:
         """How many keys must be hidden, as tables show it: ``2``, ``2–3``, ``> 8``, or ``≥ 3`` and ``?`` where it is open."""
@@ -66,6 +82,7 @@ class HeadRole:
         return asdict(self) | {"measured": {name: asdict(one) for name, one in self.measured.items()}}
 
 
+@checked
 @dataclass(frozen=True)
 class Together:
     """What happens when the sinks of several heads are hidden at once, on the prompts that judged them.
@@ -79,6 +96,7 @@ class Together:
     measured: Mapping[str, Estimate]
 
 
+@checked
 @dataclass(frozen=True)
 class Roles:
     """The roles of a model's heads.
@@ -91,6 +109,10 @@ class Roles:
         together: what hiding all removable sinks at once costs; None where fewer than two are, or it was not measured.
         source: where the prompts came from, ``task`` with ``shots`` or ``file``; empty where it is not known.
         canvas_tokens: tokens of the shortest and of the longest canvas, room for the whole answer included; None where not known.
+
+    Raises:
+        CallError: a head twice or one that the model does not have, more prompts that judged than there were, or canvases whose shortest
+            is longer than the longest.
     """
 
     model: str
@@ -106,6 +128,20 @@ class Roles:
     together: Together | None = None
     source: Mapping[str, str | int] = field(default_factory=dict)
     canvas_tokens: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        for places in ([(one.layer, one.head) for one in self.heads], [] if self.together is None else self.together.heads):
+            seen: set[tuple[int, int]] = set()
+            for layer, head in places:
+                if not (0 <= layer < self.layers and 0 <= head < self.heads_in_layer) or (layer, head) in seen:
+                    expected = f"each of {self.layers} layers × {self.heads_in_layer} heads at most once"
+                    raise CallError(f"heads: expected {expected}, found {layer}.{head}; measure them again")
+                seen.add((layer, head))
+        if not 0 <= self.judged <= self.prompts:
+            raise CallError(f"judged: expected at most the {self.prompts} prompts, found {self.judged}; measure them again")
+        lengths = self.canvas_tokens
+        if lengths is not None and not 1 <= lengths[0] <= lengths[1]:
+            raise CallError(f"canvas_tokens: expected the shortest, then the longest, found {list(lengths)}; measure them again")
 
     @checked
     def of_head(self, layer: int, head: int) -> HeadRole | None:
@@ -217,31 +253,15 @@ class Roles:
         check_fields(values, RolesFile, "roles", CallError, "expected what `sinkscope roles` writes")
         plain: dict[str, Any] = {name: value for name, value in values.items() if name != CHECKSUM}
         heads = tuple(_head(one) for one in plain["heads"])
-        _check_places([(one.layer, one.head) for one in heads], plain)
         failed = {int(number): why for number, why in plain["failed"].items()}
         together = plain.get("together")
         if together is not None:
-            _check_places([(layer, head) for layer, head in together["heads"]], plain)
             together = Together(tuple((layer, head) for layer, head in together["heads"]), _estimates(together["measured"]))
         lengths = plain.get("canvas_tokens")
-        if lengths is not None and lengths[0] > lengths[1]:
-            raise CallError(f"canvas_tokens: expected the shortest, then the longest, found {lengths}; measure them again")
         rules = Rules(**{"faint": 0.0, **plain["rules"]})  # files that do not name it are older than that rule
         canvas_tokens = None if lengths is None else tuple(lengths)
         read = {"rules": rules, "heads": heads, "failed": failed, "together": together, "canvas_tokens": canvas_tokens}
         return cls(**{**plain, **read})
-
-
-def _check_places(heads: list[tuple[int, int]], values: Mapping[str, Any]) -> None:
-    """Raise an error for heads that the model does not have, or that are there twice; and for more prompts that judged than there were."""
-    layers, width = values["layers"], values["heads_in_layer"]
-    for at, (layer, head) in enumerate(heads):
-        if layer >= layers or head >= width or (layer, head) in heads[:at]:
-            raise CallError(
-                f"heads: expected each of {layers} layers × {width} heads at most once, found {layer}.{head}; measure them again"
-            )
-    if values["judged"] > values["prompts"]:
-        raise CallError(f"judged: expected at most the {values['prompts']} prompts, found {values['judged']}; measure them again")
 
 
 def _head(values: Mapping[str, Any]) -> HeadRole:

@@ -37,7 +37,7 @@ class Probe:
         block: tokens of the blocks in which block diffusion wrote it; None for those of the checkpoint, and for other models.
 
     Raises:
-        CallError: no reader, or a position that is committed and no reader.
+        CallError: no reader, a position that is committed and no reader, or a block without tokens.
     """
 
     prompt: int
@@ -53,6 +53,19 @@ class Probe:
                 f"expected at least one reader, and committed ones among them, found {int(self.readers.sum())} readers and "
                 f"{int((self.committed & ~self.readers).sum())} committed that are none"
             )
+        if self.block is not None and self.block < 1:
+            raise CallError(f"block: expected None or at least 1 token, found {self.block}")
+
+
+def check_probe(model: Model, probe: Probe, where: str) -> None:
+    """Raise an error for a probe that a network cannot read; ``where`` names it.
+
+    Raises:
+        CallError: see `check_tokens`; or it was written in blocks, and the network knows none.
+    """
+    check_tokens(model, probe.tokens, where)
+    if probe.block is not None and block_length(model.network) is None:
+        raise CallError(f"{where}: expected block=None, as {model.card.name} sees no blocks, found {probe.block}")
 
 
 def check_tokens(model: Model, tokens: Int[np.ndarray, " position"], where: str) -> None:

@@ -13,6 +13,7 @@ substitute), which changes nothing, or to the text, which may. So beside the rol
 before the predictions change.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -62,11 +63,22 @@ class Rules:
 @checked
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over prompts with its 95 % interval; None where there is none."""
+    """A mean over prompts with its 95 % interval; None where there is none.
+
+    Raises:
+        CallError: a number that is not finite, or an interval whose ends are the wrong way round.
+    """
 
     mean: float | None
     low: float | None
     high: float | None
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if value is not None and not math.isfinite(value):
+                raise CallError(f"{name}: expected a finite number or None, found {value}")
+        if self.low is not None and self.high is not None and self.low > self.high:
+            raise CallError(f"low, high: expected an interval, found {self.low} to {self.high}")
 
 
 def decide(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 
 from sinkscope.argument_types import checked, in_words, plain
 from sinkscope.documents import shown
@@ -29,6 +30,7 @@ MOST_TOLD = 12
 """Places that a message names."""
 
 
+@checked
 @dataclass(frozen=True)
 class Estimate:
     """One number: a mean over prompts.
@@ -60,6 +62,7 @@ class Estimate:
         return row if self.p is None else {**row, "p": self.p}
 
 
+@checked
 @dataclass(frozen=True, eq=False)
 class Analysis:
     """What a set of traces of one model says.
@@ -68,6 +71,9 @@ class Analysis:
         prompts: number of traces; prompt_texts: their prompts, by which two analyses are paired.
         values: [prompt, key], the numbers behind the means; keys: their names and places.
         corpus: checksum of the counts of the training corpus; 0 without.
+
+    Raises:
+        CallError: values or texts of another number of prompts or keys.
     """
 
     statistics: tuple[Estimate, ...] = field(repr=False)
@@ -77,8 +83,15 @@ class Analysis:
     tolerance: int
     prompt_texts: tuple[Any, ...] = field(repr=False)
     keys: tuple[Key, ...] = field(repr=False)
-    values: np.ndarray = field(repr=False)
+    values: Float[np.ndarray, "prompt key"] = field(repr=False)
     corpus: int = field(default=0, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.values.shape != (self.prompts, len(self.keys)):
+            expected = f"[{self.prompts}, {len(self.keys)}], as there are prompts and keys"
+            raise CallError(f"values: expected {expected}, found {in_words(self.values)}")
+        if len(self.prompt_texts) != self.prompts:
+            raise CallError(f"prompt_texts: expected one for each of {self.prompts} prompts, found {len(self.prompt_texts)}")
 
     @checked
     def find(self, name: str, **place: Any) -> list[Estimate]:

@@ -11,7 +11,7 @@ killed therefore continues with the same command, and the result does not depend
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from safetensors.numpy import save
 from sinkscope.argument_types import checked
 from sinkscope.checksums import SHA256, checksum_of, compare_checksum, compare_sealed, sealed
 from sinkscope.documents import check_fields, check_regular, describe, exists, files_in, parse_json, read_json_object
-from sinkscope.errors import CallError, TraceError
+from sinkscope.errors import CallError, SinkscopeError, TraceError
 from sinkscope.locks import CLAIM, made_folder
 from sinkscope.traces.format import FORMAT, MANIFEST, NAMELESS, write_manifest, write_whole
 from sinkscope.work_items import UNFINISHED, difference_in_words, differences, exclusive, item_path
@@ -177,18 +177,23 @@ def read_statistics_manifest(folder: Path, verify: bool = True) -> dict[str, Any
     Raises:
         TraceError: it is missing, cannot be read, has another format, a field that does not fit, was changed, or is that of a trace.
     """
-    from sinkscope.traces.manifest_schema import StatisticsManifest
-
     path = folder / MANIFEST
     manifest = read_json_object(path, TraceError, "expected the manifest of a folder of statistics")
     found = (manifest.get("format"), manifest.get("level"))
     if found != (FORMAT, "statistics"):
         shown = " and ".join(map(describe, found))
         raise TraceError(f"{folder}: expected statistics of format {FORMAT}, found format and level {shown}")
-    check_fields(manifest, StatisticsManifest, str(path), TraceError, DAMAGED)
+    check_statistics_manifest(manifest, str(path), TraceError, DAMAGED)
     if verify:
         compare_checksum(manifest, path, TraceError)
     return manifest
+
+
+def check_statistics_manifest(manifest: Mapping[str, Any], where: str, error: type[SinkscopeError], advice: str) -> None:
+    """Raise an error for what is no manifest of statistics; ``where`` names it, ``advice`` ends the message."""
+    from sinkscope.traces.manifest_schema import StatisticsManifest
+
+    check_fields(manifest, StatisticsManifest, where, error, advice)
 
 
 @checked
