@@ -171,7 +171,7 @@ def fits(value: Any, hint: Any) -> bool:
     """Return whether a value is of the type of a hint; of a type that is not known here, any is."""
     if hint is None or hint is NoneType:
         return value is None
-    if type(value) is hint and hint in (str, bool, float):
+    if type(value) is hint and hint is not int:
         return True
     if isinstance(hint, UnionType) or get_origin(hint) is Union:
         return any(fits(value, one) for one in get_args(hint))

@@ -1,6 +1,9 @@
 """Objects of ours that are made by hand, or changed by `dataclasses.replace`, are refused where they are made, or where they are used."""
 
+import subprocess
+import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +17,7 @@ from sinkscope.errors import CallError
 from sinkscope.figures import OpenedStatistics
 from sinkscope.roles import Estimate, HeadRole, Probe, Roles, Rules, find_roles_on
 from sinkscope.roles.head_roles import Together
+from sinkscope.sinks import find_sinks
 from sinkscope.statistics import Analysis, Summary
 from sinkscope.statistics.analysis import Estimate as Mean
 from sinkscope.work_items import Share
@@ -31,6 +35,8 @@ PLACES, SHARES = np.zeros((2, 1, 3), int), np.full((2, 1, 3), 0.5)
 MOMENT = Moment(np.ones(2), np.ones(2), np.ones(2), PLACES, SHARES, SHARES, SHARES, SHARES, SHARES, PLACES)
 EMERGENCE = Emergence({"name": "by hand"}, (0, 10), (MOMENT, MOMENT))
 MANIFEST = {"format": 1, "level": "statistics", "complete": True, "prompts": 1, "expected": 1, "run": {}}
+COLUMNS = np.ones((2, 1, 1, 4), np.float32)
+SINKS = find_sinks(SimpleNamespace(steps=2, causal=False, column_sums=COLUMNS, tokens=np.ones((2, 4), int)))
 STATISTICS = OpenedStatistics(MANIFEST, Summary(2, 3))
 
 REFUSED = [
@@ -72,6 +78,11 @@ REFUSED = [
     (EMERGENCE, {"updates": (10, 10)}, "updates: expected at least one, each above the one before it, found [10, 10]"),
     (EMERGENCE, {"updates": (1, 2, 3)}, "moments: expected one for each of 3 updates, found 2"),
     (EMERGENCE, {"moments": (MOMENT, None)}, "moments[1]: expected Moment, found null"),
+    (SINKS, {"position": np.zeros(1, int)}, "along the axis sink"),
+    (SINKS, {"token": None}, "token: expected ndarray [sink], found null"),
+    (SINKS, {"shape": (2, 1, 1, 5)}, "columns: expected the shape [2, 1, 1, 5], found ndarray float32 [2, 1, 1, 4]"),
+    (SINKS, {"columns": np.ones((2, 1, 1, 5))}, "moving: expected 5 along the axis key, as columns has, found 4"),
+    (SINKS, {"vocabulary": {1: "a"}}, "vocabulary: expected text as each key, found 1"),
     (STATISTICS, {"manifest": {**MANIFEST, "prompts": "1"}}, "manifest: prompts"),
     (STATISTICS, {"manifest": {}}, "manifest: "),
     (STATISTICS, {"summary": None}, "summary: expected Summary, found null"),
@@ -86,6 +97,27 @@ def test_an_object_with_a_wrong_field_is_refused_where_it_is_made(made, change, 
     with pytest.raises(CallError) as refused:
         replace(made, **change)
     assert message in str(refused.value)
+
+
+def test_wrong_tracks_are_refused(tmp_path):
+    """In a process of its own, because the tests check this module's types before the module does."""
+    script = tmp_path / "replaces_tracks.py"
+    script.write_text(
+        "import dataclasses, types, numpy, sinkscope\n"
+        "steps = types.SimpleNamespace(steps=2, causal=False, column_sums=numpy.ones((2, 1, 1, 4), 'f'), tokens=numpy.ones((2, 4), int))\n"
+        "found = sinkscope.track(sinkscope.find_sinks(steps))\n"
+        "for change in ({'tracks': (None,)}, {'heads': ({'layer': 0},)}, {'main': numpy.zeros(3)}):\n"
+        "    try:\n"
+        "        print(dataclasses.replace(found, **change))\n"
+        "    except sinkscope.errors.CallError as error:\n"
+        "        print(error)\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    assert done.stdout.splitlines() == [
+        "tracks[0]: expected Track, found null",
+        "heads[0]: expected HeadMovement, found dict",
+        "main: expected ndarray [step layer head], found ndarray float64 [3]",
+    ], done.stderr
 
 
 @pytest.mark.parametrize("below", [True, False])

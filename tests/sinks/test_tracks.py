@@ -302,9 +302,9 @@ def test_drift_needs_two_steps_with_a_sink():
 def test_sinks_whose_columns_were_replaced_are_refused(change):
     sinks = find_sinks(SimpleNamespace(steps=2, causal=False, column_sums=np.ones((2, 1, 1, 4), np.float32), tokens=np.ones((2, 4), int)))
     with pytest.raises(
-        CallError, match=r"sinks: expected (moving|columns) of the shape \[2, 1, 1, 4\], found (null|ndarray bool \[2, 1, 1, 5\])"
+        CallError, match=r"expected ndarray \[step layer head key\], found null|moving: expected 4 along the axis key, .* found 5"
     ):
-        track(dataclasses.replace(sinks, **change))
+        dataclasses.replace(sinks, **change)
     assert track(sinks).tracks == ()
 
 
@@ -315,7 +315,8 @@ def test_sinks_whose_rows_were_replaced_are_refused(name):
     sinks = find_sinks(SimpleNamespace(steps=2, causal=False, column_sums=columns, tokens=np.ones((2, 9), int)))
     assert len(track(sinks).tracks) == 1
     for rows in (getattr(sinks, name)[:1], getattr(sinks, name) + 1, np.tile(getattr(sinks, name), 2)):
-        with pytest.raises(CallError, match="sinks: expected a row for each place of moving, from which tracks are read, found others"):
+        place = "sinks: expected a row for each place of moving, from which tracks are read, found others"
+        with pytest.raises(CallError, match=f"{place}|expected [124] along the axis sink, as .* has, found [124]"):
             track(dataclasses.replace(sinks, **{name: rows}))
 
 

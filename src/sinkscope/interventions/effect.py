@@ -97,7 +97,7 @@ class Effect:
         """
         count = len(self.steps)
         if not -count <= prompt < count:
-            expected = f"0 to {count - 1}" if count else "one that was written inside the context, where none was"
+            expected = f"0 to {count - 1}" if count else "one that was written while a rule hid keys, where none was"
             raise CallError(f"prompt: expected {expected}, found {prompt}")
         one = slice(prompt, prompt + 1) if prompt >= 0 else slice(prompt, prompt + 1 or None)
         return Effect(*(values[one] for values in vars(self).values()))

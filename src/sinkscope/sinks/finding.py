@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
-from sinkscope.argument_types import checked
+from sinkscope.argument_types import checked, in_words
 from sinkscope.counts import counted
 from sinkscope.errors import CallError
 from sinkscope.notebook_card import MOST_ROWS, card
@@ -30,6 +30,7 @@ EXCESS = 3.0
 """ε of Eq. 3 in paper 1, in queries' worth of attention."""
 
 
+@checked
 @dataclass(frozen=True, eq=False)
 class Sinks:
     """The sinks of one trace by Eq. 3, a row each, ordered by step, layer, head, position.
@@ -48,6 +49,9 @@ class Sinks:
         source: which of the two.
         moving: bool [step, layer, head, key], Eq. 3 on ``columns``.
         vocabulary: texts of tokens by their number as text, as far as the trace has them.
+
+    Raises:
+        CallError: another number of steps, layers, heads, positions, tokens, columns and excesses, or columns of another shape.
     """
 
     step: Int[np.ndarray, " sink"]
@@ -63,9 +67,13 @@ class Sinks:
     shape: tuple[int, int, int, int]
     selected_share: float
     source: str
-    columns: np.ndarray = field(repr=False)
-    moving: np.ndarray = field(repr=False)
+    columns: Float[np.ndarray, "step layer head key"] = field(repr=False)
+    moving: Bool[np.ndarray, "step layer head key"] = field(repr=False)
     vocabulary: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.columns.shape != tuple(self.shape):
+            raise CallError(f"columns: expected the shape {list(self.shape)}, found {in_words(self.columns)}")
 
     def __len__(self) -> int:
         return len(self.step)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from sinkscope.argument_types import checked, in_words
+from sinkscope.argument_types import checked
 from sinkscope.counts import counted
 from sinkscope.errors import CallError
 from sinkscope.notebook_card import MOST_ROWS, card
@@ -70,6 +70,7 @@ class HeadMovement:
     steps_with_sink: int
 
 
+@checked
 @dataclass(frozen=True, eq=False)
 class Tracks:
     """All tracks of a trace, and how its heads move.
@@ -82,7 +83,7 @@ class Tracks:
 
     tracks: tuple[Track, ...]
     heads: tuple[HeadMovement, ...]
-    main: np.ndarray
+    main: Int[np.ndarray, "step layer head"]
     source: str
     is_sink: IsSink = field(repr=False)
 
@@ -150,9 +151,6 @@ def track(sinks: Sinks, tolerance: int = 0) -> Tracks:
     if not isinstance(sinks, Sinks):
         raise CallError(f"sinks: expected what find_sinks returns, found {type(sinks).__name__}")
     check_tolerance(tolerance)
-    for name in ("columns", "moving"):
-        if np.shape(getattr(sinks, name)) != tuple(sinks.shape):
-            raise CallError(f"sinks: expected {name} of the shape {list(sinks.shape)}, found {in_words(getattr(sinks, name))}")
     steps, _, heads = sinks.moving.shape[:3]
     step, layer, head, position = places = np.nonzero(sinks.moving)
     rows = (sinks.step, sinks.layer, sinks.head, sinks.position)
