@@ -13,6 +13,7 @@ import sinkscope
 from sinkscope.commands.role_table import heading, table
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.interventions import HideTopSinks
+from sinkscope.models.fingerprints import weight_hash_of
 from sinkscope.roles import Estimate, HeadRole, Roles, Rules, find_roles, read_roles, roles_for
 from sinkscope.roles.conclusion import MATCHED_OVER, count_to_hide
 from sinkscope.roles.probes import predictions
@@ -268,7 +269,7 @@ def test_roles_are_read_as_they_were_written(folder, tmp_path):
     (tmp_path / "roles.json").write_text(json.dumps(found.as_dict()))
     assert read_roles(tmp_path) == read_roles(tmp_path / "roles.json") == found
     assert found.of_head(*place) is found.heads[0] and found.of_head(place[0], place[1] + 3) is None
-    assert roles_for(model.card.weight_hash, found) is found and roles_for("0" * 64, None) is None
+    assert roles_for(weight_hash_of(model), found) is found and roles_for("0" * 64, None) is None
     with pytest.raises(CallError, match=r"the roles are of .* with weights .*, the trace is of weights 000000000000…"):
         roles_for("0" * 64, found)
     with pytest.raises(CallError, match=r"heads\[0\]\.role: expected 'idle', .* found 'king'"):

@@ -28,6 +28,7 @@ from sinkscope.work_items import (
     EVALUATION,
     FINGERPRINTS,
     UNFINISHED,
+    WEIGHTS,
     Share,
     changed_fingerprint,
     difference_in_words,
@@ -165,12 +166,16 @@ def check_claims(contents: Mapping[Path, Mapping[str, Any]]) -> None:
 
 
 def _compare_claim(folder: Path, theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
+    ignored = ["model.name"]  # the same weights under another path are the same model
+    changed = changed_fingerprint(theirs, mine)
+    if changed is not None and mine.get("model", {}).get("weight_hash") == mine.get(WEIGHTS):  # weights that are in no file
+        ignored.append("model.weight_hash")
     changes = [
         difference_in_words(name, old, new, "{name}: {old} → {new}")
         for name, old, new in differences(_settings(theirs), _settings(mine))
-        if name != "model.name"  # the same weights under another path are the same model
+        if name not in ignored
     ]
-    if not changes and (changed := changed_fingerprint(theirs, mine)) is not None:
+    if not changes and changed is not None:
         raise CallError(f"{folder} holds another run: {changed}")
     if changes:
         raise CallError(f"{folder} holds another run ({'; '.join(changes)}); choose another folder, or go on with its settings")

@@ -34,7 +34,7 @@ from sinkscope.evaluation.results_folder import RUN, TASK, ResultItems, check_cl
 from sinkscope.evaluation.sandbox import run_program
 from sinkscope.evaluation.task_plans import Request, TaskPlan, make_plans
 from sinkscope.models import Model, expect_model
-from sinkscope.models.fingerprints import fingerprints
+from sinkscope.models.fingerprints import fingerprints, weight_hash_of
 from sinkscope.progress import show_progress
 from sinkscope.work_items import Share, share_of_process
 
@@ -77,7 +77,7 @@ def evaluate(
     """Score a model on tasks, with one item for each problem and rule; the same call resumes.
 
     A folder is refused where the weights in memory are not those that began it. The weight hash of a result is that of the model's
-    files, so save weights that you change, and load that folder.
+    files, or of memory where the weights were changed after they were loaded.
 
     Args:
         model: from `load`.
@@ -167,7 +167,7 @@ def describe_run(model: Model, batch: int, limit: int | None) -> dict[str, Any]:
     """Return what the folder of a run says of it: the model, the device, the versions of the libraries, and the amounts."""
     return {
         "format": ITEMS,
-        "model": model.card.as_dict(),
+        "model": {**model.card.as_dict(), "weight_hash": weight_hash_of(model)},
         "device": torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else model.device.type,
         "versions": {"python": platform.python_version()} | {name: version(name) for name in ("sinkscope", "torch", "transformers")},
         "batch": batch,

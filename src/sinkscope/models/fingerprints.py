@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from sinkscope.models.loaded_weights import were_changed
 from sinkscope.models.model import Model
 from sinkscope.work_items import CONFIG, TOKENIZER, WEIGHTS
 
@@ -19,6 +20,11 @@ _STATE = ("truncation", "padding")
 def fingerprints(model: Model) -> dict[str, str]:
     """Return a sha256 by the name of what it is of: weights, tokenizer and chat template, configuration."""
     return {WEIGHTS: hash_memory(model.network), TOKENIZER: hash_tokenizer(model.tokenizer), CONFIG: hash_config(model.network.config)}
+
+
+def weight_hash_of(model: Model) -> str:
+    """Return the hash of a model's weights: that of its files, or `hash_memory` where they were changed after they were loaded."""
+    return hash_memory(model.network) if were_changed(model.network) else model.card.weight_hash
 
 
 def hash_memory(network: torch.nn.Module) -> str:

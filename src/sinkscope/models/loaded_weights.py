@@ -1,26 +1,28 @@
 """Whether the weights of a network are still those that were loaded."""
 
-import weakref
-
 import torch
 from torch import Tensor, nn
 
 SAMPLE = 256
 """Numbers of each tensor that are compared, evenly spaced, so that it takes no time."""
-
-_loaded: "weakref.WeakKeyDictionary[nn.Module, list[Tensor]]" = weakref.WeakKeyDictionary()
+_LOADED = "_sinkscope_loaded_weights"
+"""Attribute of a loaded network with these numbers, so that copies of it have them too."""
 
 
 def note_loaded(network: nn.Module) -> None:
     """Note the weights of a network that has just been loaded."""
-    _loaded[network] = _sample(network)
+    setattr(network, _LOADED, _sample(network))
 
 
 def were_changed(network: nn.Module) -> bool:
-    """Return whether weights of a loaded network were replaced or written into; a change of the float type is none."""
-    if network not in _loaded:
+    """Return whether weights of a loaded network, a copy of one or an adapter around one were replaced, added or written into.
+
+    A change of the float type is none.
+    """
+    before = next((noted for module in network.modules() if (noted := getattr(module, _LOADED, None)) is not None), None)
+    if before is None:
         return False
-    before, now = _loaded[network], _sample(network)
+    now = _sample(network)
     return len(before) != len(now) or not all(torch.equal(one.to(two.dtype), two) for one, two in zip(before, now, strict=True))
 
 

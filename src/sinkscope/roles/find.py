@@ -15,7 +15,7 @@ from sinkscope.decoding import Settings, resolve_settings, step_count
 from sinkscope.decoding.caches.memory import is_out_of_memory
 from sinkscope.errors import CallError, EvaluationError, SinkscopeError
 from sinkscope.models import Family, Model, expect_model
-from sinkscope.models.fingerprints import fingerprints
+from sinkscope.models.fingerprints import fingerprints, weight_hash_of
 from sinkscope.roles.conclusion import conclude, estimates
 from sinkscope.roles.head_roles import Roles, Together
 from sinkscope.roles.measurement import measure_heads, measure_together, sinks_by_head
@@ -160,7 +160,7 @@ class _Run:
         settings = {**asdict(self.settings), "canvases": self.canvases}
         lengths = [len(model.encode(prompt)) + self.settings.length for at, prompt in enumerate(self.prompts) if at not in self.failed]
         return Roles(
-            *(card.name, card.weight_hash, layers, per_layer, rules, found, count, len(judged), self.failed),
+            *(card.name, weight_hash_of(model), layers, per_layer, rules, found, count, len(judged), self.failed),
             settings=settings,
             together=together,
             canvas_tokens=(min(lengths), max(lengths)),
@@ -253,7 +253,7 @@ def find_roles_on(model: Model, probes: Sequence[Probe], *, rules: Rules | None 
     judged = [[row for probe in mine for row in measure_heads(model, probe, heads, rules, rows, control_seed)] for mine in judging]
     found = tuple(conclude(model, head, judged, rules) for head in heads)
     lengths = [len(probe.tokens) for probe in probes]
-    known = (model.card.name, model.card.weight_hash, layers, per_layer, rules, found, len(prompts), len(judged), {})
+    known = (model.card.name, weight_hash_of(model), layers, per_layer, rules, found, len(prompts), len(judged), {})
     return Roles(*known, canvas_tokens=(min(lengths), max(lengths)))
 
 

@@ -1,0 +1,65 @@
+"""What is recorded, measured or evaluated says whose weights it was: those of the files, or others."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import sinkscope
+from sinkscope.evaluation import evaluate, read_results
+from sinkscope.models.fingerprints import hash_memory, weight_hash_of
+from sinkscope.models.loaded_weights import were_changed
+
+
+def double(network):
+    with torch.no_grad():
+        network.model.layers[0].self_attn.q_proj.weight.mul_(2)
+
+
+def replace_weight(network):
+    projection = network.model.layers[0].self_attn.q_proj
+    projection.weight = nn.Parameter(projection.weight * 2)
+
+
+def adapt(network):
+    network.model.layers[0].self_attn.q_proj.lora = nn.Linear(4, 4)
+
+
+@pytest.mark.parametrize("change", [double, replace_weight, adapt])
+@pytest.mark.parametrize("duplicate", [None, copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_trace_of_changed_weights_names_no_file(diffusion_folder, tmp_path, duplicate, change):
+    model = sinkscope.load(diffusion_folder)
+    if duplicate is not None:
+        model = duplicate(model)
+    for name, expected in (("as-loaded", model.card.weight_hash), ("changed", None)):
+        if expected is None:
+            change(model.network)
+        with sinkscope.recording(model, tmp_path / name):
+            sinkscope.generate(model, [5, 6, 7], length=4, block=4)
+        assert sinkscope.open_trace(tmp_path / name).manifest["model"]["weight_hash"] == expected
+
+
+def test_a_copy_of_changed_weights_names_no_file(diffusion_folder):
+    model = sinkscope.load(diffusion_folder)
+    double(model.network)
+    assert weight_hash_of(copy.deepcopy(model)) == hash_memory(model.network) != model.card.weight_hash
+
+
+def test_a_network_inside_an_adapter_counts_as_changed(diffusion_folder):
+    model = sinkscope.load(diffusion_folder)
+    wrapped = nn.ModuleDict({"base": model.network, "adapter": nn.Linear(2, 2)})
+    assert were_changed(wrapped)
+    assert not were_changed(nn.ModuleDict({"base": model.network}))
+
+
+def test_results_of_changed_weights_are_not_those_of_the_files(tmp_path):
+    model = sinkscope.load("lab-diffusion")
+    asked = {"tasks": ["lab-sums"], "limit": 1, "shots": 0, "settings": {"length": 4, "steps": 2, "block": 4}}
+    evaluate(model, out=tmp_path / "files", **asked)
+    changed = copy.deepcopy(model)
+    double(changed.network)
+    evaluate(changed, out=tmp_path / "changed", **asked)
+    (ours,), (theirs,) = read_results(tmp_path / "files"), read_results(tmp_path / "changed")
+    assert ours.weight_hash == model.card.weight_hash and theirs.weight_hash == hash_memory(changed.network)
