@@ -1,6 +1,7 @@
 """What is recorded, measured or evaluated says whose weights it was: those of the files, or others."""
 
 import copy
+import dataclasses
 import pickle
 
 import pytest
@@ -23,11 +24,15 @@ def replace_weight(network):
     projection.weight = nn.Parameter(projection.weight * 2)
 
 
+def drop_layer(network):
+    network.model.layers = network.model.layers[:-1]
+
+
 def adapt(network):
     network.model.layers[0].self_attn.q_proj.lora = nn.Linear(4, 4)
 
 
-@pytest.mark.parametrize("change", [double, replace_weight, adapt])
+@pytest.mark.parametrize("change", [double, replace_weight, adapt, drop_layer])
 @pytest.mark.parametrize("duplicate", [None, copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
 def test_a_trace_of_changed_weights_names_no_file(diffusion_folder, tmp_path, duplicate, change):
     model = sinkscope.load(diffusion_folder)
@@ -38,13 +43,27 @@ def test_a_trace_of_changed_weights_names_no_file(diffusion_folder, tmp_path, du
             change(model.network)
         with sinkscope.recording(model, tmp_path / name):
             sinkscope.generate(model, [5, 6, 7], length=4, block=4)
-        assert sinkscope.open_trace(tmp_path / name).manifest["model"]["weight_hash"] == expected
+        trace = sinkscope.open_trace(tmp_path / name)
+        card = trace.manifest["model"]
+        assert card["weight_hash"] == expected and card["layers"] == len(trace.layers)
+        assert card["parameters"] == sum(one.numel() for one in model.network.parameters())
 
 
 def test_a_copy_of_changed_weights_names_no_file(diffusion_folder):
     model = sinkscope.load(diffusion_folder)
     double(model.network)
     assert weight_hash_of(copy.deepcopy(model)) == hash_memory(model.network) != model.card.weight_hash
+
+
+def test_the_network_of_other_files_is_told_as_such(diffusion_folder, tmp_path):
+    model, other = sinkscope.load("lab-sink-token"), sinkscope.load("lab-diffusion")
+    mixed = dataclasses.replace(other, network=copy.deepcopy(other).network)
+    assert weight_hash_of(mixed) == other.card.weight_hash
+    mixed = dataclasses.replace(other, card=dataclasses.replace(other.card, weight_hash=model.card.weight_hash))
+    assert weight_hash_of(mixed) == hash_memory(other.network)
+    with sinkscope.recording(mixed, tmp_path / "mixed"):
+        sinkscope.generate(mixed, [5, 6, 7], length=4, block=4)
+    assert sinkscope.open_trace(tmp_path / "mixed").manifest["model"]["weight_hash"] is None
 
 
 def test_a_network_inside_an_adapter_counts_as_changed(diffusion_folder):

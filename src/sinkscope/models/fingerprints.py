@@ -24,7 +24,7 @@ def fingerprints(model: Model) -> dict[str, str]:
 
 def weight_hash_of(model: Model) -> str:
     """Return the hash of a model's weights: that of its files, or `hash_memory` where they were changed after they were loaded."""
-    return hash_memory(model.network) if were_changed(model.network) else model.card.weight_hash
+    return hash_memory(model.network) if were_changed(model.network, model.card.weight_hash) else model.card.weight_hash
 
 
 def hash_memory(network: torch.nn.Module) -> str:

@@ -9,19 +9,25 @@ _LOADED = "_sinkscope_loaded_weights"
 """Attribute of a loaded network with these numbers, so that copies of it have them too."""
 
 
-def note_loaded(network: nn.Module) -> None:
-    """Note the weights of a network that has just been loaded."""
-    setattr(network, _LOADED, _sample(network))
+def note_loaded(network: nn.Module, weight_hash: str) -> None:
+    """Note the weights of a network that has just been loaded, and the hash of their files."""
+    setattr(network, _LOADED, (weight_hash, _sample(network)))
 
 
-def were_changed(network: nn.Module) -> bool:
+def were_changed(network: nn.Module, weight_hash: str | None = None) -> bool:
     """Return whether weights of a loaded network, a copy of one or an adapter around one were replaced, added or written into.
 
     A change of the float type is none.
+
+    Args:
+        weight_hash: of the files that they should be of; the weights of other files count as changed.
     """
-    before = next((noted for module in network.modules() if (noted := getattr(module, _LOADED, None)) is not None), None)
-    if before is None:
+    noted = next((one for module in network.modules() if (one := getattr(module, _LOADED, None)) is not None), None)
+    if noted is None:
         return False
+    of_files, before = noted
+    if weight_hash not in (None, of_files):
+        return True
     now = _sample(network)
     return len(before) != len(now) or not all(torch.equal(one.to(two.dtype), two) for one, two in zip(before, now, strict=True))
 

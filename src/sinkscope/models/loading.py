@@ -104,7 +104,7 @@ def load(
         network.generate = _refuse_generate
     of_files = {"weight_hash": _hash(files), "stored_dtype": stored, "dtype": str(wanted).removeprefix("torch.")}
     model = assemble(str(name), folder, network, tokenizer, family, converted, variant, of_files)
-    note_loaded(network)
+    note_loaded(network, of_files["weight_hash"])
     return replace(model, tensors=used, commit=folder.name if hub else None)
 
 

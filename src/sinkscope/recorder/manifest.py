@@ -55,8 +55,9 @@ class Description:
         parameter = next(self.network.parameters(), torch.empty(0))
         dtype = str(parameter.dtype).removeprefix("torch.")  # that of the card is of loading
         card: dict[str, Any] = {"name": type(self.network).__name__} if model is None else {**model.card.as_dict(), "dtype": dtype}
-        if were_changed(self.network):
-            card["weight_hash"] = None
+        if model is not None and were_changed(model.network, model.card.weight_hash):
+            parameters = sum(one.numel() for one in model.network.parameters())
+            card |= {"weight_hash": None, "parameters": parameters, "layers": len(model.network.model.layers)}
         return {
             "model": card,
             "command": command_line(),
