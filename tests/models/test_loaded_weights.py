@@ -9,9 +9,11 @@ import torch
 from torch import nn
 
 import sinkscope
+from sinkscope.errors import CallError
 from sinkscope.evaluation import evaluate, read_results
 from sinkscope.models.fingerprints import hash_memory, weight_hash_of
 from sinkscope.models.loaded_weights import were_changed
+from sinkscope.recorder.attention_map import attention_map
 
 
 def double(network):
@@ -82,3 +84,17 @@ def test_results_of_changed_weights_are_not_those_of_the_files(tmp_path):
     evaluate(changed, out=tmp_path / "changed", **asked)
     (ours,), (theirs,) = read_results(tmp_path / "files"), read_results(tmp_path / "changed")
     assert ours.weight_hash == model.card.weight_hash and theirs.weight_hash == hash_memory(changed.network)
+
+
+def test_a_map_is_not_recomputed_with_changed_weights(diffusion_folder, tmp_path):
+    model = sinkscope.load(diffusion_folder)
+    with sinkscope.recording(model, tmp_path / "trace"):
+        sinkscope.generate(model, [5, 6, 7], length=4, block=4)
+    trace = sinkscope.open_trace(tmp_path / "trace")
+    attention_map(model, trace, 0, 0, 0)
+    changed = copy.deepcopy(model)
+    double(changed.network)
+    with pytest.raises(
+        CallError, match=f"was written by weights {model.card.weight_hash[:12]}…, .* has {hash_memory(changed.network)[:12]}…"
+    ):
+        attention_map(changed, trace, 0, 0, 0)

@@ -16,6 +16,7 @@ from sinkscope.attention import Columns, LayerCall, Watcher, subscribed
 from sinkscope.errors import CallError, TraceError
 from sinkscope.models import Model, block_length
 from sinkscope.models.block_causal import block_causal_mask
+from sinkscope.models.fingerprints import weight_hash_of
 from sinkscope.traces import Trace
 from sinkscope.traces.stored_maps import TOLERANCE, check_place, column_difference
 from sinkscope.traces.top_columns import kept_columns
@@ -128,7 +129,7 @@ def _check_weights(model: Model, trace: Trace) -> None:
             f"{trace.folder} was written with the cache {cache}: its maps have the computed queries only, and stored keys that one step "
             "cannot make again; record without a cache for a map"
         )
-    refuse_other_weights(trace, model.card.name, model.card.weight_hash)
+    refuse_other_weights(trace, model.card.name, weight_hash_of(model))
 
 
 def refuse_other_weights(trace: Trace, name: str, found: str) -> None:
