@@ -13,7 +13,7 @@ from sinkscope.errors import CallError
 from sinkscope.evaluation import evaluate, read_results
 from sinkscope.models.fingerprints import hash_memory, weight_hash_of
 from sinkscope.models.loaded_weights import were_changed
-from sinkscope.recorder.attention_map import attention_map
+from sinkscope.recorder.attention_map import recompute_map
 
 
 def double(network):
@@ -91,10 +91,9 @@ def test_a_map_is_not_recomputed_with_changed_weights(diffusion_folder, tmp_path
     with sinkscope.recording(model, tmp_path / "trace"):
         sinkscope.generate(model, [5, 6, 7], length=4, block=4)
     trace = sinkscope.open_trace(tmp_path / "trace")
-    attention_map(model, trace, 0, 0, 0)
+    recompute_map(model, trace, 0, 0, 0)
     changed = copy.deepcopy(model)
     double(changed.network)
-    with pytest.raises(
-        CallError, match=f"was written by weights {model.card.weight_hash[:12]}…, .* has {hash_memory(changed.network)[:12]}…"
-    ):
-        attention_map(changed, trace, 0, 0, 0)
+    ours, theirs = model.card.weight_hash[:12], hash_memory(changed.network)[:12]
+    with pytest.raises(CallError, match=f"was written by weights {ours}…, .* has {theirs}…"):
+        recompute_map(changed, trace, 0, 0, 0)
