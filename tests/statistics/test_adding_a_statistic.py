@@ -91,6 +91,13 @@ def test_a_number_without_a_definition_is_refused():
         values_of(summarise(make_trace(random_columns(0))), [Undefined()])
 
 
+@pytest.mark.parametrize("found", [5, ["one.thing"], {"one.thing": "one"}, {1: Definition("one", "thing", "none")}])
+def test_definitions_that_are_none_are_refused(found):
+    wrong = type("Wrong", (Undefined,), {"definitions": found})
+    with pytest.raises(CallError, match=r"Wrong.definitions: expected \{name: Definition\(text, unit, claim\)\}, found "):
+        values_of(summarise(make_trace(random_columns(0))), [wrong()])
+
+
 class Misplaced(Statistic):
     definitions: ClassVar = {"one.thing": Definition("one", "thing", "none")}
 

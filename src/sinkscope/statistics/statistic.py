@@ -122,12 +122,21 @@ def _made(kind: type[Statistic]) -> Statistic:
         made = kind()
     except Exception as error:  # whatever it does there
         raise CallError(f"{_name(kind)}: expected a class that is made without arguments, found one that fails: {error}") from error
-    definitions, order = getattr(made, "definitions", None), made.order
+    return _whole(made)
+
+
+def _whole(statistic: Statistic) -> Statistic:
+    """Return a statistic.
+
+    Raises:
+        CallError: its definitions or its order are none.
+    """
+    name, definitions, order = _name(type(statistic)), getattr(statistic, "definitions", None), statistic.order
     if not fits(definitions, Mapping[str, Definition]):
-        raise CallError(f"{_name(kind)}.definitions: expected {{name: Definition(text, unit, claim)}}, found {shown(definitions)}")
+        raise CallError(f"{name}.definitions: expected {{name: Definition(text, unit, claim)}}, found {shown(definitions)}")
     if not fits(order, float) or not math.isfinite(order):
-        raise CallError(f"{_name(kind)}.order: expected a number, found {in_words(order)}")
-    return made
+        raise CallError(f"{name}.order: expected a number, found {in_words(order)}")
+    return statistic
 
 
 def _name(kind: type) -> str:
@@ -169,11 +178,11 @@ def values_of(prompt: PromptSummary, statistics: Sequence[Statistic] | None = No
         statistics: which; all when not given.
 
     Raises:
-        CallError: no numbers, a number without a definition, or at a place that is no row of pairs.
+        CallError: no numbers, a number without a definition, or at a place that is no row of pairs; or definitions that are none.
     """
     values: Values = {}
     for one in all_statistics() if statistics is None else statistics:
-        values |= _checked_values(one, one.values(prompt))
+        values |= _checked_values(_whole(one), one.values(prompt))
     if prompt.canvas.settings.kept is None:
         return values
     return {key: value if is_known(prompt, short_name(key[0]), dict(key[1])) else math.nan for key, value in values.items()}
