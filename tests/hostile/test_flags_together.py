@@ -47,6 +47,18 @@ def test_a_map_of_a_step_that_will_not_be(place):
     assert trial.faults(outcome, out=place / "out") == [] and "--keep-maps: expected steps from 0 to 3, found 4" in outcome.err, outcome
 
 
+@pytest.mark.parametrize("keep", ["statistics", "drift"])
+def test_a_prompt_that_would_count_twice(place, tmp_path, keep):
+    prompts = tmp_path / "twice.jsonl"
+    prompts.write_text('{"prompt": "Q"}\n{"prompt": "A"}\n\n{"prompt": "Q"}\n')
+    outcome = trial.run("trace", "model", "--prompts", str(prompts), "--length", "4", "--keep", keep, "--out", "out", cwd=place)
+    told = f"--prompts {prompts}, line 4: expected each prompt once, found that of line 1 again; leave it out"
+    assert trial.faults(outcome, out=place / "out") == [] and told in outcome.err, outcome
+    prompts.write_text('{"prompt": "Q"}\n{"prompt": "A"}\n')
+    words = ("--length", "4", "--keep", keep, "--out", str(tmp_path / keep))
+    assert trial.run("trace", "model", "--prompts", str(prompts), *words, cwd=place).status == 0
+
+
 def test_a_second_processor(place):
     outcome = trial.run("check", "model", "--device", "cpu:7", cwd=place)
     assert trial.faults(outcome) == [] and "'cpu:7' cannot be used here" in outcome.err, outcome

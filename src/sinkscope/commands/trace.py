@@ -68,6 +68,8 @@ class Trace(Command):
         if self.keep_maps is not None and cache != "none":
             raise CallError(f"--keep-maps with --cache {cache}: maps are recomputed without a cache; leave one of the two out")
         wheres, prompts = zip(*self._read_prompts(), strict=True)
+        if self.keep in ("statistics", "drift"):
+            refuse_twice(wheres, prompts)
         model = sinkscope.load(self.model, dtype=self.dtype, device=self.device)
         settings = resolve_settings(model.family, **self.sampler)
         for where, prompt in zip(wheres, prompts, strict=True):  # every prompt is checked before the first is written
@@ -221,6 +223,19 @@ def numbered_prompts(path: Path) -> list[tuple[str, str]]:
     if not prompts:
         raise CallError(f'--prompts {path}: expected lines like {{"prompt": "…"}}, found none')
     return prompts
+
+
+def refuse_twice(wheres: Sequence[str], prompts: Sequence[str]) -> None:
+    """Raise an error for a prompt that stands twice, which would count as two and make intervals narrower than they are.
+
+    Args:
+        wheres: what a message about each prompt begins with.
+    """
+    first: dict[str, str] = {}
+    for where, prompt in zip(wheres, prompts, strict=True):
+        if (earlier := first.setdefault(prompt, where)) != where:
+            line = earlier.rpartition(", ")[2].rstrip(": ")
+            raise CallError(f"{where}expected each prompt once, found that of {line} again; leave it out")
 
 
 def read_places(text: str, layers: int, heads: int) -> list[Place]:
