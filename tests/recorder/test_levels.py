@@ -205,10 +205,29 @@ def test_a_generation_that_fails_counts_for_nothing(diffusion, tmp_path):
 
     with pytest.raises(KeyError), sinkscope.recording(diffusion, out=tmp_path / "s", keep="statistics"):
         sinkscope.generate(diffusion, SHORT, length=4)
-        sinkscope.generate(diffusion, SHORT, length=4, on_step=stop)
+        sinkscope.generate(diffusion, QUESTION, length=4, on_step=stop)
     manifest, arrays, _ = read_statistics(tmp_path / "s")
     assert (manifest["complete"], manifest["prompts"]) == (False, 1)
     assert arrays["strength.steps"].max() == 4
+
+
+def test_a_prompt_counts_once(diffusion, tmp_path):
+    """With another seed it is another answer; one that failed did not count, and may be written again."""
+
+    def stop(step):
+        raise KeyError("stopped")
+
+    with sinkscope.recording(diffusion, out=tmp_path / "s", keep="statistics"):
+        with pytest.raises(KeyError):
+            sinkscope.generate(diffusion, SHORT, length=4, on_step=stop)
+        for seed in (0, 1):
+            sinkscope.generate(diffusion, SHORT, length=4, seed=seed)
+        with pytest.raises(
+            CallError, match=r"keep='statistics' counts each prompt once, found 'Q: .* again; leave it out, or use another seed"
+        ):
+            sinkscope.generate(diffusion, SHORT, length=4)
+        sinkscope.generate(diffusion, QUESTION, length=4)
+    assert read_statistics(tmp_path / "s")[0]["prompts"] == 3
 
 
 def test_unknown_levels_and_numbers_are_refused(diffusion, tmp_path):

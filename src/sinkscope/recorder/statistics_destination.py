@@ -1,11 +1,12 @@
 """Records statistics only: every step is counted into the summary of its prompt, and no column is stored."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from sinkscope.documents import shown
 from sinkscope.errors import CallError
 from sinkscope.recorder.destination import Destination, StepWriter
 from sinkscope.statistics import PromptSettings, Summary
@@ -21,8 +22,8 @@ class PromptCounter:
 
     held = 0  # a step is counted at once
 
-    def __init__(self, folder: StatisticsFolder, index: int, manifest: dict[str, Any], excess: float) -> None:
-        self.folder, self.index, self.manifest, self.excess = folder, index, manifest, excess
+    def __init__(self, folder: StatisticsFolder, indices: Iterator[int], manifest: dict[str, Any], excess: float) -> None:
+        self.folder, self.indices, self.manifest, self.excess = folder, indices, manifest, excess
         self.completed_the_folder = self.counted = False
         self._followed = "last_query" if manifest["causal"] else "column_sums"
         self._feed = Summary.feed(PromptSettings.of(manifest["causal"], manifest), excess)
@@ -47,7 +48,7 @@ class PromptCounter:
             about = {name: self.manifest[name] for name in ABOUT} | {"followed": self._followed}
             about["hidden"] = [{name: one[name] for name in ("rule", "rules") if name in one} for one in more.get("hidden", ())]
             arrays = Summary.of(prompt, self.excess).to_arrays()
-            self.completed_the_folder = self.folder.commit(self.index, arrays, about, texts)
+            self.completed_the_folder = self.folder.commit(next(self.indices), arrays, about, texts)
             self.counted = True
 
 
@@ -56,7 +57,7 @@ class StatisticsDestination(Destination):
 
     Args:
         folder: of the statistics; the caller that opened it also closes it.
-        indices: numbers of the prompts, in the order in which they are written.
+        indices: numbers of the prompts, in the order in which they end; one that was given up has none.
         excess: ε of Eq. 3, in queries' worth of attention.
     """
 
@@ -88,7 +89,8 @@ class StatisticsDestination(Destination):
                 )
             self._stack = stack
             self._check_settings(manifest)
-        counters = [PromptCounter(self.folder, next(self._indices), manifest, self.excess) for manifest in manifests]
+            self._refuse_again(manifest)
+        counters = [PromptCounter(self.folder, self._indices, manifest, self.excess) for manifest in manifests]
         self._counters += counters
         return list(counters)
 
@@ -99,6 +101,17 @@ class StatisticsDestination(Destination):
         if other is not None:
             change = difference_in_words(*other, "expected {name} {old!r} as for the first prompt, found {new!r}")
             raise CallError(f"keep='statistics' counts prompts of one setting: {change}; record each setting into a folder of its own")
+
+    def _refuse_again(self, manifest: Mapping[str, Any]) -> None:
+        """Raise an error for a prompt that was counted before, with the same seed, which makes intervals narrower than they are."""
+        prompt = _prompt_of(manifest)
+        if None not in prompt and any(one.counted and _prompt_of(one.manifest) == prompt for one in self._counters):
+            raise CallError(f"keep='statistics' counts each prompt once, found {shown(prompt[0])} again; leave it out, or use another seed")
+
+
+def _prompt_of(manifest: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return the text of a prompt and the seed of its answer; None where they are not known."""
+    return manifest["prompt"], manifest["seed"]
 
 
 def _settings_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
