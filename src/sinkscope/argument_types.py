@@ -154,6 +154,12 @@ def check_argument(name: str, value: Any, hint: Any) -> None:
         return
     inner = _parts(hint)
     for one in inner:  # a list of the right kind with a wrong item in it is told by the item
+        if _is_row(one) and _is_list(value):
+            kinds, items = get_args(one), list(value)
+            if len(items) != len(kinds):
+                raise CallError(f"{name}: expected {len(kinds)} items, found {len(items)}")
+            for at, (item, kind) in enumerate(zip(items, kinds, strict=True)):
+                check_argument(f"{name}[{at}]", item, kind)
         if get_origin(one) in _LISTS and _is_list(value) and not _is_row(one):
             item = (get_args(one) or (Any,))[0]
             at, wrong = next((at, other) for at, other in enumerate(value) if not fits(other, item))

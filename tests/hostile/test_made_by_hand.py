@@ -56,7 +56,7 @@ REFUSED = [
     (ROLES, {"together": Together(((5, 0),), {})}, "heads: expected each of 2 layers × 3 heads at most once, found 5.0"),
     (ROLES, {"judged": 5}, "judged: expected at most the 4 prompts, found 5"),
     (ROLES, {"canvas_tokens": (9, 3)}, "canvas_tokens: expected the shortest, then the longest, found [9, 3]"),
-    (ROLES, {"canvas_tokens": (9,)}, "canvas_tokens: expected a list of 2 items (a whole number, a whole number) or None, found tuple"),
+    (ROLES, {"canvas_tokens": (9,)}, "canvas_tokens: expected 2 items, found 1"),
     (ROLES, {"rules": None}, "rules: expected Rules, found null"),
     (ANALYSIS, {"statistics": [{"name": "a"}]}, "statistics[0]: expected Estimate, found dict"),
     (ANALYSIS, {"prompts": 4}, "values: expected [4, 2], as there are prompts and keys, found ndarray float64 [3, 2]"),
