@@ -211,22 +211,6 @@ def test_a_generation_that_fails_counts_for_nothing(diffusion, tmp_path):
     assert arrays["strength.steps"].max() == 4
 
 
-def test_a_recording_that_was_ended_is_no_prompt_beside_the_whole_one(diffusion, tmp_path):
-    def stop(step):
-        if step.number == 1:
-            raise KeyError("stopped")
-
-    with sinkscope.recording(diffusion, out=tmp_path / "s"):
-        with pytest.raises(KeyError):
-            sinkscope.generate(diffusion, SHORT, length=4, on_step=stop)
-        sinkscope.generate(diffusion, SHORT, length=4)
-        sinkscope.generate(diffusion, SHORT, length=4, temperature=1.0, seed=1)
-    ended, whole, other = sinkscope.open_traces(tmp_path / "s")
-    with pytest.raises(CallError, match=f"found the values of {ended.folder} in {whole.folder} too: a copy, a bundle, or the same prompt"):
-        sinkscope.analyse([ended, whole], choice=False)
-    assert sinkscope.analyse([whole, other], choice=False).prompts == sinkscope.analyse([ended, other], choice=False).prompts == 2
-
-
 def test_a_prompt_counts_once(diffusion, tmp_path):
     """With another seed it is another answer; one that failed did not count, and may be written again."""
 

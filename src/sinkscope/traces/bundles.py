@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from sinkscope.argument_types import checked
-from sinkscope.checksums import CHECKSUM, checksum_of, compare_checksum, compare_file, with_checksum
+from sinkscope.checksums import CHECKSUM, compare_checksum, compare_file, with_checksum
 from sinkscope.counts import counted
 from sinkscope.documents import check_fields, exists, printable, read_bytes, read_json_object, shown
 from sinkscope.errors import CallError, TraceError
@@ -152,17 +152,12 @@ def unlisted_files(bundle: Trace) -> list[str]:
 
 
 def copies_share(trace: Trace) -> set[str]:
-    """Return checksums of which copies of a trace, bundles of it and its generation recorded again, at any level or in part, share one."""
+    """Return checksums of which a copy of a trace, a bundle of it, and its generation recorded again, at any level, have one at least."""
     found = {str(trace.manifest[CHECKSUM])} if CHECKSUM in trace.manifest else set()
     found.add(hashlib.sha256(read_bytes(trace.place / MANIFEST, TraceError)).hexdigest())
     if exists(trace.place / BUNDLE):
         made_of = read_json_object(trace.place / BUNDLE, TraceError, CHANGED).get("made_of")
         found |= {made_of} if isinstance(made_of, str) else set()
-    known = {name: trace.manifest.get(name) for name in ("prompt", "sampler", "seed", "stack")}
-    weights = (trace.manifest.get("model") or {}).get("weight_hash")
-    if known["prompt"] is not None and weights is not None:  # so that a recording that was ended is known by the whole one
-        rules = [one.get("rules") for one in trace.manifest.get("hidden") or ()]
-        found.add(checksum_of({**known, "weights": weights, "rules": rules}))
     parts = [entry["sha256"] for entry in trace.manifest["parts"]]
     if {*_GENERATED} <= {*trace.tensors}:
         found.add(hashlib.sha256(b"".join(getattr(trace, name)[:].tobytes() for name in _GENERATED)).hexdigest())
