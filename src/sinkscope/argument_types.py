@@ -160,7 +160,7 @@ def check_argument(name: str, value: Any, hint: Any) -> None:
                 raise CallError(f"{name}: expected {len(kinds)} items, found {len(items)}")
             for at, (item, kind) in enumerate(zip(items, kinds, strict=True)):
                 check_argument(f"{name}[{at}]", item, kind)
-        if get_origin(one) in _LISTS and _is_list(value) and not _is_row(one):
+        elif get_origin(one) in _LISTS and _is_list(value):
             item = (get_args(one) or (Any,))[0]
             at, wrong = next((at, other) for at, other in enumerate(value) if not fits(other, item))
             raise CallError(f"{name}[{at}]: expected {_words(item)}, found {in_words(wrong)}")

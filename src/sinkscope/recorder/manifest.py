@@ -39,7 +39,9 @@ class Description:
         self.tokenizer = tokenizer if model is None else model.tokenizer
         self._texts: dict[int, str] = {}  # of tokens that were met
 
-    def of_run(self, start: GenerationStart, prompt: int, step: PartStep, level: str, hidden: list[dict[str, Any]]) -> dict[str, Any]:
+    def of_run(
+        self, start: GenerationStart, prompt: int, step: PartStep, level: str, hidden: list[dict[str, Any]], layers: int
+    ) -> dict[str, Any]:
         """Return what is known of a prompt before its first step.
 
         Args:
@@ -47,6 +49,7 @@ class Description:
             step: the first step.
             level: what is kept.
             hidden: what is hidden from the model.
+            layers: how many were measured.
         """
         model = self.model
         sampler = plain_values("sampler", dict(start.sampler))
@@ -57,7 +60,7 @@ class Description:
         card: dict[str, Any] = {"name": type(self.network).__name__} if model is None else {**model.card.as_dict(), "dtype": dtype}
         if model is not None and were_changed(model.network, model.card.weight_hash):
             parameters = sum(one.numel() for one in model.network.parameters())
-            card |= {"weight_hash": None, "parameters": parameters, "layers": len(model.network.model.layers)}
+            card |= {"weight_hash": None, "parameters": parameters, "layers": layers}
         return {
             "model": card,
             "command": command_line(),

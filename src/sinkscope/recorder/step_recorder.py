@@ -243,7 +243,7 @@ class Recorder(Watcher):
             row = context.rows[context.prompts.index(number)] if number in context.prompts else 0
             manifests.append(
                 {
-                    **self._description.of_run(start, number, step, self.destination.level, self._hidden(number)),
+                    **self._description.of_run(start, number, step, self.destination.level, self._hidden(number), len(shape["layers"])),
                     **self._description.vocabulary(context.tokens[row].tolist()),
                     **shape,
                     "prompts_asked": self.prompts_asked,

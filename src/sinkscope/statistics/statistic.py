@@ -181,8 +181,8 @@ def values_of(prompt: PromptSummary, statistics: Sequence[Statistic] | None = No
         CallError: no numbers, a number without a definition, or at a place that is no row of pairs; or definitions that are none.
     """
     values: Values = {}
-    for one in all_statistics() if statistics is None else statistics:
-        values |= _checked_values(_whole(one), one.values(prompt))
+    for one in all_statistics() if statistics is None else map(_whole, statistics):
+        values |= _checked_values(one, one.values(prompt))
     if prompt.canvas.settings.kept is None:
         return values
     return {key: value if is_known(prompt, short_name(key[0]), dict(key[1])) else math.nan for key, value in values.items()}
