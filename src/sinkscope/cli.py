@@ -68,7 +68,7 @@ def _told(error: Exception) -> "tuple[str, int]":
 def _is_torch_out_of_memory(error: Exception) -> bool:
     if "torch" not in sys.modules or not isinstance(error, RuntimeError):
         return False
-    from sinkscope.decoding.caches.memory import is_out_of_memory
+    from sinkscope.models.devices import is_out_of_memory
 
     return is_out_of_memory(error)
 

@@ -7,7 +7,7 @@ import pytest
 
 import sinkscope
 from sinkscope.commands.reproduction import Options, reproduce, sink_tokens
-from sinkscope.errors import CallError
+from sinkscope.errors import CallError, ModelError
 from sinkscope.evaluation.papers.paper1 import LAB, paper1
 
 
@@ -98,6 +98,21 @@ def test_other_processes_of_torchrun_only_share_in_the_evaluations(lab, tmp_path
     assert reproduce(small(paper1(LAB[:1], limit=3, traces=1)), Options(tmp_path, {}, batch=2), lambda line: None) == []
     found = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.json") if path.name != "task.json")
     assert found == [f"evaluations/lab-diffusion/lab-arith/{name}" for name in ("lab-arith/none/000002.json", "run.json")]
+
+
+def test_a_process_of_torchrun_reproduces_on_its_own_device(tmp_path, monkeypatch):
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    asked = []
+
+    def load(name, dtype, device):
+        asked.append(device)
+        raise ModelError("seen")
+
+    monkeypatch.setattr(sinkscope.models, "load", load)
+    with pytest.raises(ModelError, match="seen"):
+        reproduce(small(paper1(LAB[:1], limit=3, traces=1)), Options(tmp_path, {}, device="cuda"), lambda line: None)
+    assert asked == ["cuda:1"]
 
 
 def test_table_2_counts_tokens(diffusion, tmp_path):

@@ -132,9 +132,8 @@ def test_an_evaluation_says_what_it_would_cost(run, monkeypatch, tmp_path, diffu
         ("humaneval", 7, 2, 7 * 2 * 512),
         ("lab-arith", 7, 2, 7 * 2 * 64),
     ] and not err
-    status, out, _ = run(
-        "evaluate", diffusion_folder, "--dry-run", "--length", 32, "--steps", 8, "--data", f"gsm8k={data}", "--tasks", "gsm8k"
-    )
+    few = ("--length", 32, "--steps", 8, "--shots", 0)
+    status, out, _ = run("evaluate", diffusion_folder, "--dry-run", *few, "--data", f"gsm8k={data}", "--tasks", "gsm8k")
     assert status == 0
     assert "| evaluate |" in out and "| gsm8k | 2 | 1 | 16 |" in out and "A card of 24 GB suffices for every part" in out
     assert not (tmp_path / "results.json").exists()
@@ -148,7 +147,7 @@ def test_an_evaluation_says_what_it_would_cost(run, monkeypatch, tmp_path, diffu
         (("--dry-run", "--hide", "magic:1"), "no rule 'magic:1'"),
         (("--dry-run", "--limit", 0), "limit: expected at least 1 problem, found 0"),
         (("--dry-run", "--top-k", 3), "llada has no setting 'top_k'"),
-        (("--dry-run", "--tflops", 0), "tflops: expected a number above 0, found 0"),
+        (("--dry-run", "--tflops", 0, "--shots", 1), "tflops: expected a number above 0, found 0"),
     ],
 )
 def test_what_a_dry_run_of_an_evaluation_refuses(run, diffusion_folder, arguments, says):
@@ -198,12 +197,21 @@ def test_a_dry_run_counts_the_width_of_the_heads():
         (("--dtype", "float7"), "dtype: expected float32, bfloat16 or float16, found 'float7'"),
         (("--hide", "top:1@layers=9"), "layers: the model has the layers 0…2, found 9"),
         (("--hide", "top:1@heads=0.9"), "heads: the model has 3 layers of 5 heads, found head 0.9"),
+        (
+            ("--shots", 999),
+            "lab-sums with 999 shots and 16 to write makes a canvas of about 43996 tokens, {model} was made for 256 "
+            "(max_position_embeddings in its config.json): use fewer --shots or a smaller --length",
+        ),
+        (
+            ("--hide", "top:999", "--shots", 2),
+            "hide: top:999 needs a canvas of at least 1000 tokens; lab-sums with 2 shots and 16 to write makes a canvas of about 128 tokens",
+        ),
     ],
 )
 def test_a_dry_run_refuses_what_no_run_could_take(run, diffusion_folder, flags, says):
     status, out, err = run("evaluate", diffusion_folder, "--tasks", "lab-sums", "--length", 16, "--dry-run", *flags)
-    assert (status, out) == (2, "") and says in err
-    if flags[0] != "--hide":
+    assert (status, out) == (2, "") and says.format(model=diffusion_folder) in err
+    if flags[0] not in ("--hide", "--shots"):
         assert run("reproduce", "paper1", "--models", "lab", "--dry-run", *flags)[::2] == (2, err)
         assert run("compare-caches", diffusion_folder, "--tasks", "lab-sums", "--dry-run", *flags)[::2] == (2, err)
 

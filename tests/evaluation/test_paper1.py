@@ -19,7 +19,7 @@ def shape_of(model):
     config = model.network.config
     sizes = (config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads)
     wide = (config.hidden_size, config.intermediate_size, config.vocab_size)
-    return Shape(*sizes, *wide, model.card.parameters, model.family.causal)
+    return Shape(*sizes, *wide, model.card.parameters, model.family.causal, positions=config.max_position_embeddings)
 
 
 @pytest.mark.parametrize("name", LAB)

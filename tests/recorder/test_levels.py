@@ -13,7 +13,7 @@ from closeness import assert_close, terms_of
 from processes import environment
 
 import sinkscope
-from sinkscope.errors import CallError, TraceError
+from sinkscope.errors import CallError, ModelError, TraceError
 from sinkscope.interventions import HidePositions, HideTopSinks
 from sinkscope.recorder.statistics_destination import merge_statistics
 from sinkscope.statistics import Summary, Threshold, analyse, summarise
@@ -451,6 +451,21 @@ def test_ranks_that_cannot_be_are_refused(run, diffusion_folder, prompts, tmp_pa
     status, _, error = run("trace", diffusion_folder, "--prompts", prompts, "--out", tmp_path / "s", *COUNT)
     assert status == 2
     assert message in error
+
+
+def test_a_process_of_torchrun_counts_on_its_own_device(run, diffusion_folder, prompts, tmp_path, monkeypatch):
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    asked = []
+
+    def load(name, dtype, device):
+        asked.append(device)
+        raise ModelError("seen")
+
+    monkeypatch.setattr(sinkscope, "load", load)
+    for device in ("cuda", "cuda:0", "cpu"):
+        run("trace", diffusion_folder, "--prompts", prompts, "--out", tmp_path / "s", *COUNT, "--device", device)
+    assert asked == ["cuda:1", "cuda:0", "cpu"]
 
 
 def test_trace_keeps_the_maps_it_is_asked_for(run, diffusion, diffusion_folder, tmp_path, capsys):

@@ -84,12 +84,13 @@ def reproduce(parts: Sequence[Part], options: Options, say: Callable[[str], None
 
 def _run(parts: Sequence[Part], papers: Mapping[str, Paper], options: Options, first: bool, say: Callable[[str], None]) -> list[Path]:
     from sinkscope.models import load
+    from sinkscope.models.devices import own_device
 
     traces: dict[str, list[Trace]] = {}
     evaluated: list[Part] = []
     for name in dict.fromkeys(part.model for part in parts):
         folder = next((part.folder for part in parts if part.model == name and part.folder), name)
-        model = load(folder, dtype=options.dtype, device=options.device)
+        model = load(folder, dtype=options.dtype, device=own_device(options.device))
         shape = next(part.shape for part in parts if part.model == name)
         if (model.card.layers, model.card.hidden_size) != (shape.layers, shape.hidden):
             found = f"{model.card.layers} layers of width {model.card.hidden_size}, the paper's has {shape.layers} of {shape.hidden}"

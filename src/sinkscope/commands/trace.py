@@ -57,6 +57,7 @@ class Trace(Command):
     def run(self) -> None:
         import sinkscope
         from sinkscope.decoding import make_batch, resolve_settings
+        from sinkscope.models.devices import own_device
 
         self._check_flags()
         if self.keep != "statistics":
@@ -70,7 +71,7 @@ class Trace(Command):
         wheres, prompts = zip(*self._read_prompts(), strict=True)
         if self.keep in ("statistics", "drift"):
             refuse_twice(wheres, prompts)
-        model = sinkscope.load(self.model, dtype=self.dtype, device=self.device)
+        model = sinkscope.load(self.model, dtype=self.dtype, device=own_device(self.device))
         settings = resolve_settings(model.family, **self.sampler)
         for where, prompt in zip(wheres, prompts, strict=True):  # every prompt is checked before the first is written
             try:

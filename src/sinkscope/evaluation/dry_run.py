@@ -2,7 +2,9 @@
 
 from dataclasses import asdict
 
+from sinkscope.counts import counted
 from sinkscope.errors import CallError
+from sinkscope.evaluation.cost import text_tokens
 from sinkscope.evaluation.papers.paper import PROBLEMS, Part, Shape
 from sinkscope.evaluation.papers.paper1 import CHECKPOINTS
 from sinkscope.evaluation.task_plans import Request, check_request, resolve_task
@@ -10,6 +12,9 @@ from sinkscope.evaluation.tasks import PUBLISHED, find_task
 from sinkscope.interventions.intervention import Composed
 from sinkscope.interventions.rules import canonical_rule, parse_rule
 from sinkscope.models import FAMILIES, Family, describe
+
+SURELY = 1.25
+"""Typical lengths of prompts may be wrong by this factor."""
 
 
 def parts_of(name: str, request: Request) -> list[Part]:
@@ -34,7 +39,9 @@ def parts_of(name: str, request: Request) -> list[Part]:
         local = task.name in request.data or PUBLISHED.get(task.name) in request.data
         problems = len(task.problems()) if local else PROBLEMS[task.name]
         prompts = min(request.limit or problems, problems)
-        parts.append(Part("", "evaluate", name, task.name, rules, prompts, shots, asdict(sampler), shape))
+        part = Part("", "evaluate", name, task.name, rules, prompts, shots, asdict(sampler), shape)
+        _check_canvas(part)
+        parts.append(part)
     return parts
 
 
@@ -49,6 +56,22 @@ def _check_limits(text: str, shape: Shape) -> None:
             raise CallError(f"heads: the model has {shape.layers} layers of {shape.heads} heads, found head {layer}.{head}")
 
 
+def _check_canvas(part: Part) -> None:
+    """Raise CallError for shots or rules that no prompt of a task leaves room for, by the typical length of its prompts."""
+    if "length" not in part.settings:  # likelihoods
+        return
+    canvas = text_tokens(part.task, part.shots) + part.settings["length"]
+    typical = (
+        f"{part.task} with {counted(part.shots, 'shot')} and {part.settings['length']} to write makes a canvas of about {canvas} tokens"
+    )
+    if part.shape.positions is not None and canvas > SURELY * part.shape.positions:
+        made_for = f"{part.model} was made for {part.shape.positions} (max_position_embeddings in its config.json)"
+        raise CallError(f"{typical}, {made_for}: use fewer --shots or a smaller --length")
+    for text in part.rules:
+        if (needed := parse_rule(text).least_tokens) > SURELY * canvas:
+            raise CallError(f"hide: {text} needs a canvas of at least {needed} tokens; {typical}: choose fewer keys")
+
+
 def family_and_shape(name: str) -> tuple[Family, Shape]:
     """Return the family of a checkpoint and the shape of its network, from its config.json alone.
 
@@ -60,4 +83,5 @@ def family_and_shape(name: str) -> tuple[Family, Shape]:
     family, config, parameters = describe(name)
     sizes = (config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads, config.hidden_size)
     tied, head_dim = bool(config.tie_word_embeddings), getattr(config, "head_dim", None)
-    return family, Shape(*sizes, config.intermediate_size, config.vocab_size, parameters, family.causal, tied, head_dim)
+    positions = getattr(config, "max_position_embeddings", None)
+    return family, Shape(*sizes, config.intermediate_size, config.vocab_size, parameters, family.causal, tied, head_dim, positions)

@@ -35,11 +35,9 @@ def run_share(
         threading.Thread(target=_end_with, args=(held,), daemon=True).start()
     from sinkscope.evaluation.running import evaluate
     from sinkscope.models import load
+    from sinkscope.models.devices import own_device
 
-    local = os.environ.get("LOCAL_RANK")
-    if device == "cuda" and local is not None:
-        device = f"cuda:{local}"
-    return evaluate(load(model, dtype=dtype, device=device), **arguments, share=share)
+    return evaluate(load(model, dtype=dtype, device=own_device(device)), **arguments, share=share)
 
 
 def run_in_jobs(

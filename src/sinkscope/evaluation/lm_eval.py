@@ -11,7 +11,6 @@ not read the entry point that we declare, so this module is run instead. It also
 
 import json
 import logging
-import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,6 +34,7 @@ from sinkscope.evaluation.choices import settings_for
 from sinkscope.evaluation.task_plans import chat_text
 from sinkscope.interventions import parse_rule
 from sinkscope.models import Model, load
+from sinkscope.models.devices import own_device
 from sinkscope.progress import show_progress
 from sinkscope.work_items import share_of_process
 
@@ -85,7 +85,8 @@ class SinkscopeLM(TemplateLM):
             raise CallError("pretrained: expected a bundled name, a folder or a hub id, as in --model_args pretrained=NAME, found none")
         check_argument("hide", hide, str)
         self.share = share_of_process()
-        self.model = pretrained if isinstance(pretrained, Model) else load(pretrained, dtype=dtype, device=_own_device(device))
+        device = own_device(("cuda" if torch.cuda.is_available() else "cpu") if device is None else device)
+        self.model = pretrained if isinstance(pretrained, Model) else load(pretrained, dtype=dtype, device=device)
         self.tokenizer = self.model.tokenizer
         self.hide = hide.replace(";", ",")
         self.rule = parse_rule(self.hide)
@@ -278,13 +279,6 @@ def _exchanged(mine: Any, count: int) -> Iterator[Any]:
     every: list[Any] = [None] * count
     torch.distributed.all_gather_object(every, mine)
     yield from every
-
-
-def _own_device(device: str | None) -> str:
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    local = os.environ.get("LOCAL_RANK")
-    return f"cuda:{local}" if device == "cuda" and local is not None else device
 
 
 def main() -> None:

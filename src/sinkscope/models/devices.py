@@ -1,5 +1,6 @@
-"""The devices that a model can be put on here."""
+"""The devices that a model can be put on here, and how one says that its memory did not suffice."""
 
+import os
 import re
 from typing import Any
 
@@ -7,6 +8,8 @@ import torch
 
 from sinkscope.documents import shown
 from sinkscope.errors import CallError
+
+_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 
 
 def find_device(device: Any, flag: str = "device") -> torch.device:
@@ -33,6 +36,20 @@ def find_device(device: Any, flag: str = "device") -> torch.device:
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise CallError(refused) from error
     return found
+
+
+def own_device(device: str) -> str:
+    """Return a device; ``cuda`` under torchrun is the process's own, by LOCAL_RANK, as else all processes would share the first."""
+    local = os.environ.get("LOCAL_RANK")
+    return f"cuda:{local}" if device == "cuda" and local is not None else device
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error says that memory did not suffice.
+
+    On a CPU torch raises a plain RuntimeError, and so it does for pinned memory.
+    """
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(words in str(error) for words in _OUT_OF_MEMORY)
 
 
 def usable_devices() -> list[str]:

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sinkscope.models.devices import is_out_of_memory
+
 ROOM = 256 << 20
 """Bytes that may be in transit."""
 
@@ -144,8 +146,3 @@ class AsyncWriter:
     def _raise(self) -> None:
         if self._error is not None:
             raise self._error
-
-
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """Return whether memory ran out: on the device, or pinned memory of the host, for which CUDA raises another class."""
-    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error)

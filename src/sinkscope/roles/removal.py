@@ -10,8 +10,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from sinkscope.attention import Hidden, Hider, LayerCall, subscribed
-from sinkscope.decoding.caches.memory import is_out_of_memory
 from sinkscope.models import Model
+from sinkscope.models.devices import is_out_of_memory
 from sinkscope.roles.probes import Probe, as_written, predictions
 from sinkscope.roles.sight import Sight
 

@@ -8,15 +8,10 @@ import torch
 
 from sinkscope.errors import ModelError
 from sinkscope.models import Model
+from sinkscope.models.devices import is_out_of_memory
 
 USABLE = 0.9
 """Share of the free memory that an estimate fills."""
-_REFUSED = ("out of memory", "can't allocate memory", "not enough memory")
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error says that memory did not suffice; on a CPU torch raises a plain RuntimeError."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(words in str(error) for words in _REFUSED)
 
 
 def stored_bytes(model: Model, width: int) -> int:

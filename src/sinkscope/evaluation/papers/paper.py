@@ -37,6 +37,7 @@ class Shape:
         causal: whether it writes one token a step, with a cache.
         tied: whether the embedding is the projection onto the vocabulary, too, so that it is counted once among the parameters.
         head_dim: of a head; None where the heads share the hidden width.
+        positions: the longest canvas that the network was made for; None where that is not known.
     """
 
     layers: int
@@ -49,6 +50,7 @@ class Shape:
     causal: bool = False
     tied: bool = False
     head_dim: int | None = None
+    positions: int | None = None
 
     @property
     def width(self) -> int:

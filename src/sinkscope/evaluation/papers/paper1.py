@@ -37,7 +37,7 @@ class Checkpoint:
 
 
 _BLOCKS = {"length": 128, "steps": 128, "block": 32}
-_LAB_SHAPE = Shape(6, 6, 6, 192, 512, 456, 2_831_808)
+_LAB_SHAPE = Shape(6, 6, 6, 192, 512, 456, 2_831_808, positions=1024)
 _LAB_TASKS = ("lab-arith", "lab-code")
 _LAB_SHOTS = {"lab-arith": 5, "lab-code": 7}
 _LAB_BLOCKS = {"length": 64, "steps": 64, "block": 16}
