@@ -60,10 +60,9 @@ def _check_canvas(part: Part) -> None:
     """Raise CallError for shots or rules that no prompt of a task leaves room for, by the typical length of its prompts."""
     if "length" not in part.settings:  # likelihoods
         return
-    canvas = text_tokens(part.task, part.shots) + part.settings["length"]
-    typical = (
-        f"{part.task} with {counted(part.shots, 'shot')} and {part.settings['length']} to write makes a canvas of about {canvas} tokens"
-    )
+    length = part.settings["length"]
+    canvas = text_tokens(part.task, part.shots) + length
+    typical = f"{part.task} with {counted(part.shots, 'shot')} and {length} to write makes a canvas of about {canvas} tokens"
     if part.shape.positions is not None and canvas > SURELY * part.shape.positions:
         made_for = f"{part.model} was made for {part.shape.positions} (max_position_embeddings in its config.json)"
         raise CallError(f"{typical}, {made_for}: use fewer --shots or a smaller --length")
