@@ -1,5 +1,7 @@
 """Dream's sampler against a plain loop, its quirks, and its draws against their distributions."""
 
+import dataclasses
+
 import pytest
 import scipy.stats
 import torch
@@ -9,6 +11,7 @@ from seeded_models import seeded_model, steps_of
 from seeded_network import MASK, VOCABULARY, leaning
 
 from sinkscope.decoding.dream import commit_shares
+from sinkscope.decoding.generation import has_flaw
 
 PROMPT = [3, 17, 42, 8, 25]
 MODEL = seeded_model("dream")
@@ -133,6 +136,10 @@ def test_a_small_alg_temp_may_mask_what_was_written():
         assert bool((step.written[0][chosen & (before != MASK)] == MASK).all())
         before = step.tokens[0]
     assert lost > 0
+    assert not any(bool(has_flaw(step, MASK)) for step in steps)
+    kept = next(step for step in steps if bool((step.written[0] != MASK)[step.written[0] >= 0].any()))
+    real = (kept.written >= 0) & (kept.written != MASK)
+    assert bool(has_flaw(dataclasses.replace(kept, confidence=kept.confidence.masked_fill(real, torch.nan)), MASK))
 
 
 def test_every_algorithm_commits_only_masks_and_takes_nothing_back():

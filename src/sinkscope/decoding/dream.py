@@ -63,7 +63,9 @@ def dream_steps(model: Model, batch: Batch, settings: DreamSettings) -> Iterator
                 written = predicted
             else:
                 written = torch.full_like(canvas, -1)
-                commits = (torch.tensor(counts, device="cpu").float() * share).int().tolist()
+                commits = (
+                    (torch.tensor(counts, device="cpu").float() * share).int().minimum(torch.tensor(chosen_counts, device="cpu")).tolist()
+                )
                 for row, first in enumerate(layout.starts):
                     chosen = first + _places(confidence[row, first:], commits[row], settings, sources[row])
                     written[row, chosen] = torch.where(candidates, predicted, mask_id)[row, chosen]

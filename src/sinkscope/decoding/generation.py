@@ -132,7 +132,7 @@ def _finite_steps(model: Model, steps: Iterable[Step]) -> Generator[Step, None, 
     try:
         for step in steps:
             if step.confidence.device.type != "cpu":
-                flaws.append(((step.written >= 0) & ~step.confidence.isfinite()).any())
+                flaws.append(has_flaw(step, model.card.mask_id))
             yield step
             number += 1
     except NotFiniteError as error:
@@ -146,6 +146,12 @@ def _finite_steps(model: Model, steps: Iterable[Step]) -> Generator[Step, None, 
         raise ModelError(
             f"{model.card.name}, step {int(flawed.int().argmax())}: expected finite logits, found others; see `sinkscope check`"
         )
+
+
+def has_flaw(step: Step, mask_id: int | None) -> torch.Tensor:
+    """Return whether a token was committed whose confidence is no finite number, bool []; masks that Dream's draw puts back have none."""
+    commits = step.written >= 0 if mask_id is None else (step.written >= 0) & (step.written != mask_id)
+    return (commits & ~step.confidence.isfinite()).any()
 
 
 def _read_prompts(model: Model, prompt: Any, messages: Any) -> tuple[list[list[int]], list[str | None], bool]:

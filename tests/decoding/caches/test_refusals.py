@@ -308,6 +308,18 @@ def test_the_last_block_is_committed_whole_too(monkeypatch):
         sinkscope.generate(seeded_model("llada"), PROMPT, length=16, block=16, cache="block")
 
 
+def test_where_fewer_places_are_open_than_a_step_commits_nothing_else_is_written(monkeypatch):
+    monkeypatch.setattr(Answering, "answers", {name: lambda moment: Plan(None, slice(18, 21)) for name in ("first", "plan")})
+    monkeypatch.setattr("sinkscope.decoding.caches.reader.parse_cache", lambda text: Answering())
+    monkeypatch.setattr("sinkscope.decoding.dream.parse_cache", lambda text: Answering())
+    steps = []
+    model = seeded_model("dream")
+    with pytest.raises(CallError, match="expected a block to be committed whole"):
+        sinkscope.generate(model, PROMPT, length=16, steps=4, algorithm="maskgit_plus", cache="dkv-decode", on_step=steps.append)
+    written = torch.stack([step.written[0] for step in steps])
+    assert bool((written[:, :18] < 0).all()) and bool((written[:, 18:] >= 0).any(0).all())
+
+
 def test_a_policy_that_is_no_dataclass_is_refused():
     class Plain(CachePolicy):
         name = "plain"
