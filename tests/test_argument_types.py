@@ -40,11 +40,12 @@ GOOD = [
     ((1,), {}),
     ((np.int64(1), 2, "a", "b"), {"name": None, "path": Path("x"), "words": ["a"], "x": object()}),
     ((1, np.float32(0.5)), {"words": ("a",), "by_name": {"a": 1}, "each": (one for one in (1, 2)), "do": print, "switch": np.bool_(True)}),
-    ((1,), {"choice": "c, which the function refuses in its own words", "ours": Share(0, 1)}),
+    ((1,), {"choice": "b", "ours": Share(0, 1)}),
     ((1,), {"other": "another class is not looked at", "pair": [1, 2]}),
 ]
 BAD = [
     ((True,), {}, "count: expected a whole number, found true"),
+    ((1,), {"choice": "c"}, "choice: expected one of a, b, found 'c'"),
     ((1.0,), {}, "count: expected a whole number, found 1.0"),
     (("1",), {}, "count: expected a whole number, found '1'"),
     ((1, "x"), {}, "share: expected a number, found 'x'"),

@@ -192,7 +192,7 @@ def fits(value: Any, hint: Any) -> bool:
         return isinstance(value, hint)
     origin, inner = get_origin(hint) or hint, get_args(hint)
     if origin is Literal:
-        return isinstance(value, tuple({type(one) for one in inner}))
+        return isinstance(value, tuple({type(one) for one in inner})) and value in inner
     if _is_our_class(hint):
         return isinstance(value, hint)
     if isinstance(array := getattr(hint, "array_type", None), type):

@@ -110,7 +110,7 @@ def test_what_a_kill_leaves_half_written_is_ignored(whole_run, tmp_path, monkeyp
     with pytest.raises(InterruptedError):
         train(TINY, tmp_path, progress=False)
     monkeypatch.undo()
-    (tmp_path / STATE).with_suffix(".writing").write_bytes(b"\0" * 50)
+    (tmp_path / f"{STATE}.writing").write_bytes(b"\0" * 50)
     with (tmp_path / LOG).open("a") as log:
         log.write('\n{"update": 18, "loss": 3.1')
     train(TINY, tmp_path, progress=False)

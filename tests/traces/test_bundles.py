@@ -182,7 +182,7 @@ def test_what_cannot_be_bundled(folder, tmp_path):
     (tmp_path / "full" / "mine.txt").write_text("x")
     with pytest.raises(CallError, match=r"already holds files \(mine.txt"):
         write_bundle(open_trace(folder), tmp_path / "full")
-    with pytest.raises(CallError, match="precision: expected float32 or float16, found 'int8'"):
+    with pytest.raises(CallError, match="precision: expected one of float32, float16, found 'int8'"):
         write_bundle(open_trace(folder), tmp_path / "b", precision="int8")
     cut = tmp_path / "cut"
     shutil.copytree(folder, cut)

@@ -63,11 +63,10 @@ def dream_steps(model: Model, batch: Batch, settings: DreamSettings) -> Iterator
                 written = predicted
             else:
                 written = torch.full_like(canvas, -1)
-                commits = (
-                    (torch.tensor(counts, device="cpu").float() * share).int().minimum(torch.tensor(chosen_counts, device="cpu")).tolist()
-                )
+                commits = (torch.tensor(counts, device="cpu").float() * share).int().tolist()
                 for row, first in enumerate(layout.starts):
-                    chosen = first + _places(confidence[row, first:], commits[row], settings, sources[row])
+                    count = min(commits[row], chosen_counts[row])
+                    chosen = first + _places(confidence[row, first:], count, settings, sources[row])
                     written[row, chosen] = torch.where(candidates, predicted, mask_id)[row, chosen]
             canvas = torch.where(written >= 0, written, canvas)
             shown = confidence.float().masked_fill(~candidates, torch.nan)

@@ -7,7 +7,7 @@ Every file is written under another name and renamed, so that a kill leaves the 
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -172,25 +172,26 @@ def cut_log(out: Path, update: int) -> None:
                 raise TrainingError(f"{path}, line {number}: expected a row with its update, found {line[:60]!r}; {ADVICE}")
             if done <= update:
                 kept.append(line + "\n")
-    _write_whole(path, "".join(kept))
+    _write_whole(path, ["".join(kept).encode()])
 
 
 def _write_tensors(path: Path, tensors: dict[str, torch.Tensor], update: int) -> None:
     from safetensors.torch import save
 
-    beside = path.with_suffix(".writing")
-    with beside.open("wb") as file:
-        for piece in sealed(save(tensors, {"update": str(update)})):
-            file.write(piece)
-    os.replace(beside, path)
+    _write_whole(path, sealed(save(tensors, {"update": str(update)})))
 
 
 def write_object(path: Path, content: Mapping[str, Any]) -> None:
     """Write a JSON object under another name, and rename it."""
-    _write_whole(path, json.dumps(content, indent=2) + "\n")
+    _write_whole(path, [f"{json.dumps(content, indent=2)}\n".encode()])
 
 
-def _write_whole(path: Path, text: str) -> None:
+def _write_whole(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
+    """Write a file under another name, always the same, so that what a kill leaves is overwritten, and rename it once it is on the disk."""
     beside = path.with_name(path.name + ".writing")
-    beside.write_text(text, encoding="utf-8")
+    with beside.open("wb") as file:
+        for piece in pieces:
+            file.write(piece)
+        file.flush()
+        os.fsync(file.fileno())
     os.replace(beside, path)
