@@ -1,6 +1,7 @@
 """Block diffusion behind a cache, of which some commands knew nothing: what works on it, and what says why it cannot."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -58,12 +59,16 @@ def test_maps_are_shown_and_kept(sdar, recorded, tmp_path):
     assert drawn.status == 0 and [*(tmp_path / "figures").glob("figure8*")], drawn.err
 
 
-def test_a_dry_run_counts_the_calls_that_are_made(sdar):
+def test_a_dry_run_counts_the_calls_that_are_made(sdar, tmp_path):
     outcome = trial.run("evaluate", str(sdar), "--dry-run", "--limit", "1", "--shots", "0", "--length", "12", "--json")
     assert outcome.status == 0, outcome.err
     assert json.loads(outcome.out)["total"]["forwards"] == 1 + 3 * (4 + 1)
+    longer = shutil.copytree(sdar, tmp_path / "longer")
+    config = json.loads((longer / "config.json").read_text())
+    (longer / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 4096}))
     for task in ("gsm8k", "humaneval"):
-        assert trial.run("evaluate", str(sdar), "--dry-run", "--tasks", task, "--allow-code-execution").status == 0
+        outcome = trial.run("evaluate", str(longer), "--dry-run", "--tasks", task, "--allow-code-execution")
+        assert outcome.status == 0, outcome.err
 
 
 @pytest.mark.parametrize("prompt", [8, 9, 11])
