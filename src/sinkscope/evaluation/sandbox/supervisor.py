@@ -31,6 +31,7 @@ REPLY_BYTES = 4 << 20
 OUTPUT_BYTES = 2000
 STARTING_S = 30.0
 TICK_S = 0.1
+ENDING_S = 0.005  # between two looks at a process that has closed its pipe, and ends as a rule at once
 _PLACE = {"lineno": 1, "col_offset": 0, "end_lineno": 1, "end_col_offset": 0}
 _FUTURE = 0
 for _name in __future__.all_feature_names:
@@ -57,13 +58,21 @@ class Clock:
         Raises:
             ProgramFailed: none is in time.
         """
-        while self.left > 0:
-            began = time.monotonic()
-            ready = any(select.select(reading, writing, [], min(self.left, TICK_S)))
-            self.left -= min(time.monotonic() - began, TICK_S)
-            if ready:
-                return
-        raise ProgramFailed(f"ran past {self.seconds:g} s by the clock")
+        while not self.tick(reading, writing, TICK_S):
+            pass
+
+    def tick(self, reading: list[int], writing: list[int], seconds: float) -> bool:
+        """Return whether a pipe is ready within some seconds.
+
+        Raises:
+            ProgramFailed: there is no time left.
+        """
+        if self.left <= 0:
+            raise ProgramFailed(f"ran past {self.seconds:g} s by the clock")
+        began = time.monotonic()
+        ready = any(select.select(reading, writing, [], min(self.left, seconds)))
+        self.left -= min(time.monotonic() - began, seconds)
+        return ready
 
 
 def main(box: str, memory_mb: str, cpu_s: str, clock_s: str, tested_apart: str, without: str) -> None:
@@ -361,7 +370,12 @@ class Worker:
         return os.pread(self._output, OUTPUT_BYTES, 0).decode(errors="replace")
 
     def _raise_ended(self) -> None:
-        _, status = os.waitpid(self._pid, 0)
+        """Raise ProgramFailed with the reason why the process ended; one that has only closed its pipe is waited for within the limit."""
+        ended = 0
+        while not ended:
+            ended, status = os.waitpid(self._pid, os.WNOHANG)
+            if not ended:
+                self.clock.tick([], [], ENDING_S)
         self._pid = 0
         code = os.waitstatus_to_exitcode(status)
         if code == -signal.SIGXFSZ:
