@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 INTERRUPTED = "interrupted"
 NARROWEST = 40
 """Columns for which the parser can lay out its help; it loops for ever in five."""
+LEAST_BYTES = 1 << 30
+"""Address space without which torch cannot be imported."""
+_NO_MEMORY = ("failed to map segment from shared object", "cannot allocate memory", "can't start new thread")
+"""What the loader of libraries and Python say where the address space is too small."""
 _SAID: "list[str]" = []
 """Messages of errors that were printed."""
 
@@ -57,7 +61,7 @@ def _told(error: Exception) -> "tuple[str, int]":
         where = error.filename or ("standard output" if _drop_output("\n") else "the system")
         named = _variable_that_names(str(where))
         return f"{where}: {error.strerror or error}" + (f"; the environment variable {named} says so, unset it" if named else ""), 1
-    if isinstance(error, MemoryError) or _is_torch_out_of_memory(error):
+    if isinstance(error, MemoryError) or any(words in str(error) for words in _NO_MEMORY) or _is_torch_out_of_memory(error):
         return f"there is not enough memory; use {_smaller(sys.argv[1:])}a machine with more", 1
     if found := _variable_at_fault(error):
         variable, library = found
@@ -205,11 +209,31 @@ def _run(arguments: "list[str]") -> None:
     from sinkscope.commands.arguments import check_arguments
     from sinkscope.commands.bounds import check_bounds
 
+    if "--help" not in rest and "-h" not in rest:
+        _expect_memory()
     command, rest = find_command(name), _without_end_of_flags(rest)
     check_arguments(command, rest)
     parsed = _parse(command, name, rest)
     check_bounds(parsed)
     parsed.run()
+
+
+def _expect_memory() -> None:
+    """Raise an error where so little address space is allowed that libraries in C would end the program in words of their own.
+
+    Raises:
+        SinkscopeError: such a limit.
+    """
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return
+    from sinkscope.errors import SinkscopeError
+
+    allowed = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if allowed != resource.RLIM_INFINITY and allowed < LEAST_BYTES:
+        found = f"found a limit of {allowed >> 20} MiB (ulimit -v)"
+        raise SinkscopeError(f"expected at least {LEAST_BYTES >> 20} MiB of address space, as torch needs, {found}; raise that limit")
 
 
 def _without_end_of_flags(words: "list[str]") -> "list[str]":

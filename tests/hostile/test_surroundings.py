@@ -11,6 +11,7 @@ import pytest
 from hostile import trial
 
 import sinkscope
+from sinkscope.cli import _told
 
 
 def run(*words, environment=None, shell="", cwd=None):
@@ -39,6 +40,26 @@ def test_output_is_utf8_whatever_the_locale(whole, locale):
     status, out, err = run("table", str(whole / "results"), environment=locale)
     assert (status, err) == (0, "")
     assert not out.isascii()
+
+
+def test_little_address_space_is_told_in_our_words(whole):
+    command = f'ulimit -v 300000; exec "{sys.executable}" -m sinkscope check "{whole / "model"}"'
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True)
+    found = "found a limit of 292 MiB (ulimit -v); raise that limit"
+    told = f"sinkscope: error: expected at least 1024 MiB of address space, as torch needs, {found}\n"
+    assert (done.returncode, done.stderr) == (1, told)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ImportError("libtorch_cpu.so: failed to map segment from shared object"),
+        RuntimeError("can't start new thread"),
+        MemoryError(),
+    ],
+)
+def test_what_says_that_memory_did_not_suffice(error):
+    assert _told(error) == ("there is not enough memory; use a machine with more", 1)
 
 
 def test_variables_that_break_an_import(whole, tmp_path):
