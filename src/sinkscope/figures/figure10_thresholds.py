@@ -40,7 +40,7 @@ class Thresholds(Figure):
                     for e, share in zip(EPSILONS, shares, strict=True)
                 ]
             axes.axvline(subjects[-1].summary.excess, color="black", linestyle=":", linewidth=0.9)
-            axes.set_xlabel(f"threshold ε, {name}")
+            axes.set_xlabel(f"threshold ε,\n{name}")
             axes.set_xlim(-0.2, 10.2)
             axes.set_xticks(range(0, 11, 2))
             axes.grid(axis="y", color="#dddddd", linewidth=0.5)

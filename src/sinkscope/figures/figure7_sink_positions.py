@@ -156,9 +156,9 @@ def _name_tokens(axes: Any, one: Subject, series: Sequence[_Series], places: np.
     longest = {float(places[position]): int(position) for position in seen[np.argsort(-counts, kind="stable")].tolist()}
     kept = spread_out(list(longest), float(np.nanmax(places)) / 28, 16)
     right = axes.secondary_yaxis("right")
-    names = [f"{plain(tick_label(one.trace, int(one.last_canvas[longest[place]])))} {longest[place]}" for place in kept]
+    names = [f"{longest[place]}: {plain(tick_label(one.trace, int(one.last_canvas[longest[place]])))}" for place in kept]
     right.set_yticks(kept, names, fontsize="small")
-    right.tick_params(length=2, pad=1)
+    right.tick_params(length=2, pad=3)
     right.spines[:].set_visible(False)
 
 

@@ -209,7 +209,7 @@ class Highlights:
 
     @cached_property
     def jump(self) -> Jump | None:
-        """The longest jump of a main sink, clean ones before others."""
+        """The longest jump of a main sink: clean ones first, swaps last."""
         return self._jumps_and_flashes[0]
 
     @cached_property
@@ -226,7 +226,7 @@ class Highlights:
             jumps.append(largest_jump(np.where(asked, self.main[:, layer], -1), sinks, layer))
             flashes.append(strongest_flash(sinks, self.prompt.steps, layer, asked))
         return (
-            max((one for one in jumps if one), key=lambda jump: (jump.clean, abs(jump.distance), -jump.layer), default=None),
+            max((one for one in jumps if one), key=lambda jump: (jump.clean, not jump.swap, abs(jump.distance), -jump.layer), default=None),
             max((one for one in flashes if one), key=lambda flash: (flash.column_sum, -flash.layer), default=None),
         )
 
@@ -257,7 +257,7 @@ def stays_of(main: Int[np.ndarray, " step"]) -> list[tuple[int, int, int]]:
 
 
 def largest_jump(main: Int[np.ndarray, "step head"], sinks: LayerSinks, layer: int) -> Jump | None:
-    """Return the longest jump of a layer, clean ones before others; ties to the earlier step, then the lower head."""
+    """Return the longest jump of a layer: clean ones first, swaps last; ties to the earlier step, then the lower head."""
     before, after = main[:-1], main[1:]
     step, head = np.nonzero((before >= 0) & (after >= 0) & (before != after))
     if not len(step):
@@ -265,7 +265,7 @@ def largest_jump(main: Int[np.ndarray, "step head"], sinks: LayerSinks, layer: i
     old, new = before[step, head], after[step, head]
     stays, was = sinks.contains(step + 1, head, old), sinks.contains(step, head, new)
     clean, swap = ~stays & ~was, stays & was
-    best = int(np.lexsort((head, step, -np.abs(new - old), ~clean))[0])
+    best = int(np.lexsort((head, step, -np.abs(new - old), swap, ~clean))[0])
     return Jump(int(step[best]), layer, int(head[best]), int(old[best]), int(new[best]), bool(clean[best]), bool(swap[best]))
 
 
