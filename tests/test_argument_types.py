@@ -45,7 +45,7 @@ GOOD = [
 ]
 BAD = [
     ((True,), {}, "count: expected a whole number, found true"),
-    ((1,), {"choice": "c"}, "choice: expected one of a, b, found 'c'"),
+    ((1,), {"choice": "c"}, "choice: expected a or b, found 'c'"),
     ((1.0,), {}, "count: expected a whole number, found 1.0"),
     (("1",), {}, "count: expected a whole number, found '1'"),
     ((1, "x"), {}, "share: expected a number, found 'x'"),
@@ -65,7 +65,7 @@ BAD = [
     ((1,), {"by_name": [1]}, "by_name: expected an object by name or None, found list"),
     ((1,), {"each": "12"}, "each: expected a list of whole numbers, found '12'"),
     ((1,), {"do": 5}, "do: expected a function or None, found 5"),
-    ((1,), {"choice": np.zeros(3)}, "choice: expected one of a, b, found ndarray"),
+    ((1,), {"choice": np.zeros(3)}, "choice: expected a or b, found ndarray"),
     ((1,), {"ours": "x"}, "ours: expected Share or None, found 'x'"),
     ((1, 10**30), {}, "share: expected a number, found 1000000"),
     ((1,), {"switch": 1}, "switch: expected True or False, found 1"),

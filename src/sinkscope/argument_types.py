@@ -301,7 +301,7 @@ def _words(hint: Any) -> str:
         if one in _WORDS:
             found.append(_WORDS[one])
         elif origin is Literal:
-            found.append(f"one of {', '.join(map(str, inner))}")
+            found.append(" or ".join([", ".join(map(str, inner[:-1])), str(inner[-1])] if inner[1:] else map(str, inner)))
         elif origin is Mapping or origin is dict:
             found.append("an object by name")
         elif _is_row(one):

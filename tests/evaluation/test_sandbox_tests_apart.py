@@ -184,6 +184,8 @@ def test_a_program_cannot_ask_for_that():
         ("assert candidate(Point(1)) == 2", "def f(x):\n"),
         ("assert candidate(1) ==", "def f(x):\n"),
         ("assert candidate(1) == 2", "def f(x:\n"),
+        (f"assert candidate(1) == {'+'.join(['1'] * 20000)}", "def f(x):\n"),
+        ("assert candidate(1) == 2", f"X = {'+'.join(['1'] * 900)}\ndef f(x):\n"),
     ],
 )
 def test_tests_that_name_something_else_stay_with_the_program(test, prompt):

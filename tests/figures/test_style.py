@@ -16,6 +16,8 @@ def test_labels_of_tokens_and_models(wandering, causal):
     assert token_label(wandering, -1) == ""
     assert (model_label(wandering.manifest), model_label(causal.manifest)) == ("org/planted", "my-llama")
     assert model_labels([wandering.manifest, causal.manifest, wandering.manifest]) == ["org/planted (1)", "my-llama", "org/planted (2)"]
+    hidden = wandering.manifest | {"hidden": [{"rules": ["HideTopSinks(k=1)"]}]}
+    assert model_labels([wandering.manifest, hidden]) == ["org/planted", "org/planted, keys hidden"]
     assert plain("$x$ 漢") == r"\$x\$ ▯"
 
 

@@ -28,9 +28,6 @@ NAN, INFINITE = float("nan"), float("inf")
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"objective": "x"}, "objective: expected 'masked_diffusion', 'next_token' or 'shifted_diffusion', found 'x'"),
-        ({"weighting": "z"}, "weighting: expected '1/p' or 'flat', found 'z'"),
-        ({"first_token": "z"}, "first_token: expected 'bos' or 'text', found 'z'"),
         ({"clip": NAN}, "clip: expected a finite number, found nan"),
         ({"learning_rate": INFINITE}, "learning_rate: expected a finite number, found inf"),
         ({"learning_rate": -1.0}, "learning_rate: expected a number from 0.0 upwards, found -1.0"),
@@ -51,10 +48,23 @@ def test_a_recipe_with_a_value_out_of_bounds_is_not_trained(tmp_path, change, me
 
 
 @pytest.mark.parametrize(
+    ("record", "change", "message"),
+    [
+        (SMALL, {"objective": "x"}, "objective: expected masked_diffusion, next_token or shifted_diffusion, found 'x'"),
+        (SMALL, {"weighting": "z"}, "weighting: expected 1/p or flat, found 'z'"),
+        (SMALL, {"first_token": "z"}, "first_token: expected bos or text, found 'z'"),
+        (SMALL.architecture, {"positions": "x"}, "positions: expected rotary or learned, found 'x'"),
+    ],
+)
+def test_what_is_none_of_the_choices_makes_no_recipe(record, change, message):
+    with pytest.raises(CallError, match=f"^{message}$"):
+        dataclasses.replace(record, **change)
+
+
+@pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"rope_theta": -1.0}, "architecture.rope_theta: expected a number above 0.0, found -1.0"),
-        ({"positions": "x"}, "architecture.positions: expected 'rotary' or 'learned', found 'x'"),
         ({"layers": 0}, "architecture.layers: expected a number from 1 upwards, found 0"),
         ({"heads": 0}, "architecture.heads: expected a number from 1 upwards, found 0"),
         ({"heads": 3}, "architecture: expected a hidden_size that .*, found hidden_size 16, heads 3 and kv_heads 2"),

@@ -15,7 +15,8 @@ from sinkscope.decoding.checking import check_model
 from sinkscope.errors import CallError, ModelError
 from sinkscope.models import FAMILIES, recognise
 from sinkscope.models.conversion import completed, convert_config
-from sinkscope.models.loading import build_config, network_class, parameter_shapes
+from sinkscope.models.loading import build_config, network_class
+from sinkscope.models.shapes import parameter_shapes
 
 DREAM, LLADA, LLAMA, MMADA, SDAR = (FAMILIES[name] for name in ("dream", "llada", "llama", "mmada", "sdar"))
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 
@@ -14,6 +15,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 import sinkscope
 from sinkscope.errors import CallError, ModelError
+from sinkscope.models.panics import panics_as_errors
 
 
 @pytest.fixture
@@ -132,6 +134,38 @@ def test_a_table_of_byte_pairs_that_is_damaged(file, text, fragment, tmp_path):
     folder = SAVE["dream"](save_tiny("dream", tmp_path))
     (folder / file).write_text(text)
     assert f"{folder}{fragment}" in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": ""}},
+        {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
+        {
+            "post_processor": {
+                "type": "TemplateProcessing",
+                "single": [{"Sequence": {"id": "B", "type_id": 0}}],
+                "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+                "special_tokens": {},
+            }
+        },
+    ],
+)
+def test_a_tokenizer_in_which_the_library_panics(change, tmp_path, capfd):
+    save_words(save_tiny("llama", tmp_path), {})
+    file = tmp_path / "tokenizer.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(ModelError, match=r"expected a tokenizer in tokenizer.json .*\(the tokenizers library cannot use it\)"):
+        sinkscope.load(str(tmp_path))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_what_is_printed_beside_a_panic_is_kept(capfd):
+    with panics_as_errors():
+        os.write(2, b"a warning\n")
+    assert capfd.readouterr().err == "a warning\n"
+    with pytest.raises(KeyboardInterrupt), panics_as_errors():
+        raise KeyboardInterrupt
 
 
 def test_merges_that_are_no_text(tmp_path):

@@ -232,7 +232,7 @@ def test_a_prompt_counts_once(diffusion, tmp_path):
 
 def test_unknown_levels_and_numbers_are_refused(diffusion, tmp_path):
     with (
-        pytest.raises(CallError, match="keep: expected one of columns, top, statistics, drift, found 'maps'"),
+        pytest.raises(CallError, match="keep: expected columns, top, statistics or drift, found 'maps'"),
         sinkscope.recording(diffusion, tmp_path / "a", keep="maps"),
     ):
         pass

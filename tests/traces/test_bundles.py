@@ -173,7 +173,7 @@ def test_what_was_hidden_is_named_by_its_rules_wherever_it_is_shown(tmp_path, di
         sinkscope.generate(diffusion, [5, 6, 7], length=4, block=4, steps=2)
     trace, rule = open_trace(tmp_path / "t"), "HidePositions(layers=(0,), effect='zero', positions=(2,))"
     assert f"| hidden | {rule} |" in (write_bundle(trace, tmp_path / "b") / "README.md").read_text()
-    assert explore(trace).document["traces"][0]["label"].endswith(f", hidden: {rule}")
+    assert explore(trace).document["traces"][0]["label"].endswith(f", keys hidden: {rule}")
     assert rule in unescape(trace._repr_html_())
 
 
@@ -182,7 +182,7 @@ def test_what_cannot_be_bundled(folder, tmp_path):
     (tmp_path / "full" / "mine.txt").write_text("x")
     with pytest.raises(CallError, match=r"already holds files \(mine.txt"):
         write_bundle(open_trace(folder), tmp_path / "full")
-    with pytest.raises(CallError, match="precision: expected one of float32, float16, found 'int8'"):
+    with pytest.raises(CallError, match="precision: expected float32 or float16, found 'int8'"):
         write_bundle(open_trace(folder), tmp_path / "b", precision="int8")
     cut = tmp_path / "cut"
     shutil.copytree(folder, cut)

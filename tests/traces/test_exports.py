@@ -215,7 +215,7 @@ def test_what_is_there_under_the_given_name_is_in_the_way(trace, tmp_path):
 
 
 def test_an_unknown_target_is_refused(trace, tmp_path):
-    with pytest.raises(CallError, match="target: expected one of xarray, zarr, parquet, numpy, found 'csv'"):
+    with pytest.raises(CallError, match="target: expected xarray, zarr, parquet or numpy, found 'csv'"):
         export_trace(trace, "csv", tmp_path / "run")
 
 

@@ -125,7 +125,7 @@ def separate_tests(row: Row) -> str | None:
 
     Returns:
         Tests for `run_program`; None where they cannot stand apart from the program, since they name something that
-        neither they nor the prompt define, or are no Python.
+        neither they nor the prompt define, are no Python, or are nested too deeply.
     """
     function = row["entry_point"]
     prompt = _parsed(row["prompt"]) or _parsed(row["prompt"] + "\n    pass\n")
@@ -136,13 +136,16 @@ def separate_tests(row: Row) -> str | None:
     tree = ast.Module([*around, *tests.body], [])
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     known = set(_bound(tree)) | set(dir(builtins)) | {function}
-    return f"{ast.unparse(ast.Module(around, []))}\n{_tests(row)}" if used <= known else None
+    try:
+        return f"{ast.unparse(ast.Module(around, []))}\n{_tests(row)}" if used <= known else None
+    except RecursionError:
+        return None
 
 
 def _parsed(source: str) -> ast.Module | None:
     try:
         return ast.parse(source)
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two where it is nested deeply
         return None
 
 

@@ -16,7 +16,7 @@ from sinkscope.documents import read_bytes
 from sinkscope.errors import CallError
 from sinkscope.figures.drawing import make_folder
 from sinkscope.figures.page_numbers import numbers_of
-from sinkscope.figures.style import model_label, model_labels, token_label
+from sinkscope.figures.style import model_labels, model_name, token_label
 from sinkscope.figures.subject import Subject, subject_of
 from sinkscope.roles.head_roles import Roles
 from sinkscope.sinks.followed_columns import Followed
@@ -177,7 +177,7 @@ def _provenance(trace: Trace, sampler_name: Any, sampler: dict[str, Any], comman
     settings = ", ".join(f"{key} {value}" for key, value in sampler.items() if key != "name")
     versions = ", ".join(f"{key} {value}" for key, value in (manifest.get("versions") or {}).items())
     rows = [
-        ("Model", model_label(trace.manifest)),
+        ("Model", model_name(trace.manifest)),
         ("Weights, sha256", card.get("weight_hash")),
         ("Parameters", f"{card['parameters']:,}" if card.get("parameters") else None),
         ("Computed in", " on ".join(str(manifest[key]) for key in ("dtype", "device") if manifest.get(key)) or None),

@@ -141,10 +141,15 @@ def _known_characters() -> frozenset[int]:
     return frozenset(font_manager.get_font(font_manager.findfont("DejaVu Sans")).get_charmap())
 
 
-def model_label(manifest: Mapping[str, Any]) -> str:
+def model_name(manifest: Mapping[str, Any]) -> str:
     """Return the name of the model from a manifest; for a local path only its last part."""
     name = str(manifest["model"]["name"])
     return Path(name).name if Path(name).is_absolute() or name.startswith(".") else name
+
+
+def model_label(manifest: Mapping[str, Any]) -> str:
+    """Return the name of the model from a manifest, and that keys were hidden where they were."""
+    return f"{model_name(manifest)}, keys hidden" if manifest.get("hidden") else model_name(manifest)
 
 
 def model_labels(manifests: Sequence[Mapping[str, Any]]) -> list[str]:

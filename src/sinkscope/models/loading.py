@@ -29,6 +29,7 @@ from sinkscope.models.layouts import BODIES
 from sinkscope.models.loaded_weights import note_loaded
 from sinkscope.models.model import Model, ModelCard
 from sinkscope.models.recognition import recognise
+from sinkscope.models.shapes import parameter_shapes, stored_shapes_of
 from sinkscope.models.sink_token import SinkToken, check_token_id, split_config, with_sink
 from sinkscope.models.tokenization import load_tokenizer
 from sinkscope.models.weights import (
@@ -36,7 +37,6 @@ from sinkscope.models.weights import (
     StoredTensor,
     UsedTensors,
     check_shape,
-    kept_tensors,
     match_tensors,
     read_headers,
     stored_shapes,
@@ -235,7 +235,7 @@ def _network(
     try:
         with quiet():
             kind, asked = with_sink(network_class(converted), build_config(converted), variant)
-            used = match_tensors(tensors, _stored(kind, asked), layout, config["model_type"], folder)
+            used = match_tensors(tensors, stored_shapes_of(kind, asked), layout, config["model_type"], folder)
             network, report = kind.from_pretrained(
                 folder,
                 config=asked,
@@ -304,24 +304,6 @@ def build_config(converted: Converted) -> Any:
     import transformers
 
     return getattr(transformers, BODIES[converted.layout.body][0])(**converted.fields)
-
-
-def parameter_shapes(kind: Any, config: Any) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every parameter by its name, tied ones once, without allocating any."""
-    return {name: tuple(parameter.shape) for name, parameter in on_meta(kind, config).named_parameters()}
-
-
-def _stored(kind: Any, config: Any) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every tensor that a checkpoint of a network holds, tied ones once: parameters, and buffers that are kept."""
-    return {name: tuple(tensor.shape) for name, tensor in kept_tensors(on_meta(kind, config)).items()}
-
-
-def on_meta(kind: Any, config: Any) -> Any:
-    """Return a network without memory."""
-    with torch.device("meta"):
-        network = kind(config)
-    network.tie_weights()
-    return network
 
 
 def _check_device_map(device_map: Any) -> None:

@@ -3,8 +3,9 @@
 from sinkscope.argument_types import checked
 from sinkscope.models.conversion import convert_config
 from sinkscope.models.folders import find_folder
-from sinkscope.models.loading import assemble, build_config, network_class, on_meta, quiet, read_identity
+from sinkscope.models.loading import assemble, build_config, network_class, quiet, read_identity
 from sinkscope.models.model import Model
+from sinkscope.models.shapes import on_meta
 from sinkscope.models.sink_token import with_sink
 from sinkscope.models.tokenization import load_tokenizer
 

@@ -1,5 +1,6 @@
 """The tokenizer of a checkpoint folder, made from its data files; code in the folder is never run."""
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from sinkscope.models.family import Family
 from sinkscope.models.fetched_files import check_fetched, check_text
 from sinkscope.models.folders import LARGEST_TEXT
 from sinkscope.models.layouts import STOCK
+from sinkscope.models.panics import panics_as_errors
 
 _DATA_CLASSES = (None, "PreTrainedTokenizerFast", "TokenizersBackend")  # classes that do nothing but read tokenizer.json
 _BYTE_PAIR_CLASSES = {name for family in FAMILIES.values() for name in family.tokenizer_classes} | {"Qwen2Tokenizer", "Qwen2TokenizerFast"}
@@ -19,6 +21,8 @@ CORE, SETTINGS, VOCABULARY, MERGES = "tokenizer.json", "tokenizer_config.json", 
 PIECES = "tokenizer.model"
 SPECIAL, ADDED, TEMPLATE = "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"
 TEMPLATES = "additional_chat_templates"
+PROBE = "Q: Tom has 7 apples.\nA: é …"
+"""Text that every tokenizer is tried on."""
 _KEYS = frozenset(("content", "single_word", "lstrip", "rstrip", "normalized", "special", "__type"))
 """What an added token may say of itself."""
 
@@ -34,7 +38,9 @@ def load_tokenizer(folder: Path, family: Family, config: Mapping[str, Any]) -> A
     _check_settings(settings, family, config, folder)
     _check_files(folder)
     try:
-        tokenizer = _build(folder, config, settings)
+        with panics_as_errors():
+            tokenizer = _build(folder, config, settings)
+            _try(tokenizer)
     except ModelError:
         raise
     except Exception as error:  # the tokenizers library raises nothing narrower
@@ -170,6 +176,12 @@ def _build(folder: Path, config: Mapping[str, Any], settings: Mapping[str, Any])
     if config.get("model_type") not in STOCK or not ((folder / VOCABULARY).exists() or (folder / PIECES).exists()):
         raise ModelError(f"{folder}: expected {CORE} and {SETTINGS}, found no tokenizer that loads ({CORE} is missing)")
     return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+
+
+def _try(tokenizer: Any) -> None:
+    """Encode and decode some text, since some rules of tokenizer.json make the library panic only then."""
+    with contextlib.suppress(Exception):  # what it does not know is told by `Model.encode`, for the text itself
+        tokenizer.decode(tokenizer(PROBE).input_ids)
 
 
 def _check_ids(tokenizer: Any, settings: Mapping[str, Any], folder: Path) -> None:

@@ -109,10 +109,12 @@ def recompute_map(model: Model, trace: Trace, step: int, layer: int, head: int) 
     exact = EXACT if trace.manifest.get("hidden") else TOLERANCE[model.card.dtype]
     difference, worst = column_difference(attention, recorded, exact)
     if worst is not None:
-        raise TraceError(
-            f"{trace.folder}: expected the map's columns to be those recorded; key {worst} has {attention[:, worst].sum():.3f} in the map "
-            f"and {recorded[worst]:.3f} in the trace. Was it written while keys were hidden, or in another dtype than {model.card.dtype}?"
-        )
+        differs = f"key {worst} has {attention[:, worst].sum():.3f} in the map and {recorded[worst]:.3f} in the trace"
+        if trace.manifest.get("hidden"):
+            why = "It was written while keys were hidden, and maps are recomputed without hiding; record it again without"
+        else:
+            why = f"Was it written in another dtype than {model.card.dtype}?"
+        raise TraceError(f"{trace.folder}: expected the map's columns to be those recorded; {differs}. {why}")
     return AttentionMap(step, layer, head, attention, difference)
 
 

@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from torch import nn
 
 from sinkscope.argument_types import checked
 from sinkscope.attention import subscribed
-from sinkscope.documents import describe, shown
+from sinkscope.documents import describe
 from sinkscope.errors import CallError, TraceError
 from sinkscope.locks import claimed_folder
 from sinkscope.models import Model
@@ -66,8 +66,6 @@ def recording(
             "model: expected the network itself, found what torch.compile returned; pass the network that was compiled, "
             "or compile its layers (docs/speed.md)"
         )
-    if keep not in get_args(Level):
-        raise CallError(f"keep: expected one of {', '.join(get_args(Level))}, found {shown(keep)}")
     if top < 1:
         raise CallError(f"top: expected at least 1 column of each head, found {top}")
     if top > MOST:

@@ -17,7 +17,7 @@ import numpy as np
 from sinkscope.argument_types import checked
 from sinkscope.checksums import CHECKSUM, compare_checksum, compare_file, with_checksum
 from sinkscope.counts import counted
-from sinkscope.documents import check_fields, exists, printable, read_bytes, read_json_object, shown
+from sinkscope.documents import check_fields, exists, printable, read_bytes, read_json_object
 from sinkscope.errors import CallError, TraceError
 from sinkscope.locks import claimed_folder
 from sinkscope.traces.format import BUNDLE, MANIFEST, hidden_rules, write_manifest, write_whole
@@ -56,8 +56,6 @@ def write_bundle(
         raise CallError(f"expected what open_trace returns and a page as text, found {type(trace).__name__} and {type(page).__name__}")
     if not trace.complete:
         raise CallError(f"{trace.folder}: expected a complete trace, found one that was cut short; record it again to share it")
-    if precision not in ("float32", "float16"):
-        raise CallError(f"precision: expected float32 or float16, found {shown(precision)}")
     try:
         page_bytes = None if page is None else page.encode()
     except UnicodeEncodeError as error:

@@ -191,7 +191,7 @@ def _labels(traces: Sequence[Trace]) -> list[str]:
     names = []
     for trace, label in zip(traces, model_labels([trace.manifest for trace in traces]), strict=True):
         hidden = hidden_rules(trace.manifest)
-        names.append(f"{label}, hidden: {', '.join(hidden)}" if hidden else label)
+        names.append(f"{label}: {', '.join(hidden)}" if hidden else label)
     return names
 
 

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from sinkscope.axes import KV_HEAD, TRACE_AXES, by_query_head, lacks_key_heads
 from sinkscope.figures.explorer.quantised import LogScale
 from sinkscope.figures.explorer.tiles import Tiles, smallest_type
-from sinkscope.figures.style import model_label, token_label
+from sinkscope.figures.style import model_name, token_label
 from sinkscope.roles.head_roles import Roles
 from sinkscope.sinks import last_query_window
 from sinkscope.sinks.drift import MainMoves
@@ -137,7 +137,7 @@ def add_trace(tiles: Tiles, number: int, one: ShownTrace) -> dict[str, Any]:
     settings = ", ".join(f"{key} {value}" for key, value in sampler.items() if key != "name")
     return {
         "label": one.label,
-        "model": model_label(manifest),
+        "model": model_name(manifest),
         "name": trace.folder.name,
         "complete": trace.complete,
         "level": manifest.get("level", "columns"),
@@ -155,7 +155,7 @@ def add_trace(tiles: Tiles, number: int, one: ShownTrace) -> dict[str, Any]:
         "quantities": quantities,
         "maps": maps,
         "about": [
-            ["Model", model_label(manifest)],
+            ["Model", model_name(manifest)],
             ["Weights, sha256", str(manifest.get("model", {}).get("weight_hash") or "not known")],
             ["Sampler", ": ".join(part for part in (str(sampler.get("name") or ""), settings) if part) or "not known"],
             ["Recorded with", str(manifest.get("command") or "Python")],
