@@ -19,6 +19,7 @@ import sinkscope
 from sinkscope.decoding.settings import LLaDASettings
 from sinkscope.errors import CallError, ModelError
 from sinkscope.evaluation.sandbox import remove_folder, run_program
+from sinkscope.models.outline import outline
 
 FRACTION = "from fractions import Fraction\n"
 BOMBS = {
@@ -144,6 +145,9 @@ def test_numbers_that_do_not_fit_are_refused_at_once(place):
         path.write_text(json.dumps(config | {"num_hidden_layers": layers}))
         with pytest.raises(ModelError, match=r"num_hidden_layers: expected a whole number from 1 to \d+, which is what its \d+ tensors"):
             sinkscope.load(place / "model")
+    path.write_text(json.dumps(config | {"hidden_size": 2**31 - 2**31 % config["num_attention_heads"]}))
+    with pytest.raises(ModelError, match=r"config.json: expected sizes of which a network can be made, found hidden_size 214748\d+, inter"):
+        outline(str(place / "model"))
     assert time.process_time() - began < 4
 
 

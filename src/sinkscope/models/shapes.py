@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from sinkscope.errors import ModelError
+from sinkscope.errors import ModelError, first_line
 from sinkscope.models.weights import kept_tensors
 
 _WIDTHS = ("hidden_size", "intermediate_size", "vocab_size")
@@ -24,15 +24,15 @@ def on_meta(kind: Any, config: Any) -> Any:
     """Return a network without memory.
 
     Raises:
-        ModelError: a tensor of more bytes than can be counted.
+        ModelError: sizes of which no network can be made, such as a tensor of more bytes than can be counted.
     """
     try:
         with torch.device("meta"):
             network = kind(config)
-    except RuntimeError as error:
-        if "overflow" not in str(error):
-            raise
+    except (RuntimeError, ValueError, TypeError, ArithmeticError) as error:
         sizes = ", ".join(f"{name} {getattr(config, name)}" for name in _WIDTHS)
-        raise ModelError(f"config.json: expected sizes of tensors that a machine can hold, found {sizes}; fetch the file again") from error
+        raise ModelError(
+            f"config.json: expected sizes of which a network can be made, found {sizes} ({first_line(error)}); fetch the file again"
+        ) from error
     network.tie_weights()
     return network
