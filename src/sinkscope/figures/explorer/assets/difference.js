@@ -39,8 +39,12 @@ class DifferenceView {
       right = second.rows(name, layer, head);
     this.steps = Math.min(first.steps, second.steps);
     this.positions = Math.min(first.positions, second.positions);
+    const otherwise = shown()
+      .filter((one) => quantityOf(one) !== name)
+      .map((one) => `; ${one.label} shows ${one.quantity(quantityOf(one)).label} above`)
+      .join("");
     this.section.querySelector(".what").textContent =
-      `${first.label} minus ${second.label}: ${first.quantity(name).label}, ${headName(layer, head)}, the same step and position of both${this.sameTokens(first, second) ? "" : "; the two prompts differ, so positions hold other tokens"}`;
+      `${first.label} minus ${second.label}: ${first.quantity(name).label}, ${headName(layer, head)}, the same step and position of both${this.sameTokens(first, second) ? "" : "; the two prompts differ, so positions hold other tokens"}${otherwise}`;
     if (!left || !right) return;
     const at = (rows, step, position) => rows.table[rows.codes[rows.start + step * rows.stride + position]];
     const both = (step, position) => position < Math.min(first.length(step), second.length(step));
