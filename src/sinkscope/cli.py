@@ -29,8 +29,7 @@ def main() -> None:
     try:
         _heed_interrupts()
         _prepare_output()
-        if os.environ.get("SOURCE_DATE_EPOCH") == "":  # not set, for matplotlib; NumPy fails at it
-            del os.environ["SOURCE_DATE_EPOCH"]
+        _check_date()
         arguments = sys.argv[1:]
         debug = "--debug" in arguments
         try:
@@ -98,6 +97,22 @@ def _variable_that_names(path: str) -> "str | None":
         if names_path and f"{path}/".startswith((f"{value.rstrip('/')}/", f"{os.path.abspath(value)}/")):
             return name
     return None
+
+
+def _check_date() -> None:
+    """Take SOURCE_DATE_EPOCH that is empty for unset, as matplotlib does; NumPy fails at it, and at what is no number.
+
+    Raises:
+        SinkscopeError: it is no whole number.
+    """
+    from sinkscope.errors import SinkscopeError
+
+    date = os.environ.get("SOURCE_DATE_EPOCH")
+    if date == "":
+        del os.environ["SOURCE_DATE_EPOCH"]
+    elif date is not None and not (date.isascii() and date.isdigit() and len(date) < 12):
+        found = f"the environment variable SOURCE_DATE_EPOCH is set to {date[:60]!r}"
+        raise SinkscopeError(f"{found}, which matplotlib and NumPy refuse; expected seconds since 1970, or unset it")
 
 
 def _prepare_output() -> None:

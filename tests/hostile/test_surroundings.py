@@ -89,8 +89,10 @@ def test_a_variable_that_breaks_the_import_of_the_hub():
 
 def test_a_variable_that_breaks_a_figure(whole, tmp_path):
     words = ["figures", str(whole / "trace"), "--only", "3", "--out", str(tmp_path / "f")]
-    status, _, err = run(*words, environment={"SOURCE_DATE_EPOCH": "abc"})
-    assert status == 1 and "environment variable SOURCE_DATE_EPOCH is set to 'abc', which matplotlib refuses" in err, err
+    for date in ("abc", "-1", "9" * 30):
+        status, _, err = run(*words, environment={"SOURCE_DATE_EPOCH": date})
+        told = f"the environment variable SOURCE_DATE_EPOCH is set to '{date}', which matplotlib and NumPy refuse; "
+        assert (status, err) == (1, f"sinkscope: error: {told}expected seconds since 1970, or unset it\n")
     assert not (tmp_path / "f").exists()
 
 
