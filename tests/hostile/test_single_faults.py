@@ -146,7 +146,7 @@ def test_numbers_that_do_not_fit_are_refused_at_once(place):
         with pytest.raises(ModelError, match=r"num_hidden_layers: expected a whole number from 1 to \d+, which is what its \d+ tensors"):
             sinkscope.load(place / "model")
     path.write_text(json.dumps(config | dict.fromkeys(("hidden_size", "intermediate_size"), 30 << 26)))
-    with pytest.raises(ModelError, match=r"config.json: expected sizes of which a network can be made, found hidden_size 2013265920, inter"):
+    with pytest.raises(ModelError, match=r"config.json: expected sizes of which a network can be made, found hidden_size 2013265920"):
         outline(str(place / "model"))
     assert time.process_time() - began < 4
 
