@@ -45,7 +45,7 @@ REFUSED = [
     (NUMBER, {"low": 0.9}, "low, high: expected an interval, found 0.9 to 0.75"),
     (HEAD, {"layer": "0"}, "layer: expected a whole number, found '0'"),
     (HEAD, {"head": -1}, "head: expected a whole number from 0 upwards, found -1"),
-    (HEAD, {"role": "lazy"}, "role: expected one of idle, broadcast, carrier, undecided, found 'lazy'"),
+    (HEAD, {"role": "lazy"}, "role: expected idle, broadcast, carrier or undecided, found 'lazy'"),
     (HEAD, {"lasting": 1.5}, "lasting: expected a share from 0 to 1, found 1.5"),
     (HEAD, {"place": float("nan")}, "place: expected a share from 0 to 1, found nan"),
     (HEAD, {"measured": {"kl.sink": 0.5}}, "measured['kl.sink']: expected Estimate, found 0.5"),

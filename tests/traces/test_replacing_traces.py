@@ -92,6 +92,20 @@ def test_a_kill_while_a_trace_is_moved_loses_none_of_it(recorded, monkeypatch, w
         assert not (recorded / MOVING).exists() and not (recorded / ASIDE).exists()
 
 
+def test_numbered_traces_that_a_killed_run_put_aside_are_brought_back(diffusion, tmp_path, monkeypatch):
+    with sinkscope.recording(diffusion, out=tmp_path / "out", numbered=True):
+        sinkscope.generate(diffusion, [5, 6, 7], **SHORT)
+    before = contents(tmp_path / "out")
+    killed_run(tmp_path / "out", monkeypatch)
+    assert {path.name for path in (tmp_path / "out").iterdir() if path.is_dir()} == {ASIDE}
+    stopped_run(tmp_path / "out")
+    assert contents(tmp_path / "out") == before
+    killed_run(tmp_path / "out", monkeypatch)
+    with sinkscope.recording(diffusion, out=tmp_path / "out", overwrite=True):
+        sinkscope.generate(diffusion, [5, 6, 7], **SHORT)
+    assert sinkscope.open_trace(tmp_path / "out").steps == 4 and not (tmp_path / "out" / ASIDE).exists()
+
+
 def test_where_a_trace_waits_is_said(recorded, monkeypatch, run, diffusion):
     aside = recorded / ASIDE
     killed_run(recorded, monkeypatch)

@@ -27,8 +27,7 @@ class SinkJump(Figure):
         jumping = [(one, jump) for one in subjects if (jump := one.highlights.jump) is not None]
         if not jumping:
             raise FigureError(f"no main sink{subjects[0].where} moves from one step to the next")
-        sheet = new_sheet(5.9 * len(jumping) if len(jumping) > 1 else WIDE, 5.6)
-        sheet.get_layout_engine().set(h_pad=0.12)
+        sheet = new_sheet(5.9 * len(jumping) if len(jumping) > 1 else WIDE, 5.6, apart=0.12)
         rows: list[tuple[Any, ...]] = []
         for part, (one, jump) in zip(sheet.subfigures(1, len(jumping), squeeze=False)[0], jumping, strict=True):
             rows += _draw(part, one, jump)

@@ -27,8 +27,7 @@ class QueryGroups(Figure):
         if not splitting:
             raise FigureError(_why_none(subjects))
         many, flashing = len(splitting) > 1, any(one.highlights.flash is not None for one, _ in splitting)
-        sheet = new_sheet(5.9 * len(splitting) if many else WIDE, 7.9 if flashing else 3.9)
-        sheet.get_layout_engine().set(h_pad=0.12)
+        sheet = new_sheet(5.9 * len(splitting) if many else WIDE, 7.9 if flashing else 3.9, apart=0.12)
         rows: list[tuple[Any, ...]] = []
         for part, (one, split) in zip(sheet.subfigures(1, len(splitting), squeeze=False)[0], splitting, strict=True):
             above, below = part.subfigures(2, 1, height_ratios=[1.25, 1]) if flashing else (part, None)

@@ -85,10 +85,16 @@ def import_matplotlib() -> Any:
     return matplotlib
 
 
-def new_sheet(width: float, height: float) -> "Sheet":
-    """Return an empty matplotlib figure, sized in inches, that pyplot does not manage."""
+def new_sheet(width: float, height: float, apart: float = 0.04167) -> "Sheet":
+    """Return an empty matplotlib figure that pyplot does not manage.
+
+    Args:
+        width, height, apart: in inches; the last is the room above and below each panel, matplotlib's unless more is needed.
+    """
     import_matplotlib()
-    return _sheets()(figsize=(width, height), layout="constrained")
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    return _sheets()(figsize=(width, height), layout=ConstrainedLayoutEngine(h_pad=apart))
 
 
 @functools.cache

@@ -9,7 +9,7 @@ from typing import Any
 from sinkscope.argument_types import checked
 from sinkscope.checksums import CHECKSUM, compare_checksum, with_checksum
 from sinkscope.counts import counted
-from sinkscope.documents import check_fields, describe, exists, read_json_object
+from sinkscope.documents import check_fields, exists, read_json_object
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.locks import made_folder
 from sinkscope.notebook_card import MOST_ROWS, card
@@ -58,8 +58,6 @@ class HeadRole:
     removable: bool | None
 
     def __post_init__(self) -> None:
-        if self.role not in ROLES:
-            raise CallError(f"role: expected one of {', '.join(ROLES)}, found {describe(self.role)}")
         for name, value in (("layer", self.layer), ("head", self.head), ("substitutes_at_least", self.substitutes_at_least)):
             if value < 0:
                 raise CallError(f"{name}: expected a whole number from 0 upwards, found {value}")

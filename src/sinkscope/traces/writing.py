@@ -162,7 +162,8 @@ def _holds_trace(folder: Path, overwrite: bool | None) -> bool:
         raise TraceError(f"{folder} cannot be made ({error.strerror}); choose another folder") from error
     if found is None:
         return False
-    inner = [one / MANIFEST for one in files_in(folder, "*", TraceError) if one.is_dir()]
+    holding = [one for one in (folder, folder / ASIDE, folder / MOVING) if one.is_dir()]  # a killed run may have left the last two
+    inner = [one / MANIFEST for within in holding for one in files_in(within, "*", TraceError) if one.is_dir()]
     recorded = any(_is_recording(path) for path in (folder / MANIFEST, *inner))
     if not recorded and not any(_is_drift(folder / within / DRIFT) for within in ("", ASIDE, MOVING)):
         raise CallError(f"{folder} already holds files ({found} …); choose another folder or delete this one")
