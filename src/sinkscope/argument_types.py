@@ -39,6 +39,8 @@ LARGEST = 1 << 63
 """Whole numbers from here on stand for no number that is measured."""
 LONGEST_PATH, LONGEST_NAME = 4096, 255
 """Bytes that a path, and a name in it, can have."""
+DEEPEST_PATH = 256
+"""Names that a path can have: Python makes folders by recursion."""
 _LISTS = (Sequence, Collection, list, tuple, Set, set, frozenset)
 
 
@@ -148,7 +150,11 @@ def check_argument(name: str, value: Any, hint: Any) -> None:
         CallError: such a value, at any depth.
     """
     if isinstance(value, str | Path) and Path in _parts(hint) and not _may_be_path(str(value)):
-        limit = f" of at most {LONGEST_PATH} bytes, {LONGEST_NAME} for a name" if len(str(value)) > LONGEST_NAME else ""
+        limit = (
+            f" of at most {LONGEST_PATH} bytes and {DEEPEST_PATH} names, {LONGEST_NAME} bytes each"
+            if len(str(value)) > LONGEST_NAME
+            else ""
+        )
         raise CallError(f"{name}: expected a path{limit}, found {in_words(str(value)) if str(value) else 'an empty text'}")
     if fits(value, hint):
         return
@@ -286,7 +292,8 @@ def _may_be_path(text: str) -> bool:
         name = os.fsencode(text)
     except UnicodeEncodeError:
         return False
-    return b"\0" not in name and 0 < len(name) < LONGEST_PATH and max(map(len, name.split(b"/"))) <= LONGEST_NAME
+    names = name.split(b"/")
+    return b"\0" not in name and 0 < len(name) < LONGEST_PATH and max(map(len, names)) <= LONGEST_NAME and len(names) <= DEEPEST_PATH
 
 
 def _parts(hint: Any) -> tuple[Any, ...]:

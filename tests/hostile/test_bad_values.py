@@ -30,7 +30,7 @@ NUMBERS = [
 ]
 PATHS = [
     "", "\udcff", "/dev/null/x", "/proc/self/mem", "/proc/1/x", "x" * 300, "a\nb/c", "/", "~nosuchuser/x", "{loop}", "{loop}/x", "{fifo}",
-    "{file}/x", "{zero}", "/sys/kernel/x", "x" * 5000, "x.npy/",
+    "{file}/x", "{zero}", "/sys/kernel/x", "x" * 5000, "x.npy/", "{out}/" + "a/" * 1500,
 ]  # fmt: skip
 DEVICES = ["meta", "hpu", "foo", "cuda", "cuda:99", "cuda:x", "cpu:0:0", "", "mps", "xla", "\udcff", "c" * 5000]
 RULES = [

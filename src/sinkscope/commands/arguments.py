@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from tyro.conf import FlagConversionOff, Positional, UseAppendAction
 
+from sinkscope.argument_types import check_argument
 from sinkscope.commands.bounds import metadata_in, types_in
 from sinkscope.commands.command import Command
 from sinkscope.errors import CallError
@@ -156,8 +157,8 @@ def _check_value(flag: _Flag, value: str) -> None:
         _check_number(flag, value, float, "a number")
     elif int in flag.types:
         _check_number(flag, value, int, "a whole number")
-    elif Path in flag.types and not value:
-        raise CallError(f"{flag.name if flag.name.startswith('--') else 'the folder'}: expected a path, found an empty text")
+    elif Path in flag.types:
+        check_argument(flag.name if flag.name.startswith("--") else "the folder", value, Path | str)
 
 
 def _check_number(flag: _Flag, value: str, kind: type, expected: str) -> None:
