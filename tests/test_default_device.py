@@ -53,3 +53,11 @@ def test_a_likelihood(diffusion, method):
     expected = log_likelihood(diffusion, PROMPTS[0], " 3", method=method, samples=8)
     with torch.device("meta"):
         assert log_likelihood(diffusion, PROMPTS[0], " 3", method=method, samples=8) == expected
+
+
+def test_a_model_is_loaded_onto_its_own_device():
+    with torch.device("meta"):
+        model = sinkscope.load("lab-diffusion")
+    assert {one.device.type for one in (*model.network.parameters(), *model.network.buffers())} == {"cpu"}
+    found, expected = (sinkscope.generate(one, PROMPTS[0], length=8).text for one in (model, sinkscope.load("lab-diffusion")))
+    assert found == expected

@@ -7,6 +7,7 @@ is made, a second process is refused at once, and the file is removed at the end
 
 import contextlib
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,8 @@ from sinkscope.errors import CallError, SinkscopeError
 
 CLAIM = ".claim"
 """Name of the lock in a folder that is being written."""
+UNMOVED = ".unmoved"
+"""Name of the folder, within a new folder, for what is not whole yet."""
 Failure = type[SinkscopeError]
 
 
@@ -42,6 +45,41 @@ def claimed_file(path: Path, failure: Failure) -> Iterator[None]:
     """
     with made_folder(path.parent, failure, str(path)), _held(path.with_name(f".{path.name}{CLAIM}"), str(path), failure):
         yield
+
+
+@contextmanager
+def new_folder(folder: Path, failure: Failure, purpose: str, *last: str) -> Iterator[Path]:
+    """Give a place within a new or empty folder; what is written there moves into the folder when the body ends, or is removed.
+
+    What a killed process has left in such a place is removed.
+
+    Args:
+        purpose: what the folder is for, such as ``the folded model``.
+        last: names of the files that move last, because readers take a folder that has them for whole.
+
+    Raises:
+        CallError: the folder holds something, or there is a file on the way.
+        failure: it cannot be written, or another process writes into it.
+    """
+    with claimed_folder(folder, failure):
+        folder = folder.absolute()  # the body may change the current folder
+        if held := [name for name in names_in(folder) if name != UNMOVED]:
+            raise CallError(f"{folder}: expected a new or empty folder for {purpose}, found something there ({held[0]}); choose another")
+        place = folder / UNMOVED
+        try:
+            shutil.rmtree(place, ignore_errors=True)
+            place.mkdir()
+            yield place
+            for name in sorted(names_in(place), key=lambda name: last.index(name) if name in last else -1):
+                (place / name).rename(folder / name)
+            place.rmdir()
+        except BaseException as error:
+            shutil.rmtree(place, ignore_errors=True)
+            if isinstance(error, OSError):
+                raise failure(f"{folder} cannot be written ({_reason(error)}); make room or choose another folder") from error
+            if isinstance(error, failure):
+                raise failure(str(error).replace(str(place), str(folder))) from error
+            raise
 
 
 def names_in(folder: Path) -> list[str]:

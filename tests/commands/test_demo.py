@@ -44,6 +44,24 @@ def test_the_demo_can_be_made_again_where_that_is_said(tmp_path, monkeypatch):
         run_demo(tmp_path, problems=1, length=8, block=8, overwrite=True)
 
 
+def test_a_demo_that_was_ended_early_is_made_anew(tmp_path, monkeypatch):
+    def ends(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sinkscope.figures.draw_figures", ends)
+    with pytest.raises(KeyboardInterrupt):
+        run_demo(tmp_path, problems=1, length=8, block=8, say=lambda _: None)
+    monkeypatch.setattr("sinkscope.figures.draw_figures", lambda *_, **__: [])
+    with pytest.raises(CallError, match="already holds a demo; choose another folder, or replace it: --overwrite"):
+        run_demo(tmp_path, problems=1, length=8, block=8)
+    run_demo(tmp_path, problems=1, length=8, block=8, overwrite=True, say=lambda _: None)
+    assert (tmp_path / "explorer.html").exists()
+    (tmp_path / "explorer.html").unlink()
+    (tmp_path / "mine.txt").write_text("keep me")
+    with pytest.raises(CallError, match="already holds files"):
+        run_demo(tmp_path, problems=1, length=8, block=8, overwrite=True)
+
+
 def test_a_folder_in_use_and_a_wrong_count_are_refused(tmp_path):
     (tmp_path / "mine.txt").write_text("keep me")
     with pytest.raises(CallError, match=r"mine\.txt|holds"):

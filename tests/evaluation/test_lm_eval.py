@@ -327,6 +327,18 @@ def test_the_command_line_knows_our_tasks_and_reports_in_one_line(monkeypatch, c
     assert capsys.readouterr().err == ("" if error is None else f"sinkscope: error: {error}\n")
 
 
+@pytest.mark.parametrize(("asked", "found"), [(["--tasks", "nosuch"], "'nosuch'"), ([], "none")])
+def test_a_task_that_nobody_knows_is_an_error_of_ours(monkeypatch, capfd, asked, found):
+    from sinkscope.evaluation import lm_eval as ours
+
+    monkeypatch.setattr(sys, "argv", ["lm_eval", "--model", "sinkscope", "--model_args", "pretrained=lab-diffusion", *asked])
+    with pytest.raises(SystemExit) as stop:
+        ours.main()
+    assert stop.value.code == 2
+    message = f"sinkscope: error: --tasks: expected tasks that `lm-eval ls tasks` lists, or ours, found {found}\n"
+    assert capfd.readouterr().err.endswith(message)
+
+
 @pytest.mark.parametrize("argv", [["--device", "cpu"], ["--device=cpu"], ["--config", "run.yaml"], ["ls", "tasks"]])
 def test_a_device_is_chosen_only_where_none_is(monkeypatch, argv):
     import lm_eval.__main__

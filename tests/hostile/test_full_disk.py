@@ -17,6 +17,7 @@ WRITERS |= {
     **{name: ["export", "{trace}", "--to", name, "--out", "{out}"] for name in ("numpy", "zarr", "parquet", "xarray")},
 }
 WHOLE = {"results.json", "roles.json", "index.html", "config.json", "model.safetensors", "report.html"}
+WHOLE_OR_NOTHING = {"fold", "convert", "bundle"}
 LARGEST = 200
 """Bytes that a file may have here: enough for the message on standard error, and for nothing else."""
 TIMES = 24
@@ -36,6 +37,8 @@ def test_a_full_disk(place, tally, name):
     for largest in [LARGEST, *(max(LARGEST, size - TIMES) for size in sizes if size > LARGEST)][:12]:
         outcome = trial.run(*words, cwd=place, largest_file=largest)
         tally.judge(f"{name} with files of {largest} bytes", outcome)
+        if outcome.status and name in WHOLE_OR_NOTHING and {*place.iterdir()} != before:
+            tally.blame(f"{name} with files of {largest} bytes: left a folder")
         for path in written(place, before) if outcome.status else ():
             if (path.name in WHOLE and path.stat().st_size) or path.parent == place:
                 tally.blame(f"{name} with files of {largest} bytes: left {path.relative_to(place)}")

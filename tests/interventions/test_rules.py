@@ -358,3 +358,9 @@ def test_a_rule_has_one_text_whatever_way_it_is_written(text):
 @pytest.mark.parametrize("text", TEXTS)
 def test_the_one_text_of_a_rule_stands_for_the_same_rule(text):
     assert parse_rule(canonical_rule(text)) == parse_rule(text)
+
+
+def test_rules_that_no_run_could_take_are_refused_by_their_number():
+    assert len(split_rules(",".join(f"top:{k}" for k in range(1, 1001)))) == 1000
+    with pytest.raises(CallError, match="rules: expected at most 1,000, found 20,000; divide them over several runs"):
+        split_rules(",".join(f"top:{k}" for k in range(1, 20001)))

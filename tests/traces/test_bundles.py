@@ -180,7 +180,7 @@ def test_what_was_hidden_is_named_by_its_rules_wherever_it_is_shown(tmp_path, di
 def test_what_cannot_be_bundled(folder, tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").write_text("x")
-    with pytest.raises(CallError, match=r"already holds files \(mine.txt"):
+    with pytest.raises(CallError, match=r"expected a new or empty folder for the bundle, found something there \(mine.txt"):
         write_bundle(open_trace(folder), tmp_path / "full")
     with pytest.raises(CallError, match="precision: expected float32 or float16, found 'int8'"):
         write_bundle(open_trace(folder), tmp_path / "b", precision="int8")
@@ -220,7 +220,7 @@ def test_the_command(folder, tmp_path, run):
     status, _, err = run("bundle", folder)
     assert status == 2 and "expected --out FOLDER to write a bundle, or --check" in err
     status, _, err = run("bundle", folder, "--out", tmp_path / "b")
-    assert status == 2 and "already holds" in err
+    assert status == 2 and "expected a new or empty folder for the bundle, found something there (README.md)" in err
 
 
 def test_stored_maps_travel_with_the_trace(folder, tmp_path):

@@ -10,7 +10,8 @@ from sinkscope.commands.bounds import Tokens
 from sinkscope.commands.command import Command, Overwrite
 from sinkscope.commands.output import note
 from sinkscope.errors import CallError, TraceError
-from sinkscope.locks import claimed_folder
+from sinkscope.locks import claimed_folder, names_in
+from sinkscope.work_items import UNFINISHED
 
 OPERATIONS = 3
 EXPLORER = "explorer.html"
@@ -83,11 +84,10 @@ def run_demo(
     rows = [{"number": index, **problem_prompt("lab-arith", index)} for index in long[:problems]]
     LLaDASettings(length=length, steps=length, block=block)  # settings that do not fit are refused before anything is written
     with claimed_folder(out, TraceError):
-        if (out / "traces").is_dir() and (out / EXPLORER).exists():
-            if not overwrite:
-                raise CallError(f"{out} already holds a demo; choose another folder, or replace it: --overwrite")
-        else:
+        if not _holds_demo(out):
             claim_folder(out, overwrite=None)
+        elif not overwrite:
+            raise CallError(f"{out} already holds a demo; choose another folder, or replace it: --overwrite")
         started = time.monotonic()
         traces, movement = [], []
         for name, sampler in MODELS.items():
@@ -116,6 +116,17 @@ def run_demo(
         explore(traces).write_page(out / EXPLORER)
         say(f"{time.monotonic() - started:.0f} s; the pages, the figures and the traces are in {out}")
         return page
+
+
+def _holds_demo(out: Path) -> bool:
+    """Return whether a folder holds a demo, or what one that was ended early has left there."""
+    from sinkscope.figures.page import REPORT
+
+    if not (out / "traces").is_dir():
+        return False
+    of_a_demo = {"traces", "figures", REPORT}
+    ended_early = all(name in of_a_demo or name.endswith(UNFINISHED) for name in names_in(out)) and {*names_in(out / "traces")} <= {*MODELS}
+    return (out / EXPLORER).exists() or ended_early
 
 
 def movement_of(trace: Any) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import ast
 import builtins
 import functools
 import keyword
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -144,7 +145,8 @@ def separate_tests(row: Row) -> str | None:
 
 def _parsed(source: str) -> ast.Module | None:
     try:
-        return ast.parse(source)
+        with warnings.catch_warnings(action="ignore"):  # of escapes such as \d
+            return ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two where it is nested deeply
         return None
 

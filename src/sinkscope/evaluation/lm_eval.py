@@ -296,6 +296,12 @@ def main() -> None:
     except SinkscopeError as error:
         print(f"sinkscope: error: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, CallError) else 1)
+    except ValueError as error:
+        if not (found := re.match("(Tasks not found|No tasks specified)(?:: (.*))?", str(error))):
+            raise
+        named = shown(found[2]) if found[2] else "none"
+        print(f"sinkscope: error: --tasks: expected tasks that `lm-eval ls tasks` lists, or ours, found {named}", file=sys.stderr)
+        sys.exit(2)
     finally:
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()

@@ -23,6 +23,9 @@ from sinkscope.sinks.followed_columns import Followed
 from sinkscope.traces import Trace
 from sinkscope.traces.format import write_whole
 
+REPORT = "report.html"
+"""Name of the page in a folder."""
+
 
 @checked
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ def write_page(
     """Write a self-contained page about traces.
 
     Args:
-        out: an ``.html`` file, or a folder, which gets a ``report.html``.
+        out: an ``.html`` file, or a folder, which gets a `REPORT`.
         figures: what `draw_figures` returned; the PNG files among them are embedded with their captions.
         tables: further tables, before the figures.
         excess: ε of Eq. 3, in queries' worth.
@@ -81,7 +84,7 @@ def write_page(
     if other := next((one for one in figures if Path(one).suffix not in (".png", ".pdf", ".csv")), None):
         raise CallError(f"figures: expected files that draw_figures wrote (.png, .pdf, .csv), found {other}")
     shown = [Path(one) for one in figures if Path(one).suffix == ".png"]
-    path = Path(out) if Path(out).suffix == ".html" else Path(out) / "report.html"
+    path = Path(out) if Path(out).suffix == ".html" else Path(out) / REPORT
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(thousands=_thousands, percent=_percent, decimals=_decimals, interval=_interval)
     template = environment.from_string((files("sinkscope.figures") / "page.html").read_text(encoding="utf-8"))

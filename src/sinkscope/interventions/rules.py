@@ -23,6 +23,7 @@ ENTRY_POINTS = "sinkscope.interventions"
 NOTHING = "none"
 MOST = 1 << 20
 """Bound of the layers, steps, keys and queries that a rule names."""
+MOST_RULES = 1000
 LISTS = ("layers", "steps", "keys", "queries", "heads")
 
 
@@ -90,6 +91,9 @@ def split_rules(text: str) -> list[str]:
     """Return rules separated by commas, each once and with its options: ``none,top:1@current,last_row`` has two.
 
     A piece belongs to the options of the rule before it unless it begins a rule itself.
+
+    Raises:
+        CallError: more than `MOST_RULES`.
     """
     rules: list[str] = []
     for piece in filter(None, map(str.strip, text.split(","))):
@@ -98,6 +102,8 @@ def split_rules(text: str) -> list[str]:
             rules[-1] += f",{piece}"
         else:
             rules.append(piece)
+    if len(rules) > MOST_RULES:
+        raise CallError(f"rules: expected at most {MOST_RULES:,}, found {len(rules):,}; divide them over several runs")
     return list(dict.fromkeys(rules))
 
 

@@ -16,12 +16,12 @@ from sinkscope.argument_types import checked
 from sinkscope.checksums import sealed
 from sinkscope.documents import read_json_object
 from sinkscope.errors import CallError, ModelError
-from sinkscope.locks import claimed_folder, names_in
+from sinkscope.locks import new_folder
 from sinkscope.models.folders import find_folder, read_config
 from sinkscope.models.loading import load
 from sinkscope.models.sink_token.stream import constant_keys
 from sinkscope.models.sink_token.variant import KEY, SinkToken
-from sinkscope.models.tokenization import TEMPLATES, template_files
+from sinkscope.models.tokenization import template_files
 from sinkscope.work_items import write_whole
 
 EMBEDDING, KEYS, VALUES = (f"model.sink_token.{name}" for name in ("embedding", "keys", "values"))
@@ -40,9 +40,7 @@ def fold(name: str, out: Path) -> Path:
         CallError: the model has no trained sink token, or a folded one, or the folder holds something.
         ModelError: the model cannot be loaded.
     """
-    with claimed_folder(out, ModelError):
-        if names_in(out):
-            raise CallError(f"{out}: expected a new or empty folder for the folded model, found something there; choose another")
+    with new_folder(out, ModelError, "the folded model", "config.json") as place:
         folder = find_folder(name)
         network = load(folder, dtype=torch.float32).network
         variant = _foldable(network, name)
@@ -53,15 +51,15 @@ def fold(name: str, out: Path) -> Path:
             raise ModelError(
                 f"{name}: expected finite keys and values of its sink tokens, found NaN or infinite ones; its weights are too large"
             )
-        _write(folder, out, dataclasses.replace(variant, folded=True), constants)
+        _write(folder, place, dataclasses.replace(variant, folded=True), constants)
     return out
 
 
 def _write(folder: Path, out: Path, variant: SinkToken, constants: dict[str, torch.Tensor]) -> None:
-    """Write the folded model, its config.json last: without it, a folder is no model.
+    """Write the folded model.
 
     Raises:
-        ModelError: no permission, no space.
+        ModelError, OSError: no permission, no space.
     """
     from safetensors.torch import load_file, save
 
@@ -78,24 +76,13 @@ def _write(folder: Path, out: Path, variant: SinkToken, constants: dict[str, tor
         written[INDEX] = [f"{json.dumps(index, indent=2)}\n".encode()]
     config = read_config(folder) | {KEY: variant.as_config()}
     written["config.json"] = [f"{json.dumps(config, indent=2)}\n".encode()]
-    made: list[Path] = []
-    try:
-        files = [path for path in sorted(folder.iterdir()) if path.is_file() and path.name not in written]
-        for path in [*files, *(one for one in template_files(folder) if one not in files)]:
-            made.append(out / path.relative_to(folder))
-            made[-1].parent.mkdir(exist_ok=True)
-            shutil.copy(path, made[-1])
-        for file, pieces in written.items():
-            made.append(out / file)
-            write_whole(out / file, pieces, ModelError, "make room or choose another folder")
-    except BaseException as error:
-        for path in made:
-            path.unlink(missing_ok=True)
-        if (out / TEMPLATES).exists():
-            (out / TEMPLATES).rmdir()
-        if isinstance(error, OSError):
-            raise ModelError(f"{out} cannot be written ({error.strerror or error}); make room or choose another folder") from error
-        raise
+    files = [path for path in sorted(folder.iterdir()) if path.is_file() and path.name not in written]
+    for path in [*files, *(one for one in template_files(folder) if one not in files)]:
+        copy = out / path.relative_to(folder)
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copy(path, copy)
+    for file, pieces in written.items():
+        write_whole(out / file, pieces, ModelError, "make room or choose another folder")
 
 
 def _foldable(network: Any, name: str) -> SinkToken:

@@ -233,7 +233,7 @@ def _network(
 
     layout, used = converted.layout, None
     try:
-        with quiet():
+        with quiet(), torch.device("cpu"):  # whatever torch's default is, such as meta
             kind, asked = with_sink(network_class(converted), build_config(converted), variant)
             used = match_tensors(tensors, stored_shapes_of(kind, asked), layout, config["model_type"], folder)
             network, report = kind.from_pretrained(

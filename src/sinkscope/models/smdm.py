@@ -22,14 +22,14 @@ from sinkscope.argument_types import checked
 from sinkscope.checksums import sealed
 from sinkscope.documents import check_regular, exists
 from sinkscope.errors import CallError, ModelError
-from sinkscope.locks import claimed_folder, names_in
+from sinkscope.locks import new_folder
 from sinkscope.models.families import FAMILIES
 from sinkscope.models.fetched_files import NOT_FETCHED, is_pointer
 from sinkscope.models.folders import read_config
 from sinkscope.models.layouts import MARK
 from sinkscope.models.loading import quiet
 from sinkscope.models.sink_token import KEY, SinkToken, check_token_id, split_config
-from sinkscope.models.tokenization import ADDED, CORE, PIECES, SETTINGS, SPECIAL, TEMPLATES, load_tokenizer, template_files
+from sinkscope.models.tokenization import ADDED, CORE, PIECES, SETTINGS, SPECIAL, load_tokenizer, template_files
 from sinkscope.models.weights import DTYPES
 from sinkscope.work_items import write_whole
 
@@ -74,39 +74,28 @@ def convert(file: Path, out: Path, *, tokenizer: Path, heads: int | None = None)
         check_regular(path, ModelError, "fetch the tokenizer again")
     if heads is not None and heads < 1:
         raise CallError(f"--heads: expected a whole number from 1 upwards, found {heads}")
-    with claimed_folder(out, ModelError):
-        if names_in(out):
-            raise CallError(f"{out}: expected a new or empty folder for the converted model, found something there; choose another")
+    with new_folder(out, ModelError, "the converted model", "config.json") as place:
         config, tensors = convert_weights(read_tensors(file), str(file), heads)
         _check_tokenizer(tokenizer, config, file)
-        _write(out, config, tensors, tokenizer)
+        _write(place, config, tensors, tokenizer)
     return out
 
 
 def _write(out: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], tokenizer: Path) -> None:
-    """Write the converted model, its config.json last: without it, a folder is no model.
+    """Write the converted model.
 
     Raises:
-        ModelError: no permission, no space.
+        ModelError, OSError: no permission, no space.
     """
     from safetensors.torch import save
 
-    copied = [out / path.relative_to(tokenizer) for path in _tokenizer_files(tokenizer)]
-    try:
-        for path in copied:
-            path.parent.mkdir(exist_ok=True)
-            shutil.copy(tokenizer / path.relative_to(out), path)
-        content = sealed(save({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, metadata={"format": "pt"}))
-        for name, pieces in (("model.safetensors", content), ("config.json", [f"{json.dumps(config, indent=2)}\n".encode()])):
-            write_whole(out / name, pieces, ModelError, "make room or choose another folder")
-    except BaseException as error:
-        for path in (*copied, out / "model.safetensors", out / "config.json"):
-            path.unlink(missing_ok=True)
-        if (out / TEMPLATES).exists():
-            (out / TEMPLATES).rmdir()
-        if isinstance(error, OSError):
-            raise ModelError(f"{out} cannot be written ({error.strerror or error}); make room or choose another folder") from error
-        raise
+    for path in _tokenizer_files(tokenizer):
+        copy = out / path.relative_to(tokenizer)
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copy(path, copy)
+    content = sealed(save({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, metadata={"format": "pt"}))
+    for name, pieces in (("model.safetensors", content), ("config.json", [f"{json.dumps(config, indent=2)}\n".encode()])):
+        write_whole(out / name, pieces, ModelError, "make room or choose another folder")
 
 
 def _tokenizer_files(folder: Path) -> list[Path]:

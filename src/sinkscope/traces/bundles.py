@@ -19,12 +19,11 @@ from sinkscope.checksums import CHECKSUM, compare_checksum, compare_file, with_c
 from sinkscope.counts import counted
 from sinkscope.documents import check_fields, exists, printable, read_bytes, read_json_object
 from sinkscope.errors import CallError, TraceError
-from sinkscope.locks import claimed_folder
+from sinkscope.locks import new_folder
 from sinkscope.traces.format import BUNDLE, MANIFEST, hidden_rules, write_manifest, write_whole
 from sinkscope.traces.part_files import write_part
 from sinkscope.traces.reading import Trace, open_trace
 from sinkscope.traces.stored_maps import MAP, stored_map
-from sinkscope.traces.writing import claim_folder
 
 CARD, PAGE = "README.md", "page.html"
 Precision = Literal["float32", "float16"]
@@ -64,24 +63,23 @@ def write_bundle(
     listed_files = [entry["file"] for entry in trace.manifest["parts"]]
     if listed_files != [part.path.name for part in trace.parts]:
         raise TraceError(f"{trace.folder}: expected each part once in {MANIFEST}, found {len(listed_files)} of {len(trace.parts)} there")
-    with claimed_folder(folder, TraceError):
-        claim_folder(folder, overwrite=None)
+    with new_folder(folder, TraceError, "the bundle", MANIFEST, BUNDLE) as place:
         made_of = hashlib.sha256(read_bytes(trace.place / MANIFEST, TraceError)).hexdigest()
         earlier = _earlier_errors(trace)
         entries, errors = [], {}
         for part, listed in zip(trace.parts, trace.manifest["parts"], strict=True):
             steps = [_step(trace, step, precision, errors) for step in range(part.first_step, part.first_step + part.steps)]
-            sha256 = write_part(folder / part.path.name, steps, {"first_step": str(part.first_step), "steps": str(part.steps)})
+            sha256 = write_part(place / part.path.name, steps, {"first_step": str(part.first_step), "steps": str(part.steps)})
             entries.append({**listed, "file": part.path.name, "sha256": sha256})
         errors = {name: earlier.get(name, 0.0) + errors.get(name, 0.0) for name in errors | earlier}
-        write_whole(folder / CARD, _card(trace, precision, errors).encode())
+        write_whole(place / CARD, _card(trace, precision, errors).encode())
         if page_bytes is not None:
-            write_whole(folder / PAGE, page_bytes)
-        maps = [_copy_map(trace, tuple(place), folder) for place in trace.manifest.get("maps") or ()]
+            write_whole(place / PAGE, page_bytes)
+        maps = [_copy_map(trace, tuple(one), place) for one in trace.manifest.get("maps") or ()]
         manifest = {key: value for key, value in trace.manifest.items() if key != CHECKSUM}
-        write_manifest(folder, {**manifest, "parts": entries})  # behind the rest: until then, no trace
+        write_manifest(place, {**manifest, "parts": entries})
         names = [MANIFEST, CARD, *([] if page_bytes is None else [PAGE]), *(entry["file"] for entry in entries), *maps]
-        files = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names}
+        files = {name: hashlib.sha256((place / name).read_bytes()).hexdigest() for name in names}
         about = {
             "bundle": 1,
             "precision": precision,
@@ -90,7 +88,7 @@ def write_bundle(
             "made_by": {"sinkscope": version("sinkscope"), "command": command},
             "largest_error": {name: float(error) for name, error in sorted(errors.items())},
         }
-        write_whole(folder / BUNDLE, (json.dumps(with_checksum(about), indent=1) + "\n").encode())
+        write_whole(place / BUNDLE, (json.dumps(with_checksum(about), indent=1) + "\n").encode())
     return folder
 
 

@@ -24,6 +24,7 @@ from sinkscope.roles.head_roles import Roles
 from sinkscope.traces import Trace
 from sinkscope.traces.format import hidden_rules, write_whole
 from sinkscope.traces.reading import as_trace, expect_steps
+from sinkscope.work_items import UNFINISHED
 
 SCRIPTS = ("data", "selection", "drawing", "heads_view", "trace_view", "charts", "difference", "attention_map", "explorer")
 HIGHEST = 1 << 16
@@ -134,8 +135,9 @@ class Explorer:
         """
         folder = Path(folder)
         with claimed_folder(folder, TraceError):
-            if foreign := {*names_in(folder)} - {"index.html", "data"}:
-                raise CallError(f"{folder} holds files of something else ({min(foreign)} …); choose another folder or an empty one")
+            foreign = [name for name in names_in(folder) if name not in ("index.html", "data") and not name.endswith(UNFINISHED)]
+            if foreign:
+                raise CallError(f"{folder} holds files of something else ({foreign[0]} …); choose another folder or an empty one")
             check_page(folder / "index.html")
             make_folder(folder / "data")
             for name, content in self.tiles.content.items():
