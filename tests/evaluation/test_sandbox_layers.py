@@ -182,7 +182,7 @@ def test_killing_the_supervisor_is_a_failure():
     result = run_program("import os\nos.kill(os.getppid(), 9)\nimport time\ntime.sleep(60)", without=SIGNALS, timeout_s=20)
     assert (result.passed, result.reason) == (
         False,
-        "the sandbox ended without a verdict: the program broke it, or is too large to compile",
+        "the sandbox ended without a verdict: the program broke it, or is too large to compile or to compare",
     )
 
 
@@ -255,3 +255,42 @@ else:
     if said == "no namespaces here\n":
         pytest.skip("this system grants no namespaces")
     assert said == "the mounts are still those of the system True\n"
+
+
+SLOW_TO_COMPARE = """
+import sys, time
+packed = ["set", [["int", format(((1 << 61) - 1) * factor, "x")] for factor in range(150_000)]]  # whose hashes are all 0
+sys.modules["sinkscope.evaluation.sandbox.confined"].pack = lambda value: packed
+time.sleep({seconds})
+value = 5
+assert value == {{1}}
+"""
+
+
+@pytest.mark.parametrize("seconds", [0, 9.5])
+def test_what_a_comparison_takes_counts(seconds):
+    result = run_program(SLOW_TO_COMPARE.format(seconds=seconds), timeout_s=1.0)
+    assert not result.passed
+    assert result.reason == "the sandbox ended without a verdict: the program broke it, or is too large to compile or to compare"
+
+
+BUSY = """
+import signal, time
+signal.signal(signal.SIGXCPU, signal.SIG_IGN)
+def f():
+    end = time.process_time() + {seconds}
+    while time.process_time() < end: pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "more"),
+    [
+        (f"{BUSY.format(seconds=1.7)}f()", {}),
+        ("def f(): pass", {"tests": f"{BUSY.format(seconds=60)}f()", "function": "f"}),
+        (BUSY.format(seconds=0.8), {"tests": f"f()\n{BUSY.format(seconds=0.8)}f()", "function": "f"}),
+    ],
+    ids=["a program", "tests", "both together"],
+)
+def test_processes_share_one_limit_of_processor_time(program, more):
+    assert run_program(program, timeout_s=1.0, **more).reason.startswith("used more than 1 s of CPU")

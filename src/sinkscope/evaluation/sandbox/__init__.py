@@ -79,7 +79,8 @@ def run_program(
         tests: Python that runs after it in another process. Of the program only ``function`` is there; calling it asks the program's
             process, and arguments and results travel as plain data.
         function: the name of the one function of the program that ``tests`` call.
-        timeout_s: seconds of CPU time, rounded up; ten times as many by the clock, for programs that wait.
+        timeout_s: seconds of CPU time, rounded up, of the program, its tests and the comparisons together; ten times as many by the
+            clock, for programs that wait.
         memory_mb: megabytes of address space, at least 64.
         without: measures to leave out, to test what the others prevent: ``namespaces``, ``own root``, ``other user``,
             ``landlock``, ``seccomp``, ``process limit``, ….
@@ -114,7 +115,7 @@ def run_program(
         raise _did_not_start(re.sub(r"^\w+: \[Errno \d+\] ", "", said[0]))  # the system's words, without Python's
     not_enforced = tuple(lines[0]["not_enforced"])
     if len(lines) < 2 or lines[1].get("nonce") != nonce:
-        reason = "the sandbox ended without a verdict: the program broke it, or is too large to compile"
+        reason = "the sandbox ended without a verdict: the program broke it, or is too large to compile or to compare"
         if status == -signal.SIGXCPU & 0xFF:
             reason = f"used more than {ceil(timeout_s)} s of CPU to compile it or to compare its values"
         return ProgramResult(False, reason, "", not_enforced)

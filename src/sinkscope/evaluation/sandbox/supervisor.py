@@ -19,7 +19,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
@@ -31,6 +31,7 @@ REPLY_BYTES = 4 << 20
 OUTPUT_BYTES = 2000
 STARTING_S = 30.0
 TICK_S = 0.1
+LATE_S = 0.25  # so that the system's own limit comes first
 ENDING_S = 0.005  # between two looks at a process that has closed its pipe, and ends as a rule at once
 _PLACE = {"lineno": 1, "col_offset": 0, "end_lineno": 1, "end_col_offset": 0}
 _FUTURE = 0
@@ -47,10 +48,19 @@ class TestsNeedTheProgram(Exception):
 
 
 class Clock:
-    """A limit of time by the clock. Time in which this process itself gets no turn (a paused or overloaded machine) does not count."""
+    """The limits of a job: time by the clock, and processor time that its processes and this one spend together.
 
-    def __init__(self, seconds: float) -> None:
+    Time by the clock in which this process itself gets no turn (a paused or overloaded machine) does not count.
+
+    Args:
+        seconds: by the clock.
+        cpu_s: seconds of processor time.
+        processes: the ids of the job's processes.
+    """
+
+    def __init__(self, seconds: float, cpu_s: float = float("inf"), processes: Sequence[int] = ()) -> None:
         self.seconds = self.left = seconds
+        self.cpu_s, self.processes = cpu_s, processes
 
     def wait(self, reading: list[int], writing: list[int]) -> None:
         """Wait until a pipe is ready.
@@ -69,10 +79,38 @@ class Clock:
         """
         if self.left <= 0:
             raise ProgramFailed(f"ran past {self.seconds:g} s by the clock")
+        self._processor_left()
         began = time.monotonic()
         ready = any(select.select(reading, writing, [], min(self.left, seconds)))
         self.left -= min(time.monotonic() - began, seconds)
         return ready
+
+    def limit_own(self) -> None:
+        """Let the system end this process where what it does next, such as comparing values, takes a second longer than is left.
+
+        Raises:
+            ProgramFailed: there is no time left.
+        """
+        used, left = time.process_time(), min(self._processor_left(), self.left)
+        seconds = int(max(used + 1, used + left))
+        if self.processes and seconds < resource.getrlimit(resource.RLIMIT_CPU)[1]:
+            resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+
+    def _processor_left(self) -> float:
+        if not self.processes:
+            return self.cpu_s
+        left = self.cpu_s - time.process_time() - sum(map(_processor_time, self.processes))
+        if left < -LATE_S:
+            raise ProgramFailed(f"used more than {self.cpu_s:g} s of CPU")
+        return left
+
+
+def _processor_time(process: int) -> float:
+    """Return the seconds of processor time that another process has used; 0 for one that has ended."""
+    try:
+        return time.clock_gettime(~process << 3 | 2)  # Linux's number for the processor clock of a process
+    except OSError:
+        return 0.0
 
 
 def main(box: str, memory_mb: str, cpu_s: str, clock_s: str, tested_apart: str, without: str) -> None:
@@ -94,7 +132,7 @@ def main(box: str, memory_mb: str, cpu_s: str, clock_s: str, tested_apart: str, 
     isolation.attempt("own memory limit", set_limit, resource.RLIMIT_AS, 1 << 30)  # it reads and compiles a stranger's text
     isolation.attempt("own time limit", set_limit, resource.RLIMIT_CPU, int(cpu_s) + 1)  # and compares a stranger's values
     job = json.loads(_read_all(0))
-    clock = Clock(float(clock_s))
+    clock = Clock(float(clock_s), int(cpu_s), [worker.pid for worker in workers])
     for worker in workers:
         worker.clock = clock
     verdict: dict[str, Any] = {"passed": False}
@@ -292,8 +330,8 @@ class Worker:
         self._replies, answers = os.pipe()
         self._output = os.open("output", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
         os.unlink("output")
-        self._pid = os.fork()
-        if not self._pid:
+        self.pid = os.fork()
+        if not self.pid:
             work(theirs, answers, self._output, isolation, memory_mb, cpu_s, serve)
         os.close(theirs)
         os.close(answers)
@@ -356,6 +394,7 @@ class Worker:
             self._unread += part
             if len(self._unread) > REPLY_BYTES:
                 raise ProgramFailed(f"a value is larger than {REPLY_BYTES >> 20} MB")
+        self.clock.limit_own()
         line, _, self._unread = self._unread.partition(b"\n")
         try:
             reply = json.loads(line)
@@ -365,18 +404,18 @@ class Worker:
 
     def end(self) -> str:
         """End the process, and return the beginning of what it printed."""
-        if self._pid:
-            os.kill(self._pid, signal.SIGKILL)
+        if self.pid:
+            os.kill(self.pid, signal.SIGKILL)
         return os.pread(self._output, OUTPUT_BYTES, 0).decode(errors="replace")
 
     def _raise_ended(self) -> None:
         """Raise ProgramFailed with the reason why the process ended; one that has only closed its pipe is waited for within the limit."""
         ended = 0
         while not ended:
-            ended, status = os.waitpid(self._pid, os.WNOHANG)
+            ended, status = os.waitpid(self.pid, os.WNOHANG)
             if not ended:
                 self.clock.tick([], [], ENDING_S)
-        self._pid = 0
+        self.pid = 0
         code = os.waitstatus_to_exitcode(status)
         if code == -signal.SIGXFSZ:
             raise ProgramFailed("wrote more than 1 MB")
