@@ -62,16 +62,16 @@ def new_folder(folder: Path, failure: Failure, purpose: str, *last: str) -> Iter
         failure: it cannot be written, or another process writes into it.
     """
     with claimed_folder(folder, failure):
-        folder = folder.absolute()  # the body may change the current folder
         if held := [name for name in names_in(folder) if name != UNMOVED]:
             raise CallError(f"{folder}: expected a new or empty folder for {purpose}, found something there ({held[0]}); choose another")
-        place = folder / UNMOVED
+        whole = folder.absolute()  # the body may change the current folder
+        place = whole / UNMOVED
         try:
             shutil.rmtree(place, ignore_errors=True)
             place.mkdir()
             yield place
             for name in sorted(names_in(place), key=lambda name: last.index(name) if name in last else -1):
-                (place / name).rename(folder / name)
+                (place / name).rename(whole / name)
             place.rmdir()
         except BaseException as error:
             shutil.rmtree(place, ignore_errors=True)
