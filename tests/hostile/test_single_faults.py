@@ -146,7 +146,7 @@ def test_numbers_that_do_not_fit_are_refused_at_once(place):
         with pytest.raises(ModelError, match=r"num_hidden_layers: expected a whole number from 1 to \d+, which is what its \d+ tensors"):
             sinkscope.load(place / "model")
     path.write_text(json.dumps(config | dict.fromkeys(("hidden_size", "intermediate_size"), 30 << 26)))
-    with pytest.raises(ModelError, match=r"config.json: expected sizes of which a network can be made, found hidden_size 2013265920"):
+    with pytest.raises(ModelError, match=r"config.json: expected fields of which a network can be made, found hidden_size 2013265920"):
         outline(str(place / "model"))
     assert time.process_time() - began < 4
 
@@ -341,7 +341,10 @@ MESSAGES = {
         "roles {0}/model --out {0}/out --problems 10 --length 4 --steps 4 --block 4 --head 99.99",
         "--head 99.99: expected a layer and a head of",
     ),
-    "a bundle where something is": ("bundle {0}/trace --out {0}/bundle", "already holds a trace; choose another folder\n"),
+    "a bundle where something is": (
+        "bundle {0}/trace --out {0}/bundle",
+        "expected a new or empty folder for the bundle, found something there (README.md); choose another\n",
+    ),
     "a demo in a watched training": ("demo --out {0}/watch", "already holds files (manifest.json …)"),
     "a trace in a watched training": (
         "trace {0}/model --prompt Q: --out {0}/watch --overwrite --length 4 --steps 4 --block 4",

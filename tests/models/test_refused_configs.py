@@ -51,6 +51,7 @@ LLADA_REFUSED = [
     ("n_heads", 5, "expected a divisor of d_model 48, found 5"),
     ("n_kv_heads", 3, "expected a divisor of n_heads 4, found 3"),
     ("rope_theta", 0, "expected a number above 0, found 0"),
+    ("rope_theta", 1, "expected a number above 1, the base of the rotations, found 1"),
     ("rms_norm_eps", "small", "expected a number above 0, found 'small'"),
     ("mask_token_id", None, "expected the id of the mask token, found None"),
     ("eos_token_id", 60, "expected another token than the mask token 60, found the same"),

@@ -388,6 +388,25 @@ def test_a_tokenizer_that_draws_at_random_is_refused(tmp_path):
         sinkscope.load(str(folder))
 
 
+@pytest.mark.parametrize("part", ["normalizer", "decoder"])
+@pytest.mark.parametrize(("pattern", "content"), [({"String": "w"}, "ww"), ({"String": "ww"}, "wwww"), ({"Regex": ""}, "w")])
+def test_a_tokenizer_that_makes_a_text_endless_is_refused(tmp_path, part, pattern, content):
+    folder = save_words(save_tiny("llama", tmp_path), {EOS: "<|end|>"}, eos_token="<|end|>")
+    core = json.loads((folder / "tokenizer.json").read_text())
+    double = {"type": "Replace", "pattern": pattern, "content": content * (2 if pattern == {"Regex": ""} else 1)}
+    for count, refused in ((9, False), (60, True)):
+        core[part] = {"type": "Sequence", f"{part}s": [{"type": "Sequence", f"{part}s": [double] * count}]}
+        (folder / "tokenizer.json").write_text(json.dumps(core))
+        expected = (
+            rf"tokenizer.json: {part}: expected replacements that make a text at most 1,000 times as long, found some for 1.15e\+18 t"
+        )
+        if refused:
+            with pytest.raises(ModelError, match=expected):
+                sinkscope.load(str(folder))
+        else:
+            sinkscope.load(str(folder))
+
+
 def test_a_list_of_no_templates_is_none(tmp_path):
     model = sinkscope.load(str(save_words(save_tiny("llama", tmp_path), {EOS: "<|end|>"}, eos_token="<|end|>", template=[])))
     with pytest.raises(ModelError, match=r"its tokenizer has no chat template; pass the prompt as text"):

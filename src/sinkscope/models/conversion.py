@@ -271,6 +271,8 @@ def _rope(fields: dict[str, Any], file: str) -> dict[str, Any]:
             expected = repr(kinds[0]) if kind != kinds[0] else f"one of {', '.join(ROPE_TYPES)}"
             raise ModelError(f"{where}: rope_type: expected {expected}, found {_short(kind)}")
     rope["rope_theta"] = _number("rope_theta", rope, file)
+    if rope["rope_theta"] <= 1:
+        raise ModelError(f"{file}: rope_theta: expected a number above 1, the base of the rotations, found {rope['rope_theta']:g}")
     return rope | _scaling(record, rope["rope_type"], where)
 
 

@@ -32,7 +32,7 @@ def on_meta(kind: Any, config: Any) -> Any:
     except (RuntimeError, ValueError, TypeError, ArithmeticError) as error:
         sizes = ", ".join(f"{name} {getattr(config, name)}" for name in _WIDTHS)
         raise ModelError(
-            f"config.json: expected sizes of which a network can be made, found {sizes} ({first_line(error)}); fetch the file again"
+            f"config.json: expected fields of which a network can be made, found {sizes} ({first_line(error)}); fetch the file again"
         ) from error
     network.tie_weights()
     return network

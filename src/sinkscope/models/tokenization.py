@@ -23,6 +23,7 @@ SPECIAL, ADDED, TEMPLATE = "special_tokens_map.json", "added_tokens.json", "chat
 TEMPLATES = "additional_chat_templates"
 PROBE = "Q: Tom has 7 apples.\nA: é …"
 """Text that every tokenizer is tried on."""
+MOST_LONGER = 1000
 _KEYS = frozenset(("content", "single_word", "lstrip", "rstrip", "normalized", "special", "__type"))
 """What an added token may say of itself."""
 
@@ -132,6 +133,10 @@ def _check_files(folder: Path) -> None:
         core = _read_object(folder / CORE)
         if not isinstance(core.get("model"), dict):
             raise ModelError(f"{folder}/{CORE}: model: expected an object, found {core.get('model')!r}; fetch the file again")
+        for part in ("normalizer", "decoder"):
+            if (times := _lengthens(core.get(part))) > MOST_LONGER:
+                expected = f"expected replacements that make a text at most {MOST_LONGER:,} times as long"
+                raise ModelError(f"{folder}/{CORE}: {part}: {expected}, found some for {times:.3g} times; fetch the file again")
         if core["model"].get("dropout"):
             found = f"found {shown(core['model']['dropout'])}, with which a text has other tokens each time"
             raise ModelError(f"{folder}/{CORE}: model: dropout: expected null or 0, {found}; write null there")
@@ -146,6 +151,24 @@ def _check_files(folder: Path) -> None:
         for number, line in enumerate(lines):
             if line.strip() and not (number == 0 and line.startswith("#version")) and len(line.split(" ")) != 2:
                 raise ModelError(f"{folder}/{MERGES}: line {number + 1}: expected two pieces, found {line[:80]!r}; fetch the file again")
+
+
+def _lengthens(rule: Any) -> float:
+    """Return how many times as long a text could become by the replacements of a normalizer or decoder, one after the other."""
+    times, waiting = 1.0, [rule]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, list):
+            waiting += one
+        elif isinstance(one, dict):
+            waiting += [one[key] for key in ("normalizers", "decoders") if key in one]
+            pattern, content = one.get("pattern"), one.get("content")
+            if isinstance(pattern, dict) and isinstance(content, str):
+                replaced = pattern.get("String")
+                shortest = len(replaced) if isinstance(replaced, str) and replaced else 1
+                times *= min(max(1.0, len(content) / shortest), float(LARGEST_TEXT))
+                times = min(times, 1e300)
+    return times
 
 
 def _read_numbers(path: Path) -> dict[str, int]:
