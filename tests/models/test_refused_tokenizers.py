@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import resource
 import subprocess
 import sys
 
@@ -341,7 +342,18 @@ def test_nothing_is_said_of_a_length_that_the_tokenizer_was_made_for(tmp_path):
         ("w1 \n{% for %}", ModelError, "chat_template of its tokenizer: expected Jinja, found a mistake in line 2"),
         ("{{ raise_exception('roles must alternate') }}", CallError, r"messages: .* found one that it refuses \(roles must alternate\)"),
         ("{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}", CallError, r"found one that it refuses \(maximum recursion depth"),
-        ("{{ 'a' * 10**15 }}", CallError, r"found one that it refuses \(MemoryError\)"),
+        (
+            "{{ 'a' * 10**15 }}",
+            ModelError,
+            r"chat_template of its tokenizer: expected no powers of numbers \(\*\*\), which may take for ever",
+        ),
+        ("{{ 'a' * 1000000000000000 }}", ModelError, "chat_template of its tokenizer: expected a prompt within 512 MB, found none"),
+        ("{% set n = 4000000000 %}{{ 'a' * n }}", ModelError, "expected a prompt within 512 MB, found none"),
+        (
+            "{% set all = namespace(text='a') %}{% for i in range(99) %}{% set all.text = all.text ~ all.text %}{% endfor %}",
+            ModelError,
+            "expected a prompt within 512 MB, found none",
+        ),
         ("{{ messages[0]['content'] + 1 }}", CallError, "messages: expected a conversation that the chat template of .* can write"),
         (
             "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
@@ -356,6 +368,15 @@ def test_a_conversation_that_the_template_cannot_write(template, kind, message, 
     save_words(save_tiny("llama", tmp_path), {EOS: "<|end|>"}, eos_token="<|end|>", template=template)
     with pytest.raises(kind, match=message):
         sinkscope.load(str(tmp_path)).chat([{"role": "user", "content": "w3"}])
+
+
+def test_stars_that_are_no_power_stay(tmp_path):
+    template = "{% macro f(a, b) %}{{ a }} {{ b }}{% endmacro %}{{ f(messages[0]['content'], **{'b': 'w4'}) }}{# 2 ** 3 #}"
+    save_words(save_tiny("llama", tmp_path), {EOS: "<|end|>"}, eos_token="<|end|>", template=template)
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    model = sinkscope.load(str(tmp_path))
+    assert model.chat([{"role": "user", "content": "w3"}]) == model.encode("w3 w4")
+    assert resource.getrlimit(resource.RLIMIT_AS) == limits
 
 
 def test_parts_are_for_templates_that_know_them(tmp_path):

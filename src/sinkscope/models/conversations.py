@@ -1,18 +1,22 @@
-"""Conversations written by a chat template, which is a program of the checkpoint: it gets two seconds, and must write what was asked."""
+"""Conversations written by a chat template, a program of the checkpoint with a limit of time and memory; it must write what was asked."""
 
+import contextlib
 import ctypes
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 from sinkscope.errors import CallError, ModelError, first_line
 
 SECONDS = 2.0
 """Processor time of a template; one takes a millisecond."""
-_OF_TEMPLATES = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError, MemoryError)
+MEMORY_MB = 512
+"""Address space that a template may take; what Python does in one piece, such as to repeat a text, can be ended in no other way."""
+_OF_TEMPLATES = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
 _DRAWS = re.compile(r"\|\s*random\b|\blipsum\s*\(")
 
 
@@ -36,10 +40,16 @@ def write_conversation(
     given = {"chat_template": template, "add_generation_prompt": not begun, "continue_final_message": begun}
     where = f"{name}: chat_template of its tokenizer: expected"
     own = getattr(tokenizer, "chat_template", None)
-    if _DRAWS.search(str(own.get("default") if isinstance(own, Mapping) else own)):
+    written = str(own.get("default") if isinstance(own, Mapping) else own)
+    if _DRAWS.search(written):
         raise ModelError(f"{where} the same prompt each time, found one that draws at random; correct it or {instead}")
+    if _has_power(written):
+        raise ModelError(f"{where} no powers of numbers (**), which may take for ever, found one; correct it or {instead}")
     try:
-        text = _within(SECONDS, lambda: tokenizer.apply_chat_template(list(messages), tokenize=False, **given))
+        with _bounded(MEMORY_MB << 20):
+            text = _within(SECONDS, lambda: tokenizer.apply_chat_template(list(messages), tokenize=False, **given))
+    except MemoryError as error:
+        raise ModelError(f"{where} a prompt within {MEMORY_MB} MB, found none; correct it or {instead}") from error
     except TemplateSyntaxError as error:
         raise ModelError(f"{where} Jinja, found a mistake in line {error.lineno} ({error.message}); correct it or {instead}") from error
     except (*_OF_TEMPLATES, TemplateError) as error:
@@ -58,6 +68,44 @@ def write_conversation(
     if not all("".join(one.split()) in "".join(text.split()) for one in asked):
         raise ModelError(f"{where} it to write the question, found a prompt without it, {text[:60]!r}; correct it or {instead}")
     return text
+
+
+def _has_power(template: str) -> bool:
+    """Return whether a template computes a power, which cannot be ended; ``**`` in front of arguments is none."""
+    from jinja2 import Environment, TemplateSyntaxError
+
+    before = ""
+    try:
+        for _, kind, text in Environment().lex(template) if "**" in template else ():
+            if kind == "operator" and text == "**" and before not in ("(", ","):
+                return True
+            before = before if kind == "whitespace" else text
+    except TemplateSyntaxError:
+        pass  # told by whoever renders it
+    return False
+
+
+_bounding = threading.Lock()
+_STATUS = Path("/proc/self/statm")
+
+
+@contextlib.contextmanager
+def _bounded(size: int) -> Iterator[None]:
+    """Let the process have so many more bytes of address space only, where the system tells what it has."""
+    if not _STATUS.exists():
+        yield
+        return
+    import resource
+
+    with _bounding:
+        soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+        most = int(_STATUS.read_text().split()[0]) * resource.getpagesize() + size
+        if soft == resource.RLIM_INFINITY or most < soft:
+            resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def _within(seconds: float, work: Callable[[], str]) -> str | None:
