@@ -9,7 +9,7 @@ import pytest
 
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.evaluation import humaneval, run_program, sandbox
-from sinkscope.evaluation.sandbox import supervisor
+from sinkscope.evaluation.sandbox import clock
 
 
 def test_an_honest_program_passes():
@@ -275,12 +275,12 @@ def test_time_in_which_the_supervisor_had_no_turn_does_not_count(monkeypatch):
         waited.append(seconds)
         return (reading if len(waited) == 8 else [], [], [])
 
-    monkeypatch.setattr(supervisor, "select", SimpleNamespace(select=select))
-    monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=lambda: 300.0 * len(waited)))  # stopped for minutes each time
-    supervisor.Clock(1.0).wait([5], [])
+    monkeypatch.setattr(clock, "select", SimpleNamespace(select=select))
+    monkeypatch.setattr(clock, "time", SimpleNamespace(monotonic=lambda: 300.0 * len(waited)))  # stopped for minutes each time
+    clock.Clock(1.0).wait([5], [])
     assert len(waited) == 8
-    with pytest.raises(supervisor.ProgramFailed, match=r"ran past 0.5 s by the clock"):
-        supervisor.Clock(0.5).wait([5], [])
+    with pytest.raises(clock.ProgramFailed, match=r"ran past 0.5 s by the clock"):
+        clock.Clock(0.5).wait([5], [])
     assert 13 <= len(waited) <= 14
 
 

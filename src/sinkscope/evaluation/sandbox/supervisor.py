@@ -15,23 +15,20 @@ import marshal
 import os
 import resource
 import secrets
-import select
 import signal
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
 
+from sinkscope.evaluation.sandbox.clock import Clock, ProgramFailed
 from sinkscope.evaluation.sandbox.confined import Serve, serve_program, serve_tests, unpack, unpack_reply, work
 from sinkscope.evaluation.sandbox.isolation import Isolation, die_with_parent, set_limit
 
 REPLY_BYTES = 4 << 20
 OUTPUT_BYTES = 2000
 STARTING_S = 30.0
-TICK_S = 0.1
-LATE_S = 0.25  # so that the system's own limit comes first
 ENDING_S = 0.005  # between two looks at a process that has closed its pipe, and ends as a rule at once
 _PLACE = {"lineno": 1, "col_offset": 0, "end_lineno": 1, "end_col_offset": 0}
 _FUTURE = 0
@@ -39,78 +36,8 @@ for _name in __future__.all_feature_names:
     _FUTURE |= getattr(__future__, _name).compiler_flag
 
 
-class ProgramFailed(Exception):
-    """The program did not pass; the message is the reason."""
-
-
 class TestsNeedTheProgram(Exception):
     """The tests pass something to the program that cannot leave their process."""
-
-
-class Clock:
-    """The limits of a job: time by the clock, and processor time that its processes and this one spend together.
-
-    Time by the clock in which this process itself gets no turn (a paused or overloaded machine) does not count.
-
-    Args:
-        seconds: by the clock.
-        cpu_s: seconds of processor time.
-        processes: the ids of the job's processes.
-    """
-
-    def __init__(self, seconds: float, cpu_s: float = float("inf"), processes: Sequence[int] = ()) -> None:
-        self.seconds = self.left = seconds
-        self.cpu_s, self.processes = cpu_s, processes
-
-    def wait(self, reading: list[int], writing: list[int]) -> None:
-        """Wait until a pipe is ready.
-
-        Raises:
-            ProgramFailed: none is in time.
-        """
-        while not self.tick(reading, writing, TICK_S):
-            pass
-
-    def tick(self, reading: list[int], writing: list[int], seconds: float) -> bool:
-        """Return whether a pipe is ready within some seconds.
-
-        Raises:
-            ProgramFailed: there is no time left.
-        """
-        if self.left <= 0:
-            raise ProgramFailed(f"ran past {self.seconds:g} s by the clock")
-        self._processor_left()
-        began = time.monotonic()
-        ready = any(select.select(reading, writing, [], min(self.left, seconds)))
-        self.left -= min(time.monotonic() - began, seconds)
-        return ready
-
-    def limit_own(self) -> None:
-        """Let the system end this process where what it does next, such as comparing values, takes a second longer than is left.
-
-        Raises:
-            ProgramFailed: there is no time left.
-        """
-        used, left = time.process_time(), min(self._processor_left(), self.left)
-        seconds = int(max(used + 1, used + left))
-        if self.processes and seconds < resource.getrlimit(resource.RLIMIT_CPU)[1]:
-            resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
-
-    def _processor_left(self) -> float:
-        if not self.processes:
-            return self.cpu_s
-        left = self.cpu_s - time.process_time() - sum(map(_processor_time, self.processes))
-        if left < -LATE_S:
-            raise ProgramFailed(f"used more than {self.cpu_s:g} s of CPU")
-        return left
-
-
-def _processor_time(process: int) -> float:
-    """Return the seconds of processor time that another process has used; 0 for one that has ended."""
-    try:
-        return time.clock_gettime(~process << 3 | 2)  # Linux's number for the processor clock of a process
-    except OSError:
-        return 0.0
 
 
 def main(box: str, memory_mb: str, cpu_s: str, clock_s: str, tested_apart: str, without: str) -> None:
