@@ -107,6 +107,14 @@ def test_a_library_s_own_settings(whole, tmp_path):
     words = ["export", str(whole / "trace"), "--to", "zarr", "--out", str(tmp_path / "z")]
     status, _, err = run(*words, environment={"ZARR_DEFAULT_ZARR_FORMAT": "9"})
     assert status == 1 and "environment variable ZARR_DEFAULT_ZARR_FORMAT is set to '9', which zarr refuses; unset it" in err, err
+    for name, value in (
+        ("ASYNC__CONCURRENCY", "0"),
+        ("ASYNC__CONCURRENCY", "abc"),
+        ("ASYNC__TIMEOUT", "0"),
+        ("THREADING__MAX_WORKERS", "0"),
+    ):
+        words[-1] = str(tmp_path / f"{name}-{value}")
+        assert run(*words, environment={f"ZARR_{name}": value}) == (0, f"{words[-1]}.zarr\n", ""), name
 
 
 def test_a_cache_folder_that_is_none(whole, tmp_path):

@@ -34,6 +34,8 @@ Target = Literal["xarray", "zarr", "parquet", "numpy"]
 SUFFIXES: dict[str, str] = {"xarray": ".nc", "zarr": ".zarr", "parquet": ".parquet", "numpy": ".npz"}
 NEEDS: dict[str, tuple[str, ...]] = {"xarray": ("xarray",), "zarr": ("zarr",), "parquet": ("pyarrow",), "numpy": ()}
 FILES_OF_ZARR = 5
+SETTINGS_OF_ZARR = {"async.concurrency": 10, "async.timeout": None, "threading.max_workers": None}
+"""As zarr has them itself, whatever its environment variables say; with 0 of them it would wait for ever."""
 LARGEST_NETCDF = 1 << 31  # bytes of one variable in NetCDF 3
 
 
@@ -172,23 +174,24 @@ def _write_zarr(trace: Trace, path: Path) -> None:
     with contextlib.ExitStack() as stack:  # asyncio, which zarr runs, prints errors of its own where too few can be open
         for _ in range(FILES_OF_ZARR):
             stack.enter_context(open(os.devnull, "rb"))
-    sizes = axis_sizes(trace)
-    group = zarr.open_group(str(path), mode="w", attributes=_attributes(trace))
-    for name in trace.tensors:
-        axes = TRACE_AXES[name]
-        shape = [sizes[axis] for axis in axes]
-        steps = min(STEPS_PER_PART, shape[0])
-        chunks = (steps, 1, *shape[2:]) if len(shape) > 2 else (steps, *shape[1:])
-        array = group.create_array(
-            name,
-            shape=shape,
-            chunks=chunks,
-            dtype=getattr(trace, name).dtype,
-            dimension_names=axes,
-            attributes={"units": TRACE_UNITS[name]},
-        )
-        for first, stop, block in _blocks(trace, name, shape[-1]):
-            array[first:stop] = block
+    with zarr.config.set(SETTINGS_OF_ZARR):
+        sizes = axis_sizes(trace)
+        group = zarr.open_group(str(path), mode="w", attributes=_attributes(trace))
+        for name in trace.tensors:
+            axes = TRACE_AXES[name]
+            shape = [sizes[axis] for axis in axes]
+            steps = min(STEPS_PER_PART, shape[0])
+            chunks = (steps, 1, *shape[2:]) if len(shape) > 2 else (steps, *shape[1:])
+            array = group.create_array(
+                name,
+                shape=shape,
+                chunks=chunks,
+                dtype=getattr(trace, name).dtype,
+                dimension_names=axes,
+                attributes={"units": TRACE_UNITS[name]},
+            )
+            for first, stop, block in _blocks(trace, name, shape[-1]):
+                array[first:stop] = block
 
 
 def _write_netcdf(trace: Trace, path: Path) -> None:
